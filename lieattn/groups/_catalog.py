@@ -1,0 +1,187 @@
+"""The finite groups people ask for. A new one is a function that returns its matrices."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lieattn.groups._finite import FiniteGroup, _snap
+
+
+def trivial(dim: int = 2) -> FiniteGroup:
+    """Group of the identity alone: translations without rotations, Z2 in the papers on images."""
+    _check_count("dim", dim)
+    return FiniteGroup(f"trivial{dim}", torch.eye(dim, dtype=torch.float64)[None])
+
+
+def cyclic(n: int) -> FiniteGroup:
+    """C_n: the rotations of the plane by multiples of 2π/n, element k by 2πk/n."""
+    _check_count("n", n)
+    return FiniteGroup(f"C{n}", _plane_rotations(n))
+
+
+def dihedral(n: int) -> FiniteGroup:
+    """D_n of order 2n: the n rotations R(2πk/n), then each after the mirror diag(1, -1)."""
+    _check_count("n", n)
+    rotations = _plane_rotations(n)
+    return FiniteGroup(f"D{n}", torch.cat([rotations, rotations @ _diagonal(1, -1)]))
+
+
+def reflection(dim: int, axis: int | Sequence[float] = -1) -> FiniteGroup:
+    """Group of order 2 of the mirror that reverses one direction of R^dim.
+
+    Parameters
+    ----------
+    dim
+        Dimension of the space.
+    axis
+        The direction that is reversed: a coordinate axis, or any non-zero vector of ``dim`` components.
+    """
+    _check_count("dim", dim)
+    if isinstance(axis, int):
+        if not -dim <= axis < dim:
+            raise ValueError(f"axis: expected -{dim} <= axis < {dim}, got {axis}")
+        direction = torch.zeros(dim, dtype=torch.float64)
+        direction[axis] = 1.0
+    else:
+        direction = _unit_vector(axis, dim)
+    identity = torch.eye(dim, dtype=torch.float64)
+    mirror = identity - 2 * torch.outer(direction, direction)
+    return FiniteGroup(f"mirror{dim}", torch.stack([identity, mirror]))
+
+
+def inversion(dim: int = 3) -> FiniteGroup:
+    """Group of order 2 of the point reflection x ↦ -x."""
+    _check_count("dim", dim)
+    identity = torch.eye(dim, dtype=torch.float64)
+    return FiniteGroup(f"inversion{dim}", torch.stack([identity, -identity]))
+
+
+def cyclic_about(n: int, axis: Sequence[float] = (0.0, 0.0, 1.0)) -> FiniteGroup:
+    """C_n about an axis of R^3, turning counter-clockwise seen from the tip of ``axis``.
+
+    Parameters
+    ----------
+    n
+        Number of rotations.
+    axis
+        Three components, not all zero; any length.
+    """
+    _check_count("n", n)
+    x, y, z = _unit_vector(axis, 3).tolist()
+    hat = torch.tensor([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]], dtype=torch.float64)
+    cosine, sine = _plane_rotations(n)[:, 0, 0, None, None], _plane_rotations(n)[:, 1, 0, None, None]
+    # Rodrigues' formula.
+    matrices = torch.eye(3, dtype=torch.float64) + sine * hat + (1 - cosine) * (hat @ hat)
+    return FiniteGroup(f"C{n}about", _snap(matrices))
+
+
+def tetrahedral() -> FiniteGroup:
+    """T, the 12 rotations of the tetrahedron (1,1,1), (1,-1,-1), (-1,1,-1), (-1,-1,1)."""
+    group = _signed_permutations()
+    return FiniteGroup("T", group[(group.det() > 0) & (_sign_product(group) > 0)])
+
+
+def octahedral() -> FiniteGroup:
+    """O, the 24 rotations of the cube."""
+    group = _signed_permutations()
+    return FiniteGroup("O", group[group.det() > 0])
+
+
+def icosahedral() -> FiniteGroup:
+    """I, the 60 rotations of the icosahedron with vertices (0, ±1, ±φ) and cyclic permutations."""
+    golden = (1 + math.sqrt(5)) / 2
+    fifth = cyclic_about(5, (0.0, 1.0, golden)).elements[1]
+    third = torch.tensor([[0.0, 0, 1], [1, 0, 0], [0, 1, 0]], dtype=torch.float64)
+    return FiniteGroup.generate(torch.stack([fifth, third, _diagonal(-1, -1, 1)]), "I")
+
+
+def pyritohedral() -> FiniteGroup:
+    """T_h, T and the point reflection: order 24."""
+    return internal_product(tetrahedral(), inversion(3), "Th")
+
+
+def full_tetrahedral() -> FiniteGroup:
+    """T_d, all symmetries of the tetrahedron: order 24, the rotations first."""
+    group = _signed_permutations()
+    kept = group[_sign_product(group) > 0]
+    return FiniteGroup("Td", torch.cat([kept[kept.det() > 0], kept[kept.det() < 0]]))
+
+
+def full_octahedral() -> FiniteGroup:
+    """O_h, all symmetries of the cube: order 48, the rotations first."""
+    return internal_product(octahedral(), inversion(3), "Oh")
+
+
+def full_icosahedral() -> FiniteGroup:
+    """I_h, all symmetries of the icosahedron: order 120, the rotations first."""
+    return internal_product(icosahedral(), inversion(3), "Ih")
+
+
+def direct_product(first: FiniteGroup, second: FiniteGroup, name: str | None = None) -> FiniteGroup:
+    """H × K acting on R^dH ⊕ R^dK by block matrices; element (h, k) has index h·|K| + k."""
+    blocks = [torch.block_diag(h, k) for h in first.elements for k in second.elements]
+    return FiniteGroup(name or f"{first.name}x{second.name}", torch.stack(blocks))
+
+
+def internal_product(first: FiniteGroup, second: FiniteGroup, name: str | None = None) -> FiniteGroup:
+    """H K inside one space, for subgroups that commute and share the identity alone.
+
+    Element k h has index k·|H| + h, so that ``first`` comes first.
+
+    Raises
+    ------
+    ValueError
+        If the spaces differ, or two elements do not commute (the message names them).
+    """
+    if first.dim != second.dim:
+        raise ValueError(f"second: {second.name} acts on R^{second.dim}, {first.name} on R^{first.dim}")
+    left = first.elements[:, None] @ second.elements
+    difference = (left - second.elements @ first.elements[:, None]).abs().amax(dim=(-2, -1))
+    if difference.max() > 1e-9:
+        h, k = divmod(int(difference.argmax()), second.order)
+        raise ValueError(
+            f"element {h} of {first.name} and element {k} of {second.name} do not commute; use "
+            f"direct_product for an action on the sum of the two spaces"
+        )
+    return FiniteGroup(name or f"{first.name}x{second.name}", left.transpose(0, 1).flatten(0, 1))
+
+
+def _plane_rotations(n: int) -> Tensor:
+    angles = 2 * math.pi * torch.arange(n, dtype=torch.float64) / n
+    cosine, sine = torch.cos(angles), torch.sin(angles)
+    return _snap(torch.stack([cosine, -sine, sine, cosine], dim=-1).reshape(n, 2, 2))
+
+
+def _diagonal(*entries: float) -> Tensor:
+    return torch.diag(torch.tensor(entries, dtype=torch.float64))
+
+
+def _signed_permutations() -> Tensor:
+    """The 48 matrices with one entry ±1 in each row and column, the identity first."""
+    matrices = [
+        torch.eye(3, dtype=torch.float64)[list(order)] * torch.tensor(signs, dtype=torch.float64)[:, None]
+        for order in itertools.permutations(range(3))
+        for signs in itertools.product((1.0, -1.0), repeat=3)
+    ]
+    return torch.stack(matrices)
+
+
+def _sign_product(matrices: Tensor) -> Tensor:
+    return matrices.sum(dim=-1).prod(dim=-1)
+
+
+def _check_count(argument: str, count: int) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ValueError(f"{argument}: expected an integer of at least 1, got {count!r}")
+
+
+def _unit_vector(axis: Sequence[float], dim: int) -> Tensor:
+    vector = torch.tensor([float(a) for a in axis], dtype=torch.float64)
+    if len(vector) != dim or not torch.isfinite(vector).all() or vector.norm() == 0:
+        raise ValueError(f"axis: expected {dim} finite components, not all zero, got {list(axis)}")
+    return vector / vector.norm()

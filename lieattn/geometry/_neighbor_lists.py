@@ -1,0 +1,202 @@
+"""The value that all sparse layers read: which points each point attends to."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from lieattn.geometry._clouds import check_indices, first_true
+from lieattn.geometry._search import sort_keys
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Neighbors:
+    """Neighbor lists in CSR form, sorted by target, then by source.
+
+    A value: its tensors must not be written to. The constructor takes them as they are and checks only
+    shapes, dtypes and devices; :meth:`from_edge_index` sorts and checks edges in any order.
+
+    Parameters
+    ----------
+    row_ptr
+        int64 ``[points + 1]``: the keys of target i are ``source[row_ptr[i]:row_ptr[i + 1]]``.
+    source
+        Key point of each edge, int64 ``[edges]``.
+    target
+        Query point of each edge, int64 ``[edges]``.
+
+    Raises
+    ------
+    TypeError
+        An argument is no int64 tensor.
+    ValueError
+        Shapes or devices do not fit together.
+
+    Examples
+    --------
+    >>> neighbors = Neighbors.from_edge_index(torch.tensor([[1, 2, 0], [0, 1, 1]]), num_points=3)
+    >>> neighbors
+    Neighbors(points=3, edges=3, device=cpu)
+    >>> neighbors.row_ptr.tolist(), neighbors.source.tolist()
+    ([0, 1, 3, 3], [1, 0, 2])
+    """
+
+    row_ptr: Tensor
+    source: Tensor
+    target: Tensor
+
+    def __post_init__(self) -> None:
+        check_indices("row_ptr", self.row_ptr, dim=1)
+        check_indices("source", self.source, dim=1, device=self.row_ptr.device)
+        check_indices("target", self.target, dim=1, device=self.row_ptr.device)
+        if len(self.row_ptr) == 0:
+            raise ValueError("row_ptr: expected one entry more than there are points, got no entries")
+        if len(self.source) != len(self.target):
+            raise ValueError(
+                f"source, target: expected one entry per edge, got {len(self.source)} and {len(self.target)}"
+            )
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(points={self.num_points}, edges={self.num_edges}, device={self.device})"
+        )
+
+    @property
+    def num_points(self) -> int:
+        """Number of points."""
+        return len(self.row_ptr) - 1
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+        return len(self.source)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of all tensors."""
+        return self.row_ptr.device
+
+    @property
+    def degree(self) -> Tensor:
+        """Number of keys of each target, int64 ``[points]``."""
+        return self.row_ptr.diff()
+
+    @property
+    def edge_index(self) -> Tensor:
+        """Edges as PyTorch Geometric has them, int64 ``[2, edges]``: sources, then targets."""
+        return torch.stack([self.source, self.target])
+
+    @cached_property
+    def col_edge(self) -> Tensor:
+        """Edges sorted by source, int64 ``[edges]``; computed on first use.
+
+        ``col_edge[col_ptr[j]:col_ptr[j + 1]]`` are the edges with source j, ascending.
+        """
+        return self.source.argsort(stable=True)
+
+    @cached_property
+    def col_ptr(self) -> Tensor:
+        """First edge of each source in :attr:`col_edge`, int64 ``[points + 1]``; computed on first use."""
+        return _pointers(self.source[self.col_edge], self.num_points)
+
+    def is_symmetric(self) -> bool:
+        """Whether for every edge its reverse is an edge too."""
+        # By source, the edges are the reversed edges in the order of the lists, if the two sets are equal.
+        return torch.equal(self.source[self.col_edge], self.target) and torch.equal(
+            self.target[self.col_edge], self.source
+        )
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
+        """Return the lists on another device, the transpose with them if it is there already."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """Return the lists in page-locked memory, from which copies to a GPU need not block."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    @classmethod
+    def from_edge_index(cls, edge_index: Tensor, num_points: int) -> Self:
+        """Make neighbor lists of edges in any order.
+
+        Parameters
+        ----------
+        edge_index
+            int64 ``[2, edges]``: source points, then target points, as in PyTorch Geometric. No edge twice.
+        num_points
+            Number of points, those without edges included.
+
+        Raises
+        ------
+        TypeError
+            ``edge_index`` is no int64 tensor.
+        ValueError
+            A wrong shape, a point that does not exist, or an edge that occurs twice.
+        """
+        check_edge_index(edge_index)
+        outside = ((edge_index < 0) | (edge_index >= num_points)).any(dim=0)
+        if outside.any():
+            edge = first_true(outside)
+            raise ValueError(
+                f"edge_index: expected points from 0 to {num_points - 1}, got edge {edge} from "
+                f"{int(edge_index[0, edge])} to {int(edge_index[1, edge])}"
+            )
+        keys = sort_keys(edge_index[1] * num_points + edge_index[0])
+        repeated = keys.diff() == 0
+        if repeated.any():
+            target, source = divmod(int(keys[first_true(repeated)]), num_points)
+            raise ValueError(
+                f"edge_index: expected every edge once, got the edge from {source} to {target} again"
+            )
+        return cls.from_keys(keys, num_points)
+
+    @classmethod
+    def from_keys(cls, keys: Tensor, num_points: int) -> Self:
+        """Make neighbor lists of sorted edge numbers, ``target * num_points + source``, unchecked."""
+        target = keys // max(num_points, 1)
+        return cls(_pointers(target, num_points), keys - target * num_points, target)
+
+    @staticmethod
+    def collate(lists: Sequence["Neighbors"]) -> "Neighbors":
+        """Return the disjoint union: the points of the first list, then those of the second, and so on.
+
+        Raises
+        ------
+        ValueError
+            There are no lists, or they are on different devices.
+        """
+        if not lists:
+            raise ValueError("lists: expected at least one Neighbors, got none")
+        for number, one in enumerate(lists):
+            if one.device != lists[0].device:
+                raise ValueError(
+                    f"lists: expected all on {lists[0].device}, got list {number} on {one.device}"
+                )
+        pointers, sources, targets = [lists[0].row_ptr[:1]], [], []
+        points = edges = 0
+        for one in lists:
+            pointers.append(one.row_ptr[1:] + edges)
+            sources.append(one.source + points)
+            targets.append(one.target + points)
+            points, edges = points + one.num_points, edges + one.num_edges
+        return Neighbors(torch.cat(pointers), torch.cat(sources), torch.cat(targets))
+
+    def _map(self, move: Callable[[Tensor], Tensor]) -> Self:
+        tensors = {name: move(tensor) for name, tensor in vars(self).items()}
+        moved = type(self)(tensors.pop("row_ptr"), tensors.pop("source"), tensors.pop("target"))
+        vars(moved).update(tensors)  # the transpose, where it was cached
+        return moved
+
+
+def check_edge_index(edge_index: Tensor) -> None:
+    """Refuse edges that are no int64 tensor ``[2, edges]``."""
+    check_indices("edge_index", edge_index, dim=2)
+    if len(edge_index) != 2:
+        raise ValueError(f"edge_index: expected shape [2, edges], got {tuple(edge_index.shape)}")
+
+
+def _pointers(ascending: Tensor, number: int) -> Tensor:
+    """Where each of 0 ... number - 1, and the end, begins in an ascending tensor."""
+    return torch.searchsorted(ascending, torch.arange(number + 1, device=ascending.device))

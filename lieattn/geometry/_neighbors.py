@@ -1,0 +1,287 @@
+"""Neighborhoods: small values that say which points are neighbors, and find them in any clouds.
+
+All of them search in float64, on any device, never across clouds, without a cap on the number of neighbors,
+and without gradient. Points at the same place are distinct points.
+"""
+
+import abc
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+
+import torch
+from torch import Tensor
+
+from lieattn.geometry._clouds import as_coordinates, cloud_index, first_true
+from lieattn.geometry._neighbor_lists import Neighbors, check_edge_index
+from lieattn.geometry._search import Method, Ties, pairs_all, pairs_nearest, pairs_within
+
+__all__ = ["AllPairs", "Given", "Nearest", "Neighbors", "PixelSquare", "Radius"]
+
+_LENGTHS = (1e-100, 1e100)  # their squares are neither 0 nor infinite
+
+
+class _Neighborhood(abc.ABC):
+    """What the definitions share: they check the clouds, then search."""
+
+    @property
+    def scale(self) -> float | None:
+        """Length that makes displacements dimensionless; None where the definition has none."""
+        return None
+
+    def __call__(self, pos: Tensor, batch: Tensor | None = None, ptr: Tensor | None = None) -> Neighbors:
+        """Find the neighbors.
+
+        Parameters
+        ----------
+        pos
+            Coordinates ``[points, dim]`` of any floating dtype.
+        batch
+            Cloud of each point, int64 ``[points]``, sorted or not.
+        ptr
+            First point of each cloud and the number of points, int64 ``[clouds + 1]``. If neither is given,
+            all points are one cloud.
+
+        Returns
+        -------
+        Neighbors
+            Neighbor lists on the device of ``pos``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Wrong shapes, dtypes or devices, coordinates that are not finite, or invalid clouds.
+        """
+        return self._find(pos, batch, ptr)
+
+    def _find(
+        self, pos: Tensor, batch: Tensor | None, ptr: Tensor | None, method: Method | None = None
+    ) -> Neighbors:
+        """Find the neighbors in a given way (None: the best one on the device)."""
+        pos = as_coordinates(pos)
+        cloud, num_clouds = cloud_index(pos, batch, ptr)
+        if num_clouds > len(pos):
+            # The search keeps tables of clouds.
+            cloud = torch.unique(cloud, return_inverse=True)[1]
+        return self._search(pos, cloud, method)
+
+    @abc.abstractmethod
+    def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:
+        """Find the neighbors among checked float64 points."""
+
+
+@dataclass(frozen=True)
+class Radius(_Neighborhood):
+    """All points of the cloud in the closed ball around each point; symmetric.
+
+    Distances up to a relative 1e-5 above the radius count as within, so that points at exactly the radius,
+    as grids have them, do not come and go under the round-off of a rotation.
+
+    Parameters
+    ----------
+    radius
+        Radius of the ball, in the unit of the coordinates.
+    include_self
+        Whether a point is its own neighbor.
+
+    Raises
+    ------
+    TypeError, ValueError
+        ``radius`` is no positive finite number, or ``include_self`` no bool.
+
+    Examples
+    --------
+    >>> Radius(1.0, include_self=False)(torch.tensor([[0.0], [1.0], [3.0]])).edge_index.tolist()
+    [[1, 0], [0, 1]]
+    """
+
+    radius: float
+    include_self: bool = True
+
+    def __post_init__(self) -> None:
+        _check_length("radius", self.radius)
+        _check_flag(self.include_self)
+
+    @property
+    def scale(self) -> float:
+        """The radius."""
+        return float(self.radius)
+
+    def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:
+        keys = pairs_within(pos, cloud, float(self.radius), "euclidean", self.include_self, method)
+        return Neighbors.from_keys(keys, len(pos))
+
+
+@dataclass(frozen=True)
+class Nearest(_Neighborhood):
+    """The k nearest *other* points of the cloud, and self if included; in general not symmetric.
+
+    A cloud with k points or fewer gives all of them. Distances within a relative 1e-5 of the k-th smallest
+    are tied with it. No choice among tied points is independent of their order. ``ties="index"`` takes the
+    lowest indices: each point has exactly k others, but reordering a cloud with ties, such as a grid, can
+    change its neighbors. ``ties="all"`` takes all of them: a point may have more than k others, and neighbors
+    depend on the geometry alone, whatever the order of the points.
+
+    Parameters
+    ----------
+    k
+        Number of other points, at least 1.
+    include_self
+        Whether a point is its own neighbor, in addition to the k others.
+    ties
+        ``"index"`` or ``"all"``, see above.
+
+    Raises
+    ------
+    TypeError, ValueError
+        ``k`` is no integer from 1, ``include_self`` no bool, or ``ties`` unknown.
+
+    Examples
+    --------
+    >>> line = torch.tensor([[0.0], [1.0], [2.0]])
+    >>> Nearest(1, include_self=False)(line).edge_index.tolist()
+    [[1, 0, 1], [0, 1, 2]]
+    >>> Nearest(1, include_self=False, ties="all")(line).edge_index.tolist()
+    [[1, 0, 2, 1], [0, 1, 1, 2]]
+    """
+
+    k: int
+    include_self: bool = True
+    ties: Ties = "index"
+
+    def __post_init__(self) -> None:
+        _check_integer("k", self.k)
+        _check_flag(self.include_self)
+        if self.ties not in ("index", "all"):
+            raise ValueError(f"ties: expected 'index' or 'all', got {self.ties!r}")
+
+    def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:
+        keys = pairs_nearest(pos, cloud, int(self.k), self.ties, self.include_self, method)
+        return Neighbors.from_keys(keys, len(pos))
+
+
+@dataclass(frozen=True)
+class PixelSquare(_Neighborhood):
+    """The points of the axis-aligned square (in 3D, cube) around each point; symmetric.
+
+    Neighbors are all x_j with max over the axes of |x_j - x_i| <= (P - 1)/2 spacing, up to a relative 1e-5.
+    On the pixels of an image that is the P x P window, without what lies outside the image. **It turns with
+    the image only under rotations and reflections that map the square to itself** (those of p4 and p4m); for
+    any others use :class:`Radius`.
+
+    Parameters
+    ----------
+    size
+        P, the odd number of pixels along a side. 1 leaves the point itself (and points at the same place).
+    spacing
+        Distance of adjacent pixels, in the unit of the coordinates.
+    include_self
+        Whether a point is its own neighbor.
+
+    Raises
+    ------
+    TypeError, ValueError
+        ``size`` is no odd integer from 1, ``spacing`` no positive finite number, or ``include_self`` no bool.
+    """
+
+    size: int
+    spacing: float = 1.0
+    include_self: bool = True
+
+    def __post_init__(self) -> None:
+        _check_integer("size", self.size)
+        if self.size % 2 == 0:
+            raise ValueError(
+                f"size: expected an odd number, since an even square has no central pixel, got {self.size}"
+            )
+        _check_length("spacing", self.spacing)
+        _check_flag(self.include_self)
+
+    @property
+    def scale(self) -> float:
+        """(P - 1)/2 spacing; for P = 1, where that is zero, the spacing."""
+        return (max(int(self.size), 3) - 1) / 2 * float(self.spacing)
+
+    def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:
+        half = (int(self.size) - 1) / 2 * float(self.spacing)
+        return Neighbors.from_keys(
+            pairs_within(pos, cloud, half, "chebyshev", self.include_self, method), len(pos)
+        )
+
+
+@dataclass(frozen=True)
+class AllPairs(_Neighborhood):
+    """All points of the cloud; symmetric. Memory grows with the square of the size of the clouds.
+
+    Parameters
+    ----------
+    include_self
+        Whether a point is its own neighbor.
+
+    Raises
+    ------
+    TypeError
+        ``include_self`` is no bool.
+    """
+
+    include_self: bool = True
+
+    def __post_init__(self) -> None:
+        _check_flag(self.include_self)
+
+    def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:
+        return Neighbors.from_keys(pairs_all(pos, cloud, self.include_self), len(pos))
+
+
+@dataclass(frozen=True, eq=False)
+class Given(_Neighborhood):
+    """Edges from outside, such as bonds; self is a neighbor where there is such an edge.
+
+    Calling it checks that the points exist and that no edge joins two clouds.
+
+    Parameters
+    ----------
+    edge_index
+        int64 ``[2, edges]``: source points, then target points, in any order, no edge twice. It may be on
+        another device than the points.
+
+    Raises
+    ------
+    TypeError, ValueError
+        ``edge_index`` is no int64 tensor ``[2, edges]``.
+    """
+
+    edge_index: Tensor
+
+    def __post_init__(self) -> None:
+        check_edge_index(self.edge_index)
+
+    def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:
+        neighbors = Neighbors.from_edge_index(self.edge_index.to(pos.device), len(pos))
+        crossing = cloud[neighbors.source] != cloud[neighbors.target]
+        if crossing.any():
+            edge = first_true(crossing)
+            raise ValueError(
+                f"edge_index: expected edges within clouds, got one from point "
+                f"{int(neighbors.source[edge])} to point {int(neighbors.target[edge])} of another cloud"
+            )
+        return neighbors
+
+
+def _check_length(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
+    if not (math.isfinite(value) and _LENGTHS[0] <= value <= _LENGTHS[1]):
+        raise ValueError(f"{name}: expected a positive finite length (1e-100 to 1e100), got {value}")
+
+
+def _check_integer(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name}: expected an integer, got {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{name}: expected at least 1, got {value}")
+
+
+def _check_flag(value: bool) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"include_self: expected True or False, got {value!r}")

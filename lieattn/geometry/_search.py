@@ -1,0 +1,271 @@
+"""The search behind the neighborhoods: pairs of points of one cloud that are close to each other.
+
+Points come as float64 coordinates ``pos`` ``[points, dim]`` and the cloud of each, ``cloud``
+int64 ``[points]``, ids from 0 and not much larger than the number of points. Pairs are returned as sorted
+int64 keys ``target * points + source``.
+
+There are two ways to search: SciPy's k-d tree (``"tree"``) on the CPU, a cell list in torch (``"cells"``) on
+any device. Both only propose candidates, generously; the same float64 arithmetic decides, so they give the
+same pairs.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from scipy.spatial import cKDTree
+
+Method = Literal["tree", "cells"]
+Norm = Literal["euclidean", "chebyshev"]
+Ties = Literal["index", "all"]
+
+# Relative. Without it, points at exactly the radius, as grids have them, would come and go under the
+# round-off of a rotation in float32.
+TIE_TOLERANCE = 1e-5
+# Keeps every pair among the candidates, whatever float64 round-off does to their search.
+_MARGIN = 1 + 1e-9
+# What the cell list holds at a time; they bound its memory.
+_CHUNK_POINTS = 2**16
+_CHUNK_PAIRS = 2**22
+# Cells along an axis: few enough that the round-off of a cell coordinate stays below the margin.
+_MAX_CELLS = 2**20
+
+# (points, row, source, reach): the candidates of points[row] are source, among them every point nearer than
+# reach[row]; row is ascending.
+_Proposal = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def pairs_within(
+    pos: Tensor, cloud: Tensor, radius: float, norm: Norm, include_self: bool, method: Method | None = None
+) -> Tensor:
+    """Return all pairs no farther apart than ``radius``, up to the tie tolerance."""
+    n = len(pos)
+    radius = radius * (1 + TIE_TOLERANCE)
+    keys = [_self_keys(pos, include_self)]
+    if n and (method or _default_method(pos)) == "tree":
+        p = 2.0 if norm == "euclidean" else np.inf
+        found = _tree(pos, cloud, 3 * radius).query_pairs(radius * _MARGIN, p=p, output_type="ndarray")
+        i, j = torch.from_numpy(found).unbind(1)
+        keep = _is_within(pos, cloud, i, j, radius, norm)
+        i, j = i[keep], j[keep]
+        keys += [i * n + j, j * n + i]
+    elif n:
+        for points, row, j in _cell_candidates(pos, cloud, radius, torch.arange(n, device=pos.device)):
+            i = points[row]
+            keep = _is_within(pos, cloud, i, j, radius, norm) & (i != j)
+            keys.append(i[keep] * n + j[keep])
+    return sort_keys(torch.cat(keys))
+
+
+def pairs_nearest(
+    pos: Tensor, cloud: Tensor, k: int, ties: Ties, include_self: bool, method: Method | None = None
+) -> Tensor:
+    """Return the pairs of each point with the ``k`` nearest other points, or all others if they are fewer."""
+    keys = [_self_keys(pos, include_self)]
+    others = torch.bincount(cloud)[cloud] - 1
+    remaining = others.nonzero().squeeze(1)
+    if len(remaining):
+        proposer = _tree_proposer if (method or _default_method(pos)) == "tree" else _cell_proposer
+        propose = proposer(pos, cloud, k)
+        for effort in itertools.count():
+            left = []
+            for proposal in propose(remaining, effort):
+                chosen, done = _choose(pos, proposal, others, k, ties)
+                keys.append(chosen)
+                left.append(proposal[0][~done])
+            remaining = torch.cat(left)
+            if len(remaining) == 0:
+                break
+    return sort_keys(torch.cat(keys))
+
+
+def pairs_all(pos: Tensor, cloud: Tensor, include_self: bool) -> Tensor:
+    """Return all pairs within each cloud."""
+    n = len(pos)
+    size = torch.bincount(cloud)
+    order = cloud.argsort(stable=True)
+    first = size.cumsum(0) - size
+    i, position = _expand(first[cloud], size[cloud])
+    j = order[position]
+    keys = i * n + j
+    return keys if include_self else keys[i != j]
+
+
+def sort_keys(keys: Tensor) -> Tensor:
+    """Sort int64 numbers; on the CPU with NumPy, whose vectorized sort is several times faster."""
+    if keys.device.type == "cpu":
+        return torch.from_numpy(np.sort(keys.numpy()))
+    return keys.sort().values
+
+
+def _default_method(pos: Tensor) -> Method:
+    return "tree" if pos.device.type == "cpu" else "cells"
+
+
+def _self_keys(pos: Tensor, include_self: bool) -> Tensor:
+    number = len(pos) if include_self else 0
+    return torch.arange(number, device=pos.device) * (len(pos) + 1)
+
+
+def _squared_distance(pos: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    # One rounded operation at a time: the same bits on every device, and for (i, j) as for (j, i).
+    total = torch.zeros(len(i), dtype=pos.dtype, device=pos.device)
+    for coordinate in pos.unbind(1):
+        difference = coordinate[j] - coordinate[i]
+        total += difference * difference
+    return total
+
+
+def _is_within(pos: Tensor, cloud: Tensor, i: Tensor, j: Tensor, radius: float, norm: Norm) -> Tensor:
+    same_cloud = cloud[i] == cloud[j]
+    if norm == "euclidean":
+        return same_cloud & (_squared_distance(pos, i, j) <= radius * radius)
+    for coordinate in pos.unbind(1):
+        same_cloud &= (coordinate[j] - coordinate[i]).abs() <= radius
+    return same_cloud
+
+
+def _choose(pos: Tensor, proposal: _Proposal, others: Tensor, k: int, ties: Ties) -> tuple[Tensor, Tensor]:
+    """Return the keys of the k nearest candidates, and for which of the points they are final.
+
+    Keys are returned for those points only: where the candidates reach beyond all points tied with the k-th,
+    or are all there are.
+    """
+    points, row, source, reach = proposal
+    n, rows = len(pos), len(points)
+    distance2 = _squared_distance(pos, points[row], source)
+    count = torch.bincount(row, minlength=rows)
+    order = distance2.argsort()
+    order = order[row[order].argsort(stable=True)]  # by row, then by distance
+    kth = torch.full_like(reach, torch.inf)
+    enough = count >= k
+    kth[enough] = distance2[order[(count.cumsum(0) - count)[enough] + k - 1]]
+    limit = kth * (1 + TIE_TOLERANCE) ** 2
+    done = (limit <= reach * reach) | (count == others[points])
+    keep = done[row] & (distance2 <= limit[row])
+    row, source, distance2 = row[keep], source[keep], distance2[keep]
+    if ties == "all":
+        return points[row] * n + source, done
+    tied = distance2 >= kth[row] * (1 - TIE_TOLERANCE) ** 2
+    ranked = sort_keys((row * 2 + tied) * n + source)
+    row, source = ranked // (2 * n), ranked % n
+    count = torch.bincount(row, minlength=rows)
+    rank = torch.arange(len(row), device=row.device) - (count.cumsum(0) - count)[row]
+    return (points[row] * n + source)[rank < k], done
+
+
+def _tree(pos: Tensor, cloud: Tensor, gap: float) -> "cKDTree":
+    """Build one tree for all clouds, which lie ``gap`` apart along an extra coordinate."""
+    from scipy.spatial import cKDTree
+
+    if cloud.any():
+        pos = torch.cat([pos, cloud[:, None] * (gap or 1.0)], dim=1)
+    # Splitting in the middle: medians of coordinates with many ties, as grids have them, make slow trees.
+    return cKDTree(pos.numpy(), balanced_tree=False)
+
+
+def _tree_proposer(pos: Tensor, cloud: Tensor, k: int) -> Callable[[Tensor, int], Iterator[_Proposal]]:
+    n = len(pos)
+    diameter = float((pos.amax(0) - pos.amin(0)).norm())
+    tree = _tree(pos, cloud, 2 * diameter)
+
+    def propose(points: Tensor, effort: int) -> Iterator[_Proposal]:
+        # Self, k others and some more, to see where the ties with the k-th end.
+        number = min((k + 5) << effort, n + 1)
+        for part in points.split(_CHUNK_PAIRS // number + 1):
+            distance, index = (
+                torch.from_numpy(found) for found in tree.query(tree.data[part.numpy()], number)
+            )
+            row, column = ((index < n) & (index != part[:, None])).nonzero().unbind(1)
+            source = index[row, column]
+            same_cloud = cloud[source] == cloud[part[row]]
+            yield part, row[same_cloud], source[same_cloud], distance[:, -1] / _MARGIN
+
+    return propose
+
+
+def _cell_proposer(pos: Tensor, cloud: Tensor, k: int) -> Callable[[Tensor, int], Iterator[_Proposal]]:
+    # The radius at which the densest cloud has k neighbors, if it were uniform.
+    low, high = _bounds(pos, cloud)
+    extent = (high - low).amax(1)
+    crowding = (k / torch.bincount(cloud).clamp(min=1)).clamp(max=1) ** (1 / pos.shape[1])
+    guess = (extent * crowding)[extent > 0]
+    start = float(guess.min()) if len(guess) else 1.0
+
+    def propose(points: Tensor, effort: int) -> Iterator[_Proposal]:
+        radius = start * 2.0**effort
+        for part, row, source in _cell_candidates(pos, cloud, radius, points):
+            keep = _is_within(pos, cloud, part[row], source, radius * _MARGIN, "euclidean") & (
+                source != part[row]
+            )
+            yield part, row[keep], source[keep], torch.full_like(part, radius, dtype=pos.dtype)
+
+    return propose
+
+
+def _cell_candidates(
+    pos: Tensor, cloud: Tensor, radius: float, points: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield parts of ``points`` with all points in the 3^dim cells around each: (part, row, source).
+
+    Candidates of ``part[row]`` are ``source``; row is ascending. Time and memory grow linearly with the
+    number of points at a fixed density.
+    """
+    key, steps = _cell_keys(pos[:, :3], cloud, radius)  # near in all coordinates is near in the first three
+    sorted_key, order = key.sort()
+    # Cells that differ along the last axis have consecutive keys: one range covers all three.
+    around = torch.tensor(
+        [sum(s) for s in itertools.product(*([-step, 0, step] for step in steps))], device=key.device
+    )
+    for block in points.split(_CHUNK_POINTS):
+        center = key[block][:, None] + around
+        first = torch.searchsorted(sorted_key, center - 1)
+        count = torch.searchsorted(sorted_key, center + 1, right=True) - first
+        chunk = (count.sum(1).cumsum(0) - 1) // _CHUNK_PAIRS
+        sizes = torch.unique_consecutive(chunk, return_counts=True)[1].tolist()
+        for part, start, length in zip(
+            block.split(sizes), first.split(sizes), count.split(sizes), strict=True
+        ):
+            segment, position = _expand(start.flatten(), length.flatten())
+            yield part, segment // len(around), order[position]
+
+
+def _cell_keys(pos: Tensor, cloud: Tensor, radius: float) -> tuple[Tensor, list[int]]:
+    """Return the key of each point's cell, and the step of the key along each axis but the last.
+
+    Cells are at least ``radius`` wide. Keys order by cloud, then by cell; an empty cell at either end of
+    every axis keeps the neighbors of a border cell from wrapping around into another row or cloud.
+    """
+    low, high = _bounds(pos, cloud)
+    extent = (high - low).amax(0)
+    dim = pos.shape[1]
+    most = min(_MAX_CELLS, int((2.0**62 / len(low)) ** (1 / dim)) - 4)
+    width = max(radius * _MARGIN, float(extent.max()) / most) or 1.0
+    spans = [int(e / width) + 3 for e in extent.tolist()]
+    cell = ((pos - low[cloud]) / width).long() + 1
+    key = cloud
+    for axis in range(dim):
+        key = key * spans[axis] + cell[:, axis]
+    steps = [int(np.prod(spans[axis + 1 :], dtype=np.int64)) for axis in range(dim - 1)]
+    return key, steps
+
+
+def _bounds(pos: Tensor, cloud: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least and greatest coordinates of each cloud, ``[clouds, dim]`` (0 for empty clouds)."""
+    shape = (int(cloud.max()) + 1, pos.shape[1])
+    index = cloud[:, None].expand_as(pos)
+    low = pos.new_zeros(shape).scatter_reduce(0, index, pos, "amin", include_self=False)
+    high = pos.new_zeros(shape).scatter_reduce(0, index, pos, "amax", include_self=False)
+    return low, high
+
+
+def _expand(first: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """List the ranges ``first[s] ... first[s] + count[s] - 1`` one after the other, each with its s."""
+    segment = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
+    position = torch.arange(len(segment), device=count.device) + (first - count.cumsum(0) + count)[segment]
+    return segment, position

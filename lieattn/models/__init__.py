@@ -1,0 +1,6 @@
+"""The published networks, assembled from ``lieattn.nn``: one paper a file."""
+
+from lieattn.models._published_gsa import published_table
+from lieattn.models.gsa_net import GSAGeometry, GSANet
+
+__all__ = ["GSAGeometry", "GSANet", "published_table"]

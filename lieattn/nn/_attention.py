@@ -1,0 +1,223 @@
+"""Self-attention layers: projections around the one operator."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from torch import Tensor, nn
+
+from lieattn.geometry import LiftedGraph
+from lieattn.groups import FiniteGroup
+from lieattn.nn._positional import CoordinateEncoding, PositionalEncoding
+from lieattn.ops import Normalization, RelativeTerms, group_attention
+
+
+class _SelfAttention(nn.Module):
+    """What lifting and group attention share: projections, heads, and the call of the operator."""
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        in_channels: int,
+        out_channels: int,
+        heads: int,
+        head_channels: int | None,
+        encoding: PositionalEncoding | None,
+        normalize: Normalization,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        for argument, count in (
+            ("in_channels", in_channels),
+            ("out_channels", out_channels),
+            ("heads", heads),
+        ):
+            if count < 1:
+                raise ValueError(f"{argument}: expected at least 1, got {count}")
+        if head_channels is None:
+            if out_channels % heads:
+                raise ValueError(
+                    f"head_channels: give it, since {heads} heads do not divide {out_channels} channels"
+                )
+            head_channels = out_channels // heads
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout: expected a probability in [0, 1), got {dropout}")
+        self.group, self.heads, self.head_channels = group, heads, head_channels
+        self.normalize: Normalization = normalize
+        self.dropout = dropout
+        # The authors divide by the root of the layer's input channels, not of the channels of a head.
+        self.scale = 1 / math.sqrt(in_channels)
+        self.query = nn.Linear(in_channels, heads * head_channels)
+        self.key = nn.Linear(in_channels, heads * head_channels)
+        self.value = nn.Linear(in_channels, heads * head_channels)
+        self.output = nn.Linear(heads * head_channels, out_channels)
+        self.encoding = encoding
+
+    def _attend(
+        self,
+        x: Tensor,
+        graph: LiftedGraph,
+        pattern: Literal["joint", "framewise", "query_sum"],
+        return_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        if graph.group != self.group:
+            raise ValueError(f"graph: is lifted to {graph.group.name}, this layer is for {self.group.name}")
+        size = (self.heads, self.head_channels)
+        query, key, value = (linear(x).unflatten(-1, size) for linear in (self.query, self.key, self.value))
+        terms = RelativeTerms()
+        if self.encoding is not None:
+            query, key = self.encoding.rotate(query, key, graph)
+            terms = self.encoding(graph)
+        out, weights = group_attention(
+            query,
+            key,
+            value,
+            graph.neighbors,
+            pattern=pattern,
+            normalize=self.normalize,
+            terms=terms,
+            displacement_index=graph.displacement_index,
+            scale=self.scale,
+            dropout=self.dropout if self.training else 0.0,
+            return_weights=return_weights,
+        )
+        return self.output(out.flatten(-2)), weights
+
+
+class LiftingSelfAttention(_SelfAttention):
+    r"""Lifting self-attention of GSA-Nets (Eq. 14): from features on points to a field on the group.
+
+    .. math::
+        f'(x_i, h) = b + \sum_e W_e \sum_{j \in N(i)} \operatorname{softmax}_j
+        \big( \langle q_e(x_i), k_e(x_j) + \rho(h^{-1}(x_j - x_i)) \rangle / \sqrt{C_{in}} \big) v_e(x_j)
+
+    **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the features stay with their points, the output
+    is translated by h: f'(·, a) becomes f'(·, h⁻¹a). Exact for every H where neighborhoods are balls.
+
+    Parameters
+    ----------
+    group
+        H.
+    in_channels, out_channels
+        Channels of the features and of the field.
+    heads
+        Attention heads.
+    head_channels
+        Channels of each head; out_channels / heads if absent.
+    encoding
+        Positional encoding; GSA's network if absent.
+    normalize
+        See :func:`lieattn.ops.group_attention`.
+    dropout
+        On the attention weights.
+    """
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        in_channels: int,
+        out_channels: int,
+        *,
+        heads: int = 1,
+        head_channels: int | None = None,
+        encoding: PositionalEncoding | None = None,
+        normalize: Normalization = "softmax",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(group, in_channels, out_channels, heads, head_channels, encoding, normalize, dropout)
+        if encoding is None:
+            self.encoding = CoordinateEncoding(group.dim, self.head_channels)
+
+    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+        """Features ``[points, in_channels]`` to a field ``[points, fiber, out_channels]``."""
+        return self.attend(x, graph)[0]
+
+    def attend(
+        self, x: Tensor, graph: LiftedGraph, *, return_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Field and, if asked for, weights ``[edges, fiber, 1, 1, heads]``."""
+        if x.ndim != 2 or x.shape != (graph.num_points, self.query.in_features):
+            raise ValueError(
+                f"x: expected features [points={graph.num_points}, {self.query.in_features}], got {tuple(x.shape)}"
+            )
+        out, weights = self._attend(x[:, None], graph, "query_sum", return_weights)
+        if out.shape[1] != self.group.order:  # an encoding without a fiber: the same over every frame
+            out = out.expand(-1, self.group.order, -1)
+        return out, weights
+
+
+class GroupSelfAttention(_SelfAttention):
+    r"""Self-attention on the group, from a field to a field.
+
+    With ``pattern="query_sum"`` it is the group self-attention of GSA-Nets (Eq. 16, corrected): queries of all
+    frames g are summed, and the output frame h enters by the positional encoding,
+
+    .. math::
+        f'(x_i, h) = b + \sum_e W_e \sum_g \sum_{(j, m)} \operatorname{softmax}_{(j, m)}
+        \big( \langle q_e(x_i, g), k_e(x_j, m) + \rho(h^{-1}(x_j - x_i), g^{-1} m) \rangle / \sqrt{C_{in}} \big)
+        v_e(x_j, m) .
+
+    ``"joint"`` keeps the query frame as the output frame (LieTransformer); ``"framewise"`` attends within each
+    frame, with frames mixed elsewhere by :class:`lieattn.nn.GroupLinear`.
+
+    **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the field is translated by h, the output is
+    translated by h. Exact for every H where neighborhoods are balls.
+
+    Parameters
+    ----------
+    group
+        H.
+    in_channels, out_channels
+        Channels per frame.
+    heads
+        Attention heads.
+    head_channels
+        Channels of each head; out_channels / heads if absent.
+    pattern
+        See above.
+    encoding
+        Positional encoding; GSA's network if absent.
+    normalize
+        See :func:`lieattn.ops.group_attention`.
+    dropout
+        On the attention weights.
+    """
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        in_channels: int,
+        out_channels: int,
+        *,
+        heads: int = 1,
+        head_channels: int | None = None,
+        pattern: Literal["joint", "framewise", "query_sum"] = "query_sum",
+        encoding: PositionalEncoding | None = None,
+        normalize: Normalization = "softmax",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(group, in_channels, out_channels, heads, head_channels, encoding, normalize, dropout)
+        if pattern not in ("joint", "framewise", "query_sum"):
+            raise ValueError(f"pattern: expected 'joint', 'framewise' or 'query_sum', got {pattern!r}")
+        if encoding is None:
+            self.encoding = CoordinateEncoding(group.dim, self.head_channels, group)
+        self.pattern: Literal["joint", "framewise", "query_sum"] = pattern
+
+    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+        """Field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``."""
+        return self.attend(x, graph)[0]
+
+    def attend(
+        self, x: Tensor, graph: LiftedGraph, *, return_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Field and, if asked for, the weights in the layout of :func:`lieattn.ops.group_attention`."""
+        expected = (graph.num_points, self.group.order, self.query.in_features)
+        if x.shape != expected:
+            raise ValueError(
+                f"x: expected a field [points, fiber, channels] = {expected}, got {tuple(x.shape)}"
+            )
+        out, weights = self._attend(x, graph, self.pattern, return_weights)
+        if out.shape[1] != self.group.order:
+            out = out.expand(-1, self.group.order, -1)
+        return out, weights

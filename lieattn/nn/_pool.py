@@ -1,0 +1,123 @@
+"""Pooling: over the fiber, over the points of a cloud, and over cells of pixels."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lieattn.geometry import pooling_cells
+
+Reduction = Literal["sum", "mean", "max"]
+Inexact = Literal["refuse", "warn", "allow"]
+
+
+class FiberPool(nn.Module):
+    """Reduce a field over its fiber, which makes it a scalar field.
+
+    **Equivariance.** The group permutes the fiber, so the result does not turn.
+
+    Parameters
+    ----------
+    reduction
+        ``"max"``, ``"mean"`` or ``"sum"``.
+    """
+
+    def __init__(self, reduction: Reduction = "max") -> None:
+        super().__init__()
+        self.reduction = _checked_reduction(reduction)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[*, fiber, channels]`` to ``[*, channels]``."""
+        return x.amax(dim=-2) if self.reduction == "max" else getattr(x, self.reduction)(dim=-2)
+
+
+class CloudPool(nn.Module):
+    """Reduce over the points of each cloud; an empty cloud gives zero.
+
+    **Equivariance.** Invariant to permutations of the points; the fiber is left alone.
+
+    Parameters
+    ----------
+    reduction
+        ``"sum"``, ``"mean"`` or ``"max"``.
+    """
+
+    def __init__(self, reduction: Reduction = "mean") -> None:
+        super().__init__()
+        self.reduction = _checked_reduction(reduction)
+
+    def forward(self, x: Tensor, batch: Tensor, num_clouds: int) -> Tensor:
+        """``[points, *]`` with cloud indices ``[points]`` to ``[clouds, *]``."""
+        return _reduce(x, batch, num_clouds, self.reduction)
+
+
+class GridPool(nn.Module):
+    """Pool size x size pixels of an image, with a stride as large as the window.
+
+    Parameters
+    ----------
+    size
+        Side of a cell in pixels.
+    reduction
+        ``"max"``, ``"mean"`` or ``"sum"``.
+    inexact
+        What to do with an image whose height or width is no multiple of ``size``: its last rows or columns would
+        be dropped, and a turned image would lose others, so the result would not turn along. ``"refuse"`` raises
+        ValueError, ``"warn"`` warns once a call, ``"allow"`` says nothing.
+
+    **Equivariance.** To quarter turns and mirrors of the raster where no rows or columns are dropped; to every
+    motion of the coordinates that keeps the raster.
+    """
+
+    def __init__(self, size: int = 2, reduction: Reduction = "max", *, inexact: Inexact = "refuse") -> None:
+        super().__init__()
+        if size < 1:
+            raise ValueError(f"size: expected at least 1, got {size}")
+        if inexact not in get_args(Inexact):
+            raise ValueError(f"inexact: expected one of {get_args(Inexact)}, got {inexact!r}")
+        self.size, self.inexact, self.reduction = size, inexact, _checked_reduction(reduction)
+
+    def cells(self, grid: Tensor) -> tuple[Tensor, Tensor]:
+        """Cell of each point (-1: dropped) and the pooled grid ``[clouds, 2]``; complains as ``inexact`` says."""
+        cell, pooled, exact = pooling_cells(grid, self.size)
+        if not exact and self.inexact != "allow":
+            height, width = grid[(grid % self.size != 0).any(dim=1)][0].tolist()
+            fits = [
+                side - side % self.size + (self.size if side % self.size else 0) for side in (height, width)
+            ]
+            message = (
+                f"pooling {self.size} x {self.size} drops rows or columns of a {height} x {width} image, which "
+                f"breaks rotations; {fits[0]} x {fits[1]} would be exact"
+            )
+            if self.inexact == "refuse":
+                raise ValueError(message)
+            warnings.warn(message, stacklevel=2)
+        return cell, pooled
+
+    def forward(self, x: Tensor, cell: Tensor, num_cells: int) -> Tensor:
+        """``[points, *]`` to ``[cells, *]``."""
+        kept = cell >= 0
+        return _reduce(x[kept], cell[kept], num_cells, self.reduction)
+
+
+def _reduce(x: Tensor, index: Tensor, size: int, reduction: Reduction) -> Tensor:
+    from torch_geometric.utils import scatter
+
+    return scatter(x, index, dim=0, dim_size=size, reduce=reduction)
+
+
+def _checked_reduction(reduction: Reduction) -> Reduction:
+    if reduction not in get_args(Reduction):
+        raise ValueError(f"reduction: expected one of {get_args(Reduction)}, got {reduction!r}")
+    return reduction
+
+
+def pooled_positions(pos: Tensor, cell: Tensor, num_cells: int) -> Tensor:
+    """Centers of the cells: the mean ``[cells, dim]`` of their points' coordinates ``[points, dim]``."""
+    kept = cell >= 0
+    total = torch.zeros(num_cells, pos.shape[1], dtype=pos.dtype, device=pos.device)
+    counts = torch.bincount(cell[kept], minlength=num_cells).to(pos.dtype)
+    return total.index_add(0, cell[kept], pos[kept]) / counts[:, None]

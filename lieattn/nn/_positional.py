@@ -1,0 +1,315 @@
+"""Positional encodings: functions of the relative element u = (h_a⁻¹(x_j - x_i), h_a⁻¹ h_b) alone.
+
+An encoding is ``encoding(graph) -> RelativeTerms``, evaluated once for every distinct displacement.
+"""
+
+from __future__ import annotations
+
+import abc
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lieattn.geometry import LiftedGraph
+from lieattn.groups import FiniteGroup
+from lieattn.ops import RelativeTerms
+
+
+class PositionalEncoding(nn.Module, abc.ABC):
+    """What positions contribute to scores and values of an attention layer.
+
+    **Equivariance.** Since it sees relative elements only, its terms do not change when points and frames are
+    moved together by an element of R^d ⋊ H.
+    """
+
+    @abc.abstractmethod
+    def forward(self, graph: LiftedGraph) -> RelativeTerms:
+        """Terms of the operator, with a row for each type of displacement of ``graph``."""
+
+    def rotate(self, query: Tensor, key: Tensor, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
+        """Queries and keys ``[points, fiber, heads, dim]`` with positions worked in; unchanged by default."""
+        return query, key
+
+
+class FiberEncoding(nn.Module):
+    """Learned vector for each pair of frames: ``E[table[g, m]]``, with table[g, m] the index of g⁻¹ m.
+
+    Parameters
+    ----------
+    group
+        H.
+    channels
+        Length of a vector.
+    table
+        ``[order, order]`` or ``[order, order, order]`` int64 rows for (query, key) or (output, query, key) frames.
+        The default, g⁻¹ m, is the only choice that is equivariant; others import weights trained with them.
+    """
+
+    table: Tensor
+
+    def __init__(self, group: FiniteGroup, channels: int, table: Tensor | None = None) -> None:
+        super().__init__()
+        order = group.order
+        table = group.relative if table is None else table
+        if table.shape not in ((order,) * 2, (order,) * 3) or table.min() < 0 or table.max() >= order:
+            raise ValueError(
+                f"table: expected rows 0..{order - 1} for [query, key] or [out, query, key] frames of {group.name}, "
+                f"got {table.dtype} {tuple(table.shape)}"
+            )
+        self.weight = nn.Parameter(torch.randn(order, channels))
+        self.register_buffer("table", table.clone(), persistent=False)
+
+    def forward(self) -> Tensor:
+        """Vectors ``[query, key, channels]`` or ``[out, query, key, channels]``."""
+        return self.weight[self.table]
+
+
+class CoordinateNetwork(nn.Module):
+    """GSA's encoding of one coordinate: linear, normalization over the units, swish, linear.
+
+    The normalization uses the population variance and eps 1e-12, as the authors' code does. Its biases must not
+    all vanish, or it tells coordinates apart by their sign only: so they start as torch draws them.
+
+    Parameters
+    ----------
+    channels
+        Length of the code.
+    hidden
+        Number of units.
+    """
+
+    def __init__(self, channels: int, hidden: int = 16) -> None:
+        super().__init__()
+        self.linear1 = nn.Linear(1, hidden)
+        self.norm = nn.LayerNorm(hidden, eps=1e-12)
+        self.linear2 = nn.Linear(hidden, channels)
+
+    def forward(self, coordinate: Tensor) -> Tensor:
+        """Codes ``[*, channels]`` of coordinates ``[*]``."""
+        return self.linear2(F.silu(self.norm(self.linear1(coordinate[..., None]))))
+
+
+class KeyEncoding(PositionalEncoding):
+    """Encodings that make a key of the relative element and add ⟨q, ρ(u)⟩ to the score, for all heads alike.
+
+    The first channels of the key encode the displacement seen from the output frame, the others the frame
+    h_a⁻¹ h_b, as in the code of GSA-Nets (its Eqs. 14 and 16, with the correction that the group part depends on
+    h_a⁻¹ h_b alone). Where a point is lifted there is one frame for the keys, and no group part.
+
+    Parameters
+    ----------
+    dim
+        Dimension of the points.
+    channels
+        Channels of a head.
+    group
+        H for layers between fibers, None for lifting.
+    table
+        See :class:`FiberEncoding`.
+    """
+
+    def __init__(
+        self, dim: int, channels: int, group: FiniteGroup | None = None, table: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        parts = dim if group is None else dim + 1
+        if channels < parts:
+            raise ValueError(f"channels: {parts} parts need at least {parts} channels a head, got {channels}")
+        per_axis = channels // parts
+        self.group_channels = 0 if group is None else channels - dim * per_axis
+        self.position_channels = channels - self.group_channels
+        # What does not divide goes to the last axis (lifting) or to the group, which is all of it here.
+        self.axis_channels = [per_axis] * (dim - 1) + [self.position_channels - per_axis * (dim - 1)]
+        self.fiber = None if group is None else FiberEncoding(group, self.group_channels, table)
+
+    @abc.abstractmethod
+    def encode_position(self, graph: LiftedGraph) -> Tensor:
+        """Codes ``[types, fiber, position_channels]`` of the displacements seen from each frame."""
+
+    def forward(self, graph: LiftedGraph) -> RelativeTerms:
+        """Terms with ``positional_key`` and, between fibers, ``fiber_key``."""
+        position = F.pad(self.encode_position(graph), (0, self.group_channels))[:, :, None]
+        if self.fiber is None:
+            return RelativeTerms(positional_key=position)
+        fiber = F.pad(self.fiber(), (self.position_channels, 0))[..., None, :]
+        return RelativeTerms(positional_key=position, fiber_key=fiber)
+
+
+class CoordinateEncoding(KeyEncoding):
+    """GSA's positional encoding: a small network for each coordinate of h_a⁻¹(x_j - x_i) / scale.
+
+    Parameters are those of :class:`KeyEncoding`, and ``hidden``, the units of each network.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        channels: int,
+        group: FiniteGroup | None = None,
+        table: Tensor | None = None,
+        hidden: int = 16,
+    ) -> None:
+        super().__init__(dim, channels, group, table)
+        self.axes = nn.ModuleList(CoordinateNetwork(width, hidden) for width in self.axis_channels)
+
+    def encode_position(self, graph: LiftedGraph) -> Tensor:
+        """Codes of the coordinates, one after another."""
+        coordinates = graph.relative_positions.to(self.axes[0].linear1.weight.dtype).unbind(-1)
+        return torch.cat([net(c) for net, c in zip(self.axes, coordinates, strict=True)], dim=-1)
+
+
+class TableEncoding(KeyEncoding):
+    """A learned vector for every displacement that the frames can see: for grids, where displacements repeat.
+
+    The table has a row for each distinct vector h⁻¹ o, o one of the given offsets and h in H, so it is
+    equivariant for every H, also where h⁻¹ o is not on the grid.
+
+    Parameters
+    ----------
+    group
+        H.
+    offsets
+        ``[offsets, dim]`` displacements x_j - x_i that occur, in the units of the points.
+    channels
+        Channels of a head.
+    lifting
+        Whether the layer lifts: then there is no group part.
+    tolerance
+        How far a displacement may be from its row, in the units of the points.
+    """
+
+    rows: Tensor
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        offsets: Tensor,
+        channels: int,
+        *,
+        lifting: bool = False,
+        tolerance: float = 1e-3,
+    ) -> None:
+        super().__init__(group.dim, channels, None if lifting else group)
+        if offsets.ndim != 2 or offsets.shape[1] != group.dim:
+            raise ValueError(f"offsets: expected [offsets, {group.dim}], got {tuple(offsets.shape)}")
+        seen = torch.einsum("aij,oj->oai", group.elements, offsets.to(torch.float64)).flatten(0, 1)
+        self.register_buffer("rows", _distinct(seen, tolerance), persistent=False)
+        self.tolerance = tolerance
+        self.weight = nn.Parameter(torch.randn(len(self.rows), self.position_channels))
+
+    def encode_position(self, graph: LiftedGraph) -> Tensor:
+        """Rows of the table; raises ValueError for a displacement that has none."""
+        seen = graph.relative_positions.detach().to(self.rows.dtype) * graph.scale
+        distance, row = torch.cdist(seen.flatten(0, 1), self.rows).min(dim=-1)
+        if len(distance) and distance.max() > self.tolerance:
+            stray = seen.flatten(0, 1)[distance.argmax()].tolist()
+            raise ValueError(
+                f"graph: displacement {stray} is not among the {len(self.rows)} rows of the table"
+            )
+        return self.weight[row.reshape(seen.shape[:2])]
+
+
+class MLPEncoding(PositionalEncoding):
+    """A network of the relative element whose outputs are added to the scores, one for each head.
+
+    It sees the coordinates of h_a⁻¹(x_j - x_i) / scale and, between fibers, the entries of the matrix h_a⁻¹ h_b
+    (LieTransformer's location kernel in smooth coordinates). With ``value_channels`` a second output multiplies
+    and shifts the values, so that geometry is seen where features are constant.
+
+    Parameters
+    ----------
+    group
+        H.
+    heads
+        Number of heads.
+    hidden
+        Units of the hidden layer.
+    between_frames
+        Whether key frames are told apart (pattern ``"joint"``); otherwise the displacement alone counts.
+    value_channels
+        Channels of a head's values, for ψ and β; None for neither.
+    """
+
+    relative: Tensor
+    matrices: Tensor
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        heads: int,
+        *,
+        hidden: int = 16,
+        between_frames: bool = True,
+        value_channels: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads, self.value_channels, self.between_frames = heads, value_channels, between_frames
+        self.position = nn.Linear(group.dim, hidden)
+        self.frame = nn.Linear(group.dim**2, hidden, bias=False) if between_frames else None
+        self.score = nn.Linear(hidden, heads)
+        self.value = None if value_channels is None else nn.Linear(hidden, 2 * heads * value_channels)
+        matrices = group.elements[group.relative].to(torch.get_default_dtype())
+        self.register_buffer("matrices", matrices.flatten(-2), persistent=False)
+
+    def forward(self, graph: LiftedGraph) -> RelativeTerms:
+        """Terms with ``displacement_bias`` and, if asked for, ``psi`` and ``beta``."""
+        position = self.position(graph.relative_positions.to(self.position.weight.dtype))
+        hidden = position[:, :, None]
+        if self.frame is not None:
+            hidden = hidden + self.frame(self.matrices)
+        bias = self.score(F.silu(hidden))
+        if self.value is None or self.value_channels is None:
+            return RelativeTerms(displacement_bias=bias)
+        affine = self.value(F.silu(position))[:, :, None]
+        psi, beta = affine.unflatten(-1, (2, self.heads, self.value_channels)).unbind(3)
+        return RelativeTerms(displacement_bias=bias, psi=1 + psi, beta=beta)
+
+
+class RotaryEncoding(PositionalEncoding):
+    """Rotary encoding with frequencies that turn with the frame, for the framewise pattern.
+
+    Pairs of channels of q(x_i, a) and k(x_j, a) are turned by the angles ⟨ω, h_a⁻¹ x⟩, so their product depends on
+    h_a⁻¹(x_j - x_i); turning x back is turning the frequencies along. Keys of other frames would be turned by
+    other angles: hence framewise only.
+
+    Parameters
+    ----------
+    group
+        H.
+    heads
+        Number of heads, each with frequencies of its own.
+    channels
+        Channels of a head, even.
+    spread
+        Standard deviation of the frequencies at the start, in radians per ``graph.scale``.
+    """
+
+    def __init__(self, group: FiniteGroup, heads: int, channels: int, *, spread: float = 1.0) -> None:
+        super().__init__()
+        if channels % 2:
+            raise ValueError(f"channels: rotary pairs need an even number of channels a head, got {channels}")
+        self.frequencies = nn.Parameter(spread * torch.randn(heads, channels // 2, group.dim))
+
+    def forward(self, graph: LiftedGraph) -> RelativeTerms:
+        """No terms: the positions are in the queries and keys."""
+        return RelativeTerms()
+
+    def rotate(self, query: Tensor, key: Tensor, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
+        """Turn the pairs (c, c + channels / 2) of both by their angles."""
+        positions = graph.frame_positions().to(query.dtype)
+        angle = torch.einsum("pad,hfd->pahf", positions, self.frequencies)
+        cosine, sine = angle.cos(), angle.sin()
+        return _turn_pairs(query, cosine, sine), _turn_pairs(key, cosine, sine)
+
+
+def _turn_pairs(signal: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    first, second = signal.chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
+
+
+def _distinct(vectors: Tensor, tolerance: float) -> Tensor:
+    """The vectors without repetitions, in their order."""
+    near = torch.cdist(vectors, vectors) < tolerance
+    first = near.to(torch.int8).argmax(dim=1)
+    return vectors[first == torch.arange(len(vectors))]

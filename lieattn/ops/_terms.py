@@ -1,0 +1,153 @@
+"""What the operator takes besides queries, keys and values, and the checks of its arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from lieattn.geometry import Neighbors
+
+Pattern = Literal["joint", "framewise", "pooled", "query_sum"]
+Normalization = Literal["softmax", "mean", "exp-mean", "none"]
+
+
+@dataclass(frozen=True, eq=False)
+class RelativeTerms:
+    """What the scores and values take from the relative element u = (h_a⁻¹(x_j - x_i), h_a⁻¹ h_b).
+
+    Tables that depend on the displacement have a row per *type* of displacement; the operator's
+    ``displacement_index`` says which row an edge uses. ``out`` is the fiber of the output, ``query`` and
+    ``key`` those of queries and keys; an axis of size 1 stands for all its values. Absent terms are None.
+
+    Attributes
+    ----------
+    positional_key
+        ``[types, out, heads, dim]``: adds ⟨q, ρ⟩ to the score, a key made of the displacement (GSA Eq. 14).
+    displacement_bias
+        ``[types, out, key, heads]``: adds to the score (location kernels of LieTransformer).
+    fiber_key
+        ``[query, key, heads, dim]`` or ``[out, query, key, heads, dim]``: adds ⟨q, ρ⟩ for a pair of frames.
+    fiber_bias
+        ``[query, key, heads]``: adds to the score of a pair of frames.
+    psi
+        ``[types, out, key, heads, value_dim]``: multiplies the values (Affine Self Convolution).
+    beta
+        ``[types, out, key, heads, value_dim]``: is added to the values.
+    """
+
+    positional_key: Tensor | None = None
+    displacement_bias: Tensor | None = None
+    fiber_key: Tensor | None = None
+    fiber_bias: Tensor | None = None
+    psi: Tensor | None = None
+    beta: Tensor | None = None
+
+    def plus(self, other: RelativeTerms) -> RelativeTerms:
+        """Both sets of terms together; raises ValueError where both give the same term."""
+        merged = {}
+        for field in fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if mine is not None and theirs is not None:
+                raise ValueError(f"both sets of relative terms give {field.name!r}")
+            merged[field.name] = theirs if mine is None else mine
+        return RelativeTerms(**merged)
+
+
+def check_operands(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    neighbors: Neighbors,
+    terms: RelativeTerms,
+    displacement_index: Tensor | None,
+    pattern: Pattern,
+    normalize: Normalization,
+    dropout: float,
+) -> None:
+    """Raise ValueError, naming the argument, if the operator cannot take these operands together."""
+    for argument, option, allowed in (("pattern", pattern, Pattern), ("normalize", normalize, Normalization)):
+        if option not in get_args(allowed):
+            raise ValueError(f"{argument}: expected one of {get_args(allowed)}, got {option!r}")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout: expected a probability in [0, 1), got {dropout}")
+    _check_signals(query, key, value, neighbors)
+    fiber = 1 if pattern == "pooled" else value.shape[1]
+    queries = fiber if query is None or pattern == "pooled" else query.shape[1]
+    if pattern in ("joint", "framewise") and queries != fiber:
+        raise ValueError(f"query: pattern {pattern!r} needs a fiber of {fiber} as in value, got {queries}")
+    types = neighbors.num_edges
+    if displacement_index is not None:
+        if displacement_index.shape != (neighbors.num_edges,):
+            raise ValueError(
+                f"displacement_index: expected [{neighbors.num_edges}], one type an edge, got "
+                f"{tuple(displacement_index.shape)}"
+            )
+        types = -1
+    _check_terms(terms, types, queries, fiber, value, query, pattern)
+
+
+def _check_signals(query: Tensor | None, key: Tensor | None, value: Tensor, neighbors: Neighbors) -> None:
+    if (query is None) != (key is None):
+        raise ValueError("query and key: give both, or neither for scores made of the terms alone")
+    for argument, signal in (("query", query), ("key", key), ("value", value)):
+        if signal is None:
+            continue
+        if signal.ndim != 4 or signal.shape[0] != neighbors.num_points:
+            raise ValueError(
+                f"{argument}: expected [points={neighbors.num_points}, fiber, heads, dim], got "
+                f"{tuple(signal.shape)}"
+            )
+        if signal.shape[2] != value.shape[2]:
+            raise ValueError(f"{argument}: has {signal.shape[2]} heads, value has {value.shape[2]}")
+        if signal.device != neighbors.device:
+            raise ValueError(
+                f"{argument}: is on {signal.device}, the neighbor lists are on {neighbors.device}"
+            )
+    if query is not None and key is not None:
+        if query.shape[-1] != key.shape[-1]:
+            raise ValueError(f"key: has dim {key.shape[-1]}, query has dim {query.shape[-1]}")
+        if key.shape[1] != value.shape[1]:
+            raise ValueError(f"key: has a fiber of {key.shape[1]}, value has one of {value.shape[1]}")
+
+
+def _check_terms(
+    terms: RelativeTerms,
+    types: int,
+    queries: int,
+    keys: int,
+    value: Tensor,
+    query: Tensor | None,
+    pattern: Pattern,
+) -> None:
+    heads, value_dim = value.shape[2:]
+    dim = -1 if query is None else query.shape[-1]
+    out = -1 if pattern in ("query_sum", "pooled") else keys
+    # An entry -1 stands for any size; an axis may always be 1 where one entry serves all.
+    expected = {
+        "positional_key": (types, out, heads, dim),
+        "displacement_bias": (types, out, keys, heads),
+        "fiber_key": (queries, keys, heads, dim),
+        "fiber_bias": (queries, keys, heads),
+        "psi": (types, out, keys, heads, value_dim),
+        "beta": (types, out, keys, heads, value_dim),
+    }
+    for name, shape in expected.items():
+        table = getattr(terms, name)
+        if table is None:
+            continue
+        if name in ("positional_key", "fiber_key") and query is None:
+            raise ValueError(f"terms.{name}: is multiplied with the query, but query is None")
+        if name == "fiber_key" and table.ndim == 5 and out == -1:
+            shape = (-1, *shape)
+        fits = table.ndim == len(shape) and all(
+            want in (-1, got) or (got == 1 and axis > 0)
+            for axis, (want, got) in enumerate(zip(shape, table.shape, strict=True))
+        )
+        if not fits:
+            raise ValueError(f"terms.{name}: expected shape {shape} (-1: any), got {tuple(table.shape)}")
+        if pattern == "framewise" and name in ("displacement_bias", "psi", "beta") and table.shape[2] > 1:
+            raise ValueError(
+                f"terms.{name}: frames attend alone, so the key axis must be 1, got {table.shape[2]}"
+            )

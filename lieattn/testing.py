@@ -1,0 +1,106 @@
+"""Checks that a layer keeps its promise, for our tests and yours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from lieattn.groups import AffineGroup, FiniteGroup
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+"""Largest equivariance error allowed, relative to the largest output (or 1, if that is larger)."""
+
+
+def randomize(module: nn.Module, seed: int = 0, spread: float = 0.5) -> nn.Module:
+    """Draw every parameter anew, biases and gains included, and return the module in eval mode.
+
+    Initial values hide mistakes: a zero bias cannot leak, a gain of one cannot be forgotten.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(spread * noise)
+    return module.eval()
+
+
+def random_cloud(
+    group: FiniteGroup, points: int, *, clouds: int = 1, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
+    """Coordinates ``[points, dim]``, standard normal, and their unsorted cloud indices ``[points]`` int64."""
+    generator = torch.Generator().manual_seed(seed)
+    pos = torch.randn(points, group.dim, generator=generator, dtype=torch.float64).to(dtype)
+    batch = torch.randint(clouds, (points,), generator=generator)
+    batch[:clouds] = torch.arange(clouds)[:points]
+    return pos, batch
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Largest difference, relative to the largest expected entry or 1; infinite if anything is not finite."""
+    if not (torch.isfinite(found).all() and torch.isfinite(expected).all()):
+        return float("inf")
+    if expected.numel() == 0:
+        return 0.0
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
+
+
+def equivariance_error(
+    call: Callable[[Tensor, Tensor], Tensor],
+    group: FiniteGroup,
+    x: Tensor,
+    pos: Tensor,
+    *,
+    input_field: bool = True,
+    output_field: bool = True,
+    seed: int = 0,
+) -> float:
+    """Largest relative error of ``call`` over all elements of H, each with a random translation.
+
+    Parameters
+    ----------
+    call
+        ``call(x, pos) -> y``.
+    group
+        H.
+    x
+        Input ``[points, fiber, channels]``, or invariant features ``[points, channels]``.
+    pos
+        ``[points, dim]``.
+    input_field, output_field
+        Whether input and output are translated by H; otherwise they are invariant.
+    seed
+        Of the translations.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    affine = AffineGroup(group)
+    expected = call(x, pos)
+    worst = 0.0
+    for h in range(group.order):
+        shift = torch.randn(group.dim, generator=generator, dtype=torch.float64).to(pos)
+        g = affine.element(shift, h)
+        moved = call(group.translate(h, x) if input_field else x, affine.act_points(g, pos))
+        turned = group.translate(h, expected) if output_field else expected
+        worst = max(worst, relative_error(moved, turned))
+    return worst
+
+
+def assert_equivariant(
+    call: Callable[[Tensor, Tensor], Tensor],
+    group: FiniteGroup,
+    x: Tensor,
+    pos: Tensor,
+    *,
+    input_field: bool = True,
+    output_field: bool = True,
+    tolerance: float | None = None,
+) -> None:
+    """Raise AssertionError, with the error measured, if ``call`` does not commute with the group.
+
+    Parameters are those of :func:`equivariance_error`; the tolerance is that of the dtype if absent.
+    """
+    allowed = TOLERANCE[pos.dtype] if tolerance is None else tolerance
+    error = equivariance_error(call, group, x, pos, input_field=input_field, output_field=output_field)
+    if not error <= allowed:
+        raise AssertionError(f"equivariance error {error:.1e} under {group.name} exceeds {allowed:.0e}")

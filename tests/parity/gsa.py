@@ -1,0 +1,339 @@
+"""Compare a golden file of GSA-Nets with our layers.
+
+The file's index k of a frame stands for the encoding of A_k (x_j - x_i); ours at frame h is that of h⁻¹(x_j - x_i).
+So the group whose k-th element is A_k⁻¹ makes all indices agree, rows of the frame encoding included.
+"""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch.func import functional_call
+
+from lieattn.geometry import AllPairs, PixelSquare, lift
+from lieattn.groups import FiniteGroup
+from lieattn.models import GSANet
+from lieattn.nn import CoordinateEncoding, CoordinateNetwork, GroupSelfAttention, LiftingSelfAttention
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+
+
+def check(path):
+    with np.load(path, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    meta = json.loads(str(arrays.pop("meta")))
+    kind = meta.get("kind")
+    if kind not in KINDS:
+        raise AssertionError(f"{path.name}: unknown kind {kind!r}; known are {sorted(KINDS)}")
+    for dtype in (torch.float64, torch.float32):
+        KINDS[kind](arrays, meta, dtype)
+
+
+def check_encoding(arrays, meta, dtype):
+    network = CoordinateNetwork(len(arrays["row_b2"]), len(arrays["row_w1"])).to(dtype)
+    out = functional_call(
+        network, _network_parameters(_leaves(arrays, dtype), "row"), _tensor(arrays["p"], dtype)
+    )
+    _compare("out_f64", out, arrays["out_f64"], dtype)
+
+
+def check_layer(arrays, meta, dtype):
+    leaves = _leaves(arrays, dtype)
+    layer, graph = _layer(arrays, meta, dtype)
+    x = leaves["x"]
+    points = _to_points(x)
+    parameters = _layer_parameters(leaves)
+
+    own = functional_call(layer, parameters, (points, graph))
+    own_error = (_to_images(own, x) - _tensor(arrays["out_f64"], dtype)).abs().max()
+    assert own_error < 1e-5 * max(1, np.abs(arrays["out_f64"]).max()), f"own coordinates: {own_error:.1e}"
+
+    graph = _with_coordinates(graph, arrays["coords"])
+    attend = _Attend(layer)
+    out, weights = functional_call(attend, {f"layer.{k}": v for k, v in parameters.items()}, (points, graph))
+    out = _to_images(out, x)
+    _compare("out_f64", out, arrays["out_f64"], dtype)
+    _compare("out_f32", out, arrays["out_f32"], torch.float32)
+    for found, expected in _probabilities(weights, graph, arrays, meta) if "probs_f64" in arrays else ():
+        _compare("probs_f64", found, expected, dtype)
+    if "R" in arrays:
+        (out * _tensor(arrays["R"], dtype)).sum().backward()
+        names = [name for name in arrays if name.startswith("grad_")]
+        assert names, "a file with R must hold gradients"
+        # Gradients that vanish are differences of large terms: the gradient is one vector, measured by its
+        # largest entry, and each array by the looser bound that the goldens' README gives for float32.
+        largest = max(np.abs(arrays[name]).max() for name in names)
+        for name in names:
+            found = leaves[name.removeprefix("grad_")].grad
+            _compare(name, found, arrays[name], dtype, size=largest)
+            if dtype == torch.float32:
+                error = (found - _tensor(arrays[name], dtype)).abs().max()
+                assert error < 1e-4 * max(1, np.abs(arrays[name]).max()), f"{name}: error {error:.1e}"
+
+
+def check_network(arrays, meta, dtype):
+    for table, out, turned in (("table", "out", "out_rot90"), ("table_eq", "out_eq", "out_eq_rot90")):
+        network = _network(arrays, meta, dtype, arrays[table])
+        parameters = _network_arrays(_leaves(arrays, dtype), network)
+        network.load_state_dict(parameters, strict=True)
+        image = _tensor(arrays["x"], dtype)
+        with torch.no_grad():
+            fields, logits = _run_network(network, image, arrays)
+            _compare(f"{out}_f64", logits, arrays[f"{out}_f64"], dtype)
+            if f"{out}_f32" in arrays:
+                _compare(f"{out}_f32", logits, arrays[f"{out}_f32"], torch.float32)
+            for name, field in fields.items():
+                if table == "table" and f"act_f64/{name}" in arrays:
+                    _compare(f"act_f64/{name}", field, arrays[f"act_f64/{name}"], dtype)
+            _, logits = _run_network(network, image.rot90(1, (-2, -1)), arrays)
+            _compare(f"{turned}_f64", logits, arrays[f"{turned}_f64"], dtype)
+
+
+KINDS = {
+    "positional_mlp": check_encoding,
+    "lift_local": check_layer,
+    "lift_global": check_layer,
+    "group_local": check_layer,
+    "group_global": check_layer,
+    "network": check_network,
+}
+
+
+class _Attend(torch.nn.Module):
+    """A layer that returns its weights too, for functional_call."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, graph):
+        return self.layer.attend(x, graph, return_weights=True)
+
+
+def _layer(arrays, meta, dtype):
+    group = _group(arrays)
+    heads, width, c_in = arrays["W_q"].shape
+    sizes = {"heads": heads, "head_channels": width}
+    if meta["kind"].startswith("lift"):
+        layer = LiftingSelfAttention(group, c_in, meta["c_out"], **sizes)
+    else:
+        encoding = CoordinateEncoding(2, width, group, torch.from_numpy(arrays["table"]).long())
+        layer = GroupSelfAttention(group, c_in, meta["c_out"], encoding=encoding, **sizes)
+    height, columns = arrays["x"].shape[-2:]
+    local = meta["kind"].endswith("local")
+    neighborhood = PixelSquare(meta["size"]) if local else AllPairs()
+    scale = None if local else float(max(height, columns, meta["size"]) - 1)
+    return layer.to(dtype).eval(), _graph(
+        len(arrays["x"]), height, columns, group, neighborhood, scale, dtype
+    )
+
+
+def _graph(images, height, width, group, neighborhood, scale, dtype):
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    pos = torch.stack([rows, columns], dim=-1).reshape(1, -1, 2).to(dtype).repeat(images, 1, 1)
+    return lift(pos, group, neighborhood, scale=scale)
+
+
+def _with_coordinates(graph, coords):
+    """The graph with the file's coordinates, which were rounded to float32."""
+    radius = (coords.shape[1] - 1) // 2
+    own = graph.relative_positions[:, graph.group.identity] * radius
+    offset = own.round().long() + radius
+    assert ((own + radius) - offset).abs().max() < 1e-3
+    stored = _tensor(coords, graph.pos.dtype)[:, offset[:, 0], offset[:, 1]]
+    return replace(graph, relative_positions=stored.transpose(0, 1))
+
+
+def _layer_parameters(leaves, prefix=""):
+    def array(name):
+        return leaves[prefix + name]
+
+    parameters = {
+        "output.weight": array("W_o").flatten(1),
+        "output.bias": array("b_o"),
+    }
+    for name in ("query", "key", "value"):
+        parameters[f"{name}.weight"] = array(f"W_{name[0]}").flatten(0, 1)
+        parameters[f"{name}.bias"] = array(f"b_{name[0]}").flatten()
+    for number, axis in enumerate(("row", "col")):
+        for name, tensor in _network_parameters(leaves, prefix + axis).items():
+            parameters[f"encoding.axes.{number}.{name}"] = tensor
+    if prefix + "E_group" in leaves:
+        parameters["encoding.fiber.weight"] = array("E_group")
+    return parameters
+
+
+def _network_parameters(leaves, axis):
+    return {
+        "linear1.weight": leaves[f"{axis}_w1"][:, None],
+        "linear1.bias": leaves[f"{axis}_b1"],
+        "norm.weight": leaves[f"{axis}_gain"],
+        "norm.bias": leaves[f"{axis}_shift"],
+        "linear2.weight": leaves[f"{axis}_w2"],
+        "linear2.bias": leaves[f"{axis}_b2"],
+    }
+
+
+def _probabilities(weights, graph, arrays, meta):
+    """Pairs (ours, stored) for each query pixel and image."""
+    height, width = arrays["x"].shape[-2:]
+    stored = arrays["probs_f64"]
+    local = meta["kind"].endswith("local")
+    lifting = meta["kind"].startswith("lift")
+    radius = (meta["size"] - 1) // 2
+    for image in range(len(arrays["x"])):
+        for number, (row, column) in enumerate(arrays["probs_pixels"].tolist()):
+            edges = (graph.neighbors.target == (image * height + row) * width + column).nonzero()[:, 0]
+            source = graph.neighbors.source[edges] % (height * width)
+            at = torch.stack([source // width, source % width])
+            if local:
+                at = at - torch.tensor([[row], [column]]) + radius
+            found = weights.new_zeros(*weights.shape[1:], *stored.shape[-2:])
+            found[..., at[0], at[1]] = weights[edges].movedim(0, -1)
+            # [out, query, key, heads, K, K] to the file's [heads, out(, query, key), K, K]
+            found = found.movedim(3, 0)
+            expected = stored[image, :, :, number] if lifting else stored[image, :, :, :, number]
+            yield (found[:, :, 0, 0] if lifting else found), expected
+
+
+def _network(arrays, meta, dtype, table):
+    blocks, crops, expansions, pool_last, between = [0], [], [1], False, False
+    width = meta["channels"]
+    for step in meta["program"]:
+        op = step["op"]
+        if op == "block":
+            if pool_last:
+                blocks.append(0)
+                expansions.append(1)
+                pool_last = False
+            wide = len(arrays[f"{step['name']}/attn/W_o"])
+            expansions[-1] *= wide // width
+            width = wide
+            blocks[-1] += 1
+            crops.append(step["crop"])
+        elif op == "maxpool2x2":
+            pool_last = True
+        elif "norm" in op:
+            between = True
+        elif not op.startswith(("dropout", "linear", "act")):
+            raise AssertionError(f"unknown step {step} in the program of a network")
+    heads = meta["heads"]
+    return (
+        GSANet(
+            _group(arrays),
+            arrays["x"].shape[1],
+            meta["classes"],
+            channels=meta["channels"],
+            blocks=blocks,
+            expansions=expansions,
+            crops=crops,
+            heads=heads,
+            neighborhood=PixelSquare(meta["size"]),
+            pool_last=pool_last,
+            norm_between=between,
+            frame_encoding=torch.from_numpy(table).long(),
+            activation={"swish": "silu"}.get(meta["activation"], meta["activation"]),
+            inexact_pooling="allow",
+        )
+        .to(dtype)
+        .eval()
+    )
+
+
+def _network_arrays(leaves, network):
+    parameters = {f"lifting.{k}": v for k, v in _layer_parameters(leaves, "lift/").items()}
+    parameters["head.weight"] = leaves["head_w"]
+    norms = {"lifting_norm": "lift_norm"}
+    for i in range(len(network.blocks)):
+        block, theirs = f"blocks.{i}", f"block{i}"
+        attention = _layer_parameters(leaves, f"{theirs}/attn/")
+        parameters |= {f"{block}.attention.{k}": v for k, v in attention.items()}
+        norms |= {f"{block}.norm_in": f"{theirs}/norm_in", f"{block}.norm_attention": f"{theirs}/norm_attn"}
+        norms |= {f"{block}.norm{k}": f"{theirs}/mlp_norm{k}" for k in (1, 2)}
+        for k in (1, 2):
+            parameters[f"{block}.linear{k}.weight"] = leaves[f"{theirs}/mlp_w{k}"]
+            parameters[f"{block}.linear{k}.bias"] = leaves[f"{theirs}/mlp_b{k}"]
+        if f"{theirs}/skip_w" in leaves:
+            parameters[f"{block}.skip.weight"] = leaves[f"{theirs}/skip_w"]
+            parameters[f"{block}.skip.bias"] = leaves[f"{theirs}/skip_b"]
+        if network.norm_between:
+            norms[f"between.{i}"] = f"between{i}"
+    for ours, theirs in norms.items():
+        parameters[f"{ours}.weight"] = leaves[f"{theirs}_gain"]
+        parameters[f"{ours}.bias"] = leaves[f"{theirs}_shift"]
+    return {name: tensor.detach() for name, tensor in parameters.items()}
+
+
+def _run_network(network, image, arrays):
+    """Fields by the file's names, and the logits."""
+    images, _, height, width = image.shape
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    pos = torch.stack([rows, columns], dim=-1).reshape(1, -1, 2).to(image).repeat(images, 1, 1)
+    grid = torch.tensor([[height, width]]).repeat(images, 1)
+    data = lift(pos, network.group, PixelSquare(1), grid=grid)
+    geometry = network.geometry(data)
+    steps = []
+    numbers = iter(range(len(network.blocks)))
+    for stage in geometry.stages:
+        renewed = [
+            replace(step, graph=_with_coordinates(step.graph, arrays[f"block{next(numbers)}/attn/coords"]))
+            for step in stage
+        ]
+        steps.append(tuple(renewed))
+    lifting = _with_coordinates(geometry.lifting, arrays["lift/coords"])
+    geometry = replace(geometry, lifting=lifting, stages=tuple(steps))
+    features = network.features(_to_points(image), geometry)
+    head = network.head(features[-1])
+    clouds = geometry.clouds[-1]
+    logits = network.fiber_pool(network.cloud_pool(head, clouds.batch, clouds.num_clouds))
+    sizes = [geometry.lifting] + [step.clouds for stage in geometry.stages for step in stage] + [clouds]
+    names = ["lift"] + [f"block{i}" for i in range(len(network.blocks))] + ["head"]
+    fields = {
+        name: _images_of(field, size)
+        for name, field, size in zip(names, [*features[:-1], head], sizes, strict=True)
+    }
+    return fields, logits
+
+
+def _images_of(field, clouds):
+    height, width = clouds.grid[0].tolist()
+    return field.unflatten(0, (clouds.num_clouds, height, width)).permute(0, 4, 3, 1, 2)
+
+
+def _group(arrays):
+    return FiniteGroup.from_matrices(torch.from_numpy(arrays["A"]).mT, "golden", tolerance=1e-6)
+
+
+def _leaves(arrays, dtype):
+    return {
+        name: _tensor(array, dtype).requires_grad_()
+        for name, array in arrays.items()
+        if np.issubdtype(array.dtype, np.floating)
+    }
+
+
+def _tensor(array, dtype):
+    return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
+
+
+def _to_points(x):
+    """[B, C, (O,) H, W] to [points, (O,) C]."""
+    if x.ndim == 4:
+        return x.permute(0, 2, 3, 1).flatten(0, 2)
+    return x.permute(0, 3, 4, 2, 1).flatten(0, 2)
+
+
+def _to_images(field, like):
+    """[points, O, C] to [B, C, O, H, W]."""
+    return field.unflatten(0, (like.shape[0], *like.shape[-2:])).permute(0, 4, 3, 1, 2)
+
+
+def _compare(name, found, expected, dtype, size=None):
+    found, expected = found.detach().double(), torch.from_numpy(np.asarray(expected)).double()
+    assert found.shape == expected.shape, (
+        f"{name}: shape {tuple(found.shape)}, stored {tuple(expected.shape)}"
+    )
+    size = max(1, float(expected.abs().max()) if size is None else size)
+    error = (found - expected).abs().max() / size
+    assert error < TOLERANCE[dtype], f"{name} in {dtype}: relative error {error:.1e}"

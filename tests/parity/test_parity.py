@@ -1,0 +1,26 @@
+"""Numbers of the four papers: every file of DIR/<system>/*.npz, one test a file."""
+
+from pathlib import Path
+
+from tests.parity import gsa
+
+SYSTEMS = {"gsa": gsa.check}
+
+
+def pytest_generate_tests(metafunc):
+    root = Path(metafunc.config.getoption("--goldens"))
+    files = sorted(root.glob("*/*.npz"))
+    names = [f"{path.parent.name}/{path.stem}" for path in files]
+    if not files:
+        # A wrong folder must not look like success.
+        files, names = [root], ["no-files"]
+    metafunc.parametrize("golden", files, ids=names)
+
+
+def test_golden(golden):
+    if golden.is_dir() or not golden.exists():
+        raise AssertionError(f"no <system>/*.npz files in {golden}")
+    system = golden.parent.name
+    if system not in SYSTEMS:
+        raise AssertionError(f"{golden.name}: unknown system {system!r}; known are {sorted(SYSTEMS)}")
+    SYSTEMS[system](golden)

@@ -1,0 +1,150 @@
+"""Images as point sets: one point per pixel, at the pixel's center."""
+
+import functools
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+from torch_geometric.data import Data
+
+CHUNK = 1024
+
+_ROUNDING = 1e-6  # float intensities that were computed or printed may miss [0, 1] by this much
+
+
+class ImageArray(Protocol):
+    """What :class:`~lieattn_datasets.ImagePoints` reads: an array, or a file that is indexed like one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Images, height, width and, for color, channels."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """uint8, or a floating type."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one image for an integer, an array of images for a slice."""
+
+
+@functools.lru_cache(maxsize=32)
+def grid_positions(height: int, width: int) -> Tensor:
+    """Coordinates of the pixel centers, in raster order.
+
+    The origin is the image's center, the spacing is 1, x points right and y points up: the pixel in
+    row r and column c lies at ``(c - (width - 1) / 2, (height - 1) / 2 - r)``.
+
+    Parameters
+    ----------
+    height, width
+        Size of the image, at least 1.
+
+    Returns
+    -------
+    Tensor
+        float32 ``[height * width, 2]``. All images of one size share this tensor: do not write to it.
+
+    Raises
+    ------
+    ValueError
+        If a size is not positive.
+    """
+    if height < 1 or width < 1:
+        raise ValueError(f"height and width must be at least 1, got {height} and {width}")
+    x = torch.arange(width, dtype=torch.float32) - (width - 1) / 2
+    y = (height - 1) / 2 - torch.arange(height, dtype=torch.float32)
+    return torch.stack([x.repeat(height), y.repeat_interleave(width)], dim=1)
+
+
+def image_to_data(image: ArrayLike, label: int | None = None, *, peak: float | None = None) -> Data:
+    """Turn one image into a point set.
+
+    Parameters
+    ----------
+    image
+        ``[height, width]`` or ``[height, width, channels]``, the top row first; uint8 or floating.
+    label
+        Class of the image; without it the result has no ``y``.
+    peak
+        The value that becomes intensity 1. Default: 255 for uint8, 1 for floating types.
+
+    Returns
+    -------
+    Data
+        ``x`` float32 ``[points, channels]`` in [0, 1], ``pos`` float32 ``[points, 2]`` as
+        :func:`grid_positions` gives it (shared, do not write to it), ``grid`` int64 ``[1, 2]`` =
+        (height, width), and ``y`` int64 ``[1]``.
+
+    Raises
+    ------
+    ValueError
+        If the shape is none of these, or a value is not finite or outside [0, peak].
+    TypeError
+        If the type of the values is neither uint8 nor floating.
+    """
+    array = np.asarray(image)
+    if array.ndim not in (2, 3):
+        raise ValueError(
+            f"image must be [height, width] or [height, width, channels], got shape {array.shape}"
+        )
+    peak = check_images(array[None], peak)
+    return make_data(array, label, peak)
+
+
+def data_to_image(data: Data) -> Tensor:
+    """Turn a point set in raster order back into ``[height, width, channels]``, float32.
+
+    Raises
+    ------
+    ValueError
+        If the data is a batch, has no ``grid``, or its points are not those of the upright grid in
+        raster order (because they were rotated or permuted).
+    """
+    grid = data.get("grid")
+    if grid is None or data.get("x") is None or data.get("pos") is None:
+        raise ValueError("data must be an image as image_to_data makes it, with x, pos and grid")
+    if grid.shape != (1, 2):
+        raise ValueError(f"data must be one image, with grid of shape [1, 2], got {list(grid.shape)}")
+    height, width = grid[0].tolist()
+    if not torch.equal(data.pos.cpu(), grid_positions(height, width).to(data.pos.dtype)):
+        raise ValueError(
+            "data.pos is not the upright pixel grid in raster order: its points were rotated, moved or "
+            "permuted, and there is no image without resampling"
+        )
+    return data.x.reshape(height, width, -1)
+
+
+def check_images(images: ImageArray, peak: float | None) -> float:
+    """Check type and range piece by piece, and return the value that becomes intensity 1."""
+    if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
+        raise TypeError(f"images must be uint8 or floating, got {images.dtype}")
+    natural = 255.0 if images.dtype == np.uint8 else 1.0
+    limit = natural if peak is None else float(peak)
+    if not (np.isfinite(limit) and limit > 0):
+        raise ValueError(f"peak must be positive and finite, got {peak}")
+    if images.dtype == np.uint8 and limit >= natural:
+        return limit  # every uint8 is in range, so nothing need be read
+    slack = _ROUNDING * limit
+    for start in range(0, images.shape[0], CHUNK):
+        chunk = np.asarray(images[start : start + CHUNK])
+        low, high = float(chunk.min()), float(chunk.max())
+        if not (low >= -slack and high <= limit + slack):
+            raise ValueError(f"images must be finite and in [0, {limit:g}], got values {low:g} .. {high:g}")
+    return limit
+
+
+def make_data(image: NDArray[Any], label: int | None, peak: float) -> Data:
+    """Turn a checked image into a point set; see :func:`image_to_data`."""
+    height, width = image.shape[:2]
+    intensities = image.astype(np.float32).reshape(height * width, -1)
+    intensities /= np.float32(peak)
+    data = Data(
+        x=torch.from_numpy(intensities),
+        pos=grid_positions(height, width),
+        grid=torch.tensor([[height, width]]),
+    )
+    if label is not None:
+        data.y = torch.tensor([label])
+    return data

@@ -1,0 +1,181 @@
+"""MNIST and Fashion-MNIST, in the idx format of both."""
+
+import math
+import struct
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lieattn_datasets._files import Release, check_choice, check_count
+from lieattn_datasets._images import ImagePoints, Transform
+from lieattn_datasets._splits import hold_out
+
+_UNSIGNED_BYTE = 0x08
+_COUNTS = {"train": 60_000, "test": 10_000}
+_PREFIXES = {"train": "train", "test": "t10k"}
+_NPZ = "mnist.npz"
+
+_Loaded = tuple[Path, Path, NDArray[Any], NDArray[Any]]  # both paths, images, labels
+
+_MNIST = Release(
+    dataset="MNIST",
+    origin=(
+        "The official files are train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and "
+        "t10k-labels-idx1-ubyte (as they are or with .gz), from 'The MNIST database of handwritten digits' "
+        "(LeCun, Cortes, Burges); mnist.npz with x_train, y_train, x_test, y_test is read as well."
+    ),
+    digests={
+        "train-images-idx3-ubyte": "md5:6bbc9ace898e44ae57da46a324031adb",
+        "train-labels-idx1-ubyte": "md5:a25bea736e30d166cdddb491f175f624",
+        "t10k-images-idx3-ubyte": "md5:2646ac647ad5339dbf082846283269ea",
+        "t10k-labels-idx1-ubyte": "md5:27ae3e4e09519cfbb04c329615203637",
+        _NPZ: "sha256:06af5dfe73b70e3bc1c36439982b18a8d76803db9b544f6fdf838a37fbb01b64",
+    },
+    folders=("MNIST/raw",),
+)
+_FASHION = Release(
+    dataset="Fashion-MNIST",
+    origin=(
+        "The official files are train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and "
+        "t10k-labels-idx1-ubyte (as they are or with .gz), in the folder data/fashion of the repository "
+        "zalandoresearch/fashion-mnist; those of MNIST have the same names."
+    ),
+    digests={
+        "train-images-idx3-ubyte": "md5:f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "train-labels-idx1-ubyte": "md5:9018921c3c673c538a1fc5bad174d6f9",
+        "t10k-images-idx3-ubyte": "md5:8181f5470baa50b63fa0f6fddb340f0a",
+        "t10k-labels-idx1-ubyte": "md5:15d484375f8d13e6eb1aabb0c3f46965",
+    },
+    folders=("FashionMNIST/raw",),
+)
+
+
+class _IdxImages(ImagePoints):
+    """Two idx files per official half, 28 x 28 images of ten classes."""
+
+    _release: ClassVar[Release]
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: Literal["train", "valid", "test"] = "train",
+        *,
+        validation: int = 0,
+        verify: bool = True,
+        transform: Transform | None = None,
+    ) -> None:
+        check_choice("split", split, ("train", "valid", "test"))
+        half = "test" if split == "test" else "train"
+        path, label_path, images, labels = self._load(root, half, verify)
+        if images.shape[1:] != (28, 28) or images.dtype != np.uint8:
+            found = f"{images.dtype} images of shape {images.shape[1:]}"
+            raise self._release.damaged(path, f"has {found}, expected uint8 of (28, 28)")
+        if labels.shape != images.shape[:1] or not np.isin(labels, np.arange(10)).all():
+            problem = f"does not hold one label in 0 .. 9 for each of the {len(images)} images"
+            raise self._release.damaged(label_path, problem)
+        if verify:
+            check_count(self._release, path, len(images), _COUNTS[half])
+        super().__init__(images, labels, num_classes=10, transform=transform)
+        if half == "train":
+            self._indices = hold_out(len(images), validation, split)
+
+    def _load(self, root: str | Path, half: str, verify: bool) -> _Loaded:
+        images = f"{_PREFIXES[half]}-images-idx3-ubyte"
+        labels = f"{_PREFIXES[half]}-labels-idx1-ubyte"
+        path = self._release.locate(root, images, f"{images}.gz")
+        label_path = self._release.locate(root, labels, f"{labels}.gz")
+        return path, label_path, self._read(path, 3, verify), self._read(label_path, 1, verify)
+
+    def _read(self, path: Path, dimensions: int, verify: bool) -> NDArray[np.uint8]:
+        content = self._release.read(path)
+        array = parse_idx(content, dimensions, path, self._release)
+        if verify:
+            self._release.check_content(path, content)
+        return array
+
+
+class MNIST(_IdxImages):
+    """MNIST: 60,000 + 10,000 handwritten digits of 28 x 28, from the official idx files.
+
+    Parameters
+    ----------
+    root
+        Folder with the four official files (plain or ``.gz``), itself or its ``MNIST/raw``; or with
+        ``mnist.npz``, the same images in the same order (used if there are no idx files).
+    split
+        ``"train"``, ``"test"`` (the official halves) or ``"valid"``.
+    validation
+        How many of the 60,000 training images are set aside as ``"valid"``, by a permutation with a
+        fixed seed; ``"train"`` has the others. Give the same number for both.
+    verify
+        Compare digests and the number of images with the official files. False reads any files of
+        the same format; shapes and ranges are checked all the same.
+    transform
+        Called with each new ``Data``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If a file is missing; the message says which, and what it is called.
+    ValueError
+        If a file is damaged, or an argument is out of range.
+    """
+
+    _release = _MNIST
+
+    def _load(self, root: str | Path, half: str, verify: bool) -> _Loaded:
+        name = f"{_PREFIXES[half]}-images-idx3-ubyte"
+        archive = self._release.find(root, _NPZ)
+        if archive is None or self._release.find(root, name, f"{name}.gz"):
+            return super()._load(root, half, verify)
+        if verify:
+            self._release.check_file(archive)
+        images, labels = self._release.read_npz(archive, f"x_{half}", f"y_{half}")
+        return archive, archive, images, labels
+
+
+class FashionMNIST(_IdxImages):
+    """Fashion-MNIST: 60,000 + 10,000 pictures of clothes of 28 x 28, from the official idx files.
+
+    The files are named as those of MNIST; the digests tell them apart.
+
+    Parameters
+    ----------
+    root
+        Folder with the four official files (plain or ``.gz``), itself or its ``FashionMNIST/raw``.
+    split, validation, verify, transform
+        As for :class:`MNIST`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If a file is missing; the message says which, and what it is called.
+    ValueError
+        If a file is damaged, or an argument is out of range.
+    """
+
+    _release = _FASHION
+
+
+def parse_idx(content: bytes, dimensions: int, path: Path, release: Release) -> NDArray[np.uint8]:
+    """Read an idx file of unsigned bytes with the given number of dimensions.
+
+    The format: two zero bytes, the type, the number of dimensions, each size as a big-endian 32-bit
+    integer, then the values, the last dimension running fastest.
+    """
+    header = 4 + 4 * dimensions
+    if len(content) < header or content[:4] != bytes([0, 0, _UNSIGNED_BYTE, dimensions]):
+        raise release.damaged(
+            path,
+            f"starts with the bytes {content[:4].hex() or '(none)'}, "
+            f"an idx{dimensions} file of bytes with 000008{dimensions:02x}",
+        )
+    sizes = struct.unpack(f">{dimensions}I", content[4:header])
+    expected = header + math.prod(sizes)
+    if len(content) != expected:
+        raise release.damaged(
+            path, f"has {len(content)} bytes, its header promises {expected}: it is truncated or damaged"
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(sizes)

@@ -1,0 +1,181 @@
+"""Labeled images, each a point set when it is asked for."""
+
+import copy
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+from torch_geometric.data import Data
+
+from lieattn_datasets._grid import CHUNK, ImageArray, check_images, make_data
+
+Transform = Callable[[Data], Data]
+
+
+class ImagePoints(Dataset[Data]):
+    """Labeled images, each made into a point set when it is asked for.
+
+    The images stay as they came (uint8 stays uint8); coordinates are computed once per image size.
+    It works with ``torch_geometric.loader.DataLoader``, can be pickled, and is never changed by its
+    methods: :meth:`subset` and :meth:`with_transform` return views on the same images.
+
+    Parameters
+    ----------
+    images
+        ``[images, height, width]`` or ``[images, height, width, channels]``, the top row first,
+        uint8 or floating: an array, or a file that is indexed like one.
+    labels
+        Class of each image, integers ``[images]`` in ``0 .. num_classes - 1``.
+    num_classes
+        Number of classes. Default: the largest label plus one.
+    peak
+        The value that becomes intensity 1. Default: 255 for uint8, 1 for floating types.
+    transform
+        Called with each new ``Data``, for example :class:`~lieattn_datasets.RotatePoints`.
+
+    Attributes
+    ----------
+    num_classes : int
+    num_channels : int
+    image_shape : tuple[int, int]
+        (height, width).
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit together, or an intensity or a label is out of range.
+    TypeError
+        If images are neither uint8 nor floating, or labels are no integers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> images = np.zeros((3, 2, 5), dtype=np.uint8)
+    >>> dataset = ImagePoints(images, [0, 1, 1])
+    >>> dataset[0]
+    Data(x=[10, 1], pos=[10, 2], grid=[1, 2], y=[1])
+    >>> len(dataset.subset([0, 2])), dataset.num_classes, dataset.image_shape
+    (2, 2, (2, 5))
+    """
+
+    def __init__(
+        self,
+        images: ImageArray,
+        labels: ArrayLike,
+        *,
+        num_classes: int | None = None,
+        peak: float | None = None,
+        transform: Transform | None = None,
+    ) -> None:
+        shape = tuple(images.shape)
+        if len(shape) not in (3, 4) or 0 in shape[1:]:
+            raise ValueError(
+                "images must be [images, height, width] or [images, height, width, channels] with no "
+                f"size of zero, got shape {shape}"
+            )
+        classes = np.asarray(labels)
+        if classes.shape != shape[:1]:
+            raise ValueError(f"labels must be one per image, shape [{shape[0]}], got {list(classes.shape)}")
+        if classes.size and not np.issubdtype(classes.dtype, np.integer):
+            raise TypeError(f"labels must be integers, got {classes.dtype}")
+        classes = classes.astype(np.int64)
+        count = int(classes.max(initial=-1)) + 1
+        self.num_classes = count if num_classes is None else num_classes
+        if classes.size and (int(classes.min()) < 0 or count > self.num_classes):
+            raise ValueError(
+                f"labels must be in 0 .. {self.num_classes - 1}, got {classes.min()} .. {classes.max()}"
+            )
+        self.image_shape = (shape[1], shape[2])
+        self.num_channels = shape[3] if len(shape) == 4 else 1
+        self.transform = transform
+        self._peak = check_images(images, peak)
+        self._images = images
+        self._labels = classes
+        self._indices = np.arange(shape[0])
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> Data:
+        try:
+            position = operator.index(index)
+        except TypeError as error:
+            raise TypeError(f"index must be an integer, got {index!r}; for several use subset") from error
+        if not -len(self) <= position < len(self):
+            raise IndexError(f"index must be in -{len(self)} .. {len(self) - 1}, got {position}")
+        chosen = int(self._indices[position])
+        data = make_data(np.asarray(self._images[chosen]), int(self._labels[chosen]), self._peak)
+        return data if self.transform is None else self.transform(data)
+
+    def __repr__(self) -> str:
+        height, width = self.image_shape
+        size = f"{height} x {width} x {self.num_channels}"
+        return f"{type(self).__name__}({len(self)} images of {size}, {self.num_classes} classes)"
+
+    @property
+    def labels(self) -> Tensor:
+        """Class of each image, int64 ``[images]``, in the order of this data set."""
+        return torch.from_numpy(self._labels[self._indices])
+
+    def subset(self, indices: Sequence[int] | NDArray[Any] | Tensor) -> Self:
+        """Return the images with these indices, in this order, without copying them.
+
+        Raises
+        ------
+        TypeError
+            If the indices are not integers (a mask of booleans is not accepted).
+        IndexError
+            If one is outside ``-len .. len - 1``.
+        """
+        chosen = np.asarray(indices)
+        if chosen.ndim != 1 or (chosen.size and not np.issubdtype(chosen.dtype, np.integer)):
+            raise TypeError(
+                f"indices must be a list of integers, got shape {list(chosen.shape)} of {chosen.dtype}"
+            )
+        size = len(self)
+        if chosen.size and not (-size <= int(chosen.min()) and int(chosen.max()) < size):
+            raise IndexError(
+                f"indices must be in -{size} .. {size - 1}, got {chosen.min()} .. {chosen.max()}"
+            )
+        view = copy.copy(self)
+        view._indices = self._indices[chosen.astype(np.int64)]
+        return view
+
+    def with_transform(self, transform: Transform | None) -> Self:
+        """Return the same images with this transform in place of the present one."""
+        view = copy.copy(self)
+        view.transform = transform
+        return view
+
+    def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each channel on [0, 1], before any transform.
+
+        Returns
+        -------
+        tuple
+            Means and standard deviations, one per channel: ``Standardize(*dataset.statistics())``.
+
+        Raises
+        ------
+        ValueError
+            If there are no images.
+        """
+        if not len(self):
+            raise ValueError("statistics need at least one image, the data set is empty")
+        total = np.zeros(self.num_channels)
+        squares = np.zeros(self.num_channels)
+        for start in range(0, len(self), CHUNK):
+            chosen = self._indices[start : start + CHUNK]
+            chunk = np.stack([np.asarray(self._images[int(index)]) for index in chosen])
+            values = chunk.reshape(-1, self.num_channels).astype(np.float64) / self._peak
+            total += values.sum(axis=0)
+            squares += np.square(values).sum(axis=0)
+        pixels = len(self) * self.image_shape[0] * self.image_shape[1]
+        mean = total / pixels
+        deviation = np.sqrt(np.maximum(squares / pixels - np.square(mean), 0.0))
+        return tuple(mean.tolist()), tuple(deviation.tolist())

@@ -1,0 +1,147 @@
+"""PatchCamelyon, read from its HDF5 files image by image."""
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lieattn_datasets._files import Release, check_choice, check_count
+from lieattn_datasets._images import ImagePoints, Transform
+
+_COUNTS = {"train": 262_144, "valid": 32_768, "test": 32_768}
+_SHAPE = (96, 96, 3)
+
+_RELEASE = Release(
+    dataset="PatchCamelyon",
+    origin=(
+        "The official files are camelyonpatch_level_2_split_{train,valid,test}_{x,y}.h5, each unpacked from "
+        "the .h5.gz of that name ('PatchCamelyon', B. Veeling, repository basveeling/pcam, Zenodo record "
+        "2546921)."
+    ),
+    digests={
+        "camelyonpatch_level_2_split_train_x.h5": "md5:01844da899645b4d6f84946d417ba453",
+        "camelyonpatch_level_2_split_train_y.h5": "md5:0781386bf6c2fb62d58ff18891466aca",
+        "camelyonpatch_level_2_split_valid_x.h5": "md5:81cf9680f1724c40673f10dc88e909b1",
+        "camelyonpatch_level_2_split_valid_y.h5": "md5:94d8aacc249253159ce2a2e78a86e658",
+        "camelyonpatch_level_2_split_test_x.h5": "md5:2614b2e6717d6356be141d9d6dbfcb7e",
+        "camelyonpatch_level_2_split_test_y.h5": "md5:11ed647efe9fe457a4eb45df1dba19ba",
+    },
+    folders=("pcam",),
+)
+
+
+class PatchCamelyon(ImagePoints):
+    """PatchCamelyon: 262,144 / 32,768 / 32,768 patches of lymph node sections, 96 x 96 in color.
+
+    The label is 1 if the central 32 x 32 pixels hold at least one pixel of tumor tissue, else 0.
+
+    The images stay on disk and are read one at a time; every worker process of a loader opens the
+    file for itself. A batch of whole images has 9,216 points each.
+
+    Parameters
+    ----------
+    root
+        Folder with the official ``.h5`` files, itself or its ``pcam``.
+    split
+        ``"train"``, ``"valid"`` or ``"test"``: the official split.
+    verify
+        Compare digests (once per process: the training images are 7 GB) and the number of images
+        with the official files. False reads any files of the same format.
+    transform
+        Called with each new ``Data``.
+
+    Raises
+    ------
+    ImportError
+        If h5py is not installed.
+    FileNotFoundError
+        If a file is missing; the message says which, and what it is called.
+    ValueError
+        If a file is damaged, or the split is unknown.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: Literal["train", "valid", "test"] = "train",
+        *,
+        verify: bool = True,
+        transform: Transform | None = None,
+    ) -> None:
+        check_choice("split", split, ("train", "valid", "test"))
+        path = _RELEASE.locate(root, f"camelyonpatch_level_2_split_{split}_x.h5")
+        label_path = _RELEASE.locate(root, f"camelyonpatch_level_2_split_{split}_y.h5")
+        if verify:
+            _RELEASE.check_file(path)
+            _RELEASE.check_file(label_path)
+        images = H5Images(path)
+        if images.shape[1:] != _SHAPE or images.dtype != np.uint8:
+            found = f"{images.dtype} images of shape {images.shape[1:]}"
+            raise _RELEASE.damaged(path, f"has {found}, expected uint8 of {_SHAPE}")
+        labels = _read_labels(label_path)
+        if len(labels) != images.shape[0]:
+            raise _RELEASE.damaged(
+                label_path, f"has {len(labels)} labels, but there are {images.shape[0]} images"
+            )
+        if verify:
+            check_count(_RELEASE, path, images.shape[0], _COUNTS[split])
+        super().__init__(images, labels, num_classes=2, transform=transform)
+
+
+class H5Images:
+    """The data set ``x`` of an HDF5 file, indexed like an array and read when indexed.
+
+    An open file survives neither pickling nor a fork, so each process opens its own.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._process: int | None = None
+        self._source: Any = None
+        source = self._open()
+        self.shape: tuple[int, ...] = tuple(source.shape)
+        self.dtype: np.dtype[Any] = source.dtype
+
+    def __getitem__(self, index: Any) -> NDArray[Any]:
+        try:
+            return np.asarray(self._open()[index])
+        except OSError as error:
+            raise _RELEASE.damaged(self._path, f"cannot be read at image {index} ({error})") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_process": None, "_source": None}
+
+    def _open(self) -> Any:
+        if self._process != os.getpid():
+            self._source = _dataset(self._path, "x")
+            self._process = os.getpid()
+        return self._source
+
+
+def _dataset(path: Path, key: str) -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError("PatchCamelyon needs h5py: pip install 'lieattn[data]'") from error
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise _RELEASE.damaged(path, f"is not a complete HDF5 file ({error})") from error
+    if not isinstance(file.get(key), h5py.Dataset):
+        raise _RELEASE.damaged(path, f"has no array {key!r}, only {', '.join(file) or 'nothing'}")
+    return file[key]
+
+
+def _read_labels(path: Path) -> NDArray[np.int64]:
+    source = _dataset(path, "y")
+    try:
+        labels = np.asarray(source[...]).reshape(source.shape[0] if source.shape else 1, -1)
+    except OSError as error:
+        raise _RELEASE.damaged(path, f"cannot be read ({error})") from error
+    finally:
+        source.file.close()
+    if labels.shape[1] != 1 or not np.isin(labels, (0, 1)).all():
+        raise _RELEASE.damaged(path, "has labels that are not one 0 or 1 per image")
+    return labels[:, 0].astype(np.int64)

@@ -1,0 +1,288 @@
+"""Transforms: callables that take a ``Data`` and return a new one, leaving the first as it was.
+
+Angles are in radians; a positive angle turns counter-clockwise as displayed (x right, y up).
+``torch_geometric.transforms.Compose`` chains them.
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+from torch.utils.data import get_worker_info
+from torch_geometric.data import Batch, Data
+
+from lieattn_datasets._grid import data_to_image
+
+_QUARTER_TURN_TOLERANCE = 1e-12
+
+
+class TransformPoints:
+    """Multiply the coordinates of every point by a matrix; everything else stays.
+
+    Nothing is resampled: the points carry their features along. Works on a ``Data`` or a ``Batch``.
+
+    Parameters
+    ----------
+    matrix
+        ``[dim, dim]``, finite; the new position is ``matrix @ pos``, computed in float64.
+
+    Raises
+    ------
+    ValueError
+        If the matrix is not square or not finite, or (when called) does not fit ``data.pos``.
+    """
+
+    def __init__(self, matrix: ArrayLike | Tensor) -> None:
+        self.matrix = torch.as_tensor(np.asarray(matrix), dtype=torch.float64)
+        shape = tuple(self.matrix.shape)
+        if len(shape) != 2 or shape[0] != shape[1]:
+            raise ValueError(f"matrix must be square, got shape {shape}")
+        if not bool(self.matrix.isfinite().all()):
+            raise ValueError("matrix must be finite, got NaN or infinity")
+
+    def __call__(self, data: Data) -> Data:
+        pos = data.get("pos")
+        dim = len(self.matrix)
+        if pos is None or pos.dim() != 2 or pos.shape[1] != dim:
+            found = "nothing" if pos is None else list(pos.shape)
+            raise ValueError(f"data.pos must be [points, {dim}], got {found}")
+        turned = copy.copy(data)
+        turned.pos = (pos.double() @ self.matrix.to(pos.device).T).to(pos.dtype)
+        return turned
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.matrix.tolist()})"
+
+
+class RotatePoints(TransformPoints):
+    """Rotate the coordinates of every point in the plane about the origin, the center of an image.
+
+    This is the exact rotation of an image as a point set: no pixel is resampled, none is lost.
+    Multiples of a quarter turn use the integer matrix and map the grid onto itself without rounding.
+
+    Parameters
+    ----------
+    angle
+        In radians, counter-clockwise as displayed.
+
+    Raises
+    ------
+    ValueError
+        If the angle is not finite, or (when called) points are not two-dimensional.
+
+    Examples
+    --------
+    >>> import math
+    >>> from torch_geometric.data import Data
+    >>> RotatePoints(math.pi / 2)(Data(pos=torch.tensor([[1.0, 0.0]]))).pos
+    tensor([[0., 1.]])
+    """
+
+    def __init__(self, angle: float) -> None:
+        cosine, sine = _cosine_sine(angle)
+        super().__init__([[cosine, -sine], [sine, cosine]])
+        self.angle = float(angle)
+
+    def __repr__(self) -> str:
+        return f"RotatePoints({self.angle})"
+
+
+class RandomRotatePoints:
+    """Rotate the points of each cloud by a random angle, as :class:`RotatePoints` does.
+
+    The angles are a stream that the seed determines. A loader's worker process has a stream of its
+    own, made from the seed, the worker and, until :meth:`set_epoch` is called, the seed that torch
+    gives that worker for that epoch (so that epochs differ, and ``torch.manual_seed`` decides).
+
+    Parameters
+    ----------
+    seed
+        Non-negative integer.
+    max_angle
+        The angle is uniform in ``[-max_angle, max_angle)``, in radians. Default: pi, all rotations.
+
+    Raises
+    ------
+    ValueError
+        If the seed is negative, the angle is negative or not finite, or (when called) the data is a
+        batch: its clouds would share one angle.
+    """
+
+    def __init__(self, seed: int = 0, max_angle: float = math.pi) -> None:
+        if seed < 0:
+            raise ValueError(f"seed must not be negative, got {seed}")
+        if not 0 <= max_angle < math.inf:
+            raise ValueError(f"max_angle must be finite and not negative, got {max_angle}")
+        self.seed = seed
+        self.max_angle = max_angle
+        self._epoch: int | None = None
+        self._key: tuple[int, ...] | None = None
+        self._generator = np.random.default_rng(seed)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Restart the stream from the seed and the epoch, so that an epoch can be repeated alone."""
+        if epoch < 0:
+            raise ValueError(f"epoch must not be negative, got {epoch}")
+        self._epoch = epoch
+        self._key = None
+
+    def __call__(self, data: Data) -> Data:
+        if isinstance(data, Batch):
+            raise ValueError("data must be one cloud, got a Batch, whose clouds would share one angle")
+        angle = self._stream().uniform(-self.max_angle, self.max_angle)
+        return RotatePoints(angle)(data)
+
+    def __repr__(self) -> str:
+        return f"RandomRotatePoints(seed={self.seed}, max_angle={self.max_angle})"
+
+    def _stream(self) -> np.random.Generator:
+        worker = get_worker_info()
+        key: tuple[int, ...]
+        if self._epoch is not None:
+            key = (self.seed, self._epoch, 0 if worker is None else worker.id + 1)
+        else:
+            key = (self.seed,) if worker is None else (self.seed, worker.seed)
+        if key != self._key:  # a new process, or a new epoch, begins its own stream
+            self._key = key
+            self._generator = np.random.default_rng(key)
+        return self._generator
+
+
+class RotateImage:
+    """Rotate an image by resampling it on its own grid: for comparison with :class:`RotatePoints`.
+
+    Spline interpolation about the center, black outside; what leaves the frame is lost. Intensities
+    are clipped to [0, 1], so use it before :class:`Standardize`.
+
+    Parameters
+    ----------
+    angle
+        In radians, counter-clockwise as displayed. A quarter turn of a square image permutes pixels.
+    order
+        Order of the spline, 0 (nearest) to 5; 1 is bilinear, 3 cubic.
+
+    Raises
+    ------
+    ValueError
+        If the angle is not finite, the order is none of these, or (when called) the data is not one
+        upright image with intensities in [0, 1].
+    """
+
+    def __init__(self, angle: float, order: Literal[0, 1, 2, 3, 4, 5] = 3) -> None:
+        if order not in range(6):
+            raise ValueError(f"order must be 0, 1, 2, 3, 4 or 5, got {order}")
+        cosine, sine = _cosine_sine(angle)
+        self.angle = float(angle)
+        self.order: Literal[0, 1, 2, 3, 4, 5] = order
+        # output (row, column) to input (row, column): the inverse rotation, with rows pointing down
+        self._matrix = np.array([[cosine, sine], [-sine, cosine]])
+
+    def __call__(self, data: Data) -> Data:
+        from scipy.ndimage import affine_transform
+
+        image = data_to_image(data).cpu().numpy()
+        if not (image.min() >= -1e-6 and image.max() <= 1 + 1e-6):
+            raise ValueError(
+                f"data.x must be intensities in [0, 1], got {image.min():g} .. {image.max():g}; standardize "
+                "after RotateImage, not before"
+            )
+        center = (np.array(image.shape[:2]) - 1) / 2
+        offset = center - self._matrix @ center
+        planes = [
+            affine_transform(plane, self._matrix, offset, order=self.order)
+            for plane in np.moveaxis(image.astype(np.float64), -1, 0)
+        ]
+        values = torch.from_numpy(np.stack(planes, axis=-1).clip(0, 1)).to(data.x)
+        turned = copy.copy(data)
+        turned.x = values.reshape(data.x.shape)
+        return turned
+
+    def __repr__(self) -> str:
+        return f"RotateImage({self.angle}, order={self.order})"
+
+
+class Standardize:
+    """Subtract a mean from each channel of ``x`` and divide by a standard deviation.
+
+    Parameters
+    ----------
+    mean, std
+        One number, or one per channel; std positive. ``Standardize(*dataset.statistics())``.
+
+    Raises
+    ------
+    ValueError
+        If a number is not finite, std is not positive, the lengths differ, or (when called) they do
+        not fit the channels of ``data.x``.
+    """
+
+    def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
+        self.mean = torch.atleast_1d(torch.as_tensor(mean, dtype=torch.float32))
+        self.std = torch.atleast_1d(torch.as_tensor(std, dtype=torch.float32))
+        if self.mean.dim() != 1 or self.mean.shape != self.std.shape:
+            raise ValueError(f"mean and std must be as long as each other, got mean={mean} and std={std}")
+        if not bool(self.mean.isfinite().all()):
+            raise ValueError(f"mean must be finite, got {mean}")
+        if not bool((self.std.isfinite() & (self.std > 0)).all()):
+            raise ValueError(f"std must be finite and positive, got {std}")
+
+    def __call__(self, data: Data) -> Data:
+        if len(self.mean) not in (1, data.x.shape[-1]):
+            raise ValueError(f"data.x must have {len(self.mean)} channels, got shape {list(data.x.shape)}")
+        scaled = copy.copy(data)
+        scaled.x = (data.x - self.mean.to(data.x)) / self.std.to(data.x)
+        return scaled
+
+    def __repr__(self) -> str:
+        return f"Standardize(mean={self.mean.tolist()}, std={self.std.tolist()})"
+
+
+class PermutePoints:
+    """Put the points of a cloud in another order, a random one that the seed and their number determine.
+
+    The cloud is the same set of points; a network must not notice.
+
+    Parameters
+    ----------
+    seed
+        Non-negative integer. The same seed gives clouds of the same size the same order.
+
+    Raises
+    ------
+    ValueError
+        If the seed is negative, or (when called) the data is a batch or has edges.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        if seed < 0:
+            raise ValueError(f"seed must not be negative, got {seed}")
+        self.seed = seed
+
+    def __call__(self, data: Data) -> Data:
+        if isinstance(data, Batch) or data.get("edge_index") is not None:
+            raise ValueError("data must be one cloud without edge_index, got a batch or a graph")
+        order = torch.from_numpy(np.random.default_rng(self.seed).permutation(len(data.pos)))
+        permuted = copy.copy(data)
+        for key in ("x", "pos"):
+            value: Any = data.get(key)
+            if value is not None:
+                permuted[key] = value[order.to(value.device)]
+        return permuted
+
+    def __repr__(self) -> str:
+        return f"PermutePoints({self.seed})"
+
+
+def _cosine_sine(angle: float) -> tuple[float, float]:
+    """Cosine and sine of an angle, exactly 0 and +-1 at multiples of a quarter turn."""
+    if not math.isfinite(angle):
+        raise ValueError(f"angle must be finite, in radians, got {angle}")
+    turns = angle / (math.pi / 2)
+    if abs(turns - round(turns)) < _QUARTER_TURN_TOLERANCE * max(1.0, abs(turns)):
+        return ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))[round(turns) % 4]
+    return math.cos(angle), math.sin(angle)

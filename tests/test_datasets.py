@@ -1,0 +1,624 @@
+"""lieattn_datasets, on files that the tests write in the official formats."""
+
+import gzip
+import hashlib
+import math
+import pickle
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader
+from torch_geometric.transforms import Compose
+
+import lieattn_datasets as ld
+from lieattn_datasets import _amat, _idx
+
+RANDOM = np.random.default_rng(0)
+GRAY = RANDOM.integers(0, 256, (12, 28, 28), dtype=np.uint8)
+COLOR = RANDOM.integers(0, 256, (10, 32, 32, 3), dtype=np.uint8)
+LABELS = np.arange(12, dtype=np.uint8) % 10
+PCAM_X, PCAM_Y = (f"camelyonpatch_level_2_split_test_{part}.h5" for part in "xy")
+AMAT = "mnist_all_rotation_normalized_float_train_valid.amat"
+
+
+def idx(array):
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write_idx(root, prefix="train", images=GRAY, labels=LABELS, pack=False):
+    for name, array in ((f"{prefix}-images-idx3-ubyte", images), (f"{prefix}-labels-idx1-ubyte", labels)):
+        content = idx(array)
+        if pack:
+            (root / f"{name}.gz").write_bytes(gzip.compress(content))
+        else:
+            (root / name).write_bytes(content)
+
+
+def amat(images, labels):
+    rows = np.column_stack([images.transpose(0, 2, 1).reshape(len(images), -1) / 256, labels])
+    return "".join("   " + "   ".join(f"{value:.7e}" for value in row) + "\n" for row in rows)
+
+
+def cifar(images, labels, key="labels"):
+    """A batch as Python 2 pickled it: protocol 2, byte strings, NumPy's old module name."""
+    raw = images.transpose(0, 3, 1, 2).tobytes()
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+    shape = b"K" + bytes([len(images)]) + b"M\x00\x0c\x86"
+    kind = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    state = b"(K\x01" + shape + kind + b"\x89T" + struct.pack("<I", len(raw)) + raw + b"tb"
+    classes = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
+    name = b"U" + bytes([len(key)]) + key.encode()
+    return b"\x80\x02}(U\x04data" + array + state + name + classes + b"u."
+
+
+def write_cifar(root, count=10):
+    for number in range(1, 6):
+        (root / f"data_batch_{number}").write_bytes(cifar(COLOR[:count], LABELS[:count]))
+    (root / "test_batch").write_bytes(cifar(COLOR[:count], LABELS[:count]))
+
+
+def write_pcam(root, images=None, labels=None):
+    h5py = pytest.importorskip("h5py")
+    images = RANDOM.integers(0, 256, (5, 96, 96, 3), dtype=np.uint8) if images is None else images
+    labels = np.array([0, 1, 1, 0, 1], dtype=np.uint8) if labels is None else labels
+    with h5py.File(root / PCAM_X, "w") as file:
+        file["x"] = images
+    with h5py.File(root / PCAM_Y, "w") as file:
+        file["y"] = labels.reshape(-1, 1, 1, 1)
+    return images, labels
+
+
+def image_of(data):
+    return ld.data_to_image(data).numpy()
+
+
+def small_images(count=6, height=3, width=4):
+    images = np.arange(count * height * width, dtype=np.uint8).reshape(count, height, width)
+    return ld.ImagePoints(images, np.arange(count) % 3)
+
+
+class TestImages:
+    def test_format_of_the_contract(self):
+        data = ld.image_to_data(np.array([[0, 51, 102], [153, 204, 255]], dtype=np.uint8), label=7)
+        torch.testing.assert_close(data.x, torch.tensor([[0.0], [0.2], [0.4], [0.6], [0.8], [1.0]]))
+        expected = [[-1, 0.5], [0, 0.5], [1, 0.5], [-1, -0.5], [0, -0.5], [1, -0.5]]
+        assert data.pos.tolist() == expected
+        assert data.grid.tolist() == [[2, 3]]
+        assert data.y.tolist() == [7]
+        assert [data.x.dtype, data.pos.dtype, data.y.dtype, data.grid.dtype] == [torch.float32] * 2 + [
+            torch.int64
+        ] * 2
+
+    def test_color_floats_and_back(self):
+        image = RANDOM.random((3, 5, 3))
+        data = ld.image_to_data(image)
+        assert data.x.shape == (15, 3)
+        assert "y" not in data
+        np.testing.assert_allclose(image_of(data), image, atol=1e-7)
+
+    def test_geometry_is_shared_and_images_stay_bytes(self):
+        dataset = small_images()
+        assert dataset[0].pos.data_ptr() == dataset[5].pos.data_ptr()
+        assert dataset._images.dtype == np.uint8
+        assert len(pickle.dumps(dataset)) < 2_000
+
+    def test_views(self):
+        dataset = small_images()
+        view = dataset.subset([4, -1, 0]).subset(torch.tensor([0, 2]))
+        assert [int(data.x[0] * 255) for data in view] == [48, 0]
+        assert view.labels.tolist() == [1, 0]
+        turned = view.with_transform(ld.RotatePoints(math.pi))
+        assert torch.equal(turned[0].pos, -dataset[4].pos)
+        assert view.transform is None
+        assert len(dataset) == 6
+        assert repr(view) == "ImagePoints(2 images of 3 x 4 x 1, 3 classes)"
+        assert (view.num_channels, view.image_shape, view.num_classes) == (1, (3, 4), 3)
+
+    def test_statistics(self):
+        dataset = ld.ImagePoints(COLOR, LABELS[:10])
+        mean, std = dataset.statistics()
+        np.testing.assert_allclose(mean, COLOR.mean(axis=(0, 1, 2)) / 255)
+        np.testing.assert_allclose(std, COLOR.std(axis=(0, 1, 2)) / 255)
+        values = torch.cat([data.x for data in dataset.with_transform(ld.Standardize(mean, std))])
+        torch.testing.assert_close(values.mean(0), torch.zeros(3), atol=1e-5, rtol=0)
+        torch.testing.assert_close(values.std(0, correction=0), torch.ones(3), atol=1e-5, rtol=0)
+
+    def test_loader_batches(self):
+        (batch,) = DataLoader(small_images(), batch_size=6)
+        assert batch.x.shape == (72, 1)
+        assert batch.grid.tolist() == [[3, 4]] * 6
+        assert batch.y.tolist() == [0, 1, 2, 0, 1, 2]
+        assert batch.ptr.tolist() == list(range(0, 73, 12))
+
+    @pytest.mark.parametrize(
+        ("make", "error", "message"),
+        [
+            (lambda: ld.ImagePoints(GRAY[0], [0]), ValueError, "images must be .images, height, width"),
+            (lambda: ld.ImagePoints(GRAY, LABELS[:3]), ValueError, "one per image, shape .12., got .3."),
+            (lambda: ld.ImagePoints(GRAY, LABELS * 0.5), TypeError, "labels must be integers, got float64"),
+            (lambda: ld.ImagePoints(GRAY, LABELS, num_classes=5), ValueError, "in 0 .. 4, got 0 .. 9"),
+            (lambda: ld.ImagePoints(GRAY.astype(np.int32), LABELS), TypeError, "floating, got int32"),
+            (lambda: ld.ImagePoints(GRAY / 1.0, LABELS), ValueError, r"in \[0, 1\], got values 0 .. 255"),
+            (lambda: ld.ImagePoints(GRAY * np.nan, LABELS), ValueError, "must be finite"),
+            (lambda: ld.ImagePoints(GRAY, LABELS, peak=16), ValueError, r"in \[0, 16\]"),
+            (lambda: ld.ImagePoints(GRAY, LABELS, peak=0), ValueError, "peak must be positive"),
+            (lambda: ld.image_to_data(np.zeros(3)), ValueError, r"got shape \(3,\)"),
+            (lambda: ld.grid_positions(0, 3), ValueError, "at least 1, got 0 and 3"),
+            (lambda: small_images()[6], IndexError, "index must be in -6 .. 5, got 6"),
+            (lambda: small_images()[0:2], TypeError, "for several use subset"),
+            (lambda: small_images().subset([7]), IndexError, "in -6 .. 5, got 7"),
+            (lambda: small_images().subset([True] * 6), TypeError, "list of integers"),
+            (lambda: small_images().subset([]).statistics(), ValueError, "at least one image"),
+            (lambda: ld.data_to_image(Data()), ValueError, "with x, pos and grid"),
+            (lambda: image_of(ld.RotatePoints(1)(small_images()[0])), ValueError, "not the upright pixel"),
+            (lambda: image_of(next(iter(DataLoader(small_images(), 2)))), ValueError, "one image"),
+        ],
+    )  # fmt: skip
+    def test_bad_input(self, make, error, message):
+        with pytest.raises(error, match=message):
+            make()
+
+
+class TestDigits:
+    def test_splits(self):
+        pytest.importorskip("sklearn")
+        parts = [ld.Digits(split) for split in ("train", "valid", "test")]
+        assert [len(part) for part in parts] == [1078, 360, 359]
+        indices = np.concatenate([part._indices for part in parts])
+        assert sorted(indices) == list(range(1797))
+        for part in parts:
+            shares = part.labels.bincount() / len(part)
+            assert (shares - ld.Digits("all").labels.bincount() / 1797).abs().max() < 0.004
+        # the split is part of every published number: it may never change
+        digest = hashlib.sha256(np.concatenate([part._indices for part in parts]).tobytes()).hexdigest()
+        assert digest.startswith("83f81cac46ae72b7")
+        data = ld.Digits("all")[0]
+        assert data.x.shape == (64, 1)
+        assert data.x.max() == 15 / 16
+        with pytest.raises(
+            ValueError, match="split must be one of 'train', 'valid', 'test', 'all', got 'val'"
+        ):
+            ld.Digits("val")
+
+
+class TestIdx:
+    @pytest.mark.parametrize("pack", [False, True])
+    @pytest.mark.parametrize(("kind", "folder"), [(ld.MNIST, "MNIST/raw"), (ld.FashionMNIST, "")])
+    def test_reads(self, tmp_path, pack, kind, folder):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        write_idx(tmp_path / folder, "t10k", pack=pack)
+        dataset = kind(tmp_path, "test", verify=False)
+        assert torch.equal(dataset.labels, torch.from_numpy(LABELS.astype(np.int64)))
+        np.testing.assert_allclose(image_of(dataset[3])[..., 0], GRAY[3] / 255, atol=1e-7)
+
+    def test_validation(self, tmp_path):
+        write_idx(tmp_path)
+        train, valid = (
+            ld.MNIST(tmp_path, s, validation=4, verify=False)._indices for s in ("train", "valid")
+        )
+        assert sorted([*train, *valid]) == list(range(12))
+        assert valid.tolist() == ld.MNIST(tmp_path, "valid", validation=4, verify=False)._indices.tolist()
+        with pytest.raises(ValueError, match="split='valid' needs validation > 0"):
+            ld.MNIST(tmp_path, "valid", verify=False)
+        with pytest.raises(ValueError, match="less than the 12 training images, got 12"):
+            ld.MNIST(tmp_path, validation=12, verify=False)
+
+    def test_checksum_and_count(self, tmp_path, monkeypatch):
+        write_idx(tmp_path, pack=True)
+        with pytest.raises(
+            ValueError, match=r"train-images-idx3-ubyte.gz has the digest md5:\w+, but .* Replace"
+        ):
+            ld.MNIST(tmp_path)
+        digests = _idx._MNIST.digests
+        for name, array in (("images-idx3", GRAY), ("labels-idx1", LABELS)):
+            known = "md5:" + hashlib.md5(idx(array)).hexdigest()
+            monkeypatch.setitem(digests, f"train-{name}-ubyte", known)
+        with pytest.raises(ValueError, match="holds 12 images, the official file 60000"):
+            ld.MNIST(tmp_path)
+        monkeypatch.setitem(_idx._COUNTS, "train", 12)
+        assert len(ld.MNIST(tmp_path)) == 12
+        write_idx(tmp_path, "t10k")
+        with pytest.raises(ValueError, match="it is the content of train-images-idx3-ubyte"):
+            ld.MNIST(tmp_path, "test")
+
+    def test_npz(self, tmp_path):
+        np.savez(tmp_path / "mnist.npz", x_train=GRAY, y_train=LABELS, x_test=GRAY[:3], y_test=LABELS[:3])
+        assert len(ld.MNIST(tmp_path, "test", verify=False)) == 3
+        with pytest.raises(ValueError, match=r"mnist.npz has the digest sha256"):
+            ld.MNIST(tmp_path)
+        write_idx(tmp_path, "t10k")
+        assert len(ld.MNIST(tmp_path, "test", verify=False)) == 12
+
+    @pytest.mark.parametrize(
+        ("damage", "message"),
+        [
+            (lambda c: c[:-1], "has 9423 bytes, its header promises 9424"),
+            (lambda c: c + b"\0", "its header promises 9424"),
+            (lambda c: c[:10], "starts with the bytes 00000803"),
+            (lambda c: b"", r"starts with the bytes \(none\)"),
+            (lambda c: b"\0\0\x0d\x03" + c[4:], "starts with the bytes 00000d03"),
+            (lambda c: idx(GRAY[:, :14].copy()), r"shape \(14, 28\), expected uint8 of \(28, 28\)"),
+            (
+                lambda c: idx(GRAY[:5]),
+                "labels-idx1-ubyte does not hold one label in 0 .. 9 for each of the 5",
+            ),
+        ],
+    )
+    def test_damaged(self, tmp_path, damage, message):
+        write_idx(tmp_path)
+        path = tmp_path / "train-images-idx3-ubyte"
+        path.write_bytes(damage(path.read_bytes()))
+        with pytest.raises(ValueError, match=message) as caught:
+            ld.MNIST(tmp_path, verify=False)
+        assert str(tmp_path) in str(caught.value)
+        assert "The official files are" in str(caught.value)
+
+    def test_damaged_gzip_and_labels(self, tmp_path):
+        write_idx(tmp_path, labels=LABELS + 1)
+        with pytest.raises(ValueError, match=r"does not hold one label in 0 \.\. 9"):
+            ld.MNIST(tmp_path, verify=False)
+        (tmp_path / "train-images-idx3-ubyte").unlink()
+        path = tmp_path / "train-images-idx3-ubyte.gz"
+        for content in (
+            gzip.compress(idx(GRAY))[:-20],
+            b"no gzip",
+            gzip.compress(idx(GRAY))[:40] + b"\xff" * 99,
+        ):
+            path.write_bytes(content)
+            with pytest.raises(ValueError, match="is not a complete gzip file"):
+                ld.MNIST(tmp_path, verify=False)
+
+
+class TestRotatedMNIST:
+    def test_official_rows_and_orientation(self, tmp_path):
+        (tmp_path / "mnist_rotation_new").mkdir()
+        (tmp_path / "mnist_rotation_new" / AMAT).write_text(amat(GRAY, LABELS))
+        train = ld.RotatedMNIST(tmp_path, verify=False)
+        valid = ld.RotatedMNIST(tmp_path, "valid", verify=False)
+        assert [len(train), len(valid)] == [10, 2]
+        assert valid.labels.tolist() == LABELS[10:].tolist()
+        np.testing.assert_allclose(image_of(valid[1])[..., 0], GRAY[11] / 256, atol=1e-6)
+        mirrored = ld.RotatedMNIST(tmp_path, "valid", column_major=False, verify=False)
+        np.testing.assert_allclose(image_of(mirrored[1])[..., 0], GRAY[11].T / 256, atol=1e-6)
+        with pytest.raises(ValueError, match="holds 12 images, the official file 12000"):
+            ld.RotatedMNIST(tmp_path)
+
+    def test_archive(self, tmp_path, monkeypatch):
+        path = tmp_path / "mnist_rotation_new.zip"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(AMAT, amat(GRAY, LABELS))
+        assert len(ld.RotatedMNIST(tmp_path, verify=False)) == 10
+        with pytest.raises(ValueError, match=r"has no member mnist_all_rotation_normalized_float_test\.amat"):
+            ld.RotatedMNIST(tmp_path, "test", verify=False)
+        with pytest.raises(ValueError, match=r"mnist_rotation_new\.zip has the digest md5"):
+            ld.RotatedMNIST(tmp_path)
+        known = "md5:" + hashlib.md5(path.read_bytes()).hexdigest()
+        monkeypatch.setitem(_amat._RELEASE.digests, path.name, known)
+        monkeypatch.setitem(_amat._COUNTS, "train", 12)
+        assert len(ld.RotatedMNIST(tmp_path)) == 10
+        path.write_bytes(path.read_bytes()[:3000])
+        with pytest.raises(ValueError, match="is not a complete zip archive"):
+            ld.RotatedMNIST(tmp_path, verify=False)
+
+    @pytest.mark.parametrize(
+        ("damage", "message"),
+        [
+            (lambda text: text[:-40], "is not a table of numbers .*columns changed"),
+            (lambda text: text.replace("e", "z", 1), "is not a table of numbers"),
+            (lambda text: "", "is empty"),
+            (lambda text: "0 1 2\n", "has 3 numbers in a row, expected 784"),
+            (lambda text: amat(GRAY.astype(float) * 2, LABELS), r"intensities outside \[0, 1\]"),
+            (lambda text: amat(GRAY * np.nan, LABELS), r"intensities outside \[0, 1\]"),
+            (lambda text: amat(GRAY, LABELS + 0.5), "labels that are not 0 .. 9"),
+        ],
+    )
+    def test_damaged(self, tmp_path, damage, message):
+        (tmp_path / AMAT).write_text(damage(amat(GRAY, LABELS)))
+        with pytest.raises(ValueError, match=message):
+            ld.RotatedMNIST(tmp_path, verify=False)
+
+
+class TestCifar:
+    def test_cifar10(self, tmp_path):
+        (tmp_path / "cifar-10-batches-py").mkdir()
+        write_cifar(tmp_path / "cifar-10-batches-py")
+        dataset = ld.CIFAR10(tmp_path, verify=False)
+        assert len(dataset) == 50
+        np.testing.assert_allclose(image_of(dataset[13]), COLOR[3] / 255, atol=1e-7)
+        split = {s: ld.CIFAR10(tmp_path, s, validation=10, verify=False)._indices for s in ("train", "valid")}
+        assert [len(split["train"]), len(split["valid"])] == [40, 10]
+        assert not set(split["train"]) & set(split["valid"])
+        with pytest.raises(ValueError, match=r"data_batch_1 has the digest md5"):
+            ld.CIFAR10(tmp_path)
+
+    def test_cifar100(self, tmp_path):
+        (tmp_path / "test").write_bytes(cifar(COLOR, LABELS[:10] + 90, "fine_labels"))
+        dataset = ld.CIFAR100(tmp_path, "test", verify=False)
+        assert (dataset.num_classes, dataset.labels.max()) == (100, 99)
+
+    @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4])
+    def test_pickles_of_today(self, tmp_path, protocol):
+        rows = COLOR.transpose(0, 3, 1, 2).reshape(10, -1)
+        batch = {"data": rows, "labels": LABELS[:10].tolist()}
+        (tmp_path / "test_batch").write_bytes(pickle.dumps(batch, protocol=protocol))
+        np.testing.assert_allclose(image_of(ld.CIFAR10(tmp_path, "test", verify=False)[9]), COLOR[9] / 255)
+
+    @pytest.mark.parametrize(
+        ("content", "asked"),
+        [
+            (b"cbuiltins\neval\n(S'MARK()'\ntR.", "builtins.eval"),
+            (b"cos\nsystem\n(S'touch MARK'\ntR.", "os.system"),
+            (b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x0atouch MARK\x85R.", "posix.system"),
+            (b"(S'touch MARK'\nios\nsystem\n.", "os.system"),
+            (b"cnumpy\nload\n(S'x'\ntR.", "numpy.load"),
+            (b"cnumpy\nndarray.__new__\n.", "ndarray.__new__"),
+            (b"cnumpy\ndtype\n(S'O8'\ntR.", "values of type 'O8'"),
+            (b"c_codecs\nencode\n(S'x'\nS'zlib'\ntR.", "the encoding zlib"),
+        ],
+    )
+    def test_malicious_pickle_is_refused(self, tmp_path, monkeypatch, content, asked):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "test_batch").write_bytes(content)
+        with pytest.raises(ValueError, match=rf"test_batch is not a CIFAR batch and was not loaded.*{asked}"):
+            ld.CIFAR10(tmp_path, "test", verify=False)
+        assert not (tmp_path / "MARK").exists()
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (cifar(COLOR, LABELS[:10])[:-100], "is not a complete pickle"),
+            (b"", "is not a complete pickle"),
+            (b"cnumpy\nndarray\n(K\x03tR.", "is not a complete pickle .*not callable"),
+            (pickle.dumps([1, 2]), "holds a list, expected a dictionary"),
+            (cifar(COLOR, LABELS[:10], "names"), "has the keys .*'names'"),
+            (cifar(COLOR, LABELS[:9]), "labels that are not 10 integers in 0 .. 9"),
+            (cifar(COLOR, LABELS[:10] + 1), "labels that are not 10 integers in 0 .. 9"),
+            (pickle.dumps({"data": [1], "labels": [1]}), "has data of list"),
+            (pickle.dumps({"data": COLOR, "labels": [1]}, protocol=2), "expected uint8 .images, 3072."),
+        ],
+    )
+    def test_damaged(self, tmp_path, content, message):
+        (tmp_path / "test_batch").write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            ld.CIFAR10(tmp_path, "test", verify=False)
+
+
+class TestPatchCamelyon:
+    def test_lazy_and_in_workers(self, tmp_path):
+        images, labels = write_pcam(tmp_path)
+        dataset = ld.PatchCamelyon(tmp_path, "test", verify=False)
+        np.testing.assert_allclose(image_of(dataset[2]), images[2] / 255, atol=1e-7)
+        assert len(pickle.dumps(dataset)) < 3_000
+        copied = pickle.loads(pickle.dumps(dataset))
+        assert torch.equal(copied[4].x, dataset[4].x)
+        batches = list(DataLoader(dataset, batch_size=2, num_workers=2))
+        assert torch.cat([batch.y for batch in batches]).tolist() == labels.tolist()
+        found = torch.cat([batch.x for batch in batches]).numpy()
+        np.testing.assert_allclose(found, images.reshape(-1, 3) / 255, atol=1e-7)
+
+    def test_damaged(self, tmp_path):
+        images, labels = write_pcam(tmp_path)
+        with pytest.raises(ValueError, match=rf"{PCAM_X} has the digest md5"):
+            ld.PatchCamelyon(tmp_path, "test")
+        for bad, marks, message in (
+            (images[:, :32], labels, "expected uint8 of .96, 96, 3."),
+            (images / 255, labels, "has float64 images"),
+            (images, labels[:3], f"{PCAM_Y} has 3 labels, but there are 5 images"),
+            (images, labels * 2, "labels that are not one 0 or 1 per image"),
+        ):
+            write_pcam(tmp_path, bad, marks)
+            with pytest.raises(ValueError, match=message):
+                ld.PatchCamelyon(tmp_path, "test", verify=False)
+        path = tmp_path / PCAM_X
+        path.write_bytes(path.read_bytes()[:5000])
+        with pytest.raises(ValueError, match="is not a complete HDF5 file"):
+            ld.PatchCamelyon(tmp_path, "test", verify=False)
+        path.write_bytes((tmp_path / PCAM_Y).read_bytes())
+        with pytest.raises(ValueError, match="has no array 'x', only y"):
+            ld.PatchCamelyon(tmp_path, "test", verify=False)
+
+
+class TestArchives:
+    CASES = (
+        (ld.RotatedMNISTRecipe, "mnist_rot_recipe.npz", "x_valid", "y_valid", "valid", GRAY),
+        (ld.FashionMNIST900, "fashion_mnist_900.npz", "x", "y", "all", GRAY),
+        (ld.CIFAR10Subset, "cifar10_subset.npz", "x_test", "y_test", "test", COLOR),
+    )
+
+    @pytest.mark.parametrize(("kind", "name", "x", "y", "split", "images"), CASES)
+    def test_reads_and_refuses(self, tmp_path, kind, name, x, y, split, images):
+        path, labels = tmp_path / name, LABELS[: len(images)]
+        np.savez(path, **{x: images, y: labels})
+        dataset = kind(tmp_path, split, verify=False)
+        np.testing.assert_allclose(image_of(dataset[1]).squeeze(), images[1] / 255, atol=1e-7)
+        with pytest.raises(ValueError, match="has the digest sha256"):
+            kind(tmp_path, split)
+        for arrays, message in (
+            ({x: images}, f"has no array '{y}'"),
+            ({x: images[:, :5], y: labels}, "expected uint8 images of"),
+            ({x: images, y: labels + 1}, "not one label in 0 .. 9"),
+            ({x: images.astype(object), y: labels}, "more than plain arrays .*allow_pickle"),
+        ):
+            np.savez(path, **arrays)
+            with pytest.raises(ValueError, match=message):
+                kind(tmp_path, split, verify=False)
+        path.write_bytes(path.read_bytes()[:200])
+        with pytest.raises(ValueError, match=r"is not a complete \.npz archive"):
+            kind(tmp_path, split, verify=False)
+
+    def test_fashion_split(self, tmp_path):
+        images = np.zeros((900, 28, 28), dtype=np.uint8)
+        np.savez(tmp_path / "fashion_mnist_900.npz", x=images, y=np.repeat(np.arange(10), 90))
+        splits = ("train", "valid", "test")
+        parts = [ld.FashionMNIST900(tmp_path, split, verify=False) for split in splits]
+        assert [part.labels.bincount().tolist() for part in parts] == [[n] * 10 for n in (60, 10, 20)]
+        assert sorted(np.concatenate([part._indices for part in parts])) == list(range(900))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (ld.MNIST, "train-images-idx3-ubyte or train-images-idx3-ubyte.gz"),
+        (ld.FashionMNIST, "train-images-idx3-ubyte or train-images-idx3-ubyte.gz"),
+        (ld.RotatedMNIST, AMAT),
+        (ld.CIFAR10, "data_batch_1"),
+        (ld.CIFAR100, "train"),
+        (ld.PatchCamelyon, "camelyonpatch_level_2_split_train_x.h5"),
+        (ld.RotatedMNISTRecipe, "mnist_rot_recipe.npz"),
+        (ld.FashionMNIST900, "fashion_mnist_900.npz"),
+        (ld.CIFAR10Subset, "cifar10_subset.npz"),
+    ],
+)
+def test_missing_files_and_unknown_splits(tmp_path, kind, name):
+    with pytest.raises(FileNotFoundError, match=rf"needs the file {name} in root=.*it is empty. Nothing is"):
+        kind(tmp_path)
+    (tmp_path / "other").touch()
+    with pytest.raises(FileNotFoundError, match=r"it holds: other\. .* put the file there yourself\. The "):
+        kind(str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="there is no such folder"):
+        kind(tmp_path / "absent")
+    with pytest.raises(ValueError, match=r"split must be one of 'train'.* got 'dev'"):
+        kind(tmp_path, "dev")
+
+
+class TestTransforms:
+    @pytest.mark.parametrize("quarters", [-1, 0, 1, 2, 3, 4, 7])
+    @pytest.mark.parametrize("size", [4, 5])
+    def test_quarter_turns_are_exact_and_counter_clockwise(self, quarters, size):
+        image = RANDOM.random((size, size, 2)).astype(np.float32)
+        data, angle = ld.image_to_data(image), quarters * math.pi / 2
+        expected = ld.image_to_data(np.rot90(image, quarters).copy())
+        turned = ld.RotatePoints(angle)(data)
+        at = {tuple(p): f for p, f in zip(turned.pos.tolist(), turned.x.tolist(), strict=True)}
+        wanted = {tuple(p): f for p, f in zip(expected.pos.tolist(), expected.x.tolist(), strict=True)}
+        assert at == wanted
+        for order in range(4):
+            resampled = ld.RotateImage(angle, order)(data)
+            torch.testing.assert_close(resampled.x, expected.x, atol=1e-6, rtol=0)
+            assert torch.equal(resampled.pos, data.pos)
+
+    def test_direction_of_any_angle(self):
+        pos = ld.RotatePoints(math.pi / 6)(Data(pos=torch.tensor([[1.0, 0.0]]))).pos
+        torch.testing.assert_close(pos, torch.tensor([[math.sqrt(3) / 2, 0.5]]))
+        image = np.zeros((31, 31), dtype=np.float32)
+        image[15, 22:29] = 1  # a bar to the right of the center
+        data = ld.RotateImage(math.pi / 6, order=1)(ld.image_to_data(image))
+        x, y = (data.pos * data.x).sum(0) / data.x.sum()
+        assert math.atan2(y, x) == pytest.approx(math.pi / 6, abs=1e-3)
+        assert data.x.min() >= 0
+        assert data.x.max() <= 1
+
+    def test_inputs_stay_as_they_were(self):
+        data = ld.image_to_data(GRAY[0], 3)
+        before = data.clone()
+        transforms = [
+            ld.RotatePoints(1.0),
+            ld.RandomRotatePoints(1),
+            ld.TransformPoints([[1, 0], [0, -1]]),
+            ld.RotateImage(0.3),
+            ld.Standardize(0.5, 0.5),
+            ld.PermutePoints(1),
+        ]
+        for transform in transforms:
+            assert transform(data) is not data
+            assert "object at" not in repr(transform)
+            assert torch.equal(pickle.loads(pickle.dumps(transform))(data).y, before.y)
+        assert all(torch.equal(data[key], before[key]) for key in before.keys())
+        both = Compose([ld.RotatePoints(0.2), ld.RotatePoints(-0.2)])(data)
+        torch.testing.assert_close(both.pos, data.pos, atol=1e-5, rtol=0)
+
+    def test_batch_of_clouds(self):
+        (batch,) = DataLoader(small_images(), batch_size=6)
+        turned = ld.RotatePoints(math.pi / 2)(batch)
+        assert isinstance(turned, Batch)
+        assert torch.equal(turned.pos, torch.stack([-batch.pos[:, 1], batch.pos[:, 0]], dim=1))
+
+    def test_random_rotation_follows_its_seed(self):
+        data = Data(pos=torch.tensor([[1.0, 0.0]]))
+
+        def angles(transform, count=200):
+            return [math.atan2(*transform(data).pos[0].flip(0).tolist()) for _ in range(count)]
+
+        first = angles(ld.RandomRotatePoints(5))
+        assert first == angles(ld.RandomRotatePoints(5))
+        assert first != angles(ld.RandomRotatePoints(6))
+        assert len(set(first)) == 200
+        assert min(first) < -3
+        assert max(first) > 3
+        assert max(map(abs, angles(ld.RandomRotatePoints(5, max_angle=0.1)))) <= 0.1 + 1e-6
+        transform = ld.RandomRotatePoints(5)
+        epochs = []
+        for epoch in (0, 1, 0):
+            transform.set_epoch(epoch)
+            epochs.append(angles(transform, 3))
+        assert epochs[0] == epochs[2] != epochs[1]
+
+    def test_random_rotation_in_workers(self):
+        dataset = small_images(8).with_transform(ld.RandomRotatePoints(1))
+
+        def epoch(seed):
+            torch.manual_seed(seed)
+            loader = DataLoader(dataset, batch_size=1, num_workers=2)
+            return torch.stack([batch.pos[0] for batch in loader])
+
+        first = epoch(0)
+        assert len(first.unique(dim=0)) == 8  # the workers do not share one stream
+        assert torch.equal(first, epoch(0))
+        assert not torch.equal(first, epoch(1))
+
+    def test_permutation_keeps_the_set(self):
+        data = ld.image_to_data(COLOR[0])
+        permuted = ld.PermutePoints(3)(data)
+        assert not torch.equal(permuted.pos, data.pos)
+        order = torch.argsort(-permuted.pos[:, 1] * 1000 + permuted.pos[:, 0])
+        assert torch.equal(permuted.pos[order], data.pos)
+        assert torch.equal(permuted.x[order], data.x)
+        assert torch.equal(ld.PermutePoints(3)(data).x, permuted.x)
+
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (lambda: ld.RotatePoints(math.nan), "angle must be finite, in radians, got nan"),
+            (lambda: ld.RotateImage(math.inf), "angle must be finite"),
+            (lambda: ld.RotateImage(0, order=6), "order must be 0, 1, 2, 3, 4 or 5, got 6"),
+            (lambda: ld.RandomRotatePoints(-1), "seed must not be negative, got -1"),
+            (lambda: ld.RandomRotatePoints(0, max_angle=-1), "max_angle must be finite and not negative"),
+            (lambda: ld.RandomRotatePoints().set_epoch(-1), "epoch must not be negative"),
+            (lambda: ld.RandomRotatePoints()(Batch.from_data_list([Data()])), "got a Batch"),
+            (lambda: ld.TransformPoints([[1, 2]]), r"must be square, got shape \(1, 2\)"),
+            (lambda: ld.TransformPoints([[math.nan]]), "matrix must be finite"),
+            (lambda: ld.RotatePoints(1)(Data(pos=torch.zeros(4, 3))), r"must be .points, 2., got .4, 3."),
+            (lambda: ld.RotatePoints(1)(Data()), "got nothing"),
+            (lambda: ld.Standardize(0, 0), "std must be finite and positive"),
+            (lambda: ld.Standardize(math.nan, 1), "mean must be finite"),
+            (lambda: ld.Standardize([0, 0], [1]), "as long as each other"),
+            (lambda: ld.Standardize([0, 0], [1, 1])(ld.image_to_data(GRAY[0])), "must have 2 channels"),
+            (
+                lambda: ld.RotateImage(1)(ld.Standardize(0.5, 0.1)(ld.image_to_data(GRAY[0]))),
+                "standardize after",
+            ),
+            (lambda: ld.RotateImage(1)(ld.PermutePoints()(ld.image_to_data(GRAY[0]))), "not the upright"),
+            (lambda: ld.PermutePoints(-1), "seed must not be negative"),
+            (lambda: ld.PermutePoints()(Data(edge_index=torch.zeros(2, 1))), "without edge_index"),
+        ],
+    )
+    def test_bad_input(self, make, message):
+        with pytest.raises(ValueError, match=message):
+            make()
+
+
+def test_import_is_light():
+    heavy = ("sklearn", "h5py", "scipy.ndimage", "lightning", "matplotlib", "lieattn")
+    script = f"import sys, lieattn_datasets; print([name for name in {heavy!r} if name in sys.modules])"
+    folder = Path(ld.__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -163,9 +163,7 @@ def load_batch(content: bytes, path: Path, release: Release) -> dict[Any, Any]:
     try:
         batch = _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
     except _ForbiddenError as error:
-        raise release.damaged(
-            path, f"is not a CIFAR batch and was not loaded: it asks for {error}"
-        ) from error
+        raise release.damaged(path, f"is not a CIFAR batch and was not loaded: it asks for {error}") from error
     except Exception as error:  # a damaged pickle can fail in any way; nothing foreign has run
         raise release.damaged(path, f"is not a complete pickle ({type(error).__name__}: {error})") from error
     if not isinstance(batch, dict):

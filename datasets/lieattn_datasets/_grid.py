@@ -86,9 +86,7 @@ def image_to_data(image: ArrayLike, label: int | None = None, *, peak: float | N
     """
     array = np.asarray(image)
     if array.ndim not in (2, 3):
-        raise ValueError(
-            f"image must be [height, width] or [height, width, channels], got shape {array.shape}"
-        )
+        raise ValueError(f"image must be [height, width] or [height, width, channels], got shape {array.shape}")
     peak = check_images(array[None], peak)
     return make_data(array, label, peak)
 

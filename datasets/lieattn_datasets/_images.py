@@ -87,9 +87,7 @@ class ImagePoints(Dataset[Data]):
         count = int(classes.max(initial=-1)) + 1
         self.num_classes = count if num_classes is None else num_classes
         if classes.size and (int(classes.min()) < 0 or count > self.num_classes):
-            raise ValueError(
-                f"labels must be in 0 .. {self.num_classes - 1}, got {classes.min()} .. {classes.max()}"
-            )
+            raise ValueError(f"labels must be in 0 .. {self.num_classes - 1}, got {classes.min()} .. {classes.max()}")
         self.image_shape = (shape[1], shape[2])
         self.num_channels = shape[3] if len(shape) == 4 else 1
         self.transform = transform
@@ -134,14 +132,10 @@ class ImagePoints(Dataset[Data]):
         """
         chosen = np.asarray(indices)
         if chosen.ndim != 1 or (chosen.size and not np.issubdtype(chosen.dtype, np.integer)):
-            raise TypeError(
-                f"indices must be a list of integers, got shape {list(chosen.shape)} of {chosen.dtype}"
-            )
+            raise TypeError(f"indices must be a list of integers, got shape {list(chosen.shape)} of {chosen.dtype}")
         size = len(self)
         if chosen.size and not (-size <= int(chosen.min()) and int(chosen.max()) < size):
-            raise IndexError(
-                f"indices must be in -{size} .. {size - 1}, got {chosen.min()} .. {chosen.max()}"
-            )
+            raise IndexError(f"indices must be in -{size} .. {size - 1}, got {chosen.min()} .. {chosen.max()}")
         view = copy.copy(self)
         view._indices = self._indices[chosen.astype(np.int64)]
         return view

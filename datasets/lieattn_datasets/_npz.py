@@ -13,16 +13,12 @@ from lieattn_datasets._splits import hold_out, stratified
 _ROTATED = Release(
     dataset="Rotated MNIST, re-created",
     origin="The file is mnist_rot_recipe.npz, made from MNIST by the recipe in the class's documentation.",
-    digests={
-        "mnist_rot_recipe.npz": "sha256:9ab312662d73bcbe88ca2d95e833660b084e3cc572869da76791bbb183e73169"
-    },
+    digests={"mnist_rot_recipe.npz": "sha256:9ab312662d73bcbe88ca2d95e833660b084e3cc572869da76791bbb183e73169"},
 )
 _FASHION = Release(
     dataset="Fashion-MNIST, 900 images",
     origin="The file is fashion_mnist_900.npz, 90 images per class in the order of the classes.",
-    digests={
-        "fashion_mnist_900.npz": "sha256:f20fdb2c1601da317b44829aee74e92357e4b28656c8d3feb83493816452005f"
-    },
+    digests={"fashion_mnist_900.npz": "sha256:f20fdb2c1601da317b44829aee74e92357e4b28656c8d3feb83493816452005f"},
 )
 _CIFAR = Release(
     dataset="CIFAR-10, 3,000 images",

@@ -82,9 +82,7 @@ class PatchCamelyon(ImagePoints):
             raise _RELEASE.damaged(path, f"has {found}, expected uint8 of {_SHAPE}")
         labels = _read_labels(label_path)
         if len(labels) != images.shape[0]:
-            raise _RELEASE.damaged(
-                label_path, f"has {len(labels)} labels, but there are {images.shape[0]} images"
-            )
+            raise _RELEASE.damaged(label_path, f"has {len(labels)} labels, but there are {images.shape[0]} images")
         if verify:
             check_count(_RELEASE, path, images.shape[0], _COUNTS[split])
         super().__init__(images, labels, num_classes=2, transform=transform)

@@ -35,9 +35,7 @@ def hold_out(size: int, validation: int, split: str) -> NDArray[np.int64]:
         nothing is set aside.
     """
     if not 0 <= validation < size:
-        raise ValueError(
-            f"validation must be at least 0 and less than the {size} training images, got {validation}"
-        )
+        raise ValueError(f"validation must be at least 0 and less than the {size} training images, got {validation}")
     if split == "valid" and validation == 0:
         raise ValueError(
             "split='valid' needs validation > 0: this data set has no official validation images, "

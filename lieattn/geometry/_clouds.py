@@ -42,9 +42,7 @@ def as_coordinates(pos: Tensor) -> Tensor:
     return pos
 
 
-def cloud_index(
-    points: Tensor | int, batch: Tensor | None = None, ptr: Tensor | None = None
-) -> tuple[Tensor, int]:
+def cloud_index(points: Tensor | int, batch: Tensor | None = None, ptr: Tensor | None = None) -> tuple[Tensor, int]:
     """Return the cloud of each point and the number of clouds.
 
     Parameters
@@ -85,9 +83,7 @@ def cloud_index(
     check_indices("ptr", ptr, dim=1, device=device)
     _check_ptr(ptr, number)
     num_clouds = len(ptr) - 1
-    of_ptr = torch.repeat_interleave(
-        torch.arange(num_clouds, device=ptr.device), ptr.diff(), output_size=number
-    )
+    of_ptr = torch.repeat_interleave(torch.arange(num_clouds, device=ptr.device), ptr.diff(), output_size=number)
     if batch is not None and not torch.equal(batch, of_ptr):
         i = first_true(batch != of_ptr)
         raise ValueError(
@@ -126,9 +122,7 @@ def _check_ptr(ptr: Tensor, number: int) -> None:
         raise ValueError(f"ptr: expected to go from 0 to {number}, the number of points, got {got}")
     if (ptr.diff() < 0).any():
         i = first_true(ptr.diff() < 0)
-        raise ValueError(
-            f"ptr: expected ascending, got {int(ptr[i])} before {int(ptr[i + 1])} at entry {i + 1}"
-        )
+        raise ValueError(f"ptr: expected ascending, got {int(ptr[i])} before {int(ptr[i + 1])} at entry {i + 1}")
 
 
 def _kind(value: object) -> str:

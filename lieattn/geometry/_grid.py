@@ -47,12 +47,14 @@ def crop(grid: Tensor, margin: int) -> tuple[Tensor, Tensor]:
     if margin < 0:
         raise ValueError(f"margin: expected at least 0, got {margin}")
     left = grid - 2 * margin
-    if (left < 1).any():
-        raise ValueError(f"margin: cutting {margin} pixels at each side leaves nothing of {grid[0].tolist()}")
+    gone = (left < 1).any(dim=1)
+    if gone.any():
+        first = int(gone.nonzero()[0])
+        raise ValueError(
+            f"margin: cutting {margin} pixels at each side leaves nothing of image {first}, {grid[first].tolist()}"
+        )
     row, column, size, _ = _raster(grid)
-    inside = (
-        (row >= margin) & (row < size[:, 0] - margin) & (column >= margin) & (column < size[:, 1] - margin)
-    )
+    inside = (row >= margin) & (row < size[:, 0] - margin) & (column >= margin) & (column < size[:, 1] - margin)
     return inside.nonzero()[:, 0], left
 
 

@@ -80,9 +80,7 @@ class LiftedGraph(PointClouds):
 
     def _map(self, move: Callable[[Any], Any]) -> LiftedGraph:
         moved = {
-            field.name: move(value)
-            if isinstance(value := getattr(self, field.name), Tensor | Neighbors)
-            else value
+            field.name: move(value) if isinstance(value := getattr(self, field.name), Tensor | Neighbors) else value
             for field in fields(self)
         }
         return LiftedGraph(**moved)
@@ -96,7 +94,7 @@ class LiftedGraph(PointClouds):
         Raises
         ------
         ValueError
-            If there are no graphs, or they differ in group, scale, or in having a raster.
+            If there are no graphs, or they differ in group, scale, dtype, device, or in having a raster.
         """
         if not graphs:
             raise ValueError("graphs: expected at least one graph to collate, got none")
@@ -105,12 +103,12 @@ class LiftedGraph(PointClouds):
             for what, mine, theirs in (
                 ("group", first.group, graph.group),
                 ("scale", first.scale, graph.scale),
-                ("raster", first.grid is None, graph.grid is None),
+                ("grid", _has_grid(first), _has_grid(graph)),
+                ("dtype", first.pos.dtype, graph.pos.dtype),
+                ("device", first.device, graph.device),
             ):
                 if mine != theirs:
-                    raise ValueError(
-                        f"graphs: graph {number} has another {what} than graph 0: {theirs} and {mine}"
-                    )
+                    raise ValueError(f"graphs: graph {number} has another {what} than graph 0: {theirs} and {mine}")
         cloud_shift = _exclusive_sum([graph.num_clouds for graph in graphs])
         type_shift = _exclusive_sum([graph.num_types for graph in graphs])
         index = None
@@ -213,6 +211,10 @@ def _check_group(pos: Tensor, group: FiniteGroup, neighborhood: Neighborhood) ->
             f"group: {group.name} does not preserve distances, so {neighborhood} would not turn with it; give its "
             f"matrices in an orthonormal basis"
         )
+
+
+def _has_grid(graph: LiftedGraph) -> str:
+    return "absent" if graph.grid is None else "given"
 
 
 def _type_index(graph: LiftedGraph) -> Tensor:

@@ -60,9 +60,7 @@ class Neighbors:
             )
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(points={self.num_points}, edges={self.num_edges}, device={self.device})"
-        )
+        return f"{type(self).__name__}(points={self.num_points}, edges={self.num_edges}, device={self.device})"
 
     @property
     def num_points(self) -> int:
@@ -147,9 +145,7 @@ class Neighbors:
         repeated = keys.diff() == 0
         if repeated.any():
             target, source = divmod(int(keys[first_true(repeated)]), num_points)
-            raise ValueError(
-                f"edge_index: expected every edge once, got the edge from {source} to {target} again"
-            )
+            raise ValueError(f"edge_index: expected every edge once, got the edge from {source} to {target} again")
         return cls.from_keys(keys, num_points)
 
     @classmethod
@@ -171,9 +167,7 @@ class Neighbors:
             raise ValueError("lists: expected at least one Neighbors, got none")
         for number, one in enumerate(lists):
             if one.device != lists[0].device:
-                raise ValueError(
-                    f"lists: expected all on {lists[0].device}, got list {number} on {one.device}"
-                )
+                raise ValueError(f"lists: expected all on {lists[0].device}, got list {number} on {one.device}")
         pointers, sources, targets = [lists[0].row_ptr[:1]], [], []
         points = edges = 0
         for one in lists:

@@ -54,9 +54,7 @@ class _Neighborhood(abc.ABC):
         """
         return self._find(pos, batch, ptr)
 
-    def _find(
-        self, pos: Tensor, batch: Tensor | None, ptr: Tensor | None, method: Method | None = None
-    ) -> Neighbors:
+    def _find(self, pos: Tensor, batch: Tensor | None, ptr: Tensor | None, method: Method | None = None) -> Neighbors:
         """Find the neighbors in a given way (None: the best one on the device)."""
         pos = as_coordinates(pos)
         cloud, num_clouds = cloud_index(pos, batch, ptr)
@@ -204,9 +202,7 @@ class PixelSquare(_Neighborhood):
 
     def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:
         half = (int(self.size) - 1) / 2 * float(self.spacing)
-        return Neighbors.from_keys(
-            pairs_within(pos, cloud, half, "chebyshev", self.include_self, method), len(pos)
-        )
+        return Neighbors.from_keys(pairs_within(pos, cloud, half, "chebyshev", self.include_self, method), len(pos))
 
 
 @dataclass(frozen=True)

@@ -87,17 +87,13 @@ def point_clouds(
         if mask is None:
             mask = torch.ones(points.shape[:2], dtype=torch.bool, device=points.device)
         if batch is not None or ptr is not None:
-            raise ValueError(
-                "batch, ptr: padded points [clouds, N, dim] have their clouds already; leave both out"
-            )
+            raise ValueError("batch, ptr: padded points [clouds, N, dim] have their clouds already; leave both out")
         _check_mask(points, mask)
         counts = mask.sum(dim=1)
         ptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         points = points[mask]
     elif mask is not None:
-        raise ValueError(
-            f"mask: needs padded points [clouds, N, dim], got points of shape {tuple(points.shape)}"
-        )
+        raise ValueError(f"mask: needs padded points [clouds, N, dim], got points of shape {tuple(points.shape)}")
     as_coordinates(points)
     cloud, num_clouds = cloud_index(points, batch, ptr)
     _check_grid(grid, cloud, num_clouds)
@@ -138,8 +134,6 @@ def _check_grid(grid: Tensor | None, cloud: Tensor, num_clouds: int) -> None:
     wrong = (counts != grid.prod(dim=1)) | (grid < 1).any(dim=1)
     if wrong.any():
         first = int(wrong.nonzero()[0])
-        raise ValueError(
-            f"grid: image {first} has {int(counts[first])} points, its grid is {grid[first].tolist()}"
-        )
+        raise ValueError(f"grid: image {first} has {int(counts[first])} points, its grid is {grid[first].tolist()}")
     if (cloud[1:] < cloud[:-1]).any():
         raise ValueError("grid: images must be in raster order one after another, but batch is not sorted")

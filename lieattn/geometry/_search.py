@@ -146,7 +146,8 @@ def _choose(pos: Tensor, proposal: _Proposal, others: Tensor, k: int, ties: Ties
     enough = count >= k
     kth[enough] = distance2[order[(count.cumsum(0) - count)[enough] + k - 1]]
     limit = kth * (1 + TIE_TOLERANCE) ** 2
-    done = (limit <= reach * reach) | (count == others[points])
+    # Strictly: candidates may hold only some of the points at their reach (many at one place: at distance 0).
+    done = (limit < reach * reach) | (count == others[points])
     keep = done[row] & (distance2 <= limit[row])
     row, source, distance2 = row[keep], source[keep], distance2[keep]
     if ties == "all":
@@ -164,7 +165,7 @@ def _tree(pos: Tensor, cloud: Tensor, gap: float) -> "cKDTree":
     from scipy.spatial import cKDTree
 
     if cloud.any():
-        pos = torch.cat([pos, cloud[:, None] * (gap or 1.0)], dim=1)
+        pos = torch.cat([pos, cloud[:, None].to(pos.dtype) * (gap or 1.0)], dim=1)
     # Splitting in the middle: medians of coordinates with many ties, as grids have them, make slow trees.
     return cKDTree(pos.numpy(), balanced_tree=False)
 
@@ -178,9 +179,7 @@ def _tree_proposer(pos: Tensor, cloud: Tensor, k: int) -> Callable[[Tensor, int]
         # Self, k others and some more, to see where the ties with the k-th end.
         number = min((k + 5) << effort, n + 1)
         for part in points.split(_CHUNK_PAIRS // number + 1):
-            distance, index = (
-                torch.from_numpy(found) for found in tree.query(tree.data[part.numpy()], number)
-            )
+            distance, index = (torch.from_numpy(found) for found in tree.query(tree.data[part.numpy()], number))
             row, column = ((index < n) & (index != part[:, None])).nonzero().unbind(1)
             source = index[row, column]
             same_cloud = cloud[source] == cloud[part[row]]
@@ -190,22 +189,30 @@ def _tree_proposer(pos: Tensor, cloud: Tensor, k: int) -> Callable[[Tensor, int]
 
 
 def _cell_proposer(pos: Tensor, cloud: Tensor, k: int) -> Callable[[Tensor, int], Iterator[_Proposal]]:
-    # The radius at which the densest cloud has k neighbors, if it were uniform.
-    low, high = _bounds(pos, cloud)
-    extent = (high - low).amax(1)
-    crowding = (k / torch.bincount(cloud).clamp(min=1)).clamp(max=1) ** (1 / pos.shape[1])
-    guess = (extent * crowding)[extent > 0]
-    start = float(guess.min()) if len(guess) else 1.0
+    start = _typical_reach(pos, cloud, k)
 
     def propose(points: Tensor, effort: int) -> Iterator[_Proposal]:
         radius = start * 2.0**effort
         for part, row, source in _cell_candidates(pos, cloud, radius, points):
-            keep = _is_within(pos, cloud, part[row], source, radius * _MARGIN, "euclidean") & (
-                source != part[row]
-            )
+            keep = _is_within(pos, cloud, part[row], source, radius * _MARGIN, "euclidean") & (source != part[row])
             yield part, row[keep], source[keep], torch.full_like(part, radius, dtype=pos.dtype)
 
     return propose
+
+
+def _typical_reach(pos: Tensor, cloud: Tensor, k: int) -> float:
+    """Guess a radius that holds k neighbors where points are dense: too large a start costs most.
+
+    It comes from the true k-th distances of a sample.
+    """
+    n = len(pos)
+    sample = torch.arange(0, n, max(1, n * n // _CHUNK_PAIRS), device=pos.device)
+    distance = torch.cdist(pos[sample], pos, compute_mode="donot_use_mm_for_euclid_dist")
+    distance[cloud[sample, None] != cloud] = torch.inf
+    smallest = distance.topk(min(k + 1, n), largest=False).values
+    kth = torch.where(smallest.isfinite(), smallest, 0.0).amax(1)
+    positive = kth[kth > 0].sort().values
+    return 1.5 * float(positive[len(positive) // 10]) if len(positive) else 1.0
 
 
 def _cell_candidates(
@@ -219,18 +226,14 @@ def _cell_candidates(
     key, steps = _cell_keys(pos[:, :3], cloud, radius)  # near in all coordinates is near in the first three
     sorted_key, order = key.sort()
     # Cells that differ along the last axis have consecutive keys: one range covers all three.
-    around = torch.tensor(
-        [sum(s) for s in itertools.product(*([-step, 0, step] for step in steps))], device=key.device
-    )
+    around = torch.tensor([sum(s) for s in itertools.product(*([-step, 0, step] for step in steps))], device=key.device)
     for block in points.split(_CHUNK_POINTS):
         center = key[block][:, None] + around
         first = torch.searchsorted(sorted_key, center - 1)
         count = torch.searchsorted(sorted_key, center + 1, right=True) - first
         chunk = (count.sum(1).cumsum(0) - 1) // _CHUNK_PAIRS
         sizes = torch.unique_consecutive(chunk, return_counts=True)[1].tolist()
-        for part, start, length in zip(
-            block.split(sizes), first.split(sizes), count.split(sizes), strict=True
-        ):
+        for part, start, length in zip(block.split(sizes), first.split(sizes), count.split(sizes), strict=True):
             segment, position = _expand(start.flatten(), length.flatten())
             yield part, segment // len(around), order[position]
 

@@ -40,8 +40,9 @@ class AffineGroup:
         """Element with translation ``[*, d]`` and matrix of index ``h`` ``[*]``: ``[*, d + 1, d + 1]``."""
         self._check_vectors("translation", translation)
         matrix = self.stabilizer.matrices(translation)[h]
-        matrix = matrix.expand(*translation.shape[:-1], self.dim, self.dim)
-        top = torch.cat([matrix, translation[..., None]], dim=-1)
+        shape = torch.broadcast_shapes(matrix.shape[:-2], translation.shape[:-1])
+        column = translation[..., None].expand(*shape, self.dim, 1)
+        top = torch.cat([matrix.expand(*shape, self.dim, self.dim), column], dim=-1)
         bottom = torch.zeros_like(top[..., :1, :])
         bottom[..., -1] = 1
         return torch.cat([top, bottom], dim=-2)

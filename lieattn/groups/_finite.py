@@ -100,9 +100,7 @@ class FiniteGroup:
         return cls(name, given, tolerance=tolerance)
 
     @classmethod
-    def from_permutations(
-        cls, permutations: Sequence[Sequence[int]] | Tensor, name: str = "custom"
-    ) -> FiniteGroup:
+    def from_permutations(cls, permutations: Sequence[Sequence[int]] | Tensor, name: str = "custom") -> FiniteGroup:
         """Group of permutations of d points, acting on R^d by permutation matrices, P e_i = e_p(i).
 
         Parameters
@@ -127,9 +125,7 @@ class FiniteGroup:
         degree = table.shape[1]
         for g, row in enumerate(table.tolist()):
             if sorted(row) != list(range(degree)):
-                raise ValueError(
-                    f"permutations of {name!r}: row {g} is {row}, not a permutation of 0..{degree - 1}"
-                )
+                raise ValueError(f"permutations of {name!r}: row {g} is {row}, not a permutation of 0..{degree - 1}")
         matrices = torch.zeros(table.shape[0], degree, degree, dtype=torch.float64)
         matrices.scatter_(1, table[:, None, :], 1.0)
         return cls(name, matrices)
@@ -217,7 +213,8 @@ class FiniteGroup:
             )
         flat = matrices.detach().to(device="cpu", dtype=torch.float64).reshape(-1, self.dim * self.dim)
         nearest, found = _nearest(flat, self.elements.flatten(1))
-        missed = ~(nearest <= tolerance)
+        # The largest entry of a difference overlooks NaN.
+        missed = ~(nearest <= tolerance) | ~torch.isfinite(flat).all(dim=1)
         if missed.any():
             first = int(missed.nonzero()[0])
             raise ValueError(
@@ -251,8 +248,7 @@ class FiniteGroup:
         """Left regular representation: (g · f)(h) = f(g⁻¹ h), for f ``[*, order, channels]``."""
         if f.ndim < 2 or f.shape[-2] != self.order:
             raise ValueError(
-                f"f: expected a signal on {self.name} with shape [*, {self.order}, channels], got "
-                f"{tuple(f.shape)}"
+                f"f: expected a signal on {self.name} with shape [*, {self.order}, channels], got {tuple(f.shape)}"
             )
         return f[..., self.permutation(g).to(f.device), :]
 
@@ -313,8 +309,7 @@ def _rebuild(name: str, elements: np.ndarray[Any, Any]) -> FiniteGroup:
 def _checked_matrices(elements: Tensor, name: str) -> Tensor:
     if elements.ndim != 3 or elements.shape[-1] != elements.shape[-2] or len(elements) == 0:
         raise ValueError(
-            f"matrices of {name!r}: expected shape [order, dim, dim] with order >= 1, got "
-            f"{tuple(elements.shape)}"
+            f"matrices of {name!r}: expected shape [order, dim, dim] with order >= 1, got {tuple(elements.shape)}"
         )
     matrices = elements.detach().to(device="cpu", dtype=torch.float64).clone()
     if not torch.isfinite(matrices).all():

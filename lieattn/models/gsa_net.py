@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from lieattn.geometry import (
     AllPairs,
     LiftedGraph,
-    Neighborhood,
     Nearest,
+    Neighborhood,
     PixelSquare,
     PointClouds,
     Radius,
@@ -112,6 +112,8 @@ class GSANet(nn.Module):
     frame_encoding
         ``"relative"`` encodes pairs of frames by g⁻¹ m; ``"published"`` is the table of the authors' code, which is
         *not* equivariant (relative error 5e-2 to 4e-1) and there to import weights trained with it; or a table.
+    point_pool
+        Reduction over the points in the read-out: ``"sum"`` as in the authors' code, or ``"mean"`` as in the paper.
     activation
         Name of the activation, ``"silu"`` (swish), ``"relu"`` or ``"gelu"``.
     inexact_pooling
@@ -140,6 +142,7 @@ class GSANet(nn.Module):
         input_dropout: float = 0.0,
         pool_dropout: float = 0.0,
         frame_encoding: Literal["relative", "published"] | Tensor = "relative",
+        point_pool: Literal["sum", "mean", "max"] = "sum",
         activation: Literal["silu", "relu", "gelu"] = "silu",
         inexact_pooling: Literal["refuse", "warn", "allow"] = "refuse",
         whitening: float = math.sqrt(2),
@@ -177,16 +180,14 @@ class GSANet(nn.Module):
                     encoding=encoding,
                     dropout=attention_dropout,
                 )
-                block = PreNormBlock(
-                    attention, width, wider, dropout=value_dropout, activation=self.activation
-                )
+                block = PreNormBlock(attention, width, wider, dropout=value_dropout, activation=self.activation)
                 self.blocks.append(block)
                 self.between.append(CloudNorm(wider) if norm_between else nn.Identity())
                 width = wider
         self.norm_between = norm_between
         self.grid_pool = GridPool(_POOL, "max", inexact=inexact_pooling)
         self.head = nn.Linear(width, classes, bias=False)
-        self.cloud_pool, self.fiber_pool = CloudPool("sum"), FiberPool("max")
+        self.cloud_pool, self.fiber_pool = CloudPool(point_pool), FiberPool("max")
         self.reset_parameters(whitening)
 
     @classmethod
@@ -331,17 +332,13 @@ class GSANet(nn.Module):
 _PAPER_DROPOUT = {"attention_dropout": 0.1, "value_dropout": 0.1}
 
 
-def _check_layout(
-    blocks: Sequence[int], expansions: Sequence[int], crops: Sequence[int], channels: int
-) -> None:
+def _check_layout(blocks: Sequence[int], expansions: Sequence[int], crops: Sequence[int], channels: int) -> None:
     if not blocks or any(count < 0 for count in blocks):
         raise ValueError(f"blocks: expected the number of blocks of each stage, got {list(blocks)}")
     if len(expansions) != len(blocks) or any(factor < 1 for factor in expansions):
         raise ValueError(f"expansions: expected {len(blocks)} factors of at least 1, got {list(expansions)}")
     if len(crops) != sum(blocks) or any(margin < 0 for margin in crops):
-        raise ValueError(
-            f"crops: expected {sum(blocks)} margins of at least 0, one a block, got {list(crops)}"
-        )
+        raise ValueError(f"crops: expected {sum(blocks)} margins of at least 0, one a block, got {list(crops)}")
     if channels < 2:
         raise ValueError(f"channels: expected at least 2, got {channels}")
 

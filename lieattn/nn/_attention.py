@@ -37,9 +37,7 @@ class _SelfAttention(nn.Module):
                 raise ValueError(f"{argument}: expected at least 1, got {count}")
         if head_channels is None:
             if out_channels % heads:
-                raise ValueError(
-                    f"head_channels: give it, since {heads} heads do not divide {out_channels} channels"
-                )
+                raise ValueError(f"head_channels: give it, since {heads} heads do not divide {out_channels} channels")
             head_channels = out_channels // heads
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout: expected a probability in [0, 1), got {dropout}")
@@ -133,9 +131,7 @@ class LiftingSelfAttention(_SelfAttention):
         """Features ``[points, in_channels]`` to a field ``[points, fiber, out_channels]``."""
         return self.attend(x, graph)[0]
 
-    def attend(
-        self, x: Tensor, graph: LiftedGraph, *, return_weights: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
+    def attend(self, x: Tensor, graph: LiftedGraph, *, return_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """Field and, if asked for, weights ``[edges, fiber, 1, 1, heads]``."""
         if x.ndim != 2 or x.shape != (graph.num_points, self.query.in_features):
             raise ValueError(
@@ -208,15 +204,11 @@ class GroupSelfAttention(_SelfAttention):
         """Field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``."""
         return self.attend(x, graph)[0]
 
-    def attend(
-        self, x: Tensor, graph: LiftedGraph, *, return_weights: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
+    def attend(self, x: Tensor, graph: LiftedGraph, *, return_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """Field and, if asked for, the weights in the layout of :func:`lieattn.ops.group_attention`."""
         expected = (graph.num_points, self.group.order, self.query.in_features)
         if x.shape != expected:
-            raise ValueError(
-                f"x: expected a field [points, fiber, channels] = {expected}, got {tuple(x.shape)}"
-            )
+            raise ValueError(f"x: expected a field [points, fiber, channels] = {expected}, got {tuple(x.shape)}")
         out, weights = self._attend(x, graph, self.pattern, return_weights)
         if out.shape[1] != self.group.order:
             out = out.expand(-1, self.group.order, -1)

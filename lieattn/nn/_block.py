@@ -47,9 +47,7 @@ class PreNormBlock(nn.Module):
         super().__init__()
         hidden = out_channels // 2
         if hidden < 1:
-            raise ValueError(
-                f"out_channels: the MLP is half as wide, so expected at least 2, got {out_channels}"
-            )
+            raise ValueError(f"out_channels: the MLP is half as wide, so expected at least 2, got {out_channels}")
         self.activation = activation
         self.norm_in = CloudNorm(in_channels)
         self.attention = attention

@@ -37,9 +37,7 @@ class GroupLinear(nn.Module):
         super().__init__()
         self.group = group
         bound = 1 / math.sqrt(group.order * in_channels)
-        self.weight = nn.Parameter(
-            torch.empty(group.order, out_channels, in_channels).uniform_(-bound, bound)
-        )
+        self.weight = nn.Parameter(torch.empty(group.order, out_channels, in_channels).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound)) if bias else None
         self.register_buffer("relative", group.relative.clone(), persistent=False)
 

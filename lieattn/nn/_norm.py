@@ -33,9 +33,7 @@ class CloudNorm(nn.Module):
     def forward(self, x: Tensor, clouds: PointClouds) -> Tensor:
         """Normalize ``[points, *, channels]``."""
         if x.shape[0] != clouds.num_points or x.shape[-1] != len(self.weight):
-            raise ValueError(
-                f"x: expected [points={clouds.num_points}, *, {len(self.weight)}], got {tuple(x.shape)}"
-            )
+            raise ValueError(f"x: expected [points={clouds.num_points}, *, {len(self.weight)}], got {tuple(x.shape)}")
         wide = x if x.dtype == torch.float64 else x.float()
         per_point = wide.flatten(1)
         counts = torch.bincount(clouds.batch, minlength=clouds.num_clouds).clamp(min=1) * per_point.shape[1]

@@ -85,9 +85,7 @@ class GridPool(nn.Module):
         cell, pooled, exact = pooling_cells(grid, self.size)
         if not exact and self.inexact != "allow":
             height, width = grid[(grid % self.size != 0).any(dim=1)][0].tolist()
-            fits = [
-                side - side % self.size + (self.size if side % self.size else 0) for side in (height, width)
-            ]
+            fits = [side - side % self.size + (self.size if side % self.size else 0) for side in (height, width)]
             message = (
                 f"pooling {self.size} x {self.size} drops rows or columns of a {height} x {width} image, which "
                 f"breaks rotations; {fits[0]} x {fits[1]} would be exact"

@@ -109,9 +109,7 @@ class KeyEncoding(PositionalEncoding):
         See :class:`FiberEncoding`.
     """
 
-    def __init__(
-        self, dim: int, channels: int, group: FiniteGroup | None = None, table: Tensor | None = None
-    ) -> None:
+    def __init__(self, dim: int, channels: int, group: FiniteGroup | None = None, table: Tensor | None = None) -> None:
         super().__init__()
         parts = dim if group is None else dim + 1
         if channels < parts:
@@ -155,7 +153,8 @@ class CoordinateEncoding(KeyEncoding):
 
     def encode_position(self, graph: LiftedGraph) -> Tensor:
         """Codes of the coordinates, one after another."""
-        coordinates = graph.relative_positions.to(self.axes[0].linear1.weight.dtype).unbind(-1)
+        dtype = next(self.axes.parameters()).dtype
+        coordinates = graph.relative_positions.to(dtype).unbind(-1)
         return torch.cat([net(c) for net, c in zip(self.axes, coordinates, strict=True)], dim=-1)
 
 
@@ -204,9 +203,7 @@ class TableEncoding(KeyEncoding):
         distance, row = torch.cdist(seen.flatten(0, 1), self.rows).min(dim=-1)
         if len(distance) and distance.max() > self.tolerance:
             stray = seen.flatten(0, 1)[distance.argmax()].tolist()
-            raise ValueError(
-                f"graph: displacement {stray} is not among the {len(self.rows)} rows of the table"
-            )
+            raise ValueError(f"graph: displacement {stray} is not among the {len(self.rows)} rows of the table")
         return self.weight[row.reshape(seen.shape[:2])]
 
 

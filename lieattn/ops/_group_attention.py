@@ -129,9 +129,7 @@ def group_attention(
         else:
             inner = F.dropout(inner, dropout)
     message = _weighted_values(inner, value, neighbors, terms, rows, tied=pattern == "framewise")
-    if outer is not None:
-        message = outer[..., None] * message
-    message = message.sum(dim=3) if summed else message[:, :, 0]
+    message = _close_fiber(message, outer, summed)
     return _sum_to_targets(message, neighbors).transpose(1, 2), weights
 
 
@@ -187,9 +185,7 @@ def _fiber_score(query: Tensor, fiber_key: Tensor, tied: bool) -> Tensor:
     return torch.einsum("pghd,ogmhd->phogm", query, table)
 
 
-def _position_score(
-    query: Tensor | None, neighbors: Neighbors, terms: RelativeTerms, rows: _Rows
-) -> Tensor | None:
+def _position_score(query: Tensor | None, neighbors: Neighbors, terms: RelativeTerms, rows: _Rows) -> Tensor | None:
     """Scores of the displacement, the same for all key frames: [edges, heads, out | 1, query | 1]."""
     score = None
     if terms.positional_key is not None and query is not None:
@@ -218,9 +214,7 @@ def _softmax_factors(content: Tensor, position: Tensor | None, neighbors: Neighb
     return inner, softmax(total, neighbors.target, num_nodes=neighbors.num_points)
 
 
-def _plain_weights(
-    content: Tensor, position: Tensor | None, neighbors: Neighbors, normalize: Normalization
-) -> Tensor:
+def _plain_weights(content: Tensor, position: Tensor | None, neighbors: Neighbors, normalize: Normalization) -> Tensor:
     """Weights that do not depend on the other keys: [edges, heads, out | 1, query, key]."""
     score = content if position is None else content + position[..., None]
     if normalize == "exp-mean":
@@ -252,6 +246,18 @@ def _weighted_values(
     elif beta is not None:
         mixed = mixed + inner.sum(-1, keepdim=True) * rows(beta[:, :, 0].transpose(1, 2))
     return mixed
+
+
+def _close_fiber(message: Tensor, outer: Tensor | None, summed: bool) -> Tensor:
+    """Second factor of the weights, and the sum over query frames or none: [edges, heads, fiber, value_dim]."""
+    if not summed:
+        message = message[:, :, 0]
+        return message if outer is None else outer[:, :, 0, :, None] * message
+    if outer is None:
+        return message.sum(dim=3)
+    if message.shape[2] == 1:
+        return outer @ message[:, :, 0]
+    return (outer[..., None, :] @ message)[..., 0, :]
 
 
 def _sum_to_targets(message: Tensor, neighbors: Neighbors) -> Tensor:

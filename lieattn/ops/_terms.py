@@ -96,15 +96,12 @@ def _check_signals(query: Tensor | None, key: Tensor | None, value: Tensor, neig
             continue
         if signal.ndim != 4 or signal.shape[0] != neighbors.num_points:
             raise ValueError(
-                f"{argument}: expected [points={neighbors.num_points}, fiber, heads, dim], got "
-                f"{tuple(signal.shape)}"
+                f"{argument}: expected [points={neighbors.num_points}, fiber, heads, dim], got {tuple(signal.shape)}"
             )
         if signal.shape[2] != value.shape[2]:
             raise ValueError(f"{argument}: has {signal.shape[2]} heads, value has {value.shape[2]}")
         if signal.device != neighbors.device:
-            raise ValueError(
-                f"{argument}: is on {signal.device}, the neighbor lists are on {neighbors.device}"
-            )
+            raise ValueError(f"{argument}: is on {signal.device}, the neighbor lists are on {neighbors.device}")
     if query is not None and key is not None:
         if query.shape[-1] != key.shape[-1]:
             raise ValueError(f"key: has dim {key.shape[-1]}, query has dim {query.shape[-1]}")
@@ -148,6 +145,4 @@ def _check_terms(
         if not fits:
             raise ValueError(f"terms.{name}: expected shape {shape} (-1: any), got {tuple(table.shape)}")
         if pattern == "framewise" and name in ("displacement_bias", "psi", "beta") and table.shape[2] > 1:
-            raise ValueError(
-                f"terms.{name}: frames attend alone, so the key axis must be 1, got {table.shape[2]}"
-            )
+            raise ValueError(f"terms.{name}: frames attend alone, so the key axis must be 1, got {table.shape[2]}")

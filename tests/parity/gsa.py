@@ -32,9 +32,7 @@ def check(path):
 
 def check_encoding(arrays, meta, dtype):
     network = CoordinateNetwork(len(arrays["row_b2"]), len(arrays["row_w1"])).to(dtype)
-    out = functional_call(
-        network, _network_parameters(_leaves(arrays, dtype), "row"), _tensor(arrays["p"], dtype)
-    )
+    out = functional_call(network, _network_parameters(_leaves(arrays, dtype), "row"), _tensor(arrays["p"], dtype))
     _compare("out_f64", out, arrays["out_f64"], dtype)
 
 
@@ -124,9 +122,7 @@ def _layer(arrays, meta, dtype):
     local = meta["kind"].endswith("local")
     neighborhood = PixelSquare(meta["size"]) if local else AllPairs()
     scale = None if local else float(max(height, columns, meta["size"]) - 1)
-    return layer.to(dtype).eval(), _graph(
-        len(arrays["x"]), height, columns, group, neighborhood, scale, dtype
-    )
+    return layer.to(dtype).eval(), _graph(len(arrays["x"]), height, columns, group, neighborhood, scale, dtype)
 
 
 def _graph(images, height, width, group, neighborhood, scale, dtype):
@@ -290,8 +286,7 @@ def _run_network(network, image, arrays):
     sizes = [geometry.lifting] + [step.clouds for stage in geometry.stages for step in stage] + [clouds]
     names = ["lift"] + [f"block{i}" for i in range(len(network.blocks))] + ["head"]
     fields = {
-        name: _images_of(field, size)
-        for name, field, size in zip(names, [*features[:-1], head], sizes, strict=True)
+        name: _images_of(field, size) for name, field, size in zip(names, [*features[:-1], head], sizes, strict=True)
     }
     return fields, logits
 
@@ -331,9 +326,7 @@ def _to_images(field, like):
 
 def _compare(name, found, expected, dtype, size=None):
     found, expected = found.detach().double(), torch.from_numpy(np.asarray(expected)).double()
-    assert found.shape == expected.shape, (
-        f"{name}: shape {tuple(found.shape)}, stored {tuple(expected.shape)}"
-    )
+    assert found.shape == expected.shape, f"{name}: shape {tuple(found.shape)}, stored {tuple(expected.shape)}"
     size = max(1, float(expected.abs().max()) if size is None else size)
     error = (found - expected).abs().max() / size
     assert error < TOLERANCE[dtype], f"{name} in {dtype}: relative error {error:.1e}"

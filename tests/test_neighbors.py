@@ -1,0 +1,456 @@
+"""Neighborhoods against brute force, and the lists they return."""
+
+import copy
+import math
+import pickle
+from dataclasses import FrozenInstanceError
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lieattn.geometry import _search
+from lieattn.geometry._clouds import cloud_index
+from lieattn.geometry._neighbors import AllPairs, Given, Nearest, Neighbors, PixelSquare, Radius
+
+METHODS = ("tree", "cells")
+RTOL = 1e-5  # the documented tie tolerance
+quick = settings(max_examples=60, deadline=None, derandomize=True)
+
+DEFINITIONS = [
+    Radius(0.5),
+    Radius(1.0, include_self=False),
+    Radius(math.sqrt(2)),
+    Radius(50.0),
+    Nearest(1),
+    Nearest(3, include_self=False),
+    Nearest(4, ties="all"),
+    Nearest(100, include_self=False),
+    PixelSquare(1),
+    PixelSquare(3, spacing=0.5, include_self=False),
+    PixelSquare(5, spacing=0.5),
+    AllPairs(),
+    AllPairs(include_self=False),
+]
+SYMMETRIC = [d for d in DEFINITIONS if not isinstance(d, Nearest)]
+ORDER_FREE = [d for d in DEFINITIONS if not (isinstance(d, Nearest) and d.ties == "index" and d.k < 100)]
+
+
+def reference(definition, pos, batch):
+    """All edges (target, source) in order, straight from the definition, one pair of points at a time."""
+    points, cloud = pos.double().tolist(), batch.tolist()
+    edges = []
+    for i, x in enumerate(points):
+        others = [j for j in range(len(points)) if cloud[j] == cloud[i] and j != i]
+        away = {j: math.dist(x, points[j]) for j in others}
+        match definition:
+            case Radius():
+                chosen = [j for j in others if away[j] <= definition.radius * (1 + RTOL)]
+            case PixelSquare():
+                half = (definition.size - 1) / 2 * definition.spacing * (1 + RTOL)
+                chosen = [j for j in others if max(abs(a - b) for a, b in zip(x, points[j], strict=True)) <= half]
+            case Nearest():
+                chosen = reference_nearest(away, definition)
+            case _:
+                chosen = others
+        edges += [(i, j) for j in sorted([*chosen, i] if definition.include_self else chosen)]
+    return edges
+
+
+def reference_nearest(away, definition):
+    if len(away) <= definition.k:
+        return list(away)
+    kth = sorted(away.values())[definition.k - 1]
+    inner = [j for j in away if away[j] < kth * (1 - RTOL)]
+    shell = sorted(j for j in away if kth * (1 - RTOL) <= away[j] <= kth * (1 + RTOL))
+    return inner + (shell if definition.ties == "all" else shell[: definition.k - len(inner)])
+
+
+def edges_of(neighbors):
+    return list(zip(neighbors.target.tolist(), neighbors.source.tolist(), strict=True))
+
+
+def find(definition, pos, batch=None, method=None):
+    return definition._find(pos, batch, None, method)
+
+
+@st.composite
+def clouds(draw):
+    """Points of some clouds, empty ones included: on a half-integer grid with ties and duplicates, or anywhere."""
+    dim = draw(st.integers(1, 3))
+    sizes = draw(st.lists(st.sampled_from([0, 1, 2, 5, 9, 14]), min_size=0, max_size=4))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
+    number = sum(sizes)
+    if draw(st.booleans()):
+        pos = torch.randint(-2, 3, (number, dim), generator=generator) / 2
+    else:
+        dtype = draw(st.sampled_from([torch.float32, torch.float64]))
+        pos = torch.randn(number, dim, generator=generator, dtype=dtype)
+    batch = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes, dtype=torch.int64))
+    if draw(st.booleans()):
+        batch = batch[torch.randperm(number, generator=generator)]
+    return pos, batch
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("definition", DEFINITIONS, ids=repr)
+@quick
+@given(clouds())
+def test_equals_brute_force(definition, method, points):
+    pos, batch = points
+    neighbors = find(definition, pos, batch, method)
+    assert edges_of(neighbors) == reference(definition, pos, batch)
+    check_invariants(neighbors, len(pos))
+
+
+def check_invariants(neighbors, num_points):
+    row_ptr, source, target = neighbors.row_ptr, neighbors.source, neighbors.target
+    assert neighbors.num_points == num_points
+    assert {t.dtype for t in (row_ptr, source, target, neighbors.col_ptr, neighbors.col_edge)} == {torch.int64}
+    for i in range(num_points):
+        assert set(target[row_ptr[i] : row_ptr[i + 1]].tolist()) <= {i}
+        mine = neighbors.col_edge[neighbors.col_ptr[i] : neighbors.col_ptr[i + 1]].tolist()
+        assert mine == (source == i).nonzero().flatten().tolist()
+    assert row_ptr[0] == neighbors.col_ptr[0] == 0
+    assert row_ptr[-1] == neighbors.col_ptr[-1] == len(source) == len(target) == neighbors.num_edges
+    assert torch.equal(neighbors.degree, torch.bincount(target, minlength=num_points))
+    assert torch.equal(neighbors.edge_index, torch.stack([source, target]))
+
+
+@pytest.mark.parametrize("definition", SYMMETRIC, ids=repr)
+@quick
+@given(clouds())
+def test_symmetric(definition, points):
+    assert definition(*points).is_symmetric()
+
+
+def test_nearest_is_not_symmetric():
+    """Control: the most remote of three points is nobody's nearest."""
+    assert not Nearest(1)(torch.tensor([[0.0], [1.0], [3.0]])).is_symmetric()
+
+
+@pytest.mark.parametrize("definition", ORDER_FREE, ids=repr)
+@quick
+@given(clouds(), st.integers(0, 2**20))
+def test_permuting_points_permutes_edges(definition, points, seed):
+    pos, batch = points
+    order = torch.randperm(len(pos), generator=torch.Generator().manual_seed(seed))
+    permuted = definition(pos[order], batch[order])
+    edges = order[permuted.edge_index]
+    expected = definition(pos, batch)
+    assert torch.equal(Neighbors.from_edge_index(edges, len(pos)).edge_index, expected.edge_index)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("definition", DEFINITIONS, ids=repr)
+def test_clouds_of_a_batch_equal_each_alone(definition, method):
+    first, second = torch.randn(40, 3), torch.randn(25, 3)
+    together = find(definition, torch.cat([first, second]), torch.arange(2).repeat_interleave(torch.tensor([40, 25])))
+    alone = Neighbors.collate([find(definition, first, method=method), find(definition, second, method=method)])
+    assert torch.equal(together.row_ptr, alone.row_ptr)
+    assert torch.equal(together.edge_index, alone.edge_index)
+
+
+@pytest.mark.parametrize("definition", DEFINITIONS, ids=repr)
+def test_batch_and_ptr_say_the_same(definition):
+    pos, ptr = torch.randn(9, 2), torch.tensor([0, 4, 4, 9, 9])
+    batch = torch.tensor([0] * 4 + [2] * 5)
+    for found in (definition(pos, ptr=ptr), definition(pos, batch, ptr)):
+        assert torch.equal(found.edge_index, definition(pos, batch).edge_index)
+
+
+@pytest.mark.parametrize("definition", [d for d in DEFINITIONS if not isinstance(d, AllPairs)], ids=repr)
+def test_chunks_change_nothing(definition, monkeypatch):
+    pos, batch = torch.randn(60, 2), torch.randint(3, (60,))
+    whole = find(definition, pos, batch, "cells")
+    monkeypatch.setattr(_search, "_CHUNK_PAIRS", 50)
+    monkeypatch.setattr(_search, "_CHUNK_POINTS", 7)
+    for method in METHODS:
+        assert torch.equal(find(definition, pos, batch, method).edge_index, whole.edge_index)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("definition", [Radius(0.035), Nearest(8), PixelSquare(3, spacing=0.027)], ids=repr)
+def test_cloud_of_100000_points(definition, method):
+    pos = torch.rand(100_000, 3, generator=torch.Generator().manual_seed(0))
+    neighbors = find(definition, pos, method=method)
+    assert neighbors.num_points == 100_000
+    for i in torch.arange(0, 100_000, 2000).tolist():
+        away = (pos.double() - pos[i].double()).abs()
+        if isinstance(definition, Nearest):
+            expected = away.norm(dim=1).argsort()[: definition.k + 1].sort().values
+        elif isinstance(definition, Radius):
+            expected = (away.norm(dim=1) <= definition.radius * (1 + RTOL)).nonzero().flatten()
+        else:
+            expected = (away.amax(dim=1) <= definition.spacing * (1 + RTOL)).nonzero().flatten()
+        assert torch.equal(neighbors.source[neighbors.row_ptr[i] : neighbors.row_ptr[i + 1]], expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_cap_on_neighbors(method):
+    dense = torch.rand(200, 3) * 0.01
+    pos = torch.cat([torch.rand(50, 3) + 5, dense, torch.rand(50, 3) - 5])
+    degree = find(Radius(0.1), pos, method=method).degree
+    assert degree[50:250].tolist() == [200] * 200
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nearest_where_density_varies(method):
+    """Two scales 1e6 apart, many points at one place, and clouds of all sizes: the search must widen, then stop."""
+    generator = torch.Generator().manual_seed(0)
+    cluster = torch.rand(60, 2, generator=generator, dtype=torch.float64)
+    pos = torch.cat([cluster * 1e-3, cluster * 1e3, torch.ones(40, 2), torch.tensor([[0.0, 0.0], [9e9, 0.0]])])
+    batch = torch.cat([torch.zeros(160), torch.tensor([1.0, 1.0])]).long()
+    for definition in (Nearest(5), Nearest(5, ties="all"), Nearest(45)):
+        assert edges_of(find(definition, pos, batch, method)) == reference(definition, pos, batch)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("definition", "shape"),
+    [(Radius(1e-3), (30, 2)), (Radius(1e90), (30, 1)), (Radius(2.0), (30, 5)), (Nearest(4), (30, 6))],
+    ids=repr,
+)
+def test_extreme_scales_and_dimensions(definition, shape, method):
+    pos = torch.randint(3, shape, generator=torch.Generator().manual_seed(0)).double()
+    pos[::3] += 1e9  # more cells of the radius lie between than an axis can have
+    batch = torch.arange(len(pos)) % 2
+    assert edges_of(find(definition, pos, batch, method)) == reference(definition, pos, batch)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_cloud_ids_may_be_huge(method):
+    batch = torch.tensor([10**12, 0, 10**12, 5])
+    for definition in (Radius(9.0), Nearest(2), AllPairs()):
+        assert edges_of(find(definition, torch.zeros(4, 1), batch, method)) == [
+            (0, 0), (0, 2), (1, 1), (2, 0), (2, 2), (3, 3),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_pixel_square_of_an_image(method):
+    pos = torch.cartesian_prod(torch.arange(28.0), torch.arange(28.0)) - 13.5
+    neighbors = find(PixelSquare(5), pos, method=method)
+    along_axis = sum(1 for a in range(28) for b in range(28) if abs(a - b) <= 2)
+    assert neighbors.num_edges == along_axis**2 == 17956
+    displacements = pos[neighbors.source] - pos[neighbors.target]
+    assert len(displacements.unique(dim=0)) == 25
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("side", [8, 96])
+@pytest.mark.parametrize("degrees", [45, 30])
+@pytest.mark.parametrize("definition", [Radius(2.0), Radius(math.sqrt(2)), Radius(1.0), Nearest(6)], ids=repr)
+def test_rotated_grid_keeps_its_ties(definition, degrees, side, method):
+    grid = torch.cartesian_prod(torch.arange(float(side)), torch.arange(float(side))) - (side - 1) / 2
+    angle = torch.tensor(math.radians(degrees))
+    turn = torch.stack([torch.stack([angle.cos(), -angle.sin()]), torch.stack([angle.sin(), angle.cos()])])
+    upright, turned = find(definition, grid, method=method), find(definition, grid @ turn.T, method=method)
+    assert torch.equal(upright.edge_index, turned.edge_index)
+
+
+def test_ties_of_nearest():
+    """The four neighbors of a pixel are equally near: two of them, the first two, or all."""
+    cross = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
+    by_index, with_all = Nearest(2, include_self=False)(cross), Nearest(2, include_self=False, ties="all")(cross)
+    assert by_index.source[: by_index.degree[0]].tolist() == [1, 2]
+    assert with_all.source[: with_all.degree[0]].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_every_floating_dtype_without_gradient(dtype):
+    pos = torch.tensor([[0.0], [1.0], [3.0]], dtype=dtype, requires_grad=True)
+    neighbors = Radius(1.0)(pos)
+    assert edges_of(neighbors) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 2)]
+    assert neighbors.source.dtype == torch.int64
+
+
+@pytest.mark.parametrize("definition", [*DEFINITIONS, Given(torch.empty(2, 0, dtype=torch.int64))], ids=repr)
+def test_no_points(definition):
+    for method in METHODS:
+        neighbors = find(definition, torch.empty(0, 3), method=method)
+        check_invariants(neighbors, 0)
+    assert neighbors.num_edges == 0
+
+
+@pytest.mark.parametrize(
+    ("definition", "scale"),
+    [
+        (Radius(3), 3.0),
+        (PixelSquare(5, spacing=0.5), 1.0),
+        (PixelSquare(1, spacing=0.5), 0.5),
+        (Nearest(3), None),
+        (AllPairs(), None),
+        (Given(torch.empty(2, 0, dtype=torch.int64)), None),
+    ],
+)
+def test_scale(definition, scale):
+    assert definition.scale == scale
+
+
+def test_definitions_are_values():
+    assert Radius(1.0) == Radius(1.0) != Radius(1.0, include_self=False)
+    assert len({Nearest(3), Nearest(3), Nearest(3, ties="all")}) == 2
+    with pytest.raises(FrozenInstanceError):
+        Radius(1.0).radius = 2.0
+    assert pickle.loads(pickle.dumps(PixelSquare(3))) == PixelSquare(3)
+
+
+def test_given_edges_are_sorted():
+    edges = torch.tensor([[2, 0, 1, 1], [1, 1, 0, 2]])
+    neighbors = Given(edges)(torch.zeros(4, 2), batch=torch.tensor([0, 0, 0, 1]))
+    assert edges_of(neighbors) == [(0, 1), (1, 0), (1, 2), (2, 1)]
+    check_invariants(neighbors, 4)
+    assert neighbors.is_symmetric()
+
+
+@quick
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=5), st.integers(0, 2**20))
+def test_collate(sizes, seed):
+    generator = torch.Generator().manual_seed(seed)
+    lists = [Nearest(2)(torch.randn(size, 2, generator=generator)) for size in sizes]
+    union = Neighbors.collate(lists)
+    shifted = [one.edge_index + sum(sizes[:number]) for number, one in enumerate(lists)]
+    assert torch.equal(union.edge_index, torch.cat(shifted, dim=1))
+    check_invariants(union, sum(sizes))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda n: pickle.loads(pickle.dumps(n)), lambda n: n.to("cpu")])
+@pytest.mark.parametrize("with_transpose", [False, True])
+def test_copies_are_equal(copied, with_transpose):
+    neighbors = Radius(1.0)(torch.randn(20, 2))
+    if with_transpose:
+        assert len(neighbors.col_ptr) == 21
+    other = copied(neighbors)
+    assert vars(other).keys() == vars(neighbors).keys()
+    for name, tensor in vars(neighbors).items():
+        assert torch.equal(vars(other)[name], tensor)
+    assert torch.equal(other.col_ptr, neighbors.col_ptr)
+    assert torch.equal(other.col_edge, neighbors.col_edge)
+
+
+def test_neighbors_cannot_be_assigned_to():
+    neighbors = AllPairs()(torch.zeros(2, 1))
+    with pytest.raises(FrozenInstanceError):
+        neighbors.source = neighbors.target
+    assert repr(neighbors) == "Neighbors(points=2, edges=4, device=cpu)"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("definition", DEFINITIONS, ids=repr)
+def test_same_edges_on_a_gpu(definition):
+    pos, batch = torch.randint(-3, 4, (500, 3)) / 2, torch.randint(4, (500,))
+    there, here = definition(pos.cuda(), batch.cuda()), definition(pos, batch)
+    assert there.device.type == "cuda"
+    assert torch.equal(there.to("cpu").edge_index, here.edge_index)
+    assert torch.equal(here.pin_memory().to("cuda", non_blocking=True).col_edge, there.col_edge)
+
+
+def index(*values):
+    return torch.tensor(values, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("batch", "ptr", "expected", "number"),
+    [
+        (None, None, [0, 0, 0], 1),
+        (index(2, 0, 2), None, [2, 0, 2], 3),
+        (None, index(0, 0, 2, 3, 3), [1, 1, 2], 4),
+        (index(1, 1, 2), index(0, 0, 2, 3, 3), [1, 1, 2], 4),
+    ],
+)
+def test_cloud_index(batch, ptr, expected, number):
+    for points in (3, torch.zeros(3, 2)):
+        found, clouds_found = cloud_index(points, batch, ptr)
+        assert found.tolist() == expected
+        assert found.dtype == torch.int64
+        assert clouds_found == number
+
+
+def test_cloud_index_without_points():
+    assert cloud_index(0)[1] == 1
+    assert cloud_index(0, index())[1] == 0
+    assert cloud_index(0, None, index(0))[1] == 0
+    assert cloud_index(0, None, index(0, 0, 0))[1] == 2
+
+
+P = torch.zeros(3, 2)
+NAN, INF = torch.tensor([[0.0, 0], [0, math.nan]]), torch.tensor([[0.0, -math.inf]])
+ALL = AllPairs()
+FALSE_CALLS = {
+    "pos type": (TypeError, "pos: expected a floating .* got list", lambda: ALL([[0.0]])),
+    "pos dtype": (TypeError, r"pos: expected a floating .* got a tensor of torch.int64", lambda: ALL(index([0]))),
+    "pos shape": (ValueError, r"pos: expected shape \[points, dim\].* got \(3,\)", lambda: ALL(torch.zeros(3))),
+    "pos empty": (ValueError, r"dim >= 1, got \(3, 0\)", lambda: ALL(torch.zeros(3, 0))),
+    "pos nan": (ValueError, r"pos: expected finite .* got \[0.0, nan\] for point 1", lambda: ALL(NAN)),
+    "pos inf": (ValueError, r"pos: expected finite .* got \[0.0, -inf\] for point 0", lambda: ALL(INF)),
+    "radius zero": (ValueError, "radius: expected a positive finite length .* got 0", lambda: Radius(0)),
+    "radius negative": (ValueError, "radius: expected .* got -1.5", lambda: Radius(-1.5)),
+    "radius inf": (ValueError, "radius: expected .* got inf", lambda: Radius(math.inf)),
+    "radius nan": (ValueError, "radius: expected .* got nan", lambda: Radius(math.nan)),
+    "radius type": (TypeError, "radius: expected a number, got str", lambda: Radius("1")),
+    "self type": (TypeError, "include_self: expected True or False, got 2", lambda: Radius(1.0, 2)),
+    "k zero": (ValueError, "k: expected at least 1, got 0", lambda: Nearest(0)),
+    "k type": (TypeError, "k: expected an integer, got float", lambda: Nearest(2.0)),
+    "k bool": (TypeError, "k: expected an integer, got bool", lambda: Nearest(True)),
+    "ties": (ValueError, "ties: expected 'index' or 'all', got 'first'", lambda: Nearest(2, ties="first")),
+    "size even": (ValueError, "size: expected an odd number.* got 4", lambda: PixelSquare(4)),
+    "size negative": (ValueError, "size: expected at least 1, got -3", lambda: PixelSquare(-3)),
+    "spacing": (ValueError, "spacing: expected a positive .* got 0.0", lambda: PixelSquare(3, spacing=0.0)),
+    "batch length": (ValueError, "batch: expected one entry for each of 3 points, got 2", lambda: ALL(P, index(0, 0))),
+    "batch dtype": (TypeError, "batch: expected an int64 .* torch.int32", lambda: ALL(P, index(0, 0, 0).int())),
+    "batch type": (TypeError, "batch: expected an int64 tensor, got list", lambda: ALL(P, [0, 0, 0])),
+    "batch shape": (ValueError, r"batch: expected 1 dim.* got shape \(1, 3\)", lambda: ALL(P, index([0, 0, 0]))),
+    "batch negative": (ValueError, r"batch: .* from 0, got batch\[1\] = -2", lambda: ALL(P, index(0, -2, 0))),
+    "batch device": (ValueError, "batch: expected on cpu .* meta", lambda: ALL(P, index(0, 0, 0).to("meta"))),
+    "ptr end": (ValueError, "ptr: expected to go from 0 to 3, .* got from 0 to 2", lambda: ALL(P, ptr=index(0, 2))),
+    "ptr start": (ValueError, "ptr: expected .* got from 1 to 3", lambda: ALL(P, ptr=index(1, 3))),
+    "ptr empty": (ValueError, "ptr: expected .* got no entries", lambda: ALL(P, ptr=index())),
+    "ptr order": (ValueError, "ptr: .* got 2 before 1 at entry 2", lambda: ALL(P, ptr=index(0, 2, 1, 3))),
+    "ptr dtype": (TypeError, "ptr: expected an int64 .* torch.float32", lambda: ALL(P, ptr=torch.zeros(2))),
+    "batch and ptr": (
+        ValueError,
+        r"batch, ptr: .* got batch\[1\] = 1 where ptr puts point 1 in cloud 0",
+        lambda: ALL(P, index(0, 1, 1), index(0, 2, 3)),
+    ),
+    "edges shape": (
+        ValueError,
+        r"edge_index: expected shape \[2, edges\], got \(1, 3\)",
+        lambda: Given(index([0, 1, 2])),
+    ),
+    "edges flat": (ValueError, r"edge_index: expected 2 dim.* got shape \(2,\)", lambda: Given(index(0, 1))),
+    "edges dtype": (TypeError, "edge_index: expected an int64 .* torch.float32", lambda: Given(torch.zeros(2, 3))),
+    "edges beyond": (
+        ValueError,
+        "edge_index: expected points from 0 to 2, got edge 1 from 1 to 3",
+        lambda: Given(index([0, 1], [1, 3]))(P),
+    ),
+    "edges negative": (ValueError, "got edge 0 from -1 to 0", lambda: Given(index([-1], [0]))(P)),
+    "edges crossing": (
+        ValueError,
+        "edge_index: expected edges within clouds, got one from point 2 to point 0 of another cloud",
+        lambda: Given(index([1, 2], [0, 0]))(P, index(0, 0, 1)),
+    ),
+    "edges twice": (
+        ValueError,
+        "edge_index: expected every edge once, got the edge from 2 to 1 again",
+        lambda: Neighbors.from_edge_index(index([2, 0, 2], [1, 0, 1]), 3),
+    ),
+    "collate nothing": (ValueError, "lists: expected at least one", lambda: Neighbors.collate([])),
+    "collate devices": (
+        ValueError,
+        "lists: expected all on cpu, got list 1 on meta",
+        lambda: Neighbors.collate([ALL(P), ALL(P).to("meta")]),
+    ),
+    "row_ptr": (ValueError, "row_ptr: expected one entry more", lambda: Neighbors(index(), index(), index())),
+    "lengths": (ValueError, "source, target: .* got 1 and 0", lambda: Neighbors(index(0), index(1), index())),
+}
+
+
+@pytest.mark.parametrize("name", FALSE_CALLS)
+def test_false_input_is_named(name):
+    error, message, call = FALSE_CALLS[name]
+    with pytest.raises(error, match=message):
+        call()

@@ -43,6 +43,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
         return float("inf")
     if expected.numel() == 0:
         return 0.0
+    found, expected = found.detach(), expected.detach()
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
 
 

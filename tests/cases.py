@@ -1,0 +1,70 @@
+"""The table of groups that all tests share: a group enters here and every test follows."""
+
+import itertools
+
+import torch
+
+from lieattn.groups import (
+    FiniteGroup,
+    cyclic,
+    cyclic_about,
+    dihedral,
+    direct_product,
+    full_icosahedral,
+    full_octahedral,
+    full_tetrahedral,
+    icosahedral,
+    internal_product,
+    inversion,
+    octahedral,
+    pyritohedral,
+    reflection,
+    tetrahedral,
+    trivial,
+)
+
+# An axis and a rotation in general position, so that no matrix entry is 0, 1/2 or 1 by luck.
+OBLIQUE = (1.0, -2.0, 0.5)
+
+
+def oblique_rotation() -> torch.Tensor:
+    """A rotation of R^3, ``[3, 3]`` float64, that turns about no coordinate axis."""
+    hat = torch.tensor([[0.0, -0.3, 0.8], [0.3, 0.0, -0.5], [-0.8, 0.5, 0.0]], dtype=torch.float64)
+    return torch.matrix_exp(hat)
+
+
+GROUPS: dict[str, FiniteGroup] = {
+    **{f"trivial{dim}": trivial(dim) for dim in (1, 2, 3)},
+    **{f"C{n}": cyclic(n) for n in (1, 2, 3, 4, 5, 6, 8, 12)},
+    **{f"D{n}": dihedral(n) for n in (1, 3, 4, 8)},
+    "mirror1": reflection(1),
+    "mirror2": reflection(2),
+    "mirror2_x": reflection(2, axis=0),
+    "mirror2_oblique": reflection(2, axis=(1.0, 2.0)),
+    "mirror3": reflection(3),
+    "mirror3_oblique": reflection(3, axis=OBLIQUE),
+    "inversion2": inversion(2),
+    "inversion3": inversion(3),
+    "C4_about_z": cyclic_about(4),
+    "C3_about_oblique": cyclic_about(3, OBLIQUE),
+    "C5_about_oblique": cyclic_about(5, OBLIQUE),
+    "T": tetrahedral(),
+    "O": octahedral(),
+    "I": icosahedral(),
+    "Th": pyritohedral(),
+    "Td": full_tetrahedral(),
+    "Oh": full_octahedral(),
+    "Ih": full_icosahedral(),
+    "C4_x_mirror1": direct_product(cyclic(4), reflection(1)),
+    "D3_x_C2": direct_product(dihedral(3), cyclic(2)),
+    "C4_mirror_inside": internal_product(cyclic_about(4), reflection(3)),
+    "S3": FiniteGroup.from_permutations(list(itertools.permutations(range(3))), "S3"),
+    "O_conjugated": octahedral().conjugate(oblique_rotation(), "O'"),
+}
+"""All groups of the catalog, by the name that tests show. All of them are orthogonal."""
+
+SMALL_GROUPS: dict[str, FiniteGroup] = {
+    name: GROUPS[name]
+    for name in ("trivial2", "C3", "C4", "C8", "D1", "D3", "D4", "mirror3", "C3_about_oblique", "T", "O")
+}
+"""A selection for tests of layers: 2D and 3D, abelian and not, with and without mirrors."""

@@ -1,0 +1,276 @@
+"""The operator against a dense evaluation, written element by element from its definition."""
+
+import itertools
+import math
+import zlib
+
+import pytest
+import torch
+
+from lieattn.geometry import AllPairs, Given, Nearest, Radius, lift
+from lieattn.groups import cyclic, dihedral, tetrahedral
+from lieattn.ops import RelativeTerms, expand_kernel, group_attention
+
+HEADS, DIM, VALUE = 2, 3, 4
+PATTERNS = ("joint", "framewise", "query_sum", "pooled")
+NORMALIZATIONS = ("softmax", "mean", "exp-mean", "none")
+TERMS = {
+    "none": (),
+    "positional key": ("positional_key",),
+    "bias of the displacement": ("displacement_bias",),
+    "pair bias": ("pair_bias",),
+    "frames": ("fiber_key", "fiber_bias"),
+    "table of three frames": ("fiber_key_3",),
+    "affine values": ("psi", "beta"),
+    "affine values of pairs": ("psi_pairs", "beta_pairs"),
+    "all": ("positional_key", "pair_bias", "fiber_key", "fiber_bias", "psi", "beta_pairs"),
+}
+
+
+@pytest.fixture(params=["torch", "torch-scatter"])
+def scatter(request, monkeypatch):
+    """Both ways PyTorch Geometric sums over neighbors."""
+    import torch_geometric.typing
+
+    if request.param == "torch-scatter":
+        pytest.importorskip("torch_scatter", reason="torch-scatter is not installed: it needs a C++ compiler")
+        assert torch_geometric.typing.WITH_TORCH_SCATTER
+    else:
+        monkeypatch.setattr(torch_geometric.typing, "WITH_TORCH_SCATTER", False)
+    return request.param
+
+
+def problem(pattern, names, fiber=3, points=7, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(zlib.crc32(" ".join((pattern, *names)).encode()))
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=dtype)
+
+    pos = draw(points, 2)
+    batch = torch.tensor([0, 1, 0, 0, 2, 1, 0])[:points]
+    neighbors = Radius(4.0, include_self=False)(pos, batch)
+    assert (neighbors.degree == 0).any(), "a point without neighbors must be part of the test"
+    assert neighbors.num_edges >= 4
+    types = 4
+    index = torch.randint(types, (neighbors.num_edges,), generator=generator)
+    keys = 1 if pattern in ("framewise", "pooled") else fiber
+    frames = 1 if pattern == "pooled" else fiber
+    tables = {
+        "positional_key": ("positional_key", (types, fiber, 1, DIM)),
+        "displacement_bias": ("displacement_bias", (types, fiber, 1, HEADS)),
+        "pair_bias": ("displacement_bias", (types, fiber, keys, HEADS)),
+        "fiber_key": ("fiber_key", (frames, frames, HEADS, DIM)),
+        "fiber_key_3": ("fiber_key", (fiber, frames, frames, 1, DIM)),
+        "fiber_bias": ("fiber_bias", (frames, frames, HEADS)),
+        "psi": ("psi", (types, fiber, 1, HEADS, VALUE)),
+        "beta": ("beta", (types, fiber, 1, 1, VALUE)),
+        "psi_pairs": ("psi", (types, fiber, keys, HEADS, VALUE)),
+        "beta_pairs": ("beta", (types, fiber, keys, HEADS, VALUE)),
+    }
+    terms = RelativeTerms(**{tables[name][0]: draw(*tables[name][1]) for name in names})
+    signals = [draw(points, fiber, HEADS, width) for width in (DIM, DIM, VALUE)]
+    return signals, neighbors, terms, index
+
+
+def dense(query, key, value, neighbors, terms, index, pattern, normalize):
+    """The definition, by loops over target, head, output frame, query frame, and all keys."""
+    scale = 1 / math.sqrt(DIM)
+    if pattern == "pooled":
+        query, key, value = (signal.sum(dim=1, keepdim=True) for signal in (query, key, value))
+    frames = query.shape[1]
+    tied = pattern in ("joint", "framewise")
+    tables = (terms.positional_key, terms.displacement_bias, terms.psi, terms.beta)
+    outs = frames if tied else next((t.shape[1] for t in tables if t is not None), 1)
+    if not tied and terms.fiber_key is not None and terms.fiber_key.ndim == 5:
+        outs = terms.fiber_key.shape[0]
+    out = value.new_zeros(neighbors.num_points, outs, HEADS, VALUE)
+
+    def pick(table, *at):
+        return table[tuple(min(i, n - 1) if n == 1 else i for i, n in zip(at, table.shape, strict=False))]
+
+    for i, e, h in itertools.product(range(neighbors.num_points), range(HEADS), range(outs)):
+        for g in [h] if tied else range(frames):
+            scores, values = [], []
+            for edge in range(int(neighbors.row_ptr[i]), int(neighbors.row_ptr[i + 1])):
+                j, t = int(neighbors.source[edge]), int(index[edge])
+                for m in [g] if pattern == "framewise" else range(value.shape[1]):
+                    wide = key[j, m, e]
+                    if terms.positional_key is not None:
+                        wide = wide + pick(terms.positional_key, t, h, e)
+                    if terms.fiber_key is not None:
+                        at = (h, g, m, e) if terms.fiber_key.ndim == 5 else (g, m, e)
+                        wide = wide + pick(terms.fiber_key, *at)
+                    score = scale * query[i, g, e] @ wide
+                    if terms.displacement_bias is not None:
+                        score = score + pick(terms.displacement_bias, t, h, m, e)
+                    if terms.fiber_bias is not None:
+                        score = score + pick(terms.fiber_bias, g, m, e)
+                    acted = value[j, m, e]
+                    if terms.psi is not None:
+                        acted = pick(terms.psi, t, h, m, e) * acted
+                    if terms.beta is not None:
+                        acted = acted + pick(terms.beta, t, h, m, e)
+                    scores.append(score)
+                    values.append(acted)
+            if not scores:
+                continue
+            weight = {
+                "softmax": lambda s: s.softmax(0),
+                "mean": lambda s: s / len(s),
+                "exp-mean": lambda s: s.exp() / len(s),
+                "none": lambda s: s,
+            }[normalize](torch.stack(scores))
+            out[i, h, e] += weight @ torch.stack(values)
+    return out
+
+
+# Where output and query frame are one, a table of three frames is refused (see test_errors).
+COMBINATIONS = [
+    (pattern, terms)
+    for pattern, terms in itertools.product(PATTERNS, TERMS)
+    if terms != "table of three frames" or pattern in ("query_sum", "pooled")
+]
+
+
+@pytest.mark.parametrize("normalize", NORMALIZATIONS)
+@pytest.mark.parametrize(("pattern", "terms"), COMBINATIONS)
+def test_sparse_equals_dense(pattern, normalize, terms):
+    (q, k, v), neighbors, tables, index = problem(pattern, TERMS[terms])
+    out, _ = group_attention(
+        q, k, v, neighbors, pattern=pattern, normalize=normalize, terms=tables, displacement_index=index
+    )
+    expected = dense(q, k, v, neighbors, tables, index, pattern, normalize)
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_with_and_without_torch_scatter(scatter, pattern):
+    (q, k, v), neighbors, tables, index = problem(pattern, TERMS["all"])
+    signals = [s.requires_grad_() for s in (q, k, v)]
+    out, _ = group_attention(*signals, neighbors, pattern=pattern, terms=tables, displacement_index=index)
+    expected = dense(*signals, neighbors, tables, index, pattern, "softmax")
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+    weights = torch.randn_like(out)
+    found = torch.autograd.grad((out * weights).sum(), signals)
+    wanted = torch.autograd.grad((expected * weights).sum(), signals)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("normalize", NORMALIZATIONS)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_differentiable_twice(scatter, pattern, normalize):
+    signals, neighbors, tables, index = problem(pattern, TERMS["all"], fiber=2, points=5)
+    names = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta")
+    given = [s.requires_grad_() for s in (*signals, *(getattr(tables, name) for name in names))]
+
+    def call(query, key, value, *terms):
+        return group_attention(
+            query,
+            key,
+            value,
+            neighbors,
+            pattern=pattern,
+            normalize=normalize,
+            terms=RelativeTerms(**dict(zip(names, terms, strict=True))),
+            displacement_index=index,
+        )[0]
+
+    assert torch.autograd.gradcheck(call, given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, given, fast_mode=True)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_weights_are_those_used(pattern):
+    (q, k, v), neighbors, tables, index = problem(pattern, ("positional_key", "fiber_bias"))
+    out, weights = group_attention(
+        q, k, v, neighbors, pattern=pattern, terms=tables, displacement_index=index, return_weights=True
+    )
+    at = v.sum(1, keepdim=True)[neighbors.source] if pattern == "pooled" else v[neighbors.source]
+    rule = {"joint": "eabh,ebhd->eahd", "framewise": "eah,eahd->eahd"}.get(pattern, "eogmh,emhd->eohd")
+    rebuilt = torch.zeros_like(out).index_add(0, neighbors.target, torch.einsum(rule, weights, at))
+    torch.testing.assert_close(rebuilt, out)
+    sums = torch.zeros(neighbors.num_points, *weights.shape[1:], dtype=weights.dtype)
+    sums = sums.index_add(0, neighbors.target, weights)
+    sums = {"joint": lambda s: s.sum(2), "framewise": lambda s: s}.get(pattern, lambda s: s.sum(3))(sums)
+    reached = neighbors.degree > 0
+    torch.testing.assert_close(sums[reached], torch.ones_like(sums[reached]))
+
+
+def test_factorized_query_sum_equals_the_cubic_one():
+    """A table that does not depend on the output frame gives the same through both evaluations."""
+    (q, k, v), neighbors, tables, index = problem("query_sum", ("positional_key", "fiber_key"))
+    options = {"pattern": "query_sum", "displacement_index": index}
+    cubic = RelativeTerms(tables.positional_key, fiber_key=tables.fiber_key.expand(3, -1, -1, -1, -1))
+    fast, _ = group_attention(q, k, v, neighbors, terms=tables, **options)
+    slow, _ = group_attention(q, k, v, neighbors, terms=cubic, **options)
+    torch.testing.assert_close(fast, slow, rtol=1e-13, atol=1e-13)
+
+
+def test_large_scores_do_not_overflow():
+    (q, k, v), neighbors, tables, index = problem("joint", ("positional_key",))
+    for dtype in (torch.float32, torch.float64):
+        terms = RelativeTerms(positional_key=1e3 * tables.positional_key.to(dtype))
+        out, _ = group_attention(
+            *(1e3 * s.to(dtype) for s in (q, k)), v.to(dtype), neighbors, terms=terms, displacement_index=index
+        )
+        assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("points", [0, 1, 3])
+def test_points_without_neighbors_give_zero(pattern, points):
+    neighbors = Given(torch.empty(2, 0, dtype=torch.int64))(torch.randn(points, 2))
+    signals = [torch.randn(points, 2, HEADS, width, requires_grad=True) for width in (DIM, DIM, VALUE)]
+    out, _ = group_attention(*signals, neighbors, pattern=pattern)
+    assert out.shape[0] == points
+    assert (out == 0).all()
+    out.sum().backward()
+    assert all(torch.isfinite(s.grad).all() for s in signals)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_dropout_keeps_the_mean(pattern):
+    (q, k, v), neighbors, tables, index = problem(pattern, ("positional_key",))
+    options = {"pattern": pattern, "terms": tables, "displacement_index": index}
+    exact, _ = group_attention(q, k, v, neighbors, **options)
+    draws = torch.stack([group_attention(q, k, v, neighbors, dropout=0.3, **options)[0] for _ in range(1500)])
+    assert not torch.equal(draws[0], draws[1])
+    deviation = draws.std(0) / math.sqrt(len(draws))
+    assert ((draws.mean(0) - exact).abs() <= 5 * deviation + 1e-12).all()
+
+
+def test_scores_absent_is_a_convolution():
+    """No queries and no biases: ``none`` sums the values, as a group convolution does."""
+    (_, _, v), neighbors, tables, index = problem("joint", ("psi",))
+    out, _ = group_attention(None, None, v, neighbors, normalize="none", terms=tables, displacement_index=index)
+    message = torch.einsum("eahd,ebhd->eahd", tables.psi[index][:, :, 0], v[neighbors.source])
+    torch.testing.assert_close(out, torch.zeros_like(out).index_add(0, neighbors.target, message))
+
+
+@pytest.mark.parametrize("neighborhood", [Radius(1.0), Nearest(4), AllPairs()])
+def test_no_leak_between_clouds(neighborhood):
+    pos, batch = torch.randn(12, 2), torch.arange(12) % 2
+    graph = lift(pos, cyclic(3), neighborhood, batch=batch)
+    signals = [torch.randn(12, 3, HEADS, DIM, requires_grad=True) for _ in range(3)]
+    out, _ = group_attention(*signals, graph.neighbors)
+    out[batch == 0].sum().backward()
+    assert all((s.grad[batch == 1] == 0).all() for s in signals)
+
+
+@pytest.mark.parametrize("group", [cyclic(5), dihedral(3), tetrahedral()], ids=lambda g: g.name)
+def test_expanded_kernel_commutes(group):
+    kernel = torch.randn(group.order, 3, 2, dtype=torch.float64)
+    matrix = expand_kernel(kernel, group.relative)
+    f = torch.randn(group.order, 2, dtype=torch.float64)
+
+    def apply(signal):
+        return torch.einsum("gohi,hi->go", matrix, signal)
+
+    for h in range(group.order):
+        torch.testing.assert_close(apply(group.translate(h, f)), group.translate(h, apply(f)))
+    wrong = kernel[group.cayley[torch.arange(group.order)[:, None], group.inverse]].transpose(1, 2)
+    turned = [torch.einsum("gohi,hi->go", wrong, group.translate(h, f)) for h in range(group.order)]
+    straight = torch.einsum("gohi,hi->go", wrong, f)
+    same = all(torch.allclose(t, group.translate(h, straight)) for h, t in enumerate(turned))
+    assert same == group.is_abelian, "the control h g⁻¹ may pass abelian groups only"

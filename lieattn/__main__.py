@@ -1,0 +1,8 @@
+"""``python -m lieattn``: the same as the command ``lieattn``."""
+
+import sys
+
+from lieattn.train.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""``lieattn certify``: the certificate of a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch.utils.data import Dataset
+from torch_geometric.data import Data
+
+from lieattn.certify import TOLERANCES, certify
+from lieattn.train._checkpoint import KEY, build, network_of, read_checkpoint
+from lieattn.train._errors import UsageError
+
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCES}
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Print the certificate of a checkpoint, and write it as JSON if asked to.
+
+    Parameters
+    ----------
+    name
+        What the subcommand was called.
+    arguments
+        What follows it on the command line.
+
+    Returns
+    -------
+    int
+        Exit status: 0, 1 if an error is beyond its tolerance, 2 for a checkpoint or data that cannot be used.
+    """
+    options = _parser(name).parse_args(arguments)
+    try:
+        checkpoint = read_checkpoint(options.checkpoint)
+        network = network_of(checkpoint, options.checkpoint)
+        clouds, source = _test_clouds(checkpoint[KEY], options)
+        certificate = certify(
+            network,
+            clouds,
+            dtypes=[_DTYPES[dtype] for dtype in options.dtype],
+            tolerances=_tolerances(options.tolerance),
+            seed=options.seed,
+        )
+    except ValueError as error:
+        sys.stderr.write(f"lieattn {name}: {error}\n")
+        return 2
+    verdict = "kept" if certificate.passed else "NOT kept: an error is beyond its tolerance"
+    lines = (
+        f"guarantee: {certificate.guarantee}",
+        f"group: {certificate.group}, {certificate.order} elements",
+        f"measured on: {source}; outputs differ between clouds by up to {certificate.spread:.1e}",
+        "",
+        certificate.table(),
+        "",
+        f"guarantee {verdict}",
+    )
+    sys.stdout.write("\n".join(lines) + "\n")
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(certificate.to_json() + "\n")
+    return 0 if certificate.passed else 1
+
+
+def _parser(name: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"lieattn {name}",
+        description="Measure how far a trained network's outputs change under every element of its group.",
+    )
+    parser.add_argument("checkpoint", help="a checkpoint of `lieattn fit`")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="YAML",
+        help="file with class_path and init_args of a data set; by default the test set that the checkpoint names, "
+        "and random clouds if it names none",
+    )
+    parser.add_argument("--random", action="store_true", help="random clouds, although the checkpoint names a test set")
+    parser.add_argument("--clouds", type=_positive, default=4, help="number of clouds (default 4)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all that is drawn (default 0)")
+    parser.add_argument(
+        "--dtype",
+        nargs="+",
+        choices=list(_DTYPES),
+        default=["float32", "float64"],
+        help="precisions to measure in",
+    )
+    parser.add_argument(
+        "--tolerance",
+        nargs="+",
+        type=_tolerance,
+        default=[],
+        metavar="[DTYPE=]VALUE",
+        help="largest error in units of max(1, largest logit): for one dtype, or all (default "
+        + ", ".join(f"{dtype}={TOLERANCES[value]:g}" for dtype, value in _DTYPES.items())
+        + ")",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the certificate here")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
+    return value
+
+
+def _tolerance(text: str) -> tuple[str | None, float]:
+    dtype, _, number = text.rpartition("=")
+    value = float(number)
+    if (dtype and dtype not in _DTYPES) or not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected VALUE or {'|'.join(_DTYPES)}=VALUE, at least 0, got {text!r}")
+    return dtype or None, value
+
+
+def _tolerances(given: list[tuple[str | None, float]]) -> dict[torch.dtype, float]:
+    found: dict[torch.dtype, float] = {}
+    for dtype, value in given:
+        found.update({_DTYPES[name]: value for name in ([dtype] if dtype else _DTYPES)})
+    return found
+
+
+def _test_clouds(entry: dict[str, Any], options: argparse.Namespace) -> tuple[list[Data], str]:
+    """Clouds to measure on, and where they are from."""
+    if options.data is not None:
+        try:
+            spec = yaml.safe_load(options.data.read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise UsageError(f"--data {options.data} cannot be read: {error}") from error
+        if not isinstance(spec, dict):
+            raise UsageError(f"--data {options.data}: expected class_path and init_args of a data set")
+    else:
+        spec = None if options.random else entry["config"].get("data", {}).get("test")
+    if spec is not None:
+        dataset: Any = build(Dataset, spec, "the data set")
+        number = min(options.clouds, len(dataset))
+        return [dataset[index] for index in range(number)], f"the first {number} clouds of {spec['class_path']}"
+    clouds = _random_clouds(entry["input"], options.clouds, options.seed)
+    return clouds, f"{options.clouds} random clouds of {clouds[0].num_nodes} points"
+
+
+def _random_clouds(kind: dict[str, Any] | None, number: int, seed: int) -> list[Data]:
+    """Clouds of the kind trained on: images of noise, or normally distributed points about a unit apart."""
+    if kind is None or kind["dim"] is None:
+        raise UsageError("the checkpoint does not know the kind of its clouds: give a data set with --data")
+    generator = torch.Generator().manual_seed(seed)
+    clouds = []
+    for _ in range(number):
+        if kind["grid"] is None:
+            size = kind["points"] ** (1 / kind["dim"]) / 2
+            cloud = Data(pos=size * torch.randn(kind["points"], kind["dim"], generator=generator))
+        else:
+            height, width = kind["grid"]
+            rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+            pos = torch.stack([columns - (width - 1) / 2, (height - 1) / 2 - rows], dim=-1).reshape(-1, 2)
+            cloud = Data(pos=pos, grid=torch.tensor([[height, width]]))
+        if kind["channels"] is not None:
+            cloud.x = torch.rand(len(cloud.pos), kind["channels"], generator=generator)
+        clouds.append(cloud)
+    return clouds

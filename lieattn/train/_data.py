@@ -1,0 +1,261 @@
+"""Point sets in batches, in an order that a run continued in the middle of an epoch finds again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, cast
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import Dataset, DistributedSampler
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader
+
+from lieattn.train._errors import UsageError
+from lieattn.train._generators import random_state, seed_generators, set_random_state
+
+
+class EpochSampler(DistributedSampler[Any]):
+    """Indices in an order that depends on (seed, epoch) alone, and that can start in the middle.
+
+    It yields pairs (epoch, index): what a data set draws at random for an item follows from the two, whichever
+    process asks for it. With several replicas, replica r of n takes every n-th index, from the r-th on; missing
+    ones at the end are filled up from the beginning.
+
+    Parameters
+    ----------
+    size
+        Number of items.
+    shuffle
+        Whether to shuffle, or to go through them in their order.
+    seed
+        Seed of the order.
+    replicas, rank
+        Number of processes that share the items, and the number of this one.
+    """
+
+    def __init__(self, size: int, *, shuffle: bool = True, seed: int = 0, replicas: int = 1, rank: int = 0) -> None:
+        super().__init__(
+            cast("Dataset[Any]", range(size)), num_replicas=replicas, rank=rank, shuffle=shuffle, seed=seed
+        )
+        self._skip = 0
+
+    def start(self, epoch: int, skip: int) -> None:
+        """Go to an epoch, without the first ``skip`` of this replica's items."""
+        self.epoch = epoch
+        self._skip = skip
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of an epoch; where it is the present one already, stay where it was started."""
+        if epoch != self.epoch:
+            self.start(epoch, 0)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        epoch, size = self.epoch, len(cast(Sized, self.dataset))
+        if self.shuffle:
+            # A pair of numbers, not their sum: seed 0 in epoch 1 is not seed 1 in epoch 0.
+            order = np.random.default_rng([self.seed, epoch]).permutation(size)
+        else:
+            order = np.arange(size)
+        mine = np.resize(order, self.total_size)[self.rank :: self.num_replicas]
+        for index in mine[self._skip :].tolist():
+            yield epoch, index
+
+
+class _TrainingSampler(EpochSampler):
+    """Goes where the training is, because Lightning's count of epochs is one too high after some restarts."""
+
+    def __init__(self, size: int, place: Callable[[], dict[str, int]], **options: Any) -> None:
+        super().__init__(size, **options)
+        self._place = place
+
+    def set_epoch(self, epoch: int) -> None:
+        place = self._place()
+        if place:
+            self.start(place["epoch"], place["batch"] * place["batch_size"])
+        else:
+            super().set_epoch(epoch)
+
+
+class _SeededItems(Dataset[Data]):
+    """Items whose random choices follow from (seed, epoch, index), without a trace in the generators."""
+
+    def __init__(self, source: Dataset[Data], seed: int) -> None:
+        self.source = source
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.source))
+
+    def __getitem__(self, key: int | tuple[int, int]) -> Data:
+        epoch, index = key if isinstance(key, tuple) else (0, key)
+        state = random_state()
+        try:
+            words = np.random.SeedSequence([self.seed, epoch, index]).generate_state(1, np.uint64)
+            seed_generators(int(words[0]))
+            return self.source[index]
+        finally:
+            set_random_state(state)
+
+
+class _ResumableLoader(DataLoader):
+    """A loader that tells Lightning where it is, so that it may be continued in the middle of an epoch."""
+
+    def __init__(self, *args: Any, place: Callable[[], dict[str, int]], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._place = place
+
+    def state_dict(self) -> dict[str, int]:
+        return self._place()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        cast(EpochSampler, self.sampler).start(state["epoch"], state["batch"] * state["batch_size"])
+
+
+class PointSetData(LightningDataModule):
+    """Batches of point sets for training, validation, test and prediction.
+
+    The order of the training set depends on the seed and the epoch alone, and so do the random choices of its
+    transforms (on the seed, the epoch and the item), whatever the number of workers. A checkpoint keeps the place
+    within the epoch.
+
+    Parameters
+    ----------
+    train, val, test, predict
+        Data sets of ``torch_geometric.data.Data``; those that are needed.
+    batch_size
+        Clouds in a batch, per process.
+    eval_batch_size
+        Clouds in a batch of the other three sets; ``batch_size`` by default.
+    workers
+        Processes that prepare the batches; 0 for none.
+    seed
+        Seed of order and transforms; by default that of ``seed_everything``, and 0 without one.
+    shuffle
+        Whether to shuffle the training set.
+
+    Raises
+    ------
+    ValueError
+        If a size is out of range.
+    UsageError
+        When loading: if the set asked for was not given or is empty, or a checkpoint from the middle of an epoch
+        belongs to another seed, batch size, number of items or of processes.
+    """
+
+    def __init__(
+        self,
+        # Without the type of the items, for which jsonargparse would build the base class itself.
+        train: Dataset | None = None,  # type: ignore[type-arg]
+        val: Dataset | None = None,  # type: ignore[type-arg]
+        test: Dataset | None = None,  # type: ignore[type-arg]
+        predict: Dataset | None = None,  # type: ignore[type-arg]
+        batch_size: int = 8,
+        eval_batch_size: int | None = None,
+        workers: int = 0,
+        seed: int | None = None,
+        shuffle: bool = True,
+    ) -> None:
+        super().__init__()
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("eval_batch_size", batch_size if eval_batch_size is None else eval_batch_size, 1),
+            ("workers", workers, 0),
+            ("seed", 0 if seed is None else seed, 0),
+        ):
+            if value < least:
+                raise ValueError(f"{name}: expected at least {least}, got {value}")
+        self.sets: dict[str, Dataset[Any] | None] = {"train": train, "val": val, "test": test, "predict": predict}
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size or batch_size
+        self.workers = workers
+        self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0")) if seed is None else seed
+        self.shuffle = shuffle
+        self._resume: dict[str, int] | None = None
+        if val is None:
+            # Lightning validates whenever this hook is not its own.
+            self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
+
+    def train_dataloader(self) -> DataLoader:
+        """Batches of the training set, from where a loaded checkpoint was on."""
+        items = self._items("train")
+        replicas, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
+        sampler = _TrainingSampler(
+            len(items),
+            self.state_dict,
+            shuffle=self.shuffle,
+            seed=self.seed,
+            replicas=replicas,
+            rank=rank,
+        )
+        if self._resume is not None:
+            self._check_resume(len(items), replicas)
+            sampler.start(self._resume["epoch"], self._resume["batch"] * self.batch_size)
+            self._resume = None
+        return _ResumableLoader(
+            items, batch_size=self.batch_size, sampler=sampler, place=self.state_dict, **self._workers()
+        )
+
+    def val_dataloader(self) -> DataLoader:
+        """Batches of the validation set, in its order."""
+        return self._eval_dataloader("val")
+
+    def test_dataloader(self) -> DataLoader:
+        """Batches of the test set, in its order."""
+        return self._eval_dataloader("test")
+
+    def predict_dataloader(self) -> DataLoader:
+        """Batches of the set to predict, by default the test set, in its order."""
+        return self._eval_dataloader("test" if self.sets["predict"] is None else "predict")
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the training is: the epoch, the batches done in it, and what its order depends on."""
+        trainer = self.trainer
+        if trainer is None or self.sets["train"] is None or not 0 < trainer.num_training_batches < float("inf"):
+            return {}
+        done = trainer.fit_loop.total_batch_idx + 1
+        epoch, batch = divmod(done, int(trainer.num_training_batches))
+        return {
+            "epoch": epoch,
+            "batch": batch,
+            "items": len(cast(Sized, self.sets["train"])),
+            "processes": trainer.world_size,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Take the place of a checkpoint, for the next training loader."""
+        self._resume = state_dict
+
+    def _check_resume(self, items: int, processes: int) -> None:
+        state = self._resume or {}
+        present = {"items": items, "processes": processes, "batch_size": self.batch_size, "seed": self.seed}
+        changed = [f"{key} was {state[key]}, is {value}" for key, value in present.items() if state[key] != value]
+        if changed and state["batch"]:
+            raise UsageError(
+                f"the checkpoint is from the middle of epoch {state['epoch']}, which can only be continued as it "
+                f"began: {'; '.join(changed)}"
+            )
+
+    def _items(self, name: str) -> _SeededItems:
+        source = self.sets[name]
+        if source is None:
+            raise UsageError(f"data.{name}: no data set was given for it")
+        items = _SeededItems(source, self.seed)
+        if not len(items):
+            raise UsageError(f"data.{name}: the data set is empty")
+        return items
+
+    def _eval_dataloader(self, name: str) -> DataLoader:
+        return DataLoader(self._items(name), batch_size=self.eval_batch_size, shuffle=False, **self._workers())
+
+    def _workers(self) -> dict[str, Any]:
+        # A generator of its own, because a loader draws a number from it whenever an epoch begins.
+        return {
+            "num_workers": self.workers,
+            "persistent_workers": self.workers > 0,
+            "generator": torch.Generator().manual_seed(self.seed),
+        }

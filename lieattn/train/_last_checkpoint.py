@@ -1,0 +1,115 @@
+"""The checkpoint to continue from, kept up to date, and written when a signal asks to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class TrainingInterrupted(Exception):  # noqa: N818 - it reports a wish of the user, no error
+    """A signal stopped the training after its state was saved.
+
+    Attributes
+    ----------
+    signum
+        The signal.
+    path
+        The checkpoint to continue from.
+    """
+
+    def __init__(self, signum: int, step: int, path: Path) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name} after step {step}; the state is in {path}")
+        self.signum = signum
+        self.path = path
+
+
+class LastCheckpoint(Checkpoint):
+    """Keep ``last.ckpt``: at the end of every epoch, every n steps, and when SIGINT or SIGTERM come.
+
+    On a signal the step is finished, the state saved and :class:`TrainingInterrupted` raised; a second signal
+    stops at once. The last step of an epoch saves after the validation that follows it. The file is replaced in
+    one go: whenever the process is killed, there is a whole one.
+
+    Parameters
+    ----------
+    dirpath
+        Folder of the file; ``checkpoints`` in the trainer's ``default_root_dir`` by default.
+    every_n_train_steps
+        Optimizer steps between two savings within an epoch; 0 for none.
+
+    Raises
+    ------
+    ValueError
+        If ``every_n_train_steps`` is negative.
+    """
+
+    def __init__(self, dirpath: str | None = None, every_n_train_steps: int = 0) -> None:
+        if every_n_train_steps < 0:
+            raise ValueError(f"every_n_train_steps: expected at least 0, got {every_n_train_steps}")
+        self.dirpath = dirpath
+        self.every_n_train_steps = every_n_train_steps
+        self._received: int | None = None
+        self._handlers: dict[int, Any] = {}
+
+    def path(self, trainer: Trainer) -> Path:
+        """Where the file of a trainer is."""
+        return Path(self.dirpath or Path(trainer.default_root_dir) / "checkpoints") / "last.ckpt"
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take over the signals; Lightning would stop in the middle of a step."""
+        self._received = None
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {signum: signal.signal(signum, self._receive) for signum in _SIGNALS}
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save if it is time, or stop, between two optimizer steps of an epoch."""
+        if trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        stop = self._stop(trainer)
+        if stop or (self.every_n_train_steps and trainer.global_step % self.every_n_train_steps == 0):
+            self._save(trainer, stop)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save, and stop if asked to."""
+        self._save(trainer, self._stop(trainer))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the signals back."""
+        self._give_back()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give the signals back."""
+        self._give_back()
+
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
+        if self._received is not None:
+            raise KeyboardInterrupt
+        self._received = signum
+        # Not through sys.stderr, which this handler may have interrupted.
+        os.write(2, b"\nstopping after this step; a second signal stops at once\n")
+
+    def _stop(self, trainer: Trainer) -> bool:
+        # The processes must agree, because saving is done together.
+        return trainer.strategy.reduce_boolean_decision(self._received is not None, all=False)
+
+    def _save(self, trainer: Trainer, stop: bool) -> None:
+        path = self.path(trainer)
+        trainer.save_checkpoint(path, weights_only=False)
+        if stop:
+            raise TrainingInterrupted(self._received or signal.SIGTERM, trainer.global_step, path)
+
+    def _give_back(self) -> None:
+        for signum, handler in self._handlers.items():
+            signal.signal(signum, handler)
+        self._handlers = {}

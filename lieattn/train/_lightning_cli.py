@@ -1,0 +1,198 @@
+"""``lieattn fit``, ``validate``, ``test`` and ``predict``: LightningCLI with this library's classes."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import shlex
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+
+from lieattn.train._checkpoint import KEY, read_checkpoint, register_types
+from lieattn.train._classifier import PointSetClassifier
+from lieattn.train._data import PointSetData
+from lieattn.train._errors import CheckpointError, NonFiniteError, UsageError
+from lieattn.train._last_checkpoint import LastCheckpoint, TrainingInterrupted
+
+_DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100}
+
+# Said by Lightning about what is meant: no workers for small data, no validation set, one folder of checkpoints for
+# a run and its continuation, evaluation without the callbacks of the training; and about its own use of others.
+_EXPECTED_WARNINGS = (
+    ".*does not have many workers",
+    ".*Checkpoint directory .* exists and is not empty",
+    ".*callbacks used to create the checkpoint need to be provided",
+    ".*have no `val_dataloader`",
+    ".*LeafSpec.* is deprecated",
+    r"\s*.*(JsonargparseDeprecationWarning|was deprecated in v4)",
+)
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Run one of the four subcommands.
+
+    Parameters
+    ----------
+    name
+        ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
+    arguments
+        What follows it on the command line.
+
+    Returns
+    -------
+    int
+        Exit status: 0, 1 if the training diverged, 2 for a checkpoint that cannot be used, 128 + n after signal n.
+    """
+    register_types()
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_advertisement)
+    try:
+        with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="lieattn-") as folder:
+            for message in _EXPECTED_WARNINGS:
+                warnings.filterwarnings("ignore", message)
+            _PointSetCLI(
+                PointSetClassifier,
+                PointSetData,
+                trainer_defaults=_DEFAULTS,
+                seed_everything_default=0,
+                save_config_kwargs={"overwrite": True},
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+                parser_kwargs={"prog": "lieattn"},
+                args=[name, *_with_config(arguments, Path(folder))],
+            )
+    except TrainingInterrupted as stop:
+        again = shlex.join(["lieattn", name, *_without_checkpoint(arguments), "--ckpt_path", "last"])
+        _say(f"lieattn: {stop}\nTo continue: {again}")
+        return 128 + stop.signum
+    except (NonFiniteError, UsageError) as error:
+        _say(f"lieattn: {error}")
+        return 1 if isinstance(error, NonFiniteError) else 2
+    return 0
+
+
+class _PointSetCLI(LightningCLI):
+    """LightningCLI with loggers, checkpoints and continuation that need no configuration."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_class_arguments(LastCheckpoint, "last")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        self.config = parser.parse_args(args)
+
+    def before_instantiate_classes(self) -> None:
+        """Turn the checkpoint ``last`` or ``best`` into a file, and keep the resolved configuration."""
+        settings = self.config[self.subcommand]
+        folder = Path(settings.last.dirpath or Path(settings.trainer.default_root_dir) / "checkpoints")
+        if settings.ckpt_path in ("last", "best"):
+            path = folder / f"{settings.ckpt_path}.ckpt"
+            if not path.is_file():
+                hint = "start without --ckpt_path" if self.subcommand == "fit" else "train first, or name a file"
+                raise CheckpointError(f"there is no checkpoint {path}: {hint}")
+            settings.ckpt_path = str(path)
+        elif settings.ckpt_path is None and self.subcommand != "fit":
+            raise CheckpointError(f"{self.subcommand} needs trained weights: --ckpt_path best, last, or a file")
+        if settings.ckpt_path is not None:
+            read_checkpoint(settings.ckpt_path)
+        dumped = yaml.safe_load(self._parser(self.subcommand).dump(settings))
+        self._resolved = {key: dumped[key] for key in ("model", "data")}
+
+    def after_instantiate_classes(self) -> None:
+        if self.subcommand == "validate" and self.datamodule.sets["val"] is None:
+            raise UsageError("data.val: no data set was given for it")
+        self.model.config = self._resolved
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        settings = self.config_init[self.subcommand]
+        root = settings.trainer.default_root_dir
+        logger = settings.trainer.logger
+        if logger is None or logger is True:
+            kwargs["logger"] = _default_loggers(root)
+        saves = settings.trainer.enable_checkpointing is not False and not settings.trainer.fast_dev_run
+        if self.subcommand == "fit" and saves:
+            given = settings.trainer.callbacks or []
+            callbacks: list[Callback] = list(given) if isinstance(given, list) else [given]
+            kwargs["callbacks"] = [*callbacks, *self._checkpoints(settings, callbacks)]
+        return super().instantiate_trainer(**kwargs)
+
+    def _checkpoints(self, settings: Any, callbacks: list[Callback]) -> list[Callback]:
+        last: LastCheckpoint = settings.last
+        if settings.data.sets["val"] is None or any(isinstance(c, ModelCheckpoint) for c in callbacks):
+            return [last]
+        folder = last.dirpath or Path(settings.trainer.default_root_dir) / "checkpoints"
+        best = ModelCheckpoint(
+            dirpath=folder, filename="best", monitor="val/accuracy", mode="max", enable_version_counter=False
+        )
+        return [best, last]
+
+    def predict(self, **kwargs: Any) -> None:
+        """Write the predictions of all clouds to ``predictions.csv`` in the trainer's root folder."""
+        if self.trainer.world_size > 1:
+            raise UsageError("predict writes one table, from one process: set trainer.devices to 1")
+        kwargs["return_predictions"] = True
+        logits = torch.cat([batch for batch in self.trainer.predict(**kwargs) or [] if isinstance(batch, Tensor)])
+        path = Path(self.trainer.default_root_dir) / "predictions.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["cloud", "label", *(f"logit_{k}" for k in range(logits.shape[1]))])
+            for cloud, row in enumerate(logits.tolist()):
+                writer.writerow([cloud, row.index(max(row)), *row])
+        _say(f"predictions of {len(logits)} clouds: {path}")
+
+
+def _default_loggers(root: str) -> list[Logger]:
+    # One version for both: TensorBoard's folder counts the runs.
+    board = TensorBoardLogger(root, name="tensorboard", default_hp_metric=False)
+    return [CSVLogger(root, name="csv"), board]
+
+
+def _with_config(arguments: Sequence[str], folder: Path) -> list[str]:
+    """Where no configuration is given, take that of the checkpoint."""
+    arguments = list(arguments)
+    if any(word in ("-c", "-h") or word.startswith(("--config", "--help", "--print_config")) for word in arguments):
+        return arguments
+    words = iter(arguments)
+    for word in words:
+        path = next(words, "") if word == "--ckpt_path" else word.removeprefix("--ckpt_path=")
+        if word.startswith("--ckpt_path") and path not in ("last", "best", ""):
+            config = read_checkpoint(path)[KEY]["config"]
+            if not config:
+                raise CheckpointError(f"{path} has no configuration, because `lieattn fit` did not write it: --config")
+            file = folder / "config.yaml"
+            file.write_text(yaml.safe_dump(config))
+            return ["--config", str(file), *arguments]
+    return arguments
+
+
+def _without_checkpoint(arguments: Sequence[str]) -> list[str]:
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == "--ckpt_path":
+            next(words, None)
+        elif not word.startswith("--ckpt_path="):
+            kept.append(word)
+    return kept
+
+
+def _no_advertisement(record: logging.LogRecord) -> bool:
+    return "Tip:" not in record.getMessage()
+
+
+@rank_zero_only
+def _say(message: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.write(message + "\n")

@@ -1,0 +1,80 @@
+"""The command ``lieattn``: one table of subcommands, each imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_TRAIN_PACKAGES = ("lightning", "jsonargparse", "tensorboard")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: its line in the help, and the function called with the name and the arguments after it."""
+
+    help: str
+    function: str
+
+
+COMMANDS = {
+    "fit": Command("train a network", "lieattn.train._lightning_cli:run"),
+    "validate": Command("loss and accuracy of a checkpoint on the validation set", "lieattn.train._lightning_cli:run"),
+    "test": Command("loss and accuracy of a checkpoint on the test set", "lieattn.train._lightning_cli:run"),
+    "predict": Command("write a checkpoint's predictions to a table", "lieattn.train._lightning_cli:run"),
+    "certify": Command("measure how invariant a checkpoint is", "lieattn.train._certify_cli:run"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``lieattn SUBCOMMAND ...``.
+
+    Parameters
+    ----------
+    arguments
+        What follows ``lieattn``; ``sys.argv[1:]`` by default.
+
+    Returns
+    -------
+    int
+        Exit status: 0; 1 for a failure, as of a certificate; 2 for bad usage; 128 + n after signal n.
+    """
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        print(f"lieattn {importlib.metadata.version('lieattn')}")
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        print(f"lieattn: unknown subcommand {name!r}\n\n{_usage()}", file=sys.stderr)
+        return 2
+    missing = [package for package in _TRAIN_PACKAGES if importlib.util.find_spec(package) is None]
+    if missing:
+        print(f'lieattn {name} needs {", ".join(missing)}: pip install "lieattn[train]"', file=sys.stderr)
+        return 2
+    module, function = COMMANDS[name].function.split(":")
+    status: int = getattr(importlib.import_module(module), function)(name, rest)
+    return status
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {command.help}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: lieattn SUBCOMMAND [options]",
+            "",
+            *lines,
+            "",
+            "lieattn SUBCOMMAND --help lists the options of one, lieattn --version the version.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

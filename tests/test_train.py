@@ -1,0 +1,593 @@
+"""Training: batches, schedules, checkpoints, continued runs, two processes, the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Callback, Trainer, seed_everything
+from torch import nn
+from torch.utils.data import Dataset
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import global_mean_pool
+
+from lieattn.groups import FiniteGroup, cyclic
+from lieattn.train import (
+    CheckpointError,
+    Constant,
+    EpochSampler,
+    LastCheckpoint,
+    NonFiniteError,
+    PointSetClassifier,
+    PointSetData,
+    WarmupCosine,
+    load_network,
+    read_checkpoint,
+)
+from lieattn.train._generators import random_state, set_random_state
+from lieattn.train.cli import COMMANDS, main
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval.*"),
+    pytest.mark.filterwarnings("ignore:.*Checkpoint directory .* exists and is not empty.*"),
+    pytest.mark.filterwarnings("ignore:.*JsonargparseDeprecationWarning.*"),
+]
+
+ITEMS, BATCH, EPOCHS = 20, 4, 3
+
+
+class ToyClouds(Dataset):
+    """Clouds whose label is whether they are wide, with noise drawn anew whenever an item is asked for."""
+
+    def __init__(self, size: int = ITEMS, noise: float = 0.1) -> None:
+        self.size, self.noise = size, noise
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Data:
+        generator = torch.Generator().manual_seed(index)
+        pos = (1 + index % 2) * torch.randn(5, 2, generator=generator)
+        pos = pos + self.noise * torch.randn(5, 2)
+        return Data(x=torch.ones(5, 1), pos=pos, y=torch.tensor([index % 2]))
+
+
+class ToyNetwork(nn.Module):
+    """Sees distances from the center of each cloud alone, so it is invariant to every rotation."""
+
+    guarantee = "invariant to all rotations and translations"
+
+    def __init__(self, group: FiniteGroup, width: int = 6, dropout: float = 0.3) -> None:
+        super().__init__()
+        self.group = group
+        self.mlp = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Dropout(dropout), nn.Linear(width, 2))
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        center = global_mean_pool(data.pos, data.batch)
+        radius = (data.pos - center[data.batch]).norm(dim=1, keepdim=True)
+        return global_mean_pool(self.mlp(torch.cat([data.x, radius], dim=1)), data.batch)
+
+
+class Diverging(ToyNetwork):
+    """Gives NaN from the seventh training step on."""
+
+    def __init__(self, group: FiniteGroup) -> None:
+        super().__init__(group)
+        self.calls = 0
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        self.calls += self.training
+        return super().forward(data) * (float("nan") if self.calls > 6 else 1.0)
+
+
+class SignalAt(Callback):
+    """Sends a signal to its own process before one step."""
+
+    def __init__(self, step: int, signum: int) -> None:
+        self.step, self.signum = step, signum
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), self.signum)
+
+
+def config(root: Path, *, group: int = 4, callbacks: list | None = None, **trainer) -> dict:
+    """Configuration of a run of a few milliseconds with all that makes continuing hard."""
+    clouds = {"class_path": f"{__name__}.ToyClouds"}
+    stopping = {
+        "class_path": "lightning.pytorch.callbacks.EarlyStopping",
+        "init_args": {"monitor": "val/loss", "patience": EPOCHS},
+    }
+    cyclic_group = {"class_path": "lieattn.groups.cyclic", "init_args": {"n": group}}
+    return {
+        "seed_everything": 3,
+        "model": {
+            "classes": 2,
+            "network": {"class_path": f"{__name__}.ToyNetwork", "init_args": {"group": cyclic_group}},
+            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1, "momentum": 0.9}},
+            "schedule": {"class_path": "lieattn.train.WarmupCosine", "init_args": {"warmup_epochs": 1}},
+        },
+        "data": {"train": clouds, "val": clouds, "test": clouds, "batch_size": BATCH},
+        "last": {"every_n_train_steps": 2},
+        "trainer": {
+            "default_root_dir": str(root),
+            "accelerator": "cpu",
+            "max_epochs": EPOCHS,
+            "gradient_clip_val": 1.0,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "log_every_n_steps": 1,
+            "callbacks": [stopping, *(callbacks or [])],
+            **trainer,
+        },
+    }
+
+
+def write(path: Path, content: dict) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(content))
+    return str(path)
+
+
+def command(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess:
+    here = str(Path(__file__).parent)
+    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.run(
+        [sys.executable, "-m", "lieattn", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment,
+        check=False,
+    )
+
+
+def weights(path: Path) -> dict:
+    return torch.load(path, weights_only=True)["state_dict"]
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    for key, value in first.items():
+        assert torch.equal(value, second[key]), key
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch):
+    """seed_everything leaves its seed in the environment."""
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    monkeypatch.setenv("PL_SEED_WORKERS", "0")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """Folder of a run that was never interrupted."""
+    root = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PL_GLOBAL_SEED", "0")
+        assert main(["fit", "--config", write(root / "run.yaml", config(root))]) == 0
+    return root
+
+
+# Schedules
+
+
+def test_warmup_then_cosine():
+    schedule = WarmupCosine(warmup_epochs=2, floor=0.1)
+    rates = [schedule.factor(step, 40, 5) for step in range(41)]
+    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert rates[10] == pytest.approx(1.0)
+    assert rates[25] == pytest.approx(0.55)
+    assert rates[40] == pytest.approx(0.1)
+    assert Constant().factor(7, float("inf"), 5) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: WarmupCosine(warmup_epochs=-1), "warmup_epochs: expected a number >= 0, got -1"),
+        (lambda: WarmupCosine(floor=2), r"floor: expected a factor in \[0, 1\], got 2"),
+        (lambda: WarmupCosine(10).factor(0, 20, 5), "longer, finite training than 20 steps"),
+        (lambda: WarmupCosine(1).factor(0, float("inf"), 5), "longer, finite training than inf steps"),
+        (lambda: PointSetClassifier(ToyNetwork(cyclic(2)), 1), "classes: expected at least 2, got 1"),
+        (lambda: PointSetData(ToyClouds(), batch_size=0), "batch_size: expected at least 1, got 0"),
+        (lambda: PointSetData(ToyClouds(), workers=-1), "workers: expected at least 0, got -1"),
+        (lambda: PointSetData().train_dataloader(), "data.train: no data set was given"),
+        (lambda: PointSetData(ToyClouds(0)).train_dataloader(), "data.train: the data set is empty"),
+        (lambda: LastCheckpoint(every_n_train_steps=-2), "every_n_train_steps: expected at least 0, got -2"),
+    ],
+)
+def test_bad_arguments(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+# Data
+
+
+def test_order_depends_on_seed_and_epoch_and_can_start_in_the_middle():
+    sampler = EpochSampler(10, seed=1)
+    first = list(sampler)
+    assert sorted(index for _, index in first) == list(range(10))
+    assert list(sampler) == first == list(EpochSampler(10, seed=1))
+    sampler.start(0, 4)
+    assert list(sampler) == first[4:]
+    sampler.set_epoch(0)
+    assert list(sampler) == first[4:]
+    sampler.set_epoch(1)
+    second = list(sampler)
+    assert len(second) == len(sampler) == 10
+    orders = [[index for _, index in EpochSampler(10, seed=seed)] for seed in (1, 2)]
+    assert [index for _, index in second] not in orders
+    assert orders[0] != orders[1]
+
+
+def test_replicas_share_the_items():
+    whole = [index for _, index in EpochSampler(11)]
+    parts = [[index for _, index in EpochSampler(11, replicas=2, rank=rank)] for rank in (0, 1)]
+    assert len(parts[0]) == len(parts[1]) == 6
+    assert [index for pair in zip(*parts, strict=True) for index in pair] == [*whole, whole[0]]
+
+
+def test_random_transforms_depend_on_the_item_alone():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    plain = list(PointSetData(ToyClouds(), batch_size=BATCH).train_dataloader())
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(6)
+    working = list(PointSetData(ToyClouds(), batch_size=BATCH, workers=1).train_dataloader())
+    other = list(PointSetData(ToyClouds(), batch_size=BATCH, seed=1).train_dataloader())
+    for one, two in zip(plain, working, strict=True):
+        assert torch.equal(one.pos, two.pos)
+    assert not torch.equal(plain[0].pos, other[0].pos)
+
+
+def test_random_state_returns():
+    import random
+
+    import numpy as np
+
+    state = random_state()
+    drawn = [(random.gauss(0, 1), np.random.standard_normal(), torch.rand(()).item()) for _ in range(3)]
+    set_random_state(state)
+    assert drawn == [(random.gauss(0, 1), np.random.standard_normal(), torch.rand(()).item()) for _ in range(3)]
+
+
+# Runs, without the command line
+
+
+class Crash(Exception):
+    pass
+
+
+class CrashAt(Callback):
+    def __init__(self, step: int | None) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if trainer.global_step == self.step:
+            raise Crash
+
+
+def fit(
+    root: Path,
+    *,
+    crash: int | None = None,
+    resume: bool = False,
+    network: nn.Module | None = None,
+    workers: int = 0,
+    noise: float = 0.1,
+    batch_size: int = BATCH,
+    **options,
+) -> PointSetClassifier:
+    seed_everything(7, verbose=False)
+    model = PointSetClassifier(
+        network or ToyNetwork(cyclic(4)),
+        classes=2,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        schedule=WarmupCosine(warmup_epochs=1),
+    )
+    data = PointSetData(ToyClouds(noise=noise), val=ToyClouds(6), batch_size=batch_size, workers=workers, seed=2)
+    last = LastCheckpoint(every_n_train_steps=1)
+    trainer = Trainer(
+        default_root_dir=root,
+        accelerator="cpu",
+        callbacks=[CrashAt(crash), last],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **{"max_epochs": EPOCHS, **options},
+    )
+    trainer.fit(model, data, ckpt_path=last.path(trainer) if resume else None)
+    return model
+
+
+def assert_continues(root: Path, crash: int, **options) -> None:
+    whole = fit(root / "whole", **options)
+    with pytest.raises(Crash):
+        fit(root / "parts", crash=crash, **options)
+    parts = fit(root / "parts", resume=True, **options)
+    for key, value in whole.state_dict().items():
+        assert torch.equal(value, parts.state_dict()[key]), key
+
+
+@pytest.mark.parametrize("step", [1, 4, 5, 6, 10, 13])
+def test_continued_from_any_step(tmp_path, step):
+    """Steps 5 and 10 begin epochs: their checkpoint was saved after the validation."""
+    assert_continues(tmp_path, step)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"workers": 1},
+        {"accumulate_grad_batches": 2},
+        {"max_steps": 12, "max_epochs": -1, "crash": 6},
+        {"max_steps": 12, "max_epochs": -1, "crash": 5},
+        {"limit_train_batches": 3, "crash": 4},
+        {"val_check_interval": 2},
+    ],
+    ids=str,
+)
+def test_continued_with_other_settings(tmp_path, options):
+    assert_continues(tmp_path, **{"crash": 7, **options})
+
+
+def test_the_comparison_sees_the_noise(tmp_path):
+    """Control: another noise in the data gives other weights, so the tests above can fail."""
+    one, other = fit(tmp_path / "a"), fit(tmp_path / "b", noise=0.11)
+    assert not torch.equal(one.network.mlp[0].weight, other.network.mlp[0].weight)
+
+
+def test_middle_of_an_epoch_needs_the_same_batches(tmp_path):
+    with pytest.raises(Crash):
+        fit(tmp_path, crash=7)
+    with pytest.raises(ValueError, match=r"middle of epoch 1, .* batch_size was 4, is 5"):
+        fit(tmp_path, resume=True, batch_size=5)
+
+
+def test_checkpoint_of_another_group_is_refused_before_weights_are_loaded(tmp_path):
+    fit(tmp_path, max_epochs=2)
+    other = ToyNetwork(cyclic(8))
+    before = other.mlp[0].weight.clone()
+    with pytest.raises(CheckpointError, match=r"trained for C4 \(order 4, .* built for C8 \(order 8"):
+        fit(tmp_path, resume=True, network=other)
+    assert torch.equal(other.mlp[0].weight, before)
+
+
+def test_loss_that_is_not_finite_stops_and_the_last_checkpoint_stays(tmp_path):
+    with pytest.raises(NonFiniteError, match=r"training loss is nan at step 6 \(epoch 1\)"):
+        fit(tmp_path, network=Diverging(cyclic(4)))
+    saved = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
+    assert saved["global_step"] == 6
+    assert all(value.isfinite().all() for value in saved["state_dict"].values())
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    class Poison(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+            if trainer.global_step == 3:
+                pl_module.network.mlp[0].bias.data[0] = float("inf")
+
+    seed_everything(7, verbose=False)
+    trainer = Trainer(
+        default_root_dir=tmp_path,
+        accelerator="cpu",
+        callbacks=[Poison(), LastCheckpoint(every_n_train_steps=1)],
+        max_epochs=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    data = PointSetData(ToyClouds(), ToyClouds(4), batch_size=BATCH)
+    model = PointSetClassifier(ToyNetwork(cyclic(4)), 2)
+    with pytest.raises(NonFiniteError, match=r"network\.mlp\.0\.bias are not finite after step 3"):
+        trainer.fit(model, data)
+    assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 2
+
+
+def test_shapes_of_logits_and_labels_are_checked():
+    cloud = ToyClouds()[0]
+    batch = Batch.from_data_list([cloud, cloud])
+    with pytest.raises(ValueError, match=r"expected logits \[2, 3\] for 2 clouds and 3 classes, got \[2, 2\]"):
+        PointSetClassifier(ToyNetwork(cyclic(4)), 3)(batch)
+    del batch.y
+    with pytest.raises(ValueError, match=r"expected one label y per cloud, \[2\], got none"):
+        PointSetClassifier(ToyNetwork(cyclic(4)), 2).training_step(batch, 0)
+
+
+# The command line
+
+
+def test_fit_writes_logs_and_checkpoints_of_plain_values(finished):
+    checkpoint = torch.load(finished / "checkpoints/last.ckpt", weights_only=True)
+    assert checkpoint["epoch"] == EPOCHS - 1
+    entry = checkpoint["lieattn"]
+    assert entry["group"] == {"name": "C4", "order": 4, "dim": 2}
+    assert entry["input"] == {"points": 5, "channels": 1, "dim": 2, "grid": None}
+    assert entry["config"]["model"]["network"]["init_args"]["dropout"] == 0.3
+    assert (finished / "checkpoints/best.ckpt").is_file()
+    assert list(finished.glob("tensorboard/version_0/events*"))
+    with (finished / "csv/version_0/metrics.csv").open() as file:
+        columns = next(csv.reader(file))
+    assert {"train/loss_epoch", "train/accuracy", "val/loss", "val/accuracy"} <= set(columns)
+
+
+def test_network_is_built_from_the_checkpoint_alone(finished):
+    network = load_network(finished / "checkpoints/last.ckpt")
+    assert isinstance(network, ToyNetwork)
+    assert not network.training
+    assert network.group == cyclic(4)
+    saved = weights(finished / "checkpoints/last.ckpt")
+    assert torch.equal(network.mlp[0].weight, saved["network.mlp.0.weight"])
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_interrupted_run_continues_to_the_same_weights(finished, tmp_path, signum):
+    """Before the eighth step, the third of its epoch; the last regular checkpoint is of step 6."""
+    stop = {"class_path": f"{__name__}.SignalAt", "init_args": {"step": 7, "signum": int(signum)}}
+    file = write(tmp_path / "run.yaml", config(tmp_path, callbacks=[stop]))
+    stopped = command("fit", "--config", file)
+    checkpoint = tmp_path / "checkpoints/last.ckpt"
+    saved = torch.load(checkpoint, weights_only=True)["global_step"]
+    if signum == signal.SIGKILL:
+        assert (stopped.returncode, saved) == (-signum, 6)
+    else:
+        assert (stopped.returncode, saved) == (128 + signum, 8), stopped.stderr
+        assert f"stopped by {signum.name} after step 8; the state is in {checkpoint}" in stopped.stderr
+        assert f"lieattn fit --config {file} --ckpt_path last" in stopped.stderr
+    assert main(["fit", "--config", write(tmp_path / "run.yaml", config(tmp_path)), "--ckpt_path", "last"]) == 0
+    assert_same_weights(checkpoint, finished / "checkpoints/last.ckpt")
+
+
+def test_second_signal_stops_at_once(capfd):
+    last = LastCheckpoint()
+    last._receive(signal.SIGINT, None)
+    assert "a second signal stops at once" in capfd.readouterr().err
+    with pytest.raises(KeyboardInterrupt):
+        last._receive(signal.SIGINT, None)
+
+
+def test_two_processes_have_the_gradients_of_one(tmp_path):
+    """One step of gradient descent at rate 1 in float64: weights tell gradients."""
+    step = {"max_epochs": 1, "limit_train_batches": 1, "precision": "64-true", "gradient_clip_val": None}
+    for name, batch_size, devices in (("one", 8, 1), ("two", 4, 2)):
+        content = config(tmp_path / name, devices=devices, strategy="ddp" if devices > 1 else "auto", **step)
+        content["data"]["batch_size"] = batch_size
+        content["model"]["optimizer"] = {"class_path": "torch.optim.SGD", "init_args": {"lr": 1.0}}
+        content["model"].pop("schedule")
+        content["model"]["network"]["init_args"]["dropout"] = 0.0
+        done = command("fit", "--config", write(tmp_path / f"{name}.yaml", content))
+        assert done.returncode == 0, done.stderr
+    one, two = (torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("one", "two"))
+    assert len(two["lieattn"]["random"]) == 2
+    for key, value in one["state_dict"].items():
+        assert value.dtype == torch.float64
+        torch.testing.assert_close(two["state_dict"][key], value, rtol=0, atol=1e-12)
+
+
+def test_evaluation_needs_nothing_but_the_checkpoint(finished, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    checkpoint = str(finished / "checkpoints/last.ckpt")
+    quiet = ["--trainer.enable_progress_bar", "false", "--trainer.accelerator", "cpu", "--trainer.logger", "false"]
+    for name, metric in (("test", "test/accuracy"), ("validate", "val/accuracy")):
+        assert main([name, "--ckpt_path", checkpoint, *quiet]) == 0
+        assert metric in capsys.readouterr().out
+    assert main(["predict", f"--ckpt_path={checkpoint}", *quiet]) == 0
+    with (tmp_path / "runs/predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    network = load_network(checkpoint)
+    with torch.no_grad():
+        logits = network(next(iter(PointSetData(predict=ToyClouds(), batch_size=BATCH).predict_dataloader())))
+    assert len(rows) == ITEMS
+    assert [int(row["label"]) for row in rows[:BATCH]] == logits.argmax(dim=1).tolist()
+    assert float(rows[0]["logit_1"]) == pytest.approx(logits[0, 1].item(), abs=1e-6)
+
+
+def test_command_certifies_a_checkpoint(finished, tmp_path, capsys):
+    checkpoint = str(finished / "checkpoints/last.ckpt")
+    assert main(["certify", checkpoint, "--json", str(tmp_path / "out/c.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "guarantee: invariant to all rotations" in printed
+    assert f"the first 4 clouds of {__name__}.ToyClouds" in printed
+    assert json.loads((tmp_path / "out/c.json").read_text())["passed"] is True
+    assert main(["certify", checkpoint, "--random", "--clouds", "2", "--dtype", "float64"]) == 0
+    assert "2 random clouds of 5 points" in capsys.readouterr().out
+    data = {"class_path": f"{__name__}.ToyClouds", "init_args": {"size": 3}}
+    assert main(["certify", checkpoint, "--data", write(tmp_path / "data.yaml", data)]) == 0
+    assert "the first 3 clouds" in capsys.readouterr().out
+    assert main(["certify", checkpoint, "--tolerance", "float64=0"]) == 1
+    assert "NOT kept" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ([], 2, "usage: lieattn"),
+        (["fly"], 2, "unknown subcommand 'fly'"),
+        (["certify", "absent.ckpt"], 2, "there is no checkpoint absent.ckpt"),
+        (["certify", "broken.ckpt"], 2, "broken.ckpt is damaged, or no checkpoint"),
+        (["certify", "foreign.ckpt"], 2, "foreign.ckpt was not written by lieattn"),
+        (["test", "--config", "run.yaml"], 2, "test needs trained weights: --ckpt_path"),
+        (["fit", "--config", "empty.yaml"], 2, "data.train: no data set was given"),
+        (["validate", "--config", "empty.yaml", "--ckpt_path", "{}"], 2, "data.val: no data set was given"),
+        (
+            ["fit", "--config", "run.yaml", "--ckpt_path", "last"],
+            2,
+            "there is no checkpoint .*last.ckpt: start without",
+        ),
+        (["test", "--ckpt_path", "broken.ckpt"], 2, "broken.ckpt is damaged"),
+    ],
+)
+def test_bad_usage(finished, tmp_path, monkeypatch, capsys, arguments, status, message):
+    import re
+
+    monkeypatch.chdir(tmp_path)
+    Path("broken.ckpt").write_bytes(b"PK\x03\x04 cut off")
+    torch.save({"state_dict": {}}, "foreign.ckpt")
+    write(Path("run.yaml"), config(tmp_path))
+    write(Path("empty.yaml"), {**config(tmp_path), "data": {}})
+    checkpoint = str(finished / "checkpoints/last.ckpt")
+    assert main([argument.format(checkpoint) for argument in arguments]) == status
+    captured = capsys.readouterr()
+    assert re.search(message, captured.out + captured.err)
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (("trainer", "max_epoch"), "max_epoch"),
+        (("model", "network", "init_args", "widht"), "widht"),
+        (("model", "network", "init_args", "group", "init_args", "order"), "order"),
+        (("data", "bach_size"), "bach_size"),
+    ],
+)
+def test_unknown_key_is_named(tmp_path, capsys, place, message):
+    content = config(tmp_path)
+    inner = content
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = 1
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "--config", write(tmp_path / "run.yaml", content)])
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_checkpoint_of_another_group_on_the_command_line(finished, tmp_path, capsys):
+    file = write(tmp_path / "run.yaml", config(tmp_path, group=6))
+    assert main(["fit", "--config", file, "--ckpt_path", str(finished / "checkpoints/last.ckpt")]) == 2
+    assert "trained for C4 (order 4, in 2 dimensions), the network is built for C6" in capsys.readouterr().err
+
+
+def test_checkpoint_without_configuration_says_so(tmp_path):
+    fit(tmp_path, max_epochs=2)
+    with pytest.raises(CheckpointError, match="does not say how its network was built"):
+        load_network(tmp_path / "checkpoints/last.ckpt")
+    assert read_checkpoint(tmp_path / "checkpoints/last.ckpt")["lieattn"]["group"]["name"] == "C4"
+
+
+def test_missing_extra_is_named(monkeypatch, capsys):
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lightning" else object())
+    assert main(["fit"]) == 2
+    assert 'lieattn fit needs lightning: pip install "lieattn[train]"' in capsys.readouterr().err
+
+
+def test_help_lists_every_subcommand_without_lightning():
+    code = "import sys; from lieattn.train.cli import main; main(['--help']); sys.exit('lightning' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(f"\n  {name} " in done.stdout for name in COMMANDS)

@@ -1,9 +1,20 @@
 """Group-equivariant transformers for point clouds and homogeneous spaces.
 
 Import what is used from the subpackages, lowest first: ``groups``, ``geometry``, ``ops``, ``nn``, ``models``. The
-tools around a model (``train``, ``certify``, ``viz``, ``bench``) bring heavier packages and are imported apart.
+tools around a model (``train``, ``certify``, ``viz``, ``bench``) bring heavier packages. All are imported when they are
+first asked for.
 """
 
-from lieattn import geometry, groups, models, nn, ops, testing
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["geometry", "groups", "models", "nn", "ops", "testing"]
+if TYPE_CHECKING:
+    from lieattn import certify, geometry, groups, models, nn, ops, testing, train, viz
+
+__all__ = ["certify", "geometry", "groups", "models", "nn", "ops", "testing", "train", "viz"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return importlib.import_module(f"lieattn.{name}")
+    raise AttributeError(f"module 'lieattn' has no attribute {name!r}")

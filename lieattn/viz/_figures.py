@@ -1,0 +1,172 @@
+"""Pictures of what a network does with one cloud: fields and attention, one row a rotation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lieattn.models import GSANet
+from lieattn.viz._draw import (
+    Sheet,
+    color_scale,
+    draw_frame,
+    draw_neighborhood,
+    draw_points,
+    extent,
+    look_at,
+    neighbor_reach,
+    require_matplotlib,
+)
+from lieattn.viz._observe import (
+    check_choice,
+    layer_attention,
+    layer_clouds,
+    layer_field,
+    layer_graph,
+    layer_name,
+    layer_number,
+    neighbor_keys,
+    query_point,
+    rotated_view,
+    rotated_views,
+    stabilized,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def feature_fields(
+    network: GSANet, data: Any, angles: Sequence[float], *, channel: int | None = 0, layer: int = -1
+) -> Figure:
+    """Draw a field of the network for one cloud under rotations, and the same field stabilized.
+
+    One row an angle. Columns: the rotated input; the field at each element h of the group, at the rotated points;
+    the stabilized field (:func:`stabilized_fields`) at the points before rotation, which for an equivariant network
+    looks the same in every row. An arrow shows h e_x, and a stub h e_y if the group has mirrors. The title gives the
+    largest difference between stabilized rows, over all channels, as measured.
+
+    Parameters
+    ----------
+    network
+        Its group acts on the plane. Dropout is off while it is observed.
+    data
+        torch_geometric ``Data`` of one cloud with features ``x`` ``[points, channels]`` and ``pos`` ``[points, 2]``.
+        Points are drawn as squares if it has ``grid``, else as discs.
+    angles
+        Rotations about the origin, counter-clockwise, in radians.
+    channel
+        Which channel; None for the norm over all channels.
+    layer
+        0 for the lifting layer, k for the k-th block; negative numbers count from the last block.
+
+    Raises
+    ------
+    ImportError
+        If matplotlib is not installed.
+    TypeError, ValueError
+        If ``network`` is no GSANet on the plane, ``data`` is not one cloud, there are no angles, or there is no such
+        layer or channel.
+    """
+    require_matplotlib()
+    views, layer = rotated_views(network, data, angles), layer_number(network, layer)
+    fields = torch.stack([layer_field(network, view, layer) for view in views])
+    stable = stabilized(fields, views, network.group)
+    check_choice("channel", channel, fields.shape[-1])
+    shown, stable_shown = (f.norm(dim=-1) if channel is None else f[..., channel] for f in (fields, stable))
+    group, norm = network.group, color_scale(shown)
+    sheet = Sheet(views, group, ("input", "field $f(x, h)$", "stabilized field"), (1, group.order, group.order))
+    at_rest = layer_clouds(rotated_view(network, data, 0.0).geometry, layer)
+    for row, view in enumerate(views):
+        clouds = layer_clouds(view.geometry, layer)
+        for h in range(group.order):
+            field_axes, stable_axes = sheet.axes[row][1 + h], sheet.axes[row][1 + group.order + h]
+            draw_points(field_axes, clouds, shown[row, :, h], view.angle, "viridis", norm)
+            draw_points(stable_axes, at_rest, stable_shown[row, :, h], 0.0, "viridis", norm)
+            for axes, drawn in ((field_axes, clouds), (stable_axes, at_rest)):
+                look_at(axes, *extent(drawn))
+                draw_frame(axes, group, h)
+    what = "norm over channels" if channel is None else f"channel {channel}"
+    sheet.title(f"Field of {layer_name(layer)}, {what}", stable)
+    sheet.colorbar("viridis", norm, "feature")
+    return sheet.figure
+
+
+def stabilized_fields(network: GSANet, data: Any, angles: Sequence[float], *, layer: int = -1) -> Tensor:
+    """Fields of rotated copies of one cloud, with the rotation taken off again.
+
+    Points keep their order when a cloud is rotated, so only the fiber is left to permute back: by the element of the
+    group that the rotation is, or by the rotation in the group nearest to it. If the network is equivariant and the
+    rotations are in its group, all rows are equal up to rounding.
+
+    Parameters
+    ----------
+    network, data, angles, layer
+        As for :func:`feature_fields`, and so are the errors.
+
+    Returns
+    -------
+    Tensor
+        ``[angles, points, fiber, channels]`` on the CPU.
+    """
+    views, layer = rotated_views(network, data, angles), layer_number(network, layer)
+    return stabilized(torch.stack([layer_field(network, view, layer) for view in views]), views, network.group)
+
+
+def attention_maps(
+    network: GSANet,
+    data: Any,
+    angles: Sequence[float],
+    *,
+    point: int | None = None,
+    head: int | None = None,
+    layer: int = -1,
+) -> Figure:
+    """Draw where one point attends to, for each output frame, under rotations of its cloud.
+
+    One row an angle. Columns: the rotated input with the neighborhood of the point outlined; then the attention of
+    each output frame h on the neighbors, summed over the frames of query and key and normalized to 1. In an
+    equivariant network a rotation g turns the map of h into that of g h. The title gives how far the rows differ once
+    that is undone, as measured.
+
+    Parameters
+    ----------
+    network, data, angles, layer
+        As for :func:`feature_fields`; the layer's attention is meant.
+    point
+        Index of the query among the points the layer attends on; the one nearest to the center if absent.
+    head
+        Which head; the mean over all heads if absent.
+
+    Raises
+    ------
+    ImportError
+        If matplotlib is not installed.
+    TypeError, ValueError
+        As for :func:`feature_fields`, or if there is no such point or head, or the point has no neighbors.
+    """
+    require_matplotlib()
+    views, layer = rotated_views(network, data, angles), layer_number(network, layer)
+    at_rest = rotated_view(network, data, 0.0)
+    point = query_point(layer_graph(at_rest.geometry, layer), point)
+    maps = torch.stack([layer_attention(network, view, layer, point, head) for view in views])
+    group, norm = network.group, color_scale(maps[maps > 0])
+    sheet = Sheet(views, group, ("input", "attention of output frame $h$"), (1, group.order))
+    reach = max(neighbor_reach(layer_graph(view.geometry, layer), point) for view in views)
+    for row, view in enumerate(views):
+        graph = layer_graph(view.geometry, layer)
+        keys, query = neighbor_keys(graph, point), graph.pos[point]
+        draw_neighborhood(sheet.axes[row][0], graph, keys, point, view.angle)
+        for h, axes in enumerate(sheet.axes[row][1:]):
+            draw_points(axes, graph, maps[row, :, h], view.angle, "magma", norm, keys)
+            axes.plot(*query.tolist(), "o", ms=3.5, mfc="white", mec="black", mew=0.7)
+            look_at(axes, query, reach)
+            draw_frame(axes, group, h)
+    heads = "mean over heads" if head is None else f"head {head}"
+    stable = stabilized(maps[..., None], views, group)
+    sheet.title(f"Attention of {layer_name(layer)}, point {point}, {heads}", stable)
+    sheet.colorbar("magma", norm, "attention weight")
+    return sheet.figure

@@ -1,0 +1,207 @@
+"""GSA-Nets: sizes of the paper, invariance under their groups, and what breaks it."""
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import AllPairs, Nearest, PixelSquare, Radius, pixel_positions
+from lieattn.groups import cyclic, dihedral, octahedral, reflection, tetrahedral, trivial
+from lieattn.models import GSANet, published_table
+from lieattn.testing import randomize
+from tests.cases import SMALL_GROUPS
+
+SIZES = {
+    "rot_mnist Z2": (GSANet.rot_mnist, trivial(2), 44_368),
+    "rot_mnist R4": (GSANet.rot_mnist, cyclic(4), 44_428),
+    "rot_mnist R8": (GSANet.rot_mnist, cyclic(8), 44_508),
+    "rot_mnist R12": (GSANet.rot_mnist, cyclic(12), 44_588),
+    "rot_mnist R16": (GSANet.rot_mnist, cyclic(16), 44_668),
+    "cifar10 Z2": (GSANet.cifar10, trivial(2), 3_001_648),
+    "cifar10 Z2M": (GSANet.cifar10, reflection(2), 3_001_808),
+    "pcam Z2": (GSANet.pcam, trivial(2), 206_926),
+    "pcam R4": (GSANet.pcam, cyclic(4), 207_034),
+    "pcam R8": (GSANet.pcam, cyclic(8), 207_178),
+    "pcam R4M": (GSANet.pcam, dihedral(4), 207_178),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_parameter_counts_are_those_of_the_paper(name):
+    preset, group, expected = SIZES[name]
+    assert sum(p.numel() for p in preset(group).parameters()) == expected
+
+
+@pytest.mark.parametrize(
+    ("preset", "side", "sizes"),
+    [
+        (GSANet.rot_mnist, 28, [[24, 24], [8, 6, 4]]),
+        (GSANet.cifar10, 32, [[32, 32], [16, 16], [8, 8]]),
+        (GSANet.pcam, 88, [[], [44], [18, 16], [6]]),
+    ],
+)
+def test_sizes_along_the_network(preset, side, sizes):
+    network = preset(trivial(2), size=3)
+    geometry = network.geometry(images(1, side, side, 1))
+    assert [[int(step.clouds.grid[0, 0]) for step in stage] for stage in geometry.stages] == sizes
+
+
+def images(count, height, width, channels, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    pos, grid = pixel_positions(height, width, dtype=dtype), torch.tensor([[height, width]])
+    clouds = [
+        Data(x=torch.randn(len(pos), channels, generator=generator).to(dtype), pos=pos, grid=grid) for _ in range(count)
+    ]
+    return Batch.from_data_list(clouds)
+
+
+def moved(batch, group, h):
+    """The batch with its coordinates moved by an element, and a shift."""
+    batch = batch.clone()
+    batch.pos = group.act(h, batch.pos) + 0.5
+    return batch
+
+
+def turned_pixels(batch, group, h):
+    """The images whose pixels moved to other pixels: what turning an array does."""
+    batch = batch.clone()
+    pos = batch.pos[: int(batch.ptr[1])]
+    came_from = torch.cdist(pos, group.act(h, pos)).argmin(dim=1)
+    batch.x = torch.cat([image[came_from] for image in batch.x.split(len(pos))])
+    return batch
+
+
+def network(group, dtype=torch.float32, **options):
+    layout = {"channels": 8, "blocks": (2, 1), "crops": (1, 0, 1), "expansions": (1, 2), "heads": 2, **options}
+    return randomize(GSANet(group, 2, 3, **{"neighborhood": PixelSquare(3), **layout}).to(dtype), spread=0.7)
+
+
+@torch.no_grad()
+def change(model, batch, group, move):
+    """Largest change of the logits over the group, relative to the largest logit or 1."""
+    expected = model(batch)
+    assert (expected.std(0) > 1e-3).any(), "logits that are constant would be invariant to anything"
+    worst = max(float((model(move(batch, group, h)) - expected).abs().max()) for h in range(group.order))
+    return worst / max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("group", [cyclic(4), dihedral(4), dihedral(1)], ids=lambda g: g.name)
+def test_turning_the_pixels_leaves_the_logits(group, dtype, tolerance):
+    batch = images(2, 12, 12, 2, dtype)
+    assert change(network(group, dtype), batch, group, turned_pixels) < tolerance
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("group", [cyclic(8), cyclic(12), dihedral(8)], ids=["R8", "R12", "p8m"])
+def test_turning_the_coordinates_leaves_the_logits(group, dtype, tolerance):
+    """Balls turn by every angle; so do crops and poolings, which follow the raster."""
+    batch = images(2, 10, 10, 2, dtype)
+    model = network(group, dtype, neighborhood=Radius(1.5), blocks=(1, 1), crops=(1, 0))
+    assert change(model, batch, group, moved) < tolerance
+
+
+def test_the_published_table_is_not_equivariant():
+    for group in (cyclic(4), dihedral(4)):
+        batch = images(2, 12, 12, 2)
+        assert change(network(group, frame_encoding="published"), batch, group, turned_pixels) > 1e-4
+
+
+def test_pixel_squares_do_not_turn_by_45_degrees():
+    batch, group = images(2, 10, 10, 2), cyclic(8)
+    model = network(group, blocks=(1, 1), crops=(1, 0))
+    assert change(model, batch, group, moved) > 1e-3
+    assert "quarter turns" in model.guarantee
+
+
+@pytest.mark.parametrize("group", ["D3", "T", "mirror3"])
+@pytest.mark.parametrize("neighborhood", [Radius(1.6), Nearest(4), AllPairs()])
+def test_clouds_without_a_raster(group, neighborhood):
+    group = SMALL_GROUPS[group]
+    generator = torch.Generator().manual_seed(0)
+    pos = torch.randn(20, group.dim, generator=generator, dtype=torch.float64)
+    x = torch.randn(20, 2, generator=generator, dtype=torch.float64)
+    batch = Batch.from_data_list([Data(x=x[:12], pos=pos[:12]), Data(x=x[12:], pos=pos[12:])])
+    model = network(group, torch.float64, neighborhood=neighborhood, blocks=(1,), crops=(0,), expansions=(1,))
+    assert change(model, batch, group, moved) < 1e-10
+
+
+def test_images_need_not_be_square_nor_alike():
+    """A batch of two sizes equals each image alone; a mirror of a 10 x 14 image leaves its logits."""
+    model = network(dihedral(1), torch.float64)
+    wide, square = images(1, 10, 14, 2, torch.float64), images(1, 12, 12, 2, torch.float64, seed=1)
+    both = Batch.from_data_list([wide[0], square[0]])
+    alone = torch.cat([model(wide), model(square)])
+    torch.testing.assert_close(model(both), alone, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model(turned_pixels(wide, dihedral(1), 1)), model(wide), rtol=1e-10, atol=1e-10)
+
+
+def test_global_attention():
+    group = cyclic(4)
+    batch = images(2, 6, 6, 2, torch.float64)
+    options = {"neighborhood": AllPairs(), "scale": 5.0, "blocks": (1,), "crops": (0,), "expansions": (1,)}
+    assert change(network(group, torch.float64, **options), batch, group, turned_pixels) < 1e-10
+
+
+def test_inexact_pooling_is_refused_or_warned_about():
+    with pytest.raises(ValueError, match=r"drops rows or columns of a 7 x 7 image.*8 x 8 would be exact"):
+        network(cyclic(4), crops=(0, 0, 0))(images(1, 7, 7, 2))
+    with pytest.warns(UserWarning, match="breaks rotations"):
+        network(cyclic(4), crops=(0, 0, 0), inexact_pooling="warn")(images(1, 7, 7, 2))
+    network(cyclic(4), crops=(0, 0, 0), inexact_pooling="allow")(images(1, 7, 7, 2))
+
+
+def test_dropped_rows_break_rotation():
+    group, batch = cyclic(4), images(2, 11, 11, 2)
+    model = network(group, crops=(0, 0, 0), inexact_pooling="allow")
+    assert change(model, batch, group, turned_pixels) > 1e-3
+
+
+def test_pcam_warns_at_96_and_is_exact_at_88():
+    model = GSANet.pcam(trivial(2), size=1).eval()
+    with pytest.warns(UserWarning, match="7 x 7"):
+        model.geometry(images(1, 96, 96, 3))
+    model.geometry(images(1, 88, 88, 3))
+
+
+def test_published_table_is_the_authors():
+    """Against the formulas of the code, in its own indices: k stands for the inverse of our element k."""
+    for n in (4, 8):
+        group = cyclic(n)
+        h, g, m = np.ogrid[:n, :n, :n]
+        theirs = torch.from_numpy((h + m - g) % n)
+        inverse = group.inverse
+        assert torch.equal(published_table(group)[inverse][:, inverse][:, :, inverse], inverse[theirs])
+    with pytest.raises(ValueError, match="C_n and D_n only, got T"):
+        published_table(tetrahedral())
+
+
+def test_start_does_not_depend_on_rounding():
+    """With the paper's zero biases an untrained network turns 1e-7 in a coordinate into per cents."""
+    group = cyclic(8)
+    model = GSANet(group, 2, 3, channels=8, blocks=(1,), heads=2, neighborhood=Radius(2.1)).eval()
+    assert change(model, images(2, 8, 8, 2), group, moved) < 1e-4
+
+
+def test_geometry_may_be_given():
+    model, batch = network(cyclic(4)), images(2, 12, 12, 2)
+    torch.testing.assert_close(model(batch, model.geometry(batch)), model(batch), rtol=0, atol=0)
+
+
+def test_every_parameter_but_the_redundant_learns():
+    """Key biases and last biases of the coordinate networks shift all scores of a softmax: gradient zero."""
+    model, batch = network(cyclic(4), torch.float64), images(2, 12, 12, 2, torch.float64)
+    model(batch).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        redundant = name.endswith("key.bias") or (name.endswith("linear2.bias") and ".axes." in name)
+        assert (parameter.grad.abs().max() < 1e-9) == redundant, name
+
+
+def test_three_dimensions():
+    group = octahedral()
+    pos = torch.randn(10, 3, dtype=torch.float64)
+    batch = Data(x=torch.randn(10, 2, dtype=torch.float64), pos=pos)
+    model = network(group, torch.float64, neighborhood=Radius(1.5), blocks=(1,), crops=(0,), expansions=(1,))
+    expected = model(batch)
+    for h in (1, 7, 23):
+        torch.testing.assert_close(model(Data(x=batch.x, pos=group.act(h, pos))), expected, rtol=1e-10, atol=1e-10)

@@ -1,0 +1,302 @@
+"""Pictures: what they show is what was measured, for networks that keep their promise and beyond it."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from lieattn_datasets import Digits
+
+pytest.importorskip("matplotlib")
+
+from lieattn import viz
+from lieattn.geometry import Nearest, Radius
+from lieattn.groups import cyclic, dihedral, octahedral
+from lieattn.models import GSANet
+from lieattn.testing import randomize
+
+QUARTERS = [0.0, math.pi / 2]
+
+
+@pytest.fixture(autouse=True)
+def no_pyplot(monkeypatch):
+    """Any use of pyplot, and with it of a GUI or of global state, fails."""
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+
+
+@pytest.fixture(scope="module")
+def digit():
+    return Digits("test")[0]
+
+
+def make(group, radius=1.5, **options):
+    options = {"channels": 8, "blocks": (1,), "heads": 2, "neighborhood": Radius(radius), **options}
+    return randomize(GSANet(group, 1, 10, **options))
+
+
+@pytest.fixture(scope="module")
+def c4():
+    return make(cyclic(4))
+
+
+def panels(figure):
+    """Panels without the color scale."""
+    return [axes for axes in figure.axes if axes.get_aspect() == 1]
+
+
+def texts(figure):
+    return [text.get_text() for text in figure.texts]
+
+
+def measured(figure):
+    """Differences between stabilized rows that the title states."""
+    line = next(text for text in texts(figure) if text.startswith("largest difference"))
+    return [float(number) for number in re.findall(r"(?:rows|group): ([\d.e+-]+)", line)]
+
+
+def spread(rows):
+    return float((rows.amax(0) - rows.amin(0)).max())
+
+
+def tiles(axes):
+    return axes.collections[0].get_array(), np.array([path.vertices[:-1] for path in axes.collections[0].get_paths()])
+
+
+@pytest.mark.parametrize(
+    ("group", "radius", "angles"),
+    [
+        (cyclic(4), 1.5, QUARTERS),
+        (cyclic(8), 2.1, [math.pi / 4, -math.pi / 2]),
+        (dihedral(4), 1.5, QUARTERS),
+    ],
+    ids=["C4", "C8", "D4"],
+)
+@pytest.mark.parametrize("layer", [0, 1])
+def test_stabilized_rows_are_equal_in_the_group(digit, group, radius, angles, layer):
+    network = make(group, radius)
+    figure = viz.feature_fields(network, digit, angles, layer=layer)
+    assert len(panels(figure)) == len(angles) * (1 + 2 * group.order)
+    fields = viz.stabilized_fields(network, digit, angles, layer=layer)
+    assert fields.shape == (len(angles), 64, group.order, 8)
+    assert fields.std() > 0.01
+    assert spread(fields) < 1e-5
+    assert measured(figure) == pytest.approx([spread(fields)], rel=0.06)
+
+    figure = viz.attention_maps(network, digit, angles, layer=layer, point=20)
+    assert len(panels(figure)) == len(angles) * (1 + group.order)
+    assert measured(figure)[0] < 1e-5
+
+
+def test_rows_differ_outside_the_group(c4, digit):
+    angles = [*QUARTERS, math.radians(30)]
+    fields = viz.stabilized_fields(c4, digit, angles)
+    assert spread(fields[[0, 2]]) > 1e-2
+    for figure in (viz.feature_fields(c4, digit, angles), viz.attention_maps(c4, digit, angles)):
+        everywhere, in_group = measured(figure)
+        assert everywhere > 1e-3
+        assert in_group < 1e-5
+        assert [text for text in texts(figure) if "°" in text][:3] == ["0°", "90°", "30°\noutside"]
+
+
+def test_without_equivariance_the_title_says_so(digit):
+    network = randomize(make(cyclic(4), frame_encoding="published"), spread=1.5)
+    assert measured(viz.feature_fields(network, digit, QUARTERS))[0] > 1e-3
+
+
+def test_panels_show_fields_at_turned_points(c4, digit):
+    """Data of the panels: squares of side 1 around the rotated points, colored by the field, the scale shared."""
+    figure = viz.feature_fields(c4, digit, [math.pi / 2], channel=3)
+    with torch.no_grad():
+        turned = digit.clone()
+        turned.pos = turned.pos @ torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
+        field = c4.features(turned.x, c4.geometry(turned))[1]
+    drawn = panels(figure)
+    for h in range(4):
+        values, squares = tiles(drawn[1 + h])
+        np.testing.assert_allclose(values, field[:, h, 3], atol=1e-6)
+        np.testing.assert_allclose(squares.mean(axis=1), turned.pos, atol=1e-5)
+        np.testing.assert_allclose(np.ptp(squares, axis=1), 1.0, atol=1e-5)
+        # A quarter turn moves what the frame h saw to the frame after it.
+        stable, upright = tiles(drawn[5 + h])
+        np.testing.assert_allclose(stable, field[:, (h + 1) % 4, 3], atol=1e-6)
+        np.testing.assert_allclose(upright.mean(axis=1), digit.pos, atol=1e-5)
+    norms = {axes.collections[0].norm for axes in drawn[1:]}
+    assert len(norms) == 1
+
+
+@pytest.mark.parametrize("head", [0, None])
+def test_attention_panels_show_normalized_weights(c4, digit, head):
+    figure = viz.attention_maps(c4, digit, [0.0], point=0, head=head)
+    for axes in panels(figure)[1:]:
+        values, squares = tiles(axes)
+        assert len(values) == 4  # a corner, its two neighbors and the one across
+        assert values.sum() == pytest.approx(1, abs=1e-5)
+        assert np.abs(squares.mean(axis=1) - digit.pos[0].numpy()).max() < 1.01
+
+
+def test_crops_and_pooling_move_the_points(digit):
+    network = make(cyclic(4), blocks=(1, 1), crops=(1, 0))
+    assert viz.stabilized_fields(network, digit, QUARTERS, layer=1).shape[1] == 36
+    assert viz.stabilized_fields(network, digit, QUARTERS, layer=2).shape[1] == 9
+    figure = viz.feature_fields(network, digit, QUARTERS)
+    assert np.ptp(tiles(panels(figure)[1])[1], axis=1) == pytest.approx(2.0)
+    assert measured(viz.attention_maps(network, digit, QUARTERS, point=8))[0] < 1e-5
+    with pytest.raises(ValueError, match=r"point: expected one of the layer's points 0\.\.8, got 9"):
+        viz.attention_maps(network, digit, QUARTERS, point=9)
+
+
+def test_clouds_without_a_raster_and_norms(c4):
+    cloud = Data(x=torch.rand(12, 1), pos=torch.randn(12, 2) + 4)
+    network = make(cyclic(4), neighborhood=Nearest(4))
+    figure = viz.feature_fields(network, cloud, QUARTERS, channel=None)
+    values, discs = tiles(panels(figure)[1])
+    assert discs.shape == (12, 24, 2)
+    assert (values >= 0).all()
+    assert measured(viz.attention_maps(network, cloud, QUARTERS))[0] < 1e-5
+
+
+def test_observing_leaves_no_trace(digit):
+    """Dropout is off for the picture only; data, gradients, hooks and the modes of the modules stay."""
+    network = make(cyclic(4), attention_dropout=0.5).train()
+    network.blocks[0].eval()
+    pos = digit.pos.clone()
+    modes = [module.training for module in network.modules()]
+    figure = viz.attention_maps(network, digit, QUARTERS)
+    assert measured(figure)[0] < 1e-5
+    assert [module.training for module in network.modules()] == modes
+    assert torch.equal(digit.pos, pos)
+    assert not network.blocks[0].attention._forward_pre_hooks
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_pictures_in_threads_and_files(c4, digit, tmp_path):
+    def draw(number):
+        return viz.save(viz.feature_fields(c4, digit, [0.0], layer=0), tmp_path / f"made/{number}.png")
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(draw, range(2))
+    assert first.read_bytes() == second.read_bytes()
+    assert first.read_bytes().startswith(b"\x89PNG")
+
+
+def test_accuracy_by_angle():
+    angles = np.deg2rad([0, 90, 45])
+    figure = viz.accuracy_by_angle({"Z2": (angles, [1.0, 0.2, 0.3]), "C4": (angles, [0.9, 0.9, 0.2])})
+    (axes,) = figure.axes
+    first, second = axes.lines
+    np.testing.assert_allclose(first.get_xdata(), [0, 45, 90])
+    np.testing.assert_allclose(first.get_ydata(), [100, 30, 20])
+    np.testing.assert_allclose(second.get_ydata(), [90, 20, 90])
+    assert [text.get_text() for text in axes.texts] == ["Z2", "C4"]  # from the bottom
+
+
+def test_training_curves_and_labels_that_would_overlap():
+    curves = {"C8": [2.0, 0.5], "Z2": [2.0, 0.5001, math.nan], "C4": [2.0, 0.5]}
+    figure = viz.training_curves(curves, "training loss")
+    (axes,) = figure.axes
+    assert axes.get_ylabel() == "training loss"
+    np.testing.assert_array_equal(axes.lines[0].get_xdata(), [1, 2])
+    figure.canvas.draw()
+    boxes = sorted((text.get_window_extent() for text in axes.texts), key=lambda box: box.y0)
+    assert len(boxes) == 3
+    for below, above in pairwise(boxes):
+        assert below.y1 <= above.y0
+    assert all(box.x1 <= figure.bbox.x1 and box.y0 >= 0 for box in boxes)
+
+
+def test_no_text_overlaps_or_leaves_the_picture(digit):
+    figure = viz.feature_fields(make(dihedral(4)), digit, [0.3])
+    figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in figure.texts]
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 for box in boxes)
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+FIELD_ERRORS = {
+    "no angles": ({"angles": []}, ValueError, r"angles: expected at least one finite angle in radians, got \[\]"),
+    "angle": ({"angles": [math.nan]}, ValueError, "angles: expected at least one finite angle"),
+    "layer": ({"layer": 2}, ValueError, r"layer: expected 0 \(lifting\) to 1 \(the last block\) or -2 to -1, got 2"),
+    "layer below": ({"layer": -3}, ValueError, "layer: expected 0 .* got -3"),
+    "layer name": ({"layer": "lifting"}, ValueError, "layer: expected 0 .* got 'lifting'"),
+}
+
+
+@pytest.mark.parametrize("picture", [viz.feature_fields, viz.attention_maps, viz.stabilized_fields])
+@pytest.mark.parametrize(("change", "error", "message"), FIELD_ERRORS.values(), ids=FIELD_ERRORS)
+def test_bad_arguments(c4, digit, picture, change, error, message):
+    with pytest.raises(error, match=message):
+        picture(c4, digit, **{"angles": [0.0], **change})
+
+
+def test_bad_choices(c4, digit):
+    with pytest.raises(ValueError, match=r"channel: expected one of 0\.\.7 or None, got 8"):
+        viz.feature_fields(c4, digit, [0.0], channel=8)
+    with pytest.raises(ValueError, match=r"head: expected one of 0\.\.1 or None, got -1"):
+        viz.attention_maps(c4, digit, [0.0], head=-1)
+    with pytest.raises(ValueError, match=r"point: expected one of the layer's points 0\.\.63, got 64"):
+        viz.attention_maps(c4, digit, [0.0], point=64)
+    alone = make(cyclic(4), neighborhood=Radius(0.5, include_self=False))
+    with pytest.raises(ValueError, match="point: 3 has no neighbors in block 1"):
+        viz.attention_maps(alone, digit, [0.0], point=3)
+
+
+@pytest.mark.parametrize("picture", [viz.feature_fields, viz.attention_maps])
+def test_bad_networks_and_data(c4, digit, picture):
+    with pytest.raises(ValueError, match="data: expected one cloud with points, got 128 points in 2 clouds"):
+        picture(c4, Batch.from_data_list([digit, digit]), [0.0])
+    with pytest.raises(TypeError, match="data: expected a torch_geometric Data with x and pos"):
+        picture(c4, digit.pos, [0.0])
+    with pytest.raises(TypeError, match="network: expected a GSANet, got Linear"):
+        picture(torch.nn.Linear(1, 1), digit, [0.0])
+    with pytest.raises(ValueError, match=r"network: expected a group of the plane, got .*dim=3"):
+        picture(make(octahedral()), digit, [0.0])
+
+
+CURVE_ERRORS = {
+    "none": ({}, "curves: expected at least one named entry, got none"),
+    "uneven": ({"C4": ([0.0, 1.0], [0.5])}, r"curves\['C4'\]: expected as many accuracies as angles .* got 1 and 2"),
+    "empty": ({"C4": ([], [])}, r"curves\['C4'\]: expected as many accuracies as angles and at least one"),
+    "percent": ({"C4": ([0.0], [97.0])}, r"curves\['C4'\]: expected finite angles and accuracies in \[0, 1\]"),
+    "nan": ({"C4": ([math.nan], [0.9])}, r"curves\['C4'\]: expected finite angles"),
+}
+
+
+@pytest.mark.parametrize(("curves", "message"), CURVE_ERRORS.values(), ids=CURVE_ERRORS)
+def test_bad_curves(curves, message):
+    with pytest.raises(ValueError, match=message):
+        viz.accuracy_by_angle(curves)
+
+
+@pytest.mark.parametrize("history", [[], [math.nan], [[1.0]]])
+def test_bad_histories(history):
+    with pytest.raises(ValueError, match=r"histories\['C4'\]: expected a list with a finite value"):
+        viz.training_curves({"C4": history}, "loss")
+
+
+def test_without_matplotlib(c4, digit, monkeypatch):
+    """The module imports; what draws says what to install."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    spec = importlib.util.spec_from_file_location("viz_without_matplotlib", viz.__file__)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    for draw in (
+        lambda: module.feature_fields(c4, digit, [0.0]),
+        lambda: module.attention_maps(c4, digit, [0.0]),
+        lambda: module.accuracy_by_angle({"C4": ([0.0], [1.0])}),
+        lambda: module.training_curves({"C4": [1.0]}, "loss"),
+    ):
+        with pytest.raises(ImportError, match=r'pip install "lieattn\[viz\]"'):
+            draw()
+    assert len(module.stabilized_fields(c4, digit, [0.0])) == 1

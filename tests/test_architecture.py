@@ -1,0 +1,206 @@
+"""The rules of the house, kept by reading the code: who may import whom, what is light, what is documented."""
+
+import ast
+import importlib
+import inspect
+import json
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LIBRARY = ROOT / "lieattn"
+DATASETS = ROOT / "datasets" / "lieattn_datasets"
+FILES = sorted(LIBRARY.rglob("*.py"))
+DATASET_FILES = sorted(DATASETS.rglob("*.py"))
+every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(LIBRARY)))
+
+# What each part may import, besides itself. Nothing points upwards.
+BELOW = {
+    "groups": set(),
+    "geometry": {"groups"},
+    "ops": {"groups", "geometry"},
+    "nn": {"groups", "geometry", "ops"},
+    "models": {"groups", "geometry", "ops", "nn"},
+    "testing": {"groups", "geometry", "ops"},
+}
+CORE = frozenset(BELOW)
+TOOLS = frozenset({"certify", "viz", "train", "bench"})
+BELOW |= {tool: CORE | TOOLS for tool in TOOLS}
+BELOW |= {"__init__": set(CORE), "__main__": CORE | TOOLS}
+
+HEAVY = ("lightning", "matplotlib", "e3nn", "scipy", "torch_geometric", "sklearn", "trimesh", "h5py", "jsonargparse")
+MOST_LINES = 350
+
+
+def part(path):
+    """Part of the library that a file belongs to: ``groups``, ``testing``, ``__init__``, ..."""
+    return path.relative_to(LIBRARY).parts[0].removesuffix(".py")
+
+
+def imported(source, package):
+    """All names that a file of a package imports, also within functions; ``from a import b`` gives ``a.b``."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")
+            above = above[: len(above) + 1 - node.level] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            names |= {f"{base}.{alias.name}" for alias in node.names}
+    return names
+
+
+def imports_of(path, root=ROOT):
+    return imported(path.read_text(), ".".join(path.relative_to(root).parent.parts))
+
+
+def parts_imported(names):
+    """Parts of the library among imported names."""
+    return {name.split(".")[1] for name in names if name.startswith("lieattn.")}
+
+
+# --- arrows ---------------------------------------------------------------------------------------------------
+
+
+def test_every_part_of_the_library_has_its_place():
+    assert {part(path) for path in FILES} <= set(BELOW)
+
+
+@every_file
+def test_imports_point_downwards(path):
+    mine = part(path)
+    assert "lieattn" not in imports_of(path), "import what is used from the subpackages"
+    assert parts_imported(imports_of(path)) - {mine} <= BELOW[mine]
+
+
+@every_file
+def test_private_modules_of_other_parts_are_not_imported(path):
+    foreign = {name for name in imports_of(path) if name.startswith("lieattn.") and name.split(".")[1] != part(path)}
+    assert not {name for name in foreign if any(piece.startswith("_") for piece in name.split(".")[1:])}
+
+
+def test_models_do_not_import_each_other():
+    for path in FILES:
+        if part(path) == "models" and path.name != "__init__.py":
+            others = {name.split(".")[2] for name in imports_of(path) if name.startswith("lieattn.models.")}
+            assert all(other.startswith("_") for other in others), f"{path.name} imports {others}"
+
+
+def test_library_and_data_sets_do_not_know_each_other():
+    assert DATASET_FILES
+    for path in FILES:
+        assert not {name for name in imports_of(path) if name.split(".")[0] == "lieattn_datasets"}, path.name
+    for path in DATASET_FILES:
+        names = imports_of(path, DATASETS.parent)
+        assert not {name for name in names if name.split(".")[0] == "lieattn"}, path.name
+
+
+def test_the_reader_of_imports_sees_all_of_them():
+    """Control: a rule that cannot be broken proves nothing."""
+    source = """
+import lieattn.nn as nn
+from lieattn import models
+from lieattn.models import gsa_net, other
+from . import _sibling
+from ..train import cli
+def late():
+    from lieattn.viz import plot
+"""
+    found = imported(source, "lieattn.geometry")
+    assert parts_imported(found) == {"nn", "models", "geometry", "train", "viz"}
+    assert {"lieattn.models.other", "lieattn.geometry._sibling", "lieattn.train.cli"} <= found
+
+
+# --- files ----------------------------------------------------------------------------------------------------
+
+
+@every_file
+def test_no_assert_statements(path):
+    """Checks must not vanish under ``python -O``."""
+    found = [node.lineno for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
+    assert found == []
+
+
+@pytest.mark.parametrize("path", FILES + DATASET_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_are_short(path):
+    assert len(path.read_text().splitlines()) < MOST_LINES
+
+
+def test_annotations_are_for_users_too():
+    assert resources.files("lieattn").joinpath("py.typed").is_file()
+    assert DATASETS.joinpath("py.typed").is_file()
+
+
+# --- the public names -----------------------------------------------------------------------------------------
+
+
+def public_names():
+    for name in sorted(CORE):
+        module = importlib.import_module(f"lieattn.{name}")
+        if hasattr(module, "__all__"):
+            yield from ((module, public) for public in module.__all__)
+        else:
+            # One file, not a package: what it defines without an underscore.
+            own = [n for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+            yield from ((module, public) for public in own if not public.startswith("_"))
+
+
+PUBLIC = list(public_names())
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC, ids=[f"{m.__name__}.{n}" for m, n in PUBLIC])
+def test_public_names_exist_and_are_documented(module, name):
+    value = getattr(module, name)
+    if inspect.ismodule(value) or not callable(value) or not hasattr(value, "__module__"):
+        return
+    if value.__module__.split(".")[0] != "lieattn":  # an alias of typing, which cannot carry a docstring
+        return
+    text = inspect.cleandoc(value.__doc__ or "")
+    assert text
+    assert not text.startswith(f"{name}("), "the signature that a dataclass writes is no docstring"
+    if inspect.isclass(value):
+        own = {n: member for n, member in vars(value).items() if not n.startswith("_")}
+        documented = {n: inspect.getdoc(getattr(value, n)) for n, member in own.items() if is_documentable(member)}
+        assert all(documented.values()), f"without docstring: {[n for n, doc in documented.items() if not doc]}"
+
+
+def is_documentable(member):
+    return inspect.isfunction(member) or isinstance(member, property | classmethod | staticmethod)
+
+
+def test_public_names_are_listed_once_and_in_order():
+    for name in sorted(CORE):
+        listed = getattr(importlib.import_module(f"lieattn.{name}"), "__all__", [])
+        assert list(listed) == sorted(set(listed))
+
+
+# --- lightness ------------------------------------------------------------------------------------------------
+
+LIGHT = """
+import json, sys, time
+import torch, numpy
+start = time.perf_counter()
+before = set(sys.modules)
+import lieattn
+print(json.dumps({"seconds": time.perf_counter() - start, "modules": sorted(set(sys.modules) - before)}))
+"""
+
+
+def test_importing_the_library_is_light():
+    """Beyond torch it takes under two seconds (some hundredths, in fact) and none of the heavy packages."""
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True, cwd=ROOT)
+    found = json.loads(done.stdout)
+    assert {name.split(".")[0] for name in found["modules"]}.isdisjoint(HEAVY)
+    assert {f"lieattn.{name}" for name in CORE} <= set(found["modules"])
+    assert found["seconds"] < 2.0
+
+
+def test_importing_the_data_sets_needs_no_library():
+    code = "import sys, lieattn_datasets; print('lieattn' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,816 @@
+"""Bad input: every error names the argument, shows what came, and says what is allowed."""
+
+import math
+import re
+
+import pytest
+import torch
+from torch import zeros
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import (
+    AllPairs,
+    Given,
+    LiftedGraph,
+    Nearest,
+    PixelSquare,
+    Radius,
+    crop,
+    flatten,
+    lift,
+    pixel_positions,
+    point_clouds,
+    pooling_cells,
+    unflatten,
+)
+from lieattn.groups import (
+    AffineGroup,
+    FiniteGroup,
+    cyclic,
+    cyclic_about,
+    dihedral,
+    internal_product,
+    inversion,
+    octahedral,
+    reflection,
+    tetrahedral,
+    trivial,
+)
+from lieattn.models import GSANet
+from lieattn.nn import (
+    CloudNorm,
+    CloudPool,
+    CoordinateEncoding,
+    FiberEncoding,
+    FiberPool,
+    GridPool,
+    GroupLinear,
+    GroupSelfAttention,
+    LiftingSelfAttention,
+    MLPEncoding,
+    PreNormBlock,
+    RotaryEncoding,
+    TableEncoding,
+)
+from lieattn.ops import RelativeTerms, group_attention
+from lieattn.testing import assert_equivariant
+
+NAN, INF = math.nan, math.inf
+POINTS = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.tensor([[8, 8], [4, 7]])
+BALL = Radius(1.5)
+SHEARED = cyclic(4).conjugate(torch.tensor([[1.0, 0.5], [0.0, 1.0]]), "sheared")
+
+
+def spoiled(point, value):
+    pos = POINTS.clone()
+    pos[point, 1] = value
+    return pos
+
+
+def lifted(group=None, pos=POINTS, neighborhood=BALL, **options):
+    return lift(pos, group or cyclic(4), neighborhood, **options)
+
+
+def image(height, width, channels=1):
+    grid = torch.tensor([[height, width]])
+    return Data(x=torch.zeros(height * width, channels), pos=pixel_positions(height, width), grid=grid)
+
+
+def integers(*values, **options):
+    return torch.tensor(values, dtype=torch.int64, **options)
+
+
+
+def check(table):
+    """One test for each row: what is wrong, what to call, the error, and the pieces its message must have, in order."""
+    return pytest.mark.parametrize(
+        ("call", "error", "pieces"), [row[1:] for row in table], ids=[row[0] for row in table]
+    )
+
+
+def assert_raises(call, error, pieces):
+    with pytest.raises(error) as caught:
+        call()
+    assert caught.type is error
+    assert re.search(".*".join(re.escape(piece) for piece in pieces), str(caught.value), re.DOTALL), str(caught.value)
+
+
+# --- groups ---------------------------------------------------------------------------------------------------
+
+FULL = FiniteGroup.from_matrices
+PERMUTED = FiniteGroup.from_permutations
+TURN = torch.tensor([[[0.6, -0.8], [0.8, 0.6]]], dtype=torch.float64)
+MOVES = AffineGroup(cyclic(4))
+
+GROUPS = [
+    ("cyclic of nothing", lambda: cyclic(0), ValueError, ("n: expected an integer of at least 1", "got 0")),
+    ("cyclic of less", lambda: cyclic(-3), ValueError, ("n: ", "got -3")),
+    ("cyclic of a float", lambda: cyclic(4.0), ValueError, ("n: expected an integer", "got 4.0")),
+    ("cyclic of a bool", lambda: cyclic(True), ValueError, ("n: expected an integer", "got True")),
+    ("cyclic of a string", lambda: cyclic("4"), ValueError, ("n: expected an integer", "got '4'")),
+    ("dihedral of nothing", lambda: dihedral(0), ValueError, ("n: ", "at least 1", "got 0")),
+    ("no dimension", lambda: trivial(0), ValueError, ("dim: ", "at least 1", "got 0")),
+    ("inversion of no dimension", lambda: inversion(0), ValueError, ("dim: ", "at least 1", "got 0")),
+    ("mirror of no dimension", lambda: reflection(0), ValueError, ("dim: ", "at least 1", "got 0")),
+    ("mirror axis too large", lambda: reflection(2, 2), ValueError, ("axis: ", "-2 <= axis < 2", "got 2")),
+    ("mirror axis zero", lambda: reflection(2, (0, 0)), ValueError, ("axis: ", "not all zero", "got [0, 0]")),
+    ("mirror axis too long", lambda: reflection(2, (1, 0, 0)), ValueError, ("axis: expected 2", "[1, 0, 0]")),
+    ("axis zero", lambda: cyclic_about(3, (0, 0, 0)), ValueError, ("axis: expected 3", "[0, 0, 0]")),
+    ("axis not a number", lambda: cyclic_about(3, (0, NAN, 0)), ValueError, ("axis: ", "finite", "[0, nan, 0]")),
+    ("axis too short", lambda: cyclic_about(3, (0, 1)), ValueError, ("axis: expected 3", "[0, 1]")),
+    ("rotations about an axis", lambda: cyclic_about(0), ValueError, ("n: ", "at least 1", "got 0")),
+    (
+        "product in two spaces",
+        lambda: internal_product(cyclic(4), octahedral()),
+        ValueError,
+        ("second: O acts on R^3, C4 on R^2",),
+    ),
+    (
+        "product that does not commute",
+        lambda: internal_product(cyclic(4), reflection(2)),
+        ValueError,
+        ("element 1 of C4 and element 1 of mirror2 do not commute", "direct_product"),
+    ),
+    (
+        "product of groups that overlap",
+        lambda: internal_product(cyclic(4), cyclic(2)),
+        ValueError,
+        ("'C4xC2'", "elements 0 and 6 are the same"),
+    ),
+    ("one matrix", lambda: FULL(zeros(2, 2), "G"), ValueError, ("matrices of 'G'", "[order, dim, dim]", "(2, 2)")),
+    ("no matrices", lambda: FULL(zeros(0, 2, 2), "G"), ValueError, ("'G'", "order >= 1", "(0, 2, 2)")),
+    ("matrices not square", lambda: FULL(zeros(1, 2, 3), "G"), ValueError, ("'G'", "[order, dim, dim]", "(1, 2, 3)")),
+    ("matrix not finite", lambda: FULL(zeros(2, 2, 2) + NAN, "G"), ValueError, ("'G'", "element 0", "not finite")),
+    (
+        "matrix infinite",
+        lambda: FULL(torch.eye(2).expand(2, 2, 2) * torch.tensor([1.0, INF])[:, None, None], "G"),
+        ValueError,
+        ("'G'", "element 1", "not finite"),
+    ),
+    ("matrix singular", lambda: FULL(zeros(1, 2, 2), "G"), ValueError, ("'G'", "element 0 has no inverse")),
+    (
+        "matrix twice",
+        lambda: FULL(cyclic(4).elements[[0, 1, 2, 1]], "G"),
+        ValueError,
+        ("'G'", "elements 1 and 3 are the same"),
+    ),
+    (
+        "product missing",
+        lambda: FULL(cyclic(4).elements[:2], "G"),
+        ValueError,
+        ("'G' is not closed", "elements[1] @ elements[1]", "1.0e+00 away", "tolerance 1e-09", "FiniteGroup.generate"),
+    ),
+    ("identity missing", lambda: FULL(cyclic(2).elements[1:], "G"), ValueError, ("'G' is not closed", "elements[0]")),
+    ("infinite group", lambda: FULL(2 * torch.eye(2)[None], "G"), ValueError, ("'G' is not closed", "elements[0]")),
+    (
+        "no permutation",
+        lambda: PERMUTED([[0, 1, 2], [1, 1, 2]], "G"),
+        ValueError,
+        ("permutations of 'G'", "row 1 is [1, 1, 2]", "0..2"),
+    ),
+    ("permutation out of range", lambda: PERMUTED([[0, 2]], "G"), ValueError, ("'G'", "row 0 is [0, 2]", "0..1")),
+    ("permutations of floats", lambda: PERMUTED([[0.0, 1.0]], "G"), ValueError, ("'G'", "integers", "torch.float32")),
+    ("no permutations", lambda: PERMUTED([], "G"), ValueError, ("permutations of 'G'", "integers", "(0,)")),
+    ("permutations not closed", lambda: PERMUTED([[0, 1, 2], [1, 2, 0]], "G"), ValueError, ("'G' is not closed",)),
+    (
+        "generators of an infinite group",
+        lambda: FiniteGroup.generate(TURN, "G", max_order=50),
+        ValueError,
+        ("'G'", "more than max_order=50"),
+    ),
+    ("look-up in another dimension", lambda: cyclic(4).index(torch.eye(3)), ValueError, ("[*, 2, 2] for C4", "(3, 3)")),
+    (
+        "look-up of a stranger",
+        lambda: cyclic(4).index(cyclic(8).elements),
+        ValueError,
+        ("matrices: number 1 is not an element of C4", "7.1e-01 away", "tolerance 1e-06"),
+    ),
+    ("points of another dimension", lambda: cyclic(4).act(1, zeros(5, 3)), ValueError, ("points: C4", "2", "(5, 3)")),
+    ("signal of another order", lambda: cyclic(4).translate(1, zeros(5, 3, 2)), ValueError, ("f: ", "C4", "(5, 3, 2)")),
+    (
+        "signal without channels",
+        lambda: cyclic(4).translate(1, zeros(4)),
+        ValueError,
+        ("f: ", "[*, 4, channels]", "(4,)"),
+    ),
+    ("translation too long", lambda: MOVES.element(zeros(3), 1), ValueError, ("translation: R2x|C4", "[*, 2]", "(3,)")),
+    ("translation of integers", lambda: MOVES.element(integers(1, 2), 1), ValueError, ("translation: ", "torch.int64")),
+    (
+        "motion of longer points",
+        lambda: MOVES.act_points(torch.eye(3), zeros(4, 3)),
+        ValueError,
+        ("points: ", "(4, 3)"),
+    ),
+    ("motion of longer vectors", lambda: MOVES.act_vectors(torch.eye(3), zeros(3)), ValueError, ("vectors: ", "(3,)")),
+    (
+        "motion of a longer field",
+        lambda: MOVES.act_field(torch.eye(3), zeros(2, 5, 1)),
+        ValueError,
+        ("f: ", "(2, 5, 1)"),
+    ),
+    ("no motion", lambda: MOVES.inverse(2 * torch.eye(3)), ValueError, ("is not an element of C4", "1.0e+00 away")),
+]
+
+
+@check(GROUPS)
+def test_groups(call, error, pieces):
+    assert_raises(call, error, pieces)
+
+
+# --- point clouds and lifting ---------------------------------------------------------------------------------
+
+MASK = torch.ones(1, 6, dtype=torch.bool)
+
+CLOUDS = [
+    ("points as a list", lambda: lifted(pos=[[0.0, 1.0]]), TypeError, ("points: ", "tensor", "got list")),
+    ("no points object", lambda: lifted(pos=None), TypeError, ("points: ", "got NoneType")),
+    ("Data without pos", lambda: lifted(pos=Data(x=POINTS)), TypeError, ("points: ", "with pos", "got Data")),
+    ("integers", lambda: lifted(pos=integers(*[[1, 2]] * 3)), TypeError, ("pos: ", "floating", "torch.int64")),
+    ("one axis", lambda: lifted(pos=zeros(3)), ValueError, ("pos: ", "[points, dim]", "(3,)")),
+    ("four axes", lambda: lifted(pos=zeros(1, 2, 3, 2)), ValueError, ("pos: ", "[points, dim]", "(1, 2, 3, 2)")),
+    ("no coordinates", lambda: lifted(pos=zeros(3, 0)), ValueError, ("pos: ", "dim >= 1", "(3, 0)")),
+    ("not a number", lambda: lifted(pos=spoiled(3, NAN)), ValueError, ("pos: ", "finite", "nan", "point 3")),
+    ("infinite", lambda: lifted(pos=spoiled(4, INF)), ValueError, ("pos: ", "finite", "inf", "point 4")),
+    ("infinitely low", lambda: lifted(pos=spoiled(0, -INF)), ValueError, ("pos: ", "finite", "-inf", "point 0")),
+    (
+        "not a number in a batch",
+        lambda: lifted(pos=Batch.from_data_list([Data(pos=POINTS), Data(pos=spoiled(2, NAN))])),
+        ValueError,
+        ("pos: ", "finite", "nan", "point 8"),
+    ),
+    (
+        "not a number where the mask is",
+        lambda: lifted(pos=spoiled(5, NAN)[None], mask=MASK),
+        ValueError,
+        ("pos: ", "finite", "nan", "point 5"),
+    ),
+    ("too far away", lambda: lifted(pos=POINTS.double() * 1e200), ValueError, ("pos: ", "at most 1e+100", "point 0")),
+    ("batch as a list", lambda: lifted(batch=[0] * 6), TypeError, ("batch: ", "int64", "got list")),
+    ("batch of int32", lambda: lifted(batch=zeros(6, dtype=torch.int32)), TypeError, ("batch: ", "int64", "int32")),
+    ("batch of floats", lambda: lifted(batch=zeros(6)), TypeError, ("batch: ", "int64", "float32")),
+    ("batch of two axes", lambda: lifted(batch=integers([0] * 6)), ValueError, ("batch: ", "1 dimension", "(1, 6)")),
+    ("batch too short", lambda: lifted(batch=integers(0, 0)), ValueError, ("batch: ", "6 points", "got 2")),
+    (
+        "batch negative",
+        lambda: lifted(batch=integers(0, 0, -1, 0, 0, 0)),
+        ValueError,
+        ("batch: ", "from 0", "batch[2] = -1"),
+    ),
+    (
+        "batch elsewhere",
+        lambda: lifted(batch=zeros(6, dtype=torch.int64, device="meta")),
+        ValueError,
+        ("batch: ", "expected on cpu", "meta"),
+    ),
+    ("ptr of floats", lambda: lifted(ptr=torch.tensor([0.0, 6.0])), TypeError, ("ptr: ", "int64", "float32")),
+    ("ptr too short", lambda: lifted(ptr=integers(0, 5)), ValueError, ("ptr: ", "0 to 6", "0 to 5")),
+    ("ptr starts late", lambda: lifted(ptr=integers(1, 6)), ValueError, ("ptr: ", "0 to 6", "1 to 6")),
+    ("ptr descends", lambda: lifted(ptr=integers(0, 5, 2, 6)), ValueError, ("ptr: ", "ascending", "5 before 2")),
+    ("ptr empty", lambda: lifted(ptr=integers()), ValueError, ("ptr: ", "0 to 6", "no entries")),
+    (
+        "ptr elsewhere",
+        lambda: lifted(ptr=integers(0, 6, device="meta")),
+        ValueError,
+        ("ptr: ", "expected on cpu", "meta"),
+    ),
+    (
+        "ptr and batch contradict",
+        lambda: lifted(ptr=integers(0, 3, 6), batch=integers(0, 0, 1, 1, 1, 1)),
+        ValueError,
+        ("batch, ptr: ", "same clouds", "batch[2] = 1", "cloud 0"),
+    ),
+    ("mask on plain points", lambda: lifted(mask=MASK), ValueError, ("mask: ", "[clouds, N, dim]", "(6, 2)")),
+    ("mask too short", lambda: lifted(pos=POINTS[None], mask=MASK[:, :5]), ValueError, ("mask: ", "(1, 6)", "(1, 5)")),
+    ("mask of floats", lambda: lifted(pos=POINTS[None], mask=zeros(1, 6)), ValueError, ("mask: ", "bool", "float32")),
+    (
+        "padded points with batch",
+        lambda: lifted(pos=POINTS[None], batch=integers(*[0] * 6)),
+        ValueError,
+        ("batch, ptr: padded points", "leave both out"),
+    ),
+    ("flatten, mask too short", lambda: flatten(POINTS[None], MASK[:, 1:]), ValueError, ("mask: ", "(1, 6)", "(1, 5)")),
+    ("unflatten, too many", lambda: unflatten(POINTS, MASK[:, 1:]), ValueError, ("flat: ", "expected 5", "got 6")),
+    ("grid of one axis", lambda: lifted(grid=integers(2, 3)), ValueError, ("grid: ", "int64 [1, 2]", "(2,)")),
+    ("grid of floats", lambda: lifted(grid=torch.tensor([[2.0, 3.0]])), ValueError, ("grid: ", "int64", "float32")),
+    ("grid of more points", lambda: lifted(grid=integers([2, 4])), ValueError, ("grid: image 0", "6 points", "[2, 4]")),
+    ("grid negative", lambda: lifted(grid=integers([-2, -3])), ValueError, ("grid: image 0", "[-2, -3]")),
+    ("grids of two images", lambda: lifted(grid=integers([2, 3], [2, 3])), ValueError, ("grid: ", "[1, 2]", "(2, 2)")),
+    (
+        "grid with an unsorted batch",
+        lambda: lifted(batch=integers(1, 1, 0, 0, 1, 1), grid=integers([1, 2], [2, 2])),
+        ValueError,
+        ("grid: ", "raster order", "batch is not sorted"),
+    ),
+    ("group by name", lambda: lifted(group="C4"), TypeError, ("group: ", "FiniteGroup", "'C4'")),
+    (
+        "group of another dimension",
+        lambda: lifted(group=octahedral()),
+        ValueError,
+        ("points: O acts on 3", "[points, 3]", "(6, 2)"),
+    ),
+    (
+        "group of another dimension, padded",
+        lambda: lifted(group=octahedral(), pos=POINTS[None]),
+        ValueError,
+        ("points: O acts on 3", "(6, 2)"),
+    ),
+    (
+        "balls do not shear",
+        lambda: lifted(group=SHEARED),
+        ValueError,
+        ("group: sheared", "distances", "Radius(radius=1.5", "orthonormal basis"),
+    ),
+    (
+        "nearest points do not shear",
+        lambda: lifted(group=SHEARED, neighborhood=Nearest(2)),
+        ValueError,
+        ("group: sheared", "distances", "Nearest(k=2"),
+    ),
+    ("scale zero", lambda: lifted(scale=0), ValueError, ("scale: ", "positive finite", "got 0")),
+    ("scale negative", lambda: lifted(scale=-1.5), ValueError, ("scale: ", "positive finite", "got -1.5")),
+    ("scale not a number", lambda: lifted(scale=NAN), ValueError, ("scale: ", "positive finite", "got nan")),
+    ("scale infinite", lambda: lifted(scale=INF), ValueError, ("scale: ", "positive finite", "got inf")),
+    ("collate nothing", lambda: LiftedGraph.collate([]), ValueError, ("graphs: ", "at least one", "none")),
+    (
+        "collate two groups",
+        lambda: LiftedGraph.collate([lifted(), lifted(cyclic(8))]),
+        ValueError,
+        ("graphs: graph 1", "group", "'C8'", "'C4'"),
+    ),
+    (
+        "collate two scales",
+        lambda: LiftedGraph.collate([lifted(), lifted(scale=2)]),
+        ValueError,
+        ("graphs: graph 1", "scale", "2.0 and 1.5"),
+    ),
+    (
+        "collate with and without grid",
+        lambda: LiftedGraph.collate([lifted(), lifted(grid=integers([2, 3]))]),
+        ValueError,
+        ("graphs: graph 1", "grid", "given and absent"),
+    ),
+    (
+        "collate two dtypes",
+        lambda: LiftedGraph.collate([lifted(), lifted(pos=POINTS.double())]),
+        ValueError,
+        ("graphs: graph 1", "dtype", "torch.float64 and torch.float32"),
+    ),
+    (
+        "collate two devices",
+        lambda: LiftedGraph.collate([lifted(), lifted().to("meta")]),
+        ValueError,
+        ("graphs: graph 1", "device", "meta and cpu"),
+    ),
+    ("crop too much", lambda: crop(IMAGES, 2), ValueError, ("margin: ", "2 pixels", "image 1, [4, 7]")),
+    ("crop less than nothing", lambda: crop(IMAGES, -1), ValueError, ("margin: ", "at least 0", "got -1")),
+    ("pool nothing", lambda: pooling_cells(IMAGES, 0), ValueError, ("size: ", "at least 1", "got 0")),
+]
+
+
+@check(CLOUDS)
+def test_clouds_and_lifting(call, error, pieces):
+    assert_raises(call, error, pieces)
+
+
+def edge(source, target):
+    return Given(integers([source], [target]))
+
+
+NEIGHBORHOODS = [
+    ("radius zero", lambda: Radius(0), ValueError, ("radius: ", "positive finite", "got 0")),
+    ("radius negative", lambda: Radius(-1.0), ValueError, ("radius: ", "positive finite", "got -1.0")),
+    ("radius not a number", lambda: Radius(NAN), ValueError, ("radius: ", "positive finite", "got nan")),
+    ("radius infinite", lambda: Radius(INF), ValueError, ("radius: ", "positive finite", "got inf")),
+    ("radius of a string", lambda: Radius("1"), TypeError, ("radius: ", "number", "got str")),
+    ("self of a number", lambda: Radius(1.0, include_self=1), TypeError, ("include_self: ", "True or False", "got 1")),
+    ("square even", lambda: PixelSquare(4), ValueError, ("size: ", "odd", "got 4")),
+    ("square of nothing", lambda: PixelSquare(0), ValueError, ("size: ", "at least 1", "got 0")),
+    ("square negative", lambda: PixelSquare(-3), ValueError, ("size: ", "at least 1", "got -3")),
+    ("square of a float", lambda: PixelSquare(3.0), TypeError, ("size: ", "integer", "got float")),
+    ("spacing zero", lambda: PixelSquare(3, spacing=0), ValueError, ("spacing: ", "positive finite", "got 0")),
+    ("nearest none", lambda: Nearest(0), ValueError, ("k: ", "at least 1", "got 0")),
+    ("nearest of a float", lambda: Nearest(2.0), TypeError, ("k: ", "integer", "got float")),
+    ("ties unknown", lambda: Nearest(2, ties="some"), ValueError, ("ties: ", "'index' or 'all'", "'some'")),
+    ("self unknown", lambda: AllPairs(include_self=None), TypeError, ("include_self: ", "True or False", "None")),
+    ("edges of floats", lambda: Given(zeros(2, 3)), TypeError, ("edge_index: ", "int64", "float32")),
+    (
+        "edges transposed",
+        lambda: Given(integers([0, 1], [1, 2], [2, 0])),
+        ValueError,
+        ("edge_index: ", "[2, edges]", "(3, 2)"),
+    ),
+    ("edge to nowhere", lambda: lifted(neighborhood=edge(0, 6)), ValueError, ("edge_index: ", "0 to 5", "0 to 6")),
+    ("edge to less", lambda: lifted(neighborhood=edge(0, -1)), ValueError, ("edge_index: ", "0 to 5", "0 to -1")),
+    (
+        "edge between clouds",
+        lambda: lifted(neighborhood=edge(0, 5), batch=integers(0, 0, 0, 1, 1, 1)),
+        ValueError,
+        ("edge_index: ", "within clouds", "point 0", "point 5"),
+    ),
+    (
+        "edge twice",
+        lambda: lifted(neighborhood=Given(integers([0, 0], [5, 5]))),
+        ValueError,
+        ("edge_index: ", "once", "0 to 5"),
+    ),
+]
+
+
+@check(NEIGHBORHOODS)
+def test_neighborhoods(call, error, pieces):
+    assert_raises(call, error, pieces)
+
+
+# --- the operator ---------------------------------------------------------------------------------------------
+
+SIGNAL = torch.zeros(6, 4, 2, 3)
+NEIGHBORS = lifted().neighbors
+EDGES = NEIGHBORS.num_edges
+
+
+def attend(query=SIGNAL, key=SIGNAL, value=SIGNAL, **options):
+    return group_attention(query, key, value, NEIGHBORS, **options)
+
+
+def attend_with(terms, **options):
+    return attend(terms=RelativeTerms(**terms), **options)
+
+
+OPERATOR = [
+    ("pattern", lambda: attend(pattern="all"), ValueError, ("pattern: ", "'joint'", "got 'all'")),
+    ("normalize", lambda: attend(normalize="sum"), ValueError, ("normalize: ", "'softmax'", "got 'sum'")),
+    ("dropout of everything", lambda: attend(dropout=1.0), ValueError, ("dropout: ", "[0, 1)", "got 1.0")),
+    ("dropout negative", lambda: attend(dropout=-0.1), ValueError, ("dropout: ", "[0, 1)", "got -0.1")),
+    ("dropout not a number", lambda: attend(dropout=NAN), ValueError, ("dropout: ", "[0, 1)", "got nan")),
+    ("query without key", lambda: attend(key=None), ValueError, ("query and key", "both, or neither")),
+    ("query of fewer points", lambda: attend(query=SIGNAL[:5]), ValueError, ("query: ", "points=6", "(5, 4, 2, 3)")),
+    ("key of fewer points", lambda: attend(key=SIGNAL[:5]), ValueError, ("key: ", "points=6", "(5, 4, 2, 3)")),
+    ("value of fewer points", lambda: attend(value=SIGNAL[:5]), ValueError, ("value: ", "points=6", "(5, 4, 2, 3)")),
+    ("value of other heads", lambda: attend(value=SIGNAL[:, :, :1]), ValueError, ("query: ", "2 heads", "has 1")),
+    ("key of another length", lambda: attend(key=SIGNAL[..., :2]), ValueError, ("key: ", "dim 2", "dim 3")),
+    ("key of another fiber", lambda: attend(key=SIGNAL[:, :2]), ValueError, ("key: ", "fiber of 2", "of 4")),
+    (
+        "query of another fiber",
+        lambda: attend(query=SIGNAL[:, :1]),
+        ValueError,
+        ("query: ", "'joint'", "fiber of 4", "got 1"),
+    ),
+    (
+        "signals elsewhere",
+        lambda: attend(*[SIGNAL.to("meta")] * 3),
+        ValueError,
+        ("query: ", "meta", "neighbor lists are on cpu"),
+    ),
+    (
+        "types too few",
+        lambda: attend(displacement_index=integers(0, 1)),
+        ValueError,
+        ("displacement_index: ", f"[{EDGES}]", "(2,)"),
+    ),
+    (
+        "term of fewer types",
+        lambda: attend_with({"psi": zeros(3, 4, 1, 2, 3)}),
+        ValueError,
+        ("terms.psi: ", f"({EDGES}, 4, 4, 2, 3)", "(3, 4, 1, 2, 3)"),
+    ),
+    (
+        "term of fewer axes",
+        lambda: attend_with({"beta": zeros(EDGES, 4)}),
+        ValueError,
+        ("terms.beta: ", f"({EDGES}, 4)"),
+    ),
+    (
+        "term of another fiber",
+        lambda: attend_with({"fiber_bias": zeros(8, 8, 2)}),
+        ValueError,
+        ("terms.fiber_bias: ", "(4, 4, 2)", "(8, 8, 2)"),
+    ),
+    (
+        "term without query",
+        lambda: attend_with({"positional_key": zeros(EDGES, 4, 2, 3)}, query=None, key=None),
+        ValueError,
+        ("terms.positional_key: ", "query is None"),
+    ),
+    (
+        "framewise term of the key frame",
+        lambda: attend_with({"psi": zeros(EDGES, 4, 4, 2, 3)}, pattern="framewise"),
+        ValueError,
+        ("terms.psi: ", "key axis must be 1", "got 4"),
+    ),
+    (
+        "term twice",
+        lambda: RelativeTerms(psi=SIGNAL).plus(RelativeTerms(psi=SIGNAL)),
+        ValueError,
+        ("both", "'psi'"),
+    ),
+]
+
+
+@check(OPERATOR)
+def test_operator(call, error, pieces):
+    assert_raises(call, error, pieces)
+
+
+# --- layers ---------------------------------------------------------------------------------------------------
+
+
+def layer(group=None, channels=(4, 4), **options):
+    return GroupSelfAttention(group or cyclic(4), *channels, **options)
+
+
+def lifting(group=None, channels=(4, 4), **options):
+    return LiftingSelfAttention(group or cyclic(4), *channels, **options)
+
+
+def encoded(encoding, **options):
+    return layer(encoding=encoding, **options)(zeros(6, 4, 4), lifted())
+
+
+LAYERS = [
+    ("lifting, other group", lambda: lifting()(zeros(6, 4), lifted(cyclic(8))), ValueError, ("graph: ", "C8", "C4")),
+    ("lifting, other channels", lambda: lifting()(zeros(6, 3), lifted()), ValueError, ("x: ", "points=6, 4", "(6, 3)")),
+    ("lifting, other points", lambda: lifting()(zeros(5, 4), lifted()), ValueError, ("x: ", "points=6, 4", "(5, 4)")),
+    ("lifting a field", lambda: lifting()(zeros(6, 4, 4), lifted()), ValueError, ("x: ", "points=6, 4", "(6, 4, 4)")),
+    (
+        "attention, other group of the same order",
+        lambda: layer()(zeros(6, 4, 4), lifted(dihedral(2))),
+        ValueError,
+        ("graph: ", "D2", "C4"),
+    ),
+    (
+        "attention, other fiber",
+        lambda: layer()(zeros(6, 3, 4), lifted()),
+        ValueError,
+        ("x: ", "(6, 4, 4)", "(6, 3, 4)"),
+    ),
+    (
+        "attention, other channels",
+        lambda: layer()(zeros(6, 4, 5), lifted()),
+        ValueError,
+        ("x: ", "(6, 4, 4)", "(6, 4, 5)"),
+    ),
+    (
+        "attention, other points",
+        lambda: layer()(zeros(5, 4, 4), lifted()),
+        ValueError,
+        ("x: ", "(6, 4, 4)", "(5, 4, 4)"),
+    ),
+    ("attention without fiber", lambda: layer()(zeros(6, 4), lifted()), ValueError, ("x: ", "(6, 4, 4)", "(6, 4)")),
+    ("no input channels", lambda: layer(channels=(0, 4)), ValueError, ("in_channels: ", "at least 1", "got 0")),
+    ("no output channels", lambda: lifting(channels=(4, 0)), ValueError, ("out_channels: ", "at least 1", "got 0")),
+    ("no heads", lambda: layer(heads=0), ValueError, ("heads: ", "at least 1", "got 0")),
+    ("heads do not divide", lambda: layer(channels=(4, 5), heads=2), ValueError, ("head_channels: ", "2 heads", "5")),
+    ("too few channels a head", lambda: layer(head_channels=2), ValueError, ("channels: ", "at least 3", "got 2")),
+    ("dropout of everything", lambda: layer(dropout=1.0), ValueError, ("dropout: ", "[0, 1)", "got 1.0")),
+    ("dropout negative", lambda: lifting(dropout=-0.1), ValueError, ("dropout: ", "[0, 1)", "got -0.1")),
+    ("dropout not a number", lambda: lifting(dropout=NAN), ValueError, ("dropout: ", "[0, 1)", "got nan")),
+    ("pattern", lambda: layer(pattern="pooled"), ValueError, ("pattern: ", "'query_sum'", "got 'pooled'")),
+    (
+        "normalize",
+        lambda: layer(normalize="sum")(zeros(6, 4, 4), lifted()),
+        ValueError,
+        ("normalize: ", "'softmax'", "got 'sum'"),
+    ),
+    (
+        "encoding of another group",
+        lambda: encoded(CoordinateEncoding(2, 4, cyclic(8))),
+        ValueError,
+        ("terms.fiber_key: ", "(4, 4, 1, 4)", "(8, 8, 1, 4)"),
+    ),
+    (
+        "encoding of another width",
+        lambda: encoded(CoordinateEncoding(2, 5, cyclic(4))),
+        ValueError,
+        ("terms.positional_key: ", "1, 4)", "1, 5)"),
+    ),
+    (
+        "encoding of other heads",
+        lambda: encoded(MLPEncoding(cyclic(4), 2), pattern="joint"),
+        ValueError,
+        ("terms.displacement_bias: ", "4, 4, 1)", "4, 4, 2)"),
+    ),
+    (
+        "encoding between frames, framewise",
+        lambda: encoded(MLPEncoding(cyclic(4), 1), pattern="framewise"),
+        ValueError,
+        ("terms.displacement_bias: ", "key axis must be 1", "got 4"),
+    ),
+    (
+        "encoding too narrow",
+        lambda: CoordinateEncoding(2, 2, cyclic(4)),
+        ValueError,
+        ("channels: ", "at least 3", "got 2"),
+    ),
+    (
+        "lifting encoding too narrow",
+        lambda: CoordinateEncoding(3, 2),
+        ValueError,
+        ("channels: ", "at least 3", "got 2"),
+    ),
+    ("rotary pairs", lambda: RotaryEncoding(cyclic(4), 1, 3), ValueError, ("channels: ", "even", "got 3")),
+    (
+        "frames of another group",
+        lambda: FiberEncoding(cyclic(4), 4, integers(*[[0] * 3] * 3)),
+        ValueError,
+        ("table: ", "0..3", "C4", "(3, 3)"),
+    ),
+    (
+        "frames out of range",
+        lambda: FiberEncoding(cyclic(4), 4, torch.full((4, 4), 4)),
+        ValueError,
+        ("table: ", "0..3", "C4"),
+    ),
+    (
+        "offsets of another dimension",
+        lambda: TableEncoding(cyclic(4), zeros(3, 3), 4),
+        ValueError,
+        ("offsets: ", "[offsets, 2]", "(3, 3)"),
+    ),
+    (
+        "displacement not in the table",
+        lambda: encoded(TableEncoding(cyclic(4), zeros(1, 2), 4)),
+        ValueError,
+        ("graph: displacement [", "1 rows"),
+    ),
+    (
+        "linear, other channels",
+        lambda: GroupLinear(cyclic(4), 3, 5)(zeros(6, 4, 4)),
+        ValueError,
+        ("x: ", "C4", "(6, 4, 4)"),
+    ),
+    (
+        "linear, other fiber",
+        lambda: GroupLinear(cyclic(4), 3, 5)(zeros(6, 5, 3)),
+        ValueError,
+        ("x: ", "C4", "(6, 5, 3)"),
+    ),
+    (
+        "linear, no fiber",
+        lambda: GroupLinear(cyclic(4), 3, 5)(zeros(3)),
+        ValueError,
+        ("x: ", "C4", "[*, 4, 3]", "(3,)"),
+    ),
+    (
+        "norm, other channels",
+        lambda: CloudNorm(4)(zeros(6, 5), lifted()),
+        ValueError,
+        ("x: ", "points=6, *, 4", "(6, 5)"),
+    ),
+    (
+        "norm, other points",
+        lambda: CloudNorm(4)(zeros(5, 4), lifted()),
+        ValueError,
+        ("x: ", "points=6, *, 4", "(5, 4)"),
+    ),
+    ("block too narrow", lambda: PreNormBlock(torch.nn.Identity(), 2, 1), ValueError, ("out_channels: ", "2", "got 1")),
+    ("fiber reduction", lambda: FiberPool("avg"), ValueError, ("reduction: ", "'mean'", "got 'avg'")),
+    ("cloud reduction", lambda: CloudPool("avg"), ValueError, ("reduction: ", "'mean'", "got 'avg'")),
+    ("grid reduction", lambda: GridPool(2, "avg"), ValueError, ("reduction: ", "'mean'", "got 'avg'")),
+    ("pool size", lambda: GridPool(0), ValueError, ("size: ", "at least 1", "got 0")),
+    ("pool inexact", lambda: GridPool(inexact="no"), ValueError, ("inexact: ", "'refuse'", "got 'no'")),
+    (
+        "pool of an odd size",
+        lambda: GridPool(2).cells(IMAGES),
+        ValueError,
+        ("2 x 2", "4 x 7 image", "breaks rotations", "4 x 8 would be exact"),
+    ),
+    (
+        "check that fails",
+        lambda: assert_equivariant(lambda x, p: p, cyclic(4), zeros(6, 4, 1), POINTS, output_field=False),
+        AssertionError,
+        ("equivariance error ", "under C4", "exceeds 1e-05"),
+    ),
+]
+
+
+@check(LAYERS)
+def test_layers(call, error, pieces):
+    assert_raises(call, error, pieces)
+
+
+def test_inexact_pooling_warns_or_is_silent_if_asked():
+    with pytest.warns(UserWarning, match="4 x 7 image, which breaks rotations; 4 x 8 would be exact"):
+        GridPool(2, inexact="warn").cells(IMAGES)
+    GridPool(2, inexact="allow").cells(IMAGES)  # a warning would be an error here
+
+
+# --- the network ----------------------------------------------------------------------------------------------
+
+
+def network(group=None, neighborhood=BALL, **options):
+    options = {"in_channels": 1, "classes": 3, "channels": 8, "heads": 2, "blocks": (1,), **options}
+    return GSANet(group or cyclic(4), neighborhood=neighborhood, **options)
+
+
+def run(data, geometry_of=None, **options):
+    net = network(**options)
+    return net(data) if geometry_of is None else net(data, net.geometry(geometry_of))
+
+
+def cloud(pos=POINTS, x=None):
+    return Data(x=zeros(len(pos), 1) if x is None else x, pos=pos)
+
+
+NETWORK = [
+    ("no points object", lambda: run(None), TypeError, ("points: ", "got NoneType")),
+    ("other channels", lambda: run(cloud(x=zeros(6, 2))), ValueError, ("x: ", "[points, 1]", "(6, 2)")),
+    ("features without channels", lambda: run(cloud(x=zeros(6))), ValueError, ("x: ", "[points, 1]", "(6,)")),
+    (
+        "features of integers",
+        lambda: run(cloud(x=integers(*[[1]] * 6))),
+        ValueError,
+        ("x: ", "floating", "torch.int64"),
+    ),
+    ("other points", lambda: run(cloud(x=zeros(5, 1))), ValueError, ("x: ", "points=6", "(5, 1)")),
+    ("not a number", lambda: run(cloud(spoiled(2, NAN))), ValueError, ("pos: ", "finite", "nan", "point 2")),
+    ("other dimension", lambda: run(cloud(zeros(6, 3))), ValueError, ("points: C4 acts on 2", "(6, 3)")),
+    (
+        "group of other dimension",
+        lambda: run(cloud(), group=tetrahedral()),
+        ValueError,
+        ("points: T acts on 3", "(6, 2)"),
+    ),
+    ("geometry of another batch", lambda: run(cloud(), image(2, 2)), ValueError, ("x: ", "points=4", "(6, 1)")),
+    ("crop without grid", lambda: run(cloud(), crops=(1,)), ValueError, ("data: cropping", "grid [clouds, 2]")),
+    ("pool without grid", lambda: run(cloud(), pool_last=True), ValueError, ("data: pooling", "grid [clouds, 2]")),
+    ("crop of everything", lambda: run(image(4, 4), crops=(2,)), ValueError, ("margin: ", "2 pixels", "[4, 4]")),
+    (
+        "odd size",
+        lambda: run(image(6, 5), blocks=(1, 1)),
+        ValueError,
+        ("2 x 2", "6 x 5 image", "breaks rotations", "6 x 6 would be exact"),
+    ),
+    (
+        "odd size behind a crop",
+        lambda: run(image(9, 8), blocks=(1, 1), crops=(1, 0)),
+        ValueError,
+        ("7 x 6 image", "8 x 6 would be exact"),
+    ),
+    (
+        "edges behind a pooling",
+        lambda: run(image(4, 4), blocks=(1, 1), neighborhood=edge(0, 1)),
+        ValueError,
+        ("neighborhood: Given", "coarser"),
+    ),
+    ("image too small", lambda: GSANet.rot_mnist(cyclic(4))(image(8, 8)), ValueError, ("margin: ", "[2, 2]")),
+    ("even square", lambda: GSANet.rot_mnist(cyclic(4), size=4), ValueError, ("size: ", "odd", "got 4")),
+    ("option unknown", lambda: network(color=1), TypeError, ("color",)),
+    ("option of a preset unknown", lambda: GSANet.cifar10(cyclic(4), color=1), TypeError, ("color",)),
+    ("no input channels", lambda: network(in_channels=0), ValueError, ("in_channels: ", "at least 1", "got 0")),
+    ("one channel", lambda: network(channels=1), ValueError, ("channels: ", "at least 2", "got 1")),
+    ("channels too narrow a head", lambda: network(channels=4), ValueError, ("channels: ", "at least 3", "got 2")),
+    ("no heads", lambda: network(heads=0), ValueError, ("heads: ", "at least 1", "got 0")),
+    ("no stages", lambda: network(blocks=()), ValueError, ("blocks: ", "each stage", "got []")),
+    ("blocks negative", lambda: network(blocks=(1, -1)), ValueError, ("blocks: ", "got [1, -1]")),
+    (
+        "expansions too few",
+        lambda: network(blocks=(1, 1), expansions=(2,)),
+        ValueError,
+        ("expansions: ", "2 factors", "[2]"),
+    ),
+    ("expansion zero", lambda: network(expansions=(0,)), ValueError, ("expansions: ", "at least 1", "got [0]")),
+    ("crops too many", lambda: network(crops=(1, 1)), ValueError, ("crops: ", "1 margins", "got [1, 1]")),
+    ("crop negative", lambda: network(crops=(-1,)), ValueError, ("crops: ", "at least 0", "got [-1]")),
+    ("activation", lambda: network(activation="tanh"), ValueError, ("activation: ", "'silu'", "got 'tanh'")),
+    ("frame encoding", lambda: network(frame_encoding="old"), ValueError, ("frame_encoding: ", "'published'", "'old'")),
+    (
+        "published table of another group",
+        lambda: network(tetrahedral(), channels=12, frame_encoding="published"),
+        ValueError,
+        ("group: ", "C_n and D_n only", "got T"),
+    ),
+    (
+        "frame table of another order",
+        lambda: network(frame_encoding=integers(*[[0] * 3] * 3)),
+        ValueError,
+        ("table: ", "C4", "(3, 3)"),
+    ),
+    ("attention dropout", lambda: network(attention_dropout=1.0), ValueError, ("dropout: ", "[0, 1)", "got 1.0")),
+    ("value dropout", lambda: network(value_dropout=1.5), ValueError, ("dropout", "between 0 and 1", "got 1.5")),
+    ("input dropout", lambda: network(input_dropout=-1.0), ValueError, ("dropout", "between 0 and 1", "got -1.0")),
+    ("inexact pooling", lambda: network(inexact_pooling="no"), ValueError, ("inexact: ", "'refuse'", "got 'no'")),
+    ("scale negative", lambda: run(cloud(), scale=-1.0), ValueError, ("scale: ", "positive finite", "got -1.0")),
+]
+
+
+@check(NETWORK)
+def test_network(call, error, pieces):
+    assert_raises(call, error, pieces)
+
+
+def test_every_row_has_a_name_of_its_own():
+    for table in (GROUPS, CLOUDS, NEIGHBORHOODS, OPERATOR, LAYERS, NETWORK):
+        names = [row[0] for row in table]
+        assert len(set(names)) == len(names)
+
+
+def test_good_input_next_to_the_bad_is_taken():
+    """Control: what the tables vary is accepted when nothing is wrong with it."""
+    assert point_clouds(POINTS, batch=integers(0, 0, 1, 1, 0, 1)).num_clouds == 2
+    assert lifted(batch=integers(0, 0, 0, 2, 2, 2), ptr=integers(0, 3, 3, 6)).num_clouds == 3
+    assert attend()[0].shape == SIGNAL.shape
+    assert encoded(CoordinateEncoding(2, 4, cyclic(4))).shape == (6, 4, 4)
+    assert run(cloud(), cloud()).shape == (1, 3)
+    assert run(image(8, 6), blocks=(1, 1), crops=(1, 0)).shape == (1, 3)
+    assert lift(POINTS, SHEARED, AllPairs()).num_points == 6

@@ -1,0 +1,682 @@
+"""Point clouds, rasters and lifting. The search for neighbors has tests of its own in ``test_neighbors``."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import (
+    AllPairs,
+    Given,
+    LiftedGraph,
+    Nearest,
+    PixelSquare,
+    PointClouds,
+    Radius,
+    crop,
+    flatten,
+    lift,
+    pixel_positions,
+    point_clouds,
+    pooling_cells,
+    unflatten,
+)
+from lieattn.groups import AffineGroup, cyclic, cyclic_about, dihedral, tetrahedral, trivial
+from lieattn.models import GSANet
+from lieattn.nn import (
+    CloudNorm,
+    CloudPool,
+    FiberPool,
+    GridPool,
+    GroupLinear,
+    GroupSelfAttention,
+    LiftingSelfAttention,
+    MLPEncoding,
+    PreNormBlock,
+    RotaryEncoding,
+    pooled_positions,
+)
+from lieattn.testing import random_cloud
+from tests.cases import GROUPS, SMALL_GROUPS
+
+
+def per_edge(graph):
+    """Relative positions ``[edges, fiber, dim]``, the index resolved."""
+    table, index = graph.relative_positions, graph.displacement_index
+    return table if index is None else table[index]
+
+
+def edges(graph):
+    """What the edges of a graph are, whatever the index behind them: numbers and relative positions."""
+    return graph.neighbors.source, graph.neighbors.target, per_edge(graph)
+
+
+def assert_same_graph(found, wanted, *, atol=0.0):
+    assert found.group == wanted.group
+    assert found.scale == wanted.scale
+    assert found.num_clouds == wanted.num_clouds
+    torch.testing.assert_close(found.pos, wanted.pos, rtol=0, atol=0)
+    assert torch.equal(found.batch, wanted.batch)
+    assert torch.equal(found.neighbors.row_ptr, wanted.neighbors.row_ptr)
+    assert torch.equal(found.neighbors.source, wanted.neighbors.source)
+    torch.testing.assert_close(per_edge(found), per_edge(wanted), rtol=0, atol=atol)
+    assert (found.grid is None) == (wanted.grid is None)
+    if found.grid is not None:
+        assert torch.equal(found.grid, wanted.grid)
+
+
+def image(height, width, channels=1, dtype=torch.float32):
+    features = torch.randn(height * width, channels, dtype=dtype)
+    grid = torch.tensor([[height, width]])
+    return Data(x=features, pos=pixel_positions(height, width, dtype=dtype), grid=grid)
+
+
+def rotation(degrees, dtype=torch.float32):
+    angle = math.radians(degrees)
+    matrix = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+    return torch.tensor(matrix, dtype=torch.float64).to(dtype)
+
+
+# --- the forms in which clouds come ---------------------------------------------------------------------------
+
+
+SIZES = (5, 1, 7)
+
+
+@pytest.fixture
+def clouds():
+    return [torch.randn(size, 2, dtype=torch.float64) for size in SIZES]
+
+
+def test_all_forms_of_a_batch_give_the_same_graph(clouds):
+    group, neighborhood = dihedral(3), Radius(1.2)
+    pos = torch.cat(clouds)
+    batch = torch.repeat_interleave(torch.arange(3), torch.tensor(SIZES))
+    wanted = lift(pos, group, neighborhood, batch=batch)
+    mask = torch.arange(max(SIZES)) < torch.tensor(SIZES)[:, None]
+    padded = torch.full((3, max(SIZES), 2), torch.nan, dtype=torch.float64)
+    padded[mask] = pos
+    together = Batch.from_data_list([Data(pos=cloud) for cloud in clouds])
+    forms = {
+        "ptr": lift(pos, group, neighborhood, ptr=torch.tensor([0, 5, 6, 13])),
+        "both": lift(pos, group, neighborhood, batch=batch, ptr=torch.tensor([0, 5, 6, 13])),
+        "padded, not a number where nothing is": lift(padded, group, neighborhood, mask=mask),
+        "Batch": lift(together, group, neighborhood),
+        "PointClouds": lift(point_clouds(pos, batch=batch), group, neighborhood),
+        "graph": lift(wanted, group, neighborhood),
+        "collated": LiftedGraph.collate([lift(cloud, group, neighborhood) for cloud in clouds]),
+    }
+    for found in forms.values():
+        # Matrix products of other sizes may round in another way.
+        assert_same_graph(found, wanted, atol=1e-15)
+
+
+def test_one_cloud_as_tensor_data_and_padded_without_mask(clouds):
+    wanted = lift(clouds[0], cyclic(4), Radius(1.0))
+    for form in (Data(pos=clouds[0]), clouds[0][None], Batch.from_data_list([Data(pos=clouds[0])])):
+        assert_same_graph(lift(form, cyclic(4), Radius(1.0)), wanted)
+
+
+def test_arguments_come_before_what_the_object_carries(clouds):
+    data = Data(pos=torch.cat(clouds), batch=torch.zeros(13, dtype=torch.int64))
+    ids = torch.arange(13) % 3
+    assert torch.equal(point_clouds(data, batch=ids).batch, ids)
+
+
+@pytest.mark.parametrize("neighborhood", [Radius(1.2), Nearest(3), AllPairs(), PixelSquare(3)])
+def test_unsorted_batch_is_the_sorted_one_with_other_numbers(clouds, neighborhood):
+    pos = torch.cat(clouds)
+    batch = torch.repeat_interleave(torch.arange(3), torch.tensor(SIZES))
+    shuffle = torch.randperm(len(pos))
+    wanted = lift(pos, cyclic(3), neighborhood, batch=batch)
+    found = lift(pos[shuffle], cyclic(3), neighborhood, batch=batch[shuffle])
+    keys = shuffle[found.neighbors.target] * len(pos) + shuffle[found.neighbors.source]
+    order = keys.argsort()
+    assert torch.equal(shuffle[found.neighbors.source][order], wanted.neighbors.source)
+    assert torch.equal(shuffle[found.neighbors.target][order], wanted.neighbors.target)
+    torch.testing.assert_close(per_edge(found)[order], per_edge(wanted), rtol=0, atol=0)
+
+
+def test_clouds_do_not_see_each_other(clouds):
+    pos = torch.cat([clouds[0], clouds[0]])  # at the same place
+    graph = lift(pos, cyclic(4), AllPairs(), batch=torch.arange(10) // 5)
+    assert graph.neighbors.num_edges == 2 * 25
+    assert torch.equal(graph.batch[graph.neighbors.source], graph.batch[graph.neighbors.target])
+
+
+def test_empty_clouds_are_counted_where_ptr_or_mask_say_so():
+    pos = torch.randn(4, 2)
+    assert point_clouds(pos, ptr=torch.tensor([0, 0, 4, 4])).num_clouds == 3
+    assert point_clouds(pos, batch=torch.tensor([3, 1, 3, 3])).num_clouds == 4
+    mask = torch.tensor([[False, False], [True, False]])
+    clouds = point_clouds(torch.randn(2, 2, 2), mask=mask)
+    assert (clouds.num_clouds, clouds.batch.tolist()) == (2, [1])
+
+
+def test_point_clouds_returns_what_it_made():
+    clouds = point_clouds(torch.randn(4, 2))
+    assert point_clouds(clouds) is clouds
+    assert (clouds.num_points, clouds.device) == (4, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+def test_flatten_and_unflatten_undo_each_other(shape):
+    mask = torch.tensor([[True, True, False], [False, False, False], [True, False, True]])
+    padded = torch.randn(3, 3, *shape)
+    flat = flatten(padded, mask)
+    assert flat.shape == (4, *shape)
+    again = unflatten(flat, mask)
+    assert torch.equal(again[mask], padded[mask])
+    assert (again[~mask] == 0).all()
+    assert torch.equal(flatten(again, mask), flat)
+    assert unflatten(flat.to(torch.float16), mask).dtype == torch.float16
+
+
+def test_padded_features_follow_the_points(clouds):
+    mask = torch.rand(2, 6) < 0.5
+    mask[:, 0] = True
+    padded = torch.randn(2, 6, 3)
+    assert torch.equal(flatten(padded, mask), point_clouds(padded, mask=mask).pos)
+
+
+# --- relative positions ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_relative_positions_are_displacements_in_every_frame(group, dtype):
+    pos, batch = random_cloud(group, 12, clouds=2, dtype=dtype)
+    graph = lift(pos, group, Radius(1.5), batch=batch, scale=0.7)
+    displacement = (pos[graph.neighbors.source] - pos[graph.neighbors.target]).double() / 0.7
+    wanted = torch.einsum("aij,ej->eai", torch.linalg.inv(group.elements), displacement)
+    tolerance = 1e-13 if dtype == torch.float64 else 1e-6
+    assert per_edge(graph).dtype == dtype
+    torch.testing.assert_close(per_edge(graph).double(), wanted, rtol=0, atol=tolerance * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
+def test_moving_the_points_permutes_the_fiber_of_relative_positions(group):
+    pos, batch = random_cloud(group, 10, clouds=2)
+    affine, neighborhood = AffineGroup(group), Radius(1.4)
+    graph = lift(pos, group, neighborhood, batch=batch)
+    for h in range(0, group.order, 1 + group.order // 24):
+        g = affine.element(torch.randn(group.dim, dtype=torch.float64), h)
+        moved = lift(affine.act_points(g, pos), group, neighborhood, batch=batch)
+        assert torch.equal(moved.neighbors.source, graph.neighbors.source)
+        assert torch.equal(moved.neighbors.row_ptr, graph.neighbors.row_ptr)
+        wanted = group.translate(h, per_edge(graph))
+        torch.testing.assert_close(per_edge(moved), wanted, rtol=0, atol=1e-11)
+
+
+def test_another_permutation_of_the_fiber_would_be_seen():
+    """Control: with h a for h⁻¹ a the law fails."""
+    group = tetrahedral()
+    pos, _ = random_cloud(group, 10)
+    graph, moved = (lift(p, group, AllPairs()) for p in (pos, group.act(4, pos)))
+    assert (per_edge(moved) - group.translate(int(group.inverse[4]), per_edge(graph))).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
+def test_frame_positions_are_points_in_every_frame(group):
+    pos, _ = random_cloud(group, 6)
+    graph = lift(pos, group, Radius(2.0))
+    for a in range(group.order):
+        wanted = group.act(int(group.inverse[a]), pos) / 2.0
+        torch.testing.assert_close(graph.frame_positions()[:, a], wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("neighborhood", "scale"),
+    [
+        (Radius(1.5), 1.5),
+        (PixelSquare(5), 2.0),
+        (PixelSquare(3, spacing=0.5), 0.5),
+        (AllPairs(), 1.0),
+        (Nearest(2), 1.0),
+    ],
+)
+def test_scale_is_that_of_the_neighborhood_unless_given(neighborhood, scale):
+    pos = torch.randn(6, 2)
+    assert lift(pos, cyclic(4), neighborhood).scale == scale
+    assert lift(pos, cyclic(4), neighborhood, scale=3).scale == 3.0
+
+
+# --- distinct displacements -----------------------------------------------------------------------------------
+
+
+def check_shared(graph):
+    """What is shared differs from the true displacement by rounding; returns the number of types."""
+    pos, neighbors = graph.pos, graph.neighbors
+    true = (pos[neighbors.source] - pos[neighbors.target]) / graph.scale
+    rounding = 32 * torch.finfo(pos.dtype).eps * float(pos.abs().max()) / graph.scale
+    identity = graph.group.identity
+    assert (per_edge(graph)[:, identity] - true).abs().max() <= rounding
+    index = graph.displacement_index
+    assert index.dtype == torch.int64
+    assert index.shape == (neighbors.num_edges,)
+    assert torch.equal(index.unique(), torch.arange(graph.num_types))  # no row without an edge
+    return graph.num_types
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_image_has_25_displacements(dtype):
+    graph = lift(pixel_positions(28, 28, dtype=dtype), cyclic(4), PixelSquare(5))
+    assert graph.neighbors.num_edges == (5 * 28 - 6) ** 2
+    assert check_shared(graph) == 25
+    assert graph.relative_positions.shape == (25, 4, 2)
+    true = graph.pos[graph.neighbors.source] - graph.pos[graph.neighbors.target]
+    assert torch.equal(per_edge(graph)[:, 0] * graph.scale, true)  # pixels are exact
+
+
+def test_a_batch_of_images_has_no_more_displacements_than_one():
+    batch = Batch.from_data_list([image(8, 8), image(5, 9), image(8, 8)])
+    assert check_shared(lift(batch, cyclic(4), PixelSquare(3))) == 9
+
+
+@pytest.mark.parametrize("degrees", [30, 45, 77.7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_turned_image_has_hardly_more_displacements(degrees, dtype):
+    pos = pixel_positions(28, 28, dtype=dtype) @ rotation(degrees, dtype).mT
+    upright = lift(pixel_positions(28, 28, dtype=dtype), cyclic(8), Radius(2.5))
+    turned = lift(pos, cyclic(8), Radius(2.5))
+    assert upright.num_types == 21
+    assert torch.equal(turned.neighbors.source, upright.neighbors.source)
+    assert 21 <= check_shared(turned) <= 4 * 21
+
+
+@pytest.mark.parametrize("degrees", [30, 45])
+def test_a_shifted_and_turned_image_is_recognized_too(degrees):
+    pos = pixel_positions(28, 28) @ rotation(degrees).mT + torch.tensor([100.3, -40.7])
+    assert 21 <= check_shared(lift(pos, cyclic(8), Radius(2.5))) <= 4 * 21
+
+
+def test_displacements_of_a_cubic_lattice():
+    axis = torch.arange(5.0)
+    pos = torch.cartesian_prod(axis, axis, axis)
+    assert check_shared(lift(pos, tetrahedral(), Radius(1.0))) == 7
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_a_continuous_cloud_shares_nothing(dim):
+    graph = lift(torch.randn(200, dim), trivial(dim), Radius(0.3, include_self=False))
+    assert graph.displacement_index is None
+    assert graph.num_types == graph.neighbors.num_edges
+
+
+def test_coordinates_of_any_magnitude():
+    for unit in (1e-12, 1e12):
+        pos = pixel_positions(9, 9, dtype=torch.float64) * unit
+        assert check_shared(lift(pos, cyclic(4), PixelSquare(3, spacing=unit))) == 9
+
+
+# --- gradients ------------------------------------------------------------------------------------------------
+
+
+def test_gradients_reach_every_coordinate_and_equal_finite_differences():
+    group = dihedral(3)
+    pos = pixel_positions(3, 4, dtype=torch.float64).requires_grad_()  # a grid, whose displacements repeat
+    weight = torch.randn(46, 6, 2, dtype=torch.float64)
+
+    def loss(p):
+        # The radius is between two distances of the grid, so that differences do not make edges come and go.
+        return (weight * per_edge(lift(p, group, Radius(1.2), scale=0.5)).sin()).sum()
+
+    graph = lift(pos, group, Radius(1.2))
+    assert graph.displacement_index is None
+    assert graph.num_types == graph.neighbors.num_edges
+    assert torch.autograd.gradcheck(loss, pos, eps=1e-6, atol=1e-7)
+    (gradient,) = torch.autograd.grad(loss(pos), pos)
+    assert (gradient.abs() > 1e-6).all()
+    torch.testing.assert_close(gradient.sum(0), torch.zeros(2, dtype=torch.float64), atol=1e-12, rtol=0)
+
+
+def test_gradients_reach_the_points_of_a_padded_batch():
+    padded = torch.randn(2, 4, 2, dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[True, True, True, False], [True, True, False, False]])
+    per_edge(lift(padded, cyclic(4), AllPairs(), mask=mask)).square().sum().backward()
+    assert (padded.grad[mask].abs().sum(-1) > 0).all()
+    assert (padded.grad[~mask] == 0).all()
+
+
+def test_with_and_without_gradient_the_same_graph():
+    pos = pixel_positions(6, 7, dtype=torch.float64)
+    wanted = lift(pos, dihedral(4), PixelSquare(3))
+    assert wanted.displacement_index is not None
+    assert_same_graph(lift(pos.clone().requires_grad_(), dihedral(4), PixelSquare(3)), wanted, atol=1e-15)
+
+
+# --- graphs as values -----------------------------------------------------------------------------------------
+
+
+COLLECTIONS = {
+    "clouds": [torch.randn(n, 2, generator=torch.Generator().manual_seed(n)) for n in (4, 1, 9)],
+    "images": [image(6, 6), image(3, 5), image(6, 6)],
+    "cloud and grid": [torch.randn(5, 2, generator=torch.Generator().manual_seed(0)), pixel_positions(4, 4)],
+    "with an empty one": [pixel_positions(4, 4), torch.zeros(0, 2), pixel_positions(2, 2)],
+    "one": [image(4, 4)],
+}
+
+
+@pytest.mark.parametrize("parts", COLLECTIONS.values(), ids=COLLECTIONS)
+def test_collating_graphs_is_lifting_the_batch(parts):
+    group, neighborhood = dihedral(4), Radius(1.5)
+    data = [part if isinstance(part, Data) else Data(pos=part) for part in parts]
+    wanted = lift(Batch.from_data_list(data), group, neighborhood)
+    found = LiftedGraph.collate([lift(part, group, neighborhood) for part in parts])
+    # A batch shares a displacement between clouds, whose rounding may differ.
+    assert_same_graph(found, wanted, atol=1e-5)
+
+
+def test_collating_collections_of_clouds_counts_on():
+    one, two = (lift(torch.randn(4, 2), cyclic(4), AllPairs(), batch=torch.tensor([1, 0, 1, 0])) for _ in range(2))
+    both = LiftedGraph.collate([one, two])
+    assert both.batch.tolist() == [1, 0, 1, 0, 3, 2, 3, 2]
+    assert both.num_clouds == 4
+    assert both.neighbors.num_edges == 16
+
+
+def test_moving_to_another_device_moves_every_tensor():
+    graph = lift(image(5, 5), cyclic(4), PixelSquare(3)).to("meta")
+    assert {t.device.type for t in (graph.pos, graph.batch, graph.grid, graph.relative_positions)} == {"meta"}
+    assert graph.displacement_index.device.type == "meta"
+    assert graph.neighbors.device.type == "meta"
+    assert graph.device.type == "meta"
+    assert graph.group == cyclic(4)
+    cpu = lift(image(5, 5), cyclic(4), PixelSquare(3))
+    assert_same_graph(cpu.to("cpu", non_blocking=True), cpu)
+
+
+def test_astype_rounds_the_coordinates_alone():
+    graph = lift(torch.randn(9, 2, dtype=torch.float64), cyclic(8), Radius(1.0))
+    low = graph.astype(torch.float32)
+    assert {low.pos.dtype, low.relative_positions.dtype} == {torch.float32}
+    assert low.neighbors is graph.neighbors
+    torch.testing.assert_close(low.relative_positions, graph.relative_positions.float(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("data", [image(5, 4), Data(pos=torch.randn(7, 2))], ids=["grid", "cloud"])
+def test_pickling_keeps_everything(data):
+    graph = lift(data, dihedral(3), Radius(1.5))
+    again = pickle.loads(pickle.dumps(graph))
+    assert_same_graph(again, graph)
+    assert again.group == dihedral(3)
+    clouds = pickle.loads(pickle.dumps(point_clouds(data)))
+    assert torch.equal(clouds.pos, graph.pos)
+
+
+def test_graphs_cross_to_a_worker_and_back_as_collate_function():
+    """What a loader does: lift in a worker, collate there, and send the batch over."""
+    parts = [image(3, 3), image(4, 2)]
+    loader = torch.utils.data.DataLoader(parts, batch_size=2, num_workers=1, collate_fn=_lift_and_collate)
+    (found,) = list(loader)
+    assert_same_graph(found, lift(Batch.from_data_list(parts), cyclic(4), PixelSquare(3)))
+
+
+def _lift_and_collate(parts):
+    return LiftedGraph.collate([lift(part, cyclic(4), PixelSquare(3)) for part in parts])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device to pin memory for")
+def test_pin_memory_and_copy_to_a_gpu():
+    graph = lift(image(6, 5), cyclic(8), Radius(1.5))
+    pinned = graph.pin_memory()
+    assert all(t.is_pinned() for t in (pinned.pos, pinned.batch, pinned.grid, pinned.relative_positions))
+    there = pinned.to("cuda", non_blocking=True)
+    assert there.device.type == "cuda"
+    assert_same_graph(there.to("cpu"), graph)
+    on_gpu = lift(image(6, 5).to("cuda"), cyclic(8), Radius(1.5))
+    assert torch.equal(on_gpu.neighbors.source.cpu(), graph.neighbors.source)
+    torch.testing.assert_close(per_edge(on_gpu).cpu(), per_edge(graph), rtol=0, atol=1e-6)
+
+
+def test_graphs_are_frozen():
+    graph = lift(torch.randn(3, 2), cyclic(4), AllPairs())
+    with pytest.raises(AttributeError):
+        graph.scale = 2.0
+
+
+# --- rasters --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 4), (3, 2), (4, 4), (28, 28)])
+def test_pixel_positions_against_numpy(height, width):
+    rows, columns = np.mgrid[:height, :width]
+    wanted = np.stack([columns - (width - 1) / 2, (height - 1) / 2 - rows], axis=-1).reshape(-1, 2)
+    for dtype in (torch.float32, torch.float64):
+        found = pixel_positions(height, width, dtype=dtype)
+        assert found.dtype == dtype
+        assert torch.equal(found, torch.from_numpy(wanted).to(dtype))
+        assert torch.equal(found.sum(0), torch.zeros(2, dtype=dtype))  # centered on the image
+
+
+def test_a_quarter_turn_of_the_positions_is_that_of_the_picture():
+    """Counter-clockwise as displayed: numpy's rot90 of the picture, for a picture that is not square too."""
+    picture = torch.arange(15.0).reshape(3, 5)
+    turned = cyclic(4).act(1, pixel_positions(3, 5))
+    wanted = torch.rot90(picture)
+    order = [int((turned - p).abs().sum(1).argmin()) for p in pixel_positions(5, 3)]
+    assert torch.equal(picture.flatten()[order], wanted.flatten())
+
+
+GRIDS = {
+    "square": [(6, 6)],
+    "wide": [(3, 8)],
+    "mixed": [(4, 4), (7, 3), (3, 5), (4, 4)],
+    "odd": [(5, 7), (9, 3)],
+}
+
+
+def numbered(sizes):
+    """Numbers of the points of each image, as pictures."""
+    starts = np.cumsum([0, *(h * w for h, w in sizes)])
+    return [np.arange(a, b).reshape(size) for a, b, size in zip(starts, starts[1:], sizes, strict=False)]
+
+
+@pytest.mark.parametrize("sizes", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize("margin", [0, 1])
+def test_crop_against_numpy(sizes, margin):
+    kept, grid = crop(torch.tensor(sizes), margin)
+    wanted = [p[margin : p.shape[0] - margin, margin : p.shape[1] - margin] for p in numbered(sizes)]
+    assert kept.tolist() == np.concatenate([p.ravel() for p in wanted]).tolist()
+    assert grid.tolist() == [list(p.shape) for p in wanted]
+
+
+@pytest.mark.parametrize("sizes", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_pooling_cells_against_numpy(sizes, size):
+    cell, grid, exact = pooling_cells(torch.tensor(sizes), size)
+    wanted = np.full(sum(h * w for h, w in sizes), -1)
+    number = 0
+    for picture in numbered(sizes):
+        for row in range(picture.shape[0] // size):
+            for column in range(picture.shape[1] // size):
+                block = picture[size * row : size * (row + 1), size * column : size * (column + 1)]
+                wanted[block] = number
+                number += 1
+    assert cell.tolist() == wanted.tolist()
+    assert grid.tolist() == [[h // size, w // size] for h, w in sizes]
+    assert exact == all(h % size == 0 and w % size == 0 for h, w in sizes)
+
+
+@pytest.mark.parametrize("reduction", ["max", "mean", "sum"])
+def test_grid_pool_against_torch(reduction):
+    sizes = [(4, 6), (2, 2), (6, 4)]
+    pictures = [torch.randn(h, w, 3, 2, dtype=torch.float64) for h, w in sizes]
+    x = torch.cat([p.flatten(0, 1) for p in pictures])
+    pool = GridPool(2, reduction)
+    cell, grid = pool.cells(torch.tensor(sizes))
+    found = pool(x, cell, int(grid.prod(1).sum()))
+    blocks = [p.unfold(0, 2, 2).unfold(1, 2, 2).flatten(-2) for p in pictures]
+    reduced = [b.amax(-1) if reduction == "max" else getattr(b, reduction)(-1) for b in blocks]
+    torch.testing.assert_close(found, torch.cat([r.flatten(0, 1) for r in reduced]))
+
+
+def test_pooled_positions_are_centers_of_cells():
+    sizes = torch.tensor([[4, 6], [5, 3]])
+    pos = torch.cat([pixel_positions(4, 6), pixel_positions(5, 3)])
+    cell, grid, _ = pooling_cells(sizes, 2)
+    found = pooled_positions(pos, cell, int(grid.prod(1).sum()))
+    assert torch.equal(found[:6], 2 * pixel_positions(2, 3))
+    assert torch.equal(found[6:], 2 * pixel_positions(2, 1) + torch.tensor([-0.5, 0.5]))
+
+
+def test_a_raster_needs_its_points_in_order():
+    batch = Batch.from_data_list([image(2, 3), image(3, 2)])
+    assert torch.equal(point_clouds(batch).grid, torch.tensor([[2, 3], [3, 2]]))
+    assert torch.equal(lift(batch, cyclic(4), PixelSquare(3)).grid, batch.grid)
+
+
+# --- degenerate clouds through every layer --------------------------------------------------------------------
+
+
+def coincident(dim):
+    point = torch.arange(1.0, dim + 1)
+    return torch.stack([point, point, point, point + 0.5])
+
+
+CLOUDS = {
+    "no points": lambda dim: torch.zeros(0, dim),
+    "one point": lambda dim: torch.full((1, dim), 3.0),
+    "isolated points": lambda dim: 100 * torch.arange(4.0)[:, None].expand(-1, dim),
+    "coincident points": coincident,
+    "all at one place": lambda dim: torch.ones(5, dim),
+}
+NEIGHBORHOODS = {
+    "radius": Radius(1.0),
+    "radius without self": Radius(1.0, include_self=False),
+    "nearest": Nearest(2),
+    "nearest without self": Nearest(2, include_self=False, ties="all"),
+    "square": PixelSquare(3),
+    "all pairs": AllPairs(),
+    "no edges": Given(torch.zeros(2, 0, dtype=torch.int64)),
+}
+PLANE, SPACE = cyclic(4), cyclic_about(3)
+LAYERS = {
+    "lifting": lambda g: LiftingSelfAttention(g, 4, 8),
+    "group": lambda g: GroupSelfAttention(g, 4, 8, heads=2),
+    "joint mean": lambda g: GroupSelfAttention(g, 4, 4, pattern="joint", normalize="mean"),
+    "joint exp-mean": lambda g: GroupSelfAttention(g, 4, 4, pattern="joint", normalize="exp-mean"),
+    "joint MLP": lambda g: GroupSelfAttention(g, 4, 4, pattern="joint", encoding=MLPEncoding(g, 1, value_channels=4)),
+    "framewise rotary": lambda g: GroupSelfAttention(g, 4, 4, pattern="framewise", encoding=RotaryEncoding(g, 1, 4)),
+    "block": lambda g: PreNormBlock(GroupSelfAttention(g, 4, 8), 4, 8),
+    "norm": lambda g: CloudNorm(4),
+}
+
+
+@pytest.mark.parametrize("cloud", CLOUDS.values(), ids=CLOUDS)
+@pytest.mark.parametrize("neighborhood", NEIGHBORHOODS.values(), ids=NEIGHBORHOODS)
+@pytest.mark.parametrize("group", [PLANE, SPACE], ids=["plane", "space"])
+def test_degenerate_clouds_can_be_lifted(cloud, neighborhood, group):
+    pos = cloud(group.dim)
+    graph = lift(pos, group, neighborhood)
+    assert graph.num_points == len(pos)
+    assert graph.num_clouds == 1
+    assert graph.relative_positions.shape == (graph.num_types, group.order, group.dim)
+    assert torch.isfinite(graph.relative_positions).all()
+    assert per_edge(graph).shape == (graph.neighbors.num_edges, group.order, group.dim)
+    assert graph.frame_positions().shape == (len(pos), group.order, group.dim)
+    assert_same_graph(pickle.loads(pickle.dumps(graph)), graph)
+
+
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize("cloud", CLOUDS.values(), ids=CLOUDS)
+@pytest.mark.parametrize("neighborhood", [Radius(1.0), Radius(1.0, include_self=False)], ids=["self", "no self"])
+@pytest.mark.parametrize("group", [PLANE, SPACE], ids=["plane", "space"])
+def test_layers_and_their_gradients_are_finite_on_degenerate_clouds(layer, cloud, neighborhood, group):
+    module = layer(group)
+    pos = cloud(group.dim).requires_grad_()
+    lifting = isinstance(module, LiftingSelfAttention)
+    shape = (len(pos), 4) if lifting else (len(pos), group.order, 4)
+    x = torch.randn(shape, requires_grad=True)
+    out = module(x, lift(pos, group, neighborhood))
+    assert out.shape[:2] == (len(pos), group.order)
+    assert torch.isfinite(out).all()
+    out.square().sum().backward()
+    for gradient in (x.grad, pos.grad, *(p.grad for p in module.parameters())):
+        assert gradient is None or torch.isfinite(gradient).all()
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize("layer", ["lifting", "group", "joint mean", "joint MLP", "framewise rotary"])
+def test_points_without_neighbors_give_the_bias_of_the_output(layer):
+    module = LAYERS[layer](PLANE)
+    graph = lift(torch.zeros(2, 2) + torch.tensor([[0.0], [9]]), PLANE, Radius(1.0, include_self=False))
+    out = module(torch.randn(2, 4) if layer == "lifting" else torch.randn(2, 4, 4), graph)
+    torch.testing.assert_close(out, module.output.bias.expand_as(out))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "max"])
+def test_pooling_nothing(reduction):
+    empty = torch.zeros(0, 4, 3, requires_grad=True)
+    assert FiberPool(reduction)(empty).shape == (0, 3)
+    ids = torch.zeros(0, dtype=torch.int64)
+    assert torch.equal(CloudPool(reduction)(empty, ids, 2), torch.zeros(2, 4, 3))
+    x = torch.randn(3, 4, 3)
+    pooled = CloudPool(reduction)(x, torch.tensor([2, 0, 2]), 3)
+    assert torch.equal(pooled[1], torch.zeros(4, 3))
+    torch.testing.assert_close(pooled[0], x[1])
+    cell, grid = GridPool(2, reduction).cells(torch.zeros(0, 2, dtype=torch.int64))
+    assert (cell.shape, grid.shape) == ((0,), (0, 2))
+    assert GridPool(2, reduction)(empty, cell, 0).shape == (0, 4, 3)
+
+
+def test_group_linear_takes_no_points():
+    assert GroupLinear(PLANE, 3, 5)(torch.zeros(0, 4, 3)).shape == (0, 4, 5)
+
+
+def network(group, neighborhood, **options):
+    return GSANet(group, 1, 3, channels=8, heads=2, neighborhood=neighborhood, **options)
+
+
+@pytest.mark.parametrize("cloud", CLOUDS.values(), ids=CLOUDS)
+@pytest.mark.parametrize("neighborhood", [Radius(1.0), Radius(1.0, include_self=False), AllPairs()], ids=str)
+@pytest.mark.parametrize("group", [PLANE, SPACE], ids=["plane", "space"])
+def test_networks_and_their_gradients_are_finite_on_degenerate_clouds(cloud, neighborhood, group):
+    net = network(group, neighborhood)
+    pos = cloud(group.dim).requires_grad_()
+    x = torch.randn(len(pos), 1, requires_grad=True)
+    logits = net(Data(x=x, pos=pos))
+    assert logits.shape == (1, 3)
+    assert torch.isfinite(logits).all()
+    logits.sum().backward()
+    for gradient in (x.grad, pos.grad, *(p.grad for p in net.parameters())):
+        assert gradient is None or torch.isfinite(gradient).all()
+
+
+def test_a_batch_without_clouds_has_no_logits():
+    data = Data(x=torch.zeros(0, 1), pos=torch.zeros(0, 2), batch=torch.zeros(0, dtype=torch.int64))
+    assert network(PLANE, Radius(1.0)).eval()(data).shape == (0, 3)
+    data.ptr = torch.tensor([0])
+    assert network(PLANE, Radius(1.0)).eval()(data).shape == (0, 3)
+
+
+def test_a_batch_without_images_has_no_logits():
+    data = Data(x=torch.zeros(0, 1), pos=torch.zeros(0, 2), grid=torch.zeros(0, 2, dtype=torch.int64))
+    data.ptr = torch.tensor([0])
+    net = network(PLANE, PixelSquare(3), blocks=(1, 1), crops=(1, 0)).eval()
+    assert net(data).shape == (0, 3)
+
+
+def test_an_empty_cloud_in_a_batch_changes_nothing_for_the_others():
+    net = network(dihedral(3), Radius(1.5)).double().eval()
+    x, pos = torch.randn(7, 1, dtype=torch.float64), torch.randn(7, 2, dtype=torch.float64)
+    alone = net(Data(x=x, pos=pos))
+    among = Data(x=x, pos=pos)
+    among.ptr = torch.tensor([0, 0, 7, 7])
+    logits = net(among)
+    assert logits.shape == (3, 3)
+    torch.testing.assert_close(logits[1:2], alone, rtol=0, atol=1e-12)
+    assert torch.equal(logits[[0, 2]], torch.zeros(2, 3, dtype=torch.float64))
+
+
+def test_geometry_made_beforehand_gives_the_same_logits():
+    net = network(PLANE, PixelSquare(3), blocks=(1, 1), crops=(1, 0)).eval()
+    batch = Batch.from_data_list([image(6, 8), image(10, 4)])
+    geometry = net.geometry(batch)
+    assert isinstance(geometry.clouds[-1], PointClouds)
+    assert torch.equal(net(batch, geometry), net(batch))
+    assert torch.equal(net(batch, pickle.loads(pickle.dumps(geometry))), net(batch))

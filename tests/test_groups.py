@@ -1,0 +1,673 @@
+"""Finite groups: the axioms, held exactly, for every group of the table; and R^d x| H on top of them."""
+
+import copy
+import itertools
+import math
+import pickle
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from lieattn import groups
+from lieattn.groups import AffineGroup, FiniteGroup, cyclic, dihedral, tetrahedral
+from tests.cases import GROUPS, OBLIQUE, oblique_rotation
+
+SHEAR = torch.tensor([[1.0, 0.7], [0.0, 2.0]], dtype=torch.float64)
+ALL = {**GROUPS, "C4_sheared": cyclic(4).conjugate(SHEAR, "sheared C4")}
+NON_ABELIAN = {name: GROUPS[name] for name in ("D3", "D4", "T", "O", "S3", "I")}
+
+every_group = pytest.mark.parametrize("group", ALL.values(), ids=ALL)
+every_non_abelian = pytest.mark.parametrize("group", NON_ABELIAN.values(), ids=NON_ABELIAN)
+
+ORDERS = {
+    "trivial1": 1,
+    "trivial2": 1,
+    "trivial3": 1,
+    **{f"C{n}": n for n in (1, 2, 3, 4, 5, 6, 8, 12)},
+    **{f"D{n}": 2 * n for n in (1, 3, 4, 8)},
+    **dict.fromkeys(["mirror1", "mirror2", "mirror2_x", "mirror2_oblique"], 2),
+    **dict.fromkeys(["mirror3", "mirror3_oblique", "inversion2", "inversion3"], 2),
+    "C4_about_z": 4,
+    "C3_about_oblique": 3,
+    "C5_about_oblique": 5,
+    "T": 12,
+    "O": 24,
+    "I": 60,
+    "Th": 24,
+    "Td": 24,
+    "Oh": 48,
+    "Ih": 120,
+    "C4_x_mirror1": 8,
+    "D3_x_C2": 12,
+    "C4_mirror_inside": 8,
+    "S3": 6,
+    "O_conjugated": 24,
+    "C4_sheared": 4,
+}
+ROTATIONS_ONLY = {"T", "O", "I", "C4_about_z", "C3_about_oblique", "C5_about_oblique", "O_conjugated"}
+ROTATIONS_ONLY |= {name for name in GROUPS if re.fullmatch(r"(C|trivial)\d+", name)} | {"inversion2"}
+
+
+# --- axioms ---------------------------------------------------------------------------------------------------
+
+
+def test_orders_are_those_of_the_books():
+    assert {name: group.order for name, group in ALL.items()} == ORDERS
+    assert all(len(group) == group.order for group in ALL.values())
+
+
+@every_group
+def test_matrices_multiply_as_the_cayley_table_says(group):
+    products = group.elements[:, None] @ group.elements
+    torch.testing.assert_close(products, group.elements[group.cayley], rtol=0, atol=1e-12)
+
+
+@every_group
+def test_table_is_associative_and_every_row_and_column_a_permutation(group):
+    table, n = group.cayley, group.order
+    assert torch.equal(table[table], table[:, table])  # (g h) k = g (h k) for all triples
+    assert torch.equal(table.sort(dim=1).values, torch.arange(n).expand(n, n))
+    assert torch.equal(table.sort(dim=0).values, torch.arange(n)[:, None].expand(n, n))
+
+
+@every_group
+def test_identity_and_inverses_in_table_and_matrices(group):
+    n, e, g = group.order, group.identity, torch.arange(group.order)
+    unit = torch.eye(group.dim, dtype=torch.float64)
+    assert torch.equal(group.cayley[e], g)
+    assert torch.equal(group.cayley[:, e], g)
+    assert torch.equal(group.cayley[g, group.inverse], torch.full((n,), e))
+    assert torch.equal(group.cayley[group.inverse, g], torch.full((n,), e))
+    torch.testing.assert_close(group.elements[e], unit, rtol=0, atol=1e-15)
+    product = group.elements @ group.elements[group.inverse]
+    torch.testing.assert_close(product, unit.expand(n, -1, -1), rtol=0, atol=1e-12)
+
+
+@every_group
+def test_relative_is_g_inverse_h_and_left_invariant(group):
+    wanted = torch.linalg.inv(group.elements)[:, None] @ group.elements
+    torch.testing.assert_close(group.elements[group.relative], wanted, rtol=0, atol=1e-12)
+    for k in range(group.order):
+        moved = group.cayley[k]
+        assert torch.equal(group.relative[moved][:, moved], group.relative)
+
+
+@every_non_abelian
+def test_relative_is_not_right_invariant(group):
+    """Control: h g⁻¹ for g⁻¹ h, or multiplication from the other side, would be seen."""
+    assert not all(
+        torch.equal(group.relative[group.cayley[:, k]][:, group.cayley[:, k]], group.relative)
+        for k in range(group.order)
+    )
+
+
+@every_group
+def test_no_element_occurs_twice(group):
+    flat = group.elements.flatten(1)
+    distance = torch.cdist(flat, flat, p=math.inf).fill_diagonal_(math.inf)
+    assert distance.min() > 0.05
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_catalog_is_orthogonal_with_the_right_determinants(name):
+    group = GROUPS[name]
+    unit = torch.eye(group.dim, dtype=torch.float64).expand(group.order, -1, -1)
+    torch.testing.assert_close(group.elements.mT @ group.elements, unit, rtol=0, atol=1e-14)
+    assert group.is_orthogonal
+    signs = torch.linalg.det(group.elements).round().to(torch.int64)
+    assert torch.equal(signs.abs(), torch.ones_like(signs))
+    rotations = int((signs > 0).sum())
+    if name in ROTATIONS_ONLY:
+        assert rotations == group.order
+    else:
+        assert 2 * rotations == group.order
+
+
+def test_orthogonality_is_told():
+    assert not ALL["C4_sheared"].is_orthogonal
+    assert torch.equal(ALL["C4_sheared"].cayley, cyclic(4).cayley)
+
+
+@every_group
+def test_is_abelian_agrees_with_the_matrices(group):
+    forward = group.elements[:, None] @ group.elements
+    commute = (forward - forward.transpose(0, 1)).abs().max() < 1e-9
+    assert group.is_abelian == bool(commute)
+
+
+def test_which_groups_are_abelian():
+    assert [name for name, group in GROUPS.items() if not group.is_abelian] == [
+        *("D3", "D4", "D8", "T", "O", "I", "Th", "Td", "Oh", "Ih", "D3_x_C2", "S3", "O_conjugated")
+    ]
+
+
+# --- the catalog, element by element --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 8, 12])
+def test_cyclic_element_k_turns_counter_clockwise_by_k_nths(n):
+    turned = cyclic(n).act(torch.arange(n), torch.tensor([1.0, 0.0], dtype=torch.float64).expand(n, 2))
+    angles = 2 * math.pi * torch.arange(n, dtype=torch.float64) / n
+    wanted = torch.stack([angles.cos(), angles.sin()], dim=-1)
+    torch.testing.assert_close(turned, wanted, rtol=0, atol=1e-15)
+    k = torch.arange(n)
+    assert torch.equal(cyclic(n).cayley, (k[:, None] + k) % n)
+
+
+@pytest.mark.parametrize("n", [1, 3, 4, 8])
+def test_dihedral_is_rotations_then_rotations_after_the_mirror(n):
+    group = dihedral(n)
+    mirror = torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64))
+    torch.testing.assert_close(group.elements[:n], cyclic(n).elements, rtol=0, atol=0)
+    torch.testing.assert_close(group.elements[n:], cyclic(n).elements @ mirror, rtol=0, atol=1e-15)
+
+
+def test_quarter_turns_are_exact():
+    """Pixels must land on pixels: no 6e-17 where a zero belongs."""
+    for group in (cyclic(4), dihedral(4), groups.cyclic_about(4), groups.octahedral()):
+        assert torch.equal(group.elements, group.elements.round())
+    assert torch.equal(cyclic(8).elements[2], cyclic(4).elements[1])
+
+
+@pytest.mark.parametrize("name", ["mirror2", "mirror2_x", "mirror2_oblique", "mirror3", "mirror3_oblique"])
+def test_mirrors_reverse_their_axis_and_keep_what_is_perpendicular(name):
+    axes = {
+        "mirror2": [0.0, 1],
+        "mirror2_x": [1.0, 0],
+        "mirror2_oblique": [1.0, 2],
+        "mirror3": [0.0, 0, 1],
+        "mirror3_oblique": OBLIQUE,
+    }
+    axis = torch.tensor(axes[name], dtype=torch.float64)
+    group = GROUPS[name]
+    torch.testing.assert_close(group.act(1, axis), -axis, rtol=0, atol=1e-14)
+    across = torch.randn(5, group.dim, dtype=torch.float64)
+    across -= (across @ axis)[:, None] * axis / axis.square().sum()
+    torch.testing.assert_close(group.act(1, across), across, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7])
+def test_rotations_about_an_axis_are_the_exponentials(n):
+    axis = torch.tensor(OBLIQUE, dtype=torch.float64)
+    x, y, z = (axis / axis.norm()).tolist()
+    hat = torch.tensor([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]], dtype=torch.float64)
+    angles = 2 * math.pi * torch.arange(n, dtype=torch.float64) / n
+    wanted = torch.matrix_exp(angles[:, None, None] * hat)
+    group = groups.cyclic_about(n, OBLIQUE)
+    torch.testing.assert_close(group.elements, wanted, rtol=0, atol=1e-14)
+    longer = groups.cyclic_about(n, tuple(10 * a for a in OBLIQUE))
+    torch.testing.assert_close(longer.elements, wanted, rtol=0, atol=1e-14)
+
+
+def test_about_the_z_axis_it_is_the_plane_group():
+    torch.testing.assert_close(groups.cyclic_about(8).elements[:, :2, :2], cyclic(8).elements, rtol=0, atol=1e-15)
+
+
+SUBGROUPS = [("T", "O"), ("T", "I"), ("T", "Th"), ("T", "Td"), ("O", "Oh"), ("I", "Ih"), ("Th", "Oh"), ("Th", "Ih")]
+SUBGROUPS += [("Td", "Oh"), ("inversion3", "Th"), ("C4_about_z", "O"), ("C4", "C8"), ("C4", "D4"), ("C3", "D3")]
+
+
+@pytest.mark.parametrize(("small", "large"), SUBGROUPS)
+def test_subgroup(small, large):
+    small, large = GROUPS[small], GROUPS[large]
+    inside = large.index(small.elements)
+    assert len(set(inside.tolist())) == small.order
+    # The embedding is a homomorphism.
+    assert torch.equal(large.cayley[inside[:, None], inside], inside[small.cayley])
+
+
+@pytest.mark.parametrize(
+    ("small", "large"), [("O", "Td"), ("Td", "Th"), ("O", "I"), ("C3", "C4"), ("inversion3", "Td")]
+)
+def test_not_a_subgroup(small, large):
+    with pytest.raises(ValueError, match="is not an element of"):
+        GROUPS[large].index(GROUPS[small].elements)
+
+
+def test_element_orders_of_the_polyhedral_groups():
+    """How many rotations by 1/1, 1/2, 1/3 ... of a turn there are tells T, O and I from all other groups."""
+    census = {"T": {1: 1, 2: 3, 3: 8}, "O": {1: 1, 2: 9, 3: 8, 4: 6}, "I": {1: 1, 2: 15, 3: 20, 5: 24}}
+    for name, wanted in census.items():
+        found = [_element_order(GROUPS[name], g) for g in range(GROUPS[name].order)]
+        assert {k: found.count(k) for k in sorted(set(found))} == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "vertices"),
+    [
+        ("Td", [(1, 1, 1), (1, -1, -1), (-1, 1, -1), (-1, -1, 1)]),
+        ("Oh", list(itertools.product((1, -1), repeat=3))),
+        (
+            "Ih",
+            [tuple(np.roll((0, a, b * (1 + math.sqrt(5)) / 2), s)) for a in (1, -1) for b in (1, -1) for s in range(3)],
+        ),
+    ],
+)
+def test_polyhedral_groups_permute_the_vertices(name, vertices):
+    corners = torch.tensor(np.array(vertices, dtype=float))
+    group = GROUPS[name]
+    moved = torch.einsum("gij,vj->gvi", group.elements, corners)
+    distance, image = torch.cdist(moved, corners.expand(group.order, -1, -1)).min(dim=-1)
+    assert distance.max() < 1e-12
+    assert torch.equal(image.sort(dim=1).values, torch.arange(len(corners)).expand(group.order, -1))
+    assert len({tuple(row) for row in image.tolist()}) == group.order  # the action is faithful
+
+
+@pytest.mark.parametrize("name", ["Td", "Oh", "Ih"])
+def test_rotations_come_first(name):
+    signs = torch.linalg.det(GROUPS[name].elements)
+    half = GROUPS[name].order // 2
+    assert (signs[:half] > 0).all()
+    assert (signs[half:] < 0).all()
+
+
+def test_direct_product_acts_on_the_sum_of_the_spaces():
+    h, k = dihedral(3), cyclic(4)
+    product = groups.direct_product(h, k)
+    assert (product.order, product.dim, product.name) == (24, 4, "D3xC4")
+    v = torch.randn(4, dtype=torch.float64)
+    for i, j in itertools.product(range(h.order), range(k.order)):
+        wanted = torch.cat([h.act(i, v[:2]), k.act(j, v[2:])])
+        torch.testing.assert_close(product.act(i * k.order + j, v), wanted, rtol=0, atol=1e-14)
+    first = torch.arange(24) // 4
+    assert torch.equal(product.cayley // 4, h.cayley[first[:, None], first])
+
+
+def test_internal_product_puts_the_first_group_first():
+    product = groups.internal_product(tetrahedral(), groups.inversion(3))
+    assert product == groups.pyritohedral()
+    torch.testing.assert_close(product.elements[:12], tetrahedral().elements, rtol=0, atol=0)
+    torch.testing.assert_close(product.elements[12:], -tetrahedral().elements, rtol=0, atol=0)
+
+
+def _element_order(group, g):
+    power, count = g, 1
+    while power != group.identity:
+        power, count = int(group.cayley[power, g]), count + 1
+    return count
+
+
+# --- construction ---------------------------------------------------------------------------------------------
+
+
+def test_permutations_send_basis_vectors_where_they_say():
+    rows = list(itertools.permutations(range(4)))
+    group = FiniteGroup.from_permutations(rows, "S4")
+    unit = torch.eye(4, dtype=torch.float64)
+    for g, p in enumerate(rows):
+        for i in range(4):
+            assert torch.equal(group.act(g, unit[i]), unit[p[i]])
+
+
+def test_permutations_compose_from_the_right():
+    rows = list(itertools.permutations(range(4)))
+    group = FiniteGroup.from_permutations(torch.tensor(rows), "S4")
+    for g, h in itertools.product(range(24), repeat=2):
+        first_h_then_g = tuple(rows[g][rows[h][i]] for i in range(4))
+        assert rows[int(group.cayley[g, h])] == first_h_then_g
+
+
+def test_matrices_keep_the_order_given_and_the_identity_is_found_anywhere():
+    order = [2, 0, 3, 1]
+    group = FiniteGroup.from_matrices(cyclic(4).elements[order])
+    assert group.identity == 1
+    torch.testing.assert_close(group.elements, cyclic(4).elements[order], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["list", "numpy", "int64", "float32", "numpy float32"])
+def test_matrices_of_any_real_kind(kind):
+    exact = cyclic(4).elements if kind in ("list", "int64") else cyclic(5).elements
+    given = {
+        "list": exact.tolist(),
+        "numpy": exact.numpy(),
+        "int64": exact.to(torch.int64),
+        "float32": exact.float(),
+        "numpy float32": exact.float().numpy(),
+    }[kind]
+    group = FiniteGroup.from_matrices(given, kind)
+    assert group.elements.dtype == torch.float64
+    assert (group.order, group.name) == (len(exact), kind)
+    torch.testing.assert_close(group.elements, exact, rtol=0, atol=1e-7)
+
+
+def test_closure_error_names_the_offending_product():
+    missing_last = cyclic(5).elements[:4]
+    with pytest.raises(ValueError, match=r"'C5' is not closed") as error:
+        FiniteGroup.from_matrices(missing_last, "C5")
+    g, h = map(int, re.search(r"elements\[(\d)\] @ elements\[(\d)\] is [\d.e+-]+ away", str(error.value)).groups())
+    assert (g + h) % 5 == 4  # exactly these products are missing
+
+
+def test_closure_is_checked_to_nine_digits():
+    """Single-precision matrices passed off as double precision are refused, as other libraries accept them."""
+    rounded = cyclic(5).elements.float().double()
+    with pytest.raises(ValueError, match="not closed"):
+        FiniteGroup.from_matrices(rounded)
+    assert FiniteGroup.from_matrices(rounded, tolerance=1e-6).order == 5
+
+
+@pytest.mark.parametrize("generators", ["C6", "T", "Oh", "D8"])
+def test_generate_finds_the_group_and_starts_with_the_identity(generators):
+    whole = GROUPS[generators]
+    group = FiniteGroup.generate(whole.elements[1:], generators)
+    assert group.identity == 0
+    assert sorted(whole.index(group.elements).tolist()) == list(range(whole.order))
+
+
+def test_generate_by_one_rotation_and_from_single_precision_generators():
+    assert FiniteGroup.generate(cyclic(7).elements[3:4]) != cyclic(7)  # the same set in another order
+    assert FiniteGroup.generate(cyclic(7).elements[1:2]) == cyclic(7)
+
+
+@pytest.mark.parametrize("name", ["C8", "D3", "T", "S3"])
+def test_conjugation_keeps_the_tables_and_moves_the_matrices(name):
+    group = GROUPS[name]
+    basis = torch.randn(group.dim, group.dim, dtype=torch.float64) + 2 * torch.eye(group.dim, dtype=torch.float64)
+    other = group.conjugate(basis, "other")
+    assert other.name == "other"
+    assert group.conjugate(basis).name == group.name
+    assert torch.equal(other.cayley, group.cayley)
+    wanted = basis @ group.elements @ torch.linalg.inv(basis)
+    torch.testing.assert_close(other.elements, wanted, rtol=0, atol=1e-12)
+
+
+# --- look-up --------------------------------------------------------------------------------------------------
+
+
+@every_group
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_index_finds_elements_in_any_precision_and_layout(group, dtype):
+    shuffled = torch.randperm(group.order)
+    given = group.elements[shuffled].to(dtype)
+    found = group.index(given[:, None].expand(-1, 3, -1, -1))
+    assert found.dtype == torch.int64
+    assert torch.equal(found, shuffled[:, None].expand(-1, 3))
+    assert int(group.index(given[0])) == int(shuffled[0])
+
+
+@every_group
+def test_index_finds_perturbed_elements_and_refuses_others(group):
+    noise = 2e-7 * (2 * torch.rand(group.elements.shape, dtype=torch.float64) - 1)
+    assert torch.equal(group.index(group.elements + noise), torch.arange(group.order))
+    stray = group.elements.clone()
+    stray[-1, 0, 0] += 1e-3
+    with pytest.raises(ValueError, match=rf"number {group.order - 1} is not an element of .* 1.0e-03 away"):
+        group.index(stray)
+    assert group.index(stray, tolerance=2e-3)[-1] == group.order - 1
+
+
+def test_index_finds_a_conjugate_computed_the_long_way():
+    basis = oblique_rotation()
+    products = basis @ groups.octahedral().elements @ basis.mT
+    assert torch.equal(GROUPS["O_conjugated"].index(products), torch.arange(24))
+    back = basis.mT @ GROUPS["O_conjugated"].elements @ basis
+    assert torch.equal(groups.octahedral().index(back), torch.arange(24))
+
+
+def test_index_refuses_what_is_not_finite_and_takes_nothing():
+    bad = cyclic(4).elements.clone()
+    bad[2, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match="number 2 is not an element of C4"):
+        cyclic(4).index(bad)
+    assert cyclic(4).index(torch.zeros(0, 2, 2)).shape == (0,)
+
+
+def test_index_carries_no_gradient():
+    assert int(cyclic(4).index(cyclic(4).elements[1].clone().requires_grad_())) == 1
+
+
+# --- values ---------------------------------------------------------------------------------------------------
+
+
+def test_groups_are_immutable():
+    group = cyclic(4)
+    for field in ("name", "elements", "cayley", "order", "anything"):
+        with pytest.raises(AttributeError, match=f"immutable: '{field}' of C4"):
+            setattr(group, field, None)
+        with pytest.raises(AttributeError, match=f"immutable: '{field}' of C4"):
+            delattr(group, field)
+
+
+def test_a_group_does_not_share_memory_with_what_it_was_made_from():
+    matrices = cyclic(4).elements.clone()
+    array = matrices.numpy().copy()
+    groups_made = FiniteGroup.from_matrices(matrices), FiniteGroup.from_matrices(array)
+    matrices.zero_()
+    array[:] = 0
+    assert all(group == cyclic(4) for group in groups_made)
+
+
+def test_copies_are_the_same_object():
+    group = groups.icosahedral()
+    assert copy.copy(group) is group
+    assert copy.deepcopy(group) is group
+    assert copy.deepcopy({"deep": [group]})["deep"][0] is group
+
+
+@every_group
+def test_pickling_gives_an_equal_group(group):
+    again = pickle.loads(pickle.dumps(group))
+    assert again == group
+    assert (again.name, again.identity, hash(again)) == (group.name, group.identity, hash(group))
+    for field in ("elements", "cayley", "inverse", "relative"):
+        assert torch.equal(getattr(again, field), getattr(group, field))
+
+
+def test_pickling_keeps_a_group_of_rounded_matrices():
+    group = FiniteGroup.from_matrices(cyclic(5).elements.float())
+    assert pickle.loads(pickle.dumps(group)) == group
+
+
+def test_equality_and_hash_are_by_value():
+    assert cyclic(4) == FiniteGroup.from_matrices(cyclic(4).elements, "another name")
+    assert hash(cyclic(4)) == hash(FiniteGroup.from_matrices(cyclic(4).elements, "another name"))
+    assert len({cyclic(4), cyclic(4), cyclic(8)}) == 2
+    assert cyclic(4) != "C4"
+    distinct = [cyclic(2), groups.inversion(2), groups.reflection(2), groups.reflection(2, 0), dihedral(1)]
+    assert [[a == b for b in distinct] for a in distinct] == [
+        [True, True, False, False, False],  # half a turn is the point reflection of the plane
+        [True, True, False, False, False],
+        [False, False, True, False, True],  # and D1 the mirror of the second axis
+        [False, False, False, True, False],
+        [False, False, True, False, True],
+    ]
+
+
+def test_repr_shows_name_order_and_dim():
+    assert repr(groups.octahedral()) == "FiniteGroup('O', order=24, dim=3)"
+
+
+# --- actions --------------------------------------------------------------------------------------------------
+
+
+@every_group
+def test_act_is_a_left_action_on_points(group):
+    points = torch.randn(7, group.dim, dtype=torch.float64)
+    for g, h in torch.randint(group.order, (10, 2)).tolist():
+        wanted = group.act(g, group.act(h, points))
+        torch.testing.assert_close(group.act(int(group.cayley[g, h]), points), wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_act_keeps_the_dtype_and_takes_many_indices(dtype):
+    group = dihedral(4)
+    points = torch.randn(5, 8, 2).to(dtype)
+    moved = group.act(torch.arange(8), points)
+    assert moved.dtype == dtype
+    for g in range(8):
+        torch.testing.assert_close(moved[:, g], group.act(g, points[:, g]))
+    torch.testing.assert_close(group.act(3, points[0, 0]), group.act(3, points)[0, 0])
+
+
+def test_act_and_translate_run_where_the_tensors_are():
+    group = dihedral(3)
+    assert group.act(1, torch.empty(4, 2, device="meta")).device.type == "meta"
+    assert group.act(torch.arange(4), torch.empty(4, 2, device="meta")).device.type == "meta"
+    assert group.translate(1, torch.empty(4, 6, 2, device="meta")).device.type == "meta"
+    assert group.matrices(torch.empty(0, device="meta", dtype=torch.float32)).dtype == torch.float32
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_act_translate_and_index_on_a_gpu():
+    group = tetrahedral()
+    points, f = torch.randn(5, 3), torch.randn(5, 12, 2)
+    torch.testing.assert_close(group.act(4, points.cuda()).cpu(), group.act(4, points))
+    assert torch.equal(group.translate(4, f.cuda()).cpu(), group.translate(4, f))
+    found = group.index(group.elements.cuda().float())
+    assert found.is_cuda
+    assert torch.equal(found.cpu(), torch.arange(12))
+
+
+@every_group
+def test_translate_is_a_left_action_on_signals(group):
+    f = torch.randn(3, group.order, 2)
+    for g, h in torch.randint(group.order, (10, 2)).tolist():
+        assert torch.equal(group.translate(int(group.cayley[g, h]), f), group.translate(g, group.translate(h, f)))
+    assert torch.equal(group.translate(group.identity, f), f)
+
+
+@every_non_abelian
+def test_translate_by_g_h_or_h_inverse_would_not_be_a_left_action(group):
+    """Control: the wrong conventions fail on a non-abelian group, where alone they can be told apart."""
+    f = torch.randn(group.order, 2)
+    conventions = {
+        "f(g h)": group.cayley,
+        "f(h g⁻¹)": group.cayley[:, group.inverse].mT,
+        "f(h⁻¹ g)": group.relative.mT,
+    }
+    for name, table in conventions.items():
+        assert not all(
+            torch.equal(f[table[group.cayley[g, h]]], f[table[h]][table[g]])
+            for g in range(group.order)
+            for h in range(group.order)
+        ), name
+
+
+@every_group
+def test_translate_moves_a_delta_at_h_to_g_h(group):
+    delta = torch.eye(group.order)[..., None]  # [h, fiber, 1], the delta at h
+    for g in range(0, group.order, 1 + group.order // 12):
+        assert torch.equal(group.translate(g, delta), delta[group.cayley[g]])
+        assert torch.equal(group.permutation(g), group.relative[g])
+
+
+# --- R^d x| H -------------------------------------------------------------------------------------------------
+
+
+def random_elements(affine, count, dtype=torch.float64):
+    translation = torch.randn(count, affine.dim, dtype=dtype)
+    index = torch.randint(affine.stabilizer.order, (count,))
+    return affine.element(translation, index), translation, index
+
+
+@every_group
+def test_affine_elements_are_homogeneous_matrices(group):
+    affine = AffineGroup(group)
+    g, translation, index = random_elements(affine, 6)
+    assert (affine.dim, affine.name) == (group.dim, f"R{group.dim}x|{group.name}")
+    assert g.shape == (6, group.dim + 1, group.dim + 1)
+    assert torch.equal(affine.translation(g), translation)
+    assert torch.equal(affine.linear(g), group.elements[index])
+    assert torch.equal(affine.index(g), index)
+    last_row = torch.eye(group.dim + 1, dtype=torch.float64)[-1]
+    assert torch.equal(g[:, -1], last_row.expand(6, -1))
+
+
+@every_group
+def test_affine_group_axioms(group):
+    affine = AffineGroup(group)
+    a, b, c = (random_elements(affine, 8)[0] for _ in range(3))
+    unit = affine.identity(a)
+    close = {"rtol": 0, "atol": 1e-12}
+    torch.testing.assert_close(
+        affine.product(affine.product(a, b), c), affine.product(a, affine.product(b, c)), **close
+    )
+    for product in (affine.product(a, affine.inverse(a)), affine.product(affine.inverse(a), a)):
+        torch.testing.assert_close(product, unit.expand_as(a), **close)
+    torch.testing.assert_close(affine.product(unit, a), a, **close)
+    torch.testing.assert_close(affine.product(a, unit), a, **close)
+    torch.testing.assert_close(affine.inverse(a), torch.linalg.inv(a), **close)
+    assert torch.equal(affine.index(affine.product(a, b)), group.cayley[affine.index(a), affine.index(b)])
+
+
+@every_group
+def test_affine_actions_are_homomorphisms(group):
+    affine = AffineGroup(group)
+    a, b = (random_elements(affine, 8)[0] for _ in range(2))
+    ab = affine.product(a, b)
+    points = torch.randn(8, group.dim, dtype=torch.float64)
+    close = {"rtol": 0, "atol": 1e-11}
+    torch.testing.assert_close(
+        affine.act_points(ab, points), affine.act_points(a, affine.act_points(b, points)), **close
+    )
+    torch.testing.assert_close(
+        affine.act_vectors(ab, points), affine.act_vectors(a, affine.act_vectors(b, points)), **close
+    )
+    field = torch.randn(4, group.order, 2)
+    for g, h, gh in zip(a, b, ab, strict=True):
+        assert torch.equal(affine.act_field(gh, field), affine.act_field(g, affine.act_field(h, field)))
+
+
+@every_group
+def test_affine_action_against_homogeneous_coordinates(group):
+    affine = AffineGroup(group)
+    g, translation, _ = random_elements(affine, 5)
+    x = torch.randn(5, group.dim, dtype=torch.float64)
+    ones = torch.ones(5, 1, dtype=torch.float64)
+    wanted = (g @ torch.cat([x, ones], dim=1)[..., None])[:, :-1, 0]
+    torch.testing.assert_close(affine.act_points(g, x), wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(affine.act_vectors(g, x), wanted - translation, rtol=0, atol=1e-12)
+
+
+@every_group
+def test_vectors_are_differences_of_points(group):
+    affine = AffineGroup(group)
+    g = random_elements(affine, 5)[0]
+    x, y = torch.randn(2, 5, group.dim, dtype=torch.float64)
+    wanted = affine.act_points(g, y) - affine.act_points(g, x)
+    torch.testing.assert_close(affine.act_vectors(g, y - x), wanted, rtol=0, atol=1e-12)
+
+
+@every_group
+def test_fiber_permutation_is_what_act_field_does(group):
+    affine = AffineGroup(group)
+    g, _, index = random_elements(affine, 6)
+    permutation = affine.fiber_permutation(g)
+    assert permutation.shape == (6, group.order)
+    field = torch.randn(4, group.order, 2)
+    for element, row, h in zip(g, permutation, index.tolist(), strict=True):
+        assert torch.equal(affine.act_field(element, field), field[:, row])
+        # (g . f)(g x, a) = f(x, A⁻¹ a)
+        assert torch.equal(row, group.cayley[group.inverse[h]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_affine_keeps_the_dtype_and_broadcasts(dtype):
+    affine = AffineGroup(tetrahedral())
+    g, _, index = random_elements(affine, 4, dtype)
+    points = torch.randn(9, 1, 3, dtype=dtype)
+    moved = affine.act_points(g, points)
+    assert moved.shape == (9, 4, 3)
+    assert affine.product(g[:, None], g).shape == (4, 4, 4, 4)
+    assert {t.dtype for t in (g, moved, affine.inverse(g), affine.identity(g))} == {dtype}
+    assert torch.equal(affine.index(affine.inverse(g)), affine.stabilizer.inverse[index])
+    one = affine.element(torch.zeros(4, 3, dtype=dtype), 2)
+    assert torch.equal(affine.index(one), torch.full((4,), 2))
+
+
+def test_one_translation_broadcasts_against_many_indices():
+    affine = AffineGroup(dihedral(3))
+    shift = torch.tensor([1.0, 2.0])
+    g = affine.element(shift, torch.arange(6))
+    assert g.shape == (6, 3, 3)
+    assert torch.equal(affine.translation(g), shift.expand(6, 2))
+    assert torch.equal(affine.index(g), torch.arange(6))
+
+
+def test_affine_groups_compare_and_pickle_by_their_stabilizer():
+    assert AffineGroup(cyclic(4)) == AffineGroup(cyclic(4))
+    assert AffineGroup(cyclic(4)) != AffineGroup(cyclic(8))
+    assert pickle.loads(pickle.dumps(AffineGroup(cyclic(4)))) == AffineGroup(cyclic(4))

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import lieattn
+
 ROOT = Path(__file__).parent.parent
 LIBRARY = ROOT / "lieattn"
 DATASETS = ROOT / "datasets" / "lieattn_datasets"
@@ -30,7 +32,7 @@ BELOW = {
 CORE = frozenset(BELOW)
 TOOLS = frozenset({"certify", "viz", "train", "bench"})
 BELOW |= {tool: CORE | TOOLS for tool in TOOLS}
-BELOW |= {"__init__": set(CORE), "__main__": CORE | TOOLS}
+BELOW |= {"__init__": CORE | TOOLS, "__main__": CORE | TOOLS}
 
 HEAVY = ("lightning", "matplotlib", "e3nn", "scipy", "torch_geometric", "sklearn", "trimesh", "h5py", "jsonargparse")
 MOST_LINES = 350
@@ -184,20 +186,36 @@ def test_public_names_are_listed_once_and_in_order():
 LIGHT = """
 import json, sys, time
 import torch, numpy
-start = time.perf_counter()
 before = set(sys.modules)
+start = time.perf_counter()
 import lieattn
-print(json.dumps({"seconds": time.perf_counter() - start, "modules": sorted(set(sys.modules) - before)}))
+{then}
+seconds = time.perf_counter() - start
+print(json.dumps({{"seconds": seconds, "modules": sorted(set(sys.modules) - before)}}))
 """
+TOUCHED = {
+    "bare": ("pass", frozenset()),
+    "core": (f"[getattr(lieattn, name) for name in {sorted(CORE)}]", CORE),
+}
 
 
-def test_importing_the_library_is_light():
+@pytest.mark.parametrize(("then", "parts"), TOUCHED.values(), ids=TOUCHED)
+def test_importing_the_library_is_light(then, parts):
     """Beyond torch it takes under two seconds (some hundredths, in fact) and none of the heavy packages."""
-    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True, cwd=ROOT)
-    found = json.loads(done.stdout)
+    command = [sys.executable, "-c", LIGHT.format(then=then)]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
     assert {name.split(".")[0] for name in found["modules"]}.isdisjoint(HEAVY)
-    assert {f"lieattn.{name}" for name in CORE} <= set(found["modules"])
+    assert parts_imported(found["modules"]) >= parts
+    assert parts_imported(found["modules"]).isdisjoint(TOOLS)
     assert found["seconds"] < 2.0
+
+
+def test_names_of_the_library_are_its_parts():
+    assert set(lieattn.__all__) <= CORE | TOOLS
+    assert set(lieattn.__all__) >= CORE
+    assert all(inspect.ismodule(getattr(lieattn, name)) for name in CORE)
+    with pytest.raises(AttributeError, match="'lieattn' has no attribute 'nothing'"):
+        lieattn.nothing  # noqa: B018
 
 
 def test_importing_the_data_sets_needs_no_library():

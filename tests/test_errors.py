@@ -81,7 +81,6 @@ def integers(*values, **options):
     return torch.tensor(values, dtype=torch.int64, **options)
 
 
-
 def check(table):
     """One test for each row: what is wrong, what to call, the error, and the pieces its message must have, in order."""
     return pytest.mark.parametrize(

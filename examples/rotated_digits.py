@@ -4,7 +4,7 @@ Three networks of the same size see scikit-learn's digits (8 x 8 pixels, 1,797 i
 translations, C4 quarter turns, C8 turns by 45 degrees. Turning the point sets exactly, without resampling, shows
 what each is blind to. Prints one table, the paths of the pictures, and a last line ``RESULT {json}``.
 
-    python examples/rotated_digits.py [--epochs 12] [--out runs/rotated_digits]
+    python examples/rotated_digits.py [--epochs 16] [--out runs/rotated_digits]
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from lieattn_datasets import Digits, ImagePoints, RotatePoints, Standardize
 class Config:
     """What a run consists of; the defaults take a few minutes on two cores."""
 
-    epochs: int = 12
+    epochs: int = 16
     channels: int = 20
     heads: int = 4
-    radius: float = 1.5
+    radius: float = 2.1
     batch_size: int = 32
     rate: float = 0.01
     digits: int = 0

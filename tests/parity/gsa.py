@@ -43,9 +43,10 @@ def check_layer(arrays, meta, dtype):
     points = _to_points(x)
     parameters = _layer_parameters(leaves)
 
-    own = functional_call(layer, parameters, (points, graph))
-    own_error = (_to_images(own, x) - _tensor(arrays["out_f64"], dtype)).abs().max()
-    assert own_error < 1e-5 * max(1, np.abs(arrays["out_f64"]).max()), f"own coordinates: {own_error:.1e}"
+    if meta["kind"].endswith("local") or graph.scale == meta["size"] - 1:
+        own = functional_call(layer, parameters, (points, graph))
+        error = (_to_images(own, x) - _tensor(arrays["out_f64"], dtype)).abs().max()
+        assert error < 1e-5 * max(1, np.abs(arrays["out_f64"]).max()), f"own coordinates: {error:.1e}"
 
     graph = _with_coordinates(graph, arrays["coords"])
     attend = _Attend(layer)
@@ -133,10 +134,10 @@ def _graph(images, height, width, group, neighborhood, scale, dtype):
 
 def _with_coordinates(graph, coords):
     """The graph with the file's coordinates, which were rounded to float32."""
-    radius = (coords.shape[1] - 1) // 2
-    own = graph.relative_positions[:, graph.group.identity] * radius
-    offset = own.round().long() + radius
-    assert ((own + radius) - offset).abs().max() < 1e-3
+    radius = (np.array(coords.shape[1:3]) - 1) // 2
+    own = graph.relative_positions[:, graph.group.identity] * int(radius.max())
+    offset = own.round().long() + torch.from_numpy(radius)
+    assert (own - own.round()).abs().max() < 1e-3
     stored = _tensor(coords, graph.pos.dtype)[:, offset[:, 0], offset[:, 1]]
     return replace(graph, relative_positions=stored.transpose(0, 1))
 
@@ -209,6 +210,9 @@ def _network(arrays, meta, dtype, table):
             blocks[-1] += 1
             crops.append(step["crop"])
         elif op == "maxpool2x2":
+            if pool_last:
+                blocks.append(0)
+                expansions.append(1)
             pool_last = True
         elif "norm" in op:
             between = True

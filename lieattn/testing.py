@@ -99,8 +99,11 @@ def assert_equivariant(
 ) -> None:
     """Raise AssertionError, with the error measured, if ``call`` does not commute with the group.
 
-    Parameters are those of :func:`equivariance_error`; the tolerance is that of the dtype if absent.
+    Parameters are those of :func:`equivariance_error`; the tolerance is that of the dtype if absent, and where
+    there is none, ValueError is raised.
     """
+    if tolerance is None and pos.dtype not in TOLERANCE:
+        raise ValueError(f"tolerance: give one for {pos.dtype}, there are defaults for {list(TOLERANCE)} only")
     allowed = TOLERANCE[pos.dtype] if tolerance is None else tolerance
     error = equivariance_error(call, group, x, pos, input_field=input_field, output_field=output_field)
     if not error <= allowed:

@@ -29,6 +29,7 @@ from lieattn.groups import (
     cyclic,
     cyclic_about,
     dihedral,
+    direct_product,
     internal_product,
     inversion,
     octahedral,
@@ -51,6 +52,7 @@ from lieattn.nn import (
     PreNormBlock,
     RotaryEncoding,
     TableEncoding,
+    pooled_positions,
 )
 from lieattn.ops import RelativeTerms, group_attention
 from lieattn.testing import assert_equivariant
@@ -113,11 +115,13 @@ GROUPS = [
     ("inversion of no dimension", lambda: inversion(0), ValueError, ("dim: ", "at least 1", "got 0")),
     ("mirror of no dimension", lambda: reflection(0), ValueError, ("dim: ", "at least 1", "got 0")),
     ("mirror axis too large", lambda: reflection(2, 2), ValueError, ("axis: ", "-2 <= axis < 2", "got 2")),
-    ("mirror axis zero", lambda: reflection(2, (0, 0)), ValueError, ("axis: ", "not all zero", "got [0, 0]")),
-    ("mirror axis too long", lambda: reflection(2, (1, 0, 0)), ValueError, ("axis: expected 2", "[1, 0, 0]")),
-    ("axis zero", lambda: cyclic_about(3, (0, 0, 0)), ValueError, ("axis: expected 3", "[0, 0, 0]")),
-    ("axis not a number", lambda: cyclic_about(3, (0, NAN, 0)), ValueError, ("axis: ", "finite", "[0, nan, 0]")),
-    ("axis too short", lambda: cyclic_about(3, (0, 1)), ValueError, ("axis: expected 3", "[0, 1]")),
+    ("mirror axis zero", lambda: reflection(2, (0, 0)), ValueError, ("axis: ", "not all zero", "got (0, 0)")),
+    ("mirror axis too long", lambda: reflection(2, (1, 0, 0)), ValueError, ("axis: expected 2", "(1, 0, 0)")),
+    ("axis zero", lambda: cyclic_about(3, (0, 0, 0)), ValueError, ("axis: expected 3", "(0, 0, 0)")),
+    ("axis not a number", lambda: cyclic_about(3, (0, NAN, 0)), ValueError, ("axis: ", "finite", "(0, nan, 0)")),
+    ("axis too short", lambda: cyclic_about(3, (0, 1)), ValueError, ("axis: expected 3", "(0, 1)")),
+    ("axis of a float", lambda: reflection(2, axis=1.5), ValueError, ("axis: expected 2", "got 1.5")),
+    ("axis by name", lambda: cyclic_about(3, "xyz"), ValueError, ("axis: expected 3", "'xyz'")),
     ("rotations about an axis", lambda: cyclic_about(0), ValueError, ("n: ", "at least 1", "got 0")),
     (
         "product in two spaces",
@@ -137,6 +141,12 @@ GROUPS = [
         ValueError,
         ("'C4xC2'", "elements 0 and 6 are the same"),
     ),
+    ("product with a name", lambda: direct_product(cyclic(4), "C2"), TypeError, ("second: ", "FiniteGroup", "'C2'")),
+    ("product with nothing", lambda: internal_product(None, cyclic(2)), TypeError, ("first: ", "FiniteGroup", "None")),
+    ("motions of a name", lambda: AffineGroup("C4"), TypeError, ("stabilizer: ", "FiniteGroup", "'C4'")),
+    ("matrices as a list", lambda: FiniteGroup("G", [[[1.0]]]), TypeError, ("matrices of 'G'", "tensor", "got list")),
+    ("matrices complex", lambda: FULL(zeros(1, 2, 2) + 1j, "G"), TypeError, ("'G'", "real", "complex64")),
+    ("matrices of no dimension", lambda: FULL(zeros(1, 0, 0), "G"), ValueError, ("'G'", "dim >= 1", "(1, 0, 0)")),
     ("one matrix", lambda: FULL(zeros(2, 2), "G"), ValueError, ("matrices of 'G'", "[order, dim, dim]", "(2, 2)")),
     ("no matrices", lambda: FULL(zeros(0, 2, 2), "G"), ValueError, ("'G'", "order >= 1", "(0, 2, 2)")),
     ("matrices not square", lambda: FULL(zeros(1, 2, 3), "G"), ValueError, ("'G'", "[order, dim, dim]", "(1, 2, 3)")),
@@ -171,12 +181,45 @@ GROUPS = [
     ("permutation out of range", lambda: PERMUTED([[0, 2]], "G"), ValueError, ("'G'", "row 0 is [0, 2]", "0..1")),
     ("permutations of floats", lambda: PERMUTED([[0.0, 1.0]], "G"), ValueError, ("'G'", "integers", "torch.float32")),
     ("no permutations", lambda: PERMUTED([], "G"), ValueError, ("permutations of 'G'", "integers", "(0,)")),
+    ("permutations of nothing", lambda: PERMUTED([[]], "G"), ValueError, ("permutations of 'G'", "(1, 0)")),
+    ("permutations ragged", lambda: PERMUTED([[0, 1], [0]], "G"), ValueError, ("'G'", "integers", "[[0, 1], [0]]")),
     ("permutations not closed", lambda: PERMUTED([[0, 1, 2], [1, 2, 0]], "G"), ValueError, ("'G' is not closed",)),
     (
         "generators of an infinite group",
         lambda: FiniteGroup.generate(TURN, "G", max_order=50),
         ValueError,
         ("'G'", "more than max_order=50"),
+    ),
+    (
+        "generator not finite",
+        lambda: FiniteGroup.generate(TURN + NAN, "G"),
+        ValueError,
+        ("generators of 'G'", "element 0", "not finite"),
+    ),
+    ("no generators", lambda: FiniteGroup.generate(TURN[:0], "G"), ValueError, ("generators of 'G'", "(0, 2, 2)")),
+    ("generators of two axes", lambda: FiniteGroup.generate(TURN[0], "G"), ValueError, ("'G'", "(2, 2)")),
+    (
+        "conjugate by nothing",
+        lambda: cyclic(4).conjugate(zeros(2, 2)),
+        ValueError,
+        ("by: ", "invertible", "[0.0, 0.0]"),
+    ),
+    ("conjugate by another size", lambda: cyclic(4).conjugate(torch.eye(3)), ValueError, ("by: ", "[2, 2]", "(3, 3)")),
+    ("conjugate by infinity", lambda: cyclic(4).conjugate(TURN[0] + INF), ValueError, ("by: ", "not finite")),
+    ("action of no element", lambda: cyclic(4).act(4, zeros(5, 2)), ValueError, ("g: ", "0..3 of C4", "got 4")),
+    (
+        "action of no elements",
+        lambda: cyclic(4).act(integers(1, 9), zeros(2, 2)),
+        ValueError,
+        ("g: ", "0..3 of C4", "[1, 9]"),
+    ),
+    ("translation by no element", lambda: cyclic(4).translate(7, zeros(4, 1)), ValueError, ("g: ", "C4", "got 7")),
+    ("motion of no element", lambda: MOVES.element(zeros(2), 4), ValueError, ("h: ", "0..3 of C4", "got 4")),
+    (
+        "motions of a field",
+        lambda: MOVES.act_field(torch.eye(3).expand(2, 3, 3), zeros(2, 4, 1)),
+        ValueError,
+        ("g: expected one element [3, 3]", "(2, 3, 3)"),
     ),
     ("look-up in another dimension", lambda: cyclic(4).index(torch.eye(3)), ValueError, ("[*, 2, 2] for C4", "(3, 3)")),
     (
@@ -281,7 +324,26 @@ CLOUDS = [
     ),
     ("mask on plain points", lambda: lifted(mask=MASK), ValueError, ("mask: ", "[clouds, N, dim]", "(6, 2)")),
     ("mask too short", lambda: lifted(pos=POINTS[None], mask=MASK[:, :5]), ValueError, ("mask: ", "(1, 6)", "(1, 5)")),
-    ("mask of floats", lambda: lifted(pos=POINTS[None], mask=zeros(1, 6)), ValueError, ("mask: ", "bool", "float32")),
+    ("mask of floats", lambda: lifted(pos=POINTS[None], mask=zeros(1, 6)), TypeError, ("mask: ", "bool", "float32")),
+    ("mask as a list", lambda: lifted(pos=POINTS[None], mask=[[True] * 6]), TypeError, ("mask: ", "bool", "got list")),
+    (
+        "mask elsewhere",
+        lambda: lifted(pos=POINTS[None], mask=MASK.to("meta")),
+        ValueError,
+        ("mask: ", "expected on cpu", "meta"),
+    ),
+    (
+        "clouds made already, with batch",
+        lambda: point_clouds(point_clouds(POINTS), batch=integers(*[0] * 6)),
+        ValueError,
+        ("batch, ptr, mask, grid: ", "PointClouds", "leave them out"),
+    ),
+    (
+        "clouds made already, with grid",
+        lambda: lifted(pos=point_clouds(POINTS), grid=integers([2, 3])),
+        ValueError,
+        ("batch, ptr, mask, grid: ", "PointClouds", "leave them out"),
+    ),
     (
         "padded points with batch",
         lambda: lifted(pos=POINTS[None], batch=integers(*[0] * 6)),
@@ -290,8 +352,22 @@ CLOUDS = [
     ),
     ("flatten, mask too short", lambda: flatten(POINTS[None], MASK[:, 1:]), ValueError, ("mask: ", "(1, 6)", "(1, 5)")),
     ("unflatten, too many", lambda: unflatten(POINTS, MASK[:, 1:]), ValueError, ("flat: ", "expected 5", "got 6")),
-    ("grid of one axis", lambda: lifted(grid=integers(2, 3)), ValueError, ("grid: ", "int64 [1, 2]", "(2,)")),
-    ("grid of floats", lambda: lifted(grid=torch.tensor([[2.0, 3.0]])), ValueError, ("grid: ", "int64", "float32")),
+    ("unflatten, mask of floats", lambda: unflatten(POINTS, zeros(1, 6)), TypeError, ("mask: ", "bool", "float32")),
+    ("grid of one axis", lambda: lifted(grid=integers(2, 3)), ValueError, ("grid: ", "2 dimension", "(2,)")),
+    (
+        "grid of three columns",
+        lambda: lifted(grid=integers([1, 2, 3])),
+        ValueError,
+        ("grid: ", "[clouds, 2]", "(1, 3)"),
+    ),
+    ("grid as a list", lambda: lifted(grid=[[2, 3]]), TypeError, ("grid: ", "int64", "got list")),
+    (
+        "grid elsewhere",
+        lambda: lifted(grid=integers([2, 3], device="meta")),
+        ValueError,
+        ("grid: ", "expected on cpu", "meta"),
+    ),
+    ("grid of floats", lambda: lifted(grid=torch.tensor([[2.0, 3.0]])), TypeError, ("grid: ", "int64", "float32")),
     ("grid of more points", lambda: lifted(grid=integers([2, 4])), ValueError, ("grid: image 0", "6 points", "[2, 4]")),
     ("grid negative", lambda: lifted(grid=integers([-2, -3])), ValueError, ("grid: image 0", "[-2, -3]")),
     ("grids of two images", lambda: lifted(grid=integers([2, 3], [2, 3])), ValueError, ("grid: ", "[1, 2]", "(2, 2)")),
@@ -326,6 +402,20 @@ CLOUDS = [
         ValueError,
         ("group: sheared", "distances", "Nearest(k=2"),
     ),
+    (
+        "neighborhood a number",
+        lambda: lifted(neighborhood=1.5),
+        TypeError,
+        ("neighborhood: ", "Radius(1.5)", "got 1.5"),
+    ),
+    ("no neighborhood", lambda: lift(POINTS, cyclic(4), None), TypeError, ("neighborhood: ", "got None")),
+    (
+        "neighborhood a class",
+        lambda: lifted(neighborhood=Radius),
+        TypeError,
+        ("neighborhood: ", "got <class", "Radius"),
+    ),
+    ("scale of a string", lambda: lifted(scale="1"), TypeError, ("scale: ", "number", "got str")),
     ("scale zero", lambda: lifted(scale=0), ValueError, ("scale: ", "positive finite", "got 0")),
     ("scale negative", lambda: lifted(scale=-1.5), ValueError, ("scale: ", "positive finite", "got -1.5")),
     ("scale not a number", lambda: lifted(scale=NAN), ValueError, ("scale: ", "positive finite", "got nan")),
@@ -361,6 +451,18 @@ CLOUDS = [
         ValueError,
         ("graphs: graph 1", "device", "meta and cpu"),
     ),
+    ("graph of integers", lambda: lifted().astype(torch.int64), ValueError, ("dtype: ", "floating", "torch.int64")),
+    ("pixels of less", lambda: pixel_positions(-1, 3), ValueError, ("height: ", "at least 1", "got -1")),
+    (
+        "pixels of integers",
+        lambda: pixel_positions(3, 3, dtype=torch.int64),
+        ValueError,
+        ("dtype: ", "floating", "torch.int64"),
+    ),
+    ("crop of one axis", lambda: crop(IMAGES[0], 1), ValueError, ("grid: ", "2 dimension", "(2,)")),
+    ("crop of floats", lambda: crop(IMAGES.float(), 1), TypeError, ("grid: ", "int64", "float32")),
+    ("crop half a pixel", lambda: crop(IMAGES, 0.5), ValueError, ("margin: ", "integer", "got 0.5")),
+    ("pool one axis", lambda: pooling_cells(IMAGES[0], 2), ValueError, ("grid: ", "2 dimension", "(2,)")),
     ("crop too much", lambda: crop(IMAGES, 2), ValueError, ("margin: ", "2 pixels", "image 1, [4, 7]")),
     ("crop less than nothing", lambda: crop(IMAGES, -1), ValueError, ("margin: ", "at least 0", "got -1")),
     ("pool nothing", lambda: pooling_cells(IMAGES, 0), ValueError, ("size: ", "at least 1", "got 0")),
@@ -567,16 +669,81 @@ LAYERS = [
     ("pattern", lambda: layer(pattern="pooled"), ValueError, ("pattern: ", "'query_sum'", "got 'pooled'")),
     (
         "normalize",
-        lambda: layer(normalize="sum")(zeros(6, 4, 4), lifted()),
+        lambda: layer(normalize="sum"),
         ValueError,
         ("normalize: ", "'softmax'", "got 'sum'"),
     ),
+    ("no channels a head", lambda: layer(head_channels=0), ValueError, ("head_channels: ", "at least 1", "got 0")),
+    ("channels of a float", lambda: layer(channels=(4, 4.0)), ValueError, ("out_channels: ", "integer", "got 4.0")),
+    ("layer of a name", lambda: layer("C4"), TypeError, ("group: ", "FiniteGroup", "'C4'")),
+    ("linear of nothing", lambda: GroupLinear(None, 3, 5), TypeError, ("group: ", "FiniteGroup", "None")),
+    ("frames of a name", lambda: FiberEncoding("C4", 4), TypeError, ("group: ", "FiniteGroup", "'C4'")),
+    ("network encoding of a name", lambda: MLPEncoding("C4", 1), TypeError, ("group: ", "FiniteGroup", "'C4'")),
+    ("rotary of a name", lambda: RotaryEncoding("C4", 1, 4), TypeError, ("group: ", "FiniteGroup", "'C4'")),
+    ("table of a name", lambda: TableEncoding("C4", POINTS, 4), TypeError, ("group: ", "FiniteGroup", "'C4'")),
+    (
+        "attention in double precision",
+        lambda: layer()(zeros(6, 4, 4).double(), lifted()),
+        ValueError,
+        ("x: expected torch.float32 on cpu", "torch.float64 on cpu"),
+    ),
+    ("attention of integers", lambda: layer()(zeros(6, 4, 4).long(), lifted()), ValueError, ("x: ", "torch.int64")),
+    ("attention of nothing", lambda: layer()(None, lifted()), TypeError, ("x: ", "tensor", "NoneType")),
+    (
+        "lifting elsewhere",
+        lambda: lifting()(zeros(6, 4, device="meta"), lifted()),
+        ValueError,
+        ("x: expected torch.float32 on cpu", "torch.float32 on meta"),
+    ),
+    (
+        "linear in double precision",
+        lambda: GroupLinear(cyclic(4), 3, 5)(zeros(6, 4, 3).double()),
+        ValueError,
+        ("x: expected torch.float32 on cpu", "torch.float64 on cpu"),
+    ),
+    (
+        "rotary over all frames",
+        lambda: layer(pattern="joint", encoding=RotaryEncoding(cyclic(4), 1, 4)),
+        ValueError,
+        ("encoding: RotaryEncoding", "'framewise'", "not with pattern 'joint'"),
+    ),
+    (
+        "rotary with summed queries",
+        lambda: layer(encoding=RotaryEncoding(cyclic(4), 1, 4)),
+        ValueError,
+        ("encoding: RotaryEncoding", "'framewise'", "not with pattern 'query_sum'"),
+    ),
+    (
+        "rotary where points are lifted",
+        lambda: lifting(encoding=RotaryEncoding(cyclic(4), 1, 4)),
+        ValueError,
+        ("encoding: RotaryEncoding", "'framewise'", "not with pattern 'query_sum'"),
+    ),
     (
         "encoding of another group",
-        lambda: encoded(CoordinateEncoding(2, 4, cyclic(8))),
+        lambda: layer(encoding=CoordinateEncoding(2, 4, cyclic(8))),
         ValueError,
-        ("terms.fiber_key: ", "(4, 4, 1, 4)", "(8, 8, 1, 4)"),
+        ("encoding: CoordinateEncoding", "'C8'", "this layer for", "'C4'"),
     ),
+    (
+        "encoding of another group of the same order",
+        lambda: layer(encoding=MLPEncoding(dihedral(2), 1)),
+        ValueError,
+        ("encoding: MLPEncoding", "'D2'", "this layer for", "'C4'"),
+    ),
+    (
+        "encoding of another dimension",
+        lambda: lifting(encoding=CoordinateEncoding(3, 4)),
+        ValueError,
+        ("encoding: CoordinateEncoding", "3 dimensions", "C4 acts on 2"),
+    ),
+    (
+        "table of another group",
+        lambda: lifting(encoding=TableEncoding(cyclic(8), POINTS, 4, lifting=True)),
+        ValueError,
+        ("encoding: TableEncoding", "'C8'", "this layer for", "'C4'"),
+    ),
+    ("encoding of no dimension", lambda: CoordinateEncoding(0, 4), ValueError, ("dim: ", "at least 1", "got 0")),
     (
         "encoding of another width",
         lambda: encoded(CoordinateEncoding(2, 5, cyclic(4))),
@@ -608,6 +775,13 @@ LAYERS = [
         ("channels: ", "at least 3", "got 2"),
     ),
     ("rotary pairs", lambda: RotaryEncoding(cyclic(4), 1, 3), ValueError, ("channels: ", "even", "got 3")),
+    ("rotary without channels", lambda: RotaryEncoding(cyclic(4), 1, 0), ValueError, ("channels: ", "even", "got 0")),
+    (
+        "frames of floats",
+        lambda: FiberEncoding(cyclic(4), 4, zeros(4, 4)),
+        ValueError,
+        ("table: ", "int64", "float32"),
+    ),
     (
         "frames of another group",
         lambda: FiberEncoding(cyclic(4), 4, integers(*[[0] * 3] * 3)),
@@ -625,6 +799,18 @@ LAYERS = [
         lambda: TableEncoding(cyclic(4), zeros(3, 3), 4),
         ValueError,
         ("offsets: ", "[offsets, 2]", "(3, 3)"),
+    ),
+    (
+        "no offsets",
+        lambda: TableEncoding(cyclic(4), zeros(0, 2), 4),
+        ValueError,
+        ("offsets: ", "at least one", "(0, 2)"),
+    ),
+    (
+        "offset not a number",
+        lambda: TableEncoding(cyclic(4), torch.tensor([[NAN, 0.0]]), 4),
+        ValueError,
+        ("offsets: ", "finite", "[[nan, 0.0]]"),
     ),
     (
         "displacement not in the table",
@@ -662,10 +848,38 @@ LAYERS = [
         ValueError,
         ("x: ", "points=6, *, 4", "(5, 4)"),
     ),
+    ("linear from nothing", lambda: GroupLinear(cyclic(4), 0, 5), ValueError, ("in_channels: ", "at least 1", "got 0")),
+    ("norm of nothing", lambda: CloudNorm(0), ValueError, ("channels: ", "at least 1", "got 0")),
+    (
+        "block dropping everything",
+        lambda: PreNormBlock(torch.nn.Identity(), 2, 2, dropout=1.0),
+        ValueError,
+        ("dropout: ", "[0, 1)", "got 1.0"),
+    ),
     ("block too narrow", lambda: PreNormBlock(torch.nn.Identity(), 2, 1), ValueError, ("out_channels: ", "2", "got 1")),
     ("fiber reduction", lambda: FiberPool("avg"), ValueError, ("reduction: ", "'mean'", "got 'avg'")),
     ("cloud reduction", lambda: CloudPool("avg"), ValueError, ("reduction: ", "'mean'", "got 'avg'")),
     ("grid reduction", lambda: GridPool(2, "avg"), ValueError, ("reduction: ", "'mean'", "got 'avg'")),
+    ("fiber pool without fiber", lambda: FiberPool()(zeros(4)), ValueError, ("x: ", "[*, fiber, channels]", "(4,)")),
+    (
+        "cloud pool, other points",
+        lambda: CloudPool()(zeros(6, 2), integers(0, 0), 1),
+        ValueError,
+        ("batch: ", "6 points", "(2,)"),
+    ),
+    (
+        "grid pool, other points",
+        lambda: GridPool()(zeros(6, 2), integers(0, 0), 1),
+        ValueError,
+        ("cell: ", "6 points", "(2,)"),
+    ),
+    (
+        "centers, other points",
+        lambda: pooled_positions(POINTS, integers(0, 0), 1),
+        ValueError,
+        ("cell: ", "6 points", "(2,)"),
+    ),
+    ("pool half a pixel", lambda: GridPool(2.5), ValueError, ("size: ", "integer", "got 2.5")),
     ("pool size", lambda: GridPool(0), ValueError, ("size: ", "at least 1", "got 0")),
     ("pool inexact", lambda: GridPool(inexact="no"), ValueError, ("inexact: ", "'refuse'", "got 'no'")),
     (
@@ -679,6 +893,12 @@ LAYERS = [
         lambda: assert_equivariant(lambda x, p: p, cyclic(4), zeros(6, 4, 1), POINTS, output_field=False),
         AssertionError,
         ("equivariance error ", "under C4", "exceeds 1e-05"),
+    ),
+    (
+        "check in half precision",
+        lambda: assert_equivariant(lambda x, p: x, cyclic(4), zeros(6, 4, 1).half(), POINTS.half()),
+        ValueError,
+        ("tolerance: give one for torch.float16", "torch.float64", "torch.float32"),
     ),
 ]
 
@@ -713,6 +933,18 @@ def cloud(pos=POINTS, x=None):
 
 NETWORK = [
     ("no points object", lambda: run(None), TypeError, ("points: ", "got NoneType")),
+    ("Data without x", lambda: run(Data(pos=POINTS)), TypeError, ("data: ", "features x", "got Data")),
+    ("points alone", lambda: run(POINTS), TypeError, ("data: ", "features x", "got Tensor")),
+    (
+        "double precision",
+        lambda: run(cloud(x=zeros(6, 1).double())),
+        ValueError,
+        ("x: expected torch.float32 on cpu", "torch.float64 on cpu"),
+    ),
+    ("network of a name", lambda: network("C4"), TypeError, ("group: ", "FiniteGroup", "'C4'")),
+    ("neighborhood a number", lambda: network(neighborhood=5), TypeError, ("neighborhood: ", "got 5")),
+    ("no classes", lambda: network(classes=0), ValueError, ("classes: ", "at least 1", "got 0")),
+    ("whitening negative", lambda: network(whitening=-1), ValueError, ("whitening: ", "at least 0", "got -1")),
     ("other channels", lambda: run(cloud(x=zeros(6, 2))), ValueError, ("x: ", "[points, 1]", "(6, 2)")),
     ("features without channels", lambda: run(cloud(x=zeros(6))), ValueError, ("x: ", "[points, 1]", "(6,)")),
     (
@@ -738,13 +970,19 @@ NETWORK = [
         "odd size",
         lambda: run(image(6, 5), blocks=(1, 1)),
         ValueError,
-        ("2 x 2", "6 x 5 image", "breaks rotations", "6 x 6 would be exact"),
+        ("2 x 2", "6 x 5 image", "breaks rotations", "6 x 6 would be exact", "inputs of 4 x 4 or 6 x 6 keep all sizes"),
     ),
     (
         "odd size behind a crop",
         lambda: run(image(9, 8), blocks=(1, 1), crops=(1, 0)),
         ValueError,
-        ("7 x 6 image", "8 x 6 would be exact"),
+        ("7 x 6 image", "8 x 6 would be exact", "inputs of 8 x 8 or 10 x 10 keep all sizes exact"),
+    ),
+    (
+        "odd size after two poolings",
+        lambda: GSANet.pcam(trivial(), inexact_pooling="refuse", size=1).geometry(image(96, 96)),
+        ValueError,
+        ("7 x 7 image", "inputs of 88 x 88 or 104 x 104 keep all sizes exact"),
     ),
     (
         "edges behind a pooling",
@@ -785,17 +1023,29 @@ NETWORK = [
         ValueError,
         ("table: ", "C4", "(3, 3)"),
     ),
-    ("attention dropout", lambda: network(attention_dropout=1.0), ValueError, ("dropout: ", "[0, 1)", "got 1.0")),
-    ("value dropout", lambda: network(value_dropout=1.5), ValueError, ("dropout", "between 0 and 1", "got 1.5")),
-    ("input dropout", lambda: network(input_dropout=-1.0), ValueError, ("dropout", "between 0 and 1", "got -1.0")),
+    (
+        "attention dropout",
+        lambda: network(attention_dropout=1.0),
+        ValueError,
+        ("attention_dropout: ", "[0, 1)", "got 1.0"),
+    ),
+    ("value dropout", lambda: network(value_dropout=1.5), ValueError, ("value_dropout: ", "[0, 1)", "got 1.5")),
+    ("input dropout", lambda: network(input_dropout=-1), ValueError, ("input_dropout: ", "[0, 1)", "got -1")),
+    ("pool dropout", lambda: network(pool_dropout=1), ValueError, ("pool_dropout: ", "[0, 1)", "got 1")),
     ("inexact pooling", lambda: network(inexact_pooling="no"), ValueError, ("inexact: ", "'refuse'", "got 'no'")),
-    ("scale negative", lambda: run(cloud(), scale=-1.0), ValueError, ("scale: ", "positive finite", "got -1.0")),
+    ("scale negative", lambda: network(scale=-1.0), ValueError, ("scale: ", "positive finite", "got -1.0")),
 ]
 
 
 @check(NETWORK)
 def test_network(call, error, pieces):
     assert_raises(call, error, pieces)
+
+
+def test_sizes_that_a_message_advises_are_exact():
+    net = GSANet.pcam(trivial(), size=1, inexact_pooling="refuse")
+    for side in (88, 104):
+        assert net.geometry(image(side, side)).clouds[-1].num_clouds == 1
 
 
 def test_every_row_has_a_name_of_its_own():
@@ -812,4 +1062,6 @@ def test_good_input_next_to_the_bad_is_taken():
     assert encoded(CoordinateEncoding(2, 4, cyclic(4))).shape == (6, 4, 4)
     assert run(cloud(), cloud()).shape == (1, 3)
     assert run(image(8, 6), blocks=(1, 1), crops=(1, 0)).shape == (1, 3)
+    with torch.autocast("cpu"):
+        assert layer()(zeros(6, 4, 4).bfloat16(), lifted()).shape == (6, 4, 4)
     assert lift(POINTS, SHEARED, AllPairs()).num_points == 6

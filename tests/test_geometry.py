@@ -312,6 +312,16 @@ def test_coordinates_of_any_magnitude():
         assert check_shared(lift(pos, cyclic(4), PixelSquare(3, spacing=unit))) == 9
 
 
+def test_a_far_cloud_does_not_coarsen_the_displacements_of_another():
+    """Resolution is that of each cloud's own coordinates, not of the largest in the batch."""
+    near, far = torch.randn(20, 2), pixel_positions(28, 28) + torch.tensor([1e5, 0.0])
+    alone = lift(near, cyclic(4), Radius(1.5))
+    both = lift(torch.cat([near, far]), cyclic(4), Radius(1.5), ptr=torch.tensor([0, 20, 804]))
+    assert both.displacement_index is not None
+    found = per_edge(both)[: alone.neighbors.num_edges]
+    torch.testing.assert_close(found, per_edge(alone), rtol=0, atol=1e-6)
+
+
 # --- gradients ------------------------------------------------------------------------------------------------
 
 

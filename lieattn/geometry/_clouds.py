@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from lieattn._checks import kind
+
 # Sums of squares of coordinates up to here stay finite in float64.
 COORDINATE_LIMIT = 1e100
 
@@ -28,7 +30,7 @@ def as_coordinates(pos: Tensor) -> Tensor:
         ``pos`` is not two-dimensional or has no columns, or a point is NaN, infinite or beyond 1e100.
     """
     if not isinstance(pos, Tensor) or not pos.is_floating_point():
-        raise TypeError(f"pos: expected a floating tensor [points, dim], got {_kind(pos)}")
+        raise TypeError(f"pos: expected a floating tensor [points, dim], got {kind(pos)}")
     if pos.dim() != 2 or pos.shape[1] == 0:
         raise ValueError(f"pos: expected shape [points, dim] with dim >= 1, got {tuple(pos.shape)}")
     pos = pos.detach().to(torch.float64)
@@ -93,10 +95,17 @@ def cloud_index(points: Tensor | int, batch: Tensor | None = None, ptr: Tensor |
     return of_ptr, num_clouds
 
 
+def check_grid(grid: Tensor, device: torch.device | None = None) -> None:
+    """Refuse what is no int64 tensor ``[clouds, 2]`` on ``device`` (None: on any)."""
+    check_indices("grid", grid, dim=2, device=device)
+    if grid.shape[1] != 2:
+        raise ValueError(f"grid: expected [clouds, 2], height and width of each image, got {tuple(grid.shape)}")
+
+
 def check_indices(name: str, value: Tensor, dim: int, device: torch.device | None = None) -> None:
     """Refuse what is no int64 tensor with ``dim`` dimensions on ``device`` (None: on any)."""
     if not isinstance(value, Tensor) or value.dtype != torch.int64:
-        raise TypeError(f"{name}: expected an int64 tensor, got {_kind(value)}")
+        raise TypeError(f"{name}: expected an int64 tensor, got {kind(value)}")
     if value.dim() != dim:
         raise ValueError(f"{name}: expected {dim} dimension(s), got shape {tuple(value.shape)}")
     if device is not None and value.device != device:
@@ -123,7 +132,3 @@ def _check_ptr(ptr: Tensor, number: int) -> None:
     if (ptr.diff() < 0).any():
         i = first_true(ptr.diff() < 0)
         raise ValueError(f"ptr: expected ascending, got {int(ptr[i])} before {int(ptr[i + 1])} at entry {i + 1}")
-
-
-def _kind(value: object) -> str:
-    return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__

@@ -8,18 +8,20 @@ from torch import Tensor
 _ROUNDING_STEPS = 16
 
 
-def distinct_displacements(displacements: Tensor, extent: float) -> tuple[Tensor, Tensor | None]:
+def distinct_displacements(displacements: Tensor, extent: Tensor) -> tuple[Tensor, Tensor | None]:
     """Find the distinct rows, up to the rounding of the coordinates they were computed from.
 
-    Two displacements count as the same if they fall into one bin of 16 rounding steps of the largest
-    coordinate, so a turned grid is recognized too, and what is shared differs by rounding alone.
+    Two displacements count as the same if they fall into one bin of at most 16 rounding steps of the largest
+    coordinate of their cloud, so a turned grid is recognized too, and what is shared differs by rounding alone.
+    Bins are powers of two wide and shared by clouds of the same width only: how finely a cloud is resolved does
+    not depend on the clouds beside it.
 
     Parameters
     ----------
     displacements
         ``[edges, dim]`` floating.
     extent
-        Largest absolute coordinate of the points.
+        ``[edges]`` largest absolute coordinate of the cloud of each edge.
 
     Returns
     -------
@@ -31,12 +33,12 @@ def distinct_displacements(displacements: Tensor, extent: float) -> tuple[Tensor
     """
     edges = len(displacements)
     everything = torch.arange(edges, device=displacements.device)
-    step = _ROUNDING_STEPS * torch.finfo(displacements.dtype).eps * max(extent, 1e-30)
+    _, exponent = torch.frexp(_ROUNDING_STEPS / 2 * torch.finfo(displacements.dtype).eps * extent.double())
     # Half a step off, since grids like to sit on multiples of it.
-    bins = torch.floor(displacements.detach().double() / step + 0.5).to(torch.int64)
+    bins = torch.floor(torch.ldexp(displacements.detach().double(), -exponent[:, None]) + 0.5).to(torch.int64)
     key = torch.zeros_like(everything)
     types = 1
-    for axis in bins.unbind(dim=1):
+    for axis in (exponent, *bins.unbind(dim=1)):
         values, axis_key = torch.unique(axis, return_inverse=True)
         # Both factors are at most the number of edges, so the product fits int64.
         key = key * len(values) + axis_key

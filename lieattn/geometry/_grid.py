@@ -9,6 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lieattn._checks import check_count, check_floating
+from lieattn.geometry._clouds import check_grid
+
 
 def pixel_positions(height: int, width: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
     """Pixel centers ``[height * width, 2]`` with unit spacing and the image center at the origin.
@@ -16,6 +19,9 @@ def pixel_positions(height: int, width: int, *, dtype: torch.dtype = torch.float
     The first coordinate points right and the second one up, so that a positive angle turns counter-clockwise as
     displayed; points are in raster order.
     """
+    check_count("height", height)
+    check_count("width", width)
+    check_floating("dtype", dtype)
     rows = torch.arange(height, dtype=dtype) - (height - 1) / 2
     columns = torch.arange(width, dtype=dtype) - (width - 1) / 2
     up, right = torch.meshgrid(-rows, columns, indexing="ij")
@@ -41,11 +47,11 @@ def crop(grid: Tensor, margin: int) -> tuple[Tensor, Tensor]:
 
     Raises
     ------
-    ValueError
-        If nothing would be left of an image.
+    TypeError, ValueError
+        If ``grid`` or ``margin`` are not as above, or nothing would be left of an image.
     """
-    if margin < 0:
-        raise ValueError(f"margin: expected at least 0, got {margin}")
+    check_grid(grid)
+    check_count("margin", margin, least=0)
     left = grid - 2 * margin
     gone = (left < 1).any(dim=1)
     if gone.any():
@@ -70,9 +76,14 @@ def pooling_cells(grid: Tensor, size: int) -> tuple[Tensor, Tensor, bool]:
         ``[clouds, 2]``, the numbers of cells.
     exact
         Whether no image has such rows and columns, which quarter turns and mirrors ask for.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``grid`` is no int64 tensor ``[clouds, 2]``, or ``size`` no integer of at least 1.
     """
-    if size < 1:
-        raise ValueError(f"size: expected at least 1, got {size}")
+    check_grid(grid)
+    check_count("size", size)
     cells = grid // size
     row, column, _, cloud = _raster(grid)
     first = torch.cat([cells.new_zeros(1), cells.prod(dim=1).cumsum(0)])[cloud]

@@ -9,11 +9,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from lieattn._checks import check_floating, check_length, check_neighborhood
 from lieattn.geometry._displacements import distinct_displacements
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._neighbors import Nearest, Radius
 from lieattn.geometry._point_clouds import PointClouds, point_clouds
-from lieattn.groups import FiniteGroup
+from lieattn.groups import FiniteGroup, check_group
 
 
 class Neighborhood(Protocol):
@@ -76,6 +77,7 @@ class LiftedGraph(PointClouds):
 
     def astype(self, dtype: torch.dtype) -> LiftedGraph:
         """Same graph with its coordinates rounded to a floating dtype."""
+        check_floating("dtype", dtype)
         return replace(self, pos=self.pos.to(dtype), relative_positions=self.relative_positions.to(dtype))
 
     def _map(self, move: Callable[[Any], Any]) -> LiftedGraph:
@@ -164,19 +166,21 @@ def lift(
         If shapes, dtypes, devices, batch indices or the group's dimension do not fit, a coordinate is not finite,
         or the group does not preserve the distances that the neighborhood is made of.
     """
+    check_group("group", group)
+    check_neighborhood(neighborhood)
     clouds = point_clouds(points, batch=batch, ptr=ptr, mask=mask, grid=grid)
     pos = clouds.pos
-    _check_group(pos, group, neighborhood)
+    _check_match(pos, group, neighborhood)
     neighbors = neighborhood(pos, clouds.batch)
     if scale is None:
         scale = 1.0 if neighborhood.scale is None else neighborhood.scale
-    if not 0 < scale < float("inf"):
-        raise ValueError(f"scale: expected a positive finite length, got {scale}")
+    check_length("scale", scale)
     displacements = pos[neighbors.source] - pos[neighbors.target]
     index = None
     if not pos.requires_grad and len(displacements):
         # With gradients every edge keeps its own displacement, or they would reach a representative only.
-        rows, index = distinct_displacements(displacements, float(pos.abs().max()))
+        extent = _extents(clouds)[clouds.batch[neighbors.target]]
+        rows, index = distinct_displacements(displacements, extent)
         displacements = displacements[rows]
     return LiftedGraph(
         group=group,
@@ -191,6 +195,12 @@ def lift(
     )
 
 
+def _extents(clouds: PointClouds) -> Tensor:
+    """Largest absolute coordinate of each cloud, ``[clouds]``."""
+    largest = clouds.pos.abs().amax(dim=1)
+    return largest.new_zeros(clouds.num_clouds).scatter_reduce(0, clouds.batch, largest, "amax")
+
+
 def _in_frames(group: FiniteGroup, vectors: Tensor) -> Tensor:
     """h_a⁻¹ v for each frame: [*, dim] to [*, fiber, dim]."""
     inverse = group.elements[group.inverse].to(vectors.device)
@@ -198,10 +208,8 @@ def _in_frames(group: FiniteGroup, vectors: Tensor) -> Tensor:
     return torch.einsum("aij,pj->pai", inverse, vectors.to(torch.float64)).to(vectors.dtype)
 
 
-def _check_group(pos: Tensor, group: FiniteGroup, neighborhood: Neighborhood) -> None:
-    if not isinstance(group, FiniteGroup):
-        raise TypeError(f"group: expected a FiniteGroup such as lieattn.groups.cyclic(4), got {group!r}")
-    if pos.ndim != 2 or pos.shape[1] != group.dim:
+def _check_match(pos: Tensor, group: FiniteGroup, neighborhood: Neighborhood) -> None:
+    if pos.shape[1] != group.dim:
         raise ValueError(
             f"points: {group.name} acts on {group.dim} coordinates, so expected [points, {group.dim}], got "
             f"{tuple(pos.shape)}"

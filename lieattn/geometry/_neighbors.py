@@ -5,20 +5,18 @@ and without gradient. Points at the same place are distinct points.
 """
 
 import abc
-import math
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
+from lieattn._checks import check_length
 from lieattn.geometry._clouds import as_coordinates, cloud_index, first_true
 from lieattn.geometry._neighbor_lists import Neighbors, check_edge_index
 from lieattn.geometry._search import Method, Ties, pairs_all, pairs_nearest, pairs_within
 
 __all__ = ["AllPairs", "Given", "Nearest", "Neighbors", "PixelSquare", "Radius"]
-
-_LENGTHS = (1e-100, 1e100)  # their squares are neither 0 nor infinite
 
 
 class _Neighborhood(abc.ABC):
@@ -97,7 +95,7 @@ class Radius(_Neighborhood):
     include_self: bool = True
 
     def __post_init__(self) -> None:
-        _check_length("radius", self.radius)
+        check_length("radius", self.radius)
         _check_flag(self.include_self)
 
     @property
@@ -192,7 +190,7 @@ class PixelSquare(_Neighborhood):
             raise ValueError(
                 f"size: expected an odd number, since an even square has no central pixel, got {self.size}"
             )
-        _check_length("spacing", self.spacing)
+        check_length("spacing", self.spacing)
         _check_flag(self.include_self)
 
     @property
@@ -262,13 +260,6 @@ class Given(_Neighborhood):
                 f"{int(neighbors.source[edge])} to point {int(neighbors.target[edge])} of another cloud"
             )
         return neighbors
-
-
-def _check_length(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
-    if not (math.isfinite(value) and _LENGTHS[0] <= value <= _LENGTHS[1]):
-        raise ValueError(f"{name}: expected a positive finite length (1e-100 to 1e100), got {value}")
 
 
 def _check_integer(name: str, value: int) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lieattn.geometry._clouds import as_coordinates, cloud_index
+from lieattn._checks import kind
+from lieattn.geometry._clouds import as_coordinates, check_grid, cloud_index
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -72,6 +73,8 @@ def point_clouds(
         If shapes, dtypes, devices or batch indices do not fit, or a coordinate is not finite.
     """
     if isinstance(points, PointClouds):
+        if any(given is not None for given in (batch, ptr, mask, grid)):
+            raise ValueError("batch, ptr, mask, grid: PointClouds have their clouds already; leave them out")
         return points
     if not isinstance(points, Tensor):
         pos = getattr(points, "pos", None)
@@ -88,7 +91,7 @@ def point_clouds(
             mask = torch.ones(points.shape[:2], dtype=torch.bool, device=points.device)
         if batch is not None or ptr is not None:
             raise ValueError("batch, ptr: padded points [clouds, N, dim] have their clouds already; leave both out")
-        _check_mask(points, mask)
+        _check_mask(mask, points.device, points.shape[:2])
         counts = mask.sum(dim=1)
         ptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         points = points[mask]
@@ -96,18 +99,20 @@ def point_clouds(
         raise ValueError(f"mask: needs padded points [clouds, N, dim], got points of shape {tuple(points.shape)}")
     as_coordinates(points)
     cloud, num_clouds = cloud_index(points, batch, ptr)
-    _check_grid(grid, cloud, num_clouds)
+    if grid is not None:
+        _check_grid(grid, cloud, num_clouds)
     return PointClouds(pos=points, batch=cloud, num_clouds=num_clouds, grid=grid)
 
 
 def flatten(padded: Tensor, mask: Tensor) -> Tensor:
     """Points that are there, ``[clouds, N, *]`` with mask ``[clouds, N]`` to ``[points, *]``."""
-    _check_mask(padded, mask)
+    _check_mask(mask, padded.device, padded.shape[:2])
     return padded[mask]
 
 
 def unflatten(flat: Tensor, mask: Tensor) -> Tensor:
     """Padded layout again, zero where no point is: ``[points, *]`` to ``[clouds, N, *]``."""
+    _check_mask(mask, flat.device)
     if flat.shape[0] != int(mask.sum()):
         raise ValueError(f"flat: expected {int(mask.sum())} points as in mask, got {flat.shape[0]}")
     padded = flat.new_zeros(*mask.shape, *flat.shape[1:])
@@ -115,21 +120,19 @@ def unflatten(flat: Tensor, mask: Tensor) -> Tensor:
     return padded
 
 
-def _check_mask(padded: Tensor, mask: Tensor) -> None:
-    if mask.dtype != torch.bool or mask.shape != padded.shape[:2]:
-        raise ValueError(
-            f"mask: expected bool of shape {tuple(padded.shape[:2])}, got {mask.dtype} {tuple(mask.shape)}"
-        )
+def _check_mask(mask: Tensor, device: torch.device, shape: torch.Size | None = None) -> None:
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        raise TypeError(f"mask: expected a bool tensor [clouds, N], got {kind(mask)}")
+    if shape is not None and mask.shape != shape:
+        raise ValueError(f"mask: expected shape {tuple(shape)}, got {tuple(mask.shape)}")
+    if mask.device != device:
+        raise ValueError(f"mask: expected on {device} as the points, got on {mask.device}")
 
 
-def _check_grid(grid: Tensor | None, cloud: Tensor, num_clouds: int) -> None:
-    if grid is None:
-        return
-    if grid.shape != (num_clouds, 2) or grid.dtype != torch.int64:
-        raise ValueError(
-            f"grid: expected int64 [{num_clouds}, 2], height and width of each image, got {grid.dtype} "
-            f"{tuple(grid.shape)}"
-        )
+def _check_grid(grid: Tensor, cloud: Tensor, num_clouds: int) -> None:
+    check_grid(grid, cloud.device)
+    if len(grid) != num_clouds:
+        raise ValueError(f"grid: expected [{num_clouds}, 2], one row for each cloud, got {tuple(grid.shape)}")
     counts = torch.bincount(cloud, minlength=num_clouds)
     wrong = (counts != grid.prod(dim=1)) | (grid < 1).any(dim=1)
     if wrong.any():

@@ -23,11 +23,12 @@ from lieattn.groups._catalog import (
     tetrahedral,
     trivial,
 )
-from lieattn.groups._finite import FiniteGroup
+from lieattn.groups._finite import FiniteGroup, check_group
 
 __all__ = [
     "AffineGroup",
     "FiniteGroup",
+    "check_group",
     "cyclic",
     "cyclic_about",
     "dihedral",

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lieattn.groups._finite import FiniteGroup
+from lieattn.groups._finite import FiniteGroup, check_group
+from lieattn.groups._matrices import rows
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,9 @@ class AffineGroup:
 
     stabilizer: FiniteGroup
 
+    def __post_init__(self) -> None:
+        check_group("stabilizer", self.stabilizer)
+
     @property
     def name(self) -> str:
         """What the group is called in messages."""
@@ -39,7 +43,7 @@ class AffineGroup:
     def element(self, translation: Tensor, h: int | Tensor) -> Tensor:
         """Element with translation ``[*, d]`` and matrix of index ``h`` ``[*]``: ``[*, d + 1, d + 1]``."""
         self._check_vectors("translation", translation)
-        matrix = self.stabilizer.matrices(translation)[h]
+        matrix = rows("h", h, self.stabilizer.matrices(translation), self.stabilizer.name)
         shape = torch.broadcast_shapes(matrix.shape[:-2], translation.shape[:-1])
         column = translation[..., None].expand(*shape, self.dim, 1)
         top = torch.cat([matrix.expand(*shape, self.dim, self.dim), column], dim=-1)
@@ -88,6 +92,8 @@ class AffineGroup:
         The points carry their values along, so only the fiber is permuted; move the points themselves
         with :meth:`act_points`. ``g`` is one element.
         """
+        if g.shape != (self.dim + 1, self.dim + 1):
+            raise ValueError(f"g: expected one element [{self.dim + 1}, {self.dim + 1}], got {tuple(g.shape)}")
         return self.stabilizer.translate(int(self.index(g)), field)
 
     def fiber_permutation(self, g: Tensor) -> Tensor:

@@ -5,28 +5,31 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
-from lieattn.groups._finite import FiniteGroup, _snap
+from lieattn._checks import check_count
+from lieattn.groups._finite import FiniteGroup, check_group
+from lieattn.groups._matrices import snap
 
 
 def trivial(dim: int = 2) -> FiniteGroup:
     """Group of the identity alone: translations without rotations, Z2 in the papers on images."""
-    _check_count("dim", dim)
+    check_count("dim", dim)
     return FiniteGroup(f"trivial{dim}", torch.eye(dim, dtype=torch.float64)[None])
 
 
 def cyclic(n: int) -> FiniteGroup:
     """C_n: the rotations of the plane by multiples of 2π/n, element k by 2πk/n."""
-    _check_count("n", n)
+    check_count("n", n)
     return FiniteGroup(f"C{n}", _plane_rotations(n))
 
 
 def dihedral(n: int) -> FiniteGroup:
     """D_n of order 2n: the n rotations R(2πk/n), then each after the mirror diag(1, -1)."""
-    _check_count("n", n)
+    check_count("n", n)
     rotations = _plane_rotations(n)
     return FiniteGroup(f"D{n}", torch.cat([rotations, rotations @ _diagonal(1, -1)]))
 
@@ -41,7 +44,7 @@ def reflection(dim: int, axis: int | Sequence[float] = -1) -> FiniteGroup:
     axis
         The direction that is reversed: a coordinate axis, or any non-zero vector of ``dim`` components.
     """
-    _check_count("dim", dim)
+    check_count("dim", dim)
     if isinstance(axis, int):
         if not -dim <= axis < dim:
             raise ValueError(f"axis: expected -{dim} <= axis < {dim}, got {axis}")
@@ -56,7 +59,7 @@ def reflection(dim: int, axis: int | Sequence[float] = -1) -> FiniteGroup:
 
 def inversion(dim: int = 3) -> FiniteGroup:
     """Group of order 2 of the point reflection x ↦ -x."""
-    _check_count("dim", dim)
+    check_count("dim", dim)
     identity = torch.eye(dim, dtype=torch.float64)
     return FiniteGroup(f"inversion{dim}", torch.stack([identity, -identity]))
 
@@ -71,13 +74,13 @@ def cyclic_about(n: int, axis: Sequence[float] = (0.0, 0.0, 1.0)) -> FiniteGroup
     axis
         Three components, not all zero; any length.
     """
-    _check_count("n", n)
+    check_count("n", n)
     x, y, z = _unit_vector(axis, 3).tolist()
     hat = torch.tensor([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]], dtype=torch.float64)
     cosine, sine = _plane_rotations(n)[:, 0, 0, None, None], _plane_rotations(n)[:, 1, 0, None, None]
     # Rodrigues' formula.
     matrices = torch.eye(3, dtype=torch.float64) + sine * hat + (1 - cosine) * (hat @ hat)
-    return FiniteGroup(f"C{n}about", _snap(matrices))
+    return FiniteGroup(f"C{n}about", snap(matrices))
 
 
 def tetrahedral() -> FiniteGroup:
@@ -124,6 +127,8 @@ def full_icosahedral() -> FiniteGroup:
 
 def direct_product(first: FiniteGroup, second: FiniteGroup, name: str | None = None) -> FiniteGroup:
     """H × K acting on R^dH ⊕ R^dK by block matrices; element (h, k) has index h·|K| + k."""
+    check_group("first", first)
+    check_group("second", second)
     blocks = [torch.block_diag(h, k) for h in first.elements for k in second.elements]
     return FiniteGroup(name or f"{first.name}x{second.name}", torch.stack(blocks))
 
@@ -138,6 +143,8 @@ def internal_product(first: FiniteGroup, second: FiniteGroup, name: str | None =
     ValueError
         If the spaces differ, or two elements do not commute (the message names them).
     """
+    check_group("first", first)
+    check_group("second", second)
     if first.dim != second.dim:
         raise ValueError(f"second: {second.name} acts on R^{second.dim}, {first.name} on R^{first.dim}")
     left = first.elements[:, None] @ second.elements
@@ -154,7 +161,7 @@ def internal_product(first: FiniteGroup, second: FiniteGroup, name: str | None =
 def _plane_rotations(n: int) -> Tensor:
     angles = 2 * math.pi * torch.arange(n, dtype=torch.float64) / n
     cosine, sine = torch.cos(angles), torch.sin(angles)
-    return _snap(torch.stack([cosine, -sine, sine, cosine], dim=-1).reshape(n, 2, 2))
+    return snap(torch.stack([cosine, -sine, sine, cosine], dim=-1).reshape(n, 2, 2))
 
 
 def _diagonal(*entries: float) -> Tensor:
@@ -175,13 +182,10 @@ def _sign_product(matrices: Tensor) -> Tensor:
     return matrices.sum(dim=-1).prod(dim=-1)
 
 
-def _check_count(argument: str, count: int) -> None:
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ValueError(f"{argument}: expected an integer of at least 1, got {count!r}")
-
-
 def _unit_vector(axis: Sequence[float], dim: int) -> Tensor:
-    vector = torch.tensor([float(a) for a in axis], dtype=torch.float64)
+    vector = torch.zeros(dim, dtype=torch.float64)
+    with suppress(TypeError, ValueError):
+        vector = torch.tensor([float(a) for a in axis], dtype=torch.float64)
     if len(vector) != dim or not torch.isfinite(vector).all() or vector.norm() == 0:
-        raise ValueError(f"axis: expected {dim} finite components, not all zero, got {list(axis)}")
+        raise ValueError(f"axis: expected {dim} finite components, not all zero, got {axis!r}")
     return vector / vector.norm()

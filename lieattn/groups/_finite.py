@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from lieattn.groups._matrices import (
+    cayley_table,
+    checked_matrices,
+    identity_of,
+    nearest_element,
+    new_elements,
+    permutation_matrices,
+    real_matrices,
+    rows,
+    snap,
+)
 
 CLOSURE_TOLERANCE = 1e-9
 """How far (largest entry) a product may be from the element it is taken for."""
@@ -53,9 +64,9 @@ class FiniteGroup:
     identity: int
 
     def __init__(self, name: str, elements: Tensor, *, tolerance: float = CLOSURE_TOLERANCE) -> None:
-        matrices = _checked_matrices(elements, name)
-        cayley = _cayley_table(matrices, name, tolerance)
-        identity = _identity(cayley)
+        matrices = checked_matrices(elements, name)
+        cayley = cayley_table(matrices, name, tolerance)
+        identity = identity_of(cayley)
         inverse = (cayley == identity).to(torch.int64).argmax(dim=1)
         fields = {
             "name": name,
@@ -90,9 +101,9 @@ class FiniteGroup:
 
         Raises
         ------
-        ValueError
-            If two elements coincide, a matrix is singular, or a product is not in the list (the message
-            names the two factors).
+        TypeError, ValueError
+            If dtype or shape do not fit, two elements coincide, a matrix is singular, or a product is not in the
+            list (the message names the two factors).
         """
         given = torch.as_tensor(np.asarray(matrices) if not isinstance(matrices, Tensor) else matrices)
         if tolerance is None:
@@ -115,20 +126,7 @@ class FiniteGroup:
         ValueError
             If a row is not a permutation of 0..d-1, or the list is not closed.
         """
-        table = torch.as_tensor(permutations)
-        if table.ndim != 2 or table.dtype.is_floating_point or table.shape[0] == 0:
-            raise ValueError(
-                f"permutations of {name!r}: expected a table of integers [order, points], got shape "
-                f"{tuple(table.shape)} of {table.dtype}"
-            )
-        table = table.to(torch.int64)
-        degree = table.shape[1]
-        for g, row in enumerate(table.tolist()):
-            if sorted(row) != list(range(degree)):
-                raise ValueError(f"permutations of {name!r}: row {g} is {row}, not a permutation of 0..{degree - 1}")
-        matrices = torch.zeros(table.shape[0], degree, degree, dtype=torch.float64)
-        matrices.scatter_(1, table[:, None, :], 1.0)
-        return cls(name, matrices)
+        return cls(name, permutation_matrices(f"permutations of {name!r}", permutations))
 
     @classmethod
     def generate(cls, generators: Tensor, name: str = "custom", *, max_order: int = 1000) -> FiniteGroup:
@@ -137,7 +135,7 @@ class FiniteGroup:
         Parameters
         ----------
         generators
-            ``[generators, dim, dim]`` float64.
+            ``[generators, dim, dim]``, at least one; taken in float64.
         name
             What to call it.
         max_order
@@ -145,15 +143,15 @@ class FiniteGroup:
 
         Raises
         ------
-        ValueError
-            If more than ``max_order`` elements are found.
+        TypeError, ValueError
+            If dtype or shape do not fit, or more than ``max_order`` elements are found.
         """
-        generators = generators.to(torch.float64)
+        generators = real_matrices(f"generators of {name!r}", generators)
         found = torch.eye(generators.shape[-1], dtype=torch.float64)[None]
         fresh = found
         while len(fresh):
-            products = _snap((generators[:, None] @ fresh[None]).flatten(0, 1))
-            fresh = _new_elements(products, found)
+            products = snap((generators[:, None] @ fresh[None]).flatten(0, 1))
+            fresh = new_elements(products, found)
             found = torch.cat([found, fresh])
             if len(found) > max_order:
                 raise ValueError(f"{name!r}: the generators give more than max_order={max_order} elements")
@@ -212,7 +210,7 @@ class FiniteGroup:
                 f"matrices: expected [*, {self.dim}, {self.dim}] for {self.name}, got {tuple(matrices.shape)}"
             )
         flat = matrices.detach().to(device="cpu", dtype=torch.float64).reshape(-1, self.dim * self.dim)
-        nearest, found = _nearest(flat, self.elements.flatten(1))
+        nearest, found = nearest_element(flat, self.elements.flatten(1))
         # The largest entry of a difference overlooks NaN.
         missed = ~(nearest <= tolerance) | ~torch.isfinite(flat).all(dim=1)
         if missed.any():
@@ -232,17 +230,22 @@ class FiniteGroup:
             One index for all points, or indices that broadcast against ``points.shape[:-1]``.
         points
             ``[*, dim]`` floating.
+
+        Raises
+        ------
+        ValueError
+            If the points have another dimension, or there is no such element.
         """
         if points.shape[-1] != self.dim:
             raise ValueError(
                 f"points: {self.name} acts on vectors of {self.dim} components, got shape {tuple(points.shape)}"
             )
         index = g.to(points.device) if isinstance(g, Tensor) else g
-        return (self.matrices(points)[index] @ points[..., None])[..., 0]
+        return (rows("g", index, self.matrices(points), self.name) @ points[..., None])[..., 0]
 
     def permutation(self, g: int) -> Tensor:
         """How g moves the fiber: ``[order]`` int64 p with (g · f)(h) = f(g⁻¹ h) = f[p[h]]."""
-        return self.relative[g]
+        return rows("g", g, self.relative, self.name)
 
     def translate(self, g: int, f: Tensor) -> Tensor:
         """Left regular representation: (g · f)(h) = f(g⁻¹ h), for f ``[*, order, channels]``."""
@@ -261,9 +264,18 @@ class FiniteGroup:
             ``[dim, dim]`` invertible.
         name
             What to call it; the old name if absent.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If ``by`` is no invertible matrix of this size.
         """
-        basis = by.to(torch.float64)
-        return FiniteGroup(name or self.name, _snap(basis @ self.elements @ torch.linalg.inv(basis)))
+        if by.shape != (self.dim, self.dim):
+            raise ValueError(f"by: expected [{self.dim}, {self.dim}] for {self.name}, got {tuple(by.shape)}")
+        basis = real_matrices("by", by[None])[0]
+        if torch.linalg.matrix_rank(basis) < self.dim:
+            raise ValueError(f"by: expected an invertible matrix, got {by.tolist()}")
+        return FiniteGroup(name or self.name, snap(basis @ self.elements @ torch.linalg.inv(basis)))
 
     def __len__(self) -> int:
         return self.order
@@ -299,71 +311,14 @@ class FiniteGroup:
         return (_rebuild, (self.name, self.elements.numpy()))
 
 
+def check_group(argument: str, group: object) -> None:
+    """Raise TypeError, naming the argument, for what is no :class:`FiniteGroup`."""
+    if not isinstance(group, FiniteGroup):
+        raise TypeError(f"{argument}: expected a FiniteGroup such as lieattn.groups.cyclic(4), got {group!r}")
+
+
 _LOW_PRECISION = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _rebuild(name: str, elements: np.ndarray[Any, Any]) -> FiniteGroup:
     return FiniteGroup(name, torch.from_numpy(elements), tolerance=1e-5)
-
-
-def _checked_matrices(elements: Tensor, name: str) -> Tensor:
-    if elements.ndim != 3 or elements.shape[-1] != elements.shape[-2] or len(elements) == 0:
-        raise ValueError(
-            f"matrices of {name!r}: expected shape [order, dim, dim] with order >= 1, got {tuple(elements.shape)}"
-        )
-    matrices = elements.detach().to(device="cpu", dtype=torch.float64).clone()
-    if not torch.isfinite(matrices).all():
-        first = int((~torch.isfinite(matrices)).flatten(1).any(1).nonzero()[0])
-        raise ValueError(f"matrices of {name!r}: element {first} has an entry that is not finite")
-    flat = matrices.flatten(1)
-    distance = torch.cdist(flat, flat, p=math.inf).fill_diagonal_(math.inf)
-    if distance.min() < 1e-6:
-        i, j = divmod(int(distance.argmin()), len(flat))
-        raise ValueError(f"matrices of {name!r}: elements {i} and {j} are the same")
-    singular = torch.linalg.det(matrices).abs() < 1e-9
-    if singular.any():
-        raise ValueError(f"matrices of {name!r}: element {int(singular.nonzero()[0])} has no inverse")
-    return matrices
-
-
-def _nearest(flat: Tensor, elements: Tensor) -> tuple[Tensor, Tensor]:
-    """Distance (largest entry) and index of the element nearest to each row."""
-    nearest, found = torch.cdist(flat, elements, p=math.inf).min(dim=-1)
-    return nearest, found
-
-
-def _cayley_table(matrices: Tensor, name: str, tolerance: float) -> Tensor:
-    order = len(matrices)
-    table = torch.empty(order, order, dtype=torch.int64)
-    for g in range(order):
-        distance, table[g] = _nearest((matrices[g] @ matrices).flatten(1), matrices.flatten(1))
-        worst = int(distance.argmax())
-        if not distance[worst] <= tolerance:
-            raise ValueError(
-                f"{name!r} is not closed under its product: elements[{g}] @ elements[{worst}] is "
-                f"{float(distance[worst]):.1e} away from every element (tolerance {tolerance:.0e}); "
-                f"give all elements, or generators to FiniteGroup.generate"
-            )
-    return table
-
-
-def _identity(cayley: Tensor) -> int:
-    # A finite set of invertible matrices closed under product is a group, so exactly one row is 0..n-1.
-    return int((cayley == torch.arange(len(cayley))).all(dim=1).nonzero()[0])
-
-
-def _new_elements(products: Tensor, found: Tensor) -> Tensor:
-    """Those products that are neither found already nor repeated, in their order."""
-    fresh: list[Tensor] = []
-    known = found.flatten(1)
-    for product in products:
-        if torch.cdist(product.reshape(1, -1), known, p=math.inf).min() > 1e-6:
-            fresh.append(product)
-            known = torch.cat([known, product.reshape(1, -1)])
-    return torch.stack(fresh) if fresh else products[:0]
-
-
-def _snap(matrices: Tensor) -> Tensor:
-    """Make entries that are a half-integer up to rounding exactly that: quarter turns stay exact."""
-    halves = torch.round(2 * matrices) / 2
-    return torch.where((matrices - halves).abs() < 1e-14, halves, matrices)

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from itertools import islice
+from typing import Any, Literal, cast
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn.geometry import (
-    AllPairs,
-    LiftedGraph,
-    Nearest,
-    Neighborhood,
-    PixelSquare,
-    PointClouds,
-    Radius,
-    crop,
-    lift,
-    point_clouds,
-)
-from lieattn.groups import FiniteGroup
+from lieattn._checks import check_count, check_dropout, check_length, check_neighborhood
+from lieattn.geometry import Neighborhood, PixelSquare, lift, point_clouds
+from lieattn.groups import FiniteGroup, check_group
+from lieattn.models._gsa_geometry import POOL, GSAGeometry, Step, coarser, cropped, exact_inputs, pooled
 from lieattn.models._published_gsa import published_table
 from lieattn.nn import (
     CloudNorm,
@@ -36,41 +27,7 @@ from lieattn.nn import (
     GroupSelfAttention,
     LiftingSelfAttention,
     PreNormBlock,
-    pooled_positions,
 )
-
-_POOL = 2
-
-
-@dataclass(frozen=True, eq=False)
-class _Step:
-    """Geometry of one block: where it attends, what its crop keeps, and the pooling that may follow."""
-
-    graph: LiftedGraph
-    kept: Tensor | None
-    clouds: PointClouds
-
-
-@dataclass(frozen=True, eq=False)
-class GSAGeometry:
-    """All geometry of a forward pass: build it with :meth:`GSANet.geometry`, in a loader worker if you like.
-
-    Attributes
-    ----------
-    lifting
-        Graph of the lifting layer.
-    stages
-        The steps of the blocks of each stage.
-    cells
-        Cell of each point for the pooling behind each stage, None where there is none.
-    clouds
-        The points before and after each pooling; the last entry is what the read-out sums over.
-    """
-
-    lifting: LiftedGraph
-    stages: tuple[tuple[_Step, ...], ...]
-    cells: tuple[Tensor | None, ...]
-    clouds: tuple[PointClouds, ...]
 
 
 class GSANet(nn.Module):
@@ -148,11 +105,24 @@ class GSANet(nn.Module):
         whitening: float = math.sqrt(2),
     ) -> None:
         super().__init__()
+        check_group("group", group)
+        check_neighborhood(neighborhood)
+        check_count("classes", classes)
+        if scale is not None:
+            check_length("scale", scale)
+        if not 0 <= whitening < math.inf:
+            raise ValueError(f"whitening: expected a finite deviation of at least 0, got {whitening}")
+        check_dropout("value_dropout", value_dropout)
+        check_dropout("attention_dropout", attention_dropout)
+        check_dropout("input_dropout", input_dropout)
+        check_dropout("pool_dropout", pool_dropout)
         expansions = [1] * len(blocks) if expansions is None else list(expansions)
         crops = [0] * sum(blocks) if crops is None else list(crops)
         _check_layout(blocks, expansions, crops, channels)
         self.group, self.neighborhood, self.scale = group, neighborhood, scale
-        self.in_channels, self.crops, self.blocks_per_stage = in_channels, crops, tuple(blocks)
+        self.in_channels = in_channels
+        margins = iter(crops)
+        self.crops = [tuple(islice(margins, count)) for count in blocks]
         if activation not in ("silu", "relu", "gelu"):
             raise ValueError(f"activation: expected 'silu', 'relu' or 'gelu', got {activation!r}")
         self.activation: Callable[[Tensor], Tensor] = getattr(F, activation)
@@ -185,7 +155,7 @@ class GSANet(nn.Module):
                 self.between.append(CloudNorm(wider) if norm_between else nn.Identity())
                 width = wider
         self.norm_between = norm_between
-        self.grid_pool = GridPool(_POOL, "max", inexact=inexact_pooling)
+        self.grid_pool = GridPool(POOL, "max", inexact=inexact_pooling)
         self.head = nn.Linear(width, classes, bias=False)
         self.cloud_pool, self.fiber_pool = CloudPool(point_pool), FiberPool("max")
         self.reset_parameters(whitening)
@@ -248,7 +218,7 @@ class GSANet(nn.Module):
                 f"a Radius neighborhood"
             )
         text = f"logits are invariant to {moves} acting on the coordinates, exactly up to rounding"
-        if any(self.pools) or any(self.crops):
+        if any(self.pools) or any(map(any, self.crops)):
             text += "; crops and poolings follow the raster, whose sizes must stay even"
         return text
 
@@ -261,26 +231,27 @@ class GSANet(nn.Module):
             If the network crops or pools and the clouds have no raster, or a size would not be exact.
         """
         clouds = point_clouds(data)
+        # Asked for only where there is a raster to pool.
+        advice = partial(exact_inputs, cast(Tensor, clouds.grid), self.crops, self.pools)
         neighborhood, scale = self.neighborhood, self.scale
         graph = lift(clouds, self.group, neighborhood, scale=scale)
         lifting = graph
-        stages, cells, pooled = [], [], []
-        crops = iter(self.crops)
-        for count, pools in zip(self.blocks_per_stage, self.pools, strict=True):
+        stages, cells, clouds_between = [], [], []
+        for margins, pools in zip(self.crops, self.pools, strict=True):
             steps = []
-            for _ in range(count):
+            for margin in margins:
                 if graph.pos is not clouds.pos:
                     graph = lift(clouds, self.group, neighborhood, scale=scale)
-                kept, clouds = _cropped(clouds, next(crops))
-                steps.append(_Step(graph, kept, clouds))
+                kept, clouds = cropped(clouds, margin)
+                steps.append(Step(graph, kept, clouds))
             stages.append(tuple(steps))
             cell = None
             if pools:
-                cell, clouds = self._pooled(clouds)
-                neighborhood, scale = _coarser(neighborhood), None if scale is None else scale * _POOL
+                cell, clouds = pooled(clouds, self.grid_pool, advice)
+                neighborhood, scale = coarser(neighborhood), None if scale is None else scale * POOL
             cells.append(cell)
-            pooled.append(clouds)
-        return GSAGeometry(lifting, tuple(stages), tuple(cells), tuple(pooled))
+            clouds_between.append(clouds)
+        return GSAGeometry(lifting, tuple(stages), tuple(cells), tuple(clouds_between))
 
     def forward(self, data: Any, geometry: GSAGeometry | None = None) -> Tensor:
         """Logits ``[clouds, classes]``.
@@ -294,7 +265,12 @@ class GSANet(nn.Module):
             What :meth:`geometry` gives for ``data``; built here if absent.
         """
         geometry = self.geometry(data) if geometry is None else geometry
-        field = self.features(data.x, geometry)[-1]
+        x = getattr(data, "x", None)
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"data: expected a torch_geometric Data or Batch with features x, got {type(data).__name__}"
+            )
+        field = self.features(x, geometry)[-1]
         clouds = geometry.clouds[-1]
         return self.fiber_pool(self.cloud_pool(self.head(field), clouds.batch, clouds.num_clouds))
 
@@ -319,15 +295,6 @@ class GSANet(nn.Module):
                 x = self.pool_dropout(self.grid_pool(x, cell, clouds.num_points))
         return [*fields, x]
 
-    def _pooled(self, clouds: PointClouds) -> tuple[Tensor, PointClouds]:
-        if clouds.grid is None:
-            raise ValueError("data: pooling pixels needs the raster of each cloud, grid [clouds, 2]")
-        cell, grid = self.grid_pool.cells(clouds.grid)
-        counts = grid.prod(dim=1)
-        batch = torch.repeat_interleave(torch.arange(len(grid), device=grid.device), counts)
-        pos = pooled_positions(clouds.pos, cell, len(batch))
-        return cell, PointClouds(pos=pos, batch=batch, num_clouds=clouds.num_clouds, grid=grid)
-
 
 _PAPER_DROPOUT = {"attention_dropout": 0.1, "value_dropout": 0.1}
 
@@ -351,23 +318,3 @@ def _frame_table(group: FiniteGroup, encoding: str | Tensor) -> Tensor | None:
     if encoding != "relative":
         raise ValueError(f"frame_encoding: expected 'relative', 'published' or a table, got {encoding!r}")
     return None
-
-
-def _cropped(clouds: PointClouds, margin: int) -> tuple[Tensor | None, PointClouds]:
-    if margin == 0:
-        return None, clouds
-    if clouds.grid is None:
-        raise ValueError("data: cropping pixels needs the raster of each cloud, grid [clouds, 2]")
-    kept, grid = crop(clouds.grid, margin)
-    return kept, replace(clouds, pos=clouds.pos[kept], batch=clouds.batch[kept], grid=grid)
-
-
-def _coarser(neighborhood: Neighborhood) -> Neighborhood:
-    """The same neighborhood in pixels that are twice as large."""
-    if isinstance(neighborhood, PixelSquare):
-        return replace(neighborhood, spacing=neighborhood.spacing * _POOL)
-    if isinstance(neighborhood, Radius):
-        return replace(neighborhood, radius=neighborhood.radius * _POOL)
-    if isinstance(neighborhood, AllPairs | Nearest):
-        return neighborhood
-    raise ValueError(f"neighborhood: {neighborhood} cannot be made coarser behind a pooling")

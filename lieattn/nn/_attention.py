@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor, nn
 
+from lieattn._checks import check_count, check_dropout, check_features
 from lieattn.geometry import LiftedGraph
-from lieattn.groups import FiniteGroup
+from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn._positional import CoordinateEncoding, PositionalEncoding
 from lieattn.ops import Normalization, RelativeTerms, group_attention
+
+_Pattern = Literal["joint", "framewise", "query_sum"]
 
 
 class _SelfAttention(nn.Module):
@@ -23,25 +26,28 @@ class _SelfAttention(nn.Module):
         out_channels: int,
         heads: int,
         head_channels: int | None,
+        pattern: _Pattern,
         encoding: PositionalEncoding | None,
         normalize: Normalization,
         dropout: float,
     ) -> None:
         super().__init__()
-        for argument, count in (
-            ("in_channels", in_channels),
-            ("out_channels", out_channels),
-            ("heads", heads),
-        ):
-            if count < 1:
-                raise ValueError(f"{argument}: expected at least 1, got {count}")
+        check_group("group", group)
+        check_count("in_channels", in_channels)
+        check_count("out_channels", out_channels)
+        check_count("heads", heads)
         if head_channels is None:
             if out_channels % heads:
                 raise ValueError(f"head_channels: give it, since {heads} heads do not divide {out_channels} channels")
             head_channels = out_channels // heads
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout: expected a probability in [0, 1), got {dropout}")
+        check_count("head_channels", head_channels)
+        check_dropout("dropout", dropout)
+        if normalize not in get_args(Normalization):
+            raise ValueError(f"normalize: expected one of {get_args(Normalization)}, got {normalize!r}")
+        if encoding is not None:
+            _check_encoding(encoding, group, pattern)
         self.group, self.heads, self.head_channels = group, heads, head_channels
+        self.pattern: _Pattern = pattern
         self.normalize: Normalization = normalize
         self.dropout = dropout
         # The authors divide by the root of the layer's input channels, not of the channels of a head.
@@ -56,7 +62,6 @@ class _SelfAttention(nn.Module):
         self,
         x: Tensor,
         graph: LiftedGraph,
-        pattern: Literal["joint", "framewise", "query_sum"],
         return_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         if graph.group != self.group:
@@ -72,7 +77,7 @@ class _SelfAttention(nn.Module):
             key,
             value,
             graph.neighbors,
-            pattern=pattern,
+            pattern=self.pattern,
             normalize=self.normalize,
             terms=terms,
             displacement_index=graph.displacement_index,
@@ -123,7 +128,9 @@ class LiftingSelfAttention(_SelfAttention):
         normalize: Normalization = "softmax",
         dropout: float = 0.0,
     ) -> None:
-        super().__init__(group, in_channels, out_channels, heads, head_channels, encoding, normalize, dropout)
+        super().__init__(
+            group, in_channels, out_channels, heads, head_channels, "query_sum", encoding, normalize, dropout
+        )
         if encoding is None:
             self.encoding = CoordinateEncoding(group.dim, self.head_channels)
 
@@ -133,11 +140,12 @@ class LiftingSelfAttention(_SelfAttention):
 
     def attend(self, x: Tensor, graph: LiftedGraph, *, return_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """Field and, if asked for, weights ``[edges, fiber, 1, 1, heads]``."""
-        if x.ndim != 2 or x.shape != (graph.num_points, self.query.in_features):
+        check_features(x, self.query.weight)
+        if x.shape != (graph.num_points, self.query.in_features):
             raise ValueError(
                 f"x: expected features [points={graph.num_points}, {self.query.in_features}], got {tuple(x.shape)}"
             )
-        out, weights = self._attend(x[:, None], graph, "query_sum", return_weights)
+        out, weights = self._attend(x[:, None], graph, return_weights)
         if out.shape[1] != self.group.order:  # an encoding without a fiber: the same over every frame
             out = out.expand(-1, self.group.order, -1)
         return out, weights
@@ -188,17 +196,16 @@ class GroupSelfAttention(_SelfAttention):
         *,
         heads: int = 1,
         head_channels: int | None = None,
-        pattern: Literal["joint", "framewise", "query_sum"] = "query_sum",
+        pattern: _Pattern = "query_sum",
         encoding: PositionalEncoding | None = None,
         normalize: Normalization = "softmax",
         dropout: float = 0.0,
     ) -> None:
-        super().__init__(group, in_channels, out_channels, heads, head_channels, encoding, normalize, dropout)
-        if pattern not in ("joint", "framewise", "query_sum"):
+        if pattern not in get_args(_Pattern):
             raise ValueError(f"pattern: expected 'joint', 'framewise' or 'query_sum', got {pattern!r}")
+        super().__init__(group, in_channels, out_channels, heads, head_channels, pattern, encoding, normalize, dropout)
         if encoding is None:
             self.encoding = CoordinateEncoding(group.dim, self.head_channels, group)
-        self.pattern: Literal["joint", "framewise", "query_sum"] = pattern
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """Field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``."""
@@ -206,10 +213,23 @@ class GroupSelfAttention(_SelfAttention):
 
     def attend(self, x: Tensor, graph: LiftedGraph, *, return_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """Field and, if asked for, the weights in the layout of :func:`lieattn.ops.group_attention`."""
+        check_features(x, self.query.weight)
         expected = (graph.num_points, self.group.order, self.query.in_features)
         if x.shape != expected:
             raise ValueError(f"x: expected a field [points, fiber, channels] = {expected}, got {tuple(x.shape)}")
-        out, weights = self._attend(x, graph, self.pattern, return_weights)
+        out, weights = self._attend(x, graph, return_weights)
         if out.shape[1] != self.group.order:
             out = out.expand(-1, self.group.order, -1)
         return out, weights
+
+
+def _check_encoding(encoding: PositionalEncoding, group: FiniteGroup, pattern: str) -> None:
+    name = type(encoding).__name__
+    if pattern not in encoding.patterns:
+        raise ValueError(
+            f"encoding: {name} is equivariant with patterns {encoding.patterns}, not with pattern {pattern!r}"
+        )
+    if encoding.group not in (None, group):
+        raise ValueError(f"encoding: {name} is for {encoding.group}, this layer for {group}")
+    if encoding.dim not in (None, group.dim):
+        raise ValueError(f"encoding: {name} is for {encoding.dim} dimensions, {group.name} acts on {group.dim}")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lieattn._checks import check_dropout
 from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.nn._norm import CloudNorm
 
@@ -45,6 +46,7 @@ class PreNormBlock(nn.Module):
         activation: Callable[[Tensor], Tensor] = F.silu,
     ) -> None:
         super().__init__()
+        check_dropout("dropout", dropout)
         hidden = out_channels // 2
         if hidden < 1:
             raise ValueError(f"out_channels: the MLP is half as wide, so expected at least 2, got {out_channels}")

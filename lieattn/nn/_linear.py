@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn.groups import FiniteGroup
+from lieattn._checks import check_count, check_features
+from lieattn.groups import FiniteGroup, check_group
 from lieattn.ops import expand_kernel
 
 
@@ -35,6 +36,9 @@ class GroupLinear(nn.Module):
 
     def __init__(self, group: FiniteGroup, in_channels: int, out_channels: int, *, bias: bool = True) -> None:
         super().__init__()
+        check_group("group", group)
+        check_count("in_channels", in_channels)
+        check_count("out_channels", out_channels)
         self.group = group
         bound = 1 / math.sqrt(group.order * in_channels)
         self.weight = nn.Parameter(torch.empty(group.order, out_channels, in_channels).uniform_(-bound, bound))
@@ -43,6 +47,7 @@ class GroupLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[*, fiber, in_channels]`` to ``[*, fiber, out_channels]``."""
+        check_features(x, self.weight)
         order, out_channels, in_channels = self.weight.shape
         if x.ndim < 2 or x.shape[-2:] != (order, in_channels):
             raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from lieattn._checks import check_count
 from lieattn.geometry import PointClouds
 
 
@@ -26,6 +27,7 @@ class CloudNorm(nn.Module):
 
     def __init__(self, channels: int, eps: float = 1e-12) -> None:
         super().__init__()
+        check_count("channels", channels)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))

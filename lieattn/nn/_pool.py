@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from lieattn._checks import check_count
 from lieattn.geometry import pooling_cells
 
 Reduction = Literal["sum", "mean", "max"]
@@ -31,6 +33,8 @@ class FiberPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[*, fiber, channels]`` to ``[*, channels]``."""
+        if x.ndim < 2:
+            raise ValueError(f"x: expected a field [*, fiber, channels], got {tuple(x.shape)}")
         return x.amax(dim=-2) if self.reduction == "max" else getattr(x, self.reduction)(dim=-2)
 
 
@@ -51,6 +55,7 @@ class CloudPool(nn.Module):
 
     def forward(self, x: Tensor, batch: Tensor, num_clouds: int) -> Tensor:
         """``[points, *]`` with cloud indices ``[points]`` to ``[clouds, *]``."""
+        _check_index("batch", batch, x)
         return _reduce(x, batch, num_clouds, self.reduction)
 
 
@@ -74,14 +79,16 @@ class GridPool(nn.Module):
 
     def __init__(self, size: int = 2, reduction: Reduction = "max", *, inexact: Inexact = "refuse") -> None:
         super().__init__()
-        if size < 1:
-            raise ValueError(f"size: expected at least 1, got {size}")
+        check_count("size", size)
         if inexact not in get_args(Inexact):
             raise ValueError(f"inexact: expected one of {get_args(Inexact)}, got {inexact!r}")
         self.size, self.inexact, self.reduction = size, inexact, _checked_reduction(reduction)
 
-    def cells(self, grid: Tensor) -> tuple[Tensor, Tensor]:
-        """Cell of each point (-1: dropped) and the pooled grid ``[clouds, 2]``; complains as ``inexact`` says."""
+    def cells(self, grid: Tensor, advice: Callable[[], str] | None = None) -> tuple[Tensor, Tensor]:
+        """Cell of each point (-1: dropped) and the pooled grid ``[clouds, 2]``; complains as ``inexact`` says.
+
+        ``advice`` is asked for what a complaint should say besides, if there is one.
+        """
         cell, pooled, exact = pooling_cells(grid, self.size)
         if not exact and self.inexact != "allow":
             height, width = grid[(grid % self.size != 0).any(dim=1)][0].tolist()
@@ -90,6 +97,8 @@ class GridPool(nn.Module):
                 f"pooling {self.size} x {self.size} drops rows or columns of a {height} x {width} image, which "
                 f"breaks rotations; {fits[0]} x {fits[1]} would be exact"
             )
+            if advice is not None:
+                message = f"{message}; {advice()}"
             if self.inexact == "refuse":
                 raise ValueError(message)
             warnings.warn(message, stacklevel=2)
@@ -97,6 +106,7 @@ class GridPool(nn.Module):
 
     def forward(self, x: Tensor, cell: Tensor, num_cells: int) -> Tensor:
         """``[points, *]`` to ``[cells, *]``."""
+        _check_index("cell", cell, x)
         kept = cell >= 0
         return _reduce(x[kept], cell[kept], num_cells, self.reduction)
 
@@ -107,6 +117,11 @@ def _reduce(x: Tensor, index: Tensor, size: int, reduction: Reduction) -> Tensor
     return scatter(x, index, dim=0, dim_size=size, reduce=reduction)
 
 
+def _check_index(argument: str, index: Tensor, x: Tensor) -> None:
+    if index.shape != x.shape[:1]:
+        raise ValueError(f"{argument}: expected one entry for each of {len(x)} points, got {tuple(index.shape)}")
+
+
 def _checked_reduction(reduction: Reduction) -> Reduction:
     if reduction not in get_args(Reduction):
         raise ValueError(f"reduction: expected one of {get_args(Reduction)}, got {reduction!r}")
@@ -115,6 +130,7 @@ def _checked_reduction(reduction: Reduction) -> Reduction:
 
 def pooled_positions(pos: Tensor, cell: Tensor, num_cells: int) -> Tensor:
     """Centers of the cells: the mean ``[cells, dim]`` of their points' coordinates ``[points, dim]``."""
+    _check_index("cell", cell, pos)
     kept = cell >= 0
     total = torch.zeros(num_cells, pos.shape[1], dtype=pos.dtype, device=pos.device)
     counts = torch.bincount(cell[kept], minlength=num_cells).to(pos.dtype)

@@ -6,13 +6,15 @@ An encoding is ``encoding(graph) -> RelativeTerms``, evaluated once for every di
 from __future__ import annotations
 
 import abc
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lieattn._checks import check_count
 from lieattn.geometry import LiftedGraph
-from lieattn.groups import FiniteGroup
+from lieattn.groups import FiniteGroup, check_group
 from lieattn.ops import RelativeTerms
 
 
@@ -21,7 +23,18 @@ class PositionalEncoding(nn.Module, abc.ABC):
 
     **Equivariance.** Since it sees relative elements only, its terms do not change when points and frames are
     moved together by an element of R^d ⋊ H.
+
+    Attributes
+    ----------
+    patterns
+        Fiber patterns with which a layer stays equivariant.
+    group, dim
+        H and the dimension of the points that the encoding is made for, None where any will do.
     """
+
+    patterns: ClassVar[tuple[str, ...]] = ("joint", "framewise", "query_sum")
+    group: FiniteGroup | None = None
+    dim: int | None = None
 
     @abc.abstractmethod
     def forward(self, graph: LiftedGraph) -> RelativeTerms:
@@ -50,12 +63,14 @@ class FiberEncoding(nn.Module):
 
     def __init__(self, group: FiniteGroup, channels: int, table: Tensor | None = None) -> None:
         super().__init__()
+        check_group("group", group)
         order = group.order
         table = group.relative if table is None else table
-        if table.shape not in ((order,) * 2, (order,) * 3) or table.min() < 0 or table.max() >= order:
+        fits = table.dtype == torch.int64 and table.shape in ((order,) * 2, (order,) * 3)
+        if not fits or table.min() < 0 or table.max() >= order:
             raise ValueError(
-                f"table: expected rows 0..{order - 1} for [query, key] or [out, query, key] frames of {group.name}, "
-                f"got {table.dtype} {tuple(table.shape)}"
+                f"table: expected int64 rows 0..{order - 1} for [query, key] or [out, query, key] frames of "
+                f"{group.name}, got {table.dtype} {tuple(table.shape)}"
             )
         self.weight = nn.Parameter(torch.randn(order, channels))
         self.register_buffer("table", table.clone(), persistent=False)
@@ -111,6 +126,8 @@ class KeyEncoding(PositionalEncoding):
 
     def __init__(self, dim: int, channels: int, group: FiniteGroup | None = None, table: Tensor | None = None) -> None:
         super().__init__()
+        check_count("dim", dim)
+        self.group, self.dim = group, dim
         parts = dim if group is None else dim + 1
         if channels < parts:
             raise ValueError(f"channels: {parts} parts need at least {parts} channels a head, got {channels}")
@@ -189,9 +206,13 @@ class TableEncoding(KeyEncoding):
         lifting: bool = False,
         tolerance: float = 1e-3,
     ) -> None:
+        check_group("group", group)
         super().__init__(group.dim, channels, None if lifting else group)
-        if offsets.ndim != 2 or offsets.shape[1] != group.dim:
-            raise ValueError(f"offsets: expected [offsets, {group.dim}], got {tuple(offsets.shape)}")
+        self.group = group
+        if offsets.ndim != 2 or offsets.shape[1] != group.dim or len(offsets) == 0:
+            raise ValueError(f"offsets: expected [offsets, {group.dim}], at least one, got {tuple(offsets.shape)}")
+        if not torch.isfinite(offsets).all():
+            raise ValueError(f"offsets: expected finite displacements, got {offsets.tolist()}")
         seen = torch.einsum("aij,oj->oai", group.elements, offsets.to(torch.float64)).flatten(0, 1)
         self.register_buffer("rows", _distinct(seen, tolerance), persistent=False)
         self.tolerance = tolerance
@@ -241,6 +262,8 @@ class MLPEncoding(PositionalEncoding):
         value_channels: int | None = None,
     ) -> None:
         super().__init__()
+        check_group("group", group)
+        self.group = group
         self.heads, self.value_channels, self.between_frames = heads, value_channels, between_frames
         self.position = nn.Linear(group.dim, hidden)
         self.frame = nn.Linear(group.dim**2, hidden, bias=False) if between_frames else None
@@ -282,9 +305,13 @@ class RotaryEncoding(PositionalEncoding):
         Standard deviation of the frequencies at the start, in radians per ``graph.scale``.
     """
 
+    patterns = ("framewise",)
+
     def __init__(self, group: FiniteGroup, heads: int, channels: int, *, spread: float = 1.0) -> None:
         super().__init__()
-        if channels % 2:
+        check_group("group", group)
+        self.group = group
+        if channels % 2 or channels < 2:
             raise ValueError(f"channels: rotary pairs need an even number of channels a head, got {channels}")
         self.frequencies = nn.Parameter(spread * torch.randn(heads, channels // 2, group.dim))
 

@@ -1,0 +1,59 @@
+"""Checks of arguments that all parts share. Each message names the argument, what is allowed, and what came."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+
+import torch
+from torch import Tensor
+
+_LENGTHS = (1e-100, 1e100)  # their squares are neither 0 nor infinite
+
+
+def kind(value: object) -> str:
+    """What a value is, in words."""
+    return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def check_count(argument: str, count: int, least: int = 1) -> None:
+    """Refuse what is no integer of at least ``least``."""
+    if not isinstance(count, Integral) or isinstance(count, bool) or count < least:
+        raise ValueError(f"{argument}: expected an integer of at least {least}, got {count!r}")
+
+
+def check_length(argument: str, length: float) -> None:
+    """Refuse what is no positive finite number."""
+    if isinstance(length, bool) or not isinstance(length, Real):
+        raise TypeError(f"{argument}: expected a number, got {type(length).__name__}")
+    if not (math.isfinite(length) and _LENGTHS[0] <= length <= _LENGTHS[1]):
+        raise ValueError(f"{argument}: expected a positive finite length (1e-100 to 1e100), got {length}")
+
+
+def check_dropout(argument: str, dropout: float) -> None:
+    """Refuse what is no probability below 1."""
+    if not 0 <= dropout < 1:
+        raise ValueError(f"{argument}: expected a probability in [0, 1), got {dropout}")
+
+
+def check_floating(argument: str, dtype: torch.dtype) -> None:
+    """Refuse dtypes that cannot hold coordinates."""
+    if not dtype.is_floating_point:
+        raise ValueError(f"{argument}: expected a floating dtype, got {dtype}")
+
+
+def check_neighborhood(neighborhood: object) -> None:
+    """Refuse what is no definition of neighborhoods; the class of one is none either."""
+    if isinstance(neighborhood, type) or not callable(neighborhood) or not hasattr(neighborhood, "scale"):
+        raise TypeError(f"neighborhood: expected a definition such as Radius(1.5), got {neighborhood!r}")
+
+
+def check_features(x: Tensor, weight: Tensor) -> None:
+    """Refuse features that a layer with these weights cannot multiply; autocast takes care of dtypes itself."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x: expected a tensor, got {type(x).__name__}")
+    device = weight.device.type
+    cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.is_floating_point()
+    fits = cast or x.dtype == weight.dtype
+    if x.device != weight.device or not fits:
+        raise ValueError(f"x: expected {weight.dtype} on {weight.device} like the weights, got {x.dtype} on {x.device}")

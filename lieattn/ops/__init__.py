@@ -1,7 +1,17 @@
 """The operator: functions without parameters."""
 
+from lieattn.ops._backend import Choice, backend, explain
 from lieattn.ops._group_attention import group_attention
 from lieattn.ops._regular import expand_kernel
 from lieattn.ops._terms import Normalization, Pattern, RelativeTerms
 
-__all__ = ["Normalization", "Pattern", "RelativeTerms", "expand_kernel", "group_attention"]
+__all__ = [
+    "Choice",
+    "Normalization",
+    "Pattern",
+    "RelativeTerms",
+    "backend",
+    "expand_kernel",
+    "explain",
+    "group_attention",
+]

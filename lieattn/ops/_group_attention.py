@@ -1,25 +1,26 @@
-"""The operator of the library: sparse attention on R^d ⋊ H, in plain maths.
+"""The operator of the library: sparse attention on R^d ⋊ H.
 
 Every layer of the four papers is
 
     out(g) = Σ_{g' in N(g)} w(g, g') · V(g⁻¹ g') f(g'),    w = normalize over N(g) of score(f(g), f(g'), g⁻¹ g')
 
-over elements g = (x_i, h_a) that lie above the points x_i. This file evaluates it from neighbor lists by
-gathers, small matrix products and the scatter and softmax of PyTorch Geometric: differentiable as often as one
-likes, on any device. It stores tensors of the size edges x fiber x fiber.
+over elements g = (x_i, h_a) that lie above the points x_i. This file checks the operands and chooses who evaluates
+it: ``_plain.py``, which says what is meant, or a fused kernel of ``kernels/``, which gives the same numbers faster.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from functools import partial
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lieattn.geometry import Neighbors
+from lieattn.ops import _plain as plain
+from lieattn.ops._backend import fused_obstacle
 from lieattn.ops._terms import Normalization, Pattern, RelativeTerms, check_operands
+from lieattn.ops.kernels import _fused as fused
 
 
 def group_attention(
@@ -103,177 +104,23 @@ def group_attention(
     """
     terms = terms or RelativeTerms()
     check_operands(query, key, value, neighbors, terms, displacement_index, pattern, normalize, dropout)
-    summed = pattern in ("query_sum", "pooled")
     if pattern == "pooled":
         query, key = (None if t is None else t.sum(dim=1, keepdim=True) for t in (query, key))
         value = value.sum(dim=1, keepdim=True)
     if query is not None:
         query = query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-
-    # Axes from here on: [edges, heads, out, query, key]; out is 1 where it is the query frame.
-    rows = _Rows(displacement_index, summed)
-    content = _content_score(query, key, value, neighbors, terms, rows, tied=pattern == "framewise")
-    position = _position_score(query, neighbors, terms, rows)
-    if normalize == "softmax":
-        inner, outer = _softmax_factors(content, position, neighbors)
-    else:
-        if query is None and terms.displacement_bias is None and terms.fiber_bias is None:
-            content = content + 1  # no scores: a convolution, every weight is 1
-        inner = _plain_weights(content, position, neighbors, normalize)
-        outer = None
-    weights = _public_weights(inner, outer, pattern) if return_weights else None
-    if dropout > 0:
-        # The query sum drops a key point as a whole, so that its weights stay a product of two factors.
-        if summed and outer is not None:
-            outer = F.dropout(outer, dropout)
-        else:
-            inner = F.dropout(inner, dropout)
-    message = _weighted_values(inner, value, neighbors, terms, rows, tied=pattern == "framewise")
-    message = _close_fiber(message, outer, summed)
-    return _sum_to_targets(message, neighbors).transpose(1, 2), weights
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Displacement tables brought to the edges, their frame axis put on the out or on the query axis."""
-
-    index: Tensor | None
-    summed: bool
-
-    def __call__(self, table: Tensor) -> Tensor:
-        """``[types, out, *, heads, **]`` with heads moved to axis 1 already: ``[edges, heads, out, query, *]``."""
-        edges = table if self.index is None else table.index_select(0, self.index)
-        return edges.unsqueeze(3 if self.summed else 2)
-
-
-def _content_score(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
-    neighbors: Neighbors,
-    terms: RelativeTerms,
-    rows: _Rows,
-    *,
-    tied: bool,
-) -> Tensor:
-    """Scores that tell key frames apart: [edges, heads, out | 1, query, key], key 1 if frames are tied."""
-    keys = 1 if tied else value.shape[1]
-    score = value.new_zeros(()).expand(neighbors.num_edges, value.shape[2], 1, 1, keys)
-    if query is not None and key is not None:
-        at_target, at_source = _by_head(query, neighbors.target), _by_head(key, neighbors.source)
-        if tied:
-            score = (at_target * at_source).sum(-1)[:, :, None, :, None]
-        else:
-            score = (at_target @ at_source.mT)[:, :, None]
-        if terms.fiber_key is not None:
-            at_points = _fiber_score(query, terms.fiber_key, tied)
-            score = score + at_points.index_select(0, neighbors.target)
-    if terms.fiber_bias is not None:
-        bias = terms.fiber_bias.permute(2, 0, 1)[:, None]
-        score = score + (bias.diagonal(dim1=2, dim2=3)[..., None] if tied else bias)
-    if terms.displacement_bias is not None and terms.displacement_bias.shape[2] > 1:
-        score = score + rows(terms.displacement_bias.permute(0, 3, 1, 2))
-    return score
-
-
-def _fiber_score(query: Tensor, fiber_key: Tensor, tied: bool) -> Tensor:
-    """⟨q, ρ(g, m)⟩ for every point, [points, heads, out | 1, query, key]: it does not depend on the edge."""
-    table = fiber_key if fiber_key.ndim == 5 else fiber_key[None]
-    if tied:
-        return torch.einsum("pghd,ohdg->phog", query, table.diagonal(dim1=1, dim2=2))[..., None]
-    table = table.expand(-1, -1, -1, query.shape[2], -1)
-    return torch.einsum("pghd,ogmhd->phogm", query, table)
-
-
-def _position_score(query: Tensor | None, neighbors: Neighbors, terms: RelativeTerms, rows: _Rows) -> Tensor | None:
-    """Scores of the displacement, the same for all key frames: [edges, heads, out | 1, query | 1]."""
-    score = None
-    if terms.positional_key is not None and query is not None:
-        at_target = _by_head(query, neighbors.target)
-        rho = rows(terms.positional_key.transpose(1, 2))
-        if not rows.summed:
-            score = (rho * at_target[:, :, None]).sum(-1)
-        elif rho.shape[1] == 1:  # shared by the heads: one matrix product an edge
-            product = rho[:, 0, :, 0] @ at_target.flatten(1, 2).mT
-            score = product.unflatten(-1, at_target.shape[1:3]).transpose(1, 2)
-        else:
-            score = rho[:, :, :, 0] @ at_target.mT
-    if terms.displacement_bias is not None and terms.displacement_bias.shape[2] == 1:
-        bias = rows(terms.displacement_bias[:, :, 0].transpose(1, 2))
-        score = bias if score is None else score + bias
-    return score
-
-
-def _softmax_factors(content: Tensor, position: Tensor | None, neighbors: Neighbors) -> tuple[Tensor, Tensor]:
-    """Softmax over (neighbor, key frame) as a product: over the key fiber, then over the neighbors."""
-    from torch_geometric.utils import softmax
-
-    level = torch.logsumexp(content, dim=-1)
-    inner = torch.exp(content - level[..., None])
-    total = level if position is None else level + position
-    return inner, softmax(total, neighbors.target, num_nodes=neighbors.num_points)
-
-
-def _plain_weights(content: Tensor, position: Tensor | None, neighbors: Neighbors, normalize: Normalization) -> Tensor:
-    """Weights that do not depend on the other keys: [edges, heads, out | 1, query, key]."""
-    score = content if position is None else content + position[..., None]
-    if normalize == "exp-mean":
-        score = score.exp()
-    if normalize == "none":
-        return score
-    count = neighbors.degree[neighbors.target].to(score.dtype) * score.shape[-1]
-    return score / count[:, None, None, None, None]
-
-
-def _weighted_values(
-    inner: Tensor, value: Tensor, neighbors: Neighbors, terms: RelativeTerms, rows: _Rows, *, tied: bool
-) -> Tensor:
-    """Σ over key frames of weight times ψ v + β: [edges, heads, out, query, value_dim]."""
-    at_source = _by_head(value, neighbors.source)
-    psi, beta = terms.psi, terms.beta
-    if tied:
-        mixed = inner * at_source[:, :, None]
-    elif psi is not None and psi.shape[2] > 1:
-        # ψ tells key frames apart, so it cannot wait until their sum is taken.
-        acted = rows(psi.permute(0, 3, 1, 2, 4)) * at_source[:, :, None, None]
-        mixed, psi = (inner[..., None, :] @ acted)[..., 0, :], None
-    else:
-        mixed = (inner.flatten(2, 3) @ at_source).unflatten(2, inner.shape[2:4])
-    if psi is not None:
-        mixed = mixed * rows(psi[:, :, 0].transpose(1, 2))
-    if beta is not None and beta.shape[2] > 1:
-        mixed = mixed + (inner[..., None, :] @ rows(beta.permute(0, 3, 1, 2, 4)))[..., 0, :]
-    elif beta is not None:
-        mixed = mixed + inner.sum(-1, keepdim=True) * rows(beta[:, :, 0].transpose(1, 2))
-    return mixed
-
-
-def _close_fiber(message: Tensor, outer: Tensor | None, summed: bool) -> Tensor:
-    """Second factor of the weights, and the sum over query frames or none: [edges, heads, fiber, value_dim]."""
-    if not summed:
-        message = message[:, :, 0]
-        return message if outer is None else outer[:, :, 0, :, None] * message
-    if outer is None:
-        return message.sum(dim=3)
-    if message.shape[2] == 1:
-        return outer @ message[:, :, 0]
-    return (outer[..., None, :] @ message)[..., 0, :]
-
-
-def _sum_to_targets(message: Tensor, neighbors: Neighbors) -> Tensor:
-    from torch_geometric.utils import scatter
-
-    return scatter(message, neighbors.target, dim=0, dim_size=neighbors.num_points, reduce="sum")
-
-
-def _public_weights(inner: Tensor, outer: Tensor | None, pattern: Pattern) -> Tensor:
-    weights = inner if outer is None else inner * outer[..., None]
-    weights = weights.movedim(1, -1)
-    if pattern == "joint":
-        return weights[:, 0]
-    return weights[:, 0, :, 0] if pattern == "framewise" else weights
-
-
-def _by_head(signal: Tensor, index: Tensor) -> Tensor:
-    """[points, fiber, heads, dim] to [edges, heads, fiber, dim], contiguous for the matrix products."""
-    return signal.transpose(1, 2).contiguous().index_select(0, index)
+    if fused_obstacle(query, key, value, terms, pattern, normalize, return_weights) is None:
+        out = fused.attend(query, key, value, neighbors, terms, displacement_index, pattern, normalize, dropout)
+        return out, None
+    return plain.attend(
+        query,
+        key,
+        value,
+        neighbors,
+        pattern=pattern,
+        normalize=normalize,
+        terms=terms,
+        displacement_index=displacement_index,
+        drop=partial(F.dropout, p=dropout) if dropout > 0 else None,
+        return_weights=return_weights,
+    )

@@ -1,0 +1,195 @@
+"""The choice of who evaluates the operator, and the words for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lieattn.ops._terms import Normalization, Pattern, RelativeTerms
+
+Backend = Literal["auto", "plain", "numba", "triton"]
+_VARIABLE = "LIEATTN_BACKEND"
+# Triton decides once whether its kernels are interpreted, on the CPU, rather than compiled for a GPU.
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_PACKAGES = {"numba": "numba", "triton": "triton (3.7 or newer)"}
+_COMPUTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Who evaluates the operator, and why nobody faster does.
+
+    Attributes
+    ----------
+    backend
+        ``"plain"``, ``"numba"`` or ``"triton"``.
+    obstacles
+        Reason, in words, for each faster backend that is not used.
+    """
+
+    backend: str
+    obstacles: dict[str, str]
+
+    def __str__(self) -> str:
+        reasons = "; ".join(f"not {name}: {reason}" for name, reason in self.obstacles.items())
+        return f"{self.backend} ({reasons})" if reasons else self.backend
+
+
+def _checked(name: str, source: str) -> Backend:
+    for allowed in get_args(Backend):
+        if name == allowed:
+            return allowed
+    raise ValueError(f"{source}: expected one of {get_args(Backend)}, got {name!r}")
+
+
+class _State:
+    """The backend asked for, in all threads: gradients are computed in threads of their own."""
+
+    asked: Backend = _checked(os.environ.get(_VARIABLE, "auto"), f"environment variable {_VARIABLE}")
+
+
+@contextmanager
+def backend(name: Backend) -> Iterator[None]:
+    """Ask for a backend of the operator in a ``with`` block, in all threads of the process.
+
+    The environment variable ``LIEATTN_BACKEND``, read when the library is imported, asks for the whole process.
+
+    Parameters
+    ----------
+    name
+        ``"plain"``: the plain evaluation; ``"numba"``: the fused kernel for CPUs where it has the case, else the plain
+        evaluation; ``"triton"``: the same with the fused kernel for CUDA, which Triton's interpreter also runs on CPUs,
+        slowly, if the environment variable ``TRITON_INTERPRET`` was 1 from the start; ``"auto"``, the default: the
+        fastest that has the case.
+
+    Raises
+    ------
+    ValueError
+        If there is no such backend, or it is not installed.
+
+    Examples
+    --------
+    >>> from lieattn.ops import backend
+    >>> with backend("plain"):
+    ...     pass
+    """
+    name = _checked(name, "name")
+    if not _installed(name):
+        raise ValueError(f"name: backend {name!r} needs the package {_PACKAGES[name]}, which is not installed")
+    before, _State.asked = _State.asked, name
+    try:
+        yield
+    finally:
+        _State.asked = before
+
+
+# Constants, which torch.compile can look at.
+_NUMBA_INSTALLED = find_spec("numba") is not None
+
+
+def has_numba() -> bool:
+    """Whether the fused kernel for CPUs can be compiled."""
+    return _NUMBA_INSTALLED
+
+
+def _recent_triton() -> bool:
+    """Whether Triton is installed and takes the kernels; it does from 3.7 on."""
+    try:
+        major, minor = version("triton").split(".")[:2]
+    except PackageNotFoundError:
+        return False
+    return (int(major), int(minor)) >= (3, 7)
+
+
+_TRITON_INSTALLED = _recent_triton()
+
+
+def has_triton() -> bool:
+    """Whether the fused kernel for CUDA can be compiled."""
+    return _TRITON_INSTALLED
+
+
+def _installed(name: str) -> bool:
+    """Whether the package that a backend needs is there."""
+    return (name != "numba" or has_numba()) and (name != "triton" or has_triton())
+
+
+def fused_backend(device: torch.device) -> Literal["numba", "triton"]:
+    """The fused kernel that a device would use."""
+    if device.type == "cuda" or (_INTERPRETED and _State.asked == "triton"):
+        return "triton"
+    return "numba"
+
+
+def explain(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    *,
+    pattern: Pattern = "joint",
+    normalize: Normalization = "softmax",
+    terms: RelativeTerms | None = None,
+    return_weights: bool = False,
+) -> Choice:
+    """Say which backend :func:`lieattn.ops.group_attention` takes for these arguments, and why no faster one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lieattn.ops import explain
+    >>> x = torch.randn(10, 4, 2, 8)
+    >>> print(explain(x, x, x, return_weights=True))
+    plain (not numba: weights are returned, and the kernel never stores them)
+    """
+    name = fused_backend(value.device)
+    reason = fused_obstacle(query, key, value, terms or RelativeTerms(), pattern, normalize, return_weights)
+    return Choice(name, {}) if reason is None else Choice("plain", {name: reason})
+
+
+def fused_obstacle(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    terms: RelativeTerms,
+    pattern: Pattern,
+    normalize: Normalization,
+    return_weights: bool,
+) -> str | None:
+    """Reason why the fused kernel of the device does not evaluate these arguments; None if it does."""
+    name = fused_backend(value.device)
+    if _State.asked not in ("auto", name):
+        return f"backend {_State.asked!r} was asked for"
+    if not _installed(name):
+        return f"the package {_PACKAGES[name]} is not installed"
+    tables = (getattr(terms, field.name) for field in fields(terms))
+    for tensor in (query, key, value, *tables):
+        if tensor is not None and tensor.device.type != ("cpu" if name == "numba" else value.device.type):
+            return f"it runs on {'CPUs' if name == 'numba' else 'CUDA'}, the operands are on {tensor.device}"
+        if tensor is not None and tensor.dtype not in _COMPUTED:
+            return f"it computes in float32 and float64, the operands are {tensor.dtype}"
+    if return_weights:
+        return "weights are returned, and the kernel never stores them"
+    return _missing_case(terms, pattern, normalize)
+
+
+def _missing_case(terms: RelativeTerms, pattern: Pattern, normalize: Normalization) -> str | None:
+    if terms.fiber_key is not None and terms.fiber_key.ndim == 5:
+        return "terms.fiber_key tells output frames apart, which makes the score cubic in the frames"
+    for name in ("psi", "beta"):
+        table = getattr(terms, name)
+        if table is not None and table.shape[2] > 1:
+            return f"terms.{name} tells key frames apart"
+    if pattern in ("query_sum", "pooled"):
+        if terms.displacement_bias is not None and terms.displacement_bias.shape[2] > 1:
+            return "terms.displacement_bias tells key frames apart, which makes a query sum cubic in the frames"
+        if normalize in ("mean", "none"):
+            return f"normalize={normalize!r} with pattern {pattern!r}: weights of a query sum that are no products"
+    return None

@@ -1,0 +1,167 @@
+# mypy: allow-untyped-defs
+"""Forward pass: for every target, a softmax over its edges with a running maximum."""
+
+import math
+
+import numpy as np
+
+from lieattn.ops.kernels._edges import (
+    edge_values,
+    edge_weights,
+    outer_dropout,
+    point_scores,
+    row_sums,
+)
+from lieattn.ops.kernels._problem import EXP_MEAN, MEAN, SOFTMAX
+from lieattn.ops.kernels._products import combine, compiled, row, set_all
+from lieattn.ops.kernels._vectors import (
+    at_address,
+    exp,
+    fill,
+    integer_at,
+    load,
+    maximum,
+    multiply_add,
+    stay_apart,
+    store,
+)
+
+
+@compiled
+def forward(p, s, lists, first, last, seed, out, top, total, room, lanes):
+    """Attend from the targets ``first`` to ``last``.
+
+    Writes ``out`` [points, outs, width] and, for the softmax, maximum ``top`` and sum ``total`` of the exponentials
+    for each pair of frames, [points, pairs]; leaves the entries of points without edges alone.
+    """
+    wide = len(lanes)
+    out_at, top_at, total_at = at_address(out, lanes), at_address(top, lanes), at_address(total, lanes)
+    base, inner, masked, stage, sums = (
+        at_address(room.base, lanes),
+        at_address(room.inner, lanes),
+        at_address(room.masked, lanes),
+        at_address(room.stage, lanes),
+        at_address(room.sums, lanes),
+    )
+    values, mass, shares, outer = (
+        at_address(room.values, lanes),
+        at_address(room.mass, lanes),
+        at_address(room.shares, lanes),
+        at_address(room.outer, lanes),
+    )
+    split = s.threshold > 0 and s.tied_out and not s.tied_key
+    if not split:
+        masked = inner
+    for target in range(first, last):
+        begin, end = integer_at(lists.row_ptr, target), integer_at(lists.row_ptr, target + 1)
+        if begin == end:
+            continue
+        query = row(at_address(p.query, lanes), target, s.queries * s.depth * wide)
+        point_scores(p, s, query, base, lanes)
+        here = row(top_at, target, s.pairs * wide)
+        norm = row(total_at, target, s.pairs * wide)
+        set_all(here, s.pairs, start_level(s, end - begin), lanes)
+        set_all(norm, s.pairs, 0.0, lanes)
+        set_all(sums, s.pairs * s.width, 0.0, lanes)
+        for start in range(begin, end, s.chunk):
+            edges = min(s.chunk, end - start)
+            for e in range(edges):
+                source = integer_at(lists.source, start + e)
+                kind = integer_at(lists.kind, start + e) if s.indexed else start + e
+                weight, part = row(outer, e, s.pairs * wide), row(mass, e, s.queries * wide)
+                edge_weights(
+                    p, s, query, source, kind, start + e, seed, base, stage, inner, masked, part, weight, lanes
+                )
+                edge_values(p, s, source, masked, row(values, e, s.queries * s.width * wide), lanes)
+                row_sums(s, masked, row(shares, e, s.queries * wide), lanes)
+            _outer_weights(s, edges, mass, outer, here, norm, sums, lanes)
+            if s.threshold > 0 and not split:
+                for e in range(edges):
+                    outer_dropout(s, row(outer, e, s.pairs * wide), start + e, seed, lanes)
+            _add_values(p, s, lists, start, edges, values, shares, outer, sums, lanes)
+        _close(s, sums, norm, row(out_at, target, s.outs * s.width * wide), lanes)
+
+
+@compiled
+def start_level(s, degree):
+    """What is subtracted from the scores at first, and for good where the normalization is the number of keys."""
+    if s.normalize == SOFTMAX:
+        return -3.0e38
+    if s.normalize == EXP_MEAN or s.normalize == MEAN:
+        return math.log(np.float64(degree * s.columns))
+    return 0.0
+
+
+@compiled
+def _outer_weights(s, edges, mass, outer, top, total, sums, lanes):
+    """Turn outer scores into weights relative to the running maximum; rescale what was summed before."""
+    stay_apart()
+    wide = len(lanes)
+    for pair in range(s.pairs):
+        level = load(top, pair * wide, lanes)
+        if s.normalize == SOFTMAX:
+            before = level
+            for e in range(edges):
+                level = maximum(level, load(outer, (e * s.pairs + pair) * wide, lanes))
+            store(top, pair * wide, level)
+            shrink = exp(before - level)
+            store(total, pair * wide, load(total, pair * wide, lanes) * shrink)
+            for d in range(s.width):
+                at = (pair * s.width + d) * wide
+                store(sums, at, load(sums, at, lanes) * shrink)
+        g = pair % s.queries
+        added = load(total, pair * wide, lanes)
+        for e in range(edges):
+            at = (e * s.pairs + pair) * wide
+            weight = exp(load(outer, at, lanes) - level) * load(mass, (e * s.queries + g) * wide, lanes)
+            store(outer, at, weight)
+            added = added + weight
+        store(total, pair * wide, added)
+
+
+@compiled
+def _add_values(p, s, lists, start, edges, values, shares, outer, sums, lanes):
+    stay_apart()
+    wide = len(lanes)
+    size = s.width * wide
+    if not s.has_psi and not s.has_beta:
+        for g in range(s.queries):
+            heads = 1 if s.tied_out else s.outs
+            combine(
+                row(outer, g, wide), s.queries * wide, s.pairs * wide, heads, edges,
+                row(values, g, size), s.queries * size, s.width,
+                True, row(sums, g, size), s.queries * size, lanes,
+            )  # fmt: skip
+        return
+    one, zero = fill(sums, 1.0, lanes), fill(sums, 0.0, lanes)
+    for e in range(edges):
+        kind = integer_at(lists.kind, start + e) if s.indexed else start + e
+        for pair in range(s.pairs):
+            h, g = (pair if s.tied_out else pair // s.queries), pair % s.queries
+            weight = load(outer, (e * s.pairs + pair) * wide, lanes)
+            share = load(shares, (e * s.queries + g) * wide, lanes)
+            for d in range(s.width):
+                psi, beta = one, zero
+                if s.has_psi:
+                    psi = load(at_address(p.psi, lanes), kind * s.psi_type + h * s.psi_out + d * wide, lanes)
+                if s.has_beta:
+                    beta = load(at_address(p.beta, lanes), kind * s.beta_type + h * s.beta_out + d * wide, lanes)
+                message = psi * load(values, (e * s.queries + g) * size + d * wide, lanes) + beta * share
+                at = pair * size + d * wide
+                store(sums, at, multiply_add(weight, message, load(sums, at, lanes)))
+
+
+@compiled
+def _close(s, sums, total, out, lanes):
+    """Normalize, and sum over the query frames where the output frame is another."""
+    stay_apart()
+    wide = len(lanes)
+    one = fill(out, 1.0, lanes)
+    for h in range(s.outs):
+        for d in range(s.width):
+            result = fill(out, 0.0, lanes)
+            for g in range(h if s.tied_out else 0, h + 1 if s.tied_out else s.queries):
+                pair = g if s.tied_out else h * s.queries + g
+                share = one / load(total, pair * wide, lanes) if s.normalize == SOFTMAX else one
+                result = multiply_add(share, load(sums, (pair * s.width + d) * wide, lanes), result)
+            store(out, (h * s.width + d) * wide, result)

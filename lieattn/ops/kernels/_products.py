@@ -1,0 +1,175 @@
+# mypy: allow-untyped-defs
+"""Products of small tables of vectors, one product a lane, that the kernels are made of.
+
+A table is a pointer and strides in elements; the vectors of a row follow one another. Tiles of 2 x 4 results stay in
+registers, so that an operand is loaded for several products.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba import types
+
+from lieattn.ops.kernels._vectors import fill, load, multiply_add, offset, stay_apart, store
+
+_SOURCES = ("_vectors", "_products", "_problem", "_edges", "_forward", "_edge_gradients", "_backward")
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Compile at the first call, without the interpreter's lock; cached on disk wherever a folder can be written."""
+    try:
+        dispatcher: Any = numba.njit(function, cache=True, nogil=True, error_model="numpy")
+    except RuntimeError:  # neither the package nor the user's cache folder can be written
+        dispatcher = numba.njit(function, nogil=True, error_model="numpy")
+    else:
+        # Numba looks at the file of the function alone: a change to what it calls would go unnoticed.
+        with suppress(AttributeError):
+            dispatcher._cache._cache_file._source_stamp = _source_stamp()
+    find = dispatcher.get_call_template
+
+    def find_once(arguments: tuple[types.Type, ...], keywords: dict[str, types.Type]) -> Any:
+        return find(tuple(types.unliteral(argument) for argument in arguments), keywords)
+
+    # Numba would compile a function once more for every constant it is called with.
+    dispatcher.get_call_template = find_once
+    return dispatcher
+
+
+@cache
+def _source_stamp() -> tuple[tuple[int, int], ...]:
+    """Time and size of all files that kernels are compiled from."""
+    found = (Path(__file__).with_name(f"{name}.py").stat() for name in _SOURCES)
+    return tuple((file.st_mtime_ns, file.st_size) for file in found)
+
+
+@compiled
+def dot_products(x, x_row, rows, y, y_row, columns, depth, keep, out, out_row, out_column, lanes):
+    """Compute ``out[i, j] = Σ_d x[i, d] y[j, d]``, or add to ``out`` if ``keep``."""
+    stay_apart()
+    wide = len(lanes)
+    zero = fill(x, 0.0, lanes)
+    even, fours = rows - rows % 2, columns - columns % 4
+    for i in range(0, even, 2):
+        for j in range(0, fours, 4):
+            a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = zero
+            for d in range(depth):
+                at = d * wide
+                x0 = load(x, i * x_row + at, lanes)
+                x1 = load(x, (i + 1) * x_row + at, lanes)
+                y0 = load(y, j * y_row + at, lanes)
+                y1 = load(y, (j + 1) * y_row + at, lanes)
+                y2 = load(y, (j + 2) * y_row + at, lanes)
+                y3 = load(y, (j + 3) * y_row + at, lanes)
+                a00, a10 = multiply_add(x0, y0, a00), multiply_add(x1, y0, a10)
+                a01, a11 = multiply_add(x0, y1, a01), multiply_add(x1, y1, a11)
+                a02, a12 = multiply_add(x0, y2, a02), multiply_add(x1, y2, a12)
+                a03, a13 = multiply_add(x0, y3, a03), multiply_add(x1, y3, a13)
+            at = i * out_row + j * out_column
+            _put(out, at, a00, keep, lanes)
+            _put(out, at + out_column, a01, keep, lanes)
+            _put(out, at + 2 * out_column, a02, keep, lanes)
+            _put(out, at + 3 * out_column, a03, keep, lanes)
+            at += out_row
+            _put(out, at, a10, keep, lanes)
+            _put(out, at + out_column, a11, keep, lanes)
+            _put(out, at + 2 * out_column, a12, keep, lanes)
+            _put(out, at + 3 * out_column, a13, keep, lanes)
+    for i in range(rows):
+        for j in range(fours if i < even else 0, columns):
+            total = zero
+            for d in range(depth):
+                total = multiply_add(load(x, i * x_row + d * wide, lanes), load(y, j * y_row + d * wide, lanes), total)
+            _put(out, i * out_row + j * out_column, total, keep, lanes)
+
+
+@compiled
+def combine(weight, weight_row, weight_column, rows, columns, y, y_row, depth, keep, out, out_row, lanes):
+    """Compute ``out[i, d] = Σ_r weight[i, r] y[r, d]``, or add to ``out`` if ``keep``."""
+    stay_apart()
+    wide = len(lanes)
+    zero = fill(y, 0.0, lanes)
+    fours = depth - depth % 4
+    for d in range(0, fours, 4):
+        at = d * wide
+        for i in range(0, rows - 1, 2):
+            a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = zero
+            for r in range(columns):
+                w0 = load(weight, i * weight_row + r * weight_column, lanes)
+                w1 = load(weight, (i + 1) * weight_row + r * weight_column, lanes)
+                y0 = load(y, r * y_row + at, lanes)
+                y1 = load(y, r * y_row + at + wide, lanes)
+                y2 = load(y, r * y_row + at + 2 * wide, lanes)
+                y3 = load(y, r * y_row + at + 3 * wide, lanes)
+                a00, a10 = multiply_add(w0, y0, a00), multiply_add(w1, y0, a10)
+                a01, a11 = multiply_add(w0, y1, a01), multiply_add(w1, y1, a11)
+                a02, a12 = multiply_add(w0, y2, a02), multiply_add(w1, y2, a12)
+                a03, a13 = multiply_add(w0, y3, a03), multiply_add(w1, y3, a13)
+            _put_four(out, i * out_row + at, a00, a01, a02, a03, keep, lanes)
+            _put_four(out, (i + 1) * out_row + at, a10, a11, a12, a13, keep, lanes)
+        if rows % 2:
+            i = rows - 1
+            a00 = a01 = a02 = a03 = zero
+            for r in range(columns):
+                w0 = load(weight, i * weight_row + r * weight_column, lanes)
+                a00 = multiply_add(w0, load(y, r * y_row + at, lanes), a00)
+                a01 = multiply_add(w0, load(y, r * y_row + at + wide, lanes), a01)
+                a02 = multiply_add(w0, load(y, r * y_row + at + 2 * wide, lanes), a02)
+                a03 = multiply_add(w0, load(y, r * y_row + at + 3 * wide, lanes), a03)
+            _put_four(out, i * out_row + at, a00, a01, a02, a03, keep, lanes)
+    for i in range(rows):
+        for d in range(fours, depth):
+            total = zero
+            for r in range(columns):
+                w0 = load(weight, i * weight_row + r * weight_column, lanes)
+                total = multiply_add(w0, load(y, r * y_row + d * wide, lanes), total)
+            _put(out, i * out_row + d * wide, total, keep, lanes)
+
+
+@compiled
+def _put(out, at, value, keep, lanes):
+    if keep:
+        value = value + load(out, at, lanes)
+    store(out, at, value)
+
+
+@compiled
+def _put_four(out, at, first, second, third, fourth, keep, lanes):
+    wide = len(lanes)
+    _put(out, at, first, keep, lanes)
+    _put(out, at + wide, second, keep, lanes)
+    _put(out, at + 2 * wide, third, keep, lanes)
+    _put(out, at + 3 * wide, fourth, keep, lanes)
+
+
+@compiled
+def set_all(out, vectors, number, lanes):
+    """Set all lanes of so many vectors to a number."""
+    value = fill(out, number, lanes)
+    for at in range(vectors):
+        store(out, at * len(lanes), value)
+
+
+@compiled
+def add_row(out, x, vectors, lanes):
+    """Add a row of vectors to another."""
+    for at in range(vectors):
+        place = at * len(lanes)
+        store(out, place, load(out, place, lanes) + load(x, place, lanes))
+
+
+@compiled
+def scale_row(out, x, factor, vectors, lanes):
+    """Add ``factor * x`` to a row of vectors."""
+    for at in range(vectors):
+        place = at * len(lanes)
+        store(out, place, multiply_add(factor, load(x, place, lanes), load(out, place, lanes)))
+
+
+@compiled
+def row(table, number, length):
+    """Pointer to a row of a table."""
+    return offset(table, number * length)

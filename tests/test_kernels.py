@@ -1,0 +1,346 @@
+"""The fused kernel against the plain evaluation: values, gradients, second derivatives, and the choice of a backend."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from lieattn.geometry import AllPairs, Given, Neighbors, Radius, lift
+from lieattn.groups import cyclic
+from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
+from lieattn.ops import RelativeTerms, backend, explain, group_attention
+from tests.test_ops import DIM, HEADS, VALUE, problem
+
+pytest.importorskip("numba")
+from lieattn.ops.kernels import _launch, _layout
+
+NAMES = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta")
+OF_EDGES = ("positional_key", "displacement_bias", "psi", "beta")
+TERMS = {
+    "none": (),
+    "positional key": ("positional_key",),
+    "bias of the displacement": ("displacement_bias",),
+    "pair bias": ("pair_bias",),
+    "frames": ("fiber_key", "fiber_bias"),
+    "affine values": ("psi", "beta"),
+    "all": ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta"),
+}
+CASES = [
+    (pattern, normalize, terms)
+    for pattern, normalize, terms in itertools.product(
+        ("joint", "framewise", "query_sum", "pooled"), ("softmax", "exp-mean", "mean", "none"), TERMS
+    )
+    if not (pattern in ("query_sum", "pooled") and (normalize in ("mean", "none") or terms == "pair bias"))
+]
+
+
+def results(signals, neighbors, terms, index, name, *, direction=None, **options):
+    """Output and all gradients, by one backend."""
+    with backend(name):
+        given = {n: getattr(terms, n) for n in NAMES if getattr(terms, n) is not None}
+        given = {n: t.detach().requires_grad_() for n, t in given.items()}
+        signals = [s.detach().requires_grad_() for s in signals]
+        out, _ = group_attention(*signals, neighbors, terms=RelativeTerms(**given), displacement_index=index, **options)
+        leaves = [*signals, *given.values()]
+        direction = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape)
+        return [out, *torch.autograd.grad(out, leaves, direction, materialize_grads=True)]
+
+
+def assert_same(found, wanted, tolerance=1e-12):
+    for ours, theirs in zip(found, wanted, strict=True):
+        scale = 1 + theirs.detach().abs().max().item() if theirs.numel() else 1
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize(("pattern", "normalize", "terms"), CASES)
+def test_fused_equals_plain(pattern, normalize, terms):
+    signals, neighbors, tables, index = problem(pattern, TERMS[terms])
+    options = {"pattern": pattern, "normalize": normalize}
+    assert explain(*signals, terms=tables, **options).backend == "numba"
+    assert_same(*(results(signals, neighbors, tables, index, name, **options) for name in ("numba", "plain")))
+    rows = RelativeTerms(
+        **{
+            name: table[index] if name in OF_EDGES else table
+            for name in NAMES
+            if (table := getattr(tables, name)) is not None
+        }
+    )
+    assert_same(*(results(signals, neighbors, rows, None, name, **options) for name in ("numba", "plain")))
+
+
+@pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum"])
+@pytest.mark.parametrize(("heads", "dim", "fiber"), [(1, 5, 1), (3, 1, 2), (7, 6, 5), (9, 4, 8), (17, 3, 2)])
+def test_sizes(pattern, heads, dim, fiber):
+    neighbors = Radius(1.0)(torch.randn(12, 2))
+    signals = [torch.randn(12, fiber, heads, width, dtype=torch.float64) for width in (dim, dim, dim + 1)]
+    terms = RelativeTerms(
+        positional_key=torch.randn(neighbors.num_edges, fiber, 1, dim, dtype=torch.float64),
+        displacement_bias=torch.randn(neighbors.num_edges, 1, 1, heads, dtype=torch.float64),
+        fiber_key=torch.randn(fiber, fiber, 1, dim, dtype=torch.float64),
+        psi=torch.randn(neighbors.num_edges, 1, 1, heads, 1, dtype=torch.float64),
+    )
+    assert_same(*(results(signals, neighbors, terms, None, name, pattern=pattern) for name in ("numba", "plain")))
+    single = [signal.float() for signal in signals]
+    terms = RelativeTerms(**{n: None if t is None else t.float() for n, t in vars(terms).items()})
+    assert_same(*(results(single, neighbors, terms, None, name, pattern=pattern) for name in ("numba", "plain")), 1e-5)
+
+
+@pytest.mark.parametrize("normalize", ["softmax", "exp-mean"])
+@pytest.mark.parametrize("pattern", ["joint", "query_sum"])
+def test_long_lists_in_chunks(pattern, normalize, monkeypatch):
+    signals, _, tables, _ = problem(pattern, TERMS["all"])
+    signals = [torch.randn(40, *signal.shape[1:], dtype=torch.float64) for signal in signals]
+    signals[0] *= 10  # so that the running maximum jumps
+    neighbors = AllPairs()(torch.randn(40, 2))
+    index = torch.arange(neighbors.num_edges) % 4
+    options = {"pattern": pattern, "normalize": normalize}
+    wanted = results(signals, neighbors, tables, index, "plain", **options)
+    for room in (1, 2**14):
+        monkeypatch.setattr(_layout, "_SCRATCH_BYTES", room)
+        assert_same(results(signals, neighbors, tables, index, "numba", **options), wanted, 1e-11)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+def test_threads_change_rounding_only(threads, monkeypatch):
+    signals, neighbors, tables, index = problem("query_sum", TERMS["all"])
+    wanted = results(signals, neighbors, tables, index, "plain", pattern="query_sum")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(_launch, "_MOST_WINDOWS", 2)
+    found = [results(signals, neighbors, tables, index, "numba", pattern="query_sum") for _ in range(3)]
+    assert_same(found[0], wanted)
+    for again in found[1:]:
+        assert all(torch.equal(ours, first) for ours, first in zip(again, found[0], strict=True))
+
+
+def test_fiber_only_in_the_terms():
+    """Lifting: one frame of queries and keys, the output fiber from the terms."""
+    neighbors = Radius(1.5)(torch.randn(9, 2))
+    signals = [torch.randn(9, 1, HEADS, width, dtype=torch.float64) for width in (DIM, DIM, VALUE)]
+    terms = RelativeTerms(positional_key=torch.randn(neighbors.num_edges, 4, 1, DIM, dtype=torch.float64))
+    found, wanted = (results(signals, neighbors, terms, None, name, pattern="query_sum") for name in ("numba", "plain"))
+    assert found[0].shape == (9, 4, HEADS, VALUE)
+    assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("names", [(), ("displacement_bias",), ("fiber_bias",), ("pair_bias",), ("psi",)])
+@pytest.mark.parametrize("normalize", ["softmax", "none"])
+def test_scores_of_terms_alone(names, normalize):
+    (_, _, value), neighbors, terms, index = problem("joint", names)
+    found = []
+    for name in ("numba", "plain"):
+        with backend(name):
+            options = {"normalize": normalize, "terms": terms, "displacement_index": index}
+            found.append(group_attention(None, None, value, neighbors, **options)[0])
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("pattern", ["joint", "query_sum"])
+def test_points_and_lists_may_be_empty(pattern):
+    for points in (0, 1, 3):
+        neighbors = Given(torch.empty(2, 0, dtype=torch.int64))(torch.randn(points, 2))
+        signals = [torch.randn(points, 2, HEADS, width) for width in (DIM, DIM, VALUE)]
+        with backend("numba"):
+            for tensor in results(signals, neighbors, RelativeTerms(), None, "numba", pattern=pattern):
+                assert torch.equal(tensor, torch.zeros_like(tensor))
+
+
+def test_not_a_number_is_passed_on():
+    signals, neighbors, _, _ = problem("joint", ())
+    signals[1][int(neighbors.source[0])] = torch.nan
+    out, _ = group_attention(*signals, neighbors)
+    assert out[int(neighbors.target[0])].isnan().all()
+
+
+def call_with(names, neighbors, index, **options):
+    def call(query, key, value, *terms):
+        tables = RelativeTerms(**dict(zip(names, terms, strict=True)))
+        return group_attention(query, key, value, neighbors, terms=tables, displacement_index=index, **options)[0]
+
+    return call
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("normalize", ["softmax", "exp-mean", "mean"])
+@pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum"])
+def test_differentiable_twice(pattern, normalize, dropout):
+    if pattern == "query_sum" and normalize == "mean":
+        pytest.skip("the plain evaluation has this case")
+    signals, neighbors, tables, index = problem(pattern, TERMS["all"], fiber=2, points=5)
+    given = [s.requires_grad_() for s in (*signals, *(getattr(tables, name) for name in NAMES))]
+    call = call_with(NAMES, neighbors, index, pattern=pattern, normalize=normalize, dropout=dropout)
+
+    def seeded(*arguments):
+        torch.manual_seed(3)
+        return call(*arguments)
+
+    assert torch.autograd.gradcheck(seeded, given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(seeded, given, fast_mode=True)
+
+
+@pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum"])
+def test_dropout_follows_the_seed(pattern):
+    signals, neighbors, tables, index = problem(pattern, ("positional_key",))
+    call = call_with(("positional_key",), neighbors, index, pattern=pattern, dropout=0.5)
+    draws = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        draws.append(call(*signals, tables.positional_key))
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+
+
+def test_training_on_forces():
+    """A loss on -dE/dx, through the geometry of the positional keys."""
+    layer = GroupSelfAttention(cyclic(4), 4, 6, heads=2, pattern="joint").double()
+    pos, x = torch.randn(6, 2, dtype=torch.float64), torch.randn(6, 4, 4, dtype=torch.float64)
+    gradients = []
+    for name in ("numba", "plain"):
+        with backend(name):
+            where = pos.clone().requires_grad_()
+            energy = layer(x, lift(where, cyclic(4), Radius(2.0))).square().sum()
+            (force,) = torch.autograd.grad(-energy, where, create_graph=True)
+            gradients.append(torch.autograd.grad(force.square().sum(), list(layer.parameters()), allow_unused=True))
+    pairs = [(a, b) for a, b in zip(*gradients, strict=True) if b is not None]
+    assert_same(*zip(*pairs, strict=True), 1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_computes_in_single(dtype):
+    signals, neighbors, tables, index = problem("joint", ("displacement_bias",))
+    tables = RelativeTerms(displacement_bias=tables.displacement_bias.float())
+    half = [signal.to(dtype).requires_grad_() for signal in signals]
+    options = {"terms": tables, "displacement_index": index}
+    with torch.autocast("cpu", dtype=torch.bfloat16), backend("numba"):
+        out, _ = group_attention(*half, neighbors, **options)
+    exact, _ = group_attention(*(signal.float() for signal in half), neighbors, **options)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, exact.to(dtype), rtol=2e-2, atol=2e-2)
+    out.sum().backward()
+    assert all(signal.grad.dtype == dtype for signal in half)
+
+
+def test_registration_with_torch():
+    from lieattn.ops.kernels import _fused
+
+    signals, neighbors, tables, index = problem("query_sum", TERMS["all"], fiber=2, points=5)
+    given = [s.requires_grad_() for s in (*signals, *(getattr(tables, name) for name in NAMES))]
+    lists = (neighbors.row_ptr, neighbors.source, neighbors.target, index)
+    options = (torch.tensor(0), "query_sum", "softmax", 0.0)
+    torch.library.opcheck(_fused._forward, (*given, *lists, *options))
+    out, norm = _fused._forward(*given, *lists, *options)
+    arguments = (torch.randn_like(out), norm.detach(), *given, *lists, *options)
+    torch.library.opcheck(_fused._backward, arguments)
+    absent = (*given[:3], *(None,) * 6, *lists[:3], None, *options)
+    torch.library.opcheck(_fused._forward, absent)
+
+
+@pytest.mark.parametrize("pattern", ["joint", "query_sum"])
+def test_compiles_to_one_graph(pattern):
+    group = cyclic(4)
+    graph = lift(torch.randn(10, 2), group, Radius(1.5))
+    lifting = LiftingSelfAttention(group, 3, 4, heads=2)
+    layer = GroupSelfAttention(group, 4, 6, heads=2, pattern=pattern)
+    x = torch.randn(10, 3)
+
+    def network(features):
+        return layer(torch.nn.functional.silu(lifting(features, graph)), graph)
+
+    parameters = [*lifting.parameters(), *layer.parameters()]
+    found = []
+    for function in (network, torch.compile(network, fullgraph=True, backend="aot_eager")):
+        out = function(x)
+        grads = torch.autograd.grad(out.square().sum(), parameters, allow_unused=True)
+        found.append([out, *(torch.zeros(()) if grad is None else grad for grad in grads)])
+    assert_same(*found, 1e-6)
+
+
+def test_export():
+    group = cyclic(4)
+    graph = lift(torch.randn(10, 2), group, Radius(1.5))
+
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = GroupSelfAttention(group, 4, 6, heads=2)
+
+        def forward(self, x):
+            return self.layer(x, graph)
+
+    network, x = Network().eval(), torch.randn(10, 4, 4)
+    exported = torch.export.export(network, (x,))
+    torch.testing.assert_close(exported.module()(x), network(x))
+
+
+def test_memory_of_others_is_not_read():
+    signals, neighbors, tables, index = problem("joint", ("positional_key",))
+    for wrong in (index + 4, index - 4):
+        with backend("numba"), pytest.raises(ValueError, match="displacement_index: expected numbers from 0 to 3"):
+            group_attention(*signals, neighbors, terms=tables, displacement_index=wrong)
+    astray = Neighbors(neighbors.row_ptr, neighbors.source + 7, neighbors.target)
+    with backend("numba"), pytest.raises(ValueError, match="neighbors: source: expected numbers from 0 to 6"):
+        group_attention(*signals, astray)
+    short = Neighbors(neighbors.row_ptr + 1, neighbors.source, neighbors.target)
+    with backend("numba"), pytest.raises(ValueError, match="neighbors: row_ptr must ascend from 0"):
+        group_attention(*signals, short)
+
+
+def test_the_choice_is_explained():
+    (q, k, v), _, tables, _ = problem("query_sum", ("psi_pairs",))
+    assert explain(q, k, v).backend == "numba"
+    assert explain(q, k, v).obstacles == {}
+    for options, reason in (
+        ({"return_weights": True}, "weights are returned"),
+        ({"terms": tables}, "terms.psi tells key frames apart"),
+        ({"terms": RelativeTerms(fiber_key=torch.randn(3, 3, 3, 1, DIM)), "pattern": "query_sum"}, "cubic"),
+        ({"terms": RelativeTerms(displacement_bias=torch.randn(4, 3, 3, 1)), "pattern": "query_sum"}, "cubic"),
+        ({"pattern": "query_sum", "normalize": "mean"}, "normalize='mean'"),
+    ):
+        choice = explain(q, k, v, **options)
+        assert choice.backend == "plain"
+        assert reason in str(choice)
+    assert "on meta" in str(explain(*(s.to("meta") for s in (q, k, v))))
+    with backend("plain"):
+        assert "was asked for" in str(explain(q, k, v))
+    with pytest.raises(ValueError, match="name: expected one of"), backend("fast"):
+        pass
+
+
+def test_numba_is_absent(monkeypatch):
+    from lieattn.ops import _backend
+
+    monkeypatch.setattr(_backend, "has_numba", lambda: False)
+    signals, neighbors, _, _ = problem("joint", ())
+    assert "not installed" in str(explain(*signals))
+    with pytest.raises(ValueError, match="not installed"), backend("numba"):
+        pass
+    group_attention(*signals, neighbors)
+
+
+def test_nothing_can_be_cached(monkeypatch):
+    """A package folder and a home that cannot be written to cost time, not function."""
+    import numba
+
+    from lieattn.ops.kernels._products import compiled
+
+    compile_ = numba.njit
+
+    def refuse(function, **options):
+        if options.pop("cache", False):
+            raise RuntimeError("cannot cache function: no locator available")
+        return compile_(function, **options)
+
+    monkeypatch.setattr(numba, "njit", refuse)
+    assert compiled(lambda x: x + 1)(1) == 2
+
+
+def test_import_is_light_and_the_variable_chooses():
+    script = "import sys, lieattn.ops; print('numba' in sys.modules, lieattn.ops._backend._State.asked)"
+    environment = {**os.environ, "LIEATTN_BACKEND": "plain"}
+    run = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "plain"]
+    failed = subprocess.run(run, env={**environment, "LIEATTN_BACKEND": "fast"}, capture_output=True, text=True)
+    assert "LIEATTN_BACKEND: expected one of" in failed.stderr

@@ -1,0 +1,300 @@
+"""The Triton kernels against the plain evaluation: in Triton's interpreter, compiled, and on a GPU where there is one.
+
+Whether a kernel is interpreted is decided when Triton is imported, so the tests of the interpreter run in a process
+of their own, which ``test_in_the_interpreter`` starts.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lieattn.geometry import Neighbors
+from lieattn.ops import RelativeTerms, backend, explain, group_attention
+from lieattn.ops import _plain as plain
+from lieattn.ops.kernels._dropout import dropout_mask
+from lieattn.ops.kernels._layout import Arguments
+
+pytest.importorskip("triton", reason="triton is not installed: pip install lieattn[gpu]")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the process of test_in_the_interpreter")
+compiled = pytest.mark.skipif(INTERPRETED, reason="needs kernels that are compiled")
+
+SEED, DROPOUT = 2**40 + 77, 0.4
+FRAMES = ("fiber_key", "fiber_bias")
+KEYS = ("positional_key", "displacement_bias", *FRAMES)
+# pattern, normalize, tables, probability of dropout
+CASES = {
+    "query sum": ("query_sum", "softmax", KEYS, 0),
+    "query sum with affine values": ("query_sum", "softmax", ("positional_key", "psi", "beta"), DROPOUT),
+    "query sum, exp-mean": ("query_sum", "exp-mean", (*KEYS, "beta"), DROPOUT),
+    "lifting": ("lifting", "softmax", ("positional_key",), 0),
+    "joint": ("joint", "softmax", (), 0),
+    "joint, all tables": ("joint", "softmax", (*KEYS, "psi", "beta"), DROPOUT),
+    "joint, bias of pairs": ("joint", "softmax", ("pair_bias", "fiber_bias"), 0),
+    "joint, mean": ("joint", "mean", (*KEYS, "psi", "beta"), DROPOUT),
+    "framewise": ("framewise", "softmax", (*KEYS, "psi", "beta"), DROPOUT),
+    "framewise, exp-mean": ("framewise", "exp-mean", ("positional_key",), 0),
+    "framewise, none": ("framewise", "none", ("displacement_bias", "psi"), 0),
+    "location only": ("location", "softmax", ("pair_bias", "fiber_bias"), 0),
+    "convolution": ("location", "none", ("psi", "beta"), 0),
+}
+
+
+def problem(case, fiber=3, heads=2, depth=3, width=2, dtype=torch.float64, indexed=True, device="cpu", lists=None):
+    """Operands of a case; the neighbor lists hold a point without neighbors, and a type without edges."""
+    pattern, normalize, names, dropout = CASES[case]
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
+
+    row_ptr, source = ([0, 3, 3, 5], [0, 2, 1, 2, 0]) if lists is None else lists
+    target = torch.repeat_interleave(torch.tensor(row_ptr).diff())
+    neighbors = Neighbors(*(torch.as_tensor(t).to(device) for t in (row_ptr, source, target)))
+    edges = len(source)
+    index = (torch.randint(3, (edges,), generator=generator) + torch.arange(edges) % 2).to(device) if indexed else None
+    types, frames = 5 if indexed else edges, 1 if pattern == "lifting" else fiber
+    outs = fiber + 1 if pattern in ("lifting", "query_sum") else fiber
+    tables = {
+        "positional_key": ("positional_key", (types, outs, 1, depth)),
+        "displacement_bias": ("displacement_bias", (types, outs, 1, heads)),
+        "pair_bias": ("displacement_bias", (types, outs, frames, 1)),
+        "fiber_key": ("fiber_key", (frames, frames, heads, depth)),
+        "fiber_bias": ("fiber_bias", (frames, 1, heads)),
+        "psi": ("psi", (types, outs, 1, heads, width)),
+        "beta": ("beta", (types, 1, 1, heads, 1)),
+    }
+    terms = RelativeTerms(**{tables[name][0]: draw(*tables[name][1]) for name in names})
+    points = len(row_ptr) - 1
+    query, key, value = (draw(points, frames, heads, size) for size in (depth, depth, width))
+    if pattern == "location":
+        query = key = None
+    pattern = {"lifting": "query_sum", "location": "joint"}.get(pattern, pattern)
+    return (query, key, value), neighbors, terms, index, pattern, normalize, dropout
+
+
+def arguments_of(signals, terms, pattern, normalize):
+    names = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta")
+    operands = [*signals, *(getattr(terms, name) for name in names)]
+    return operands, Arguments(*(None if t is None else t.detach() for t in operands), pattern, normalize)
+
+
+def reference(operands, arguments, neighbors, index, dropout, grad_out=None):
+    """Output and gradients by the plain evaluation."""
+
+    def drop(weights):
+        mask = dropout_mask(arguments, neighbors.num_edges, SEED, dropout).to(weights.device)
+        return weights * (mask if weights.ndim == mask.ndim else mask[..., 0])
+
+    out, _ = plain.attend(
+        *operands[:3],
+        neighbors,
+        pattern=arguments.pattern,
+        normalize=arguments.normalize,
+        terms=RelativeTerms(*operands[3:]),
+        displacement_index=index,
+        drop=drop if dropout > 0 else None,
+    )
+    grad_out = torch.randn_like(out) if grad_out is None else grad_out
+    grads = torch.autograd.grad(out, [t for t in operands if t is not None], grad_out)
+    return out.detach(), grad_out, grads
+
+
+def close(found, expected, tolerance):
+    assert found.shape == expected.shape
+    scale = expected.abs().max().clamp(min=1)
+    assert (found.to(expected.dtype) - expected).abs().max() <= tolerance * scale
+
+
+def check(case, tolerance, again=False, **options):
+    from lieattn.ops.kernels._triton_launch import run_backward, run_forward
+
+    signals, neighbors, terms, index, pattern, normalize, dropout = problem(case, **options)
+    operands, arguments = arguments_of(signals, terms, pattern, normalize)
+    expected, grad_out, grads = reference(operands, arguments, neighbors, index, dropout)
+    lists = neighbors.row_ptr, neighbors.source, index, SEED, dropout
+    out, norm = run_forward(arguments, *lists)
+    close(out, expected, tolerance)
+    found = run_backward(arguments, *lists, grad_out, norm)
+    assert [g.numel() == 0 for g in found] == [t is None for t in operands]
+    for grad, wanted in zip((g for g in found if g.numel()), grads, strict=True):
+        assert grad.dtype == wanted.dtype
+        close(grad, wanted, tolerance)
+    if again:
+        repeated = run_backward(arguments, *lists, grad_out, norm)
+        assert all(torch.equal(one, other) for one, other in zip(found, repeated, strict=True))
+
+
+@interpreted
+@pytest.mark.parametrize("case", CASES)
+def test_equals_plain(case):
+    check(case, 1e-12)
+
+
+@interpreted
+@pytest.mark.parametrize("case", ["query sum", "joint, all tables"])
+def test_edges_that_are_their_own_type(case):
+    check(case, 1e-12, indexed=False)
+
+
+@interpreted
+@pytest.mark.parametrize("case", ["query sum", "joint", "joint, bias of pairs", "framewise"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_fibers_as_matrix_products(case, dtype):
+    check(case, 1e-12 if dtype == torch.float64 else 1e-5, fiber=17, depth=5, heads=1, dtype=dtype)
+
+
+@interpreted
+def test_more_heads_than_a_block_of_the_dropout_mask():
+    check("joint, mean", 1e-12, fiber=2, heads=9, lists=([0, 1, 2], [1, 1]))
+
+
+@interpreted
+def test_many_edges_of_a_type_are_split_among_programs(monkeypatch):
+    from lieattn.ops.kernels import _triton_launch
+
+    monkeypatch.setattr(_triton_launch, "_EDGES_A_PROGRAM", 1)
+    check("location only", 1e-12, heads=1, lists=([0, 4, 8, 11], [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1]))
+
+
+@interpreted
+def test_large_scores_do_not_overflow():
+    check("location only", 1e-12)
+    from lieattn.ops.kernels._triton_launch import run_forward
+
+    signals, neighbors, terms, index, pattern, normalize, _ = problem("joint", dtype=torch.float32)
+    with torch.no_grad():
+        signals[0].mul_(1e4)
+    operands, arguments = arguments_of(signals, terms, pattern, normalize)
+    out, _ = run_forward(arguments, neighbors.row_ptr, neighbors.source, index, SEED, 0.0)
+    expected, _, _ = reference(operands, arguments, neighbors, index, 0)
+    close(out, expected, 1e-5)
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("case", "dtype"), [("query sum", torch.float16), ("joint", torch.bfloat16), ("framewise", torch.bfloat16)]
+)
+def test_half_precision_keeps_statistics_in_float32(case, dtype):
+    """Signals in half precision and tables in float32 give what float32 gives for the rounded signals."""
+    from lieattn.ops.kernels._triton_launch import run_backward, run_forward
+
+    signals, neighbors, terms, index, pattern, normalize, _ = problem(case, heads=1, dtype=torch.float32)
+    half = tuple(t.detach().to(dtype) for t in signals)
+    operands, wide = arguments_of([t.float().requires_grad_() for t in half], terms, pattern, normalize)
+    _, narrow = arguments_of(half, terms, pattern, normalize)
+    expected, grad_out, grads = reference(operands, wide, neighbors, index, 0)
+    lists = neighbors.row_ptr, neighbors.source, index, SEED, 0.0
+    out, norm = run_forward(narrow, *lists)
+    assert out.dtype == dtype
+    assert norm.dtype == torch.float32
+    assert torch.equal(norm, run_forward(wide, *lists)[1])
+    close(out, expected, torch.finfo(dtype).eps)
+    found = [g for g in run_backward(narrow, *lists, grad_out, norm) if g.numel()]
+    assert [g.dtype for g in found[:3]] == [dtype] * 3
+    for grad, wanted in zip(found, grads, strict=True):
+        close(grad, wanted, torch.finfo(dtype).eps)
+
+
+def penalty(case, name, dtype=torch.float64):
+    """First and second derivatives through the public operator, as training on forces takes them."""
+    signals, neighbors, terms, index, pattern, normalize, _ = problem(case, fiber=2, heads=1, dtype=dtype)
+    with backend(name):
+        assert explain(*signals, terms=terms, pattern=pattern, normalize=normalize).backend == name
+        out, _ = group_attention(
+            *signals, neighbors, terms=terms, pattern=pattern, normalize=normalize, displacement_index=index
+        )
+        (force,) = torch.autograd.grad(out.float().square().sum(), signals[0], create_graph=True)
+        return out, force, *torch.autograd.grad(force.float().square().sum(), signals)
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("case", ["query sum", "joint"])
+def test_behind_the_public_operator(case, dtype):
+    for found, expected in zip(penalty(case, "triton", dtype), penalty(case, "plain"), strict=True):
+        assert found.dtype == dtype
+        close(found, expected, 1e-12 if dtype == torch.float64 else 0.1)
+
+
+@interpreted
+def test_is_a_proper_operator():
+    from lieattn.ops.kernels import _fused
+
+    signals, neighbors, terms, index, pattern, normalize, _ = problem("framewise, exp-mean", fiber=2, heads=1)
+    tables = (terms.positional_key, *(None,) * 5)
+    lists = neighbors.row_ptr, neighbors.source, neighbors.target, index, torch.tensor(SEED)
+    with backend("triton"):
+        torch.library.opcheck(_fused._forward, (*signals, *tables, *lists, pattern, normalize, 0.0))
+
+
+@compiled
+def test_in_the_interpreter():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert " passed" in done.stdout
+
+
+class _NoDriver:
+    """What Triton asks a driver for when it compiles without launching."""
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+@compiled
+@pytest.mark.parametrize("fiber", [3, 24])
+def test_compiles_for_a_gpu_that_is_not_here(fiber, monkeypatch, tmp_path):
+    """Triton's compiler accepts what the interpreter computed, down to machine code; nothing is launched."""
+    from triton.runtime import driver
+
+    from lieattn.ops.kernels import _triton_launch
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(driver, "_active", _NoDriver())
+    sizes = []
+
+    class Compiled:
+        def __init__(self, kernel):
+            self.kernel = kernel
+
+        def __getitem__(self, grid):
+            def build(*arguments, **options):
+                sizes.append(len(self.kernel.warmup(*arguments, grid=grid, **options).asm["cubin"]))
+
+            return build
+
+    for name in ("forward", "backward_targets", "backward_sources", "backward_types"):
+        monkeypatch.setattr(_triton_launch, name, Compiled(getattr(_triton_launch, name)))
+    case = "joint, all tables" if fiber == 3 else "query sum"
+    signals, neighbors, terms, index, pattern, normalize, dropout = problem(case, fiber=fiber, dtype=torch.float32)
+    _, arguments = arguments_of(signals, terms, pattern, normalize)
+    lists = neighbors.row_ptr, neighbors.source, index, SEED, dropout
+    out, norm = _triton_launch.run_forward(arguments, *lists)
+    _triton_launch.run_backward(arguments, *lists, out, norm)
+    assert len(sizes) == 4
+
+
+@compiled
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("fiber", [3, 24])
+def test_on_a_gpu(case, fiber):
+    check(case, 1e-4, fiber=fiber, depth=8, width=8, dtype=torch.float32, device="cuda", again=True)
+    check(case, 1e-11, fiber=fiber, depth=8, width=8, dtype=torch.float64, device="cuda")

@@ -92,9 +92,7 @@ class TestImages:
         assert data.pos.tolist() == expected
         assert data.grid.tolist() == [[2, 3]]
         assert data.y.tolist() == [7]
-        assert [data.x.dtype, data.pos.dtype, data.y.dtype, data.grid.dtype] == [torch.float32] * 2 + [
-            torch.int64
-        ] * 2
+        assert [data.x.dtype, data.pos.dtype, data.y.dtype, data.grid.dtype] == [torch.float32] * 2 + [torch.int64] * 2
 
     def test_color_floats_and_back(self):
         image = RANDOM.random((3, 5, 3))
@@ -182,9 +180,7 @@ class TestDigits:
         data = ld.Digits("all")[0]
         assert data.x.shape == (64, 1)
         assert data.x.max() == 15 / 16
-        with pytest.raises(
-            ValueError, match="split must be one of 'train', 'valid', 'test', 'all', got 'val'"
-        ):
+        with pytest.raises(ValueError, match="split must be one of 'train', 'valid', 'test', 'all', got 'val'"):
             ld.Digits("val")
 
 
@@ -200,9 +196,7 @@ class TestIdx:
 
     def test_validation(self, tmp_path):
         write_idx(tmp_path)
-        train, valid = (
-            ld.MNIST(tmp_path, s, validation=4, verify=False)._indices for s in ("train", "valid")
-        )
+        train, valid = (ld.MNIST(tmp_path, s, validation=4, verify=False)._indices for s in ("train", "valid"))
         assert sorted([*train, *valid]) == list(range(12))
         assert valid.tolist() == ld.MNIST(tmp_path, "valid", validation=4, verify=False)._indices.tolist()
         with pytest.raises(ValueError, match="split='valid' needs validation > 0"):
@@ -212,9 +206,7 @@ class TestIdx:
 
     def test_checksum_and_count(self, tmp_path, monkeypatch):
         write_idx(tmp_path, pack=True)
-        with pytest.raises(
-            ValueError, match=r"train-images-idx3-ubyte.gz has the digest md5:\w+, but .* Replace"
-        ):
+        with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.gz has the digest md5:\w+, but .* Replace"):
             ld.MNIST(tmp_path)
         digests = _idx._MNIST.digests
         for name, array in (("images-idx3", GRAY), ("labels-idx1", LABELS)):
@@ -618,7 +610,5 @@ def test_import_is_light():
     heavy = ("sklearn", "h5py", "scipy.ndimage", "lightning", "matplotlib", "lieattn")
     script = f"import sys, lieattn_datasets; print([name for name in {heavy!r} if name in sys.modules])"
     folder = Path(ld.__file__).parent.parent
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

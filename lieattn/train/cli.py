@@ -14,10 +14,11 @@ _TRAIN_PACKAGES = ("lightning", "jsonargparse", "tensorboard")
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: its line in the help, and the function called with the name and the arguments after it."""
+    """A subcommand: its line in the help, the function called with the name and the arguments after it, its needs."""
 
     help: str
     function: str
+    packages: tuple[str, ...] = _TRAIN_PACKAGES
 
 
 COMMANDS = {
@@ -26,6 +27,8 @@ COMMANDS = {
     "test": Command("loss and accuracy of a checkpoint on the test set", "lieattn.train._lightning_cli:run"),
     "predict": Command("write a checkpoint's predictions to a table", "lieattn.train._lightning_cli:run"),
     "certify": Command("measure how invariant a checkpoint is", "lieattn.train._certify_cli:run"),
+    "bench": Command("measure speed and memory on this machine", "lieattn.bench._command:run", ()),
+    "info": Command("versions, and which backend is used for what", "lieattn.train._info_cli:run", ()),
 }
 
 
@@ -53,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"lieattn: unknown subcommand {name!r}\n\n{_usage()}", file=sys.stderr)
         return 2
-    missing = [package for package in _TRAIN_PACKAGES if importlib.util.find_spec(package) is None]
+    missing = [package for package in COMMANDS[name].packages if importlib.util.find_spec(package) is None]
     if missing:
         print(f'lieattn {name} needs {", ".join(missing)}: pip install "lieattn[train]"', file=sys.stderr)
         return 2

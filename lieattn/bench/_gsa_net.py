@@ -1,0 +1,152 @@
+"""A training step of the rot-MNIST networks of GSA-Nets, against the published cubic formula written out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+
+from lieattn.bench._measure import Problem, Record, compare
+from lieattn.geometry import LiftedGraph, pixel_positions
+from lieattn.groups import cyclic
+from lieattn.models import GSANet
+from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
+from lieattn.ops import backend
+
+IMAGES, SIDE = 8, 28
+_FITS = 4  # the largest group for which the cubic formula takes the batch at once
+Way = Literal["cubic", "plain", "fused", "joint"]
+
+
+class Cubic(nn.Module):
+    """A layer of GSA-Nets evaluated literally, on whole images: scores [B, heads, h, g, H, W, m, P, P].
+
+    The formula of the paper and its code (Eqs. 14 and 16) with the corrected table of frames: keys are unfolded to
+    the neighborhood of every pixel, the positional terms of every output frame are added to the scores of every
+    pair of frames, and one softmax runs over frames and pixels of the neighborhood.
+    """
+
+    def __init__(self, layer: LiftingSelfAttention | GroupSelfAttention) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+        """Same as the layer's own, ``[points, (fiber,) channels]`` to ``[points, fiber, channels]``."""
+        layer, grid = self.layer, graph.grid
+        if grid is None or layer.encoding is None:
+            raise ValueError("graph: the cubic formula is for images with pixel squares and a positional encoding")
+        images, (height, width) = graph.num_clouds, grid[0].tolist()
+        field = x[:, None] if x.ndim == 2 else x
+        sizes = (images, height, width, field.shape[1], layer.heads, layer.head_channels)
+        query, key, value = (
+            linear(field).view(sizes).permute(0, 4, 3, 1, 2, 5) for linear in (layer.query, layer.key, layer.value)
+        )
+        side = round(graph.num_types**0.5)
+        keys, inside = _unfold(key, side)
+        values, _ = _unfold(value, side)
+        content = torch.einsum("beghwd,bemhwtd->beghwmt", query, keys)
+        terms = layer.encoding(graph)
+        order = _window_order(graph, side)
+        position = torch.einsum("beghwd,tod->beoghwt", query, _table(terms.positional_key)[order])
+        score = content[:, :, None] + position[:, :, :, :, :, :, None]
+        if terms.fiber_key is not None:
+            frames = torch.einsum("beghwd,gmd->beghwm", query, _table(terms.fiber_key))
+            score = score + frames[:, :, None, ..., None]
+        score = score * layer.scale
+        score = score.masked_fill(~inside[None, None, None, None, :, :, None, :], float("-inf"))
+        weight = score.flatten(-2).softmax(-1).view_as(score)
+        weight = nn.functional.dropout(weight, layer.dropout, layer.training)
+        out = torch.einsum("beoghwmt,bemhwtd->bhwoed", weight, values)
+        return layer.output(out.flatten(-2).flatten(0, 2))
+
+
+def _table(table: Tensor | None) -> Tensor:
+    if table is None:
+        raise ValueError("encoding: the cubic formula needs a positional key")
+    return table.squeeze(2)
+
+
+def _unfold(signal: Tensor, side: int) -> tuple[Tensor, Tensor]:
+    """Neighborhoods ``[B, heads, frames, H, W, side², d]`` and which of their pixels are inside ``[H, W, side²]``."""
+    height, width = signal.shape[3:5]
+    margin = side // 2
+    padded = nn.functional.pad(signal, (0, 0, margin, margin, margin, margin))
+    windows = padded.unfold(3, side, 1).unfold(4, side, 1)  # [..., H, W, d, side, side]
+    inside = nn.functional.pad(torch.ones(height, width, dtype=torch.bool), (margin,) * 4)
+    return windows.flatten(-2).mT, inside.unfold(0, side, 1).unfold(1, side, 1).flatten(-2)
+
+
+def _window_order(graph: LiftedGraph, side: int) -> Tensor:
+    """Row of the displacement table for each place of the window, which runs down the rows of the image."""
+    seen = graph.relative_positions[:, graph.group.identity] * (side // 2)
+    row, column = (-seen[:, 1] + side // 2).round().long(), (seen[:, 0] + side // 2).round().long()
+    order = torch.empty(side * side, dtype=torch.int64)
+    order[row * side + column] = torch.arange(len(seen))
+    return order
+
+
+def literal(network: GSANet) -> GSANet:
+    """Put the cubic formula into every attention layer, in place."""
+    modules: Any = network
+    modules.lifting = Cubic(modules.lifting)
+    for block in modules.blocks:
+        block.attention = Cubic(block.attention)
+    return network
+
+
+def joint(network: GSANet) -> GSANet:
+    """Turn every group layer into joint attention: the query frame is the output frame, no query sum."""
+    for block in network.blocks:
+        attention: Any = block.attention
+        attention.pattern = "joint"
+    return network
+
+
+def images() -> Batch:
+    """Eight random images of 28 x 28 as point sets."""
+    generator = torch.Generator().manual_seed(0)
+    pos, grid = pixel_positions(SIDE, SIDE), torch.tensor([[SIDE, SIDE]])
+    clouds = [Data(x=torch.randn(SIDE * SIDE, 1, generator=generator), pos=pos, grid=grid) for _ in range(IMAGES)]
+    return Batch.from_data_list(clouds)
+
+
+def build(order: int, way: Way) -> Problem:
+    """Forward pass and loss of the R4 or R8 network with 5 x 5 neighborhoods, without dropout.
+
+    The scores of the cubic formula for R8 take 3 GB a copy at batch 8, so it goes through the batch image by image.
+    """
+    torch.manual_seed(0)
+    network = GSANet.rot_mnist(cyclic(order), attention_dropout=0.0, value_dropout=0.0)
+    if way == "cubic":
+        network = literal(network)
+    elif way == "joint":
+        network = joint(network)
+    batch = images()
+    parts = batch.to_data_list() if way == "cubic" and order > _FITS else [batch]
+
+    def problem() -> Iterator[Tensor]:
+        for part in parts:
+            with backend("plain" if way == "plain" else "auto"):
+                logits = network(part)
+            labels = torch.arange(len(logits))
+            yield nn.functional.cross_entropy(logits, labels, reduction="sum") / IMAGES
+
+    return problem
+
+
+def run(repeats: int = 3) -> list[Record]:
+    """Records of cases R4 and R8 on one thread, ways ``cubic``, ``plain``, ``fused`` and ``joint``."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        records = []
+        for order in (4, 8):
+            builders = {way: partial(build, order, way) for way in get_args(Way)}
+            records += compare(f"R{order}", builders, repeats=repeats)
+        return records
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,112 @@
+"""One layer of this library beside layers of the same width from other packages.
+
+The peers differ in what they compute (sampled lifts, irreps, invariant distances); what is compared is the time of a
+layer of 32 channels in 4 heads on one cloud with 16 neighbors, forward and backward. Install those you want:
+``pip install lie-transformer-pytorch se3-transformer-pytorch equiformer-pytorch egnn-pytorch``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lieattn.bench._measure import Problem, Record, compare
+from lieattn.geometry import Nearest, lift
+from lieattn.groups import FiniteGroup, tetrahedral, trivial
+from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
+
+CHANNELS, HEADS, NEIGHBORS = 32, 4, 16
+SIZES = (64, 256)
+GROUPS: dict[str, FiniteGroup] = {"lieattn-H1": trivial(3), "lieattn-T": tetrahedral()}
+PEERS = {
+    "lie-transformer": "lie_transformer_pytorch",
+    "se3-transformer": "se3_transformer_pytorch",
+    "equiformer": "equiformer_pytorch",
+    "egnn": "egnn_pytorch",
+}
+
+
+def build(way: str, points: int) -> Problem:
+    """Make a layer and a random cloud ``[1, points, 3]``, and its forward pass."""
+    torch.manual_seed(0)
+    x, pos = torch.randn(1, points, CHANNELS, requires_grad=True), torch.randn(1, points, 3)
+    if way in GROUPS:
+        return _ours(GROUPS[way], x[0], pos[0])
+    layer, call = _PEER_LAYERS[way](importlib.import_module(PEERS[way]))
+    mask = torch.ones(1, points, dtype=torch.bool)
+
+    def problem() -> Iterator[Tensor]:
+        out: Any = call(layer, x, pos, mask)
+        yield (out[0] if isinstance(out, tuple) else out).square().mean()
+
+    return problem
+
+
+def _ours(group: FiniteGroup, x: Tensor, pos: Tensor) -> Problem:
+    lifting = LiftingSelfAttention(group, CHANNELS, CHANNELS, heads=HEADS)
+    attention = GroupSelfAttention(group, CHANNELS, CHANNELS, heads=HEADS, pattern="joint")
+
+    def problem() -> Iterator[Tensor]:
+        graph = lift(pos, group, Nearest(NEIGHBORS))
+        yield attention(lifting(x, graph), graph).square().mean()
+
+    return problem
+
+
+_Layer = tuple[Any, Callable[..., Any]]
+_DIM_HEAD = CHANNELS // HEADS
+
+
+def _lie_transformer(package: Any) -> _Layer:
+    layer = package.LieTransformer(dim=CHANNELS, depth=1, heads=HEADS, dim_head=_DIM_HEAD, liftsamples=1)
+    return layer, lambda layer, x, pos, mask: layer(x, pos, mask=mask)
+
+
+def _se3_transformer(package: Any) -> _Layer:
+    options = {"heads": HEADS, "dim_head": _DIM_HEAD, "depth": 1, "num_degrees": 2, "num_neighbors": NEIGHBORS}
+    layer = package.SE3Transformer(dim=CHANNELS, **options)
+    return layer, lambda layer, x, pos, mask: layer(x, pos, mask, return_type=0)
+
+
+def _equiformer(package: Any) -> _Layer:
+    options = {"heads": (HEADS, HEADS), "dim_head": (_DIM_HEAD, _DIM_HEAD), "num_degrees": 2, "depth": 1}
+    layer = package.Equiformer(dim=(CHANNELS, CHANNELS // 2), num_neighbors=NEIGHBORS, input_degrees=1, **options)
+    return layer, lambda layer, x, pos, mask: layer(x, pos, mask).type0
+
+
+def _egnn(package: Any) -> _Layer:
+    layer = package.EGNN(dim=CHANNELS, num_nearest_neighbors=NEIGHBORS)
+    return layer, lambda layer, x, pos, mask: layer(x, pos)
+
+
+_PEER_LAYERS: dict[str, Callable[[Any], _Layer]] = {
+    "lie-transformer": _lie_transformer,
+    "se3-transformer": _se3_transformer,
+    "equiformer": _equiformer,
+    "egnn": _egnn,
+}
+
+
+def remarks(records: list[Record]) -> list[str]:
+    """Lines of text on the peers that were skipped."""
+    measured = {record.way for record in records}
+    return [
+        f"skipped {way}: not installed (pip install {package.replace('_', '-')})"
+        for way, package in PEERS.items()
+        if way not in measured
+    ]
+
+
+def run(repeats: int = 5) -> list[Record]:
+    """Records of cases N64 and N256 for this library and the peers that are installed."""
+    ways = [*GROUPS, *(way for way, package in PEERS.items() if importlib.util.find_spec(package))]
+    records = []
+    for points in SIZES:
+        records += compare(f"N{points}", {way: partial(build, way, points) for way in ways}, repeats=repeats)
+    return records

@@ -1,0 +1,103 @@
+"""The attention kernel's operations and bytes over time, against what the machine can do."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from lieattn.bench import _attention
+from lieattn.bench._measure import compare
+
+_MATRIX, _COPY = 1536, 2**26
+
+
+@dataclass(frozen=True)
+class Roof:
+    """One pass of the kernel against the ceilings.
+
+    Attributes
+    ----------
+    case, way, pass_
+        Size, way, and ``"forward"`` or ``"backward"``.
+    step_ms
+        Milliseconds of the pass.
+    gflops, gbytes
+        Billions of operations and bytes a second: those the mathematics needs, not those a way happens to do.
+    compute, bandwidth
+        The same as fractions of the measured ceilings: a large matrix product, a large copy.
+    """
+
+    case: str
+    way: str
+    pass_: str
+    step_ms: float
+    gflops: float
+    gbytes: float
+    compute: float
+    bandwidth: float
+
+
+def ceilings() -> tuple[float, float]:
+    """Billions of float32 operations a second of a matrix product, and of bytes a second of a copy."""
+    a, b = torch.randn(_MATRIX, _MATRIX), torch.randn(_MATRIX, _MATRIX)
+    source, target = torch.randn(_COPY), torch.empty(_COPY)
+    product = _fastest(lambda: torch.mm(a, b))
+    copy = _fastest(lambda: target.copy_(source))
+    return 2 * _MATRIX**3 / product / 1e9, 2 * 4 * _COPY / copy / 1e9
+
+
+def run(repeats: int = 5) -> list[Roof]:
+    """Both passes of the cases of the ``attention`` benchmark, for ``plain`` and ``fused``."""
+    flops, bandwidth = ceilings()
+    rows = []
+    for order in (4, 8):
+        builders = {
+            "plain": partial(_attention.build, order, "plain"),
+            "fused": partial(_attention.build, order, "auto"),
+        }
+        work, traffic = _work(order)
+        for record in compare(f"H{order}", builders, repeats=repeats, memory=False):
+            times = {"forward": record.forward_ms, "backward": record.step_ms - record.forward_ms}
+            for pass_, milliseconds in times.items():
+                # Recomputed products, and for each of the two products its two gradients.
+                gflops = work * (1.0 if pass_ == "forward" else 2.5) / milliseconds / 1e6
+                gbytes = traffic * (1.0 if pass_ == "forward" else 2.0) / milliseconds / 1e6
+                share = (gflops / flops, gbytes / bandwidth)
+                rows.append(Roof(record.case, record.way, pass_, milliseconds, gflops, gbytes, *share))
+    return rows
+
+
+def table(rows: list[Roof]) -> str:
+    """Aligned text."""
+    head = f"{'case':8}{'way':10}{'pass':10}{'ms':>10}{'Gflop/s':>10}{'GB/s':>8}{'of product':>12}{'of copy':>10}"
+    lines = [
+        f"{r.case:8}{r.way:10}{r.pass_:10}{r.step_ms:>10.1f}{r.gflops:>10.1f}{r.gbytes:>8.2f}"
+        f"{r.compute:>12.1%}{r.bandwidth:>10.1%}"
+        for r in rows
+    ]
+    return "\n".join([head, "-" * len(head), *lines])
+
+
+def _work(order: int) -> tuple[float, float]:
+    """Operations of the forward pass (products of scores and of values), and bytes of its tensors."""
+    side, reach = _attention.SIDE, _attention.SIZE // 2
+    along = sum(min(side, i + reach + 1) - max(0, i - reach) for i in range(side))
+    edges = _attention.IMAGES * along**2
+    products = 2 * edges * _attention.HEADS * order * order * _attention.DIM * 2
+    signals = 4 * 4 * _attention.IMAGES * side**2 * order * _attention.HEADS * _attention.DIM
+    return float(products), float(signals)
+
+
+def _fastest(call: Callable[[], object], repeats: int = 7) -> float:
+    call()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)

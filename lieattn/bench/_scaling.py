@@ -1,0 +1,90 @@
+"""Time and memory against points, group order and neighbors, with fitted exponents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lieattn.bench._measure import Problem, Record, compare
+from lieattn.geometry import Nearest, lift
+from lieattn.groups import FiniteGroup, cyclic_about, octahedral, tetrahedral, trivial
+from lieattn.ops import RelativeTerms, group_attention
+
+CHANNELS, HEADS = 32, 4
+POINTS = (1_000, 3_000, 10_000, 30_000, 100_000)
+ORDERS = (1, 4, 8, 12, 24)
+NEIGHBORS = (8, 16, 32, 64)
+BASE = {"points": 10_000, "order": 4, "neighbors": 16}
+
+
+def build(points: int, order: int, neighbors: int) -> Problem:
+    """Joint attention of 32 channels in 4 heads on a random cloud in 3D, with a positional key for every edge."""
+    group = _group(order)
+    generator = torch.Generator().manual_seed(0)
+    graph = lift(torch.randn(points, 3, generator=generator), group, Nearest(neighbors - 1))
+    size = (points, order, HEADS, CHANNELS // HEADS)
+    query, key, value = (torch.randn(size, generator=generator, requires_grad=True) for _ in range(3))
+    weight = torch.randn(3, CHANNELS // HEADS, generator=generator, requires_grad=True)
+
+    def problem() -> Iterator[Tensor]:
+        terms = RelativeTerms(positional_key=(graph.relative_positions @ weight)[:, :, None])
+        index = graph.displacement_index
+        out, _ = group_attention(query, key, value, graph.neighbors, terms=terms, displacement_index=index)
+        yield out.square().mean()
+
+    return problem
+
+
+def _group(order: int) -> FiniteGroup:
+    named = {1: trivial(3), 12: tetrahedral(), 24: octahedral()}
+    return named.get(order) or cyclic_about(order)
+
+
+def _case(points: int, order: int, neighbors: int) -> str:
+    return f"N{points}-H{order}-K{neighbors}"
+
+
+def run(repeats: int = 3, *, largest: int = POINTS[-1]) -> list[Record]:
+    """Records of the way ``fused``, one size varied at a time, and the largest cloud on the largest group."""
+    sizes = [(n, BASE["order"], BASE["neighbors"]) for n in POINTS if n <= largest]
+    sizes += [(BASE["points"], order, BASE["neighbors"]) for order in ORDERS]
+    sizes += [(BASE["points"], BASE["order"], k) for k in NEIGHBORS]
+    sizes += [(largest, 24, 16)]
+    records = []
+    for size in dict.fromkeys(sizes):
+        records += compare(_case(*size), {"fused": partial(build, *size)}, repeats=repeats)
+    return records
+
+
+def exponents(records: list[Record]) -> dict[str, float]:
+    """Slopes of log time and log memory against the log of each size, least squares."""
+    by_case = {record.case: record for record in records}
+    order, neighbors, points = BASE["order"], BASE["neighbors"], BASE["points"]
+    sweeps = {
+        "points": [(n, _case(n, order, neighbors)) for n in POINTS],
+        "order": [(h, _case(points, h, neighbors)) for h in ORDERS],
+        "neighbors": [(k, _case(points, order, k)) for k in NEIGHBORS],
+    }
+    fitted = {}
+    for name, sweep in sweeps.items():
+        found = [(size, by_case[case]) for size, case in sweep if case in by_case]
+        if len(found) > 1:
+            fitted[f"time in {name}"] = _slope([(size, record.step_ms) for size, record in found])
+            fitted[f"memory in {name}"] = _slope([(size, max(record.peak_mb, 1.0)) for size, record in found])
+    return fitted
+
+
+def remarks(records: list[Record]) -> list[str]:
+    """Lines of text with the exponents."""
+    return [f"exponent of {name}: {value:.2f}" for name, value in exponents(records).items()]
+
+
+def _slope(pairs: list[tuple[int, float]]) -> float:
+    x, y = ([math.log(pair[i]) for pair in pairs] for i in (0, 1))
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    spread = sum((a - mean_x) ** 2 for a in x)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread

@@ -1,0 +1,69 @@
+"""``lieattn info``: versions, and which backend evaluates the operator for what, and why not a faster one."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+from collections.abc import Sequence
+from typing import get_args
+
+import torch
+
+from lieattn.ops import Pattern
+
+_PACKAGES = ("lieattn", "torch", "torch-geometric", "torch-scatter", "numba", "triton", "lightning", "e3nn", "numpy")
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Print what the library found on this machine.
+
+    Parameters
+    ----------
+    name
+        ``"info"``.
+    arguments
+        None are taken but ``--help``.
+
+    Returns
+    -------
+    int
+        Exit status 0; argparse exits with 2 on bad usage.
+    """
+    argparse.ArgumentParser(prog=f"lieattn {name}", description=__doc__).parse_args(arguments)
+    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
+    print(f"CUDA: {torch.cuda.get_device_name() if torch.cuda.is_available() else 'not available'}\n")
+    for package in _PACKAGES:
+        print(f"{package:16} {_version(package)}")
+    print("\nwho evaluates the operator, and why nobody faster:")
+    for case, choice in _cases().items():
+        print(f"  {case:44} {choice}")
+    print("override: lieattn.ops.backend(...) or the environment variable LIEATTN_BACKEND")
+    return 0
+
+
+def _cases() -> dict[str, str]:
+    """The backend for typical calls, in words."""
+    from lieattn.ops import RelativeTerms, explain
+
+    x = torch.zeros(1, 4, 2, 8)
+    three = RelativeTerms(fiber_key=torch.zeros(4, 4, 4, 1, 8))
+    choices = {f"pattern {pattern}": explain(x, x, x, pattern=pattern) for pattern in get_args(Pattern)}
+    choices |= {
+        "float64": explain(x.double(), x.double(), x.double()),
+        "bfloat16": explain(x.bfloat16(), x.bfloat16(), x.bfloat16()),
+        "convolution (no scores)": explain(None, None, x, normalize="none"),
+        "weights returned": explain(x, x, x, return_weights=True),
+        "published table of GSA-Nets (three frames)": explain(x, x, x, pattern="query_sum", terms=three),
+    }
+    if torch.cuda.is_available():
+        choices["CUDA"] = explain(x.cuda(), x.cuda(), x.cuda())
+    return {case: str(choice) for case, choice in choices.items()}
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

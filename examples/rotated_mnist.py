@@ -5,7 +5,7 @@ files) or ``mnist_rot_recipe.npz``, a re-creation from MNIST whose numbers are c
 published ones; the output says which it was. By default the images are averaged over 2 x 2 pixels, to 14 x 14
 points, so that minutes on two cores suffice; ``--network paper`` trains the network of the paper on 28 x 28.
 
-    python examples/rotated_mnist.py --root DIR [--group C4] [--epochs 6] [--train 10000] [--test 10000]
+    python examples/rotated_mnist.py --root DIR [--group C4] [--epochs 9] [--train 10000] [--test 10000]
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Config:
     root: str = "data"
     group: str = "C4"
     network: str = "small"
-    epochs: int = 6
+    epochs: int = 9
     train: int = 10_000
     test: int = 10_000
     batch_size: int = 32
@@ -80,7 +80,7 @@ def build(group: FiniteGroup, network: str) -> GSANet:
         return GSANet.rot_mnist(group)
     if network != "small":
         raise ValueError(f"network: expected 'small' or 'paper', got {network!r}")
-    return GSANet(group, channels=20, blocks=(0, 2), heads=4, neighborhood=Radius(1.5), point_pool="mean")
+    return GSANet(group, channels=20, blocks=(0, 2), heads=4, neighborhood=Radius(2.1), point_pool="mean")
 
 
 def main(config: Config) -> dict[str, float | str]:

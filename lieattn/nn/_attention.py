@@ -85,7 +85,9 @@ class _SelfAttention(nn.Module):
             dropout=self.dropout if self.training else 0.0,
             return_weights=return_weights,
         )
-        return self.output(out.flatten(-2)), weights
+        out = self.output(out.flatten(-2))
+        # Terms without a fiber give one frame, which stands for all.
+        return out.expand(-1, self.group.order, -1), weights
 
 
 class LiftingSelfAttention(_SelfAttention):
@@ -145,10 +147,7 @@ class LiftingSelfAttention(_SelfAttention):
             raise ValueError(
                 f"x: expected features [points={graph.num_points}, {self.query.in_features}], got {tuple(x.shape)}"
             )
-        out, weights = self._attend(x[:, None], graph, return_weights)
-        if out.shape[1] != self.group.order:  # an encoding without a fiber: the same over every frame
-            out = out.expand(-1, self.group.order, -1)
-        return out, weights
+        return self._attend(x[:, None], graph, return_weights)
 
 
 class GroupSelfAttention(_SelfAttention):
@@ -217,10 +216,7 @@ class GroupSelfAttention(_SelfAttention):
         expected = (graph.num_points, self.group.order, self.query.in_features)
         if x.shape != expected:
             raise ValueError(f"x: expected a field [points, fiber, channels] = {expected}, got {tuple(x.shape)}")
-        out, weights = self._attend(x, graph, return_weights)
-        if out.shape[1] != self.group.order:
-            out = out.expand(-1, self.group.order, -1)
-        return out, weights
+        return self._attend(x, graph, return_weights)
 
 
 def _check_encoding(encoding: PositionalEncoding, group: FiniteGroup, pattern: str) -> None:

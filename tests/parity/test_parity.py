@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from lieattn.ops import backend
 from tests.parity import gsa
 
 SYSTEMS = {"gsa": gsa.check}
@@ -23,4 +24,6 @@ def test_golden(golden):
     system = golden.parent.name
     if system not in SYSTEMS:
         raise AssertionError(f"{golden.name}: unknown system {system!r}; known are {sorted(SYSTEMS)}")
-    SYSTEMS[system](golden)
+    for evaluation in ("plain", "auto"):
+        with backend(evaluation):
+            SYSTEMS[system](golden)

@@ -1,17 +1,17 @@
 """Group-equivariant transformers for point clouds and homogeneous spaces.
 
-Import what is used from the subpackages, lowest first: ``groups``, ``geometry``, ``ops``, ``nn``, ``models``. The
-tools around a model (``train``, ``certify``, ``viz``, ``bench``) bring heavier packages. All are imported when they are
-first asked for.
+Import what is used from the subpackages, lowest first: ``groups``, ``spaces``, ``reps``, ``geometry``, ``ops``, ``nn``,
+``models``. The tools around a model (``train``, ``certify``, ``viz``, ``bench``) bring heavier packages. All are
+imported when they are first asked for.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lieattn import certify, geometry, groups, models, nn, ops, testing, train, viz
+    from lieattn import certify, geometry, groups, models, nn, ops, reps, spaces, testing, train, viz
 
-__all__ = ["certify", "geometry", "groups", "models", "nn", "ops", "testing", "train", "viz"]
+__all__ = ["certify", "geometry", "groups", "models", "nn", "ops", "reps", "spaces", "testing", "train", "viz"]
 
 
 def __getattr__(name: str) -> Any:

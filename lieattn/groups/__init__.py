@@ -24,10 +24,12 @@ from lieattn.groups._catalog import (
     trivial,
 )
 from lieattn.groups._finite import FiniteGroup, check_group
+from lieattn.groups._real_irreps import RealIrrep, real_irreps
 
 __all__ = [
     "AffineGroup",
     "FiniteGroup",
+    "RealIrrep",
     "check_group",
     "cyclic",
     "cyclic_about",
@@ -41,6 +43,7 @@ __all__ = [
     "inversion",
     "octahedral",
     "pyritohedral",
+    "real_irreps",
     "reflection",
     "tetrahedral",
     "trivial",

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+# A product with the small Fourier matrix runs at about a quarter of the speed of a large matrix product.
+_TRANSFORM_COST = 4
 
 
 def expand_kernel(kernel: Tensor, relative: Tensor) -> Tensor:
@@ -24,3 +31,67 @@ def expand_kernel(kernel: Tensor, relative: Tensor) -> Tensor:
         ``[order, out_channels, order, in_channels]``.
     """
     return kernel[relative].transpose(1, 2)
+
+
+def tied_linear(x: Tensor, kernel: Tensor, relative: Tensor) -> Tensor:
+    """f'(g) = Σ_h kernel[g⁻¹ h] f(h) as one dense matrix product.
+
+    ``x`` ``[*, order, in_channels]``, ``kernel`` and ``relative`` as in :func:`expand_kernel`; gives
+    ``[*, order, out_channels]`` and commutes with the left regular representation.
+    """
+    order, out_channels, in_channels = kernel.shape
+    matrix = expand_kernel(kernel, relative).reshape(order * out_channels, order * in_channels)
+    return F.linear(x.flatten(-2), matrix).unflatten(-1, (order, out_channels))
+
+
+def fourier_linear(
+    x: Tensor, kernel: Tensor, fourier: Tensor, irreps: Sequence[Tensor], copies: Sequence[int]
+) -> Tensor:
+    r"""Evaluate :func:`tied_linear` in the Fourier basis of H, where it falls into blocks.
+
+    On the copies of an irreducible representation ρ in the regular one the map acts by
+    :math:`\sum_k \rho(k) \otimes W(k)`: Σ degree² copies products a pair of channels instead of |H|² (for the
+    rotations of the cube 64 instead of 576), at the price of two products with the orthogonal Fourier matrix.
+
+    Parameters
+    ----------
+    x
+        ``[*, order, in_channels]``.
+    kernel
+        ``[order, out_channels, in_channels]``.
+    fourier
+        ``[order, order]``, the bases of all irreps one below the other, copy by copy
+        (:class:`lieattn.groups.RealIrrep`).
+    irreps
+        For each irrep its matrices ``[order, degree, degree]``, in the same dtype as ``x``.
+    copies
+        For each irrep how often the regular representation contains it.
+
+    Returns
+    -------
+    Tensor
+        ``[*, order, out_channels]``.
+    """
+    order, out_channels, in_channels = kernel.shape
+    spectrum = fourier @ x.reshape(-1, order, in_channels)
+    flat = kernel.flatten(1)
+    mapped, start = [], 0
+    for matrices, count in zip(irreps, copies, strict=True):
+        degree = matrices.shape[1]
+        rows = count * degree
+        block = (matrices.flatten(1).T @ flat).view(degree, degree, out_channels, in_channels)
+        block = block.permute(1, 3, 0, 2).reshape(degree * in_channels, degree * out_channels)
+        part = spectrum[:, start : start + rows].reshape(-1, degree * in_channels) @ block
+        mapped.append(part.view(-1, rows, out_channels))
+        start += rows
+    return (fourier.T @ torch.cat(mapped, dim=1)).view(*x.shape[:-2], order, out_channels)
+
+
+def fourier_pays(order: int, degrees: Sequence[int], in_channels: int, out_channels: int) -> bool:
+    """Whether :func:`fourier_linear` costs fewer operations than :func:`tied_linear`.
+
+    ``degrees`` lists the degree of every copy of every irrep.
+    """
+    blocks = sum(degree**2 for degree in degrees) * in_channels * out_channels
+    transforms = _TRANSFORM_COST * order**2 * (in_channels + out_channels)
+    return blocks + transforms < order**2 * in_channels * out_channels

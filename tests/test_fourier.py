@@ -1,0 +1,102 @@
+"""Irreducible representations found numerically, and group-tied linear maps in their basis."""
+
+import pytest
+import torch
+
+from lieattn.groups import FiniteGroup, cyclic, icosahedral, octahedral, real_irreps, tetrahedral
+from lieattn.nn import GroupLinear
+from lieattn.ops import fourier_pays
+from lieattn.testing import randomize
+from tests.cases import GROUPS
+
+# Left multiplication by the unit quaternions ±1, ±i, ±j, ±k: the smallest group with a quaternionic irrep.
+_I = torch.tensor([[0, -1, 0, 0], [1, 0, 0, 0], [0, 0, 0, -1], [0, 0, 1, 0]], dtype=torch.float64)
+_J = torch.tensor([[0, 0, -1, 0], [0, 0, 0, 1], [1, 0, 0, 0], [0, -1, 0, 0]], dtype=torch.float64)
+QUATERNIONS = FiniteGroup.generate(torch.stack([_I, _J]), "Q8")
+ALL = {**GROUPS, "Q8": QUATERNIONS}
+every_group = pytest.mark.parametrize("group", ALL.values(), ids=ALL)
+
+
+@every_group
+def test_irreps_are_orthogonal_representations(group):
+    for irrep in real_irreps(group):
+        matrices = irrep.matrices
+        products = matrices[:, None] @ matrices[None]
+        torch.testing.assert_close(products, matrices[group.cayley], atol=1e-12, rtol=0)
+        identity = torch.eye(irrep.degree, dtype=torch.float64).expand_as(matrices)
+        torch.testing.assert_close(matrices @ matrices.mT, identity, atol=1e-12, rtol=0)
+
+
+@every_group
+def test_irreps_are_irreducible_and_complete(group):
+    irreps = real_irreps(group)
+    assert sum(irrep.degree * irrep.copies for irrep in irreps) == group.order
+    for irrep in irreps:
+        norm = float(irrep.matrices.diagonal(dim1=1, dim2=2).sum(-1).square().mean())
+        # 1, 2, 4 for the real, complex and quaternionic types, which leave degree, half, a quarter copies.
+        assert round(norm) in (1, 2, 4)
+        assert norm == pytest.approx(round(norm), abs=1e-9)
+        assert irrep.copies * round(norm) == irrep.degree
+    bases = torch.cat([irrep.basis.flatten(0, 1) for irrep in irreps])
+    torch.testing.assert_close(bases @ bases.T, torch.eye(group.order, dtype=torch.float64), atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("group", "degrees"),
+    [
+        (cyclic(5), [1, 2, 2]),
+        (tetrahedral(), [1, 2, 3]),
+        (octahedral(), [1, 1, 2, 3, 3]),
+        (icosahedral(), [1, 3, 3, 4, 5]),
+        (QUATERNIONS, [1, 1, 1, 1, 4]),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_degrees_are_those_of_the_character_tables(group, degrees):
+    assert sorted(irrep.degree for irrep in real_irreps(group)) == degrees
+
+
+@every_group
+def test_right_translations_act_on_the_basis_by_the_irrep(group):
+    f = torch.randn(group.order, dtype=torch.float64)
+    for irrep in real_irreps(group):
+        for k in range(0, group.order, max(1, group.order // 5)):
+            moved = irrep.basis @ f[group.cayley[:, k]]
+            expected = torch.einsum("ab,mb->ma", irrep.matrices[k], irrep.basis @ f)
+            torch.testing.assert_close(moved, expected, atol=1e-11, rtol=0)
+
+
+@every_group
+def test_fourier_linear_is_the_dense_one(group):
+    layers = [GroupLinear(group, 3, 5, fourier=way).double() for way in (False, True)]
+    layers[1].load_state_dict(randomize(layers[0]).state_dict())
+    x = torch.randn(4, group.order, 3, dtype=torch.float64, requires_grad=True)
+    dense, fourier = (layer(x) for layer in layers)
+    torch.testing.assert_close(fourier, dense, atol=1e-12, rtol=1e-12)
+    cotangent = torch.randn_like(dense)
+    parts = [
+        torch.autograd.grad((y * cotangent).sum(), [x, layer.weight, layer.bias])
+        for y, layer in zip((dense, fourier), layers, strict=True)
+    ]
+    for one, other in zip(*parts, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-11, rtol=1e-11)
+
+
+def test_casts_of_the_layer_do_not_round_its_bases():
+    layer = GroupLinear(tetrahedral(), 4, 4, fourier=True)
+    x = torch.randn(3, 12, 4, dtype=torch.float64)
+    exact = GroupLinear(tetrahedral(), 4, 4, fourier=False).double()
+    exact.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer.float().double()(x), exact(x), atol=1e-13, rtol=1e-13)
+
+
+def test_the_cheaper_way_is_taken():
+    assert GroupLinear(tetrahedral(), 32, 32).fourier
+    assert not GroupLinear(cyclic(4), 2, 2).fourier
+    assert not fourier_pays(1, [1], 64, 64)
+
+
+def test_gradgradcheck():
+    layer = GroupLinear(cyclic(5), 2, 3, fourier=True).double()
+    x = torch.randn(2, 5, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(layer, x)

@@ -1,8 +1,8 @@
 """Algebra: groups as values, their elements as tensors.
 
-Finite groups of matrices are in ``_finite`` and ``_catalog``, the semidirect product with the translations
-in ``_affine``; Lie groups (SO(d), dilations and what is built from them) belong beside them, with the same
-verbs ``product``, ``inverse``, ``act_points``.
+Finite groups of matrices are in ``_finite`` and ``_catalog``, their semidirect product with the translations in
+``_affine``. Lie groups are in ``_lie`` (the interface), ``_rotations``, ``_dilations`` and ``_semidirect``; their
+exponentials and logarithms rest on ``_series``, ``_skew`` and ``_quaternions``.
 """
 
 from lieattn.groups._affine import AffineGroup
@@ -23,14 +23,30 @@ from lieattn.groups._catalog import (
     tetrahedral,
     trivial,
 )
+from lieattn.groups._dilations import Dilations, RotationDilations
 from lieattn.groups._finite import FiniteGroup, check_group
+from lieattn.groups._lie import LieGroup, check_lie_group
+from lieattn.groups._quaternions import quaternion_from_rotation, rotation_from_quaternion
 from lieattn.groups._real_irreps import RealIrrep, real_irreps
+from lieattn.groups._rotations import SO, O
+from lieattn.groups._semidirect import SE, E, SemidirectProduct, Sim, Translations
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - its order puts SE and SO before AffineGroup
     "AffineGroup",
+    "Dilations",
+    "E",
     "FiniteGroup",
+    "LieGroup",
+    "O",
     "RealIrrep",
+    "RotationDilations",
+    "SE",
+    "SO",
+    "SemidirectProduct",
+    "Sim",
+    "Translations",
     "check_group",
+    "check_lie_group",
     "cyclic",
     "cyclic_about",
     "dihedral",
@@ -43,8 +59,10 @@ __all__ = [
     "inversion",
     "octahedral",
     "pyritohedral",
+    "quaternion_from_rotation",
     "real_irreps",
     "reflection",
+    "rotation_from_quaternion",
     "tetrahedral",
     "trivial",
 ]

@@ -1,0 +1,308 @@
+"""The interface of a Lie group of matrices, and the defaults that serve any of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lieattn._checks import check_count, kind
+from lieattn.groups._series import norm
+
+_TOLERANCE = {torch.float64: 1e-6}
+_TOLERANCE_ELSE = 1e-4
+
+
+@dataclass(frozen=True, repr=False)
+class LieGroup:
+    """A Lie group G of matrices that acts on R^dim. The object is a value and holds no data: elements are tensors.
+
+    Elements are ``[*, size, size]`` and everything broadcasts over the leading axes, on the device and in the
+    floating dtype of its input. A group of matrices that act by multiplication needs no more than its name and
+    sizes; what it can do beyond product, inverse and action it states by overriding :meth:`hat` and :meth:`vee`
+    (then it has :meth:`exp`), :meth:`log` (then a :meth:`distance`), :meth:`sample` and :meth:`design`.
+    docs/your_own_group.md has worked examples.
+
+    No method but :meth:`check` looks for elements that do not belong to the group.
+
+    Attributes
+    ----------
+    name
+        What the group is called in messages and checkpoints.
+    dim
+        Dimension of the space acted on.
+    size
+        Rows of the matrices: ``dim`` for a group of linear maps, ``dim + 1`` if there are translations.
+    algebra_dim
+        Dimension of the group and of its Lie algebra.
+    """
+
+    name: str
+    dim: int
+    size: int
+    algebra_dim: int
+
+    def __post_init__(self) -> None:
+        check_count("dim", self.dim)
+        check_count("algebra_dim", self.algebra_dim)
+        if self.size not in (self.dim, self.dim + 1):
+            raise ValueError(
+                f"size: expected {self.dim} (linear maps) or {self.dim + 1} (affine ones), got {self.size}"
+            )
+
+    def __repr__(self) -> str:
+        return self.name
+
+    # --- the group ------------------------------------------------------------------------------------------------
+
+    def identity(self, like: Tensor) -> Tensor:
+        """The identity ``[size, size]`` on the device and in the dtype of ``like``."""
+        return torch.eye(self.size, dtype=like.dtype, device=like.device)
+
+    def product(self, g: Tensor, h: Tensor) -> Tensor:
+        """The element g h, which acts by h first."""
+        return matmul(g, h)
+
+    def inverse(self, g: Tensor) -> Tensor:
+        """The inverse g⁻¹."""
+        return torch.linalg.inv(g)
+
+    def relative(self, g: Tensor, h: Tensor) -> Tensor:
+        """The element g⁻¹ h: what is left of h when the frame g is divided out, the same for k g and k h."""
+        return self.product(self.inverse(g), h)
+
+    # --- the action -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_affine(self) -> bool:
+        """Whether elements carry a translation in their last column."""
+        return self.size > self.dim
+
+    def linear(self, g: Tensor) -> Tensor:
+        """Linear part ``[*, dim, dim]``."""
+        return g[..., : self.dim, : self.dim]
+
+    def translation(self, g: Tensor) -> Tensor:
+        """Translation part ``[*, dim]``; zero for a group of linear maps."""
+        return g[..., : self.dim, -1] if self.is_affine else torch.zeros_like(g[..., 0])
+
+    def act(self, g: Tensor, points: Tensor) -> Tensor:
+        """Move points ``[*, dim]``.
+
+        Raises
+        ------
+        ValueError
+            If the points have another dimension.
+        """
+        moved = self.act_vectors(g, points)
+        return moved + self.translation(g) if self.is_affine else moved
+
+    def act_vectors(self, g: Tensor, vectors: Tensor) -> Tensor:
+        """Turn vectors ``[*, dim]``, which translations leave alone.
+
+        Raises
+        ------
+        ValueError
+            If the vectors have another dimension.
+        """
+        if vectors.shape[-1:] != (self.dim,):
+            raise ValueError(f"points: {self.name} acts on R^{self.dim}, got shape {tuple(vectors.shape)}")
+        return matvec(self.linear(g), vectors)
+
+    # --- the Lie algebra ------------------------------------------------------------------------------------------
+
+    def hat(self, a: Tensor) -> Tensor:
+        """Matrix ``[*, size, size]`` of the Lie algebra with coordinates ``a`` ``[*, algebra_dim]``."""
+        raise NotImplementedError(f"{self.name} gives no coordinates of its Lie algebra: define hat and vee")
+
+    def vee(self, matrix: Tensor) -> Tensor:
+        """Coordinates ``[*, algebra_dim]`` of a matrix of the Lie algebra: the inverse of :meth:`hat`."""
+        raise NotImplementedError(f"{self.name} gives no coordinates of its Lie algebra: define hat and vee")
+
+    def exp(self, a: Tensor) -> Tensor:
+        """Exponential ``[*, size, size]`` of coordinates ``[*, algebra_dim]``."""
+        return torch.linalg.matrix_exp(self.hat(a))
+
+    def log(self, g: Tensor) -> Tensor:
+        """Coordinates ``[*, algebra_dim]`` whose exponential is ``g``, those of least angle.
+
+        Raises
+        ------
+        ValueError
+            If an element lies in a component of the group that the exponential does not reach.
+        NotImplementedError
+            If the group defines no logarithm.
+        """
+        raise NotImplementedError(f"{self.name} gives no logarithm: define log, or use coordinates, which need none")
+
+    def exp_integral(self, a: Tensor) -> Tensor:
+        """``∫₀¹ linear(exp(x a)) dx`` ``[*, dim, dim]``, which takes translations of the Lie algebra to the group.
+
+        With V the integral, exp of (a, u) is (exp a, V u) in the product of this group with the translations.
+        """
+        linear = self.hat(a)[..., : self.dim, : self.dim]
+        top = torch.cat([linear, torch.eye(self.dim, dtype=a.dtype, device=a.device).expand_as(linear)], dim=-1)
+        return torch.linalg.matrix_exp(torch.cat([top, torch.zeros_like(top)], dim=-2))[..., : self.dim, self.dim :]
+
+    def inverse_exp_integral(self, a: Tensor) -> Tensor:
+        """Inverse ``[*, dim, dim]`` of :meth:`exp_integral`."""
+        return torch.linalg.inv(self.exp_integral(a))
+
+    # --- numbers made of elements -----------------------------------------------------------------------------------
+
+    @property
+    def num_coordinates(self) -> int:
+        """Number of smooth coordinates."""
+        return self.dim * self.size
+
+    def coordinates(self, g: Tensor) -> Tensor:
+        """Smooth coordinates ``[*, num_coordinates]``: the linear part row by row, then the translation.
+
+        They determine the element and depend smoothly on it everywhere, which no set of angles does.
+        """
+        linear = self.linear(g).flatten(-2)
+        return torch.cat([linear, self.translation(g)], dim=-1) if self.is_affine else linear
+
+    def distance(self, g: Tensor, h: Tensor) -> Tensor:
+        """Left-invariant distance ``[*]``: d(k g, k h) = d(g, h). Its gradient where g = h is 0."""
+        return norm(self.log(self.relative(g, h)))
+
+    # --- measure --------------------------------------------------------------------------------------------------
+
+    def sample(
+        self,
+        *shape: int,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Independent random elements ``[*shape, size, size]``, uniform (Haar) if the group is compact.
+
+        Parameters
+        ----------
+        shape
+            Leading axes.
+        generator
+            Where the randomness comes from; torch's default one if absent. The draw is made where the generator
+            lives and in float64, so the elements do not depend on ``dtype`` and ``device``.
+        dtype, device
+            Of the result; torch's default ones if absent.
+        """
+        raise NotImplementedError(f"{self.name} gives no random elements: define sample")
+
+    def design(
+        self, count: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Tensor:
+        """Equal-weight elements ``[count, size, size]`` that stand for the whole compact group; see the subclass.
+
+        Raises
+        ------
+        ValueError
+            If the group is not compact or there is no such number of elements.
+        """
+        raise ValueError(f"{self.name} has no designs: no finite set of elements stands for all of them")
+
+    def sample_design(
+        self,
+        *shape: int,
+        count: int,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Designs turned at random, ``[*shape, count, size, size]``: one uniform element times :meth:`design`.
+
+        Each element is uniform, but those of one design are not independent: what they make of low-degree
+        functions cancels exactly, as with antithetic pairs, which are the designs of 2 elements.
+        """
+        turn = self.sample(*shape, generator=generator, dtype=torch.float64)
+        turned = self.product(turn[..., None, :, :], self.design(count, dtype=torch.float64, device=turn.device))
+        return turned.to(dtype=dtype or torch.get_default_dtype(), device=device)
+
+    # --- bad input ------------------------------------------------------------------------------------------------
+
+    def check(self, argument: str, g: Tensor) -> None:
+        """Raise TypeError or ValueError, naming the argument, for what are no elements of this group.
+
+        Subclasses extend :meth:`faults` and leave this method alone.
+        """
+        if not isinstance(g, Tensor) or not g.is_floating_point():
+            raise TypeError(f"{argument}: expected floating matrices of {self.name}, got {kind(g)}")
+        if g.shape[-2:] != (self.size, self.size):
+            raise ValueError(
+                f"{argument}: expected elements [*, {self.size}, {self.size}] of {self.name}, got {tuple(g.shape)}"
+            )
+        detached = g.detach()
+        finite = torch.isfinite(detached).flatten(-2).all(-1)
+        check_none(argument, ~finite, f"is no element of {self.name}: it has an entry that is not finite")
+        for fault, where in self.faults(detached).items():
+            check_none(argument, where, f"is no element of {self.name}: {fault}")
+
+    def faults(self, g: Tensor) -> dict[str, Tensor]:
+        """What may be wrong with finite matrices: a description, and ``[*]`` bool where it is so, in order."""
+        found = {}
+        if self.is_affine:
+            bottom = self.identity(g)[-1]
+            found[f"its last row is not {bottom.int().tolist()}"] = far(g[..., -1, :], bottom).any(-1)
+        linear = self.linear(g)
+        volume = torch.linalg.vector_norm(linear, dim=-2).prod(-1)
+        found["it has no inverse"] = torch.linalg.det(linear).abs() <= 4 * torch.finfo(g.dtype).eps * volume
+        return found
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Product of matrices in their own precision: autocast would halve it, and geometry keeps it."""
+    device = a.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return a @ b
+    return a @ b
+
+
+def matvec(a: Tensor, v: Tensor) -> Tensor:
+    """Product of matrices ``[*, m, k]`` and vectors ``[*, k]``, likewise."""
+    return matmul(a, v[..., None])[..., 0]
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """How far from its group an element may be, largest entry."""
+    return _TOLERANCE.get(dtype, _TOLERANCE_ELSE)
+
+
+def far(found: Tensor, expected: Tensor | float) -> Tensor:
+    """Where numbers differ by more than that."""
+    return (found - expected).abs() > tolerance(found.dtype)
+
+
+def check_none(argument: str, where: Tensor, fault: str) -> None:
+    """Raise ValueError if ``where`` ``[*]`` holds anywhere, and say where first."""
+    if where.any():
+        first = where.nonzero()[0].tolist() if where.ndim else []
+        place = f"{argument}[{', '.join(map(str, first))}]" if first else argument
+        raise ValueError(f"{argument}: {place} {fault}")
+
+
+def check_lie_group(argument: str, group: object) -> None:
+    """Raise TypeError, naming the argument, for what is no :class:`LieGroup`."""
+    if not isinstance(group, LieGroup):
+        raise TypeError(f"{argument}: expected a Lie group such as lieattn.groups.SO(3), got {group!r}")
+
+
+def finish(elements: Tensor, dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
+    """Elements made in float64, in the dtype and on the device asked for."""
+    return elements.to(dtype=dtype or torch.get_default_dtype(), device=device)
+
+
+def draw_normal(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    """Standard normal float64 numbers, drawn where the generator lives."""
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device=_device(generator))
+
+
+def draw_uniform(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    """Uniform float64 numbers in [0, 1), drawn where the generator lives."""
+    return torch.rand(shape, generator=generator, dtype=torch.float64, device=_device(generator))
+
+
+def _device(generator: torch.Generator | None) -> torch.device:
+    return torch.device("cpu") if generator is None else generator.device

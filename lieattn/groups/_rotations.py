@@ -1,0 +1,225 @@
+"""Rotations of the plane and of space, with and without reflections: SO(2), SO(3), O(2), O(3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lieattn._checks import check_count
+from lieattn.groups import _catalog
+from lieattn.groups._finite import FiniteGroup
+from lieattn.groups._lie import LieGroup, check_none, draw_normal, draw_uniform, finish, tolerance
+from lieattn.groups._quaternions import rotation_from_quaternion
+from lieattn.groups._skew import (
+    from_skew,
+    rotation_by,
+    rotation_log,
+    scaled_rotation_integral,
+    skew,
+    turning_angle,
+)
+
+_DESIGNS_3D: dict[int, Callable[[], FiniteGroup]] = {
+    1: lambda: _catalog.trivial(3),
+    2: lambda: _catalog.cyclic_about(2),
+    4: lambda: _catalog.internal_product(_catalog.cyclic_about(2), _catalog.cyclic_about(2, (1.0, 0.0, 0.0))),
+    12: _catalog.tetrahedral,
+    24: _catalog.octahedral,
+    60: _catalog.icosahedral,
+}
+
+
+def _finite_rotations(count: int) -> FiniteGroup:
+    if count not in _DESIGNS_3D:
+        raise ValueError(f"count: SO(3) has designs of {list(_DESIGNS_3D)} elements, got {count}")
+    return _DESIGNS_3D[count]()
+
+
+class Rotational(LieGroup):
+    """What SO(d) and O(d) share: they have the same Lie algebra, and inverses are transposes."""
+
+    def __init__(self, letters: str, dim: int) -> None:
+        if dim not in (2, 3):
+            raise ValueError(f"dim: {letters}(d) is available for d = 2 and d = 3, got {dim!r}")
+        super().__init__(f"{letters}({dim})", dim=dim, size=dim, algebra_dim=1 if dim == 2 else 3)
+
+    def inverse(self, g: Tensor) -> Tensor:
+        """The inverse, which is the transpose."""
+        return g.mT
+
+    def hat(self, a: Tensor) -> Tensor:
+        """Skew matrix of an angle ``[*, 1]`` or a rotation vector ``[*, 3]``."""
+        return skew(self._checked(a))
+
+    def vee(self, matrix: Tensor) -> Tensor:
+        """Angle ``[*, 1]`` or rotation vector ``[*, 3]`` of a skew matrix."""
+        return from_skew(matrix)
+
+    def exp(self, a: Tensor) -> Tensor:
+        """Rotation by an angle ``[*, 1]``, or about a vector ``[*, 3]`` by its length; any length."""
+        return rotation_by(self._checked(a))
+
+    def log(self, g: Tensor) -> Tensor:
+        """Angle ``[*, 1]`` in (-π, π], or rotation vector ``[*, 3]`` of length at most π, of proper rotations.
+
+        At exactly π the logarithm has two values: the angle is taken as +π, and of the two axes the one whose
+        largest component is positive. Rounding decides on which side of π an element lies that is this close.
+        """
+        return rotation_log(g)
+
+    def exp_integral(self, a: Tensor) -> Tensor:
+        """``∫₀¹ exp(x a) dx`` in closed form."""
+        return scaled_rotation_integral(torch.zeros_like(a[..., 0]), a)
+
+    def inverse_exp_integral(self, a: Tensor) -> Tensor:
+        """Its inverse in closed form, for angles below 2π."""
+        return scaled_rotation_integral(torch.zeros_like(a[..., 0]), a, inverse=True)
+
+    def faults(self, g: Tensor) -> dict[str, Tensor]:
+        """Matrices that do not preserve lengths."""
+        error = (g.mT @ g - self.identity(g)).abs().amax((-2, -1))
+        allowed = tolerance(g.dtype)
+        worst = float(error.max()) if error.numel() else 0.0
+        fault = f"its columns are not orthonormal (largest error of all {worst:.1e}, allowed {allowed:.0e})"
+        return {fault: error > allowed}
+
+    def _checked(self, a: Tensor) -> Tensor:
+        if a.shape[-1:] != (self.algebra_dim,):
+            raise ValueError(f"a: expected coordinates [*, {self.algebra_dim}] of {self.name}, got {tuple(a.shape)}")
+        return a
+
+
+class SO(Rotational):
+    """Rotations of the plane, SO(2), or of space, SO(3).
+
+    Coordinates of the Lie algebra are the angle, counter-clockwise, or the rotation vector.
+
+    Parameters
+    ----------
+    dim
+        2 or 3.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lieattn.groups import SO
+    >>> group = SO(3)
+    >>> half_turn = group.exp(torch.tensor([0.0, torch.pi, 0.0]))
+    >>> group.act(half_turn, torch.tensor([1.0, 2.0, 3.0])).round(decimals=3)
+    tensor([-1.,  2., -3.])
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__("SO", dim)
+
+    def distance(self, g: Tensor, h: Tensor) -> Tensor:
+        """Angle ``[*]`` in [0, π] of the rotation g⁻¹ h; invariant from both sides."""
+        return turning_angle(self.relative(g, h))
+
+    def sample(
+        self,
+        *shape: int,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Uniform rotations ``[*shape, dim, dim]``; parameters as in :meth:`LieGroup.sample`."""
+        if self.dim == 2:
+            return finish(rotation_by(2 * math.pi * draw_uniform((*shape, 1), generator)), dtype, device)
+        return finish(rotation_from_quaternion(draw_normal((*shape, 4), generator)), dtype, device)
+
+    def design(
+        self, count: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Tensor:
+        """Equal-weight rotations ``[count, dim, dim]``, the identity first: a finite subgroup.
+
+        In the plane these are ``count`` equally spaced rotations, which average functions of angular degree below
+        ``count`` exactly. In space ``count`` is 1, 2, 4, 12, 24 or 60 (C1, C2, D2, T, O, I): matrix elements of
+        degree at most 0, 0, 1, 2, 3 and 5 are averaged exactly. Multiply by a rotation from the left to turn them.
+
+        Raises
+        ------
+        ValueError
+            If there is no such design.
+        """
+        check_count("count", count)
+        if self.dim == 2:
+            return finish(_catalog.cyclic(count).elements, dtype, device)
+        return finish(_finite_rotations(count).elements, dtype, device)
+
+    def faults(self, g: Tensor) -> dict[str, Tensor]:
+        """Matrices that do not preserve lengths, and improper ones."""
+        improper = torch.linalg.det(g) < 0
+        return super().faults(g) | {"it is improper, a rotation with a reflection (determinant -1)": improper}
+
+
+class O(Rotational):  # noqa: E742 - the name of the group
+    """Rotations and reflections of the plane, O(2), or of space, O(3).
+
+    The exponential reaches the proper rotations alone, so the others have no logarithm.
+
+    Parameters
+    ----------
+    dim
+        2 or 3.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__("O", dim)
+
+    def log(self, g: Tensor) -> Tensor:
+        """Angle ``[*, 1]`` or rotation vector ``[*, 3]`` of proper rotations, as for :class:`SO`.
+
+        Raises
+        ------
+        ValueError
+            If an element is improper.
+        """
+        improper = torch.linalg.det(g.detach()) < 0
+        check_none("g", improper, f"has no logarithm in {self.name}: it is improper (determinant -1)")
+        return super().log(g)
+
+    def distance(self, g: Tensor, h: Tensor) -> Tensor:
+        """Angle ``[*]`` of the rotation g⁻¹ h, and π if that is improper; invariant from both sides."""
+        relative = self.relative(g, h)
+        improper = torch.linalg.det(relative.detach()) < 0
+        proper = torch.where(improper[..., None, None], self.identity(relative), relative)
+        return torch.where(improper, math.pi, turning_angle(proper))
+
+    def sample(
+        self,
+        *shape: int,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Uniform elements ``[*shape, dim, dim]``, improper with probability 1/2, as in :meth:`LieGroup.sample`."""
+        proper = SO(self.dim).sample(*shape, generator=generator, dtype=torch.float64)
+        sign = torch.where(draw_uniform(shape, generator) < 0.5, -1.0, 1.0)
+        last = torch.cat([proper[..., :-1], proper[..., -1:] * sign[..., None, None]], dim=-1)
+        return finish(last, dtype, device)
+
+    def design(
+        self, count: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Tensor:
+        """Equal-weight elements ``[count, dim, dim]``, the identity first: a finite subgroup, half of it improper.
+
+        In the plane ``count`` is even: the dihedral group. In space ``count`` is twice that of a design of SO(3):
+        its elements and their products with the inversion, which average all odd degrees as well.
+
+        Raises
+        ------
+        ValueError
+            If there is no such design.
+        """
+        check_count("count", count, least=2)
+        if count % 2:
+            raise ValueError(
+                f"count: half of a design of {self.name} is improper, so expected an even number, got {count}"
+            )
+        half = SO(self.dim).design(count // 2, dtype=torch.float64)
+        mirror = torch.diag(half.new_tensor([1.0, -1.0])) if self.dim == 2 else -torch.eye(3, dtype=half.dtype)
+        return finish(torch.cat([half, half @ mirror]), dtype, device)

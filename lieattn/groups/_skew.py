@@ -1,0 +1,86 @@
+"""Rotations as exponentials of skew matrices, written once for the plane and for space."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lieattn.groups._quaternions import quaternion_from_rotation, rotation_vector
+from lieattn.groups._series import (
+    integral_coefficients,
+    inverse_integral_coefficients,
+    norm,
+    sine_ratio,
+    versine_ratio,
+)
+
+
+def skew(a: Tensor) -> Tensor:
+    """Skew matrix ``[*, 2, 2]`` of an angle ``[*, 1]``, or ``[*, 3, 3]`` of a rotation vector ``[*, 3]``."""
+    if a.shape[-1:] == (1,):
+        angle = a[..., 0]
+        zero = torch.zeros_like(angle)
+        return torch.stack([zero, -angle, angle, zero], dim=-1).unflatten(-1, (2, 2))
+    x, y, z = a.unbind(-1)
+    zero = torch.zeros_like(x)
+    return torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], dim=-1).unflatten(-1, (3, 3))
+
+
+def from_skew(matrix: Tensor) -> Tensor:
+    """Angle ``[*, 1]`` or rotation vector ``[*, 3]``: the inverse of :func:`skew`."""
+    if matrix.shape[-1] == 2:
+        return matrix[..., 1, 0, None]
+    return torch.stack([matrix[..., 2, 1], matrix[..., 0, 2], matrix[..., 1, 0]], dim=-1)
+
+
+def rotation_by(a: Tensor) -> Tensor:
+    """Rotation by an angle ``[*, 1]`` or about a vector ``[*, 3]`` (Rodrigues)."""
+    if a.shape[-1:] == (1,):
+        cosine, sine = torch.cos(a[..., 0]), torch.sin(a[..., 0])
+        return torch.stack([cosine, -sine, sine, cosine], dim=-1).unflatten(-1, (2, 2))
+    s = _squared(a)[..., None, None]
+    versine = versine_ratio(s)
+    unit = torch.eye(3, dtype=a.dtype, device=a.device)
+    return (1 - s * versine) * unit + sine_ratio(s) * skew(a) + versine * _outer(a)
+
+
+def rotation_log(rotation: Tensor) -> Tensor:
+    """Angle ``[*, 1]`` in (-π, π] or rotation vector ``[*, 3]`` of length at most π."""
+    if rotation.shape[-1] == 3:
+        return rotation_vector(rotation)
+    return _plane_angle(rotation)[..., None]
+
+
+def turning_angle(rotation: Tensor) -> Tensor:
+    """Angle ``[*]`` in [0, π] of rotations."""
+    if rotation.shape[-1] == 2:
+        return _plane_angle(rotation).abs()
+    q = quaternion_from_rotation(rotation)
+    return 2 * torch.atan2(norm(q[..., 1:]), q[..., 0])
+
+
+def scaled_rotation_integral(log_scale: Tensor, a: Tensor, *, inverse: bool = False) -> Tensor:
+    """``∫₀¹ exp(x(σ + K)) dx`` ``[*, d, d]`` for σ ``[*]`` and the skew matrix K of ``a``, or its inverse."""
+    coefficients = inverse_integral_coefficients if inverse else integral_coefficients
+    s = _squared(a)
+    p, b, c = (value[..., None, None] for value in coefficients(log_scale, s))
+    matrix = skew(a)
+    unit = torch.eye(matrix.shape[-1], dtype=a.dtype, device=a.device)
+    squared = -s[..., None, None] * unit
+    if a.shape[-1] == 3:
+        squared = squared + _outer(a)
+    return p * unit + b * matrix + c * squared
+
+
+def _plane_angle(rotation: Tensor) -> Tensor:
+    # A sum of two entries doubles what rounding leaves of each; + 0.0 turns -0 into 0, so that a half turn is +π.
+    sine = rotation[..., 1, 0] - rotation[..., 0, 1] + 0.0
+    return torch.atan2(sine, rotation[..., 0, 0] + rotation[..., 1, 1])
+
+
+def _squared(a: Tensor) -> Tensor:
+    return (a * a).sum(-1)
+
+
+def _outer(a: Tensor) -> Tensor:
+    return a[..., :, None] * a[..., None, :]

@@ -1,0 +1,37 @@
+"""R^d under the translations and whatever else keeps them: SE(d), E(d), Sim(d), and semidirect products of yours."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lieattn.groups import LieGroup, SemidirectProduct, Translations, check_lie_group
+from lieattn.spaces._space import HomogeneousSpace
+
+
+class Euclidean(HomogeneousSpace):
+    """R^d under R^d ⋊ H: the origin is 0, its stabilizer H, the section translates.
+
+    Parameters
+    ----------
+    group
+        ``SE(d)``, ``E(d)``, ``Sim(d)``, ``Translations(d)`` or another ``SemidirectProduct``.
+
+    Raises
+    ------
+    TypeError
+        If the group is none of these.
+    """
+
+    def __init__(self, group: LieGroup) -> None:
+        check_lie_group("group", group)
+        if not isinstance(group, SemidirectProduct | Translations):
+            raise TypeError(
+                f"group: expected Translations or a SemidirectProduct such as SE(3), got {group!r}; "
+                "a group that fixes 0 has Orbits"
+            )
+        stabilizer = group.stabilizer if isinstance(group, SemidirectProduct) else None
+        super().__init__(f"R^{group.dim} under {group.name}", group, group.dim, stabilizer)
+
+    def section(self, x: Tensor) -> Tensor:
+        """Translations by x, ``[*, d + 1, d + 1]``; smooth."""
+        return Translations(self.dim).element(x)

@@ -1,0 +1,141 @@
+"""The interface of a space that a Lie group acts on, and how its points are lifted to the group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lieattn._checks import check_count, kind
+from lieattn.groups import LieGroup, check_lie_group
+
+
+@dataclass(frozen=True)
+class HomogeneousSpace:
+    """A space X on which a group G acts, seen orbit by orbit; a value without data, like the group.
+
+    If G is transitive there is one orbit and X = G/H: every point is x = g o for the origin o, and the elements
+    that do so are s(x) h with s a section and h in the stabilizer H of the origin. Otherwise each orbit has a
+    representative in place of the origin, all with the same stabilizer, and the orbits are told apart by invariants.
+
+    A space of your own overrides :meth:`section`, and where they differ from the defaults :meth:`representative`,
+    :meth:`invariants`, :meth:`embed`, :meth:`act` and :meth:`faults`; docs/your_own_group.md has worked examples.
+
+    Attributes
+    ----------
+    name
+        What the space is called in messages.
+    group
+        G.
+    dim
+        Components of a point.
+    stabilizer
+        H as a group of matrices, or None if it is trivial. :meth:`embed` takes it into G.
+    num_invariants
+        How many invariants an orbit has; 0 if G is transitive.
+    """
+
+    name: str
+    group: LieGroup
+    dim: int
+    stabilizer: LieGroup | None = None
+    num_invariants: int = 0
+
+    def __post_init__(self) -> None:
+        check_lie_group("group", self.group)
+        check_count("dim", self.dim)
+        check_count("num_invariants", self.num_invariants, least=0)
+        if self.stabilizer is not None:
+            check_lie_group("stabilizer", self.stabilizer)
+
+    # --- points ---------------------------------------------------------------------------------------------------
+
+    @property
+    def origin(self) -> Tensor:
+        """The point ``[dim]`` float64 that the identity is lifted from; a representative of one of the orbits."""
+        return torch.zeros(self.dim, dtype=torch.float64)
+
+    def representative(self, x: Tensor) -> Tensor:
+        """Point ``[*, dim]`` of the orbit of x that ``section(x)`` takes to x; the origin if G is transitive."""
+        return self.origin.to(device=x.device, dtype=x.dtype).expand_as(x)
+
+    def act(self, g: Tensor, x: Tensor) -> Tensor:
+        """Move points ``[*, dim]``; raises ValueError if they have another dimension."""
+        return self.group.act(g, x)
+
+    def invariants(self, x: Tensor) -> Tensor:
+        """What tells the orbit of x from others, ``[*, num_invariants]``: the same for x and g x."""
+        return x[..., :0]
+
+    # --- lifting --------------------------------------------------------------------------------------------------
+
+    def section(self, x: Tensor) -> Tensor:
+        """One element ``[*, m, m]`` for each point ``[*, dim]``, which takes the representative of its orbit to x."""
+        raise NotImplementedError(f"{self.name} defines no section")
+
+    def embed(self, h: Tensor) -> Tensor:
+        """Elements ``[*, m, m]`` of G that matrices ``[*, k, k]`` of the stabilizer stand for."""
+        if self.stabilizer is None or self.stabilizer.size == self.group.size:
+            return h
+        if self.group.is_affine and self.stabilizer.size == self.group.dim:
+            pad = torch.nn.functional.pad(h, (0, 1, 0, 1))
+            corner = torch.zeros_like(pad)
+            corner[..., -1, -1] = 1
+            return pad + corner
+        raise NotImplementedError(f"{self.name} does not say how its stabilizer lies in its group: define embed")
+
+    def lift(self, x: Tensor, h: Tensor | None = None) -> Tensor:
+        """Elements over points: ``section(x) h``.
+
+        Parameters
+        ----------
+        x
+            ``[*, dim]`` points.
+        h
+            Elements of the stabilizer: ``[fiber, k, k]``, the same for all points, or ``[*, fiber, k, k]``. The
+            section alone, a fiber of one element, if absent.
+
+        Returns
+        -------
+        Tensor
+            ``[*, fiber, m, m]``, each of which takes the representative of its orbit to its point.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the points are none of this space, or h does not fit the stabilizer.
+        """
+        self.check("x", x)
+        section = self.section(x)[..., None, :, :]
+        if h is None:
+            return section
+        if self.stabilizer is None:
+            raise ValueError(f"h: the stabilizer of {self.name} is trivial, so leave h out")
+        self.stabilizer.check("h", h)
+        if h.ndim < 3:
+            raise ValueError(f"h: expected [fiber, k, k] or [*, fiber, k, k], got {tuple(h.shape)}")
+        return self.group.product(section, self.embed(h.to(dtype=x.dtype, device=x.device)))
+
+    # --- bad input ------------------------------------------------------------------------------------------------
+
+    def check(self, argument: str, x: Tensor) -> None:
+        """Raise TypeError or ValueError, naming the argument, for what are no points of this space.
+
+        Subclasses extend :meth:`faults` and leave this method alone.
+        """
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise TypeError(f"{argument}: expected floating points of {self.name}, got {kind(x)}")
+        if x.shape[-1:] != (self.dim,):
+            raise ValueError(f"{argument}: expected points [*, {self.dim}] of {self.name}, got {tuple(x.shape)}")
+        detached = x.detach()
+        infinite = ~torch.isfinite(detached).all(-1)
+        for fault, where in {"it is not finite": infinite, **self.faults(detached)}.items():
+            if where.any():
+                first = where.nonzero()[0].tolist() if where.ndim else []
+                place = f"{argument}[{', '.join(map(str, first))}]" if first else argument
+                raise ValueError(f"{argument}: {place} is no point of {self.name}: {fault}")
+
+    def faults(self, x: Tensor) -> dict[str, Tensor]:
+        """What may be wrong with vectors ``[*, dim]``: a description, and ``[*]`` bool where it is so."""
+        return {}

@@ -1,0 +1,660 @@
+"""Lie groups: every law for every group of the table, exp and log in many digits, gradients, uniformity, errors."""
+
+import copy
+import math
+import pickle
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch.autograd import gradcheck, gradgradcheck
+
+from lieattn import groups
+from lieattn.groups import (
+    SE,
+    SO,
+    Dilations,
+    E,
+    LieGroup,
+    O,
+    RotationDilations,
+    SemidirectProduct,
+    Sim,
+    Translations,
+    quaternion_from_rotation,
+    rotation_from_quaternion,
+)
+from tests.lie_cases import (
+    LIE_GROUPS,
+    OWN_NAMES,
+    algebra_cases,
+    elements,
+    failures_of_page,
+    turning,
+    turns,
+    with_angle,
+)
+
+every_group = pytest.mark.parametrize("group", LIE_GROUPS.values(), ids=LIE_GROUPS)
+TURNING = {name: group for name, group in LIE_GROUPS.items() if turns(group)}
+every_turning = pytest.mark.parametrize("group", TURNING.values(), ids=TURNING)
+REFLECTING = {name: group for name, group in LIE_GROUPS.items() if name in ("O(2)", "O(3)", "E(2)", "E(3)")}
+RIGID = {name: LIE_GROUPS[name] for name in ("SO(2)", "SO(3)", "O(2)", "O(3)", "SE(2)", "SE(3)", "E(2)", "E(3)")}
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+def close(found, expected, atol=1e-12, rtol=1e-12):
+    torch.testing.assert_close(found, expected, atol=atol, rtol=rtol)
+
+
+def proper(group, count=40, seed=0):
+    """Elements that have a logarithm."""
+    g = elements(group, count, seed)
+    return g[torch.linalg.det(group.linear(g)) > 0]
+
+
+# --- axioms ---------------------------------------------------------------------------------------------------
+
+
+@every_group
+def test_product_is_associative_with_identity_and_inverses(group):
+    g, h, k = (elements(group, seed=seed) for seed in range(3))
+    close(group.product(group.product(g, h), k), group.product(g, group.product(h, k)), 1e-10)
+    unit = group.identity(g)
+    close(group.product(unit, g), g)
+    close(group.product(g, unit), g)
+    close(group.product(g, group.inverse(g)), unit.expand_as(g))
+    close(group.product(group.inverse(g), g), unit.expand_as(g))
+    close(group.relative(g, h), group.product(group.inverse(g), h), 1e-10)
+
+
+@every_group
+def test_products_and_inverses_are_elements(group):
+    g, h = elements(group), elements(group, seed=1)
+    for made in (group.product(g, h), group.inverse(g), group.relative(g, h), group.identity(g)):
+        group.check("made", made)
+    group.check("made", group.product(g, h).float())
+
+
+@every_group
+def test_action_is_a_homomorphism_that_moves_differences_as_vectors(group):
+    g, h = elements(group), elements(group, seed=1)
+    x, y = normal(2, len(g), group.dim)
+    close(group.act(group.product(g, h), x), group.act(g, group.act(h, x)), 1e-10)
+    close(group.act(group.identity(x), x), x, 0, 0)
+    close(group.act(g, x) - group.act(g, y), group.act_vectors(g, x - y), 1e-10)
+    close(group.act(g, torch.zeros_like(x)), group.translation(g))
+    close(group.act_vectors(g, x), torch.einsum("nij,nj->ni", group.linear(g), x), 1e-10)
+
+
+def test_table_holds_groups_that_do_not_commute():
+    """Control: an order of factors that is wrong would pass every abelian group."""
+    found = {name for name, group in LIE_GROUPS.items() if not commutes(group)}
+    assert {"SO(3)", "O(2)", "SE(2)", "Sim(3)", "Heisenberg"} <= found
+    assert not found & {"SO(2)", "R+(3)", "R^2", "squeeze", "SO(2)_z"}
+
+
+def commutes(group):
+    g, h = elements(group), elements(group, seed=1)
+    return torch.allclose(group.product(g, h), group.product(h, g), atol=1e-9)
+
+
+@every_group
+def test_everything_broadcasts_and_keeps_the_dtype(group):
+    a = normal(5, 1, group.algebra_dim).float()
+    g, h = group.exp(a), group.exp(a[:, 0])
+    assert g.shape == (5, 1, group.size, group.size)
+    assert g.dtype == torch.float32
+    pairs = group.relative(g, h)
+    assert pairs.shape == (5, 5, group.size, group.size)
+    assert group.log(pairs).shape == (5, 5, group.algebra_dim)
+    assert group.coordinates(pairs).shape == (5, 5, group.num_coordinates)
+    assert group.distance(g, h).shape == (5, 5)
+    assert group.act(g, normal(7, group.dim).float()).shape == (5, 7, group.dim)
+    results = (pairs, group.log(pairs), group.coordinates(pairs), group.distance(g, h), group.identity(a))
+    assert {result.dtype for result in results} == {torch.float32}
+    assert group.log(group.exp(a[0, 0])).shape == (group.algebra_dim,)
+    assert group.exp(a[:0]).shape == (0, 1, group.size, group.size)
+    assert group.log(g[:0]).shape == (0, 1, group.algebra_dim)
+
+
+@every_group
+def test_algebra_coordinates_and_matrices(group):
+    a, b = normal(2, 9, group.algebra_dim)
+    close(group.vee(group.hat(a)), a, 0, 0)
+    close(group.hat(2 * a + b), 2 * group.hat(a) + group.hat(b))
+    assert torch.linalg.matrix_rank(group.hat(torch.eye(group.algebra_dim)).flatten(-2)) == group.algebra_dim
+
+
+# --- exp and log ------------------------------------------------------------------------------------------------
+
+
+def exp_in_many_digits(group, a, digits=40):
+    with mpmath.workdps(digits):
+        return torch.tensor(
+            [mpmath.expm(mpmath.matrix(matrix), method="taylor").tolist() for matrix in group.hat(a).tolist()],
+            dtype=torch.float64,
+        )
+
+
+@every_group
+def test_exp_and_log_against_many_digits(group):
+    a = algebra_cases(group)
+    exact = exp_in_many_digits(group, a)
+    close(group.exp(a), exact, 1e-12)
+    close(group.log(exact), a, 1e-12)
+    close(group.log(group.exp(a)), a, 1e-12)
+
+
+@every_group
+def test_exp_and_log_in_single_precision(group):
+    a = algebra_cases(group)
+    a = a[a.abs().amax(-1) < math.pi - 1e-5]  # nearer to π, rounding chooses between two logarithms
+    exact = group.exp(a)
+    close(group.exp(a.float()).double(), exact, 1e-5, 1e-5)
+    with_room = ~near_half_turn(group, a)
+    close(group.log(exact.float()).double()[with_room], a[with_room], 1e-5, 1e-5)
+    close(group.exp(group.log(exact.float())).double(), exact, 1e-5, 1e-5)
+
+
+def near_half_turn(group, a, within=1e-5):
+    part = a[..., turning(group)]
+    return part.norm(dim=-1) > math.pi - within if turns(group) else torch.zeros(a.shape[:-1], dtype=torch.bool)
+
+
+@every_group
+def test_exp_of_log_gives_random_elements_back(group):
+    g = proper(group)
+    close(group.exp(group.log(g)), g, 1e-11)
+
+
+@every_group
+def test_exp_is_that_of_matrices_beyond_half_and_full_turns(group):
+    for angle in (math.pi, 4.0, 2 * math.pi - 1e-6, 2 * math.pi, 7.0, 20.0):
+        a = with_angle(group, normal(4, group.algebra_dim), angle)
+        close(group.exp(a), torch.linalg.matrix_exp(group.hat(a)), 1e-11, 1e-11)
+
+
+@every_group
+def test_one_parameter_subgroups(group):
+    a = algebra_cases(group)[:20]
+    close(group.product(group.exp(0.3 * a), group.exp(0.7 * a)), group.exp(a), 1e-11)
+    close(group.exp(-a), group.inverse(group.exp(a)), 1e-11)
+    close(group.exp(torch.zeros_like(a)), group.identity(a).expand(len(a), -1, -1), 0, 0)
+
+
+@pytest.mark.parametrize("log_scale", [-20.0, -3.0, -1.0, -0.6, -1e-3, 0.0, 1e-9, 0.4, 1.0, 1.7, 8.0])
+@pytest.mark.parametrize("dim", [2, 3])
+def test_similarities_of_any_scale(dim, log_scale):
+    group = Sim(dim)
+    a = algebra_cases(group)
+    a[:, 0] = log_scale
+    exact = exp_in_many_digits(group, a)
+    largest = math.exp(max(log_scale, 0.0))
+    close(group.exp(a), exact, 1e-12 * largest)
+    close(group.log(exact), a, 1e-11)
+
+
+@every_turning
+def test_half_turns_have_a_logarithm_whose_exponential_they_are(group):
+    a = with_angle(group, normal(20, group.algebra_dim), math.pi)
+    g = group.exp(a)
+    found = group.log(g)
+    close(group.exp(found), g, 1e-12)
+    part = found[..., turning(group)]
+    close(part.norm(dim=-1), torch.full_like(part[..., 0], math.pi), 1e-12)
+
+
+@pytest.mark.parametrize("axis", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1), (1, -1, 0), (0.6, 0, -0.8)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_axis_of_an_exact_half_turn_has_its_largest_component_positive(axis, dtype):
+    axis = torch.tensor(axis, dtype=dtype)
+    axis = axis / axis.norm()
+    half_turn = 2 * axis[:, None] * axis - torch.eye(3, dtype=dtype)
+    expected = axis if axis[axis.abs().argmax()] > 0 else -axis
+    close(SO(3).log(half_turn), math.pi * expected, 2e-6 if dtype == torch.float32 else 1e-12)
+
+
+def test_half_turn_of_the_plane_is_plus_pi():
+    for zero in (0.0, -0.0):
+        half_turn = torch.tensor([[-1.0, zero], [zero, -1.0]], dtype=torch.float64)
+        assert SO(2).log(half_turn).item() == math.pi
+    just_past = torch.tensor([[-1.0, 1e-300], [-1e-300, -1.0]], dtype=torch.float64)
+    assert SO(2).log(just_past).item() == -math.pi
+
+
+@pytest.mark.parametrize("group", REFLECTING.values(), ids=REFLECTING)
+def test_reflections_have_no_logarithm(group):
+    g = elements(group)
+    improper = torch.linalg.det(group.linear(g)) < 0
+    first = int(improper.nonzero()[0])
+    with pytest.raises(ValueError, match=rf"g: g\[{first}\] has no logarithm in O\({group.dim}\): it is improper"):
+        group.log(g)
+    assert torch.isfinite(group.log(g[~improper])).all()
+
+
+def test_textbook_logarithm_would_fail():
+    """Control: the formula through the arc cosine misses the tolerance that the tests above hold."""
+    a = with_angle(SO(3), normal(10, 3), math.pi - 1e-6)
+    rotation = SO(3).exp(a)
+    angle = torch.acos(((rotation.diagonal(dim1=-2, dim2=-1).sum(-1) - 1) / 2).clamp(-1, 1))
+    naive = SO(3).vee(rotation - rotation.mT) * (angle / (2 * angle.sin()))[:, None]
+    assert (naive - a).abs().max() > 1e-6
+
+
+# --- gradients --------------------------------------------------------------------------------------------------
+
+SMOOTH = (0.0, 1e-300, 1e-12, 1e-8, 1e-4, 0.4, 0.99, 1.01, 2.0, 3.0, math.pi - 1e-4, math.pi - 1e-8, math.pi)
+
+
+def points_of_algebra(group, angles=SMOOTH):
+    """One of each angle, also with the whole vector as small as that."""
+    cases = [torch.zeros(1, group.algebra_dim, dtype=torch.float64)]
+    for angle in angles:
+        a = normal(1, group.algebra_dim, seed=3)
+        cases += [min(angle, 1.0) * a, with_angle(group, a, angle)]
+    return torch.cat(cases)
+
+
+def jacobian(call, a):
+    """Derivative of ``call`` ``[cases, *]`` with respect to ``a`` ``[cases, k]``, case by case: ``[cases, *, k]``."""
+    a = a.clone().requires_grad_()
+    values = call(a)
+    columns = values.flatten(1).sum(0)
+    rows = [torch.autograd.grad(column, a, retain_graph=True)[0] for column in columns]
+    return torch.stack(rows, dim=1).unflatten(1, values.shape[1:])
+
+
+@every_group
+def test_derivative_of_exp_is_that_of_the_matrix_exponential(group):
+    a = points_of_algebra(group)
+    expected = jacobian(lambda a: torch.linalg.matrix_exp(group.hat(a)), a)
+    close(jacobian(group.exp, a), expected, 1e-10, 1e-10)
+
+
+@every_group
+def test_derivative_of_log_inverts_that_of_exp_also_at_the_identity_and_at_half_turns(group):
+    """With g = exp(a), moving a by the derivative of log(g exp(b)) at b = 0 moves exp(a) as b does."""
+    g = group.exp(points_of_algebra(group))
+    a = group.log(g)  # at half turns the other logarithm may be the one that is taken
+    of_log = jacobian(lambda b: group.log(group.product(g, group.exp(b))), torch.zeros_like(a))
+    of_exp = jacobian(lambda a: torch.linalg.matrix_exp(group.hat(a)), a)
+    moved = torch.einsum("nija,nab->nbij", of_exp, of_log)
+    unit = torch.eye(group.algebra_dim, dtype=torch.float64)
+    close(moved, g[:, None] @ group.hat(unit), 1e-9, 1e-9)
+
+
+@every_group
+def test_derivatives_are_finite_differences(group):
+    g, h = proper(group, 3)[:2]
+    a = 0.5 * normal(group.algebra_dim, seed=5)
+
+    def of_relative(a):
+        moved = group.product(g, group.exp(a))
+        relative = group.relative(h, moved)
+        return group.log(relative), group.coordinates(relative), group.distance(h, moved)
+
+    a.requires_grad_()
+    assert gradcheck(of_relative, a, eps=1e-6, atol=1e-6)
+    assert gradgradcheck(lambda a: group.log(group.product(g, group.exp(a))), a, eps=1e-6, atol=1e-5)
+
+
+@every_group
+def test_gradients_are_finite_where_elements_coincide_or_are_half_a_turn_apart(group):
+    for dtype in (torch.float64, torch.float32):
+        half_turn = group.exp(with_angle(group, normal(6, group.algebra_dim), math.pi)).to(dtype)
+        for apart in (group.identity(half_turn), half_turn):
+            a = normal(6, group.algebra_dim, seed=1).to(dtype).requires_grad_()
+            g = group.exp(a)
+            h = group.product(g, apart)
+            total = group.log(group.relative(g, h)).sum() + group.distance(g, h).sum()
+            total = total + group.coordinates(group.relative(g, h)).square().sum() + group.distance(g, g).sum()
+            (gradient,) = torch.autograd.grad(total, a, create_graph=True)
+            assert torch.isfinite(gradient).all()
+            (second,) = torch.autograd.grad(gradient.square().sum(), a)
+            assert torch.isfinite(second).all()
+
+
+@every_group
+def test_log_of_relative_elements_does_not_move_with_both(group):
+    """The gradient with respect to a common motion vanishes, as forces need it to."""
+    g, h = proper(group)[:10], proper(group, seed=1)[:10]
+
+    def moved_together(b):
+        k = group.exp(b)
+        return group.log(group.relative(group.product(k, g), group.product(k, h)))
+
+    slope = jacobian(moved_together, normal(10, group.algebra_dim))
+    close(slope, torch.zeros_like(slope), 1e-9)
+
+
+# --- distances and coordinates ------------------------------------------------------------------------------------
+
+
+@every_group
+def test_distance_is_left_invariant_symmetric_and_vanishes_on_the_diagonal(group):
+    g, h, k = (proper(group, seed=seed)[:40] for seed in range(3))
+    k = elements(group, seed=2)[:40]
+    d = group.distance(g, h)
+    close(group.distance(group.product(k, g), group.product(k, h)), d, 1e-7)
+    close(group.distance(h, g), d, 1e-7)
+    assert (group.distance(g, g) < 1e-12).all()
+    assert (d[(g - h).abs().amax((-2, -1)) > 1e-2] > 1e-3).all()
+
+
+@every_group
+def test_distance_is_not_invariant_from_the_right_unless_it_should_be(group):
+    """Control: with g h⁻¹ in place of g⁻¹ h the test above must fail for some groups."""
+    g, h, k = (proper(group, seed=seed)[:40] for seed in range(3))
+    error = (group.distance(group.product(g, k), group.product(h, k)) - group.distance(g, h)).abs().max()
+    if group.name in ("SE(2)", "SE(3)", "Sim(3)", "Heisenberg"):
+        assert error > 1e-2
+    elif not group.is_affine:
+        assert error < 1e-7
+
+
+@pytest.mark.parametrize("group", RIGID.values(), ids=RIGID)
+def test_distance_obeys_the_triangle_inequality(group):
+    g, h, k = (elements(group, seed=seed) for seed in range(3))
+    assert (group.distance(g, k) <= group.distance(g, h) + group.distance(h, k) + 1e-9).all()
+
+
+def test_distances_are_the_angles_and_lengths_that_they_are_said_to_be():
+    a = torch.tensor([0.0, 2.0, 0.0, 3.0, 4.0, 0.0], dtype=torch.float64)
+    g = SE(3).element(SO(3).exp(a[:3]), a[3:])
+    unit = SE(3).identity(g)
+    close(SE(3).distance(unit, g), torch.tensor(0.2 * 2 + 0.8 * 5, dtype=torch.float64))
+    close(SE(3).distance(unit, g, alpha=1.0), torch.tensor(2.0, dtype=torch.float64))
+    both = RotationDilations(2).exp(torch.tensor([-3.0, 1.0], dtype=torch.float64))
+    close(
+        RotationDilations(2).distance(torch.eye(2).double(), both, alpha=0.25), torch.tensor(2.5, dtype=torch.float64)
+    )
+    mirror = torch.diag(torch.tensor([1.0, 1.0, -1.0]))
+    assert O(3).distance(torch.eye(3), mirror).item() == pytest.approx(math.pi)
+
+
+@every_group
+def test_coordinates_tell_elements_apart_and_do_not_jump(group):
+    g, h = elements(group), elements(group, seed=1)
+    assert group.coordinates(g).shape[-1] == group.num_coordinates
+    different = (g - h).abs().amax((-2, -1)) > 1e-3
+    apart = (group.coordinates(g) - group.coordinates(h)).abs().amax(-1)
+    assert (apart[different] > 1e-5).all()
+    step = 1e-7 * normal(len(g), group.algebra_dim)
+    moved = group.coordinates(group.product(g, group.exp(step)))
+    assert (moved - group.coordinates(g)).abs().max() < 1e-4
+
+
+def test_relative_elements_stay_exact_far_from_the_origin():
+    group = SE(3)
+    g, h = group.sample(2, 100, generator=generator())
+    far = Translations(3).element(torch.tensor([4096.0, -8192.0, 2048.0]))
+    steps = torch.randint(-8, 8, (2, 100, 3), generator=generator()) / 8  # survive the shift without rounding
+    g, h = (group.element(group.linear(e), t) for e, t in zip((g, h), steps, strict=True))
+    shifted = group.relative(group.product(far, g), group.product(far, h))
+    close(shifted, group.relative(g, h), 1e-6, 0)
+    naive = group.product(group.inverse(group.product(far, g)), group.product(far, h))
+    assert (naive - group.relative(g, h)).abs().max() > 1e-4
+
+
+def test_geometry_keeps_its_precision_under_autocast():
+    group = SE(3)
+    g, h = group.sample(2, 20, generator=generator())
+    expected = [group.relative(g, h), group.act(g, torch.ones(3)), group.log(group.product(g, h))]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = [group.relative(g, h), group.act(g, torch.ones(3)), group.log(group.product(g, h))]
+    for a, b in zip(found, expected, strict=True):
+        close(a, b, 1e-5)
+
+
+# --- measure ----------------------------------------------------------------------------------------------------
+
+COUNT = 20_000
+LEAST_P = 1e-3
+
+
+def uniform_on(values, low, high):
+    return stats.kstest(values.numpy(), stats.uniform(low, high - low).cdf).pvalue > LEAST_P
+
+
+def test_rotations_of_the_plane_are_uniform():
+    angle = SO(2).log(SO(2).sample(COUNT, generator=generator(), dtype=torch.float64))[:, 0]
+    assert uniform_on(angle, -math.pi, math.pi)
+    assert not uniform_on(angle.abs().sqrt(), 0, math.sqrt(math.pi))  # control
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_rotations_of_space_are_uniform(turned):
+    """Angles of density (1 - cos θ)/π, and every column uniform on the sphere; also after a fixed rotation."""
+    rotation = SO(3).sample(COUNT, generator=generator(1), dtype=torch.float64)
+    if turned:
+        rotation = SO(3).product(SO(3).exp(torch.tensor([0.3, -2.0, 0.7], dtype=torch.float64)), rotation)
+    angle = SO(3).distance(torch.eye(3, dtype=torch.float64), rotation)
+    assert stats.kstest(angle.numpy(), lambda t: (t - np.sin(t)) / math.pi).pvalue > LEAST_P
+    assert all(uniform_on(rotation[:, i, j], -1, 1) for i in range(3) for j in range(3))
+    second = torch.einsum("nij,nkl->ijkl", rotation, rotation) / COUNT
+    unit = torch.eye(3, dtype=torch.float64)
+    close(second, torch.einsum("ik,jl->ijkl", unit, unit) / 3, 0.02, 0)
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_half_of_the_orthogonal_group_is_improper(dim):
+    g = O(dim).sample(COUNT, generator=generator(2), dtype=torch.float64)
+    det = torch.linalg.det(g)
+    close(det.abs(), torch.ones_like(det))
+    assert stats.binomtest(int((det < 0).sum()), COUNT).pvalue > LEAST_P
+    for improper in (False, True):
+        assert g[(det < 0) == improper].mean(0).abs().max() < 0.03
+
+
+@every_group
+def test_samples_are_elements_and_follow_the_generator_alone(group):
+    first = group.sample(4, 3, generator=generator(7), dtype=torch.float64)
+    torch.manual_seed(1)
+    again = group.sample(4, 3, generator=generator(7), dtype=torch.float64)
+    assert first.shape == (4, 3, group.size, group.size)
+    assert torch.equal(first, again)
+    group.check("sample", first)
+    assert not torch.equal(first, group.sample(4, 3, generator=generator(8), dtype=torch.float64))
+    single = group.sample(4, 3, generator=generator(7), dtype=torch.float32)
+    assert torch.equal(single, first.float())
+
+
+@pytest.mark.parametrize("group", [SO(2), SO(3), O(2), O(3), Sim(3), Dilations()], ids=repr)
+def test_samples_take_the_default_dtype(group):
+    assert group.sample().dtype == torch.get_default_dtype()
+    assert group.sample().shape == (group.size, group.size)
+    assert torch.isfinite(group.sample(3)).all()
+
+
+DESIGNS = {
+    **{("SO", 2, count): count - 1 for count in (1, 2, 3, 4, 7)},
+    **{("SO", 3, count): degree for count, degree in {1: 0, 2: 0, 4: 1, 12: 2, 24: 3, 60: 5}.items()},
+    **{("O", 2, 2 * count): count - 1 for count in (1, 2, 3, 4)},
+    **{("O", 3, 2 * count): degree for count, degree in {1: 1, 2: 1, 4: 1, 12: 3, 24: 3, 60: 5}.items()},
+}
+
+
+@pytest.mark.parametrize(("letters", "dim", "count"), DESIGNS)
+def test_designs_average_polynomials_of_their_degree_exactly(letters, dim, count):
+    """Powers of u · g v span the matrix elements: their means are those over the group, and of one power more not."""
+    group = {"SO": SO, "O": O}[letters](dim)
+    design = group.design(count, dtype=torch.float64)
+    group.check("design", design)
+    close(design[0], torch.eye(dim, dtype=torch.float64))
+    assert len(torch.unique(design.flatten(1).round(decimals=6), dim=0)) == count
+    u, v = normal(2, 5, dim)
+    turned = group.product(group.sample(3, 1, generator=generator(), dtype=torch.float64), design)
+
+    def moves(power):
+        means = [torch.einsum("ki,...nij,kj->...nk", u, g, v).pow(power).mean(-2) for g in (turned, design)]
+        return float((means[0] - means[1]).abs().max())
+
+    degree = DESIGNS[letters, dim, count]
+    assert max(moves(power) for power in range(degree + 1)) < 1e-9
+    assert moves(degree + 1) > 1e-3
+
+
+@pytest.mark.parametrize("group", [SO(2), SO(3), O(2), O(3)], ids=repr)
+def test_turned_designs_are_designs_and_each_element_is_uniform(group):
+    turned = group.sample_design(2000, count=4, generator=generator(), dtype=torch.float64)
+    assert turned.shape == (2000, 4, group.dim, group.dim)
+    close(turned.mean(1), torch.zeros(2000, group.dim, group.dim, dtype=torch.float64))
+    relative = group.relative(turned[:, :1], turned)
+    close(relative, group.design(4, dtype=torch.float64).expand_as(relative))
+    assert uniform_on(turned[:, 3, 0, 0], -1, 1) or group.dim == 2
+    assert turned[:, 3].mean(0).abs().max() < 0.06
+    assert group.sample_design(2, count=2).dtype == torch.get_default_dtype()
+
+
+# --- quaternions --------------------------------------------------------------------------------------------------
+
+
+def test_quaternions_and_rotations_both_ways():
+    q = normal(200, 4)
+    q = q / q.norm(dim=-1, keepdim=True)
+    rotation = rotation_from_quaternion(q)
+    SO(3).check("rotation", rotation)
+    close(quaternion_from_rotation(rotation), torch.where(q[:, :1] < 0, -q, q))
+    close(rotation_from_quaternion(3 * q), rotation)
+    close(rotation_from_quaternion(-q), rotation)
+    angle = 0.8
+    about_y = torch.tensor([math.cos(angle / 2), 0.0, math.sin(angle / 2), 0.0], dtype=torch.float64)
+    close(rotation_from_quaternion(about_y), SO(3).exp(torch.tensor([0.0, angle, 0.0], dtype=torch.float64)))
+    with pytest.raises(ValueError, match=r"q: expected quaternions \[\*, 4\]"):
+        rotation_from_quaternion(q[:, :3])
+    with pytest.raises(ValueError, match=r"rotation: expected \[\*, 3, 3\]"):
+        quaternion_from_rotation(q)
+
+
+# --- values and errors --------------------------------------------------------------------------------------------
+
+
+@every_group
+def test_groups_are_immutable_values(group):
+    assert copy.deepcopy(group) == group
+    assert hash(copy.copy(group)) == hash(group)
+    if group.name not in OWN_NAMES:
+        assert pickle.loads(pickle.dumps(group)) == group
+    assert repr(group) == group.name
+    assert [other for other in LIE_GROUPS.values() if other == group] == [group]
+    with pytest.raises(AttributeError):
+        group.dim = 7
+
+
+def test_groups_with_the_same_stabilizer_are_the_same():
+    assert SE(3) == SemidirectProduct(SO(3), "SE(3)")
+    assert SE(3) != E(3)
+    assert SE(3) != SE(2)
+    assert SemidirectProduct(SO(2), "mine") != SemidirectProduct(O(2), "mine")
+
+
+NOT_ELEMENTS = {
+    "a reflection in SO(3)": (SO(3), torch.diag(torch.tensor([1.0, 1.0, -1.0])), "it is improper"),
+    "a reflection in SO(2)": (SO(2), torch.diag(torch.tensor([1.0, -1.0])), "it is improper"),
+    "a reflection in SE(3)": (SE(3), torch.diag(torch.tensor([1.0, -1.0, 1.0, 1.0])), "linear part, it is improper"),
+    "a reflection in Sim(2)": (Sim(2), torch.diag(torch.tensor([2.0, -2.0, 1.0])), "improper"),
+    "a stretched frame": (
+        SO(3),
+        torch.diag(torch.tensor([1.0, 1.0, 1.1])),
+        r"not orthonormal \(largest error .* 2.1e-01",
+    ),
+    "a sheared frame": (O(2), torch.tensor([[1.0, 0.5], [0.0, 1.0]]), "not orthonormal"),
+    "a stretched similarity": (RotationDilations(2), torch.diag(torch.tensor([1.0, 2.0])), "after scaling"),
+    "zero": (RotationDilations(3), torch.zeros(3, 3), "it is zero"),
+    "NaN": (SO(3), torch.full((3, 3), math.nan), "not finite"),
+    "infinite translation": (SE(2), SE(2).element(torch.eye(2), torch.tensor([math.inf, 0.0])), "not finite"),
+    "last row": (SE(2), torch.ones(3, 3) + torch.eye(3), r"its last row is not \[0, 0, 1\]"),
+    "a turned translation": (Translations(2), SE(2).exp(torch.tensor([0.5, 0.0, 0.0])), "is not the identity"),
+    "a negative dilation": (Dilations(2), -torch.eye(2), "positive"),
+    "an uneven dilation": (Dilations(2), torch.diag(torch.tensor([1.0, 2.0])), "multiple of the identity"),
+    "a singular matrix": (LieGroup("GL(2)", 2, 2, 4), torch.ones(2, 2), "it has no inverse"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_ELEMENTS)
+def test_what_is_no_element_is_refused(case):
+    group, matrix, fault = NOT_ELEMENTS[case]
+    stack = torch.stack([group.identity(matrix), group.identity(matrix), matrix])
+    with pytest.raises(ValueError, match=rf"^frames: frames\[2\] is no element of .*{fault}"):
+        group.check("frames", stack)
+    with pytest.raises(ValueError, match=rf"^frames: frames is no element of .*{fault}"):
+        group.check("frames", matrix)
+    with pytest.raises(ValueError, match=r"frames\[0, 2\]"):
+        group.check("frames", stack[None])
+    group.check("frames", stack[:2])
+    group.check("frames", stack[:0])
+
+
+def test_shapes_and_dtypes_are_refused():
+    with pytest.raises(ValueError, match=r"g: expected elements \[\*, 3, 3\] of SO\(3\), got \(5, 4, 4\)"):
+        SO(3).check("g", torch.eye(4).expand(5, 4, 4))
+    with pytest.raises(TypeError, match=r"g: expected floating matrices of SO\(3\), got a tensor of torch.int64"):
+        SO(3).check("g", torch.eye(3, dtype=torch.int64))
+    with pytest.raises(TypeError, match="got list"):
+        SO(3).check("g", [[1.0]])
+    with pytest.raises(ValueError, match=r"points: SE\(3\) acts on R\^3, got shape \(4, 2\)"):
+        SE(3).act(torch.eye(4), torch.ones(4, 2))
+    for group, a in [(SE(3), torch.ones(3)), (SO(3), torch.ones(2)), (SO(2), torch.ones(3)), (Sim(2), torch.ones(3))]:
+        with pytest.raises(ValueError, match="a: expected"):
+            group.exp(a)
+        with pytest.raises(ValueError, match="a: expected"):
+            group.hat(a)
+
+
+def test_sizes_are_refused():
+    for make in (SO, O, SE, E, Sim, RotationDilations):
+        for dim in (1, 4, 2.5, "3"):
+            with pytest.raises(ValueError, match="dim: "):
+                make(dim)
+    for make in (Dilations, Translations):
+        with pytest.raises(ValueError, match="dim: expected an integer"):
+            make(0)
+    with pytest.raises(ValueError, match=r"size: expected 2 .* or 3"):
+        LieGroup("mine", 2, 4, 1)
+    with pytest.raises(TypeError, match="stabilizer: expected a Lie group"):
+        SemidirectProduct(groups.cyclic(4))
+    with pytest.raises(ValueError, match=r"stabilizer: expected a group of linear maps, but SE\(2\) has translations"):
+        SemidirectProduct(SE(2))
+
+
+def test_designs_that_do_not_exist_are_refused():
+    with pytest.raises(ValueError, match=r"count: SO\(3\) has designs of \[1, 2, 4, 12, 24, 60\] elements, got 5"):
+        SO(3).design(5)
+    with pytest.raises(ValueError, match="expected an even number, got 3"):
+        O(2).design(3)
+    with pytest.raises(ValueError, match="count: expected an integer"):
+        SO(2).design(0)
+    for group in (SE(3), Dilations(), Translations(2)):
+        with pytest.raises(ValueError, match="has no designs"):
+            group.design(4)
+
+
+def test_a_group_says_what_it_does_not_define():
+    group = LieGroup("GL(2)", dim=2, size=2, algebra_dim=4)
+    g, h = normal(2, 5, 2, 2)
+    close(group.act(group.product(g, h), h[..., 0]), group.act(g, group.act(h, h[..., 0])))
+    close(group.product(group.inverse(g), g), torch.eye(2, dtype=torch.float64).expand_as(g))
+    for call in (lambda: group.log(g), lambda: group.distance(g, h)):
+        with pytest.raises(NotImplementedError, match="define log"):
+            call()
+    for call in (lambda: group.exp(g), lambda: group.vee(g)):
+        with pytest.raises(NotImplementedError, match="define hat and vee"):
+            call()
+    with pytest.raises(NotImplementedError, match="define sample"):
+        group.sample()
+
+
+def test_page_on_your_own_group_shows_what_happens():
+    failed, tried = failures_of_page()
+    assert failed == 0
+    assert tried > 20

@@ -1,0 +1,349 @@
+"""Homogeneous spaces: sections, stabilizers, lifts and invariants, for every space of the table."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from lieattn.groups import SE, SO, Dilations, E, O, RotationDilations, SemidirectProduct, Sim, Translations, cyclic
+from lieattn.spaces import Euclidean, HomogeneousSpace, Orbits, PositionDirection, Sphere
+from tests.lie_cases import OWN, Heisenberg, elements
+
+
+class HeisenbergSpace(HomogeneousSpace):
+    """R^3 under the Heisenberg group, which moves every point to every other in one way."""
+
+    def __init__(self):
+        super().__init__("R^3 under Heisenberg", Heisenberg(), dim=3)
+
+    def section(self, x):
+        turned = x - torch.stack([0 * x[..., 0], 0 * x[..., 0], x[..., 0] * x[..., 1] / 2], dim=-1)
+        return self.group.exp(turned)
+
+
+SPACES = {
+    space.name: space
+    for space in [
+        *(Euclidean(group) for group in (Translations(2), Translations(3), SE(2), SE(3), E(2), E(3), Sim(2), Sim(3))),
+        Euclidean(SemidirectProduct(OWN["AboutVertical"]())),
+        Sphere(),
+        PositionDirection(),
+        *(Orbits(group) for group in (SO(2), SO(3), Dilations(1), Dilations(3))),
+        *(Orbits(group) for group in (RotationDilations(2), RotationDilations(3))),
+        *(OWN["Quadrant"](), HeisenbergSpace()),
+    ]
+}
+every_space = pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+WITH_STABILIZER = {name: space for name, space in SPACES.items() if space.stabilizer is not None}
+JUMPING = {name: SPACES[name] for name in ("S^2", "R^3 x S^2", "R^3 under SO(3)", "R^3 under R+xSO(3)")}
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def points(space, count=50, seed=0):
+    """Random points; on the sphere and for directions the axes and their neighborhoods are among them."""
+    x = normal(count, space.dim, seed=seed)
+    if isinstance(space, Sphere | PositionDirection | Orbits) and x.shape[-1] >= 3:
+        axes = torch.cat([torch.eye(3), -torch.eye(3)]).double()
+        x[:24, -3:] = torch.cat([axes + near * normal(6, 3, seed=1) for near in (0, 1e-12, 1e-7, 1e-3)])
+    if isinstance(space, Sphere | PositionDirection):
+        x[:, -3:] /= x[:, -3:].norm(dim=-1, keepdim=True)
+    return x.abs() + 0.1 if space.name == "quadrant" else x
+
+
+def close(found, expected, atol=1e-12):
+    torch.testing.assert_close(found, expected, atol=atol, rtol=1e-12)
+
+
+# --- laws -----------------------------------------------------------------------------------------------------------
+
+
+@every_space
+def test_section_is_a_section(space):
+    x = points(space)
+    space.check("x", x)
+    section = space.section(x)
+    space.group.check("section", section)
+    close(space.act(section, space.representative(x)), x)
+    assert section.shape == (len(x), space.group.size, space.group.size)
+    single = space.section(x.float())
+    assert single.dtype == torch.float32
+    assert (space.act(single, space.representative(x.float())) - x).abs().max() < 1e-5
+    assert space.section(x[0]).shape == section.shape[1:]
+    assert space.section(x[:0]).shape == section[:0].shape
+    assert space.section(x[:, None]).shape == section[:, None].shape
+
+
+@every_space
+def test_action_is_a_homomorphism_and_stays_in_the_space(space):
+    x, (g, h) = points(space, 40), (elements(space.group, seed=seed)[:40] for seed in (1, 2))
+    moved = space.act(g, space.act(h, x))
+    close(space.act(space.group.product(g, h), x), moved, 1e-10)
+    space.check("moved", moved)
+
+
+@every_space
+def test_group_moves_sections_to_sections_up_to_the_stabilizer(space):
+    """s(g x)⁻¹ g s(x) keeps the representative, and is trivial where the stabilizer is."""
+    x, g = points(space, 40), elements(space.group, seed=1)[:40]
+    gx = space.act(g, x)
+    left = space.group.relative(space.section(gx), space.group.product(g, space.section(x)))
+    o = space.representative(x)
+    close(space.representative(gx), o, 1e-9)
+    close(space.act(left, o), o, 1e-9)
+    if space.stabilizer is None:
+        close(left, space.group.identity(g).expand_as(left), 1e-9)
+
+
+@every_space
+def test_invariants_are_invariant_and_tell_orbits_apart(space):
+    x, g = points(space, 40), elements(space.group, seed=1)[:40]
+    q = space.invariants(x)
+    assert q.shape == (40, space.num_invariants)
+    close(space.invariants(space.act(g, x)), q, 1e-9)
+    if space.num_invariants and space.dim > 1:
+        random = q[30:]
+        assert (torch.cdist(random, random) + torch.eye(10) > 1e-6).all()
+    else:
+        origin = space.representative(x)
+        close(origin, origin[:1].expand_as(origin)) if space.dim > 1 else None
+
+
+@every_space
+def test_origin_is_a_point_over_which_the_section_is_the_identity(space):
+    if space.name == "quadrant":
+        return
+    o = space.origin
+    space.check("origin", o)
+    close(space.representative(o), o)
+    close(space.section(o), space.group.identity(o))
+
+
+@pytest.mark.parametrize("space", WITH_STABILIZER.values(), ids=WITH_STABILIZER)
+def test_stabilizer_keeps_representatives_and_lies_in_the_group(space):
+    h, k = elements(space.stabilizer), elements(space.stabilizer, seed=1)
+    embedded = space.embed(h)
+    space.group.check("h", embedded)
+    x = points(space, len(h))
+    o = space.representative(x)
+    close(space.act(embedded, o), o, 1e-9)
+    product = space.group.product(embedded, space.embed(k))
+    close(product, space.embed(space.stabilizer.product(h, k)), 1e-9)
+
+
+@pytest.mark.parametrize("space", WITH_STABILIZER.values(), ids=WITH_STABILIZER)
+def test_stabilizer_is_the_whole_of_it(space):
+    """Elements that keep the origin are embedded ones: their Lie algebras have the same dimension."""
+    o = space.origin
+
+    def moved(a):
+        return space.act(space.group.exp(a), o)
+
+    slope = torch.autograd.functional.jacobian(moved, torch.zeros(space.group.algebra_dim, dtype=torch.float64))
+    kept = space.group.algebra_dim - int(torch.linalg.matrix_rank(slope))
+    assert kept == space.stabilizer.algebra_dim
+
+
+@every_space
+def test_lift_is_the_section_times_the_stabilizer(space):
+    x, m = points(space), space.group.size
+    alone = space.lift(x)
+    close(alone, space.section(x)[:, None])
+    if space.stabilizer is None:
+        with pytest.raises(ValueError, match=r"h: the stabilizer of .* is trivial"):
+            space.lift(x, torch.eye(m)[None])
+        return
+    h = elements(space.stabilizer)[:5]
+    lifted = space.lift(x, h)
+    assert lifted.shape == (len(x), 5, m, m)
+    close(space.act(lifted, space.representative(x)[:, None]), x[:, None].expand(-1, 5, -1), 1e-9)
+    close(space.lift(x, h.expand(len(x), 5, *h.shape[1:])), lifted)
+    close(lifted[:, 2], space.group.product(space.section(x), space.embed(h[2])))
+    assert space.lift(x.float(), h).dtype == torch.float32
+    assert space.lift(x[:0], h).shape == (0, 5, m, m)
+
+
+# --- the sphere, where no section is continuous ---------------------------------------------------------------------
+
+
+def test_section_at_the_antipode_is_a_half_turn_exactly():
+    antipode = torch.tensor([-1.0, 0.0, 0.0], dtype=torch.float64)
+    half_turn = torch.diag(torch.tensor([-1.0, -1.0, 1.0], dtype=torch.float64))
+    close(Sphere().section(antipode), half_turn, 1e-15)
+    close(SO(3).distance(torch.eye(3).double(), half_turn), torch.tensor(math.pi, dtype=torch.float64))
+    opposite = torch.cat([torch.tensor([1.0, 2.0, 3.0]).double(), antipode])
+    close(SE(3).linear(PositionDirection().section(opposite)), half_turn, 1e-15)
+    close(Orbits(SO(3)).section(5 * antipode), half_turn, 1e-15)
+    close(Orbits(RotationDilations(3)).section(5 * antipode), 5 * half_turn, 1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_section_is_the_least_rotation_even_next_to_the_antipode(dtype):
+    across = normal(20, 2)
+    across = across / across.norm(dim=-1, keepdim=True)
+    for size in (0.0, 1e-30, 1e-12, 1e-8, 1e-4, 0.1, 0.9, 1.0):
+        for sign in (1, -1):
+            a = sign * math.sqrt(1 - size**2)
+            n = torch.cat([torch.full((20, 1), a), size * across], dim=-1).to(dtype)
+            section = Sphere().section(n)
+            unit = torch.eye(3, dtype=dtype)
+            close(section.mT @ section, unit.expand(20, 3, 3), 20 * torch.finfo(dtype).eps)
+            assert (torch.linalg.det(section) > 0).all()
+            least = torch.atan2(n[:, 1:].norm(dim=-1), n[:, 0])
+            angle = SO(3).distance(unit, section)
+            close(angle, least, 1e-5 if dtype == torch.float32 else 1e-12)
+
+
+def test_section_of_the_sphere_jumps_at_the_antipode_and_nowhere_else():
+    around = torch.linspace(0, 2 * math.pi, 200, dtype=torch.float64)
+
+    def largest_step(polar_angle):
+        polar_angle = torch.tensor(polar_angle, dtype=torch.float64)
+        across = polar_angle.sin() * torch.stack([around.cos(), around.sin()], dim=-1)
+        n = torch.cat([polar_angle.cos().expand(200, 1), across], dim=-1)
+        return float(Sphere().section(n).diff(dim=0).abs().max())
+
+    assert largest_step(0.01) < 1e-3
+    assert largest_step(math.pi / 2) < 0.05
+    spread = Sphere().section(torch.tensor([[-1.0, 1e-9, 0.0], [-1.0, -1e-9, 0.0], [-1.0, 0.0, 1e-9]]).double())
+    assert (spread[0] - spread[2]).abs().max() > 1  # no choice can avoid this
+
+
+@every_space
+def test_gradients_are_finite_everywhere_and_those_of_differences(space):
+    for dtype in (torch.float64, torch.float32):
+        x = points(space).to(dtype).requires_grad_()
+        lifted = space.lift(x)
+        pairs = space.group.relative(lifted, lifted.transpose(0, 1))
+        values = space.group.coordinates(pairs).square().sum() + space.invariants(x).sum()
+        values = values + space.group.distance(lifted, lifted.flip(0)).sum()
+        (gradient,) = torch.autograd.grad(values, x)
+        assert torch.isfinite(gradient).all()
+
+    x = points(space)[24:30]
+
+    def smooth(x):
+        if isinstance(space, Sphere | PositionDirection):
+            n = x[..., -3:]
+            x = torch.cat([x[..., :-3], n / n.norm(dim=-1, keepdim=True)], dim=-1)
+        return space.section(x), space.invariants(x).sum() + x.sum()
+
+    assert torch.autograd.gradcheck(smooth, x.clone().requires_grad_(), eps=1e-6, atol=1e-6)
+
+
+# --- lengths --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", [SO(2), SO(3), RotationDilations(2), RotationDilations(3), Dilations(2)], ids=repr)
+@pytest.mark.parametrize("length", [1e-30, 1e-6, 1e6, 1e30])
+def test_orbits_of_any_size_in_single_precision(group, length):
+    space = Orbits(group)
+    x = (length * points(space)).float()
+    section = space.section(x)
+    back = space.act(section, space.representative(x))
+    assert ((back - x).abs().amax(-1) / x.abs().amax(-1)).max() < 1e-5
+    assert torch.isfinite(space.invariants(x)).all()
+
+
+def test_invariants_are_what_the_table_says():
+    x = torch.tensor([[3.0, 4.0], [0.0, -2.0]])
+    close(Orbits(SO(2)).invariants(x), torch.tensor([[5.0], [2.0]]), 1e-6)
+    close(Orbits(Dilations(2)).invariants(x), torch.tensor([[0.6, 0.8], [0.0, -1.0]]), 1e-6)
+    assert Orbits(RotationDilations(2)).invariants(x).shape == (2, 0)
+    close(Orbits(SO(3)).representative(torch.tensor([0.0, 3.0, 4.0])), torch.tensor([5.0, 0.0, 0.0]), 1e-6)
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+NOT_POINTS = {
+    "zero in SO(3)": (Orbits(SO(3)), [0.0, 0.0, 0.0], r"it is 0, which SO\(3\) does not move; leave it out"),
+    "zero in SO(2)": (Orbits(SO(2)), [0.0, -0.0], "it is 0"),
+    "zero in dilations": (Orbits(RotationDilations(2)), [0.0, 0.0], "it is 0"),
+    "NaN": (Euclidean(SE(2)), [math.nan, 0.0], "it is not finite"),
+    "infinite": (Orbits(SO(2)), [math.inf, 0.0], "it is not finite"),
+    "zero on the sphere": (Sphere(), [0.0, 0.0, 0.0], "it is no unit vector; divide by its length"),
+    "long on the sphere": (Sphere(), [1.0, 1.0, 0.0], "it is no unit vector"),
+    "zero direction": (PositionDirection(), [1.0, 2.0, 3.0, 0.0, 0.0, 0.0], "its direction, the last three components"),
+    "long direction": (PositionDirection(), [1.0, 2.0, 3.0, 0.0, 1.01, 0.0], "its direction, .* no unit vector"),
+    "outside the quadrant": (OWN["Quadrant"](), [1.0, -1.0], "its components are not positive"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_POINTS)
+def test_what_is_no_point_is_refused(case):
+    space, bad, fault = NOT_POINTS[case]
+    x = torch.stack([*points(space, 30)[28:], torch.tensor(bad, dtype=torch.float64)])
+    with pytest.raises(ValueError, match=rf"^pos: pos\[2\] is no point of .*: {fault}"):
+        space.check("pos", x)
+    with pytest.raises(ValueError, match=r"^x: x\[2\] is no point"):
+        space.lift(x)
+    with pytest.raises(ValueError, match=r"^pos: pos is no point"):
+        space.check("pos", x[2])
+    space.check("pos", x[:2])
+
+
+def test_points_may_be_as_inexact_as_single_precision():
+    n = points(Sphere()).float()
+    Sphere().check("n", n)
+    Sphere().check("n", n.double())
+    SO(3).check("section", Sphere().section(n.double()))  # normalized again, in the precision given
+
+
+@every_space
+def test_shapes_and_dtypes_are_refused(space):
+    with pytest.raises(ValueError, match=rf"x: expected points \[\*, {space.dim}\] of .*, got \(4, 9\)"):
+        space.lift(torch.ones(4, 9))
+    with pytest.raises(TypeError, match=r"x: expected floating points of .*, got a tensor of torch.int64"):
+        space.lift(torch.ones(4, space.dim, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"x: expected floating points of .*, got list"):
+        space.lift([[0.0]])
+    with pytest.raises(ValueError, match=r"got shape|got \(4, 9\)"):
+        space.act(space.group.identity(torch.ones(1)), torch.ones(4, 9))
+
+
+def test_frames_that_do_not_fit_are_refused():
+    x = torch.ones(4, 3)
+    space = Euclidean(SE(3))
+    with pytest.raises(ValueError, match=r"h: h\[1\] is no element of SO\(3\): it is improper"):
+        space.lift(x, torch.stack([torch.eye(3), -torch.eye(3)]))
+    with pytest.raises(ValueError, match=r"h: h\[0\] is no element of SO\(3\): its columns are not orthonormal"):
+        space.lift(x, torch.ones(1, 3, 3))
+    with pytest.raises(ValueError, match=r"h: expected elements \[\*, 3, 3\] of SO\(3\), got \(2, 4, 4\)"):
+        space.lift(x, torch.eye(4).expand(2, 4, 4))
+    with pytest.raises(ValueError, match=r"h: expected \[fiber, k, k\] or \[\*, fiber, k, k\], got \(3, 3\)"):
+        space.lift(x, torch.eye(3))
+    Euclidean(E(3)).lift(x, torch.stack([torch.eye(3), -torch.eye(3)]))
+
+
+def test_groups_that_do_not_act_so_are_refused():
+    with pytest.raises(TypeError, match=r"group: expected Translations or a SemidirectProduct .* has Orbits"):
+        Euclidean(SO(3))
+    with pytest.raises(TypeError, match=r"group: expected SO\(2\), SO\(3\), .* act on a Euclidean space"):
+        Orbits(SE(2))
+    with pytest.raises(TypeError, match="group: expected SO"):
+        Orbits(O(3))
+    for make in (Euclidean, Orbits):
+        with pytest.raises(TypeError, match="group: expected a Lie group"):
+            make(cyclic(4))
+    with pytest.raises(TypeError, match="stabilizer: expected a Lie group"):
+        HomogeneousSpace("mine", SO(3), 3, cyclic(4))
+
+
+def test_a_space_says_what_it_does_not_define():
+    space = HomogeneousSpace("mine", SO(3), 3, SO(2))
+    with pytest.raises(NotImplementedError, match="mine defines no section"):
+        space.section(torch.ones(3))
+    with pytest.raises(NotImplementedError, match="define embed"):
+        space.embed(torch.eye(2))
+
+
+@every_space
+def test_spaces_are_immutable_values(space):
+    assert copy.deepcopy(space) == space
+    assert hash(copy.copy(space)) == hash(space)
+    assert [other for other in SPACES.values() if other == space] == [space]
+    with pytest.raises(AttributeError):
+        space.dim = 7

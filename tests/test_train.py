@@ -111,10 +111,13 @@ def config(root: Path, *, group: int = 4, callbacks: list | None = None, **train
     return {
         "seed_everything": 3,
         "model": {
-            "classes": 2,
-            "network": {"class_path": f"{__name__}.ToyNetwork", "init_args": {"group": cyclic_group}},
-            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1, "momentum": 0.9}},
-            "schedule": {"class_path": "lieattn.train.WarmupCosine", "init_args": {"warmup_epochs": 1}},
+            "class_path": "lieattn.train.PointSetClassifier",
+            "init_args": {
+                "classes": 2,
+                "network": {"class_path": f"{__name__}.ToyNetwork", "init_args": {"group": cyclic_group}},
+                "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1, "momentum": 0.9}},
+                "schedule": {"class_path": "lieattn.train.WarmupCosine", "init_args": {"warmup_epochs": 1}},
+            },
         },
         "data": {"train": clouds, "val": clouds, "test": clouds, "batch_size": BATCH},
         "last": {"every_n_train_steps": 2},
@@ -416,7 +419,7 @@ def test_fit_writes_logs_and_checkpoints_of_plain_values(finished):
     entry = checkpoint["lieattn"]
     assert entry["group"] == {"name": "C4", "order": 4, "dim": 2}
     assert entry["input"] == {"points": 5, "channels": 1, "dim": 2, "grid": None}
-    assert entry["config"]["model"]["network"]["init_args"]["dropout"] == 0.3
+    assert entry["config"]["model"]["init_args"]["network"]["init_args"]["dropout"] == 0.3
     assert (finished / "checkpoints/best.ckpt").is_file()
     assert list(finished.glob("tensorboard/version_0/events*"))
     with (finished / "csv/version_0/metrics.csv").open() as file:
@@ -465,9 +468,9 @@ def test_two_processes_have_the_gradients_of_one(tmp_path):
     for name, batch_size, devices in (("one", 8, 1), ("two", 4, 2)):
         content = config(tmp_path / name, devices=devices, strategy="ddp" if devices > 1 else "auto", **step)
         content["data"]["batch_size"] = batch_size
-        content["model"]["optimizer"] = {"class_path": "torch.optim.SGD", "init_args": {"lr": 1.0}}
-        content["model"].pop("schedule")
-        content["model"]["network"]["init_args"]["dropout"] = 0.0
+        content["model"]["init_args"]["optimizer"] = {"class_path": "torch.optim.SGD", "init_args": {"lr": 1.0}}
+        content["model"]["init_args"].pop("schedule")
+        content["model"]["init_args"]["network"]["init_args"]["dropout"] = 0.0
         done = command("fit", "--config", write(tmp_path / f"{name}.yaml", content))
         assert done.returncode == 0, done.stderr
     one, two = (torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("one", "two"))
@@ -548,8 +551,8 @@ def test_bad_usage(finished, tmp_path, monkeypatch, capsys, arguments, status, m
     ("place", "message"),
     [
         (("trainer", "max_epoch"), "max_epoch"),
-        (("model", "network", "init_args", "widht"), "widht"),
-        (("model", "network", "init_args", "group", "init_args", "order"), "order"),
+        (("model", "init_args", "network", "init_args", "widht"), "widht"),
+        (("model", "init_args", "network", "init_args", "group", "init_args", "order"), "order"),
         (("data", "bach_size"), "bach_size"),
     ],
 )

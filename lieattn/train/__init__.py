@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from lieattn.train._data import EpochSampler, PointSetData
     from lieattn.train._errors import CheckpointError, NonFiniteError, UsageError
     from lieattn.train._last_checkpoint import LastCheckpoint, TrainingInterrupted
+    from lieattn.train._regressor import PointSetRegressor
     from lieattn.train._schedule import Constant, Schedule, WarmupCosine
+    from lieattn.train._task import PointSetTask
 
 __all__ = [
     "CheckpointError",
@@ -22,6 +24,8 @@ __all__ = [
     "NonFiniteError",
     "PointSetClassifier",
     "PointSetData",
+    "PointSetRegressor",
+    "PointSetTask",
     "Schedule",
     "TrainingInterrupted",
     "UsageError",
@@ -36,7 +40,9 @@ _HOMES = {
     "_data": ("EpochSampler", "PointSetData"),
     "_errors": ("CheckpointError", "NonFiniteError", "UsageError"),
     "_last_checkpoint": ("LastCheckpoint", "TrainingInterrupted"),
+    "_regressor": ("PointSetRegressor",),
     "_schedule": ("Constant", "Schedule", "WarmupCosine"),
+    "_task": ("PointSetTask",),
 }
 
 

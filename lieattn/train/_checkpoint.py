@@ -51,7 +51,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     Parameters
     ----------
     path
-        A file that ``lieattn fit`` or a ``Trainer`` with a ``PointSetClassifier`` has written.
+        A file that ``lieattn fit`` or a ``Trainer`` with a ``PointSetTask`` has written.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def load_network(path: str | Path) -> nn.Module:
 
 def network_of(checkpoint: dict[str, Any], path: str) -> nn.Module:
     """Network of a checkpoint that was read already; ``path`` is for messages."""
-    spec = checkpoint[KEY]["config"].get("model", {}).get("network")
+    spec = checkpoint[KEY]["config"].get("model", {}).get("init_args", {}).get("network")
     if spec is None:
         raise CheckpointError(
             f"{path} does not say how its network was built, because it was not trained by `lieattn fit`"

@@ -45,12 +45,14 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 def _cases() -> dict[str, str]:
     """The backend for typical calls, in words."""
+    from lieattn.geometry import AllPairs
     from lieattn.ops import RelativeTerms, explain
 
     x = torch.zeros(1, 4, 2, 8)
     three = RelativeTerms(fiber_key=torch.zeros(4, 4, 4, 1, 8))
     choices = {f"pattern {pattern}": explain(x, x, x, pattern=pattern) for pattern in get_args(Pattern)}
     choices |= {
+        "whole clouds (AllPairs), no terms": explain(x, x, x, AllPairs()(torch.zeros(1, 1))),
         "float64": explain(x.double(), x.double(), x.double()),
         "bfloat16": explain(x.bfloat16(), x.bfloat16(), x.bfloat16()),
         "convolution (no scores)": explain(None, None, x, normalize="none"),

@@ -22,12 +22,13 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from lieattn.train._checkpoint import KEY, read_checkpoint, register_types
-from lieattn.train._classifier import PointSetClassifier
 from lieattn.train._data import PointSetData
 from lieattn.train._errors import CheckpointError, NonFiniteError, UsageError
 from lieattn.train._last_checkpoint import LastCheckpoint, TrainingInterrupted
+from lieattn.train._task import PointSetTask
 
-_DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100}
+# Forces are gradients, which inference mode forbids.
+_DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False}
 
 # Said by Lightning about what is meant: no workers for small data, no validation set, one folder of checkpoints for
 # a run and its continuation, evaluation without the callbacks of the training; and about its own use of others.
@@ -63,8 +64,9 @@ def run(name: str, arguments: Sequence[str]) -> int:
             for message in _EXPECTED_WARNINGS:
                 warnings.filterwarnings("ignore", message)
             _PointSetCLI(
-                PointSetClassifier,
+                PointSetTask,
                 PointSetData,
+                subclass_mode_model=True,
                 trainer_defaults=_DEFAULTS,
                 seed_everything_default=0,
                 save_config_kwargs={"overwrite": True},
@@ -132,25 +134,48 @@ class _PointSetCLI(LightningCLI):
         if settings.data.sets["val"] is None or any(isinstance(c, ModelCheckpoint) for c in callbacks):
             return [last]
         folder = last.dirpath or Path(settings.trainer.default_root_dir) / "checkpoints"
+        monitor, mode = self.model.monitor
         best = ModelCheckpoint(
-            dirpath=folder, filename="best", monitor="val/accuracy", mode="max", enable_version_counter=False
+            dirpath=folder, filename="best", monitor=monitor, mode=mode, enable_version_counter=False
         )
         return [best, last]
 
     def predict(self, **kwargs: Any) -> None:
-        """Write the predictions of all clouds to ``predictions.csv`` in the trainer's root folder."""
+        """Write all predictions to tables in the trainer's root folder.
+
+        Class scores go to ``predictions.csv``, a row a cloud; of other targets each has its ``predictions_NAME.csv``, a
+        row for each cloud or point.
+        """
         if self.trainer.world_size > 1:
             raise UsageError("predict writes one table, from one process: set trainer.devices to 1")
         kwargs["return_predictions"] = True
-        logits = torch.cat([batch for batch in self.trainer.predict(**kwargs) or [] if isinstance(batch, Tensor)])
-        path = Path(self.trainer.default_root_dir) / "predictions.csv"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["cloud", "label", *(f"logit_{k}" for k in range(logits.shape[1]))])
-            for cloud, row in enumerate(logits.tolist()):
-                writer.writerow([cloud, row.index(max(row)), *row])
-        _say(f"predictions of {len(logits)} clouds: {path}")
+        batches: list[Any] = self.trainer.predict(**kwargs) or []
+        root = Path(self.trainer.default_root_dir)
+        if batches and isinstance(batches[0], dict):
+            for name in batches[0]:
+                values = torch.cat([batch[name] for batch in batches])
+                values = values.reshape(len(values), -1)
+                _write_table(root / f"predictions_{name}.csv", [f"{name}_{k}" for k in range(values.shape[1])], values)
+            return
+        logits = torch.cat([batch for batch in batches if isinstance(batch, Tensor)])
+        best = logits.argmax(dim=1)[:, None]
+        _write_table(
+            root / "predictions.csv",
+            ["cloud", "label", *(f"logit_{k}" for k in range(logits.shape[1]))],
+            logits,
+            torch.cat([torch.arange(len(logits))[:, None], best], dim=1),
+        )
+
+
+def _write_table(path: Path, head: list[str], values: Tensor, labels: Tensor | None = None) -> None:
+    """One row for each row of ``values`` ``[rows, columns]``, behind the integers of ``labels``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(head)
+        for number, row in enumerate(values.tolist()):
+            writer.writerow([*([] if labels is None else labels[number].tolist()), *row])
+    _say(f"predictions, {len(values)} rows: {path}")
 
 
 def _default_loggers(root: str) -> list[Logger]:

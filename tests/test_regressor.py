@@ -1,0 +1,190 @@
+"""Training on numbers, vectors and forces: units, shifts, scales, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import nn
+from torch.utils.data import Dataset
+from torch_geometric.data import Batch, Data
+
+from lieattn.train import PointSetRegressor
+from lieattn.train.cli import main
+
+
+class Springs(Dataset):
+    """Pairs of points with the energy of a spring and its forces, in odd units."""
+
+    def __init__(self, size: int = 24, offset: float = 1000.0) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.pos = torch.randn(size, 2, 3, generator=generator)
+        self.offset = offset
+
+    def __len__(self) -> int:
+        return len(self.pos)
+
+    def __getitem__(self, index: int) -> Data:
+        pos = self.pos[index]
+        bond = pos[1] - pos[0]
+        energy = 50 * bond.square().sum() + self.offset
+        return Data(
+            x=torch.ones(2, 1),
+            pos=pos,
+            y=torch.stack([energy, 3 * bond.norm()])[None],
+            energy=energy[None],
+            force=100 * torch.stack([bond, -bond]),
+            dipole=bond[None],
+        )
+
+
+class Spring(nn.Module):
+    """Energy k |bond|² with a stiffness to be learned, and its forces."""
+
+    def __init__(self, stiffness: float = 0.1) -> None:
+        super().__init__()
+        self.stiffness = nn.Parameter(torch.tensor(stiffness))
+
+    def forward(self, data: Batch) -> dict[str, torch.Tensor]:
+        with torch.enable_grad():
+            pos = data.pos.detach().requires_grad_()
+            bond = pos[1::2] - pos[::2]
+            energy = self.stiffness * bond.square().sum(dim=1)
+            (slope,) = torch.autograd.grad(energy.sum(), pos, create_graph=True)
+        return {"energy": energy, "force": -slope, "dipole": self.stiffness * bond}
+
+
+class Bond(nn.Module):
+    def __init__(self, outputs: int = 2) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, outputs)
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        bond = (data.pos[1::2] - data.pos[::2]).norm(dim=1)
+        return self.linear(torch.stack([bond, bond.square()], dim=1))
+
+
+def batch(size=8):
+    springs = Springs()
+    return Batch.from_data_list([springs[i] for i in range(size)])
+
+
+def measured(**options):
+    module = PointSetRegressor(Spring(), {"energy": 0.1, "force": 1.0}, **options)
+    module.measure(Springs())
+    module.log = lambda *args, **kwargs: None
+    return module
+
+
+def test_predictions_come_in_the_units_of_the_data():
+    module = PointSetRegressor(Bond(), "y")
+    module.measure(Springs())
+    y = torch.cat([item.y for item in map(Springs().__getitem__, range(24))])
+    torch.testing.assert_close(module.shift_y, y.mean(dim=0))
+    torch.testing.assert_close(module.scale_y, y.std(dim=0, correction=0), rtol=1e-5, atol=0)
+    expected = module.shift_y + module.scale_y * module.network(batch())
+    torch.testing.assert_close(module(batch())["y"], expected)
+
+
+def test_vectors_are_scaled_but_never_shifted():
+    module = PointSetRegressor(Spring(), "dipole")
+    module.measure(Springs())
+    assert module.shift_dipole == 0
+    dipoles = torch.cat([item.dipole for item in map(Springs().__getitem__, range(24))])
+    torch.testing.assert_close(module.scale_dipole, dipoles.square().mean().sqrt())
+
+
+def test_force_stays_the_gradient_of_the_energy():
+    module = measured(scale_of={"energy": "force"})
+    assert module.scale_energy == module.scale_force
+    data = batch()
+    step, direction = 1e-2, torch.randn_like(data.pos)
+
+    def energy(pos):
+        moved = data.clone()
+        moved.pos = pos
+        return module.double()(moved.apply(lambda t: t.double() if t.is_floating_point() else t))["energy"].sum()
+
+    slope = (energy(data.pos + step * direction) - energy(data.pos - step * direction)) / (2 * step)
+    force = module.float()(data)["force"]
+    torch.testing.assert_close(slope.float(), -(force * direction).sum(), rtol=1e-4, atol=1e-2)
+
+
+def test_loss_on_forces_reaches_the_weights():
+    module = measured(scale_of={"energy": "force"})
+    module.evaluate(batch(), "train").backward()
+    assert module.network.stiffness.grad.abs() > 0
+
+
+def test_loss_is_the_weighted_sum_in_scaled_units():
+    module = measured(loss="mse")
+    data = batch()
+    out = module.network(data)
+    parts = {
+        name: (
+            (out[name] - (data[name] - getattr(module, f"shift_{name}")) / getattr(module, f"scale_{name}")) ** 2
+        ).mean()
+        for name in ("energy", "force")
+    }
+    torch.testing.assert_close(module.evaluate(data, "train"), 0.1 * parts["energy"] + parts["force"])
+
+
+def test_statistics_travel_with_the_weights():
+    module = PointSetRegressor(Bond(), "y")
+    module.measure(Springs())
+    other = PointSetRegressor(Bond(), "y")
+    other.load_state_dict(module.state_dict())
+    torch.testing.assert_close(other(batch())["y"], module(batch())["y"])
+    assert other.measured
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PointSetRegressor(Bond(), "y", loss="l3"), "loss: expected one of"),
+        (lambda: PointSetRegressor(Bond(), {}), "targets: expected names"),
+        (lambda: PointSetRegressor(Bond(), "y", shift=["z"]), "shift: \\['z'\\] are not among"),
+        (lambda: PointSetRegressor(Bond(), "y", scale_of={"y": "z"}), "scale_of: \\['z'\\] are neither"),
+        (lambda: PointSetRegressor(Bond(), "charge").measure(Springs()), "24 of 24 training clouds have no charge"),
+        (lambda: PointSetRegressor(Bond(3), "y").evaluate(batch(), "val"), "data.y: the network gives \\(8, 3\\)"),
+        (lambda: PointSetRegressor(Bond(), {"y": 1, "force": 1})(batch()), "network: expected a mapping"),
+        (lambda: PointSetRegressor(Spring(), {"energy": 1, "y": 1})(batch()), "\\['y'\\] are to be learned"),
+    ],
+)
+def test_what_does_not_fit_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_the_command_trains_on_forces_and_writes_predictions(tmp_path, capsys):
+    springs = {"class_path": f"{__name__}.Springs"}
+    config = {
+        "model": {
+            "class_path": "lieattn.train.PointSetRegressor",
+            "init_args": {
+                "network": {"class_path": f"{__name__}.Spring"},
+                "targets": {"energy": 0.1, "force": 1.0},
+                "scale_of": {"energy": "force"},
+                "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.05}},
+            },
+        },
+        "data": {"train": springs, "val": springs, "test": springs, "predict": springs, "batch_size": 8},
+        "trainer": {
+            "default_root_dir": str(tmp_path),
+            "accelerator": "cpu",
+            "max_epochs": 30,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "log_every_n_steps": 1,
+        },
+    }
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(config))
+    assert main(["fit", "--config", str(file)]) == 0
+    checkpoint = torch.load(tmp_path / "checkpoints/best.ckpt", weights_only=True)
+    state = checkpoint["state_dict"]
+    assert float(state["network.stiffness"] * state["scale_force"]) == pytest.approx(50, rel=0.05)
+    assert main(["predict", "--config", str(file), "--ckpt_path", "best"]) == 0
+    rows = {name: Path(tmp_path / f"predictions_{name}.csv").read_text().splitlines() for name in ("energy", "force")}
+    assert len(rows["energy"]) == 25
+    assert len(rows["force"]) == 49

@@ -1,0 +1,74 @@
+"""A training step of the framewise transformer beside torch's own TransformerEncoder of the same width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from lieattn.bench._measure import Problem, Record, compare
+from lieattn.geometry import padding
+from lieattn.groups import FiniteGroup, cyclic, dihedral, icosahedral, octahedral, tetrahedral
+from lieattn.nn import FramewiseBlock, RotaryPhases
+
+CLOUDS, POINTS, WIDTH, LAYERS, WIDENING = 16, 32, 384, 4, 4
+GROUPS = {"C4": cyclic(4), "D4": dihedral(4), "T": tetrahedral(), "O": octahedral(), "I": icosahedral()}
+
+
+def framewise(group: FiniteGroup) -> Problem:
+    """Four blocks on 16 clouds of 32 points, |H| heads; the width is 384, or 360 for the 60 frames of I."""
+    channels = _channels(group)
+    torch.manual_seed(0)
+    phases = RotaryPhases(group.dim, 1, channels)
+    blocks = nn.ModuleList(FramewiseBlock(group, channels, widening=WIDENING) for _ in range(LAYERS))
+    layout = padding(torch.arange(CLOUDS).repeat_interleave(POINTS), CLOUDS)
+    positions = torch.randn(CLOUDS * POINTS, group.order, group.dim)
+    x = torch.randn(CLOUDS * POINTS, group.order, channels)
+
+    def problem() -> Iterator[Tensor]:
+        blocks.zero_grad()
+        angles = phases(positions)
+        y = x
+        for block in blocks:
+            y = block(y, angles, layout)
+        yield y.square().mean()
+
+    return problem
+
+
+def ordinary(group: FiniteGroup) -> Problem:
+    """``torch.nn.TransformerEncoder`` with as many heads, layers, hidden units and tokens of the same width."""
+    width = group.order * _channels(group)
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(
+        width, group.order, WIDENING * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+    )
+    encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+    x = torch.randn(CLOUDS, POINTS, width)
+
+    def problem() -> Iterator[Tensor]:
+        encoder.zero_grad()
+        yield encoder(x).square().mean()
+
+    return problem
+
+
+def run(repeats: int = 9) -> list[Record]:
+    """Records of one case for each group, ways ``torch`` and ``framewise``, on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        records = []
+        for name, group in GROUPS.items():
+            builders = {"torch": partial(ordinary, group), "framewise": partial(framewise, group)}
+            records += compare(name, builders, repeats=repeats)
+        return records
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _channels(group: FiniteGroup) -> int:
+    """Even number of channels for each frame that comes next to the width."""
+    return 2 * round(WIDTH / (2 * group.order))

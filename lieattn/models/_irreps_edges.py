@@ -1,0 +1,98 @@
+"""Edges as irreps see them: lengths in a radial basis, directions in spherical harmonics."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lieattn.geometry import Neighborhood, PointClouds
+
+_TINY = 1e-6  # of the cutoff: closer points count as coincident, they have a distance but no direction
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """Edges without loops and what layers need of them.
+
+    Attributes
+    ----------
+    target, source
+        ``[edges]`` int64; messages go from source to target.
+    vectors
+        ``[edges, 3]``, x_source - x_target.
+    radial
+        ``[edges, basis]``, Bessel functions of the length times a window that vanishes smoothly at the cutoff.
+    window
+        ``[edges]``, that window alone.
+    harmonics
+        ``[edges, (degree + 1)²]`` in e3nn's component normalization; zero above degree 0 where points coincide.
+    num_points
+        Number of points.
+    """
+
+    target: Tensor
+    source: Tensor
+    vectors: Tensor
+    radial: Tensor
+    window: Tensor
+    harmonics: Tensor
+    num_points: int
+
+    def sum_to_targets(self, messages: Tensor) -> Tensor:
+        """Messages ``[edges, *]`` summed at their targets and divided by the root of their number: ``[points, *]``."""
+        total = messages.new_zeros(self.num_points, *messages.shape[1:]).index_add(0, self.target, messages)
+        degree = torch.bincount(self.target, minlength=self.num_points).clamp(min=1).to(messages.dtype)
+        return total / degree.sqrt().view(-1, *[1] * (messages.ndim - 1))
+
+
+def find_edges(clouds: PointClouds, neighborhood: Neighborhood, *, degree: int, basis: int, cutoff: float) -> Edges:
+    """Edges of the neighborhoods, with harmonics up to a degree.
+
+    Parameters
+    ----------
+    clouds
+        Clouds of points ``[points, 3]``.
+    neighborhood
+        Who sees whom.
+    degree
+        Largest degree of the harmonics.
+    basis
+        Number of radial functions.
+    cutoff
+        Length at which the radial functions vanish.
+    """
+    from e3nn import o3
+
+    neighbors = neighborhood(clouds.pos, clouds.batch)
+    keep = neighbors.source != neighbors.target
+    target, source = neighbors.target[keep], neighbors.source[keep]
+    vectors = clouds.pos[source] - clouds.pos[target]
+    square = vectors.square().sum(dim=1)
+    apart = square > (_TINY * cutoff) ** 2
+    # Both branches of each where have finite derivatives, so coincident points do not spoil gradients.
+    length = torch.where(apart, square, 1.0).sqrt() * apart
+    axis = torch.zeros_like(vectors)
+    axis[:, 0] = 1
+    direction = torch.where(apart[:, None], vectors, axis)
+    harmonics = o3.spherical_harmonics(list(range(degree + 1)), direction, normalize=True, normalization="component")
+    harmonics = torch.cat([harmonics[:, :1], harmonics[:, 1:] * apart[:, None]], dim=1)
+    window = _window(length / cutoff)
+    return Edges(
+        target, source, vectors, _bessel(length / cutoff, basis) * window[:, None], window, harmonics, clouds.num_points
+    )
+
+
+def _bessel(x: Tensor, basis: int) -> Tensor:
+    """The spherical Bessel functions sin(n π x) / x that vanish at 1, scaled to order one (DimeNet, Eq. 7)."""
+    order = torch.arange(1, basis + 1, dtype=x.dtype, device=x.device)
+    # torch.sinc is smooth at 0.
+    return math.sqrt(2) * order * torch.sinc(order * x[:, None])
+
+
+def _window(x: Tensor) -> Tensor:
+    """1 at 0, and 0 from 1 on, with three continuous derivatives (DimeNet, Eq. 8, exponent 4 less its pole)."""
+    inside = (1 - x.square()).clamp(min=0)
+    return inside**4

@@ -1,0 +1,237 @@
+"""The framewise transformer and its parts: layout, attention over whole clouds, equivariance."""
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import AllPairs, lift, padding
+from lieattn.groups import AffineGroup, cyclic, octahedral, tetrahedral
+from lieattn.models import FramewiseTransformer
+from lieattn.nn import FiberNorm, FramewiseBlock, RotaryPhases
+from lieattn.ops import backend, group_attention, whole_cloud_attention
+from lieattn.testing import TOLERANCE, assert_equivariant, random_cloud, randomize, relative_error
+from tests.cases import GROUPS, SMALL_GROUPS
+
+CHANNELS = 4
+every_group = pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
+small_groups = pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
+
+
+@pytest.mark.parametrize(
+    ("batch", "clouds"),
+    [([0, 0, 1, 1], 2), ([1, 0, 1], 2), ([2, 0, 2, 2], 4), ([], 0), ([], 3), ([0], 1)],
+    ids=["regular", "unsorted", "with empty clouds", "nothing", "only empty clouds", "one point"],
+)
+def test_padding_and_back(batch, clouds):
+    batch = torch.tensor(batch, dtype=torch.int64)
+    x = torch.randn(len(batch), 3)
+    layout = padding(batch, clouds)
+    padded = layout.pad(x)
+    assert padded.shape[0] == clouds
+    torch.testing.assert_close(layout.unpad(padded), x)
+    for cloud in range(clouds):
+        torch.testing.assert_close(padded[cloud, : int((batch == cloud).sum())], x[batch == cloud])
+        assert (padded[cloud, int((batch == cloud).sum()) :] == 0).all()
+
+
+@pytest.mark.parametrize("sizes", [(5, 5), (3, 1, 6), (4, 0, 2)], ids=str)
+def test_whole_clouds_are_all_pairs(sizes):
+    batch = torch.cat([torch.full((n,), i) for i, n in enumerate(sizes)])
+    graph = lift(torch.randn(len(batch), 2, dtype=torch.float64), cyclic(3), AllPairs(), batch=batch)
+    signals = [torch.randn(len(batch), 3, 2, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    with backend("plain"):
+        expected, _ = group_attention(*signals, graph.neighbors, pattern="framewise")
+    found = whole_cloud_attention(*signals, padding(batch, len(sizes)))
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
+    cotangent = torch.randn_like(expected)
+    for one, other in zip(
+        torch.autograd.grad(found, signals, cotangent), torch.autograd.grad(expected, signals, cotangent), strict=True
+    ):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
+
+
+def test_second_derivatives_of_whole_clouds():
+    layout = padding(torch.tensor([0, 0, 1, 1, 1]), 3)
+    signals = [torch.randn(5, 2, 1, 2, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+
+    def call(*signals):
+        return whole_cloud_attention(*signals, layout)
+
+    assert torch.autograd.gradcheck(call, signals)
+    assert torch.autograd.gradgradcheck(call, signals)
+
+
+@every_group
+def test_fiber_norm_commutes(group):
+    norm = randomize(FiberNorm(CHANNELS).double())
+    x = torch.randn(5, group.order, CHANNELS, dtype=torch.float64)
+    for h in range(group.order):
+        torch.testing.assert_close(norm(group.translate(h, x)), group.translate(h, norm(x)), atol=1e-12, rtol=1e-12)
+
+
+@small_groups
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_block_is_equivariant(group, dtype):
+    block = randomize(FramewiseBlock(group, CHANNELS, heads=2)).to(dtype)
+    phases = randomize(RotaryPhases(group.dim, 2, CHANNELS // 2)).to(dtype)
+    pos, batch = random_cloud(group, 9, clouds=2, dtype=dtype)
+    layout = padding(batch, 2)
+
+    def call(x, pos):
+        seen = torch.einsum("aij,pj->pai", group.elements[group.inverse].to(dtype), pos)
+        return block(x, phases(seen), layout)
+
+    assert_equivariant(call, group, torch.randn(9, group.order, CHANNELS, dtype=dtype), pos)
+
+
+def network(group, **options):
+    model = FramewiseTransformer(group, 3, 2, channels=CHANNELS, layers=2, vector_inputs=("vel",), **options)
+    return randomize(model)
+
+
+def cloud(group, sizes, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return Batch.from_data_list(
+        [
+            Data(
+                **{
+                    name: torch.randn(n, width, generator=generator, dtype=torch.float64).to(dtype)
+                    for name, width in (("x", 3), ("pos", group.dim), ("vel", group.dim))
+                }
+            )
+            for n in sizes
+        ]
+    )
+
+
+def moved(data, group, h):
+    affine = AffineGroup(group)
+    g = affine.element(torch.randn(group.dim, dtype=torch.float64).to(data.pos), h)
+    other = data.clone()
+    other.pos, other.vel = affine.act_points(g, data.pos), affine.act_vectors(g, data.vel)
+    return other
+
+
+@every_group
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_outputs_are_invariant(group, dtype):
+    if group.order > 24 and dtype == torch.float32:
+        pytest.skip("large groups are tested in float64")
+    model, data = network(group).to(dtype), cloud(group, (4, 1, 3), dtype)
+    expected = model(data)
+    for h in range(0, group.order, max(1, group.order // 12)):
+        assert relative_error(model(moved(data, group, h)), expected) < TOLERANCE[dtype]
+
+
+@small_groups
+@pytest.mark.parametrize("readout", ["mean", "point"])
+def test_vector_outputs_turn_with_the_group(group, readout):
+    model, data = network(group, kind="vector", readout=readout).double(), cloud(group, (4, 3))
+    expected = model(data)
+    assert expected.shape == (7 if readout == "point" else 2, 2, group.dim)
+    assert expected.abs().max() > 1e-2
+    for h in range(group.order):
+        assert relative_error(model(moved(data, group, h)), group.act(h, expected)) < 1e-10
+
+
+def test_field_turns_with_the_group():
+    group = octahedral()
+    model, data = network(group).double(), cloud(group, (5, 2))
+    expected = model.field(data)
+    for h in range(group.order):
+        assert relative_error(model.field(moved(data, group, h)), group.translate(h, expected)) < 1e-10
+
+
+def test_rotations_outside_the_group_are_seen():
+    """Control: a network that sees nothing is invariant to everything."""
+    group = cyclic(4)
+    model, data = randomize(network(group).double(), spread=1.5), cloud(group, (6,))
+    eighth = data.clone()
+    eighth.pos, eighth.vel = (cyclic(8).act(1, part) for part in (data.pos, data.vel))
+    assert relative_error(model(eighth), model(data)) > 1e-3
+    still = data.clone()
+    still.vel = torch.zeros_like(data.vel)
+    assert relative_error(model(still), model(data)) > 1e-3
+
+
+def test_constant_features_do_not_hide_geometry():
+    group = tetrahedral()
+    model, data = network(group).double(), cloud(group, (6,))
+    data.x, data.vel = torch.ones_like(data.x), torch.zeros_like(data.vel)
+    stretched = data.clone()
+    stretched.pos = 1.5 * data.pos
+    assert relative_error(model(stretched), model(data)) > 1e-3
+
+
+def test_clouds_do_not_see_each_other():
+    group = tetrahedral()
+    model, data = network(group).double(), cloud(group, (3, 5, 1))
+    alone = torch.cat([model(Batch.from_data_list([one])) for one in data.to_data_list()])
+    torch.testing.assert_close(model(data), alone, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("readout", ["sum", "mean", "point"])
+def test_readouts_and_empty_batches(readout):
+    group = cyclic(3)
+    model = network(group, readout=readout).double()
+    data = cloud(group, (3, 2))
+    assert model(data).shape == (5 if readout == "point" else 2, 2)
+    assert model(cloud(group, (0, 2))).isfinite().all()
+
+
+def test_coincident_points_have_finite_gradients():
+    group = tetrahedral()
+    model, data = network(group).double(), cloud(group, (4,))
+    data.pos = torch.zeros(4, 3, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(model(data).sum(), data.pos)
+    assert gradient.isfinite().all()
+
+
+def test_training_on_forces():
+    group = tetrahedral()
+    model, data = network(group).double(), cloud(group, (4, 3))
+    data.pos.requires_grad_()
+    (force,) = torch.autograd.grad(-model(data).sum(), data.pos, create_graph=True)
+    force.square().sum().backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    assert len(gradients) > 10
+    assert all(g.isfinite().all() for g in gradients)
+    step = 1e-6
+    direction = torch.randn_like(data.pos)
+    with torch.no_grad():
+        ahead, behind = (model(_at(data, data.pos + s * direction)).sum() for s in (step, -step))
+    slope = (ahead - behind) / (2 * step)
+    torch.testing.assert_close(-(force * direction).sum(), slope, atol=1e-6, rtol=1e-5)
+
+
+def _at(data, pos):
+    other = data.clone()
+    other.pos = pos
+    return other
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ({"x": torch.zeros(3, 2)}, ("data.x: ", "3]", "(3, 2)")),
+        ({"vel": torch.zeros(3, 2)}, ("data.vel: ", "(3, 3)", "(3, 2)")),
+        ({"vel": None}, ("data.vel: ", "NoneType")),
+    ],
+    ids=["features", "vectors", "no vectors"],
+)
+def test_bad_data_is_named(change, parts):
+    data = Data(x=torch.zeros(3, 3), pos=torch.zeros(3, 3), vel=torch.zeros(3, 3))
+    for name, value in change.items():
+        setattr(data, name, value)
+    with pytest.raises(ValueError, match=r".") as caught:
+        network(tetrahedral())(data)
+    assert all(part in str(caught.value) for part in parts)
+
+
+def test_bad_options_are_named():
+    with pytest.raises(ValueError, match="readout: expected"):
+        FramewiseTransformer(cyclic(2), 1, 1, readout="median")
+    with pytest.raises(ValueError, match="heads: 6 channels"):
+        FramewiseBlock(cyclic(2), 6, heads=2)
+    with pytest.raises(ValueError, match="acts on 2 coordinates"):
+        FramewiseTransformer(cyclic(2), 1, 1)(Data(x=torch.zeros(2, 1), pos=torch.zeros(2, 3)))

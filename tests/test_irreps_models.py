@@ -1,0 +1,166 @@
+"""The models of steerable features: equivariance to all of E(3), vectors in and out, no leaks, finite gradients."""
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import AllPairs, Radius
+from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
+from lieattn.testing import TOLERANCE, randomize, relative_error
+
+MODELS = {"tfn": TensorFieldNetwork, "se3": SE3Transformer, "distance": DistanceTransformer}
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+@pytest.fixture(autouse=True)
+def double():
+    """e3nn rounds its coupling coefficients to the default dtype, once, when a layer is made."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def model(name, *, dtype=torch.float64, **options):
+    torch.set_default_dtype(dtype)
+    settings = {"neighborhood": Radius(2.5), "channels": 4, "layers": 2, "heads": 2, "vector_inputs": ("vel",)}
+    if name == "tfn":
+        settings.pop("heads")
+    made = MODELS[name](3, 2, **{**settings, **options})
+    torch.set_default_dtype(torch.float64)
+    return randomize(made, spread=0.6)
+
+
+def cloud(sizes, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    items = [
+        Data(**{name: torch.randn(n, 3, generator=generator).to(dtype) for name in ("x", "pos", "vel")}) for n in sizes
+    ]
+    return Batch.from_data_list(items)
+
+
+def moved(data, seed, *, improper=False):
+    generator = torch.Generator().manual_seed(seed)
+    rotation, _ = torch.linalg.qr(torch.randn(3, 3, generator=generator))
+    rotation = rotation * torch.linalg.det(rotation).sign() * (-1 if improper else 1)
+    other = data.clone()
+    other.pos = (data.pos.double() @ rotation.T + torch.randn(3, generator=generator)).to(data.pos.dtype)
+    other.vel = (data.vel.double() @ rotation.T).to(data.vel.dtype)
+    return other, rotation
+
+
+@every_model
+@pytest.mark.parametrize("kind", ["invariant", "vector"])
+@pytest.mark.parametrize("readout", ["mean", "point"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_outputs_are_equivariant_to_all_motions(name, kind, readout, dtype):
+    network, data = model(name, dtype=dtype, kind=kind, readout=readout), cloud((5, 3), dtype)
+    expected = network(data).double()
+    assert expected.abs().max() > 1e-3
+    for seed in range(6):
+        other, rotation = moved(data, seed, improper=seed % 2 == 1)
+        turned = expected if kind == "invariant" else expected @ rotation.T
+        assert relative_error(network(other).double(), turned) < TOLERANCE[dtype]
+
+
+@every_model
+def test_positions_and_vectors_are_seen(name):
+    """Control: a network that sees nothing is invariant to everything."""
+    network, data = model(name), cloud((5,))
+    for attribute in ("pos", "vel"):
+        other = data.clone()
+        other[attribute] = data[attribute].roll(1, dims=0)
+        assert relative_error(network(other), network(data)) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["tfn", "se3"])
+def test_directions_are_seen_beyond_distances(name):
+    """Turning the velocities alone keeps all lengths, which the distances cannot tell."""
+    network, data = model(name), cloud((5,))
+    other = data.clone()
+    other.vel = -data.vel
+    assert relative_error(network(other), network(data)) > 1e-4
+    blind = model("distance")
+    assert relative_error(blind(other), blind(data)) < 1e-12
+
+
+@every_model
+def test_clouds_do_not_see_each_other(name):
+    network, data = model(name), cloud((3, 5, 1))
+    alone = torch.cat([network(Batch.from_data_list([one])) for one in data.to_data_list()])
+    torch.testing.assert_close(network(data), alone, atol=1e-12, rtol=1e-10)
+
+
+@every_model
+@pytest.mark.parametrize("kind", ["invariant", "vector"])
+def test_degenerate_clouds_have_finite_outputs_and_gradients(name, kind):
+    network = model(name, kind=kind)
+    for pos in (torch.zeros(4, 3), torch.zeros(1, 3), torch.zeros(0, 3)):
+        data = Data(x=torch.randn(len(pos), 3), pos=pos.clone().requires_grad_(), vel=torch.zeros(len(pos), 3))
+        out = network(Batch.from_data_list([data, *cloud((2,)).to_data_list()]))
+        assert out.isfinite().all()
+    data = Data(x=torch.randn(4, 3), pos=torch.zeros(4, 3, requires_grad=True), vel=torch.zeros(4, 3))
+    (gradient,) = torch.autograd.grad(network(data).sum(), data.pos)
+    assert gradient.isfinite().all()
+
+
+@every_model
+def test_outputs_are_continuous_at_the_cutoff(name):
+    network, data = model(name), cloud((2,))
+    outs = []
+    for length in (2.5 - 1e-7, 2.5 + 1e-7):
+        data.pos = torch.tensor([[0.0, 0, 0], [length, 0, 0]])
+        outs.append(network(data))
+    assert relative_error(*outs) < 1e-5
+
+
+@every_model
+def test_forces_agree_with_finite_differences(name):
+    network, data = model(name), cloud((4,))
+    data.pos.requires_grad_()
+    (slope,) = torch.autograd.grad(network(data).sum(), data.pos, create_graph=True)
+    direction, step = torch.randn_like(data.pos), 1e-5
+    sums = []
+    for sign in (1, -1):
+        other = data.clone()
+        other.pos = (data.pos + sign * step * direction).detach()
+        sums.append(network(other).sum())
+    torch.testing.assert_close((slope * direction).sum(), (sums[0] - sums[1]) / (2 * step), rtol=1e-5, atol=1e-7)
+    slope.square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in network.parameters() if p.grad is not None)
+
+
+def test_e3nn_agrees():
+    from e3nn.util.test import equivariance_error
+
+    network, data = model("se3", kind="vector", readout="point"), cloud((5,))
+
+    def call(pos, vel):
+        other = data.clone()
+        other.pos, other.vel = pos, vel
+        return network(other).flatten(1)
+
+    errors = equivariance_error(
+        call, [data.pos, data.vel], irreps_in=["cartesian_points", "1o"], irreps_out=["2x1o"], ntrials=4
+    )
+    assert max(float(error.max()) for error in errors.values()) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TensorFieldNetwork(3, 1, neighborhood=AllPairs()), "scale: .* has no length"),
+        (lambda: SE3Transformer(3, 1, neighborhood=Radius(1.0), channels=5), "heads: 4 heads"),
+        (lambda: DistanceTransformer(3, 1, neighborhood=Radius(1.0), channels=5), "heads: 4 heads"),
+        (lambda: TensorFieldNetwork(3, 1, neighborhood=Radius(1.0), degree=0), "degree: expected at least 1"),
+        (lambda: TensorFieldNetwork(3, 1, neighborhood=Radius(1.0), kind="tensor"), "kind: expected one of"),
+        (
+            lambda: TensorFieldNetwork(3, 1, neighborhood=Radius(1.0))(
+                Data(x=torch.zeros(2, 3), pos=torch.zeros(2, 2))
+            ),
+            "irreps of O",
+        ),
+    ],
+)
+def test_bad_options_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,35 @@
+"""How features transform: representations of rotations and mirrors, as immutable values.
+
+A :class:`Representation` gives the matrix of every orthogonal map, ``rep.matrix(rotation)``, and acts on features
+``[*, dim]``, ``rep.act(rotation, features)``. Sums and multiples are representations: ``2 * Vector(3) + Scalar()``.
+"""
+
+from lieattn.reps._convert import to_irreps
+from lieattn.reps._irreps import Irreps, wigner_d
+from lieattn.reps._representation import (
+    DirectSum,
+    Multiple,
+    Representation,
+    check_orthogonal,
+    check_representation,
+    is_orthogonal,
+)
+from lieattn.reps._tensor import Pseudoscalar, Pseudovector, Scalar, SymmetricTensor, TracelessSymmetric, Vector
+
+__all__ = [
+    "DirectSum",
+    "Irreps",
+    "Multiple",
+    "Pseudoscalar",
+    "Pseudovector",
+    "Representation",
+    "Scalar",
+    "SymmetricTensor",
+    "TracelessSymmetric",
+    "Vector",
+    "check_orthogonal",
+    "check_representation",
+    "is_orthogonal",
+    "to_irreps",
+    "wigner_d",
+]

@@ -1,0 +1,225 @@
+"""Cartesian representations: scalars, vectors and symmetric tensors, with and without parity."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from lieattn._checks import check_count
+from lieattn.reps._representation import Representation
+
+
+@dataclass(frozen=True)
+class Scalar(Representation):
+    """What rotations and mirrors leave alone, ρ(R) = 1: energies, charges, temperatures."""
+
+    orthogonal_only: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return "Scalar"
+
+    @property
+    def dim(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def space_dim(self) -> None:
+        """Any."""
+        return None
+
+    def _evaluate(self, rotation: Tensor) -> Tensor:
+        return rotation.new_ones(*rotation.shape[:-2], 1, 1)
+
+
+@dataclass(frozen=True)
+class Pseudoscalar(Representation):
+    """What mirrors reverse, ρ(R) = det R: chirality, helicity, the curl of a plane vector field."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return "Pseudoscalar"
+
+    @property
+    def dim(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def space_dim(self) -> None:
+        """Any."""
+        return None
+
+    def _evaluate(self, rotation: Tensor) -> Tensor:
+        return determinant_sign(rotation)[..., None, None]
+
+
+@dataclass(frozen=True)
+class Vector(Representation):
+    """Vectors, ρ(R) = R: velocities, forces, dipole moments. It takes every invertible matrix.
+
+    Attributes
+    ----------
+    d
+        Dimension of the space.
+    """
+
+    orthogonal_only: ClassVar[bool] = False
+    d: int = 3
+
+    def __post_init__(self) -> None:
+        check_count("d", self.d)
+
+    @property
+    def name(self) -> str:
+        """Name with the dimension."""
+        return f"Vector({self.d})"
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the space."""
+        return self.d
+
+    @property
+    def space_dim(self) -> int:
+        """Dimension of the space."""
+        return self.d
+
+    def _evaluate(self, rotation: Tensor) -> Tensor:
+        return rotation
+
+
+@dataclass(frozen=True)
+class Pseudovector(Representation):
+    """Vectors of R^3 that mirrors treat as rotation axes, ρ(R) = det(R) R: angular velocities, magnetic moments."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return "Pseudovector"
+
+    @property
+    def dim(self) -> int:
+        """Three."""
+        return 3
+
+    @property
+    def space_dim(self) -> int:
+        """Three."""
+        return 3
+
+    def _evaluate(self, rotation: Tensor) -> Tensor:
+        return determinant_sign(rotation)[..., None, None] * rotation
+
+
+@dataclass(frozen=True)
+class _SymmetricMatrices(Representation):
+    """Symmetric matrices T ↦ R T Rᵀ in an orthonormal basis of a space of them."""
+
+    d: int = 3
+
+    # Made once from d; no field, so it takes no part in comparisons.
+    _basis: ClassVar[Tensor]
+
+    def __post_init__(self) -> None:
+        check_count("d", self.d, 2)
+        object.__setattr__(self, "_basis", self._orthonormal_basis())
+
+    @property
+    def name(self) -> str:
+        """Name with the dimension."""
+        return f"{type(self).__name__}({self.d})"
+
+    @property
+    def dim(self) -> int:
+        """Number of independent entries."""
+        return len(self._basis)
+
+    @property
+    def space_dim(self) -> int:
+        """Dimension of the space."""
+        return self.d
+
+    def _orthonormal_basis(self) -> Tensor:
+        """Basis ``[dim, d, d]`` of the matrices, float64."""
+        raise NotImplementedError
+
+    def to_tensor(self, features: Tensor) -> Tensor:
+        """Components ``[*, dim]`` to symmetric matrices ``[*, d, d]``."""
+        if features.shape[-1:] != (self.dim,):
+            raise ValueError(f"features: expected [*, {self.dim}] for {self.name}, got {tuple(features.shape)}")
+        with torch.autocast(features.device.type, enabled=False):
+            return torch.einsum("...a,aij->...ij", features, self._basis.to(features))
+
+    def from_tensor(self, tensor: Tensor) -> Tensor:
+        """Matrices ``[*, d, d]`` to components ``[*, dim]`` of their projection on the space."""
+        if tensor.shape[-2:] != (self.d, self.d):
+            raise ValueError(f"tensor: expected [*, {self.d}, {self.d}] for {self.name}, got {tuple(tensor.shape)}")
+        with torch.autocast(tensor.device.type, enabled=False):
+            return torch.einsum("...ij,aij->...a", tensor, self._basis.to(tensor))
+
+    def _evaluate(self, rotation: Tensor) -> Tensor:
+        basis = self._basis.to(rotation)
+        turned = rotation[..., None, :, :] @ basis @ rotation[..., None, :, :].mT
+        return torch.einsum("aij,...bij->...ab", basis, turned)
+
+
+@dataclass(frozen=True)
+class SymmetricTensor(_SymmetricMatrices):
+    """Symmetric tensors of rank 2, T ↦ R T Rᵀ: polarizabilities, stresses, moments of inertia.
+
+    The d (d + 1) / 2 components are taken in the order of the upper triangle, row by row, those off the diagonal times
+    √2, so that their squares sum to those of the matrix and ρ(R) is orthogonal. See :meth:`to_tensor` and
+    :meth:`from_tensor`. It takes every invertible matrix.
+
+    Attributes
+    ----------
+    d
+        Dimension of the space, at least 2.
+    """
+
+    orthogonal_only: ClassVar[bool] = False
+
+    def _orthonormal_basis(self) -> Tensor:
+        return torch.stack([_symmetric_unit(self.d, i, j) for i in range(self.d) for j in range(i, self.d)])
+
+
+@dataclass(frozen=True)
+class TracelessSymmetric(_SymmetricMatrices):
+    """Symmetric tensors of rank 2 without trace, T ↦ R T Rᵀ: quadrupole moments, anisotropies.
+
+    The components refer to an orthonormal basis: the entries above the diagonal times √2, row by row, then the
+    d - 1 diagonal matrices diag(1, ..., 1, -k, 0, ...) / √(k (k + 1)).
+
+    Attributes
+    ----------
+    d
+        Dimension of the space, at least 2.
+    """
+
+    def _orthonormal_basis(self) -> Tensor:
+        off_diagonal = [_symmetric_unit(self.d, i, j) for i in range(self.d) for j in range(i + 1, self.d)]
+        diagonal = []
+        for k in range(1, self.d):
+            entries = torch.zeros(self.d, dtype=torch.float64)
+            entries[:k], entries[k] = 1, -k
+            diagonal.append(torch.diag(entries) / math.sqrt(k * (k + 1)))
+        return torch.stack([*off_diagonal, *diagonal])
+
+
+def determinant_sign(rotation: Tensor) -> Tensor:
+    """Sign det R = ±1 of orthogonal matrices ``[*, d, d]``, as a constant: ``[*]``."""
+    return torch.linalg.det(rotation.detach()).sign()
+
+
+def _symmetric_unit(d: int, i: int, j: int) -> Tensor:
+    unit = torch.zeros(d, d, dtype=torch.float64)
+    unit[i, j] = unit[j, i] = 1 if i == j else math.sqrt(0.5)
+    return unit

@@ -1,0 +1,332 @@
+"""Hamiltonian dynamics: the true springs, conserved quantities, roll-outs, and training through them."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import AllPairs, lift
+from lieattn.groups import cyclic, octahedral
+from lieattn.models import HamiltonianDynamics, Trajectory, energy_drift
+from lieattn.nn import CloudPool, FiberPool, GroupLinear, GroupSelfAttention, MLPEncoding
+from lieattn.testing import randomize
+from lieattn_datasets import Springs
+
+GOLDENS = sorted((Path(__file__).parent / "goldens" / "lietransformer").glob("hamiltonian_*.npz"))
+
+
+class SpringPotential(nn.Module):
+    """V = 1/2 sum_ij k_i k_j |q_i - q_j|², with k the last feature."""
+
+    def forward(self, data):
+        k = data.x[:, -1] * (data.batch[:, None] == data.batch)
+        squared = (data.pos[:, None] - data.pos).square().sum(dim=-1)
+        each = 0.5 * (k * data.x[:, -1:] * squared).sum(dim=1)
+        return each.new_zeros(int(data.batch.max()) + 1).index_add(0, data.batch, each)
+
+
+class Learned(nn.Module):
+    """A small invariant network of positions and features."""
+
+    def __init__(self, group, channels):
+        super().__init__()
+        self.group = group
+        encoding = MLPEncoding(group, 2, value_channels=4)
+        self.attention = GroupSelfAttention(
+            group, channels, 4, heads=2, head_channels=4, pattern="joint", encoding=encoding
+        )
+        self.linear = GroupLinear(group, 4, 1)
+
+    def forward(self, data):
+        graph = lift(data, self.group, AllPairs())
+        x = self.attention(data.x[:, None].expand(-1, self.group.order, -1), graph)
+        return CloudPool("sum")(FiberPool("mean")(torch.tanh(self.linear(x))), graph.batch, graph.num_clouds)
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def system(points=4, dim=2, clouds=3):
+    """Position, momentum, mass and (mass, stiffness) of some systems."""
+    q, p = draw(clouds, points, dim), draw(clouds, points, dim, seed=1)
+    mass, stiffness = draw(clouds, points, seed=2).abs() + 0.3, draw(clouds, points, seed=3).abs()
+    return q, p, mass, torch.stack([mass, stiffness], dim=-1)
+
+
+def golden(path):
+    with np.load(path, allow_pickle=False) as arrays:
+        meta = json.loads(str(arrays["meta"]))
+        assert meta["kind"] == "hamiltonian"
+        found = {name: torch.from_numpy(arrays[name]) for name in arrays.files if name != "meta"}
+    return found, torch.stack([found["mass"], found["spring"]], dim=-1)
+
+
+# --- the true system ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", GOLDENS, ids=lambda path: path.stem)
+def test_true_field_of_the_goldens(path):
+    arrays, features = golden(path)
+    dynamics = HamiltonianDynamics(SpringPotential())
+    state = arrays["q"], arrays["p"], arrays["mass"], features
+    velocity, force = dynamics.field(*state)
+    found = torch.cat([velocity.flatten(1), force.flatten(1)], dim=1)
+    torch.testing.assert_close(found, arrays["true_field"], atol=1e-11, rtol=1e-12)
+    kinetic = (arrays["p"].square().sum(-1) / (2 * arrays["mass"])).sum(1)
+    torch.testing.assert_close(dynamics.hamiltonian(*state), arrays["true_potential"] + kinetic)
+
+
+def test_goldens_are_there():
+    assert len(GOLDENS) >= 2
+
+
+def test_field_is_the_symplectic_gradient():
+    """J ∇H by differentiating H itself."""
+    q, p, mass, features = system()
+    q, p = q.requires_grad_(), p.requires_grad_()
+    dynamics = HamiltonianDynamics(randomize(Learned(cyclic(4), 2)).double())
+    by_q, by_p = torch.autograd.grad(dynamics.hamiltonian(q, p, mass, features).sum(), (q, p))
+    velocity, force = dynamics.field(q, p, mass, features)
+    torch.testing.assert_close(velocity, by_p)
+    torch.testing.assert_close(force, -by_q)
+
+
+@pytest.mark.parametrize("method", ["rk4", "dopri5"])
+def test_roll_outs_agree_with_the_exact_solution(method):
+    item = Springs("test", 2, chunk=None)[1].apply(lambda value: value.double())
+    times = item.time[0, :60]
+    dynamics = HamiltonianDynamics(SpringPotential(), method=method)
+    with torch.no_grad():
+        path = dynamics.trajectory(item.pos, item.momentum, item.x[:, 0], times, item.x)
+    found = torch.cat([path.position, path.momentum], dim=-1).transpose(0, 1)
+    tolerance = 2e-4 if method == "rk4" else 2e-5  # the data set is stored in single precision
+    torch.testing.assert_close(found, item.y[:, :60], atol=tolerance, rtol=0)
+
+
+def test_rk4_is_the_three_eighths_rule():
+    q, p, mass, features = system(clouds=2)
+    dynamics = HamiltonianDynamics(SpringPotential())
+    h = 0.1
+    path = dynamics.trajectory(q, p, mass, torch.tensor([0, h], dtype=torch.float64), features)
+
+    def f(state):
+        return torch.stack(dynamics.field(*state, mass, features))
+
+    y = torch.stack([q, p])
+    k1 = f(y)
+    k2 = f(y + h * k1 / 3)
+    k3 = f(y + h * (k2 - k1 / 3))
+    k4 = f(y + h * (k1 - k2 + k3))
+    expected = y + h * (k1 + 3 * k2 + 3 * k3 + k4) / 8
+    torch.testing.assert_close(torch.stack([path.position[1], path.momentum[1]]), expected, atol=1e-8, rtol=0)
+    classical = y + h * (k1 + 2 * f(y + h * k1 / 2)) / 6  # control: no other rule comes near
+    assert (classical - expected).abs().max() > 1e-4
+
+
+def test_energy_and_momentum_are_conserved():
+    q, p, mass, features = system()
+    times = torch.linspace(0, 2, 41, dtype=torch.float64)
+    for potential in (SpringPotential(), randomize(Learned(cyclic(4), 2)).double()):
+        dynamics = HamiltonianDynamics(potential, method="dopri5", rtol=1e-10, atol=1e-10)
+        with torch.no_grad():
+            path = dynamics.trajectory(q, p, mass, times, features)
+            drift = dynamics.drift(path, mass, features)
+        assert 0 < drift.relative < 1e-7
+        torch.testing.assert_close(path.momentum.sum(2), p.sum(1).expand(41, -1, -1), atol=1e-7, rtol=0)
+
+
+def test_drift_falls_with_the_fourth_power_of_the_step():
+    q, p, mass, features = system(clouds=1)
+    drifts = []
+    for steps in (20, 40):
+        dynamics = HamiltonianDynamics(SpringPotential())
+        with torch.no_grad():
+            path = dynamics.trajectory(q, p, mass, torch.linspace(0, 1, steps + 1, dtype=torch.float64), features)
+            drifts.append(dynamics.drift(path, mass, features).largest)
+    assert drifts[0] / drifts[1] > 2**3.5
+    assert f"{drifts[1]:.2e}" in str(dynamics.drift(path, mass, features))
+    finer = HamiltonianDynamics(SpringPotential(), options={"step_size": 1 / 40})
+    with torch.no_grad():
+        coarse = finer.trajectory(q, p, mass, torch.linspace(0, 1, 11, dtype=torch.float64), features)
+    torch.testing.assert_close(coarse.position, path.position[::4], atol=1e-10, rtol=0)
+
+
+def test_energy_drift_in_numbers():
+    drift = energy_drift(torch.tensor([[2.0, -4.0], [2.5, -4.0], [2.0, -4.25]]))
+    assert (drift.initial, drift.largest, drift.final, drift.relative) == (-1.0, 0.5, 0.25, 0.125)
+    assert energy_drift(torch.tensor([0.0, 1.0])).relative == math.inf
+    assert energy_drift(torch.zeros(3)).relative == 0
+
+
+# --- learned potentials ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", [cyclic(4), octahedral()], ids=lambda group: group.name)
+def test_trajectories_turn_with_the_initial_state(group):
+    q, p, mass, features = system(dim=group.dim, clouds=1)
+    dynamics = HamiltonianDynamics(randomize(Learned(group, 2)).double())
+    times = torch.linspace(0, 0.5, 4, dtype=torch.float64)
+    with torch.no_grad():
+        path = dynamics.trajectory(q, p, mass, times, features)
+        for g in range(0, group.order, 5):
+            moved = dynamics.trajectory(group.act(g, q) + 3.0, group.act(g, p), mass, times, features)
+            torch.testing.assert_close(moved.position, group.act(g, path.position) + 3.0, atol=1e-9, rtol=0)
+            torch.testing.assert_close(moved.momentum, group.act(g, path.momentum), atol=1e-9, rtol=0)
+
+
+def test_clouds_of_different_sizes():
+    """Points with cloud indices, in any order, as each cloud alone."""
+    q, p, mass, features = (value.flatten(0, 1) for value in system(points=3, clouds=3))
+    batch = torch.tensor([1, 0, 1, 2, 2, 1, 2, 2, 1])
+    dynamics = HamiltonianDynamics(randomize(Learned(cyclic(4), 2)).double())
+    times = torch.tensor([0.0, 0.2, 0.3])
+    with torch.no_grad():
+        energy = dynamics.hamiltonian(q, p, mass, features, batch=batch)
+        path = dynamics.trajectory(q, p, mass, times, features, batch=batch)
+        for cloud in range(3):
+            mine = batch == cloud
+            state = q[mine], p[mine], mass[mine]
+            torch.testing.assert_close(energy[cloud], dynamics.hamiltonian(*state, features[mine])[0])
+            alone = dynamics.trajectory(*state, times, features[mine])
+            torch.testing.assert_close(path.position[:, mine], alone.position)
+
+
+def test_training_through_a_roll_out():
+    """Gradients of a loss on trajectories reach weights and initial state, and equal finite differences."""
+    q, p, mass, features = system(points=3, clouds=1)
+    network = randomize(Learned(cyclic(3), 2)).double()
+    dynamics = HamiltonianDynamics(network)
+    times = torch.tensor([0.0, 0.2, 0.4])
+    weight = network.linear.weight
+
+    def loss(q):
+        return dynamics.trajectory(q, p, mass, times, features).position[-1].square().sum()
+
+    q.requires_grad_()
+    by_weight, by_state = torch.autograd.grad(loss(q), (weight, q))
+    with torch.no_grad():
+        weight[0, 0, 1] += 1e-6
+        ahead = loss(q)
+        weight[0, 0, 1] -= 2e-6
+        behind = loss(q)
+        weight[0, 0, 1] += 1e-6
+        moved = q.clone()
+        moved[0, 1, 0] += 1e-6
+        shifted = (loss(moved) - loss(q)) / 1e-6
+    assert float(by_weight[0, 0, 1]) == pytest.approx(float((ahead - behind) / 2e-6), rel=1e-4)
+    assert float(by_state[0, 1, 0]) == pytest.approx(float(shifted), rel=1e-3)
+
+
+def test_modes_without_gradients():
+    q, p, mass, features = system()
+    dynamics = HamiltonianDynamics(randomize(Learned(cyclic(4), 2)).double())
+    expected = dynamics.field(q, p, mass, features)[1]
+    assert expected.requires_grad
+    with torch.no_grad():
+        found = dynamics.field(q, p, mass, features)[1]
+    assert not found.requires_grad
+    torch.testing.assert_close(found, expected.detach())
+    with torch.inference_mode():
+        inside = [value * 1 for value in (q, p, mass, features)]
+        found = dynamics.field(*inside)[1]
+        path = dynamics.trajectory(*inside[:3], torch.tensor([0.0, 0.1]), inside[3])
+    torch.testing.assert_close(found.clone(), expected.detach())
+    assert path.position.shape == (2, *q.shape)
+
+
+def test_batches_of_the_data_set():
+    """forward(data) gives what Springs has as targets, and can be trained on them."""
+    batch = Batch.from_data_list([Springs("train", 3)[i] for i in range(3)])
+    exact = batch.clone().apply(lambda value: value.double() if value.is_floating_point() else value)
+    with torch.no_grad():
+        found = HamiltonianDynamics(SpringPotential(), method="dopri5")(exact)
+    torch.testing.assert_close(found, exact.y, atol=2e-5, rtol=0)
+    learned = HamiltonianDynamics(randomize(Learned(cyclic(4), 2), spread=0.1))
+    (learned(batch) - batch.y).square().mean().backward()
+    assert all(torch.isfinite(weight.grad).all() for weight in learned.parameters())
+
+
+def test_velocities_masses_and_other_attributes():
+    seen = {}
+
+    class Watching(nn.Module):
+        def forward(self, data):
+            seen.update(data.to_dict())
+            return data.pos.square().sum().reshape(1, 1)
+
+    q, p = draw(4, 3), draw(4, 3, seed=1)
+    mass, z = torch.tensor([1.0, 2, 3, 4]).double(), torch.tensor([1, 6, 7, 8])
+    dynamics = HamiltonianDynamics(Watching())
+    data = Data(pos=q, vel=p / mass[:, None], mass=mass, time=torch.tensor([[0.0, 0.1]]))
+    path = dynamics.trajectory(q, p, mass, data.time[0], attributes={"z": z})
+    torch.testing.assert_close(dynamics(data)[:, 1, :3], path.position[1])
+    dynamics.field(q, p, mass, attributes={"z": z})
+    assert seen["z"].tolist() == [1, 6, 7, 8]
+    torch.testing.assert_close(seen["pos"].mean(dim=0), torch.zeros(3).double(), atol=1e-14, rtol=0)
+    HamiltonianDynamics(Watching(), center=False).field(q, p, mass)
+    torch.testing.assert_close(seen["pos"], q)
+
+
+def test_one_time_and_times_backwards():
+    q, p, mass, features = system()
+    dynamics = HamiltonianDynamics(SpringPotential(), method="dopri5")
+    start = dynamics.trajectory(q, p, mass, torch.tensor([3.0]), features)
+    assert torch.equal(start.position[0], q)
+    there = dynamics.trajectory(q, p, mass, torch.tensor([0.0, 1.0]), features)
+    back = dynamics.trajectory(there.position[1], there.momentum[1], mass, torch.tensor([1.0, 0.0]), features)
+    torch.testing.assert_close(back.position[1], q, atol=1e-5, rtol=0)
+    assert isinstance(back, Trajectory)
+
+
+# --- bad input ------------------------------------------------------------------------------------------------
+
+Q, P, M, F = system()
+SPRING_DYNAMICS = HamiltonianDynamics(SpringPotential())
+STATE = {"pos": Q[0], "momentum": P[0], "x": F[0]}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: HamiltonianDynamics(3), TypeError, "potential: expected a function"),
+        (lambda: SPRING_DYNAMICS.field(Q.long(), P, M, F), TypeError, "position: expected a floating tensor"),
+        (lambda: SPRING_DYNAMICS.field(Q[0, 0], P, M, F), ValueError, r"position: expected \[points, dim\]"),
+        (lambda: SPRING_DYNAMICS.field(Q, P[:2], M, F), ValueError, "momentum: expected torch.float64"),
+        (lambda: SPRING_DYNAMICS.field(Q, P.float(), M, F), ValueError, "momentum: expected torch.float64"),
+        (lambda: SPRING_DYNAMICS.field(Q, P, M[0], F), ValueError, r"mass: expected \(3, 4\)"),
+        (lambda: SPRING_DYNAMICS.field(Q, P, 0 * M, F), ValueError, "mass: expected positive masses"),
+        (lambda: SPRING_DYNAMICS.field(Q, P, M, F[0]), ValueError, r"features: expected \(3, 4\) and channels"),
+        (lambda: SPRING_DYNAMICS.field(Q, P, M, F, batch=torch.zeros(4).long()), ValueError, "batch: expected int64"),
+        (lambda: SPRING_DYNAMICS.trajectory(Q, P, M, torch.tensor([0.0, 0.0]), F), ValueError, "times: expected incr"),
+        (lambda: SPRING_DYNAMICS.trajectory(Q, P, M, torch.tensor([]), F), ValueError, "times: expected a floating"),
+        (lambda: HamiltonianDynamics(lambda data: data.pos)(Data(pos=Q[0])), TypeError, "data: expected .* time"),
+        (lambda: HamiltonianDynamics(lambda data: data.pos).field(Q, P, M), ValueError, "one energy a cloud"),
+        (
+            lambda: HamiltonianDynamics(lambda data: data.pos.sum().reshape(1)).field(Q, P, M),
+            ValueError,
+            "potential: expected one energy for each of 3 clouds, got 1",
+        ),
+        (lambda: SPRING_DYNAMICS(Data(pos=Q[0], time=torch.ones(1, 2))), TypeError, "data: expected momentum or vel"),
+        (
+            lambda: SPRING_DYNAMICS(Data(**STATE, time=torch.tensor([[0.0, 1.0], [0.0, 2.0]]))),
+            ValueError,
+            r"data: expected time \[clouds, times\], alike",
+        ),
+        (lambda: energy_drift(torch.zeros(0)), ValueError, "energy: expected"),
+    ],
+)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_missing_torchdiffeq_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torchdiffeq", None)
+    with pytest.raises(ImportError, match=r"pip install lieattn\[dynamics\]"):
+        SPRING_DYNAMICS.trajectory(Q, P, M, torch.tensor([0.0, 0.1]), F)

@@ -1,0 +1,427 @@
+"""Fields in and out: every representation, every group; and the Fourier bridge to irreps of O(3)."""
+
+import pytest
+import torch
+from torch import nn
+
+from lieattn.geometry import Radius, lift
+from lieattn.groups import cyclic, cyclic_about, icosahedral, octahedral, tetrahedral
+from lieattn.nn import (
+    FiberToIrreps,
+    GroupLinear,
+    GroupSelfAttention,
+    IrrepsToFiber,
+    MLPEncoding,
+    band_limit,
+    fiber_linear,
+    irreps_linear,
+    lift_field,
+    project_field,
+)
+from lieattn.ops import backend
+from lieattn.reps import Irreps, Pseudoscalar, Pseudovector, Scalar, SymmetricTensor, Vector
+from lieattn.testing import TOLERANCE, equivariance_error, randomize, relative_error
+from tests.cases import GROUPS, SMALL_GROUPS
+from tests.test_reps import PLANAR, SPATIAL, rotations
+
+REPS = {2: PLANAR, 3: SPATIAL}
+FIBERED = {name: group for name, group in GROUPS.items() if group.dim in (2, 3)}
+SPACE_GROUPS = {name: group for name, group in GROUPS.items() if group.dim == 3}
+CASES = [(g, name) for g in SMALL_GROUPS.values() for name in REPS[g.dim]]
+every_case = pytest.mark.parametrize(("group", "name"), CASES, ids=[f"{g.name}-{name}" for g, name in CASES])
+every_spatial = pytest.mark.parametrize("group", SPACE_GROUPS.values(), ids=SPACE_GROUPS)
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+class FieldToField(nn.Module):
+    """Lift, attend, mix, project: a field of one type in, a field of another out."""
+
+    def __init__(self, group, source, target):
+        super().__init__()
+        self.source, self.target, self.group = source, target, group
+        encoding = MLPEncoding(group, 2, value_channels=4)
+        self.attention = GroupSelfAttention(
+            group, source.dim, 4, heads=2, head_channels=4, pattern="joint", encoding=encoding
+        )
+        self.linear = GroupLinear(group, 4, target.dim)
+
+    def forward(self, values, pos):
+        graph = lift(pos, self.group, Radius(1.8))
+        hidden = self.attention(lift_field(values, graph, self.source), graph)
+        return project_field(self.linear(torch.tanh(hidden)), graph, self.target)
+
+
+def field_error(call, group, source, target, dtype=torch.float64, points=8, most=8):
+    """Largest relative error over elements of H, at most some of them, each with a translation."""
+    pos, values = draw(points, group.dim, dtype=dtype), draw(points, source.dim, seed=1, dtype=dtype)
+    expected = call(values, pos)
+    worst = 0.0
+    for g in range(0, group.order, max(1, group.order // most)):
+        R = group.elements[g]
+        moved = call(source.act(R, values), group.act(g, pos) + 0.3 * g)
+        worst = max(worst, relative_error(moved, target.act(R, expected)))
+    return worst
+
+
+# --- equivariance ---------------------------------------------------------------------------------------------
+
+
+@every_case
+def test_every_type_of_field_through_attention(group, name):
+    rep = REPS[group.dim][name]
+    check_field_to_field(group, rep, torch.float64)
+
+
+@pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
+def test_fields_in_single_precision(group):
+    check_field_to_field(group, REPS[group.dim]["sum"], torch.float32)
+
+
+def check_field_to_field(group, rep, dtype):
+    network = randomize(FieldToField(group, rep, rep)).to(dtype)
+    with torch.no_grad(), backend("plain"):
+        assert field_error(network, group, rep, rep, dtype) <= TOLERANCE[dtype]
+        out = network(draw(8, rep.dim, dtype=dtype), draw(8, group.dim, dtype=dtype))
+        assert float(out.abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("group", FIBERED.values(), ids=FIBERED)
+def test_every_group_from_one_type_to_another(group):
+    kinds = REPS[group.dim]
+    source, target = kinds["sum"], Vector(group.dim) + SymmetricTensor(group.dim) + Pseudoscalar()
+    layer = randomize(GroupLinear(group, source.dim, target.dim).double())
+    with torch.no_grad():
+
+        def call(values, pos):
+            frames = lift(pos, group, Radius(1.8)).frames
+            hidden = torch.tanh(lift_field(values, frames, source))
+            return project_field(layer(hidden), frames, target)
+
+        assert field_error(call, group, source, target) <= 1e-10
+
+
+@pytest.mark.parametrize("group", FIBERED.values(), ids=FIBERED)
+def test_lifted_fields_are_translated(group):
+    """F_{g v}(g x, h) = F_v(x, g⁻¹ h), the left regular representation."""
+    rep = REPS[group.dim]["sum"]
+    values = draw(5, rep.dim)
+    lifted = lift_field(values, group, rep)
+    for g in range(group.order):
+        moved = lift_field(rep.act(group.elements[g], values), group, rep)
+        torch.testing.assert_close(moved, group.translate(g, lifted), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", SPATIAL)
+def test_frames_that_turn_with_the_points(name):
+    """Frames of their own over every point: exact for every rotation and mirror, whatever is done on the fiber."""
+    rep = SPATIAL[name]
+    frames = rotations(6 * 4).reshape(6, 4, 3, 3)
+    frames[:, ::2] *= -1
+    values, weight = draw(6, rep.dim), draw(rep.dim, rep.dim, seed=3)
+
+    def call(values, frames):
+        return project_field(torch.tanh(lift_field(values, frames, rep) @ weight), frames, rep)
+
+    for R in (rotations(1)[0], -rotations(1, seed=5)[0]):
+        moved = call(rep.act(R, values), R @ frames)
+        torch.testing.assert_close(moved, rep.act(R, call(values, frames)), atol=1e-12, rtol=0)
+    still = call(rep.act(rotations(1)[0], values), frames)
+    if name != "scalar" and name != "pseudoscalar":
+        assert relative_error(still, rep.act(rotations(1)[0], call(values, frames))) > 1e-2  # control
+
+
+def test_lifting_the_wrong_way_round_is_noticed():
+    """Control: ρ(h) for ρ(h)⁻¹, and vectors taken for pseudovectors."""
+    group = tetrahedral()
+    rep = Vector(3)
+    network = randomize(FieldToField(group, rep, rep).double())
+
+    def wrong(values, pos):
+        graph = lift(pos, group, Radius(1.8))
+        hidden = network.attention(rep.act(graph.frames, values[:, None]), graph)
+        return project_field(network.linear(hidden), graph, rep)
+
+    with torch.no_grad(), backend("plain"):
+        assert field_error(wrong, group, rep, rep) > 1e-3
+        mirrors = GROUPS["Td"]
+        parity = randomize(FieldToField(mirrors, rep, rep).double())
+        assert field_error(parity, mirrors, Pseudovector(), rep) > 1e-3
+
+
+# --- exactness ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SPATIAL)
+@pytest.mark.parametrize("per_point", [False, True])
+def test_project_inverts_lift_for_any_frames(name, per_point):
+    rep = SPATIAL[name]
+    frames = rotations(7 * 3)
+    frames[::2] *= -1
+    frames = frames.reshape(7, 3, 3, 3) if per_point else frames[:5]
+    values = draw(7, rep.dim)
+    found = project_field(lift_field(values, frames, rep), frames, rep)
+    torch.testing.assert_close(found, values, atol=1e-14, rtol=1e-14)
+
+
+def test_frames_that_scale():
+    """Vectors and tensors take frames of the similarity group, pseudovectors cannot."""
+    frames = 2.5 * rotations(4)
+    rep = Vector(3) + SymmetricTensor(3) + Scalar()
+    values = draw(3, rep.dim)
+    lifted = lift_field(values, frames, rep)
+    torch.testing.assert_close(lifted[:, :, :3], torch.einsum("fji,pj->pfi", frames, values[:, :3]) / 2.5**2)
+    torch.testing.assert_close(project_field(lifted, frames, rep), values)
+    with pytest.raises(ValueError, match="frames: expected orthogonal matrices"):
+        lift_field(values[:, :3], frames, Pseudovector())
+
+
+def test_projection_is_the_mean_over_the_frames():
+    group = octahedral()
+    lifted = draw(3, 24, 3)
+    expected = torch.stack([lifted[:, h] @ group.elements[h].T for h in range(24)]).mean(dim=0)
+    torch.testing.assert_close(project_field(lifted, group, Vector(3)), expected)
+
+
+def test_gradients():
+    frames = rotations(3)
+    rep = Vector(3) + Irreps("2e")
+    values = draw(2, rep.dim).requires_grad_()
+    assert torch.autograd.gradcheck(lambda v: project_field(lift_field(v, frames, rep).tanh(), frames, rep), values)
+    assert torch.autograd.gradgradcheck(lambda v: project_field(lift_field(v, frames, rep).tanh(), frames, rep), values)
+
+
+def test_frames_may_depend_on_the_positions():
+    """Gradients reach the frames too, as those of principal axes must."""
+    angle = torch.tensor([0.4], dtype=torch.float64, requires_grad=True)
+
+    def call(angle):
+        frame = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()]).reshape(1, 2, 2)
+        return lift_field(draw(2, 3), frame, Vector(2) + Scalar())
+
+    assert torch.autograd.gradcheck(call, angle)
+
+
+def test_empty_clouds_half_precision_and_autocast():
+    group = cyclic(4)
+    assert lift_field(torch.zeros(0, 2), group, Vector(2)).shape == (0, 4, 2)
+    assert project_field(torch.zeros(0, 4, 2), group, Vector(2)).shape == (0, 2)
+    values = torch.tensor([[1.0, 1 / 3]])
+    with torch.autocast("cpu", torch.bfloat16):
+        lifted = lift_field(values, group, Vector(2))
+        assert lifted.dtype == torch.float32
+        torch.testing.assert_close(project_field(lifted, group, Vector(2)), values)
+        assert project_field(lifted.bfloat16(), group, Vector(2)).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: lift_field(torch.ones(3, 2), cyclic(4), Vector), TypeError, "rep: expected a Representation"),
+        (lambda: lift_field(torch.ones(3, 3), cyclic(4), Vector(2)), ValueError, r"values: expected \[points, 2\]"),
+        (lambda: lift_field(torch.ones(3, 2).long(), cyclic(4), Vector(2)), TypeError, "values: expected a floating"),
+        (lambda: lift_field(torch.ones(3, 3), cyclic(4), Vector(3)), ValueError, r"takes matrices of 3 dimensions"),
+        (lambda: lift_field(torch.ones(3, 3), "C4", Vector(3)), TypeError, "frames: expected floating matrices"),
+        (lambda: lift_field(torch.ones(3, 3), torch.ones(4, 3), Vector(3)), ValueError, r"frames: expected \[fiber"),
+        (lambda: lift_field(torch.ones(3, 3), torch.ones(0, 3, 3), Vector(3)), ValueError, "at least one frame"),
+        (lambda: lift_field(torch.ones(3, 3), torch.ones(2, 4, 3, 3), Vector(3)), ValueError, "those of 3 points"),
+        (lambda: lift_field(torch.ones(1, 3), torch.zeros(1, 3, 3), Vector(3)), ValueError, "frames: .* singular"),
+        (
+            lambda: project_field(torch.ones(3, 3, 2), cyclic(4), Vector(2)),
+            ValueError,
+            r"values: expected \[points, 4, 2\], got \(3, 3, 2\)",
+        ),
+    ],
+)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_compiled_without_breaks():
+    group, rep = octahedral(), Irreps("0e + 1o + 2e") + Pseudovector() + SymmetricTensor(3)
+    frames, values = group.elements, draw(3, rep.dim)
+    to_irreps, to_fiber = FiberToIrreps(group, rep.dim), IrrepsToFiber(group, rep.dim)
+
+    def call(values, frames):
+        hidden = torch.tanh(lift_field(values, frames, rep))
+        return project_field(to_fiber(torch.relu(to_irreps(hidden))), frames, rep)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(values, frames), call(values, frames))
+
+
+# --- the bridge to irreps -------------------------------------------------------------------------------------
+
+
+@every_spatial
+def test_fourier_transform_loses_nothing(group):
+    to_irreps, to_fiber = FiberToIrreps(group, 3), IrrepsToFiber(group, 3)
+    assert to_irreps.complete
+    field = draw(4, group.order, 3)
+    features = to_irreps(field)
+    assert features.shape == (4, to_irreps.irreps.dim)
+    torch.testing.assert_close(to_fiber(features), field, atol=1e-12, rtol=0)
+    # Back and forth again is a projection: what a field cannot hold is lost once.
+    features = draw(4, to_irreps.irreps.dim)
+    once = to_irreps(to_fiber(features))
+    torch.testing.assert_close(to_irreps(to_fiber(once)), once, atol=1e-11, rtol=0)
+
+
+@every_spatial
+def test_fourier_transform_is_equivariant(group):
+    to_irreps, to_fiber = FiberToIrreps(group, 2), IrrepsToFiber(group, 2)
+    field, features = draw(3, group.order, 2), draw(3, to_irreps.irreps.dim, seed=1)
+    back = to_fiber(features)
+    for g in range(0, group.order, max(1, group.order // 12)):
+        R = group.elements[g]
+        moved = to_irreps(group.translate(g, field))
+        torch.testing.assert_close(moved, to_irreps.irreps.act(R, to_irreps(field)), atol=1e-12, rtol=0)
+        moved = to_fiber(to_fiber.irreps.act(R, features))
+        torch.testing.assert_close(moved, group.translate(g, back), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("group", "band"),
+    [
+        (tetrahedral(), "1x0e+1x1o+1x2e"),
+        (octahedral(), "1x0e+1x1o+1x2e+1x3o"),
+        (icosahedral(), "1x0e+1x1o+1x2e+1x3o"),
+        (GROUPS["Oh"], "1x0e+1x0o+1x1o+1x1e+1x2e+1x2o+1x3o+1x3e"),
+        (cyclic_about(7), "1x0e+1x1o+1x2e+1x3o"),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_band_limits(group, band):
+    assert band_limit(group).spec == band
+    # One degree less is not enough.
+    *fewer, _ = band.split("+")
+    assert not FiberToIrreps(group, 1, "+".join(fewer)).complete
+
+
+@pytest.mark.parametrize(
+    ("group", "band"),
+    [(tetrahedral(), "0e+1o"), (octahedral(), "0e+1o"), (icosahedral(), "0e+1o+2e"), (GROUPS["Ih"], "0e+1o+2e+1e+2o")],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_low_degrees_survive_the_fiber(group, band):
+    """Within this band the transform is orthogonal: features come back, and lengths are kept."""
+    to_irreps, to_fiber = FiberToIrreps(group, 2, band), IrrepsToFiber(group, 2, band)
+    assert to_irreps.independent
+    features = draw(5, to_irreps.irreps.dim)
+    torch.testing.assert_close(to_irreps(to_fiber(features)), features, atol=1e-12, rtol=0)
+    torch.testing.assert_close(to_fiber(features).norm(), features.norm())
+
+
+def test_layout_is_that_of_e3nn_and_of_projected_fields():
+    """Copy (c, n) of degree 1 is the projection of channel c times the unit vector n, up to the normalization."""
+    group, channels = octahedral(), 3
+    to_irreps = FiberToIrreps(group, channels)
+    field = draw(4, 24, channels)
+    features = to_irreps(field)
+    assert str(to_irreps.irreps.to_e3nn()) == "3x0e+9x1o+15x2e+21x3o"
+    degree_one = features[:, 3:30].unflatten(1, (channels, 3, 3))
+    for c in range(channels):
+        for n in range(3):
+            channel = torch.zeros(4, 24, 3, dtype=torch.float64)
+            channel[:, :, n] = field[:, :, c]
+            expected = project_field(channel, group, Vector(3)) * (3 * 24) ** 0.5
+            torch.testing.assert_close(degree_one[:, c, n], expected, atol=1e-12, rtol=0)
+
+
+def test_component_normalization():
+    """Independent unit variances become unit variances on average, as e3nn's layers expect them."""
+    for group in (octahedral(), icosahedral(), tetrahedral()):
+        to_irreps = FiberToIrreps(group, 1)
+        impulses = torch.eye(group.order, dtype=torch.float64)[:, :, None]
+        variance = to_irreps(impulses).square().sum(dim=0)
+        first = 0
+        for count, degree, _ in to_irreps.irreps.parts:
+            last = first + count * (2 * degree + 1)
+            assert float(variance[first:last].mean()) == pytest.approx(1)
+            first = last
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@every_spatial
+def test_warm_start_of_an_e3nn_layer(group, bias):
+    layer = randomize(GroupLinear(group, 2, 3, bias=bias).double())
+    linear = irreps_linear(layer)
+    source, target = FiberToIrreps(group, 2), IrrepsToFiber(group, 3)
+    assert (linear.irreps_in, linear.irreps_out) == (source.irreps.to_e3nn(), target.irreps.to_e3nn())
+    field = draw(4, group.order, 2)
+    torch.testing.assert_close(target(linear(source(field))), layer(field), atol=1e-11, rtol=0)
+    back = fiber_linear(linear, source, target)
+    torch.testing.assert_close(back.weight, layer.weight, atol=1e-11, rtol=0)
+    torch.testing.assert_close(back.bias, layer.bias if bias else torch.zeros_like(back.bias), atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("band", ["0e+1o", "0e+1o+2e+3o"])
+def test_every_e3nn_layer_becomes_a_group_linear(band):
+    """Also one that is not initialised from a field layer, and within an incomplete band."""
+    from e3nn import o3
+
+    group = octahedral()
+    source, target = FiberToIrreps(group, 2, band), IrrepsToFiber(group, 3, band)
+    linear = randomize(o3.Linear(source.irreps.to_e3nn(), target.irreps.to_e3nn(), biases=True).double())
+    layer = fiber_linear(linear, source, target)
+    field = draw(4, 24, 2)
+    torch.testing.assert_close(layer(field), target(linear(source(field))), atol=1e-12, rtol=0)
+
+
+def test_a_layer_of_e3nn_within_a_regular_model():
+    """Swap in a tensor product and a gate, which no field layer is: equivariant all the same."""
+    from e3nn import o3
+
+    group = tetrahedral()
+    source, target = FiberToIrreps(group, 2), IrrepsToFiber(group, 3)
+    irreps = source.irreps.to_e3nn()
+    square = o3.FullyConnectedTensorProduct(irreps, irreps, target.irreps.to_e3nn()).double()
+    attention = GroupSelfAttention(group, 2, 2, heads=1, head_channels=4)
+    model = randomize(nn.ModuleDict({"attention": attention, "square": square}), spread=0.3).double()
+
+    def call(x, pos):
+        features = source(model["attention"](x, lift(pos, group, Radius(1.8))))
+        return target(model["square"](features, features))
+
+    with torch.no_grad(), backend("plain"):
+        x, pos = draw(6, 12, 2), draw(6, 3, seed=1)
+        assert float(call(x, pos).abs().max()) > 0.1
+        assert equivariance_error(call, group, x, pos) < 1e-10
+        broken = draw(6, target.irreps.dim, seed=2)
+        wrong = lambda x, pos: call(x, pos) + target(broken)  # noqa: E731
+        assert equivariance_error(wrong, group, x, pos) > 1e-3  # control
+
+
+def test_casts_do_not_round_the_transform():
+    to_irreps, to_fiber = FiberToIrreps(icosahedral(), 2), IrrepsToFiber(icosahedral(), 2)
+    field = draw(3, 60, 2)
+    back = to_fiber.float().double()(to_irreps.float().double()(field))
+    torch.testing.assert_close(back, field, atol=1e-12, rtol=0)
+    assert to_irreps(field.float()).dtype == torch.float32
+    assert not list(to_irreps.parameters())
+    assert not to_irreps.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: FiberToIrreps(cyclic(4), 2), r"group: expected a group of orthogonal matrices of R\^3"),
+        (lambda: FiberToIrreps(octahedral(), 0), "channels: expected"),
+        (lambda: FiberToIrreps(octahedral(), 2, "2x0e"), "irreps: expected each irrep once"),
+        (lambda: FiberToIrreps(octahedral(), 2, "0e+0e"), "irreps: expected each irrep once"),
+        (lambda: FiberToIrreps(octahedral(), 2)(torch.ones(3, 24, 1)), r"x: expected \[\*, 24, 2\]"),
+        (lambda: IrrepsToFiber(octahedral(), 2, "0e")(torch.ones(3, 3)), r"x: expected \[\*, 2\]"),
+        (lambda: band_limit(cyclic_about(24)), "group: degrees up to 11 do not tell the 24 elements"),
+        (lambda: irreps_linear(GroupLinear(octahedral(), 1, 1), "1o"), "irreps: the layer has a bias, which needs 0e"),
+        (
+            lambda: fiber_linear(nn.Linear(1, 1), FiberToIrreps(octahedral(), 1), IrrepsToFiber(tetrahedral(), 1)),
+            "target: is for T, source for O",
+        ),
+    ],
+)
+def test_errors_of_the_bridge(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,403 @@
+"""Vector and tensor read-outs, and forces: equivariant, conservative, finite everywhere."""
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import AllPairs, Nearest, PrincipalFrames, Radius, lift, lift_elements, point_clouds
+from lieattn.groups import SE, cyclic, octahedral, tetrahedral
+from lieattn.models import EnergyForces, GSANet, LieTransformer
+from lieattn.nn import (
+    CloudPool,
+    DipoleHead,
+    FiberPool,
+    FieldHead,
+    GroupLinear,
+    GroupSelfAttention,
+    MLPEncoding,
+    PolarizabilityHead,
+    PseudovectorHead,
+    VectorHead,
+    lift_field,
+)
+from lieattn.ops import backend
+from lieattn.reps import Pseudovector, Scalar, SymmetricTensor, Vector
+from lieattn.spaces import Euclidean
+from lieattn.testing import randomize, relative_error
+from tests.cases import SMALL_GROUPS
+from tests.test_reps import rotations
+
+every_group = pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
+CHANNELS = 4
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Energy(nn.Module):
+    """A small invariant network, smooth within its neighborhoods; velocities enter through lift_field if there."""
+
+    def __init__(self, group, neighborhood=None, velocities=False):
+        super().__init__()
+        self.group, self.neighborhood = group, neighborhood or Radius(2.5)
+        self.rep = Scalar() + Vector(group.dim) if velocities else Scalar()
+        encoding = MLPEncoding(group, 2, value_channels=4)
+        self.attention = GroupSelfAttention(
+            group, self.rep.dim, CHANNELS, heads=2, head_channels=4, pattern="joint", encoding=encoding
+        )
+        self.linear = GroupLinear(group, CHANNELS, 1)
+
+    def forward(self, data):
+        graph = lift(data, self.group, self.neighborhood)
+        charge = data.z.to(data.pos.dtype)[:, None]
+        values = torch.cat([charge, data.vel], dim=1) if self.rep.dim > 1 else charge
+        x = self.attention(lift_field(values, graph, self.rep), graph)
+        return CloudPool("sum")(FiberPool("mean")(torch.tanh(self.linear(x))), graph.batch, graph.num_clouds)
+
+
+def molecule(group, points=6, seed=0, **more):
+    return Data(pos=draw(points, group.dim, seed=seed), z=torch.arange(points) % 3 + 1, **more)
+
+
+def model(group, **options):
+    return EnergyForces(randomize(Energy(group, **options)).double()).eval()
+
+
+# --- heads ----------------------------------------------------------------------------------------------------
+
+
+@every_group
+def test_fields_on_points(group):
+    d = group.dim
+    heads = [FieldHead(CHANNELS, Scalar()), VectorHead(CHANNELS, d, hidden=7), FieldHead(CHANNELS, SymmetricTensor(d))]
+    heads += [PseudovectorHead(CHANNELS)] if d == 3 else []
+    x = draw(5, group.order, CHANNELS)
+    for head in heads:
+        randomize(head.double())
+        out = head(x, group)
+        assert out.shape == (5, head.rep.dim)
+        for g in range(group.order):
+            moved = head(group.translate(g, x), group)
+            torch.testing.assert_close(moved, head.rep.act(group.elements[g], out), atol=1e-12, rtol=0)
+
+
+@every_group
+def test_dipoles_and_polarizabilities(group):
+    pos, batch = draw(9, group.dim), torch.tensor([2, 0, 0, 2, 0, 3, 2, 2, 0])  # cloud 1 is empty, 3 a single point
+    x = draw(9, group.order, CHANNELS, seed=1)
+    dipole = randomize(DipoleHead(CHANNELS, group.dim).double())
+    polarizability = randomize(PolarizabilityHead(CHANNELS, group.dim).double())
+    total = draw(4, seed=2)
+
+    def call(x, pos):
+        graph = lift(pos, group, Radius(1.5), batch=batch)
+        return dipole(x, graph), dipole(x, graph, total=total), polarizability(x, graph)
+
+    expected = call(x, pos)
+    assert [tuple(out.shape) for out in expected] == [(4, group.dim)] * 2 + [(4, group.dim, group.dim)]
+    assert all(not out[1].any() for out in expected)
+    torch.testing.assert_close(expected[2], expected[2].mT)
+    for g in range(group.order):
+        R = group.elements[g]
+        mu, charged, alpha = call(group.translate(g, x), pos @ R.T + 5.0)
+        torch.testing.assert_close(mu, expected[0] @ R.T, atol=1e-11, rtol=0)
+        torch.testing.assert_close(charged, expected[1] @ R.T, atol=1e-11, rtol=0)
+        torch.testing.assert_close(alpha, R @ expected[2] @ R.T, atol=1e-11, rtol=0)
+
+
+def test_charges_sum_to_the_total():
+    head = randomize(DipoleHead(CHANNELS).double())
+    clouds = point_clouds(draw(7, 3), batch=torch.tensor([1, 0, 1, 1, 0, 1, 0]))
+    x, total = draw(7, 4, CHANNELS, seed=1), torch.tensor([-1.0, 2.0], dtype=torch.float64)
+
+    def sums(charges):
+        return charges.new_zeros(2).index_add(0, clouds.batch, charges)
+
+    torch.testing.assert_close(sums(head.charges(x, clouds)), torch.zeros(2).double(), atol=1e-14, rtol=0)
+    torch.testing.assert_close(sums(head.charges(x, clouds, total)), total)
+    free = DipoleHead(CHANNELS, neutral=False).double()
+    free.load_state_dict(head.state_dict())
+    assert sums(free.charges(x, clouds)).abs().min() > 1e-3
+
+
+def test_dipole_is_charge_times_position():
+    """Two opposite charges d apart, without vectors, have the moment q d."""
+    head = DipoleHead(1).double()
+    nn.init.zeros_(head.vector.linear2.weight)
+    head.charge = nn.Identity()
+    x = torch.tensor([1.0, -1.0], dtype=torch.float64)[:, None, None]
+    clouds = point_clouds(torch.tensor([[7.0, 0, 1], [5.0, 0, 1]], dtype=torch.float64))
+    frames = torch.eye(3, dtype=torch.float64)[None]
+    assert head(x, clouds, frames).tolist() == [[2, 0, 0]]
+
+
+def test_heads_take_frames_of_every_point():
+    """As frames made of the data give them: exact for every rotation and mirror."""
+    head, pseudo = VectorHead(CHANNELS).double(), PseudovectorHead(CHANNELS).double()
+    frames, x = rotations(5 * 4).reshape(5, 4, 3, 3), draw(5, 4, CHANNELS)
+    R = -rotations(1, seed=4)[0]
+    torch.testing.assert_close(head(x, R @ frames), head(x, frames) @ R.T)
+    torch.testing.assert_close(pseudo(x, R @ frames), -pseudo(x, frames) @ R.T)
+    assert isinstance(pseudo.rep, Pseudovector)
+
+
+def test_heads_keep_single_precision_under_autocast():
+    graph = lift(draw(4, 3).float(), tetrahedral(), AllPairs())
+    x = draw(4, 12, CHANNELS).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert DipoleHead(CHANNELS)(x, graph).dtype == torch.float32
+        assert PolarizabilityHead(CHANNELS)(x, graph).dtype == torch.float32
+
+
+def test_errors_of_heads():
+    clouds = point_clouds(draw(4, 3))
+    with pytest.raises(ValueError, match="frames: give them"):
+        PolarizabilityHead(CHANNELS).double()(draw(4, 1, CHANNELS), clouds)
+    with pytest.raises(ValueError, match="total: expected shape"):
+        DipoleHead(CHANNELS).double()(draw(4, 24, CHANNELS), clouds, octahedral(), torch.zeros(3))
+    with pytest.raises(ValueError, match="total: expected none"):
+        DipoleHead(CHANNELS, neutral=False).double()(draw(4, 24, CHANNELS), clouds, octahedral(), torch.zeros(1))
+    with pytest.raises(ValueError, match="one row for each of 4 points"):
+        PolarizabilityHead(CHANNELS).double()(draw(5, 24, CHANNELS), clouds, octahedral())
+    with pytest.raises(ValueError, match="hidden: expected an integer"):
+        VectorHead(3, hidden=0)
+    with pytest.raises(TypeError, match="rep: expected a Representation"):
+        FieldHead(3, Vector)
+
+
+# --- forces ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("evaluation", ["plain", "auto"])
+@every_group
+def test_forces_are_minus_the_gradient(group, evaluation):
+    forces, data = model(group), molecule(group)
+    step = 1e-6
+    with backend(evaluation):
+        energy, force = forces(data)
+        assert energy.shape == (1,)
+        assert force.shape == data.pos.shape
+        for point, axis in [(0, 0), (3, group.dim - 1), (5, 0)]:
+            ends = []
+            for sign in (1, -1):
+                moved = data.clone()
+                moved.pos[point, axis] += sign * step
+                ends.append(forces(moved).energy)
+            expected = -(ends[0] - ends[1]) / (2 * step)
+            torch.testing.assert_close(force[point, axis], expected[0], atol=1e-7, rtol=1e-6)
+
+
+@every_group
+def test_forces_turn_with_the_points_and_sum_to_zero(group):
+    forces = model(group, velocities=True)
+    data = molecule(group, vel=draw(6, group.dim, seed=9))
+    energy, force = forces(data)
+    assert float(force.abs().max()) > 1e-3
+    torch.testing.assert_close(force.sum(dim=0), torch.zeros(group.dim).double(), atol=1e-12, rtol=0)
+    for g in range(group.order):
+        moved = data.clone()
+        moved.pos, moved.vel = group.act(g, data.pos) + 2.0, group.act(g, data.vel)
+        turned = forces(moved)
+        torch.testing.assert_close(turned.energy, energy, atol=1e-11, rtol=0)
+        torch.testing.assert_close(turned.force, group.act(g, force), atol=1e-11, rtol=0)
+
+
+def test_forces_of_a_batch_are_those_of_its_clouds():
+    group = tetrahedral()
+    forces = model(group)
+    molecules = [molecule(group, points, seed=points) for points in (5, 1, 3)]
+    energy, force = forces(Batch.from_data_list(molecules))
+    alone = [forces(data) for data in molecules]
+    torch.testing.assert_close(energy, torch.cat([out.energy for out in alone]))
+    torch.testing.assert_close(force, torch.cat([out.force for out in alone]))
+
+
+def test_forces_of_a_published_network():
+    network = randomize(GSANet(tetrahedral(), 1, 1, heads=2, channels=8, blocks=(1,), neighborhood=Radius(2.0)))
+    data = Data(pos=draw(5, 3), x=torch.ones(5, 1).double())
+    force = EnergyForces(network.double())(data).force
+    assert torch.isfinite(force).all()
+    torch.testing.assert_close(force.sum(dim=0), torch.zeros(3).double(), atol=1e-10, rtol=0)
+    assert "invariant" in EnergyForces(network).guarantee
+
+
+def test_forces_with_frames_made_of_the_data():
+    """Exact for every rotation, not for a finite group only; the frames' own gradients included."""
+    frames = PrincipalFrames("cloud")
+    network = LieTransformer(
+        None,
+        space=Euclidean(SE(3)),
+        frames=frames,
+        neighborhood=AllPairs(),
+        channels=8,
+        layers=1,
+        heads=2,
+        inputs="species",
+    )
+    forces = EnergyForces(randomize(network, spread=1.0).double()).eval()
+    data = molecule(octahedral(), 5)
+    data.z = torch.tensor([1, 6, 7, 8, 1])
+    energy, force = forces(data)
+    assert float(force.abs().max()) > 1e-3
+    R = rotations(1, seed=7)[0]
+    moved = data.clone()
+    moved.pos = data.pos @ R.T + 1.0
+    turned = forces(moved)
+    torch.testing.assert_close(turned.energy, energy, atol=1e-11, rtol=0)
+    torch.testing.assert_close(turned.force, force @ R.T, atol=1e-10, rtol=0)
+    torch.testing.assert_close(force.sum(dim=0), torch.zeros(3).double(), atol=1e-11, rtol=0)
+    ends = []
+    for sign in (1, -1):
+        moved.pos = data.pos.clone()
+        moved.pos[2, 1] += sign * 1e-6
+        ends.append(forces(moved).energy)
+    torch.testing.assert_close(force[2, 1], (ends[1] - ends[0])[0] / 2e-6, atol=1e-7, rtol=1e-6)
+
+
+def test_vectors_in_and_out_with_frames_made_of_the_data():
+    velocities, pos = draw(9, 3), draw(9, 3, seed=1)
+    head = randomize(VectorHead(3).double())
+    space, frames = Euclidean(SE(3)), PrincipalFrames("neighborhood")
+
+    def call(velocities, pos):
+        graph = lift_elements(pos, space, frames, Nearest(6))
+        return head(torch.tanh(lift_field(velocities, graph, Vector(3))), graph)
+
+    out = call(velocities, pos)
+    for R in rotations(3):
+        torch.testing.assert_close(call(velocities @ R.T, pos @ R.T + 1.0), out @ R.T, atol=1e-10, rtol=0)
+
+
+def test_forces_whatever_the_callers_gradient_mode():
+    group = cyclic(4)
+    forces, data = model(group), molecule(group)
+    expected = forces(data)
+    with torch.no_grad():
+        found = forces(data)
+    torch.testing.assert_close(found.force, expected.force)
+    with torch.inference_mode():
+        inside = Batch.from_data_list([molecule(group)])
+        found = forces(inside)
+        forces.train()
+        torch.testing.assert_close(forces(inside).force, expected.force)
+    torch.testing.assert_close(found.force, expected.force)
+    assert not found.force.requires_grad
+    assert not data.pos.requires_grad
+    assert set(data.keys()) == {"pos", "z"}
+
+
+def test_training_on_forces():
+    """The gradient of a loss on forces with respect to the weights equals finite differences."""
+    group = tetrahedral()
+    forces, data = model(group).train(), molecule(group)
+    weight = forces.model.attention.encoding.position.weight
+
+    def loss():
+        energy, force = forces(data)
+        return energy.square().sum() + force.square().sum()
+
+    loss().backward()
+    found = float(weight.grad[1, 2])
+    with torch.no_grad():
+        ends = []
+        for value in (1e-6, -2e-6):
+            weight[1, 2] += value
+            ends.append(float(loss()))
+    assert found == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5)
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in forces.parameters())
+    assert not forces.eval()(data).energy.requires_grad
+    assert forces(data, create_graph=True).force.requires_grad
+
+
+@pytest.mark.parametrize("evaluation", ["plain", "auto"])
+def test_energies_can_be_differentiated_twice(evaluation):
+    group = cyclic(3)
+    network = randomize(Energy(group, AllPairs())).double()
+    z = torch.ones(3, dtype=torch.int64)
+
+    def energy(pos):
+        return network(Data(pos=pos, z=z))
+
+    pos = draw(3, 2).requires_grad_()
+    with backend(evaluation):
+        assert torch.autograd.gradcheck(energy, pos)
+        assert torch.autograd.gradgradcheck(energy, pos)
+
+
+def test_hessian_through_given_positions():
+    """Positions that require gradients are used as they are, so forces can be differentiated."""
+    group = cyclic(4)
+    forces, data = model(group), molecule(group, 3)
+    data.pos.requires_grad_()
+    force = forces(data, create_graph=True).force
+    (row,) = torch.autograd.grad(force[0, 0], data.pos)
+    with torch.no_grad():
+        moved = data.clone()
+        moved.pos = data.pos.detach().clone()
+        moved.pos[1, 1] += 1e-6
+        ahead = forces(moved).force[0, 0]
+        moved.pos[1, 1] -= 2e-6
+        behind = forces(moved).force[0, 0]
+    assert float(row[1, 1]) == pytest.approx(float((ahead - behind) / 2e-6), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "pos",
+    {
+        "coincident": torch.zeros(3, 3),
+        "two coincide": torch.tensor([[0.0, 0, 0], [0, 0, 0], [1, 0, 0]]),
+        "on a line": torch.tensor([[0.0, 0, 0], [1, 0, 0], [-1, 0, 0]]),
+        "one point": torch.zeros(1, 3),
+        "far apart": torch.tensor([[0.0, 0, 0], [1e3, 0, 0]]),
+        "none": torch.zeros(0, 3),
+    }.values(),
+    ids=["coincident", "two coincide", "on a line", "one point", "far apart", "none"],
+)
+def test_forces_are_finite_everywhere(pos):
+    forces = EnergyForces(randomize(Energy(octahedral()))).train()
+    energy, force = forces(Data(pos=pos, z=torch.ones(len(pos), dtype=torch.int64)))
+    assert torch.isfinite(energy).all()
+    assert torch.isfinite(force).all()
+    assert force.shape == pos.shape
+    if force.requires_grad:
+        force.square().sum().backward()
+        gradients = [p.grad for p in forces.parameters() if p.grad is not None]
+        assert all(torch.isfinite(g).all() for g in gradients)
+
+
+def test_energies_without_positions_have_no_forces():
+    class Count(nn.Module):
+        def forward(self, data):
+            return data.z.sum().reshape(1, 1).float()
+
+    energy, force = EnergyForces(Count())(molecule(octahedral()))
+    assert energy.shape == (1,)
+    assert not force.any()
+
+
+def test_net_force_is_not_zero_without_translation_invariance():
+    """Control."""
+
+    class Radii(nn.Module):
+        def forward(self, data):
+            return data.pos.square().sum().reshape(1)
+
+    force = EnergyForces(Radii()).eval()(molecule(octahedral())).force
+    assert float(force.sum(dim=0).abs().max()) > 1e-2
+    assert relative_error(force, torch.zeros_like(force)) > 1e-2
+
+
+def test_errors_of_forces():
+    with pytest.raises(TypeError, match="model: expected a network"):
+        EnergyForces("model")
+    with pytest.raises(TypeError, match="floating pos"):
+        model(octahedral())(Data(z=torch.ones(3)))
+
+    class Many(nn.Module):
+        def forward(self, data):
+            return data.pos
+
+    with pytest.raises(ValueError, match="model: expected one energy a cloud"):
+        EnergyForces(Many())(molecule(octahedral()))

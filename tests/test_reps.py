@@ -1,0 +1,323 @@
+"""Representations: homomorphisms for every group, accurate at every angle, and in the conventions of e3nn."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from lieattn.reps import (
+    DirectSum,
+    Irreps,
+    Multiple,
+    Pseudoscalar,
+    Pseudovector,
+    Scalar,
+    SymmetricTensor,
+    TracelessSymmetric,
+    Vector,
+    check_representation,
+    to_irreps,
+    wigner_d,
+)
+from tests.cases import GROUPS, oblique_rotation
+
+SPATIAL = {
+    "scalar": Scalar(),
+    "pseudoscalar": Pseudoscalar(),
+    "vector": Vector(3),
+    "pseudovector": Pseudovector(),
+    "symmetric": SymmetricTensor(3),
+    "traceless": TracelessSymmetric(3),
+    "irreps": Irreps("2x0e + 1o + 2e + 0o + 2x1e + 3o + 6e"),
+    "sum": Scalar() + 2 * Vector(3) + 3 * (Pseudovector() + Irreps("2o")),
+}
+PLANAR = {
+    "scalar": Scalar(),
+    "pseudoscalar": Pseudoscalar(),
+    "vector": Vector(2),
+    "symmetric": SymmetricTensor(2),
+    "traceless": TracelessSymmetric(2),
+    "sum": Vector(2) + 2 * TracelessSymmetric(2) + Scalar(),
+}
+EVERY = [(group, rep) for group in GROUPS.values() for rep in {2: PLANAR, 3: SPATIAL}.get(group.dim, {}).values()]
+every_case = pytest.mark.parametrize(("group", "rep"), EVERY, ids=[f"{g.name}-{r.name}" for g, r in EVERY])
+every_spatial = pytest.mark.parametrize("rep", SPATIAL.values(), ids=SPATIAL)
+
+
+def rotations(count, seed=0):
+    """Proper rotations in general position, ``[count, 3, 3]`` float64."""
+    generator = torch.Generator().manual_seed(seed)
+    q, _ = torch.linalg.qr(torch.randn(count, 3, 3, generator=generator, dtype=torch.float64))
+    return q * torch.linalg.det(q)[:, None, None]
+
+
+def about(axis, angle):
+    """Rotation matrix by Rodrigues' formula; differentiable in the angle."""
+    x, y, z = (torch.tensor(axis, dtype=torch.float64) / math.hypot(*axis)).tolist()
+    hat = torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]], dtype=torch.float64)
+    return torch.eye(3, dtype=torch.float64) + torch.sin(angle) * hat + (1 - torch.cos(angle)) * hat @ hat
+
+
+def real_harmonics(degree, points):
+    """Real spherical harmonics of m = -l..l about z from SciPy's complex ones, component normalization."""
+    from scipy.special import sph_harm_y
+
+    x, y, z = points.numpy().T
+    theta, phi = np.arccos(z), np.arctan2(y, x)
+    columns = []
+    for m in range(-degree, degree + 1):
+        value = sph_harm_y(degree, abs(m), theta, phi) * (-1) ** m * math.sqrt(4 * math.pi)
+        columns.append(value.real if m == 0 else math.sqrt(2) * (value.imag if m < 0 else value.real))
+    return torch.from_numpy(np.stack(columns, axis=1))
+
+
+def e3nn_harmonics(degree, points):
+    from e3nn import o3
+
+    return o3.spherical_harmonics(degree, points, normalize=False, normalization="component")
+
+
+# --- homomorphisms --------------------------------------------------------------------------------------------
+
+
+@every_case
+def test_products_go_to_products(group, rep):
+    matrices = rep.matrix(group.elements)
+    assert matrices.shape == (group.order, rep.dim, rep.dim)
+    some = slice(None, None, max(1, group.order // 12))  # with all others
+    products = matrices[some, None] @ matrices
+    torch.testing.assert_close(products, matrices[group.cayley[some]], atol=1e-12, rtol=0)
+    torch.testing.assert_close(matrices[group.inverse], matrices.mT, atol=1e-12, rtol=0)
+
+
+@every_spatial
+def test_homomorphism_on_all_rotations_and_mirrors(rep):
+    first, second = rotations(20), rotations(20, seed=1)
+    first[::2] *= -1
+    second[::3] *= -1
+    torch.testing.assert_close(rep.matrix(first @ second), rep.matrix(first) @ rep.matrix(second), atol=1e-12, rtol=0)
+
+
+def test_a_wrong_parity_is_no_homomorphism():
+    """Control: the sign of the determinant matters."""
+    mirror = torch.diag(torch.tensor([1.0, 1, -1], dtype=torch.float64))
+    assert not torch.allclose(Pseudovector().matrix(mirror), Vector(3).matrix(mirror))
+    assert not torch.allclose(Irreps("2e").matrix(mirror), Irreps("2o").matrix(mirror))
+
+
+def test_vectors_and_tensors_transform_as_they_should():
+    R = -rotations(1)[0]
+    v, w = torch.randn(2, 3, dtype=torch.float64)
+    cross = torch.linalg.cross
+    torch.testing.assert_close(Pseudovector().act(R, cross(v, w)), cross(R @ v, R @ w))
+    torch.testing.assert_close(Pseudoscalar().act(R, (v @ cross(w, v + 2 * w))[None] + 1), -torch.ones(1).double())
+    T = torch.randn(3, 3, dtype=torch.float64)
+    T = T + T.T
+    rep = SymmetricTensor(3)
+    torch.testing.assert_close(rep.to_tensor(rep.act(R, rep.from_tensor(T))), R @ T @ R.T)
+    torch.testing.assert_close(rep.from_tensor(T).norm(), T.norm())
+    part = TracelessSymmetric(3)
+    traceless = T - torch.eye(3, dtype=torch.float64) * T.trace() / 3
+    torch.testing.assert_close(part.to_tensor(part.from_tensor(T)), traceless)
+
+
+@pytest.mark.parametrize("d", [2, 3, 4])
+def test_bases_of_symmetric_tensors_are_orthonormal(d):
+    for rep in (SymmetricTensor(d), TracelessSymmetric(d)):
+        basis = rep.to_tensor(torch.eye(rep.dim, dtype=torch.float64))
+        torch.testing.assert_close(basis, basis.mT)
+        gram = torch.einsum("aij,bij->ab", basis, basis)
+        torch.testing.assert_close(gram, torch.eye(rep.dim, dtype=torch.float64), atol=1e-14, rtol=0)
+    assert SymmetricTensor(d).dim == d * (d + 1) // 2 == TracelessSymmetric(d).dim + 1
+
+
+@every_spatial
+def test_action_is_the_matrix(rep):
+    R = -rotations(5)
+    v = torch.randn(4, 1, rep.dim, dtype=torch.float64)
+    expected = (rep.matrix(R) @ v[..., None])[..., 0]
+    torch.testing.assert_close(rep.act(R, v), expected, atol=1e-13, rtol=0)
+
+
+# --- e3nn -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("degree", range(9))
+def test_wigner_matrices_turn_harmonics_as_e3nn_has_them(degree):
+    """D Y(x) = Y(R x) is the definition; it involves no angles."""
+    R = rotations(6)
+    points = torch.nn.functional.normalize(torch.randn(20, 3, dtype=torch.float64), dim=1)
+    turned = torch.einsum("rij,pj->rpi", R, points)
+    found = torch.einsum("rmn,pn->rpm", wigner_d(degree, R), e3nn_harmonics(degree, points))
+    torch.testing.assert_close(found, e3nn_harmonics(degree, turned), atol=1e-12, rtol=0)
+
+
+def test_wigner_matrices_agree_with_e3nn():
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # e3nn rounds to the default dtype
+    try:
+        irreps = Irreps("0e + 1o + 2x2e + 3o + 5e")
+        R = rotations(10)
+        R[::2] *= -1
+        expected = irreps.to_e3nn().D_from_matrix(R)
+        torch.testing.assert_close(irreps.matrix(R), expected, atol=1e-12, rtol=0)
+    finally:
+        torch.set_default_dtype(previous)
+
+
+ANGLES = [0.0, 1e-12, 1e-8, 1e-4, 1.0, math.pi / 2, math.pi - 1e-4, math.pi - 1e-8, math.pi, 4.0]
+
+
+@pytest.mark.parametrize("angle", ANGLES)
+@pytest.mark.parametrize("axis", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, -2, 0.5)])
+def test_wigner_matrices_are_accurate_at_every_angle(axis, angle):
+    """Also where Euler angles degenerate; against the exponential of the generator, by scaling and squaring."""
+    degree = 4
+    step = torch.tensor(angle, dtype=torch.float64)
+    whole = wigner_d(degree, about(axis, step))
+    tiny = 1e-5
+    generator = (
+        wigner_d(degree, about(axis, torch.tensor(tiny, dtype=torch.float64)))
+        - wigner_d(degree, about(axis, torch.tensor(-tiny, dtype=torch.float64)))
+    ) / (2 * math.sin(tiny))
+    spectrum = torch.linalg.eigvals(generator)
+    assert float((spectrum.imag.sort().values - torch.arange(-4.0, 5)).abs().max()) < 1e-8
+    halves = wigner_d(degree, about(axis, step / 2))
+    torch.testing.assert_close(whole, halves @ halves, atol=1e-12, rtol=0)
+    assert abs(float(whole.trace()) - sum(math.cos(m * angle) for m in range(-4, 5))) < 1e-12
+
+
+@pytest.mark.parametrize("angle", [0.0, 1e-9, 1.0, math.pi - 1e-9, math.pi])
+@pytest.mark.parametrize("axis", [(0, 1, 0), (1, 0, 0), (1, -2, 0.5)])
+def test_gradients_of_wigner_matrices(axis, angle):
+    """d/da D(exp(a X)) = L D: exact and finite also at beta = 0 and pi."""
+    t = torch.tensor(angle, dtype=torch.float64)
+
+    def turned(a):
+        return wigner_d(3, about(axis, a))
+
+    _, found = torch.autograd.functional.jvp(turned, t, torch.ones_like(t))
+    _, generator = torch.autograd.functional.jvp(turned, torch.zeros_like(t), torch.ones_like(t))
+    assert torch.isfinite(found).all()
+    torch.testing.assert_close(found, generator @ turned(t), atol=1e-11, rtol=0)
+
+
+def test_gradcheck_through_irreps():
+    rep = Irreps("1o + 2e + 3o")
+    a = torch.tensor([0.3], dtype=torch.float64, requires_grad=True)
+    v = torch.randn(1, rep.dim, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda a, v: rep.act(-about((1, -2, 0.5), a[0]), v), (a, v))
+    assert torch.autograd.gradgradcheck(lambda a, v: rep.act(-about((1, -2, 0.5), a[0]), v), (a, v))
+
+
+@pytest.mark.parametrize("degree", range(5))
+def test_polar_z_gives_the_usual_real_harmonics(degree):
+    points = torch.nn.functional.normalize(torch.randn(20, 3, dtype=torch.float64), dim=1)
+    irreps = Irreps(f"{degree}{'eo'[degree % 2]}")
+    found = e3nn_harmonics(degree, points) @ irreps.polar_z().T
+    torch.testing.assert_close(found, real_harmonics(degree, points), atol=1e-11, rtol=0)
+
+
+def test_order_of_degree_one():
+    v = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    assert (Irreps("1o").polar_z() @ v).tolist() == [2, 3, 1]
+    torch.testing.assert_close(e3nn_harmonics(1, v), math.sqrt(3) * v)
+
+
+@pytest.mark.parametrize("rep", SPATIAL.values(), ids=SPATIAL)
+def test_change_of_basis_to_irreps_and_back(rep):
+    irreps, basis = to_irreps(rep)
+    torch.testing.assert_close(basis @ basis.T, torch.eye(rep.dim, dtype=torch.float64), atol=1e-13, rtol=0)
+    R = rotations(8)
+    R[::2] *= -1
+    torch.testing.assert_close(basis @ rep.matrix(R), irreps.matrix(R) @ basis, atol=1e-12, rtol=0)
+
+
+def test_tensors_become_irreps_as_in_e3nn():
+    """The traceless part of v vᵀ is the harmonic of degree 2, up to a positive factor."""
+    from e3nn.io import CartesianTensor
+
+    irreps, basis = to_irreps(SymmetricTensor(3))
+    v = torch.randn(7, 3, dtype=torch.float64)
+    tensor = v[:, :, None] * v[:, None, :]
+    features = SymmetricTensor(3).from_tensor(tensor) @ basis.T
+    torch.testing.assert_close(features[:, 0], v.square().sum(1) / math.sqrt(3))
+    torch.testing.assert_close(features[:, 1:] / e3nn_harmonics(2, v), torch.full((7, 5), math.sqrt(2 / 15)).double())
+    theirs = CartesianTensor("ij=ji")
+    assert str(theirs) == irreps.spec
+    torch.testing.assert_close(theirs.from_cartesian(tensor.float()).double(), features, atol=1e-5, rtol=1e-5)
+
+
+# --- values ---------------------------------------------------------------------------------------------------
+
+
+def test_representations_are_values():
+    assert Irreps("1o+0e") == Irreps("1x1o + 1x0e")
+    assert hash(2 * Vector(3)) == hash(Multiple(2, Vector(3)))
+    assert Vector(3) != Vector(2)
+    assert Vector(3) != Pseudovector()
+    assert 1 * Vector(3) == Vector(3)
+    total = Vector(3) + Scalar() + Vector(3)
+    assert total == DirectSum((Vector(3), Scalar(), Vector(3)))
+    assert (total.dim, total.space_dim, Scalar().space_dim) == (7, 3, None)
+    assert str(total) == "Vector(3) + Scalar + Vector(3)"
+    with pytest.raises(AttributeError):
+        Vector(3).d = 2
+
+
+def test_dtypes():
+    R = rotations(2).float()
+    rep = Irreps("2e")
+    assert rep.matrix(R).dtype == torch.float32
+    assert rep.act(R, torch.ones(2, 5, dtype=torch.float64)).dtype == torch.float64
+    assert rep.act(R.double(), torch.ones(2, 5, dtype=torch.bfloat16)).dtype == torch.float32
+    exact = rep.matrix(R.double())
+    assert (rep.matrix(R).double() - exact).abs().max() < 1e-7
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (rep.matrix(R).double() - exact).abs().max() < 1e-7
+        torch.testing.assert_close(rep.act(R, torch.ones(2, 5)), exact.sum(dim=2).float())
+
+
+def test_linear_representations_take_any_matrix():
+    A, B = torch.randn(2, 4, 3, 3, dtype=torch.float64)
+    for rep in (Scalar(), Vector(3), SymmetricTensor(3), 2 * Vector(3) + Scalar()):
+        torch.testing.assert_close(rep.matrix(A @ B), rep.matrix(A) @ rep.matrix(B))
+    assert not SymmetricTensor(3).orthogonal_only
+    assert (Vector(3) + Pseudovector()).orthogonal_only
+
+
+def test_oblique_rotation_is_within_tolerance():
+    """A rotation computed in single precision is one."""
+    Irreps("3o").matrix(oblique_rotation().float())
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: Irreps("nonsense"), ValueError, "spec: expected irreps"),
+        (lambda: Irreps("0x1o"), ValueError, "spec: expected at least one irrep"),
+        (lambda: Irreps("12e"), ValueError, "degrees are limited to 11"),
+        (lambda: Vector(0), ValueError, "d: expected an integer of at least 1"),
+        (lambda: SymmetricTensor(1), ValueError, "d: expected an integer of at least 2"),
+        (lambda: 0 * Vector(3), ValueError, "count: expected an integer"),
+        (lambda: Vector(3) + Vector(2), ValueError, "parts: act on spaces of different dimensions"),
+        (lambda: DirectSum(()), ValueError, "parts: expected a tuple"),
+        (lambda: DirectSum((3,)), TypeError, "parts: expected a Representation"),
+        (lambda: check_representation("rep", Vector), TypeError, "rep: expected a Representation"),
+        (lambda: Vector(3).matrix(torch.eye(2)), ValueError, r"rotation: Vector\(3\) takes matrices \[\*, 3, 3\]"),
+        (lambda: Vector(3).matrix(torch.eye(3).long()), TypeError, "rotation: expected a floating tensor"),
+        (lambda: Irreps("1o").matrix(2 * torch.eye(3)), ValueError, "rotation: expected orthogonal matrices"),
+        (lambda: Pseudovector().matrix(torch.full((3, 3), math.nan)), ValueError, "rotation: expected orthogonal"),
+        (lambda: Vector(3).act(torch.eye(3), torch.ones(4)), ValueError, r"features: expected \[\*, 3\]"),
+        (lambda: wigner_d(12, torch.eye(3)), ValueError, "degree: expected at most 11"),
+        (lambda: wigner_d(2, -torch.eye(3)), ValueError, "rotation: expected proper rotations"),
+        (lambda: wigner_d(2, torch.eye(2)), ValueError, r"rotation: expected floating \[\*, 3, 3\]"),
+        (lambda: to_irreps(Vector(2)), ValueError, r"rep: Vector\(2\) is no representation of O\(3\)"),
+        (lambda: SymmetricTensor(3).to_tensor(torch.ones(5)), ValueError, r"features: expected \[\*, 6\]"),
+        (lambda: SymmetricTensor(3).from_tensor(torch.ones(2, 2)), ValueError, r"tensor: expected \[\*, 3, 3\]"),
+    ],
+)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -4,13 +4,29 @@ Independent of ``lieattn``: whatever takes a ``torch_geometric.data.Data`` can u
 """
 
 from lieattn_datasets._amat import RotatedMNIST
+from lieattn_datasets._charges import charge_energy, simulate_charges
 from lieattn_datasets._cifar import CIFAR10, CIFAR100
+from lieattn_datasets._clouds import Clouds
+from lieattn_datasets._constellation import Constellation
 from lieattn_datasets._digits import Digits
+from lieattn_datasets._fields import RandomRotateFields, TransformFields
 from lieattn_datasets._grid import data_to_image, grid_positions, image_to_data
 from lieattn_datasets._idx import MNIST, FashionMNIST
 from lieattn_datasets._images import ImagePoints
+from lieattn_datasets._md17 import MD17_MOLECULES, RMD17, RMD17Subset
+from lieattn_datasets._meshes import MeshError, normalize_cloud, read_mesh, sample_surface
+from lieattn_datasets._modelnet import MeshFolder, ModelNet
+from lieattn_datasets._molecules import MoleculeFeatures, Molecules, StandardizeTargets
+from lieattn_datasets._nbody import ChargedParticles, NBody, NBodySimulated, NBodyTrajectories
 from lieattn_datasets._npz import CIFAR10Subset, FashionMNIST900, RotatedMNISTRecipe
 from lieattn_datasets._pcam import PatchCamelyon
+from lieattn_datasets._procedural import SHAPE_CLASSES, ProceduralShapes
+from lieattn_datasets._qm9 import QM9, QM9GFN2, QM9Subset
+from lieattn_datasets._shapes import AdrenalMNIST3D, ModelNet10Tiny, ShapePoints
+from lieattn_datasets._smiles import SMALL_MOLECULES
+from lieattn_datasets._sphere import SphericalImages, fibonacci_sphere, project_image
+from lieattn_datasets._spherical_mnist import SphericalMNIST
+from lieattn_datasets._springs import Springs, simulate_springs, spring_energy
 from lieattn_datasets._transforms import (
     PermutePoints,
     RandomRotatePoints,
@@ -19,26 +35,72 @@ from lieattn_datasets._transforms import (
     Standardize,
     TransformPoints,
 )
+from lieattn_datasets._wind import WindOnSphere, wind_vectors
+from lieattn_datasets._xtb import GFN2Labels, GFN2Molecules, embed_molecule, label_gfn2
 
 __all__ = [
     "CIFAR10",
     "CIFAR100",
+    "MD17_MOLECULES",
     "MNIST",
+    "QM9",
+    "QM9GFN2",
+    "RMD17",
+    "SHAPE_CLASSES",
+    "SMALL_MOLECULES",
+    "AdrenalMNIST3D",
     "CIFAR10Subset",
+    "ChargedParticles",
+    "Clouds",
+    "Constellation",
     "Digits",
     "FashionMNIST",
     "FashionMNIST900",
+    "GFN2Labels",
+    "GFN2Molecules",
     "ImagePoints",
+    "MeshError",
+    "MeshFolder",
+    "ModelNet",
+    "ModelNet10Tiny",
+    "MoleculeFeatures",
+    "Molecules",
+    "NBody",
+    "NBodySimulated",
+    "NBodyTrajectories",
     "PatchCamelyon",
     "PermutePoints",
+    "ProceduralShapes",
+    "QM9Subset",
+    "RMD17Subset",
+    "RandomRotateFields",
     "RandomRotatePoints",
     "RotateImage",
     "RotatePoints",
     "RotatedMNIST",
     "RotatedMNISTRecipe",
+    "ShapePoints",
+    "SphericalImages",
+    "SphericalMNIST",
+    "Springs",
     "Standardize",
+    "StandardizeTargets",
+    "TransformFields",
     "TransformPoints",
+    "WindOnSphere",
+    "charge_energy",
     "data_to_image",
+    "embed_molecule",
+    "fibonacci_sphere",
     "grid_positions",
     "image_to_data",
+    "label_gfn2",
+    "normalize_cloud",
+    "project_image",
+    "read_mesh",
+    "sample_surface",
+    "simulate_charges",
+    "simulate_springs",
+    "spring_energy",
+    "wind_vectors",
 ]

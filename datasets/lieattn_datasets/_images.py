@@ -1,23 +1,18 @@
 """Labeled images, each a point set when it is asked for."""
 
-import copy
-import operator
-from collections.abc import Callable, Sequence
-from typing import Any, Self
-
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
-from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
+from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._grid import CHUNK, ImageArray, check_images, make_data
 
-Transform = Callable[[Data], Data]
+__all__ = ["ImagePoints", "Transform"]
 
 
-class ImagePoints(Dataset[Data]):
+class ImagePoints(Clouds):
     """Labeled images, each made into a point set when it is asked for.
 
     The images stay as they came (uint8 stays uint8); coordinates are computed once per image size.
@@ -90,25 +85,13 @@ class ImagePoints(Dataset[Data]):
             raise ValueError(f"labels must be in 0 .. {self.num_classes - 1}, got {classes.min()} .. {classes.max()}")
         self.image_shape = (shape[1], shape[2])
         self.num_channels = shape[3] if len(shape) == 4 else 1
-        self.transform = transform
+        super().__init__(shape[0], transform)
         self._peak = check_images(images, peak)
         self._images = images
         self._labels = classes
-        self._indices = np.arange(shape[0])
 
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, index: int) -> Data:
-        try:
-            position = operator.index(index)
-        except TypeError as error:
-            raise TypeError(f"index must be an integer, got {index!r}; for several use subset") from error
-        if not -len(self) <= position < len(self):
-            raise IndexError(f"index must be in -{len(self)} .. {len(self) - 1}, got {position}")
-        chosen = int(self._indices[position])
-        data = make_data(np.asarray(self._images[chosen]), int(self._labels[chosen]), self._peak)
-        return data if self.transform is None else self.transform(data)
+    def _make(self, index: int) -> Data:
+        return make_data(np.asarray(self._images[index]), int(self._labels[index]), self._peak)
 
     def __repr__(self) -> str:
         height, width = self.image_shape
@@ -119,32 +102,6 @@ class ImagePoints(Dataset[Data]):
     def labels(self) -> Tensor:
         """Class of each image, int64 ``[images]``, in the order of this data set."""
         return torch.from_numpy(self._labels[self._indices])
-
-    def subset(self, indices: Sequence[int] | NDArray[Any] | Tensor) -> Self:
-        """Return the images with these indices, in this order, without copying them.
-
-        Raises
-        ------
-        TypeError
-            If the indices are not integers (a mask of booleans is not accepted).
-        IndexError
-            If one is outside ``-len .. len - 1``.
-        """
-        chosen = np.asarray(indices)
-        if chosen.ndim != 1 or (chosen.size and not np.issubdtype(chosen.dtype, np.integer)):
-            raise TypeError(f"indices must be a list of integers, got shape {list(chosen.shape)} of {chosen.dtype}")
-        size = len(self)
-        if chosen.size and not (-size <= int(chosen.min()) and int(chosen.max()) < size):
-            raise IndexError(f"indices must be in -{size} .. {size - 1}, got {chosen.min()} .. {chosen.max()}")
-        view = copy.copy(self)
-        view._indices = self._indices[chosen.astype(np.int64)]
-        return view
-
-    def with_transform(self, transform: Transform | None) -> Self:
-        """Return the same images with this transform in place of the present one."""
-        view = copy.copy(self)
-        view.transform = transform
-        return view
 
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation of each channel on [0, 1], before any transform.

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
-from torch.utils.data import get_worker_info
 from torch_geometric.data import Batch, Data
 
 from lieattn_datasets._grid import data_to_image
+from lieattn_datasets._streams import RandomTransform
 
 _QUARTER_TURN_TOLERANCE = 1e-12
 
@@ -92,11 +92,11 @@ class RotatePoints(TransformPoints):
         return f"RotatePoints({self.angle})"
 
 
-class RandomRotatePoints:
+class RandomRotatePoints(RandomTransform):
     """Rotate the points of each cloud by a random angle, as :class:`RotatePoints` does.
 
     The angles are a stream that the seed determines. A loader's worker process has a stream of its
-    own, made from the seed, the worker and, until :meth:`set_epoch` is called, the seed that torch
+    own, made from the seed, the worker and, until ``set_epoch`` is called, the seed that torch
     gives that worker for that epoch (so that epochs differ, and ``torch.manual_seed`` decides).
 
     Parameters
@@ -114,22 +114,10 @@ class RandomRotatePoints:
     """
 
     def __init__(self, seed: int = 0, max_angle: float = math.pi) -> None:
-        if seed < 0:
-            raise ValueError(f"seed must not be negative, got {seed}")
+        super().__init__(seed)
         if not 0 <= max_angle < math.inf:
             raise ValueError(f"max_angle must be finite and not negative, got {max_angle}")
-        self.seed = seed
         self.max_angle = max_angle
-        self._epoch: int | None = None
-        self._key: tuple[int, ...] | None = None
-        self._generator = np.random.default_rng(seed)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Restart the stream from the seed and the epoch, so that an epoch can be repeated alone."""
-        if epoch < 0:
-            raise ValueError(f"epoch must not be negative, got {epoch}")
-        self._epoch = epoch
-        self._key = None
 
     def __call__(self, data: Data) -> Data:
         if isinstance(data, Batch):
@@ -139,18 +127,6 @@ class RandomRotatePoints:
 
     def __repr__(self) -> str:
         return f"RandomRotatePoints(seed={self.seed}, max_angle={self.max_angle})"
-
-    def _stream(self) -> np.random.Generator:
-        worker = get_worker_info()
-        key: tuple[int, ...]
-        if self._epoch is not None:
-            key = (self.seed, self._epoch, 0 if worker is None else worker.id + 1)
-        else:
-            key = (self.seed,) if worker is None else (self.seed, worker.seed)
-        if key != self._key:  # a new process, or a new epoch, begins its own stream
-            self._key = key
-            self._generator = np.random.default_rng(key)
-        return self._generator
 
 
 class RotateImage:

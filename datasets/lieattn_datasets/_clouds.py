@@ -1,0 +1,85 @@
+"""What all data sets share: items by index, views on some of them, a transform for each."""
+
+import copy
+import operator
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+from torch_geometric.data import Data
+
+Transform = Callable[[Data], Data]
+
+
+class Clouds(Dataset[Data]):
+    """Point clouds, each made when it is asked for; :meth:`subset` and :meth:`with_transform` are views.
+
+    A data set is never changed by its methods, works with ``torch_geometric.loader.DataLoader``, and can
+    be pickled.
+
+    Parameters
+    ----------
+    size
+        Number of clouds.
+    transform
+        Called with each new ``Data``.
+
+    Attributes
+    ----------
+    vectors, tensors : tuple[str, ...]
+        Attributes of an item that turn with its points, for :class:`~lieattn_datasets.TransformFields`.
+    """
+
+    vectors: tuple[str, ...] = ("pos",)
+    tensors: tuple[str, ...] = ()
+
+    def __init__(self, size: int, transform: Transform | None = None) -> None:
+        self.transform = transform
+        self._indices = np.arange(size)
+
+    @abstractmethod
+    def _make(self, index: int) -> Data:
+        """Return the cloud with this index in the storage, before the transform."""
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> Data:
+        try:
+            position = operator.index(index)
+        except TypeError as error:
+            raise TypeError(f"index must be an integer, got {index!r}; for several use subset") from error
+        if not -len(self) <= position < len(self):
+            raise IndexError(f"index must be in -{len(self)} .. {len(self) - 1}, got {position}")
+        data = self._make(int(self._indices[position]))
+        return data if self.transform is None else self.transform(data)
+
+    def subset(self, indices: Sequence[int] | NDArray[Any] | Tensor) -> Self:
+        """Return the items with these indices, in this order, without copying them.
+
+        Raises
+        ------
+        TypeError
+            If the indices are not integers (a mask of booleans is not accepted).
+        IndexError
+            If one is outside ``-len .. len - 1``.
+        """
+        chosen = np.asarray(indices)
+        if chosen.ndim != 1 or (chosen.size and not np.issubdtype(chosen.dtype, np.integer)):
+            raise TypeError(f"indices must be a list of integers, got shape {list(chosen.shape)} of {chosen.dtype}")
+        size = len(self)
+        if chosen.size and not (-size <= int(chosen.min()) and int(chosen.max()) < size):
+            raise IndexError(f"indices must be in -{size} .. {size - 1}, got {chosen.min()} .. {chosen.max()}")
+        view = copy.copy(self)
+        view._indices = self._indices[chosen.astype(np.int64)]
+        return view
+
+    def with_transform(self, transform: Transform | None) -> Self:
+        """Return the same items with this transform in place of the present one."""
+        view = copy.copy(self)
+        view.transform = transform
+        return view

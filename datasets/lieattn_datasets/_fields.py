@@ -1,0 +1,169 @@
+"""Rigid motions of clouds with vectors and tensors: what turns with the points is turned with them."""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+
+from lieattn_datasets._streams import RandomTransform
+
+VECTORS = ("vel", "momentum", "force", "dipole", "normal", "wind")
+TENSORS = ("polarizability", "quadrupole")
+
+
+class TransformFields:
+    """Multiply positions, vectors and tensors of a cloud by an orthogonal matrix R, and shift the positions.
+
+    ``pos`` becomes ``R pos + shift``, vectors ``R v``, tensors of rank two ``R T R^T``; everything else stays.
+    (:class:`~lieattn_datasets.TransformPoints` moves positions alone: then forces or velocities no longer fit.)
+    Computed in float64. Works on a ``Data`` or a ``Batch``.
+
+    Parameters
+    ----------
+    matrix
+        ``[dim, dim]``, orthogonal to 1e-6.
+    shift
+        ``[dim]``. Default: none.
+    vectors
+        Attributes to turn where present, ``[..., dim]``, or ``[..., k dim]`` for k vectors side by side. The default
+        names those that data sets of this package have; a target ``y`` that is a vector must be named:
+        ``vectors=dataset.vectors``.
+    tensors
+        Attributes of shape ``[..., dim, dim]``, likewise.
+
+    Raises
+    ------
+    ValueError
+        If the matrix is not orthogonal, or (when called) an attribute does not fit it.
+    """
+
+    def __init__(
+        self,
+        matrix: ArrayLike | Tensor,
+        shift: ArrayLike | Tensor | None = None,
+        *,
+        vectors: Sequence[str] = VECTORS,
+        tensors: Sequence[str] = TENSORS,
+    ) -> None:
+        self.matrix = torch.as_tensor(np.asarray(matrix), dtype=torch.float64)
+        shape = tuple(self.matrix.shape)
+        if len(shape) != 2 or shape[0] != shape[1]:
+            raise ValueError(f"matrix must be square, got shape {shape}")
+        error = float((self.matrix @ self.matrix.T - torch.eye(shape[0], dtype=torch.float64)).abs().max())
+        if not error < 1e-6:
+            raise ValueError(f"matrix must be orthogonal, got R R^T - 1 up to {error:.1e}")
+        self.shift = torch.zeros(shape[0], dtype=torch.float64)
+        if shift is not None:
+            self.shift = torch.as_tensor(np.asarray(shift), dtype=torch.float64)
+        if self.shift.shape != shape[:1] or not bool(self.shift.isfinite().all()):
+            raise ValueError(f"shift must be {shape[0]} finite numbers, got {self.shift.tolist()}")
+        self.vectors, self.tensors = tuple(vectors), tuple(tensors)
+
+    def __call__(self, data: Data) -> Data:
+        moved = copy.copy(data)
+        dim = len(self.matrix)
+        matrix = self.matrix.to(data.pos.device)
+        moved.pos = self._turn("pos", data.pos, matrix, self.shift.to(data.pos.device))
+        for name in self.vectors:
+            if name != "pos" and data.get(name) is not None:
+                moved[name] = self._turn(name, data[name], matrix)
+        for name in self.tensors:
+            tensor = data.get(name)
+            if tensor is not None:
+                if tensor.shape[-2:] != (dim, dim):
+                    raise ValueError(f"data.{name} must be [..., {dim}, {dim}], got {list(tensor.shape)}")
+                moved[name] = (matrix @ tensor.double() @ matrix.T).to(tensor.dtype)
+        return moved
+
+    def _turn(self, name: str, values: Tensor, matrix: Tensor, shift: Tensor | None = None) -> Tensor:
+        dim = len(matrix)
+        if values.dim() < 1 or values.shape[-1] % dim or (name == "pos" and values.shape[-1] != dim):
+            raise ValueError(f"data.{name} must be [..., {dim}], got {list(values.shape)}")
+        turned = values.double().unflatten(-1, (-1, dim)) @ matrix.T
+        if shift is not None:
+            turned = turned + shift
+        return turned.flatten(-2).to(values.dtype)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.matrix.tolist()}, shift={self.shift.tolist()})"
+
+
+class RandomRotateFields(RandomTransform):
+    """Turn each cloud with its vectors and tensors by a random rotation, as :class:`TransformFields` does.
+
+    The rotations are a stream that the seed determines; see ``RandomTransform`` in this package for workers and epochs.
+
+    Parameters
+    ----------
+    seed
+        Non-negative integer.
+    dim
+        2 or 3.
+    axis
+        In 3D, turn only about this axis: ``"z"`` gives the z/SO(3) protocol of shape classification. Default: all
+        rotations, Haar-distributed.
+    max_shift
+        Shift each coordinate by up to this much, uniformly.
+    vectors, tensors
+        As for :class:`TransformFields`.
+
+    Raises
+    ------
+    ValueError
+        If the seed is negative, the dimension or the axis is unknown, the shift is negative or not finite, or (when
+        called) the data is a batch: its clouds would share one rotation.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        dim: Literal[2, 3] = 3,
+        axis: Literal["x", "y", "z"] | None = None,
+        max_shift: float = 0.0,
+        vectors: Sequence[str] = VECTORS,
+        tensors: Sequence[str] = TENSORS,
+    ) -> None:
+        super().__init__(seed)
+        if dim not in (2, 3):
+            raise ValueError(f"dim must be 2 or 3, got {dim}")
+        if axis not in (None, "x", "y", "z") or (axis is not None and dim == 2):
+            raise ValueError(f"axis must be None, or 'x', 'y' or 'z' in 3D, got {axis!r}")
+        if not 0 <= max_shift < math.inf:
+            raise ValueError(f"max_shift must be finite and not negative, got {max_shift}")
+        self.dim, self.axis, self.max_shift = dim, axis, max_shift
+        self.vectors, self.tensors = tuple(vectors), tuple(tensors)
+
+    def __call__(self, data: Data) -> Data:
+        if isinstance(data, Batch):
+            raise ValueError("data must be one cloud, got a Batch, whose clouds would share one rotation")
+        stream = self._stream()
+        quaternion = stream.normal(size=4)  # drawn in every case, so that the stream does not depend on the axis
+        if self.dim == 2 or self.axis is not None:
+            turned = 2 if self.axis is None else "xyz".index(self.axis)
+            quaternion[[1 + other for other in range(3) if other != turned]] = 0.0
+        matrix = rotation_matrix(quaternion)[: self.dim, : self.dim]
+        shift = stream.uniform(-self.max_shift, self.max_shift, self.dim)
+        return TransformFields(matrix, shift, vectors=self.vectors, tensors=self.tensors)(data)
+
+    def __repr__(self) -> str:
+        about = "" if self.axis is None else f", axis={self.axis!r}"
+        return f"RandomRotateFields(seed={self.seed}, dim={self.dim}{about}, max_shift={self.max_shift})"
+
+
+def rotation_matrix(quaternion: ArrayLike) -> np.ndarray:
+    """Rotation of a quaternion (w, x, y, z) of any length but zero; uniform if its direction is."""
+    w, x, y, z = np.asarray(quaternion, dtype=np.float64) / np.linalg.norm(quaternion)
+    return np.array(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ]
+    )

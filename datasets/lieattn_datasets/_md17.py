@@ -1,0 +1,246 @@
+"""Revised MD17: energies and forces along molecular dynamics of ten small molecules."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lieattn_datasets._clouds import Transform
+from lieattn_datasets._files import Release, check_choice
+from lieattn_datasets._molecules import Molecules
+from lieattn_datasets._splits import hold_out
+from lieattn_datasets._units import Units
+
+_FRAMES = 1000  # of each official split, for training and for the test
+_SPLITS = ("train", "valid", "test")
+_STORED = "kcal/mol"
+_CITATION = "rMD17: Christensen, von Lilienfeld, Machine Learning: Science and Technology 1, 045018 (2020)."
+
+_OFFICIAL = Release(
+    dataset="rMD17",
+    origin=(
+        "The files are rmd17_MOLECULE.npz, index_train_0K.csv and index_test_0K.csv, unpacked from rmd17.tar.bz2. "
+        f"{_CITATION}"
+    ),
+    folders=("npz_data", "splits", "rmd17/npz_data", "rmd17/splits"),
+)
+_SUBSET = Release(
+    dataset="rMD17, split 1",
+    origin=f"The file is rmd17_split01.npz, the frames of the first official split. {_CITATION}",
+    digests={"rmd17_split01.npz": "sha256:d0af74097fc8d1351383bdbacfed029f1b0b95cc9ac6cee864e22342e9544f50"},
+)
+
+MD17_MOLECULES = (
+    "aspirin",
+    "azobenzene",
+    "benzene",
+    "ethanol",
+    "malonaldehyde",
+    "naphthalene",
+    "paracetamol",
+    "salicylic",
+    "toluene",
+    "uracil",
+)
+
+
+class _Trajectory(Molecules):
+    """Frames of one molecule, with the energy counted from the mean of the training frames.
+
+    The mean is taken and subtracted in float64: total energies are some 1e5 kcal/mol, of which float32 would
+    keep no more than 0.02.
+    """
+
+    vectors: tuple[str, ...] = ("pos", "force")
+
+    def __init__(
+        self,
+        frames: tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]],
+        chosen: NDArray[np.int64],
+        train: NDArray[np.int64],
+        energy_unit: str,
+        center: bool,
+        transform: Transform | None,
+    ) -> None:
+        z, pos, energy, force = frames
+        units = Units(energy=energy_unit)
+        factor, _ = units.convert(_STORED)
+        self.energy_shift = float(energy[train].mean(dtype=np.float64) * factor)
+        self.force_scale = float(np.sqrt(np.square(force[train], dtype=np.float64).mean()) * factor)
+        pos, force = pos[chosen].astype(np.float64), force[chosen].astype(np.float64) * factor
+        if center:
+            pos -= pos.mean(axis=1, keepdims=True)
+        count, atoms = pos.shape[:2]
+        super().__init__(
+            np.tile(z, count),
+            pos.reshape(-1, 3),
+            atoms * np.arange(count + 1),
+            energy[chosen, None] * factor - self.energy_shift,
+            ["energy"],
+            [energy_unit],
+            of_atom={"force": force.reshape(-1, 3)},
+            transform=transform,
+        )
+
+
+class RMD17(_Trajectory):
+    """Revised MD17 from its official files: 100,000 frames of each of ten molecules, PBE/def2-SVP.
+
+    An item has ``z`` ``[atoms]``, ``pos`` ``[atoms, 3]`` in angstrom, ``y`` ``[1, 1]``, the energy minus the mean
+    of the training frames, and ``force`` ``[atoms, 3]``, the energy unit per angstrom.
+
+    Only the frames of the chosen official split are used: 1,000 for training, 1,000 for the test. Frames are
+    correlated in time; the authors advise never to train on more than 1,000.
+
+    Parameters
+    ----------
+    root
+        Folder with ``rmd17_MOLECULE.npz`` and the ``index_*.csv``, in itself or as the archive has them:
+        ``npz_data``, ``splits``, ``rmd17/npz_data``, ``rmd17/splits``.
+    molecule
+        aspirin, azobenzene, benzene, ethanol, malonaldehyde, naphthalene, paracetamol, salicylic, toluene, uracil.
+    split
+        ``"train"``, ``"valid"`` or ``"test"``.
+    number
+        Which of the five official splits, 1 .. 5.
+    validation
+        How many of the 1,000 training frames are set aside as ``"valid"``, by a permutation with a fixed seed: 50, as
+        in the literature, leaves 950. Give the same number for all three splits: the mean that is subtracted is
+        that of the frames left.
+    energy_unit
+        ``"kcal/mol"`` (as stored), ``"eV"``, ``"meV"`` or ``"Ha"``.
+    center
+        Put the mean of the atoms' positions into the origin, in float64: some trajectories drift 100 angstrom away.
+    transform
+        Called with each new ``Data``.
+
+    Attributes
+    ----------
+    energy_shift : float
+        What was subtracted from the energies, in the energy unit.
+    force_scale : float
+        Root mean square of the components of the training forces.
+
+    Raises
+    ------
+    FileNotFoundError
+        If a file is missing; nothing is downloaded.
+    ValueError
+        If a file is damaged, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        molecule: str = "ethanol",
+        split: Literal["train", "valid", "test"] = "train",
+        *,
+        number: int = 1,
+        validation: int = 50,
+        energy_unit: str = _STORED,
+        center: bool = True,
+        transform: Transform | None = None,
+    ) -> None:
+        check_choice("molecule", molecule, MD17_MOLECULES)
+        check_choice("split", split, _SPLITS)
+        if number not in range(1, 6):
+            raise ValueError(f"number must be 1, 2, 3, 4 or 5, got {number}")
+        path = _OFFICIAL.locate(root, f"rmd17_{molecule}.npz")
+        z, pos, energy, force = _OFFICIAL.read_npz(path, "nuclear_charges", "coords", "energies", "forces")
+        frames = _check_frames(_OFFICIAL, path, z, pos, energy, force)
+        halves = {half: _read_indices(root, f"index_{half}_{number:02d}.csv", len(pos)) for half in ("train", "test")}
+        if np.isin(halves["train"], halves["test"]).any():
+            raise ValueError(f"{_OFFICIAL.dataset}: split {number} has frames both for training and for the test")
+        train = halves["train"][hold_out(len(halves["train"]), validation, "train")]
+        if split == "test":
+            chosen = halves["test"]
+        else:
+            chosen = halves["train"][hold_out(len(halves["train"]), validation, split)]
+        super().__init__(frames, chosen, train, energy_unit, center, transform)
+
+
+class RMD17Subset(_Trajectory):
+    """The frames of the first official split of revised MD17, of all ten molecules, in one file.
+
+    The same frames, items and attributes as ``RMD17(..., number=1)``.
+
+    Parameters
+    ----------
+    root
+        Folder with ``rmd17_split01.npz``.
+    molecule, split, validation, energy_unit, center, transform
+        As for :class:`RMD17`.
+    verify
+        Compare the digest of the file. False reads any file of the same format, the first half of its frames for
+        training, the second for the test.
+
+    Attributes
+    ----------
+    energy_shift, force_scale : float
+        As for :class:`RMD17`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the file is missing.
+    ValueError
+        If the file is damaged, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        molecule: str = "ethanol",
+        split: Literal["train", "valid", "test"] = "train",
+        *,
+        validation: int = 50,
+        energy_unit: str = _STORED,
+        center: bool = True,
+        verify: bool = True,
+        transform: Transform | None = None,
+    ) -> None:
+        check_choice("molecule", molecule, MD17_MOLECULES)
+        check_choice("split", split, _SPLITS)
+        path = _SUBSET.locate(root, *_SUBSET.digests)
+        if verify:
+            _SUBSET.check_file(path)
+        z, pos, energy, force = _SUBSET.read_npz(path, *(f"{molecule}_{key}" for key in "zREF"))
+        frames = _check_frames(_SUBSET, path, z, pos, energy, force)
+        half = len(pos) // 2
+        if verify and half != _FRAMES:
+            raise _SUBSET.damaged(path, f"holds {len(pos)} frames of {molecule}, expected {2 * _FRAMES}")
+        train = hold_out(half, validation, "train")
+        chosen = np.arange(half, len(pos)) if split == "test" else hold_out(half, validation, split)
+        super().__init__(frames, chosen, train, energy_unit, center, transform)
+
+
+def _check_frames(
+    release: Release,
+    path: Path,
+    z: NDArray[Any],
+    pos: NDArray[Any],
+    energy: NDArray[Any],
+    force: NDArray[Any],
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Return the arrays of one molecule after checking that they belong together and are finite."""
+    fits = pos.ndim == 3 and pos.shape == force.shape == (len(energy), len(z), 3)
+    if not fits or energy.shape != pos.shape[:1]:
+        shapes = ", ".join(str(list(array.shape)) for array in (z, pos, energy, force))
+        raise release.damaged(path, f"has charges, positions, energies and forces of shapes {shapes}")
+    if energy.dtype != np.float64:
+        raise release.damaged(path, f"has energies of {energy.dtype}, which lacks precision: expected float64")
+    if not (np.isfinite(pos).all() and np.isfinite(energy).all() and np.isfinite(force).all()):
+        raise release.damaged(path, "holds numbers that are not finite")
+    return z, pos, energy, force
+
+
+def _read_indices(root: str | Path, name: str, frames: int) -> NDArray[np.int64]:
+    path = _OFFICIAL.locate(root, name)
+    try:
+        indices = np.array(path.read_text(encoding="ascii").replace(",", " ").split(), dtype=np.int64)
+    except ValueError as error:
+        raise _OFFICIAL.damaged(path, f"is not a list of integers ({error})") from error
+    if not indices.size or indices.min() < 0 or indices.max() >= frames or len(np.unique(indices)) != len(indices):
+        raise _OFFICIAL.damaged(path, f"does not hold different frame numbers in 0 .. {frames - 1}")
+    return indices

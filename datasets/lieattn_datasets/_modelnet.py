@@ -1,0 +1,201 @@
+"""Folders and archives of labeled meshes, ModelNet among them."""
+
+import contextlib
+import functools
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lieattn_datasets._clouds import Transform
+from lieattn_datasets._files import Release, check_choice
+from lieattn_datasets._meshes import MESH_SUFFIXES, MeshError, normalize_cloud, read_mesh, sample_surface
+from lieattn_datasets._shapes import Rotate, ShapePoints, Split, Task
+from lieattn_datasets._splits import hold_out
+from lieattn_datasets._streams import SPLITS, frozen_stream, progress
+
+_LISTED = 12
+_COUNTS = {10: {"train": 3991, "test": 908}, 40: {"train": 9843, "test": 2468}}
+_RELEASES = {
+    version: Release(
+        dataset=f"ModelNet{version}",
+        origin=(
+            f"The official archive is ModelNet{version}.zip (Wu et al., 3D ShapeNets, CVPR 2015), which is read "
+            f"without unpacking it; its folder ModelNet{version} is read as well."
+        ),
+    )
+    for version in _COUNTS
+}
+
+# The name of a mesh for errors, its class, and what reads its bytes.
+_Entry = tuple[str, str, Callable[[], bytes]]
+
+
+class MeshFolder(ShapePoints):
+    """Labeled triangle meshes of a folder, as points spread over their surfaces, with normals.
+
+    The folder has ``CLASS/train/*`` and ``CLASS/test/*``, as ModelNet has, with files in any of the formats OFF, OBJ,
+    STL, PLY and GLB. Points are drawn once per mesh, uniformly by area, shifted to their mean and scaled into the unit
+    sphere. Normals are those of the faces; many meshes (those of ModelNet too) are not oriented consistently, so a loss
+    on normals should not see their sign.
+
+    Parameters
+    ----------
+    root
+        The folder, or a zip archive of it.
+    split
+        ``"train"``, ``"test"`` or ``"valid"``.
+    points
+        Points per mesh.
+    validation
+        How many training meshes are set aside as ``"valid"``, by a permutation with a fixed seed.
+    task, rotate, transform
+        As for :class:`ShapePoints`.
+    seed
+        Of the points and the rotations.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such folder, or no mesh in it.
+    ValueError
+        If meshes are broken (the message names them), or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: Split = "train",
+        *,
+        points: int = 1024,
+        validation: int = 0,
+        task: Task = "classification",
+        rotate: Rotate = "none",
+        seed: int = 0,
+        transform: Transform | None = None,
+    ) -> None:
+        check_choice("split", split, SPLITS)
+        half = "test" if split == "test" else "train"
+        with contextlib.ExitStack() as stack:
+            classes, entries = _list_meshes(Path(root), half, stack)
+            pos, normal = _sample(entries, points, (seed, SPLITS.index(half)))
+        labels = [classes.index(label) for _, label, _ in entries]
+        options: dict[str, Any] = {"task": task, "rotate": rotate, "seed": seed, "transform": transform}
+        super().__init__(pos, normal, labels, classes, **options)
+        if half == "train":
+            self._indices = hold_out(len(entries), validation, split)
+
+
+class ModelNet(MeshFolder):
+    """ModelNet10 or ModelNet40: 3,991 + 908 or 9,843 + 2,468 CAD models of 10 or 40 kinds of furniture and things.
+
+    Items as for :class:`MeshFolder`. The z axis points up; ModelNet10 is aligned, ModelNet40 only partly. All meshes
+    are read and sampled when the data set is made: some minutes for ModelNet40.
+
+    Parameters
+    ----------
+    root
+        Folder with ``ModelNet10.zip`` or ``ModelNet40.zip``, or with the unpacked folder of that name.
+    split
+        ``"train"``, ``"test"`` (official) or ``"valid"``.
+    version
+        10 or 40.
+    points, validation, task, rotate, seed, transform
+        As for :class:`MeshFolder`.
+    verify
+        Compare the number of shapes with the official one. False reads any files of the same layout.
+
+    Raises
+    ------
+    FileNotFoundError
+        If neither the archive nor the folder is there; nothing is downloaded.
+    ValueError
+        If meshes are broken (the message names them), or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: Split = "train",
+        *,
+        version: Literal[10, 40] = 10,
+        points: int = 1024,
+        validation: int = 0,
+        task: Task = "classification",
+        rotate: Rotate = "none",
+        seed: int = 0,
+        verify: bool = True,
+        transform: Transform | None = None,
+    ) -> None:
+        if version not in _COUNTS:
+            raise ValueError(f"version must be 10 or 40, got {version}")
+        release = _RELEASES[version]
+        folder = Path(root) / f"ModelNet{version}"
+        place = folder if folder.is_dir() else release.locate(root, f"ModelNet{version}.zip")
+        options: dict[str, Any] = {"points": points, "validation": validation, "task": task}
+        super().__init__(place, split, rotate=rotate, seed=seed, transform=transform, **options)
+        half = "test" if split == "test" else "train"
+        if verify and len(self._labels) != _COUNTS[version][half]:
+            found = f"holds {len(self._labels)} shapes for {half}, the official set {_COUNTS[version][half]}"
+            raise release.damaged(place, found)
+
+
+def _sample(
+    entries: Sequence[_Entry], points: int, keys: tuple[int, ...]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Read all meshes and spread points over them; refuse them together if some are broken."""
+    pos, normal, broken = [], [], []
+    for number, (name, _, read) in enumerate(progress(entries, "sampling meshes", len(entries))):
+        try:
+            vertices, faces = read_mesh(name, read())
+        except MeshError as error:
+            broken.append(str(error))
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            broken.append(f"{name} cannot be unpacked: {error}")
+        else:
+            places, normals = sample_surface(vertices, faces, points, frozen_stream(*keys, number))
+            pos.append(normalize_cloud(places).astype(np.float32))
+            normal.append(normals.astype(np.float32))
+    if broken:
+        more = f"; and {len(broken) - _LISTED} more" if len(broken) > _LISTED else ""
+        raise ValueError(f"{len(broken)} of {len(entries)} meshes cannot be used: {'; '.join(broken[:_LISTED])}{more}")
+    return np.stack(pos), np.stack(normal)
+
+
+def _list_meshes(place: Path, half: str, stack: contextlib.ExitStack) -> tuple[list[str], list[_Entry]]:
+    """Classes and meshes of a folder or an archive, in the order of their names; what macOS adds is left out."""
+    read: Callable[[str], bytes]
+    if place.suffix == ".zip" and place.is_file():
+        try:
+            archive = stack.enter_context(zipfile.ZipFile(place))
+        except zipfile.BadZipFile as error:
+            raise ValueError(f"{place} is not a complete zip archive ({error})") from error
+        names, read = archive.namelist(), archive.read
+    elif place.is_dir():
+        names = [path.relative_to(place).as_posix() for path in place.glob("*/*/*")]
+
+        def read(name: str) -> bytes:
+            return (place / name).read_bytes()
+
+    else:
+        raise FileNotFoundError(f"there is neither a folder nor a zip archive {str(place)!r} of meshes")
+    paths = [PurePosixPath(name) for name in sorted(names)]
+    meshes = [
+        path
+        for path in paths
+        if len(path.parts) >= 3
+        and path.parts[-2] in ("train", "test")
+        and path.suffix.lower() in MESH_SUFFIXES
+        and "__MACOSX" not in path.parts
+        and not path.name.startswith(".")
+    ]
+    chosen = [path for path in meshes if path.parts[-2] == half]
+    if not chosen:
+        raise FileNotFoundError(f"there are no meshes CLASS/{half}/* ({', '.join(MESH_SUFFIXES)}) in {str(place)!r}")
+    classes = sorted({path.parts[-3] for path in meshes})
+    entries: list[_Entry] = [(f"{place}/{path}", path.parts[-3], functools.partial(read, str(path))) for path in chosen]
+    return classes, entries

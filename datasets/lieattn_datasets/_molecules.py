@@ -1,0 +1,263 @@
+"""Molecules: atoms in space, stored one after the other, with targets of each molecule and each atom."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+from torch_geometric.data import Data
+
+from lieattn_datasets._clouds import Clouds, Transform
+
+_MOST = 118  # the heaviest element
+_LISTED = 4
+
+
+class Molecules(Clouds):
+    """Molecules with scalar targets, and with any further numbers of each molecule or each atom.
+
+    An item has ``z`` int64 ``[atoms]`` (nuclear charges), ``pos`` float32 ``[atoms, 3]`` in angstrom, ``y``
+    float32 ``[1, targets]``, and one attribute for each entry of ``of_molecule`` and ``of_atom``.
+
+    Parameters
+    ----------
+    z
+        Nuclear charges of all atoms, molecule after molecule, ``[atoms]``, in 1 .. 118.
+    pos
+        ``[atoms, 3]``, angstrom.
+    offsets
+        ``[molecules + 1]``: molecule i has the atoms ``offsets[i]:offsets[i + 1]``.
+    y
+        Scalar targets, ``[molecules, targets]``; kept in float64, given out in float32.
+    target_names, target_units
+        One per target.
+    of_molecule
+        Attribute name to ``[molecules, ...]``: vectors, tensors, masks. An item gets ``[1, ...]``.
+    of_atom
+        Attribute name to ``[atoms, ...]``: forces, partial charges.
+    transform
+        Called with each new ``Data``.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit together, a number is not finite, or a charge is no element.
+
+    Examples
+    --------
+    >>> pos = [[0, 0, 0.12], [0, 0.76, -0.48], [0, -0.76, -0.48]]
+    >>> water = Molecules([8, 1, 1], pos, [0, 3], [[1.85]], ["mu"], ["D"])
+    >>> water[0]
+    Data(y=[1, 1], pos=[3, 3], z=[3])
+    """
+
+    def __init__(
+        self,
+        z: ArrayLike,
+        pos: ArrayLike,
+        offsets: ArrayLike,
+        y: ArrayLike,
+        target_names: Sequence[str],
+        target_units: Sequence[str],
+        *,
+        of_molecule: Mapping[str, NDArray[Any]] | None = None,
+        of_atom: Mapping[str, NDArray[Any]] | None = None,
+        transform: Transform | None = None,
+    ) -> None:
+        self._z, self._pos, self._offsets = check_atoms(z, pos, offsets)
+        count = len(self._offsets) - 1
+        super().__init__(count, transform)
+        self._y = np.asarray(y, dtype=np.float64)
+        self.target_names, self.target_units = tuple(target_names), tuple(target_units)
+        expected = (count, len(self.target_names))
+        if self._y.shape != expected or len(self.target_units) != expected[1]:
+            raise ValueError(
+                f"y must be {list(expected)}, with one unit per name, got {list(self._y.shape)} "
+                f"and {len(self.target_units)} units"
+            )
+        self._of_molecule, self._of_atom = dict(of_molecule or {}), dict(of_atom or {})
+        for table, argument, size in (
+            (self._of_molecule, "of_molecule", count),
+            (self._of_atom, "of_atom", len(self._z)),
+        ):
+            for name, values in table.items():
+                if len(values) != size:
+                    raise ValueError(f"{argument}[{name!r}] must have {size} rows, got shape {list(values.shape)}")
+        for name, values in {"y": self._y, **self._of_molecule, **self._of_atom}.items():
+            if not np.isfinite(values).all():
+                raise ValueError(f"{name} must be finite, got NaN or infinity")
+
+    def _make(self, index: int) -> Data:
+        atoms = slice(int(self._offsets[index]), int(self._offsets[index + 1]))
+        data = Data(
+            z=torch.from_numpy(self._z[atoms].astype(np.int64)),
+            pos=torch.from_numpy(self._pos[atoms].astype(np.float32)),
+            y=torch.from_numpy(self._y[index : index + 1].astype(np.float32)),
+        )
+        for name, values in self._of_molecule.items():
+            data[name] = _tensor(values[index : index + 1])
+        for name, values in self._of_atom.items():
+            data[name] = _tensor(values[atoms])
+        return data
+
+    def __repr__(self) -> str:
+        names = (
+            ", ".join(self.target_names) if len(self.target_names) <= _LISTED else f"{len(self.target_names)} targets"
+        )
+        return f"{type(self).__name__}({len(self)} molecules, {names or 'no targets'})"
+
+    @property
+    def targets(self) -> Tensor:
+        """All targets, float64 ``[molecules, targets]``, in the order of this data set."""
+        return torch.from_numpy(self._y[self._indices])
+
+    def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of each target, in float64: ``StandardizeTargets(*train.statistics())``.
+
+        Raises
+        ------
+        ValueError
+            If there are no molecules.
+        """
+        if not len(self):
+            raise ValueError("statistics need at least one molecule, the data set is empty")
+        values = self._y[self._indices]
+        return tuple(values.mean(axis=0).tolist()), tuple(values.std(axis=0).tolist())
+
+
+class MoleculeFeatures:
+    r"""Give each atom the features :math:`x_{3a + q} = [\,z = z_a\,]\,(z / z_\mathrm{max})^q` of its charge.
+
+    A one-hot vector of the species times the powers 0, 1, 2 of the scaled charge: the input of Cormorant
+    (Anderson, Hy and Kondor, 2019), LieConv and LieTransformer. With the five species of QM9 they are 15 numbers.
+    Scalars: a rotation leaves them alone.
+
+    Parameters
+    ----------
+    species
+        Nuclear charges that occur, without repetition.
+    powers
+        Number of powers, from 0 on.
+
+    Raises
+    ------
+    ValueError
+        If the species are empty, repeat or are no elements; or (when called) an atom is none of them.
+
+    Examples
+    --------
+    >>> MoleculeFeatures()(Data(z=torch.tensor([1, 9]))).x[:, [0, 1, 12, 13]]
+    tensor([[1.0000, 0.1111, 0.0000, 0.0000],
+            [0.0000, 0.0000, 1.0000, 1.0000]])
+    """
+
+    def __init__(self, species: Sequence[int] = (1, 6, 7, 8, 9), powers: int = 3) -> None:
+        self.species = tuple(int(charge) for charge in species)
+        known = set(self.species)
+        if not known or len(known) != len(self.species) or not all(1 <= charge <= _MOST for charge in known):
+            raise ValueError(f"species must be different nuclear charges in 1 .. {_MOST}, got {species}")
+        if powers < 1:
+            raise ValueError(f"powers must be at least 1, got {powers}")
+        self.powers = powers
+
+    def __call__(self, data: Data) -> Data:
+        if data.get("z") is None:
+            raise ValueError("data must have z, the nuclear charges of its atoms")
+        table = torch.tensor(self.species, device=data.z.device)
+        one_hot = data.z[:, None] == table
+        unknown = data.z[~one_hot.any(dim=1)]
+        if len(unknown):
+            raise ValueError(f"data.z holds the nuclear charge {int(unknown[0])}, the species are {self.species}")
+        scaled = data.z[:, None].float() / max(self.species)
+        powers = scaled ** torch.arange(self.powers, device=data.z.device)
+        described = data.__copy__()
+        described.x = (one_hot[:, :, None] * powers[:, None, :]).flatten(1)
+        return described
+
+    def __repr__(self) -> str:
+        return f"MoleculeFeatures({self.species}, powers={self.powers})"
+
+
+class StandardizeTargets:
+    """Subtract a mean from each target in ``y`` and divide by a standard deviation; :meth:`restore` undoes it.
+
+    Parameters
+    ----------
+    mean, std
+        One number, or one per target; std positive. ``StandardizeTargets(*train.statistics())``.
+
+    Raises
+    ------
+    ValueError
+        If a number is not finite, std is not positive, or the lengths differ.
+    """
+
+    def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
+        self.mean = torch.atleast_1d(torch.as_tensor(mean, dtype=torch.float64))
+        self.std = torch.atleast_1d(torch.as_tensor(std, dtype=torch.float64))
+        if self.mean.dim() != 1 or self.mean.shape != self.std.shape:
+            raise ValueError(f"mean and std must be as long as each other, got mean={mean} and std={std}")
+        if not bool(self.mean.isfinite().all()) or not bool((self.std.isfinite() & (self.std > 0)).all()):
+            raise ValueError(f"mean must be finite and std positive, got mean={mean} and std={std}")
+
+    def __call__(self, data: Data) -> Data:
+        self._check("data.y", data.y)
+        scaled = data.__copy__()
+        scaled.y = ((data.y.double() - self.mean.to(data.y.device)) / self.std.to(data.y.device)).to(data.y.dtype)
+        return scaled
+
+    def restore(self, y: Tensor) -> Tensor:
+        """Return predictions ``[..., targets]`` in the units of the data set."""
+        self._check("y", y)
+        return (y.double() * self.std.to(y.device) + self.mean.to(y.device)).to(y.dtype)
+
+    def _check(self, argument: str, y: Tensor) -> None:
+        if len(self.mean) not in (1, y.shape[-1]):
+            raise ValueError(f"{argument} must have {len(self.mean)} targets, got shape {list(y.shape)}")
+
+    def __repr__(self) -> str:
+        return f"StandardizeTargets(mean={self.mean.tolist()}, std={self.std.tolist()})"
+
+
+def check_atoms(
+    z: ArrayLike, pos: ArrayLike, offsets: ArrayLike
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
+    """Return the three arrays after checking that they describe molecules."""
+    charges, places, ends = np.asarray(z), np.asarray(pos), np.asarray(offsets, dtype=np.int64)
+    if charges.ndim != 1 or not np.issubdtype(charges.dtype, np.integer):
+        raise ValueError(f"z must be integers [atoms], got {charges.dtype} {list(charges.shape)}")
+    if charges.size and not (1 <= int(charges.min()) and int(charges.max()) <= _MOST):
+        raise ValueError(f"z must be in 1 .. {_MOST}, got {charges.min()} .. {charges.max()}")
+    if places.shape != (len(charges), 3):
+        raise ValueError(f"pos must be [{len(charges)}, 3], got {list(places.shape)}")
+    if not np.isfinite(places).all():
+        raise ValueError("pos must be finite, got NaN or infinity")
+    ordered = ends.ndim == 1 and len(ends) > 0 and ends[0] == 0 and ends[-1] == len(charges)
+    if not ordered or (np.diff(ends) < 0).any():
+        raise ValueError(f"offsets must rise from 0 to the number of atoms, {len(charges)}")
+    return charges, places, ends
+
+
+def composition(z: NDArray[Any], offsets: NDArray[np.int64], species: Sequence[int]) -> NDArray[np.float64]:
+    """Count the atoms of each species in each molecule, ``[molecules, species]``."""
+    running = np.zeros((len(z) + 1, len(species)))
+    np.cumsum(z[:, None] == np.asarray(species), axis=0, out=running[1:])
+    return np.diff(running[offsets], axis=0)
+
+
+def fit_atoms(
+    energy: NDArray[np.float64], z: NDArray[Any], offsets: NDArray[np.int64], train: NDArray[np.int64]
+) -> tuple[dict[int, float], NDArray[np.float64]]:
+    """Fit one energy per species to the training molecules; return them, and their sum in every molecule."""
+    species = [charge for charge in range(1, 119) if (z == charge).any()]
+    counts = composition(z, offsets, species)
+    fitted, *_ = np.linalg.lstsq(counts[train], energy[train], rcond=None)
+    return dict(zip(species, fitted.tolist(), strict=True)), counts @ fitted
+
+
+def _tensor(values: NDArray[Any]) -> Tensor:
+    """Copy into a tensor: floating numbers in float32, integers in int64, booleans as they are."""
+    kind = {"f": np.float32, "i": np.int64, "u": np.int64}.get(values.dtype.kind, values.dtype)
+    return torch.from_numpy(values.astype(kind))

@@ -1,0 +1,271 @@
+"""Charged particles: where they will be, from where they are and how fast they go."""
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch_geometric.data import Data
+
+from lieattn_datasets._charges import SOFTENING, charge_energy, check_drift, simulate_charges
+from lieattn_datasets._clouds import Clouds, Transform
+from lieattn_datasets._files import Release, check_choice
+from lieattn_datasets._streams import SPLITS, frozen_stream
+
+Split = Literal["train", "valid", "test"]
+
+_SPEED = 0.5
+_START, _END = 3, 4  # the task of the literature: one unit of time, after three to settle
+_FILE_DRIFT = 0.005  # what the file states, with room for positions in float32
+
+_RELEASE = Release(
+    dataset="Charged N-body",
+    origin="The file is nbody_charged5.npz, 7,000 simulated systems of 5 charged particles.",
+    digests={"nbody_charged5.npz": "sha256:848d2428ffbd1eab70c303e3e0a3b49420b3bd3ddae4c5ff4ea45745ab5fbc20"},
+)
+
+
+class ChargedParticles(Clouds):
+    """Snapshots of charged particles: positions at a later time from positions and velocities at an earlier one.
+
+    An item has ``pos`` and ``vel`` float32 ``[particles, 3]`` at the start, ``x`` float32 ``[particles, 1]`` (the
+    charges), ``y`` float32 ``[particles, 3]`` (positions at the end), ``time`` ``[1]`` between the two and ``energy``
+    ``[1]``, conserved. All is in the natural units of the simulation: unit masses, unit charges, unit
+    force between unit charges at unit distance.
+
+    Parameters
+    ----------
+    charge
+        ``[systems, particles]``.
+    pos, vel
+        Snapshots ``[systems, times, particles, 3]``.
+    times
+        ``[times]``.
+    start, end
+        Which snapshots are input and target.
+    transform
+        Called with each new ``Data``.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit together, a number is not finite, or a snapshot does not exist.
+    """
+
+    vectors: tuple[str, ...] = ("pos", "vel", "y")
+
+    def __init__(
+        self,
+        charge: ArrayLike,
+        pos: ArrayLike,
+        vel: ArrayLike,
+        times: ArrayLike,
+        *,
+        start: int = _START,
+        end: int = _END,
+        transform: Transform | None = None,
+    ) -> None:
+        self._charge, self._pos, self._vel = (np.asarray(array) for array in (charge, pos, vel))
+        self._times = np.asarray(times, dtype=np.float64)
+        systems, particles = self._charge.shape
+        expected = (systems, len(self._times), particles, 3)
+        if self._pos.shape != expected or self._vel.shape != expected:
+            found = f"{list(self._pos.shape)} and {list(self._vel.shape)}"
+            raise ValueError(f"pos and vel must be {list(expected)}, got {found}")
+        if not (np.isfinite(self._pos).all() and np.isfinite(self._vel).all()):
+            raise ValueError("pos and vel must be finite, got NaN or infinity")
+        if not 0 <= start < end < len(self._times):
+            raise ValueError(f"start and end must be snapshots 0 .. {len(self._times) - 1}, got {start} and {end}")
+        super().__init__(systems, transform)
+        self.start, self.end = start, end
+        self.energy: NDArray[np.float64] = charge_energy(self._charge, self._pos[:, start], self._vel[:, start])
+
+    def _make(self, index: int) -> Data:
+        return Data(
+            x=torch.from_numpy(self._charge[index, :, None].astype(np.float32)),
+            pos=torch.from_numpy(self._pos[index, self.start].astype(np.float32)),
+            vel=torch.from_numpy(self._vel[index, self.start].astype(np.float32)),
+            y=torch.from_numpy(self._pos[index, self.end].astype(np.float32)),
+            time=torch.tensor([self._times[self.end] - self._times[self.start]], dtype=torch.float32),
+            energy=torch.tensor([self.energy[index]], dtype=torch.float32),
+        )
+
+    def __repr__(self) -> str:
+        span = f"time {self._times[self.start]:g} to {self._times[self.end]:g}"
+        return f"{type(self).__name__}({len(self)} systems of {self._charge.shape[1]} particles, {span})"
+
+
+class NBody(ChargedParticles):
+    """Five charged particles, 3,000 / 2,000 / 2,000 simulated systems, in the manner of the literature.
+
+    The task of the literature, the default, is from time 3 to time 4. The simulation is not that of SE(3)-Transformer,
+    EGNN or SEGNN: published errors do not carry over.
+
+    Parameters
+    ----------
+    root
+        Folder with ``nbody_charged5.npz``.
+    split
+        ``"train"``, ``"valid"`` or ``"test"``, as the file has them.
+    start, end
+        Times of input and target, 0 .. 5.
+    verify
+        Compare the digest, and the energies at all times with those stored. False reads any file of the same format.
+    transform
+        Called with each new ``Data``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the file is missing.
+    ValueError
+        If the file is damaged, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: Split = "train",
+        *,
+        start: int = _START,
+        end: int = _END,
+        verify: bool = True,
+        transform: Transform | None = None,
+    ) -> None:
+        check_choice("split", split, SPLITS)
+        path = _RELEASE.locate(root, *_RELEASE.digests)
+        if verify:
+            _RELEASE.check_file(path)
+        keys = ("charge", "pos", "vel", "times", "energy", f"split_{split}")
+        charge, pos, vel, times, energy, chosen = _RELEASE.read_npz(path, *keys)
+        try:
+            if verify:
+                check_drift(energy[:, None], charge_energy(charge[:, None], pos, vel), _FILE_DRIFT)
+            super().__init__(charge, pos, vel, times, start=start, end=end, transform=transform)
+        except ValueError as error:
+            if "start and end" in str(error):
+                raise
+            raise _RELEASE.damaged(path, f"does not hold such systems: {error}") from error
+        self._indices = chosen.astype(np.int64)
+
+
+class NBodySimulated(ChargedParticles):
+    """Charged particles simulated on the spot: no file needed, any number of systems and particles.
+
+    The physics of :class:`NBody`: charges +1 or -1 at random, standard normal positions, random directions of speed
+    0.5, the center of mass at rest at the origin; velocity Verlet with step 0.001, whose conservation of energy is
+    checked. A few seconds for 1,000 systems of five.
+
+    Parameters
+    ----------
+    split
+        ``"train"``, ``"valid"`` or ``"test"``: three different streams of the same seed.
+    size
+        Number of systems. Default: 3,000, 2,000 and 2,000. A smaller data set is the beginning of a larger one.
+    particles
+        Number of particles of each system.
+    start_time, end_time
+        Times of input and target, multiples of 0.001.
+    seed
+        Non-negative integer.
+    transform
+        Called with each new ``Data``.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        split: Split = "train",
+        size: int | None = None,
+        *,
+        particles: int = 5,
+        start_time: float = 3.0,
+        end_time: float = 4.0,
+        seed: int = 0,
+        transform: Transform | None = None,
+    ) -> None:
+        size = split_size(split, size)
+        if particles < 1:
+            raise ValueError(f"particles must be at least 1, got {particles}")
+        charge, pos, vel = random_charges(size, particles, seed, SPLITS.index(split))
+        times = [start_time, end_time]
+        path, speed = simulate_charges(charge, pos, vel, times, softening=SOFTENING)
+        super().__init__(charge, path, speed, times, start=0, end=1, transform=transform)
+
+
+class NBodyTrajectories(Clouds):
+    """The first 50 systems of :class:`NBody` at 51 times, every 0.1: for roll-outs.
+
+    An item has ``pos``, ``vel`` ``[5, 3]`` at time 0, ``x`` ``[5, 1]`` (charges), ``time`` ``[1, 51]``, ``y`` float32
+    ``[5, 51, 6]`` (positions, then velocities, at all times), and ``energy`` ``[1]``. These systems belong to the
+    training split of :class:`NBody`: to test a network that was trained on it, simulate others
+    (:func:`simulate_charges`).
+
+    Parameters
+    ----------
+    root, verify, transform
+        As for :class:`NBody`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the file is missing.
+    ValueError
+        If the file is damaged.
+    """
+
+    vectors: tuple[str, ...] = ("pos", "vel", "y")
+
+    def __init__(self, root: str | Path, *, verify: bool = True, transform: Transform | None = None) -> None:
+        path = _RELEASE.locate(root, *_RELEASE.digests)
+        if verify:
+            _RELEASE.check_file(path)
+        keys = ("charge", "energy", "traj_pos", "traj_vel", "traj_times")
+        charge, energy, pos, vel, self._times = _RELEASE.read_npz(path, *keys)
+        systems = len(pos)
+        expected = (systems, len(self._times), charge.shape[-1], 3)
+        if pos.shape != expected or vel.shape != expected or len(charge) < systems:
+            raise _RELEASE.damaged(path, f"has trajectories of {list(pos.shape)}, expected {list(expected)}")
+        super().__init__(systems, transform)
+        self._charge, self._energy = charge[:systems], energy[:systems]
+        self._path = np.concatenate([pos, vel], axis=-1).swapaxes(1, 2)
+
+    def __repr__(self) -> str:
+        return f"NBodyTrajectories({len(self)} systems of {self._charge.shape[1]} particles, {len(self._times)} times)"
+
+    def _make(self, index: int) -> Data:
+        path = torch.from_numpy(self._path[index].astype(np.float32))
+        return Data(
+            x=torch.from_numpy(self._charge[index, :, None].astype(np.float32)),
+            pos=path[:, 0, :3].clone(),
+            vel=path[:, 0, 3:].clone(),
+            y=path,
+            time=torch.from_numpy(self._times[None].astype(np.float32)),
+            energy=torch.tensor([self._energy[index]], dtype=torch.float32),
+        )
+
+
+def random_charges(
+    size: int, particles: int, seed: int, split: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Charges, positions and velocities at time 0, with the center of mass at rest at the origin."""
+    charge, pos, heading = (frozen_stream(seed, split, kind) for kind in range(3))
+    q = np.where(charge.uniform(size=(size, particles)) < 0.5, -1.0, 1.0)
+    x = pos.standard_normal((size, particles, 3))
+    v = heading.standard_normal((size, particles, 3))
+    v *= _SPEED / np.linalg.norm(v, axis=-1, keepdims=True)
+    return q, x - x.mean(axis=1, keepdims=True), v - v.mean(axis=1, keepdims=True)
+
+
+def split_size(split: str, size: int | None, sizes: tuple[int, int, int] = (3000, 2000, 2000)) -> int:
+    """Check a split and the size asked for, and return the size."""
+    check_choice("split", split, SPLITS)
+    count = sizes[SPLITS.index(split)] if size is None else size
+    if count < 1:
+        raise ValueError(f"size must be at least 1, got {size}")
+    return count

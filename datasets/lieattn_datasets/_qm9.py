@@ -1,0 +1,347 @@
+"""QM9: all of it from torch_geometric's files, and a subset with two kinds of labels."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch_geometric.data import Data
+
+from lieattn_datasets._clouds import Transform
+from lieattn_datasets._files import Release, check_choice
+from lieattn_datasets._molecules import Molecules, check_atoms, fit_atoms
+from lieattn_datasets._qm9_targets import SPECIES, TARGETS, quantities, select, select_names
+from lieattn_datasets._units import Units
+
+Split = Literal["train", "valid", "test", "all"]
+
+_SPLITS = ("train", "valid", "test", "all")
+_MOLECULES = 130_831
+_TRAIN = 100_000
+_SDF = ("gdb9.sdf", "gdb9.sdf.csv", "uncharacterized.txt")
+_PREPARED, _PROCESSED = "qm9_v3.pt", "data_v3.pt"
+_CITATION = "QM9: Ramakrishnan, Dral, Rupp, von Lilienfeld, Scientific Data 1, 140022 (2014)."
+
+_FULL = Release(
+    dataset="QM9",
+    origin=(
+        f"Any of these will do: processed/{_PROCESSED} as torch_geometric.datasets.QM9 writes it, raw/{_PREPARED} "
+        f"(unpacked from its qm9_v3.zip), or raw/{_SDF[0]} with raw/{_SDF[1]} and raw/{_SDF[2]}. {_CITATION}"
+    ),
+)
+_SUBSET = Release(
+    dataset="QM9, 14,308 molecules",
+    origin=(
+        "The files are qm9_subset.npz, a sample of QM9 with its targets, and qm9_subset_gfn2.npz, GFN2-xTB labels "
+        f"of the same molecules. {_CITATION}"
+    ),
+    digests={
+        "qm9_subset.npz": "sha256:19b782822ef803961e529ccad49d9bced4574f65459ffbc790159689d99772bd",
+        "qm9_subset_gfn2.npz": "sha256:cd904077d396e81fa53bce51eab026930f27e0336c2fda3005a47b7fe13701f5",
+    },
+)
+_SUBSET_FILE, _GFN2_FILE = _SUBSET.digests
+
+
+class QM9(Molecules):
+    """QM9: 130,831 molecules of up to 9 atoms C, N, O, F and their hydrogens, DFT geometries and targets.
+
+    The 3,054 molecules that failed QM9's own consistency check are left out, as everywhere. The split is that of
+    Cormorant, which LieConv, LieTransformer, EGNN and many others use: 100,000 / 17,748 / 13,083. Published
+    numbers on other splits (110,000 for training) are not comparable.
+
+    An item has ``z`` ``[atoms]``, ``pos`` ``[atoms, 3]`` in angstrom (B3LYP/6-31G(2df,p) minimum), ``y``
+    ``[1, targets]`` and ``gdb_number`` ``[1]`` (the official number, from 1).
+
+    Parameters
+    ----------
+    root
+        Folder of ``torch_geometric.datasets.QM9``: with ``processed/data_v3.pt``, or with ``raw/qm9_v3.pt``, or with
+        ``raw/gdb9.sdf``, ``raw/gdb9.sdf.csv`` and ``raw/uncharacterized.txt`` (these need rdkit). From raw files
+        torch_geometric writes the processed one, once.
+    split
+        ``"train"``, ``"valid"``, ``"test"`` or ``"all"`` (in the order of QM9).
+    targets
+        One name, several, or ``"all"``: mu (dipole moment), alpha (isotropic polarizability), homo, lumo, gap, r2
+        (electronic spatial extent), zpve, u0, u298, h298, g298, cv (heat capacity, cal/(mol K)), u0_atom ..
+        g298_atom (atomization energies), A, B, C (rotational constants, GHz).
+    energy_unit
+        ``"eV"``, ``"meV"``, ``"Ha"`` or ``"kcal/mol"``, of all energies.
+    dipole_unit
+        ``"D"`` or ``"e bohr"``, of mu.
+    length_unit
+        ``"bohr"`` or ``"angstrom"``: alpha comes in its cube, r2 in its square.
+    references
+        Subtract the energies of the free atoms from u0, u298, h298, g298 (which gives the atomization energies) and
+        2.981 cal/(mol K) per atom from cv, as Cormorant and LieTransformer do; adding the same back changes no
+        error. Without it energies near -11,000 eV leave 1 meV of precision in the float32 of ``y``.
+    verify
+        Check the number of molecules. False reads any files of the same format, split in the same proportions.
+    transform
+        Called with each new ``Data``, for example :class:`MoleculeFeatures`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If none of the files is there; nothing is downloaded.
+    ImportError
+        If only the sdf files are there and rdkit is missing.
+    ValueError
+        If a file is damaged, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: Split = "train",
+        *,
+        targets: str | Sequence[str] = "all",
+        energy_unit: str = "eV",
+        dipole_unit: str = "D",
+        length_unit: str = "bohr",
+        references: bool = True,
+        verify: bool = True,
+        transform: Transform | None = None,
+    ) -> None:
+        check_choice("split", split, _SPLITS)
+        names = select_names(targets, TARGETS)
+        units = Units(energy_unit, dipole_unit, length_unit)
+        path, data, slices = _load_full(root)
+        z, offsets = data.z.numpy().astype(np.uint8), slices["z"].numpy()
+        if verify and len(offsets) - 1 != _MOLECULES:
+            raise _FULL.damaged(path, f"holds {len(offsets) - 1} molecules, QM9 has {_MOLECULES}")
+        table = data.y.numpy().astype(np.float64)
+        y, labels = select(table, quantities("eV", "eV"), names, np.diff(offsets), units, references)
+        number = {"gdb_number": data.idx.numpy() + 1}
+        super().__init__(z, data.pos.numpy(), offsets, y, names, labels, of_molecule=number, transform=transform)
+        self._indices = cormorant_split(len(offsets) - 1)[split]
+
+
+class QM9Subset(Molecules):
+    """A subset of QM9: 14,308 molecules of H, C, N and O, 6 to 29 atoms, with all 19 targets of QM9.
+
+    A uniform 1-in-9 sample without the molecules that hold fluorine or failed QM9's consistency check. Targets,
+    units and attributes are those of :class:`QM9`; errors on this subset are not comparable with published ones.
+
+    Parameters
+    ----------
+    root
+        Folder with ``qm9_subset.npz``.
+    split
+        ``"train"`` (10,000), ``"valid"`` (2,000), ``"test"`` (2,308), as the file has them, or ``"all"``.
+    targets, energy_unit, dipole_unit, length_unit, references, transform
+        As for :class:`QM9`.
+    verify
+        Compare the digest of the file. False reads any file of the same format.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the file is missing.
+    ValueError
+        If the file is damaged, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: Split = "train",
+        *,
+        targets: str | Sequence[str] = "all",
+        energy_unit: str = "eV",
+        dipole_unit: str = "D",
+        length_unit: str = "bohr",
+        references: bool = True,
+        verify: bool = True,
+        transform: Transform | None = None,
+    ) -> None:
+        check_choice("split", split, _SPLITS)
+        names = select_names(targets, TARGETS)
+        units = Units(energy_unit, dipole_unit, length_unit)
+        path, z, pos, offsets, number, parts = _load_subset(root, verify)
+        table, columns = _SUBSET.read_npz(path, "targets", "target_names")
+        if table.shape != (len(number), len(TARGETS)) or tuple(columns.astype(str)) != TARGETS:
+            found = f"targets {table.shape} named {', '.join(columns.astype(str))}"
+            raise _SUBSET.damaged(path, f"has {found}, expected [molecules, 19] named {', '.join(TARGETS)}")
+        stored = quantities("Ha", "kcal/mol")
+        y, labels = select(table, stored, names, np.diff(offsets), units, references)
+        known = {"gdb_number": number}
+        super().__init__(z, pos, offsets, y, names, labels, of_molecule=known, transform=transform)
+        self._indices = parts[split]
+
+
+class QM9GFN2(Molecules):
+    """The molecules of :class:`QM9Subset` with GFN2-xTB labels: scalars, vectors and tensors.
+
+    Single points of a semi-empirical method at the DFT geometries: targets in their own right, for invariant and
+    equivariant outputs, and **never** to be taken for the values of QM9. Forces are small, as near any minimum.
+
+    An item has ``z``, ``pos`` (angstrom), ``gdb_number``, ``y`` ``[1, targets]``, and in the frame of ``pos``:
+
+    * ``dipole`` float32 ``[1, 3]``, in the unit asked for (debye),
+    * ``quadrupole`` float32 ``[1, 3, 3]``, symmetric and traceless, e times the length unit squared,
+    * ``polarizability`` float32 ``[1, 3, 3]``, symmetric, the length unit cubed; ``polarizability_ok`` bool ``[1]``
+      is False where the two finite differences behind it disagree: leave those out of a loss,
+    * ``charge`` float32 ``[atoms]``, partial charges in e,
+    * ``force`` float32 ``[atoms, 3]``, the energy unit per angstrom.
+
+    Parameters
+    ----------
+    root
+        Folder with ``qm9_subset.npz`` (geometries) and ``qm9_subset_gfn2.npz`` (labels).
+    split
+        As for :class:`QM9Subset`.
+    targets
+        One name, several, or ``"all"``: energy, homo, gap.
+    energy_unit, dipole_unit, length_unit
+        As for :class:`QM9`.
+    references
+        Subtract from the energy a sum over its atoms, one number per species, fitted by least squares to the
+        training molecules in float64 (``atom_energies`` after construction, in the energy unit).
+    verify, transform
+        As for :class:`QM9Subset`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If a file is missing.
+    ValueError
+        If a file is damaged, the two do not belong together, or an argument is out of range.
+    """
+
+    vectors: tuple[str, ...] = ("pos", "dipole", "force")
+    tensors: tuple[str, ...] = ("quadrupole", "polarizability")
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: Split = "train",
+        *,
+        targets: str | Sequence[str] = "all",
+        energy_unit: str = "eV",
+        dipole_unit: str = "D",
+        length_unit: str = "bohr",
+        references: bool = True,
+        verify: bool = True,
+        transform: Transform | None = None,
+    ) -> None:
+        check_choice("split", split, _SPLITS)
+        names = select_names(targets, ("energy", "homo", "gap"))
+        units = Units(energy_unit, dipole_unit, length_unit)
+        _, z, pos, offsets, number, parts = _load_subset(root, verify)
+        path = _SUBSET.locate(root, _GFN2_FILE)
+        if verify:
+            _SUBSET.check_file(path)
+        keys = ("gdb_index", "dipole", "quadrupole", "polarizability", "polarizability_ok", "charges", "forces")
+        same, dipole, quadrupole, polarizability, good, charge, force = _SUBSET.read_npz(path, *keys)
+        if not np.array_equal(same, number):
+            raise _SUBSET.damaged(path, f"labels other molecules than {_SUBSET_FILE}")
+        hartree, _ = units.convert("Ha")
+        scalars = dict(zip(names, _SUBSET.read_npz(path, *names), strict=True))
+        scalars = {name: np.asarray(values) * hartree for name, values in scalars.items()}
+        self.atom_energies: dict[int, float] = {}
+        if references and "energy" in scalars:
+            self.atom_energies, free = fit_atoms(scalars["energy"], z, offsets, parts["train"])
+            scalars["energy"] = scalars["energy"] - free
+        length, _ = units.convert("bohr")
+        super().__init__(
+            z,
+            pos,
+            offsets,
+            np.stack([scalars[name] for name in names], axis=1),
+            names,
+            [units.energy] * len(names),
+            of_molecule={
+                "gdb_number": number,
+                "dipole": dipole * units.convert("D")[0],
+                "quadrupole": quadrupole[:, [[0, 1, 3], [1, 2, 4], [3, 4, 5]]] * length**2,
+                "polarizability": polarizability * length**3,
+                "polarizability_ok": good,
+            },
+            of_atom={"charge": charge, "force": force * units.convert("eV")[0]},
+            transform=transform,
+        )
+        self._indices = parts[split]
+
+
+def cormorant_split(size: int) -> dict[str, NDArray[np.int64]]:
+    """Indices of each part of QM9 (of 130,831 molecules; in proportion for another number), by Cormorant's rule.
+
+    The rule is a permutation by NumPy's legacy generator with seed 0: the first 100,000 for training, a tenth of all
+    for the test, and what lies between for validation.
+    """
+    train = size * _TRAIN // _MOLECULES
+    test = size // 10
+    order = np.random.RandomState(0).permutation(size).astype(np.int64)
+    parts = np.split(order, [train, size - test])
+    return {**dict(zip(("train", "valid", "test"), parts, strict=True)), "all": np.arange(size)}
+
+
+def _load_subset(root: str | Path, verify: bool) -> tuple[Any, ...]:
+    """Read the geometries and the split: path, z, pos, offsets, official numbers, indices of each part."""
+    path = _SUBSET.locate(root, _SUBSET_FILE)
+    if verify:
+        _SUBSET.check_file(path)
+    keys = ("z", "pos", "offsets", "gdb_index", "split_train", "split_valid", "split_test")
+    z, pos, offsets, number, *chosen = _SUBSET.read_npz(path, *keys)
+    try:
+        z, pos, offsets = check_atoms(z, pos, offsets)
+    except ValueError as error:
+        raise _SUBSET.damaged(path, f"does not hold molecules: {error}") from error
+    size = len(offsets) - 1
+    if len(number) != size or not np.array_equal(np.sort(np.concatenate(chosen)), np.arange(size)):
+        raise _SUBSET.damaged(path, f"does not have each of its {size} molecules in exactly one split")
+    if not np.isin(z, SPECIES).all():
+        raise _SUBSET.damaged(path, f"holds atoms other than {SPECIES}")
+    parts = dict(zip(("train", "valid", "test"), (part.astype(np.int64) for part in chosen), strict=True))
+    return path, z, pos, offsets, number, {**parts, "all": np.arange(size)}
+
+
+def _load_full(root: str | Path) -> tuple[Path, Data, dict[str, Any]]:
+    """Read torch_geometric's processed file, which it first makes from the raw ones if need be."""
+    folder = Path(root)
+    processed = folder / "processed" / _PROCESSED
+    if not processed.is_file():
+        raw = folder / "raw"
+        if _FULL.locate(raw, _PREPARED, _SDF[0]).name == _SDF[0]:
+            for name in _SDF[1:]:
+                _FULL.locate(raw, name)
+    try:
+        files = _full_files(folder)
+    except ImportError:
+        raise
+    except Exception as error:  # a damaged pickle or table can fail in any way
+        raise _FULL.damaged(processed, f"cannot be read or made ({type(error).__name__}: {error})") from error
+    data, slices = files._data, files.slices
+    missing = [key for key in ("z", "pos", "y", "idx") if data.get(key) is None]
+    if missing or data.y.shape[-1] != len(TARGETS):
+        raise _FULL.damaged(processed, f"lacks {', '.join(missing)}" if missing else "does not have 19 targets")
+    return processed, data, slices
+
+
+def _full_files(folder: Path) -> Any:
+    """torch_geometric's own class, kept from downloading and from choosing a format by what is installed."""
+    from torch_geometric import datasets as published
+
+    class Files(published.QM9):  # type: ignore[misc, unused-ignore]
+        @property
+        def raw_file_names(self) -> list[str]:
+            return [_PREPARED] if (folder / "raw" / _PREPARED).is_file() else list(_SDF)
+
+        def _download(self) -> None:
+            """Do nothing: the files are there."""
+
+        def process(self) -> None:
+            if self.raw_file_names == [_PREPARED]:
+                molecules = torch.load(self.raw_paths[0], weights_only=True)
+                self.save([Data(**molecule) for molecule in molecules], self.processed_paths[0])
+                return
+            try:
+                import rdkit  # noqa: F401
+            except ImportError as error:
+                raise ImportError(f"QM9 needs rdkit to read {_SDF[0]}: pip install 'lieattn[chem]'") from error
+            super().process()
+
+    return Files(str(folder))

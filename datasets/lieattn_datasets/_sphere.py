@@ -1,0 +1,221 @@
+"""Points on the unit sphere: directions, the areas they stand for, and images projected onto them."""
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch_geometric.data import Data
+
+from lieattn_datasets._clouds import Clouds, Transform
+from lieattn_datasets._fields import rotation_matrix
+from lieattn_datasets._grid import data_to_image
+from lieattn_datasets._images import ImagePoints
+from lieattn_datasets._streams import frozen_stream
+
+
+def fibonacci_sphere(points: int) -> NDArray[np.float64]:
+    """Nearly uniform directions on the sphere, all of equal weight: the golden-angle spiral.
+
+    Parameters
+    ----------
+    points
+        Number of directions.
+
+    Returns
+    -------
+    NDArray
+        Unit vectors, float64 ``[points, 3]``, from north to south.
+
+    Raises
+    ------
+    ValueError
+        If the number is not positive.
+    """
+    if points < 1:
+        raise ValueError(f"points must be at least 1, got {points}")
+    index = np.arange(points)
+    height = 1 - (2 * index + 1) / points
+    angle = index * math.pi * (3 - math.sqrt(5))
+    radius = np.sqrt(1 - height**2)
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle), height], axis=1)
+
+
+def project_image(image: ArrayLike, directions: ArrayLike) -> NDArray[np.float64]:
+    """Project an image onto the sphere, by stereographic projection from the south pole.
+
+    The image's center goes to the north pole, and a circle that touches the centers of its outermost pixels to the
+    equator; x points right, y up, z out of the image. Between pixels the image is bilinear, beyond their centers zero.
+
+    Parameters
+    ----------
+    image
+        ``[size, size]`` or ``[size, size, channels]``, the top row first.
+    directions
+        Unit vectors, ``[points, 3]``.
+
+    Returns
+    -------
+    NDArray
+        Values in each direction, float64 ``[points]`` or ``[points, channels]``.
+
+    Raises
+    ------
+    ValueError
+        If the image is not square or smaller than 2 x 2, or directions are not ``[points, 3]``.
+    """
+    pixels, s = np.asarray(image, dtype=np.float64), np.asarray(directions, dtype=np.float64)
+    if pixels.ndim not in (2, 3) or pixels.shape[0] != pixels.shape[1] or len(pixels) < 2:
+        raise ValueError(f"image must be [size, size] or [size, size, channels], got {list(pixels.shape)}")
+    if s.ndim != 2 or s.shape[1] != 3:
+        raise ValueError(f"directions must be [points, 3], got {list(s.shape)}")
+    center = (len(pixels) - 1) / 2
+    finite = s[:, 2] > -1 + 1e-9  # the south pole itself has no place in the plane
+    stretch = center / np.where(finite, 1 + s[:, 2], 1.0)
+    row, column = center - stretch * s[:, 1], center + stretch * s[:, 0]
+    inside = finite & (np.abs(row - center) <= center) & (np.abs(column - center) <= center)
+    row, column = np.where(inside, row, 0.0), np.where(inside, column, 0.0)
+    top, left = (np.minimum(np.floor(place).astype(np.int64), len(pixels) - 2) for place in (row, column))
+    down, right = row - top, column - left
+    if pixels.ndim == 3:
+        inside, down, right = inside[:, None], down[:, None], right[:, None]
+    upper = (1 - right) * pixels[top, left] + right * pixels[top, left + 1]
+    lower = (1 - right) * pixels[top + 1, left] + right * pixels[top + 1, left + 1]
+    return np.where(inside, (1 - down) * upper + down * lower, 0.0)
+
+
+class SphericalImages(Clouds):
+    """Any labeled images, projected onto the sphere: the recipe of :class:`SphericalMNIST` for images of your own.
+
+    An item has ``pos`` float32 ``[points, 3]`` (unit vectors, the same for all items), ``x`` float32
+    ``[points, channels]`` in [0, 1], ``weight`` ``[points]`` (areas, together 4 pi), ``y`` int64 ``[1]``, and
+    ``rotation`` ``[1, 3, 3]`` where it was rotated.
+
+    Parameters
+    ----------
+    images
+        Square images, for example ``MNIST(root, "test")``, without a transform that moves pixels.
+    points
+        Number of directions, as :func:`fibonacci_sphere` spreads them.
+    rotate
+        Turn the signal of each item by a random rotation R of its own: ``rotated(s) = unrotated(R^T s)``. The
+        directions stay, the values on them are sampled anew.
+    seed
+        Of the rotations.
+    transform
+        Called with each new ``Data``.
+
+    Raises
+    ------
+    ValueError
+        If the images are not square, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        images: ImagePoints,
+        points: int = 1024,
+        *,
+        rotate: bool = False,
+        seed: int = 0,
+        transform: Transform | None = None,
+    ) -> None:
+        height, width = images.image_shape
+        if height != width:
+            raise ValueError(f"images must be square, got {height} x {width}")
+        frozen_stream(seed)
+        self._directions = fibonacci_sphere(points)
+        self._source, self._rotate, self._seed = images, rotate, seed
+        self.num_classes, self.num_channels = images.num_classes, images.num_channels
+        super().__init__(len(images), transform)
+
+    def _make(self, index: int) -> Data:
+        source = self._source[index]
+        points = len(self._directions)
+        directions = self._directions
+        if self._rotate:
+            rotation = rotation_matrix(frozen_stream(self._seed, index).standard_normal(4))
+            directions = directions @ rotation  # row by row: R^T s
+        values = project_image(data_to_image(source).numpy(), directions)
+        data = sphere_data(self._directions, values, np.full(points, 4 * math.pi / points))
+        data.y = source.y
+        if self._rotate:
+            data.rotation = torch.from_numpy(rotation[None].astype(np.float32))
+        return data
+
+    def __repr__(self) -> str:
+        return f"SphericalImages({len(self)} images on {len(self._directions)} points, {self.num_classes} classes)"
+
+
+def sphere_data(directions: NDArray[np.float64], values: NDArray[np.float64], areas: NDArray[np.float64]) -> Data:
+    """Values ``[points, channels]`` on directions, as float32 tensors."""
+    return Data(
+        x=torch.from_numpy(values.astype(np.float32)),
+        pos=torch.from_numpy(directions.astype(np.float32)),
+        weight=torch.from_numpy(areas.astype(np.float32)),
+    )
+
+
+def angles_to_directions(colatitude: ArrayLike, longitude: ArrayLike) -> NDArray[np.float64]:
+    """Unit vectors ``[..., 3]`` of angles in radians."""
+    beta, alpha = np.broadcast_arrays(np.asarray(colatitude, dtype=np.float64), longitude)
+    return np.stack([np.sin(beta) * np.cos(alpha), np.sin(beta) * np.sin(alpha), np.cos(beta)], axis=-1)
+
+
+def choose_on_rings(
+    sizes: ArrayLike, areas: ArrayLike, points: int | None, stream: np.random.RandomState
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Choose points of a latitude-longitude grid so that each stands for about the same area.
+
+    A grid is dense at its poles. Each ring keeps a number of points in proportion to its area, evenly
+    spaced from a random longitude on.
+
+    Parameters
+    ----------
+    sizes
+        Points on each ring, ``[rings]``; the grid lists ring after ring.
+    areas
+        Area of each ring, ``[rings]``.
+    points
+        How many to choose; None for all.
+    stream
+        Gives the longitudes.
+
+    Returns
+    -------
+    tuple
+        Increasing indices ``[points]``, and the area of each, scaled to the sum of all areas.
+
+    Raises
+    ------
+    ValueError
+        If there are not so many points.
+    """
+    most, ring = np.asarray(sizes, dtype=np.int64), np.asarray(areas, dtype=np.float64)
+    total = int(most.sum())
+    if points is not None and not 1 <= points <= total:
+        raise ValueError(f"points must be None or in 1 .. {total}, got {points}")
+    kept = most if points is None else _apportion(ring, most, points)
+    firsts = np.concatenate([[0], np.cumsum(most)[:-1]])
+    shifts = stream.uniform(size=len(most))
+    indices, weights = [], []
+    for first, size, keep, area, shift in zip(firsts, most, kept, ring, shifts, strict=True):
+        if keep:
+            places = np.floor((np.arange(keep) + shift) * size / keep).astype(np.int64)
+            indices.append(first + np.minimum(places, size - 1))
+            weights.append(np.full(keep, area / keep))
+    weight = np.concatenate(weights)
+    return np.concatenate(indices), weight * (ring.sum() / weight.sum())
+
+
+def _apportion(areas: NDArray[np.float64], most: NDArray[np.int64], points: int) -> NDArray[np.int64]:
+    """Share out a number of points in proportion to areas, no ring getting more than it has."""
+    kept = np.zeros_like(most)
+    while (left := points - int(kept.sum())) > 0:
+        open_areas = np.where(kept < most, areas, 0.0)
+        share = left * open_areas / open_areas.sum()
+        added = np.minimum(np.floor(share).astype(np.int64), most - kept)
+        if not added.any():  # less than one each: the largest remainders first
+            added[np.argsort(-share, kind="stable")[:left]] = 1
+        kept += added
+    return kept

@@ -1,0 +1,122 @@
+"""MNIST on the sphere, re-created by a fixed recipe."""
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from lieattn_datasets._clouds import Clouds, Transform
+from lieattn_datasets._files import Release, check_choice, check_count
+from lieattn_datasets._sphere import angles_to_directions, choose_on_rings, sphere_data
+from lieattn_datasets._splits import hold_out
+from lieattn_datasets._streams import SPLITS, frozen_stream
+
+_COUNTS = {("train", False): 5000, ("train", True): 2000, ("test", False): 1000, ("test", True): 1000}
+
+_RELEASE = Release(
+    dataset="Spherical MNIST, re-created",
+    origin="The file is spherical_mnist_recipe.npz, made from MNIST by the recipe in the class's documentation.",
+    digests={"spherical_mnist_recipe.npz": "sha256:8dc7683ca0b17cafae5e48f9296c2ca24913c4303975dd588bfbde6a6ccc4b06"},
+)
+
+
+class SphericalMNIST(Clouds):
+    """MNIST digits on the sphere, unrotated or each turned by a random rotation, on a grid of 60 x 60 angles.
+
+    The recipe: a digit lies about the north pole, by stereographic projection from the south pole (its outermost
+    pixels at the equator), bilinear, rounded to uint8; the rotated digit is sampled anew, ``rotated(s) =
+    unrotated(R^T s)``. This is close to the data of Cohen et al. (Spherical CNNs, 2018) and not the same: results
+    are not comparable. :class:`SphericalImages` does the same with other images and on other points.
+
+    An item has ``pos`` float32 ``[points, 3]`` (unit vectors, the same for all items), ``x`` float32
+    ``[points, 1]`` in [0, 1], ``weight`` float32 ``[points]`` (the area of the sphere that each point stands for,
+    together 4 pi), ``y`` int64 ``[1]``, and ``rotation`` ``[1, 3, 3]`` where it was rotated.
+
+    Parameters
+    ----------
+    root
+        Folder with ``spherical_mnist_recipe.npz``.
+    split
+        ``"train"`` (5,000 unrotated, of which the first 2,000 rotated too), ``"test"`` (1,000), or ``"valid"``.
+    rotated
+        Whether the digits are rotated. The usual protocols train and test on unrotated (NR/NR), rotated (R/R),
+        or train on unrotated and test on rotated ones (NR/R).
+    points
+        How many of the 3,600 points of the grid to keep, chosen once so that each stands for about the same area
+        (the grid itself is dense at the poles). Default: all.
+    validation
+        How many training digits are set aside as ``"valid"``, by a permutation with a fixed seed.
+    seed
+        Of the choice of points.
+    verify
+        Compare the digest and the number of images. False reads any file of the same format.
+    transform
+        Called with each new ``Data``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the file is missing.
+    ValueError
+        If the file is damaged, or an argument is out of range.
+    """
+
+    num_classes = 10
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: Literal["train", "valid", "test"] = "train",
+        *,
+        rotated: bool = False,
+        points: int | None = None,
+        validation: int = 0,
+        seed: int = 0,
+        verify: bool = True,
+        transform: Transform | None = None,
+    ) -> None:
+        check_choice("split", split, SPLITS)
+        path = _RELEASE.locate(root, *_RELEASE.digests)
+        if verify:
+            _RELEASE.check_file(path)
+        half = "test" if split == "test" else "train"
+        kind = "r" if rotated else "nr"
+        images, labels, beta, alpha = _RELEASE.read_npz(path, f"x_{half}_{kind}", f"y_{half}", "beta", "alpha")
+        labels = labels[: len(images)]
+        if images.dtype != np.uint8 or images.shape != (len(labels), len(beta), len(alpha)):
+            found = f"{images.dtype} {list(images.shape)} with {len(labels)} labels"
+            raise _RELEASE.damaged(path, f"has images of {found}, expected uint8 [images, {len(beta)}, {len(alpha)}]")
+        if not np.isin(labels, np.arange(10)).all():
+            raise _RELEASE.damaged(path, "has labels that are not 0 .. 9")
+        if verify:
+            check_count(_RELEASE, path, len(images), _COUNTS[half, rotated])
+        super().__init__(len(images), transform)
+        self._rotations = _RELEASE.read_npz(path, f"rot_{half}")[0] if rotated else None
+        edge = math.pi / (2 * len(beta))
+        areas = 2 * math.pi * (np.cos(beta - edge) - np.cos(beta + edge))
+        sizes = np.full(len(beta), len(alpha))
+        chosen, self._areas = choose_on_rings(sizes, areas, points, frozen_stream(seed))
+        self._directions = angles_to_directions(beta[:, None], alpha).reshape(-1, 3)[chosen]
+        self._images = images.reshape(len(images), -1)[:, chosen]
+        self._labels = labels.astype(np.int64)
+        if half == "train":
+            self._indices = hold_out(len(images), validation, split)
+
+    def _make(self, index: int) -> Data:
+        data = sphere_data(self._directions, self._images[index, :, None] / 255, self._areas)
+        data.y = torch.from_numpy(self._labels[index : index + 1].copy())
+        if self._rotations is not None:
+            data.rotation = torch.from_numpy(self._rotations[index : index + 1].astype(np.float32))
+        return data
+
+    def __repr__(self) -> str:
+        return f"SphericalMNIST({len(self)} images on {len(self._areas)} points, 10 classes)"
+
+    @property
+    def labels(self) -> Tensor:
+        """Class of each image, int64 ``[images]``, in the order of this data set."""
+        return torch.from_numpy(self._labels[self._indices])

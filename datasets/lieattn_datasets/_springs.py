@@ -1,0 +1,148 @@
+"""Particles that pull on each other like springs: a linear system, which is solved exactly."""
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch_geometric.data import Data
+
+from lieattn_datasets._clouds import Clouds, Transform
+from lieattn_datasets._nbody import Split, split_size
+from lieattn_datasets._streams import SPLITS, frozen_stream
+
+_POINTS, _DURATION = 500, 5.0
+_MASS, _STIFFNESS = (0.1, 3.1), (0.0, 5.0)
+_POSITION, _MOMENTUM = 0.4, 0.6
+
+
+class Springs(Clouds):
+    r"""Six particles in the plane, each pair joined by a spring: the dynamics task of LieConv and LieTransformer.
+
+    .. math:: H = \sum_i \frac{|p_i|^2}{2 m_i} + \frac12 \sum_i \sum_j k_i k_j |q_i - q_j|^2
+
+    Masses are uniform in [0.1, 3.1), stiffnesses in [0, 5), positions normal with standard deviation 0.4, momenta
+    with 0.6. The published generator subtracts the mean momentum of the *batch*; here that of each *system* is
+    subtracted, so that every center of mass rests and a system does not depend on the others. Trajectories have 500
+    points on ``linspace(0, 5)``; as published, one chunk of five points is drawn from each.
+
+    The equations are linear, so each trajectory is written down exactly from the normal modes of its system
+    (the original integrates numerically): the energy is constant to rounding.
+
+    An item has ``pos`` and ``momentum`` float32 ``[6, 2]`` at the first point of the chunk, ``x`` ``[6, 2]`` (mass,
+    stiffness), ``time`` ``[1, chunk]`` since the first point, ``y`` float32 ``[6, chunk, 4]`` (position, then momentum,
+    at all points, the first included), and ``energy`` ``[1]``. Units are those of the equations.
+
+    Parameters
+    ----------
+    split
+        ``"train"``, ``"valid"`` or ``"test"``: three different streams of the same seed.
+    size
+        Number of trajectories. Default: 3,000, 2,000 and 2,000. A smaller data set is the beginning of a larger one.
+    chunk
+        Points per item; None gives whole trajectories, for roll-outs.
+    particles
+        Number of particles of each system.
+    seed
+        Non-negative integer.
+    transform
+        Called with each new ``Data``.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range.
+    """
+
+    vectors: tuple[str, ...] = ("pos", "momentum", "y")
+
+    def __init__(
+        self,
+        split: Split = "train",
+        size: int | None = None,
+        *,
+        chunk: int | None = 5,
+        particles: int = 6,
+        seed: int = 0,
+        transform: Transform | None = None,
+    ) -> None:
+        size = split_size(split, size)
+        if chunk is not None and not 1 <= chunk <= _POINTS:
+            raise ValueError(f"chunk must be None or in 1 .. {_POINTS}, got {chunk}")
+        if particles < 1:
+            raise ValueError(f"particles must be at least 1, got {particles}")
+        super().__init__(size, transform)
+        streams = [frozen_stream(seed, SPLITS.index(split), kind) for kind in range(5)]
+        self._mass = streams[0].uniform(*_MASS, (size, particles))
+        self._stiffness = streams[1].uniform(*_STIFFNESS, (size, particles))
+        self._q = _POSITION * streams[2].standard_normal((size, particles, 2))
+        self._p = _MOMENTUM * streams[3].standard_normal((size, particles, 2))
+        self._p -= self._p.mean(axis=1, keepdims=True)
+        self._points = chunk or _POINTS
+        self._first = self._points * np.floor(streams[4].uniform(size=size) * (_POINTS // self._points)).astype(
+            np.int64
+        )
+
+    def _make(self, index: int) -> Data:
+        mass, stiffness = self._mass[index], self._stiffness[index]
+        first = int(self._first[index])
+        times = np.linspace(0, _DURATION, _POINTS)[first : first + self._points]
+        q, p = simulate_springs(mass, stiffness, self._q[index], self._p[index], times)
+        energy = spring_energy(mass, stiffness, q[0], p[0])
+        return Data(
+            x=torch.from_numpy(np.stack([mass, stiffness], axis=1).astype(np.float32)),
+            pos=torch.from_numpy(q[0].astype(np.float32)),
+            momentum=torch.from_numpy(p[0].astype(np.float32)),
+            y=torch.from_numpy(np.concatenate([q, p], axis=-1).swapaxes(0, 1).astype(np.float32)),
+            time=torch.from_numpy((times - times[0])[None].astype(np.float32)),
+            energy=torch.from_numpy(energy[None].astype(np.float32)),
+        )
+
+    def __repr__(self) -> str:
+        return f"Springs({len(self)} systems of {self._mass.shape[1]} particles, {self._points} points)"
+
+
+def spring_energy(mass: ArrayLike, stiffness: ArrayLike, pos: ArrayLike, momentum: ArrayLike) -> NDArray[np.float64]:
+    """Hamiltonian of :class:`Springs`, ``[...]``, for positions and momenta ``[..., particles, dim]``."""
+    m, k, q, p = (np.asarray(array, dtype=np.float64) for array in (mass, stiffness, pos, momentum))
+    squared = np.square(q[..., :, None, :] - q[..., None, :, :]).sum(axis=-1)
+    kinetic = (np.square(p).sum(axis=-1) / (2 * m)).sum(axis=-1)
+    return np.asarray(kinetic + 0.5 * (k[..., :, None] * k[..., None, :] * squared).sum(axis=(-2, -1)))
+
+
+def simulate_springs(
+    mass: ArrayLike, stiffness: ArrayLike, pos: ArrayLike, momentum: ArrayLike, times: ArrayLike
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Follow one system of :class:`Springs` exactly, by its normal modes.
+
+    Parameters
+    ----------
+    mass, stiffness
+        ``[particles]``, masses positive.
+    pos, momentum
+        At time 0, ``[particles, dim]``.
+    times
+        ``[times]``.
+
+    Returns
+    -------
+    tuple
+        Positions and momenta, float64 ``[times, particles, dim]``.
+
+    Raises
+    ------
+    ValueError
+        If a mass is not positive or a stiffness is negative.
+    """
+    m, k, q, p, t = (np.asarray(array, dtype=np.float64) for array in (mass, stiffness, pos, momentum, times))
+    if not ((m > 0).all() and (k >= 0).all()):
+        raise ValueError("mass must be positive and stiffness not negative")
+    root = np.sqrt(m)[:, None]
+    pulls = 2 * (np.diag(k * k.sum()) - np.outer(k, k))  # minus the force, per displacement
+    squared, modes = np.linalg.eigh(pulls / (root * root.T))
+    frequency = np.sqrt(np.maximum(squared, 0.0))  # the center of mass moves freely: its frequency is zero
+    phase = t[:, None] * frequency
+    cosine, sine = np.cos(phase)[..., None], np.sin(phase)[..., None]
+    over = (t[:, None] * np.sinc(phase / np.pi))[..., None]  # sin(w t) / w, also at w = 0
+    amplitude, speed = modes.T @ (root * q), modes.T @ (p / root)
+    path = modes @ (cosine * amplitude + over * speed)
+    push = modes @ (cosine * speed - frequency[:, None] * sine * amplitude)
+    return path / root, push * root

@@ -1,0 +1,80 @@
+"""Random numbers that a seed determines for good: the same with every version of NumPy and on every machine."""
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import numpy as np
+from torch.utils.data import get_worker_info
+
+Item = TypeVar("Item")
+
+SPLITS = ("train", "valid", "test")
+
+
+def frozen_stream(*keys: int) -> np.random.RandomState:
+    """Return a generator for a sequence of non-negative numbers: a seed, a split, what is drawn.
+
+    NumPy has frozen the streams of ``RandomState``; those of ``default_rng`` may change. Arrays with more rows
+    from the same keys begin with the same rows.
+
+    Raises
+    ------
+    ValueError
+        If a number is negative or does not fit into 32 bits.
+    """
+    if not all(0 <= key < 2**32 for key in keys):
+        raise ValueError(f"seed must be in 0 .. {2**32 - 1}, got {keys[0]}")
+    return np.random.RandomState(list(keys))
+
+
+def progress(items: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
+    """Pass the items on, with a bar on the terminal where it takes more than two seconds."""
+    from tqdm import tqdm
+
+    yield from tqdm(items, description, total, delay=2.0, leave=False, disable=None)
+
+
+class RandomTransform:
+    """A random transform, whose numbers are a stream that the seed determines.
+
+    A loader's worker process has a stream of its own, made from the seed, the worker and, until :meth:`set_epoch` is
+    called, the seed that torch gives that worker for that epoch (so that epochs differ, and ``torch.manual_seed``
+    decides).
+
+    Parameters
+    ----------
+    seed
+        Non-negative integer.
+
+    Raises
+    ------
+    ValueError
+        If the seed is negative.
+    """
+
+    def __init__(self, seed: int) -> None:
+        if seed < 0:
+            raise ValueError(f"seed must not be negative, got {seed}")
+        self.seed = seed
+        self._epoch: int | None = None
+        self._key: tuple[int, ...] | None = None
+        self._generator = np.random.default_rng(seed)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Restart the stream from the seed and the epoch, so that an epoch can be repeated alone."""
+        if epoch < 0:
+            raise ValueError(f"epoch must not be negative, got {epoch}")
+        self._epoch = epoch
+        self._key = None
+
+    def _stream(self) -> np.random.Generator:
+        worker = get_worker_info()
+        key: tuple[int, ...]
+        if self._epoch is not None:
+            key = (self.seed, self._epoch, 0 if worker is None else worker.id + 1)
+        else:
+            key = (self.seed,) if worker is None else (self.seed, worker.seed)
+        if key != self._key:  # a new process, or a new epoch, begins its own stream
+            self._key = key
+            self._generator = np.random.default_rng(key)
+        return self._generator

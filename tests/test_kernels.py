@@ -31,9 +31,9 @@ TERMS = {
 CASES = [
     (pattern, normalize, terms)
     for pattern, normalize, terms in itertools.product(
-        ("joint", "framewise", "query_sum", "pooled"), ("softmax", "exp-mean", "mean", "none"), TERMS
+        ("joint", "framewise", "query_sum"), ("softmax", "exp-mean", "mean", "none"), TERMS
     )
-    if not (pattern in ("query_sum", "pooled") and (normalize in ("mean", "none") or terms == "pair bias"))
+    if not (pattern == "query_sum" and (normalize in ("mean", "none") or terms == "pair bias"))
 ]
 
 

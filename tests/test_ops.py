@@ -9,10 +9,18 @@ import torch
 
 from lieattn.geometry import AllPairs, Given, Nearest, Radius, lift
 from lieattn.groups import cyclic, dihedral, tetrahedral
-from lieattn.ops import RelativeTerms, backend, expand_kernel, group_attention
+from lieattn.ops import RelativeTerms, _pooled, backend, expand_kernel, group_attention
 
 HEADS, DIM, VALUE = 2, 3, 4
 PATTERNS = ("joint", "framewise", "query_sum", "pooled")
+AFFINE_KEYS = ("key_psi", "key_psi_pairs")
+# Where output and query frame are one, a table of three frames is refused; see test_errors for all of these.
+REFUSED = {
+    "joint": ("fiber_key_3", *AFFINE_KEYS),
+    "framewise": ("fiber_key_3",),
+    "query_sum": AFFINE_KEYS,
+    "pooled": ("fiber_key", "fiber_key_3", "fiber_bias"),
+}
 NORMALIZATIONS = ("softmax", "mean", "exp-mean", "none")
 TERMS = {
     "none": (),
@@ -23,7 +31,9 @@ TERMS = {
     "table of three frames": ("fiber_key_3",),
     "affine values": ("psi", "beta"),
     "affine values of pairs": ("psi_pairs", "beta_pairs"),
-    "all": ("positional_key", "pair_bias", "fiber_key", "fiber_bias", "psi", "beta_pairs"),
+    "affine keys": ("key_psi", "positional_key"),
+    "affine keys of pairs": ("key_psi_pairs", "psi_pairs", "beta"),
+    "all": ("positional_key", "pair_bias", "fiber_key", "fiber_bias", "psi", "beta_pairs", "key_psi_pairs"),
 }
 
 
@@ -54,20 +64,23 @@ def problem(pattern, names, fiber=3, points=7, dtype=torch.float64):
     assert neighbors.num_edges >= 4
     types = 4
     index = torch.randint(types, (neighbors.num_edges,), generator=generator)
-    keys = 1 if pattern in ("framewise", "pooled") else fiber
-    frames = 1 if pattern == "pooled" else fiber
+    keys = 1 if pattern == "framewise" else fiber
+    added = 1 if pattern == "pooled" else keys
     tables = {
         "positional_key": ("positional_key", (types, fiber, 1, DIM)),
         "displacement_bias": ("displacement_bias", (types, fiber, 1, HEADS)),
-        "pair_bias": ("displacement_bias", (types, fiber, keys, HEADS)),
-        "fiber_key": ("fiber_key", (frames, frames, HEADS, DIM)),
-        "fiber_key_3": ("fiber_key", (fiber, frames, frames, 1, DIM)),
-        "fiber_bias": ("fiber_bias", (frames, frames, HEADS)),
+        "pair_bias": ("displacement_bias", (types, fiber, added, HEADS)),
+        "fiber_key": ("fiber_key", (fiber, fiber, HEADS, DIM)),
+        "fiber_key_3": ("fiber_key", (fiber, fiber, fiber, 1, DIM)),
+        "fiber_bias": ("fiber_bias", (fiber, fiber, HEADS)),
         "psi": ("psi", (types, fiber, 1, HEADS, VALUE)),
         "beta": ("beta", (types, fiber, 1, 1, VALUE)),
         "psi_pairs": ("psi", (types, fiber, keys, HEADS, VALUE)),
-        "beta_pairs": ("beta", (types, fiber, keys, HEADS, VALUE)),
+        "beta_pairs": ("beta", (types, fiber, added, HEADS, VALUE)),
+        "key_psi": ("key_psi", (types, fiber, 1, HEADS, DIM)),
+        "key_psi_pairs": ("key_psi", (types, fiber, keys, 1, DIM)),
     }
+    names = [name for name in names if name not in REFUSED.get(pattern, ())]
     terms = RelativeTerms(**{tables[name][0]: draw(*tables[name][1]) for name in names})
     signals = [draw(points, fiber, HEADS, width) for width in (DIM, DIM, VALUE)]
     return signals, neighbors, terms, index
@@ -77,7 +90,7 @@ def dense(query, key, value, neighbors, terms, index, pattern, normalize):
     """The definition, by loops over target, head, output frame, query frame, and all keys."""
     scale = 1 / math.sqrt(DIM)
     if pattern == "pooled":
-        query, key, value = (signal.sum(dim=1, keepdim=True) for signal in (query, key, value))
+        return dense_pooled(scale * query, key, value, neighbors, terms, index, normalize)
     frames = query.shape[1]
     tied = pattern in ("joint", "framewise")
     tables = (terms.positional_key, terms.displacement_bias, terms.psi, terms.beta)
@@ -86,9 +99,6 @@ def dense(query, key, value, neighbors, terms, index, pattern, normalize):
         outs = terms.fiber_key.shape[0]
     out = value.new_zeros(neighbors.num_points, outs, HEADS, VALUE)
 
-    def pick(table, *at):
-        return table[tuple(min(i, n - 1) if n == 1 else i for i, n in zip(at, table.shape, strict=False))]
-
     for i, e, h in itertools.product(range(neighbors.num_points), range(HEADS), range(outs)):
         for g in [h] if tied else range(frames):
             scores, values = [], []
@@ -96,6 +106,8 @@ def dense(query, key, value, neighbors, terms, index, pattern, normalize):
                 j, t = int(neighbors.source[edge]), int(index[edge])
                 for m in [g] if pattern == "framewise" else range(value.shape[1]):
                     wide = key[j, m, e]
+                    if terms.key_psi is not None:
+                        wide = wide * pick(terms.key_psi, t, h, m, e)
                     if terms.positional_key is not None:
                         wide = wide + pick(terms.positional_key, t, h, e)
                     if terms.fiber_key is not None:
@@ -115,21 +127,50 @@ def dense(query, key, value, neighbors, terms, index, pattern, normalize):
                     values.append(acted)
             if not scores:
                 continue
-            weight = {
-                "softmax": lambda s: s.softmax(0),
-                "mean": lambda s: s / len(s),
-                "exp-mean": lambda s: s.exp() / len(s),
-                "none": lambda s: s,
-            }[normalize](torch.stack(scores))
-            out[i, h, e] += weight @ torch.stack(values)
+            out[i, h, e] += WEIGHTS[normalize](torch.stack(scores)) @ torch.stack(values)
     return out
 
 
-# Where output and query frame are one, a table of three frames is refused (see test_errors).
+WEIGHTS = {
+    "softmax": lambda s: s.softmax(0),
+    "mean": lambda s: s / len(s),
+    "exp-mean": lambda s: s.exp() / len(s),
+    "none": lambda s: s,
+}
+
+
+def pick(table, *at):
+    return table[tuple(min(i, n - 1) if n == 1 else i for i, n in zip(at, table.shape, strict=False))]
+
+
+def dense_pooled(query, key, value, neighbors, terms, index, normalize):
+    """One weight for a query (i, h) and a neighbor j, whose keys and values are affine in all of its frames."""
+    out = value.new_zeros(neighbors.num_points, query.shape[1], HEADS, VALUE)
+
+    def affine(signal, psi, shift, j, t, h, e):
+        total = sum(signal[j, m, e] * (1 if psi is None else pick(psi, t, h, m, e)) for m in range(signal.shape[1]))
+        return total if shift is None else total + shift
+
+    for i, e, h in itertools.product(range(neighbors.num_points), range(HEADS), range(query.shape[1])):
+        scores, values = [], []
+        for edge in range(int(neighbors.row_ptr[i]), int(neighbors.row_ptr[i + 1])):
+            j, t = int(neighbors.source[edge]), int(index[edge])
+            rho = None if terms.positional_key is None else pick(terms.positional_key, t, h, e)
+            beta = None if terms.beta is None else pick(terms.beta, t, h, 0, e)
+            score = query[i, h, e] @ affine(key, terms.key_psi, rho, j, t, h, e)
+            if terms.displacement_bias is not None:
+                score = score + pick(terms.displacement_bias, t, h, 0, e)
+            scores.append(score)
+            values.append(affine(value, terms.psi, beta, j, t, h, e))
+        if scores:
+            out[i, h, e] = WEIGHTS[normalize](torch.stack(scores)) @ torch.stack(values)
+    return out
+
+
 COMBINATIONS = [
     (pattern, terms)
     for pattern, terms in itertools.product(PATTERNS, TERMS)
-    if terms != "table of three frames" or pattern in ("query_sum", "pooled")
+    if not TERMS[terms] or set(TERMS[terms]) - set(REFUSED[pattern])
 ]
 
 
@@ -164,7 +205,7 @@ def test_with_and_without_torch_scatter(scatter, pattern):
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_differentiable_twice(scatter, pattern, normalize):
     signals, neighbors, tables, index = problem(pattern, TERMS["all"], fiber=2, points=5)
-    names = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta")
+    names = [name for name, table in vars(tables).items() if table is not None]
     given = [s.requires_grad_() for s in (*signals, *(getattr(tables, name) for name in names))]
 
     def call(query, key, value, *terms):
@@ -183,19 +224,62 @@ def test_differentiable_twice(scatter, pattern, normalize):
     assert torch.autograd.gradgradcheck(call, given, fast_mode=True)
 
 
+@pytest.mark.parametrize("entries", [1, 200, 2000])
+@pytest.mark.parametrize("indexed", [True, False], ids=["types", "edges"])
+def test_pooled_in_portions(entries, indexed, monkeypatch):
+    """Cutting the targets, and computing again for the gradient, changes nothing."""
+    signals, _, tables, _ = problem("pooled", ("key_psi_pairs", "positional_key", "psi_pairs", "beta"))
+    signals = [torch.randn(40, *signal.shape[1:], dtype=signal.dtype) for signal in signals]
+    neighbors = Radius(0.9, include_self=False)(torch.randn(40, 2), torch.arange(40) % 2)
+    index = torch.arange(neighbors.num_edges) % 4
+    given = {name: table if indexed else table[index] for name, table in vars(tables).items() if table is not None}
+    leaves = [t.requires_grad_() for t in (*signals, *given.values())]
+
+    def call():
+        out, weights = group_attention(
+            *signals,
+            neighbors,
+            pattern="pooled",
+            terms=RelativeTerms(**given),
+            displacement_index=index if indexed else None,
+            return_weights=True,
+        )
+        first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+        return out, weights, *first, *torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+
+    wanted = call()
+    monkeypatch.setitem(_pooled._PORTION, "cpu", entries)
+    assert len(_pooled._portions(neighbors, index, 24)) > 1
+    for ours, theirs in zip(call(), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+
+
+def test_pooled_keys_that_are_the_values():
+    """One evaluation serves both where query and key see the same affine map; a query of one frame serves all."""
+    (query, _, value), neighbors, tables, index = problem("pooled", ("psi_pairs", "beta"))
+    beta = tables.beta.expand(-1, -1, -1, HEADS, -1)
+    shared = RelativeTerms(psi=tables.psi, beta=beta, key_psi=tables.psi, positional_key=beta[:, :, 0])
+    split = RelativeTerms(psi=tables.psi, beta=beta, key_psi=tables.psi.clone(), positional_key=beta[:, :, 0])
+    query = torch.randn(*query.shape[:-1], VALUE, dtype=query.dtype)[:, :1]
+    options = {"pattern": "pooled", "displacement_index": index}
+    ours, _ = group_attention(query, value, value, neighbors, terms=shared, **options)
+    theirs, _ = group_attention(query.expand(-1, 3, -1, -1), value.clone(), value, neighbors, terms=split, **options)
+    torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_weights_are_those_used(pattern):
     (q, k, v), neighbors, tables, index = problem(pattern, ("positional_key", "fiber_bias"))
     out, weights = group_attention(
         q, k, v, neighbors, pattern=pattern, terms=tables, displacement_index=index, return_weights=True
     )
-    at = v.sum(1, keepdim=True)[neighbors.source] if pattern == "pooled" else v[neighbors.source]
-    rule = {"joint": "eabh,ebhd->eahd", "framewise": "eah,eahd->eahd"}.get(pattern, "eogmh,emhd->eohd")
-    rebuilt = torch.zeros_like(out).index_add(0, neighbors.target, torch.einsum(rule, weights, at))
+    rules = {"joint": "eabh,ebhd->eahd", "framewise": "eah,eahd->eahd", "pooled": "eah,ebhd->eahd"}
+    message = torch.einsum(rules.get(pattern, "eogmh,emhd->eohd"), weights, v[neighbors.source])
+    rebuilt = torch.zeros_like(out).index_add(0, neighbors.target, message)
     torch.testing.assert_close(rebuilt, out)
     sums = torch.zeros(neighbors.num_points, *weights.shape[1:], dtype=weights.dtype)
     sums = sums.index_add(0, neighbors.target, weights)
-    sums = {"joint": lambda s: s.sum(2), "framewise": lambda s: s}.get(pattern, lambda s: s.sum(3))(sums)
+    sums = {"joint": lambda s: s.sum(2), "query_sum": lambda s: s.sum(3)}.get(pattern, lambda s: s)(sums)
     reached = neighbors.degree > 0
     torch.testing.assert_close(sums[reached], torch.ones_like(sums[reached]))
 

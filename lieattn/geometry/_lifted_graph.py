@@ -13,7 +13,7 @@ from lieattn._checks import check_floating, check_length, check_neighborhood
 from lieattn.geometry._displacements import distinct_displacements
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._neighbors import Nearest, Radius
-from lieattn.geometry._point_clouds import PointClouds, point_clouds
+from lieattn.geometry._point_clouds import PointClouds, collate_clouds, point_clouds
 from lieattn.groups import FiniteGroup, check_group
 
 
@@ -39,7 +39,7 @@ class LiftedGraph(PointClouds):
     ----------
     group
         H, whose elements are the frames h_a over every point.
-    pos, batch, num_clouds, grid
+    pos, batch, num_clouds, grid, cell, pbc
         The clouds, see :class:`PointClouds`.
     neighbors
         Neighbor lists, sorted by target, with their transpose.
@@ -62,6 +62,11 @@ class LiftedGraph(PointClouds):
     def num_types(self) -> int:
         """Number of rows of tables that depend on the displacement."""
         return self.relative_positions.shape[0]
+
+    @property
+    def frames(self) -> Tensor:
+        """Matrices h_a of the frames, the same over every point: ``[fiber, dim, dim]``."""
+        return self.group.matrices(self.pos)
 
     def frame_positions(self) -> Tensor:
         """Coordinates in each frame, h_a⁻¹ x_i / scale: ``[points, fiber, dim]``."""
@@ -98,35 +103,19 @@ class LiftedGraph(PointClouds):
         ValueError
             If there are no graphs, or they differ in group, scale, dtype, device, or in having a raster.
         """
-        if not graphs:
-            raise ValueError("graphs: expected at least one graph to collate, got none")
+        clouds = collate_clouds("graphs", graphs, ("group", "scale"))
         first = graphs[0]
-        for number, graph in enumerate(graphs):
-            for what, mine, theirs in (
-                ("group", first.group, graph.group),
-                ("scale", first.scale, graph.scale),
-                ("grid", _has_grid(first), _has_grid(graph)),
-                ("dtype", first.pos.dtype, graph.pos.dtype),
-                ("device", first.device, graph.device),
-            ):
-                if mine != theirs:
-                    raise ValueError(f"graphs: graph {number} has another {what} than graph 0: {theirs} and {mine}")
-        cloud_shift = _exclusive_sum([graph.num_clouds for graph in graphs])
         type_shift = _exclusive_sum([graph.num_types for graph in graphs])
         index = None
         if any(graph.displacement_index is not None for graph in graphs):
             index = torch.cat([_type_index(g) + s for g, s in zip(graphs, type_shift, strict=True)])
-        grids = [graph.grid for graph in graphs if graph.grid is not None]
         return LiftedGraph(
+            **{field.name: getattr(clouds, field.name) for field in fields(PointClouds)},
             group=first.group,
-            pos=torch.cat([graph.pos for graph in graphs]),
-            batch=torch.cat([g.batch + s for g, s in zip(graphs, cloud_shift, strict=True)]),
-            num_clouds=sum(graph.num_clouds for graph in graphs),
             neighbors=Neighbors.collate([graph.neighbors for graph in graphs]),
             scale=first.scale,
             displacement_index=index,
             relative_positions=torch.cat([graph.relative_positions for graph in graphs]),
-            grid=torch.cat(grids) if grids else None,
         )
 
 
@@ -139,6 +128,8 @@ def lift(
     ptr: Tensor | None = None,
     mask: Tensor | None = None,
     grid: Tensor | None = None,
+    cell: Tensor | None = None,
+    pbc: Tensor | None = None,
     scale: float | None = None,
 ) -> LiftedGraph:
     """Lift point clouds onto the fiber of a finite group, the same frames over every point.
@@ -155,7 +146,7 @@ def lift(
         H, of matrices of size dim.
     neighborhood
         For example ``Radius(1.5)``; see :mod:`lieattn.geometry`.
-    batch, ptr, mask, grid
+    batch, ptr, mask, grid, cell, pbc
         See :func:`point_clouds`.
     scale
         Length that makes displacements dimensionless; the neighborhood's own if absent, or 1.
@@ -168,37 +159,58 @@ def lift(
     """
     check_group("group", group)
     check_neighborhood(neighborhood)
-    clouds = point_clouds(points, batch=batch, ptr=ptr, mask=mask, grid=grid)
+    clouds = point_clouds(points, batch=batch, ptr=ptr, mask=mask, grid=grid, cell=cell, pbc=pbc)
     pos = clouds.pos
     _check_match(pos, group, neighborhood)
-    neighbors = neighborhood(pos, clouds.batch)
+    neighbors = find_neighbors(clouds, neighborhood)
     if scale is None:
         scale = 1.0 if neighborhood.scale is None else neighborhood.scale
     check_length("scale", scale)
-    displacements = pos[neighbors.source] - pos[neighbors.target]
+    displacements = neighbors.displacements(pos)
     index = None
-    if not pos.requires_grad and len(displacements):
+    if not displacements.requires_grad and len(displacements):
         # With gradients every edge keeps its own displacement, or they would reach a representative only.
-        extent = _extents(clouds)[clouds.batch[neighbors.target]]
+        extent = _extents(clouds, neighbors)[clouds.batch[neighbors.target]]
         rows, index = distinct_displacements(displacements, extent)
         displacements = displacements[rows]
     return LiftedGraph(
+        **{field.name: getattr(clouds, field.name) for field in fields(PointClouds)},
         group=group,
-        pos=pos,
-        batch=clouds.batch,
-        num_clouds=clouds.num_clouds,
         neighbors=neighbors,
         scale=float(scale),
         displacement_index=index,
         relative_positions=_in_frames(group, displacements) / scale,
-        grid=clouds.grid,
     )
 
 
-def _extents(clouds: PointClouds) -> Tensor:
-    """Largest absolute coordinate of each cloud, ``[clouds]``."""
+def find_neighbors(clouds: PointClouds, neighborhood: Neighborhood) -> Neighbors:
+    """Neighbor lists of clouds, whether they repeat or not.
+
+    Raises
+    ------
+    ValueError
+        If they repeat and the neighborhood does not find images.
+    """
+    if clouds.cell is None:
+        return neighborhood(clouds.pos, clouds.batch)
+    if not isinstance(neighborhood, Radius):
+        raise ValueError(f"neighborhood: clouds that repeat have images within a Radius, got {neighborhood!r}")
+    lattices = {"cell": clouds.cell, "pbc": clouds.pbc}
+    if clouds.num_points == 0 or int(clouds.batch.max()) + 1 < clouds.num_clouds:
+        # The neighborhood counts clouds by their largest index.
+        last = int(clouds.batch.max()) + 1 if clouds.num_points else 0
+        lattices = {name: None if value is None else value[:last] for name, value in lattices.items()}
+    return neighborhood(clouds.pos, clouds.batch, **lattices)
+
+
+def _extents(clouds: PointClouds, neighbors: Neighbors) -> Tensor:
+    """Largest absolute coordinate of each cloud and of the shifts of its edges, ``[clouds]``."""
     largest = clouds.pos.abs().amax(dim=1)
-    return largest.new_zeros(clouds.num_clouds).scatter_reduce(0, clouds.batch, largest, "amax")
+    extents = largest.new_zeros(clouds.num_clouds).scatter_reduce(0, clouds.batch, largest, "amax")
+    if neighbors.shift is not None:
+        longest = neighbors.shift.abs().amax(dim=1).to(extents)
+        extents = extents.scatter_reduce(0, clouds.batch[neighbors.target], longest, "amax")
+    return extents
 
 
 def _in_frames(group: FiniteGroup, vectors: Tensor) -> Tensor:
@@ -219,10 +231,6 @@ def _check_match(pos: Tensor, group: FiniteGroup, neighborhood: Neighborhood) ->
             f"group: {group.name} does not preserve distances, so {neighborhood} would not turn with it; give its "
             f"matrices in an orthonormal basis"
         )
-
-
-def _has_grid(graph: LiftedGraph) -> str:
-    return "absent" if graph.grid is None else "given"
 
 
 def _type_index(graph: LiftedGraph) -> Tensor:

@@ -1,15 +1,20 @@
 """The value that all sparse layers read: which points each point attends to."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from lieattn._checks import kind
 from lieattn.geometry._clouds import check_indices, first_true
+from lieattn.geometry._padding import Padding, padding
 from lieattn.geometry._search import sort_keys
+
+# Clouds are filled up to the largest where that leaves at most so many times the pairs: beyond it, lists are cheaper.
+_MOST_FILLED = 4
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -27,6 +32,13 @@ class Neighbors:
         Key point of each edge, int64 ``[edges]``.
     target
         Query point of each edge, int64 ``[edges]``.
+    whole_clouds
+        Layout of the clouds filled up to the largest, where every point is known to attend to all points of its cloud,
+        itself included; None where it is not, or filling up would waste too much.
+    shift
+        Where clouds repeat periodically, the lattice vector by which each edge's source is moved to the image that
+        is meant: floating ``[edges, dim]``, see :meth:`displacements`. Several images of one point, and images of the
+        target itself, are edges of their own. None where all sources are meant as they are.
 
     Raises
     ------
@@ -47,6 +59,8 @@ class Neighbors:
     row_ptr: Tensor
     source: Tensor
     target: Tensor
+    whole_clouds: Padding | None = None
+    shift: Tensor | None = None
 
     def __post_init__(self) -> None:
         check_indices("row_ptr", self.row_ptr, dim=1)
@@ -58,6 +72,8 @@ class Neighbors:
             raise ValueError(
                 f"source, target: expected one entry per edge, got {len(self.source)} and {len(self.target)}"
             )
+        if self.shift is not None:
+            _check_shift(self.shift, self.num_edges, self.row_ptr.device)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(points={self.num_points}, edges={self.num_edges}, device={self.device})"
@@ -100,8 +116,13 @@ class Neighbors:
         """First edge of each source in :attr:`col_edge`, int64 ``[points + 1]``; computed on first use."""
         return _pointers(self.source[self.col_edge], self.num_points)
 
+    def displacements(self, pos: Tensor) -> Tensor:
+        """``pos[source] + shift - pos[target]`` of each edge: ``[points, dim]`` to ``[edges, dim]``."""
+        difference = pos[self.source] - pos[self.target]
+        return difference if self.shift is None else difference + self.shift.to(difference.dtype)
+
     def is_symmetric(self) -> bool:
-        """Whether for every edge its reverse is an edge too."""
+        """Whether for every edge its reverse is an edge too, whatever the shifts."""
         # By source, the edges are the reversed edges in the order of the lists, if the two sets are equal.
         return torch.equal(self.source[self.col_edge], self.target) and torch.equal(
             self.target[self.col_edge], self.source
@@ -149,14 +170,16 @@ class Neighbors:
         return cls.from_keys(keys, num_points)
 
     @classmethod
-    def from_keys(cls, keys: Tensor, num_points: int) -> Self:
+    def from_keys(cls, keys: Tensor, num_points: int, whole_clouds: Padding | None = None) -> Self:
         """Make neighbor lists of sorted edge numbers, ``target * num_points + source``, unchecked."""
         target = keys // max(num_points, 1)
-        return cls(_pointers(target, num_points), keys - target * num_points, target)
+        return cls(_pointers(target, num_points), keys - target * num_points, target, whole_clouds)
 
     @staticmethod
     def collate(lists: Sequence["Neighbors"]) -> "Neighbors":
         """Return the disjoint union: the points of the first list, then those of the second, and so on.
+
+        Shifts are zero for the lists without.
 
         Raises
         ------
@@ -175,11 +198,16 @@ class Neighbors:
             sources.append(one.source + points)
             targets.append(one.target + points)
             points, edges = points + one.num_points, edges + one.num_edges
-        return Neighbors(torch.cat(pointers), torch.cat(sources), torch.cat(targets))
+        layouts = [one.whole_clouds for one in lists if one.whole_clouds is not None]
+        whole = _union(layouts, edges, lists[0].device) if len(layouts) == len(lists) else None
+        return Neighbors(torch.cat(pointers), torch.cat(sources), torch.cat(targets), whole, _join_shifts(lists))
 
     def _map(self, move: Callable[[Tensor], Tensor]) -> Self:
-        tensors = {name: move(tensor) for name, tensor in vars(self).items()}
-        moved = type(self)(tensors.pop("row_ptr"), tensors.pop("source"), tensors.pop("target"))
+        tensors: dict[str, Any] = {
+            name: part.map(move) if isinstance(part, Padding) else None if part is None else move(part)
+            for name, part in vars(self).items()
+        }
+        moved = type(self)(**{field.name: tensors.pop(field.name) for field in fields(self)})
         vars(moved).update(tensors)  # the transpose, where it was cached
         return moved
 
@@ -189,6 +217,38 @@ def check_edge_index(edge_index: Tensor) -> None:
     check_indices("edge_index", edge_index, dim=2)
     if len(edge_index) != 2:
         raise ValueError(f"edge_index: expected shape [2, edges], got {tuple(edge_index.shape)}")
+
+
+def whole_clouds(cloud: Tensor, num_edges: int) -> Padding | None:
+    """Layout for :attr:`Neighbors.whole_clouds`, from the cloud of each point; clouds without points are left out."""
+    number, cloud = torch.unique(cloud, return_inverse=True)
+    layout = padding(cloud, len(number))
+    return layout if len(number) * layout.shape[1] ** 2 <= _MOST_FILLED * num_edges else None
+
+
+def _check_shift(shift: Tensor, num_edges: int, device: torch.device) -> None:
+    if not isinstance(shift, Tensor) or not shift.is_floating_point():
+        raise TypeError(f"shift: expected a floating tensor [edges, dim], got {kind(shift)}")
+    if shift.dim() != 2 or len(shift) != num_edges or shift.device != device:
+        raise ValueError(
+            f"shift: expected [edges={num_edges}, dim] on {device}, got {tuple(shift.shape)} on {shift.device}"
+        )
+
+
+def _join_shifts(lists: Sequence[Neighbors]) -> Tensor | None:
+    given = [one.shift for one in lists if one.shift is not None]
+    if not given:
+        return None
+    absent = [given[0].new_zeros(one.num_edges, given[0].shape[1]) for one in lists]
+    return torch.cat([zero if one.shift is None else one.shift for one, zero in zip(lists, absent, strict=True)])
+
+
+def _union(layouts: Sequence[Padding], num_edges: int, device: torch.device) -> Padding | None:
+    parts, first = [], 0
+    for layout in layouts:
+        parts.append(layout.cloud.to(device) + first)
+        first += layout.shape[0]
+    return whole_clouds(torch.cat(parts), num_edges)
 
 
 def _pointers(ascending: Tensor, number: int) -> Tensor:

@@ -5,7 +5,7 @@ and without gradient. Points at the same place are distinct points.
 """
 
 import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from lieattn._checks import check_length
 from lieattn.geometry._clouds import as_coordinates, cloud_index, first_true
-from lieattn.geometry._neighbor_lists import Neighbors, check_edge_index
+from lieattn.geometry._neighbor_lists import Neighbors, check_edge_index, whole_clouds
+from lieattn.geometry._periodic import images_within, lattices
 from lieattn.geometry._search import Method, Ties, pairs_all, pairs_nearest, pairs_within
 
 __all__ = ["AllPairs", "Given", "Nearest", "Neighbors", "PixelSquare", "Radius"]
@@ -73,12 +74,16 @@ class Radius(_Neighborhood):
     Distances up to a relative 1e-5 above the radius count as within, so that points at exactly the radius,
     as grids have them, do not come and go under the round-off of a rotation.
 
+    In clouds that repeat, all images within the ball are neighbors, several of one point and of the point itself
+    included if the radius exceeds half the cell: ``radius(pos, batch, cell=cell, pbc=pbc)`` gives lists with a
+    ``shift``.
+
     Parameters
     ----------
     radius
         Radius of the ball, in the unit of the coordinates.
     include_self
-        Whether a point is its own neighbor.
+        Whether a point is its own neighbor. Its images are in any case.
 
     Raises
     ------
@@ -102,6 +107,54 @@ class Radius(_Neighborhood):
     def scale(self) -> float:
         """The radius."""
         return float(self.radius)
+
+    def __call__(
+        self,
+        pos: Tensor,
+        batch: Tensor | None = None,
+        ptr: Tensor | None = None,
+        *,
+        cell: Tensor | None = None,
+        pbc: Tensor | None = None,
+    ) -> Neighbors:
+        """Find the neighbors.
+
+        Parameters
+        ----------
+        pos
+            Coordinates ``[points, dim]`` of any floating dtype, inside the cell or not.
+        batch, ptr
+            The clouds, as in :func:`point_clouds`.
+        cell
+            Vectors by which each cloud repeats, the rows of ``[clouds, dim, dim]``, or of ``[dim, dim]`` for all
+            clouds. The shifts of the lists are differentiable functions of them.
+        pbc
+            Along which of them a cloud repeats, bool ``[clouds, dim]`` or ``[dim]``; along all if absent.
+
+        Returns
+        -------
+        Neighbors
+            Neighbor lists on the device of ``pos``, with shifts in its dtype if a cloud repeats.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Wrong shapes, dtypes or devices, coordinates that are not finite, invalid clouds, or a cell without
+            volume.
+        """
+        checked = as_coordinates(pos)
+        cloud, num_clouds = cloud_index(checked, batch, ptr)
+        cell, pbc = lattices(cell, pbc, num_clouds, checked)
+        if cell is None or pbc is None:
+            return self._find(pos, batch, ptr)
+        used, cloud = torch.unique(cloud, return_inverse=True)
+        cell, pbc = cell[used], pbc[used]
+        keys, images = images_within(checked, cloud, float(self.radius), self.include_self, cell.detach().double(), pbc)
+        neighbors = Neighbors.from_keys(keys, len(pos))
+        lattice = torch.where(pbc[..., None], cell, 0.0)[cloud[neighbors.target]]
+        # In the dtype of the cell or of the points, whichever is finer: shifts are long.
+        shift = (images.to(torch.promote_types(cell.dtype, pos.dtype))[:, None] @ lattice)[:, 0]
+        return replace(neighbors, shift=shift.to(pos.dtype))
 
     def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:
         keys = pairs_within(pos, cloud, float(self.radius), "euclidean", self.include_self, method)
@@ -224,7 +277,9 @@ class AllPairs(_Neighborhood):
         _check_flag(self.include_self)
 
     def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:
-        return Neighbors.from_keys(pairs_all(pos, cloud, self.include_self), len(pos))
+        keys = pairs_all(pos, cloud, self.include_self)
+        whole = whole_clouds(cloud, len(keys)) if self.include_self else None
+        return Neighbors.from_keys(keys, len(pos), whole)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from lieattn._checks import kind
 from lieattn.geometry._clouds import as_coordinates, check_grid, cloud_index
+from lieattn.geometry._periodic import lattices
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -26,12 +29,17 @@ class PointClouds:
         How many clouds there are; a cloud may be empty.
     grid
         ``[clouds, 2]`` int64 height and width if the clouds are images in raster order, else None.
+    cell, pbc
+        ``[clouds, dim, dim]`` floating, whose rows are the vectors by which each cloud repeats, and ``[clouds, dim]``
+        bool, along which of them it does; both None if the clouds do not repeat.
     """
 
     pos: Tensor
     batch: Tensor
     num_clouds: int
     grid: Tensor | None = None
+    cell: Tensor | None = None
+    pbc: Tensor | None = None
 
     @property
     def num_points(self) -> int:
@@ -51,6 +59,8 @@ def point_clouds(
     ptr: Tensor | None = None,
     mask: Tensor | None = None,
     grid: Tensor | None = None,
+    cell: Tensor | None = None,
+    pbc: Tensor | None = None,
 ) -> PointClouds:
     """Read point clouds from tensors or a torch_geometric object.
 
@@ -58,14 +68,19 @@ def point_clouds(
     ----------
     points
         Coordinates ``[points, dim]``; or padded ones ``[clouds, N, dim]``, with a ``mask`` if some are padding;
-        or a torch_geometric ``Data`` or ``Batch`` with ``pos`` and, where they are there, ``batch``, ``ptr`` and
-        ``grid``; or :class:`PointClouds`, which are returned as they are.
+        or a torch_geometric ``Data`` or ``Batch`` with ``pos`` and, where they are there, ``batch``, ``ptr``,
+        ``grid``, ``cell`` and ``pbc``; or :class:`PointClouds`, which are returned as they are.
     batch, ptr
         Cloud of each point ``[points]``, or first point of each cloud ``[clouds + 1]``; one cloud if absent.
     mask
         ``[clouds, N]`` bool, which padded points are there. Lay out features likewise with :func:`flatten`.
     grid
         ``[clouds, 2]`` int64 heights and widths if the clouds are images in raster order.
+    cell
+        Vectors by which each cloud repeats, the rows of ``[clouds, dim, dim]``, or of ``[dim, dim]`` for all clouds.
+    pbc
+        Along which of them a cloud repeats, bool ``[clouds, dim]`` or ``[dim]``; along all if absent. Vectors along
+        which it does not are ignored and may be zero.
 
     Raises
     ------
@@ -73,19 +88,12 @@ def point_clouds(
         If shapes, dtypes, devices or batch indices do not fit, or a coordinate is not finite.
     """
     if isinstance(points, PointClouds):
-        if any(given is not None for given in (batch, ptr, mask, grid)):
-            raise ValueError("batch, ptr, mask, grid: PointClouds have their clouds already; leave them out")
+        if any(given is not None for given in (batch, ptr, mask, grid, cell, pbc)):
+            raise ValueError("batch, ptr, mask, grid, cell, pbc: PointClouds have their clouds already; leave them out")
         return points
     if not isinstance(points, Tensor):
-        pos = getattr(points, "pos", None)
-        if pos is None:
-            raise TypeError(
-                f"points: expected a tensor, or a torch_geometric Data or Batch with pos, got {type(points).__name__}"
-            )
-        batch = getattr(points, "batch", None) if batch is None else batch
-        ptr = getattr(points, "ptr", None) if ptr is None else ptr
-        grid = getattr(points, "grid", None) if grid is None else grid
-        points = pos
+        given = {"batch": batch, "ptr": ptr, "grid": grid, "cell": cell, "pbc": pbc}
+        points, batch, ptr, grid, cell, pbc = _read(points, given)
     if points.ndim == 3:
         if mask is None:
             mask = torch.ones(points.shape[:2], dtype=torch.bool, device=points.device)
@@ -101,7 +109,61 @@ def point_clouds(
     cloud, num_clouds = cloud_index(points, batch, ptr)
     if grid is not None:
         _check_grid(grid, cloud, num_clouds)
-    return PointClouds(pos=points, batch=cloud, num_clouds=num_clouds, grid=grid)
+    cell, pbc = lattices(cell, pbc, num_clouds, points)
+    return PointClouds(pos=points, batch=cloud, num_clouds=num_clouds, grid=grid, cell=cell, pbc=pbc)
+
+
+def _read(data: Any, given: dict[str, Tensor | None]) -> tuple[Any, ...]:
+    """Points of a torch_geometric object, and its attributes where they are not given."""
+    pos = getattr(data, "pos", None)
+    if pos is None:
+        raise TypeError(
+            f"points: expected a tensor, or a torch_geometric Data or Batch with pos, got {type(data).__name__}"
+        )
+    return pos, *(getattr(data, name, None) if value is None else value for name, value in given.items())
+
+
+def collate_clouds(argument: str, parts: Sequence[PointClouds], alike: Sequence[str] = ()) -> PointClouds:
+    """Disjoint union of clouds, in their order.
+
+    Parameters
+    ----------
+    argument
+        What the clouds are called in messages.
+    parts
+        At least one.
+    alike
+        Attributes that all must share, besides dtype, device and having a raster or a cell.
+
+    Raises
+    ------
+    ValueError
+        If there are none, or they differ.
+    """
+    if not parts:
+        raise ValueError(f"{argument}: expected at least one graph to collate, got none")
+    described = [{name: getattr(part, name) for name in alike} | _kind_of(part) for part in parts]
+    for number, one in enumerate(described):
+        for what, mine in described[0].items():
+            if mine != one[what]:
+                raise ValueError(f"{argument}: graph {number} has another {what} than graph 0: {one[what]} and {mine}")
+    shifts = itertools.accumulate((part.num_clouds for part in parts), initial=0)
+    joined = {
+        name: torch.cat([getattr(part, name) for part in parts])
+        for name in ("grid", "cell", "pbc")
+        if getattr(parts[0], name) is not None
+    }
+    return PointClouds(
+        pos=torch.cat([part.pos for part in parts]),
+        batch=torch.cat([part.batch + shift for part, shift in zip(parts, shifts, strict=False)]),
+        num_clouds=sum(part.num_clouds for part in parts),
+        **joined,
+    )
+
+
+def _kind_of(part: PointClouds) -> dict[str, object]:
+    absent = {name: "absent" if getattr(part, name) is None else "given" for name in ("grid", "cell")}
+    return absent | {"dtype": part.pos.dtype, "device": part.device}
 
 
 def flatten(padded: Tensor, mask: Tensor) -> Tensor:

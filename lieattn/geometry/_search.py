@@ -55,7 +55,7 @@ def pairs_within(
         i, j = i[keep], j[keep]
         keys += [i * n + j, j * n + i]
     elif n:
-        for points, row, j in _cell_candidates(pos, cloud, radius, torch.arange(n, device=pos.device)):
+        for points, row, j in candidates_within(pos, cloud, radius, torch.arange(n, device=pos.device)):
             i = points[row]
             keep = _is_within(pos, cloud, i, j, radius, norm) & (i != j)
             keys.append(i[keep] * n + j[keep])
@@ -193,7 +193,7 @@ def _cell_proposer(pos: Tensor, cloud: Tensor, k: int) -> Callable[[Tensor, int]
 
     def propose(points: Tensor, effort: int) -> Iterator[_Proposal]:
         radius = start * 2.0**effort
-        for part, row, source in _cell_candidates(pos, cloud, radius, points):
+        for part, row, source in candidates_within(pos, cloud, radius, points):
             keep = _is_within(pos, cloud, part[row], source, radius * _MARGIN, "euclidean") & (source != part[row])
             yield part, row[keep], source[keep], torch.full_like(part, radius, dtype=pos.dtype)
 
@@ -215,7 +215,7 @@ def _typical_reach(pos: Tensor, cloud: Tensor, k: int) -> float:
     return 1.5 * float(positive[len(positive) // 10]) if len(positive) else 1.0
 
 
-def _cell_candidates(
+def candidates_within(
     pos: Tensor, cloud: Tensor, radius: float, points: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield parts of ``points`` with all points in the 3^dim cells around each: (part, row, source).

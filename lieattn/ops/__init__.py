@@ -1,20 +1,27 @@
 """The operator: functions without parameters."""
 
+from lieattn.ops._attentive import AttentionMaps, attentive_convolution, convolution_responses, residual_branch
 from lieattn.ops._backend import Choice, backend, explain
 from lieattn.ops._group_attention import group_attention
 from lieattn.ops._regular import expand_kernel, fourier_linear, fourier_pays, tied_linear
 from lieattn.ops._terms import Normalization, Pattern, RelativeTerms
+from lieattn.ops._whole_clouds import whole_cloud_attention
 
 __all__ = [
+    "AttentionMaps",
     "Choice",
     "Normalization",
     "Pattern",
     "RelativeTerms",
+    "attentive_convolution",
     "backend",
+    "convolution_responses",
     "expand_kernel",
     "explain",
     "fourier_linear",
     "fourier_pays",
     "group_attention",
+    "residual_branch",
     "tied_linear",
+    "whole_cloud_attention",
 ]

@@ -13,9 +13,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from lieattn.geometry import Neighbors, Padding
 from lieattn.ops._terms import Normalization, Pattern, RelativeTerms
 
-Backend = Literal["auto", "plain", "numba", "triton"]
+Backend = Literal["auto", "plain", "dense", "numba", "triton"]
 _VARIABLE = "LIEATTN_BACKEND"
 # Triton decides once whether its kernels are interpreted, on the CPU, rather than compiled for a GPU.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -30,7 +31,7 @@ class Choice:
     Attributes
     ----------
     backend
-        ``"plain"``, ``"numba"`` or ``"triton"``.
+        ``"plain"``, ``"dense"``, ``"numba"`` or ``"triton"``.
     obstacles
         Reason, in words, for each faster backend that is not used.
     """
@@ -67,8 +68,9 @@ def backend(name: Backend) -> Iterator[None]:
     name
         ``"plain"``: the plain evaluation; ``"numba"``: the fused kernel for CPUs where it has the case, else the plain
         evaluation; ``"triton"``: the same with the fused kernel for CUDA, which Triton's interpreter also runs on CPUs,
-        slowly, if the environment variable ``TRITON_INTERPRET`` was 1 from the start; ``"auto"``, the default: the
-        fastest that has the case.
+        slowly, if the environment variable ``TRITON_INTERPRET`` was 1 from the start; ``"dense"``: torch's scaled dot
+        product attention where points attend to their whole clouds, else the plain evaluation; ``"auto"``, the
+        default: the fastest that has the case.
 
     Raises
     ------
@@ -133,13 +135,17 @@ def explain(
     query: Tensor | None,
     key: Tensor | None,
     value: Tensor,
+    neighbors: Neighbors | None = None,
     *,
     pattern: Pattern = "joint",
     normalize: Normalization = "softmax",
     terms: RelativeTerms | None = None,
+    dropout: float = 0.0,
     return_weights: bool = False,
 ) -> Choice:
     """Say which backend :func:`lieattn.ops.group_attention` takes for these arguments, and why no faster one.
+
+    Without ``neighbors`` these are taken to be parts of clouds.
 
     Examples
     --------
@@ -149,9 +155,60 @@ def explain(
     >>> print(explain(x, x, x, return_weights=True))
     plain (not numba: weights are returned, and the kernel never stores them)
     """
+    terms = terms or RelativeTerms()
+    obstacles = {}
+    if neighbors is not None:
+        reason = dense_obstacle(
+            query, key, value, neighbors, terms, pattern, normalize, dropout, return_weights=return_weights
+        )
+        if reason is None:
+            return Choice("dense", {})
+        obstacles["dense"] = reason
     name = fused_backend(value.device)
-    reason = fused_obstacle(query, key, value, terms or RelativeTerms(), pattern, normalize, return_weights)
-    return Choice(name, {}) if reason is None else Choice("plain", {name: reason})
+    reason = fused_obstacle(query, key, value, terms, pattern, normalize, return_weights)
+    return Choice(name, obstacles) if reason is None else Choice("plain", {**obstacles, name: reason})
+
+
+def dense_obstacle(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    neighbors: Neighbors,
+    terms: RelativeTerms,
+    pattern: Pattern,
+    normalize: Normalization,
+    dropout: float,
+    *,
+    return_weights: bool,
+) -> str | None:
+    """Reason why torch's scaled dot product attention does not evaluate these arguments; None if it does."""
+    if _State.asked not in ("auto", "dense"):
+        return f"backend {_State.asked!r} was asked for"
+    if neighbors.whole_clouds is None:
+        return "points are not known to attend to their whole clouds"
+    if query is None or key is None:
+        return "there are no queries"
+    given = next((field.name for field in fields(terms) if getattr(terms, field.name) is not None), None)
+    faster = _State.asked == "auto" and _kernel_is_faster(query, value, neighbors.whole_clouds, pattern)
+    obstacles = (
+        (neighbors.num_points == 0, "there are no points"),
+        (pattern not in ("joint", "framewise"), f"it has no pattern {pattern!r}"),
+        (normalize != "softmax", f"it has no normalize={normalize!r}"),
+        (given is not None, f"terms.{given} is given"),
+        (return_weights, "weights are returned, and it never stores them"),
+        (dropout > 0, "dropout would not draw the same weights again for second derivatives"),
+        (faster, "the fused kernel is faster where heads fill its vectors and have few channels"),
+    )
+    return next((reason for found, reason in obstacles if found), None)
+
+
+def _kernel_is_faster(query: Tensor, value: Tensor, clouds: Padding, pattern: Pattern) -> bool:
+    """Whether measurements on CPUs say so: products of 8 channels leave torch's matrix products idle."""
+    if value.device.type != "cpu" or not has_numba() or value.dtype not in (torch.float32, torch.float64):
+        return False
+    filled, channels = value.shape[2] % 8 == 0, max(query.shape[-1], value.shape[-1])
+    keys = clouds.shape[1] * (value.shape[1] if pattern == "joint" else 1)
+    return filled and channels <= 8 and (keys < 16 or (pattern == "joint" and value.shape[1] > 4))
 
 
 def fused_obstacle(
@@ -177,17 +234,29 @@ def fused_obstacle(
             return f"it computes in float32 and float64, the operands are {tensor.dtype}"
     if return_weights:
         return "weights are returned, and the kernel never stores them"
+    if pattern == "pooled":
+        return _missing_pooled_case(query, normalize, name)
     return _missing_case(terms, pattern, normalize)
 
 
+def _missing_pooled_case(query: Tensor | None, normalize: Normalization, name: str) -> str | None:
+    if name != "numba":
+        return "pattern 'pooled' has a kernel for CPUs only"
+    if query is None:
+        return "pattern 'pooled' without queries: weights of tables alone"
+    return None if normalize == "softmax" else f"normalize={normalize!r} with pattern 'pooled'"
+
+
 def _missing_case(terms: RelativeTerms, pattern: Pattern, normalize: Normalization) -> str | None:
+    if terms.key_psi is not None:
+        return "terms.key_psi multiplies the keys"
     if terms.fiber_key is not None and terms.fiber_key.ndim == 5:
         return "terms.fiber_key tells output frames apart, which makes the score cubic in the frames"
     for name in ("psi", "beta"):
         table = getattr(terms, name)
         if table is not None and table.shape[2] > 1:
             return f"terms.{name} tells key frames apart"
-    if pattern in ("query_sum", "pooled"):
+    if pattern == "query_sum":
         if terms.displacement_bias is not None and terms.displacement_bias.shape[2] > 1:
             return "terms.displacement_bias tells key frames apart, which makes a query sum cubic in the frames"
         if normalize in ("mean", "none"):

@@ -5,22 +5,28 @@ Every layer of the four papers is
     out(g) = Σ_{g' in N(g)} w(g, g') · V(g⁻¹ g') f(g'),    w = normalize over N(g) of score(f(g), f(g'), g⁻¹ g')
 
 over elements g = (x_i, h_a) that lie above the points x_i. This file checks the operands and chooses who evaluates
-it: ``_plain.py``, which says what is meant, or a fused kernel of ``kernels/``, which gives the same numbers faster.
+it: ``_plain.py``, which says what is meant, or ``_dense.py`` or a fused kernel of ``kernels/``, which give the same
+numbers faster.
 """
 
 from __future__ import annotations
 
 import math
 from functools import partial
+from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn.geometry import Neighbors
+from lieattn.geometry import Neighbors, Padding
+from lieattn.ops import _dense as dense
 from lieattn.ops import _plain as plain
-from lieattn.ops._backend import fused_obstacle
+from lieattn.ops import _pooled as pooled
+from lieattn.ops._backend import dense_obstacle, fused_obstacle
+from lieattn.ops._precision import common_dtype, tables, widened, without_autocast
 from lieattn.ops._terms import Normalization, Pattern, RelativeTerms, check_operands
 from lieattn.ops.kernels import _fused as fused
+from lieattn.ops.kernels import _pooled_fused as pooled_fused
 
 
 def group_attention(
@@ -51,7 +57,7 @@ def group_attention(
     * ``"query_sum"``: out(h) = Σ_g (attention from query frame g), each normalized over (j, m), with the
       displacement seen from the output frame h (GSA Eq. 16). Fibers of queries and keys may have size 1: then
       this is lifting, with the output fiber brought in by the terms.
-    * ``"pooled"``: queries, keys and values are summed over their fiber first, then as ``"query_sum"``.
+    * ``"pooled"``: one weight for a query (i, h) and a neighbor j, whose frames m are summed first; see below.
 
     For the softmax, the sum over the key fiber is done first, for every edge and query frame, and the terms of
     the displacement enter afterwards: with c the part of the score without displacement, L = logsumexp_m c
@@ -60,6 +66,20 @@ def group_attention(
     .. math::  out(h) = \sum_g \sum_j \operatorname{softmax}_j(p_h + L_g) U_g
 
     exactly, so that the query sum costs |H|² an edge and not |H|³.
+
+    For ``"pooled"`` (Affine Self Convolution, Eqs. 17-20) keys and values are affine functions of a neighbor's
+    whole fiber, to which the tables add once,
+
+    .. math::
+        K(i, h; j) = \sum_m \psi^K_{h m}(x_j - x_i) k(j, m) + \rho_h(x_j - x_i), \qquad
+        V(i, h; j) = \sum_m \psi_{h m}(x_j - x_i) v(j, m) + \beta_h(x_j - x_i)
+
+    .. math::
+        out(i, h) = \sum_j \operatorname{softmax}_j \big( s \langle q(i, h), K(i, h; j) \rangle +
+        b_h(x_j - x_i) \big) V(i, h; j)
+
+    with products of vectors entry by entry, and a query of one frame serving every h. ``"framewise"`` takes
+    :math:`\psi^K` too.
 
     **Equivariance.** For affine groups: if the terms are functions of the relative element u, moving the
     points by (t, h) and translating query, key and value by h translates the output by h.
@@ -75,8 +95,9 @@ def group_attention(
     pattern
         How fibers are tied, see above.
     normalize
-        ``"softmax"`` over all keys; ``"mean"`` divides scores by the number of keys; ``"exp-mean"`` divides
-        exp(score) by it; ``"none"`` uses the scores as weights, 1 where there are no scores (convolution).
+        ``"softmax"`` over all keys; ``"mean"`` divides scores by the number of keys, for ``"pooled"`` of neighbors;
+        ``"exp-mean"`` divides exp(score) by it; ``"none"`` uses the scores as weights, 1 where there are no scores
+        (convolution).
     terms
         Terms of the relative element.
     displacement_index
@@ -95,7 +116,8 @@ def group_attention(
         ``[points, out, heads, value_dim]``.
     weights
         None, or (before dropout) ``[edges, fiber, fiber, heads]`` for ``"joint"``, ``[edges, fiber, heads]`` for
-        ``"framewise"``, ``[edges, out, query, key, heads]`` for ``"query_sum"`` and ``"pooled"``.
+        ``"framewise"``, ``[edges, out, heads]`` for ``"pooled"``, ``[edges, out, query, key, heads]`` for
+        ``"query_sum"``.
 
     Raises
     ------
@@ -104,23 +126,32 @@ def group_attention(
     """
     terms = terms or RelativeTerms()
     check_operands(query, key, value, neighbors, terms, displacement_index, pattern, normalize, dropout)
-    if pattern == "pooled":
-        query, key = (None if t is None else t.sum(dim=1, keepdim=True) for t in (query, key))
-        value = value.sum(dim=1, keepdim=True)
     if query is not None:
         query = query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    if fused_obstacle(query, key, value, terms, pattern, normalize, return_weights) is None:
+    options = (terms, pattern, normalize)
+    if dense_obstacle(query, key, value, neighbors, *options, dropout, return_weights=return_weights) is None:
+        whole = (cast(Tensor, query), cast(Tensor, key), value, cast(Padding, neighbors.whole_clouds))
+        return dense.attend(*whole, joint=pattern == "joint"), None
+    drops_pooled = pattern == "pooled" and dropout > 0  # which the kernel does not
+    if fused_obstacle(query, key, value, *options, return_weights) is None and not drops_pooled:
+        if pattern == "pooled":
+            signals = cast(Tensor, query), cast(Tensor, key), value
+            return pooled_fused.attend(*signals, neighbors, terms, displacement_index), None
         out = fused.attend(query, key, value, neighbors, terms, displacement_index, pattern, normalize, dropout)
         return out, None
-    return plain.attend(
-        query,
-        key,
-        value,
-        neighbors,
-        pattern=pattern,
-        normalize=normalize,
-        terms=terms,
-        displacement_index=displacement_index,
-        drop=partial(F.dropout, p=dropout) if dropout > 0 else None,
-        return_weights=return_weights,
-    )
+    evaluate = pooled.attend if pattern == "pooled" else plain.attend
+    dtype = common_dtype(query, key, value, *tables(terms))
+    with without_autocast(value.device):
+        out, weights = evaluate(
+            None if query is None else query.to(dtype),
+            None if key is None else key.to(dtype),
+            value.to(dtype),
+            neighbors,
+            pattern=pattern,
+            normalize=normalize,
+            terms=widened(terms, dtype),
+            displacement_index=displacement_index,
+            drop=partial(F.dropout, p=dropout) if dropout > 0 else None,
+            return_weights=return_weights,
+        )
+    return out.to(value.dtype) if value.dtype.itemsize < 4 else out, weights

@@ -29,12 +29,12 @@ def attend(
     drop: Callable[[Tensor], Tensor] | None = None,
     return_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Evaluate :func:`lieattn.ops.group_attention` on checked operands, scaled and pooled already.
+    """Evaluate :func:`lieattn.ops.group_attention` on checked operands with a scaled query, but for ``"pooled"``.
 
     ``drop`` is applied to the weights, ``[edges, heads, out, query]`` for the softmax of a query sum and
     ``[edges, heads, out, query, key]`` otherwise.
     """
-    summed = pattern in ("query_sum", "pooled")
+    summed = pattern == "query_sum"
     # Axes from here on: [edges, heads, out, query, key]; out is 1 where it is the query frame.
     rows = _Rows(displacement_index, summed)
     content = _content_score(query, key, value, neighbors, terms, rows, tied=pattern == "framewise")
@@ -86,6 +86,8 @@ def _content_score(
     score = value.new_zeros(()).expand(neighbors.num_edges, value.shape[2], 1, 1, keys)
     if query is not None and key is not None:
         at_target, at_source = _by_head(query, neighbors.target), _by_head(key, neighbors.source)
+        if terms.key_psi is not None:  # frames attend alone
+            at_source = at_source * rows(terms.key_psi[:, :, 0].transpose(1, 2))[:, :, 0]
         if tied:
             score = (at_target * at_source).sum(-1)[:, :, None, :, None]
         else:

@@ -34,7 +34,11 @@ class RelativeTerms:
     psi
         ``[types, out, key, heads, value_dim]``: multiplies the values (Affine Self Convolution).
     beta
-        ``[types, out, key, heads, value_dim]``: is added to the values.
+        ``[types, out, key, heads, value_dim]``: is added to the values; with pattern ``"pooled"`` once for each
+        neighbor, so that its key axis is 1.
+    key_psi
+        ``[types, out, key, heads, dim]``: multiplies the keys, with patterns ``"pooled"`` and ``"framewise"`` (Affine
+        Self Convolution, where ``positional_key`` is what is added to the keys).
     """
 
     positional_key: Tensor | None = None
@@ -43,6 +47,7 @@ class RelativeTerms:
     fiber_bias: Tensor | None = None
     psi: Tensor | None = None
     beta: Tensor | None = None
+    key_psi: Tensor | None = None
 
     def plus(self, other: RelativeTerms) -> RelativeTerms:
         """Both sets of terms together; raises ValueError where both give the same term."""
@@ -73,8 +78,8 @@ def check_operands(
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout: expected a probability in [0, 1), got {dropout}")
     _check_signals(query, key, value, neighbors)
-    fiber = 1 if pattern == "pooled" else value.shape[1]
-    queries = fiber if query is None or pattern == "pooled" else query.shape[1]
+    fiber = value.shape[1]
+    queries = fiber if query is None else query.shape[1]
     if pattern in ("joint", "framewise") and queries != fiber:
         raise ValueError(f"query: pattern {pattern!r} needs a fiber of {fiber} as in value, got {queries}")
     types = neighbors.num_edges
@@ -129,12 +134,13 @@ def _check_terms(
         "fiber_bias": (queries, keys, heads),
         "psi": (types, out, keys, heads, value_dim),
         "beta": (types, out, keys, heads, value_dim),
+        "key_psi": (types, out, keys, heads, dim),
     }
     for name, shape in expected.items():
         table = getattr(terms, name)
         if table is None:
             continue
-        if name in ("positional_key", "fiber_key") and query is None:
+        if name in ("positional_key", "fiber_key", "key_psi") and query is None:
             raise ValueError(f"terms.{name}: is multiplied with the query, but query is None")
         if name == "fiber_key" and table.ndim == 5 and out == -1:
             shape = (-1, *shape)
@@ -144,5 +150,34 @@ def _check_terms(
         )
         if not fits:
             raise ValueError(f"terms.{name}: expected shape {shape} (-1: any), got {tuple(table.shape)}")
-        if pattern == "framewise" and name in ("displacement_bias", "psi", "beta") and table.shape[2] > 1:
-            raise ValueError(f"terms.{name}: frames attend alone, so the key axis must be 1, got {table.shape[2]}")
+        reason = _reason_against(name, pattern, table)
+        if reason is not None:
+            raise ValueError(f"terms.{name}: {reason}")
+    if pattern == "pooled":
+        _check_pooled_frames(query, terms)
+
+
+def _reason_against(name: str, pattern: Pattern, table: Tensor) -> str | None:
+    """Why a pattern does not take a term of the right shape, in words; None if it does."""
+    if pattern == "framewise" and name in ("displacement_bias", "psi", "beta", "key_psi") and table.shape[2] > 1:
+        return f"frames attend alone, so the key axis must be 1, got {table.shape[2]}"
+    if pattern == "pooled" and name in ("displacement_bias", "beta") and table.shape[2] > 1:
+        return f"pattern 'pooled' adds it once for each neighbor, so the key axis must be 1, got {table.shape[2]}"
+    if pattern == "pooled" and name in ("fiber_key", "fiber_bias"):
+        return "pattern 'pooled' has one score for all frames of a neighbor, so there are no pairs of frames"
+    if pattern not in ("pooled", "framewise") and name == "key_psi":
+        return f"is for the patterns 'pooled' and 'framewise', not for {pattern!r}"
+    return None
+
+
+def _check_pooled_frames(query: Tensor | None, terms: RelativeTerms) -> None:
+    """Refuse queries and tables that do not have one number of output frames."""
+    sizes = {} if query is None else {"query": query.shape[1]}
+    for name in ("positional_key", "displacement_bias", "psi", "beta", "key_psi"):
+        table = getattr(terms, name)
+        if table is not None:
+            sizes[f"terms.{name}"] = table.shape[1]
+    several = {argument: size for argument, size in sizes.items() if size > 1}
+    if len(set(several.values())) > 1:
+        found = ", ".join(f"{argument} has {size}" for argument, size in several.items())
+        raise ValueError(f"{next(iter(several))}: expected one number of output frames everywhere, but {found}")

@@ -15,6 +15,7 @@ from torch import Tensor
 from lieattn.geometry import Neighbors
 from lieattn.ops import _plain as plain
 from lieattn.ops._backend import fused_backend
+from lieattn.ops._precision import common_dtype
 from lieattn.ops._terms import Normalization, Pattern, RelativeTerms
 from lieattn.ops.kernels._dropout import dropout_mask
 from lieattn.ops.kernels._layout import Arguments, norm_shape
@@ -34,7 +35,7 @@ def attend(
     normalize: Normalization,
     dropout: float,
 ) -> Tensor:
-    """Evaluate :func:`lieattn.ops.group_attention` on checked operands, scaled and pooled already.
+    """Evaluate :func:`lieattn.ops.group_attention` on checked operands with a scaled query.
 
     Computes in the widest dtype of the operands, half precisions in float32, and returns the dtype of ``value`` for
     these. Signals in half precision are left as they are where the kernel widens them itself.
@@ -47,10 +48,7 @@ def attend(
         terms.psi,
         terms.beta,
     )
-    operands = (query, key, value, *tables)
-    dtype = torch.float32
-    for tensor in operands:
-        dtype = dtype if tensor is None else torch.promote_types(dtype, tensor.dtype)
+    dtype = common_dtype(query, key, value, *tables)
     alike = all(signal is None or signal.dtype == value.dtype for signal in (query, key))
     narrow = dtype == torch.float32 and alike and fused_backend(value.device) == "triton"
     query, key, wide = (_prepared(t, value.dtype if narrow else dtype) for t in (query, key, value))
@@ -67,7 +65,7 @@ def attend(
         neighbors.target,
         None if displacement_index is None else displacement_index.contiguous(),
         seed,
-        "query_sum" if pattern == "pooled" else pattern,
+        pattern,
         normalize,
         dropout,
     )

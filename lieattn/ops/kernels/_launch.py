@@ -161,7 +161,7 @@ def _windows(row_ptr: Tensor, source: Tensor, number: int) -> tuple[list[tuple[i
 
 
 def _run(kernel: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
-    if len(calls) == 1 or torch.get_num_threads() == 1:
+    if len(calls) < 2 or torch.get_num_threads() == 1:
         for arguments in calls:
             kernel(*arguments)
         return

@@ -16,7 +16,18 @@ from numba import types
 
 from lieattn.ops.kernels._vectors import fill, load, multiply_add, offset, stay_apart, store
 
-_SOURCES = ("_vectors", "_products", "_problem", "_edges", "_forward", "_edge_gradients", "_backward")
+_SOURCES = (
+    "_vectors",
+    "_products",
+    "_problem",
+    "_edges",
+    "_forward",
+    "_edge_gradients",
+    "_backward",
+    "_attentive_planes",
+    "_attentive",
+    "_pooled",
+)
 
 
 def compiled(function: Callable[..., Any]) -> Any:

@@ -1,0 +1,238 @@
+"""Lifts: which elements of the stabilizer stand over each point.
+
+A lift is a small value. :func:`lift_elements` gives it the clouds; what it returns are frames, elements of the
+stabilizer of the space, ``[points, fiber, k, k]``. docs/exactness.md has the measured error of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from lieattn._checks import check_count, kind
+from lieattn.geometry._neighbor_lists import Neighbors
+from lieattn.geometry._point_clouds import PointClouds
+from lieattn.groups import FiniteGroup, LieGroup, check_group
+from lieattn.spaces import HomogeneousSpace
+
+_BLOCK = 64  # places whose frames are drawn together
+
+
+class Lift(Protocol):
+    """A choice of frames for any clouds."""
+
+    def __call__(
+        self,
+        clouds: PointClouds,
+        neighbors: Neighbors,
+        space: HomogeneousSpace,
+        *,
+        weights: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Frames ``[points, fiber, k, k]``, elements of the stabilizer of the space.
+
+        Parameters
+        ----------
+        clouds
+            The clouds.
+        neighbors
+            Their neighbor lists.
+        space
+            What is lifted.
+        weights
+            Weights of the points ``[points]``, for lifts that average over them.
+        generator
+            Where random lifts draw from.
+        """
+
+
+@dataclass(frozen=True)
+class FiniteFrames:
+    """The same finite fiber over every point: all elements of a finite subgroup H of the stabilizer.
+
+    **Equivariance.** Exact for R^d ⋊ H on any clouds; for other rotations an error that shrinks with the order.
+
+    Parameters
+    ----------
+    group
+        H, for example ``octahedral()`` for SE(3), ``cyclic(n)`` for SE(2) and the sphere.
+    """
+
+    group: FiniteGroup
+
+    def __post_init__(self) -> None:
+        check_group("group", self.group)
+
+    def __call__(
+        self,
+        clouds: PointClouds,
+        neighbors: Neighbors,
+        space: HomogeneousSpace,
+        *,
+        weights: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Frames ``[points, fiber, k, k]``; raises ValueError if H is no subgroup of the stabilizer."""
+        matrices = self.group.matrices(clouds.pos)
+        stabilizer_of(space).check("frames", matrices)
+        return matrices.expand(clouds.num_points, -1, -1, -1)
+
+
+@dataclass(frozen=True)
+class SampledFrames:
+    """Random frames: for each point, or the same ones over all points of a cloud.
+
+    **Equivariance.** In distribution only: the output for a turned cloud differs from the turned output by an error
+    that shrinks with ``count``. What is equivariant exactly are frames that turn with the cloud: see
+    :class:`PrincipalFrames`.
+
+    Frames are drawn when points are lifted. Without a generator they come from ``seed`` and are the same at every
+    call, and the same for a cloud alone and in a batch: they depend on nothing but the seed and the place of the
+    point in its cloud. With a generator given to :func:`lift_elements`, as in training, they are new at every call.
+
+    Parameters
+    ----------
+    count
+        Number of frames, the size of the fiber.
+    per
+        ``"point"``, or ``"cloud"`` for one set over all its points; then relative rotations are those of the set.
+    design
+        Whether frames are an equal-weight design (see :meth:`LieGroup.design`) times one random element: each is
+        uniform, and together they average low degrees exactly. False: independent draws. None: a design if there is
+        one of this size, otherwise independent draws; for SO(3) there are designs of 1, 2, 4, 12, 24, 60.
+    seed
+        Of the draws without a generator.
+    """
+
+    count: int
+    per: Literal["point", "cloud"] = "point"
+    design: bool | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("count", self.count)
+        check_count("seed", self.seed, least=0)
+        if self.per not in ("point", "cloud"):
+            raise ValueError(f"per: expected 'point' or 'cloud', got {self.per!r}")
+        if self.design not in (None, True, False):
+            raise TypeError(f"design: expected True, False or None, got {self.design!r}")
+
+    def __call__(
+        self,
+        clouds: PointClouds,
+        neighbors: Neighbors,
+        space: HomogeneousSpace,
+        *,
+        weights: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Frames ``[points, fiber, k, k]``; raises ValueError for a design of a size that there is not."""
+        per_cloud = self.per == "cloud"
+        if generator is None:
+            place = torch.zeros_like(clouds.batch) if per_cloud else _place_in_cloud(clouds)
+            blocks = int(place.max()) // _BLOCK + 1 if len(place) else 0
+            # What is drawn for a place must not depend on how many there are, so blocks are drawn by themselves.
+            generators = [torch.Generator().manual_seed(self.seed + (block << 32)) for block in range(blocks)]
+            drawn = [self._draw(stabilizer_of(space), _BLOCK, generator) for generator in generators]
+            frames = torch.cat(drawn) if drawn else self._draw(stabilizer_of(space), 0, torch.Generator())
+        else:
+            number = clouds.num_clouds if per_cloud else clouds.num_points
+            place = clouds.batch if per_cloud else torch.arange(number, device=clouds.device)
+            frames = self._draw(stabilizer_of(space), number, generator)
+        return frames.to(clouds.pos)[place]
+
+    def _draw(self, group: LieGroup, number: int, generator: torch.Generator) -> Tensor:
+        if self.design or (self.design is None and _has_design(group, self.count)):
+            return group.sample_design(number, count=self.count, generator=generator, dtype=torch.float64)
+        return group.sample(number, self.count, generator=generator, dtype=torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class GivenFrames:
+    """Frames from outside: learned, of a physical system, or of another lift turned by hand.
+
+    **Equivariance.** Exact if the frames turn with the points. Gradients flow into them.
+
+    Parameters
+    ----------
+    frames
+        Elements of the stabilizer, ``[points, fiber, k, k]``, or ``[clouds, fiber, k, k]`` with ``per="cloud"``.
+    per
+        ``"point"`` or ``"cloud"``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When points are lifted: if their number differs, or a matrix is no element of the stabilizer, for example not
+        orthogonal, or improper where the group is SE(3).
+    """
+
+    frames: Tensor
+    per: Literal["point", "cloud"] = "point"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.frames, Tensor) or not self.frames.is_floating_point():
+            raise TypeError(f"frames: expected a floating tensor [points, fiber, k, k], got {kind(self.frames)}")
+        if self.frames.ndim != 4 or self.frames.shape[1] == 0:
+            raise ValueError(f"frames: expected [points, fiber, k, k] with a fiber, got {tuple(self.frames.shape)}")
+        if self.per not in ("point", "cloud"):
+            raise ValueError(f"per: expected 'point' or 'cloud', got {self.per!r}")
+
+    def __call__(
+        self,
+        clouds: PointClouds,
+        neighbors: Neighbors,
+        space: HomogeneousSpace,
+        *,
+        weights: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Frames ``[points, fiber, k, k]`` in the dtype of the points."""
+        number = clouds.num_clouds if self.per == "cloud" else clouds.num_points
+        if len(self.frames) != number:
+            raise ValueError(f"frames: expected those of {number} {self.per}s, got {len(self.frames)}")
+        if self.frames.device != clouds.device:
+            raise ValueError(f"frames: expected on {clouds.device} as the points, got on {self.frames.device}")
+        stabilizer_of(space).check("frames", self.frames)
+        frames = self.frames.to(clouds.pos.dtype)
+        return frames[clouds.batch] if self.per == "cloud" else frames
+
+
+def stabilizer_of(space: HomogeneousSpace) -> LieGroup:
+    """Group that the frames of a space belong to; ValueError where it is trivial."""
+    if space.stabilizer is None:
+        raise ValueError(f"frames: the stabilizer of {space.name} is trivial, so there are none to choose: give None")
+    return space.stabilizer
+
+
+def gram_matrix(group: LieGroup) -> Tensor | None:
+    """Gram matrix ``[dim, dim]`` of the columns of a generic element's linear part: the identity if lengths are kept.
+
+    None where the group has no exponential to make one.
+    """
+    try:
+        linear = group.linear(group.exp(torch.linspace(0.3, 0.7, group.algebra_dim, dtype=torch.float64)))
+    except NotImplementedError:
+        return None
+    return linear.mT @ linear
+
+
+def _has_design(group: LieGroup, count: int) -> bool:
+    try:
+        group.design(count)
+    except ValueError:
+        return False
+    return True
+
+
+def _place_in_cloud(clouds: PointClouds) -> Tensor:
+    """Rank of each point among those of its cloud, in their order: ``[points]`` int64."""
+    order = clouds.batch.argsort(stable=True)
+    size = torch.bincount(clouds.batch, minlength=clouds.num_clouds)
+    place = torch.empty_like(clouds.batch)
+    place[order] = torch.arange(len(order), device=order.device)
+    return place - (size.cumsum(0) - size)[clouds.batch]

@@ -1,0 +1,313 @@
+"""Frames that turn with the data: principal axes of the cloud, or of the neighborhood of each point."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lieattn._checks import check_length
+from lieattn.geometry._axes import Candidates, completed_axes, principal_axes
+from lieattn.geometry._lifts import gram_matrix, stabilizer_of
+from lieattn.geometry._neighbor_lists import Neighbors
+from lieattn.geometry._point_clouds import PointClouds
+from lieattn.groups import LieGroup
+from lieattn.spaces import HomogeneousSpace
+
+
+class DegenerateFramesWarning(UserWarning):
+    """Some principal axes are not determined by the second moments, and a fallback was taken."""
+
+
+@dataclass(frozen=True)
+class PrincipalFrames:
+    r"""Principal axes as frames, with all choices of their signs as the fiber: exact for rigid motions.
+
+    The frames over a point are :math:`V \operatorname{diag}(\pm 1, ..., \pm 1)` with the columns of V the eigenvectors,
+    by descending eigenvalue, of
+
+    .. math::
+        M = \frac{\sum_j w_j (x_j - c)(x_j - c)^T}{\sum_j w_j}
+
+    over the cloud with c its weighted mean, or over the neighbors of a point with c the point itself. The fiber is
+    2^(d-1) proper frames (4 in space, 2 in the plane), or all 2^d where reflections belong to the group. Where
+    the stabilizer has dilations too, as for ``Sim(d)``, frames are multiplied by the root mean square radius
+    :math:`\sqrt{\operatorname{tr} M}`. Over points of a sphere or an orbit frames lie across the direction of
+    the point, and M is projected there, about the origin for the cloud.
+
+    **Equivariance.** Exact: turning and shifting a cloud turns and shifts its frames, as sets. Their order in the
+    fiber may change, from point to point where ``of="neighborhood"``; what follows must not depend on it, as
+    attention in the joint pattern and sums over the fiber do not. The error is rounding divided by the gap below.
+
+    **Degenerate moments.** Eigenvectors are not determined where eigenvalues coincide, and jump where they cross. Two
+    next to each other, λ ≥ μ, count as equal if λ - μ < ``gap`` sqrt(λ₁ λ) with λ₁ the largest. Then a
+    :class:`DegenerateFramesWarning` is issued, and the axes that are undetermined are replaced, one after the other, by
+    the direction of the point farthest from the center across the axes found already, the first in the order of
+    points among equally far ones: of the neighborhood, and if all of that lies on these axes, of the cloud. If all
+    of that does too (points on a line, or at one place), the axis is arbitrary, but a function of the others. So
+    rigid motions stay exact for invariant outputs: what is arbitrary is then not seen by any point. What is lost is
+    independence of the order of points, where points are equally far that no symmetry in the group exchanges. Frames as
+    functions of the points jump at the gap and where the farthest point changes, and so does what is made of them.
+
+    **Derivatives.** Correct wherever frames are continuous, to all orders where no moments are degenerate and to first
+    order elsewhere.
+
+    Parameters
+    ----------
+    of
+        ``"cloud"``: one set of frames for all its points; ``"neighborhood"``: for each point those of its neighbors.
+    improper
+        Whether to include improper frames; where the stabilizer has them if absent.
+    gap
+        See above.
+    cutoff
+        Length at which weights of neighbors reach zero smoothly, as (1 - (r / cutoff)²)²: with the radius of the
+        neighborhood as cutoff, frames do not jump when a point enters it. All weigh the same if absent.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these; when points are lifted, if the stabilizer does not have all the frames, or
+        clouds that repeat should have one set of frames.
+    """
+
+    of: Literal["cloud", "neighborhood"] = "cloud"
+    improper: bool | None = None
+    gap: float = 1e-2
+    cutoff: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.of not in ("cloud", "neighborhood"):
+            raise ValueError(f"of: expected 'cloud' or 'neighborhood', got {self.of!r}")
+        if self.improper not in (None, True, False):
+            raise TypeError(f"improper: expected True, False or None, got {self.improper!r}")
+        if not 0 < self.gap < 1:
+            raise ValueError(f"gap: expected a number between 0 and 1, got {self.gap}")
+        if self.cutoff is not None:
+            check_length("cutoff", self.cutoff)
+            if self.of == "cloud":
+                raise ValueError("cutoff: is of neighborhoods, but the frames are of clouds")
+
+    def __call__(
+        self,
+        clouds: PointClouds,
+        neighbors: Neighbors,
+        space: HomogeneousSpace,
+        *,
+        weights: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Frames ``[points, fiber, k, k]``."""
+        group = stabilizer_of(space)
+        signs = _signs(group, self.improper)
+        with torch.autocast(clouds.device.type, enabled=False):
+            data = self._data(clouds, neighbors, space, weights)
+            axes, isolated = principal_axes(data.moments, self.gap)
+            vague = ~isolated.all(-1)
+            if vague.any():
+                _warn(self, data.moments[vague])
+                rows = vague.nonzero()[:, 0]
+                candidates = [_of_rows(candidate, rows) for candidate in data.candidates]
+                epsilon = torch.finfo(clouds.pos.dtype).eps
+                completed = completed_axes(axes[rows], isolated[rows], candidates, epsilon)
+                axes = axes.index_put((rows,), completed)
+            axes = _proper(axes)
+            if _has(group, 2 * torch.eye(group.dim, dtype=torch.float64)):
+                axes = axes * _radius(data.moments)[:, None, None]
+            frames = (axes[:, None] * signs.to(axes)[:, None, :]).to(clouds.pos.dtype)
+        return frames if data.per_point else frames[clouds.batch]
+
+    def degenerate(
+        self, clouds: PointClouds, neighbors: Neighbors, space: HomogeneousSpace, *, weights: Tensor | None = None
+    ) -> Tensor:
+        """Over which points second moments do not determine the axes, bool ``[points]``; without a warning."""
+        data = self._data(clouds, neighbors, space, weights)
+        vague = ~principal_axes(data.moments.detach(), self.gap)[1].all(-1)
+        return vague if data.per_point else vague[clouds.batch]
+
+    def _data(
+        self, clouds: PointClouds, neighbors: Neighbors, space: HomogeneousSpace, weights: Tensor | None
+    ) -> _Data:
+        group = stabilizer_of(space)
+        gram = gram_matrix(space.group)
+        if self.cutoff is not None and gram is not None and (gram - torch.eye(len(gram)).to(gram)).abs().max() > 1e-9:
+            raise ValueError(f"cutoff: {space.group.name} does not preserve lengths, so leave it out")
+        weights = _checked_weights(weights, clouds)
+        pos = clouds.pos[:, : space.group.dim].double()
+        basis = _local_basis(space, group, clouds.pos)
+        if self.of == "neighborhood":
+            return _of_neighborhoods(clouds, neighbors, pos, weights, basis, self.cutoff)
+        if clouds.cell is not None:
+            raise ValueError("of: clouds that repeat have no center; take PrincipalFrames(of='neighborhood')")
+        return _of_clouds(clouds, pos, weights, basis, centered=space.group.is_affine)
+
+
+@dataclass(frozen=True, eq=False)
+class _Data:
+    """What axes are made of: float64 moments ``[rows, k, k]``, and points to ask where these do not suffice."""
+
+    moments: Tensor
+    candidates: list[Candidates]
+    per_point: bool
+
+
+def _of_clouds(clouds: PointClouds, pos: Tensor, weights: Tensor, basis: Tensor | None, *, centered: bool) -> _Data:
+    number, batch = clouds.num_clouds, clouds.batch
+    seen = pos - _mean(pos, weights, batch, number)[batch] if centered else pos
+    moments = _mean(seen[:, :, None] * seen[:, None, :], weights, batch, number)
+    if basis is None:
+        return _Data(moments, [_grouped(seen, batch)], per_point=False)
+    moments = basis.mT @ moments[batch] @ basis
+    return _Data(moments, [_all_points(clouds, seen, None, basis)], per_point=True)
+
+
+def _of_neighborhoods(
+    clouds: PointClouds,
+    neighbors: Neighbors,
+    pos: Tensor,
+    weights: Tensor,
+    basis: Tensor | None,
+    cutoff: float | None,
+) -> _Data:
+    target = neighbors.target
+    seen = neighbors.displacements(pos)
+    weights = weights[neighbors.source]
+    if cutoff is not None:
+        weights = weights * (1 - seen.square().sum(-1) / cutoff**2).clamp(min=0).square()
+    if basis is not None:
+        seen = (basis.mT[target] @ seen[..., None])[..., 0]
+    moments = _mean(seen[:, :, None] * seen[:, None, :], weights, target, clouds.num_points)
+    # Of what is cut off, axes must not be made either.
+    candidates = [_grouped(seen[weights > 0], target[weights > 0])]
+    if clouds.cell is None:
+        candidates.append(_all_points(clouds, pos, pos, basis))
+    return _Data(moments, candidates, per_point=True)
+
+
+def _grouped(vectors: Tensor, row: Tensor) -> Candidates:
+    """Candidates of some rows, out of vectors that belong to one row each."""
+
+    def candidates(rows: Tensor) -> tuple[Tensor, Tensor]:
+        most = int(torch.cat([row, rows]).max()) + 1 if len(rows) else 1
+        place = torch.full((most,), -1, dtype=torch.int64, device=rows.device)
+        place[rows] = torch.arange(len(rows), device=rows.device)
+        kept = (place[row] >= 0).nonzero()[:, 0]
+        return vectors[kept], place[row[kept]]
+
+    return candidates
+
+
+def _all_points(clouds: PointClouds, pos: Tensor, center: Tensor | None, basis: Tensor | None) -> Candidates:
+    """Candidates of some points: all points of their clouds, seen from their centers ``[points, dim]``."""
+    size = torch.bincount(clouds.batch, minlength=clouds.num_clouds)
+    order = clouds.batch.argsort(stable=True)
+    first = size.cumsum(0) - size
+
+    def candidates(points: Tensor) -> tuple[Tensor, Tensor]:
+        own = clouds.batch[points]
+        place = torch.repeat_interleave(torch.arange(len(points), device=points.device), size[own])
+        within = torch.arange(len(place), device=points.device) - (size[own].cumsum(0) - size[own])[place]
+        seen = pos[order[first[own][place] + within]]
+        if center is not None:
+            seen = seen - center[points[place]]
+        if basis is not None:
+            seen = (basis.mT[points[place]] @ seen[..., None])[..., 0]
+        return seen, place
+
+    return candidates
+
+
+def _of_rows(candidates: Candidates, rows: Tensor) -> Candidates:
+    """The same candidates, for rows counted among those given."""
+    return lambda chosen: candidates(rows[chosen])
+
+
+def _mean(numbers: Tensor, weights: Tensor, row: Tensor, rows: int) -> Tensor:
+    """Weighted means of numbers ``[n, *]`` that belong to one row each: ``[rows, *]``, 0 where there are none."""
+    weighted = numbers * weights.reshape(-1, *[1] * (numbers.ndim - 1))
+    total = weights.new_zeros(rows).index_add(0, row, weights)
+    summed = numbers.new_zeros(rows, *numbers.shape[1:]).index_add(0, row, weighted)
+    return summed / torch.where(total > 0, total, 1.0).reshape(-1, *[1] * (numbers.ndim - 1))
+
+
+def _local_basis(space: HomogeneousSpace, group: LieGroup, points: Tensor) -> Tensor | None:
+    """Columns ``[points, dim, k]`` on which frames act, where these are fewer than the space has; None if all."""
+    dim, k = space.group.dim, group.dim
+    turn = _generic_rotation(k)
+    found = space.group.linear(space.embed(turn))
+    expected = torch.block_diag(torch.eye(dim - k, dtype=turn.dtype), turn)
+    if not torch.allclose(found, expected):
+        raise ValueError(
+            f"frames: in {space.name}, {group.name} does not act on the last {k} of {dim} coordinates alone, so "
+            "principal axes are not known here; take GivenFrames"
+        )
+    return None if k == dim else space.group.linear(space.section(points))[..., -k:].double()
+
+
+def _signs(group: LieGroup, improper: bool | None) -> Tensor:
+    """Diagonals ``[fiber, k]`` of the sign matrices that frames are multiplied with."""
+    k = group.dim
+    if not _has(group, _generic_rotation(k)):
+        raise ValueError(
+            f"frames: {group.name} does not have all rotations, so principal axes are none of its elements"
+        )
+    mirror = torch.eye(k, dtype=torch.float64)
+    mirror[-1, -1] = -1
+    allowed = _has(group, mirror)
+    if improper and not allowed:
+        raise ValueError(f"improper: {group.name} has no improper elements")
+    signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=k)), dtype=torch.float64)
+    return signs if allowed and improper is not False else signs[signs.prod(-1) > 0]
+
+
+def _generic_rotation(k: int) -> Tensor:
+    skew = torch.linspace(0.3, 0.7, k * k, dtype=torch.float64).reshape(k, k)
+    return torch.linalg.matrix_exp(skew - skew.T)
+
+
+def _has(group: LieGroup, matrix: Tensor) -> bool:
+    try:
+        group.check("frames", matrix)
+    except ValueError:
+        return False
+    return True
+
+
+def _proper(axes: Tensor) -> Tensor:
+    """Axes with the last one turned round where they are improper."""
+    sign = torch.where(torch.linalg.det(axes.detach()) < 0, -1.0, 1.0)
+    return torch.cat([axes[..., :-1], axes[..., -1:] * sign[:, None, None]], dim=-1)
+
+
+def _radius(moments: Tensor) -> Tensor:
+    """Root mean square radius ``[rows]``, 1 where it is 0."""
+    trace = moments.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return torch.where(trace > 0, trace, 1.0).sqrt()
+
+
+def _checked_weights(weights: Tensor | None, clouds: PointClouds) -> Tensor:
+    if weights is None:
+        return torch.ones(clouds.num_points, dtype=torch.float64, device=clouds.device)
+    if not isinstance(weights, Tensor) or weights.shape != (clouds.num_points,) or weights.device != clouds.device:
+        shape = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+        raise ValueError(f"weights: expected [points={clouds.num_points}] on {clouds.device}, got {shape}")
+    bad = ~(torch.isfinite(weights) & (weights >= 0))
+    if bad.any():
+        first = int(bad.nonzero()[0])
+        raise ValueError(f"weights: expected finite numbers from 0, got {float(weights[first])} for point {first}")
+    return weights.double()
+
+
+def _warn(frames: PrincipalFrames, moments: Tensor) -> None:
+    """Issue the warning, unless all these moments vanish: where there is one place, nothing is lost."""
+    if bool((moments.detach() != 0).any()):
+        warnings.warn(
+            f"{frames}: some eigenvalues of the second moments lie closer together than gap={frames.gap:g}, so axes "
+            "were completed by farthest points; what that costs is in the docstring",
+            DegenerateFramesWarning,
+            stacklevel=4,
+        )

@@ -1,0 +1,202 @@
+"""Subsampling: points of a cloud that are far from each other."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lieattn._checks import check_count
+from lieattn.geometry._clouds import as_coordinates, check_indices, first_true
+from lieattn.geometry._point_clouds import PointClouds, point_clouds
+from lieattn.geometry._search import TIE_TOLERANCE
+
+# How far away padding counts: behind every point that is there.
+_PADDING = -100.0
+
+
+def farthest_points(
+    points: Any,
+    *,
+    count: int | None = None,
+    fraction: float | None = None,
+    batch: Tensor | None = None,
+    ptr: Tensor | None = None,
+    start: Literal["outermost", "first"] | Tensor = "outermost",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Farthest-point subsampling of each cloud: again and again the point farthest from those chosen already.
+
+    **Equivariance.** Depends on distances alone, so it commutes with rotations, reflections and translations; with
+    the outermost point as start, also with permutations of points, unless points are equally far.
+
+    Parameters
+    ----------
+    points
+        Point clouds in any of the forms that :func:`point_clouds` takes; clouds that repeat are taken as they are.
+    count
+        Points to keep of each cloud; all of a smaller one.
+    fraction
+        Instead of the count: share of each cloud, rounded, at least one point of a cloud that has any.
+    batch, ptr
+        The clouds, see :func:`point_clouds`.
+    start
+        First point of each cloud: the one farthest from their mean, the first one, or indices ``[clouds]`` int64
+        (any number for an empty cloud).
+    generator
+        Draws the first points instead.
+
+    Returns
+    -------
+    Tensor
+        ``[points kept]`` int64 indices, cloud by cloud in the order in which they were chosen. Of points equally
+        far, up to a relative 1e-5, the first one is taken.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If not exactly one of count and fraction is given, or an argument is not as above.
+
+    Examples
+    --------
+    >>> farthest_points(torch.tensor([[0.0], [1.0], [2.0], [10.0]]), count=3).tolist()
+    [3, 0, 2]
+    """
+    clouds = point_clouds(points, batch=batch, ptr=ptr)
+    pos = as_coordinates(clouds.pos)
+    size = torch.bincount(clouds.batch, minlength=clouds.num_clouds)
+    wanted = _wanted(size, count, fraction)
+    most = int(wanted.max()) if len(wanted) else 0
+    chosen = torch.full((clouds.num_clouds, most), -1, dtype=torch.int64, device=clouds.device)
+    if most:
+        current = _starts(clouds, pos, size, start, generator)
+        nearest = torch.full((len(pos),), torch.inf, dtype=pos.dtype, device=pos.device)
+        for step in range(most):
+            chosen[:, step] = current
+            centers = pos[current.clamp(min=0)][clouds.batch]
+            nearest = torch.minimum(nearest, (pos - centers).square().sum(-1))
+            # Below all others, so that no point is chosen twice where points coincide.
+            nearest[current[current >= 0]] = -1.0
+            current = _first_farthest(nearest, clouds)
+    place = torch.arange(most, device=clouds.device)
+    return chosen[place < wanted[:, None]]
+
+
+def farthest_by_distance(distance: Tensor, count: int, start: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Farthest-point subsampling of padded clouds from given distances, of group elements for example.
+
+    Parameters
+    ----------
+    distance
+        ``[clouds, N, N]`` floating distances.
+    count
+        Points to choose of each cloud, at most N.
+    start
+        First point of each cloud, int64 ``[clouds]``.
+    mask
+        ``[clouds, N]`` bool, which points are there; all if absent. Padding counts as 100 less than nothing away: a
+        cloud of fewer than ``count`` points has its first one chosen again.
+
+    Returns
+    -------
+    Tensor
+        ``[clouds, count]`` int64, in the order in which they were chosen; of points equally far the first.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If shapes or dtypes do not fit.
+    """
+    if not isinstance(distance, Tensor) or not distance.is_floating_point():
+        raise TypeError("distance: expected a floating tensor [clouds, N, N]")
+    if distance.ndim != 3 or distance.shape[1] != distance.shape[2]:
+        raise ValueError(f"distance: expected [clouds, N, N], got {tuple(distance.shape)}")
+    clouds, size = distance.shape[:2]
+    check_count("count", count)
+    if count > size:
+        raise ValueError(f"count: expected at most {size}, the points of a cloud, got {count}")
+    _check_starts(start, clouds, torch.full((clouds,), size), distance.device)
+    if mask is None:
+        mask = torch.ones(clouds, size, dtype=torch.bool, device=distance.device)
+    if mask.shape != (clouds, size) or mask.dtype != torch.bool:
+        raise ValueError(f"mask: expected bool [{clouds}, {size}], got {mask.dtype} {tuple(mask.shape)}")
+    rows = torch.arange(clouds, device=distance.device)
+    nearest = torch.full_like(distance[:, 0], torch.inf)
+    chosen = [start]
+    for _ in range(count - 1):
+        reached = torch.where(mask, distance[rows, chosen[-1]], _PADDING)
+        nearest = torch.minimum(nearest, reached)
+        largest = nearest == nearest.amax(1, keepdim=True)
+        chosen.append(largest.long().argmax(1))
+    return torch.stack(chosen, dim=1)
+
+
+def _wanted(size: Tensor, count: int | None, fraction: float | None) -> Tensor:
+    if (count is None) == (fraction is None):
+        raise ValueError(f"count, fraction: expected exactly one of them, got {count!r} and {fraction!r}")
+    if count is not None:
+        check_count("count", count)
+        return size.clamp(max=count)
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
+        raise ValueError(f"fraction: expected a number above 0 and up to 1, got {fraction!r}")
+    return torch.minimum((fraction * size.double()).round().long().clamp(min=1), size)
+
+
+def _starts(
+    clouds: PointClouds,
+    pos: Tensor,
+    size: Tensor,
+    start: Literal["outermost", "first"] | Tensor,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """First point of each cloud, -1 where there is none."""
+    order = clouds.batch.argsort(stable=True)
+    first = size.cumsum(0) - size
+    if isinstance(start, Tensor):
+        return _given_starts(start, clouds, size)
+    if start not in ("outermost", "first"):
+        raise ValueError(f"start: expected 'outermost', 'first' or indices of points, got {start!r}")
+    if generator is not None:
+        draw = torch.rand(len(size), generator=generator, dtype=torch.float64, device=generator.device).to(pos.device)
+        place = torch.minimum((draw * size).long(), size - 1)
+    elif start == "first":
+        place = torch.zeros_like(size)
+    else:
+        total = pos.new_zeros(len(size), pos.shape[1]).index_add(0, clouds.batch, pos)
+        mean = total / size.clamp(min=1)[:, None]
+        return _first_farthest((pos - mean[clouds.batch]).square().sum(-1), clouds)
+    return torch.where(size > 0, order[(first + place).clamp(0, len(order) - 1)], -1)
+
+
+def _given_starts(start: Tensor, clouds: PointClouds, size: Tensor) -> Tensor:
+    _check_starts(start, clouds.num_clouds, torch.where(size > 0, clouds.num_points, -1), clouds.device)
+    start = torch.where(size > 0, start, -1)
+    own = torch.arange(clouds.num_clouds, device=clouds.device)
+    foreign = (start >= 0) & (clouds.batch[start.clamp(min=0)] != own)
+    if foreign.any():
+        cloud = first_true(foreign)
+        raise ValueError(f"start: expected a point of cloud {cloud}, got {int(start[cloud])} of another one")
+    return start
+
+
+def _check_starts(start: Tensor, clouds: int, limit: Tensor, device: torch.device) -> None:
+    """Refuse starts beyond the limit of their cloud; one below 0 allows any."""
+    check_indices("start", start, dim=1, device=device)
+    if len(start) != clouds:
+        raise ValueError(f"start: expected one point for each of {clouds} clouds, got {len(start)}")
+    limit = limit.to(device)
+    outside = (limit >= 0) & ((start < 0) | (start >= limit))
+    if outside.any():
+        cloud = first_true(outside)
+        raise ValueError(f"start: expected indices from 0 to {int(limit[cloud]) - 1}, got {int(start[cloud])}")
+
+
+def _first_farthest(squared: Tensor, clouds: PointClouds) -> Tensor:
+    """First of the points with the largest squared distance in each cloud ``[clouds]``, -1 where there is none."""
+    largest = squared.new_full((clouds.num_clouds,), -torch.inf).scatter_reduce(0, clouds.batch, squared, "amax")
+    limit = torch.where(largest > 0, largest * (1 - TIE_TOLERANCE) ** 2, largest)
+    tied = (squared >= limit[clouds.batch]).nonzero()[:, 0]
+    first = torch.full((clouds.num_clouds,), len(squared), dtype=torch.int64, device=squared.device)
+    first.scatter_reduce_(0, clouds.batch[tied], tied, "amin")
+    return torch.where(first < len(squared), first, -1)

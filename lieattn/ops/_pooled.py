@@ -1,0 +1,178 @@
+"""The pattern ``"pooled"`` in plain maths: one weight for a query and a neighbor, whose frames are summed first.
+
+Keys and values are affine functions of the whole fiber of a neighbor. The sum over the key fiber comes first, where
+displacements repeat in one product for all points and types, so that nothing of the size edges x fiber x fiber x dim
+is stored. Targets are taken in portions, and what a portion computes is computed again for the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from lieattn.geometry import Neighbors
+from lieattn.ops._terms import Normalization, Pattern, RelativeTerms
+
+# Entries of the largest tensor of a portion: small enough for a cache, large enough to be worth the calls.
+_PORTION = {"cpu": 2**19, "cuda": 2**25}
+
+
+def attend(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    neighbors: Neighbors,
+    *,
+    pattern: Pattern = "pooled",
+    normalize: Normalization,
+    terms: RelativeTerms,
+    displacement_index: Tensor | None,
+    drop: Callable[[Tensor], Tensor] | None = None,
+    return_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Evaluate :func:`lieattn.ops.group_attention` on checked operands with a scaled query.
+
+    ``drop`` is applied to the weights ``[edges, out, heads]``.
+    """
+    problem = _Problem(query, key, value, terms, normalize, drop)
+    portions = _portions(neighbors, displacement_index, problem.entries(displacement_index is not None))
+    if len(portions) == 1:
+        out, weights = problem.attend(portions[0])
+        return out, weights if return_weights else None
+    again = torch.is_grad_enabled()
+    parts = [
+        checkpoint(problem.attend, portion, use_reentrant=False) if again else problem.attend(portion)
+        for portion in portions
+    ]
+    out = torch.cat([part for part, _ in parts])
+    return out, torch.cat([weights for _, weights in parts]) if return_weights else None
+
+
+@dataclass(frozen=True)
+class _Portion:
+    """Edges of consecutive targets: ``target`` counts from the first one, ``source`` through all points."""
+
+    first: int
+    targets: int
+    source: Tensor
+    target: Tensor
+    degree: Tensor
+    index: Tensor
+    repeats: bool
+
+
+def _portions(neighbors: Neighbors, index: Tensor | None, entries: int) -> list[_Portion]:
+    """Cut the targets where their edges exceed what a portion may store, ``entries`` an edge."""
+    limit = max(1, _PORTION.get(neighbors.device.type, _PORTION["cuda"]) // entries)
+    bounds = [0, neighbors.num_points]
+    edges = [0, neighbors.num_edges]
+    if neighbors.num_edges > limit:
+        marks = torch.arange(0, neighbors.num_edges, limit, device=neighbors.device)
+        inner = torch.searchsorted(neighbors.row_ptr, marks, right=True) - 1
+        inner = torch.cat([inner, inner.new_tensor([neighbors.num_points])]).unique()
+        inner[0] = 0
+        bounds, edges = inner.tolist(), neighbors.row_ptr[inner].tolist()
+    degree = neighbors.degree
+    rows = torch.arange(neighbors.num_edges, device=neighbors.device) if index is None else index
+    return [
+        _Portion(
+            first,
+            last - first,
+            neighbors.source[start:end],
+            neighbors.target[start:end] - first,
+            degree[first:last],
+            rows[start:end],
+            index is not None,
+        )
+        for (first, last), (start, end) in zip(pairwise(bounds), pairwise(edges), strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Operands that all portions share."""
+
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor
+    terms: RelativeTerms
+    normalize: Normalization
+    drop: Callable[[Tensor], Tensor] | None
+
+    def entries(self, repeats: bool) -> int:
+        """Entries that an edge takes in the largest tensor."""
+        outs, keys = [1], [1]
+        for table in (self.terms.positional_key, self.terms.beta, self.query):
+            outs.append(1 if table is None else table.shape[1])
+        for table in (self.terms.key_psi, self.terms.psi):
+            if table is not None:
+                outs.append(table.shape[1])
+                keys.append(1 if repeats else table.shape[2])
+        width = self.value.shape[-1] if self.key is None else max(self.value.shape[-1], self.key.shape[-1])
+        return max(outs) * max(keys) * self.value.shape[2] * width
+
+    def attend(self, part: _Portion) -> tuple[Tensor, Tensor]:
+        """Output ``[targets, out, heads, value_dim]`` and weights ``[edges, out, heads]`` of a portion."""
+        from torch_geometric.utils import scatter
+
+        terms = self.terms
+        values = _summed(self.value, terms.psi, part)
+        weights = self._weights(part, values)
+        if terms.beta is not None:
+            values = values + terms.beta[:, :, 0].index_select(0, part.index)
+        message = (weights if self.drop is None else self.drop(weights))[..., None] * values
+        return scatter(message, part.target, dim=0, dim_size=part.targets, reduce="sum"), weights
+
+    def _weights(self, part: _Portion, values: Tensor) -> Tensor:
+        """Weights, given the sums over the frames of the values, which may be those of the keys too."""
+        from torch_geometric.utils import softmax
+
+        terms, score = self.terms, None
+        if self.query is not None and self.key is not None:
+            query = self.query[part.first : part.first + part.targets].index_select(0, part.target)
+            same = self.key is self.value and terms.key_psi is terms.psi
+            keys = values if same else _summed(self.key, terms.key_psi, part)
+            if terms.positional_key is not None:
+                keys = keys + terms.positional_key.index_select(0, part.index)
+            score = (query * keys).sum(-1)
+        if terms.displacement_bias is not None:
+            bias = terms.displacement_bias[:, :, 0].index_select(0, part.index)
+            score = bias if score is None else score + bias
+        heads = self.value.shape[2]
+        if score is None:
+            score = values.new_full((), float(self.normalize != "softmax")).expand(len(part.source), 1, heads)
+        else:
+            score = score.expand(-1, -1, heads)
+        if self.normalize == "softmax":
+            return softmax(score, part.target, num_nodes=part.targets)
+        if self.normalize == "none":
+            return score
+        count = part.degree.index_select(0, part.target).to(score.dtype)[:, None, None]
+        return (score.exp() if self.normalize == "exp-mean" else score) / count
+
+
+def _summed(signal: Tensor, psi: Tensor | None, part: _Portion) -> Tensor:
+    """Σ over key frames of psi times the signal: ``[edges, out | 1, heads, dim]``."""
+    if psi is not None and psi.shape[2] > 1:
+        return _contract(psi, signal, part)
+    seen = signal.sum(dim=1).index_select(0, part.source)[:, None]
+    return seen if psi is None else seen * psi[:, :, 0].index_select(0, part.index)
+
+
+def _contract(psi: Tensor, signal: Tensor, part: _Portion) -> Tensor:
+    """Σ over key frames, for every edge: ``[edges, out, heads, dim]``."""
+    if part.repeats:
+        here = torch.zeros(len(signal), dtype=torch.bool, device=signal.device)
+        here[part.source] = True
+        points = here.nonzero()[:, 0]
+        if len(points) * len(psi) <= 2 * len(part.source):
+            place = (here.cumsum(0) - 1).index_select(0, part.source)
+            every = torch.einsum("tambc,pmbc->ptabc", psi, signal.index_select(0, points))
+            return every.flatten(0, 1).index_select(0, place * len(psi) + part.index)
+    at_edges = signal.index_select(0, part.source)
+    return torch.einsum("eambc,embc->eabc", psi.index_select(0, part.index), at_edges)

@@ -1,0 +1,38 @@
+"""The precision that the operator computes in: that of its widest operand, and no less than float32."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor
+
+from lieattn.ops._terms import RelativeTerms
+
+
+def common_dtype(*operands: Tensor | None) -> torch.dtype:
+    """Widest dtype of the operands, float32 at least: scores and their statistics are not rounded to half precision."""
+    dtype = torch.float32
+    for tensor in operands:
+        dtype = dtype if tensor is None else torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def tables(terms: RelativeTerms) -> list[Tensor | None]:
+    """All terms, given or not."""
+    return [getattr(terms, field.name) for field in fields(terms)]
+
+
+def widened(terms: RelativeTerms, dtype: torch.dtype) -> RelativeTerms:
+    """The same terms in another dtype."""
+    names = [field.name for field in fields(terms)]
+    given = {name: table.to(dtype) for name, table in zip(names, tables(terms), strict=True) if table is not None}
+    return replace(terms, **given)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Context in which products are taken in the dtype of their operands."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()

@@ -1,0 +1,80 @@
+"""Run the networks of the heads on the threads that torch may use, rows cut into parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lieattn.ops.kernels._head_networks import TILE, backward, forward
+from lieattn.ops.kernels._launch import run_calls
+
+_LANES = {torch.float32: 16, torch.float64: 8}
+_SCALARS = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+def run_forward(rows: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """Outputs ``[heads, rows]`` of rows ``[rows, inputs]``."""
+    job = _Job(rows, parameters)
+    out = rows.new_empty(job.heads, job.places)
+    room = rows.new_empty(job.heads, len(job.cuts), 2 * job.hidden * job.tile)
+    calls = [
+        (
+            *(job.x.data_ptr(), job.places, *cut, job.weights[head].data_ptr(), job.inputs, job.hidden),
+            *(out[head].data_ptr(), room[head, number].data_ptr(), job.lanes),
+        )
+        for head in range(job.heads)
+        for number, cut in enumerate(job.cuts)
+    ]
+    run_calls(forward, calls)
+    return out[:, : len(rows)]
+
+
+def run_backward(
+    grad: Tensor, rows: Tensor, parameters: Sequence[Tensor], wanted: bool
+) -> tuple[Tensor | None, list[Tensor]]:
+    """Gradients of the rows, if wanted, and of the parameters, for those ``[heads, rows]`` of the outputs."""
+    job = _Job(rows, parameters)
+    padded = rows.new_zeros(job.heads, job.places)
+    padded[:, : len(rows)] = grad
+    parts = len(job.cuts)
+    to_weights = rows.new_zeros(job.heads, parts, job.weights.shape[1], len(job.lanes))
+    to_x = rows.new_zeros(job.heads if parts > 1 else 1, job.inputs, job.places if wanted else 1)
+    room = rows.new_empty(job.heads, parts, (6 * job.hidden + 2) * job.tile)
+    calls = [
+        (
+            *(job.x.data_ptr(), job.places, *cut, job.weights[head].data_ptr(), job.inputs, job.hidden),
+            *(padded[head].data_ptr(), to_weights[head, number].data_ptr()),
+            # Heads that may run at the same time write to places of their own.
+            *(to_x[head if parts > 1 else 0].data_ptr(), wanted),
+            *(room[head, number].data_ptr(), job.lanes),
+        )
+        for head in range(job.heads)
+        for number, cut in enumerate(job.cuts)
+    ]
+    run_calls(backward, calls)
+    flat = to_weights.sum(dim=(1, 3))
+    found = flat.split([p[0].numel() for p in parameters], dim=1)
+    gradients = [part.reshape(p.shape) for part, p in zip(found, parameters, strict=True)]
+    return (to_x.sum(dim=0).T[: len(rows)] if wanted else None), gradients
+
+
+class _Job:
+    """Rows and weights as the kernels read them."""
+
+    def __init__(self, rows: Tensor, parameters: Sequence[Tensor]) -> None:
+        self.heads, self.inputs, self.hidden = parameters[0].shape
+        count = _LANES[rows.dtype]
+        self.lanes: tuple[Any, ...] = (_SCALARS[rows.dtype](0),) * count
+        self.tile = TILE * count
+        tiles = -(-len(rows) // self.tile)
+        self.places = tiles * self.tile
+        self.x = rows.new_zeros(self.inputs, self.places)
+        self.x[:, : len(rows)] = rows.T
+        self.weights = torch.cat([p.flatten(1) for p in parameters], dim=1).contiguous()
+        threads = max(1, min(torch.get_num_threads(), tiles))
+        bounds = [tiles * number // threads * self.tile for number in range(threads + 1)]
+        self.cuts = list(zip(bounds, bounds[1:], strict=False))

@@ -1,0 +1,188 @@
+"""Attention over whole clouds through torch's scaled dot product attention, against the plain evaluation."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from lieattn.geometry import AllPairs, Given, LiftedGraph, Neighbors, Radius, lift
+from lieattn.groups import cyclic, dihedral, trivial
+from lieattn.nn import GroupSelfAttention, RotaryEncoding
+from lieattn.ops import RelativeTerms, backend, explain, group_attention
+from lieattn.testing import randomize
+
+PATTERNS = ("joint", "framewise")
+CLOUDS = {
+    "one": torch.zeros(6, dtype=torch.int64),
+    "equal": torch.arange(3).repeat_interleave(4),
+    "equal, mixed up": torch.arange(12) % 3,
+    "ragged": torch.tensor([0, 0, 0, 1, 2, 2, 2, 2, 3, 3]),
+    "ragged, mixed up": torch.tensor([2, 0, 1, 0, 2, 0, 2]),
+    "empty clouds": torch.tensor([1, 1, 4, 4, 4]),
+    "single points": torch.arange(4),
+}
+
+
+def problem(batch, fiber=3, heads=2, dim=4, width=5, dtype=torch.float64):
+    neighbors = AllPairs()(torch.randn(len(batch), 3), batch)
+    signals = [torch.randn(len(batch), fiber, heads, d, dtype=dtype, requires_grad=True) for d in (dim, dim, width)]
+    return signals, neighbors
+
+
+def results(signals, neighbors, name, *, scale=None, **options):
+    """Output and gradients by one backend."""
+    with backend(name):
+        if name == "dense":
+            assert explain(*signals, neighbors, **options).backend == "dense"
+        out, _ = group_attention(*signals, neighbors, scale=scale, **options)
+        direction = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape)
+        return [out, *torch.autograd.grad(out, signals, direction)]
+
+
+def assert_same(found, wanted, tolerance=1e-12):
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("clouds", CLOUDS)
+@pytest.mark.parametrize("width", [4, 5])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_dense_equals_plain(pattern, width, clouds):
+    signals, neighbors = problem(CLOUDS[clouds], width=width)
+    options = {"pattern": pattern, "scale": 0.7}
+    assert_same(*(results(signals, neighbors, name, **options) for name in ("dense", "plain")))
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_single_precision(pattern):
+    signals, neighbors = problem(CLOUDS["ragged"], dtype=torch.float32)
+    assert_same(*(results(signals, neighbors, name, pattern=pattern) for name in ("dense", "plain")), 1e-5)
+
+
+@pytest.mark.parametrize("clouds", ["equal", "ragged, mixed up"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_differentiable_twice(pattern, clouds):
+    signals, neighbors = problem(CLOUDS[clouds], fiber=2, heads=1, dim=2, width=2)
+
+    def call(*given):
+        return group_attention(*given, neighbors, pattern=pattern)[0]
+
+    with backend("dense"):
+        assert torch.autograd.gradcheck(call, signals, fast_mode=True)
+        assert torch.autograd.gradgradcheck(call, signals, fast_mode=True)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_graph_is_kept_if_asked_for(pattern):
+    (query, key, value), neighbors = problem(CLOUDS["ragged"])
+    with backend("dense"):
+        out = group_attention(query.detach(), key, value, neighbors, pattern=pattern)[0].square().sum()
+    first = torch.autograd.grad(out, key, retain_graph=True)
+    again = torch.autograd.grad(out, (value, key), retain_graph=True)
+    twice = torch.autograd.grad(out, key, create_graph=True)
+    assert torch.equal(first[0], again[1])
+    assert_same(first, twice)
+    assert twice[0].requires_grad
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_no_leak_between_clouds(pattern):
+    """Not a number in one cloud stays there, though other clouds are filled up beside it."""
+    batch = CLOUDS["ragged, mixed up"]
+    signals, neighbors = problem(batch)
+    for signal in signals:
+        with torch.no_grad():
+            signal[batch == 2] = torch.nan
+    out, *grads = results(signals, neighbors, "dense", pattern=pattern)
+    for tensor in (out, *grads):
+        assert tensor[batch != 2].isfinite().all()
+        assert tensor[batch == 2].isnan().all()
+
+
+def test_a_cloud_without_points():
+    for points in (0, 1):
+        signals, neighbors = problem(torch.zeros(points, dtype=torch.int64))
+        with backend("dense"):
+            out, _ = group_attention(*signals, neighbors, pattern="framewise")
+        torch.testing.assert_close(out, signals[2])
+
+
+def test_which_lists_are_whole():
+    pos, batch = torch.randn(10, 2), CLOUDS["ragged"]
+    whole = AllPairs()(pos, batch)
+    assert whole.whole_clouds is not None
+    assert torch.equal(whole.whole_clouds.cloud, batch)
+    others = (AllPairs(include_self=False), Radius(100.0), Given(whole.edge_index))
+    assert all(neighborhood(pos, batch).whole_clouds is None for neighborhood in others)
+    uneven = torch.tensor([0] * 30 + list(range(1, 60)))
+    assert AllPairs()(torch.randn(len(uneven), 2), uneven).whole_clouds is None, "filling up would cost too much"
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda n: pickle.loads(pickle.dumps(n)), lambda n: n.to("cpu")])
+@pytest.mark.parametrize("clouds", ["equal", "ragged"])
+def test_copies_stay_whole(copied, clouds):
+    signals, neighbors = problem(CLOUDS[clouds])
+    assert_same(results(signals, copied(neighbors), "dense"), results(signals, neighbors, "plain"))
+
+
+def test_collated_lists_stay_whole():
+    parts = [AllPairs()(torch.randn(len(batch), 2), batch) for batch in (CLOUDS["equal"], CLOUDS["ragged"])]
+    union = Neighbors.collate(parts)
+    signals, _ = problem(torch.zeros(union.num_points, dtype=torch.int64))
+    assert_same(*(results(signals, union, name) for name in ("dense", "plain")))
+    parts.append(Radius(1.0)(torch.randn(3, 2)))
+    assert Neighbors.collate(parts).whole_clouds is None
+    graphs = [lift(torch.randn(n, 2), cyclic(2), AllPairs()) for n in (3, 4)]
+    assert LiftedGraph.collate(graphs).neighbors.whole_clouds.shape == (2, 4)
+
+
+@pytest.mark.parametrize("group", [trivial(2), cyclic(4), dihedral(3)], ids=lambda group: group.name)
+def test_rotary_attention_is_equivariant(group):
+    """The framewise layer with rotary encodings runs through the dense path by itself, and forces can be trained on."""
+    layer = GroupSelfAttention(
+        group, 4, 6, heads=2, head_channels=4, pattern="framewise", encoding=RotaryEncoding(group, 2, 4)
+    )
+    layer = randomize(layer.double())
+    batch = CLOUDS["ragged"]
+    pos, x = torch.randn(10, 2, dtype=torch.float64), torch.randn(10, group.order, 4, dtype=torch.float64)
+    out = layer(x, lift(pos, group, AllPairs(), batch=batch))
+    for h in range(group.order):
+        moved = lift(pos @ group.elements[h].T + 1.0, group, AllPairs(), batch=batch)
+        turned = layer(group.translate(h, x), moved)
+        expected = group.translate(h, out)
+        torch.testing.assert_close(turned, expected, rtol=1e-10, atol=1e-10)
+    found = []
+    for name in ("auto", "plain"):
+        with backend(name):
+            where = pos.clone().requires_grad_()
+            energy = layer(x, lift(where, group, AllPairs(), batch=batch)).square().sum()
+            (force,) = torch.autograd.grad(-energy, where, create_graph=True)
+            found.append([force, *torch.autograd.grad(force.square().sum(), layer.query.weight)])
+    assert_same(*found, 1e-9)
+
+
+def test_the_choice_is_explained():
+    (q, k, v), neighbors = problem(CLOUDS["ragged"])
+    assert str(explain(q, k, v, neighbors)) == "dense"
+    for reason, options in {
+        "it has no pattern 'query_sum'": {"pattern": "query_sum"},
+        "it has no normalize='mean'": {"normalize": "mean"},
+        "terms.fiber_bias is given": {"terms": RelativeTerms(fiber_bias=torch.randn(3, 3, 2))},
+        "weights are returned": {"return_weights": True},
+        "dropout": {"dropout": 0.1},
+    }.items():
+        choice = explain(q, k, v, neighbors, **options)
+        assert reason in choice.obstacles["dense"]
+        with backend("dense"):
+            assert explain(q, k, v, neighbors, **options).backend == "plain"
+            group_attention(q, k, v, neighbors, **options)
+    some = Radius(1.0)(torch.randn(10, 3))
+    assert "not known to attend to their whole clouds" in str(explain(q, k, v, some))
+    assert "there are no queries" in str(explain(None, None, v, neighbors))
+    with backend("numba"):
+        assert "was asked for" in explain(q, k, v, neighbors).obstacles["dense"]
+    wide = torch.randn(10, 12, 8, 8)
+    assert "the fused kernel is faster" in str(explain(wide, wide, wide, neighbors))
+    with backend("dense"):
+        assert explain(wide, wide, wide, neighbors).backend == "dense"

@@ -1,0 +1,792 @@
+"""Lifted elements: their relative coordinates by definition, and the promise of every lift, with controls."""
+
+import math
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lieattn.geometry import (
+    AllPairs,
+    DegenerateFramesWarning,
+    FiniteFrames,
+    Given,
+    GivenFrames,
+    LiftedElements,
+    Nearest,
+    PixelSquare,
+    PrincipalFrames,
+    Radius,
+    SampledFrames,
+    farthest_by_distance,
+    farthest_points,
+    lift_elements,
+    point_clouds,
+)
+from lieattn.groups import SE, SO, Dilations, E, O, RotationDilations, Sim, Translations, cyclic, dihedral, octahedral
+from lieattn.spaces import Euclidean, HomogeneousSpace, Orbits, PositionDirection, Sphere
+from lieattn.testing import TOLERANCE
+from tests.cases import oblique_rotation
+
+F64 = torch.float64
+
+SPACES = {
+    "R2 translations": Euclidean(Translations(2)),
+    "R3 translations": Euclidean(Translations(3)),
+    "SE(2)": Euclidean(SE(2)),
+    "E(2)": Euclidean(E(2)),
+    "Sim(2)": Euclidean(Sim(2)),
+    "SE(3)": Euclidean(SE(3)),
+    "E(3)": Euclidean(E(3)),
+    "Sim(3)": Euclidean(Sim(3)),
+    "orbits of SO(2)": Orbits(SO(2)),
+    "orbits of SO(3)": Orbits(SO(3)),
+    "orbits of R+": Orbits(Dilations(3)),
+    "orbits of R+xSO(2)": Orbits(RotationDilations(2)),
+    "orbits of R+xSO(3)": Orbits(RotationDilations(3)),
+    "sphere": Sphere(),
+    "positions with directions": PositionDirection(),
+}
+LIFTED = {name: space for name, space in SPACES.items() if space.stabilizer is not None}
+every_space = pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+every_lifted_space = pytest.mark.parametrize("space", LIFTED.values(), ids=LIFTED)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def random_points(space, number=9, seed=0, dtype=F64):
+    """Points of a space, none near 0."""
+    pos = torch.randn(number, space.dim, generator=generator(seed), dtype=F64)
+    pos[:, : space.group.dim] += 0.3
+    if isinstance(space, Sphere):
+        pos = pos / pos.norm(dim=1, keepdim=True)
+    if isinstance(space, PositionDirection):
+        pos[:, 3:] /= pos[:, 3:].norm(dim=1, keepdim=True)
+    return pos.to(dtype)
+
+
+def random_clouds(space, dtype=F64):
+    """Three clouds in any order, and their indices."""
+    return random_points(space, 15, seed=1, dtype=dtype), torch.tensor([0, 2, 1, 0, 0, 2, 2, 0, 1, 2, 0, 2, 1, 0, 1])
+
+
+def frames_for(space, fiber=3, number=15, seed=2):
+    if space.stabilizer is None:
+        return None
+    return GivenFrames(space.stabilizer.sample(number, fiber, generator=generator(seed), dtype=F64))
+
+
+def neighborhood_for(space):
+    """A ball where the group preserves distances, otherwise all pairs."""
+    scales = isinstance(space.group, Dilations | RotationDilations) or space.group.name.startswith("Sim")
+    return AllPairs() if scales else Radius(1.9)
+
+
+def functional(coordinates, seed=0):
+    """What any layer may make of coordinates ``[edges, fiber, fiber, k]``: per edge, whatever the order of fibers."""
+    weight = torch.randn(coordinates.shape[-1], 7, generator=generator(seed), dtype=F64).to(coordinates.dtype)
+    return torch.tanh(torch.sin(coordinates @ weight).mean(2)).mean(1)
+
+
+def largest_error(found, expected):
+    assert torch.isfinite(found).all()
+    return float((found - expected).detach().abs().max())
+
+
+def moved_by(space, g, pos):
+    return space.act(g, pos.double()).to(pos.dtype)
+
+
+def random_motion(space, seed=3):
+    return space.group.sample(generator=generator(seed), dtype=F64)
+
+
+# --- relative coordinates -------------------------------------------------------------------------------------
+
+
+@every_space
+@pytest.mark.parametrize("kind", ["smooth", "log"])
+def test_relative_coordinates_are_those_of_the_definition(space, kind):
+    """Element by element: coordinates of inverse(g_ia) g_jb, in the order that is promised."""
+    if kind == "log" and space.group.name == "E(3)":
+        pytest.skip("improper elements have no logarithm")
+    group = space.group
+    pos, batch = random_clouds(space)
+    frames = frames_for(space)
+    if kind == "log" and "E" in group.name and frames is not None and isinstance(space.stabilizer, O):
+        frames = GivenFrames(SO(space.stabilizer.dim).sample(15, 3, generator=generator(2), dtype=F64))
+    graph = lift_elements(pos, space, frames, neighborhood_for(space), batch=batch, scale=1.7, coordinates=kind)
+    q = space.num_invariants
+    for edge in range(0, graph.neighbors.num_edges, 7):
+        i, j = int(graph.neighbors.target[edge]), int(graph.neighbors.source[edge])
+        assert batch[i] == batch[j]
+        for a in range(graph.fiber):
+            for b in range(graph.fiber):
+                relative = torch.linalg.inv(graph.elements[i, a]) @ graph.elements[j, b]
+                if group.is_affine:
+                    relative[:-1, -1] /= 1.7
+                if kind == "log":
+                    expected = group.log(relative)
+                elif isinstance(group, Translations):
+                    expected = relative[:-1, -1]
+                elif group.is_affine:
+                    linear = group.stabilizer.coordinates(relative[:-1, :-1])
+                    expected = torch.cat([relative[:-1, -1], linear])
+                else:
+                    expected = group.coordinates(relative)
+                found = graph.relative_coordinates[edge, a, b]
+                assert len(found) == len(expected) + 2 * q
+                torch.testing.assert_close(found[: len(expected)], expected, rtol=0, atol=1e-10)
+                both = torch.cat([space.invariants(pos[i]), space.invariants(pos[j])])
+                torch.testing.assert_close(found[len(expected) :], both)
+
+
+@every_space
+def test_elements_lie_over_their_points(space):
+    pos, batch = random_clouds(space)
+    graph = lift_elements(pos, space, frames_for(space), neighborhood_for(space), batch=batch)
+    found = space.act(graph.elements, space.representative(pos)[:, None].expand(-1, graph.fiber, -1))
+    torch.testing.assert_close(found, pos[:, None].expand_as(found), rtol=0, atol=1e-12)
+    assert graph.frames.shape == (15, graph.fiber, space.group.dim, space.group.dim)
+    assert torch.equal(graph.frames, graph.elements[..., : space.group.dim, : space.group.dim])
+
+
+def frames_moved_along(space, g, pos, frames):
+    """Stabilizer parts of the elements g s(x) h over the points g x."""
+    before = space.lift(pos, frames)
+    section = space.section(moved_by(space, g, pos))[:, None]
+    h = space.group.linear(torch.linalg.inv(section) @ g @ before)
+    k = space.stabilizer.dim
+    return h[..., -k:, -k:]
+
+
+@every_lifted_space
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+def test_frames_that_move_along_leave_coordinates_alone(space, dtype):
+    pos, batch = random_clouds(space, dtype)
+    frames = frames_for(space).frames
+    g = random_motion(space)
+    moved = frames_moved_along(space, g, pos.double(), frames)
+    neighborhood = neighborhood_for(space)
+    before = lift_elements(pos, space, GivenFrames(frames), neighborhood, batch=batch, scale=2.0)
+    after = lift_elements(moved_by(space, g, pos), space, GivenFrames(moved), neighborhood, batch=batch, scale=2.0)
+    assert torch.equal(after.neighbors.edge_index, before.neighbors.edge_index)
+    allowed = TOLERANCE[dtype]
+    assert largest_error(after.relative_coordinates, before.relative_coordinates) < allowed
+    # Control: frames that stay behind.
+    fixed = lift_elements(moved_by(space, g, pos), space, GivenFrames(frames), neighborhood, batch=batch, scale=2.0)
+    assert largest_error(fixed.relative_coordinates, before.relative_coordinates) > 1e-2
+
+
+@pytest.mark.parametrize("name", [name for name, space in SPACES.items() if space.stabilizer is None])
+def test_spaces_without_frames_are_exact(name):
+    space = SPACES[name]
+    for dtype in (F64, torch.float32):
+        pos, batch = random_clouds(space, dtype)
+        g = random_motion(space)
+        before, after = (
+            lift_elements(p, space, None, neighborhood_for(space), batch=batch) for p in (pos, moved_by(space, g, pos))
+        )
+        assert largest_error(after.relative_coordinates, before.relative_coordinates) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("kind", ["smooth", "log"])
+@pytest.mark.parametrize("name", ["SE(2)", "SE(3)", "orbits of SO(3)", "sphere", "positions with directions", "Sim(2)"])
+def test_gradients_with_respect_to_points(name, kind):
+    space = SPACES[name]
+    pos = random_points(space, 4)
+    frames = GivenFrames(space.stabilizer.sample(4, 2, generator=generator(1), dtype=F64))
+
+    def call(pos):
+        if isinstance(space, Sphere):
+            pos = pos / pos.norm(dim=1, keepdim=True)
+        if isinstance(space, PositionDirection):
+            pos = torch.cat([pos[:, :3], pos[:, 3:] / pos[:, 3:].norm(dim=1, keepdim=True)], dim=1)
+        return lift_elements(pos, space, frames, AllPairs(), coordinates=kind).relative_coordinates
+
+    assert torch.autograd.gradcheck(call, (pos.requires_grad_(),), fast_mode=True)
+
+
+@pytest.mark.parametrize("kind", ["smooth", "log"])
+@every_lifted_space
+def test_gradients_are_finite_at_coincident_points(space, kind):
+    if kind == "log" and isinstance(space.stabilizer, O):
+        pytest.skip("improper elements have no logarithm")
+    pos = random_points(space, 4)
+    pos[2] = pos[0]
+    identity = torch.eye(space.stabilizer.dim, dtype=F64).expand(4, 1, -1, -1)
+    pos.requires_grad_()
+    graph = lift_elements(pos, space, GivenFrames(identity), AllPairs(), coordinates=kind)
+    (gradient,) = torch.autograd.grad(graph.relative_coordinates.sin().sum(), pos)
+    assert torch.isfinite(graph.relative_coordinates).all()
+    assert torch.isfinite(gradient).all()
+
+
+def test_gradients_flow_into_given_frames():
+    pos = random_points(SPACES["SE(3)"], 4)
+    algebra = torch.randn(4, 2, 3, generator=generator(5), dtype=F64, requires_grad=True)
+
+    def call(a):
+        frames = GivenFrames(SO(3).exp(a))
+        return lift_elements(pos, SPACES["SE(3)"], frames, AllPairs()).relative_coordinates.sin().sum()
+
+    assert torch.autograd.gradcheck(call, (algebra,))
+
+
+def test_far_from_the_origin_single_precision_keeps_differences():
+    """Relative translations are made of differences of points, not of products of large matrices."""
+    pos = random_points(SPACES["SE(3)"]).float()
+    far = (pos.double() + 2.0**12).float()
+    near = far.double() - 2.0**12
+    lift = SampledFrames(2)
+    found = lift_elements(far, SPACES["SE(3)"], lift, AllPairs()).relative_coordinates
+    expected = lift_elements(near, SPACES["SE(3)"], lift, AllPairs()).relative_coordinates
+    assert largest_error(found.double(), expected) < 1e-5
+
+
+# --- lifts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", [octahedral(), octahedral().conjugate(oblique_rotation())])
+def test_finite_frames_are_exact_for_their_group(group):
+    space = SPACES["SE(3)"]
+    pos, batch = random_clouds(space)
+    call = {"space": space, "frames": FiniteFrames(group), "neighborhood": Radius(1.5), "batch": batch}
+    before = lift_elements(pos, **call)
+    for h in (3, 11, 17):
+        matrix = group.elements[h]
+        after = lift_elements(pos @ matrix.T + 0.7, **call)
+        # The frame a sees what h⁻¹ a saw.
+        seen = group.permutation(h)
+        expected = before.relative_coordinates[:, seen][:, :, seen]
+        assert largest_error(after.relative_coordinates, expected) < 1e-10
+    turn = SO(3).exp(torch.tensor([0.4, 0.0, 0.0], dtype=F64))
+    after = lift_elements(pos @ turn.T, **call)
+    assert largest_error(functional(after.relative_coordinates), functional(before.relative_coordinates)) > 1e-4
+
+
+def test_finite_frames_of_the_plane_and_of_the_sphere():
+    for name, group in (("SE(2)", cyclic(5)), ("E(2)", dihedral(3)), ("sphere", cyclic(4))):
+        graph = lift_elements(random_points(SPACES[name]), SPACES[name], FiniteFrames(group), Radius(1.0))
+        assert graph.fiber == group.order
+    with pytest.raises(ValueError, match=r"frames: .* improper"):
+        lift_elements(random_points(SPACES["SE(2)"]), SPACES["SE(2)"], FiniteFrames(dihedral(3)), AllPairs())
+
+
+@pytest.mark.parametrize("per", ["point", "cloud"])
+@pytest.mark.parametrize("design", [None, True, False])
+@every_lifted_space
+def test_sampled_frames_are_deterministic_and_the_same_in_a_batch(space, per, design):
+    if space.group.name.startswith("Sim") and design:
+        pytest.skip("dilations have no designs")
+    pos, batch = random_clouds(space)
+    lift = SampledFrames(4, per=per, design=design)
+    whole = lift_elements(pos, space, lift, neighborhood_for(space), batch=batch)
+    again = lift_elements(pos, space, lift, neighborhood_for(space), batch=batch)
+    assert torch.equal(whole.elements, again.elements)
+    for cloud in range(3):
+        alone = lift_elements(pos[batch == cloud], space, lift, neighborhood_for(space))
+        assert torch.equal(alone.elements, whole.elements[batch == cloud])
+    other = lift_elements(pos, space, SampledFrames(4, per=per, design=design, seed=1), AllPairs(), batch=batch)
+    assert largest_error(other.elements, whole.elements) > 1e-2
+    drawn = [
+        lift_elements(pos, space, lift, AllPairs(), batch=batch, generator=generator(seed)).elements
+        for seed in (0, 0, 1)
+    ]
+    assert torch.equal(drawn[0], drawn[1])
+    assert largest_error(drawn[2], drawn[0]) > 1e-2
+
+
+def test_sampled_frames_of_a_cloud_are_shared_and_designs_are_designs():
+    space = SPACES["SE(3)"]
+    pos, batch = random_clouds(space)
+    frames = lift_elements(pos, space, SampledFrames(24, per="cloud"), AllPairs(), batch=batch).frames
+    assert all((frames[batch == cloud] == frames[batch == cloud][:1]).all() for cloud in range(3))
+    drawn = lift_elements(pos, space, SampledFrames(24, "cloud"), AllPairs(), batch=batch, generator=generator()).frames
+    assert largest_error(drawn[1], drawn[0]) > 0.1  # of two clouds
+    # A design averages matrix elements of degree 1 to 3 exactly, independent draws do not.
+    for design, exact in ((None, True), (True, True), (False, False)):
+        frames = lift_elements(pos, space, SampledFrames(24, design=design), AllPairs()).frames
+        cubic = torch.einsum("pnij,pnkl,pnrs->pijklrs", frames, frames, frames) / 24
+        spread = largest_error(cubic, cubic[:1].expand_as(cubic))
+        assert (spread < 1e-12) == exact
+    # Where there is no design of the size, draws are independent unless a design is asked for.
+    assert lift_elements(pos, space, SampledFrames(5), AllPairs()).fiber == 5
+    with pytest.raises(ValueError, match=r"count: SO\(3\) has designs of"):
+        lift_elements(pos, space, SampledFrames(5, design=True), AllPairs())
+
+
+def test_sampled_frames_are_equivariant_in_distribution_only():
+    """Control of the table of errors: the same points turned give another result, and more frames a smaller error."""
+    space = SPACES["SE(3)"]
+    pos = random_points(space)
+    turned = moved_by(space, random_motion(space), pos)
+    error = {}
+    for count in (4, 24):
+        found = [
+            functional(lift_elements(p, space, SampledFrames(count), AllPairs()).relative_coordinates)
+            for p in (pos, turned)
+        ]
+        error[count] = largest_error(*found)
+    assert error[4] > 1e-2
+    assert 1e-4 < error[24] < error[4]
+
+
+BAD_FRAMES = {
+    "improper": ("SE(3)", torch.diag(torch.tensor([1.0, 1.0, -1.0])).expand(9, 2, 3, 3), r"frames: .* improper"),
+    "not orthogonal": ("SE(3)", 1.1 * torch.eye(3).expand(9, 2, 3, 3), r"frames: .* not orthonormal"),
+    "size": ("SE(3)", torch.eye(2).expand(9, 2, 2, 2), r"frames: expected elements \[\*, 3, 3\]"),
+    "number": ("SE(3)", torch.eye(3).expand(8, 2, 3, 3), "frames: expected those of 9 points, got 8"),
+    "nan": ("SE(3)", torch.full((9, 1, 3, 3), torch.nan), "frames: .* not finite"),
+    "no fiber": ("SE(3)", torch.zeros(9, 0, 3, 3), "with a fiber"),
+    "trivial": ("R3 translations", torch.eye(3).expand(9, 2, 3, 3), "frames: the stabilizer of .* is trivial"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FRAMES)
+def test_bad_frames(case):
+    name, frames, message = BAD_FRAMES[case]
+    with pytest.raises(ValueError, match=message):
+        lift_elements(random_points(SPACES[name]), SPACES[name], GivenFrames(frames), AllPairs())
+
+
+def test_bad_arguments():
+    space = SPACES["SE(3)"]
+    pos = random_points(space)
+    cases = [
+        (TypeError, "space: expected", lambda: lift_elements(pos, SE(3), SampledFrames(2), AllPairs())),
+        (TypeError, "frames: expected a lift, since", lambda: lift_elements(pos, space, None, AllPairs())),
+        (TypeError, "frames: expected a lift such", lambda: lift_elements(pos, space, SampledFrames, AllPairs())),
+        (TypeError, "frames: expected a lift such", lambda: lift_elements(pos, space, octahedral(), AllPairs())),
+        (ValueError, "points: expected", lambda: lift_elements(pos[:, :2], space, SampledFrames(2), AllPairs())),
+        (ValueError, "count: expected", lambda: SampledFrames(0)),
+        (ValueError, "per: expected", lambda: SampledFrames(2, per="edge")),
+        (ValueError, "of: expected", lambda: PrincipalFrames(of="points")),
+        (
+            ValueError,
+            r"cutoff: Sim\(3\) does not preserve lengths",
+            lambda: lift_elements(pos, SPACES["Sim(3)"], PrincipalFrames("neighborhood", cutoff=1.0), AllPairs()),
+        ),
+        (ValueError, "gap: expected", lambda: PrincipalFrames(gap=0.0)),
+        (ValueError, "cutoff: is of neighborhoods", lambda: PrincipalFrames(cutoff=1.0)),
+        (
+            ValueError,
+            "improper: SO.3. has no improper",
+            lambda: lift_elements(pos, space, PrincipalFrames(improper=True), AllPairs()),
+        ),
+        (
+            ValueError,
+            "weights: expected",
+            lambda: lift_elements(pos, space, PrincipalFrames(), AllPairs(), weights=torch.ones(3)),
+        ),
+        (
+            ValueError,
+            "weights: expected finite numbers from 0, got -1.0 for point 0",
+            lambda: lift_elements(pos, space, PrincipalFrames(), AllPairs(), weights=-torch.ones(9)),
+        ),
+        (
+            ValueError,
+            "coordinates: expected",
+            lambda: lift_elements(pos, space, SampledFrames(2), AllPairs(), coordinates="angle"),
+        ),
+        (
+            ValueError,
+            "is no point of",
+            lambda: lift_elements(torch.zeros(2, 3), Orbits(SO(3)), SampledFrames(2), AllPairs()),
+        ),
+    ]
+    for error, message, call in cases:
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_neighborhoods_that_the_group_does_not_preserve_are_refused():
+    pos = random_points(SPACES["Sim(3)"])
+    with pytest.raises(ValueError, match=r"neighborhood: Sim\(3\) does not preserve distances"):
+        lift_elements(pos, SPACES["Sim(3)"], SampledFrames(2), Radius(1.0))
+    assert lift_elements(pos, SPACES["Sim(3)"], SampledFrames(2), Nearest(3)).fiber == 2
+    plane = random_points(SPACES["SE(2)"])
+    with pytest.raises(ValueError, match=r"does not turn with SE\(2\)"):
+        lift_elements(plane, SPACES["SE(2)"], SampledFrames(2), PixelSquare(3))
+    assert lift_elements(plane, SPACES["R2 translations"], None, PixelSquare(3)).fiber == 1
+
+
+# --- principal frames -----------------------------------------------------------------------------------------
+
+PRINCIPAL = {
+    "cloud": PrincipalFrames(),
+    "neighborhood": PrincipalFrames(of="neighborhood"),
+    "neighborhood, smooth": PrincipalFrames(of="neighborhood", cutoff=1.9),
+}
+every_principal = pytest.mark.parametrize("frames", PRINCIPAL.values(), ids=PRINCIPAL)
+
+
+@every_lifted_space
+@every_principal
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+def test_principal_frames_are_exact(space, frames, dtype):
+    """Any motion of the group, any number of clouds: edges see the same, up to the order of the fibers."""
+    pos, batch = random_points(space, 30, seed=4, dtype=dtype), torch.arange(30) % 3
+    neighborhood = neighborhood_for(space)
+    if frames.cutoff is not None and isinstance(neighborhood, AllPairs):
+        pytest.skip("a group with dilations keeps no length")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateFramesWarning)
+        before = lift_elements(pos, space, frames, neighborhood, batch=batch)
+        expected = functional(before.relative_coordinates)
+        for seed in (3, 4):
+            g = random_motion(space, seed)
+            after = lift_elements(moved_by(space, g, pos), space, frames, neighborhood, batch=batch)
+            found = functional(after.relative_coordinates)
+            assert torch.equal(after.neighbors.edge_index, before.neighbors.edge_index)
+            assert largest_error(found, expected) < TOLERANCE[dtype]
+    # Control: one frame of the fiber alone is not exact.
+    alone = [functional(graph.relative_coordinates[:, :1, :1]) for graph in (before, after)]
+    if space.group.dim > 2 or not isinstance(space, Euclidean):
+        assert largest_error(*alone) > 1e-3
+
+
+@every_principal
+@pytest.mark.parametrize("name", ["SE(2)", "E(2)", "SE(3)", "E(3)"])
+def test_principal_frames_are_elements_with_all_signs(frames, name):
+    space = SPACES[name]
+    pos = random_points(space, 20)
+    frames = replace(frames, cutoff=frames.cutoff and 9.0)
+    found = lift_elements(pos, space, frames, Radius(5.0)).frames
+    d, improper = space.dim, name.startswith("E")
+    assert found.shape[1] == 2 ** (d if improper else d - 1)
+    space.stabilizer.check("frames", found)
+    signs = found[:, :1].mT @ found
+    assert (signs.abs() - torch.eye(d).double()).abs().max() < 1e-12
+    assert len({tuple(row) for row in signs[0].diagonal(dim1=1, dim2=2).round().tolist()}) == found.shape[1]
+    proper = lift_elements(pos, space, replace(frames, improper=False), Radius(5.0)).frames
+    assert (torch.linalg.det(proper) > 0).all()
+
+
+def test_principal_frames_diagonalize_the_weighted_covariance():
+    space, pos = SPACES["SE(3)"], random_points(SPACES["SE(3)"], 12)
+    mass = torch.rand(12, generator=generator(6), dtype=F64)
+    frames = lift_elements(pos, space, PrincipalFrames(), AllPairs(), weights=mass).frames[0]
+    centered = pos - (mass @ pos) / mass.sum()
+    covariance = torch.einsum("p,pi,pj->ij", mass / mass.sum(), centered, centered)
+    seen = frames.mT @ covariance @ frames
+    assert (seen - torch.diag_embed(seen.diagonal(dim1=1, dim2=2))).abs().max() < 1e-12
+    assert (seen.diagonal(dim1=1, dim2=2).diff() < 0).all()
+    unweighted = lift_elements(pos, space, PrincipalFrames(), AllPairs()).frames[0]
+    assert largest_error(unweighted.abs(), frames.abs()) > 1e-2
+
+
+def test_mirror_images_are_told_apart_by_proper_frames_alone():
+    pos = random_points(SPACES["SE(3)"])
+    mirrored = pos * torch.tensor([1.0, 1.0, -1.0])
+    for name, same in (("E(3)", True), ("SE(3)", False)):
+        found = [
+            functional(lift_elements(p, SPACES[name], PrincipalFrames(), AllPairs()).relative_coordinates)
+            for p in (pos, mirrored)
+        ]
+        assert (largest_error(*found) < 1e-10) == same
+
+
+def ring(n, height=0.0):
+    angle = 2 * math.pi * torch.arange(n) / n
+    return torch.stack([angle.cos(), angle.sin(), torch.full((n,), height)], dim=1).double()
+
+
+CORNERS = torch.tensor([[1.0, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]], dtype=F64)
+CUBE = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3).double()
+# Clouds whose second moments do not determine all axes.
+DEGENERATE = {
+    "methane": torch.cat([torch.zeros(1, 3), CORNERS]).double(),
+    "ammonia": torch.cat([torch.zeros(1, 3), ring(3, 0.4)]).double(),
+    "benzene": torch.cat([ring(6), 1.8 * ring(6)]),
+    "cube": CUBE,
+    "octahedron with a point beside": torch.cat([torch.eye(3), -torch.eye(3), torch.zeros(1, 3)]).double(),
+    "equal moments without symmetry": torch.tensor(
+        [[3.0, 0, 0], [-3, 0, 0], [0, 3, 0], [0, -3, 0], [0, 0, 3 / 2**0.5], [0, 0, -3 / 2**0.5]], dtype=F64
+    )
+    @ torch.diag(torch.tensor([1.0, 1.0, 2**0.5], dtype=F64)),
+    "line": torch.tensor([[-1.0, 0, 0], [0.2, 0, 0], [0.9, 0, 0], [2.1, 0, 0]], dtype=F64),
+    "nearly a line": torch.tensor([[-1.0, 0, 0], [0.2, 1e-4, 0], [0.9, 0, 2e-4], [2.1, 0, 0]], dtype=F64),
+    "two points": torch.tensor([[0.0, 0, 0], [1, 0, 0]], dtype=F64),
+}
+# Clouds of which nothing can be said, and which need no warning.
+PLACES = {
+    "one point": torch.ones(1, 3, dtype=F64),
+    "one place": torch.ones(4, 3, dtype=F64),
+    "no points": torch.zeros(0, 3, dtype=F64),
+}
+
+
+def invariants_of(of, pos, dtype, name="SE(3)", radius=20.0):
+    return functional(
+        lift_elements(pos.to(dtype), SPACES[name], PrincipalFrames(of=of), Radius(radius)).relative_coordinates
+    )
+
+
+def quietly(call, *arguments):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateFramesWarning)
+        return call(*arguments)
+
+
+@pytest.mark.parametrize("of", ["cloud", "neighborhood"])
+@pytest.mark.parametrize("case", DEGENERATE)
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+def test_degenerate_clouds_warn_and_stay_exact(case, of, dtype):
+    shape = DEGENERATE[case]
+    start = SO(3).sample(generator=generator(9), dtype=F64)
+    shape = shape @ start.T + 0.4
+    if of == "cloud":
+        with pytest.warns(DegenerateFramesWarning, match="completed by farthest points"):
+            invariants_of(of, shape, dtype)
+    expected = quietly(invariants_of, of, shape, dtype)
+    for seed in (1, 2, 3):
+        g = SO(3).sample(generator=generator(seed), dtype=F64)
+        found = quietly(invariants_of, of, shape @ g.T - 1.3, dtype)
+        if case == "nearly a line" and of == "neighborhood" and dtype == torch.float32:
+            continue  # axes of points that deviate by 1e-4 are not known better than rounding over 1e-4
+        assert largest_error(found, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("case", ["methane", "ammonia", "benzene", "cube", "line", "two points"])
+def test_the_order_of_points_that_a_symmetry_exchanges_does_not_matter(case):
+    """What is equal by a symmetry of the shape gives the same sums, whichever of the points comes first."""
+    shape = DEGENERATE[case]
+    with pytest.warns(DegenerateFramesWarning):
+        expected = invariants_of("cloud", shape, F64, "E(3)").sum(0)
+    for seed in range(4):
+        shuffled = shape[torch.randperm(len(shape), generator=generator(seed))]
+        with pytest.warns(DegenerateFramesWarning):
+            found = invariants_of("cloud", shuffled, F64, "E(3)").sum(0)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("of", ["cloud", "neighborhood"])
+@pytest.mark.parametrize("case", PLACES)
+def test_places_give_frames_without_a_warning(case, of):
+    pos = PLACES[case].requires_grad_()
+    graph = lift_elements(pos, SPACES["SE(3)"], PrincipalFrames(of=of), AllPairs())
+    assert torch.isfinite(graph.relative_coordinates).all()
+    (gradient,) = torch.autograd.grad(graph.relative_coordinates.square().sum(), pos, allow_unused=True)
+    assert gradient is None or torch.isfinite(gradient).all()
+
+
+def test_planar_clouds_are_fine():
+    """The third axis is the cross product of the others: no warning."""
+    pos = random_points(SPACES["SE(3)"])
+    pos[:, 2] = 0.0
+    expected = invariants_of("cloud", pos, F64)
+    turn = SO(3).sample(generator=generator(2), dtype=F64)
+    assert largest_error(invariants_of("cloud", pos @ turn.T, F64), expected) < 1e-10
+
+
+def test_clouds_of_a_batch_are_judged_one_by_one():
+    """A degenerate cloud beside another one leaves its frames as they are alone."""
+    space, generic = SPACES["SE(3)"], random_points(SPACES["SE(3)"], 6)
+    pos = torch.cat([generic, CUBE])
+    batch = torch.tensor([0] * 6 + [2] * 8)
+    with pytest.warns(DegenerateFramesWarning):
+        both = lift_elements(pos, space, PrincipalFrames(), AllPairs(), batch=batch)
+    alone = lift_elements(generic, space, PrincipalFrames(), AllPairs())
+    assert torch.equal(both.frames[:6], alone.frames)
+    vague = PrincipalFrames().degenerate(both, both.neighbors, space)
+    assert vague.tolist() == [False] * 6 + [True] * 8
+
+
+@pytest.mark.parametrize("name", ["SE(2)", "SE(3)", "Sim(3)", "E(3)", "orbits of SO(3)"])
+@every_principal
+def test_gradients_through_principal_frames(name, frames):
+    """Correct against finite differences, twice, where the gap is open."""
+    space = SPACES[name]
+    pos = random_points(space, 5, seed=12)
+    neighborhood = AllPairs()
+    if frames.cutoff:
+        if name == "Sim(3)":
+            pytest.skip("a group with dilations keeps no length")
+        frames = PrincipalFrames(of="neighborhood", cutoff=6.0)
+    assert not frames.degenerate(point_clouds(pos), neighborhood(pos), space).any()
+
+    def call(pos):
+        return functional(lift_elements(pos, space, frames, neighborhood).relative_coordinates)[::3, :2]
+
+    pos.requires_grad_()
+    assert torch.autograd.gradcheck(call, (pos,), fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, (pos,), fast_mode=True)
+
+
+@pytest.mark.parametrize("case", ["methane", "ammonia", "benzene", "octahedron with a point beside"])
+def test_gradients_of_degenerate_clouds_are_finite(case):
+    shape = (DEGENERATE[case] @ SO(3).sample(generator=generator(9), dtype=F64).T).requires_grad_()
+    for of in ("cloud", "neighborhood"):
+        value = quietly(invariants_of, of, shape, F64).sum()
+        (gradient,) = torch.autograd.grad(value, shape)
+        assert torch.isfinite(gradient).all()
+
+
+def test_gradients_of_completed_axes_are_correct():
+    """Inside of the gap, where the farthest point is the only one: one axis isolated, one completed."""
+    shape = ring(5, 0.0) * torch.tensor([1.0, 1.0, 0.0]) + torch.tensor([0.0, 0.0, 0.0])
+    shape = torch.cat([shape, 3.0 * torch.tensor([[0.0, 0, 1], [0, 0, -1.2]])]).double()
+    shape[0] *= 1.001
+    shape = shape @ SO(3).sample(generator=generator(9), dtype=F64).T
+
+    def call(pos):
+        return quietly(invariants_of, "cloud", pos, F64)[::5]
+
+    assert PrincipalFrames().degenerate(point_clouds(shape), AllPairs()(shape), SPACES["SE(3)"]).all()
+    assert torch.autograd.gradcheck(call, (shape.requires_grad_(),), fast_mode=True)
+
+
+def test_principal_frames_of_a_space_of_ones_own():
+    """Where frames do not act on the last coordinates, the answer is a clear error."""
+
+    class Sideways(Sphere):
+        def embed(self, h):
+            return super().embed(h)[..., [1, 2, 0], :][..., [1, 2, 0]]
+
+    with pytest.raises(ValueError, match="principal axes are not known here"):
+        lift_elements(random_points(Sphere()), Sideways(), PrincipalFrames(), AllPairs())
+    only_scales = HomogeneousSpace("scales", SE(2), 2, Dilations(2))
+    with pytest.raises(ValueError, match="does not"):
+        PrincipalFrames()(point_clouds(torch.rand(3, 2)), AllPairs()(torch.rand(3, 2)), only_scales)
+
+
+# --- values ---------------------------------------------------------------------------------------------------
+
+
+def test_collate_and_subset():
+    space = SPACES["SE(3)"]
+    pos, batch = random_clouds(space)
+    order = batch.argsort(stable=True)
+    pos, batch = pos[order], batch[order]
+    frames = PrincipalFrames()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateFramesWarning)
+        whole = lift_elements(pos, space, frames, Radius(1.5), batch=batch)
+        joined = LiftedElements.collate(
+            [lift_elements(pos[batch == cloud], space, frames, Radius(1.5)) for cloud in range(3)]
+        )
+    for name in ("pos", "batch", "elements", "invariants", "relative_coordinates"):
+        assert torch.equal(getattr(joined, name), getattr(whole, name))
+    assert torch.equal(joined.neighbors.edge_index, whole.neighbors.edge_index)
+    single = whole.astype(torch.float32)
+    assert single.pos.dtype == single.elements.dtype == single.relative_coordinates.dtype == torch.float32
+    with pytest.raises(ValueError, match="parts: graph 1 has another dtype"):
+        LiftedElements.collate([whole, single])
+    with pytest.raises(ValueError, match="parts: expected at least one"):
+        LiftedElements.collate([])
+    kept = torch.tensor([0, 3, 4, 9, 12])
+    part = whole.to("cpu").subset(kept, Radius(2.0))
+    assert torch.equal(part.elements, whole.elements[kept])
+    assert part.scale == whole.scale
+    expected = lift_elements(
+        pos[kept], space, GivenFrames(whole.frames[kept]), Radius(2.0), batch=batch[kept], scale=1.5
+    )
+    assert torch.equal(part.relative_coordinates, expected.relative_coordinates)
+
+
+def test_given_edges_and_empty_clouds():
+    space = SPACES["SE(3)"]
+    pos = random_points(space, 3)
+    graph = lift_elements(pos, space, SampledFrames(2), Given(torch.tensor([[0], [1]])), ptr=torch.tensor([0, 3, 3]))
+    assert graph.relative_coordinates.shape == (1, 2, 2, 12)
+    assert graph.num_clouds == 2
+    nothing = lift_elements(pos[:0], space, SampledFrames(2), AllPairs())
+    assert nothing.relative_coordinates.shape == (0, 2, 2, 12)
+
+
+def test_geometry_keeps_its_precision_under_autocast():
+    space = SPACES["SE(3)"]
+    pos = random_points(space).float()
+    for frames in (SampledFrames(3), PrincipalFrames()):
+        expected = lift_elements(pos, space, frames, AllPairs())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = lift_elements(pos, space, frames, AllPairs())
+        assert found.relative_coordinates.dtype == torch.float32
+        assert torch.equal(found.relative_coordinates, expected.relative_coordinates)
+
+
+# --- subsampling ----------------------------------------------------------------------------------------------
+
+
+def slow_farthest(pos, count, start):
+    chosen = [start]
+    while len(chosen) < count:
+        distance = (pos[:, None] - pos[chosen]).norm(dim=-1).amin(1)
+        chosen.append(int(distance.argmax()))
+    return chosen
+
+
+def test_farthest_points_of_ragged_clouds():
+    pos = torch.randn(40, 3, generator=generator(1), dtype=F64)
+    batch = torch.randint(4, (40,), generator=generator(2))
+    batch[batch == 2] = 1  # cloud 2 is empty
+    ptr_free = {"batch": batch}
+    for wanted, number in (({"count": 5}, lambda n: min(n, 5)), ({"fraction": 0.3}, lambda n: max(1, round(0.3 * n)))):
+        kept = farthest_points(pos, start="first", **wanted, **ptr_free)
+        expected = []
+        for cloud in (0, 1, 3):
+            mine = (batch == cloud).nonzero()[:, 0]
+            expected += mine[slow_farthest(pos[mine], number(len(mine)), 0)].tolist()
+        assert kept.tolist() == expected
+
+
+def test_farthest_points_start_where_they_are_told():
+    pos = torch.randn(20, 3, generator=generator(1), dtype=F64)
+    batch = torch.arange(20) % 2
+    outermost = []
+    for cloud in (0, 1):
+        mine = (batch == cloud).nonzero()[:, 0]
+        outermost.append(int(mine[(pos[mine] - pos[mine].mean(0)).norm(dim=1).argmax()]))
+    assert farthest_points(pos, count=1, batch=batch).tolist() == outermost
+    assert farthest_points(pos, count=1, batch=batch, start=torch.tensor([4, 7])).tolist() == [4, 7]
+    drawn = [farthest_points(pos, count=3, batch=batch, generator=generator(seed)).tolist() for seed in range(5)]
+    assert drawn[0] == farthest_points(pos, count=3, batch=batch, generator=generator(0)).tolist()
+    assert len({row[0] for row in drawn}) > 1
+    assert all(row[0] % 2 == 0 and row[3] % 2 == 1 for row in drawn)
+
+
+def test_farthest_points_move_with_the_cloud_and_do_not_repeat():
+    grid = torch.cartesian_prod(*[torch.arange(5.0)] * 2)
+    turn = SO(2).exp(torch.tensor([0.7]))
+    for start in ("first", "outermost"):
+        kept = farthest_points(grid, fraction=0.5, start=start)
+        assert kept.tolist() == farthest_points(grid @ turn.T + 3.3, fraction=0.5, start=start).tolist()
+        assert len(set(kept.tolist())) == len(kept) == 12
+    assert sorted(farthest_points(torch.ones(6, 3), count=6).tolist()) == list(range(6))
+    assert farthest_points(torch.zeros(0, 3), count=2).tolist() == []
+
+
+def test_farthest_by_distance_takes_the_first_maximum():
+    distance = torch.tensor([[[0.0, 2, 2, 1], [2, 0, 2, 1], [2, 2, 0, 1], [1, 1, 1, 0]]]).repeat(2, 1, 1)
+    mask = torch.tensor([[True] * 4, [True, False, True, False]])
+    chosen = farthest_by_distance(distance, 4, torch.tensor([0, 2]), mask)
+    assert chosen.tolist() == [[0, 1, 2, 3], [2, 0, 0, 0]]
+
+
+def test_bad_arguments_of_subsampling():
+    pos = torch.rand(4, 3)
+    for message, arguments in (
+        ("count, fraction: expected exactly one", {}),
+        ("count, fraction: expected exactly one", {"count": 2, "fraction": 0.5}),
+        ("count: expected an integer", {"count": 0}),
+        ("fraction: expected a number above 0", {"fraction": 1.5}),
+        ("start: expected 'outermost'", {"count": 2, "start": "last"}),
+        ("start: expected indices from 0 to 3", {"count": 2, "start": torch.tensor([4])}),
+        ("start: expected one point for each of 1 clouds", {"count": 2, "start": torch.tensor([1, 2])}),
+        (
+            "start: expected a point of cloud 0",
+            {"count": 2, "start": torch.tensor([1, 2]), "ptr": torch.tensor([0, 1, 4])},
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            farthest_points(pos, **arguments)
+    with pytest.raises(ValueError, match=r"distance: expected \[clouds, N, N\]"):
+        farthest_by_distance(torch.rand(2, 3, 4), 2, torch.tensor([0, 0]))
+    with pytest.raises(ValueError, match="count: expected at most 3"):
+        farthest_by_distance(torch.rand(2, 3, 3), 4, torch.tensor([0, 0]))
+    with pytest.raises(ValueError, match="mask: expected bool"):
+        farthest_by_distance(torch.rand(2, 3, 3), 2, torch.tensor([0, 0]), torch.ones(2, 2, dtype=torch.bool))

@@ -1,0 +1,373 @@
+"""Clouds that repeat: neighbors among all images, against a sum over images and against ASE."""
+
+import itertools
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lieattn.geometry import (
+    AllPairs,
+    LiftedElements,
+    LiftedGraph,
+    Nearest,
+    Neighbors,
+    PointClouds,
+    PrincipalFrames,
+    Radius,
+    SampledFrames,
+    lift,
+    lift_elements,
+    point_clouds,
+)
+from lieattn.groups import SE, SO, octahedral
+from lieattn.ops import RelativeTerms, group_attention
+from lieattn.spaces import Euclidean, Orbits
+
+F64 = torch.float64
+
+# Name: cell, pbc, radius. Radii from a fraction of the cell to several times it.
+SYSTEMS = {
+    "cube": (3.0 * torch.eye(3), (True, True, True), 1.4),
+    "beyond half": (3.0 * torch.eye(3), (True, True, True), 2.0),
+    "several images": (torch.eye(3), (True, True, True), 2.6),
+    "skewed": (torch.tensor([[2.0, 0, 0], [1.7, 0.9, 0], [-0.8, 1.1, 1.3]]), (True, True, True), 1.9),
+    "left-handed": (torch.tensor([[0, 2.0, 0], [1.5, 0.2, 0], [0.1, 0.3, 2.5]]), (True, True, True), 2.17),
+    "slab": (torch.tensor([[2.0, 0.3, 0], [0.4, 1.5, 0], [0, 0, 0]]), (True, True, False), 2.4),
+    "slab with a skewed vector": (
+        torch.tensor([[2.0, 0.3, 0], [0.4, 1.5, 0], [1.0, 1, 9]]),
+        (True, True, False),
+        2.4,
+    ),
+    "wire": (torch.tensor([[0.0, 0, 0], [0.9, 0.4, 0.2], [0, 0, 0]]), (False, True, False), 2.0),
+    "plane": (torch.tensor([[1.5, 0.2], [-0.7, 1.0]]), (True, True), 2.3),
+    "line of the plane": (torch.tensor([[1.5, 0.2], [0.0, 0.0]]), (True, False), 2.3),
+    "ring": (torch.tensor([[1.3]]), (True,), 3.0),
+}
+every_system = pytest.mark.parametrize("name", SYSTEMS)
+
+
+def system(name, points=6, seed=0):
+    """Points ``[points, dim]`` in and outside of the cell, cell and pbc in float64, and the radius."""
+    cell, pbc, radius = SYSTEMS[name]
+    generator = torch.Generator().manual_seed(seed)
+    pos = 1.5 * torch.randn(points, len(cell), generator=generator, dtype=F64)
+    return pos, cell.double(), torch.tensor(pbc), radius
+
+
+def brute_force(pos, cell, pbc, radius, include_self):
+    """All (target, source, displacement) within the radius, from far more images than can be needed."""
+    heights = 1 / torch.linalg.pinv(torch.where(pbc[:, None], cell, 0.0)).norm(dim=0).clamp(min=1e-9)
+    spread = float((pos.amax(0) - pos.amin(0)).norm())
+    most = [int((radius + spread) / h) + 2 if p else 0 for h, p in zip(heights.tolist(), pbc.tolist(), strict=True)]
+    found = []
+    for steps in itertools.product(*(range(-m, m + 1) for m in most)):
+        shift = torch.tensor(steps, dtype=F64) @ torch.where(pbc[:, None], cell, 0.0)
+        displacement = pos[None] + shift - pos[:, None]
+        within = displacement.norm(dim=-1) <= radius
+        if not any(steps) and not include_self:
+            within.fill_diagonal_(False)
+        i, j = within.nonzero().unbind(1)
+        found.append(torch.cat([i[:, None], j[:, None], displacement[i, j]], dim=1))
+    return in_order(torch.cat(found))
+
+
+def in_order(rows):
+    """Rows ``[n, columns]`` in lexicographic order, the first two exact and the others up to rounding."""
+    keys = (rows * 1e6).round().tolist()
+    return rows[sorted(range(len(rows)), key=lambda row: keys[row])]
+
+
+def table(neighbors, pos):
+    displacement = neighbors.displacements(pos)
+    return in_order(torch.cat([neighbors.target[:, None], neighbors.source[:, None], displacement], dim=1))
+
+
+@every_system
+@pytest.mark.parametrize("include_self", [True, False])
+def test_neighbors_are_those_of_a_sum_over_images(name, include_self):
+    pos, cell, pbc, radius = system(name)
+    neighbors = Radius(radius, include_self=include_self)(pos, cell=cell, pbc=pbc)
+    expected = brute_force(pos, cell, pbc, radius, include_self)
+    assert len(expected) > 6
+    torch.testing.assert_close(table(neighbors, pos), expected, rtol=0, atol=1e-9)
+    assert neighbors.is_symmetric()
+    assert (neighbors.target.diff() >= 0).all()
+
+
+def test_without_images_neighbors_are_too_few():
+    """Control: the systems do need images, and several of one point."""
+    pos, cell, pbc, radius = system("several images")
+    neighbors = Radius(radius)(pos, cell=cell, pbc=pbc)
+    assert neighbors.num_edges > 10 * Radius(radius)(pos).num_edges
+    assert neighbors.num_edges > 36 * 10
+
+
+@pytest.mark.parametrize("name", [name for name, (cell, _, _) in SYSTEMS.items() if len(cell) == 3])
+def test_neighbors_are_those_of_ase(name):
+    neighborlist = pytest.importorskip("ase.neighborlist", reason="ASE is not installed")
+    atoms = pytest.importorskip("ase").Atoms
+    pos, cell, pbc, radius = system(name, points=9, seed=1)
+    system_of_ase = atoms("H9", positions=pos.numpy(), cell=cell.numpy(), pbc=pbc.numpy())
+    i, j, displacement = neighborlist.neighbor_list("ijD", system_of_ase, radius)
+    expected = in_order(
+        torch.cat([torch.from_numpy(i)[:, None], torch.from_numpy(j)[:, None], torch.from_numpy(displacement)], dim=1)
+    )
+    neighbors = Radius(radius, include_self=False)(pos, cell=cell, pbc=pbc)
+    torch.testing.assert_close(table(neighbors, pos), expected, rtol=0, atol=1e-8)
+
+
+def test_every_cloud_of_a_batch_has_its_own_cell():
+    parts = [system("cube", 5, 2), system("slab", 4, 3), system("skewed", 7, 4)]
+    radius, shuffle = 2.1, torch.randperm(16, generator=torch.Generator().manual_seed(5))
+    pos = torch.cat([part[0] for part in parts])[shuffle]
+    batch = torch.tensor([0] * 5 + [1] * 4 + [3] * 7)[shuffle]
+    unused = torch.zeros(3, 3, dtype=F64)
+    cell = torch.stack([parts[0][1], parts[1][1], unused, parts[2][1]])
+    pbc = torch.stack([parts[0][2], parts[1][2], torch.zeros(3, dtype=torch.bool), parts[2][2]])
+    neighbors = Radius(radius)(pos, batch, cell=cell, pbc=pbc)
+    assert (batch[neighbors.source] == batch[neighbors.target]).all()
+    for cloud, part in zip((0, 1, 3), parts, strict=True):
+        mine = (batch == cloud).nonzero()[:, 0]
+        alone = Radius(radius)(pos[mine], cell=part[1], pbc=part[2])
+        edges = batch[neighbors.target] == cloud
+        rows = torch.cat([neighbors.target[edges, None], neighbors.source[edges, None]], dim=1)
+        together = in_order(torch.cat([rows, neighbors.displacements(pos)[edges]], dim=1))
+        expected = table(alone, pos[mine])
+        expected[:, :2] = mine[expected[:, :2].long()].double()
+        torch.testing.assert_close(together, in_order(expected), rtol=0, atol=1e-9)
+
+
+def test_a_cloud_that_does_not_repeat_may_have_any_cell():
+    pos, cell, _, radius = system("cube")
+    never = torch.zeros(3, dtype=torch.bool)
+    for given in (cell, torch.zeros(3, 3, dtype=F64)):
+        neighbors = Radius(radius)(pos, cell=given, pbc=never)
+        assert neighbors.shift is None
+        assert torch.equal(neighbors.edge_index, Radius(radius)(pos).edge_index)
+    assert point_clouds(pos, cell=cell, pbc=never).cell is None
+
+
+def test_points_moved_by_lattice_vectors_keep_their_neighbors():
+    pos, cell, pbc, radius = system("skewed")
+    steps = torch.randint(-3, 4, pos.shape, generator=torch.Generator().manual_seed(0))
+    moved = pos + steps.double() @ cell
+    before, after = Radius(radius)(pos, cell=cell, pbc=pbc), Radius(radius)(moved, cell=cell, pbc=pbc)
+    torch.testing.assert_close(table(after, moved), table(before, pos), rtol=0, atol=1e-9)
+
+
+def test_points_at_exactly_the_radius_are_all_neighbors():
+    """A crystal: the 6, 12 and 8 nearest images on a lattice of spacing 1, at the round-off of any origin."""
+    for origin in (0.0, 0.1, 1 / 3):
+        for radius, number in ((1.0, 6), (2**0.5, 18), (3**0.5, 26)):
+            pos = torch.full((1, 3), origin, dtype=torch.float32)
+            neighbors = Radius(radius, include_self=False)(pos, cell=torch.eye(3))
+            assert neighbors.num_edges == number
+
+
+def test_no_points_and_no_clouds():
+    cell = torch.eye(3)
+    for batch in (None, torch.zeros(0, dtype=torch.int64)):
+        neighbors = Radius(1.0)(torch.zeros(0, 3), batch, cell=cell)
+        assert neighbors.num_points == neighbors.num_edges == 0
+    graph = lift(torch.zeros(0, 3), octahedral(), Radius(1.0), cell=cell)
+    assert graph.relative_positions.shape == (0, 24, 3)
+    ptr = torch.tensor([0, 2, 2])
+    assert lift(torch.rand(2, 3), octahedral(), Radius(1.0), ptr=ptr, cell=cell).num_clouds == 2
+
+
+BAD_CELLS = {
+    "zero": (torch.zeros(3, 3), None, r"cell: .* of cloud 0, whose volume is zero"),
+    "flat": (torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 1, 0]]), None, "volume is zero"),
+    "nearly flat": (torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 1, 1e-9]]), None, "volume is zero"),
+    "parallel in the slab": (
+        torch.tensor([[1.0, 0, 0], [2, 0, 0], [0, 0, 1]]),
+        torch.tensor([True, True, False]),
+        "volume is zero",
+    ),
+    "nan": (torch.full((3, 3), torch.nan), None, "finite"),
+    "shape": (torch.eye(2), None, r"cell: expected \[3, 3\] or \[1, 3, 3\], got \[2, 2\]"),
+    "clouds": (torch.eye(3).expand(2, 3, 3), None, r"cell: expected \[3, 3\] or \[1, 3, 3\]"),
+    "pbc shape": (torch.eye(3), torch.ones(2, dtype=torch.bool), "pbc: expected"),
+    "no cell": (None, torch.ones(3, dtype=torch.bool), "pbc: says that clouds repeat, but there is no cell"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CELLS)
+def test_bad_cells(case):
+    cell, pbc, message = BAD_CELLS[case]
+    for call in (Radius(1.0), lambda pos, **lattice: point_clouds(pos, **lattice)):
+        with pytest.raises(ValueError, match=message):
+            call(torch.rand(4, 3), cell=cell, pbc=pbc)
+
+
+def test_bad_types_of_cells():
+    with pytest.raises(TypeError, match="cell: expected a floating tensor"):
+        Radius(1.0)(torch.rand(4, 3), cell=torch.eye(3).long())
+    with pytest.raises(TypeError, match="pbc: expected a bool tensor"):
+        Radius(1.0)(torch.rand(4, 3), cell=torch.eye(3), pbc=torch.ones(3))
+    index = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(TypeError, match="shift: expected a floating tensor"):
+        Neighbors(torch.tensor([0, 1]), index, index, shift=index[:, None])
+    with pytest.raises(ValueError, match=r"shift: expected \[edges=1, dim\]"):
+        Neighbors(torch.tensor([0, 1]), index, index, shift=torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("neighborhood", [AllPairs(), Nearest(3)])
+def test_only_balls_have_images(neighborhood):
+    with pytest.raises(ValueError, match="neighborhood: clouds that repeat"):
+        lift(torch.rand(4, 3), octahedral(), neighborhood, cell=torch.eye(3))
+
+
+def test_what_has_no_translations_or_no_center_cannot_repeat():
+    pos, cell = torch.rand(4, 3) + 1, torch.eye(3)
+    with pytest.raises(ValueError, match=r"cell: .* has no translations"):
+        lift_elements(pos, Orbits(SO(3)), SampledFrames(2), Radius(1.0), cell=cell)
+    with pytest.raises(ValueError, match="of: clouds that repeat have no center"):
+        lift_elements(pos, Euclidean(SE(3)), PrincipalFrames(), Radius(1.0), cell=cell)
+
+
+# --- lifting --------------------------------------------------------------------------------------------------
+
+
+def images_as_points(pos, cell, pbc, radius):
+    """The points and all of their images that any point can see, as a cloud that does not repeat; and the owners."""
+    places, owners = [pos], [torch.arange(len(pos))]
+    for steps in itertools.product(*(range(-12, 13) if p else (0,) for p in pbc.tolist())):
+        image = pos + torch.tensor(steps, dtype=F64) @ cell
+        near = (image[:, None] - pos).norm(dim=-1).amin(1) <= radius * 1.001
+        if any(steps):
+            places.append(image[near])
+            owners.append(near.nonzero()[:, 0])
+    return torch.cat(places), torch.cat(owners)
+
+
+def attend(graph, x, weight):
+    """Attention with scores and values made of the displacement, on the points of a graph."""
+    rho = torch.tanh(graph.relative_positions @ weight)[:, :, None]
+    out, _ = group_attention(
+        x[:, :, None],
+        x[:, :, None],
+        x[:, :, None],
+        graph.neighbors,
+        terms=RelativeTerms(positional_key=rho, beta=rho[:, :, None]),
+        displacement_index=graph.displacement_index,
+    )
+    return out
+
+
+@pytest.mark.parametrize("name", ["beyond half", "several images", "skewed", "slab"])
+def test_attention_sees_the_images(name):
+    """A layer on the repeating cloud gives what it gives on the cloud with all images laid out."""
+    pos, cell, pbc, radius = system(name, points=4)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(4, 24, 5, generator=generator, dtype=F64)
+    weight = torch.randn(3, 5, generator=generator, dtype=F64)
+    graph = lift(pos, octahedral(), Radius(radius), cell=cell, pbc=pbc)
+    places, owners = images_as_points(pos, cell, pbc, radius)
+    laid_out = lift(places, octahedral(), Radius(radius))
+    expected = attend(laid_out, x[owners], weight)[:4]
+    torch.testing.assert_close(attend(graph, x, weight), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_displacements_of_a_crystal_are_shared():
+    """27 distinct displacements serve all points of a simple lattice, however many of its points the cell holds."""
+    grid = torch.cartesian_prod(*[torch.arange(3.0)] * 3).double()
+    graph = lift(grid, octahedral(), Radius(1.8), cell=3 * torch.eye(3, dtype=F64))
+    assert graph.neighbors.num_edges == 27 * 27
+    assert graph.num_types == 27
+
+
+@pytest.mark.parametrize("frames", [SampledFrames(3), PrincipalFrames(of="neighborhood", cutoff=2.2)], ids=repr)
+def test_lifted_elements_see_the_images(frames):
+    pos, cell, pbc, radius = system("left-handed", points=4)
+    space = Euclidean(SE(3))
+    graph = lift_elements(pos, space, frames, Radius(radius), cell=cell, pbc=pbc)
+    expected = torch.einsum("eaji,ej->eai", graph.frames[graph.neighbors.target], graph.neighbors.displacements(pos))
+    seen = graph.relative_coordinates[:, :, 0, :3] * radius
+    torch.testing.assert_close(seen, expected, rtol=0, atol=1e-12)
+    # Turned together, cell and points look the same from principal frames, up to the order of the fiber.
+    if isinstance(frames, PrincipalFrames):
+        turn = SO(3).sample(generator=torch.Generator().manual_seed(3), dtype=F64)
+        turned = lift_elements(pos @ turn.T, space, frames, Radius(radius), cell=cell @ turn.T, pbc=pbc)
+        assert torch.equal(turned.neighbors.edge_index, graph.neighbors.edge_index)
+        before, after = (g.relative_coordinates.sin().sum((1, 2)) for g in (graph, turned))
+        torch.testing.assert_close(after, before, rtol=0, atol=1e-10)
+
+
+def test_gradients_with_respect_to_positions_and_cell():
+    """Forces and stress: derivatives of a pair energy agree with finite differences."""
+    pos, cell, pbc, radius = system("skewed", points=4)
+
+    def energy(pos, cell):
+        graph = lift(pos, octahedral(), Radius(radius), cell=cell, pbc=pbc)
+        length2 = graph.relative_positions[:, 3].square().sum(-1)
+        return (1 - length2).clamp(min=0).pow(3).sum()
+
+    inputs = pos.requires_grad_(), cell.requires_grad_()
+    assert torch.autograd.gradcheck(energy, inputs)
+    forces, stress = torch.autograd.grad(energy(*inputs), inputs)
+    assert forces.abs().max() > 1e-3
+    assert stress.abs().max() > 1e-3
+    torch.testing.assert_close(forces.sum(0), torch.zeros(3, dtype=F64), rtol=0, atol=1e-12)
+
+
+# --- values ---------------------------------------------------------------------------------------------------
+
+
+def test_data_attributes_are_read():
+    pos, cell, pbc, radius = system("slab")
+    data = SimpleNamespace(pos=pos, cell=cell[None], pbc=pbc[None])
+    clouds = point_clouds(data)
+    assert clouds.cell.shape == (1, 3, 3)
+    assert clouds.pbc.tolist() == [[True, True, False]]
+    expected = lift(pos, octahedral(), Radius(radius), cell=cell, pbc=pbc)
+    assert torch.equal(lift(data, octahedral(), Radius(radius)).relative_positions, expected.relative_positions)
+    with pytest.raises(ValueError, match="PointClouds have their clouds already"):
+        point_clouds(clouds, cell=cell)
+
+
+def test_collate_is_the_graph_of_the_batch():
+    parts = [system("cube", 5, 2), system("slab", 4, 3)]
+    batch = torch.tensor([0] * 5 + [1] * 4)
+    lattice = {name: torch.stack([part[k] for part in parts]) for name, k in (("cell", 1), ("pbc", 2))}
+    pos = torch.cat([part[0] for part in parts])
+    space, frames = Euclidean(SE(3)), PrincipalFrames(of="neighborhood")
+
+    def elements(pos, **how):
+        return lift_elements(pos, space, frames, Radius(2.1), **how)
+
+    for make, collate in (
+        (lambda p, **how: lift(p, octahedral(), Radius(2.1), **how), LiftedGraph.collate),
+        (elements, LiftedElements.collate),
+    ):
+        whole = make(pos, batch=batch, **lattice)
+        joined = collate([make(part[0], cell=part[1], pbc=part[2]) for part in parts])
+        assert torch.equal(joined.neighbors.shift, whole.neighbors.shift)
+        assert torch.equal(joined.neighbors.edge_index, whole.neighbors.edge_index)
+        assert torch.equal(joined.cell, whole.cell)
+        assert torch.equal(joined.pbc, whole.pbc)
+        without = replace(whole, cell=None, pbc=None)
+        moved = joined.to("cpu")
+        assert torch.equal(moved.neighbors.shift, joined.neighbors.shift)
+        with pytest.raises(ValueError, match="another cell"):
+            collate([joined, without])
+
+
+def test_lists_with_and_without_shifts_join():
+    pos, cell, pbc, radius = system("cube")
+    with_shift, without = Radius(radius)(pos, cell=cell, pbc=pbc), Radius(radius)(pos)
+    joined = Neighbors.collate([without, with_shift])
+    assert (joined.shift[: without.num_edges] == 0).all()
+    assert torch.equal(joined.shift[without.num_edges :], with_shift.shift)
+    assert isinstance(point_clouds(pos), PointClouds)
+
+
+def test_single_precision_finds_the_same_pairs():
+    pos, cell, pbc, radius = system("several images")
+    double = Radius(radius)(pos.float().double(), cell=cell.float().double(), pbc=pbc)
+    single = Radius(radius)(pos.float(), cell=cell.float(), pbc=pbc)
+    assert torch.equal(single.edge_index, double.edge_index)
+    assert single.shift.dtype == torch.float32
+    torch.testing.assert_close(single.shift.double(), double.shift, rtol=0, atol=1e-5)

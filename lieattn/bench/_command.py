@@ -16,7 +16,9 @@ from lieattn.bench import _measure
 
 BENCHMARKS = {
     "attention": "one group attention layer on images: plain maths and the fused kernel",
+    "attentive": "attentive group convolution: layer and rot-MNIST network, against the formula written out",
     "gsa-net": "a training step of the rot-MNIST networks, against the published cubic formula",
+    "framewise": "a training step of the framewise transformer, against torch's TransformerEncoder",
     "scaling": "time and memory against points, group order, neighbors",
     "peers": "one layer beside those of other packages",
     "roofline": "operations and bytes a second against the machine's ceilings",

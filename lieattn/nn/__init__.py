@@ -1,8 +1,43 @@
 """Layers: parameters around the operator, ``layer(x, graph) -> x`` on fields ``[points, fiber, channels]``."""
 
+from lieattn.nn._affine_self_conv import (
+    AffineSelfConvolution,
+    FiberAffine,
+    LiftingAffineSelfConvolution,
+    SimpleAffineSelfConvolution,
+    StandAloneSelfAttention,
+)
+from lieattn.nn._affine_tables import OffsetTable, SmoothDisplacements
 from lieattn.nn._attention import GroupSelfAttention, LiftingSelfAttention
+from lieattn.nn._attentive_clouds import AttentiveGroupConvolution, InputAttention, PoseAttention
+from lieattn.nn._attentive_convolution import GridAttentiveConvolution, GridAttentiveLifting
+from lieattn.nn._attentive_gates import GridInputAttention, GridPoseAttention
 from lieattn.nn._block import PreNormBlock
+from lieattn.nn._convolution_kernels import ConvolutionKernel, NetworkKernel, TableKernel
+from lieattn.nn._fiber_fourier import FiberToIrreps, IrrepsToFiber, band_limit, fiber_linear, irreps_linear
+from lieattn.nn._fields import Frames, lift_field, project_field
+from lieattn.nn._framewise import FiberNorm, FramewiseAttention, FramewiseBlock, RotaryPhases
+from lieattn.nn._grid_convolution import GridGroupConvolution, GridLiftingConvolution
+from lieattn.nn._grid_fields import act_on_grid, from_grid, grid_images, to_grid
+from lieattn.nn._grid_kernels import published_measure
+from lieattn.nn._grid_norm import GridBatchNorm, GridSpatialPool
+from lieattn.nn._group_convolution import GroupConvolution
+from lieattn.nn._heads import DipoleHead, FieldHead, PolarizabilityHead, PseudovectorHead, VectorHead
+from lieattn.nn._lie_attention import Kernel, LieSelfAttention
+from lieattn.nn._lie_block import BlockNorm, LieBlock, PointBatchNorm
+from lieattn.nn._lie_convolution import AttentiveConvolution, KernelNetwork, LieBottleneck, LieConvolution
+from lieattn.nn._lie_scores import (
+    CombinedScore,
+    ContentScore,
+    FeaturePart,
+    LieScore,
+    LocationPart,
+    LocationScore,
+    RelativePositionScore,
+    SumScore,
+)
 from lieattn.nn._linear import GroupLinear
+from lieattn.nn._location import Activation, HeadNetwork, PairGraph, RelativeGraph, activation, pair_coordinates
 from lieattn.nn._norm import CloudNorm
 from lieattn.nn._pool import CloudPool, FiberPool, GridPool, pooled_positions
 from lieattn.nn._positional import (
@@ -15,23 +50,92 @@ from lieattn.nn._positional import (
     RotaryEncoding,
     TableEncoding,
 )
+from lieattn.nn._squeeze_excite import GroupSqueezeExcite
 
 __all__ = [
+    "Activation",
+    "AffineSelfConvolution",
+    "AttentiveConvolution",
+    "AttentiveGroupConvolution",
+    "BlockNorm",
     "CloudNorm",
     "CloudPool",
+    "CombinedScore",
+    "ContentScore",
+    "ConvolutionKernel",
     "CoordinateEncoding",
     "CoordinateNetwork",
+    "DipoleHead",
+    "FeaturePart",
+    "FiberAffine",
     "FiberEncoding",
+    "FiberNorm",
     "FiberPool",
+    "FiberToIrreps",
+    "FieldHead",
+    "Frames",
+    "FramewiseAttention",
+    "FramewiseBlock",
+    "GridAttentiveConvolution",
+    "GridAttentiveLifting",
+    "GridBatchNorm",
+    "GridGroupConvolution",
+    "GridInputAttention",
+    "GridLiftingConvolution",
     "GridPool",
+    "GridPoseAttention",
+    "GridSpatialPool",
+    "GroupConvolution",
     "GroupLinear",
     "GroupSelfAttention",
+    "GroupSqueezeExcite",
+    "HeadNetwork",
+    "InputAttention",
+    "IrrepsToFiber",
+    "Kernel",
+    "KernelNetwork",
     "KeyEncoding",
+    "LieBlock",
+    "LieBottleneck",
+    "LieConvolution",
+    "LieScore",
+    "LieSelfAttention",
+    "LiftingAffineSelfConvolution",
     "LiftingSelfAttention",
+    "LocationPart",
+    "LocationScore",
     "MLPEncoding",
+    "NetworkKernel",
+    "OffsetTable",
+    "PairGraph",
+    "PointBatchNorm",
+    "PolarizabilityHead",
+    "PoseAttention",
     "PositionalEncoding",
     "PreNormBlock",
+    "PseudovectorHead",
+    "RelativeGraph",
+    "RelativePositionScore",
     "RotaryEncoding",
+    "RotaryPhases",
+    "SimpleAffineSelfConvolution",
+    "SmoothDisplacements",
+    "StandAloneSelfAttention",
+    "SumScore",
     "TableEncoding",
+    "TableKernel",
+    "VectorHead",
+    "act_on_grid",
+    "activation",
+    "band_limit",
+    "fiber_linear",
+    "from_grid",
+    "grid_images",
+    "irreps_linear",
+    "lift_field",
+    "pair_coordinates",
     "pooled_positions",
+    "project_field",
+    "published_measure",
+    "to_grid",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
 from lieattn._checks import check_count, check_dropout, check_features
@@ -70,8 +71,10 @@ class _SelfAttention(nn.Module):
         query, key, value = (linear(x).unflatten(-1, size) for linear in (self.query, self.key, self.value))
         terms = RelativeTerms()
         if self.encoding is not None:
-            query, key = self.encoding.rotate(query, key, graph)
-            terms = self.encoding(graph)
+            # Functions of positions, which autocast would round.
+            with torch.autocast(x.device.type, enabled=False):
+                query, key = self.encoding.rotate(query, key, graph)
+                terms = self.encoding(graph)
         out, weights = group_attention(
             query,
             key,

@@ -321,9 +321,9 @@ class RotaryEncoding(PositionalEncoding):
 
     def rotate(self, query: Tensor, key: Tensor, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
         """Turn the pairs (c, c + channels / 2) of both by their angles."""
-        positions = graph.frame_positions().to(query.dtype)
-        angle = torch.einsum("pad,hfd->pahf", positions, self.frequencies)
-        cosine, sine = angle.cos(), angle.sin()
+        exact = torch.promote_types(self.frequencies.dtype, torch.float32)
+        angle = torch.einsum("pad,hfd->pahf", graph.frame_positions().to(exact), self.frequencies.to(exact))
+        cosine, sine = angle.cos().to(query.dtype), angle.sin().to(query.dtype)
         return _turn_pairs(query, cosine, sine), _turn_pairs(key, cosine, sine)
 
 

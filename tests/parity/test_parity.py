@@ -3,9 +3,14 @@
 from pathlib import Path
 
 from lieattn.ops import backend
-from tests.parity import gsa
+from tests.parity import affine_self_conv, attentive_gconv, gsa, lietransformer
 
-SYSTEMS = {"gsa": gsa.check}
+SYSTEMS = {
+    "affine_self_conv": affine_self_conv.check,
+    "attentive_gconv": attentive_gconv.check,
+    "gsa": gsa.check,
+    "lietransformer": lietransformer.check,
+}
 
 
 def pytest_generate_tests(metafunc):

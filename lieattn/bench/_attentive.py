@@ -1,0 +1,135 @@
+"""Attentive group convolution: the layer and the rotated MNIST network, against the formula written out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lieattn.bench._measure import Problem, Record, compare
+from lieattn.groups import cyclic
+from lieattn.models import AttentiveCNN
+from lieattn.nn import GridAttentiveConvolution, GridAttentiveLifting, GridGroupConvolution
+
+IMAGES = 16
+Way = Literal["literal", "fused", "plain"]
+
+
+class Written(nn.Module):
+    """An attentive layer evaluated literally: all responses of all pairs of channels and poses, then the attention.
+
+    The responses are made by a depth-wise convolution, weighted, reduced over channels for the spatial attention, and
+    multiplied by what the two attentions leave before they are summed (Romero et al. 2020, Eqs. 14-20).
+    """
+
+    def __init__(self, layer: GridAttentiveConvolution | GridAttentiveLifting) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same as the layer's own, ``[batch, in, (order,) rows, columns]`` to ``[batch, out, order, *, *]``."""
+        layer = self.layer
+        field = x[:, :, None] if x.ndim == 4 else x
+        kernels = layer.kernels()
+        out, order, channels, fiber, size, _ = kernels.shape
+        depth_wise = kernels.permute(2, 3, 0, 1, 4, 5).reshape(-1, 1, size, size)
+        t = F.conv2d(field.flatten(1, 2), depth_wise, padding=layer.pad, groups=channels * fiber)
+        t = t.unflatten(1, (channels, fiber, out, order)).permute(0, 3, 4, 1, 2, 5, 6)
+        attention: Tensor | float = 1.0
+        matrices = layer.attention.channel_matrices()
+        if matrices is not None:
+            statistics = t.mean(dim=(-2, -1)), t.amax(dim=(-2, -1))
+            levels = [_channel_level(*matrices, statistic) for statistic in statistics]
+            attention = torch.sigmoid(levels[0] + levels[1])[..., None, None]
+        weighted = attention * t
+        spatial = layer.attention.spatial_kernels()
+        if spatial is not None:
+            planes = torch.stack([weighted.mean(dim=3), weighted.amax(dim=3)], dim=4)
+            side = spatial.shape[-1]
+            level = F.conv2d(
+                planes.flatten(1, 4),
+                spatial.reshape(-1, 2, side, side),
+                padding=layer.spatial_dilation * (side // 2),
+                dilation=layer.spatial_dilation,
+                groups=out * order * fiber,
+            )
+            attention = attention * torch.sigmoid(level.unflatten(1, (out, order, 1, fiber)))
+        return layer.measure * ((1 - attention) * t).sum(dim=(3, 4))
+
+
+def _channel_level(first: Tensor, second: Tensor, statistic: Tensor) -> Tensor:
+    hidden = torch.relu(torch.einsum("ohfnc,bohcf->bohnf", first, statistic))
+    return torch.einsum("ohfcn,bohnf->bohcf", second, hidden)
+
+
+def literal(network: AttentiveCNN) -> AttentiveCNN:
+    """Put the literal formula into every attentive layer, in place."""
+    layers: Any = network.layers
+    for number, layer in enumerate(layers):
+        layers[number] = Written(layer)
+    return network
+
+
+def build_layer(channels: int, side: int, pad: int, hidden: int, way: Way) -> Problem:
+    """Full attention between as many channels on p4, 3 x 3 kernels, 7 x 7 spatial kernels, batch 16."""
+    torch.manual_seed(0)
+    layer: nn.Module
+    if way == "plain":
+        layer = GridGroupConvolution(cyclic(4), channels, channels, 3, pad=pad)
+    else:
+        attentive = GridAttentiveConvolution(cyclic(4), channels, channels, 3, hidden=hidden, pad=pad)
+        layer = Written(attentive) if way == "literal" else attentive
+    x = torch.randn(IMAGES, channels, 4, side, side, requires_grad=True)
+
+    def problem() -> Iterator[Tensor]:
+        yield layer(x).square().mean()
+
+    return problem
+
+
+def build_network(way: Way) -> Problem:
+    """Forward pass and loss of the α-p4-CNN, or of the plain p4-CNN, on 16 images of 28 x 28."""
+    torch.manual_seed(0)
+    network = AttentiveCNN(cyclic(4), attention="none" if way == "plain" else "full")
+    network = literal(network) if way == "literal" else network
+    images, labels = torch.randn(IMAGES, 1, 28, 28), torch.arange(IMAGES) % 10
+
+    def problem() -> Iterator[Tensor]:
+        yield F.cross_entropy(network(images), labels)
+
+    return problem
+
+
+def run(repeats: int = 3) -> list[Record]:
+    """Records of cases ``10x10p4``, ``96x96p4`` and ``alpha-p4-CNN`` on one thread.
+
+    Ways are ``literal`` (the wide layer would take tens of gigabytes), ``fused``, and ``plain``, the same without
+    attention.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    ways: tuple[Way, ...] = ("literal", "fused", "plain")
+    try:
+        small = {str(way): partial(build_layer, 10, 26, 0, 5, way) for way in ways}
+        networks = {str(way): partial(build_network, way) for way in ways}
+        wide = {str(way): partial(build_layer, 96, 32, 1, 6, way) for way in ways[1:]}
+        return [
+            *compare("10x10p4", small, repeats=repeats),
+            *compare("alpha-p4-CNN", networks, repeats=repeats),
+            *compare("96x96p4", wide, repeats=1),
+        ]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def remarks(records: list[Record]) -> list[str]:
+    """What full attention costs beside the same without it."""
+    steps = {(record.case, record.way): record.step_ms for record in records}
+    return [
+        f"{case}: a step with attention takes {steps[case, 'fused'] / steps[case, 'plain']:.1f} times a plain one"
+        for case in dict.fromkeys(record.case for record in records)
+    ]

@@ -1,0 +1,147 @@
+"""From data to the graph that LieTransformer and LieConv work on: lifting, coordinates, squash, training subsets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lieattn._checks import check_length, check_neighborhood
+from lieattn.geometry import Lift, LiftedElements, Neighborhood, Neighbors, lift_elements
+from lieattn.models._lie_coordinates import Coordinates, check_coordinates, num_coordinates, published_pairs
+from lieattn.spaces import HomogeneousSpace
+
+
+@dataclass(frozen=True, eq=False)
+class Lifting:
+    """How point clouds become graphs of pairs of group elements; a value.
+
+    Attributes
+    ----------
+    space
+        X = G/H.
+    frames
+        What stands over each point: a lift of :mod:`lieattn.geometry`, None where the stabilizer is trivial.
+    neighborhood
+        Which points are neighbors.
+    coordinates
+        See :func:`lieattn.models.published_pairs`.
+    scale
+        Length that translations are divided by; the neighborhood's own if absent, or 1. The conventions of the authors
+        know none.
+    squash
+        Whether coordinates p become p tanh(|p| / 7) / |p|.
+    keep
+        Share of the neighbors of a point that training keeps, drawn anew each time; a point keeps itself.
+    """
+
+    space: HomogeneousSpace
+    frames: Lift | None
+    neighborhood: Neighborhood
+    coordinates: Coordinates = "smooth"
+    scale: float | None = None
+    squash: bool = False
+    keep: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.space, HomogeneousSpace):
+            raise TypeError(f"space: expected a HomogeneousSpace such as Euclidean(SE(3)), got {self.space!r}")
+        if self.space.stabilizer is not None and self.frames is None:
+            raise TypeError(f"frames: expected a lift such as PrincipalFrames(), since {self.space.name} needs one")
+        check_neighborhood(self.neighborhood)
+        check_coordinates(self.space, self.coordinates)
+        if self.scale is not None:
+            check_length("scale", self.scale)
+            if self.coordinates not in ("smooth", "log"):
+                raise ValueError(f"scale: coordinates {self.coordinates!r} are those of the authors and have none")
+        if not 0 < self.keep <= 1:
+            raise ValueError(f"keep: expected a share in (0, 1], got {self.keep}")
+
+    @property
+    def num_coordinates(self) -> int:
+        """Numbers that describe a relative element."""
+        return num_coordinates(self.space, self.coordinates)
+
+    def __call__(
+        self, data: Any, *, training: bool = False, generator: torch.Generator | None = None
+    ) -> LiftedElements:
+        """Graph of the clouds of ``data``.
+
+        In training random frames and the share of the neighbors are new at every call, drawn from the generator or,
+        if absent, from torch's default one; otherwise the result is a function of the data.
+        """
+        if training and generator is None:
+            generator = _new_generator()
+        graph = self.elements(data, training=training, generator=generator)
+        return self.coordinated(graph, training=training, generator=generator)
+
+    def elements(
+        self, data: Any, *, training: bool = False, generator: torch.Generator | None = None
+    ) -> LiftedElements:
+        """Lifted clouds with all neighbors and the coordinates that ``lift_elements`` has."""
+        return lift_elements(
+            data,
+            self.space,
+            self.frames,
+            self.neighborhood,
+            scale=self.scale if self._own else 1.0,
+            coordinates="log" if self.coordinates == "log" else "smooth",
+            generator=_new_generator() if training and generator is None else generator,
+        )
+
+    def coordinated(
+        self, graph: LiftedElements, *, training: bool = False, generator: torch.Generator | None = None
+    ) -> LiftedElements:
+        """The graph with the coordinates asked for and, in training, a share of its neighbors."""
+        if training and self.keep < 1:
+            kept = share_of_neighbors(graph.neighbors, self.keep, generator)
+            graph = replace(
+                graph,
+                neighbors=selected(graph.neighbors, kept),
+                relative_coordinates=graph.relative_coordinates[kept],
+            )
+        if not self._own:
+            pairs = published_pairs(self.space, graph.elements, graph.invariants, graph.neighbors, self.coordinates)
+            graph = replace(graph, relative_coordinates=pairs)
+        return replace(graph, relative_coordinates=squashed(graph.relative_coordinates)) if self.squash else graph
+
+    @property
+    def _own(self) -> bool:
+        return self.coordinates in ("smooth", "log")
+
+
+def _new_generator() -> torch.Generator:
+    """A generator that continues torch's default one."""
+    return torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+
+
+def squashed(pairs: Tensor, radius: float = 7.0) -> Tensor:
+    """P tanh(ν / radius) / ν with ν = |p| + 1e-6: no pair is further than ``radius``. Smooth at 0."""
+    squared = pairs.square().sum(-1, keepdim=True)
+    apart = squared > 0
+    length = torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0) + 1e-6
+    return pairs * (torch.tanh(length / radius) / length)
+
+
+def share_of_neighbors(neighbors: Neighbors, keep: float, generator: torch.Generator | None = None) -> Tensor:
+    """Edges ``[kept]`` of a random share of each point's neighbors, at least one, itself if it is one."""
+    device = neighbors.device
+    draw = torch.rand(neighbors.num_edges, generator=generator, dtype=torch.float64).to(device)
+    draw = torch.where(neighbors.source == neighbors.target, 0.0, draw)
+    # By target, then by draw.
+    order = (neighbors.target + 0.5 * draw).argsort(stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=device)
+    rank = rank - neighbors.row_ptr[neighbors.target]
+    return (rank < (neighbors.degree * keep).ceil()[neighbors.target]).nonzero()[:, 0]
+
+
+def selected(neighbors: Neighbors, edges: Tensor) -> Neighbors:
+    """Neighbor lists of some of the edges, given in ascending order."""
+    target = neighbors.target[edges]
+    counts = torch.bincount(target, minlength=neighbors.num_points)
+    row_ptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    shift = None if neighbors.shift is None else neighbors.shift[edges]
+    return Neighbors(row_ptr, neighbors.source[edges], target, shift=shift)

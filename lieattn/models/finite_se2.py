@@ -1,0 +1,281 @@
+"""The finite SE(2) variant of LieTransformer: set-transformer blocks on translations times C_n."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lieattn._checks import check_count
+from lieattn.geometry import AllPairs, LiftedGraph, Neighborhood, lift
+from lieattn.groups import cyclic
+from lieattn.ops import Normalization, RelativeTerms, group_attention
+
+Content = Literal["constant", "pairwise_distances", "centroidal"]
+
+
+class FiniteSE2Transformer(nn.Module):
+    """Attention on R^2 ⋊ C_n in the manner of set transformers, from positions alone (arXiv 2012.10885, code).
+
+    Every layer is o = V f + Σ A V f, then o + relu(W o), each followed by a layer normalization if asked for, with
+    scores q k / √channels plus a network for every head of (h_a⁻¹ (x_j - x_i), index of h_a⁻¹ h_b). Note the
+    residual around the *values*.
+
+    **Equivariance.** Outputs are invariant to translations and to C_n acting on the positions, exactly up to rounding,
+    with neighborhoods that turn with the points.
+
+    Parameters
+    ----------
+    rotations
+        n.
+    outputs, output_channels
+        The result is ``[clouds, outputs, output_channels]``.
+    channels, layers, heads
+        Of the attention layers.
+    content
+        What an element knows at first: ``"constant"``, one learned vector; ``"pairwise_distances"``, a network of the
+        mean of the powers 1 ... moments of the distances from its point to those of the cloud; ``"centroidal"``, a
+        network of h_a⁻¹ (x_i - center).
+    moments
+        Number of those powers.
+    normalize
+        ``"softmax"`` or ``"mean"``.
+    layer_norm
+        Whether there are layer normalizations.
+    readout
+        ``"mean"`` over all elements and two linear maps (``only_eqv_sa``), or ``"seeds"``: attention of learned
+        queries to all elements, a set block, a linear map (``set_transf``).
+    neighborhood
+        Whole clouds if absent.
+    hidden
+        Units of the location network of each head.
+    """
+
+    def __init__(
+        self,
+        rotations: int = 4,
+        outputs: int = 1,
+        output_channels: int = 1,
+        *,
+        channels: int = 64,
+        layers: int = 4,
+        heads: int = 4,
+        content: Content = "constant",
+        moments: int = 5,
+        normalize: Normalization = "softmax",
+        layer_norm: bool = False,
+        readout: Literal["mean", "seeds"] = "mean",
+        neighborhood: Neighborhood | None = None,
+        hidden: int = 3,
+    ) -> None:
+        super().__init__()
+        for argument, count in (
+            ("outputs", outputs),
+            ("output_channels", output_channels),
+            ("channels", channels),
+            ("layers", layers),
+            ("heads", heads),
+            ("moments", moments),
+        ):
+            check_count(argument, count)
+        if content not in get_args(Content):
+            raise ValueError(f"content: expected one of {get_args(Content)}, got {content!r}")
+        if normalize not in ("softmax", "mean"):
+            raise ValueError(f"normalize: expected 'softmax' or 'mean', got {normalize!r}")
+        if readout not in ("mean", "seeds"):
+            raise ValueError(f"readout: expected 'mean' or 'seeds', got {readout!r}")
+        self.group = cyclic(rotations)
+        self.neighborhood: Neighborhood = AllPairs() if neighborhood is None else neighborhood
+        self.content, self.moments, self.readout, self.outputs = content, moments, readout, outputs
+        if content == "constant":
+            self.constant = nn.Parameter(torch.randn(channels))
+        else:
+            self.embed = _two_linears(moments if content == "pairwise_distances" else 2, channels, channels)
+        self.layers = nn.ModuleList(
+            FiniteSE2Layer(channels, heads, normalize, layer_norm, hidden) for _ in range(layers)
+        )
+        if readout == "mean":
+            self.head: nn.Module = _two_linears(channels, channels, outputs * output_channels)
+        else:
+            self.seeds = nn.Parameter(torch.randn(outputs, channels) / math.sqrt(channels))
+            self.pool, self.decoder = (SetBlock(channels, heads, layer_norm) for _ in range(2))
+            self.head = nn.Linear(channels, output_channels)
+
+    @property
+    def guarantee(self) -> str:
+        """What is exact by construction, in words."""
+        return f"outputs are invariant to R^2 x| {self.group.name} acting on the positions, exactly up to rounding"
+
+    def graph(self, data: Any) -> LiftedGraph:
+        """Positions lifted to R^2 ⋊ C_n."""
+        return lift(data, self.group, self.neighborhood, scale=1.0)
+
+    def forward(self, data: Any, graph: LiftedGraph | None = None, slots: int | None = None) -> Tensor:
+        """Outputs ``[clouds, outputs, output_channels]``.
+
+        Parameters
+        ----------
+        data
+            torch_geometric ``Data`` or ``Batch`` with ``pos`` ``[points, 2]``.
+        graph
+            What :meth:`graph` gives for ``data``; built here if absent.
+        slots
+            Points of each cloud that means divide by, for weights of the authors' code, which counts padded points
+            at the origin; the number of its points if absent.
+        """
+        graph = self.graph(data) if graph is None else graph
+        x = self.features(graph, slots)[-1]
+        if self.readout == "seeds":
+            return self.head(self._pooled(x, graph))
+        y = _cloud_mean(x.mean(dim=1), graph, slots)
+        return self.head(y).unflatten(-1, (self.outputs, -1))
+
+    def features(self, graph: LiftedGraph, slots: int | None = None) -> list[Tensor]:
+        """Fields ``[points, rotations, channels]``: the contents, and behind every layer."""
+        fields = [self._contents(graph, slots)]
+        for layer in self.layers:
+            fields.append(layer(fields[-1], graph))
+        return fields
+
+    def _contents(self, graph: LiftedGraph, slots: int | None) -> Tensor:
+        shape = (graph.num_points, self.group.order, -1)
+        if self.content == "constant":
+            return self.constant.expand(shape)
+        dtype = next(self.embed.parameters()).dtype
+        if self.content == "centroidal":
+            center = _cloud_mean(graph.pos, graph, slots)
+            inverse = self.group.elements[self.group.inverse].to(graph.pos)
+            seen = torch.einsum("aij,pj->pai", inverse, graph.pos - center[graph.batch])
+            return self.embed(seen.to(dtype))
+        whole = AllPairs()(graph.pos.detach(), graph.batch)
+        squared = (graph.pos[whole.source] - graph.pos[whole.target]).square().sum(-1)
+        apart = squared > 0
+        distance = torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)
+        powers = distance[:, None] ** torch.arange(1, self.moments + 1, device=distance.device)
+        total = powers.new_zeros(graph.num_points, self.moments).index_add(0, whole.target, powers)
+        mean = total / whole.degree.clamp(min=1)[:, None]
+        return self.embed(mean.to(dtype))[:, None].expand(shape)
+
+    def _pooled(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+        """Seeds of every cloud behind attention to its elements, ``[clouds, outputs, channels]``."""
+        counts = torch.bincount(graph.batch, minlength=graph.num_clouds)
+        size = int(counts.max()) if len(counts) else 0
+        order = graph.batch.argsort(stable=True)
+        first = counts.cumsum(0) - counts
+        slot = torch.arange(len(order), device=order.device) - first[graph.batch[order]]
+        padded = x.new_zeros(graph.num_clouds, size, *x.shape[1:])
+        padded[graph.batch[order], slot] = x[order]
+        there = torch.arange(size, device=counts.device) < counts[:, None]
+        seeds = self.seeds.expand(graph.num_clouds, -1, -1)
+        pooled = self.pool(seeds, padded.flatten(1, 2), there.repeat_interleave(self.group.order, dim=1))
+        return self.decoder(pooled, pooled)
+
+
+class FiniteSE2Layer(nn.Module):
+    """Attention and linear map of :class:`FiniteSE2Transformer`, on ``[points, rotations, channels]``.
+
+    Parameters
+    ----------
+    channels, heads, normalize, layer_norm
+        See :class:`FiniteSE2Transformer`.
+    hidden
+        Units of the location network.
+    """
+
+    def __init__(
+        self, channels: int, heads: int, normalize: Normalization, layer_norm: bool = False, hidden: int = 3
+    ) -> None:
+        super().__init__()
+        self.normalize: Normalization = normalize
+        self.attend = _SetProjections(channels, heads, layer_norm)
+        self.location1 = nn.Parameter(torch.empty(heads, hidden, 3).uniform_(-1, 1) / math.sqrt(3))
+        self.location_bias1 = nn.Parameter(torch.empty(heads, hidden).uniform_(-1, 1) / math.sqrt(3))
+        self.location2 = nn.Parameter(torch.empty(heads, hidden).uniform_(-1, 1) / math.sqrt(hidden))
+        self.location_bias2 = nn.Parameter(torch.empty(heads).uniform_(-1, 1) / math.sqrt(hidden))
+
+    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+        """Field to a field of the same shape."""
+        parts = self.attend
+        query, key, value = parts.query(x), parts.key(x), parts.value(x)
+        size = (parts.heads, -1)
+        out, _ = group_attention(
+            query.unflatten(-1, size),
+            key.unflatten(-1, size),
+            value.unflatten(-1, size),
+            graph.neighbors,
+            normalize=self.normalize,
+            terms=RelativeTerms(displacement_bias=self._location(graph, x.dtype)),
+            displacement_index=graph.displacement_index,
+            scale=1 / math.sqrt(x.shape[-1]),
+        )
+        return parts.finish(value + out.flatten(-2))
+
+    def _location(self, graph: LiftedGraph, dtype: torch.dtype) -> Tensor:
+        """Scores ``[types, rotations, rotations, heads]``: translation and index meet behind the first map."""
+        position = graph.relative_positions.to(dtype)
+        index = graph.group.relative.to(position)
+        first = torch.einsum("hmk,tak->tahm", self.location1[..., :2], position) + self.location_bias1
+        hidden = F.relu(first[:, :, None] + index[..., None, None] * self.location1[..., 2])
+        return (hidden * self.location2).sum(-1) + self.location_bias2
+
+
+class SetBlock(nn.Module):
+    """Attention block of the set transformer (arXiv 1810.00825), with the residual around the queries.
+
+    Parameters
+    ----------
+    channels, heads, layer_norm
+        See :class:`FiniteSE2Transformer`.
+    """
+
+    def __init__(self, channels: int, heads: int, layer_norm: bool = False) -> None:
+        super().__init__()
+        self.attend = _SetProjections(channels, heads, layer_norm)
+
+    def forward(self, queries: Tensor, keys: Tensor, mask: Tensor | None = None) -> Tensor:
+        """``[clouds, q, channels]`` attending to ``[clouds, k, channels]`` where the mask ``[clouds, k]`` is true."""
+        parts = self.attend
+        query = parts.query(queries)
+        signals = (query, parts.key(keys), parts.value(keys))
+        q, k, v = (signal.unflatten(-1, (parts.heads, -1)).transpose(1, 2) for signal in signals)
+        score = q @ k.mT / math.sqrt(query.shape[-1])
+        if mask is not None:
+            score = score.masked_fill(~mask[:, None, None], -math.inf)
+            # An empty cloud has nothing to attend to.
+            score = score.masked_fill(~mask.any(dim=1)[:, None, None, None], 0.0)
+        out = (score.softmax(dim=-1) @ v).transpose(1, 2).flatten(-2)
+        return parts.finish(query + out)
+
+
+class _SetProjections(nn.Module):
+    """Projections, output map and normalizations of a block."""
+
+    def __init__(self, channels: int, heads: int, layer_norm: bool) -> None:
+        super().__init__()
+        if channels % heads:
+            raise ValueError(f"heads: expected a divisor of {channels} channels, got {heads}")
+        self.heads = heads
+        self.query, self.key, self.value, self.output = (nn.Linear(channels, channels) for _ in range(4))
+        self.norm0, self.norm1 = (nn.LayerNorm(channels) if layer_norm else nn.Identity() for _ in range(2))
+
+    def finish(self, x: Tensor) -> Tensor:
+        """What follows the attention and its residual."""
+        x = self.norm0(x)
+        y: Tensor = self.norm1(x + F.relu(self.output(x)))
+        return y
+
+
+def _two_linears(in_channels: int, hidden: int, out_channels: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(in_channels, hidden), nn.ReLU(), nn.Linear(hidden, out_channels))
+
+
+def _cloud_mean(x: Tensor, graph: LiftedGraph, slots: int | None) -> Tensor:
+    """Mean over the points of each cloud, ``[clouds, *]``, or the sum divided by slots; zero for empty clouds."""
+    total = x.new_zeros(graph.num_clouds, x.shape[1]).index_add(0, graph.batch, x)
+    if slots is not None:
+        return total / slots
+    counts = torch.bincount(graph.batch, minlength=graph.num_clouds).clamp(min=1)
+    return total / counts[:, None]

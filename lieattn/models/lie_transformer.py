@@ -1,0 +1,265 @@
+"""LieTransformer: equivariant self-attention for Lie groups (Hutchinson et al., ICML 2021, arXiv 2012.10885)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lieattn._checks import check_count, kind
+from lieattn.geometry import AllPairs, FiniteFrames, Lift, LiftedElements, Nearest, Neighborhood, SampledFrames
+from lieattn.groups import SE, Translations, cyclic
+from lieattn.models._lie_coordinates import Coordinates
+from lieattn.models._lie_features import sorted_distances, species_features
+from lieattn.models._lie_graph import Lifting
+from lieattn.models._lie_guarantee import guarantee
+from lieattn.models._lie_readout import CloudReadout, Pooling, Readout
+from lieattn.nn import (
+    Activation,
+    BlockNorm,
+    FeaturePart,
+    Kernel,
+    LieBlock,
+    LieSelfAttention,
+    LocationPart,
+    RelativeGraph,
+)
+from lieattn.ops import Normalization
+from lieattn.spaces import Euclidean, HomogeneousSpace
+
+Inputs = Literal["x", "species", "distances"]
+
+
+class LieTransformer(nn.Module):
+    r"""Self-attention on points lifted to a Lie group, and invariant outputs for every cloud.
+
+    Points x_i of X = G/H are lifted to group elements g_ia; a linear map embeds the features, the same over the whole
+    fiber; blocks of :class:`lieattn.nn.LieSelfAttention` and an MLP follow; the field is pooled.
+
+    **Equivariance.** Outputs do not change when all elements move by one element of G. :attr:`guarantee` says in words
+    for which motions of the *points* that is so with the frames chosen: exactly for a finite group of frames and for
+    frames made of the data, on average for sampled ones.
+
+    Parameters
+    ----------
+    in_channels
+        Features of a point; None for ``inputs="species"``, which knows.
+    outputs
+        Numbers for every cloud.
+    space
+        X = G/H, for example ``Euclidean(SE(3))``.
+    frames
+        What stands over each point: ``FiniteFrames``, ``SampledFrames``, ``PrincipalFrames`` or ``GivenFrames``; None
+        where the stabilizer H is trivial.
+    neighborhood
+        Which points attend to which.
+    channels, layers, heads
+        Of the attention blocks.
+    kernel, normalize, hidden, features, location, feature_channels, dropout
+        See :class:`lieattn.nn.LieSelfAttention`.
+    activation
+        Of all networks and MLPs.
+    norm
+        See :class:`lieattn.nn.LieBlock`.
+    readout, pool, head_norm
+        See :class:`CloudReadout`: ``"pool_first"`` is the authors' ``model_1``, ``"point_first"`` their ``lieconv``.
+    coordinates
+        Of relative elements: ``"smooth"``, or one of the authors' for weights trained with them, see
+        :func:`lieattn.models.published_pairs`.
+    scale
+        Length that translations are divided by; the neighborhood's own if absent, or 1.
+    squash
+        Whether the coordinates are bounded by a tanh of their length.
+    keep
+        Share of the neighbors that a training step keeps, drawn anew each time (the authors' ``fill``). In eval mode
+        all neighbors are used.
+    inputs
+        ``"x"``: features ``data.x``; ``"species"``: one-hot ``data.z`` times powers of the charge; ``"distances"``:
+        sorted distances of a point to the others of its cloud, as many as in_channels.
+    species
+        Nuclear charges that ``"species"`` knows.
+    eps
+        Of the normalizations of the blocks.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | None,
+        outputs: int = 1,
+        *,
+        space: HomogeneousSpace,
+        frames: Lift | None = None,
+        neighborhood: Neighborhood,
+        channels: int = 512,
+        layers: int = 6,
+        heads: int = 8,
+        kernel: Kernel = "sum",
+        normalize: Normalization = "softmax",
+        hidden: int = 16,
+        features: FeaturePart = "mixed",
+        location: LocationPart = "coordinates",
+        feature_channels: int | None = None,
+        dropout: float = 0.0,
+        activation: Activation = "silu",
+        norm: BlockNorm = "layer_pre",
+        readout: Readout = "pool_first",
+        pool: Pooling = "mean",
+        head_norm: bool = False,
+        coordinates: Coordinates = "smooth",
+        scale: float | None = None,
+        squash: bool = False,
+        keep: float = 1.0,
+        inputs: Inputs = "x",
+        species: Sequence[int] = (1, 6, 7, 8, 9),
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        if inputs not in get_args(Inputs):
+            raise ValueError(f"inputs: expected one of {get_args(Inputs)}, got {inputs!r}")
+        if inputs == "species" and in_channels is None:
+            in_channels = 3 * len(species)
+        if in_channels is None:
+            raise ValueError(f"in_channels: expected the number of features, since inputs are {inputs!r}, got None")
+        check_count("in_channels", in_channels)
+        check_count("outputs", outputs)
+        check_count("layers", layers)
+        self.inputs, self.in_channels, self.species = inputs, in_channels, tuple(species)
+        self.lifting = Lifting(space, frames, neighborhood, coordinates, scale, squash, keep)
+        self.embed = nn.Linear(in_channels, channels)
+        self.blocks = nn.ModuleList()
+        for _ in range(layers):
+            attention = LieSelfAttention(
+                channels,
+                self.lifting.num_coordinates,
+                heads=heads,
+                kernel=kernel,
+                normalize=normalize,
+                hidden=hidden,
+                activation=activation,
+                features=features,
+                location=location,
+                feature_channels=feature_channels,
+                dropout=dropout,
+            )
+            self.blocks.append(LieBlock(attention, channels, norm=norm, activation=activation, eps=eps))
+        self.head = CloudReadout(channels, outputs, readout=readout, pool=pool, activation=activation, norm=head_norm)
+
+    @classmethod
+    def qm9(cls, outputs: int = 1, **options: Any) -> LieTransformer:
+        """Network for QM9 with the authors' defaults: 10.0 M parameters with their coordinates of SE(3)."""
+        preset = {
+            "space": Euclidean(SE(3)),
+            "frames": SampledFrames(1),
+            "neighborhood": AllPairs(),
+            "inputs": "species",
+        }
+        return cls(None, outputs, **{**preset, **options})
+
+    @classmethod
+    def qm9_published(cls, outputs: int = 1, **options: Any) -> LieTransformer:
+        """Network for QM9 of the authors' published run: 101.8 M parameters with their quaternions.
+
+        Theirs takes 25 of the nearest 50 *elements*, at random; this one about as many points with all of their frames.
+        """
+        preset = {
+            "space": Euclidean(SE(3)),
+            "frames": SampledFrames(4),
+            "neighborhood": Nearest(12),
+            "keep": 0.5,
+            "inputs": "species",
+            "channels": 1504,
+            "layers": 11,
+            "kernel": "combined",
+            "normalize": "mean",
+            "hidden": 6,
+            "feature_channels": 8,
+            "readout": "point_first",
+            "coordinates": "quaternion",
+            "squash": True,
+        }
+        return cls(None, outputs, **{**preset, **options})
+
+    @classmethod
+    def constellation(cls, repetitions: int = 2, *, samples: int = 4, **options: Any) -> LieTransformer:
+        """Network that counts four patterns among points of the plane, ``[clouds, 4 * (repetitions + 1)]`` logits."""
+        preset = {
+            "space": Euclidean(SE(2)),
+            "frames": SampledFrames(samples),
+            "neighborhood": AllPairs(),
+            "inputs": "distances",
+        }
+        return cls(17 * repetitions - 1, 4 * (repetitions + 1), **{**preset, **options})
+
+    @classmethod
+    def springs(cls, **options: Any) -> LieTransformer:
+        """Potential of particles on springs, invariant to translations: 841,641 parameters. Inputs are (mass, k)."""
+        preset = {"space": Euclidean(Translations(2)), "neighborhood": AllPairs(), "channels": 160, "layers": 5}
+        return cls(2, 1, **{**preset, "normalize": "mean", **options})
+
+    @classmethod
+    def springs_grid(cls, rotations: int = 2, **options: Any) -> LieTransformer:
+        """Potential of particles on springs, invariant to R^2 ⋊ C_n: 139,353 parameters. Inputs are (mass, k)."""
+        preset = {
+            "space": Euclidean(SE(2)),
+            "frames": FiniteFrames(cyclic(rotations)),
+            "neighborhood": AllPairs(),
+            "channels": 80,
+            "layers": 3,
+            "normalize": "mean",
+            "coordinates": "grid",
+        }
+        return cls(2, 1, **{**preset, **options})
+
+    @property
+    def guarantee(self) -> str:
+        """What is exact by construction, in words."""
+        return guarantee(self.lifting.space, self.lifting.frames, self.lifting.coordinates)
+
+    def graph(self, data: Any, *, generator: torch.Generator | None = None) -> LiftedElements:
+        """Lifted clouds with the coordinates of all pairs.
+
+        In training mode random frames and the share ``keep`` of the neighbors are new at every call, drawn from the
+        generator or torch's default one; in eval mode the same data gives the same graph.
+        """
+        return self.lifting(data, training=self.training, generator=generator)
+
+    def forward(self, data: Any, graph: RelativeGraph | None = None) -> Tensor:
+        """Outputs ``[clouds, outputs]``.
+
+        Parameters
+        ----------
+        data
+            torch_geometric ``Data`` or ``Batch`` with ``pos`` ``[points, dim]`` and features ``x``
+            ``[points, in_channels]`` or charges ``z`` ``[points]``.
+        graph
+            What :meth:`graph` gives for ``data``; built here if absent.
+        """
+        graph = self.graph(data) if graph is None else graph
+        field = self.features(self.point_features(data, graph), graph)[-1]
+        outputs: Tensor = self.head(field, graph.batch, graph.num_clouds)
+        return outputs
+
+    def features(self, x: Tensor, graph: RelativeGraph) -> list[Tensor]:
+        """Fields ``[points, fiber, channels]`` of features ``[points, in_channels]``: embedded, then of each block."""
+        if x.ndim != 2 or x.shape[1] != self.in_channels or not x.is_floating_point():
+            raise ValueError(
+                f"x: expected floating features [points, {self.in_channels}], got {x.dtype} {tuple(x.shape)}"
+            )
+        fiber = graph.relative_coordinates.shape[1]
+        fields = [self.embed(x)[:, None].expand(-1, fiber, -1)]
+        for block in self.blocks:
+            fields.append(block(fields[-1], graph))
+        return fields
+
+    def point_features(self, data: Any, graph: RelativeGraph) -> Tensor:
+        """What the embedding sees of each point, ``[points, in_channels]``."""
+        weight = self.embed.weight
+        if self.inputs == "distances":
+            return sorted_distances(data.pos, graph.batch, self.in_channels).to(weight.dtype)
+        source = "x" if self.inputs == "x" else "z"
+        given = getattr(data, source, None)
+        if not isinstance(given, Tensor):
+            raise TypeError(f"data: expected a torch_geometric Data or Batch with {source}, got {kind(data)}")
+        return given if source == "x" else species_features(given, self.species).to(weight)

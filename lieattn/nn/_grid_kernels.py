@@ -1,0 +1,95 @@
+"""How a planar group moves a square kernel of pixels: in integers, once, never by rotating floats."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lieattn._checks import check_count
+from lieattn.groups import FiniteGroup, check_group
+
+
+def check_lattice_group(argument: str, group: FiniteGroup) -> None:
+    """Refuse groups that do not map the square lattice of pixels and its square windows to themselves."""
+    check_group(argument, group)
+    entries = group.elements.round().abs()
+    integer = bool((group.elements.abs() - entries).abs().max() < 1e-9)
+    moves = integer and bool((entries.sum(dim=-1) == 1).all())
+    if group.dim != 2 or not moves:
+        raise ValueError(
+            f"{argument}: expected a planar group of quarter turns and mirrors along rows, columns or diagonals, such "
+            f"as cyclic(4) or dihedral(4), got {group.name}; for other groups use the layers on point clouds"
+        )
+
+
+def moved_cells(group: FiniteGroup, size: int) -> Tensor:
+    """Cell of a size x size window that h⁻¹ brings to each cell: ``[order, size²]`` int64, cell h⁻¹p for cell p.
+
+    Cells are numbered row by row from the top, and the group acts about the center of the window, between cells if
+    ``size`` is even. Its matrices act on (right, up), the coordinates of
+    :func:`lieattn.geometry.pixel_positions`.
+    """
+    steps = 2 * torch.arange(size) - (size - 1)
+    row, column = torch.meshgrid(steps, steps, indexing="ij")
+    place = torch.stack([column, -row], dim=-1).reshape(-1, 2)
+    inverse = group.elements[group.inverse].round().to(torch.int64)
+    right, up = torch.einsum("hij,pj->hpi", inverse, place).unbind(-1)
+    return (size - 1 - up) // 2 * size + (size - 1 + right) // 2
+
+
+def lifting_taps(group: FiniteGroup, size: int) -> Tensor:
+    """Entry of a planar kernel for each pose and cell, ``[order, size²]`` int64 into the size² entries."""
+    check_lattice_group("group", group)
+    check_count("size", size)
+    return moved_cells(group, size)
+
+
+def group_taps(group: FiniteGroup, size: int) -> Tensor:
+    """Entry (h⁻¹h̃, h⁻¹p) of a kernel on the group, ``[order, order, size²]`` int64 into its order · size² entries."""
+    cells = lifting_taps(group, size)
+    return group.relative[:, :, None] * size**2 + cells[:, None]
+
+
+def moved_kernels(weight: Tensor, taps: Tensor, size: int) -> Tensor:
+    """Kernels of all output poses.
+
+    Parameters
+    ----------
+    weight
+        ``[out, in, (fiber,) size, size]``.
+    taps
+        ``[order, (fiber,) size²]`` int64, see :func:`lifting_taps` and :func:`group_taps`.
+    size
+        Side of the kernel.
+
+    Returns
+    -------
+    Tensor
+        ``[out, order, in, fiber, size, size]``, with a fiber of 1 for planar kernels.
+    """
+    out_channels, in_channels = weight.shape[:2]
+    moved = weight.flatten(2).index_select(2, taps.flatten())
+    order = taps.shape[0]
+    return moved.view(out_channels, in_channels, order, -1, size, size).transpose(1, 2)
+
+
+def published_measure(group: FiniteGroup, *, attentive: bool = False) -> float:
+    """Weight of the sum over the input fiber in the authors' code.
+
+    2π/n for n rotations. With mirrors the plain layer takes it twice (π on p4m), while the attentive layers
+    take 2π/|H| (π/4 on p4m); the two agree on rotations. Groups without rotations, and those of other dimensions, have
+    weight 1.
+    """
+    rotations = int((torch.linalg.det(group.elements) > 0).sum())
+    if group.dim != 2 or rotations == 1:
+        return 1.0
+    if attentive:
+        return 2 * math.pi / group.order
+    return 2 * math.pi / rotations * (group.order // rotations)
+
+
+def reverses_an_axis(group: FiniteGroup) -> bool:
+    """Whether an element reverses rows or columns, so that sampling has to be symmetric about the center."""
+    return bool((group.elements.round() < 0).any())

@@ -1,0 +1,52 @@
+"""Squeeze-and-excite of fields on a group."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lieattn._checks import check_count, check_features
+from lieattn.geometry import PointClouds
+from lieattn.nn._pool import CloudPool
+
+
+class GroupSqueezeExcite(nn.Module):
+    r"""Group squeeze-and-excite (Affine Self Convolution, Eq. 15): every channel is scaled by what the cloud holds.
+
+    .. math::  f'_c(x, h) = f_c(x, h) \, \operatorname{sigmoid}(W_1 \operatorname{relu}(W_2 m + b_2) + b_1)_c
+
+    with m the mean of the field over the points of its cloud and over the fiber.
+
+    **Equivariance.** The mean over points and frames is invariant, so it commutes with any group.
+
+    Parameters
+    ----------
+    channels
+        Channels of the field.
+    reduction
+        The hidden layer has channels // reduction units, at least 1; 16 on Z² and 4 on p4 in the paper.
+    """
+
+    def __init__(self, channels: int, reduction: int = 16) -> None:
+        super().__init__()
+        check_count("channels", channels)
+        check_count("reduction", reduction)
+        self.squeeze = nn.Linear(channels, max(1, channels // reduction))
+        self.excite = nn.Linear(self.squeeze.out_features, channels)
+        self.pool = CloudPool("mean")
+
+    def scale(self, x: Tensor, clouds: PointClouds) -> Tensor:
+        """Factors ``[clouds, channels]`` for a field ``[points, *, channels]``."""
+        check_features(x, self.squeeze.weight)
+        if x.ndim < 2 or x.shape[0] != clouds.num_points or x.shape[-1] != self.squeeze.in_features:
+            raise ValueError(
+                f"x: expected [points={clouds.num_points}, *, {self.squeeze.in_features}], got {tuple(x.shape)}"
+            )
+        points = x.flatten(1, -2).mean(dim=1) if x.ndim > 2 else x
+        mean = self.pool(points, clouds.batch, clouds.num_clouds)
+        return self.excite(F.relu(self.squeeze(mean))).sigmoid()
+
+    def forward(self, x: Tensor, clouds: PointClouds) -> Tensor:
+        """Scale a field ``[points, *, channels]``."""
+        factors = self.scale(x, clouds)[clouds.batch]
+        return x * factors.view(len(x), *[1] * (x.ndim - 2), -1)

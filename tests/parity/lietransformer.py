@@ -1,0 +1,161 @@
+"""Compare a golden file of LieTransformer or LieConv with our layers and models.
+
+Their pairs hold coordinates of g_j⁻¹ g_i, i the receiver. The layers take whatever coordinates a graph has, so the
+file's pairs go in as they are; what the library makes of positions and frames is checked by the kinds ``lift`` and
+``model``. Lifted elements have neighbors of their own in these files, so they are points with a fiber of 1 here.
+Padded receivers are points like others for the kind ``attention``, which no point attends to. Elsewhere they are left
+out: they are no points of ours, and no valid point ever sees them.
+"""
+
+import json
+
+import numpy as np
+import torch
+
+from lieattn.models import published_kernel
+from lieattn.nn import LieBlock, LieBottleneck, LieConvolution, LieSelfAttention
+from tests.parity.lietransformer_files import (
+    Padded,
+    attention_parameters,
+    block_parameters,
+    compare,
+    load,
+    tensor,
+)
+from tests.parity.lietransformer_geometry import check_explog, check_lift, check_subsampling
+from tests.parity.lietransformer_models import check_finite_se2, check_hamiltonian, check_model
+
+
+def check(path):
+    with np.load(path, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    meta = json.loads(str(arrays.pop("meta")))
+    kind = meta.get("kind")
+    if kind not in KINDS:
+        raise AssertionError(f"{path.name}: unknown kind {kind!r}; known are {sorted(KINDS)}")
+    KINDS[kind](arrays, meta)
+
+
+def attention_layer(arrays, meta, prefix=""):
+    channels = len(arrays[prefix + "value_b"])
+    options = published_kernel(meta["kernel"], attention_fn=meta["normalisation"])
+    layer = LieSelfAttention(
+        channels,
+        arrays["pair"].shape[-1],
+        heads=meta["heads"],
+        activation={"swish": "silu"}.get(meta["activation"], meta["activation"]),
+        **_widths(arrays, meta, prefix),
+        **options,
+    ).double()
+    return load(layer, attention_parameters(arrays, prefix))
+
+
+def _widths(arrays, meta, prefix):
+    widths = {}
+    for name in ("loc_mlp_b1", "comb_mlp_b1"):
+        if prefix + name in arrays:
+            widths["hidden"] = arrays[prefix + name].shape[1]
+    if prefix + "pair_b" in arrays:
+        widths["feature_channels"] = len(arrays[prefix + "pair_b"])
+    elif prefix + "receiver_b" in arrays:
+        widths["feature_channels"] = 2 * len(arrays[prefix + "receiver_b"]) // meta["heads"]
+    return widths
+
+
+def check_attention(arrays, meta):
+    mask, index = arrays["mask"], arrays.get("neighbour_index")
+    padded = Padded(np.ones_like(mask))
+    graph = padded.graph(arrays["pair"], index, keys=mask)
+    layer = attention_layer(arrays, meta)
+    graph.relative_coordinates.requires_grad_()
+    x = padded.points(arrays["features"])[:, None].requires_grad_()
+    out = layer(x, graph)[:, 0]
+    # A padded receiver may have padded neighbors only, and then gets zero here.
+    known = (graph.neighbors.degree > 0) | tensor(mask).flatten()
+    compare("out", out[known], padded.points(arrays["out"])[known], meta)
+    weights = padded.dense(layer.weights(x, graph)[:, 0, 0], graph)
+    compare("attention", weights[known], padded.receivers(arrays["attention"])[known], meta)
+    stored = arrays["logits"]
+    if index is not None:
+        stored = np.zeros((*arrays["pair"].shape[:3], meta["heads"]))
+        np.put_along_axis(stored, index[..., None], arrays["logits"], axis=2)
+    compare("logits", layer.scores(x, graph)[:, 0, 0], tensor(stored)[padded.edges_of(graph)], meta)
+    if "cotangent" in arrays:
+        (out * padded.points(arrays["cotangent"])).sum().backward()
+        _check_gradients(arrays, meta, layer, padded, graph, x)
+
+
+def _check_gradients(arrays, meta, layer, padded, graph, x):
+    found = torch.zeros(arrays["grad_pair"].shape, dtype=torch.float64)
+    found[padded.edges_of(graph)] = graph.relative_coordinates.grad[:, 0, 0]
+    compare("grad_pair", found, arrays["grad_pair"], meta)
+    compare("grad_features", x.grad[:, 0], padded.points(arrays["grad_features"]), meta)
+    stored = {name.removeprefix("grad_"): array for name, array in arrays.items() if name.startswith("grad_")}
+    expected = attention_parameters(stored, "")
+    for name, parameter in layer.named_parameters():
+        compare(f"gradient of {name}", parameter.grad, expected[name], meta)
+
+
+def check_block(arrays, meta):
+    padded = Padded(arrays["mask"])
+    graph = padded.graph(arrays["pair"])
+    attention = attention_layer(arrays, meta)
+    block = LieBlock(
+        attention,
+        attention.channels,
+        norm=meta["block_norm"],
+        activation={"swish": "silu"}.get(meta["activation"], meta["activation"]),
+        eps=meta["norm_eps"],
+    ).double()
+    load(block, block_parameters(arrays, ""))
+    block.train(meta.get("training", False))
+    x = padded.points(arrays["features"])[:, None]
+    with torch.no_grad():
+        after = block.attend(x, graph)
+        compare("after_attention", after[:, 0], padded.points(arrays["after_attention"]), meta)
+        compare("out", block.feed_forward(after)[:, 0], padded.points(arrays["out"]), meta)
+
+
+def check_lieconv(arrays, meta):
+    padded = Padded(arrays["mask"])
+    graph = padded.graph(arrays["pair"], arrays["neighbour_index"], valid=arrays["neighbour_valid"])
+    rank, hidden = len(arrays["kernel_b3"]), len(arrays["kernel_b1"])
+    options = {
+        "rank": rank,
+        "hidden": hidden,
+        "activation": {"swish": "silu"}.get(meta["activation"], meta["activation"]),
+        "divide": "published" if meta["mean"] else "none",
+    }
+    coordinates = arrays["pair"].shape[-1]
+    in_channels, out_channels = arrays["features"].shape[-1], arrays["out"].shape[-1]
+    mix = tensor(arrays["mix_W"]).unflatten(1, (-1, rank))
+    parameters = {"weight": mix, "bias": tensor(arrays["mix_b"])}
+    for number in (1, 2, 3):
+        parameters[f"kernel.linear{number}.weight"] = tensor(arrays[f"kernel_W{number}"])
+        parameters[f"kernel.linear{number}.bias"] = tensor(arrays[f"kernel_b{number}"])
+    if meta["bottleneck"]:
+        layer = LieBottleneck(
+            in_channels, out_channels, coordinates, widths=(mix.shape[1], mix.shape[0]), norm="none", **options
+        )
+        parameters = {f"convolution.{name}": array for name, array in parameters.items()}
+        for name in ("down", "up"):
+            parameters[f"{name}.weight"] = tensor(arrays[f"{name}_W"])
+            parameters[f"{name}.bias"] = tensor(arrays[f"{name}_b"])
+    else:
+        layer = LieConvolution(in_channels, out_channels, coordinates, **options)
+    load(layer.double(), parameters)
+    out = layer(padded.points(arrays["features"])[:, None], graph)
+    compare("out", out[:, 0], padded.points(arrays["out"]), meta)
+
+
+KINDS = {
+    "explog": check_explog,
+    "lift": check_lift,
+    "attention": check_attention,
+    "block": check_block,
+    "model": check_model,
+    "hamiltonian": check_hamiltonian,
+    "finite_se2": check_finite_se2,
+    "lieconv": check_lieconv,
+    "fps": check_subsampling,
+}

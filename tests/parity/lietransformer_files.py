@@ -1,0 +1,132 @@
+"""What the golden files of LieTransformer hold, brought to our layout and names."""
+
+import numpy as np
+import torch
+
+from lieattn.geometry import Neighbors
+from lieattn.nn import PairGraph
+
+
+def tensor(array):
+    return torch.from_numpy(np.array(array))
+
+
+class Padded:
+    """Clouds padded to one size, with the mask of what is there."""
+
+    def __init__(self, mask):
+        self.mask = tensor(mask)
+        self.number = torch.full(mask.shape, -1)
+        self.number[self.mask] = torch.arange(int(self.mask.sum()))
+        self.cloud = self.mask.nonzero()[:, 0]
+        self.slot = self.mask.nonzero()[:, 1]
+
+    def points(self, padded):
+        """Rows that are there: [b, N, *] to [points, *]."""
+        return tensor(padded)[self.mask]
+
+    def graph(self, pair, index=None, valid=None, keys=None):
+        """Our graph of the file's pairs; ``keys`` restricts the points attended to, [b, N]."""
+        clouds, size = self.mask.shape
+        if index is None:
+            adjacent = torch.ones(clouds, size, size, dtype=torch.bool)
+        else:
+            adjacent = torch.zeros(clouds, size, size)
+            there = torch.ones(index.shape) if valid is None else tensor(valid).double().float()
+            adjacent = adjacent.scatter_add(2, tensor(index), there) > 0
+        adjacent = adjacent & self.mask[:, :, None] & self.mask[:, None]
+        if keys is not None:
+            adjacent = adjacent & tensor(keys)[:, None]
+        cloud, i, j = adjacent.nonzero(as_tuple=True)
+        edges = torch.stack([self.number[cloud, j], self.number[cloud, i]])
+        neighbors = Neighbors.from_edge_index(edges, int(self.mask.sum()))
+        graph = PairGraph(neighbors, torch.zeros(neighbors.num_edges, 1, 1, 1), self.cloud, clouds)
+        coordinates = tensor(pair)[self.edges_of(graph)][:, None, None]
+        return PairGraph(neighbors, coordinates, self.cloud, clouds)
+
+    def edges_of(self, graph):
+        """Index (cloud, i, j) of each edge in an array [b, N, N, *]."""
+        target, source = graph.neighbors.target, graph.neighbors.source
+        return self.cloud[target], self.slot[target], self.slot[source]
+
+    def dense(self, values, graph):
+        """[edges, h] to [points, h, N], zero where no edge is."""
+        out = torch.zeros(*self.mask.shape, self.mask.shape[1], values.shape[-1], dtype=values.dtype)
+        out[self.edges_of(graph)] = values.detach()
+        return out[self.mask].transpose(1, 2)
+
+    def receivers(self, attention):
+        """The file's [b, h, N, N] as [points, h, N]."""
+        return tensor(attention).transpose(1, 2)[self.mask]
+
+
+def compare(name, found, expected, meta, tolerance=None):
+    found = found.detach()
+    expected = expected if isinstance(expected, torch.Tensor) else tensor(expected)
+    expected = expected.detach()
+    assert found.shape == expected.shape, f"{name}: shape {tuple(found.shape)}, stored {tuple(expected.shape)}"
+    if expected.numel() == 0:
+        return
+    error = (found.double() - expected.double()).abs().max()
+    allowed = meta["tol"] if tolerance is None else tolerance
+    assert error <= allowed, f"{name}: error {error:.1e}, allowed {allowed:.0e}"
+
+
+def load(module, parameters):
+    """All parameters from the file, none left at its initial value."""
+    module.load_state_dict(parameters, strict=True)
+    return module.eval()
+
+
+def linear(arrays, theirs, ours):
+    return {f"{ours}.weight": tensor(arrays[f"{theirs}_W"]), f"{ours}.bias": tensor(arrays[f"{theirs}_b"])}
+
+
+def head_network(arrays, theirs, ours):
+    names = {}
+    for number in (1, 2, 3):
+        names[f"{ours}.weights.{number - 1}"] = tensor(arrays[f"{theirs}_W{number}"])
+        names[f"{ours}.biases.{number - 1}"] = tensor(arrays[f"{theirs}_b{number}"])
+    return names
+
+
+def attention_parameters(arrays, prefix):
+    names = linear(arrays, prefix + "value", "value") | linear(arrays, prefix + "out", "output")
+    content = prefix + "query_W" in arrays
+    alone = content and not any(prefix + other in arrays for other in ("loc_mlp_W1", "comb_mlp_W1", "location_W"))
+    if content:
+        where = "score" if alone else "score.content"
+        names |= linear(arrays, prefix + "query", f"{where}.query") | linear(arrays, prefix + "key", f"{where}.key")
+    if prefix + "loc_mlp_W1" in arrays:
+        names |= head_network(arrays, prefix + "loc_mlp", "score.location")
+    if prefix + "comb_mlp_W1" in arrays:
+        names |= head_network(arrays, prefix + "comb_mlp", "score.combine")
+    for theirs, ours in (("receiver", "receiver"), ("neighbour", "sender"), ("pair", "mix"), ("location", "position")):
+        if prefix + theirs + "_W" in arrays:
+            names |= linear(arrays, prefix + theirs, f"score.{ours}")
+    for theirs, ours in (("content_bias", "content_bias"), ("location_bias", "position_bias")):
+        if prefix + theirs in arrays:
+            names[f"score.{ours}"] = tensor(arrays[prefix + theirs])
+    return names
+
+
+def norm_parameters(arrays, theirs, ours):
+    names = {}
+    for theirs_part, ours_part in (
+        ("gain", "weight"),
+        ("bias", "bias"),
+        ("running_mean", "running_mean"),
+        ("running_var", "running_var"),
+    ):
+        if f"{theirs}_{theirs_part}" in arrays:
+            names[f"{ours}.{ours_part}"] = tensor(arrays[f"{theirs}_{theirs_part}"])
+    return names
+
+
+def block_parameters(arrays, prefix):
+    names = {f"attention.{name}": array for name, array in attention_parameters(arrays, prefix).items()}
+    for number in (1, 2):
+        names[f"linear{number}.weight"] = tensor(arrays[f"{prefix}mlp_W{number}"])
+        names[f"linear{number}.bias"] = tensor(arrays[f"{prefix}mlp_b{number}"])
+    names |= norm_parameters(arrays, prefix + "norm_attn", "norm_attention")
+    return names | norm_parameters(arrays, prefix + "norm_mlp", "norm_mlp")

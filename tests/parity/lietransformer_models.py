@@ -1,0 +1,221 @@
+"""Golden files of whole networks: LieTransformer, its potentials, and the finite SE(2) variant."""
+
+from dataclasses import replace
+
+import torch
+
+from lieattn.geometry import AllPairs, FiniteFrames, GivenFrames, point_clouds
+from lieattn.groups import cyclic
+from lieattn.models import FiniteSE2Transformer, HamiltonianDynamics, LieTransformer, published_kernel
+from lieattn.models._lie_graph import squashed
+from tests.parity.lietransformer_files import (
+    Padded,
+    block_parameters,
+    compare,
+    linear,
+    load,
+    norm_parameters,
+    tensor,
+)
+from tests.parity.lietransformer_geometry import COORDINATES, check_pairs, frames_of, space_of
+
+
+def check_finite_se2(arrays, meta):
+    padded = Padded(arrays["mask"])
+    slots = arrays["mask"].shape[1]
+    rotations, layers = meta["rotations"], meta["layers"]
+    model = FiniteSE2Transformer(
+        rotations,
+        meta["n_outputs"],
+        meta["dim_output"],
+        channels=arrays["layer0.value_b"].shape[0],
+        layers=layers,
+        heads=meta["heads"],
+        content=meta["content"],
+        moments=meta.get("moments", 5),
+        normalize={"softmax": "softmax", "mean": "mean", "dot_product": "mean"}[meta["similarity"]],
+        layer_norm=meta["layer_norm"],
+        readout={"only_eqv_sa": "mean", "set_transf": "seeds"}[meta["readout"]],
+        hidden=arrays["layer0.loc_b1"].shape[1],
+    ).double()
+    load(model, _finite_se2_parameters(arrays, layers))
+    graph = model.graph(point_clouds(tensor(arrays["positions"]), mask=padded.mask))
+    fields = model.features(graph, slots)
+    names = ["features_lifted"] + [f"after_layer{number}" for number in range(layers)]
+    for name, field in zip(names, fields, strict=True):
+        if name in arrays:
+            # Theirs is ordered by rotation, then point.
+            stored = tensor(arrays[name]).unflatten(1, (rotations, slots)).transpose(1, 2)[padded.mask]
+            compare(name, field, stored, meta)
+    _check_finite_se2_pairs(arrays, meta, padded, graph)
+    with torch.no_grad():
+        compare("prediction", model(graph, graph, slots), arrays["prediction"], meta)
+
+
+def _check_finite_se2_pairs(arrays, meta, padded, graph):
+    slots, rotations = arrays["mask"].shape[1], meta["rotations"]
+    pair = tensor(arrays["pair"]).unflatten(2, (rotations, slots)).unflatten(1, (rotations, slots))
+    source, target = graph.neighbors.source, graph.neighbors.target
+    stored = pair.permute(0, 2, 4, 1, 3, 5)[padded.cloud[target], padded.slot[target], padded.slot[source]]
+    position = graph.relative_positions
+    if graph.displacement_index is not None:
+        position = position[graph.displacement_index]
+    compare("translation of pair", position[:, :, None].expand_as(stored[..., :2]), stored[..., :2], meta)
+    index = graph.group.relative.double()
+    compare("index of pair", index.expand_as(stored[..., 2]), stored[..., 2], meta)
+
+
+def _finite_se2_parameters(arrays, layers):
+    parameters = {}
+    if "embed_constant" in arrays:
+        parameters["constant"] = tensor(arrays["embed_constant"])
+    else:
+        parameters |= _two_linears(arrays, "embed", "embed")
+    for number in range(layers):
+        theirs, ours = f"layer{number}.", f"layers.{number}"
+        parameters |= _set_projections(arrays, theirs, f"{ours}.attend")
+        for k in (1, 2):
+            weight, bias = tensor(arrays[f"{theirs}loc_W{k}"]), tensor(arrays[f"{theirs}loc_b{k}"])
+            parameters[f"{ours}.location{k}"] = weight if k == 1 else weight[:, 0]
+            parameters[f"{ours}.location_bias{k}"] = bias if k == 1 else bias[:, 0]
+    if "head_W1" in arrays:
+        return parameters | _two_linears(arrays, "head", "head")
+    seeds = tensor(arrays["pool_seeds"])
+    parameters["seeds"] = seeds.reshape(-1, seeds.shape[-1])
+    queries = [name for name in arrays if name.endswith("query_W")]
+    pool = next(name for name in queries if not name.startswith(("layer", "decoder"))).removesuffix("query_W")
+    for theirs, ours in ((pool, "pool"), ("decoder0.", "decoder")):
+        parameters |= _set_projections(arrays, theirs, f"{ours}.attend")
+    return parameters | linear(arrays, "head", "head")
+
+
+def _set_projections(arrays, theirs, ours):
+    parameters = {}
+    for their_name, our_name in (("query", "query"), ("key", "key"), ("value", "value"), ("out", "output")):
+        parameters |= linear(arrays, theirs + their_name, f"{ours}.{our_name}")
+    for number in (0, 1):
+        parameters |= norm_parameters(arrays, f"{theirs}norm{number}", f"{ours}.norm{number}")
+    return parameters
+
+
+def _two_linears(arrays, theirs, ours):
+    names = {}
+    for number, place in ((1, 0), (2, 2)):
+        names[f"{ours}.{place}.weight"] = tensor(arrays[f"{theirs}_W{number}"])
+        names[f"{ours}.{place}.bias"] = tensor(arrays[f"{theirs}_b{number}"])
+    return names
+
+
+def network(arrays, meta, clouds=None):
+    """LieTransformer with the file's weights, on frames of the file's draws."""
+    name = meta["group"]
+    heads, layers = meta["heads"], meta["layers"]
+    widths = {}
+    for array in ("block0.loc_mlp_b1", "block0.comb_mlp_b1"):
+        if array in arrays:
+            widths["hidden"] = arrays[array].shape[1]
+    if "block0.pair_b" in arrays:
+        widths["feature_channels"] = len(arrays["block0.pair_b"])
+    elif "block0.receiver_b" in arrays:
+        widths["feature_channels"] = 2 * len(arrays["block0.receiver_b"]) // heads
+    point_first = meta["readout"] == "lieconv"
+    last = "readout_b" if point_first else "head_b3"
+    model = LieTransformer(
+        arrays["embed_W"].shape[1],
+        len(arrays[last]),
+        space=space_of(name),
+        frames=lift_of(arrays, meta, clouds),
+        neighborhood=AllPairs(),
+        channels=len(arrays["embed_b"]),
+        layers=layers,
+        heads=heads,
+        activation={"swish": "silu"}.get(meta["activation"], meta["activation"]),
+        norm=meta["block_norm"],
+        eps=meta["norm_eps"],
+        readout={"lieconv": "point_first", "model_1": "pool_first"}[meta["readout"]],
+        pool=meta["pool"],
+        head_norm={"none": False, "layer": True}[meta["output_norm"]],
+        coordinates=COORDINATES.get(name, "published"),
+        squash={"none": False, "tanh": True}[meta["squash"]],
+        **widths,
+        **published_kernel(meta["kernel"], attention_fn=meta["normalisation"]),
+    ).double()
+    parameters = linear(arrays, "embed", "embed")
+    for number in range(layers):
+        block = block_parameters(arrays, f"block{number}.")
+        parameters |= {f"blocks.{number}.{name}": array for name, array in block.items()}
+    if point_first:
+        parameters |= linear(arrays, "readout", "head.linears.0")
+    for number in () if point_first else (1, 2, 3):
+        parameters[f"head.linears.{number - 1}.weight"] = tensor(arrays[f"head_W{number}"])
+        parameters[f"head.linears.{number - 1}.bias"] = tensor(arrays[f"head_b{number}"])
+        parameters |= head_norms(arrays, number)
+    return load(model, parameters)
+
+
+def head_norms(arrays, number):
+    """The file's normalization before the number-th linear map of the head, whatever it is called."""
+    names = sorted(name.removesuffix("_gain") for name in arrays if name.endswith("_gain") and "block" not in name)
+    return norm_parameters(arrays, names[number - 1], f"head.norms.{number - 1}") if names else {}
+
+
+def lift_of(arrays, meta, clouds):
+    """The file's frames as a lift; ``clouds`` repeats them for clouds without draws of their own."""
+    if clouds is not None and meta["group"] == "SE2grid":
+        return FiniteFrames(cyclic(meta["lift_samples"]))
+    frames = None if clouds is not None else frames_of(arrays, meta, Padded(arrays["mask"]))
+    return None if frames is None else GivenFrames(frames)
+
+
+def check_model(arrays, meta):
+    padded, _, _, pairs = check_pairs(arrays, meta)
+    model = network(arrays, meta)
+    clouds = point_clouds(tensor(arrays["positions"]), mask=padded.mask)
+    with torch.no_grad():
+        graph = model.graph(clouds)
+        if meta["group"].endswith("quat"):
+            # Signs as in the file, which has those of the absolute frames.
+            pairs = squashed(pairs) if meta["squash"] == "tanh" else pairs
+            graph = replace(graph, relative_coordinates=pairs)
+        fields = model.features(padded.points(arrays["features"]), graph)
+        names = ["embedded"] + [f"after_block{number}" for number in range(meta["layers"])]
+        for name, field in zip(names, fields, strict=True):
+            stored = tensor(arrays[name]).unflatten(1, (-1, meta["lift_samples"]))[padded.mask]
+            compare(name, field, stored, meta)
+        compare("prediction", model.head(fields[-1], graph.batch, graph.num_clouds), arrays["prediction"], meta)
+
+
+def check_hamiltonian(arrays, meta):
+    q, p, mass, spring = (tensor(arrays[name]) for name in ("q", "p", "mass", "spring"))
+    features = torch.stack([mass, spring], dim=-1)
+    dynamics = HamiltonianDynamics(network(arrays, meta, len(q)))
+    with torch.no_grad():
+        energy = dynamics.hamiltonian(q, p, mass, features)
+        compare("hamiltonian", energy, arrays["hamiltonian"], meta)
+        compare("potential", energy - (p.square().sum(-1) / (2 * mass)).sum(-1), arrays["potential"], meta)
+        velocity, force = dynamics.field(q, p, mass, features)
+        compare("field", flat(velocity, force), arrays["field"], meta)
+        path = dynamics.trajectory(q, p, mass, tensor(arrays["times"]), features)
+        found = flat(path.position, path.momentum).transpose(0, 1)
+        compare("trajectory", found, arrays["trajectory"], meta)
+    springs = HamiltonianDynamics(_Springs(), center=False)
+    with torch.no_grad():
+        true_field = flat(*springs.field(q, p, mass, features))
+        energy = springs.hamiltonian(q, torch.zeros_like(p), mass, features)
+    compare("true_potential", energy, arrays["true_potential"], meta)
+    compare("true_field", true_field, arrays["true_field"], meta)
+
+
+class _Springs(torch.nn.Module):
+    """The potential of the simulated system, 1/2 sum_ij k_i k_j |q_i - q_j|^2."""
+
+    def forward(self, data):
+        stiffness = data.x[:, 1]
+        same = data.batch[:, None] == data.batch
+        squared = (data.pos[:, None] - data.pos).square().sum(-1)
+        energy = 0.5 * (same * stiffness[:, None] * stiffness * squared).sum(1)
+        return energy.new_zeros(int(data.batch.max()) + 1).index_add(0, data.batch, energy)
+
+
+def flat(position, momentum):
+    return torch.cat([position.flatten(-2), momentum.flatten(-2)], dim=-1)

@@ -1,0 +1,700 @@
+"""Affine Self Convolution: equivariance on clouds and grids, what it reduces to, and the networks of the paper."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import AllPairs, Given, PixelSquare, Radius, lift, pixel_positions
+from lieattn.groups import cyclic, dihedral, octahedral, reflection, tetrahedral, trivial
+from lieattn.models import BottleneckBlock, BottleneckResNet
+from lieattn.nn import (
+    AffineSelfConvolution,
+    CoordinateEncoding,
+    FiberAffine,
+    GridGroupConvolution,
+    GroupSelfAttention,
+    GroupSqueezeExcite,
+    LiftingAffineSelfConvolution,
+    LiftingSelfAttention,
+    OffsetTable,
+    SimpleAffineSelfConvolution,
+    SmoothDisplacements,
+    StandAloneSelfAttention,
+    act_on_grid,
+    from_grid,
+    to_grid,
+)
+from lieattn.ops import RelativeTerms, group_attention
+from lieattn.testing import assert_equivariant, equivariance_error, randomize
+from tests.cases import SMALL_GROUPS
+
+CHANNELS, WIDTH, HEADS = 3, 6, 2
+SMOOTH = SmoothDisplacements(hidden=5)
+KINDS = {
+    "affine": AffineSelfConvolution,
+    "simple": SimpleAffineSelfConvolution,
+    "stand-alone": StandAloneSelfAttention,
+    "lifting": LiftingAffineSelfConvolution,
+}
+dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+
+
+def layer_of(kind, group, positions=SMOOTH, dtype=torch.float64, **options):
+    layer = KINDS[kind](group, CHANNELS, 4, positions, **{"channels": WIDTH, "heads": HEADS, **options})
+    return randomize(layer.to(dtype))
+
+
+def field(kind, group, points, dtype=torch.float64):
+    shape = (points, CHANNELS) if kind == "lifting" else (points, group.order, CHANNELS)
+    return torch.randn(*shape, dtype=torch.float64).to(dtype)
+
+
+# --- on clouds ------------------------------------------------------------------------------------------------
+
+
+@dtypes
+@pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_commute_with_the_group(kind, group, dtype):
+    layer, x = layer_of(kind, group, dtype=dtype), field(kind, group, 12, dtype)
+    pos, batch = torch.randn(12, group.dim, dtype=torch.float64).to(dtype), torch.arange(12) % 2
+    with torch.no_grad():
+        assert_equivariant(
+            lambda x, pos: layer(x, lift(pos, group, Radius(1.6), batch=batch)),
+            group,
+            x,
+            pos,
+            input_field=kind != "lifting",
+        )
+
+
+@pytest.mark.parametrize("normalize", ["mean", "exp-mean", "none"])
+def test_other_normalizations_commute_too(normalize):
+    group = SMALL_GROUPS["D3"]
+    layer, x = layer_of("affine", group, normalize=normalize), field("affine", group, 12)
+    with torch.no_grad():
+        assert_equivariant(
+            lambda x, pos: layer(x, lift(pos, group, Radius(1.6))), group, x, torch.randn(12, 2, dtype=torch.float64)
+        )
+
+
+@dtypes
+@pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
+def test_layers_of_the_fiber_commute_with_the_group(group, dtype):
+    query = randomize(FiberAffine(group, CHANNELS).to(dtype))
+    excite = randomize(GroupSqueezeExcite(CHANNELS, 1).to(dtype), spread=2)
+    batch = torch.arange(12) % 2
+    pos, x = torch.randn(12, group.dim, dtype=torch.float64).to(dtype), field("affine", group, 12, dtype)
+    with torch.no_grad():
+        assert_equivariant(lambda x, pos: query(x), group, x, pos)
+        assert_equivariant(lambda x, pos: excite(x, lift(pos, group, Radius(1.6), batch=batch)), group, x, pos)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_points_may_be_permuted_and_clouds_are_apart(kind):
+    group = SMALL_GROUPS["D3"]
+    layer, x = layer_of(kind, group), field(kind, group, 12)
+    pos, batch = torch.randn(12, 2, dtype=torch.float64), torch.arange(12) % 2
+    out = layer(x, lift(pos, group, Radius(1.6), batch=batch))
+    order = torch.randperm(12)
+    moved = layer(x[order], lift(pos[order], group, Radius(1.6), batch=batch[order]))
+    torch.testing.assert_close(moved, out[order], rtol=1e-12, atol=1e-12)
+    for cloud in range(2):
+        mine = batch == cloud
+        alone = layer(x[mine], lift(pos[mine], group, Radius(1.6)))
+        torch.testing.assert_close(alone, out[mine], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("points", [0, 1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_isolated_coincident_and_no_points_are_finite(kind, points):
+    group = SMALL_GROUPS["D3"]
+    layer, x = layer_of(kind, group).train(), field(kind, group, points).requires_grad_()
+    nowhere = Given(torch.empty(2, 0, dtype=torch.int64))
+    out = layer(x, lift(torch.randn(points, 2, dtype=torch.float64), group, nowhere))
+    assert (out == 0).all()
+    pos = torch.zeros(points, 2, dtype=torch.float64, requires_grad=True)
+    out = layer(x, lift(pos, group, AllPairs()))
+    assert torch.isfinite(out).all()
+    out.sum().backward()
+    assert all(torch.isfinite(leaf.grad).all() for leaf in (x, *layer.parameters()) if leaf.grad is not None)
+    assert points == 0 or torch.isfinite(pos.grad).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_positions_twice(kind):
+    group = cyclic(3)
+    layer, x = layer_of(kind, group), field(kind, group, 4)
+    pos = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
+
+    def call(pos, x):
+        return layer(x, lift(pos, group, AllPairs()))
+
+    assert torch.autograd.gradcheck(call, (pos, x.requires_grad_()), fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, (pos, x), fast_mode=True)
+
+
+def test_squeeze_excite_keeps_clouds_apart():
+    excite = randomize(GroupSqueezeExcite(4, 2).double())
+    x, batch = torch.randn(6, 3, 4, dtype=torch.float64), torch.tensor([0, 2, 0, 2, 2, 0])
+    clouds = lift(torch.randn(6, 2, dtype=torch.float64), cyclic(3), Radius(1.0), batch=batch)
+    scale = excite.scale(x, clouds)
+    assert scale.shape == (3, 4)
+    assert torch.isfinite(scale).all(), "the cloud between has no points"
+    for cloud in (0, 2):
+        mean = x[batch == cloud].mean(dim=(0, 1))
+        wanted = excite.excite(F.relu(excite.squeeze(mean))).sigmoid()
+        torch.testing.assert_close(scale[cloud], wanted)
+        torch.testing.assert_close(excite(x, clouds)[batch == cloud], x[batch == cloud] * wanted)
+
+
+# --- on grids -------------------------------------------------------------------------------------------------
+
+
+@dtypes
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("group", ["C3", "C4", "C8", "D1", "D3", "D4"])
+def test_tables_on_turned_grids(group, kind, dtype):
+    """Balls on a grid: exact for every group, although h⁻¹ of an offset may lie off the grid."""
+    group, pos = SMALL_GROUPS[group], pixel_positions(5, 6, dtype=dtype)
+    offsets = pixel_positions(5, 5, dtype=torch.float64)
+    layer = layer_of(kind, group, OffsetTable.of(offsets[offsets.norm(dim=1) < 2.1]), dtype)
+    x = field(kind, group, len(pos), dtype)
+    with torch.no_grad():
+        assert_equivariant(
+            lambda x, pos: layer(x, lift(pos, group, Radius(2.1))), group, x, pos, input_field=kind != "lifting"
+        )
+
+
+def turned(group, h, x, rows, columns):
+    """The field whose array of pixels is moved by h: what turning an image does."""
+    return from_grid(act_on_grid(group, h, to_grid(x, torch.tensor([[rows, columns]]))))
+
+
+@dtypes
+@pytest.mark.parametrize("border", ["zero", "mask"])
+@pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("group", ["C4", "D1", "D4"])
+def test_turned_arrays(group, kind, size, border, dtype):
+    group, sides = SMALL_GROUPS[group], (5, 4)
+    layer = layer_of(kind, group, OffsetTable.square(size, border=border), dtype)
+    x = field(kind, group, sides[0] * sides[1], dtype)
+    with torch.no_grad():
+        out = layer(x, lift(pixel_positions(*sides, dtype=dtype), group, PixelSquare(size)))
+        for h in range(group.order):
+            there = sides if bool(group.elements[h, 0, 0]) else sides[::-1]
+            graph = lift(pixel_positions(*there, dtype=dtype), group, PixelSquare(size))
+            found, wanted = layer(turned(group, h, x, *sides), graph), turned(group, h, out, *sides)
+            tolerance = 1e-10 if dtype == torch.float64 else 1e-5 * float(wanted.abs().max().clamp(min=1))
+            torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("group", [tetrahedral(), octahedral(), reflection(3)], ids=lambda g: g.name)
+@pytest.mark.parametrize("border", ["zero", "mask"])
+def test_voxels(group, border):
+    steps = torch.arange(3, dtype=torch.float64) - 1
+    pos = torch.cartesian_prod(steps, steps, steps)
+    layer = layer_of("affine", group, OffsetTable.square(3, dim=3, border=border), channels=4)
+    x = field("affine", group, len(pos))
+    with torch.no_grad():
+        assert_equivariant(lambda x, pos: layer(x, lift(pos, group, PixelSquare(3))), group, x, pos)
+
+
+def test_a_zero_border_has_an_edge_for_every_offset():
+    graph = lift(pixel_positions(3, 4), cyclic(4), PixelSquare(5))
+    table = OffsetTable.square(5, border="zero")
+    edges = table.edges(graph)
+    assert edges is table.edges(graph), "found once"
+    assert edges.ghost
+    assert edges.neighbors.num_points == graph.num_points + 1
+    assert edges.neighbors.degree.tolist() == [25] * graph.num_points + [0]
+    seen = torch.zeros(graph.num_points, 25, dtype=torch.int64)
+    seen.index_put_((edges.neighbors.target, edges.index), torch.tensor(1), accumulate=True)
+    assert (seen == 1).all()
+    assert OffsetTable.square(5).edges(graph).neighbors is graph.neighbors
+
+
+def test_zero_border_is_a_ring_of_points_with_zero_embeddings():
+    group, table = cyclic(4), OffsetTable.square(3, border="zero")
+    layer = layer_of("affine", group, table)
+    with torch.no_grad():
+        for linear in (layer.key, layer.value):
+            linear.bias.zero_()  # so that a zero field has zero embeddings
+    x = field("affine", group, 12)
+    out = layer(x, lift(pixel_positions(3, 4, dtype=torch.float64), group, PixelSquare(3)))
+    padded = F.pad(to_grid(x, torch.tensor([[3, 4]])), (1, 1, 1, 1))
+    around = layer(from_grid(padded), lift(pixel_positions(5, 6, dtype=torch.float64), group, PixelSquare(3)))
+    inner = to_grid(around, torch.tensor([[5, 6]]))[..., 1:-1, 1:-1]
+    torch.testing.assert_close(from_grid(inner), out, rtol=1e-12, atol=1e-12)
+
+
+def test_image_batches_of_different_sizes():
+    group = cyclic(4)
+    layer = layer_of("affine", group, OffsetTable.square(3, border="zero"))
+    sizes = [(2, 3), (4, 4), (1, 1)]
+    graphs = [lift(pixel_positions(*size, dtype=torch.float64), group, PixelSquare(3)) for size in sizes]
+    xs = [field("affine", group, graph.num_points) for graph in graphs]
+    apart = torch.cat([layer(x, graph) for x, graph in zip(xs, graphs, strict=True)])
+    together = layer(torch.cat(xs), graphs[0].collate(graphs))
+    torch.testing.assert_close(together, apart, rtol=1e-12, atol=1e-12)
+
+
+# --- what it reduces to ---------------------------------------------------------------------------------------
+
+
+def constant_maps(layer, psi=1.0, beta=0.0):
+    with torch.no_grad():
+        for name in ("query_map", "key_map", "value_map"):
+            getattr(layer, name).psi.fill_(psi)
+            getattr(layer, name).beta.fill_(beta)
+    return layer
+
+
+@pytest.mark.parametrize("group", ["trivial2", "C4", "D3", "O"])
+def test_psi_1_and_beta_0_is_plain_attention(group):
+    """Scaled dot-product attention of torch, over what is summed over the fiber."""
+    group = SMALL_GROUPS[group]
+    offsets = [[float(i)] * group.dim for i in range(-3, 4)]
+    layer = constant_maps(layer_of("affine", group, OffsetTable.of(torch.tensor(offsets))))
+    pos = torch.arange(4, dtype=torch.float64)[:, None].repeat(1, group.dim)
+    x = field("affine", group, 4)
+    wanted = F.scaled_dot_product_attention(
+        *(
+            linear(x).sum(dim=1).unflatten(-1, (HEADS, -1)).transpose(0, 1)
+            for linear in (layer.query, layer.key, layer.value)
+        ),
+        scale=1 / WIDTH,
+    )
+    wanted = layer.output(wanted.transpose(0, 1).flatten(1)[:, None].expand(-1, group.order, -1))
+    torch.testing.assert_close(layer(x, lift(pos, group, AllPairs())), wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("group", [trivial(2), cyclic(4), dihedral(4)], ids=lambda g: g.name)
+def test_alpha_1_and_beta_0_is_depthwise_convolution(group):
+    """The group convolution through conv2d, whose kernel mixes no channels."""
+    graph = lift(pixel_positions(5, 6, dtype=torch.float64), group, PixelSquare(3), grid=torch.tensor([[5, 6]]))
+    table = OffsetTable.square(3)
+    affine = table.affine_map(group, WIDTH).double()
+    x = torch.randn(30, group.order, WIDTH, dtype=torch.float64)
+    edges = table.edges(graph)
+    out, _ = group_attention(
+        None,
+        None,
+        x[:, :, None],
+        edges.neighbors,
+        pattern="pooled",
+        normalize="none",
+        terms=RelativeTerms(psi=affine(graph)[0][:, :, :, None]),
+        displacement_index=edges.index,
+    )
+    convolution = GridGroupConvolution(group, WIDTH, WIDTH, 3, pad=1, measure=1.0).double()
+    right, up = torch.tensor(table.offsets).long().unbind(1)
+    with torch.no_grad():
+        convolution.weight.zero_()
+        channel = torch.arange(WIDTH)
+        for row, (column, line) in enumerate(zip(right + 1, 1 - up, strict=True)):
+            convolution.weight[channel, channel, :, line, column] = affine.psi[:, row].mT
+    wanted = from_grid(convolution(to_grid(x, graph.grid)))
+    torch.testing.assert_close(out[:, :, 0], wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("group", ["trivial2", "C4", "D3"])
+def test_gsa_with_constant_encodings(group):
+    """On features of the points alone, group self-attention that sees no positions and psi = 1, beta = 0 agree.
+
+    Sums over n frames make the query and the key n times as large, and the query sum adds n equal outputs.
+    """
+    group = SMALL_GROUPS[group]
+    n, graph = group.order, lift(torch.randn(9, 2, dtype=torch.float64), group, Radius(1.2))
+    encoding = CoordinateEncoding(2, WIDTH // HEADS, group)
+    gsa = randomize(
+        GroupSelfAttention(group, CHANNELS, 4, heads=HEADS, head_channels=WIDTH // HEADS, encoding=encoding)
+    )
+    gsa = gsa.double()
+    with torch.no_grad():
+        encoding.fiber.weight.copy_(encoding.fiber.weight[:1].clone())
+        for axis in encoding.axes:
+            axis.linear2.weight.zero_()
+    layer = constant_maps(layer_of("affine", group, scale=gsa.scale / n**2, channels=WIDTH))
+    identity = group.identity
+    with torch.no_grad():
+        for name in ("key_map", "value_map"):
+            affine = getattr(layer, name)
+            affine.waves.frequencies.zero_()
+            affine.waves.phases.zero_()
+            affine.psi.fill_(1 / (math.sqrt(2) * affine.psi.shape[-1]))
+        for name in ("query", "key", "value"):
+            mine, theirs = getattr(layer, name), getattr(gsa, name)
+            mine.weight.zero_()
+            mine.weight[identity] = theirs.weight
+            mine.bias.copy_(theirs.bias)
+        layer.output.weight.zero_()
+        layer.output.weight[identity] = gsa.output.weight
+    x = torch.randn(9, 1, CHANNELS, dtype=torch.float64).expand(-1, n, -1)
+    torch.testing.assert_close(layer(x, graph) + gsa.output.bias, gsa(x, graph), rtol=1e-11, atol=1e-11)
+
+
+def test_lifting_gsa_with_constant_encodings():
+    """At a point there are no frames to sum over: the layers agree as they are."""
+    group, graph = dihedral(3), lift(torch.randn(9, 2, dtype=torch.float64), dihedral(3), Radius(1.2))
+    gsa = randomize(LiftingSelfAttention(group, CHANNELS, 4, heads=HEADS, head_channels=WIDTH // HEADS).double())
+    with torch.no_grad():
+        for axis in gsa.encoding.axes:
+            axis.linear2.weight.zero_()
+    x = torch.randn(9, CHANNELS, dtype=torch.float64)
+    query, key, value = (f(x)[:, None].unflatten(-1, (HEADS, -1)) for f in (gsa.query, gsa.key, gsa.value))
+    one = torch.ones(1, group.order, 1, 1, 1, dtype=torch.float64)
+    out, _ = group_attention(
+        query,
+        key,
+        value,
+        graph.neighbors,
+        pattern="pooled",
+        terms=RelativeTerms(psi=one, key_psi=one),
+        displacement_index=torch.zeros(graph.neighbors.num_edges, dtype=torch.int64),
+        scale=gsa.scale,
+    )
+    torch.testing.assert_close(gsa.output(out.flatten(-2)), gsa(x, graph), rtol=1e-12, atol=1e-12)
+
+
+def test_stand_alone_attention_is_affine_with_constant_psi():
+    group, table = cyclic(4), OffsetTable.square(3, border="zero")
+    baseline, layer = layer_of("stand-alone", group, table), constant_maps(layer_of("affine", group, table))
+    graph = lift(pixel_positions(4, 5, dtype=torch.float64), group, PixelSquare(3))
+    with torch.no_grad():
+        for name in ("query", "key", "value", "output"):
+            getattr(layer, name).load_state_dict(getattr(baseline, name).state_dict())
+        layer.key_map.beta.copy_(baseline.axis_keys(graph)[:, group.identity].flatten(1))
+    x = field("affine", group, 20)
+    torch.testing.assert_close(layer(x, graph), baseline(x, graph), rtol=1e-12, atol=1e-12)
+
+
+def test_simple_is_affine_with_one_map():
+    group, table = dihedral(4), OffsetTable.square(3, border="zero")
+    simple, layer = layer_of("simple", group, table), layer_of("affine", group, table)
+    with torch.no_grad():
+        for name in ("query", "key", "value"):
+            getattr(layer, name).load_state_dict(simple.embedding.state_dict())
+        for name in ("key_map", "value_map"):
+            getattr(layer, name).load_state_dict(simple.affine_map.state_dict())
+        layer.query_map.load_state_dict(dict(zip(("psi", "beta"), simple.affine_map.center(), strict=True)))
+        layer.output.load_state_dict(simple.output.state_dict())
+    graph = lift(pixel_positions(4, 4, dtype=torch.float64), group, PixelSquare(3))
+    x = field("affine", group, 16)
+    torch.testing.assert_close(layer(x, graph), simple(x, graph), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["affine", "simple"])
+def test_a_table_is_a_network_at_its_offsets(kind):
+    group, table = dihedral(4), OffsetTable.square(3)
+    smooth, layer = layer_of(kind, group), layer_of(kind, group, table)
+    graph = lift(pixel_positions(4, 4, dtype=torch.float64), group, PixelSquare(3))
+    state = smooth.state_dict()
+    for name in ("key_map", "value_map", "affine_map"):
+        waves = state.get(f"{name}.waves.frequencies")
+        if waves is not None:
+            offsets = torch.tensor(table.offsets, dtype=torch.float64) / graph.scale
+            waves = math.sqrt(2) * (offsets @ waves.mT + state.pop(f"{name}.waves.phases")).cos()
+            del state[f"{name}.waves.frequencies"]
+            state[f"{name}.psi"] = torch.einsum("om,fcm->foc", waves, state[f"{name}.psi"])
+            state[f"{name}.beta"] = waves @ state[f"{name}.beta"].mT
+    layer.load_state_dict(state, strict=True)
+    x = field(kind, group, 16)
+    torch.testing.assert_close(layer(x, graph), smooth(x, graph), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("positions", [OffsetTable.square(5), SmoothDisplacements()], ids=["table", "network"])
+def test_psi_and_beta_start_with_unit_variance(positions):
+    group = cyclic(4)
+    graph = lift(pixel_positions(8, 8), group, PixelSquare(5))
+    psi, beta = positions.affine_map(group, 200)(graph)
+    for table in (psi, beta):
+        assert abs(float(table.detach().var()) - 1) < 0.1
+        assert abs(float(table.detach().mean())) < 0.1
+
+
+# --- controls: a test that cannot fail proves nothing ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_see_rotations_outside_the_group(kind):
+    group = cyclic(4)
+    layer, x = layer_of(kind, group), field(kind, group, 12)
+    pos = torch.randn(12, 2, dtype=torch.float64)
+    there, here = (layer(x, lift(p, group, Radius(1.6))) for p in (cyclic(8).act(1, pos), pos))
+    assert (there - here).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("part", ["query_map", "key_map", "value_map", "query"])
+def test_the_wrong_side_of_the_group_fails(part):
+    """With g h⁻¹ for g⁻¹ h abelian groups still pass, and a non-abelian one must not."""
+    for group, passes in ((SMALL_GROUPS["C4"], True), (SMALL_GROUPS["D3"], False)):
+        layer, x = layer_of("affine", group), field("affine", group, 12)
+        module = getattr(layer, part)
+        if getattr(module, "fourier", False):
+            module.fourier = False
+        module.relative = group.cayley[torch.arange(group.order)[:, None], group.inverse]
+        pos = torch.randn(12, 2, dtype=torch.float64)
+        error = equivariance_error(
+            lambda x, pos, layer=layer, group=group: layer(x, lift(pos, group, Radius(1.6))), group, x, pos
+        )
+        assert (error < 1e-10) == passes, f"{group.name}: {error:.1e}"
+
+
+def test_beta_is_added_once_and_not_once_a_frame():
+    group, table = cyclic(4), OffsetTable.square(3)
+    layer = layer_of("affine", group, table)
+    graph = lift(pixel_positions(4, 4, dtype=torch.float64), group, PixelSquare(3))
+    with torch.no_grad():
+        layer.value_map.psi.zero_()
+        layer.value_map.beta.fill_(1.0)
+    wanted = layer.output(torch.ones(16, 4, WIDTH, dtype=torch.float64))
+    torch.testing.assert_close(layer(field("affine", group, 16), graph), wanted, rtol=1e-12, atol=1e-12)
+
+
+# --- networks -------------------------------------------------------------------------------------------------
+
+Z2, P4 = trivial(2), cyclic(4)
+SIZES = {
+    "ResNet29": (Z2, {"layer": "convolution"}, 313_114, 336_244),
+    "ResNet29 SE": (Z2, {"layer": "convolution", "squeeze_excite": True}, 346_798, None),
+    "p4 ResNet29": (P4, {"layer": "convolution"}, 309_138, 320_748),
+    "p4 ResNet29 SE": (P4, {"layer": "convolution", "squeeze_excite": True}, 342_234, 353_844),
+    "SASA": (Z2, {"layer": "stand-alone"}, 235_162, None),
+    "Simple ASC": (Z2, {"layer": "simple"}, 217_354, 240_484),
+    "ASC": (Z2, {"layer": "affine"}, 267_754, 290_884),
+    "ASC SE": (Z2, {"layer": "affine", "squeeze_excite": True}, 301_438, None),
+    "p4 ASC": (P4, {"layer": "affine"}, 271_842, 283_452),
+    "ResNet83": (Z2, {"layer": "convolution", "blocks": 9}, 869_530, None),
+    "ResNet83 ASC": (Z2, {"layer": "affine", "blocks": 9}, 733_450, None),
+    "ResNet83 Simple ASC": (Z2, {"layer": "simple", "blocks": 9}, 582_250, None),
+    "p4 ResNet83": (P4, {"layer": "convolution", "blocks": 9}, 861_522, None),
+    "p4 ResNet83 ASC": (P4, {"layer": "affine", "blocks": 9}, 749_634, None),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_parameter_counts_are_those_of_the_paper(name):
+    group, options, *expected = SIZES[name]
+    for classes, count in zip((10, 100), expected, strict=True):
+        if count is not None:
+            network = BottleneckResNet(group, classes=classes, **options)
+            assert sum(p.numel() for p in network.parameters()) == count
+
+
+LAYERS = ("affine", "simple", "stand-alone", "convolution")
+
+
+def network(group, dtype=torch.float64, **options):
+    options = {"width": 4, "blocks": 1, "heads": 2, "size": 3, **options}
+    model = randomize(BottleneckResNet(group, 2, 3, **options).to(dtype), spread=0.7)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm1d):  # not the identity in eval mode
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+    return model
+
+
+@torch.no_grad()
+def change(model, group, rows=8, columns=12):
+    """Relative change of the logits under all moves of the image."""
+    dtype = next(model.parameters()).dtype
+    images = torch.randn(2, 2, rows, columns, dtype=dtype)
+    wanted = model(images)
+    moved = [model(act_on_grid(group, h, images)) for h in range(group.order)]
+    return max(float((m - wanted).abs().max()) for m in moved) / float(wanted.abs().max().clamp(min=1))
+
+
+@dtypes
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("group", [cyclic(4), dihedral(4), reflection(2)], ids=lambda g: g.name)
+def test_networks_are_invariant(group, layer, dtype):
+    model = network(group, dtype, layer=layer, squeeze_excite=layer == "affine")
+    assert change(model, group) < (1e-10 if dtype == torch.float64 else 1e-5)
+    assert "exactly" in model.guarantee
+
+
+@pytest.mark.parametrize("layer", ["affine", "convolution"])
+def test_strides_break_turns(layer):
+    model = network(cyclic(4), layer=layer, downsampling="strided")
+    assert change(model, cyclic(4)) > 1e-4
+    assert model.guarantee.startswith("none")
+    assert "exactly" in network(trivial(2), layer=layer, downsampling="strided").guarantee
+
+
+def test_networks_see_turns_outside_the_group():
+    model, images = network(trivial(2)), torch.randn(2, 2, 8, 8, dtype=torch.float64)
+    with torch.no_grad():
+        assert (model(images.rot90(1, (-2, -1))) - model(images)).abs().max() > 1e-3
+
+
+def test_networks_take_points():
+    """Batches of points as the data sets give them, also with their coordinates turned."""
+    group, images = cyclic(4), torch.randn(3, 2, 8, 8)
+    model = network(group, torch.float32)
+    pos, grid = pixel_positions(8, 8), torch.tensor([[8, 8]])
+    data = Batch.from_data_list([Data(x=image.flatten(1).mT, pos=pos, grid=grid) for image in images])
+    with torch.no_grad():
+        wanted = model(images)
+        torch.testing.assert_close(model(data), wanted)
+        data.pos = group.act(1, data.pos) + 0.5
+        torch.testing.assert_close(model(data), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_networks_train():
+    model = BottleneckResNet(cyclic(4), 2, 3, width=8, blocks=1, squeeze_excite=True).train()
+    images, labels = torch.randn(6, 2, 8, 8), torch.arange(6) % 3
+    first = None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    for _ in range(15):
+        loss = F.cross_entropy(model(images), labels)
+        first = loss.item() if first is None else first
+        optimizer.zero_grad()
+        loss.backward()
+        assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+        optimizer.step()
+    assert loss.item() < 0.7 * first
+
+
+def test_blocks_start_as_their_shortcut():
+    model = BottleneckResNet(cyclic(4), width=8, blocks=2)
+    block = model.blocks[1].eval()
+    x = torch.randn(2 * 16, 4, 32).relu()
+    with torch.no_grad():
+        assert torch.equal(block(x, raster(2, 4, 4))[0], x)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("query_map.psi", "key_map.psi", "key_map.beta", "value_map.psi")) and parameter.numel() > 200:
+            assert abs(float(parameter.detach().std()) - 1) < 0.3, name
+    weight = BottleneckResNet(cyclic(4), layer="convolution", width=16).blocks[0].layer.convolution.weight
+    assert abs(float(weight.detach().std()) / math.sqrt(2 / (16 * 4 * 9)) - 1) < 0.1
+
+
+def raster(*sizes):
+    from lieattn.models._residual_blocks import Raster
+
+    return Raster(*sizes)
+
+
+def test_an_empty_batch_has_no_logits():
+    with torch.no_grad():
+        assert network(cyclic(4), torch.float32)(torch.zeros(0, 2, 8, 8)).shape == (0, 3)
+
+
+# --- errors ---------------------------------------------------------------------------------------------------
+
+
+def graph_of(group, size=3, sides=(4, 4)):
+    return lift(pixel_positions(*sides), group, PixelSquare(size))
+
+
+def asc(group=P4, positions=SMOOTH, **options):
+    return AffineSelfConvolution(group, 3, 4, positions, **options)
+
+
+ERRORS = {
+    "heads": (lambda: asc(heads=3), ValueError, "heads: 3 heads do not divide 4 channels"),
+    "positions": (lambda: asc(positions=5), TypeError, "positions: expected an OffsetTable"),
+    "scale": (lambda: asc(scale=math.inf), ValueError, "scale: expected a finite number"),
+    "normalize": (lambda: asc(normalize="max"), ValueError, "normalize: expected one of"),
+    "group": (lambda: asc("p4"), TypeError, "group: expected a FiniteGroup"),
+    "border": (lambda: OffsetTable.square(3, border="wrap"), ValueError, "border: expected one of"),
+    "even window": (lambda: OffsetTable.square(4), ValueError, "size: expected an odd number"),
+    "offsets": (lambda: OffsetTable(((0.0,), (0.0, 1.0))), ValueError, "offsets: expected at least one finite"),
+    "no offsets": (lambda: OffsetTable(()), ValueError, "offsets: expected at least one finite"),
+    "hidden": (lambda: SmoothDisplacements(hidden=0), ValueError, "hidden: expected an integer"),
+    "dimension": (
+        lambda: asc(octahedral(), OffsetTable.square(3)),
+        ValueError,
+        "offsets: have 2 coordinates, O acts on 3",
+    ),
+    "window that turns away": (
+        lambda: asc(cyclic(8), OffsetTable.square(3, border="zero")),
+        ValueError,
+        "border: 'zero' needs distinct offsets that C8 maps to each other",
+    ),
+    "stray displacement": (
+        lambda: asc(positions=OffsetTable.square(3))(torch.randn(16, 4, 3), graph_of(P4, 5)),
+        ValueError,
+        "graph: displacement .* is not among the 9 rows",
+    ),
+    "no center": (
+        lambda: SimpleAffineSelfConvolution(P4, 3, 4, OffsetTable(((1.0, 0.0),))),
+        ValueError,
+        "offsets: the query is the affine map at displacement 0",
+    ),
+    "narrow heads": (
+        lambda: StandAloneSelfAttention(P4, 3, 4, SMOOTH, heads=4),
+        ValueError,
+        "channels: 2 coordinates need at least 2 channels a head, got 1",
+    ),
+    "graph": (lambda: asc()(torch.randn(16, 4, 3), graph_of(Z2)), ValueError, "graph: is lifted to trivial2"),
+    "x": (lambda: asc()(torch.randn(16, 3), graph_of(P4)), ValueError, r"x: expected a field .*\(16, 4, 3\)"),
+    "dtype": (lambda: asc()(torch.randn(16, 4, 3).double(), graph_of(P4)), ValueError, "x: expected torch.float32"),
+    "excited x": (
+        lambda: GroupSqueezeExcite(4)(torch.randn(16, 4, 3), graph_of(P4)),
+        ValueError,
+        r"x: expected \[points=16, \*, 4\]",
+    ),
+    "reduction": (lambda: GroupSqueezeExcite(4, 0), ValueError, "reduction: expected an integer"),
+    "layer": (lambda: BottleneckResNet(P4, layer="mlp"), ValueError, "layer: expected one of"),
+    "downsampling": (lambda: BottleneckResNet(P4, downsampling="max"), ValueError, "downsampling: expected one of"),
+    "odd sides": (
+        lambda: BottleneckResNet(P4, layer="convolution")(torch.randn(1, 3, 6, 8)),
+        ValueError,
+        "data: a 2 x 2 pooling needs even sides, got 3 x 4",
+    ),
+    "projection": (
+        lambda: BottleneckBlock(P4, 3, 2, 4, torch.nn.Identity(), size=3, projection=False),
+        ValueError,
+        "projection: needed from 3 to 4 channels",
+    ),
+    "group of the network": (lambda: BottleneckResNet(cyclic(3)), ValueError, "group: expected a planar group"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_name_the_argument(name):
+    call, error, message = ERRORS[name]
+    with pytest.raises(error, match=message):
+        call()
+
+
+def operands(fiber=4, **tables):
+    pos = torch.randn(5, 2)
+    neighbors = AllPairs()(pos)
+    signals = [torch.randn(5, fiber, 2, 3) for _ in range(3)]
+    draw = {name: torch.randn(neighbors.num_edges, *shape) for name, shape in tables.items()}
+    return signals, neighbors, RelativeTerms(**draw)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "tables", "message"),
+    [
+        ("pooled", {"beta": (4, 4, 2, 3)}, "terms.beta: pattern 'pooled' adds it once for each neighbor"),
+        ("pooled", {"displacement_bias": (4, 4, 2)}, "terms.displacement_bias: pattern 'pooled' adds it once"),
+        ("pooled", {"psi": (3, 4, 2, 3)}, "query: expected one number of output frames everywhere, but query has 4"),
+        ("framewise", {"key_psi": (4, 4, 2, 3)}, "terms.key_psi: frames attend alone"),
+        ("joint", {"key_psi": (4, 4, 2, 3)}, "terms.key_psi: is for the patterns 'pooled' and 'framewise'"),
+        ("query_sum", {"key_psi": (4, 4, 2, 3)}, "terms.key_psi: is for the patterns 'pooled' and 'framewise'"),
+        ("pooled", {"key_psi": (4, 4, 2, 2)}, "terms.key_psi: expected shape"),
+    ],
+)
+def test_the_operator_refuses_what_a_pattern_does_not_mean(pattern, tables, message):
+    signals, neighbors, terms = operands(**tables)
+    with pytest.raises(ValueError, match=message):
+        group_attention(*signals, neighbors, pattern=pattern, terms=terms)
+
+
+@pytest.mark.parametrize("name", ["fiber_key", "fiber_bias"])
+def test_pooled_frames_have_no_pairs(name):
+    signals, neighbors, _ = operands()
+    table = torch.randn(4, 4, 2, *([3] if name == "fiber_key" else []))
+    with pytest.raises(ValueError, match=rf"terms\.{name}: pattern 'pooled' has one score"):
+        group_attention(*signals, neighbors, pattern="pooled", terms=RelativeTerms(**{name: table}))
+    terms = RelativeTerms(key_psi=torch.randn(neighbors.num_edges, 4, 4, 2, 3))
+    with pytest.raises(ValueError, match=r"terms\.key_psi: is multiplied with the query"):
+        group_attention(None, None, signals[2], neighbors, pattern="pooled", terms=terms)

@@ -1,0 +1,747 @@
+"""LieTransformer and LieConv: layers, models, what they promise, and what they refuse."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import (
+    AllPairs,
+    DegenerateFramesWarning,
+    FiniteFrames,
+    Given,
+    GivenFrames,
+    Nearest,
+    Radius,
+    SampledFrames,
+    lift,
+    lift_elements,
+)
+from lieattn.geometry import PrincipalFrames as Principal
+from lieattn.groups import SE, SO, Dilations, E, RotationDilations, Sim, Translations, cyclic, dihedral, octahedral
+from lieattn.models import FiniteSE2Transformer, LieResNet, LieTransformer, image_points, published_kernel
+from lieattn.nn import (
+    AttentiveConvolution,
+    HeadNetwork,
+    LieBlock,
+    LieBottleneck,
+    LieConvolution,
+    LieSelfAttention,
+    PairGraph,
+    PointBatchNorm,
+    activation,
+)
+from lieattn.ops import backend
+from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
+from lieattn.testing import randomize, relative_error
+
+DOUBLE = torch.float64
+KERNELS = {
+    "sum": {},
+    "content": {"kernel": "content", "normalize": "mean"},
+    "location": {"kernel": "location", "normalize": "exp-mean"},
+    "relative_position": {"kernel": "relative_position"},
+    "product, network": {"kernel": "combined", "features": "product", "location": "network"},
+    "linear, coordinates": {"kernel": "combined", "features": "linear", "normalize": "mean"},
+    "mixed, network": {"kernel": "combined", "features": "mixed", "location": "network"},
+}
+# Space and frames that move with the points, or need not.
+EXACT = {
+    "T2": (Euclidean(Translations(2)), None),
+    "T3": (Euclidean(Translations(3)), None),
+    "SE2 principal": (Euclidean(SE(2)), Principal()),
+    "SE3 principal": (Euclidean(SE(3)), Principal()),
+    "SE3 neighborhoods": (Euclidean(SE(3)), Principal(of="neighborhood")),
+    "E2 principal": (Euclidean(E(2)), Principal()),
+    "E3 principal": (Euclidean(E(3)), Principal()),
+    "Sim2 principal": (Euclidean(Sim(2)), Principal()),
+    "Sim3 principal": (Euclidean(Sim(3)), Principal()),
+    "SO2 orbits": (Orbits(SO(2)), None),
+    "SO3 orbits": (Orbits(SO(3)), Principal()),
+    "dilations": (Orbits(Dilations(2)), None),
+    "R+xSO2": (Orbits(RotationDilations(2)), None),
+    "sphere": (Sphere(), Principal()),
+    "positions with directions": (PositionDirection(), Principal()),
+}
+SMALL = {"channels": 8, "layers": 2, "heads": 2, "hidden": 5}
+
+
+def points_of(space, count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, space.dim, generator=generator, dtype=DOUBLE)
+    if isinstance(space, Sphere | PositionDirection):
+        x[:, -3:] = x[:, -3:] / x[:, -3:].norm(dim=1, keepdim=True)
+    return x
+
+
+def moves_of(space, count=3, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return space.group.sample(count, generator=generator, dtype=DOUBLE)
+
+
+def network(space, frames, neighborhood=None, in_channels=3, **options):
+    options = {**SMALL, "normalize": "softmax", **options}
+    model = LieTransformer(
+        in_channels, 2, space=space, frames=frames, neighborhood=neighborhood or AllPairs(), **options
+    )
+    return randomize(model.double(), spread=0.7)
+
+
+def data_of(pos, seed=2, channels=3, batch=None):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(len(pos), channels, generator=generator, dtype=DOUBLE)
+    return Data(pos=pos, x=x, batch=batch)
+
+
+# --- the networks of the heads --------------------------------------------------------------------------------------
+
+
+def literal(network, x):
+    """Every row and head by itself."""
+    act = activation("activation", network.activation)
+    out = []
+    for head in range(network.weights[0].shape[0]):
+        y = x
+        for weight, bias in zip(network.weights, network.biases, strict=True):
+            y = act(y @ weight[head] + bias[head])
+        out.append(y)
+    return torch.cat(out, dim=-1)
+
+
+@pytest.mark.parametrize("name", ["silu", "relu", "gelu", "elu", "none"])
+def test_networks_of_heads_are_what_they_say(name, monkeypatch):
+    monkeypatch.setattr("lieattn.nn._location._BLOCK", {"cpu": 64 * 15})
+    net = randomize(HeadNetwork(3, 4, 5, name).double())
+    x = torch.randn(2, 97, 4, dtype=DOUBLE, requires_grad=True)
+    cotangent = torch.randn(2, 97, 3, dtype=DOUBLE)
+    wanted = literal(net, x)
+    found = net(x)
+    assert relative_error(found, wanted) < 1e-12
+    leaves = [x, *net.parameters()]
+    expected = torch.autograd.grad((wanted * cotangent).sum(), leaves)
+    for mine, theirs in zip(torch.autograd.grad((found * cotangent).sum(), leaves), expected, strict=True):
+        assert relative_error(mine, theirs) < 1e-12
+    assert torch.equal(net.finish(literal_first(net, x)), net.finish(literal_first(net, x)))
+    assert relative_error(net.finish(literal_first(net, x)), wanted) < 1e-12
+
+
+def literal_first(net, x):
+    return torch.einsum("...k,hkm->...hm", x, net.weights[0]) + net.biases[0]
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu", "elu", "none"])
+def test_networks_of_heads_can_be_differentiated_twice(name):
+    net = randomize(HeadNetwork(2, 3, 4, name).double())
+    x = torch.randn(5, 3, dtype=DOUBLE, requires_grad=True)
+    leaves = (x, *(p.detach().requires_grad_() for p in net.parameters()))
+    names = [n for n, _ in net.named_parameters()]
+
+    def call(x, *parameters):
+        return torch.func.functional_call(net, dict(zip(names, parameters, strict=True)), (x,))
+
+    assert torch.autograd.gradcheck(call, leaves)
+    assert torch.autograd.gradgradcheck(call, leaves)
+
+
+def test_networks_of_heads_without_rows():
+    net = HeadNetwork(2, 3)
+    x = torch.zeros(0, 1, 1, 3, requires_grad=True)
+    out = net(x)
+    assert out.shape == (0, 1, 1, 2)
+    out.sum().backward()
+    assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in net.parameters())
+
+
+def test_networks_of_heads_keep_geometry_in_single_precision():
+    net, x = HeadNetwork(2, 3), torch.randn(4, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert net(x).dtype == torch.float32
+
+
+# --- the names of the authors ---------------------------------------------------------------------------------------
+
+
+def test_codes_that_run_are_translated():
+    codes = [f"{n}2{f}{p}" for n in "12" for f in "123" for p in "012"]
+    layers = [LieSelfAttention(8, 3, heads=2, **published_kernel(code)) for code in codes]
+    assert len(layers) == 18
+    assert published_kernel("mlp", attention_fn="norm_exp") == {"kernel": "sum", "normalize": "exp-mean"}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        ("0231", "N = 0 leaves the weights undefined"),
+        ("1131", "C = 1 adds parts"),
+        ("2331", "C = 3 multiplies parts"),
+        ("1201", "F = 0"),
+        ("1239", "is no code"),
+        ("dot_product", "expected one of"),
+    ],
+)
+def test_codes_that_fail_in_the_original_are_refused(kernel, message):
+    with pytest.raises(ValueError, match=message):
+        published_kernel(kernel)
+
+
+# --- parameters -----------------------------------------------------------------------------------------------------
+
+
+def size(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_numbers_of_parameters_are_those_published():
+    assert size(LieTransformer.springs()) == 841_641
+    assert size(LieTransformer.springs_grid()) == 139_353
+    with torch.device("meta"):
+        assert size(LieTransformer.qm9(coordinates="published")) == 10_021_169
+        assert size(LieTransformer.qm9_published()) == 101_819_921
+
+
+# --- equivariance ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_frames_make_exact_invariance(name):
+    space, frames = EXACT[name]
+    model = network(space, frames)
+    pos = points_of(space, 9)
+    data = data_of(pos, batch=torch.tensor([0, 1, 0, 1, 0, 1, 0, 1, 1]))
+    expected = model(data)
+    assert expected.std() > 1e-3
+    for g in moves_of(space):
+        moved = Data(pos=space.act(g, pos), x=data.x, batch=data.batch)
+        assert relative_error(model(moved), expected) < 1e-9
+    assert "exactly up to rounding" in model.guarantee
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_kernel_is_invariant(kernel):
+    space = Euclidean(SE(3))
+    model = network(space, Principal(), Nearest(4, ties="all"), **KERNELS[kernel])
+    pos = points_of(space, 8)
+    data = data_of(pos)
+    expected = model(data)
+    assert relative_error(model(Data(pos=space.act(moves_of(space)[0], pos), x=data.x)), expected) < 1e-10
+    if kernel != "content":  # content alone sees no positions but through the neighborhoods
+        assert relative_error(model(Data(pos=pos.flip(0), x=data.x)), expected) > 1e-3
+
+
+@pytest.mark.parametrize("coordinates", ["smooth", "log", "published", "quaternion"])
+def test_every_kind_of_coordinates_is_invariant(coordinates):
+    space = Euclidean(SE(3))
+    pos = points_of(space, 7)
+    frames = SO(3).sample(7, 2, generator=torch.Generator().manual_seed(3), dtype=DOUBLE)
+    data = data_of(pos)
+
+    def outputs(pos, frames):
+        return network(space, GivenFrames(frames), coordinates=coordinates, squash=True)(Data(pos=pos, x=data.x))
+
+    expected = outputs(pos, frames)
+    g = moves_of(space)[0]
+    assert relative_error(outputs(space.act(g, pos), space.group.linear(g) @ frames), expected) < 1e-10
+    assert relative_error(outputs(space.act(g, pos), frames), expected) > 1e-3
+
+
+@pytest.mark.parametrize("group", [cyclic(4), cyclic(5), dihedral(3)], ids=lambda group: group.name)
+def test_finite_frames_are_exact_for_their_group_only(group):
+    space = Euclidean(E(2) if "D" in group.name else SE(2))
+    model = network(space, FiniteFrames(group), Radius(2.5), normalize="mean")
+    pos = points_of(space, 10)
+    data = data_of(pos)
+    expected = model(data)
+    for h in group.elements:
+        assert relative_error(model(Data(pos=pos @ h.T + 3.0, x=data.x)), expected) < 1e-10
+    # Control: other rotations are seen, if little, since each is near one of the group.
+    turned = pos @ SO(2).exp(torch.tensor([0.3], dtype=DOUBLE)).T
+    assert relative_error(model(Data(pos=turned, x=data.x)), expected) > 1e-6
+    assert f"R^2 x| {group.name}" in model.guarantee
+
+
+def test_sampled_frames_are_not_exact():
+    """Control: what is promised on average only differs by per cents."""
+    space = Euclidean(SE(3))
+    model = network(space, SampledFrames(4))
+    pos = points_of(space, 8)
+    data = data_of(pos)
+    expected = model(data)
+    assert relative_error(model(Data(pos=pos + 2.0, x=data.x)), expected) < 1e-10
+    turned = Data(pos=space.act(moves_of(space)[0], pos), x=data.x)
+    assert (model(turned) - expected).abs().max() / expected.abs().max() > 1e-3
+    assert "on average over frames only" in model.guarantee
+    assert torch.equal(model(data), expected)
+
+
+def test_translations_alone_see_rotations():
+    model = network(Euclidean(Translations(3)), None)
+    pos = points_of(model.lifting.space, 8)
+    data = data_of(pos)
+    turned = Data(pos=pos @ moves_of(Euclidean(SE(3)))[0, :3, :3].T, x=data.x)
+    assert relative_error(model(turned), model(data)) > 1e-3
+
+
+def test_single_precision_is_exact_to_its_rounding():
+    space = Euclidean(SE(3))
+    model = network(space, Principal()).float()
+    pos = points_of(space, 12)
+    x = torch.randn(12, 3)
+    expected = model(Data(pos=pos.float(), x=x))
+    moved = space.act(moves_of(space)[0], pos).float()
+    assert relative_error(model(Data(pos=moved, x=x)), expected) < 1e-4
+
+
+# --- clouds ---------------------------------------------------------------------------------------------------------
+
+
+def test_clouds_do_not_see_each_other():
+    space = Euclidean(SE(3))
+    for frames in (Principal(), SampledFrames(2), FiniteFrames(octahedral())):
+        model = network(space, frames, layers=1)
+        clouds = [data_of(points_of(space, count, seed), seed) for seed, count in enumerate((5, 3, 20))]
+        together = model(Batch.from_data_list(clouds))
+        alone = torch.cat([model(cloud) for cloud in clouds])
+        assert relative_error(together, alone) < 1e-10
+
+
+@pytest.mark.parametrize("norm", ["layer_pre", "layer_post", "batch_pre", "batch_post", "none"])
+@pytest.mark.parametrize("pool", ["mean", "max", "sum"])
+def test_small_empty_and_coincident_clouds_are_finite(norm, pool):
+    space = Euclidean(SE(2))
+    model = network(space, FiniteFrames(cyclic(3)), norm=norm, pool=pool, readout="point_first")
+    pos = torch.zeros(4, 2, dtype=DOUBLE, requires_grad=True)
+    data = Data(pos=pos, x=torch.randn(4, 3, dtype=DOUBLE), batch=torch.tensor([0, 2, 2, 2]))
+    for mode in (True, False):
+        model.train(mode)
+        out = model(data)
+        assert out.shape == (3, 2)
+        out.sum().backward()
+        assert torch.isfinite(out).all()
+        assert torch.isfinite(pos.grad).all()
+        assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+    nothing = Data(pos=torch.zeros(0, 2, dtype=DOUBLE), x=torch.zeros(0, 3, dtype=DOUBLE))
+    for mode in (True, False):
+        assert torch.isfinite(model.train(mode)(nothing)).all()
+
+
+def test_order_of_points_does_not_matter():
+    space = Euclidean(SE(3))
+    model = network(space, Principal())
+    data = data_of(points_of(space, 9))
+    order = torch.randperm(9)
+    assert relative_error(model(Data(pos=data.pos[order], x=data.x[order])), model(data)) < 1e-10
+
+
+# --- gradients with respect to positions ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_gradients_are_those_of_finite_differences(name):
+    space, frames = EXACT[name]
+    model = network(space, frames, layers=1, channels=4)
+    data = data_of(points_of(space, 4))
+    pos = data.pos.requires_grad_()
+
+    def call(pos):
+        if isinstance(space, Sphere | PositionDirection):
+            pos = torch.cat([pos[:, :-3], pos[:, -3:] / pos[:, -3:].norm(dim=1, keepdim=True)], dim=1)
+        return model(Data(pos=pos, x=data.x))
+
+    assert torch.autograd.gradcheck(call, (pos,), atol=1e-6, rtol=1e-4)
+
+
+def special(kind, dim):
+    """Two points at one place, or opposite to each other, among others in general position."""
+    pos = points_of(Euclidean(Translations(dim)), 5)
+    pos[1] = pos[0] if kind == "coincident" else -pos[0]
+    return pos
+
+
+@pytest.mark.parametrize("kind", ["coincident", "antipodal"])
+@pytest.mark.parametrize("coordinates", ["smooth", "log", "published"])
+@pytest.mark.parametrize("dim", [2, 3])
+def test_gradients_at_coincident_and_antipodal_points(kind, coordinates, dim):
+    space = Euclidean(SE(dim))
+    pos = special(kind, dim).requires_grad_()
+    frames = SampledFrames(2, per="cloud" if kind == "coincident" else "point", design=False)
+    model = network(space, frames, layers=1, channels=4, coordinates=coordinates, squash=True)
+    x = torch.randn(5, 3, dtype=DOUBLE)
+    assert torch.autograd.gradcheck(lambda pos: model(Data(pos=pos, x=x)), (pos,), atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("space", [Orbits(SO(2)), Orbits(RotationDilations(2)), Orbits(SO(3))], ids=lambda s: s.name)
+@pytest.mark.parametrize("kind", ["coincident", "antipodal"])
+def test_gradients_on_orbits_at_coincident_and_antipodal_points(space, kind):
+    pos = special(kind, space.dim).requires_grad_()
+    frames = None if space.stabilizer is None else SampledFrames(2, design=False)
+    model = network(space, frames, layers=1, channels=4)
+    x = torch.randn(5, 3, dtype=DOUBLE)
+    assert torch.autograd.gradcheck(lambda pos: model(Data(pos=pos, x=x)), (pos,), atol=1e-6, rtol=1e-4)
+
+
+def test_losses_on_forces_can_be_trained():
+    space = Euclidean(SE(3))
+    model = network(space, SampledFrames(2), layers=1, channels=4)
+    x = torch.randn(4, 3, dtype=DOUBLE)
+    pos = points_of(space, 4).requires_grad_()
+
+    def force(pos):
+        return torch.autograd.grad(model(Data(pos=pos, x=x))[:, 0].sum(), pos, create_graph=True)[0]
+
+    assert torch.autograd.gradcheck(force, (pos,), atol=1e-6, rtol=1e-4)
+    force(pos).square().sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+# --- evaluation and training ----------------------------------------------------------------------------------------
+
+
+def test_training_draws_anew_and_evaluation_does_not():
+    space = Euclidean(SE(2))
+    model = network(space, SampledFrames(2), keep=0.5)
+    data = data_of(points_of(space, 10))
+    graphs = [model.graph(data) for _ in range(2)]
+    assert torch.equal(graphs[0].relative_coordinates, graphs[1].relative_coordinates)
+    assert graphs[0].neighbors.num_edges == 100
+    model.train()
+    torch.manual_seed(0)
+    first, second = model.graph(data), model.graph(data)
+    assert not torch.equal(first.elements, second.elements)
+    assert not torch.equal(first.neighbors.source, second.neighbors.source)
+    torch.manual_seed(0)
+    again = model.graph(data)
+    assert torch.equal(first.relative_coordinates, again.relative_coordinates)
+    assert torch.equal(first.neighbors.degree, torch.full((10,), 5))
+    own = first.neighbors.source == first.neighbors.target
+    assert int(own.sum()) == 10
+
+
+def test_a_share_of_the_neighbors_has_their_coordinates():
+    space = Euclidean(SE(2))
+    model = network(space, FiniteFrames(cyclic(4)), keep=0.3).train()
+    data = data_of(points_of(space, 10))
+    graph = model.graph(data)
+    whole = model.eval().graph(data)
+    edges = {(int(i), int(j)): e for e, (i, j) in enumerate(zip(*whole.neighbors.edge_index, strict=True))}
+    rows = [edges[int(i), int(j)] for i, j in zip(*graph.neighbors.edge_index, strict=True)]
+    assert torch.equal(graph.relative_coordinates, whole.relative_coordinates[rows])
+
+
+def test_finite_fiber_of_a_graph_and_of_elements_are_one():
+    """The same layer on LiftedGraph, where displacements repeat, and on elements, where every edge has its own."""
+    group = octahedral()
+    pos = torch.cartesian_prod(*[torch.arange(3.0, dtype=DOUBLE)] * 3)[:12]
+    neighborhood = Radius(1.5)
+    graph = lift(pos, group, neighborhood)
+    assert graph.num_types < graph.neighbors.num_edges
+    elements = lift_elements(pos, Euclidean(SE(3)), FiniteFrames(group), neighborhood)
+    x = torch.randn(12, group.order, 8, dtype=DOUBLE)
+    for options in KERNELS.values():
+        layer = randomize(LieSelfAttention(8, 12, heads=2, **options).double())
+        assert relative_error(layer(x, graph), layer(x, elements)) < 1e-10
+    for layer in (LieConvolution(8, 4, 12), AttentiveConvolution(LieSelfAttention(8, 12, heads=2), 12)):
+        layer = randomize(layer.double())
+        assert relative_error(layer(x, graph), layer(x, elements)) < 1e-10
+
+
+def test_chunks_of_edges_do_not_change_a_kernel(monkeypatch):
+    graph = lift_elements(torch.randn(9, 2, dtype=DOUBLE), Euclidean(SE(2)), SampledFrames(2), AllPairs())
+    x = torch.randn(9, 2, 8, dtype=DOUBLE, requires_grad=True)
+    layer = randomize(LieSelfAttention(8, 6, heads=2, **KERNELS["mixed, network"]).double())
+    results = []
+    for chunk in (1 << 22, 2000):
+        monkeypatch.setattr("lieattn.nn._lie_scores._CHUNK", chunk)
+        out = layer(x, graph)
+        results.append((out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])))
+    for mine, theirs in zip(*results, strict=True):
+        assert relative_error(mine, theirs) < 1e-10
+
+
+def test_plain_and_fused_evaluations_agree():
+    space = Euclidean(SE(3))
+    data = data_of(points_of(space, 8))
+    for options in KERNELS.values():
+        model = network(space, SampledFrames(3), Nearest(5), **options)
+        with backend("plain"):
+            expected = model(data)
+        assert relative_error(model(data), expected) < 1e-10
+
+
+# --- convolutions and blocks ----------------------------------------------------------------------------------------
+
+
+def graph_of(space, frames, count=8, seed=0, neighborhood=None):
+    return lift_elements(points_of(space, count, seed), space, frames, neighborhood or AllPairs())
+
+
+def test_convolution_is_the_sum_it_says():
+    graph = graph_of(Euclidean(SE(3)), SampledFrames(2), neighborhood=Nearest(3))
+    layer = randomize(LieConvolution(5, 4, 12, rank=3).double())
+    x = torch.randn(8, 2, 5, dtype=DOUBLE)
+    matrices = torch.einsum("eabr,ocr->eaboc", layer.kernel(graph.relative_coordinates), layer.weight)
+    terms = torch.einsum("eaboc,ebc->eao", matrices, x[graph.neighbors.source])
+    total = torch.zeros(8, 2, 4, dtype=DOUBLE).index_add(0, graph.neighbors.target, terms)
+    assert relative_error(layer(x, graph), total / 8 + layer.bias) < 1e-10
+
+
+def test_attentive_convolution_is_the_sum_it_says():
+    graph = graph_of(Euclidean(SE(3)), SampledFrames(2), neighborhood=Nearest(3))
+    layer = randomize(AttentiveConvolution(LieSelfAttention(8, 12, heads=2), 12, rank=3).double())
+    attention = layer.attention
+    x = torch.randn(8, 2, 8, dtype=DOUBLE)
+    kernel = layer.kernel(graph.relative_coordinates).unflatten(-1, (2, 3))
+    matrices = torch.einsum("eabhr,hrcd->eabhcd", kernel, layer.weight)
+    value = attention.value(x).unflatten(-1, (2, 4))[graph.neighbors.source]
+    terms = torch.einsum("eabh,eabhcd,ebhc->eahd", attention.weights(x, graph), matrices, value)
+    total = torch.zeros(8, 2, 2, 4, dtype=DOUBLE).index_add(0, graph.neighbors.target, terms)
+    assert relative_error(layer(x, graph), attention.output(total.flatten(-2))) < 1e-10
+
+
+def test_attentive_convolution_sees_geometry_where_features_are_constant():
+    """What a bias in the scores cannot: softmax averages equal values."""
+    graph, other = (graph_of(Euclidean(Translations(3)), None, seed=seed) for seed in (0, 1))
+    x = torch.ones(8, 1, 8, dtype=DOUBLE)
+    attention = randomize(LieSelfAttention(8, 3, heads=2).double())
+    assert relative_error(attention(x, graph), attention(x, other)) < 1e-10
+    layer = randomize(AttentiveConvolution(attention, 3).double())
+    assert relative_error(layer(x, graph), layer(x, other)) > 1e-2
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer", "none"])
+def test_bottleneck_keeps_the_first_channels(norm):
+    graph = graph_of(Euclidean(SE(2)), SampledFrames(2))
+    layer = randomize(LieBottleneck(8, 12, 6, norm=norm).double())
+    x = torch.randn(8, 2, 8, dtype=DOUBLE)
+    kept = torch.tensor([1, 4, 6])
+    out = layer(x, graph, kept)
+    assert out.shape == (3, 2, 12)
+    with torch.no_grad():
+        layer.up.weight.zero_()
+        layer.up.bias.zero_()
+    assert torch.equal(layer(x, graph)[..., :8], x)
+    assert relative_error(out, layer(x, graph, kept)) > 1e-3
+
+
+def test_batch_normalization_is_that_of_torch_where_variances_are_large():
+    ours, theirs = PointBatchNorm(6).double(), torch.nn.BatchNorm1d(6, eps=1e-12).double()
+    x = torch.randn(20, 3, 6, dtype=DOUBLE)
+    assert relative_error(ours(x), theirs(x.flatten(0, 1)).view_as(x)) < 1e-10
+    assert relative_error(ours.running_mean, theirs.running_mean) < 1e-12
+    # Theirs are population variances; torch runs on those of the sample.
+    assert relative_error((ours.running_var - 0.9) * 60 / 59, theirs.running_var - 0.9) < 1e-12
+    constant = torch.ones(4, 1, 6, dtype=DOUBLE)
+    assert torch.equal(ours(constant), torch.zeros_like(constant))
+    before = ours.running_mean.clone()
+    ours(torch.zeros(0, 1, 6, dtype=DOUBLE))
+    assert torch.equal(ours.running_mean, before)
+
+
+# --- LieConv --------------------------------------------------------------------------------------------------------
+
+
+def convolutional(space, frames, neighborhood=None, **options):
+    options = {"channels": 8, "blocks": 2, "rank": 3, "hidden": 5, **options}
+    neighborhood = neighborhood or AllPairs()
+    model = LieResNet(3, 2, space=space, frames=frames, neighborhood=neighborhood, **options)
+    return randomize(model.double(), spread=0.7)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("downsampling", [1.0, 0.25])
+def test_convolutional_network_is_invariant(name, downsampling):
+    space, frames = EXACT[name]
+    model = convolutional(space, frames, downsampling=downsampling)
+    data = data_of(points_of(space, 9), batch=torch.tensor([0, 1, 0, 1, 0, 1, 0, 1, 1]))
+    expected = model(data)
+    assert expected.std() > 1e-3
+    moved = Data(pos=space.act(moves_of(space)[0], data.pos), x=data.x, batch=data.batch)
+    assert relative_error(model(moved), expected) < 1e-9
+    alone = torch.cat([model(Data(pos=data.pos[data.batch == k], x=data.x[data.batch == k])) for k in (0, 1)])
+    assert relative_error(expected, alone) < 1e-9
+
+
+def test_convolutional_network_thins_out_and_widens():
+    model = convolutional(Euclidean(SE(2)), FiniteFrames(cyclic(4)), Radius(1.0), blocks=3, downsampling=1 / 8)
+    data = data_of(points_of(model.lifting.space, 64))
+    geometry = model.geometry(data)
+    assert [graph.num_points for graph in geometry.graphs] == [64, 32, 16]
+    assert geometry.last.num_points == 8
+    assert [block.up.out_features for block in model.blocks] == [round(8 * 2 ** (k / 2)) for k in (1, 2, 3)]
+    reach = [graph.neighbors.displacements(graph.pos).norm(dim=1).max() for graph in geometry.graphs]
+    assert all(distance <= 2 ** (k / 2) for k, distance in enumerate(reach))
+    assert reach[2] > math.sqrt(2)
+    assert "subsampling depends on their order" in model.guarantee
+    assert torch.isfinite(model(Data(pos=torch.zeros(0, 2, dtype=DOUBLE), x=torch.zeros(0, 3, dtype=DOUBLE)))).all()
+    single = Data(pos=torch.zeros(1, 2, dtype=DOUBLE), x=torch.ones(1, 3, dtype=DOUBLE))
+    assert torch.isfinite(model(single)).all()
+
+
+def test_convolutional_network_on_rotated_images():
+    images = torch.rand(2, 1, 9, 9, dtype=DOUBLE)
+    x, pos, batch = image_points(images, radius=4.5)
+    model = LieResNet.images(outputs=3, frames=FiniteFrames(cyclic(4)), channels=8, blocks=2, downsampling=1.0)
+    model = randomize(model.double())
+    expected = model(Data(x=x, pos=pos, batch=batch))
+    assert expected.shape == (2, 3)
+    x, turned, _ = image_points(images.rot90(1, (2, 3)), radius=4.5)
+    assert torch.equal(turned, pos)
+    assert relative_error(model(Data(x=x, pos=pos, batch=batch)), expected) < 1e-10
+    shuffled = model(Data(x=x.flip(0), pos=pos, batch=batch))
+    assert relative_error(shuffled, expected) > 1e-6
+    smaller = LieResNet.images(outputs=3, frames=FiniteFrames(cyclic(4)), channels=8, blocks=2).double().eval()
+    assert smaller(Data(x=x, pos=pos, batch=batch)).shape == (2, 3)
+
+
+def test_images_become_points_to_the_right_and_up():
+    x, pos, batch = image_points(torch.arange(6.0).reshape(1, 1, 2, 3), radius=None)
+    assert x[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert pos[0].tolist() == [-1, 0.5]
+    assert pos[5].tolist() == [1, -0.5]
+    assert batch.tolist() == [0] * 6
+    with pytest.raises(ValueError, match="images: expected"):
+        image_points(torch.zeros(2, 3))
+
+
+def test_convolutional_network_on_molecules():
+    with torch.device("meta"):
+        assert round(size(LieResNet.qm9()) / 1e6, 1) == 21.3
+    model = LieResNet.qm9(channels=8, blocks=2)
+    assert model(Data(z=torch.tensor([6, 1, 8]), pos=torch.randn(3, 3))).shape == (1, 1)
+
+
+# --- the finite SE(2) variant ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", ["constant", "pairwise_distances", "centroidal"])
+@pytest.mark.parametrize("readout", ["mean", "seeds"])
+def test_finite_se2_is_invariant_to_its_rotations(content, readout):
+    options = {"channels": 8, "layers": 2, "heads": 2, "content": content, "readout": readout, "normalize": "mean"}
+    model = randomize(FiniteSE2Transformer(4, 2, 3, **options).double())
+    pos = torch.randn(9, 2, dtype=DOUBLE)
+    batch = torch.tensor([0, 2, 0, 2, 0, 2, 0, 2, 2])
+    expected = model(Data(pos=pos, batch=batch))
+    assert expected.shape == (3, 2, 3)
+    for h in cyclic(4).elements:
+        assert relative_error(model(Data(pos=pos @ h.T - 1.5, batch=batch)), expected) < 1e-10
+    turned = pos @ SO(2).exp(torch.tensor([0.4], dtype=DOUBLE)).T
+    assert relative_error(model(Data(pos=turned, batch=batch)), expected) > 1e-5
+    alone = model(Data(pos=pos[batch == 2]))
+    assert relative_error(alone[0], expected[2]) < 1e-10
+    pos.requires_grad_()
+    model(Data(pos=torch.cat([pos, pos[:1]]), batch=torch.cat([batch, batch[:1]]))).sum().backward()
+    assert torch.isfinite(pos.grad).all()
+    assert torch.isfinite(model(Data(pos=torch.zeros(0, 2, dtype=DOUBLE)))).all()
+
+
+# --- inputs ---------------------------------------------------------------------------------------------------------
+
+
+def test_molecules_enter_by_their_charges():
+    model = LieTransformer.qm9(**SMALL, frames=Principal())
+    z = torch.tensor([6, 1, 8, 1, 9])
+    pos = torch.randn(5, 3)
+    assert model(Data(z=z, pos=pos)).shape == (1, 1)
+    features = model.point_features(Data(z=z), model.graph(Data(z=z, pos=pos)))
+    assert features.shape == (5, 15)
+    assert features[1].tolist()[:6] == pytest.approx([1, 1 / 9, 1 / 81, 0, 0, 0])
+    assert features[4].tolist()[12:] == [1, 1, 1]
+    with pytest.raises(ValueError, match="charges among \\[1, 6, 7, 8, 9\\], got 17 for atom 2"):
+        model(Data(z=torch.tensor([6, 1, 17, 1, 9]), pos=pos))
+    with pytest.raises(TypeError, match="int64 nuclear charges"):
+        model(Data(z=z.float(), pos=pos))
+
+
+def test_constellations_enter_by_their_distances():
+    model = LieTransformer.constellation(1, **SMALL)
+    pos = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0], [5.0, 5.0]], requires_grad=True)
+    data = Data(pos=pos, batch=torch.tensor([0, 0, 0, 1]))
+    features = model.point_features(data, model.graph(data))
+    assert features.shape == (4, 16)
+    assert features[0].tolist() == [5, 1] + [0] * 14
+    assert features[3].tolist() == [0] * 16
+    out = model(data)
+    assert out.shape == (2, 8)
+    out.sum().backward()
+    assert torch.isfinite(pos.grad).all()
+    with pytest.raises(ValueError, match="at most 17 points in a cloud, got 18"):
+        model(Data(pos=torch.randn(18, 2)))
+
+
+def test_springs_enter_by_mass_and_stiffness():
+    for model in (LieTransformer.springs(**SMALL), LieTransformer.springs_grid(**SMALL)):
+        model = randomize(model.double())
+        data = data_of(torch.randn(6, 2, dtype=DOUBLE), channels=2)
+        expected = model(data)
+        assert relative_error(model(Data(pos=data.pos + 1, x=data.x)), expected) < 1e-10
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+SE3 = Euclidean(SE(3))
+REFUSED = {
+    "kernel: expected one of": lambda: LieSelfAttention(8, 3, kernel="mlp"),
+    "heads: expected a divisor of 8 channels, got 3": lambda: LieSelfAttention(8, 3, heads=3),
+    "normalize: expected": lambda: LieSelfAttention(8, 3, normalize="none"),
+    "activation: expected one of": lambda: LieSelfAttention(8, 3, activation="tanh"),
+    "features: expected one of": lambda: LieSelfAttention(8, 3, kernel="combined", features="sum"),
+    "location: expected one of": lambda: LieSelfAttention(8, 3, kernel="combined", location="none"),
+    "feature_channels: half": lambda: LieSelfAttention(8, 3, kernel="combined", features="linear", feature_channels=3),
+    "norm: expected one of": lambda: LieBlock(LieSelfAttention(8, 3), 8, norm="pre"),
+    "divide: expected": lambda: LieConvolution(4, 4, 3, divide="mean"),
+    "out_channels: expected at least 8": lambda: LieBottleneck(8, 4, 3),
+    "coordinates: 'quaternion' is for": lambda: network(Euclidean(SE(2)), Principal(), coordinates="quaternion"),
+    "coordinates: 'grid' is for": lambda: network(SE3, Principal(), coordinates="grid"),
+    "coordinates: expected one of": lambda: network(SE3, Principal(), coordinates="exp"),
+    "scale: coordinates 'published'": lambda: network(SE3, Principal(), coordinates="published", scale=2.0),
+    "keep: expected a share": lambda: network(SE3, Principal(), keep=0.0),
+    "inputs: expected one of": lambda: network(SE3, Principal(), inputs="z"),
+    "in_channels: expected the number": lambda: network(SE3, Principal(), in_channels=None),
+    "readout: expected one of": lambda: network(SE3, Principal(), readout="lieconv"),
+    "pool: expected one of": lambda: network(SE3, Principal(), pool="min"),
+    "head_norm: readout": lambda: network(SE3, Principal(), readout="point_first", head_norm=True),
+    "frames: expected a lift": lambda: network(SE3, None),
+    "space: expected a HomogeneousSpace": lambda: network(SE(3), Principal()),
+    "downsampling: expected a share": lambda: convolutional(SE3, Principal(), downsampling=0.0),
+    "widening: expected an exponent": lambda: convolutional(SE3, Principal(), widening=-1.0),
+    "neighborhood: .* cannot grow": lambda: convolutional(
+        SE3, Principal(), Given(torch.zeros(2, 0, dtype=torch.int64)), downsampling=0.5
+    )(data_of(points_of(SE3, 5))),
+    "content: expected one of": lambda: FiniteSE2Transformer(content="none"),
+    "x: expected floating features": lambda: network(SE3, Principal())(
+        Data(pos=torch.randn(4, 3, dtype=DOUBLE), x=torch.randn(4, 2, dtype=DOUBLE))
+    ),
+    "data: expected a torch_geometric Data or Batch with x": lambda: network(SE3, Principal())(
+        Data(pos=torch.randn(4, 3, dtype=DOUBLE))
+    ),
+    "x: expected 5 coordinates": lambda: LieSelfAttention(8, 5, heads=2).double()(
+        torch.randn(8, 2, 8, dtype=DOUBLE), graph_of(SE3, SampledFrames(2))
+    ),
+    "graph: expected 5 coordinates": lambda: LieSelfAttention(8, 5, heads=2, kernel="combined").double()(
+        torch.randn(8, 2, 8, dtype=DOUBLE), graph_of(SE3, SampledFrames(2))
+    ),
+    "x: expected a field": lambda: LieSelfAttention(8, 12, heads=2).double()(
+        torch.randn(7, 2, 8, dtype=DOUBLE), graph_of(SE3, SampledFrames(2))
+    ),
+    "relative_coordinates: expected": lambda: PairGraph(
+        AllPairs()(torch.zeros(2, 3)), torch.zeros(3, 1, 1, 2), torch.zeros(2, dtype=torch.int64), 1
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_bad_arguments_are_named(message):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateFramesWarning)
+        with pytest.raises((ValueError, TypeError), match=message.replace("|", "\\|")):
+            REFUSED[message]()
+
+
+def test_squashed_coordinates_are_bounded():
+    space = Euclidean(Translations(2))
+    model = network(space, None, squash=True)
+    pos = torch.tensor([[0.0, 0.0], [1e6, 0.0]], dtype=DOUBLE)
+    pairs = model.graph(Data(pos=pos)).relative_coordinates
+    assert pairs.norm(dim=-1).max() == pytest.approx(1.0, abs=1e-9)
+    assert math.isfinite(float(pairs.sum()))

@@ -27,6 +27,7 @@ COMMANDS = {
     "test": Command("loss and accuracy of a checkpoint on the test set", "lieattn.train._lightning_cli:run"),
     "predict": Command("write a checkpoint's predictions to a table", "lieattn.train._lightning_cli:run"),
     "certify": Command("measure how invariant a checkpoint is", "lieattn.train._certify_cli:run"),
+    "compare": Command("train several models under one budget and compare them", "lieattn.train._compare_cli:run"),
     "bench": Command("measure speed and memory on this machine", "lieattn.bench._command:run", ()),
     "info": Command("versions, and which backend is used for what", "lieattn.train._info_cli:run", ()),
 }

@@ -4,8 +4,20 @@ Every picture is a ``matplotlib.figure.Figure`` on an Agg canvas. Nothing touche
 a display and in threads. Angles are in radians in the arguments and in degrees in the pictures.
 """
 
+from lieattn.viz._attention_maps import attention_picture, attention_under_group
+from lieattn.viz._comparison import comparison
 from lieattn.viz._curves import accuracy_by_angle, training_curves
 from lieattn.viz._draw import save
 from lieattn.viz._figures import attention_maps, feature_fields, stabilized_fields
 
-__all__ = ["accuracy_by_angle", "attention_maps", "feature_fields", "save", "stabilized_fields", "training_curves"]
+__all__ = [
+    "accuracy_by_angle",
+    "attention_maps",
+    "attention_picture",
+    "attention_under_group",
+    "comparison",
+    "feature_fields",
+    "save",
+    "stabilized_fields",
+    "training_curves",
+]

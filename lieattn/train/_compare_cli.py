@@ -1,0 +1,187 @@
+"""``lieattn compare``: train several models under one budget, and report what each makes of it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import logging
+import shlex
+import signal
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from lieattn.train._compare_cell import CellRunner
+from lieattn.train._compare_config import Cell, ModelSettings, Settings, read_settings
+from lieattn.train._compare_data import Sets
+from lieattn.train._compare_models import build_task, match_models
+from lieattn.train._compare_store import CellStore, Record, finite, write_json
+from lieattn.train._compare_summary import report, tables
+from lieattn.train._last_checkpoint import TrainingInterrupted
+
+# Said by Lightning about what is meant here.
+_EXPECTED_WARNINGS = (
+    ".*does not have many workers",
+    ".*Checkpoint directory .* exists and is not empty",
+    ".*callbacks used to create the checkpoint need to be provided",
+    ".*LeafSpec.* is deprecated",
+    r"\s*.*(JsonargparseDeprecationWarning|was deprecated in v4)",
+    ".*`max_epochs` was not set",
+    ".*GPU available but not used",
+)
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Run what is missing of a comparison, and report all of it.
+
+    Parameters
+    ----------
+    name
+        ``"compare"``.
+    arguments
+        What follows it on the command line.
+
+    Returns
+    -------
+    int
+        Exit status: 0, 1 if a training diverged, 2 for a configuration that cannot work, 128 + n after signal n.
+    """
+    options = _parser(name).parse_args(arguments)
+    folder = options.out or Path("runs") / options.config.stem
+    again = shlex.join(["lieattn", name, *arguments])
+    try:
+        with _quiet():
+            return _compare(options, folder)
+    except (TrainingInterrupted, KeyboardInterrupt) as stop:
+        signum = stop.signum if isinstance(stop, TrainingInterrupted) else signal.SIGINT
+        _say(f"lieattn {name}: stopped; finished cells are kept in {folder}\nTo continue: {again}")
+        return 128 + signum
+    except ValueError as error:
+        _say("\n".join([f"lieattn {name}: {error}", *getattr(error, "__notes__", [])]))
+        return 2
+
+
+def _parser(name: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"lieattn {name}",
+        description="Train several models under the same budget, with parameter counts that agree, and compare them. "
+        "Finished cells (model, share of the data, seed) are kept and not repeated; the same command continues.",
+    )
+    parser.add_argument("config", type=Path, metavar="CONFIG.yaml", help="models, task, data, budget and seeds")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the results (default runs/CONFIG)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the report (default DIR/comparison.json)")
+    parser.add_argument("--root", metavar="DIR", help="folder of the data, instead of `root` in the configuration")
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="run cells of these models only")
+    parser.add_argument("--plan", action="store_true", help="show widths and missing cells, and train nothing")
+    return parser
+
+
+def _compare(options: argparse.Namespace, folder: Path) -> int:
+    settings = read_settings(options.config, options.root)
+    _check_models(settings, options.models)
+    models = match_models(settings)
+    _say("\n".join(_matched(name, model, count) for name, (model, count) in models.items()))
+    sets = Sets(settings)
+    store = CellStore(folder, _say)
+    records: dict[Cell, Record] = {}
+    missing: list[Cell] = []
+    for cell in settings.cells():
+        record = store.load(cell, settings.key(cell, models[cell.model][0]))
+        if record is not None:
+            records[cell] = record
+        elif options.models is None or cell.model in options.models:
+            missing.append(cell)
+    _say(f"{len(records)} of {len(settings.cells())} cells are finished, {len(missing)} to run; results in {folder}")
+    if options.plan:
+        return 0
+    runner = CellRunner(settings, sets, store)
+    for number, cell in enumerate(missing, start=1):
+        with _bar(settings, f"{number}/{len(missing)} {cell}") as bar:
+            record = _run(runner, cell, models[cell.model][0], bar)
+        records[cell] = record
+        _say(f"[{number}/{len(missing)}] {cell}: {_result(record)}")
+    _report(settings, models, [records[cell] for cell in settings.cells() if cell in records], options.json, folder)
+    return 1 if any(record["failed"] for record in records.values()) else 0
+
+
+def _run(runner: CellRunner, cell: Cell, model: ModelSettings, bar: Any) -> Record:
+    def advance(steps: int, seconds: float) -> None:
+        bar.update((steps if runner.settings.budget.steps is not None else round(seconds, 1)) - bar.n)
+
+    try:
+        return runner.run(cell, model, advance)
+    except Exception as error:
+        error.add_note(f"in the cell: {cell}")
+        raise
+
+
+def _report(
+    settings: Settings,
+    models: dict[str, tuple[ModelSettings, int]],
+    records: list[Record],
+    path: Path | None,
+    folder: Path,
+) -> None:
+    first = next(iter(models))
+    task = build_task(settings, first, models[first][0])
+    metric, mode = task.monitor
+    content = report(settings, metric.removeprefix("val/"), mode == "max", records)
+    sys.stdout.write(tables(content) + "\n")
+    path = path or folder / "comparison.json"
+    write_json(path, content)
+    written = [path]
+    if importlib.util.find_spec("matplotlib") is None:
+        _say('no picture: it needs matplotlib, pip install "lieattn[viz]"')
+    elif any(record["failed"] is None for record in records):
+        from lieattn.viz import comparison, save
+
+        written.append(save(comparison(finite(content)), path.with_suffix(".png")))
+    _say("\n".join(f"written: {file}" for file in written))
+
+
+def _check_models(settings: Settings, names: Sequence[str] | None) -> None:
+    if unknown := [name for name in names or () if name not in settings.models]:
+        raise ValueError(f"--models: {unknown[0]!r} is not among {', '.join(settings.models)}")
+
+
+def _matched(name: str, model: ModelSettings, count: int) -> str:
+    width = "" if model.width is None else f" with {model.width} = {model.init_args.get(model.width, 'its default')}"
+    return f"{name}: {count} parameters{width}"
+
+
+def _result(record: Record) -> str:
+    if record["failed"] is not None:
+        return f"failed: {record['failed']}"
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in record["metrics"].items())
+    return f"{metrics}; {record['steps']} steps, {record['seconds']:.1f} s"
+
+
+def _bar(settings: Settings, what: str) -> Any:
+    budget = settings.budget
+    unit, total = ("step", budget.steps) if budget.steps is not None else ("s", budget.seconds)
+    return tqdm(total=total, desc=what, unit=unit, leave=False, disable=None)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Lightning from announcing every trainer of every cell."""
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            for message in _EXPECTED_WARNINGS:
+                warnings.filterwarnings("ignore", message)
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _say(message: str) -> None:
+    sys.stdout.flush()
+    tqdm.write(message, file=sys.stderr)

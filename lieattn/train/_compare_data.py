@@ -1,0 +1,190 @@
+"""The data of a comparison: sets built once, nested shares of the training set, clouds turned at random."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+from collections.abc import Sequence, Sized
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset
+from torch_geometric.data import Data
+
+from lieattn.groups import SO
+from lieattn.train._checkpoint import build
+from lieattn.train._compare_config import Cell, Settings, Spec
+from lieattn.train._data import PointSetData
+from lieattn.train._errors import UsageError
+
+
+class TurnedClouds(Dataset[Data]):
+    """A data set whose clouds are turned by a random rotation whenever they are asked for.
+
+    Rotations are drawn from torch's global generator: a :class:`~lieattn.train.PointSetData` seeds it for each item.
+
+    Parameters
+    ----------
+    source
+        The data set.
+    axis
+        ``"x"``, ``"y"`` or ``"z"`` for rotations about it; True for all of SO(d).
+    vectors, tensors
+        Attributes that turn along.
+    """
+
+    def __init__(
+        self, source: Dataset[Data], axis: str | bool, vectors: Sequence[str] = (), tensors: Sequence[str] = ()
+    ) -> None:
+        self.source, self.axis, self.vectors, self.tensors = source, axis, vectors, tensors
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.source))
+
+    def __getitem__(self, index: int) -> Data:
+        cloud = self.source[index]
+        matrix = random_rotation(cloud.pos.shape[1], self.axis)
+        return turned(cloud, matrix, self.vectors, self.tensors)
+
+
+def random_rotation(dim: int, axis: str | bool = True, generator: torch.Generator | None = None) -> Tensor:
+    """Haar-distributed rotation ``[dim, dim]`` float64 of the space, or of the plane across an axis.
+
+    Raises
+    ------
+    UsageError
+        If an axis is given in another dimension than 3.
+    """
+    if not isinstance(axis, str):
+        return SO(dim).sample(generator=generator, dtype=torch.float64)
+    if dim != 3:
+        raise UsageError(f"data: only clouds in 3 dimensions turn about an axis, these have {dim}")
+    kept = "xyz".index(axis)
+    others = [index for index in range(3) if index != kept]
+    matrix = torch.eye(3, dtype=torch.float64)
+    matrix[np.ix_(others, others)] = SO(2).sample(generator=generator, dtype=torch.float64)
+    return matrix
+
+
+def turned(cloud: Data, matrix: Tensor, vectors: Sequence[str], tensors: Sequence[str]) -> Data:
+    """Multiply positions, vectors ``[..., dim]`` and tensors ``[..., dim, dim]`` by an orthogonal matrix.
+
+    Computed in float64. Attributes that the cloud does not have are skipped; several vectors may stand side by side.
+
+    Raises
+    ------
+    UsageError
+        If an attribute has another shape.
+    """
+    moved, dim = copy.copy(cloud), len(matrix)
+    for name in dict.fromkeys(["pos", *vectors]):
+        value = cloud.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, Tensor) or value.ndim < 1 or value.shape[-1] % dim:
+            raise UsageError(f"data.vectors: {name} must be [..., {dim}] to be turned, got {_shape(value)}")
+        parts = value.double().unflatten(-1, (-1, dim)) @ matrix.mT.to(value.device)
+        moved[name] = parts.flatten(-2).to(value.dtype)
+    for name in tensors:
+        value = cloud.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, Tensor) or value.shape[-2:] != (dim, dim):
+            raise UsageError(f"data.tensors: {name} must be [..., {dim}, {dim}] to be turned, got {_shape(value)}")
+        on_device = matrix.to(value.device)
+        moved[name] = (on_device @ value.double() @ on_device.mT).to(value.dtype)
+    return moved
+
+
+class Sets:
+    """The data sets of a comparison, built once; each cell gets copies, so that no cell leaves a trace in the next.
+
+    Attributes
+    ----------
+    vectors, tensors
+        Attributes that turn with the points.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        data = settings.data
+        self._sets: dict[str, Dataset[Data]] = {}
+        for name in ("train", "val", "test"):
+            built: Any = build(Dataset, with_root(getattr(data, name), settings.root), f"data.{name}")
+            if not len(built):
+                raise UsageError(f"data.{name}: the data set is empty")
+            self._sets[name] = _limited(built, data.limit.get(name))
+            if name == "train":
+                named = [getattr(built, kind, ()) for kind in ("vectors", "tensors")]
+        self.vectors, self.tensors = (
+            tuple(found if given is None else given)
+            for found, given in zip(named, (data.vectors, data.tensors), strict=True)
+        )
+        self._check()
+
+    def data(self, cell: Cell) -> PointSetData:
+        """Training and validation data of a cell."""
+        train, val = copy.deepcopy(self._sets["train"]), copy.deepcopy(self._sets["val"])
+        size = len(cast(Sized, train))
+        order = np.random.default_rng([cell.seed, size]).permutation(size)
+        # The first ones of one order: a larger share contains the smaller ones.
+        train = Subset(train, order[: max(1, round(cell.fraction * size))].tolist())
+        axis = self.settings.data.rotate_train
+        if axis:
+            train, val = self._turned(train, axis), self._turned(val, axis)
+        return self._loaders(cell.seed, train=train, val=val)
+
+    def test_data(self, *, rotated: bool) -> PointSetData:
+        """The test set, the same for all cells, and turned in the same way."""
+        test: Dataset[Data] = copy.deepcopy(self._sets["test"])
+        if rotated:
+            test = self._turned(test, self.settings.data.rotate_test)
+        return self._loaders(0, test=test)
+
+    def clouds(self, count: int) -> list[Data]:
+        """The first clouds of the test set."""
+        test = copy.deepcopy(self._sets["test"])
+        return [test[index] for index in range(min(count, len(cast(Sized, test))))]
+
+    def _loaders(self, seed: int, **sets: Dataset[Data]) -> PointSetData:
+        data = self.settings.data
+        return PointSetData(**sets, batch_size=data.batch_size, eval_batch_size=data.eval_batch_size, seed=seed)
+
+    def _turned(self, source: Dataset[Data], axis: str | bool) -> TurnedClouds:
+        return TurnedClouds(source, axis, self.vectors, self.tensors)
+
+    def _check(self) -> None:
+        """Turn one cloud, so that attributes that cannot be turned are found before anything is trained."""
+        (cloud,) = self.clouds(1)
+        if not isinstance(cloud.get("pos"), Tensor):
+            raise UsageError("data.test: expected clouds with positions pos")
+        for axis in (self.settings.data.rotate_train, self.settings.data.rotate_test):
+            if axis:
+                turned(cloud, random_rotation(cloud.pos.shape[1], axis), self.vectors, self.tensors)
+
+
+def with_root(spec: Spec, root: str | None) -> Spec:
+    """Give a data set the folder of the data, if its class takes a ``root`` and the configuration gives none."""
+    arguments = spec.get("init_args", {})
+    if root is None or "root" in arguments:
+        return spec
+    module, _, name = spec["class_path"].rpartition(".")
+    try:
+        takes = "root" in inspect.signature(getattr(importlib.import_module(module), name)).parameters
+    except (ImportError, AttributeError, ValueError):  # which is reported when the data set is built
+        return spec
+    return {**spec, "init_args": {**arguments, "root": root}} if takes else spec
+
+
+def _limited(source: Dataset[Data], count: int | None) -> Dataset[Data]:
+    size = len(cast(Sized, source))
+    if count is None or count >= size:
+        return source
+    return Subset(source, sorted(np.random.default_rng(0).permutation(size)[:count].tolist()))
+
+
+def _shape(value: Any) -> Any:
+    return list(value.shape) if isinstance(value, Tensor) else type(value).__name__

@@ -1,0 +1,130 @@
+"""The models of a comparison: widths chosen so that parameter counts agree, tasks around networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from lieattn.train._checkpoint import build
+from lieattn.train._compare_config import ModelSettings, Settings
+from lieattn.train._errors import UsageError
+from lieattn.train._task import PointSetTask
+
+_MOST_TRIALS = 60
+
+
+def count_parameters(network: nn.Module) -> int:
+    """Number of trainable parameters."""
+    return sum(weight.numel() for weight in network.parameters() if weight.requires_grad)
+
+
+def match_models(settings: Settings) -> dict[str, tuple[ModelSettings, int]]:
+    """Choose the width of every model; return the models of these widths with their parameter counts.
+
+    Raises
+    ------
+    UsageError
+        If a network cannot be built, or no width comes within the tolerance; the message names the model and the
+        nearest counts.
+    """
+    target = settings.parameters
+    matched: dict[str, tuple[ModelSettings, int]] = {}
+    for name, model in settings.models.items():
+        if target is None:
+            found, count = model, _count(name, model)
+            target = count
+        elif model.width is None:
+            found, count = model, _count(name, model)
+            _check(name, target, settings.tolerance, {"as configured": count})
+        else:
+            found, count = _match(name, model, target, settings.tolerance)
+        matched[name] = (found, count)
+    return matched
+
+
+def build_task(settings: Settings, name: str, model: ModelSettings) -> PointSetTask:
+    """Build the Lightning module of a model, from torch's global generator.
+
+    Raises
+    ------
+    UsageError
+        If a part cannot be built, or the schedule does not fit into one epoch, which the budget counts as.
+    """
+    arguments: dict[str, Any] = {**settings.task.get("init_args", {}), "network": model.network}
+    optimizer = model.optimizer or settings.optimizer
+    for key, spec in (("optimizer", optimizer), ("schedule", settings.schedule)):
+        if spec is not None:
+            arguments[key] = spec
+    spec = {"class_path": settings.task["class_path"], "init_args": arguments}
+    task = build(PointSetTask, spec, f"the task with models.{name}")
+    try:
+        task.schedule.factor(0, 1000, 1000)
+    except ValueError as error:
+        raise UsageError(
+            f"schedule: the whole budget counts as one epoch, so that a warm-up of 0.05 epochs is its first 5 %: {error}"
+        ) from error
+    task.config = {"model": spec}
+    return task
+
+
+def _match(name: str, model: ModelSettings, target: int, tolerance: float) -> tuple[ModelSettings, int]:
+    """Close in on the target from both sides, in multiples of the step, and take the nearest count."""
+    counts: dict[int, int] = {}  # by multiple of the step
+
+    def count(multiple: int) -> int:
+        if multiple not in counts:
+            counts[multiple] = _count(name, model.with_width(multiple * model.step))
+        return counts[multiple]
+
+    start = model.init_args.get(str(model.width), 8 * model.step)
+    if not isinstance(start, int) or start < 1:
+        raise UsageError(f"models.{name}.width: expected an integer argument {model.width}, got {start!r}")
+    below, above = _bracket(count, max(1, round(start / model.step)), target)
+    for _ in range(_MOST_TRIALS):
+        if above is None or below is None or above - below <= 1:
+            break
+        # Counts grow about as the square of the width.
+        guess = round(below * (target / count(below)) ** 0.5)
+        middle = min(max(guess, below + 1), above - 1)
+        if count(middle) <= target:
+            below = middle
+        else:
+            above = middle
+    reached = {multiple: counts[multiple] for multiple in (below, above) if multiple is not None}
+    best = min(reached, key=lambda multiple: abs(reached[multiple] - target))
+    words = {f"{model.width} = {multiple * model.step}": value for multiple, value in reached.items()}
+    _check(name, target, tolerance, words)
+    return model.with_width(best * model.step), reached[best]
+
+
+def _bracket(count: Callable[[int], int], start: int, target: int) -> tuple[int | None, int | None]:
+    """Multiples with at most the target count and with more; None below if even the first has more."""
+    below = above = start
+    for _ in range(_MOST_TRIALS):
+        if count(below) <= target:
+            break
+        if below == 1:
+            return None, 1
+        above, below = below, max(1, min(below - 1, int(below * (target / count(below)) ** 0.5)))
+    for _ in range(_MOST_TRIALS):
+        if count(above) > target:
+            return below, above
+        below, above = above, max(above + 1, int(above * (target / count(above)) ** 0.5) + 1)
+    return below, None
+
+
+def _check(name: str, target: int, tolerance: float, reached: dict[str, int]) -> None:
+    nearest = min(reached.values(), key=lambda value: abs(value - target))
+    if abs(nearest - target) > tolerance * target:
+        found = " and ".join(f"{value} ({words})" for words, value in reached.items())
+        raise UsageError(
+            f"models.{name}: cannot have {target} parameters within {100 * tolerance:g} %; the nearest counts are "
+            f"{found}. Choose a smaller step, change the other arguments, or set parameters or tolerance"
+        )
+
+
+def _count(name: str, model: ModelSettings) -> int:
+    network = build(nn.Module, model.network, f"models.{name}")  # type: ignore[type-abstract]
+    return count_parameters(network)

@@ -1,0 +1,166 @@
+"""What cells say together: means and spreads over seeds, and the tables of the terminal."""
+
+from __future__ import annotations
+
+import math
+import platform
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lieattn.train._compare_config import Settings
+from lieattn.train._compare_store import Record
+
+Summary = dict[str, Any]
+
+_COUNTED = (
+    "seconds: forward pass, backward pass and update of the optimizer steps; without preparation of data and batches, "
+    "compilation, validation and checkpoints"
+)
+
+
+def summarize(settings: Settings, metric: str, records: Sequence[Record]) -> list[Summary]:
+    """Put the seeds of each model and share of the data together.
+
+    Parameters
+    ----------
+    settings
+        The comparison.
+    metric
+        Name of the number compared, such as ``"accuracy"``.
+    records
+        Finished cells.
+    """
+    found = []
+    for fraction in settings.fractions:
+        for model in settings.models:
+            mine = [one for one in records if (one["model"], one["fraction"]) == (model, fraction)]
+            if mine:
+                found.append(_summary(metric, mine))
+    return found
+
+
+def report(settings: Settings, metric: str, higher_is_better: bool, records: Sequence[Record]) -> dict[str, Any]:
+    """Everything that is known, as plain values: the content of the JSON file."""
+    budget = settings.budget
+    return {
+        "metric": metric,
+        "higher_is_better": higher_is_better,
+        "budget": {"steps": budget.steps} if budget.steps is not None else {"seconds": budget.seconds},
+        "counted": _COUNTED,
+        "environment": {
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+        },
+        "summary": summarize(settings, metric, records),
+        "cells": list(records),
+    }
+
+
+def tables(content: dict[str, Any]) -> str:
+    """Aligned text: results of all shares of the data, then costs and equivariance of the models."""
+    metric, rows = content["metric"], content["summary"]
+    rotated = any(row["rotated"] is not None for row in rows)
+    results: list[tuple[str, Callable[[Summary], str]]] = [
+        ("model", lambda row: row["model"]),
+        ("clouds", lambda row: f"{row['clouds']} ({100 * row['fraction']:g} %)"),
+        ("seeds", lambda row: f"{row['seeds']}" + (f", {row['failed']} failed" if row["failed"] else "")),
+        (f"test {metric}", lambda row: _spread(metric, row["test"])),
+    ]
+    if rotated:
+        results.append((f"rotated {metric}", lambda row: _spread(metric, row["rotated"])))
+    results += [
+        ("steps", lambda row: f"{row['steps']['mean']:.0f}"),
+        ("seconds", lambda row: f"{row['seconds']['mean']:.1f}"),
+    ]
+    largest = max((row["fraction"] for row in rows), default=1.0)
+    costs: list[tuple[str, Callable[[Summary], str]]] = [
+        ("model", lambda row: row["model"]),
+        ("parameters", lambda row: str(row["parameters"])),
+        ("width", lambda row: "" if row["width"] is None else str(row["width"])),
+        ("train clouds/s", lambda row: _number(row["train_clouds_per_s"])),
+        ("inference clouds/s", lambda row: _number(row["inference_clouds_per_s"])),
+        ("peak MiB", lambda row: _number(row["peak_memory_mib"])),
+        ("group", lambda row: row["group"] or ""),
+        ("error own", lambda row: _change(row["equivariance"], "own")),
+        ("error SO(d)", lambda row: _change(row["equivariance"], "rotations")),
+        ("error O(d)", lambda row: _change(row["equivariance"], "reflections")),
+    ]
+    return "\n".join(
+        [
+            _table(results, rows),
+            "",
+            "Mean and standard deviation over seeds, best weights of the validation. " + _COUNTED[0].upper() + _COUNTED[1:] + ".",
+            "",
+            _table(costs, [row for row in rows if row["fraction"] == largest]),
+            "",
+            "Equivariance errors are relative, largest over elements and seeds, before -> after training: under the "
+            "model's own group, random rotations, and random reflections.",
+        ]
+    )
+
+
+def _summary(metric: str, records: list[Record]) -> Summary:
+    done = [one for one in records if one["failed"] is None]
+    first = records[0]
+    kept = ("model", "fraction", "clouds", "parameters", "width", "group", "guarantee")
+    rotated = [one["rotated_metrics"][metric] for one in done if "rotated_metrics" in one]
+    summary: Summary = {name: first[name] for name in kept}
+    summary |= {"seeds": len(records), "failed": len(records) - len(done)}
+    summary["test"] = _statistics([one["metrics"][metric] for one in done])
+    summary["rotated"] = _statistics(rotated) if rotated else None
+    others = sorted({name for one in done for name in one["metrics"]} - {metric})
+    summary["other_metrics"] = {name: _statistics([one["metrics"][name] for one in done]) for name in others}
+    for name in ("steps", "seconds"):
+        summary[name] = _statistics([one[name] for one in records])
+    for name in ("train_clouds_per_s", "inference_clouds_per_s", "peak_memory_mib"):
+        values = [one[name] for one in done if one[name] is not None]
+        summary[name] = statistics.fmean(values) if values else math.nan
+    summary["equivariance"] = {
+        when: {kind: _largest([one["equivariance"][when][kind] for one in done]) for kind in _KINDS}
+        for when in ("before", "after")
+    }
+    return summary
+
+
+_KINDS = ("own", "rotations", "reflections")
+
+
+def _statistics(values: Sequence[float]) -> dict[str, float]:
+    """Mean and standard deviation (of the population that the seeds are drawn from)."""
+    if not values:
+        return {"mean": math.nan, "std": math.nan}
+    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return max(known, key=lambda value: (math.isnan(value), value)) if known else None
+
+
+def _table(columns: Sequence[tuple[str, Callable[[Summary], str]]], rows: Sequence[Summary]) -> str:
+    cells = [[name for name, _ in columns], *([show(row) for _, show in columns] for row in rows)]
+    widths = [max(len(line[number]) for line in cells) for number in range(len(columns))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def _spread(metric: str, value: dict[str, float] | None) -> str:
+    if value is None or math.isnan(value["mean"]):
+        return "-"
+    if metric == "accuracy":
+        return f"{100 * value['mean']:.1f} ± {100 * value['std']:.1f} %"
+    return f"{value['mean']:.4g} ± {value['std']:.2g}"
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}"
+
+
+def _change(errors: dict[str, dict[str, float | None]], kind: str) -> str:
+    before, after = errors["before"][kind], errors["after"][kind]
+    return "-" if before is None or after is None else f"{before:.0e} -> {after:.0e}"

@@ -1,0 +1,147 @@
+"""Pictures of the attention of attentive group convolutional networks: one image under quarter turns and mirrors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lieattn.models import AttentiveNetwork
+from lieattn.nn import act_on_grid
+from lieattn.viz._draw import require_matplotlib
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_CELL = 2.4  # inches
+_ARROW_SCALE = 10.0  # of the paper's figures: a map of 1 is an arrow of a tenth of the picture's width
+
+
+def attention_picture(
+    network: AttentiveNetwork, images: Tensor, *, planar: bool = True, passed: bool = False
+) -> Tensor:
+    """Product over all layers of their spatial attention, pose by pose, at the size of the image.
+
+    The map of every layer is resized to the image bilinearly with corner pixels aligned, as in the figures of
+    attentive group convolution. These maps are the sigmoid's output, the residual α⁻ that is *subtracted*: bright is
+    what the layers weaken.
+
+    Parameters
+    ----------
+    network
+        With attention to the input of its layers (α_F) or to their poses (α_RH), whose maps are shared by all output
+        channels. Dropout and batch statistics are those of evaluation.
+    images
+        ``[images, in_channels, rows, columns]``.
+    planar
+        Whether the map of the first layer, which has no poses, counts for all of them (rotated MNIST, PCam and p4m
+        All-CNN in the paper) or is left out (p4 All-CNN).
+    passed
+        Whether to multiply 1 - α⁻, what passes, in place of α⁻.
+
+    Returns
+    -------
+    Tensor
+        ``[images, order, rows, columns]``; the sum over the poses is the picture.
+
+    Raises
+    ------
+    ValueError
+        If the network has another kind of attention.
+    """
+    if network.attention not in ("input", "pose"):
+        raise ValueError(
+            f"network: expected attention 'input' or 'pose', whose maps are shared by all output channels, got "
+            f"{network.attention!r}"
+        )
+    training = network.training
+    network.eval()
+    try:
+        with torch.no_grad():
+            images = network.images(images)
+            maps = [found.spatial for found in network.attention_maps(images).values()]
+    finally:
+        network.train(training)
+    product = images.new_ones(len(images), network.group.order, *images.shape[-2:])
+    for found in maps:
+        if found is None or (found.ndim == 4 and not planar):
+            continue
+        layer = found if found.ndim == 4 else found[:, 0]
+        layer = F.interpolate(layer, images.shape[-2:], mode="bilinear", align_corners=True)
+        product = product * (1 - layer if passed else layer)
+    return product
+
+
+def attention_under_group(
+    network: AttentiveNetwork, image: Tensor, *, arrows: bool = True, passed: bool = False
+) -> Figure:
+    """Draw the attention of a network for one image moved by every element of its group.
+
+    One column an element: above the image, below its attention picture (:func:`attention_picture`, summed over the
+    poses), with an arrow for every pose and pixel as long as the product of its maps and pointing where the pose sends
+    "up". For an equivariant network the columns are moved copies of the first: the title gives the largest difference
+    after moving them back, relative to the largest entry, as measured.
+
+    Parameters
+    ----------
+    network
+        See :func:`attention_picture`.
+    image
+        ``[in_channels, rows, columns]`` with as many rows as columns.
+    arrows
+        Whether to draw the poses.
+    passed
+        Whether to show what passes in place of what is subtracted.
+
+    Raises
+    ------
+    ImportError
+        If matplotlib is not installed.
+    ValueError
+        If there is not one square image, or the network has another kind of attention.
+    """
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    if image.ndim != 3 or image.shape[-1] != image.shape[-2]:
+        raise ValueError(f"image: expected one square image [channels, rows, columns], got {tuple(image.shape)}")
+    group = network.group
+    moved = torch.cat([act_on_grid(group, h, image[None]) for h in range(group.order)])
+    pictures = attention_picture(network, moved, passed=passed)
+    figure = Figure(figsize=(_CELL * group.order, 2 * _CELL + 0.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2, group.order, squeeze=False)
+    top = float(pictures.sum(dim=1).max())
+    for h in range(group.order):
+        shown = moved[h].mean(dim=0)
+        axes[0][h].imshow(shown.cpu(), cmap="gray")
+        axes[0][h].set_title(f"element {h}", fontsize=9)
+        axes[1][h].imshow(pictures[h].sum(dim=0).cpu(), cmap="viridis", vmin=0, vmax=top)
+        if arrows:
+            _draw_poses(axes[1][h], network, pictures[h])
+        for axis in (axes[0][h], axes[1][h]):
+            axis.set_axis_off()
+    what = "attention that passes" if passed else "attention that is subtracted"
+    figure.suptitle(f"{what}; columns moved back differ by {_difference(network, pictures):.1e}", fontsize=10)
+    return figure
+
+
+def _draw_poses(axis: object, network: AttentiveNetwork, picture: Tensor) -> None:
+    rows, columns = torch.meshgrid(*(torch.arange(side) for side in picture.shape[-2:]), indexing="ij")
+    up = network.group.elements @ torch.tensor([0.0, 1.0], dtype=torch.float64)
+    for pose, (right, upward) in enumerate(up.tolist()):
+        length = picture[pose].cpu()
+        axis.quiver(  # type: ignore[attr-defined]
+            columns, rows, right * length, upward * length, color="white", scale=_ARROW_SCALE, headwidth=4
+        )
+
+
+def _difference(network: AttentiveNetwork, pictures: Tensor) -> float:
+    """Largest difference of the pictures from the moved first one, relative to its largest entry."""
+    group = network.group
+    first = pictures[group.identity][None, None]
+    worst = max(float((act_on_grid(group, h, first)[0, 0] - pictures[h]).abs().max()) for h in range(group.order))
+    return worst / max(float(first.abs().max()), 1e-30)

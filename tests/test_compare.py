@@ -1,0 +1,615 @@
+"""Comparisons: matched widths, equal budgets, continued and repeated runs, rotated tests, reports."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import nn
+from torch.utils.data import Dataset
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import global_mean_pool
+
+from lieattn.groups import SO, FiniteGroup, LieGroup, cyclic, octahedral
+from lieattn.train import _compare_budget as budgets
+from lieattn.train import _compare_cell as cells
+from lieattn.train._compare_config import BudgetSettings, Cell, ModelSettings, read_settings
+from lieattn.train._compare_data import Sets, TurnedClouds, random_rotation, turned
+from lieattn.train._compare_equivariance import EquivarianceProbe
+from lieattn.train._compare_memory import training_memory
+from lieattn.train._compare_models import count_parameters, match_models
+from lieattn.train._compare_store import CellStore
+from lieattn.train.cli import main
+from lieattn.viz import comparison, save
+
+HERE = __name__
+
+
+class Rods(Dataset):
+    """Pairs of points, one along x and one along y in different lengths; labeled by which is longer."""
+
+    vectors = ("pos", "arrow")
+    tensors = ("outer",)
+
+    def __init__(self, size: int = 24, dim: int = 3, root: str = "", noise: float = 0.0) -> None:
+        self.size, self.dim, self.root, self.noise = size, dim, root, noise
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Data:
+        generator = torch.Generator().manual_seed(index)
+        pos = torch.randn(4, self.dim, generator=generator) * (1 + index % 2)
+        arrow = pos[1] - pos[0] + self.noise * torch.randn(self.dim)
+        return Data(
+            x=torch.ones(4, 1),
+            pos=pos,
+            y=torch.tensor([index % 2]),
+            length=arrow.norm()[None, None],
+            arrow=arrow[None],
+            outer=torch.outer(arrow, arrow)[None],
+        )
+
+
+class Distances(nn.Module):
+    """Sees distances from the center alone."""
+
+    guarantee = "invariant to all rotations"
+
+    def __init__(self, outputs: int, channels: int = 8, heads: int = 1, group: FiniteGroup | LieGroup | None = None) -> None:
+        super().__init__()
+        if channels % heads:
+            raise ValueError(f"heads: {heads} do not divide {channels} channels")
+        self.group = group
+        self.mlp = nn.Sequential(nn.Linear(2, channels), nn.Tanh(), nn.Linear(channels, outputs))
+
+    def see(self, data: Batch) -> torch.Tensor:
+        center = global_mean_pool(data.pos, data.batch)
+        return (data.pos - center[data.batch]).norm(dim=1, keepdim=True)
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        return global_mean_pool(self.mlp(torch.cat([data.x, self.see(data)], dim=1)), data.batch)
+
+
+class Coordinates(Distances):
+    """Sees the first coordinate instead."""
+
+    def see(self, data: Batch) -> torch.Tensor:
+        return data.pos[:, :1]
+
+
+class Arrows(nn.Module):
+    """A vector that turns with the points, unless it is spoilt."""
+
+    def __init__(self, spoil: float = 0.0) -> None:
+        super().__init__()
+        self.scale, self.group = nn.Parameter(torch.tensor(0.5)), octahedral()
+        self.spoil = spoil
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        pos = data.pos.unflatten(0, (-1, 4))
+        arrow = pos[:, 1] - pos[:, 0]
+        return self.scale * arrow + self.spoil * arrow.abs()
+
+
+class Diverging(Distances):
+    def forward(self, data: Batch) -> torch.Tensor:
+        return super().forward(data) * float("nan")
+
+
+class Stop(Exception):
+    pass
+
+
+def spec(name: str, **arguments) -> dict:
+    return {"class_path": f"{HERE}.{name}", "init_args": arguments}
+
+
+def config(**changes) -> dict:
+    content = {
+        "task": {"class_path": "lieattn.train.PointSetClassifier", "init_args": {"classes": 2}},
+        "models": {
+            "distances": {**spec("Distances", outputs=2, channels=20), "width": "channels"},
+            "first coordinate": {**spec("Coordinates", outputs=2), "width": "channels", "step": 2},
+        },
+        "data": {
+            "train": spec("Rods"),
+            "val": spec("Rods", size=8),
+            "test": spec("Rods", size=10),
+            "batch_size": 4,
+            "rotate_test": True,
+        },
+        "budget": {"steps": 10, "evaluations": 3},
+        "seeds": [0, 1],
+        "fractions": [0.5, 1.0],
+        "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.05}},
+        "schedule": {"class_path": "lieattn.train.WarmupCosine", "init_args": {"warmup_epochs": 0.2}},
+        "trainer": {"accelerator": "cpu", "gradient_clip_val": 1.0},
+        "equivariance": {"clouds": 3, "elements": 2},
+        "memory": False,
+    }
+    for path, value in changes.items():
+        inner = content
+        *above, last = path.split("__")
+        for key in above:
+            inner = inner[key]
+        inner[last] = value
+    return content
+
+
+def write(path: Path, content: dict) -> Path:
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def settings(tmp_path: Path, **changes):
+    return read_settings(write(tmp_path / "settings.yaml", config(**changes)))
+
+
+def compare(folder: Path, *, status: int = 0, arguments: tuple[str, ...] = (), **changes) -> dict:
+    folder.mkdir(exist_ok=True)
+    file = write(folder / "compare.yaml", config(**changes))
+    assert main(["compare", str(file), "--out", str(folder), *arguments]) == status
+    path = folder / "comparison.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def without_times(report: dict) -> list[dict]:
+    found = copy.deepcopy(report["cells"])
+    for cell in found:
+        for name in ("seconds", "train_clouds_per_s", "inference_clouds_per_s"):
+            cell.pop(name)
+        cell["history"] = [[step, value] for step, _, value in cell["history"]]
+    return found
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    compare(folder)
+    return folder
+
+
+def reports(folder: Path) -> dict:
+    return json.loads((folder / "comparison.json").read_text())
+
+
+# Results
+
+
+def test_every_cell_has_the_same_budget_and_its_share_of_the_data(finished):
+    report = reports(finished)
+    cells = report["cells"]
+    assert len(cells) == 8
+    assert {cell["steps"] for cell in cells} == {10}
+    assert {(cell["fraction"], cell["clouds"]) for cell in cells} == {(0.5, 12), (1.0, 24)}
+    assert all([step for step, _, _ in cell["history"]] == [4, 7, 10] for cell in cells)
+    assert all(cell["seconds"] > 0 and cell["inference_clouds_per_s"] > 0 for cell in cells)
+    counts = {cell["parameters"] for cell in cells}
+    assert max(counts) <= 1.05 * min(counts)
+
+
+def test_summary_is_the_mean_and_spread_over_seeds(finished):
+    report = reports(finished)
+    for row in report["summary"]:
+        mine = [
+            cell["metrics"]["accuracy"]
+            for cell in report["cells"]
+            if (cell["model"], cell["fraction"]) == (row["model"], row["fraction"])
+        ]
+        assert row["test"]["mean"] == pytest.approx(np.mean(mine))
+        assert row["test"]["std"] == pytest.approx(np.std(mine, ddof=1))
+
+
+def test_rotated_test_set_tells_who_is_equivariant(finished):
+    rows = {row["model"]: row for row in reports(finished)["summary"] if row["fraction"] == 1}
+    assert rows["distances"]["rotated"] == rows["distances"]["test"]
+    assert rows["first coordinate"]["rotated"] != rows["first coordinate"]["test"]
+    for when in ("before", "after"):
+        errors = {name: row["equivariance"][when] for name, row in rows.items()}
+        assert errors["distances"]["rotations"] < 1e-5
+        assert errors["first coordinate"]["rotations"] > 1e-3
+        assert errors["distances"]["own"] is None
+    change = rows["first coordinate"]["equivariance"]
+    assert change["before"]["rotations"] != change["after"]["rotations"]
+
+
+def test_same_seeds_give_the_same_table(finished, tmp_path):
+    assert without_times(compare(tmp_path)) == without_times(reports(finished))
+
+
+def test_other_seeds_give_another_table(finished, tmp_path):
+    """Control: results depend on the seed."""
+    other = compare(tmp_path, seeds=[2, 3], fractions=[1.0])
+    values = [[cell["history"] for cell in without_times(r) if cell["fraction"] == 1] for r in (other, reports(finished))]
+    assert values[0] != values[1]
+
+
+def test_best_weights_are_a_checkpoint_of_the_library(finished):
+    from lieattn.train import load_network
+
+    record = next(cell for cell in reports(finished)["cells"] if cell["model"] == "distances")
+    network = load_network(finished / "cells" / "distances-0.5-0" / "best.ckpt")
+    assert count_parameters(network) == record["parameters"]
+    rods = Batch.from_data_list([Rods()[index] for index in range(10)])
+    accuracy = (network(rods).argmax(dim=1) == rods.y).float().mean()
+    assert float(accuracy) == pytest.approx(record["metrics"]["accuracy"])
+    assert not list(finished.glob("cells/*/last.ckpt"))
+
+
+def test_table_and_picture_are_written(finished, capsys):
+    report = compare(finished)
+    printed = capsys.readouterr()
+    assert "8 of 8 cells are finished, 0 to run" in printed.err
+    for words in ("test accuracy", "rotated accuracy", "24 (100 %)", "error SO(d)", "first coordinate"):
+        assert words in printed.out
+    assert (finished / "comparison.png").stat().st_size > 10_000
+    assert report["counted"].startswith("seconds: forward pass")
+
+
+# Continued runs
+
+
+@pytest.mark.parametrize("step", [3, 4, 6, 10])
+def test_interrupted_cell_continues_to_the_same_record(finished, tmp_path, monkeypatch, capsys, step):
+    """Step 4 is validated, 6 ends an epoch, 10 ends the training."""
+    real = budgets.Budget.on_train_batch_end
+
+    def interrupted(self, trainer, *rest):
+        real(self, trainer, *rest)
+        if self.steps == step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    options = {"seeds": [0], "fractions": [1.0]}
+    with monkeypatch.context() as patch:
+        patch.setattr(budgets.Budget, "on_train_batch_end", interrupted)
+        compare(tmp_path, status=130, **options)
+    assert "To continue: lieattn compare" in capsys.readouterr().err
+    assert (tmp_path / "cells/distances-1-0/last.ckpt").is_file()
+    again = without_times(compare(tmp_path, **options))
+    whole = [cell for cell in without_times(reports(finished)) if (cell["seed"], cell["fraction"]) == (0, 1)]
+    assert again == whole
+
+
+def test_killed_run_repeats_no_finished_cell(finished, tmp_path, monkeypatch, capsys):
+    real, runs = cells.CellRunner.run, []
+
+    def counted(self, cell, *rest):
+        if len(runs) == 3:
+            raise Stop
+        runs.append(cell)
+        return real(self, cell, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cells.CellRunner, "run", counted)
+        with pytest.raises(Stop) as stop:
+            compare(tmp_path)
+    assert stop.value.__notes__ == ["in the cell: first coordinate, 100 % of the data, seed 0"]
+    capsys.readouterr()
+    again = compare(tmp_path)
+    assert "3 of 8 cells are finished, 5 to run" in capsys.readouterr().err
+    assert without_times(again) == without_times(reports(finished))
+
+
+def test_signal_outside_of_training(tmp_path, monkeypatch, capsys):
+    def interrupted(*_):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EquivarianceProbe, "measure", interrupted)
+        compare(tmp_path, status=130)
+    assert "To continue: lieattn compare" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_damaged_checkpoint_restarts_the_cell(finished, tmp_path):
+    chosen = settings(tmp_path)
+    cell = Cell("distances", 1.0, 0)
+    model = match_models(chosen)["distances"][0]
+    store = CellStore(tmp_path, print)
+    folder = store.progress(cell, chosen.key(cell, model))
+    (folder / "last.ckpt").write_bytes(b"PK\x03\x04 cut off")
+    record = cells.CellRunner(chosen, Sets(chosen), store).run(cell, model)
+    expected = next(c for c in reports(finished)["cells"] if (c["model"], c["fraction"], c["seed"]) == ("distances", 1, 0))
+    assert record["metrics"] == pytest.approx(expected["metrics"])
+
+
+def test_only_affected_cells_are_run_again(finished, tmp_path, capsys):
+    import shutil
+
+    shutil.copytree(finished / "cells", tmp_path / "cells")
+    changed = copy.deepcopy(config()["models"])
+    changed["first coordinate"]["optimizer"] = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
+    compare(tmp_path, arguments=("--plan",), models=changed)
+    message = capsys.readouterr().err
+    assert "4 of 8 cells are finished, 4 to run" in message
+    assert "first_coordinate-0.5-0.json was made with other settings" in message
+    compare(tmp_path, arguments=("--plan",), seeds=[0, 1, 2])
+    assert "8 of 12 cells are finished, 4 to run" in capsys.readouterr().err
+    compare(tmp_path, arguments=("--plan", "--root", "elsewhere"))
+    assert "8 of 8 cells are finished" in capsys.readouterr().err
+    compare(tmp_path, arguments=("--plan",), budget={"steps": 11})
+    assert "0 of 8 cells are finished" in capsys.readouterr().err
+
+
+def test_damaged_cell_file_is_named_and_run_again(finished, tmp_path, capsys):
+    import shutil
+
+    shutil.copytree(finished / "cells", tmp_path / "cells")
+    for name, text in (("distances-0.5-0", '{"key": "'), ("distances-1-1", "[]")):
+        (tmp_path / "cells" / f"{name}.json").write_text(text)
+    report = compare(tmp_path)
+    message = capsys.readouterr().err
+    assert re.search(r"distances-0.5-0.json is damaged \(Unterminated string", message)
+    assert re.search(r"distances-1-1.json is damaged \(it is not what", message)
+    assert "6 of 8 cells are finished, 2 to run" in message
+    assert without_times(report) == without_times(reports(finished))
+
+
+def test_models_can_be_chosen(tmp_path, capsys):
+    options = {"seeds": [0], "fractions": [1.0]}
+    report = compare(tmp_path, arguments=("--models", "distances"), **options)
+    assert [cell["model"] for cell in report["cells"]] == ["distances"]
+    compare(tmp_path, status=2, arguments=("--models", "else"), **options)
+    assert "--models: 'else' is not among distances, first coordinate" in capsys.readouterr().err
+
+
+def test_seconds_are_a_budget_too(tmp_path):
+    report = compare(tmp_path, budget={"seconds": 0.3, "evaluations": 3}, seeds=[0], fractions=[1.0])
+    for cell in report["cells"]:
+        assert 0.3 <= cell["seconds"] < 0.5
+        assert cell["steps"] > 10
+        assert len(cell["history"]) == 3
+        assert cell["history"][-1][0] == cell["steps"]
+    assert report["budget"] == {"seconds": 0.3}
+
+
+def test_diverging_training_is_reported(tmp_path, capsys):
+    models = {"good": spec("Distances", outputs=2), "bad": spec("Diverging", outputs=2)}
+    report = compare(tmp_path, status=1, models=models, seeds=[0], fractions=[1.0], equivariance={"clouds": 1})
+    failed = next(cell for cell in report["cells"] if cell["model"] == "bad")
+    assert "the training loss is nan at step 0" in failed["failed"]
+    assert "1, 1 failed" in capsys.readouterr().out
+
+
+# Regression
+
+
+def test_vectors_in_and_out(tmp_path):
+    report = compare(
+        tmp_path,
+        task={"class_path": "lieattn.train.PointSetRegressor", "init_args": {"targets": "arrow"}},
+        models={"exact": spec("Arrows"), "spoilt": spec("Arrows", spoil=0.3)},
+        seeds=[0],
+        fractions=[1.0],
+    )
+    assert report["metric"] == "error"
+    exact, spoilt = (row["equivariance"]["after"] for row in report["summary"])
+    assert all(exact[kind] < 1e-6 for kind in ("own", "rotations", "reflections"))
+    assert all(spoilt[kind] > 1e-2 for kind in ("own", "rotations", "reflections"))
+    assert report["summary"][0]["group"] == "O"
+    for cell in report["cells"]:
+        assert cell["rotated_metrics"]["error"] == pytest.approx(cell["metrics"]["error"], rel=0.9)
+
+
+# Parts
+
+
+def test_widths_are_matched(tmp_path):
+    chosen = settings(tmp_path, parameters=1000)
+    for name, (model, count) in match_models(chosen).items():
+        assert abs(count - 1000) <= 50, name
+        assert count == count_parameters((Distances if name == "distances" else Coordinates)(**model.init_args))
+        # The nearest count of all multiples.
+        widths = range(model.step, 1000, model.step)
+        assert abs(count - 1000) == min(abs(3 * w + 2 * w + 2 - 1000) for w in widths)
+
+
+def test_first_model_is_the_measure_if_no_count_is_given(tmp_path):
+    (first, count), (_, other) = match_models(settings(tmp_path)).values()
+    assert first.init_args["channels"] == 20
+    assert count == 5 * 20 + 2
+    assert other == count
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"step": 64}, r"models.b: cannot have 102 parameters within 5 %; the nearest counts are 322 \(channels = 64\)"),
+        ({"step": 16}, r"the nearest counts are 82 \(channels = 16\) and 162 \(channels = 32\). Choose a smaller step"),
+        ({"width": None}, r"the nearest counts are 42 \(as configured\)"),
+        ({"step": 2, "init_args": {"outputs": 2, "heads": 3}}, "heads: 3 do not divide"),
+        ({"width": "chanels"}, "chanels"),
+    ],
+)
+def test_counts_that_cannot_be_matched_are_named(tmp_path, changes, message):
+    b = {**spec("Distances", outputs=2), "width": "channels", **changes}
+    with pytest.raises(ValueError, match=message):
+        match_models(settings(tmp_path, models={"a": spec("Distances", outputs=2, channels=20), "b": b}))
+
+
+def test_shares_of_the_data_are_nested(tmp_path):
+    sets = Sets(settings(tmp_path))
+    chosen = {share: set(sets.data(Cell("distances", share, 0)).sets["train"].indices) for share in (0.1, 0.5, 1.0)}
+    assert [len(one) for one in chosen.values()] == [2, 12, 24]
+    assert chosen[0.1] < chosen[0.5] < chosen[1.0]
+    assert chosen[0.5] != set(sets.data(Cell("distances", 0.5, 1)).sets["train"].indices)
+
+
+def test_limits_choose_the_same_clouds_always(tmp_path):
+    sets = Sets(settings(tmp_path, data__limit={"test": 4}))
+    first, again = ([float(cloud.pos.sum()) for cloud in sets.clouds(9)] for _ in range(2))
+    assert len(first) == 4
+    assert first == again
+
+
+def test_turned_test_set_is_the_same_for_all(tmp_path):
+    sets = Sets(settings(tmp_path))
+    first, again = (next(iter(sets.test_data(rotated=True).test_dataloader())) for _ in range(2))
+    upright = next(iter(sets.test_data(rotated=False).test_dataloader()))
+    assert torch.equal(first.pos, again.pos)
+    assert not torch.allclose(first.pos, upright.pos)
+    torch.testing.assert_close(torch.cdist(first.pos, first.pos)[:4, :4], torch.cdist(upright.pos, upright.pos)[:4, :4])
+    torch.testing.assert_close(first.arrow, first.pos[1::4] - first.pos[::4])
+    torch.testing.assert_close(first.outer, first.arrow[:, :, None] * first.arrow[:, None])
+
+
+@pytest.mark.parametrize("axis", ["x", "y", "z"])
+def test_rotations_about_an_axis(axis):
+    matrix = random_rotation(3, axis)
+    kept = torch.zeros(3, dtype=torch.float64)
+    kept["xyz".index(axis)] = 1
+    torch.testing.assert_close(matrix @ kept, kept)
+    torch.testing.assert_close(matrix @ matrix.mT, torch.eye(3, dtype=torch.float64))
+    assert not torch.allclose(matrix, torch.eye(3, dtype=torch.float64))
+
+
+def test_training_turns_the_clouds_anew_in_every_epoch(tmp_path):
+    data = Sets(settings(tmp_path, data__rotate_train="z")).data(Cell("distances", 1.0, 0))
+    items = data.sets["train"]
+    assert isinstance(items, TurnedClouds)
+    seeded = data._items("train")
+    poses = [seeded[epoch, 0].pos for epoch in (0, 1, 0)]
+    assert torch.equal(poses[0], poses[2])
+    assert not torch.allclose(poses[0], poses[1])
+    torch.testing.assert_close(poses[0][:, 2], poses[1][:, 2])
+
+
+def test_flat_clouds_turn_too():
+    cloud = Rods(dim=2)[3]
+    matrix = random_rotation(2)
+    moved = turned(cloud, matrix, ("pos", "arrow"), ())
+    torch.testing.assert_close(moved.pos.double(), cloud.pos.double() @ matrix.mT)
+    torch.testing.assert_close(moved.outer, cloud.outer)
+
+
+@pytest.mark.parametrize(
+    ("group", "own"),
+    [(None, None), (octahedral(), "small"), (SO(3), "large"), (cyclic(3), "refused")],
+    ids=str,
+)
+def test_own_group_is_measured_apart(tmp_path, group, own):
+    """A network that is invariant to signs and orders of the axes alone."""
+
+    class Signs(nn.Module):
+        def forward(self, data):
+            return global_mean_pool(data.pos.abs().pow(3).sum(dim=1, keepdim=True), data.batch)
+
+    probe = EquivarianceProbe(Sets(settings(tmp_path)), 3, 4, ["y"])
+    if own == "refused":
+        with pytest.raises(ValueError, match="C3 acts on 2 coordinates, the clouds have 3"):
+            probe.measure(Signs(), group)
+        return
+    found = probe.measure(Signs(), group)
+    assert found["rotations"] > 1e-3
+    assert found["own"] is None if own is None else (found["own"] < 1e-5) == (own == "small")
+
+
+def test_finite_groups_are_certified(tmp_path):
+    """Without vectors the certificate adds translations, which this network sees."""
+
+    class Radius(nn.Module):
+        def forward(self, data):
+            return global_mean_pool(data.pos.norm(dim=1, keepdim=True), data.batch)
+
+    sets = Sets(settings(tmp_path, data__vectors=[], data__tensors=[]))
+    found = EquivarianceProbe(sets, 2, 2, ["y"]).measure(Radius(), octahedral())
+    assert found["rotations"] < 1e-6
+    assert found["own"] > 1e-2
+
+
+def test_schedule_spans_the_budget():
+    from lieattn.train import WarmupCosine
+
+    budget = budgets.Budget(BudgetSettings(seconds=10.0))
+    schedule = budgets.BudgetSchedule(WarmupCosine(warmup_epochs=0.1), budget)
+    found = []
+    for seconds in (0.0, 0.5, 1.0, 5.5, 10.0, 12.0):
+        budget.seconds = seconds
+        found.append(schedule.factor(999, float("inf"), 3))
+    assert found == pytest.approx([0, 0.5, 1, 0.5, 0, 0], abs=1e-4)
+    steps = budgets.BudgetSchedule(WarmupCosine(warmup_epochs=0.1), budgets.Budget(BudgetSettings(steps=20)))
+    assert [steps.factor(step, float("inf"), 3) for step in (0, 1, 2, 11, 20)] == pytest.approx([0.5, 1, 1, 0.5, 0])
+
+
+def test_memory_is_measured_in_a_process_of_its_own():
+    batch = Batch.from_data_list([Rods()[0]] * 2000)
+    small, large = (training_memory(spec("Distances", outputs=2, channels=width), batch) for width in (16, 1024))
+    assert large > small + 8000 * 1000 * 4 / 2**20
+
+
+def test_root_is_given_to_data_sets_that_take_one(tmp_path):
+    file = write(tmp_path / "a.yaml", config(root="here"))
+    assert Sets(read_settings(file))._sets["train"].root == "here"
+    assert Sets(read_settings(file, "there"))._sets["train"].root == "there"
+    own = config(root="here")
+    own["data"]["train"]["init_args"]["root"] = "mine"
+    assert Sets(read_settings(write(tmp_path / "b.yaml", own)))._sets["train"].root == "mine"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dta": 1}, "unknown setting 'dta'; expected some of task, models"),
+        ({"models": {}}, "models: expected names"),
+        ({"models": {"a/b": spec("Arrows")}}, "models: expected names of letters.*'a/b'"),
+        ({"models": {"a b": spec("Arrows"), "A_b": spec("Arrows")}}, "names must differ"),
+        ({"models__distances__widht": "channels"}, "models.distances: unknown setting 'widht'"),
+        ({"models__distances": {"init_args": {}}}, "models.distances: class_path is missing"),
+        ({"models__distances__step": 0}, "models.distances: step: expected an integer of at least 1, got 0"),
+        ({"budget": {}}, "budget: expected either steps or seconds"),
+        ({"budget": {"steps": 3, "seconds": 3}}, "budget: expected either steps or seconds"),
+        ({"budget": {"seconds": -1}}, "budget: seconds: expected a positive number, got -1"),
+        ({"data__test": "Rods"}, "data: test: expected class_path and init_args, got 'Rods'"),
+        ({"data__limit": {"tests": 3}}, r"data: limit: expected some of .*, got \['tests'\]"),
+        ({"data__rotate_test": "up"}, "data: rotate_test: expected true, false, or an axis"),
+        ({"seeds": [1, 1]}, "seeds: expected different ones"),
+        ({"seeds": [-1]}, "seeds: expected a list of integers of at least 0"),
+        ({"fractions": [0]}, r"fractions: expected a list of numbers in \(0, 1\]"),
+        ({"tolerance": 2}, r"tolerance: expected a number in \(0, 1\), got 2"),
+        ({"trainer": {"max_epochs": 3}}, r"trainer: expected some of .*, got \['max_epochs'\]"),
+        ({"trainer": {"devices": 2}}, "trainer.devices: cells train on one device"),
+        ({"data__vectors": ["length"]}, r"data.vectors: length must be \[..., 3\] to be turned, got \[1, 1\]"),
+        ({"data__tensors": ["arrow"]}, r"data.tensors: arrow must be \[..., 3, 3\] to be turned"),
+        ({"data__train": spec("Rods", size=0)}, "data.train: the data set is empty"),
+        ({"data__train": spec("Sticks")}, "data.train cannot be built"),
+        ({"task__init_args": {"classes": 1}}, "classes: expected at least 2"),
+        ({"schedule": {"class_path": "lieattn.train.WarmupCosine"}}, "schedule: the whole budget counts as one epoch"),
+    ],
+    ids=str,
+)
+def test_bad_settings_are_named(tmp_path, capsys, changes, message):
+    compare(tmp_path, status=2, seeds=changes.pop("seeds", [0]), **changes)
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_files_that_are_no_configuration(tmp_path, capsys):
+    (tmp_path / "broken.yaml").write_text("a: [")
+    (tmp_path / "list.yaml").write_text("- 1")
+    for name, message in (("absent", "cannot be read"), ("broken", "cannot be read"), ("list", "expected sections")):
+        assert main(["compare", str(tmp_path / f"{name}.yaml")]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_picture_of_one_share_has_two_panels(finished, tmp_path):
+    report = reports(finished)
+    assert len(comparison(report).axes) == 3
+    report["summary"] = [row for row in report["summary"] if row["fraction"] == 1]
+    figure = comparison(report)
+    assert len(figure.axes) == 2
+    assert save(figure, tmp_path / "one.png").is_file()
+    with pytest.raises(ValueError, match="report: expected at least one finished training"):
+        comparison({**report, "summary": []})
+
+
+def test_model_settings_keep_their_other_arguments():
+    model = ModelSettings("a.B", {"heads": 2}, width="channels", step=2)
+    assert model.with_width(8).init_args == {"heads": 2, "channels": 8}

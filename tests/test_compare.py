@@ -64,7 +64,9 @@ class Distances(nn.Module):
 
     guarantee = "invariant to all rotations"
 
-    def __init__(self, outputs: int, channels: int = 8, heads: int = 1, group: FiniteGroup | LieGroup | None = None) -> None:
+    def __init__(
+        self, outputs: int, channels: int = 8, heads: int = 1, group: FiniteGroup | LieGroup | None = None
+    ) -> None:
         super().__init__()
         if channels % heads:
             raise ValueError(f"heads: {heads} do not divide {channels} channels")
@@ -223,13 +225,14 @@ def test_rotated_test_set_tells_who_is_equivariant(finished):
 
 
 def test_same_seeds_give_the_same_table(finished, tmp_path):
-    assert without_times(compare(tmp_path)) == without_times(reports(finished))
+    again = without_times(compare(tmp_path, seeds=[1], fractions=[0.5]))
+    assert again == [cell for cell in without_times(reports(finished)) if (cell["seed"], cell["fraction"]) == (1, 0.5)]
 
 
 def test_other_seeds_give_another_table(finished, tmp_path):
     """Control: results depend on the seed."""
-    other = compare(tmp_path, seeds=[2, 3], fractions=[1.0])
-    values = [[cell["history"] for cell in without_times(r) if cell["fraction"] == 1] for r in (other, reports(finished))]
+    other = compare(tmp_path, seeds=[2], fractions=[1.0])
+    values = [[cell["history"] for cell in without_times(r)[-2:]] for r in (other, reports(finished))]
     assert values[0] != values[1]
 
 
@@ -283,7 +286,7 @@ def test_killed_run_repeats_no_finished_cell(finished, tmp_path, monkeypatch, ca
     real, runs = cells.CellRunner.run, []
 
     def counted(self, cell, *rest):
-        if len(runs) == 3:
+        if len(runs) == 1:
             raise Stop
         runs.append(cell)
         return real(self, cell, *rest)
@@ -291,12 +294,13 @@ def test_killed_run_repeats_no_finished_cell(finished, tmp_path, monkeypatch, ca
     with monkeypatch.context() as patch:
         patch.setattr(cells.CellRunner, "run", counted)
         with pytest.raises(Stop) as stop:
-            compare(tmp_path)
+            compare(tmp_path, seeds=[0], fractions=[1.0])
     assert stop.value.__notes__ == ["in the cell: first coordinate, 100 % of the data, seed 0"]
     capsys.readouterr()
-    again = compare(tmp_path)
-    assert "3 of 8 cells are finished, 5 to run" in capsys.readouterr().err
-    assert without_times(again) == without_times(reports(finished))
+    again = compare(tmp_path, seeds=[0], fractions=[1.0])
+    assert "1 of 2 cells are finished, 1 to run" in capsys.readouterr().err
+    expected = [cell for cell in without_times(reports(finished)) if (cell["seed"], cell["fraction"]) == (0, 1)]
+    assert without_times(again) == expected
 
 
 def test_signal_outside_of_training(tmp_path, monkeypatch, capsys):
@@ -318,7 +322,9 @@ def test_damaged_checkpoint_restarts_the_cell(finished, tmp_path):
     folder = store.progress(cell, chosen.key(cell, model))
     (folder / "last.ckpt").write_bytes(b"PK\x03\x04 cut off")
     record = cells.CellRunner(chosen, Sets(chosen), store).run(cell, model)
-    expected = next(c for c in reports(finished)["cells"] if (c["model"], c["fraction"], c["seed"]) == ("distances", 1, 0))
+    expected = next(
+        c for c in reports(finished)["cells"] if (c["model"], c["fraction"], c["seed"]) == ("distances", 1, 0)
+    )
     assert record["metrics"] == pytest.approx(expected["metrics"])
 
 
@@ -423,7 +429,10 @@ def test_first_model_is_the_measure_if_no_count_is_given(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"step": 64}, r"models.b: cannot have 102 parameters within 5 %; the nearest counts are 322 \(channels = 64\)"),
+        (
+            {"step": 64},
+            r"models.b: cannot have 102 parameters within 5 %; the nearest counts are 322 \(channels = 64\)",
+        ),
         ({"step": 16}, r"the nearest counts are 82 \(channels = 16\) and 162 \(channels = 32\). Choose a smaller step"),
         ({"width": None}, r"the nearest counts are 42 \(as configured\)"),
         ({"step": 2, "init_args": {"outputs": 2, "heads": 3}}, "heads: 3 do not divide"),
@@ -540,10 +549,12 @@ def test_schedule_spans_the_budget():
     assert [steps.factor(step, float("inf"), 3) for step in (0, 1, 2, 11, 20)] == pytest.approx([0.5, 1, 1, 0.5, 0])
 
 
+@pytest.mark.slow
 def test_memory_is_measured_in_a_process_of_its_own():
     batch = Batch.from_data_list([Rods()[0]] * 2000)
-    small, large = (training_memory(spec("Distances", outputs=2, channels=width), batch) for width in (16, 1024))
-    assert large > small + 8000 * 1000 * 4 / 2**20
+    found = training_memory(spec("Distances", outputs=2, channels=1024), batch)
+    hidden = 8000 * 1024 * 4 / 2**20
+    assert hidden < found < 20 * hidden
 
 
 def test_root_is_given_to_data_sets_that_take_one(tmp_path):

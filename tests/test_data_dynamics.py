@@ -126,6 +126,7 @@ class TestNBody:
             np.testing.assert_array_equal(data.y, content["pos"][index, 2])
             assert data.x[:, 0].tolist() == content["charge"][index].tolist()
             assert data.time.item() == pytest.approx(0.2)
+            assert data.mass.tolist() == [1.0] * 5
             assert data.energy.item() == pytest.approx(content["energy"][index], abs=1e-5)
         batch = next(iter(DataLoader(part, batch_size=2)))
         assert batch.y.shape == (10, 3)

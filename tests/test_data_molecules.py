@@ -431,6 +431,7 @@ class TestRMD17:
         assert sorted(seen[:6]) == sorted(train)
         assert seen[6:] == test.tolist()
         data = parts["test"][1]
+        assert data.energy.tolist() == data.y[0].tolist()
         np.testing.assert_allclose(data.y, [[energy[1] - shift]], rtol=1e-6)
         np.testing.assert_allclose(data.force, force[1], rtol=1e-6)
         np.testing.assert_allclose(data.pos, pos[1] - pos[1].mean(axis=0), atol=1e-5)
@@ -519,6 +520,7 @@ class TestGFN2Molecules:
             torch.testing.assert_close(data.force.sum(0), torch.zeros(3), atol=1e-4, rtol=0)
             assert data.charge.sum().item() == pytest.approx(0, abs=1e-5)
             assert data.force.abs().max() > 0.1
+            assert data.energy.item() == data.y.item()
             assert len(data.z) == len(data.pos)
         pairs = [data for data in parts[0] if data.molecule.item() == parts[0][0].molecule.item()]
         assert not torch.allclose(pairs[0].pos, pairs[1].pos)

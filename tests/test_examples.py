@@ -5,7 +5,10 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from lieattn_datasets import ImagePoints
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -36,3 +39,15 @@ def test_rotated_digits(tmp_path, capsys):
     pictures = [line.removeprefix("picture: ") for line in lines if line.startswith("picture: ")]
     assert len(pictures) == 4
     assert all(Path(path).stat().st_size > 10_000 for path in pictures)
+
+
+def test_affine_self_convolution(monkeypatch, capsys, tmp_path):
+    example = load("affine_self_convolution")
+    images = np.random.default_rng(0).integers(256, size=(12, 8, 8, 3), dtype=np.uint8)
+    dataset = ImagePoints(images, np.arange(12) % 10)
+    monkeypatch.setattr(example, "load", lambda config: (dataset, dataset))
+    config = example.Config(epochs=2, networks="ResNet,p4 ASC", batch_size=6, out=str(tmp_path))
+    results = example.main(config)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1].removeprefix("RESULT ")) == results
+    assert list(results) == ["ResNet", "p4 ASC"]
+    assert results["p4 ASC"]["unchanged_by_quarter_turn"] == 1.0

@@ -40,7 +40,7 @@ CASES = [
 def results(signals, neighbors, terms, index, name, *, direction=None, **options):
     """Output and all gradients, by one backend."""
     with backend(name):
-        given = {n: getattr(terms, n) for n in NAMES if getattr(terms, n) is not None}
+        given = {n: table for n, table in vars(terms).items() if table is not None}
         given = {n: t.detach().requires_grad_() for n, t in given.items()}
         signals = [s.detach().requires_grad_() for s in signals]
         out, _ = group_attention(*signals, neighbors, terms=RelativeTerms(**given), displacement_index=index, **options)
@@ -69,6 +69,80 @@ def test_fused_equals_plain(pattern, normalize, terms):
         }
     )
     assert_same(*(results(signals, neighbors, rows, None, name, **options) for name in ("numba", "plain")))
+
+
+POOLED = {
+    "none": (),
+    "shifts": ("positional_key", "beta", "displacement_bias"),
+    "one psi for all frames": ("psi", "key_psi"),
+    "psi of frames": ("key_psi_pairs", "positional_key", "psi_pairs", "beta"),
+    "keys alone": ("key_psi_pairs", "displacement_bias"),
+}
+
+
+@pytest.mark.parametrize("heads", [1, 3, 8, 17])
+@pytest.mark.parametrize("terms", POOLED)
+def test_pooled_equals_plain(terms, heads):
+    signals, neighbors, tables, index = problem("pooled", POOLED[terms])
+    signals = [torch.randn(*s.shape[:2], heads, s.shape[3], dtype=s.dtype) for s in signals]
+    given = {name: table for name, table in vars(tables).items() if table is not None}
+    for name, table in given.items():  # tables of one head serve all heads
+        axis = {"positional_key": 2, "displacement_bias": 3}.get(name, 3)
+        given[name] = table.narrow(axis, 0, 1).repeat_interleave(heads if name == "psi" else 1, dim=axis)
+    options = {"pattern": "pooled"}
+    for rows, at in ((given, index), ({name: table[index] for name, table in given.items()}, None)):
+        terms = RelativeTerms(**rows)
+        assert explain(*signals, terms=terms, **options).backend == "numba"
+        for queries in (slice(None), slice(1)):  # a query of one frame serves all
+            some = [signals[0][:, queries], *signals[1:]]
+            assert_same(*(results(some, neighbors, terms, at, name, **options) for name in ("numba", "plain")))
+    single = RelativeTerms(**{name: table.float() for name, table in given.items()})
+    signals = [s.float() for s in signals]
+    assert_same(*(results(signals, neighbors, single, index, name, **options) for name in ("numba", "plain")), 1e-5)
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+@pytest.mark.parametrize("threads", [2, 5])
+def test_pooled_threads(threads, indexed, monkeypatch):
+    signals, _, tables, _ = problem("pooled", POOLED["psi of frames"])
+    signals = [torch.randn(40, *s.shape[1:], dtype=s.dtype) for s in signals]
+    neighbors = Radius(0.9)(torch.randn(40, 2), torch.arange(40) // 10)
+    index = torch.arange(neighbors.num_edges) % 4
+    given = {name: table if indexed else table[index] for name, table in vars(tables).items() if table is not None}
+    at = index if indexed else None
+    wanted = results(signals, neighbors, RelativeTerms(**given), at, "plain", pattern="pooled")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    found = [results(signals, neighbors, RelativeTerms(**given), at, "numba", pattern="pooled") for _ in range(2)]
+    assert_same(found[0], wanted)
+    assert all(torch.equal(ours, first) for ours, first in zip(found[1], found[0], strict=True))
+
+
+def test_pooled_twice():
+    signals, neighbors, tables, index = problem("pooled", POOLED["psi of frames"], fiber=2, points=5)
+    names = [name for name, table in vars(tables).items() if table is not None]
+    leaves = [t.requires_grad_() for t in (*signals, *(getattr(tables, name) for name in names))]
+
+    def call(query, key, value, *terms):
+        terms = RelativeTerms(**dict(zip(names, terms, strict=True)))
+        return group_attention(query, key, value, neighbors, pattern="pooled", terms=terms, displacement_index=index)[0]
+
+    with backend("numba"):
+        assert torch.autograd.gradcheck(call, leaves, fast_mode=True)
+        assert torch.autograd.gradgradcheck(call, leaves, fast_mode=True)
+
+
+def test_pooled_obstacles():
+    signals, neighbors, tables, index = problem("pooled", POOLED["shifts"])
+    options = {"pattern": "pooled", "terms": tables}
+    assert "without queries" in str(explain(None, None, signals[2], **options))
+    assert "normalize='mean'" in str(explain(*signals, normalize="mean", **options))
+    out, weights = group_attention(
+        *signals, neighbors, displacement_index=index, dropout=0.5, return_weights=True, **options
+    )
+    assert torch.isfinite(out).all()
+    assert weights is not None
+    with pytest.raises(ValueError, match="displacement_index: expected numbers from 0 to 3"):
+        group_attention(*signals, neighbors, displacement_index=index + 1, **options)
 
 
 @pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum"])

@@ -31,9 +31,8 @@ from lieattn.nn import (
     LieSelfAttention,
     PairGraph,
     PointBatchNorm,
-    activation,
 )
-from lieattn.ops import backend
+from lieattn.ops import activation, backend
 from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
 from lieattn.testing import randomize, relative_error
 
@@ -112,7 +111,7 @@ def literal(network, x):
 
 @pytest.mark.parametrize("name", ["silu", "relu", "gelu", "elu", "none"])
 def test_networks_of_heads_are_what_they_say(name, monkeypatch):
-    monkeypatch.setattr("lieattn.nn._location._BLOCK", {"cpu": 64 * 15})
+    monkeypatch.setattr("lieattn.ops._head_networks._BLOCK", {"cpu": 64 * 15})
     net = randomize(HeadNetwork(3, 4, 5, name).double())
     x = torch.randn(2, 97, 4, dtype=DOUBLE, requires_grad=True)
     cotangent = torch.randn(2, 97, 3, dtype=DOUBLE)

@@ -72,13 +72,15 @@ class _Trajectory(Molecules):
         if center:
             pos -= pos.mean(axis=1, keepdims=True)
         count, atoms = pos.shape[:2]
+        shifted = energy[chosen] * factor - self.energy_shift
         super().__init__(
             np.tile(z, count),
             pos.reshape(-1, 3),
             atoms * np.arange(count + 1),
-            energy[chosen, None] * factor - self.energy_shift,
+            shifted[:, None],
             ["energy"],
             [energy_unit],
+            of_molecule={"energy": shifted},
             of_atom={"force": force.reshape(-1, 3)},
             transform=transform,
         )
@@ -88,7 +90,7 @@ class RMD17(_Trajectory):
     """Revised MD17 from its official files: 100,000 frames of each of ten molecules, PBE/def2-SVP.
 
     An item has ``z`` ``[atoms]``, ``pos`` ``[atoms, 3]`` in angstrom, ``y`` ``[1, 1]``, the energy minus the mean
-    of the training frames, and ``force`` ``[atoms, 3]``, the energy unit per angstrom.
+    of the training frames, the same as ``energy`` ``[1]``, and ``force`` ``[atoms, 3]``, the energy unit per angstrom.
 
     Only the frames of the chosen official split are used: 1,000 for training, 1,000 for the test. Frames are
     correlated in time; the authors advise never to train on more than 1,000.

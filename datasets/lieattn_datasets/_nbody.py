@@ -30,9 +30,9 @@ class ChargedParticles(Clouds):
     """Snapshots of charged particles: positions at a later time from positions and velocities at an earlier one.
 
     An item has ``pos`` and ``vel`` float32 ``[particles, 3]`` at the start, ``x`` float32 ``[particles, 1]`` (the
-    charges), ``y`` float32 ``[particles, 3]`` (positions at the end), ``time`` ``[1]`` between the two and ``energy``
-    ``[1]``, conserved. All is in the natural units of the simulation: unit masses, unit charges, unit
-    force between unit charges at unit distance.
+    charges), ``mass`` ``[particles]`` (ones), ``y`` float32 ``[particles, 3]`` (positions at the end), ``time`` ``[1]``
+    between the two and ``energy`` ``[1]``, conserved. All is in the natural units of the simulation: unit masses, unit
+    charges, unit force between unit charges at unit distance.
 
     Parameters
     ----------
@@ -84,6 +84,7 @@ class ChargedParticles(Clouds):
     def _make(self, index: int) -> Data:
         return Data(
             x=torch.from_numpy(self._charge[index, :, None].astype(np.float32)),
+            mass=torch.ones(self._charge.shape[1]),
             pos=torch.from_numpy(self._pos[index, self.start].astype(np.float32)),
             vel=torch.from_numpy(self._vel[index, self.start].astype(np.float32)),
             y=torch.from_numpy(self._pos[index, self.end].astype(np.float32)),
@@ -201,9 +202,9 @@ class NBodySimulated(ChargedParticles):
 class NBodyTrajectories(Clouds):
     """The first 50 systems of :class:`NBody` at 51 times, every 0.1: for roll-outs.
 
-    An item has ``pos``, ``vel`` ``[5, 3]`` at time 0, ``x`` ``[5, 1]`` (charges), ``time`` ``[1, 51]``, ``y`` float32
-    ``[5, 51, 6]`` (positions, then velocities, at all times), and ``energy`` ``[1]``. These systems belong to the
-    training split of :class:`NBody`: to test a network that was trained on it, simulate others
+    An item has ``pos``, ``vel`` ``[5, 3]`` at time 0, ``x`` ``[5, 1]`` (charges), ``mass`` ``[5]`` (ones), ``time``
+    ``[1, 51]``, ``y`` float32 ``[5, 51, 6]`` (positions, then velocities, at all times), and ``energy`` ``[1]``. These
+    systems belong to the training split of :class:`NBody`: to test a network that was trained on it, simulate others
     (:func:`simulate_charges`).
 
     Parameters
@@ -242,6 +243,7 @@ class NBodyTrajectories(Clouds):
         path = torch.from_numpy(self._path[index].astype(np.float32))
         return Data(
             x=torch.from_numpy(self._charge[index, :, None].astype(np.float32)),
+            mass=torch.ones(self._charge.shape[1]),
             pos=path[:, 0, :3].clone(),
             vel=path[:, 0, 3:].clone(),
             y=path,

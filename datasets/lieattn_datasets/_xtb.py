@@ -51,9 +51,9 @@ class GFN2Molecules(Molecules):
     displaced at random, and tblite labels each. Some 10 ms per conformer; results are kept for the process. The same
     seed gives the same molecules with the same version of rdkit.
 
-    An item has ``z``, ``pos`` (angstrom), ``y`` ``[1, 1]`` (the energy), ``force`` float32 ``[atoms, 3]`` (the energy
-    unit per angstrom), ``dipole`` ``[1, 3]``, ``charge`` ``[atoms]`` (partial charges in e) and ``molecule`` ``[1]``
-    (its place among the SMILES). All conformers of a molecule are in the same split.
+    An item has ``z``, ``pos`` (angstrom), ``y`` ``[1, 1]`` (the energy, also as ``energy`` ``[1]``), ``force`` float32
+    ``[atoms, 3]`` (the energy unit per angstrom), ``dipole`` ``[1, 3]``, ``charge`` ``[atoms]`` (partial charges in e)
+    and ``molecule`` ``[1]`` (its place among the SMILES). All conformers of a molecule are in the same split.
 
     Parameters
     ----------
@@ -134,6 +134,7 @@ class GFN2Molecules(Molecules):
             ["energy"],
             [energy_unit],
             of_molecule={
+                "energy": energy * factor,
                 "dipole": np.stack([label.dipole for label in labels]) * units.convert("D")[0],
                 "molecule": number,
             },

@@ -19,6 +19,7 @@ BENCHMARKS = {
     "attentive": "attentive group convolution: layer and rot-MNIST network, against the formula written out",
     "gsa-net": "a training step of the rot-MNIST networks, against the published cubic formula",
     "framewise": "a training step of the framewise transformer, against torch's TransformerEncoder",
+    "lietransformer": "an SE(3) attention layer of LieTransformer, against its literal dense evaluation",
     "scaling": "time and memory against points, group order, neighbors",
     "peers": "one layer beside those of other packages",
     "roofline": "operations and bytes a second against the machine's ceilings",
@@ -40,7 +41,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     int
         Exit status 0; argparse exits with 2 on bad usage.
     """
-    lines = [f"  {benchmark:10} {text}" for benchmark, text in BENCHMARKS.items()]
+    lines = [f"  {benchmark:14} {text}" for benchmark, text in BENCHMARKS.items()]
     parser = argparse.ArgumentParser(
         prog=f"lieattn {name}",
         description="benchmarks:\n" + "\n".join(lines),

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
 from lieattn.geometry import FiniteFrames, GivenFrames, Lift, PrincipalFrames, Radius, SampledFrames
-from lieattn.groups import SE, FiniteGroup, octahedral, tetrahedral
+from lieattn.groups import SE, SO, FiniteGroup, octahedral, tetrahedral
 from lieattn.models import LieTransformer
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
@@ -82,7 +82,7 @@ def _lifts() -> Iterator[tuple[str, int, _Frames]]:
                 yield name, count, lambda _, lift=lift: lift  # type: ignore[misc]
     for of in ("cloud", "neighborhood"):
         yield f"principal axes, {of}", 4, lambda _, of=of: PrincipalFrames(of=of)  # type: ignore[misc]
-    drawn = SE(3).stabilizer.sample(CLOUDS * POINTS, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    drawn = SO(3).sample(CLOUDS * POINTS, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     yield "given, moved along", 4, lambda turn: GivenFrames(turn @ drawn)
 
 
@@ -104,7 +104,7 @@ def _errors(frames: _Frames, motions: Tensor) -> tuple[float, float]:
         model = copy.deepcopy(model).to(dtype)
 
         def evaluate(turn: Tensor, pos: Tensor, model: LieTransformer = model, dtype: torch.dtype = dtype) -> Tensor:
-            model.lifting.frames = frames(turn)
+            model.lifting = replace(model.lifting, frames=frames(turn))
             data = SimpleNamespace(pos=pos.to(dtype), x=x.to(dtype), batch=batch)
             with torch.no_grad():
                 return model(data).double()

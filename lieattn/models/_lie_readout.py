@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 
 from lieattn.nn import CloudPool, FiberPool
-from lieattn.nn import activation as activation_named
+from lieattn.ops import activation as activation_named
 
 Readout = Literal["pool_first", "point_first"]
 Pooling = Literal["mean", "max", "sum"]

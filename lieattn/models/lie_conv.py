@@ -18,7 +18,8 @@ from lieattn.models._lie_features import species_features
 from lieattn.models._lie_graph import Lifting
 from lieattn.models._lie_guarantee import guarantee
 from lieattn.models._lie_readout import CloudReadout, Pooling
-from lieattn.nn import Activation, LieBottleneck, PointBatchNorm
+from lieattn.nn import LieBottleneck, PointBatchNorm
+from lieattn.ops import Activation
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
 Norm = Literal["batch", "layer", "none"]

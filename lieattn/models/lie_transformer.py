@@ -17,7 +17,6 @@ from lieattn.models._lie_graph import Lifting
 from lieattn.models._lie_guarantee import guarantee
 from lieattn.models._lie_readout import CloudReadout, Pooling, Readout
 from lieattn.nn import (
-    Activation,
     BlockNorm,
     FeaturePart,
     Kernel,
@@ -26,7 +25,7 @@ from lieattn.nn import (
     LocationPart,
     RelativeGraph,
 )
-from lieattn.ops import Normalization
+from lieattn.ops import Activation, Normalization
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
 Inputs = Literal["x", "species", "distances"]

@@ -37,7 +37,7 @@ from lieattn.nn._lie_scores import (
     SumScore,
 )
 from lieattn.nn._linear import GroupLinear
-from lieattn.nn._location import Activation, HeadNetwork, PairGraph, RelativeGraph, activation, pair_coordinates
+from lieattn.nn._location import HeadNetwork, PairGraph, RelativeGraph, pair_coordinates
 from lieattn.nn._norm import CloudNorm
 from lieattn.nn._pool import CloudPool, FiberPool, GridPool, pooled_positions
 from lieattn.nn._positional import (
@@ -53,7 +53,6 @@ from lieattn.nn._positional import (
 from lieattn.nn._squeeze_excite import GroupSqueezeExcite
 
 __all__ = [
-    "Activation",
     "AffineSelfConvolution",
     "AttentiveConvolution",
     "AttentiveGroupConvolution",
@@ -126,7 +125,6 @@ __all__ = [
     "TableKernel",
     "VectorHead",
     "act_on_grid",
-    "activation",
     "band_limit",
     "fiber_linear",
     "from_grid",

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.groups import FiniteGroup
-from lieattn.nn._attentive_convolution import ResponseChannels
 from lieattn.nn._attentive_gates import ChannelGate
+from lieattn.nn._attentive_weights import ResponseChannels
 from lieattn.nn._convolution_kernels import ConvolutionKernel
 from lieattn.nn._grid_kernels import published_measure
 from lieattn.nn._group_convolution import (

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_count
 from lieattn.groups import FiniteGroup
-from lieattn.nn._attentive_convolution import Attention, check_choice, check_odd
+from lieattn.nn._attentive_weights import Attention, check_choice, check_odd
 from lieattn.nn._grid_convolution import GridGroupConvolution, GridLiftingConvolution, check_field, check_planes
 from lieattn.nn._grid_kernels import check_lattice_group, published_measure
 from lieattn.ops import AttentionMaps, expand_kernel

@@ -18,8 +18,8 @@ from lieattn.nn._lie_scores import (
     RelativePositionScore,
     SumScore,
 )
-from lieattn.nn._location import Activation, RelativeGraph
-from lieattn.ops import Normalization, group_attention
+from lieattn.nn._location import RelativeGraph
+from lieattn.ops import Activation, Normalization, group_attention
 
 Kernel = Literal["sum", "content", "location", "relative_position", "combined"]
 

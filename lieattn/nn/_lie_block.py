@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_count
 from lieattn.geometry import LiftedGraph
-from lieattn.nn._location import Activation, RelativeGraph, activation
+from lieattn.nn._location import RelativeGraph
+from lieattn.ops import Activation, activation
 
 BlockNorm = Literal["layer_pre", "layer_post", "batch_pre", "batch_post", "none"]
 

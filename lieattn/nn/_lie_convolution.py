@@ -12,8 +12,8 @@ from lieattn._checks import check_count, check_features
 from lieattn.geometry import LiftedGraph
 from lieattn.nn._lie_attention import LieSelfAttention
 from lieattn.nn._lie_block import norm_layer
-from lieattn.nn._location import Activation, RelativeGraph, activation, pair_coordinates
-from lieattn.ops import RelativeTerms, group_attention
+from lieattn.nn._location import RelativeGraph, pair_coordinates
+from lieattn.ops import Activation, RelativeTerms, activation, group_attention
 
 
 class KernelNetwork(nn.Module):

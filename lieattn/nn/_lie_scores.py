@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from lieattn._checks import check_count
 from lieattn.geometry import LiftedGraph, Neighbors
-from lieattn.nn._location import Activation, HeadNetwork, RelativeGraph, pair_coordinates
-from lieattn.ops import RelativeTerms
+from lieattn.nn._location import HeadNetwork, RelativeGraph, pair_coordinates
+from lieattn.ops import Activation, RelativeTerms
 
 FeaturePart = Literal["product", "linear", "mixed"]
 LocationPart = Literal["network", "coordinates"]

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lieattn._checks import check_count
 from lieattn.geometry import LiftedGraph, Neighbors
-
-Activation = Literal["silu", "relu", "gelu", "elu", "none"]
-
-# Entries of the layers' activations that are computed at a time: they should fit into a core's cache.
-_BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}
+from lieattn.ops import Activation, head_networks
+from lieattn.ops import activation as activation_named
 
 
 class RelativeGraph(Protocol):
@@ -75,40 +70,6 @@ class PairGraph:
             raise ValueError(f"batch: expected [points={self.neighbors.num_points}], got {tuple(self.batch.shape)}")
 
 
-class _Slope(NamedTuple):
-    """An activation f and the product of its derivative with a gradient, both differentiable."""
-
-    value: Callable[[Tensor], Tensor]
-    pull: Callable[[Tensor, Tensor], Tensor]  # (gradient, argument)
-
-
-_aten = torch.ops.aten
-
-
-def _pull_silu(grad: Tensor, u: Tensor) -> Tensor:
-    if not torch.is_grad_enabled():
-        return _aten.silu_backward(grad, u)
-    # Torch's own is one pass over memory, but has no derivative.
-    share = torch.sigmoid(u)
-    return grad * (share * (1 + u * (1 - share)))
-
-
-_SLOPES: dict[str, _Slope] = {
-    "silu": _Slope(F.silu, _pull_silu),
-    "relu": _Slope(F.relu, lambda grad, u: _aten.threshold_backward(grad, u, 0)),
-    "gelu": _Slope(F.gelu, lambda grad, u: _aten.gelu_backward(grad, u)),
-    "elu": _Slope(F.elu, lambda grad, u: grad * torch.where(u > 0, 1.0, u.clamp(max=0).exp())),
-    "none": _Slope(lambda u: u, lambda grad, u: grad),
-}
-
-
-def activation(argument: str, name: str) -> Callable[[Tensor], Tensor]:
-    """Function of an activation's name; raises ValueError, naming the argument, for an unknown one."""
-    if name not in _SLOPES:
-        raise ValueError(f"{argument}: expected one of {get_args(Activation)}, got {name!r}")
-    return _SLOPES[name].value
-
-
 def pair_coordinates(graph: RelativeGraph | LiftedGraph) -> tuple[Tensor, Tensor | None]:
     """Coordinates ``[rows, fiber, fiber, k]`` of relative elements, and the row of each edge (None: its own).
 
@@ -131,9 +92,8 @@ class HeadNetwork(nn.Module):
 
     The activation after the *last* map too is the authors': with the swish a score is then at least -0.28.
 
-    Between the maps it keeps nothing: rows are evaluated in blocks that fit into the cache, and once more in the
-    backward pass, so that memory is that of the result and not of the hidden units. The result can be
-    differentiated as often as one likes.
+    Between the maps it keeps nothing, see :func:`lieattn.ops.head_networks`: memory is that of the result and not of
+    the hidden units.
 
     Parameters
     ----------
@@ -151,8 +111,7 @@ class HeadNetwork(nn.Module):
         super().__init__()
         for name, count in (("heads", heads), ("in_channels", in_channels), ("hidden", hidden)):
             check_count(name, count)
-        if activation not in _SLOPES:
-            raise ValueError(f"activation: expected one of {get_args(Activation)}, got {activation!r}")
+        activation_named("activation", activation)
         self.activation: Activation = activation
         widths = (in_channels, hidden, hidden, 1)
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
@@ -171,71 +130,13 @@ class HeadNetwork(nn.Module):
             )
         with torch.autocast(weight.device.type, enabled=False):
             rows = x.reshape(-1, x.shape[-1]).to(weight.dtype)
-            parameters = [tensor for layer in zip(self.weights, self.biases, strict=True) for tensor in layer]
-            out = _HeadNetwork.apply(self.activation, rows, *parameters)
+            out = head_networks(rows, list(self.weights), list(self.biases), self.activation)
         return out.unflatten(0, x.shape[:-1]) if x.ndim != 2 else out
 
     def finish(self, first: Tensor) -> Tensor:
         """What follows the first linear map: ``[*, heads, hidden]`` before its activation to ``[*, heads]``."""
-        act = _SLOPES[self.activation].value
+        act = activation_named("activation", self.activation)
         x = act(first.flatten(0, -3)).transpose(0, 1)
         for weight, bias in zip(list(self.weights)[1:], list(self.biases)[1:], strict=True):
             x = act(torch.baddbmm(bias[:, None], x, weight))
         return x[..., 0].T.unflatten(0, first.shape[:-2])
-
-
-class _HeadNetwork(torch.autograd.Function):
-    """The three maps on rows ``[rows, k]``: to ``[rows, heads]``, in blocks, recomputed backwards."""
-
-    @staticmethod
-    def forward(ctx: Any, name: str, rows: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.name = name
-        ctx.save_for_backward(rows, *parameters)
-        heads, _, hidden = parameters[0].shape
-        act = _SLOPES[name].value
-        out = rows.new_empty(heads, len(rows))
-        for begin, block in _blocks(rows, heads * hidden):
-            x = block.expand(heads, *block.shape)
-            for weight, bias in _layers(parameters):
-                x = act(torch.baddbmm(bias[:, None], x, weight))
-            out[:, begin : begin + len(block)] = x[..., 0]
-        return out.T
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        rows, *parameters = ctx.saved_tensors
-        value, pull = _SLOPES[ctx.name]
-        grad = grads[0].T[..., None]
-        layers = _layers(parameters)
-        heads, _, hidden = parameters[0].shape
-        totals = [torch.zeros_like(parameter) for parameter in parameters]
-        to_rows = []
-        for begin, block in _blocks(rows, heads * hidden):
-            inputs, sums = [block.expand(heads, *block.shape)], []
-            for weight, bias in layers:
-                sums.append(torch.baddbmm(bias[:, None], inputs[-1], weight))
-                if len(sums) < len(layers):
-                    inputs.append(value(sums[-1]))
-            change = grad[:, begin : begin + len(block)]
-            for number in reversed(range(len(layers))):
-                change = pull(change.contiguous(), sums[number])
-                totals[2 * number] = torch.baddbmm(totals[2 * number], inputs[number].mT, change)
-                totals[2 * number + 1] = totals[2 * number + 1] + change.sum(dim=1)
-                if number or ctx.needs_input_grad[1]:
-                    change = change @ layers[number][0].mT
-            if ctx.needs_input_grad[1]:
-                to_rows.append(change.sum(dim=0))
-        grad_rows = None
-        if ctx.needs_input_grad[1]:
-            grad_rows = torch.cat(to_rows) if to_rows else torch.zeros_like(rows)
-        return (None, grad_rows, *totals)
-
-
-def _layers(parameters: tuple[Tensor, ...] | list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(parameters[::2], parameters[1::2], strict=True))
-
-
-def _blocks(rows: Tensor, width: int) -> list[tuple[int, Tensor]]:
-    """First row and rows of each block."""
-    size = max(64, _BLOCK.get(rows.device.type, 1 << 20) // width)
-    return [(begin, rows[begin : begin + size]) for begin in range(0, len(rows), size)]

@@ -3,16 +3,19 @@
 from lieattn.ops._attentive import AttentionMaps, attentive_convolution, convolution_responses, residual_branch
 from lieattn.ops._backend import Choice, backend, explain
 from lieattn.ops._group_attention import group_attention
+from lieattn.ops._head_networks import Activation, activation, head_networks
 from lieattn.ops._regular import expand_kernel, fourier_linear, fourier_pays, tied_linear
 from lieattn.ops._terms import Normalization, Pattern, RelativeTerms
 from lieattn.ops._whole_clouds import whole_cloud_attention
 
 __all__ = [
+    "Activation",
     "AttentionMaps",
     "Choice",
     "Normalization",
     "Pattern",
     "RelativeTerms",
+    "activation",
     "attentive_convolution",
     "backend",
     "convolution_responses",
@@ -21,6 +24,7 @@ __all__ = [
     "fourier_linear",
     "fourier_pays",
     "group_attention",
+    "head_networks",
     "residual_branch",
     "tied_linear",
     "whole_cloud_attention",

@@ -93,6 +93,11 @@ def backend(name: Backend) -> Iterator[None]:
         _State.asked = before
 
 
+def asked_backend() -> Backend:
+    """The backend asked for."""
+    return _State.asked
+
+
 # Constants, which torch.compile can look at.
 _NUMBA_INSTALLED = find_spec("numba") is not None
 

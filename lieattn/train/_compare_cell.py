@@ -157,7 +157,12 @@ class CellRunner:
 
 def _make_trainer(settings: Settings, **options: Any) -> Trainer:
     # Forces are gradients, which inference mode forbids.
-    fixed = {"inference_mode": False, "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    fixed: dict[str, Any] = {
+        "inference_mode": False,
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     return Trainer(**fixed, enable_checkpointing=True, devices=1, **{**_without_devices(settings), **options})
 
 

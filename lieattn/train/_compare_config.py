@@ -285,9 +285,7 @@ def _settings(content: Any, root: str | None) -> Settings:
     if len(set(slugs)) < len(slugs):
         raise UsageError(f"models: names must differ in more than case and spaces, got {list(models)}")
     if models:
-        content["models"] = {
-            name: _section(f"models.{name}", ModelSettings, model) for name, model in models.items()
-        }
+        content["models"] = {name: _section(f"models.{name}", ModelSettings, model) for name, model in models.items()}
     return _section("", Settings, content)
 
 

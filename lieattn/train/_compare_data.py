@@ -149,7 +149,7 @@ class Sets:
         test = copy.deepcopy(self._sets["test"])
         return [test[index] for index in range(min(count, len(cast(Sized, test))))]
 
-    def _loaders(self, seed: int, **sets: Dataset[Data]) -> PointSetData:
+    def _loaders(self, seed: int, **sets: Any) -> PointSetData:
         data = self.settings.data
         return PointSetData(**sets, batch_size=data.batch_size, eval_batch_size=data.eval_batch_size, seed=seed)
 

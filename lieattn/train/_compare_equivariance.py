@@ -67,8 +67,7 @@ class EquivarianceProbe:
         if isinstance(group, FiniteGroup):
             if not self._moving():
                 return self._certified(network, group)
-            chosen = torch.randperm(group.order, generator=generator)[: self.elements]
-            return self._largest(network, group.elements[chosen])
+            return self._largest(network, group.elements)
         drawn = group.sample(self.elements, generator=generator, dtype=torch.float64)
         return self._largest(network, group.linear(drawn))
 
@@ -120,7 +119,7 @@ def group_of(name: str, model: ModelSettings, network: nn.Module) -> Group | Non
     """
     if model.group is not None:
         try:
-            return build(LieGroup, model.group, f"models.{name}.group")  # type: ignore[type-abstract]
+            return build(LieGroup, model.group, f"models.{name}.group")
         except UsageError:
             return build(FiniteGroup, model.group, f"models.{name}.group")
     found = getattr(network, "group", None)

@@ -40,4 +40,4 @@ def scalar(outputs: Tensor | Mapping[str, Tensor]) -> Tensor:
 
 
 def _problem(network: Spec, batch: bytes) -> _Step:
-    return _Step(build(nn.Module, network, "the network"), pickle.loads(batch))  # type: ignore[type-abstract]
+    return _Step(build(nn.Module, network, "the network"), pickle.loads(batch))

@@ -58,12 +58,12 @@ def build_task(settings: Settings, name: str, model: ModelSettings) -> PointSetT
         if spec is not None:
             arguments[key] = spec
     spec = {"class_path": settings.task["class_path"], "init_args": arguments}
-    task = build(PointSetTask, spec, f"the task with models.{name}")
+    task = build(PointSetTask, spec, f"the task with models.{name}")  # type: ignore[type-abstract]
     try:
         task.schedule.factor(0, 1000, 1000)
     except ValueError as error:
         raise UsageError(
-            f"schedule: the whole budget counts as one epoch, so that a warm-up of 0.05 epochs is its first 5 %: {error}"
+            f"schedule: the whole budget counts as one epoch (a warm-up of 0.05 epochs is its first 5 %): {error}"
         ) from error
     task.config = {"model": spec}
     return task
@@ -126,5 +126,5 @@ def _check(name: str, target: int, tolerance: float, reached: dict[str, int]) ->
 
 
 def _count(name: str, model: ModelSettings) -> int:
-    network = build(nn.Module, model.network, f"models.{name}")  # type: ignore[type-abstract]
+    network = build(nn.Module, model.network, f"models.{name}")
     return count_parameters(network)

@@ -94,7 +94,10 @@ def tables(content: dict[str, Any]) -> str:
         [
             _table(results, rows),
             "",
-            "Mean and standard deviation over seeds, best weights of the validation. " + _COUNTED[0].upper() + _COUNTED[1:] + ".",
+            "Mean and standard deviation over seeds, best weights of the validation. "
+            + _COUNTED[0].upper()
+            + _COUNTED[1:]
+            + ".",
             "",
             _table(costs, [row for row in rows if row["fraction"] == largest]),
             "",

@@ -32,7 +32,7 @@ class PointSetRegressor(PointSetTask):
     ----------
     network
         Called with a ``torch_geometric.data.Batch``; returns a tensor shaped like the target, or a mapping from
-        names of targets to tensors (:class:`lieattn.nn.EnergyForces`).
+        names of targets to tensors, or a named tuple (:class:`lieattn.models.EnergyForces`).
     targets
         Name of an attribute of the data, or a mapping from names to their weights in the loss.
     loss
@@ -148,6 +148,8 @@ class PointSetRegressor(PointSetTask):
     def _outputs(self, batch: Batch) -> Mapping[str, Tensor]:
         """Outputs of the network by target, before they are scaled."""
         outputs = self.network(self.cast(batch))
+        if hasattr(outputs, "_asdict"):
+            outputs = outputs._asdict()
         if isinstance(outputs, Tensor):
             if len(self.targets) > 1:
                 raise ValueError(f"network: expected a mapping with {sorted(self.targets)}, got a tensor")

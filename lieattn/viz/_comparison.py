@@ -42,7 +42,7 @@ def comparison(report: Mapping[str, Any]) -> Figure:
     if not rows:
         raise ValueError("report: expected at least one finished training, got none")
     models = list(dict.fromkeys(row["model"] for row in rows))
-    styles = {
+    styles: dict[str, Any] = {
         model: {"color": COLORS[number % len(COLORS)], "marker": _MARKERS[number % len(_MARKERS)]}
         for number, model in enumerate(models)
     }
@@ -60,9 +60,7 @@ def comparison(report: Mapping[str, Any]) -> Figure:
         _logarithmic(panel)
     handles = [axes[1].plot([], [], linestyle="", markersize=5, **styles[model])[0] for model in models]
     right = axes[-1].get_position().x1
-    figure.legend(
-        handles, models, loc="center left", bbox_to_anchor=(right + 0.01, 0.55), fontsize=8, frameon=False
-    )
+    figure.legend(handles, models, loc="center left", bbox_to_anchor=(right + 0.01, 0.55), fontsize=8, frameon=False)
     return figure
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lieattn.ops.kernels._head_networks import TILE, backward, forward
-from lieattn.ops.kernels._launch import run_calls
+from lieattn.ops.kernels._launch import _run
 
 _LANES = {torch.float32: 16, torch.float64: 8}
 _SCALARS = {torch.float32: np.float32, torch.float64: np.float64}
@@ -29,8 +30,8 @@ def run_forward(rows: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         for head in range(job.heads)
         for number, cut in enumerate(job.cuts)
     ]
-    run_calls(forward, calls)
-    return out[:, : len(rows)]
+    _run(forward, calls)
+    return out[:, : len(rows)].contiguous()
 
 
 def run_backward(
@@ -42,24 +43,25 @@ def run_backward(
     padded[:, : len(rows)] = grad
     parts = len(job.cuts)
     to_weights = rows.new_zeros(job.heads, parts, job.weights.shape[1], len(job.lanes))
-    to_x = rows.new_zeros(job.heads if parts > 1 else 1, job.inputs, job.places if wanted else 1)
+    # Heads that may run at the same time write to places of their own.
+    apart = torch.get_num_threads() > 1
+    to_x = rows.new_zeros(job.heads if apart else 1, job.inputs, job.places if wanted else 1)
     room = rows.new_empty(job.heads, parts, (6 * job.hidden + 2) * job.tile)
     calls = [
         (
             *(job.x.data_ptr(), job.places, *cut, job.weights[head].data_ptr(), job.inputs, job.hidden),
             *(padded[head].data_ptr(), to_weights[head, number].data_ptr()),
-            # Heads that may run at the same time write to places of their own.
-            *(to_x[head if parts > 1 else 0].data_ptr(), wanted),
+            *(to_x[head if apart else 0].data_ptr(), wanted),
             *(room[head, number].data_ptr(), job.lanes),
         )
         for head in range(job.heads)
         for number, cut in enumerate(job.cuts)
     ]
-    run_calls(backward, calls)
+    _run(backward, calls)
     flat = to_weights.sum(dim=(1, 3))
     found = flat.split([p[0].numel() for p in parameters], dim=1)
-    gradients = [part.reshape(p.shape) for part, p in zip(found, parameters, strict=True)]
-    return (to_x.sum(dim=0).T[: len(rows)] if wanted else None), gradients
+    gradients = [part.reshape(p.shape).clone() for part, p in zip(found, parameters, strict=True)]
+    return (to_x.sum(dim=0).T[: len(rows)].contiguous() if wanted else None), gradients
 
 
 class _Job:
@@ -77,4 +79,4 @@ class _Job:
         self.weights = torch.cat([p.flatten(1) for p in parameters], dim=1).contiguous()
         threads = max(1, min(torch.get_num_threads(), tiles))
         bounds = [tiles * number // threads * self.tile for number in range(threads + 1)]
-        self.cuts = list(zip(bounds, bounds[1:], strict=False))
+        self.cuts = list(pairwise(bounds))

@@ -22,7 +22,7 @@ _SCRATCH_BYTES = 2**19
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the operator is called with, scale and pooling done; see :func:`lieattn.ops.group_attention`."""
+    """What the operator is called with, the query scaled; see :func:`lieattn.ops.group_attention`."""
 
     query: Tensor | None
     key: Tensor | None

@@ -153,8 +153,9 @@ class _Layout:
 
     def unpack(self, packed: Tensor) -> Tensor:
         """The inverse of :meth:`pack`."""
-        _, rows, frames, dim, _ = packed.shape
-        return packed.permute(1, 2, 0, 4, 3).reshape(rows, frames, -1, dim)[:, :, : self.heads].contiguous()
+        blocks, rows, frames, dim, lanes = packed.shape
+        heads = packed.permute(1, 2, 0, 4, 3).reshape(rows, frames, blocks * lanes, dim)
+        return heads[:, :, : self.heads].contiguous()
 
     def gradient(self, name: str, packed: Tensor) -> Tensor:
         """Gradient of an operand from that of its packed form; empty for one that is absent."""
@@ -163,7 +164,7 @@ class _Layout:
             return packed.new_empty(0)
         grad = self.unpack(packed)
         if name not in _SIGNALS:
-            grad = grad.unflatten(1, (given.shape[1], -1))
+            grad = grad.unflatten(1, (given.shape[1], grad.shape[1] // given.shape[1]))
         if name == "bias":
             grad = grad[..., 0]
         if name == "rho":

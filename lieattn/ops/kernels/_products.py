@@ -24,6 +24,7 @@ _SOURCES = (
     "_forward",
     "_edge_gradients",
     "_backward",
+    "_head_networks",
     "_attentive_planes",
     "_attentive",
     "_pooled",

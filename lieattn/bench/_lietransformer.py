@@ -1,0 +1,174 @@
+"""One SE(3) attention layer of LieTransformer, geometry included, against the literal dense evaluation.
+
+Cases ``18x1`` ... ``256x1`` are points times frames, whole clouds as neighborhoods. A step lifts the clouds with given
+frames, takes the coordinates of all pairs, and runs the layer forward and backward. The ways:
+
+``dense``
+    The formulas as they stand, on padded tensors: the inverse of every g_j, the product g_j⁻¹ g_i and its
+    logarithm for all pairs, the pairs once for each head, and the network of each head on every pair.
+``plain``
+    The library's layer in plain maths, on smooth coordinates.
+``fused``
+    The library as it comes.
+``log``
+    The same on the logarithms, the very numbers of ``dense``.
+
+``radius 1024`` and ``radius 4096`` show a neighborhood of fixed radius at constant density: time and memory grow with
+the points, not with their square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lieattn.bench._measure import Problem, Record, compare
+from lieattn.geometry import AllPairs, GivenFrames, Neighborhood, Radius, lift_elements
+from lieattn.groups import SE, SO
+from lieattn.models import published_pairs
+from lieattn.nn import LieSelfAttention, PairGraph
+from lieattn.ops import backend
+from lieattn.spaces import Euclidean
+
+CHANNELS, HEADS = 128, 8
+CLOUDS = {18: 16, 64: 4, 256: 1}
+CASES = ((18, 1), (18, 4), (18, 8), (64, 1), (64, 4), (256, 1))
+NEAR = 20  # neighbors of a point within the radius, on average
+Way = Literal["plain", "fused", "log"]
+
+
+def clouds_of(points: int, samples: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Positions ``[clouds, points, 3]``, rotations ``[clouds, points, samples, 3, 3]``, field of the elements."""
+    generator = torch.Generator().manual_seed(0)
+    clouds = CLOUDS.get(points, 1)
+    pos = torch.randn(clouds, points, 3, generator=generator)
+    frames = SO(3).sample(clouds, points, samples, generator=generator)
+    return pos, frames, torch.randn(clouds, points, samples, CHANNELS, generator=generator)
+
+
+def layer_of(coordinates: int) -> LieSelfAttention:
+    """The layer, with the same weights whenever it is asked for."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return LieSelfAttention(CHANNELS, coordinates, heads=HEADS)
+
+
+def build(points: int, samples: int, way: Way, outputs: Callable[[Tensor], None] | None = None) -> Problem:
+    """The library's layer; ``outputs`` is called with the result of each step, if given."""
+    pos, frames, field = clouds_of(points, samples)
+    batch = torch.arange(len(pos)).repeat_interleave(points)
+    space, lift = Euclidean(SE(3)), GivenFrames(frames.flatten(0, 1))
+    x = field.flatten(0, 1).requires_grad_()
+    layer = layer_of(6 if way == "log" else 12)
+
+    def problem() -> Iterator[Tensor]:
+        with backend("plain" if way == "plain" else "auto"):
+            graph = lift_elements(pos.flatten(0, 1), space, lift, AllPairs(), batch=batch)
+            if way == "log":
+                pairs = published_pairs(space, graph.elements, graph.invariants, graph.neighbors)
+                out = layer(x, PairGraph(graph.neighbors, pairs, graph.batch, graph.num_clouds))
+            else:
+                out = layer(x, graph)
+            if outputs is not None:
+                outputs(out)
+            yield out.square().mean()
+
+    return problem
+
+
+def build_dense(points: int, samples: int, outputs: Callable[[Tensor], None] | None = None) -> Problem:
+    """The literal evaluation with the weights of the library's layer."""
+    pos, frames, field = clouds_of(points, samples)
+    x = field.flatten(1, 2).requires_grad_()
+    layer = layer_of(6)
+    parameters = dict(layer.named_parameters())
+
+    def problem() -> Iterator[Tensor]:
+        elements = torch.eye(4).repeat(*frames.shape[:3], 1, 1)
+        elements[..., :3, :3] = frames
+        elements[..., :3, 3] = pos[:, :, None]
+        out = dense_attention(x, elements.flatten(1, 2), parameters)
+        if outputs is not None:
+            outputs(out.flatten(0, 1).unflatten(0, (-1, samples)))
+        yield out.square().mean()
+
+    return problem
+
+
+def dense_attention(x: Tensor, elements: Tensor, parameters: dict[str, Tensor]) -> Tensor:
+    """Attention of ``[clouds, N, channels]`` on elements ``[clouds, N, 4, 4]``, everything for all pairs."""
+
+    def linear(name: str, signal: Tensor) -> Tensor:
+        return F.linear(signal, parameters[f"{name}.weight"], parameters[f"{name}.bias"])
+
+    def heads_of(signal: Tensor) -> Tensor:
+        return signal.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+    size = x.shape[1]
+    inverse = torch.linalg.inv(elements)[:, None].repeat(1, size, 1, 1, 1)
+    relative = inverse @ elements[:, :, None].repeat(1, 1, size, 1, 1)
+    pair = rigid_log(relative)
+    location = pair.flatten(0, 2).repeat(HEADS, 1, 1)
+    for number in range(3):
+        weight = parameters[f"score.location.weights.{number}"]
+        bias = parameters[f"score.location.biases.{number}"]
+        location = F.silu(location @ weight + bias[:, None])
+    location = location[..., 0].unflatten(1, pair.shape[:3]).transpose(0, 1)
+    query, key = heads_of(linear("score.content.query", x)), heads_of(linear("score.content.key", x))
+    score = query @ key.mT / query.shape[-1] ** 0.5 + location
+    out = score.softmax(dim=-1) @ heads_of(linear("value", x))
+    return linear("output", out.transpose(1, 2).flatten(2))
+
+
+def rigid_log(g: Tensor) -> Tensor:
+    """Logarithm ``[*, 6]`` of rigid motions ``[*, 4, 4]`` away from half turns: w, then u with t = V u.
+
+    As the authors have it, with a series for small angles.
+    """
+    rotation, translation = g[..., :3, :3], g[..., :3, 3]
+    trace = rotation.diagonal(dim1=-2, dim2=-1).sum(-1)
+    angle = torch.acos(((trace - 1) / 2).clamp(-1 + 1e-7, 1 - 1e-7))
+    skew = (rotation - rotation.mT) / 2 * (angle / torch.sin(angle))[..., None, None]
+    half = angle / 2
+    closed = (1 - half * torch.cos(half) / torch.sin(half)) / angle.square()
+    factor = torch.where(angle < 0.07, (1 + angle.square() / 60) / 12, closed)
+    identity = torch.eye(3, dtype=g.dtype).expand_as(rotation)
+    inverse = identity - skew / 2 + factor[..., None, None] * (skew @ skew)
+    w = torch.stack([skew[..., 2, 1], skew[..., 0, 2], skew[..., 1, 0]], dim=-1)
+    return torch.cat([w, (inverse @ translation[..., None])[..., 0]], dim=-1)
+
+
+def build_local(points: int) -> Problem:
+    """The library's layer on a cloud of constant density with neighborhoods of a fixed radius."""
+    generator = torch.Generator().manual_seed(0)
+    side = points ** (1 / 3)
+    pos = side * torch.rand(points, 3, generator=generator)
+    lift = GivenFrames(SO(3).sample(points, 1, generator=generator))
+    x = torch.randn(points, 1, CHANNELS, generator=generator, requires_grad=True)
+    layer = layer_of(12)
+    # A ball of this radius holds so many points of a unit density.
+    neighborhood: Neighborhood = Radius((0.75 * NEAR / torch.pi) ** (1 / 3))
+
+    def problem() -> Iterator[Tensor]:
+        graph = lift_elements(pos, Euclidean(SE(3)), lift, neighborhood)
+        yield layer(x, graph).square().mean()
+
+    return problem
+
+
+def run(repeats: int = 3) -> list[Record]:
+    """Records of all cases."""
+    records = []
+    ways: tuple[Way, ...] = ("plain", "fused", "log")
+    for points, samples in CASES:
+        builders: dict[str, Callable[[], Problem]] = {"dense": partial(build_dense, points, samples)}
+        builders |= {way: partial(build, points, samples, way) for way in ways}
+        records += compare(f"{points}x{samples}", builders, repeats=repeats)
+    for points in (256, 1024, 4096):
+        records += compare(f"radius {points}", {"fused": partial(build_local, points)}, repeats=repeats)
+    return records

@@ -1,0 +1,200 @@
+"""A small network for every head, evaluated without keeping its hidden units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lieattn.ops._backend import asked_backend, has_numba
+
+Activation = Literal["silu", "relu", "gelu", "elu", "none"]
+
+# Entries of one layer's hidden units that plain maths computes at a time: they should fit into a core's cache.
+_BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}
+_KERNEL_ROWS = 64  # below it, calling the kernel costs more than it saves
+
+
+class _Slope(NamedTuple):
+    """An activation f, and the product of its derivative with a gradient, both differentiable."""
+
+    value: Callable[[Tensor], Tensor]
+    pull: Callable[[Tensor, Tensor], Tensor]  # (gradient, argument)
+
+
+_aten = torch.ops.aten
+
+
+def _pull_silu(grad: Tensor, u: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return _aten.silu_backward(grad, u)
+    # Torch's own is one pass over memory, but has no derivative.
+    share = torch.sigmoid(u)
+    return grad * (share * (1 + u * (1 - share)))
+
+
+_SLOPES: dict[str, _Slope] = {
+    "silu": _Slope(F.silu, _pull_silu),
+    "relu": _Slope(F.relu, lambda grad, u: _aten.threshold_backward(grad, u, 0)),
+    "gelu": _Slope(F.gelu, lambda grad, u: _aten.gelu_backward(grad, u)),
+    "elu": _Slope(F.elu, lambda grad, u: grad * torch.where(u > 0, 1.0, u.clamp(max=0).exp())),
+    "none": _Slope(lambda u: u, lambda grad, u: grad),
+}
+
+
+def activation(argument: str, name: str) -> Callable[[Tensor], Tensor]:
+    """Function of an activation's name; raises ValueError, naming the argument, for an unknown one."""
+    if name not in _SLOPES:
+        raise ValueError(f"{argument}: expected one of {get_args(Activation)}, got {name!r}")
+    return _SLOPES[name].value
+
+
+def head_networks(
+    rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], activation: Activation = "silu"
+) -> Tensor:
+    """Outputs of a network for every head: three linear maps, each followed by the activation.
+
+    Hidden units are computed in blocks that fit into the cache, and once more in the backward pass, so memory is that
+    of the result. It can be differentiated as often as one likes. On CPUs a fused kernel evaluates the swish.
+
+    Parameters
+    ----------
+    rows
+        ``[rows, inputs]``, what all networks see.
+    weights
+        ``[heads, inputs, hidden]``, ``[heads, hidden, hidden]``, ``[heads, hidden, 1]``.
+    biases
+        ``[heads, hidden]``, ``[heads, hidden]``, ``[heads, 1]``.
+    activation
+        ``"silu"`` (swish), ``"relu"``, ``"gelu"``, ``"elu"`` or ``"none"``.
+
+    Returns
+    -------
+    Tensor
+        ``[rows, heads]``.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit, or there is no such activation.
+    """
+    if activation not in _SLOPES:
+        raise ValueError(f"activation: expected one of {get_args(Activation)}, got {activation!r}")
+    heads, inputs, hidden = weights[0].shape
+    shapes = [tuple(part.shape) for part in (*weights, *biases)]
+    wanted = [(heads, inputs, hidden), (heads, hidden, hidden), (heads, hidden, 1), *[(heads, hidden)] * 2, (heads, 1)]
+    if shapes != wanted or rows.ndim != 2 or rows.shape[1] != inputs:
+        raise ValueError(f"weights, biases: expected {wanted} for rows [rows, {inputs}], got {shapes}")
+    parameters = [part for layer in zip(weights, biases, strict=True) for part in layer]
+    out: Tensor = _HeadNetworks.apply(activation, rows, *parameters)
+    return out.T
+
+
+class _HeadNetworks(torch.autograd.Function):
+    """The maps on ``[rows, inputs]`` to ``[heads, rows]``."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, rows: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.name = name
+        ctx.save_for_backward(rows, *parameters)
+        if _kernel_takes(name, rows):
+            return _kernel_forward(rows, list(parameters))
+        heads, _, hidden = parameters[0].shape
+        act = _SLOPES[name].value
+        out = rows.new_empty(heads, len(rows))
+        for begin, block in _blocks(rows, heads * hidden):
+            x = block.expand(heads, *block.shape)
+            for weight, bias in _layers(parameters):
+                x = act(torch.baddbmm(bias[:, None], x, weight))
+            out[:, begin : begin + len(block)] = x[..., 0]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        rows, *parameters = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[1]
+        if _kernel_takes(ctx.name, rows) and not torch.is_grad_enabled():
+            found = _kernel_backward(grads[0], rows, parameters, wanted)
+            return (None, found[0] if wanted else None, *found[1:])
+        return (None, *_plain_backward(ctx.name, grads[0], rows, parameters, wanted))
+
+
+def _plain_backward(
+    name: str, grad: Tensor, rows: Tensor, parameters: Sequence[Tensor], wanted: bool
+) -> list[Tensor | None]:
+    """Gradients of rows, if wanted, and parameters, differentiable themselves."""
+    value, pull = _SLOPES[name]
+    layers = _layers(parameters)
+    heads, _, hidden = parameters[0].shape
+    totals = [torch.zeros_like(parameter) for parameter in parameters]
+    to_rows = []
+    for begin, block in _blocks(rows, heads * hidden):
+        inputs, sums = [block.expand(heads, *block.shape)], []
+        for weight, bias in layers:
+            sums.append(torch.baddbmm(bias[:, None], inputs[-1], weight))
+            if len(sums) < len(layers):
+                inputs.append(value(sums[-1]))
+        change = grad[:, begin : begin + len(block), None]
+        for number in reversed(range(len(layers))):
+            change = pull(change.contiguous(), sums[number])
+            totals[2 * number] = torch.baddbmm(totals[2 * number], inputs[number].mT, change)
+            totals[2 * number + 1] = totals[2 * number + 1] + change.sum(dim=1)
+            if number or wanted:
+                change = change @ layers[number][0].mT
+        if wanted:
+            to_rows.append(change.sum(dim=0))
+    to_all = None
+    if wanted:
+        to_all = torch.cat(to_rows) if to_rows else torch.zeros_like(rows)
+    return [to_all, *totals]
+
+
+def _layers(parameters: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(parameters[::2], parameters[1::2], strict=True))
+
+
+def _blocks(rows: Tensor, width: int) -> list[tuple[int, Tensor]]:
+    """First row and rows of each block."""
+    size = max(64, _BLOCK.get(rows.device.type, 1 << 20) // width)
+    return [(begin, rows[begin : begin + size]) for begin in range(0, len(rows), size)]
+
+
+def _kernel_takes(name: str, rows: Tensor) -> bool:
+    """Whether the kernel evaluates these rows."""
+    return (
+        name == "silu"
+        and asked_backend() in ("auto", "numba")
+        and has_numba()
+        and rows.device.type == "cpu"
+        and rows.dtype in (torch.float32, torch.float64)
+        and len(rows) >= _KERNEL_ROWS
+    )
+
+
+@torch.library.custom_op("lieattn::head_networks", mutates_args=())
+def _kernel_forward(rows: Tensor, parameters: list[Tensor]) -> Tensor:
+    from lieattn.ops.kernels._head_networks_launch import run_forward
+
+    return run_forward(rows, parameters)
+
+
+@_kernel_forward.register_fake
+def _(rows: Tensor, parameters: list[Tensor]) -> Tensor:
+    return rows.new_empty(parameters[0].shape[0], rows.shape[0])
+
+
+@torch.library.custom_op("lieattn::head_networks_backward", mutates_args=())
+def _kernel_backward(grad: Tensor, rows: Tensor, parameters: list[Tensor], wanted: bool) -> list[Tensor]:
+    from lieattn.ops.kernels._head_networks_launch import run_backward
+
+    to_rows, to_parameters = run_backward(grad, rows, parameters, wanted)
+    return [rows.new_empty(0) if to_rows is None else to_rows, *to_parameters]
+
+
+@_kernel_backward.register_fake
+def _(grad: Tensor, rows: Tensor, parameters: list[Tensor], wanted: bool) -> list[Tensor]:
+    to_rows = torch.empty_like(rows) if wanted else rows.new_empty(0)
+    return [to_rows, *(torch.empty_like(part) for part in parameters)]

@@ -1,0 +1,416 @@
+"""Group convolution on grids and on point clouds: against loops, under every group, and against each other."""
+
+import itertools
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import PixelSquare, Radius, lift, pixel_positions
+from lieattn.groups import cyclic, cyclic_about, dihedral, reflection, trivial
+from lieattn.nn import (
+    ConvolutionKernel,
+    GridBatchNorm,
+    GridGroupConvolution,
+    GridLiftingConvolution,
+    GridSpatialPool,
+    GroupConvolution,
+    NetworkKernel,
+    TableKernel,
+    act_on_grid,
+    from_grid,
+    grid_images,
+    published_measure,
+    to_grid,
+)
+from lieattn.testing import assert_equivariant, equivariance_error, random_cloud, randomize
+from tests.cases import SMALL_GROUPS
+
+LATTICE_GROUPS = {
+    "Z2": trivial(2),
+    "C2": cyclic(2),
+    "C4": cyclic(4),
+    "rows": reflection(2),
+    "columns": reflection(2, axis=0),
+    "diagonal": reflection(2, axis=(1.0, 1.0)),
+    "D1": dihedral(1),
+    "D2": dihedral(2),
+    "D4": dihedral(4),
+}
+every_lattice_group = pytest.mark.parametrize("group", LATTICE_GROUPS.values(), ids=LATTICE_GROUPS)
+every_group = pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
+
+
+def grid_error(layer, group, x):
+    """Largest error over the group of a layer from planes or fields to fields."""
+    out = layer(x)
+    return max(
+        float((layer(act_on_grid(group, h, x)) - act_on_grid(group, h, out)).abs().max().detach())
+        for h in range(group.order)
+    )
+
+
+def grid_graph(images, group, size):
+    """The pixels of images ``[batch, ..., rows, columns]`` as lifted points."""
+    batch, rows, columns = images.shape[0], *images.shape[-2:]
+    pos = pixel_positions(rows, columns, dtype=images.dtype).repeat(batch, 1)
+    index = torch.arange(batch).repeat_interleave(rows * columns)
+    return lift(pos, group, PixelSquare(size), batch=index, grid=torch.tensor([[rows, columns]] * batch))
+
+
+# --- grids ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@every_lattice_group
+def test_grid_layers_commute_with_the_group(group, size):
+    for pad, dilation, sides in ((0, 1, (8, 7)), (1, 2, (7, 9)), (2, 1, (6, 6))):
+        options = {"pad": pad, "dilation": dilation}
+        lifting = randomize(GridLiftingConvolution(group, 2, 3, size, **options)).double()
+        convolution = randomize(GridGroupConvolution(group, 3, 2, size, **options)).double()
+        x = torch.randn(2, 2, *sides, dtype=torch.float64)
+        assert grid_error(lifting, group, x) < 1e-10
+        assert grid_error(convolution, group, torch.randn(2, 3, group.order, *sides, dtype=torch.float64)) < 1e-10
+
+
+def test_grid_layers_in_single_precision():
+    group = dihedral(4)
+    lifting, convolution = GridLiftingConvolution(group, 2, 3, 3), GridGroupConvolution(group, 3, 2, 3)
+    x = torch.randn(2, 2, 8, 8)
+    assert grid_error(lambda x: convolution(lifting(x)), group, x) < 1e-5
+
+
+def test_grid_layers_see_elements_outside_the_group():
+    """Control."""
+    layer = randomize(GridLiftingConvolution(cyclic(2), 1, 2, 3)).double()
+    x = torch.randn(1, 1, 6, 6, dtype=torch.float64)
+    quarter = layer(x.rot90(1, (-2, -1)))
+    assert (quarter - layer(x).rot90(1, (-2, -1))).abs().max() > 1e-2
+
+
+@every_lattice_group
+def test_grid_group_convolution_is_the_sum_of_the_paper(group):
+    """f'(h, y) = μ Σ f(h̃, y + p) ψ(h⁻¹h̃, h⁻¹p), by loops over points, with matrices in place of indices."""
+    layer = randomize(GridGroupConvolution(group, 1, 1, 3, measure=0.7)).double()
+    x = torch.randn(1, 1, group.order, 5, 5, dtype=torch.float64)
+    with torch.no_grad():
+        out = layer(x)
+    matrices = group.elements
+    expected = torch.zeros(group.order, 3, 3, dtype=torch.float64)
+    for h, g, row, column in itertools.product(range(group.order), range(group.order), range(3), range(3)):
+        back = torch.linalg.inv(matrices[h])
+        pose = int(group.index(back @ matrices[g]))
+        for down, right in itertools.product((-1, 0, 1), repeat=2):
+            seen = (back @ torch.tensor([float(right), float(-down)], dtype=torch.float64)).round().long().tolist()
+            value = layer.weight[0, 0, pose, 1 - seen[1], 1 + seen[0]].detach()
+            expected[h, row, column] += 0.7 * x[0, 0, g, row + 1 + down, column + 1 + right] * value
+    torch.testing.assert_close(out[0, 0], expected, rtol=1e-10, atol=1e-10)
+
+
+@every_lattice_group
+def test_act_on_grid_moves_pixels_with_their_points(group):
+    rows, columns = 4, 4
+    image = torch.randn(1, 2, rows, columns, dtype=torch.float64)
+    field = torch.randn(1, 2, group.order, rows, columns, dtype=torch.float64)
+    pos = pixel_positions(rows, columns, dtype=torch.float64)
+    for h in range(group.order):
+        moved = group.act(h, pos)
+        place = torch.cdist(moved, pos).argmin(dim=1)
+        expected = torch.empty(rows * columns, 2, dtype=torch.float64)
+        expected[place] = from_grid(image)
+        torch.testing.assert_close(from_grid(act_on_grid(group, h, image)), expected, rtol=0, atol=0)
+        expected = torch.empty(rows * columns, group.order, 2, dtype=torch.float64)
+        expected[place] = group.translate(h, from_grid(field))
+        torch.testing.assert_close(from_grid(act_on_grid(group, h, field)), expected, rtol=0, atol=0)
+
+
+def test_quarter_turns_are_counter_clockwise():
+    x = torch.randn(1, 1, 4, 6)
+    torch.testing.assert_close(act_on_grid(cyclic(4), 1, x), x.rot90(1, (-2, -1)))
+
+
+@pytest.mark.parametrize(("side", "exact"), [(7, True), (8, False), (9, True)])
+def test_strides_are_exact_or_refused(side, exact):
+    group = cyclic(4)
+    x = torch.randn(1, 1, side, side, dtype=torch.float64)
+    options = {"stride": 2, "pad": 1}
+    layer = GridLiftingConvolution(group, 1, 2, 3, **options).double()
+    loose = GridLiftingConvolution(group, 1, 2, 3, inexact="allow", **options).double()
+    if exact:
+        assert grid_error(layer, group, x) < 1e-12
+        assert grid_error(loose, group, x) < 1e-12
+        return
+    assert grid_error(loose, group, x) > 1e-2  # the reason for refusing
+    with pytest.raises(ValueError, match=r"stride 2 samples 8 pixels off center.*exact would be 7 or 9 pixels"):
+        layer(x)
+    warning = GridLiftingConvolution(group, 1, 2, 3, inexact="warn", **options).double()
+    with pytest.warns(UserWarning, match="stride 1 and pooling by 2"):
+        warning(x)
+    # Without anything that reverses rows or columns there is nothing to break.
+    GridLiftingConvolution(trivial(2), 1, 2, 3, **options).double()(x)
+
+
+@pytest.mark.parametrize("reduction", ["max", "mean"])
+def test_norm_and_pooling_commute_with_the_group(reduction):
+    group = dihedral(4)
+    norm, pool = randomize(GridBatchNorm(3)).double(), GridSpatialPool(2, reduction)
+    norm.running_mean.uniform_(), norm.running_var.uniform_(0.5, 2)
+    x = torch.randn(2, 3, 8, 6, 4, dtype=torch.float64)
+    assert grid_error(lambda x: pool(norm(x)), group, x) < 1e-12
+    norm.train()
+    torch.testing.assert_close(norm(x).mean(dim=(0, 2, 3, 4)), norm.bias)
+    with pytest.raises(ValueError, match="pooling 2 x 2 drops rows or columns of a 5 x 6 image.*6 x 6 would be exact"):
+        pool(x[..., :5, :].repeat(1, 1, 1, 1, 2)[..., :6])
+    with pytest.warns(UserWarning, match="breaks rotations"):
+        GridSpatialPool(2, inexact="warn")(x[..., :5, :])
+    GridSpatialPool(2, inexact="allow")(x[..., :5, :])
+    with pytest.raises(ValueError, match="no cell of 2 x 2 fits"):
+        pool(x[..., :1, :])
+
+
+def test_measures_are_those_of_the_code():
+    values = [
+        (published_measure(g), published_measure(g, attentive=True)) for g in (cyclic(4), dihedral(4), trivial(2))
+    ]
+    pi = torch.pi
+    assert values == [(pi / 2, pi / 2), (pi, pi / 4), (1.0, 1.0)]
+    assert GridGroupConvolution(cyclic(4), 1, 1, 3).measure == pi / 2
+    assert published_measure(SMALL_GROUPS["O"]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: GridLiftingConvolution(cyclic(8), 1, 1, 3), "group: expected a planar group of quarter turns"),
+        (lambda: GridLiftingConvolution(reflection(2, axis=(1.0, 2.0)), 1, 1, 3), "group: expected a planar group"),
+        (lambda: GridGroupConvolution(SMALL_GROUPS["O"], 1, 1, 3), "group: expected a planar group"),
+        (lambda: GridLiftingConvolution(cyclic(4), 1, 1, 0), "size: expected an integer of at least 1"),
+        (lambda: GridLiftingConvolution(cyclic(4), 1, 1, 3, inexact="no"), "inexact: expected one of"),
+        (lambda: GridGroupConvolution(cyclic(4), 1, 1, 3, measure=float("nan")), "measure: expected a finite"),
+        (lambda: GridGroupConvolution(cyclic(4), 1, 1, 3)(torch.randn(1, 1, 8, 5, 5)), r"x: expected a field on C4"),
+        (lambda: GridLiftingConvolution(cyclic(4), 1, 1, 3)(torch.randn(1, 2, 5, 5)), r"x: expected planes \[batch, 1"),
+        (lambda: GridLiftingConvolution(cyclic(4), 1, 1, 5)(torch.randn(1, 1, 4, 4)), "x: a kernel of side 5"),
+        (lambda: GridSpatialPool(2, "sum"), "reduction: expected 'max' or 'mean'"),
+        (lambda: GridBatchNorm(3)(torch.randn(2, 4, 5, 5)), "x: expected"),
+        (lambda: act_on_grid(cyclic(4), 0, torch.randn(1, 1, 3, 5, 5)), "x: expected"),
+        (lambda: to_grid(torch.randn(5, 1), torch.tensor([[2, 2]])), r"x: expected \[points=4"),
+        (lambda: to_grid(torch.randn(8, 1), torch.tensor([[2, 2], [1, 4]])), "grid: expected"),
+        (lambda: from_grid(torch.randn(2, 2)), "x: expected"),
+    ],
+)
+def test_grid_errors_name_the_argument(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# --- images as points -----------------------------------------------------------------------------------------
+
+
+def image_batch(images):
+    rows, columns = images.shape[-2:]
+    grid = torch.tensor([[rows, columns]])
+    pos = pixel_positions(rows, columns, dtype=images.dtype)
+    return Batch.from_data_list([Data(x=from_grid(image[None]), pos=pos, grid=grid) for image in images])
+
+
+@every_lattice_group
+def test_moved_points_are_read_as_the_moved_image(group):
+    images = torch.randn(3, 2, 4, 6, dtype=torch.float64)
+    batch = image_batch(images)
+    torch.testing.assert_close(grid_images(batch), images)
+    torch.testing.assert_close(to_grid(batch.x, batch.grid), images)
+    assert grid_images(images) is images
+    for h in range(group.order):
+        moved = batch.clone()
+        moved.pos = group.act(h, batch.pos) + torch.tensor([3.25, -100.5], dtype=torch.float64)
+        torch.testing.assert_close(grid_images(moved), act_on_grid(group, h, images), rtol=0, atol=0)
+
+
+def test_points_off_the_lattice_are_refused():
+    batch = image_batch(torch.randn(2, 1, 4, 4))
+    turned = batch.clone()
+    turned.pos = cyclic(8).act(1, batch.pos)
+    with pytest.raises(ValueError, match="points are not on an upright lattice of 4 x 4 pixels"):
+        grid_images(turned)
+    with pytest.raises(TypeError, match="data: expected images"):
+        grid_images(Data(pos=batch.pos))
+    with pytest.raises(ValueError, match="data: expected points of images"):
+        grid_images(Data(x=batch.x[:16], pos=batch.pos[:16]))
+    with pytest.raises(ValueError, match="data: expected images"):
+        grid_images(torch.randn(4, 4))
+    single = Data(x=torch.ones(1, 1), pos=torch.tensor([[5.0, 2.0]]), grid=torch.tensor([[1, 1]]))
+    assert grid_images(single).shape == (1, 1, 1, 1)
+
+
+# --- point clouds ---------------------------------------------------------------------------------------------
+
+KERNELS = {
+    "full": {"form": "full"},
+    "separable": {"form": "separable"},
+    "full with a window": {"form": "full", "window": True},
+    "separable with a window": {"form": "separable", "window": True},
+}
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+
+
+@pytest.mark.parametrize("lifting", [True, False], ids=["lifting", "group"])
+@pytest.mark.parametrize("kernel", KERNELS)
+@every_group
+def test_convolution_on_clouds_commutes_with_the_group(group, kernel, lifting):
+    pos, batch = random_cloud(group, 14, clouds=2)
+    x = torch.randn(14, *(() if lifting else (group.order,)), 2, dtype=torch.float64)
+    made = NetworkKernel(group, 2, 3, lifting=lifting, hidden=5, **KERNELS[kernel])
+    for reduction in ("sum", "mean"):
+        layer = randomize(GroupConvolution(made, reduction=reduction).double())
+        assert_equivariant(
+            lambda x, pos: layer(x, lift(pos, group, Radius(1.6), batch=batch)), group, x, pos, input_field=not lifting
+        )
+
+
+def test_convolution_sees_rotations_outside_the_group():
+    """Control."""
+    pos, _ = random_cloud(cyclic(8), 12)
+    layer = randomize(GroupConvolution(NetworkKernel(cyclic(4), 1, 2, lifting=True)).double())
+    x = torch.randn(12, 1, dtype=torch.float64)
+    out = layer(x, lift(pos, cyclic(4), Radius(1.5)))
+    assert (layer(x, lift(cyclic(8).act(1, pos), cyclic(4), Radius(1.5))) - out).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("lifting", [True, False], ids=["lifting", "group"])
+@pytest.mark.parametrize("form", ["full", "separable"])
+@pytest.mark.parametrize("name", ["C3", "D3", "T"])
+def test_evaluations_of_a_kernel_agree(name, form, lifting):
+    """Through the operator, edge by edge with the kernel's values, and as the sum of the responses."""
+    group = SMALL_GROUPS[name]
+    pos, batch = random_cloud(group, 10, clouds=2)
+    graph = lift(pos, group, Radius(1.5), batch=batch)
+    kernel = randomize(NetworkKernel(group, 2, 3, lifting=lifting, form=form, hidden=5).double())
+    x = torch.randn(10, 1 if lifting else group.order, 2, dtype=torch.float64)
+    with torch.no_grad():
+        out, responses = kernel.convolve(x, graph), kernel.responses(x, graph)
+        torch.testing.assert_close(ConvolutionKernel.convolve(kernel, x, graph), out, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(ConvolutionKernel.responses(kernel, x, graph), responses, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(responses.sum(dim=(2, 4)), out, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("size", [3, 5])
+@every_lattice_group
+def test_grid_and_cloud_give_the_same(group, size, dtype):
+    x = torch.randn(2, 2, 6, 5, dtype=dtype)
+    graph = grid_graph(x, group, size)
+    on_grid = GridLiftingConvolution(group, 2, 3, size, pad=size // 2).to(dtype)
+    kernel = TableKernel.square(group, 2, 3, size, lifting=True).to(dtype)
+    kernel.weight.data = on_grid.weight.data.reshape(kernel.weight.shape)
+    with torch.no_grad():
+        field = on_grid(x)
+        found = GroupConvolution(kernel)(from_grid(x), graph)
+        torch.testing.assert_close(found, from_grid(field), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+        on_grid = GridGroupConvolution(group, 3, 2, size, pad=size // 2).to(dtype)
+        kernel = TableKernel.square(group, 3, 2, size).to(dtype)
+        kernel.weight.data = on_grid.weight.data.reshape(kernel.weight.shape)
+        expected = from_grid(on_grid(field))
+        found = GroupConvolution(kernel)(from_grid(field), graph)
+        torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+        responses = on_grid.measure * kernel.responses(from_grid(field), graph).sum(dim=(2, 4))
+        torch.testing.assert_close(responses, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def test_tables_serve_groups_that_leave_the_lattice():
+    """C8 turns offsets between pixels: the table has rows there, and the layer stays equivariant."""
+    group = cyclic(8)
+    pos = pixel_positions(4, 4, dtype=torch.float64)
+    kernel = TableKernel(group, 1, 2, torch.tensor([[0.0, 0], [1, 0], [0, 1], [-1, 0], [0, -1]]), lifting=True)
+    layer = randomize(GroupConvolution(kernel).double())
+    assert len(kernel.rows) == 9
+    x = torch.randn(16, 1, dtype=torch.float64)
+    assert (
+        equivariance_error(lambda x, pos: layer(x, lift(pos, group, Radius(1.1))), group, x, pos, input_field=False)
+        < 1e-10
+    )
+    with pytest.raises(ValueError, match="is not among the 9 rows of the table"):
+        layer(x, lift(pos, group, Radius(1.5)))
+
+
+def test_a_network_at_lattice_offsets_is_a_table():
+    group = dihedral(4)
+    x = torch.randn(1, 2, 5, 5, dtype=torch.float64)
+    graph = grid_graph(x, group, 3)
+    network = randomize(NetworkKernel(group, 2, 3, lifting=True, hidden=4).double())
+    table = TableKernel.square(group, 2, 3, 3, lifting=True).double()
+    offsets = lift(table.rows, trivial(2), Radius(0.1)).pos / graph.scale
+    units = torch.sin(network.position(offsets))
+    table.weight.data = torch.einsum("rm,moc->ocr", units, network.mix)[:, :, None].detach()
+    features = from_grid(x)
+    with torch.no_grad():
+        found, expected = GroupConvolution(network)(features, graph), GroupConvolution(table)(features, graph)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("form", ["full", "separable"])
+def test_clouds_do_not_see_each_other_and_lonely_points_get_zero(form):
+    group = dihedral(3)
+    pos, batch = random_cloud(group, 12, clouds=2)
+    batch = batch.sort().values
+    layer = randomize(GroupConvolution(NetworkKernel(group, 2, 3, form=form, hidden=4), reduction="mean").double())
+    x = torch.randn(12, group.order, 2, dtype=torch.float64)
+    with torch.no_grad():
+        together = layer(x, lift(pos, group, Radius(1.5), batch=batch))
+        for cloud in (0, 1):
+            own = batch == cloud
+            alone = layer(x[own], lift(pos[own], group, Radius(1.5)))
+            torch.testing.assert_close(together[own], alone, rtol=1e-10, atol=1e-10)
+        lonely = layer(x, lift(100 * pos, group, Radius(0.1, include_self=False), batch=batch))
+        assert (lonely == 0).all()
+        empty = layer(x[:0], lift(pos[:0], group, Radius(1.0)))
+        assert empty.shape == (0, group.order, 3)
+
+
+def test_gradients_reach_positions_and_are_finite_at_coincident_points():
+    group = cyclic(4)
+    pos = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.5, 0.2]], dtype=torch.float64, requires_grad=True)
+    layer = randomize(GroupConvolution(NetworkKernel(group, 1, 2, lifting=True, window=True)).double())
+    x = torch.randn(3, 1, dtype=torch.float64, requires_grad=True)
+    layer(x, lift(pos, group, Radius(1.0))).square().sum().backward()
+    assert torch.isfinite(pos.grad).all()
+    assert pos.grad.abs().max() > 0
+    assert torch.isfinite(x.grad).all()
+
+
+def test_a_window_makes_the_output_continuous():
+    """A point that leaves the neighborhood must not make the output jump."""
+    group = cyclic(4)
+    layer = randomize(GroupConvolution(NetworkKernel(group, 1, 1, lifting=True, window=True)).double())
+    x = torch.ones(2, 1, dtype=torch.float64)
+
+    def at(distance):
+        pos = torch.tensor([[0.0, 0.0], [distance, 0.0]], dtype=torch.float64)
+        return layer(x, lift(pos, group, Radius(1.0)))[0]
+
+    assert (at(1 - 1e-6) - at(1 + 1e-4)).abs().max() < 1e-8
+    assert (at(0.5) - at(1.5)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: GroupConvolution(torch.nn.Linear(1, 1)), TypeError, "kernel: expected a ConvolutionKernel"),
+        (lambda: NetworkKernel(cyclic(4), 1, 1, form="wide"), ValueError, "form: expected one of"),
+        (lambda: TableKernel(cyclic(4), 1, 1, torch.zeros(0, 2)), ValueError, "offsets: expected"),
+        (lambda: TableKernel(cyclic(4), 1, 1, torch.full((1, 2), torch.inf)), ValueError, "offsets: expected finite"),
+        (lambda: GroupConvolution(NetworkKernel(cyclic(4), 1, 1), reduction="max"), ValueError, "reduction: expected"),
+        (lambda: GroupConvolution(NetworkKernel(cyclic(4), 1, 1), measure=torch.inf), ValueError, "measure: expected"),
+    ],
+)
+def test_cloud_errors_name_the_argument(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_cloud_layers_refuse_what_does_not_fit():
+    layer = GroupConvolution(NetworkKernel(cyclic_about(4), 2, 1))
+    graph = lift(torch.randn(5, 3), cyclic_about(4), Radius(1.0))
+    with pytest.raises(ValueError, match=r"x: expected a field \[points, fiber, channels\] = \(5, 4, 2\)"):
+        layer(torch.randn(5, 2), graph)
+    with pytest.raises(ValueError, match="graph: is lifted to trivial3"):
+        layer(torch.randn(5, 4, 2), lift(torch.randn(5, 3), trivial(3), Radius(1.0)))

@@ -560,6 +560,19 @@ def test_networks_train():
     assert loss.item() < 0.7 * first
 
 
+def test_networks_train_after_inference():
+    """What is remembered of a batch's size in inference mode serves training."""
+    model, images = BottleneckResNet(cyclic(4), 2, 3, width=8, blocks=1), torch.randn(3, 2, 4, 12)
+    with torch.inference_mode():
+        model(images)
+    model(images).sum().backward()
+    graph = lift(pixel_positions(4, 4), cyclic(4), PixelSquare(3))
+    layer, x = AffineSelfConvolution(cyclic(4), 2, 4, OffsetTable.square(3, border="zero")), torch.randn(16, 4, 2)
+    with torch.inference_mode():
+        layer(x, graph)
+    layer(x, graph).sum().backward()
+
+
 def test_blocks_start_as_their_shortcut():
     model = BottleneckResNet(cyclic(4), width=8, blocks=2)
     block = model.blocks[1].eval()

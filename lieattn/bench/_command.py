@@ -20,6 +20,7 @@ BENCHMARKS = {
     "gsa-net": "a training step of the rot-MNIST networks, against the published cubic formula",
     "framewise": "a training step of the framewise transformer, against torch's TransformerEncoder",
     "lietransformer": "an SE(3) attention layer of LieTransformer, against its literal dense evaluation",
+    "lifts": "equivariance error of LieTransformer with each lift (repeats: motions)",
     "scaling": "time and memory against points, group order, neighbors",
     "peers": "one layer beside those of other packages",
     "roofline": "operations and bytes a second against the machine's ceilings",

@@ -9,6 +9,7 @@ from lieattn.geometry._neighbors import AllPairs, Given, Nearest, PixelSquare, R
 from lieattn.geometry._padding import Padding, padding
 from lieattn.geometry._point_clouds import PointClouds, flatten, point_clouds, unflatten
 from lieattn.geometry._principal_frames import DegenerateFramesWarning, PrincipalFrames
+from lieattn.geometry._scale import ScaledGraph, ScaleFiber, lift_scales
 from lieattn.geometry._subsample import farthest_by_distance, farthest_points
 
 __all__ = [
@@ -29,12 +30,15 @@ __all__ = [
     "PrincipalFrames",
     "Radius",
     "SampledFrames",
+    "ScaleFiber",
+    "ScaledGraph",
     "crop",
     "farthest_by_distance",
     "farthest_points",
     "flatten",
     "lift",
     "lift_elements",
+    "lift_scales",
     "padding",
     "pixel_positions",
     "point_clouds",

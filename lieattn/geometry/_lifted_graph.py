@@ -70,7 +70,7 @@ class LiftedGraph(PointClouds):
 
     def frame_positions(self) -> Tensor:
         """Coordinates in each frame, h_a⁻¹ x_i / scale: ``[points, fiber, dim]``."""
-        return _in_frames(self.group, self.pos) / self.scale
+        return in_frames(self.group, self.pos) / self.scale
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> LiftedGraph:
         """Same graph on another device."""
@@ -179,7 +179,7 @@ def lift(
         neighbors=neighbors,
         scale=float(scale),
         displacement_index=index,
-        relative_positions=_in_frames(group, displacements) / scale,
+        relative_positions=in_frames(group, displacements) / scale,
     )
 
 
@@ -213,7 +213,7 @@ def _extents(clouds: PointClouds, neighbors: Neighbors) -> Tensor:
     return extents
 
 
-def _in_frames(group: FiniteGroup, vectors: Tensor) -> Tensor:
+def in_frames(group: FiniteGroup, vectors: Tensor) -> Tensor:
     """h_a⁻¹ v for each frame: [*, dim] to [*, fiber, dim]."""
     inverse = group.elements[group.inverse].to(vectors.device)
     # The product is taken in float64 so that a coordinate which should vanish does, as nearly as it can.

@@ -309,5 +309,5 @@ def _warn(frames: PrincipalFrames, moments: Tensor) -> None:
             f"{frames}: some eigenvalues of the second moments lie closer together than gap={frames.gap:g}, so axes "
             "were completed by farthest points; what that costs is in the docstring",
             DegenerateFramesWarning,
-            stacklevel=4,
+            stacklevel=5,
         )

@@ -18,6 +18,7 @@ Downsampling = Literal["pooled", "strided"]
 
 
 @lru_cache(maxsize=8)
+@torch.inference_mode(False)
 def pixel_graph(
     group: FiniteGroup, size: int, images: int, rows: int, columns: int, device: torch.device
 ) -> LiftedGraph:

@@ -114,7 +114,9 @@ class OffsetTable:
         """
         known = _EDGES.setdefault(graph, {})
         if self not in known:
-            known[self] = self._find(graph)
+            # What is remembered must serve training, even if it was found in inference mode.
+            with torch.inference_mode(False), torch.no_grad():
+                known[self] = self._find(graph)
         return known[self]
 
     def _find(self, graph: LiftedGraph) -> AffineEdges:
@@ -170,6 +172,7 @@ _EDGES: WeakKeyDictionary[LiftedGraph, dict[OffsetTable, AffineEdges]] = WeakKey
 
 
 @lru_cache(maxsize=128)
+@torch.inference_mode(False)
 def _rows(table: OffsetTable, group: FiniteGroup) -> tuple[Tensor, Tensor]:
     """Distinct h⁻¹ o ``[rows, dim]``, the offsets first, and the row of h_a⁻¹ times a row, ``[rows, order]`` int64."""
     offsets = torch.tensor(table.offsets, dtype=torch.float64)

@@ -14,7 +14,7 @@ from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn._linear import GroupLinear
 from lieattn.reps import Irreps
 
-_RANK = 1e-9  # singular values of the transform are at least 1/√order where they do not vanish
+_RANK = 1e-9  # singular values that do not vanish are at least 1: an irrep of H within degree l has at most 2l + 1 rows
 _MAX_DEGREE = 11
 
 

@@ -21,6 +21,7 @@ _VARIABLE = "LIEATTN_BACKEND"
 # Triton decides once whether its kernels are interpreted, on the CPU, rather than compiled for a GPU.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _PACKAGES = {"numba": "numba", "triton": "triton (3.7 or newer)"}
+_ENOUGH_KEYS = 96  # elements of a cloud from which matrix products beat the fused kernel where scores have a bias
 _COMPUTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -191,6 +192,8 @@ def dense_obstacle(
         return f"backend {_State.asked!r} was asked for"
     if neighbors.whole_clouds is None:
         return "points are not known to attend to their whole clouds"
+    if terms.displacement_bias is not None:
+        return _biased_obstacle(value, neighbors, terms, pattern, dropout, return_weights)
     if query is None or key is None:
         return "there are no queries"
     given = next((field.name for field in fields(terms) if getattr(terms, field.name) is not None), None)
@@ -203,6 +206,27 @@ def dense_obstacle(
         (return_weights, "weights are returned, and it never stores them"),
         (dropout > 0, "dropout would not draw the same weights again for second derivatives"),
         (faster, "the fused kernel is faster where heads fill its vectors and have few channels"),
+    )
+    return next((reason for found, reason in obstacles if found), None)
+
+
+def _biased_obstacle(
+    value: Tensor, neighbors: Neighbors, terms: RelativeTerms, pattern: Pattern, dropout: float, return_weights: bool
+) -> str | None:
+    """Reason why matrix products do not evaluate scores with a bias for each pair of elements."""
+    names = [field.name for field in fields(terms) if field.name != "displacement_bias"]
+    other = next((name for name in names if getattr(terms, name) is not None), None)
+    fiber, whole = value.shape[1], neighbors.whole_clouds
+    fused = value.device.type != "cpu" or has_numba()
+    few = whole is None or (fiber > 1 and whole.shape[1] * fiber < _ENOUGH_KEYS)
+    obstacles = (
+        (neighbors.num_points == 0, "there are no points"),
+        (pattern != "joint", f"with terms.displacement_bias it has no pattern {pattern!r}"),
+        (other is not None, f"terms.{other} is given"),
+        (return_weights, "weights are returned, and it never stores them as lists"),
+        (dropout > 0, "dropout would not draw the same weights again for second derivatives"),
+        (_State.asked == "auto" and value.device.type == "cuda", "the fused kernel stores no squares of scores"),
+        (_State.asked == "auto" and fused and few, "the fused kernel is faster for few keys of several frames"),
     )
     return next((reason for found, reason in obstacles if found), None)
 

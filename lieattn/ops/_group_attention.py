@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lieattn.geometry import Neighbors, Padding
 from lieattn.ops import _dense as dense
+from lieattn.ops import _dense_bias as dense_bias
 from lieattn.ops import _plain as plain
 from lieattn.ops import _pooled as pooled
 from lieattn.ops._backend import dense_obstacle, fused_obstacle
@@ -130,7 +131,11 @@ def group_attention(
         query = query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     options = (terms, pattern, normalize)
     if dense_obstacle(query, key, value, neighbors, *options, dropout, return_weights=return_weights) is None:
-        whole = (cast(Tensor, query), cast(Tensor, key), value, cast(Padding, neighbors.whole_clouds))
+        layout = cast(Padding, neighbors.whole_clouds)
+        if terms.displacement_bias is not None:
+            given = neighbors, layout, terms.displacement_bias, displacement_index
+            return dense_bias.attend(query, key, value, *given, normalize), None
+        whole = (cast(Tensor, query), cast(Tensor, key), value, layout)
         return dense.attend(*whole, joint=pattern == "joint"), None
     drops_pooled = pattern == "pooled" and dropout > 0  # which the kernel does not
     if fused_obstacle(query, key, value, *options, return_weights) is None and not drops_pooled:

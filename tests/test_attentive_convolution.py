@@ -1,0 +1,745 @@
+"""Attentive group convolution: layers, fast evaluation, attention maps, networks, published weights, pictures."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Batch, Data
+
+from lieattn.bench import _attentive as bench
+from lieattn.certify import certify
+from lieattn.geometry import Radius, lift, pixel_positions
+from lieattn.groups import cyclic, dihedral, trivial
+from lieattn.models import (
+    AttentiveAllCNN,
+    AttentiveCNN,
+    AttentiveDenseNet,
+    AttentiveResidualBlock,
+    AttentiveResNet,
+    published_accuracy,
+    published_attentive_cnn,
+    published_inputs,
+)
+from lieattn.nn import (
+    AttentiveGroupConvolution,
+    GridAttentiveConvolution,
+    GridAttentiveLifting,
+    GridBatchNorm,
+    GridGroupConvolution,
+    GridInputAttention,
+    GridPoseAttention,
+    InputAttention,
+    NetworkKernel,
+    PoseAttention,
+    TableKernel,
+    act_on_grid,
+    from_grid,
+)
+from lieattn.ops import (
+    AttentionMaps,
+    attentive_convolution,
+    backend,
+    convolution_responses,
+    expand_kernel,
+    residual_branch,
+)
+from lieattn.ops import _attentive_plain as plain
+from lieattn.testing import assert_equivariant, random_cloud, randomize
+from lieattn.viz import attention_picture, attention_under_group
+from tests.cases import SMALL_GROUPS
+from tests.parity import attentive_gconv as parity
+from tests.test_group_convolution import LATTICE_GROUPS, every_group, every_lattice_group, grid_error, grid_graph
+
+KINDS = ("full", "channel", "spatial")
+every_kind = pytest.mark.parametrize("kind", KINDS)
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+
+
+# --- the operator ---------------------------------------------------------------------------------------------
+
+
+def operands(group, *, images=2, channels=3, outputs=2, fiber=None, side=7, size=3, hidden=2, spatial=3, dtype):
+    fiber = group.order if fiber is None else fiber
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return (0.5 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype).requires_grad_()
+
+    order = group.order
+    return {
+        "x": draw(images, channels, fiber, side, side),
+        "kernels": draw(outputs, order, channels, fiber, size, size),
+        "first": draw(outputs, order, fiber, hidden, channels),
+        "second": draw(outputs, order, fiber, channels, hidden),
+        "spatial": draw(outputs, order, fiber, 2, spatial, spatial),
+    }
+
+
+def evaluate(tensors, kind, way, **options):
+    channel = None if kind == "spatial" else (tensors["first"], tensors["second"])
+    spatial = None if kind == "channel" else tensors["spatial"]
+    with backend(way):
+        return attentive_convolution(tensors["x"], tensors["kernels"], channel=channel, spatial=spatial, **options)[0]
+
+
+def written_out(tensors, kind, measure, dilation):
+    """The formulas of the paper, response by response."""
+    x, kernels, first, second, spatial = (tensor.detach() for tensor in tensors.values())
+    images, channels, fiber = x.shape[:3]
+    outputs, order = kernels.shape[:2]
+    size, side = kernels.shape[-1], spatial.shape[-1]
+    rows = x.shape[-1] - size + 1
+    out = x.new_zeros(images, outputs, order, rows, rows)
+    for b, o, h, g in itertools.product(range(images), range(outputs), range(order), range(fiber)):
+        t = x.new_zeros(channels, rows, rows)
+        for c, i, j in itertools.product(range(channels), range(size), range(size)):
+            t[c] += kernels[o, h, c, g, i, j] * x[b, c, g, i : i + rows, j : j + rows]
+        alpha_c = x.new_ones(channels)
+        if kind != "spatial":
+            level = 0
+            for statistic in (t.mean(dim=(1, 2)), t.amax(dim=(1, 2))):
+                level = level + second[o, h, g] @ torch.relu(first[o, h, g] @ statistic)
+            alpha_c = torch.sigmoid(level)
+        weighted = alpha_c[:, None, None] * t
+        alpha_x = x.new_ones(rows, rows)
+        if kind != "channel":
+            border = dilation * (side // 2)
+            planes = nn.functional.pad(torch.stack([weighted.mean(0), weighted.amax(0)]), (border,) * 4)
+            level = x.new_zeros(rows, rows)
+            for q, i, j in itertools.product(range(2), range(side), range(side)):
+                window = planes[q, i * dilation : i * dilation + rows, j * dilation : j * dilation + rows]
+                level += spatial[o, h, g, q, i, j] * window
+            alpha_x = torch.sigmoid(level)
+        out[b, o, h] += measure * ((1 - alpha_x * alpha_c[:, None, None]) * t).sum(0)
+    return out
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("way", ["plain", "auto"])
+@every_kind
+def test_operator_computes_the_formulas_of_the_paper(kind, way, dtype):
+    for sizes, dilation in (({}, 1), ({"spatial": 5}, 2), ({"fiber": 1, "channels": 1, "hidden": 1, "size": 2}, 1)):
+        tensors = operands(cyclic(4), dtype=dtype, **sizes)
+        found = evaluate(tensors, kind, way, measure=0.7, spatial_dilation=dilation).detach()
+        expected = written_out(tensors, kind, 0.7, dilation)
+        torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"size": 4, "side": 4, "spatial": 7},
+        {"fiber": 1, "channels": 1, "hidden": 1, "spatial": 7},
+        {"size": 1, "channels": 5, "side": 5, "images": 3},
+        {"side": 21, "images": 1, "outputs": 1},
+    ],
+    ids=str,
+)
+@every_kind
+def test_fast_gradients_are_those_of_plain_maths(kind, sizes, dtype):
+    tensors = operands(dihedral(2), dtype=dtype, **sizes)
+    used = [t for name, t in tensors.items() if not (kind == "spatial" and name in ("first", "second"))]
+    used = [t for t in used if not (kind == "channel" and t is tensors["spatial"])]
+    found = {}
+    for way in ("plain", "auto"):
+        out = evaluate(tensors, kind, way, pad=1)
+        found[way] = [out, *torch.autograd.grad((out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum(), used)]
+    for slow, fast in zip(found["plain"], found["auto"], strict=True):
+        assert (fast - slow).abs().max() <= TOLERANCE[dtype] * max(1, slow.abs().max())
+
+
+def test_equal_maxima_share_gradients_as_in_torch():
+    """Images have backgrounds: all responses vanish there, and one of the channels takes the gradient."""
+    tensors = operands(cyclic(4), side=10, dtype=torch.float64)
+    with torch.no_grad():
+        tensors["x"].relu_()
+        tensors["x"][..., :7] = 0
+    grads = []
+    for way in ("plain", "auto"):
+        grads.append(torch.autograd.grad(evaluate(tensors, "full", way).square().sum(), list(tensors.values())))
+    for slow, fast in zip(*grads, strict=True):
+        torch.testing.assert_close(fast, slow, rtol=1e-10, atol=1e-10)
+
+
+def test_derivatives_are_right_to_second_order():
+    tensors = operands(cyclic(2), images=1, channels=2, outputs=1, side=4, size=2, hidden=1, dtype=torch.float64)
+
+    def call(*given):
+        return evaluate(dict(zip(tensors, given, strict=True)), "full", "auto")
+
+    assert torch.autograd.gradcheck(call, tuple(tensors.values()))
+    assert torch.autograd.gradgradcheck(call, tuple(tensors.values()))
+
+
+def test_parts_and_threads_change_nothing(monkeypatch):
+    tensors = operands(cyclic(4), images=3, outputs=3, dtype=torch.float64)
+
+    def run(way):
+        out = evaluate(tensors, "full", way)
+        return [out, *torch.autograd.grad(out.square().sum(), list(tensors.values()))]
+
+    expected = run("plain")
+    monkeypatch.setattr(plain, "_AT_ONCE", 1)
+    in_parts = run("plain")
+    with torch.no_grad():
+        torch.testing.assert_close(evaluate(tensors, "full", "plain"), expected[0])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        in_threads = run("auto")
+    finally:
+        torch.set_num_threads(threads)
+    for whole, part, thread in zip(expected, in_parts, in_threads, strict=True):
+        torch.testing.assert_close(part, whole, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(thread, whole, rtol=1e-10, atol=1e-10)
+
+
+def test_half_precision_computes_in_single():
+    tensors = operands(cyclic(4), dtype=torch.float32)
+    narrow = {name: tensor.detach().bfloat16() for name, tensor in tensors.items()}
+    wide = {name: tensor.float() for name, tensor in narrow.items()}
+    found, expected = evaluate(narrow, "full", "auto"), evaluate(wide, "full", "auto")
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_responses_and_residual_branch_give_the_output():
+    tensors = operands(cyclic(4), dtype=torch.float64)
+    channel = (tensors["first"], tensors["second"])
+    out, maps = attentive_convolution(
+        tensors["x"], tensors["kernels"], channel=channel, spatial=tensors["spatial"], measure=0.3, return_maps=True
+    )
+    t = convolution_responses(tensors["x"], tensors["kernels"])
+    torch.testing.assert_close(residual_branch(t, maps, 0.3), out, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(maps.removed + maps.passed, torch.ones_like(maps.removed))
+    with pytest.raises(ValueError, match="neither channel nor spatial"):
+        _ = AttentionMaps().removed
+
+
+def test_operator_names_what_does_not_fit():
+    tensors = operands(cyclic(4), dtype=torch.float64)
+    x, kernels, first, second, spatial = tensors.values()
+    for arguments, message in (
+        ((x[:, 0], kernels, None, None), r"x: expected \[batch, 3, 4, rows, columns\]"),
+        ((x, kernels[0], None, None), "kernels: expected"),
+        ((x, kernels, (second, first), None), "channel: expected W1"),
+        ((x, kernels, (first, first), None), "channel: expected W2"),
+        ((x, kernels, None, spatial[..., :2, :2]), "spatial: expected .* odd side"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            attentive_convolution(arguments[0], arguments[1], channel=arguments[2], spatial=arguments[3])
+
+
+# --- layers on grids ------------------------------------------------------------------------------------------
+
+
+def grid_layers(group, kind):
+    """Layers from planes and from fields of 3 channels, by name."""
+    options = {"attention": kind, "hidden": 2, "spatial_size": 3}
+    gates = {"attention": kind, "hidden": 2, "spatial_size": 5, "spatial_dilation": 2}
+    lifting = {
+        "lifting": GridAttentiveLifting(group, 3, 2, 3, pad=1, **options),
+        "input of a lifting": GridInputAttention(group, 3, lifting=True, **gates),
+        "poses of a lifting": GridPoseAttention(group, 3, lifting=True),
+    }
+    layers = {
+        "group": GridAttentiveConvolution(group, 3, 2, 2, spatial_dilation=2, **options),
+        "input": GridInputAttention(group, 3, **gates),
+        "poses": GridPoseAttention(group, 3),
+    }
+    return [{name: randomize(layer).double() for name, layer in made.items()} for made in (lifting, layers)]
+
+
+@every_kind
+@every_lattice_group
+def test_grid_layers_and_their_maps_commute_with_the_group(group, kind):
+    """Theorem 1: A[L_g f](g1, g2) = A[f](g⁻¹ g1, g⁻¹ g2), on the maps themselves, and the same for the output."""
+    lifting, layers = grid_layers(group, kind)
+    planes = torch.randn(2, 3, 6, 7, dtype=torch.float64)
+    field = torch.randn(2, 3, group.order, 6, 7, dtype=torch.float64)
+    for x, made in ((planes, lifting), (field, layers)):
+        for name, layer in made.items():
+            assert grid_error(layer, group, x) < 1e-10, name
+            check_theorem(layer, group, x)
+
+
+def check_theorem(layer, group, x):
+    maps = layer.attend(x, return_maps=True)[1]
+    for h in range(group.order):
+        moved = layer.attend(act_on_grid(group, h, x), return_maps=True)[1]
+        for part in ("channel", "spatial"):
+            before, behind = getattr(maps, part), getattr(moved, part)
+            if before is not None:
+                torch.testing.assert_close(behind, move_map(group, h, before), rtol=1e-10, atol=1e-10)
+
+
+def move_map(group, h, found):
+    """A(g1, g2) to A(h⁻¹ g1, h⁻¹ g2): poses of output and input are permuted together, and pixels are moved."""
+    if found.ndim == 7:
+        permutation = group.permutation(h)
+        found = found[:, :, permutation]
+        found = found if found.shape[4] == 1 else found[:, :, :, :, permutation]
+        batch, out, order, channels, fiber = found.shape[:5]
+        planes = found.reshape(batch, -1, *found.shape[-2:])
+        planes = planes if planes.shape[-2:] == (1, 1) else act_on_grid(group, h, planes)
+        return planes.reshape(batch, out, order, channels, fiber, *planes.shape[-2:])
+    return act_on_grid(group, h, found)
+
+
+def test_cyclic_weights_are_exact_on_rotations_and_not_with_mirrors():
+    """The authors' form: the same as ours on p4, and not equivariant on p4m."""
+    for group, exact in ((cyclic(4), True), (dihedral(4), False)):
+        layer = GridAttentiveConvolution(group, 3, 2, 3, hidden=2, channel_action="cyclic")
+        layer = randomize(layer, spread=1.5).double()
+        x = torch.randn(1, 3, group.order, 6, 6, dtype=torch.float64)
+        error = grid_error(layer, group, x)
+        assert error < 1e-10 if exact else error > 1e-2
+
+
+@every_lattice_group
+def test_without_weights_attention_takes_a_quarter(group):
+    """Zero scores: σ(0)² = 1/4 of every response is subtracted, and 3/4 of the group convolution is left."""
+    layer = randomize(GridAttentiveConvolution(group, 2, 3, 3, measure=0.9)).double()
+    convolution = GridGroupConvolution(group, 2, 3, 3, measure=0.9).double()
+    convolution.weight.data = layer.weight.data
+    with torch.no_grad():
+        for parameter in layer.attention.parameters():
+            parameter.zero_()
+        x = torch.randn(2, 2, group.order, 6, 6, dtype=torch.float64)
+        torch.testing.assert_close(layer(x), 0.75 * convolution(x), rtol=1e-10, atol=1e-10)
+
+
+def test_pose_attention_is_a_circulant_of_the_poses():
+    gate = randomize(GridPoseAttention(cyclic(4), 2, measure=0.4)).double()
+    x = torch.randn(1, 2, 4, 3, 3, dtype=torch.float64)
+    matrix = expand_kernel(gate.weight.T[:, None], cyclic(4).relative)[:, 0]
+    level = 0.4 * torch.einsum("hgc,bcgxy->bhxy", matrix, x)
+    torch.testing.assert_close(gate(x), (1 - torch.sigmoid(level))[:, None] * x, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: GridAttentiveConvolution(cyclic(4), 1, 1, 3, attention="all"), "attention: expected one of"),
+        (lambda: GridAttentiveConvolution(cyclic(4), 1, 1, 3, spatial_size=4), "spatial_size: expected an odd side"),
+        (lambda: GridAttentiveConvolution(cyclic(4), 1, 1, 3, channel_action="any"), "channel_action: expected one of"),
+        (lambda: GridAttentiveLifting(cyclic(4), 1, 1, 3, hidden=0), "hidden: expected an integer"),
+        (lambda: GridInputAttention(cyclic(8), 1), "group: expected a planar group"),
+        (lambda: GridInputAttention(cyclic(4), 1, spatial_size=2), "spatial_size: expected an odd side"),
+        (lambda: GridInputAttention(cyclic(4), 2)(torch.randn(1, 1, 4, 5, 5)), "x: expected a field on C4"),
+        (lambda: GridPoseAttention(cyclic(4), 2, lifting=True)(torch.randn(1, 1, 5, 5)), "x: expected planes"),
+    ],
+)
+def test_layer_errors_name_the_argument(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# --- layers on point clouds -----------------------------------------------------------------------------------
+
+
+def cloud_layer(group, kind, lifting, form="separable"):
+    def kernel(channels, out):
+        return NetworkKernel(group, channels, out, lifting=lifting, hidden=4, form=form, window=True)
+
+    hidden = None if kind == "spatial" else 2
+    layer = AttentiveGroupConvolution(
+        kernel(2, 3), hidden=hidden, spatial=None if kind == "channel" else kernel(2, 3), reduction="mean"
+    )
+    return randomize(layer.double())
+
+
+@pytest.mark.parametrize("lifting", [True, False], ids=["lifting", "group"])
+@every_kind
+@every_group
+def test_cloud_layers_and_their_maps_commute_with_the_group(group, kind, lifting):
+    pos, batch = random_cloud(group, 9, clouds=2)
+    x = torch.randn(9, *(() if lifting else (group.order,)), 2, dtype=torch.float64)
+    layer = cloud_layer(group, kind, lifting)
+
+    def graph(pos):
+        return lift(pos, group, Radius(1.6), batch=batch)
+
+    assert_equivariant(lambda x, pos: layer(x, graph(pos)), group, x, pos, input_field=not lifting)
+    maps = layer.attend(x, graph(pos), return_maps=True)[1]
+    for h in range(0, group.order, max(1, group.order // 5)):
+        moved_x = x if lifting else group.translate(h, x)
+        moved = layer.attend(moved_x, graph(group.act(h, pos)), return_maps=True)[1]
+        permutation = group.permutation(h)
+        for part in ("channel", "spatial"):
+            before, behind = getattr(maps, part), getattr(moved, part)
+            if before is not None:
+                expected = before[:, permutation] if lifting else before[:, permutation][:, :, permutation]
+                torch.testing.assert_close(behind, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("lifting", [True, False], ids=["lifting", "group"])
+@every_group
+def test_gates_on_clouds_commute_with_the_group(group, lifting):
+    pos, batch = random_cloud(group, 9, clouds=2)
+    x = torch.randn(9, *(() if lifting else (group.order,)), 2, dtype=torch.float64)
+    spatial = NetworkKernel(group, 2, 1, lifting=lifting, hidden=4)
+    gate = randomize(InputAttention(group, 2, hidden=2, spatial=spatial, lifting=lifting).double())
+    options = {"input_field": not lifting, "output_field": not lifting}
+    assert_equivariant(lambda x, pos: gate(x, lift(pos, group, Radius(1.6), batch=batch)), group, x, pos, **options)
+    if not lifting:
+        poses = randomize(PoseAttention(group, 2).double())
+        assert_equivariant(lambda x, pos: poses(x), group, x, pos)
+
+
+@pytest.mark.parametrize("name", ["Z2", "C4", "D4"])
+def test_grid_and_cloud_give_the_same(name):
+    group = LATTICE_GROUPS[name]
+    x = torch.randn(2, 3, group.order, 5, 6, dtype=torch.float64)
+    graph, wide = grid_graph(x, group, 3), grid_graph(x, group, 5)
+    on_grid = randomize(GridAttentiveConvolution(group, 3, 2, 3, pad=1, hidden=2, spatial_size=5)).double()
+    kernel, spatial = TableKernel.square(group, 3, 2, 3), TableKernel.square(group, 2, 2, 5)
+    on_cloud = AttentiveGroupConvolution(kernel, hidden=2, spatial=spatial).double()
+    kernel.weight.data = on_grid.weight.data.reshape(kernel.weight.shape)
+    spatial.weight.data = on_grid.attention.spatial.data.reshape(spatial.weight.shape)
+    on_cloud.channels.first.data = on_grid.attention.first.data
+    on_cloud.channels.second.data = on_grid.attention.second.data
+    with torch.no_grad():
+        found = on_cloud(from_grid(x), graph, wide)
+    torch.testing.assert_close(found, from_grid(on_grid(x)).detach(), rtol=1e-10, atol=1e-10)
+    on_grid = randomize(GridInputAttention(group, 3, hidden=2, spatial_size=5)).double()
+    kernel = TableKernel.square(group, 2, 1, 5).double()
+    gate = InputAttention(group, 3, hidden=2, spatial=kernel).double()
+    kernel.weight.data = on_grid.spatial.weight.data.reshape(kernel.weight.shape)
+    gate.channel.load_state_dict(on_grid.channel.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(gate(from_grid(x), wide), from_grid(on_grid(x)), rtol=1e-10, atol=1e-10)
+
+
+def test_clouds_do_not_see_each_other():
+    group = dihedral(3)
+    pos, batch = random_cloud(group, 10, clouds=2)
+    x = torch.randn(10, group.order, 2, dtype=torch.float64)
+    layer = cloud_layer(group, "full", lifting=False, form="full")
+    with torch.no_grad():
+        together = layer(x, lift(pos, group, Radius(1.5), batch=batch))
+        for cloud in (0, 1):
+            own = batch == cloud
+            alone = layer(x[own], lift(pos[own], group, Radius(1.5)))
+            torch.testing.assert_close(together[own], alone, rtol=1e-10, atol=1e-10)
+        assert layer(x[:0], lift(pos[:0], group, Radius(1.5))).shape == (0, group.order, 3)
+        lonely = layer(x[:1], lift(pos[:1], group, Radius(1.5, include_self=False)))
+        assert (lonely == 0).all()
+
+
+def test_cloud_layers_refuse_what_does_not_fit():
+    group = cyclic(4)
+    kernel, other = NetworkKernel(group, 2, 3), NetworkKernel(group, 2, 2)
+    with pytest.raises(ValueError, match="hidden, spatial: give one of them"):
+        AttentiveGroupConvolution(kernel)
+    with pytest.raises(ValueError, match="spatial: expected a kernel on C4 from 2 to 3 channels"):
+        AttentiveGroupConvolution(kernel, spatial=other)
+    with pytest.raises(ValueError, match="spatial: expected a kernel on C4 from 2 channels to 1"):
+        InputAttention(group, 2, spatial=other)
+    with pytest.raises(TypeError, match="kernel: expected a ConvolutionKernel"):
+        AttentiveGroupConvolution(nn.Linear(1, 1), hidden=1)
+    layer = AttentiveGroupConvolution(kernel, spatial=NetworkKernel(group, 2, 3))
+    graph = lift(torch.randn(4, 2), group, Radius(1.0))
+    with pytest.raises(ValueError, match="spatial_graph: expected 4 points"):
+        layer(torch.randn(4, 4, 2), graph, lift(torch.randn(5, 2), group, Radius(1.0)))
+
+
+# --- networks -------------------------------------------------------------------------------------------------
+
+Z2, P4, P4M = trivial(2), cyclic(4), dihedral(4)
+COUNTS = {
+    "z2cnn": (lambda: AttentiveCNN(Z2, channels=20), 21_620),
+    "p4cnn": (lambda: AttentiveCNN(P4), 24_610),
+    "p4cnn 11": (lambda: AttentiveCNN(P4, channels=11), 29_051),
+    "p4cnn 15": (lambda: AttentiveCNN(P4, channels=15), 50_415),
+    "p4cnn 19": (lambda: AttentiveCNN(P4, channels=19), 77_539),
+    "alpha": (lambda: AttentiveCNN(P4, attention="full"), 73_130),
+    "alpha_CH": (lambda: AttentiveCNN(P4, attention="channel"), 48_630),
+    "alpha_SP": (lambda: AttentiveCNN(P4, attention="spatial"), 49_110),
+    "alpha_F": (lambda: AttentiveCNN(P4, attention="input"), 29_462),
+    "alpha_RH": (lambda: AttentiveCNN(P4, attention="pose"), 24_851),
+    "all-CNN Z2": (lambda: AttentiveAllCNN(Z2), 1_370_996),
+    "all-CNN p4": (lambda: AttentiveAllCNN(P4), 1_370_372),
+    "all-CNN alpha_F-p4": (lambda: AttentiveAllCNN(P4, attention="input"), 1_400_120),
+    "all-CNN p4m": (lambda: AttentiveAllCNN(P4M), 1_219_252),
+    "all-CNN alpha_F-p4m": (lambda: AttentiveAllCNN(P4M, attention="input"), 1_249_192),
+    "ResNet44 Z2": (lambda: AttentiveResNet(Z2), 2_636_064),
+    "ResNet44 p4m": (lambda: AttentiveResNet(P4M), 2_621_683),
+    "ResNet44 alpha_F-p4m": (lambda: AttentiveResNet(P4M, attention="input"), 2_693_911),
+    "DenseNet Z2": (lambda: AttentiveDenseNet(Z2), 130_598),
+    "DenseNet p4": (lambda: AttentiveDenseNet(P4), 129_649),
+    "DenseNet p4m": (lambda: AttentiveDenseNet(P4M), 124_209),
+    "DenseNet alpha_F-p4": (lambda: AttentiveDenseNet(P4, attention="input"), 140_453),
+    "DenseNet alpha_F-p4m": (lambda: AttentiveDenseNet(P4M, attention="input"), 141_221),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_networks_have_the_published_number_of_parameters(name):
+    build, count = COUNTS[name]
+    assert sum(parameter.numel() for parameter in build().parameters()) == count
+
+
+def settled(network, spread=0.4):
+    """Randomized in float64, with running statistics that are not those of the start."""
+    network = randomize(network.double(), spread=spread)
+    generator = torch.Generator().manual_seed(1)
+    for module in network.modules():
+        if isinstance(module, GridBatchNorm):
+            module.running_mean.normal_(generator=generator)
+            module.running_var.uniform_(0.5, 2, generator=generator)
+    return network
+
+
+ARCHITECTURES = {
+    "rot-MNIST": (lambda group, kind: AttentiveCNN(group, channels=2, attention=kind, spatial_size=3), (1, 28)),
+    "all-CNN": (lambda group, kind: AttentiveAllCNN(group, channels=2, attention=kind), (3, 8)),
+    "ResNet": (lambda group, kind: AttentiveResNet(group, channels=(2, 2, 3), blocks=1, attention=kind), (3, 8)),
+    "DenseNet": (lambda group, kind: AttentiveDenseNet(group, growth=1, attention=kind), (3, 96)),
+}
+
+
+@pytest.mark.parametrize("kind", ["none", "full", "channel", "spatial", "input", "pose"])
+@pytest.mark.parametrize("group", [P4, P4M], ids=["p4", "p4m"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_networks_are_invariant(name, group, kind):
+    build, (channels, side) = ARCHITECTURES[name]
+    if name == "DenseNet" and kind in ("full", "channel", "spatial") and group is P4M:
+        pytest.skip("the same layers as on p4, on large images")
+    network = settled(build(group, kind))
+    images = torch.randn(2, channels, side, side, dtype=torch.float64)
+    with torch.no_grad():
+        logits = network(images)
+        size = max(1, float(logits.abs().max()))
+        assert (logits[0] - logits[1]).abs().max() > 1e-6, "the network must see its input"
+        for h in range(1, group.order):
+            assert (network(act_on_grid(group, h, images)) - logits).abs().max() < 1e-10 * size
+
+
+def test_other_sizes_are_refused_where_they_are_not_exact():
+    with pytest.raises(ValueError, match="10 x 10 would be exact"):
+        AttentiveAllCNN(P4, channels=2)(torch.randn(1, 3, 9, 9))
+    with pytest.raises(ValueError, match="data: expected images of 28 x 28 pixels"):
+        AttentiveCNN(P4, channels=2)(torch.randn(1, 1, 32, 32))
+    with pytest.raises(ValueError, match="data: expected floating images with 1 channels"):
+        AttentiveCNN(P4, channels=2)(torch.randn(1, 3, 28, 28))
+    with pytest.raises(ValueError, match="attention: expected one of"):
+        AttentiveCNN(P4, attention="all")
+    with pytest.raises(ValueError, match="channels: expected the widths of three stages"):
+        AttentiveResNet(P4, channels=(1, 2))
+
+
+def digits(count=2):
+    generator = torch.Generator().manual_seed(0)
+    pos, grid = pixel_positions(28, 28), torch.tensor([[28, 28]])
+    points = [Data(x=torch.rand(784, 1, generator=generator), pos=pos, grid=grid) for _ in range(count)]
+    return Batch.from_data_list(points)
+
+
+@pytest.mark.parametrize("kind", ["full", "input"])
+def test_point_clouds_are_certified(kind):
+    """Images as points, moved as points: what `lieattn certify` measures for every network."""
+    network = settled(AttentiveCNN(P4, channels=2, attention=kind, spatial_size=3), spread=1.0)
+    batch = digits()
+    certificate = certify(network, batch, rotations=0)
+    assert certificate.passed
+    assert certificate.spread > 1e-3
+    assert "C4" in certificate.guarantee
+    images = batch.x.view(2, 1, 28, 28).double()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            network(batch.apply(lambda t: t.double() if t.is_floating_point() else t)), network(images)
+        )
+
+
+def test_networks_train():
+    torch.manual_seed(0)
+    network = AttentiveCNN(P4, channels=4, attention="full", spatial_size=3, dropout=0.0)
+    images, labels = torch.randn(8, 1, 28, 28), torch.arange(8) % 4
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(6):
+        loss = nn.functional.cross_entropy(network(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+def test_block_without_shortcut_keeps_its_input():
+    block = settled(AttentiveResidualBlock(P4M, 2, 2, attention="input"))
+    assert isinstance(block.shortcut, nn.Identity)
+    with torch.no_grad():
+        block.layer2[1].weight.zero_()
+        x = torch.randn(1, 2, 8, 4, 4, dtype=torch.float64)
+        torch.testing.assert_close(block(x), x)
+
+
+# --- published weights ----------------------------------------------------------------------------------------
+
+
+def as_published(network, group_name, kind):
+    """Arrays of a network whose group has its elements in the order of the authors."""
+    arrays = {"group": np.array(group_name)}
+    attention = {"none": "none", "input": "input", "pose": "rh"}.get(kind, "full")
+    names = {"weight": "kernel", "first": "W1", "second": "W2", "spatial": "psi_X"}
+    for number, layer in enumerate(network.layers, start=1):
+        arrays[f"conv{number}.attention"] = np.array(attention)
+        for name, parameter in layer.named_parameters():
+            last = "psi_X" if name == "gate.spatial.weight" else names[name.split(".")[-1]]
+            last = "w_H" if name == "gate.weight" else last
+            arrays[f"conv{number}.{last}"] = parameter.detach().numpy()
+    for number, norm in enumerate(network.norms, start=1):
+        arrays |= {f"bn{number}.gamma": norm.weight.detach().numpy(), f"bn{number}.beta": norm.bias.detach().numpy()}
+        arrays |= {f"bn{number}.mean": norm.running_mean.numpy(), f"bn{number}.var": norm.running_var.numpy()}
+    return arrays
+
+
+@pytest.mark.parametrize("kind", ["none", "full", "channel", "spatial", "input", "pose"])
+@pytest.mark.parametrize("name", ["p4", "p4m"])
+def test_weights_of_other_numberings_load(name, kind):
+    """The authors number mirrored poses in another way than we do."""
+    theirs = settled(AttentiveCNN(parity.group_named(name), channels=4, attention=kind, spatial_size=3))
+    arrays = as_published(theirs, name, kind)
+    ours = published_attentive_cnn(arrays).double()
+    assert ours.group in (P4, P4M)
+    assert ours.attention == kind
+    images = torch.randn(2, 1, 28, 28, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images), theirs(images), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r"weights: array 'bn3\.var' is missing"):
+        published_attentive_cnn({key: value for key, value in arrays.items() if key != "bn3.var"})
+    with pytest.raises(ValueError, match=r"weights: conv2\.kernel has shape"):
+        published_attentive_cnn(arrays | {"conv2.kernel": np.zeros((1, 1))})
+    with pytest.raises(ValueError, match="weights: expected group"):
+        published_attentive_cnn(arrays | {"group": np.array("p6")})
+
+
+def test_published_networks_want_transposed_images(goldens):
+    path = goldens / "trained_rotmnist_p4cnn.npz"
+    network = published_attentive_cnn(path)
+    with np.load(path) as archive:
+        stored, labels = archive["x"], archive["label"]
+    images = torch.from_numpy(stored[:, 0] * 0.30119 + 0.13246).mT.float()
+    torch.testing.assert_close(published_inputs(images).double(), torch.from_numpy(stored), rtol=1e-4, atol=1e-4)
+    assert published_accuracy(network, images.clamp(0, 1), labels, batch_size=4) == 1.0
+    as_bytes = (255 * images).round().clamp(0, 255).to(torch.uint8)
+    assert published_accuracy(network, as_bytes, labels) == 1.0
+    with pytest.raises(ValueError, match="labels: expected one for each of 6 images"):
+        published_accuracy(network, images, labels[:3])
+    with pytest.raises(ValueError, match="images: expected"):
+        published_inputs(images[0])
+
+
+@pytest.fixture
+def goldens(pytestconfig):
+    return pytestconfig.rootpath / "tests" / "goldens" / "attentive_gconv"
+
+
+# --- the parity runner ----------------------------------------------------------------------------------------
+
+
+def write(path, group, case, x, arrays, outputs):
+    stored = {
+        name: value.detach().numpy() if isinstance(value, torch.Tensor) else np.array(value)
+        for name, value in (arrays | outputs | {"x": x}).items()
+    }
+    np.savez(path, case=np.array(case), group=np.array(group), outputs=np.array(list(outputs)), **stored)
+
+
+@pytest.mark.parametrize("name", ["z2", "p4", "p4m"])
+def test_files_like_the_goldens(name, tmp_path):
+    """Groups, strides, dilations and reductions beyond the committed files, from loops over the formulas."""
+    group, path = parity.group_named(name), tmp_path / "file.npz"
+    tensors = operands(group, outputs=1, side=6, spatial=5, dtype=torch.float64)
+    attentive = GridAttentiveConvolution(group, 3, 1, 3, hidden=2, spatial_size=5, measure=0.6).double()
+    weights = {"kernel": attentive.weight, "W1": attentive.attention.first, "W2": attentive.attention.second}
+    weights |= {"psi_X": attentive.attention.spatial}
+    moved = dict(tensors)
+    moved["kernels"], (moved["first"], moved["second"]) = attentive.kernels(), attentive.attention.channel_matrices()
+    moved["spatial"] = attentive.attention.spatial_kernels()
+    options = {"attention": "full", "measure": 0.6, "dilation": 2, "channel_action": "group", "pad": 0}
+    out = written_out(moved, "full", 0.6, 2)
+    write(path, name, "att_gconv", tensors["x"], weights | options, {"out": out})
+    parity.check(path)
+    write(path, name, "att_gconv", tensors["x"], weights | options, {"out": out + 1e-6})
+    with pytest.raises(AssertionError, match=r"out in torch\.float64"):
+        parity.check(path)
+    plane = torch.randn(1, 2, 8, 8, dtype=torch.float64)
+    kernel = torch.randn(3, 2, 3, 3, dtype=torch.float64)
+    turned = torch.cat([act_on_grid(group, h, kernel) for h in range(group.order)])
+    out = nn.functional.conv2d(plane, turned, stride=2, padding=1, dilation=2).unflatten(1, (group.order, 3))
+    options = {"kernel": kernel, "stride": 2, "pad": 1, "dilation": 2}
+    write(path, name, "lifting", plane, options, {"out": out.transpose(1, 2)})
+    parity.check(path)
+
+
+def test_unknown_files_fail(tmp_path):
+    np.savez(tmp_path / "file.npz", case=np.array("pooling"))
+    with pytest.raises(AssertionError, match="unknown case 'pooling'"):
+        parity.check(tmp_path / "file.npz")
+
+
+# --- pictures and benchmark -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["input", "pose"])
+def test_attention_is_drawn_under_the_group(kind):
+    network = settled(AttentiveCNN(P4, channels=2, attention=kind, spatial_size=3))
+    image = torch.rand(1, 28, 28, dtype=torch.float64)
+    figure = attention_under_group(network, image)
+    assert len(figure.axes) == 8
+    assert float(figure.get_suptitle().split()[-1]) < 1e-10
+    picture = attention_picture(network, image[None])
+    assert picture.shape == (1, 4, 28, 28)
+    without = attention_picture(network, image[None], planar=False)
+    assert (without >= picture).all()
+    assert (attention_picture(network, image[None], passed=True) - picture).abs().max() > 1e-6
+    assert not network.training
+    with pytest.raises(ValueError, match="image: expected one square image"):
+        attention_under_group(network, image[:, :5])
+    with pytest.raises(ValueError, match="network: expected attention 'input' or 'pose'"):
+        attention_picture(AttentiveCNN(P4, channels=2), image[None])
+
+
+def test_the_benchmark_compares_like_with_like():
+    layer = randomize(GridAttentiveConvolution(cyclic(4), 3, 2, 3, hidden=2, spatial_size=5)).double()
+    x = torch.randn(2, 3, 4, 7, 7, dtype=torch.float64)
+    torch.testing.assert_close(bench.LiteralLayer(layer)(x), layer(x), rtol=1e-10, atol=1e-10)
+    network = settled(AttentiveCNN(P4, channels=2, attention="full", spatial_size=3))
+    images = torch.randn(1, 1, 28, 28, dtype=torch.float64)
+    expected = network(images)
+    torch.testing.assert_close(bench.literal(network)(images), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_benchmark_runs(monkeypatch):
+    monkeypatch.setattr(bench, "IMAGES", 2)
+    monkeypatch.setattr(bench, "NARROW", (2, 6, 0, 1))
+    monkeypatch.setattr(bench, "WIDE", (3, 6, 1, 1))
+    monkeypatch.setattr("lieattn.bench._measure.peak_memory", lambda build: 1.0)
+    records = bench.run(repeats=1)
+    assert [(r.case, r.way) for r in records][:3] == [("2x2p4", way) for way in ("literal", "fused", "plain")]
+    assert len(bench.remarks(records)) == 3
+
+
+@pytest.mark.parametrize("name", SMALL_GROUPS)
+def test_attention_ignores_what_is_far_away(name):
+    """Beyond two sweeps of the neighborhoods only the statistics of the cloud are seen, which channel scores need."""
+    group = SMALL_GROUPS[name]
+    pos = torch.zeros(3, group.dim, dtype=torch.float64)
+    pos[:, 0] = torch.tensor([0.0, 0.5, 50.0])
+    x = torch.randn(3, group.order, 2, dtype=torch.float64)
+    other = x.clone()
+    other[2] += 1
+    near = cloud_layer(group, "spatial", lifting=False)
+    far = cloud_layer(group, "channel", lifting=False)
+    graph = lift(pos, group, Radius(1.0))
+    with torch.no_grad():
+        torch.testing.assert_close(near(other, graph)[:2], near(x, graph)[:2])
+        assert (far(other, graph)[:2] - far(x, graph)[:2]).abs().max() > 1e-9

@@ -562,7 +562,8 @@ def test_networks_train():
 
 def test_networks_train_after_inference():
     """What is remembered of a batch's size in inference mode serves training."""
-    model, images = BottleneckResNet(cyclic(4), 2, 3, width=8, blocks=1), torch.randn(3, 2, 4, 12)
+    model = BottleneckResNet(cyclic(4), 2, 3, width=8, blocks=1, squeeze_excite=True, border="mask")
+    images = torch.randn(3, 2, 4, 12)
     with torch.inference_mode():
         model(images)
     model(images).sum().backward()

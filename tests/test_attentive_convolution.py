@@ -136,17 +136,19 @@ def test_operator_computes_the_formulas_of_the_paper(kind, way, dtype):
         {"fiber": 1, "channels": 1, "hidden": 1, "spatial": 7},
         {"size": 1, "channels": 5, "side": 5, "images": 3},
         {"side": 21, "images": 1, "outputs": 1},
+        {"side": 8, "size": 1, "pad": 0},
     ],
     ids=str,
 )
 @every_kind
 def test_fast_gradients_are_those_of_plain_maths(kind, sizes, dtype):
-    tensors = operands(dihedral(2), dtype=dtype, **sizes)
+    pad = sizes.get("pad", 1)
+    tensors = operands(dihedral(2), dtype=dtype, **{name: size for name, size in sizes.items() if name != "pad"})
     used = [t for name, t in tensors.items() if not (kind == "spatial" and name in ("first", "second"))]
     used = [t for t in used if not (kind == "channel" and t is tensors["spatial"])]
     found = {}
     for way in ("plain", "auto"):
-        out = evaluate(tensors, kind, way, pad=1)
+        out = evaluate(tensors, kind, way, pad=pad)
         found[way] = [out, *torch.autograd.grad((out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum(), used)]
     for slow, fast in zip(found["plain"], found["auto"], strict=True):
         assert (fast - slow).abs().max() <= TOLERANCE[dtype] * max(1, slow.abs().max())
@@ -484,15 +486,21 @@ def test_networks_have_the_published_number_of_parameters(name):
     assert sum(parameter.numel() for parameter in build().parameters()) == count
 
 
-def settled(network, spread=0.4):
-    """Randomized in float64, with running statistics that are not those of the start."""
-    network = randomize(network.double(), spread=spread)
+def settled(network, channels, side):
+    """Randomized in float64, normalized by statistics of random images, so that every relu lets something through."""
+    network = randomize(network.double())
     generator = torch.Generator().manual_seed(1)
-    for module in network.modules():
-        if isinstance(module, GridBatchNorm):
-            module.running_mean.normal_(generator=generator)
-            module.running_var.uniform_(0.5, 2, generator=generator)
-    return network
+    norms = [module for module in network.modules() if isinstance(module, GridBatchNorm)]
+    with torch.no_grad():
+        for norm in norms:
+            norm.weight.uniform_(0.5, 1.5, generator=generator)
+            norm.momentum = None  # the average of all batches
+    images = torch.randn(4, channels, side, side, dtype=torch.float64, generator=generator)
+    with torch.no_grad():
+        network.train()(images)
+    for norm in norms:
+        norm.running_mean += 0.1 * torch.randn(norm.running_mean.shape, dtype=torch.float64, generator=generator)
+    return network.eval()
 
 
 ARCHITECTURES = {
@@ -510,7 +518,7 @@ def test_networks_are_invariant(name, group, kind):
     build, (channels, side) = ARCHITECTURES[name]
     if name == "DenseNet" and kind in ("full", "channel", "spatial") and group is P4M:
         pytest.skip("the same layers as on p4, on large images")
-    network = settled(build(group, kind))
+    network = settled(build(group, kind), channels, side)
     images = torch.randn(2, channels, side, side, dtype=torch.float64)
     with torch.no_grad():
         logits = network(images)
@@ -543,7 +551,7 @@ def digits(count=2):
 @pytest.mark.parametrize("kind", ["full", "input"])
 def test_point_clouds_are_certified(kind):
     """Images as points, moved as points: what `lieattn certify` measures for every network."""
-    network = settled(AttentiveCNN(P4, channels=2, attention=kind, spatial_size=3), spread=1.0)
+    network = settled(AttentiveCNN(P4, channels=2, attention=kind, spatial_size=3), 1, 28)
     batch = digits()
     certificate = certify(network, batch, rotations=0)
     assert certificate.passed
@@ -573,7 +581,7 @@ def test_networks_train():
 
 
 def test_block_without_shortcut_keeps_its_input():
-    block = settled(AttentiveResidualBlock(P4M, 2, 2, attention="input"))
+    block = randomize(AttentiveResidualBlock(P4M, 2, 2, attention="input").double())
     assert isinstance(block.shortcut, nn.Identity)
     with torch.no_grad():
         block.layer2[1].weight.zero_()
@@ -605,7 +613,7 @@ def as_published(network, group_name, kind):
 @pytest.mark.parametrize("name", ["p4", "p4m"])
 def test_weights_of_other_numberings_load(name, kind):
     """The authors number mirrored poses in another way than we do."""
-    theirs = settled(AttentiveCNN(parity.group_named(name), channels=4, attention=kind, spatial_size=3))
+    theirs = settled(AttentiveCNN(parity.group_named(name), channels=4, attention=kind, spatial_size=3), 1, 28)
     arrays = as_published(theirs, name, kind)
     ours = published_attentive_cnn(arrays).double()
     assert ours.group in (P4, P4M)
@@ -691,7 +699,7 @@ def test_unknown_files_fail(tmp_path):
 
 @pytest.mark.parametrize("kind", ["input", "pose"])
 def test_attention_is_drawn_under_the_group(kind):
-    network = settled(AttentiveCNN(P4, channels=2, attention=kind, spatial_size=3))
+    network = settled(AttentiveCNN(P4, channels=2, attention=kind, spatial_size=3), 1, 28)
     image = torch.rand(1, 28, 28, dtype=torch.float64)
     figure = attention_under_group(network, image)
     assert len(figure.axes) == 8
@@ -712,7 +720,7 @@ def test_the_benchmark_compares_like_with_like():
     layer = randomize(GridAttentiveConvolution(cyclic(4), 3, 2, 3, hidden=2, spatial_size=5)).double()
     x = torch.randn(2, 3, 4, 7, 7, dtype=torch.float64)
     torch.testing.assert_close(bench.LiteralLayer(layer)(x), layer(x), rtol=1e-10, atol=1e-10)
-    network = settled(AttentiveCNN(P4, channels=2, attention="full", spatial_size=3))
+    network = settled(AttentiveCNN(P4, channels=2, attention="full", spatial_size=3), 1, 28)
     images = torch.randn(1, 1, 28, 28, dtype=torch.float64)
     expected = network(images)
     torch.testing.assert_close(bench.literal(network)(images), expected, rtol=1e-10, atol=1e-10)

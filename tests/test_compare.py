@@ -433,7 +433,7 @@ def test_first_model_is_the_measure_if_no_count_is_given(tmp_path):
             {"step": 64},
             r"models.b: cannot have 102 parameters within 5 %; the nearest counts are 322 \(channels = 64\)",
         ),
-        ({"step": 16}, r"the nearest counts are 82 \(channels = 16\) and 162 \(channels = 32\). Choose a smaller step"),
+        ({"step": 16}, r"the nearest counts are 82 \(channels = 16\) and 162 \(channels = 32\). Choose a smaller step, let"),
         ({"width": None}, r"the nearest counts are 42 \(as configured\)"),
         ({"step": 2, "init_args": {"outputs": 2, "heads": 3}}, "heads: 3 do not divide"),
         ({"width": "chanels"}, "chanels"),
@@ -443,6 +443,14 @@ def test_counts_that_cannot_be_matched_are_named(tmp_path, changes, message):
     b = {**spec("Distances", outputs=2), "width": "channels", **changes}
     with pytest.raises(ValueError, match=message):
         match_models(settings(tmp_path, models={"a": spec("Distances", outputs=2, channels=20), "b": b}))
+
+
+def test_further_arguments_are_adjusted_where_the_width_does_not_do(tmp_path):
+    b = {**spec("Distances", outputs=2), "width": "channels", "step": 16, "adjust": {"outputs": [2, 5, 3]}}
+    chosen = settings(tmp_path, parameters=102, models={"b": b})
+    model, count = match_models(chosen)["b"]
+    assert model.chosen == {"channels": 16, "outputs": 3}
+    assert count == 3 * 16 + 3 * 16 + 3
 
 
 def test_shares_of_the_data_are_nested(tmp_path):
@@ -576,6 +584,7 @@ def test_root_is_given_to_data_sets_that_take_one(tmp_path):
         ({"models__distances__widht": "channels"}, "models.distances: unknown setting 'widht'"),
         ({"models__distances": {"init_args": {}}}, "models.distances: class_path is missing"),
         ({"models__distances__step": 0}, "models.distances: step: expected an integer of at least 1, got 0"),
+        ({"models__distances__adjust": {"outputs": 3}}, "models.distances: adjust: expected lists of values"),
         ({"budget": {}}, "budget: expected either steps or seconds"),
         ({"budget": {"steps": 3, "seconds": 3}}, "budget: expected either steps or seconds"),
         ({"budget": {"seconds": -1}}, "budget: seconds: expected a positive number, got -1"),
@@ -623,4 +632,6 @@ def test_picture_of_one_share_has_two_panels(finished, tmp_path):
 
 def test_model_settings_keep_their_other_arguments():
     model = ModelSettings("a.B", {"heads": 2}, width="channels", step=2)
-    assert model.with_width(8).init_args == {"heads": 2, "channels": 8}
+    changed = model.with_arguments(channels=8)
+    assert changed.init_args == {"heads": 2, "channels": 8}
+    assert changed.chosen == {"channels": 8}

@@ -118,7 +118,7 @@ class Neighbors:
 
     def displacements(self, pos: Tensor) -> Tensor:
         """``pos[source] + shift - pos[target]`` of each edge: ``[points, dim]`` to ``[edges, dim]``."""
-        difference = pos[self.source] - pos[self.target]
+        difference = pos.index_select(0, self.source) - pos.index_select(0, self.target)
         return difference if self.shift is None else difference + self.shift.to(difference.dtype)
 
     def is_symmetric(self) -> bool:

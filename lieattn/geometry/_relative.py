@@ -55,7 +55,7 @@ def relative_coordinates(
         parts = _coordinates(group, None if seen is None else seen / scale, turned, coordinates)
     fiber = elements.shape[1]
     for end in (neighbors.target, neighbors.source):
-        parts.append(invariants[end][:, None, None].expand(-1, fiber, fiber, -1))
+        parts.append(invariants.index_select(0, end)[:, None, None].expand(-1, fiber, fiber, -1))
     return torch.cat(parts, dim=-1)
 
 
@@ -66,17 +66,18 @@ def _from_places(group: LieGroup, elements: Tensor, neighbors: Neighbors) -> tup
     if isinstance(group, Translations):
         unit = torch.eye(dim, dtype=elements.dtype, device=elements.device)
         return displacement[:, None, None], unit.expand(len(displacement), 1, 1, dim, dim)
-    inverse = _inverse(group, elements)[neighbors.target]
+    inverse = _inverse(group, elements).index_select(0, neighbors.target)
     seen = (inverse @ displacement[:, None, :, None])[..., 0]
     # One product of [fiber * dim, dim] and [dim, fiber * dim] an edge.
-    across = group.linear(elements).transpose(1, 2).flatten(2)[neighbors.source]
+    across = group.linear(elements).transpose(1, 2).flatten(2).index_select(0, neighbors.source)
     turned = (inverse.flatten(1, 2) @ across).unflatten(-1, (fiber, dim)).unflatten(1, (fiber, dim)).transpose(2, 3)
     return seen[:, :, None].expand(-1, -1, fiber, -1), turned
 
 
 def _from_products(group: LieGroup, elements: Tensor, neighbors: Neighbors) -> tuple[Tensor | None, Tensor]:
     """Parts of g⁻¹ g', whatever the group; no translation where it has none."""
-    relative = group.relative(elements[neighbors.target][:, :, None], elements[neighbors.source][:, None])
+    at_target, at_source = (elements.index_select(0, end) for end in (neighbors.target, neighbors.source))
+    relative = group.relative(at_target[:, :, None], at_source[:, None])
     return (group.translation(relative) if group.is_affine else None), group.linear(relative)
 
 

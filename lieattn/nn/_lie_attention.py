@@ -19,6 +19,7 @@ from lieattn.nn._lie_scores import (
     SumScore,
 )
 from lieattn.nn._location import RelativeGraph
+from lieattn.nn._measure import measured
 from lieattn.ops import Activation, Normalization, group_attention
 
 Kernel = Literal["sum", "content", "location", "relative_position", "combined"]
@@ -32,7 +33,8 @@ class LieSelfAttention(nn.Module):
         \big( \operatorname{score}_e(f(g), f(g'), g^{-1} g') \big)\, V_e f(g') \Big]_e
 
     over all elements g' above the neighbors of the point of g: the joint pattern of
-    :func:`lieattn.ops.group_attention`. The kernels are
+    :func:`lieattn.ops.group_attention`. On a :class:`lieattn.geometry.ScaledGraph` keys weigh what the Haar measure of
+    the group says (GSA-Nets, Eqs. 20 and 21). The kernels are
 
     * ``"sum"``: ⟨q, k⟩ / √d + network(g⁻¹ g'), the authors' ``mlp``;
     * ``"content"``: the first summand alone, ``"location"`` the second;
@@ -147,6 +149,7 @@ class LieSelfAttention(nn.Module):
                 f"{tuple(x.shape)}"
             )
         query, key, terms, row = self.score(x, graph)
+        terms = measured(terms, graph, normalize)
         return group_attention(
             query,
             key,

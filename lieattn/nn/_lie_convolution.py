@@ -13,6 +13,7 @@ from lieattn.geometry import LiftedGraph
 from lieattn.nn._lie_attention import LieSelfAttention
 from lieattn.nn._lie_block import norm_layer
 from lieattn.nn._location import RelativeGraph, pair_coordinates
+from lieattn.nn._measure import haar_weights
 from lieattn.ops import Activation, RelativeTerms, activation, group_attention
 
 
@@ -106,7 +107,11 @@ class LieConvolution(nn.Module):
         """Field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``."""
         check_field(x, graph, self.weight, self.weight.shape[1])
         coordinates, row = pair_coordinates(graph)
-        mixed = _ranked_sums(x[:, :, None], self.kernel(coordinates)[..., None, :], graph, row)
+        kernel = self.kernel(coordinates)[..., None, :]
+        weights = haar_weights(graph)
+        if weights is not None:
+            kernel = kernel * weights[:, None, None, None, None].to(kernel.dtype)
+        mixed = _ranked_sums(x[:, :, None], kernel, graph, row)
         out = torch.einsum("pahrc,ocr->pao", mixed, self.weight)
         if self.divide == "none":
             return out + self.bias

@@ -108,7 +108,7 @@ class CellRunner:
             "seed": cell.seed,
             "clouds": len(cast(Sized, data.sets["train"])),
             "parameters": count_parameters(task.network),
-            "width": None if model.width is None else model.init_args.get(model.width),
+            "chosen": model.chosen,
             "group": None if group is None else group.name,
             "guarantee": getattr(task.network, "guarantee", None),
             "device": str(task.device),

@@ -150,8 +150,8 @@ def _check_models(settings: Settings, names: Sequence[str] | None) -> None:
 
 
 def _matched(name: str, model: ModelSettings, count: int) -> str:
-    width = "" if model.width is None else f" with {model.width} = {model.init_args.get(model.width, 'its default')}"
-    return f"{name}: {count} parameters{width}"
+    chosen = ", ".join(f"{argument} = {value}" for argument, value in model.chosen.items() if value is not None)
+    return f"{name}: {count} parameters" + (f" with {chosen}" if chosen else "")
 
 
 def _result(record: Record) -> str:

@@ -41,6 +41,9 @@ class ModelSettings:
         The argument that is chosen so that the number of parameters fits; None leaves the network as it is.
     step
         Widths tried are multiples of this, such as the number of heads.
+    adjust
+        Further arguments with the values they may take where the width alone does not do: all combinations are
+        tried in their order, such as ``{"widening": [4, 3, 5]}``, until one fits.
     group
         Group to measure the equivariance error of; the network's own attribute ``group`` if absent.
     optimizer
@@ -51,12 +54,15 @@ class ModelSettings:
     init_args: dict[str, Any] = field(default_factory=dict)
     width: str | None = None
     step: int = 1
+    adjust: dict[str, list[Any]] = field(default_factory=dict)
     group: Spec | None = None
     optimizer: Spec | None = None
 
     def __post_init__(self) -> None:
         _spec("network", {"class_path": self.class_path, "init_args": self.init_args})
         check_count("step", self.step)
+        if not all(isinstance(values, list) and values for values in self.adjust.values()):
+            raise UsageError(f"adjust: expected lists of values by argument, got {self.adjust}")
         for name in ("group", "optimizer"):
             if getattr(self, name) is not None:
                 _spec(name, getattr(self, name))
@@ -66,9 +72,15 @@ class ModelSettings:
         """The network as configuration files have it."""
         return {"class_path": self.class_path, "init_args": self.init_args}
 
-    def with_width(self, width: int) -> ModelSettings:
-        """The same model of another width."""
-        return dataclasses.replace(self, init_args={**self.init_args, str(self.width): width})
+    def with_arguments(self, **arguments: Any) -> ModelSettings:
+        """The same model with other arguments, such as its width."""
+        return dataclasses.replace(self, init_args={**self.init_args, **arguments})
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The arguments that are chosen, with their present values."""
+        names = [*([self.width] if self.width else []), *self.adjust]
+        return {name: self.init_args.get(name) for name in names}
 
 
 @dataclass(frozen=True)

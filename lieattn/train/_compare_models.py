@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -35,9 +36,6 @@ def match_models(settings: Settings) -> dict[str, tuple[ModelSettings, int]]:
         if target is None:
             found, count = model, _count(name, model)
             target = count
-        elif model.width is None:
-            found, count = model, _count(name, model)
-            _check(name, target, settings.tolerance, {"as configured": count})
         else:
             found, count = _match(name, model, target, settings.tolerance)
         matched[name] = (found, count)
@@ -70,17 +68,36 @@ def build_task(settings: Settings, name: str, model: ModelSettings) -> PointSetT
 
 
 def _match(name: str, model: ModelSettings, target: int, tolerance: float) -> tuple[ModelSettings, int]:
-    """Close in on the target from both sides, in multiples of the step, and take the nearest count."""
+    """Take the first combination of adjusted arguments with a width whose count is within the tolerance."""
+    reached: list[tuple[ModelSettings, int]] = []
+    for values in itertools.product(*model.adjust.values()):
+        adjusted = model.with_arguments(**dict(zip(model.adjust, values, strict=True)))
+        near = [(adjusted, _count(name, adjusted))] if model.width is None else _nearest(name, adjusted, target)
+        best = min(near, key=lambda found: abs(found[1] - target))
+        if abs(best[1] - target) <= tolerance * target:
+            return best
+        reached += near
+    reached.sort(key=lambda found: abs(found[1] - target))
+    nearest = " and ".join(f"{count} ({_arguments(found)})" for found, count in reached[:2])
+    raise UsageError(
+        f"models.{name}: cannot have {target} parameters within {100 * tolerance:g} %; the nearest counts are "
+        f"{nearest}. Choose a smaller step, let other arguments adjust, or set parameters or tolerance"
+    )
+
+
+def _nearest(name: str, model: ModelSettings, target: int) -> list[tuple[ModelSettings, int]]:
+    """Close in on the target from both sides, in multiples of the step: the widths next to it with their counts."""
     counts: dict[int, int] = {}  # by multiple of the step
+    width = str(model.width)
 
     def count(multiple: int) -> int:
         if multiple not in counts:
-            counts[multiple] = _count(name, model.with_width(multiple * model.step))
+            counts[multiple] = _count(name, model.with_arguments(**{width: multiple * model.step}))
         return counts[multiple]
 
-    start = model.init_args.get(str(model.width), 8 * model.step)
+    start = model.init_args.get(width, 8 * model.step)
     if not isinstance(start, int) or start < 1:
-        raise UsageError(f"models.{name}.width: expected an integer argument {model.width}, got {start!r}")
+        raise UsageError(f"models.{name}.width: expected an integer argument {width}, got {start!r}")
     below, above = _bracket(count, max(1, round(start / model.step)), target)
     for _ in range(_MOST_TRIALS):
         if above is None or below is None or above - below <= 1:
@@ -92,11 +109,11 @@ def _match(name: str, model: ModelSettings, target: int, tolerance: float) -> tu
             below = middle
         else:
             above = middle
-    reached = {multiple: counts[multiple] for multiple in (below, above) if multiple is not None}
-    best = min(reached, key=lambda multiple: abs(reached[multiple] - target))
-    words = {f"{model.width} = {multiple * model.step}": value for multiple, value in reached.items()}
-    _check(name, target, tolerance, words)
-    return model.with_width(best * model.step), reached[best]
+    return [
+        (model.with_arguments(**{width: multiple * model.step}), counts[multiple])
+        for multiple in (below, above)
+        if multiple is not None
+    ]
 
 
 def _bracket(count: Callable[[int], int], start: int, target: int) -> tuple[int | None, int | None]:
@@ -115,14 +132,8 @@ def _bracket(count: Callable[[int], int], start: int, target: int) -> tuple[int 
     return below, None
 
 
-def _check(name: str, target: int, tolerance: float, reached: dict[str, int]) -> None:
-    nearest = min(reached.values(), key=lambda value: abs(value - target))
-    if abs(nearest - target) > tolerance * target:
-        found = " and ".join(f"{value} ({words})" for words, value in reached.items())
-        raise UsageError(
-            f"models.{name}: cannot have {target} parameters within {100 * tolerance:g} %; the nearest counts are "
-            f"{found}. Choose a smaller step, change the other arguments, or set parameters or tolerance"
-        )
+def _arguments(model: ModelSettings) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in model.chosen.items()) or "as configured"
 
 
 def _count(name: str, model: ModelSettings) -> int:

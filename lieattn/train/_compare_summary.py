@@ -81,7 +81,7 @@ def tables(content: dict[str, Any]) -> str:
     costs: list[tuple[str, Callable[[Summary], str]]] = [
         ("model", lambda row: row["model"]),
         ("parameters", lambda row: str(row["parameters"])),
-        ("width", lambda row: "" if row["width"] is None else str(row["width"])),
+        ("chosen", lambda row: ", ".join(f"{name} {value}" for name, value in row["chosen"].items())),
         ("train clouds/s", lambda row: _number(row["train_clouds_per_s"])),
         ("inference clouds/s", lambda row: _number(row["inference_clouds_per_s"])),
         ("peak MiB", lambda row: _number(row["peak_memory_mib"])),
@@ -110,7 +110,7 @@ def tables(content: dict[str, Any]) -> str:
 def _summary(metric: str, records: list[Record]) -> Summary:
     done = [one for one in records if one["failed"] is None]
     first = records[0]
-    kept = ("model", "fraction", "clouds", "parameters", "width", "group", "guarantee")
+    kept = ("model", "fraction", "clouds", "parameters", "chosen", "group", "guarantee")
     rotated = [one["rotated_metrics"][metric] for one in done if "rotated_metrics" in one]
     summary: Summary = {name: first[name] for name in kept}
     summary |= {"seeds": len(records), "failed": len(records) - len(done)}

@@ -137,7 +137,8 @@ class _Problem:
     def _pack(self, x: Tensor) -> Tensor:
         """Planes with rows of ``stride`` entries, ``[samples, fiber, channels, source]``."""
         padded = F.pad(x, (0, self.planes.stride - x.shape[-1])).flatten(-2)
-        return F.pad(padded, (0, self.planes.source - padded.shape[-1]))
+        # Where nothing is added, nothing is copied, and the planes are where the caller had them.
+        return F.pad(padded, (0, self.planes.source - padded.shape[-1])).contiguous()
 
     def unpack_input(self, grad: Tensor) -> Tensor:
         """The pixels of planes like those of :meth:`_pack`."""

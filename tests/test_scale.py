@@ -1,0 +1,297 @@
+"""Dilations: what a cloud that grows by one step of the scale fiber does to fields, inside of the fiber and at its ends."""
+
+import math
+
+import pytest
+import torch
+
+from lieattn.geometry import Radius, ScaledGraph, ScaleFiber, lift, lift_scales
+from lieattn.groups import SO, cyclic, dihedral, octahedral, trivial
+from lieattn.nn import LieBlock, LieConvolution, LieSelfAttention
+from lieattn.ops import RelativeTerms, group_attention
+from lieattn.testing import TOLERANCE, randomize, relative_error
+
+F64 = torch.float64
+CHANNELS, HEADS = 8, 2
+GROUPS = {"trivial2": trivial(2), "C4": cyclic(4), "D3": dihedral(3), "trivial3": trivial(3)}
+every_group = pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
+
+
+def cloud(group, points=10, seed=0, dtype=F64):
+    """Points, features ``[points, channels]`` and the cloud of each point."""
+    generator = torch.Generator().manual_seed(seed)
+    pos = 2 * torch.randn(points, group.dim, generator=generator, dtype=F64)
+    x = torch.randn(points, CHANNELS, generator=generator, dtype=F64)
+    return pos.to(dtype), x.to(dtype), torch.arange(points) % 2
+
+
+def coordinates_of(group):
+    return group.dim + group.dim**2 + 1
+
+
+def network(group, layers=1, seed=0, dtype=F64, **options):
+    """A lifting layer (keys on the scale of the query alone) and layers on the group."""
+    torch.manual_seed(seed)
+    modules = torch.nn.ModuleList(
+        [
+            LieBlock(LieSelfAttention(CHANNELS, coordinates_of(group), heads=HEADS, **options), CHANNELS)
+            for _ in range(layers + 1)
+        ]
+    )
+    return randomize(modules, seed=seed).to(dtype)
+
+
+def evaluate(modules, group, pos, x, batch, scales, *, reach=1, radius=0.9, volumes=None):
+    """Field ``[points, levels, fiber, channels]``."""
+
+    def graph(reach):
+        return lift_scales(pos, group, radius, scales, reach=reach, batch=batch, volumes=volumes)
+
+    lifting, between = graph(0), graph(reach)
+    field = lifting.spread(x)[:, None].expand(-1, group.order, -1)
+    for module, seen in zip(modules, [lifting] + [between] * (len(modules) - 1), strict=True):
+        field = module(field, seen)
+    return between.by_level(field)
+
+
+# --- the graph ------------------------------------------------------------------------------------------------
+
+
+@every_group
+@pytest.mark.parametrize("reach", [0, 1, 3])
+def test_edges_and_coordinates_are_those_of_the_definition(group, reach):
+    pos, _, batch = cloud(group)
+    scales = ScaleFiber(base=1.5, levels=3, first=0.8)
+    graph = lift_scales(pos, group, 1.1, scales, reach=reach, batch=batch)
+    expected = {}
+    for i in range(10):
+        for j in range(10):
+            for k, s in enumerate((0.8, 1.2, 1.8)):
+                for m in range(3):
+                    near = (pos[j] - pos[i]).norm() <= 1.1 * s
+                    if batch[i] == batch[j] and near and abs(m - k) <= reach:
+                        expected[3 * i + k, 3 * j + m] = ((pos[j] - pos[i]) / (1.1 * s), m - k)
+    found = list(zip(graph.neighbors.target.tolist(), graph.neighbors.source.tolist(), strict=True))
+    assert found == sorted(expected)
+    inverse = group.elements.mT
+    for edge, nodes in enumerate(found):
+        u, offset = expected[nodes]
+        torch.testing.assert_close(graph.relative_positions[edge], inverse @ u, rtol=0, atol=1e-12)
+        assert graph.scale_offset[edge] == offset
+        assert graph.log_haar[edge] == pytest.approx(-group.dim * offset * math.log(1.5))
+    full = graph.relative_coordinates
+    assert full.shape == (len(found), group.order, group.order, coordinates_of(group))
+    a, b = group.order - 1, 0
+    assert torch.equal(full[:, a, b, : group.dim], graph.relative_positions[:, a])
+    relative = group.elements[group.relative[a, b]].flatten()
+    torch.testing.assert_close(full[:, a, b, group.dim : -1], relative.expand(len(found), -1))
+    assert torch.equal(full[:, a, b, -1], graph.scale_offset.double())
+
+
+def test_one_scale_is_the_graph_without_scales():
+    pos, _, batch = cloud(GROUPS["C4"])
+    scaled = lift_scales(pos, GROUPS["C4"], 1.5, ScaleFiber(levels=1), batch=batch)
+    plain = lift(pos.requires_grad_(), GROUPS["C4"], Radius(1.5), batch=batch)
+    assert torch.equal(scaled.neighbors.edge_index, plain.neighbors.edge_index)
+    torch.testing.assert_close(scaled.relative_positions, plain.relative_positions, rtol=0, atol=1e-12)
+
+
+# --- equivariance ---------------------------------------------------------------------------------------------
+
+FIBER = ScaleFiber(base=1.6, levels=6, first=0.5)
+
+
+@every_group
+@pytest.mark.parametrize("layers", [0, 1, 2])
+@pytest.mark.parametrize("normalize", ["softmax", "mean", "exp-mean"])
+def test_dilating_the_cloud_shifts_the_scales(group, layers, normalize):
+    """Exactly so where no key beyond the ends of the fiber is missed, and visibly not elsewhere."""
+    pos, x, batch = cloud(group)
+    modules = network(group, layers, normalize=normalize)
+    small = evaluate(modules, group, pos, x, batch, FIBER)
+    large = evaluate(modules, group, FIBER.base * pos, x, batch, FIBER)
+    first, last = layers, FIBER.levels - 1 - layers
+    error = [relative_error(large[:, k + 1], small[:, k]) for k in range(FIBER.levels - 1)]
+    assert first < last
+    assert max(error[first:last]) < TOLERANCE[F64]
+    assert relative_error(large[:, last - 1], small[:, last - 1]) > 1e-2  # control: without the shift
+    if layers:
+        assert max(error[0], error[-1]) > 1e-3
+
+
+def test_dilating_in_single_precision():
+    group = GROUPS["C4"]
+    pos, x, batch = cloud(group, dtype=torch.float32)
+    modules = network(group, 1, dtype=torch.float32)
+    small = evaluate(modules, group, pos, x, batch, FIBER)
+    large = evaluate(modules, group, FIBER.base * pos, x, batch, FIBER)
+    assert relative_error(large[:, 2:5], small[:, 1:4]) < 1e-5
+
+
+def test_other_factors_are_not_exact():
+    """Control: a dilation between two scales has no scale to go to."""
+    group = GROUPS["C4"]
+    pos, x, batch = cloud(group)
+    modules = network(group, 1)
+    small = evaluate(modules, group, pos, x, batch, FIBER)
+    between = evaluate(modules, group, FIBER.base**0.5 * pos, x, batch, FIBER)
+    assert min(relative_error(between[:, k + 1], small[:, k]) for k in range(1, 4)) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["C4", "D3"])
+def test_turning_the_cloud_permutes_the_frames(name):
+    group = GROUPS[name]
+    pos, x, batch = cloud(group)
+    modules = network(group, 1)
+    expected = evaluate(modules, group, pos, x, batch, FIBER)
+    for h in range(group.order):
+        moved = group.act(h, pos) + torch.tensor([0.3, -2.0])
+        found = evaluate(modules, group, moved, x, batch, FIBER)
+        assert relative_error(found, group.translate(h, expected)) < TOLERANCE[F64]
+    turned = evaluate(modules, group, pos @ SO(2).exp(torch.tensor([0.4], dtype=F64)).T, x, batch, FIBER)
+    assert relative_error(turned, expected) > 1e-3
+
+
+def test_clouds_do_not_see_each_other():
+    group = GROUPS["C4"]
+    pos, x, batch = cloud(group)
+    modules = network(group, 1)
+    together = evaluate(modules, group, pos, x, batch, FIBER)
+    for number in (0, 1):
+        mine = batch == number
+        alone = evaluate(modules, group, pos[mine], x[mine], None, FIBER)
+        assert relative_error(alone, together[mine]) < TOLERANCE[F64]
+
+
+# --- the measure ----------------------------------------------------------------------------------------------
+
+
+def test_the_haar_measure_makes_denser_sampling_of_scales_irrelevant():
+    """A field that is constant has the average 1 of itself; the share of each scale in it falls as s^-d."""
+    group = trivial(2)
+    graph = lift_scales(torch.zeros(1, 2, dtype=F64), group, 1.0, ScaleFiber(base=2.0, levels=3), reach=2)
+    value = torch.nn.functional.one_hot(torch.arange(3), 3).double()[:, None, None]
+    terms = RelativeTerms(displacement_bias=graph.log_haar[:, None, None, None])
+    out, _ = group_attention(None, None, value, graph.neighbors, terms=terms)
+    expected = torch.tensor([1.0, 1 / 4, 1 / 16], dtype=F64)
+    torch.testing.assert_close(out[:, 0, 0], (expected / expected.sum()).expand(3, 3))
+
+
+@pytest.mark.parametrize("normalize", ["softmax", "mean", "exp-mean"])
+def test_layers_weigh_keys_by_the_measure(normalize):
+    """Against the sum written out, with volumes of the points."""
+    group = GROUPS["C4"]
+    pos, x, batch = cloud(group)
+    volumes = 0.5 + torch.rand(10, generator=torch.Generator().manual_seed(1), dtype=F64)
+    graph = lift_scales(pos, group, 1.2, ScaleFiber(levels=2), batch=batch, volumes=volumes)
+    node_volume = graph.spread(volumes) / torch.tensor([1.0, 4.0], dtype=F64).repeat(10)
+    torch.testing.assert_close(graph.log_haar.exp(), node_volume[graph.neighbors.source])
+    layer = LieSelfAttention(CHANNELS, coordinates_of(group), heads=HEADS, normalize=normalize).double()
+    randomize(layer)
+    field = graph.spread(x)[:, None] * torch.linspace(0.5, 1.5, 4, dtype=F64)[:, None]
+    query, key, terms, _ = layer.score(field, graph)
+    value = layer.value(field).unflatten(-1, (HEADS, -1))
+    target, source = graph.neighbors.target, graph.neighbors.source
+    score = torch.einsum("eahd,ebhd->eabh", query[target], key[source]) / 2 + terms.displacement_bias
+    measure = node_volume[source][:, None, None, None]
+    count = graph.neighbors.degree[:, None, None] * group.order
+    total = torch.zeros(graph.num_points, group.order, HEADS, dtype=F64)
+    weight = (score if normalize == "mean" else score.exp()) * measure
+    norm = total.index_add(0, target, weight.sum(2)) if normalize == "softmax" else count
+    summed = torch.zeros_like(value).index_add(0, target, torch.einsum("eabh,ebhd->eahd", weight, value[source]))
+    expected = layer.output((summed / torch.as_tensor(norm)[..., None]).flatten(-2))
+    torch.testing.assert_close(layer(field, graph), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_volumes_that_grow_with_the_cloud_keep_convolutions_exact():
+    """Without a softmax nothing cancels: the measure of the dilated cloud has to be that of the cloud."""
+    group = GROUPS["C4"]
+    pos, x, batch = cloud(group)
+    volumes = 0.5 + torch.rand(10, generator=torch.Generator().manual_seed(1), dtype=F64)
+    layer = randomize(LieConvolution(CHANNELS, CHANNELS, coordinates_of(group), divide="none")).double()
+    arguments = (group, pos, x, batch, FIBER)
+    small = evaluate([layer, layer], *arguments, volumes=volumes)
+    dilated = (group, FIBER.base * pos, x, batch, FIBER)
+    large = evaluate([layer, layer], *dilated, volumes=FIBER.base**2 * volumes)
+    assert relative_error(large[:, 2:5], small[:, 1:4]) < TOLERANCE[F64]
+    fixed = evaluate([layer, layer], *dilated, volumes=volumes)
+    assert relative_error(fixed[:, 2:5], small[:, 1:4]) > 1e-2
+    uniform = [evaluate([layer, layer], *how) for how in (arguments, dilated)]
+    assert relative_error(uniform[1][:, 2:5], uniform[0][:, 1:4]) < TOLERANCE[F64]
+
+
+# --- values and bad input -------------------------------------------------------------------------------------
+
+
+def test_gradients_with_respect_to_points():
+    group = GROUPS["trivial2"]
+    pos, x, _ = cloud(group, points=4)
+    modules = network(group, 1)
+    scales = ScaleFiber(levels=2)
+
+    def call(pos):
+        return evaluate(modules, group, pos, x[:4], None, scales, radius=1.3).sum(-1)
+
+    assert torch.autograd.gradcheck(call, (pos.requires_grad_(),), fast_mode=True)
+
+
+def test_scales_of_a_crystal():
+    """Cells dilate with the points."""
+    group = octahedral()
+    pos = torch.rand(3, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
+    scales = ScaleFiber(base=1.5, levels=3, first=0.4)
+    small = lift_scales(pos, group, 1.0, scales, cell=torch.eye(3, dtype=F64))
+    large = lift_scales(1.5 * pos, group, 1.0, scales, cell=1.5 * torch.eye(3, dtype=F64))
+    rows = [
+        graph.relative_positions[(graph.neighbors.target % 3 == k) & (graph.scale_offset == 0)]
+        for graph, k in ((small, 1), (large, 2))
+    ]
+    torch.testing.assert_close(rows[1], rows[0], rtol=0, atol=1e-12)
+    shown = small.neighbors.displacements(small.pos)
+    factor = torch.tensor(scales.factors, dtype=F64)[small.neighbors.target % 3]
+    identity = small.relative_positions[:, group.identity]
+    torch.testing.assert_close(shown / factor[:, None], identity, rtol=0, atol=1e-12)
+
+
+def test_collate_and_moves():
+    group = GROUPS["C4"]
+    pos, _, batch = cloud(group)
+    order = batch.argsort(stable=True)
+    whole = lift_scales(pos[order], group, 1.0, FIBER, batch=batch[order])
+    joined = ScaledGraph.collate([lift_scales(pos[batch == c], group, 1.0, FIBER) for c in (0, 1)])
+    for name in ("pos", "batch", "relative_positions", "scale_offset", "log_haar"):
+        assert torch.equal(getattr(joined, name), getattr(whole, name))
+    assert torch.equal(joined.neighbors.edge_index, whole.neighbors.edge_index)
+    single = whole.to("cpu").astype(torch.float32)
+    assert single.relative_positions.dtype == single.log_haar.dtype == torch.float32
+    assert torch.equal(single.frames, group.matrices(single.pos))
+    with pytest.raises(ValueError, match="another scales"):
+        ScaledGraph.collate([whole, lift_scales(pos, group, 1.0, ScaleFiber())])
+
+
+def test_no_points_and_one_point():
+    group = GROUPS["C4"]
+    assert lift_scales(torch.zeros(0, 2), group, 1.0, FIBER).relative_coordinates.shape == (0, 4, 4, 7)
+    one = lift_scales(torch.zeros(1, 2), group, 1.0, FIBER)
+    assert one.neighbors.num_edges == 3 * FIBER.levels - 2
+    assert torch.isfinite(one.relative_coordinates).all()
+
+
+def test_bad_arguments():
+    group, pos = GROUPS["C4"], torch.rand(3, 2)
+    shear = cyclic(4).conjugate(torch.tensor([[1.0, 0.5], [0.0, 1.0]]))
+    for error, message, call in (
+        (ValueError, "base: expected a ratio above 1", lambda: ScaleFiber(base=1.0)),
+        (ValueError, "levels: expected", lambda: ScaleFiber(levels=0)),
+        (ValueError, "first: expected", lambda: ScaleFiber(first=0.0)),
+        (ValueError, "the coarsest scale", lambda: ScaleFiber(levels=400)),
+        (TypeError, "scales: expected a ScaleFiber", lambda: lift_scales(pos, group, 1.0, 3)),
+        (ValueError, "radius: expected", lambda: lift_scales(pos, group, -1.0, FIBER)),
+        (ValueError, "reach: expected", lambda: lift_scales(pos, group, 1.0, FIBER, reach=-1)),
+        (ValueError, "group: expected", lambda: lift_scales(torch.rand(3, 3), group, 1.0, FIBER)),
+        (ValueError, "group: expected", lambda: lift_scales(pos, shear, 1.0, FIBER)),
+        (ValueError, "volumes: expected", lambda: lift_scales(pos, group, 1.0, FIBER, volumes=torch.ones(2))),
+        (ValueError, "volumes: .* positive", lambda: lift_scales(pos, group, 1.0, FIBER, volumes=torch.zeros(3))),
+    ):
+        with pytest.raises(error, match=message):
+            call()

@@ -12,8 +12,40 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool, global_mean_pool
 
-from lieattn.certify import certify
-from lieattn.groups import FiniteGroup, cyclic, dihedral, octahedral, tetrahedral
+from lieattn.certify import Certificate, certify
+from lieattn.geometry import AllPairs, FiniteFrames, PixelSquare, PrincipalFrames, Radius, SampledFrames
+from lieattn.groups import (
+    SE,
+    SO,
+    E,
+    FiniteGroup,
+    RotationDilations,
+    Sim,
+    Translations,
+    cyclic,
+    dihedral,
+    octahedral,
+    tetrahedral,
+)
+from lieattn.models import (
+    AttentiveAllCNN,
+    AttentiveCNN,
+    AttentiveDenseNet,
+    AttentiveResNet,
+    BottleneckResNet,
+    EnergyForces,
+    FieldModel,
+    FiniteSE2Transformer,
+    FramewiseTransformer,
+    GSANet,
+    HamiltonianDynamics,
+    LieResNet,
+    LieTransformer,
+)
+from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
+from lieattn.nn import DipoleHead, PolarizabilityHead, VectorHead
+from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
+from lieattn.testing import randomize
 
 
 class Pairs(nn.Module):
@@ -70,9 +102,9 @@ class NotANumber(Pairs):
         return super().forward(data) * float("nan")
 
 
-class PerPoint(Pairs):
+class Twice(Pairs):
     def forward(self, data: Batch) -> torch.Tensor:
-        return data.x
+        return data.x.repeat(2, 1)
 
 
 def clouds(dim: int = 2, number: int = 3, seed: int = 0) -> list[Data]:
@@ -206,16 +238,199 @@ def test_table_and_json_hold_everything():
         ({"data": [Data(x=torch.ones(2, 1))]}, ValueError, "data: cloud 0 needs pos, .* got none"),
         ({"data": Data(pos=torch.ones(2, dtype=torch.int64))}, ValueError, r"got \(2,\) of torch.int64"),
         ({"data": clouds(3)}, ValueError, "group: C4 acts on 2 coordinates, the clouds have 3"),
-        ({"network": Pairs()}, ValueError, "group: the network has no attribute `group`"),
+        ({"network": Pairs()}, ValueError, "group: the network has no attribute `symmetry` or `group`"),
         (
             {"dtypes": [torch.float16]},
             TypeError,
             "dtypes: expected floating dtypes with a tolerance, got torch.float16",
         ),
         ({"dtypes": [torch.int64]}, TypeError, "got torch.int64"),
-        ({"network": PerPoint(cyclic(4))}, ValueError, r"expected outputs .* with 3 clouds, got \(15, 1\)"),
+        ({"network": Twice(cyclic(4))}, ValueError, r"\[clouds, \*\] or .* 3 clouds and 15 points, got \(30, 1\)"),
     ],
 )
 def test_bad_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         certify(**{"network": Pairs(cyclic(4)), "data": clouds(), **arguments})
+
+
+# --- every model of the library ---------------------------------------------------------------------------------------
+
+
+def molecules(dim: int = 3, *, unit: bool = False) -> list[Data]:
+    """Three clouds with features, charges, vectors, masses and times; on the unit sphere if asked for."""
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for size in (6, 4, 5):
+        pos = torch.randn(size, dim, generator=generator, dtype=torch.float64)
+        found.append(
+            Data(
+                x=torch.rand(size, 2, generator=generator) + 0.5,
+                z=torch.randint(6, 9, (size,), generator=generator),
+                pos=pos / pos.norm(dim=1, keepdim=True) if unit else pos,
+                vel=torch.randn(size, dim, generator=generator),
+                time=torch.linspace(0, 0.2, 3)[None],
+            )
+        )
+    return found
+
+
+def directed() -> list[Data]:
+    """Positions with directions."""
+    found = molecules()
+    for cloud in found:
+        cloud.pos = torch.cat([cloud.pos, torch.nn.functional.normalize(cloud.vel.double(), dim=1)], dim=1)
+    return found
+
+
+def images(size: int, channels: int = 1, number: int = 2) -> torch.Tensor:
+    return torch.rand(number, channels, size, size, generator=torch.Generator().manual_seed(2))
+
+
+def pixels(size: int, channels: int = 1) -> list[Data]:
+    """The same images as points."""
+    axis = torch.arange(size) - (size - 1) / 2
+    pos = torch.stack(torch.meshgrid(-axis, axis, indexing="ij"), dim=-1).flatten(0, 1).flip(1)
+    grid = torch.tensor([[size, size]])
+    return [Data(x=image.flatten(1).mT, pos=pos, grid=grid) for image in images(size, channels)]
+
+
+def lie(space, frames=None, **options) -> LieTransformer:
+    small = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "heads": 2, "hidden": 4, **options}
+    return LieTransformer(2, 2, space=space, frames=frames, **small)
+
+
+def gsa(group: FiniteGroup, neighborhood, **options) -> GSANet:
+    small = {"channels": 6, "blocks": (1,), "heads": 2, **options}
+    return GSANet(group, 1, 2, neighborhood=neighborhood, **small)
+
+
+def framewise(group: FiniteGroup, outputs: int = 2, **options) -> FramewiseTransformer:
+    return FramewiseTransformer(group, 2, outputs, channels=4, layers=1, **options)
+
+
+def steerable(model: type, **options) -> nn.Module:
+    return model(
+        2, 1, **{"neighborhood": Radius(3.0), "channels": 4, "layers": 1, "vector_inputs": ("vel",), **options}
+    )
+
+
+def field(head: nn.Module, **options) -> FieldModel:
+    return FieldModel(framewise(tetrahedral(), vector_inputs=("vel",)), head, **options)
+
+
+def conv(**options) -> LieResNet:
+    small = {"neighborhood": AllPairs(), "channels": 8, "blocks": 1, "rank": 2, "hidden": 4, **options}
+    return LieResNet(2, 2, space=Euclidean(SE(3)), **small)
+
+
+POSE = {"inputs": {"pos": ("position", "vector")}}
+# Network, data, options of certify, name of the group: a new model is a new line.
+MODELS = {
+    "gsa_points": (lambda: gsa(tetrahedral(), Radius(2.0), channels=8), lambda: firsts(molecules()), {}, "T"),
+    "gsa_images": (lambda: gsa(dihedral(4), PixelSquare(3), blocks=(1, 0)), lambda: pixels(4), {}, "D4"),
+    "gsa_squares": (lambda: gsa(cyclic(8), PixelSquare(3)), lambda: pixels(4), {}, "C8 on pixels"),
+    "gsa_published": (
+        lambda: gsa(cyclic(4), PixelSquare(3), frame_encoding="published"),
+        lambda: pixels(4),
+        {},
+        "trivial2",
+    ),
+    "framewise": (lambda: framewise(octahedral(), vector_inputs=("vel",)), molecules, {}, "O"),
+    "framewise_vector": (lambda: framewise(tetrahedral(), 1, kind="vector"), molecules, {}, "T"),
+    "framewise_point": (
+        lambda: framewise(dihedral(3), kind="vector", readout="point", vector_inputs=("vel",)),
+        lambda: molecules(2),
+        {},
+        "D3",
+    ),
+    "tfn": (lambda: steerable(TensorFieldNetwork), molecules, {}, "E(3)"),
+    "tfn_vector": (
+        lambda: steerable(TensorFieldNetwork, degree=1, kind="vector", readout="point"),
+        molecules,
+        {},
+        "E(3)",
+    ),
+    "se3_transformer": (lambda: steerable(SE3Transformer, degree=1, heads=2, kind="vector"), molecules, {}, "E(3)"),
+    "distances": (lambda: steerable(DistanceTransformer, heads=2, readout="point"), molecules, {}, "E(3)"),
+    "distances_vector": (lambda: steerable(DistanceTransformer, heads=2, kind="vector"), molecules, {}, "E(3)"),
+    "lie_translations": (lambda: lie(Euclidean(Translations(3))), molecules, {}, "R^3"),
+    "lie_principal": (lambda: lie(Euclidean(SE(3)), PrincipalFrames()), molecules, {}, "SE(3)"),
+    "lie_mirrors": (lambda: lie(Euclidean(E(3)), PrincipalFrames()), molecules, {}, "E(3)"),
+    "lie_plane": (lambda: lie(Euclidean(SE(2)), PrincipalFrames()), lambda: molecules(2), {}, "SE(2)"),
+    "lie_similar": (lambda: lie(Euclidean(Sim(2)), PrincipalFrames()), lambda: molecules(2), {}, "Sim(2)"),
+    "lie_finite": (lambda: lie(Euclidean(SE(3)), FiniteFrames(tetrahedral())), molecules, {}, "T"),
+    "lie_sampled": (lambda: lie(Euclidean(SE(3)), SampledFrames(2)), molecules, {}, "R^3"),
+    "lie_sphere": (lambda: lie(Sphere(), PrincipalFrames()), lambda: molecules(unit=True), {}, "SO(3)"),
+    "lie_orbits": (lambda: lie(Orbits(SO(3)), PrincipalFrames()), molecules, {}, "SO(3)"),
+    "lie_scales": (lambda: lie(Orbits(RotationDilations(2))), lambda: molecules(2), {}, "R+xSO(2)"),
+    "lie_directions": (lambda: lie(PositionDirection(), PrincipalFrames()), directed, POSE, "SE(3)"),
+    "lie_conv": (lambda: conv(frames=PrincipalFrames()), molecules, {}, "SE(3)"),
+    "lie_conv_thinned": (lambda: conv(frames=PrincipalFrames(), downsampling=0.5), molecules, {}, "SE(3)"),
+    "finite_se2": (
+        lambda: FiniteSE2Transformer(3, channels=8, layers=1, heads=2, content="pairwise_distances"),
+        lambda: molecules(2),
+        {},
+        "C3",
+    ),
+    "forces": (lambda: EnergyForces(steerable(TensorFieldNetwork, degree=1)), molecules, {}, "E(3)"),
+    "forces_principal": (
+        lambda: EnergyForces(LieTransformer(2, 1, space=Euclidean(SE(3)), frames=PrincipalFrames(), **FORCES)),
+        molecules,
+        {},
+        "SE(3)",
+    ),
+    "hamiltonian": (lambda: HamiltonianDynamics(framewise(dihedral(1), 1)), lambda: molecules(2), {}, "D1"),
+    "field_vector": (lambda: field(VectorHead(4)), molecules, {}, "T"),
+    "field_position": (lambda: field(VectorHead(4), start={"pos": 1.0, "vel": 0.5}), molecules, {}, "T"),
+    "field_dipole": (lambda: field(DipoleHead(4)), molecules, {}, "T"),
+    "field_tensor": (lambda: field(PolarizabilityHead(4)), molecules, {}, "T"),
+    "attentive_cnn": (
+        lambda: AttentiveCNN(cyclic(4), channels=2, attention="full", spatial_size=3),
+        lambda: images(28),
+        {},
+        "C4",
+    ),
+    "attentive_all_cnn": (lambda: AttentiveAllCNN(dihedral(4), 1, 2, channels=2), lambda: pixels(8), {}, "D4"),
+    "attentive_resnet": (
+        lambda: AttentiveResNet(cyclic(4), 1, 2, blocks=1, channels=(2, 2, 2), attention="pose"),
+        lambda: images(8),
+        {},
+        "C4",
+    ),
+    "attentive_densenet": (
+        lambda: AttentiveDenseNet(cyclic(4), 1, 2, growth=2),
+        lambda: images(96),
+        {},
+        "C4",
+    ),
+    "affine": (lambda: BottleneckResNet(dihedral(4), 1, 2, **AFFINE), lambda: pixels(8), {}, "D4"),
+    "affine_strided": (
+        lambda: BottleneckResNet(cyclic(4), 1, 2, downsampling="strided", **AFFINE),
+        lambda: pixels(8),
+        {},
+        "trivial2",
+    ),
+}
+FORCES = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "heads": 2, "hidden": 4}
+AFFINE = {"blocks": 1, "width": 2, "heads": 2, "size": 3}
+
+
+def firsts(clouds: list[Data]) -> list[Data]:
+    """The same clouds with one feature."""
+    for cloud in clouds:
+        cloud.x = cloud.x[:, :1]
+    return clouds
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_keeps_its_promise(name):
+    make, data, options, group = MODELS[name]
+    network = randomize(make(), spread=0.4)
+    certificate = certify(network, data(), elements=2, rotations=1, **options)
+    assert certificate.passed, certificate.table()
+    assert certificate.promised
+    assert certificate.group == group
+    assert certificate.guarantee != "the network states no guarantee"
+    assert certificate.spread > 1e-4
+    assert certificate.spread > 100 * max(certificate.worst().values())
+    assert Certificate.from_json(certificate.to_json()).to_json() == certificate.to_json()

@@ -433,7 +433,10 @@ def test_first_model_is_the_measure_if_no_count_is_given(tmp_path):
             {"step": 64},
             r"models.b: cannot have 102 parameters within 5 %; the nearest counts are 322 \(channels = 64\)",
         ),
-        ({"step": 16}, r"the nearest counts are 82 \(channels = 16\) and 162 \(channels = 32\). Choose a smaller step, let"),
+        (
+            {"step": 16},
+            r"the nearest counts are 82 \(channels = 16\) and 162 \(channels = 32\). Choose a smaller step, let",
+        ),
         ({"width": None}, r"the nearest counts are 42 \(as configured\)"),
         ({"step": 2, "init_args": {"outputs": 2, "heads": 3}}, "heads: 3 do not divide"),
         ({"width": "chanels"}, "chanels"),
@@ -609,6 +612,21 @@ def test_root_is_given_to_data_sets_that_take_one(tmp_path):
 def test_bad_settings_are_named(tmp_path, capsys, changes, message):
     compare(tmp_path, status=2, seeds=changes.pop("seeds", [0]), **changes)
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_settings_can_be_replaced(tmp_path, capsys):
+    file = write(tmp_path / "compare.yaml", config())
+    found = read_settings(file, changes=["budget.steps=3", "seeds=[5]", "equivariance.clouds=1", "tolerance=0.5"])
+    assert (found.budget.steps, found.budget.evaluations, found.seeds, found.tolerance) == (3, 3, [5], 0.5)
+    for change, message in (
+        ("seeds", "--set seeds: expected SECTION.SETTING=VALUE"),
+        ("seeds.first=1", "--set seeds.first=1: expected"),
+        ("tolerance.a.b=1", "--set tolerance.a.b=1: "),
+        ("seeds=[", r"--set seeds=\[: "),
+        ("seeed=1", "unknown setting 'seeed'"),
+    ):
+        assert main(["compare", str(file), "--set", change]) == 2
+        assert re.search(message, capsys.readouterr().err)
 
 
 def test_files_that_are_no_configuration(tmp_path, capsys):

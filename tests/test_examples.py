@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
+from lieattn.train.cli import main
 from lieattn_datasets import ImagePoints
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -51,3 +53,113 @@ def test_affine_self_convolution(monkeypatch, capsys, tmp_path):
     assert json.loads(capsys.readouterr().out.splitlines()[-1].removeprefix("RESULT ")) == results
     assert list(results) == ["ResNet", "p4 ASC"]
     assert results["p4 ASC"]["unchanged_by_quarter_turn"] == 1.0
+
+
+def random_molecules(rng, count=8):
+    sizes = rng.integers(4, 7, count)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    atoms = int(offsets[-1])
+    return {
+        "z": rng.choice([1, 6, 7, 8], atoms).astype(np.uint8),
+        "pos": rng.normal(size=(atoms, 3)).astype(np.float32),
+        "offsets": offsets.astype(np.int32),
+        "gdb_index": np.arange(1, count + 1, dtype=np.int32),
+        "split_train": np.arange(4),
+        "split_valid": np.array([4, 5]),
+        "split_test": np.array([6, 7]),
+    }
+
+
+def write_qm9(root, rng):
+    molecules = random_molecules(rng)
+    count, atoms = len(molecules["gdb_index"]), len(molecules["z"])
+    names = ["mu", "alpha", "homo", "lumo", "gap", "r2", "zpve", "u0", "u298", "h298", "g298", "cv"]
+    names += ["u0_atom", "u298_atom", "h298_atom", "g298_atom", "A", "B", "C"]
+    targets = {"targets": rng.normal(size=(count, len(names))), "target_names": np.array(names, dtype="S9")}
+    np.savez(root / "qm9_subset.npz", **molecules, **targets)
+    np.savez(
+        root / "qm9_subset_gfn2.npz",
+        gdb_index=molecules["gdb_index"],
+        **{name: rng.normal(size=count) for name in ("energy", "homo", "gap")},
+        dipole=rng.normal(size=(count, 3)).astype(np.float32),
+        quadrupole=np.zeros((count, 6), dtype=np.float32),
+        polarizability=np.zeros((count, 3, 3), dtype=np.float32),
+        polarizability_ok=np.ones(count, dtype=bool),
+        charges=np.zeros(atoms, dtype=np.float32),
+        forces=np.zeros((atoms, 3), dtype=np.float32),
+    )
+
+
+def write_rmd17(root, rng):
+    pos = (rng.normal(size=(1, 9, 3)) + 0.1 * rng.normal(size=(116, 9, 3))).astype(np.float32)
+    content = {"z": np.array([6, 6, 8, 1, 1, 1, 1, 1, 1], dtype=np.uint8), "R": pos}
+    content.update(E=rng.normal(size=116) - 97_000, F=rng.normal(size=pos.shape).astype(np.float32))
+    np.savez(root / "rmd17_split01.npz", **{f"ethanol_{key}": values for key, values in content.items()})
+
+
+def write_nbody(root, rng):
+    np.savez(
+        root / "nbody_charged5.npz",
+        charge=rng.choice([-1, 1], (8, 5)).astype(np.int8),
+        pos=rng.normal(size=(8, 5, 5, 3)).astype(np.float32),
+        vel=rng.normal(size=(8, 5, 5, 3)).astype(np.float32),
+        times=np.arange(5, dtype=np.float32),
+        energy=np.zeros(8),
+        split_train=np.arange(4),
+        split_valid=np.array([4, 5]),
+        split_test=np.array([6, 7]),
+    )
+
+
+def write_wind(root, rng):
+    latitude, longitude = np.linspace(90, -90, 13, dtype=np.float32), 30 * np.arange(12, dtype=np.float32)
+    u, v = rng.normal(size=(2, 12, 13, 12)).astype(np.float32)
+    np.savez(root / "wind_monthly_mean.npz", u=u, v=v, lat=latitude, lon=longitude, month=np.arange(1, 13))
+
+
+FILES = {
+    "qm9_homo": write_qm9,
+    "qm9_dipole": write_qm9,
+    "rmd17_ethanol": write_rmd17,
+    "nbody": write_nbody,
+    "wind": write_wind,
+}
+SMALLER = {
+    "springs": {"size": 4},
+    "constellation": {"size": 4},
+    "wind": {"points": 40, "draws": 1},
+}
+# Exact frames: invariance to any rotation in float32, random weights included. Finite groups: something is left.
+EXACT = {"qm9_homo", "constellation"}
+
+
+@pytest.mark.parametrize("name", [*FILES, "springs", "constellation"])
+def test_configuration_trains_and_its_figures_can_be_had(name, tmp_path, capsys):
+    config = yaml.safe_load((EXAMPLES / "configs" / f"{name}.yaml").read_text())
+    rng = np.random.default_rng(0)
+    if name in FILES:
+        FILES[name](tmp_path, rng)
+    for split in ("train", "val", "test"):
+        options = config["data"][split]["init_args"]
+        if name in FILES:
+            options.update(root=str(tmp_path), verify=False)
+        options.update(SMALLER.get(name, {}))
+    config["data"].update(batch_size=2, eval_batch_size=2)
+    config["model"]["init_args"]["schedule"]["init_args"]["warmup_epochs"] = 0
+    config["trainer"].update(max_epochs=1, limit_train_batches=2, check_val_every_n_epoch=1, logger=False)
+    config["trainer"].update(default_root_dir=str(tmp_path / "runs" / name), enable_model_summary=False)
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config))
+    assert main(["fit", "--config", str(file)]) == 0
+    best = tmp_path / "runs" / name / "checkpoints" / "best.ckpt"
+    capsys.readouterr()
+
+    example = load("evaluate")
+    figures = example.main(str(best), clouds=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert json.loads(lines[-1].removeprefix("RESULT ")) == figures
+    assert all(np.isfinite(value) for value in figures.values())
+    if name in EXACT:
+        assert figures["equivariance"] < 1e-4
+    elif name != "springs":
+        assert 1e-4 < figures["equivariance"]

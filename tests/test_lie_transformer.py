@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ from lieattn.nn import (
     PairGraph,
     PointBatchNorm,
 )
-from lieattn.ops import activation, backend
+from lieattn.ops import RelativeTerms, activation, backend, explain, group_attention, head_networks
 from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
 from lieattn.testing import randomize, relative_error
 
@@ -109,21 +110,33 @@ def literal(network, x):
     return torch.cat(out, dim=-1)
 
 
+@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("hidden", [4, 5])
+@pytest.mark.parametrize("evaluation", ["plain", "auto"])
 @pytest.mark.parametrize("name", ["silu", "relu", "gelu", "elu", "none"])
-def test_networks_of_heads_are_what_they_say(name, monkeypatch):
+def test_networks_of_heads_are_what_they_say(name, evaluation, hidden, threads, monkeypatch):
     monkeypatch.setattr("lieattn.ops._head_networks._BLOCK", {"cpu": 64 * 15})
-    net = randomize(HeadNetwork(3, 4, 5, name).double())
-    x = torch.randn(2, 97, 4, dtype=DOUBLE, requires_grad=True)
-    cotangent = torch.randn(2, 97, 3, dtype=DOUBLE)
-    wanted = literal(net, x)
-    found = net(x)
-    assert relative_error(found, wanted) < 1e-12
-    leaves = [x, *net.parameters()]
-    expected = torch.autograd.grad((wanted * cotangent).sum(), leaves)
-    for mine, theirs in zip(torch.autograd.grad((found * cotangent).sum(), leaves), expected, strict=True):
-        assert relative_error(mine, theirs) < 1e-12
-    assert torch.equal(net.finish(literal_first(net, x)), net.finish(literal_first(net, x)))
-    assert relative_error(net.finish(literal_first(net, x)), wanted) < 1e-12
+    for dtype, tolerance in ((DOUBLE, 1e-12), (torch.float32, 1e-5)):
+        net = randomize(HeadNetwork(3, 4, hidden, name).to(dtype))
+        x = torch.randn(2, 97, 4, dtype=dtype, requires_grad=True)
+        cotangent = torch.randn(2, 97, 3, dtype=dtype)
+        wanted = literal(net, x)
+        leaves = [x, *net.parameters()]
+        expected = torch.autograd.grad((wanted * cotangent).sum(), leaves)
+        with backend(evaluation):
+            found = net(x)
+            gradients = torch.autograd.grad((found * cotangent).sum(), leaves)
+        assert relative_error(found, wanted) < tolerance
+        for mine, theirs in zip(gradients, expected, strict=True):
+            assert relative_error(mine, theirs) < tolerance
+        assert relative_error(net.finish(literal_first(net, x)), wanted) < tolerance
 
 
 def literal_first(net, x):
@@ -151,6 +164,17 @@ def test_networks_of_heads_without_rows():
     assert out.shape == (0, 1, 1, 2)
     out.sum().backward()
     assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in net.parameters())
+
+
+def test_networks_of_heads_refuse_what_does_not_fit():
+    net = HeadNetwork(2, 3, 4)
+    weights, biases = list(net.weights), list(net.biases)
+    with pytest.raises(ValueError, match="weights, biases: expected"):
+        head_networks(torch.zeros(5, 2), weights, biases)
+    with pytest.raises(ValueError, match="weights, biases: expected"):
+        head_networks(torch.zeros(5, 3), weights, biases[::-1])
+    with pytest.raises(ValueError, match="activation: expected one of"):
+        head_networks(torch.zeros(5, 3), weights, biases, "tanh")
 
 
 def test_networks_of_heads_keep_geometry_in_single_precision():
@@ -466,6 +490,57 @@ def test_plain_and_fused_evaluations_agree():
         with backend("plain"):
             expected = model(data)
         assert relative_error(model(data), expected) < 1e-10
+
+
+@pytest.mark.parametrize("normalize", ["softmax", "mean", "exp-mean", "none"])
+@pytest.mark.parametrize("batch", [[0, 0, 0, 1, 1, 1], [0, 2, 2, 0, 2, 1, 2]], ids=["regular", "ragged"])
+def test_whole_clouds_with_scores_of_pairs_are_dense(normalize, batch):
+    neighbors = AllPairs()(torch.randn(len(batch), 3), torch.tensor(batch))
+    for fiber, content, shared in ((1, True, False), (3, True, True), (2, False, False)):
+        signals = [torch.randn(len(batch), fiber, 2, 4, dtype=DOUBLE, requires_grad=True) for _ in range(3)]
+        if not content:
+            signals = [None, None, signals[2]]
+        index = torch.randint(3, (neighbors.num_edges,)) if shared else None
+        rows = 3 if shared else neighbors.num_edges
+        bias = torch.randn(rows, fiber, 1 if shared else fiber, 2, dtype=DOUBLE, requires_grad=True)
+        options = {"terms": RelativeTerms(displacement_bias=bias), "normalize": normalize}
+        results = []
+        for name in ("plain", "dense"):
+            with backend(name):
+                assert explain(*signals, neighbors, **options).backend == name
+                out, _ = group_attention(*signals, neighbors, displacement_index=index, **options)
+                leaves = [leaf for leaf in (*signals, bias) if leaf is not None]
+                first = torch.autograd.grad(out.sin().sum(), leaves, create_graph=True)
+                second = torch.autograd.grad(sum(part.square().sum() for part in first), leaves)
+                results.append([out, *first, *second])
+        for mine, theirs in zip(*results, strict=True):
+            assert relative_error(mine, theirs) < 1e-10
+
+
+def test_literal_evaluation_of_the_benchmark_is_the_layer(monkeypatch):
+    from lieattn.bench import _lietransformer as bench
+    from lieattn.models import published_pairs
+
+    space = Euclidean(SE(3))
+    pos = points_of(space, 12)
+    batch = torch.arange(2).repeat_interleave(6)
+    graph = lift_elements(pos, space, SampledFrames(2, design=False), AllPairs(), batch=batch)
+    pairs = published_pairs(space, graph.elements, graph.invariants, graph.neighbors)
+    layer = randomize(LieSelfAttention(128, 6).double(), spread=0.2)
+    x = torch.randn(12, 2, 128, dtype=DOUBLE)
+    found = layer(x, PairGraph(graph.neighbors, pairs, batch, 2))
+    wanted = bench.dense_attention(
+        x.reshape(2, 12, 128), graph.elements.reshape(2, 12, 4, 4), dict(layer.named_parameters())
+    )
+    assert relative_error(found, wanted.reshape(12, 2, 128)) < 1e-8
+    monkeypatch.setattr(bench, "compare", partial(bench.compare, memory=False))
+    monkeypatch.setattr(bench, "CASES", ((5, 2),))
+    monkeypatch.setattr(bench, "LOCAL", (30,))
+    records = bench.run(repeats=1)
+    assert [(r.case, r.way) for r in records] == [
+        *[("5x2", way) for way in ("dense", "plain", "fused", "log")],
+        ("radius 30", "fused"),
+    ]
 
 
 # --- convolutions and blocks ----------------------------------------------------------------------------------------

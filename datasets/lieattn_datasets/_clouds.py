@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
-Transform = Callable[[Data], Data]
+# Returns Data. jsonargparse would take that annotation for a factory, and refuse transforms in configuration files.
+Transform = Callable[[Data], Any]
 
 
 class Clouds(Dataset[Data]):

@@ -21,6 +21,7 @@ BENCHMARKS = {
     "framewise": "a training step of the framewise transformer, against torch's TransformerEncoder",
     "lietransformer": "an SE(3) attention layer of LieTransformer, against its literal dense evaluation",
     "lifts": "equivariance error of LieTransformer with each lift (repeats: motions)",
+    "scales": "equivariance error of the scale fiber at its ends (repeats: clouds)",
     "scaling": "time and memory against points, group order, neighbors",
     "peers": "one layer beside those of other packages",
     "roofline": "operations and bytes a second against the machine's ceilings",

@@ -13,13 +13,13 @@ frames, takes the coordinates of all pairs, and runs the layer forward and backw
 ``log``
     The same on the logarithms, the very numbers of ``dense``.
 
-``radius 1024`` and ``radius 4096`` show a neighborhood of fixed radius at constant density: time and memory grow with
-the points, not with their square.
+``radius 256`` to ``radius 4096`` show a neighborhood of fixed radius at constant density: time and memory grow with the
+points, not with their square.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Literal
 
@@ -38,6 +38,7 @@ from lieattn.spaces import Euclidean
 CHANNELS, HEADS = 128, 8
 CLOUDS = {18: 16, 64: 4, 256: 1}
 CASES = ((18, 1), (18, 4), (18, 8), (64, 1), (64, 4), (256, 1))
+LOCAL = (256, 1024, 4096)
 NEAR = 20  # neighbors of a point within the radius, on average
 Way = Literal["plain", "fused", "log"]
 
@@ -100,7 +101,7 @@ def build_dense(points: int, samples: int, outputs: Callable[[Tensor], None] | N
     return problem
 
 
-def dense_attention(x: Tensor, elements: Tensor, parameters: dict[str, Tensor]) -> Tensor:
+def dense_attention(x: Tensor, elements: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
     """Attention of ``[clouds, N, channels]`` on elements ``[clouds, N, 4, 4]``, everything for all pairs."""
 
     def linear(name: str, signal: Tensor) -> Tensor:
@@ -169,6 +170,6 @@ def run(repeats: int = 3) -> list[Record]:
         builders: dict[str, Callable[[], Problem]] = {"dense": partial(build_dense, points, samples)}
         builders |= {way: partial(build, points, samples, way) for way in ways}
         records += compare(f"{points}x{samples}", builders, repeats=repeats)
-    for points in (256, 1024, 4096):
+    for points in LOCAL:
         records += compare(f"radius {points}", {"fused": partial(build_local, points)}, repeats=repeats)
     return records

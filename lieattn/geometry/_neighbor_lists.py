@@ -118,6 +118,7 @@ class Neighbors:
 
     def displacements(self, pos: Tensor) -> Tensor:
         """``pos[source] + shift - pos[target]`` of each edge: ``[points, dim]`` to ``[edges, dim]``."""
+        pos = pos.contiguous()  # what is not is gathered many times slower
         difference = pos.index_select(0, self.source) - pos.index_select(0, self.target)
         return difference if self.shift is None else difference + self.shift.to(difference.dtype)
 

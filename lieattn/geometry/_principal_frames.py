@@ -15,7 +15,7 @@ from lieattn.geometry._axes import Candidates, completed_axes, principal_axes
 from lieattn.geometry._lifts import gram_matrix, stabilizer_of
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._point_clouds import PointClouds
-from lieattn.groups import LieGroup
+from lieattn.groups import SO, LieGroup, O, RotationDilations
 from lieattn.spaces import HomogeneousSpace
 
 
@@ -50,8 +50,9 @@ class PrincipalFrames:
     points among equally far ones: of the neighborhood, and if all of that lies on these axes, of the cloud. If all
     of that does too (points on a line, or at one place), the axis is arbitrary, but a function of the others. So
     rigid motions stay exact for invariant outputs: what is arbitrary is then not seen by any point. What is lost is
-    independence of the order of points, where points are equally far that no symmetry in the group exchanges. Frames as
-    functions of the points jump at the gap and where the farthest point changes, and so does what is made of them.
+    independence of the order of points: where points are equally far that no symmetry in the group exchanges, and for
+    neighborhoods where points are equally far at all, since each of them chooses by itself. Frames as functions of
+    the points jump at the gap and where the farthest point changes, and so does what is made of them.
 
     **Derivatives.** Correct wherever frames are continuous, to all orders where no moments are degenerate and to first
     order elsewhere.
@@ -116,7 +117,7 @@ class PrincipalFrames:
                 completed = completed_axes(axes[rows], isolated[rows], candidates, epsilon)
                 axes = axes.index_put((rows,), completed)
             axes = _proper(axes)
-            if _has(group, 2 * torch.eye(group.dim, dtype=torch.float64)):
+            if isinstance(group, RotationDilations):
                 axes = axes * _radius(data.moments)[:, None, None]
             frames = (axes[:, None] * signs.to(axes)[:, None, :]).to(clouds.pos.dtype)
         return frames if data.per_point else frames[clouds.batch]
@@ -250,31 +251,20 @@ def _local_basis(space: HomogeneousSpace, group: LieGroup, points: Tensor) -> Te
 
 def _signs(group: LieGroup, improper: bool | None) -> Tensor:
     """Diagonals ``[fiber, k]`` of the sign matrices that frames are multiplied with."""
-    k = group.dim
-    if not _has(group, _generic_rotation(k)):
+    # By their class: a group of one's own need not say what belongs to it.
+    if not isinstance(group, SO | O | RotationDilations):
         raise ValueError(
-            f"frames: {group.name} does not have all rotations, so principal axes are none of its elements"
+            f"frames: principal axes are elements of SO(d), O(d) or R+xSO(d), not of {group.name}; take GivenFrames"
         )
-    mirror = torch.eye(k, dtype=torch.float64)
-    mirror[-1, -1] = -1
-    allowed = _has(group, mirror)
-    if improper and not allowed:
+    if improper and not isinstance(group, O):
         raise ValueError(f"improper: {group.name} has no improper elements")
-    signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=k)), dtype=torch.float64)
-    return signs if allowed and improper is not False else signs[signs.prod(-1) > 0]
+    signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=group.dim)), dtype=torch.float64)
+    return signs if isinstance(group, O) and improper is not False else signs[signs.prod(-1) > 0]
 
 
 def _generic_rotation(k: int) -> Tensor:
     skew = torch.linspace(0.3, 0.7, k * k, dtype=torch.float64).reshape(k, k)
     return torch.linalg.matrix_exp(skew - skew.T)
-
-
-def _has(group: LieGroup, matrix: Tensor) -> bool:
-    try:
-        group.check("frames", matrix)
-    except ValueError:
-        return False
-    return True
 
 
 def _proper(axes: Tensor) -> Tensor:

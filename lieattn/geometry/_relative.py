@@ -66,10 +66,10 @@ def _from_places(group: LieGroup, elements: Tensor, neighbors: Neighbors) -> tup
     if isinstance(group, Translations):
         unit = torch.eye(dim, dtype=elements.dtype, device=elements.device)
         return displacement[:, None, None], unit.expand(len(displacement), 1, 1, dim, dim)
-    inverse = _inverse(group, elements).index_select(0, neighbors.target)
+    inverse = _inverse(group, elements).contiguous().index_select(0, neighbors.target)
     seen = (inverse @ displacement[:, None, :, None])[..., 0]
     # One product of [fiber * dim, dim] and [dim, fiber * dim] an edge.
-    across = group.linear(elements).transpose(1, 2).flatten(2).index_select(0, neighbors.source)
+    across = group.linear(elements).transpose(1, 2).flatten(2).contiguous().index_select(0, neighbors.source)
     turned = (inverse.flatten(1, 2) @ across).unflatten(-1, (fiber, dim)).unflatten(1, (fiber, dim)).transpose(2, 3)
     return seen[:, :, None].expand(-1, -1, fiber, -1), turned
 

@@ -6,13 +6,15 @@ from lieattn.models._attentive_network import AttentionKind, AttentiveNetwork
 from lieattn.models._attentive_resnet import AttentiveResidualBlock, AttentiveResNet
 from lieattn.models._gsa_geometry import GSAGeometry
 from lieattn.models._lie_coordinates import published_distance, published_pairs
-from lieattn.models._published_attentive import published_accuracy, published_attentive_cnn, published_inputs
+from lieattn.models._lifted_field import LiftedField
+from lieattn.models._published_attentive import published_accuracy, published_inputs
 from lieattn.models._published_gsa import published_table
 from lieattn.models._published_lie import published_kernel
 from lieattn.models._residual_blocks import BottleneckBlock
 from lieattn.models.affine_self_conv import BottleneckResNet
-from lieattn.models.attentive_gcnn import AttentiveCNN
+from lieattn.models.attentive_gcnn import AttentiveCNN, published_attentive_cnn
 from lieattn.models.energy_forces import EnergyAndForce, EnergyForces
+from lieattn.models.field_model import FieldModel
 from lieattn.models.finite_se2 import FiniteSE2Transformer
 from lieattn.models.framewise_transformer import FramewiseTransformer
 from lieattn.models.gsa_net import GSANet
@@ -35,6 +37,7 @@ __all__ = [
     "EnergyAndForce",
     "EnergyDrift",
     "EnergyForces",
+    "FieldModel",
     "FiniteSE2Transformer",
     "FramewiseTransformer",
     "GSAGeometry",
@@ -43,6 +46,7 @@ __all__ = [
     "LieConvGeometry",
     "LieResNet",
     "LieTransformer",
+    "LiftedField",
     "Trajectory",
     "energy_drift",
     "image_points",

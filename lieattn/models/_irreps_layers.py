@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -114,6 +115,18 @@ class TensorProductMessage(nn.Module):
             nn.Linear(basis, hidden), nn.SiLU(), nn.Linear(hidden, self.product.weight_numel, bias=False)
         )
         self.linear = o3.Linear(o3.Irreps(middle), irreps_out)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """Make coupling coefficients anew where they are moved to float64: e3nn rounds them to the default dtype."""
+        from e3nn import o3
+
+        super()._apply(fn, recurse)
+        for name, buffer in self.product.named_buffers():
+            _, found, degrees = name.rpartition("_w3j_")
+            if found and buffer.dtype == torch.float64 and not buffer.is_meta:
+                one, other, made = (int(degree) for degree in degrees.split("_"))
+                buffer.copy_(o3.wigner_3j(one, other, made, dtype=torch.float64))
+        return self
 
     def forward(self, x: Tensor, edges: Edges) -> Tensor:
         """Features ``[points, irreps_in.dim]`` to messages ``[edges, irreps_out.dim]``."""

@@ -83,6 +83,7 @@ def published_pairs(
     if neighbors.shift is not None:
         raise ValueError(f"neighbors: clouds that repeat have coordinates 'smooth' and 'log', not {coordinates!r}")
     group = space.group
+    elements = elements.contiguous()
     at_target = elements.index_select(0, neighbors.target)[:, :, None]
     at_source = elements.index_select(0, neighbors.source)[:, None]
     if coordinates == "grid":

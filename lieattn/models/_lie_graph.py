@@ -9,9 +9,22 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_length, check_neighborhood
-from lieattn.geometry import Lift, LiftedElements, Neighborhood, Neighbors, lift_elements
+from lieattn.geometry import (
+    FiniteFrames,
+    GivenFrames,
+    Lift,
+    LiftedElements,
+    Neighborhood,
+    Neighbors,
+    PrincipalFrames,
+    SampledFrames,
+    lift_elements,
+)
 from lieattn.models._lie_coordinates import Coordinates, check_coordinates, num_coordinates, published_pairs
 from lieattn.spaces import HomogeneousSpace
+
+# The lifts are named one by one for configuration files, which cannot name a class for a protocol that is called.
+Frames = FiniteFrames | SampledFrames | PrincipalFrames | GivenFrames | Lift
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +51,7 @@ class Lifting:
     """
 
     space: HomogeneousSpace
-    frames: Lift | None
+    frames: Frames | None
     neighborhood: Neighborhood
     coordinates: Coordinates = "smooth"
     scale: float | None = None

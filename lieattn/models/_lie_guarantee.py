@@ -1,10 +1,11 @@
-"""What a network on lifted points promises, in words."""
+"""What a network on lifted points promises, in words and for programs."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from lieattn.geometry import FiniteFrames, GivenFrames, PrincipalFrames, SampledFrames
+from lieattn.groups import FiniteGroup, LieGroup, Translations
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
 
@@ -31,3 +32,24 @@ def guarantee(space: HomogeneousSpace, frames: Any, coordinates: str = "smooth")
     if coordinates in ("log", "published", "quaternion"):
         text += "; logarithms and quaternions of relative elements jump at an angle of π"
     return text
+
+
+def symmetry(space: HomogeneousSpace, frames: Any, coordinates: str = "smooth") -> FiniteGroup | LieGroup | None:
+    """Group that leaves the outputs alone exactly; a finite one together with all translations, None for no group.
+
+    Given frames do not move along by themselves. Logarithms jump at an angle of π, and so many relative frames are
+    half turns that beside translations nothing is promised for networks that see them.
+    """
+    shifts = Translations(space.group.dim) if isinstance(space, Euclidean) else None
+    if frames is None:
+        return space.group
+    if coordinates in ("log", "published", "quaternion"):
+        return shifts
+    if isinstance(frames, FiniteFrames) and isinstance(space, Euclidean):
+        return frames.group
+    return space.group if isinstance(frames, PrincipalFrames) else shifts
+
+
+def sees_order(frames: Any) -> bool:
+    """Whether outputs depend on the order of the points, because frames are drawn for each place in a cloud."""
+    return isinstance(frames, SampledFrames) and frames.per == "point"

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lieattn._checks import check_count
-from lieattn.groups import FiniteGroup
+from lieattn.groups import FiniteGroup, trivial
 from lieattn.models._residual_blocks import BottleneckBlock, Downsampling, FieldBatchNorm, PixelConvolution, Raster
 from lieattn.nn import (
     AffineSelfConvolution,
@@ -152,6 +152,11 @@ class BottleneckResNet(nn.Module):
         if strided and bool((self.group.elements.round() < 0).any()):
             return f"none: strided downsampling of even sides does not turn with {self.group.name}; use 'pooled'"
         return f"logits are invariant to {self.group.name} acting on the pixels of the image, exactly up to rounding"
+
+    @property
+    def symmetry(self) -> FiniteGroup:
+        """Group that leaves the logits alone exactly, acting on the image about its center."""
+        return self.group if self.guarantee.startswith("logits") else trivial(2)
 
     def forward(self, data: Any) -> Tensor:
         """Logits ``[images, classes]``.

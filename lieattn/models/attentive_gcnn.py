@@ -7,13 +7,18 @@ ICML 2020. The other networks of the paper are in files of their own beside this
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lieattn._checks import check_count, check_dropout
 from lieattn.groups import FiniteGroup
 from lieattn.models._attentive_network import AttentionKind, AttentiveNetwork, convolution
+from lieattn.models._published_attentive import load_weights, read_weights
 from lieattn.nn import GridBatchNorm, GridGroupConvolution, GridLiftingConvolution, GridSpatialPool
 
 _PLANAR_SIDE = 4  # of the kernel that ends the network
@@ -97,6 +102,31 @@ class AttentiveCNN(AttentiveNetwork):
             raise ValueError(f"data: expected images of 28 x 28 pixels, got {tuple(images.shape[-2:])}")
         fields.append(last.flatten(2).amax(dim=-1))
         return fields
+
+
+def published_attentive_cnn(weights: str | Path | Mapping[str, np.ndarray[Any, Any]]) -> AttentiveCNN:
+    """Rotated MNIST network with weights that the authors trained, in evaluation mode.
+
+    The weights are part of a repository under the MIT licence, copyright (c) 2019 Erik J Bekkers, whose notice must
+    stay with copies of them. They were trained on transposed images; :func:`lieattn.models.published_inputs` makes
+    these.
+
+    Parameters
+    ----------
+    weights
+        An .npz file, or its arrays: ``group`` (``"z2"``, ``"p4"`` or ``"p4m"``), for each layer ``conv1`` to ``conv7``
+        ``.kernel`` ``[out, in, (poses,) size, size]``, ``.attention`` and ``.W1``, ``.W2``, ``.psi_X`` or ``.w_H`` with
+        it, for each normalization ``bn1`` to ``bn6`` ``.gamma``, ``.beta``, ``.mean``, ``.var``.
+
+    Raises
+    ------
+    ValueError
+        If an array is missing or has another shape than the network's.
+    """
+    options, arrays = read_weights(weights)
+    network = AttentiveCNN(**options)
+    load_weights(list(network.layers), list(network.norms), arrays)
+    return network.eval()
 
 
 def _draw_normal(network: nn.Module) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +56,8 @@ class EnergyForces(nn.Module):
             [-2.]])
     """
 
+    kind: ClassVar[Mapping[str, str]] = MappingProxyType({"energy": "invariant", "force": "vector"})
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         if not callable(model):
@@ -64,6 +68,21 @@ class EnergyForces(nn.Module):
     def guarantee(self) -> str:
         """That of the network, for the energy."""
         return str(getattr(self.model, "guarantee", "the network states no guarantee"))
+
+    @property
+    def symmetry(self) -> Any:
+        """That of the network, its ``symmetry`` or ``group``; no attribute where it has neither."""
+        return self.model.symmetry if hasattr(self.model, "symmetry") else self.model.group
+
+    @property
+    def vector_inputs(self) -> tuple[str, ...]:
+        """Names of attributes of the data that turn along: those of the network."""
+        return tuple(getattr(self.model, "vector_inputs", ()))
+
+    @property
+    def sees_order(self) -> bool:
+        """Whether the order of the points matters to the network."""
+        return bool(getattr(self.model, "sees_order", False))
 
     def forward(self, data: Any, *, create_graph: bool | None = None) -> EnergyAndForce:
         """Energies ``[clouds]`` and forces ``[points, dim]``.

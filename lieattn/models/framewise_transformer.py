@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lieattn.geometry import PointClouds, padding, point_clouds
 from lieattn.groups import FiniteGroup, check_group
+from lieattn.models._lifted_field import LiftedField
 from lieattn.models._point_inputs import Kind, Readout, centered, check_options, features, read_out, vectors
 from lieattn.nn import FiberNorm, FramewiseBlock, RotaryPhases
 
@@ -132,6 +133,11 @@ class FramewiseTransformer(nn.Module):
         for block in self.blocks:
             x = block(x, phases, layout)
         return self.norm(x)
+
+    def lifted_field(self, data: Any) -> LiftedField:
+        """Field behind the last block, the clouds, and the frames over their points."""
+        clouds = point_clouds(data)
+        return LiftedField(self.field(data, clouds), clouds, self.group.elements.to(clouds.pos))
 
     def _in_frames(self, vectors: Tensor) -> Tensor:
         """h_a⁻¹ v for each frame: ``[points, dim]`` to ``[points, fiber, dim]``."""

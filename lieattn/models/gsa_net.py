@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_count, check_dropout, check_length, check_neighborhood
 from lieattn.geometry import Neighborhood, PixelSquare, lift, point_clouds
-from lieattn.groups import FiniteGroup, check_group
+from lieattn.groups import FiniteGroup, check_group, trivial
 from lieattn.models._gsa_geometry import POOL, GSAGeometry, Step, coarser, cropped, exact_inputs, pooled
 from lieattn.models._published_gsa import published_table
 from lieattn.nn import (
@@ -221,6 +221,16 @@ class GSANet(nn.Module):
         if any(self.pools) or any(map(any, self.crops)):
             text += "; crops and poolings follow the raster, whose sizes must stay even"
         return text
+
+    @property
+    def symmetry(self) -> FiniteGroup:
+        """Subgroup of H that, with all translations, leaves the logits alone exactly."""
+        if self.frame_table_published:
+            return trivial(self.group.dim)
+        whole = (self.group.elements == self.group.elements.round()).flatten(1).all(dim=1)
+        if not isinstance(self.neighborhood, PixelSquare) or bool(whole.all()):
+            return self.group
+        return FiniteGroup(f"{self.group.name} on pixels", self.group.elements[whole])
 
     def geometry(self, data: Any) -> GSAGeometry:
         """Neighbor lists, crops and pooling cells of a batch, for every stage.

@@ -102,9 +102,12 @@ class HamiltonianDynamics(nn.Module):
         Further options of the method, for example ``{"step_size": 0.01}`` for steps finer than the times.
     """
 
+    kind = ("position", "vector")
+    vector_inputs = ("momentum", "vel")
+
     def __init__(
         self,
-        potential: Callable[[Any], Tensor],
+        potential: nn.Module | Callable[[Any], Tensor],
         *,
         center: bool = True,
         method: str = "rk4",
@@ -118,6 +121,17 @@ class HamiltonianDynamics(nn.Module):
         self.potential = potential
         self.center, self.method, self.rtol, self.atol = center, method, rtol, atol
         self.options = dict(options or {})
+
+    @property
+    def guarantee(self) -> str:
+        """That of the potential, along which trajectories turn."""
+        return str(getattr(self.potential, "guarantee", "the network states no guarantee"))
+
+    @property
+    def symmetry(self) -> Any:
+        """That of the potential, its ``symmetry`` or ``group``; no attribute where it has neither."""
+        potential: Any = self.potential
+        return potential.symmetry if hasattr(potential, "symmetry") else potential.group
 
     def hamiltonian(
         self,

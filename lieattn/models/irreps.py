@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_neighborhood
 from lieattn.geometry import Neighborhood, point_clouds
+from lieattn.groups import E
 from lieattn.models._irreps_edges import Edges, find_edges
 from lieattn.models._irreps_layers import (
     GatedLinear,
@@ -31,6 +32,7 @@ class _SteerableModel(nn.Module):
     """Embedding, read-out and checks, around layers ``layer(x, edges) -> x``."""
 
     guarantee = "outputs are equivariant to E(3) acting on positions and vectors, exactly up to rounding"
+    symmetry = E(3)
 
     def __init__(
         self,
@@ -210,7 +212,7 @@ class DistanceTransformer(nn.Module):
         See :class:`TensorFieldNetwork`.
     """
 
-    guarantee = _SteerableModel.guarantee
+    guarantee, symmetry = _SteerableModel.guarantee, _SteerableModel.symmetry
 
     def __init__(
         self,

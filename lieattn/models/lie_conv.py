@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_count, kind
 from lieattn.geometry import AllPairs, Lift, LiftedElements, Nearest, Neighborhood, Radius, farthest_points
-from lieattn.groups import SE, Translations
+from lieattn.groups import SE, FiniteGroup, LieGroup, Translations
 from lieattn.models._lie_coordinates import Coordinates
 from lieattn.models._lie_features import species_features
 from lieattn.models._lie_graph import Lifting
-from lieattn.models._lie_guarantee import guarantee
+from lieattn.models._lie_guarantee import guarantee, sees_order, symmetry
 from lieattn.models._lie_readout import CloudReadout, Pooling
 from lieattn.nn import LieBottleneck, PointBatchNorm
 from lieattn.ops import Activation
@@ -165,6 +165,16 @@ class LieResNet(nn.Module):
         if self.share < 1:
             text += "; where points are equally far, as on grids, subsampling depends on their order"
         return text
+
+    @property
+    def symmetry(self) -> FiniteGroup | LieGroup | None:
+        """Group that leaves the outputs alone exactly; a finite one together with translations, None for no group."""
+        return symmetry(self.lifting.space, self.lifting.frames, self.lifting.coordinates)
+
+    @property
+    def sees_order(self) -> bool:
+        """Whether the order of the points matters: it does where frames are drawn for each point."""
+        return sees_order(self.lifting.frames)
 
     def geometry(self, data: Any, *, generator: torch.Generator | None = None) -> LieConvGeometry:
         """Graph of every block, the points lifted once; in training mode random parts are new at every call."""

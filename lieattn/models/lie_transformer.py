@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from lieattn._checks import check_count, kind
-from lieattn.geometry import AllPairs, FiniteFrames, Lift, LiftedElements, Nearest, Neighborhood, SampledFrames
-from lieattn.groups import SE, Translations, cyclic
+from lieattn.geometry import AllPairs, FiniteFrames, LiftedElements, Nearest, Neighborhood, SampledFrames
+from lieattn.groups import SE, FiniteGroup, LieGroup, Translations, cyclic
 from lieattn.models._lie_coordinates import Coordinates
 from lieattn.models._lie_features import sorted_distances, species_features
-from lieattn.models._lie_graph import Lifting
-from lieattn.models._lie_guarantee import guarantee
+from lieattn.models._lie_graph import Frames, Lifting
+from lieattn.models._lie_guarantee import guarantee, sees_order, symmetry
 from lieattn.models._lie_readout import CloudReadout, Pooling, Readout
+from lieattn.models._lifted_field import LiftedField, VectorEmbedding
 from lieattn.nn import (
     BlockNorm,
     FeaturePart,
@@ -79,6 +80,9 @@ class LieTransformer(nn.Module):
         sorted distances of a point to the others of its cloud, as many as in_channels.
     species
         Nuclear charges that ``"species"`` knows.
+    vector_inputs
+        Names of attributes of the data with vectors ``[points, dim]``, such as ``("vel",)``, for orthogonal frames;
+        each enters by its components in the frames.
     eps
         Of the normalizations of the blocks.
     """
@@ -89,7 +93,7 @@ class LieTransformer(nn.Module):
         outputs: int = 1,
         *,
         space: HomogeneousSpace,
-        frames: Lift | None = None,
+        frames: Frames | None = None,
         neighborhood: Neighborhood,
         channels: int = 512,
         layers: int = 6,
@@ -112,6 +116,7 @@ class LieTransformer(nn.Module):
         keep: float = 1.0,
         inputs: Inputs = "x",
         species: Sequence[int] = (1, 6, 7, 8, 9),
+        vector_inputs: Sequence[str] = (),
         eps: float = 1e-5,
     ) -> None:
         super().__init__()
@@ -127,6 +132,8 @@ class LieTransformer(nn.Module):
         self.inputs, self.in_channels, self.species = inputs, in_channels, tuple(species)
         self.lifting = Lifting(space, frames, neighborhood, coordinates, scale, squash, keep)
         self.embed = nn.Linear(in_channels, channels)
+        self.vector_inputs = tuple(vector_inputs)
+        self.embed_vectors = VectorEmbedding(vector_inputs, space.group.dim, channels)
         self.blocks = nn.ModuleList()
         for _ in range(layers):
             attention = LieSelfAttention(
@@ -216,6 +223,16 @@ class LieTransformer(nn.Module):
         """What is exact by construction, in words."""
         return guarantee(self.lifting.space, self.lifting.frames, self.lifting.coordinates)
 
+    @property
+    def symmetry(self) -> FiniteGroup | LieGroup | None:
+        """Group that leaves the outputs alone exactly; a finite one together with translations, None for no group."""
+        return symmetry(self.lifting.space, self.lifting.frames, self.lifting.coordinates)
+
+    @property
+    def sees_order(self) -> bool:
+        """Whether the order of the points matters: it does where frames are drawn for each point."""
+        return sees_order(self.lifting.frames)
+
     def graph(self, data: Any, *, generator: torch.Generator | None = None) -> LiftedElements:
         """Lifted clouds with the coordinates of all pairs.
 
@@ -236,18 +253,37 @@ class LieTransformer(nn.Module):
             What :meth:`graph` gives for ``data``; built here if absent.
         """
         graph = self.graph(data) if graph is None else graph
-        field = self.features(self.point_features(data, graph), graph)[-1]
-        outputs: Tensor = self.head(field, graph.batch, graph.num_clouds)
+        outputs: Tensor = self.head(self.field(data, graph), graph.batch, graph.num_clouds)
         return outputs
 
-    def features(self, x: Tensor, graph: RelativeGraph) -> list[Tensor]:
-        """Fields ``[points, fiber, channels]`` of features ``[points, in_channels]``: embedded, then of each block."""
+    def field(self, data: Any, graph: RelativeGraph) -> Tensor:
+        """Field ``[points, fiber, channels]`` behind the last block."""
+        return self.features(self.point_features(data, graph), graph, self.embed_vectors(data, graph))[-1]
+
+    def lifted_field(self, data: Any) -> LiftedField:
+        """Field behind the last block, the clouds, and the frames over their points."""
+        graph = self.graph(data)
+        return LiftedField(self.field(data, graph), graph, graph.frames)
+
+    def features(self, x: Tensor, graph: RelativeGraph, vectors: Tensor | None = None) -> list[Tensor]:
+        """Fields ``[points, fiber, channels]``: embedded, then of each block.
+
+        Parameters
+        ----------
+        x
+            Features ``[points, in_channels]``.
+        graph
+            The graph.
+        vectors
+            Added to the embedded features, ``[points, fiber, channels]``.
+        """
         if x.ndim != 2 or x.shape[1] != self.in_channels or not x.is_floating_point():
             raise ValueError(
                 f"x: expected floating features [points, {self.in_channels}], got {x.dtype} {tuple(x.shape)}"
             )
         fiber = graph.relative_coordinates.shape[1]
-        fields = [self.embed(x)[:, None].expand(-1, fiber, -1)]
+        embedded = self.embed(x)[:, None].expand(-1, fiber, -1)
+        fields = [embedded if vectors is None else embedded + vectors]
         for block in self.blocks:
             fields.append(block(fields[-1], graph))
         return fields

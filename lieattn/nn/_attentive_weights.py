@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_count
 from lieattn.groups import FiniteGroup
-from lieattn.nn._grid_kernels import group_taps, lifting_taps, moved_kernels
+from lieattn.nn._grid_kernels import group_taps, lifting_taps, moved_kernels, permuted_copies
 
 Attention = Literal["full", "channel", "spatial"]
 ChannelAction = Literal["group", "cyclic"]
@@ -76,7 +76,7 @@ class ResponseChannels(nn.Module):
             order = self.group.order
             first, second = (m[:, None, None].expand(-1, order, 1, -1, -1) for m in (self.first, self.second))
         else:
-            first, second = (m[..., self.between].permute(0, 3, 4, 1, 2) for m in (self.first, self.second))
+            first, second = (permuted_copies(m, self.between).permute(0, 3, 4, 1, 2) for m in (self.first, self.second))
         return first, second
 
 

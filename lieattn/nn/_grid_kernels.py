@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,6 +53,33 @@ def group_taps(group: FiniteGroup, size: int) -> Tensor:
     return group.relative[:, :, None] * size**2 + cells[:, None]
 
 
+class _PermutedCopies(torch.autograd.Function):
+    """Copies of the last axis in several orders.
+
+    Torch would add up the gradient entry by entry; since every order is a permutation, it can be read in the inverse
+    order and summed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, orders: Tensor) -> Tensor:
+        ctx.save_for_backward(orders)
+        return weight.index_select(-1, orders.flatten()).unflatten(-1, orders.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (orders,) = ctx.saved_tensors
+        copies, entries = orders.shape
+        starts = entries * torch.arange(copies, device=orders.device)[:, None]
+        places = (orders.argsort(dim=1) + starts).flatten()
+        return grads[0].flatten(-2).index_select(-1, places).unflatten(-1, orders.shape).sum(dim=-2), None
+
+
+def permuted_copies(weight: Tensor, orders: Tensor) -> Tensor:
+    """``weight[..., orders]`` ``[*, copies, entries]``, where each row of ``orders`` ``[copies, entries]`` permutes."""
+    copies: Tensor = _PermutedCopies.apply(weight, orders)
+    return copies
+
+
 def moved_kernels(weight: Tensor, taps: Tensor, size: int) -> Tensor:
     """Kernels of all output poses.
 
@@ -69,10 +97,8 @@ def moved_kernels(weight: Tensor, taps: Tensor, size: int) -> Tensor:
     Tensor
         ``[out, order, in, fiber, size, size]``, with a fiber of 1 for planar kernels.
     """
-    out_channels, in_channels = weight.shape[:2]
-    moved = weight.flatten(2).index_select(2, taps.flatten())
-    order = taps.shape[0]
-    return moved.view(out_channels, in_channels, order, -1, size, size).transpose(1, 2)
+    moved = permuted_copies(weight.flatten(2), taps.flatten(1))
+    return moved.unflatten(-1, (-1, size, size)).transpose(1, 2)
 
 
 def published_measure(group: FiniteGroup, *, attentive: bool = False) -> float:

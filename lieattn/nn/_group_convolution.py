@@ -39,6 +39,7 @@ class GroupConvolution(nn.Module):
 
     Examples
     --------
+    >>> import torch
     >>> from lieattn.geometry import Radius, lift
     >>> from lieattn.groups import cyclic
     >>> from lieattn.nn import NetworkKernel

@@ -40,6 +40,11 @@ class FieldHead(nn.Module):
         # A constant behind it would be projected on the invariants of ρ, which most types have not.
         self.linear2 = nn.Linear(hidden, rep.dim, bias=False)
 
+    @property
+    def kind(self) -> Representation:
+        """How the output transforms."""
+        return self.rep
+
     def forward(self, x: Tensor, frames: Frames) -> Tensor:
         """Field ``[points, fiber, in_channels]`` to ``[points, rep.dim]``; frames as in ``project_field``."""
         check_features(x, self.linear1.weight)
@@ -104,6 +109,8 @@ class DipoleHead(nn.Module):
         Whether charges are shifted to their total; otherwise they are as the network gives them.
     """
 
+    kind = "vector"
+
     def __init__(self, in_channels: int, dim: int = 3, *, hidden: int | None = None, neutral: bool = True) -> None:
         super().__init__()
         check_count("in_channels", in_channels)
@@ -165,6 +172,8 @@ class PolarizabilityHead(nn.Module):
     hidden
         Channels of the hidden layer.
     """
+
+    kind = "tensor"
 
     def __init__(self, in_channels: int, dim: int = 3, *, hidden: int | None = None) -> None:
         super().__init__()

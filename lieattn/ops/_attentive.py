@@ -116,7 +116,8 @@ def attentive_convolution(
     narrow, wide = x.dtype, torch.promote_types(x.dtype, torch.float32)
     with torch.autocast(x.device.type, enabled=False):
         x, kernels = F.pad(x.to(wide), (pad,) * 4), kernels.to(wide)
-        out = F.conv2d(x.flatten(1, 2), kernels.flatten(0, 1).flatten(1, 2), stride=stride, dilation=dilation)
+        filters = measure * kernels.flatten(0, 1).flatten(1, 2)
+        out = F.conv2d(x.flatten(1, 2), filters, stride=stride, dilation=dilation)
         first, second = (None, None) if channel is None else (matrix.to(wide).flatten(0, 1) for matrix in channel)
         operands = (
             x.transpose(1, 2),
@@ -136,7 +137,7 @@ def attentive_convolution(
             gated = gated_sums(*operands, window)
         else:
             gated = plain.gated_sums(*operands, window)
-        out = (measure * (out - gated)).unflatten(1, kernels.shape[:2]).to(narrow)
+        out = torch.sub(out, gated, alpha=measure).unflatten(1, kernels.shape[:2]).to(narrow)
     return out, maps
 
 

@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lieattn.train._checkpoint import load_network, read_checkpoint
+    from lieattn.train._checkpoint import load_data, load_network, load_task, read_checkpoint
     from lieattn.train._classifier import PointSetClassifier
     from lieattn.train._data import EpochSampler, PointSetData
     from lieattn.train._errors import CheckpointError, NonFiniteError, UsageError
@@ -30,12 +30,14 @@ __all__ = [
     "TrainingInterrupted",
     "UsageError",
     "WarmupCosine",
+    "load_data",
     "load_network",
+    "load_task",
     "read_checkpoint",
 ]
 
 _HOMES = {
-    "_checkpoint": ("load_network", "read_checkpoint"),
+    "_checkpoint": ("load_data", "load_network", "load_task", "read_checkpoint"),
     "_classifier": ("PointSetClassifier",),
     "_data": ("EpochSampler", "PointSetData"),
     "_errors": ("CheckpointError", "NonFiniteError", "UsageError"),

@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 import yaml
+from torch import nn
 from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
-from lieattn.certify import TOLERANCES, certify
+from lieattn.certify import TOLERANCES, Certificate, Kind, certify
 from lieattn.train._checkpoint import KEY, build, network_of, read_checkpoint
 from lieattn.train._errors import UsageError
+from lieattn.train._input import random_clouds
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCES}
 
@@ -39,26 +41,29 @@ def run(name: str, arguments: Sequence[str]) -> int:
     try:
         checkpoint = read_checkpoint(options.checkpoint)
         network = network_of(checkpoint, options.checkpoint)
-        clouds, source = _test_clouds(checkpoint[KEY], options)
+        clouds, source = _test_clouds(checkpoint[KEY], network, options)
         certificate = certify(
             network,
             clouds,
+            inputs=_kinds(options.input),
+            outputs=_kinds(options.output),
+            elements=options.elements,
             dtypes=[_DTYPES[dtype] for dtype in options.dtype],
             tolerances=_tolerances(options.tolerance),
             seed=options.seed,
         )
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         sys.stderr.write(f"lieattn {name}: {error}\n")
         return 2
-    verdict = "kept" if certificate.passed else "NOT kept: an error is beyond its tolerance"
     lines = (
         f"guarantee: {certificate.guarantee}",
-        f"group: {certificate.group}, {certificate.order} elements",
+        f"group: {_group(certificate)}",
         f"measured on: {source}; outputs differ between clouds by up to {certificate.spread:.1e}",
+        *_units(checkpoint["state_dict"]),
         "",
         certificate.table(),
         "",
-        f"guarantee {verdict}",
+        _verdict(certificate),
     )
     sys.stdout.write("\n".join(lines) + "\n")
     if options.json is not None:
@@ -67,10 +72,34 @@ def run(name: str, arguments: Sequence[str]) -> int:
     return 0 if certificate.passed else 1
 
 
+def _group(certificate: Certificate) -> str:
+    if certificate.group is None:
+        return "none"
+    tried = "random and special elements" if certificate.order is None else f"{certificate.order} elements"
+    return f"{certificate.group}, {tried}"
+
+
+def _verdict(certificate: Certificate) -> str:
+    if not certificate.promised:
+        return "nothing is promised exactly: the errors are for information"
+    return "guarantee kept" if certificate.passed else "guarantee NOT kept: an error is beyond its tolerance"
+
+
+def _units(weights: dict[str, torch.Tensor]) -> list[str]:
+    """What outputs of a regressor are in the units of the data."""
+    scales = {key.removeprefix("scale_"): value for key, value in weights.items() if key.startswith("scale_")}
+    return [
+        f"units: 1 in the outputs is {', '.join(f'{number:.4g}' for number in scale.reshape(-1).tolist())} in those of "
+        f"{name}"
+        for name, scale in scales.items()
+    ]
+
+
 def _parser(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"lieattn {name}",
-        description="Measure how far a trained network's outputs change under every element of its group.",
+        description="Measure how far a trained network's outputs are from what they should be under the elements of its "
+        "group: all of a finite one, random and special ones of a Lie group.",
     )
     parser.add_argument("checkpoint", help="a checkpoint of `lieattn fit`")
     parser.add_argument(
@@ -82,6 +111,26 @@ def _parser(name: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--random", action="store_true", help="random clouds, although the checkpoint names a test set")
     parser.add_argument("--clouds", type=_positive, default=4, help="number of clouds (default 4)")
+    parser.add_argument(
+        "--elements", type=_positive, default=8, help="number of random elements of a Lie group (default 8)"
+    )
+    parser.add_argument(
+        "--input",
+        nargs="+",
+        type=_kind,
+        default=[],
+        metavar="NAME=KIND",
+        help="attributes of the data that turn along, beside those that the network names itself; kinds are "
+        "position, vector, pseudovector, pseudoscalar and tensor, several that follow each other joined by +",
+    )
+    parser.add_argument(
+        "--output",
+        nargs="+",
+        type=_kind,
+        default=[],
+        metavar="NAME=KIND",
+        help="kinds of outputs, if the network does not state them itself; of outputs without names: --output KIND",
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of all that is drawn (default 0)")
     parser.add_argument(
         "--dtype",
@@ -96,7 +145,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
         type=_tolerance,
         default=[],
         metavar="[DTYPE=]VALUE",
-        help="largest error in units of max(1, largest logit): for one dtype, or all (default "
+        help="largest error in units of max(1, largest output): for one dtype, or all (default "
         + ", ".join(f"{dtype}={TOLERANCES[value]:g}" for dtype, value in _DTYPES.items())
         + ")",
     )
@@ -109,6 +158,18 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
     return value
+
+
+def _kind(text: str) -> tuple[str, Kind]:
+    name, _, given = text.rpartition("=")
+    kinds = tuple(given.split("+"))
+    return name, kinds if len(kinds) > 1 else given
+
+
+def _kinds(given: list[tuple[str, Kind]]) -> Any:
+    """By name, the kind alone if it has no name, None if nothing was given."""
+    kinds = dict(given)
+    return kinds[""] if kinds.keys() == {""} else kinds or None
 
 
 def _tolerance(text: str) -> tuple[str | None, float]:
@@ -126,7 +187,7 @@ def _tolerances(given: list[tuple[str | None, float]]) -> dict[torch.dtype, floa
     return found
 
 
-def _test_clouds(entry: dict[str, Any], options: argparse.Namespace) -> tuple[list[Data], str]:
+def _test_clouds(entry: dict[str, Any], network: nn.Module, options: argparse.Namespace) -> tuple[list[Data], str]:
     """Clouds to measure on, and where they are from."""
     if options.data is not None:
         try:
@@ -141,26 +202,6 @@ def _test_clouds(entry: dict[str, Any], options: argparse.Namespace) -> tuple[li
         dataset: Any = build(Dataset, spec, "the data set")
         number = min(options.clouds, len(dataset))
         return [dataset[index] for index in range(number)], f"the first {number} clouds of {spec['class_path']}"
-    clouds = _random_clouds(entry["input"], options.clouds, options.seed)
+    vectors = tuple(getattr(network, "vector_inputs", ()))
+    clouds = random_clouds(entry["input"], options.clouds, options.seed, vectors)
     return clouds, f"{options.clouds} random clouds of {clouds[0].num_nodes} points"
-
-
-def _random_clouds(kind: dict[str, Any] | None, number: int, seed: int) -> list[Data]:
-    """Clouds of the kind trained on: images of noise, or normally distributed points about a unit apart."""
-    if kind is None or kind["dim"] is None:
-        raise UsageError("the checkpoint does not know the kind of its clouds: give a data set with --data")
-    generator = torch.Generator().manual_seed(seed)
-    clouds = []
-    for _ in range(number):
-        if kind["grid"] is None:
-            size = kind["points"] ** (1 / kind["dim"]) / 2
-            cloud = Data(pos=size * torch.randn(kind["points"], kind["dim"], generator=generator))
-        else:
-            height, width = kind["grid"]
-            rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-            pos = torch.stack([columns - (width - 1) / 2, (height - 1) / 2 - rows], dim=-1).reshape(-1, 2)
-            cloud = Data(pos=pos, grid=torch.tensor([[height, width]]))
-        if kind["channels"] is not None:
-            cloud.x = torch.rand(len(cloud.pos), kind["channels"], generator=generator)
-        clouds.append(cloud)
-    return clouds

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 from lieattn.train._errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
+
+    from lieattn.train._task import PointSetTask
 
 KEY = "lieattn"
 
@@ -89,6 +92,65 @@ def load_network(path: str | Path) -> nn.Module:
     return network_of(read_checkpoint(path), str(path))
 
 
+def load_task(path: str | Path) -> PointSetTask:
+    """Build the task of a checkpoint again, whose predictions are in the units of the data, in eval mode on the CPU.
+
+    The checkpoint names the classes, which are imported: load files from people you trust.
+
+    Parameters
+    ----------
+    path
+        A checkpoint of ``lieattn fit``.
+
+    Raises
+    ------
+    CheckpointError
+        As :func:`load_network`.
+    """
+    from lieattn.train._task import PointSetTask
+
+    checkpoint = read_checkpoint(path)
+    task = build(PointSetTask, _part(checkpoint, path, "model"), f"the task of {path}")  # type: ignore[type-abstract]
+    check_group(checkpoint, task.network)
+    weights = checkpoint["state_dict"]
+    task.to(next((value.dtype for value in weights.values() if value.is_floating_point()), None))
+    try:
+        task.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights of {path} do not fit its network: {error}") from error
+    return task.eval()
+
+
+def load_data(path: str | Path, split: str = "test") -> Dataset[Any]:
+    """Data set of the configuration in a checkpoint of ``lieattn fit``.
+
+    Parameters
+    ----------
+    path
+        The checkpoint.
+    split
+        ``"train"``, ``"val"``, ``"test"`` or ``"predict"``.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be read, or its configuration has no such data set.
+    """
+    sets = _part(read_checkpoint(path), path, "data")
+    if sets.get(split) is None:
+        raise CheckpointError(f"{path} was trained without a data set for {split!r}")
+    dataset: Dataset[Any] = build(Dataset, sets[split], f"the data of {path}")
+    return dataset
+
+
+def _part(checkpoint: dict[str, Any], path: str | Path, name: str) -> dict[str, Any]:
+    part = checkpoint[KEY]["config"].get(name)
+    if part is None:
+        raise CheckpointError(f"{path} has no configuration, because it was not trained by `lieattn fit`")
+    found: dict[str, Any] = part
+    return found
+
+
 def network_of(checkpoint: dict[str, Any], path: str) -> nn.Module:
     """Network of a checkpoint that was read already; ``path`` is for messages."""
     spec = checkpoint[KEY]["config"].get("model", {}).get("init_args", {}).get("network")
@@ -141,13 +203,14 @@ def build(base: type[T], spec: dict[str, Any], what: str) -> T:
 
 
 def register_types() -> None:
-    """Let configuration files name a function of ``lieattn.groups`` wherever a group is expected."""
+    """Let configuration files name a function of ``lieattn.groups`` wherever a group is expected, and any space."""
     from jsonargparse import set_parsing_settings
 
-    from lieattn.groups import FiniteGroup
+    from lieattn.groups import FiniteGroup, LieGroup
+    from lieattn.spaces import HomogeneousSpace
 
-    # FiniteGroup is final, for which jsonargparse would accept its own constructor alone.
-    set_parsing_settings(subclasses_enabled=[FiniteGroup])
+    # FiniteGroup is final, the others are dataclasses: jsonargparse would accept their own constructors alone.
+    set_parsing_settings(subclasses_enabled=[FiniteGroup, LieGroup, HomogeneousSpace])
 
 
 def _group_in_words(group: dict[str, Any]) -> str:

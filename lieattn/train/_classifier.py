@@ -14,7 +14,7 @@ from lieattn.train._task import OptimizerFactory, PointSetTask
 
 
 class PointSetClassifier(PointSetTask):
-    """Train a network on labeled clouds with cross entropy.
+    """Train a network on clouds with one label, or several, with cross entropy.
 
     Logged are ``loss`` and ``accuracy``, prefixed by ``train/``, ``val/`` and ``test/``. See
     :class:`~lieattn.train.PointSetTask` for checkpoints and continuation.
@@ -22,16 +22,21 @@ class PointSetClassifier(PointSetTask):
     Parameters
     ----------
     network
-        Called with a ``torch_geometric.data.Batch``; returns logits ``[clouds, classes]``.
+        Called with a ``torch_geometric.data.Batch``; returns logits ``[clouds, labels * classes]``, those of one label
+        after the other.
     classes
         Number of classes, at least 2.
+    labels
+        Number of labels of each cloud, all with the same number of classes; ``data.y`` is ``[clouds, labels]`` for more
+        than one. The loss is the mean over them, and the accuracy counts each by itself.
     optimizer, schedule
         See :class:`~lieattn.train.PointSetTask`.
 
     Raises
     ------
     ValueError
-        If ``classes`` is less than 2; in training, if logits and labels do not have their shapes.
+        If ``classes`` is less than 2 or ``labels`` less than 1; in training, if logits and labels do not have their
+        shapes.
     """
 
     monitor: ClassVar[tuple[str, str]] = ("val/accuracy", "max")
@@ -42,36 +47,50 @@ class PointSetClassifier(PointSetTask):
         classes: int,
         optimizer: OptimizerFactory | None = None,
         schedule: Schedule | None = None,
+        labels: int = 1,
     ) -> None:
         super().__init__(network, optimizer, schedule)
         if classes < 2:
             raise ValueError(f"classes: expected at least 2, got {classes}")
-        self.classes = classes
+        if labels < 1:
+            raise ValueError(f"labels: expected at least 1, got {labels}")
+        self.classes, self.labels = classes, labels
         self.train_accuracy, self.val_accuracy, self.test_accuracy = (
             MulticlassAccuracy(num_classes=classes, average="micro") for _ in range(3)
         )
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits ``[clouds, classes]``."""
+        """Logits ``[clouds, classes]``, or ``[clouds, labels, classes]`` for more than one label."""
         logits: Tensor = self.network(self.cast(batch))
-        if logits.shape != (batch.num_graphs, self.classes):
+        width = self.labels * self.classes
+        if logits.shape != (batch.num_graphs, width):
+            several = f"{self.labels} labels of " if self.labels > 1 else ""
             raise ValueError(
-                f"network: expected logits [{batch.num_graphs}, {self.classes}] for {batch.num_graphs} clouds and "
-                f"{self.classes} classes, got {list(logits.shape)}"
+                f"network: expected logits [{batch.num_graphs}, {width}] for {batch.num_graphs} clouds and "
+                f"{several}{self.classes} classes, got {list(logits.shape)}"
             )
-        return logits
+        return logits if self.labels == 1 else logits.unflatten(1, (self.labels, self.classes))
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
+        """Logits ``[clouds, classes]``, by label if there are several."""
+        logits: Tensor = self(batch)
+        if self.labels == 1:
+            return logits
+        return {f"label_{number}": part for number, part in enumerate(logits.unbind(dim=1))}
 
     def evaluate(self, batch: Batch, stage: str) -> Tensor:
         """Cross entropy of one batch; logs it and the accuracy."""
         labels = batch.y
-        if labels is None or labels.shape != (batch.num_graphs,):
+        shape = (batch.num_graphs,) if self.labels == 1 else (batch.num_graphs, self.labels)
+        if labels is None or labels.shape != shape:
             found = "none" if labels is None else list(labels.shape)
-            raise ValueError(f"data: expected one label y per cloud, [{batch.num_graphs}], got {found}")
-        logits = self(batch)
+            count = "one label" if self.labels == 1 else f"{self.labels} labels"
+            raise ValueError(f"data: expected {count} y per cloud, {list(shape)}, got {found}")
+        logits, labels = self(batch).flatten(0, -2), labels.flatten()
         loss = F.cross_entropy(logits, labels)
         accuracy: MulticlassAccuracy = getattr(self, f"{stage}_accuracy")
         accuracy(logits, labels)
-        options: dict[str, Any] = {"batch_size": len(labels), "on_epoch": True, "prog_bar": True}
+        options: dict[str, Any] = {"batch_size": batch.num_graphs, "on_epoch": True, "prog_bar": True}
         self.log(f"{stage}/loss", loss, on_step=stage == "train", sync_dist=stage != "train", **options)
         self.log(f"{stage}/accuracy", accuracy, on_step=False, **options)
         return loss

@@ -28,7 +28,7 @@ from lieattn.train._task import PointSetTask
 
 Report = Callable[[int, float], None]
 
-_WARM_UP = 3  # e3nn's compiled code is optimized in its second run
+_WARM_UP = 2  # e3nn's compiled code is optimized in its second run
 
 
 @dataclass
@@ -81,9 +81,9 @@ class CellRunner:
         record = self._facts(cell, model, task, data)
         probe, group = self._probe(task), group_of(cell.model, model, task.network)
         before = probe.measure(task.network, group)
-        first = _first_batch(data)
-        record["peak_memory_mib"] = self._peak_memory(cell.model, model, task, first)
-        _warm_up(task, first)
+        batches = _first_batches(data)
+        record["peak_memory_mib"] = self._peak_memory(cell.model, model, task, batches[0])
+        _warm_up(task, batches)
         seed_generators(cell.seed)
         try:
             _train(trainer, task, data, folder)
@@ -200,22 +200,25 @@ def _spent(budget: Budget) -> Record:
     }
 
 
-def _first_batch(data: PointSetData) -> Batch:
+def _first_batches(data: PointSetData) -> list[Batch]:
+    """The first batches in the order of the set, which need not be different ones."""
     train = cast(Any, data.sets["train"])
     size = min(data.batch_size, len(train))
-    return Batch.from_data_list([train[index] for index in range(size)])
+    clouds = [train[index % len(train)] for index in range(_WARM_UP * size)]
+    return [Batch.from_data_list(clouds[start : start + size]) for start in range(0, len(clouds), size)]
 
 
-def _warm_up(task: LightningModule, batch: Batch) -> None:
+def _warm_up(task: LightningModule, batches: list[Batch]) -> None:
     """Run some steps that leave no trace, so that compilation is not counted."""
     network: Any = task.network
     state = {name: value.clone() for name, value in network.state_dict().items()}
     dtype = task.dtype
-    moved = batch.to(task.device).apply(
-        lambda value: value.to(dtype) if isinstance(dtype, torch.dtype) and value.is_floating_point() else value
-    )
     network.train()
-    for _ in range(_WARM_UP):
+    for batch in batches:
+        moved = batch.clone().to(task.device)
+        moved = moved.apply(
+            lambda value: value.to(dtype) if isinstance(dtype, torch.dtype) and value.is_floating_point() else value
+        )
         scalar(network(moved)).backward()
     network.zero_grad(set_to_none=True)
     network.load_state_dict(state)

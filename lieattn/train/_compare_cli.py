@@ -76,13 +76,20 @@ def _parser(name: str) -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the results (default runs/CONFIG)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the report (default DIR/comparison.json)")
     parser.add_argument("--root", metavar="DIR", help="folder of the data, instead of `root` in the configuration")
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="SETTING=VALUE",
+        help="settings that replace those of the file, such as budget.seconds=20 data.rotate_train=true",
+    )
     parser.add_argument("--models", nargs="+", metavar="NAME", help="run cells of these models only")
     parser.add_argument("--plan", action="store_true", help="show widths and missing cells, and train nothing")
     return parser
 
 
 def _compare(options: argparse.Namespace, folder: Path) -> int:
-    settings = read_settings(options.config, options.root)
+    settings = read_settings(options.config, options.root, options.set)
     _check_models(settings, options.models)
     models = match_models(settings)
     _say("\n".join(_matched(name, model, count) for name, (model, count) in models.items()))

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import yaml
 
 from lieattn._checks import check_count
+from lieattn.train._compare_checks import check_distinct, check_spec, check_texts, is_number
 from lieattn.train._errors import UsageError
 
 Spec = dict[str, Any]
@@ -59,13 +60,13 @@ class ModelSettings:
     optimizer: Spec | None = None
 
     def __post_init__(self) -> None:
-        _spec("network", {"class_path": self.class_path, "init_args": self.init_args})
+        check_spec("network", {"class_path": self.class_path, "init_args": self.init_args})
         check_count("step", self.step)
         if not all(isinstance(values, list) and values for values in self.adjust.values()):
             raise UsageError(f"adjust: expected lists of values by argument, got {self.adjust}")
         for name in ("group", "optimizer"):
             if getattr(self, name) is not None:
-                _spec(name, getattr(self, name))
+                check_spec(name, getattr(self, name))
 
     @property
     def network(self) -> Spec:
@@ -115,7 +116,7 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         for name in _SETS:
-            _spec(name, getattr(self, name))
+            check_spec(name, getattr(self, name))
         for name in ("batch_size", "eval_batch_size"):
             check_count(name, getattr(self, name))
         if unknown := set(self.limit) - set(_SETS):
@@ -127,7 +128,7 @@ class DataSettings:
                 raise UsageError(f"{name}: expected true, false, or an axis x, y or z, got {getattr(self, name)!r}")
         for name in ("vectors", "tensors"):
             if getattr(self, name) is not None:
-                _texts(name, getattr(self, name))
+                check_texts(name, getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class BudgetSettings:
             raise UsageError("expected either steps or seconds")
         if self.steps is not None:
             check_count("steps", self.steps)
-        elif not (_is_number(self.seconds) and 0 < float(self.seconds or 0) < math.inf):
+        elif not (is_number(self.seconds) and 0 < float(self.seconds or 0) < math.inf):
             raise UsageError(f"seconds: expected a positive number, got {self.seconds!r}")
         check_count("evaluations", self.evaluations)
 
@@ -221,12 +222,12 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("task", "optimizer", "schedule"):
             if getattr(self, name) is not None:
-                _spec(name, getattr(self, name))
-        _distinct("seeds", self.seeds, lambda seed: isinstance(seed, int) and 0 <= seed < 2**32)
-        _distinct("fractions", self.fractions, lambda share: _is_number(share) and 0 < share <= 1)
+                check_spec(name, getattr(self, name))
+        check_distinct("seeds", self.seeds, lambda seed: isinstance(seed, int) and 0 <= seed < 2**32)
+        check_distinct("fractions", self.fractions, lambda share: is_number(share) and 0 < share <= 1)
         if self.parameters is not None:
             check_count("parameters", self.parameters)
-        if not (_is_number(self.tolerance) and 0 < self.tolerance < 1):
+        if not (is_number(self.tolerance) and 0 < self.tolerance < 1):
             raise UsageError(f"tolerance: expected a number in (0, 1), got {self.tolerance!r}")
         if unknown := set(self.trainer) - set(_TRAINER):
             raise UsageError(f"trainer: expected some of {list(_TRAINER)}, got {sorted(unknown)}")
@@ -255,7 +256,7 @@ class Settings:
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def read_settings(path: str | Path, root: str | None = None) -> Settings:
+def read_settings(path: str | Path, root: str | None = None, changes: Sequence[str] = ()) -> Settings:
     """Read a configuration file.
 
     Parameters
@@ -264,20 +265,38 @@ def read_settings(path: str | Path, root: str | None = None) -> Settings:
         YAML.
     root
         Folder of the data, instead of that in the file.
+    changes
+        Settings that replace those of the file: ``"data.batch_size=16"``, values in YAML.
 
     Raises
     ------
     UsageError
-        If the file cannot be read, or a setting is unknown, missing or out of range; the message names it.
+        If the file cannot be read, or a change or setting is unknown, missing or out of range; the message names it.
     """
     try:
         content = yaml.safe_load(Path(path).read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
+    for change in changes:
+        _change(content, change)
     try:
         return _settings(content, root)
     except ValueError as error:
         raise UsageError(f"{path}: {error}") from error
+
+
+def _change(content: Any, change: str) -> None:
+    """Replace one setting of the file's content."""
+    path, equals, text = change.partition("=")
+    *above, last = path.split(".")
+    try:
+        for name in above:
+            content = content.setdefault(name, {})
+        if not equals or not isinstance(content, dict):
+            raise ValueError("expected SECTION.SETTING=VALUE")
+        content[last] = yaml.safe_load(text)
+    except (AttributeError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"--set {change}: {error}") from error
 
 
 def _settings(content: Any, root: str | None) -> Settings:
@@ -318,30 +337,6 @@ def _section(where: str, kind: type[T], content: Any) -> T:
         return kind(**content)
     except ValueError as error:
         raise UsageError(f"{prefix}{error}") from error
-
-
-def _spec(where: str, value: Any) -> None:
-    """Refuse what is not ``class_path`` with ``init_args``."""
-    given = isinstance(value, dict) and set(value) <= {"class_path", "init_args"}
-    if not given or not isinstance(value.get("class_path"), str) or not isinstance(value.get("init_args", {}), dict):
-        raise UsageError(f"{where}: expected class_path and init_args, got {value!r}")
-
-
-def _texts(where: str, value: Any) -> None:
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise UsageError(f"{where}: expected a list of names, got {value!r}")
-
-
-def _distinct(where: str, value: Any, allowed: Callable[[Any], bool]) -> None:
-    if not isinstance(value, list) or not value or not all(allowed(item) for item in value):
-        what = "integers of at least 0" if where == "seeds" else "numbers in (0, 1]"
-        raise UsageError(f"{where}: expected a list of {what}, got {value!r}")
-    if len(set(value)) < len(value):
-        raise UsageError(f"{where}: expected different ones, got {value}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _plain(value: Any) -> Any:

@@ -20,6 +20,7 @@ from torch_geometric.data import Batch
 from lieattn.train._checkpoint import KEY, check_group, describe_group
 from lieattn.train._errors import NonFiniteError
 from lieattn.train._generators import random_state, set_random_state
+from lieattn.train._input import describe_input
 from lieattn.train._schedule import Constant, Schedule
 
 OptimizerFactory = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]
@@ -78,7 +79,7 @@ class PointSetTask(LightningModule, ABC):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss of one batch, a scalar."""
         if self._input is None:
-            self._input = _describe_input(batch)
+            self._input = describe_input(batch)
         loss = self.evaluate(batch, "train")
         if not torch.isfinite(loss):
             raise NonFiniteError(
@@ -147,14 +148,3 @@ class PointSetTask(LightningModule, ABC):
 
 def _adam(parameters: Iterable[nn.Parameter]) -> Optimizer:
     return torch.optim.Adam(parameters, lr=1e-3, weight_decay=1e-4)
-
-
-def _describe_input(batch: Batch) -> dict[str, Any]:
-    """Kind of clouds the network is trained on, so that such clouds can be drawn at random."""
-    x, pos, grid = batch.get("x"), batch.get("pos"), batch.get("grid")
-    return {
-        "points": math.ceil((batch.num_nodes or 0) / batch.num_graphs),
-        "channels": None if x is None else int(x[0].numel()),
-        "dim": None if pos is None else int(pos.shape[1]),
-        "grid": None if grid is None else grid[0].tolist(),
-    }

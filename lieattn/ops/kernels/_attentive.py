@@ -9,12 +9,15 @@ are all that channel and spatial attention look at. They are made, reduced, and 
 """
 
 from lieattn.ops.kernels._attentive_planes import (
+    TAPS_TOGETHER,
+    add_lanes,
     channel_gradients,
     channel_scores,
     correlate,
     reduce_plane,
     tap_products,
 )
+from lieattn.ops.kernels._lanes import pick_equal, pick_greater
 from lieattn.ops.kernels._products import compiled, row
 from lieattn.ops.kernels._vectors import (
     add_up,
@@ -26,8 +29,6 @@ from lieattn.ops.kernels._vectors import (
     maximum,
     multiply_add,
     offset,
-    pick_equal,
-    pick_greater,
     stay_apart,
     store,
 )
@@ -64,7 +65,6 @@ def attend_to(p, s, tables, sample, out, pose, room, lanes):
     mean, top = numbers, offset(numbers, s.channels)
     score, place = offset(numbers, 2 * s.channels), offset(numbers, 6 * s.channels)
     hidden = offset(numbers, 7 * s.channels)
-    rest = offset(hidden, 4 * s.hidden)
     pair = out * s.fiber + pose
     x = row(at_address(p.x, lanes), sample * s.fiber + pose, s.channels * s.source)
     kernel = row(at_address(p.kernel, lanes), pair, s.channels * s.taps)
@@ -73,7 +73,7 @@ def attend_to(p, s, tables, sample, out, pose, room, lanes):
         correlate(t, s.length, row(x, c, s.source), row(kernel, c, s.taps), s.taps, tables.taps, False, lanes)
         score[c] = 1.0
         if s.has_channel:
-            total, largest, at = reduce_plane(t, s.length, mask, lowest, rest, lanes)
+            total, largest, at = reduce_plane(t, s.length, mask, lowest, lanes)
             mean[c], top[c], place[c] = total / s.positions, largest, at
     if s.has_channel:
         matrix = s.hidden * s.channels
@@ -153,20 +153,20 @@ def gate_gradients(p, s, tables, pair, grad, room, lanes):
 
 
 @compiled
-def spatial_gradients(p, s, tables, grads, pair, room, lanes):
+def spatial_gradients(p, s, tables, pair, room, lanes):
     """Backward pass of the spatial levels: kernels, and the gradients of mean and maximum in ``room.shares``."""
     stay_apart()
-    padded = 2 * s.margin + s.length
+    padded, taps = 2 * s.margin + s.length, s.spatial_taps
     mean = offset(at_address(room.planes, lanes), s.margin)
     slope = offset(at_address(room.slope_of_map, lanes), s.margin)
-    kernel = row(at_address(p.spatial, lanes), pair, 2 * s.spatial_taps)
-    grad = row(at_address(grads.spatial, lanes), pair, 2 * s.spatial_taps)
+    kernel = row(at_address(p.spatial, lanes), pair, 2 * taps)
+    sums, groups = at_address(room.spatial, lanes), -(-taps // TAPS_TOGETHER) * TAPS_TOGETHER
     shares = offset(at_address(room.shares, lanes), s.length)
     for q in range(2):
-        plane, taps = row(mean, q, padded), row(kernel, q, s.spatial_taps)
-        correlate(row(shares, q, s.length), s.length, slope, taps, s.spatial_taps, tables.mirrored, False, lanes)
-        to = row(grad, q, s.spatial_taps)
-        tap_products(to, slope, plane, s.length, s.spatial_taps, tables.spatial_taps, lanes)
+        own = row(kernel, q, taps)
+        correlate(row(shares, q, s.length), s.length, slope, own, taps, tables.mirrored, False, lanes)
+        to = row(sums, q, groups * len(lanes))
+        tap_products(to, slope, row(mean, q, padded), s.length, taps, tables.spatial_taps, lanes)
 
 
 @compiled
@@ -249,27 +249,44 @@ def attentive_backward(p, s, tables, begin, end, grad_at, grads, room, lanes):
     kept = at_address(room.shares, lanes)
     slopes = offset(at_address(room.slopes, lanes), s.reach)
     stride = s.reach + s.source
-    for number in range(begin, end):
-        pose, sample = number // s.samples, number % s.samples
-        plane = sample * s.fiber + pose
-        x = row(at_address(p.x, lanes), plane, s.channels * s.source)
+    kernel_sums, spatial_sums = at_address(room.kernel, lanes), at_address(room.spatial, lanes)
+    groups = -(-s.taps // TAPS_TOGETHER) * TAPS_TOGETHER * len(lanes)
+    number = begin
+    while number < end:
+        pose = number // s.samples
+        last = min(end, (pose + 1) * s.samples)
         for out in range(s.outs):
             pair = out * s.fiber + pose
-            attend_to(p, s, tables, sample, out, pose, room, lanes)
-            if s.has_spatial:
-                gather_channels(s, responses, offset(numbers, 2 * s.channels), kept, mean, largest, winner, mask, lanes)
-            grad = row(at_address(grad_at, lanes), sample * s.outs + out, s.length)
-            gate_gradients(p, s, tables, pair, grad, room, lanes)
-            if s.has_spatial:
-                spatial_gradients(p, s, tables, grads, pair, room, lanes)
-            response_slopes(s, tables, room, lanes)
-            if s.has_channel:
-                through_scores(p, s, tables, grads, pair, room, lanes)
             kernel = row(at_address(p.kernel, lanes), pair, s.channels * s.taps)
-            grad = row(at_address(grads.kernel, lanes), pair, s.channels * s.taps)
-            for c in range(s.channels):
-                slope = row(slopes, c, stride)
-                tap_products(row(grad, c, s.taps), slope, row(x, c, s.source), s.length, s.taps, tables.taps, lanes)
-                if s.wants_input:
-                    to = row(at_address(grads.x, lanes), plane * s.channels + c, s.source)
-                    correlate(to, s.source, slope, row(kernel, c, s.taps), s.taps, tables.back, True, lanes)
+            for sample in range(number - pose * s.samples, last - pose * s.samples):
+                plane = sample * s.fiber + pose
+                x = row(at_address(p.x, lanes), plane, s.channels * s.source)
+                attend_to(p, s, tables, sample, out, pose, room, lanes)
+                if s.has_spatial:
+                    gather_channels(
+                        s, responses, offset(numbers, 2 * s.channels), kept, mean, largest, winner, mask, lanes
+                    )
+                grad = row(at_address(grad_at, lanes), sample * s.outs + out, s.length)
+                gate_gradients(p, s, tables, pair, grad, room, lanes)
+                if s.has_spatial:
+                    spatial_gradients(p, s, tables, pair, room, lanes)
+                response_slopes(s, tables, room, lanes)
+                if s.has_channel:
+                    through_scores(p, s, tables, grads, pair, room, lanes)
+                for c in range(s.channels):
+                    slope, sums = row(slopes, c, stride), row(kernel_sums, c, groups)
+                    tap_products(sums, slope, row(x, c, s.source), s.length, s.taps, tables.taps, lanes)
+                    if s.wants_input:
+                        to = row(at_address(grads.x, lanes), plane * s.channels + c, s.source)
+                        correlate(to, s.source, slope, row(kernel, c, s.taps), s.taps, tables.back, True, lanes)
+            add_lanes(
+                row(at_address(grads.kernel, lanes), pair, s.channels * s.taps),
+                kernel_sums,
+                s.channels,
+                s.taps,
+                lanes,
+            )
+            if s.has_spatial:
+                to = row(at_address(grads.spatial, lanes), pair, 2 * s.spatial_taps)
+                add_lanes(to, spatial_sums, 2, s.spatial_taps, lanes)
+        number = last

@@ -8,6 +8,7 @@ image are computed and masked.
 import math
 from typing import NamedTuple
 
+from lieattn.ops.kernels._lanes import count_lanes, largest_lane, pick_equal, pick_greater, smallest_lane
 from lieattn.ops.kernels._products import compiled
 from lieattn.ops.kernels._vectors import (
     add_to,
@@ -18,7 +19,6 @@ from lieattn.ops.kernels._vectors import (
     load_one,
     maximum,
     multiply_add,
-    pick_greater,
     stay_apart,
     store,
 )
@@ -74,6 +74,8 @@ class AttentiveRoom(NamedTuple):
     slopes: int  # [channels, reach + source]
     planes: int  # [2, margin + length + margin]: mean and maximum over the channels
     winner: int  # [length]: number of the channel with the maximum
+    kernel: int  # [channels, taps], a vector each: gradient of the kernel
+    spatial: int  # [2, spatial_taps], a vector each
     shares: int  # [3, length]
     slope_of_map: int  # [margin + length + margin]
     numbers: int  # statistics and hidden values
@@ -87,11 +89,17 @@ def attentive_room(s: AttentiveSizes, lanes: int) -> AttentiveRoom:
         s.channels * (s.reach + s.source),
         2 * padded,
         s.length,
+        s.channels * _whole_groups(s.taps) * lanes,
+        2 * _whole_groups(s.spatial_taps) * lanes,
         3 * s.length,
         padded,
-        7 * s.channels + 4 * s.hidden + 2 * lanes,
+        7 * s.channels + 4 * s.hidden,
     )
     return AttentiveRoom(*(-(-size // lanes) * lanes for size in sizes))
+
+
+def _whole_groups(taps: int) -> int:
+    return -(-taps // TAPS_TOGETHER) * TAPS_TOGETHER
 
 
 @compiled
@@ -125,14 +133,15 @@ def correlate(out, length, x, taps, count, offsets, keep, lanes):
 
 @compiled
 def tap_products(out, x, y, length, count, offsets, lanes):
-    """Add ``Σ_i x[i] y[i + offsets[t]]`` to ``out[t]``; the offsets come in whole groups."""
+    """Add the lanes of ``Σ_i x[i] y[i + offsets[t]]`` to the vector ``out[t]``; taps come in whole groups."""
     stay_apart()
     wide = len(lanes)
-    zero = fill(x, 0.0, lanes)
     for t in range(0, count, TAPS_TOGETHER):
         o0, o1, o2 = integer_at(offsets, t), integer_at(offsets, t + 1), integer_at(offsets, t + 2)
         o3, o4 = integer_at(offsets, t + 3), integer_at(offsets, t + 4)
-        a0 = a1 = a2 = a3 = a4 = zero
+        at = t * wide
+        a0, a1, a2 = load(out, at, lanes), load(out, at + wide, lanes), load(out, at + 2 * wide, lanes)
+        a3, a4 = load(out, at + 3 * wide, lanes), load(out, at + 4 * wide, lanes)
         for i in range(0, length, wide):
             factor = load(x, i, lanes)
             a0 = multiply_add(factor, load(y, i + o0, lanes), a0)
@@ -140,20 +149,31 @@ def tap_products(out, x, y, length, count, offsets, lanes):
             a2 = multiply_add(factor, load(y, i + o2, lanes), a2)
             a3 = multiply_add(factor, load(y, i + o3, lanes), a3)
             a4 = multiply_add(factor, load(y, i + o4, lanes), a4)
-        add_to(out, t, add_up(a0))
-        if t + 1 < count:
-            add_to(out, t + 1, add_up(a1))
-        if t + 2 < count:
-            add_to(out, t + 2, add_up(a2))
-        if t + 3 < count:
-            add_to(out, t + 3, add_up(a3))
-        if t + 4 < count:
-            add_to(out, t + 4, add_up(a4))
+        store(out, at, a0)
+        store(out, at + wide, a1)
+        store(out, at + 2 * wide, a2)
+        store(out, at + 3 * wide, a3)
+        store(out, at + 4 * wide, a4)
 
 
 @compiled
-def reduce_plane(t, length, mask, lowest, rest, lanes):
-    """Sum and largest of the pixels of a plane, and where the first of the largest is; ``rest`` holds two vectors."""
+def add_lanes(out, sums, rows, count, lanes):
+    """Add up the lanes of ``sums`` into ``out``, rows of ``count`` numbers, and set ``sums`` to 0."""
+    stay_apart()
+    wide = len(lanes)
+    groups = -(-count // TAPS_TOGETHER) * TAPS_TOGETHER
+    zero = fill(out, 0.0, lanes)
+    for r in range(rows):
+        for t in range(groups):
+            at = (r * groups + t) * wide
+            if t < count:
+                add_to(out, r * count + t, add_up(load(sums, at, lanes)))
+            store(sums, at, zero)
+
+
+@compiled
+def reduce_plane(t, length, mask, lowest, lanes):
+    """Sum and largest of the pixels of a plane, and where the first of the largest is."""
     stay_apart()
     wide = len(lanes)
     total, largest = fill(t, 0.0, lanes), load(t, 0, lanes) + load(lowest, 0, lanes)
@@ -165,14 +185,10 @@ def reduce_plane(t, length, mask, lowest, rest, lanes):
         where = pick_greater(value, largest, start, where)
         largest = maximum(largest, value)
         start = start + step
-    store(rest, 0, largest)
-    store(rest, wide, where)
-    top, place = rest[0], rest[wide]
-    for lane in range(1, wide):
-        at = rest[wide + lane] + lane
-        if rest[lane] > top or (rest[lane] == top and at < place):
-            top, place = rest[lane], at
-    return add_up(total), top, place
+    top = largest_lane(largest)
+    beyond = fill(t, float(length), lanes)
+    place = smallest_lane(pick_equal(largest, fill(t, top, lanes), where + count_lanes(where), beyond))
+    return add_up(total), top, min(place, float(length - 1))
 
 
 @compiled

@@ -25,6 +25,7 @@ _SOURCES = (
     "_edge_gradients",
     "_backward",
     "_head_networks",
+    "_lanes",
     "_attentive_planes",
     "_attentive",
     "_pooled",

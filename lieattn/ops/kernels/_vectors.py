@@ -235,21 +235,6 @@ def maximum(typingctx: Any, left: Any, right: Any) -> Any:
     return left(left, right), build
 
 
-def _choice(comparison: str) -> Any:
-    @intrinsic
-    def choose(typingctx: Any, left: Any, right: Any, chosen: Any, other: Any) -> Any:
-        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.select(builder.fcmp_ordered(comparison, args[0], args[1]), args[2], args[3])
-
-        return left(left, right, chosen, other), build
-
-    return choose
-
-
-# ``pick_greater(left, right, chosen, other)``: the lanes of ``chosen`` where left > right, else of ``other``.
-pick_greater, pick_equal = _choice(">"), _choice("==")
-
-
 # ln 2 as a sum of two numbers of which the first has trailing zeros, so that its multiples are exact.
 _LN2 = {32: (0.693359375, -2.12194440e-4), 64: (6.93147180369123816490e-01, 1.90821492927058770002e-10)}
 _MANTISSA = {32: 23, 64: 52}

@@ -1,0 +1,155 @@
+"""What is reported: rows of measurements, and the certificate that holds them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+_HEADER = ("check", "dtype", "max error", "relative L2", "allowed", "verdict")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement.
+
+    Attributes
+    ----------
+    check
+        ``"element"`` (moved by an element of the group and a translation), ``"raster"`` (an image moved likewise,
+        its pixels then written in raster order), ``"permutation"`` (points of each cloud in another order),
+        ``"alone"`` (each cloud without the rest of its batch) or ``"outside"`` (turned by a rotation or reflection
+        that is not in the group: information, nothing is promised).
+    label
+        Which element or rotation.
+    output
+        Which output, for a network that gives several by name.
+    dtype
+        Precision of weights and inputs.
+    max_error
+        Largest absolute difference of an output from what it should be.
+    relative
+        L2 norm of the difference over that of the outputs.
+    allowed
+        The largest ``max_error`` that passes; None where nothing is promised.
+    passed
+        Whether ``max_error <= allowed``, which NaN never is; None where nothing is promised.
+    """
+
+    check: str
+    label: str
+    output: str
+    dtype: str
+    max_error: float
+    relative: float
+    allowed: float | None
+    passed: bool | None
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a network promises and what was measured.
+
+    Attributes
+    ----------
+    guarantee
+        The promise in words.
+    group
+        Name of the group; None for a network that promises nothing exactly.
+    order
+        Number of its elements; None for a Lie group, of which some elements are drawn.
+    clouds, points
+        Size of the data measured on.
+    spread
+        Largest difference of an output between two of the clouds, or points if outputs are theirs. An error is small
+        only next to this: a network that gives every cloud the same output is invariant to everything.
+    seed
+        Seed of all that was drawn: elements, translations, permutations and rotations.
+    rows
+        The measurements.
+    """
+
+    guarantee: str
+    group: str | None
+    order: int | None
+    clouds: int
+    points: int
+    spread: float
+    seed: int
+    rows: tuple[Row, ...]
+
+    @property
+    def promised(self) -> bool:
+        """Whether anything was promised."""
+        return any(row.passed is not None for row in self.rows)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every promise was kept."""
+        return all(row.passed for row in self.rows if row.passed is not None)
+
+    def worst(self, check: str = "element") -> dict[str, float]:
+        """Largest error of one kind of check, per dtype; NaN if one of them is NaN."""
+        found: dict[str, float] = {}
+        for row in self.rows:
+            if row.check == check:
+                known = found.get(row.dtype, 0.0)
+                found[row.dtype] = known if math.isnan(known) or known > row.max_error else row.max_error
+        return found
+
+    def table(self) -> str:
+        """Return the measurements as a table of aligned text."""
+        cells = [_HEADER]
+        for row in self.rows:
+            verdict = "not promised" if row.passed is None else "ok" if row.passed else "FAILED"
+            allowed = "" if row.allowed is None else f"{row.allowed:.1e}"
+            name = " ".join(filter(None, (row.check, row.label, row.output and f"({row.output})")))
+            cells.append((name, row.dtype, f"{row.max_error:.1e}", f"{row.relative:.1e}", allowed, verdict))
+        widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADER))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
+        ]
+        return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+    def to_json(self) -> str:
+        """Return everything as JSON; a number that is not finite becomes ``"nan"`` or ``"inf"``."""
+        content = {**dataclasses.asdict(self), "passed": self.passed}
+        return json.dumps(_writable(content), indent=2, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Certificate:
+        """Certificate from what :meth:`to_json` wrote.
+
+        Raises
+        ------
+        ValueError
+            If the text is no JSON, or not that of a certificate.
+        """
+        content = json.loads(text)
+        try:
+            content.pop("passed")
+            content["rows"] = tuple(Row(**_readable(row)) for row in content["rows"])
+            return cls(**_readable(content))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"text: expected the JSON of a certificate, but {error}") from error
+
+
+_NUMBERS = frozenset({"max_error", "relative", "allowed", "spread"})
+
+
+def _writable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _writable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _readable(content: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: float(value) if key in _NUMBERS and isinstance(value, str) else value for key, value in content.items()
+    }

@@ -1,0 +1,160 @@
+"""Vectors and tensors out of networks on the group, vectors into LieTransformer, and several labels a cloud."""
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import AllPairs, FiniteFrames, PrincipalFrames
+from lieattn.groups import SE, SO, E, O, tetrahedral
+from lieattn.models import FieldModel, FramewiseTransformer, LieTransformer
+from lieattn.nn import DipoleHead, PolarizabilityHead, VectorHead
+from lieattn.spaces import Euclidean
+from lieattn.testing import randomize
+from lieattn.train import PointSetClassifier
+from lieattn_datasets import TransformFields
+
+SHIFT = [0.3, -1.0, 2.0]
+
+
+def clouds(sizes=(5, 7), dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=dtype)
+
+    return [Data(x=draw(size, 3), pos=draw(size, 3), vel=draw(size, 3), wind=draw(size, 3)) for size in sizes]
+
+
+def moved(items, matrix):
+    transform = TransformFields(matrix, SHIFT, vectors=("vel", "wind"))
+    return Batch.from_data_list([transform(item) for item in items])
+
+
+def lie_transformer(group, frames, **options):
+    options = {"channels": 8, "layers": 2, "heads": 2, "vector_inputs": ("vel", "wind"), **options}
+    return LieTransformer(3, 2, space=Euclidean(group), frames=frames, neighborhood=AllPairs(), **options)
+
+
+def framewise():
+    return FramewiseTransformer(tetrahedral(), 3, 2, channels=8, layers=2, vector_inputs=("vel", "wind"))
+
+
+def element(group):
+    return group.sample(1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)[0]
+
+
+# Network, and the matrices that it is exact for.
+NETWORKS = {
+    "SE(3), principal frames": (lambda: lie_transformer(SE(3), PrincipalFrames()), lambda: element(SO(3))),
+    "E(3), principal frames": (lambda: lie_transformer(E(3), PrincipalFrames()), lambda: element(O(3))),
+    "SE(3), finite frames": (
+        lambda: lie_transformer(SE(3), FiniteFrames(tetrahedral())),
+        lambda: tetrahedral().elements[5],
+    ),
+    "framewise": (framewise, lambda: tetrahedral().elements[5]),
+}
+HEADS = {
+    "vector": (lambda: VectorHead(8), lambda y, matrix: y @ matrix.T),
+    "dipole": (lambda: DipoleHead(8), lambda y, matrix: y @ matrix.T),
+    "polarizability": (lambda: PolarizabilityHead(8), lambda y, matrix: matrix @ y @ matrix.T),
+}
+
+
+def relative(found, expected):
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_outputs_turn_with_the_data(network, head):
+    build, draw = NETWORKS[network]
+    make, turn = HEADS[head]
+    model = randomize(FieldModel(build(), make()), seed=3).double().eval()
+    items, matrix = clouds(), draw().double()
+    with torch.no_grad():
+        still, turned = model(Batch.from_data_list(items)), model(moved(items, matrix))
+        other = model(moved(items, element(SO(3)).mT.matrix_power(2)))
+    assert still.abs().max() > 1e-3
+    assert relative(turned, turn(still, matrix)) < 1e-10
+    assert relative(other, turn(still, matrix)) > 1e-2  # another rotation is not the same
+
+
+def test_vectors_must_turn_along():
+    model = randomize(lie_transformer(SE(3), PrincipalFrames()), seed=3).double().eval()
+    items, matrix = clouds(), element(SO(3))
+    with torch.no_grad():
+        still = model(Batch.from_data_list(items))
+        whole = model(moved(items, matrix))
+        without = model(Batch.from_data_list([TransformFields(matrix, SHIFT, vectors=("vel",))(i) for i in items]))
+    assert relative(whole, still) < 1e-10
+    assert relative(without, still) > 1e-4
+
+
+def test_start_and_units():
+    plain = randomize(FieldModel(framewise(), VectorHead(8)), seed=3).double()
+    scaled = FieldModel(framewise(), VectorHead(8), start={"vel": 2.0}, units={"wind": 4.0}, unit=3.0).double()
+    scaled.load_state_dict(plain.state_dict())
+    data = clouds((6,))[0]
+    weak = data.clone()
+    weak.wind = data.wind / 4
+    torch.testing.assert_close(scaled(data), 2 * data.vel + 3 * plain(weak))
+    assert torch.equal(data.wind, weak.wind * 4)
+
+
+def test_bad_arguments():
+    with pytest.raises(TypeError, match="network: expected one with lifted_field"):
+        FieldModel(torch.nn.Linear(1, 1), VectorHead(8))
+    for name, value in (("units", {"wind": 0.0}), ("unit", -1.0)):
+        with pytest.raises(ValueError, match=f"{name}: expected positive numbers"):
+            FieldModel(framewise(), VectorHead(8), **{name: value})
+    data = clouds((6,))[0]
+    for start, message in (("force", r"data.force: expected a tensor"), ("x1", r"data.x1: expected \(6, 3\)")):
+        data.x1 = data.x[:, :1]
+        with pytest.raises(ValueError, match=message):
+            FieldModel(framewise(), VectorHead(8), start={start: 1.0}).double()(data)
+    del data.vel
+    with pytest.raises(ValueError, match="data.vel: expected vectors"):
+        lie_transformer(SE(3), PrincipalFrames()).double()(data)
+
+
+def test_without_vectors_no_weights():
+    model = lie_transformer(SE(3), PrincipalFrames(), vector_inputs=())
+    assert not any("vectors" in name for name, _ in model.named_parameters())
+
+
+class Logits(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = torch.nn.Linear(1, width)
+
+    def forward(self, batch):
+        return self.linear(batch.pos.new_ones(batch.num_graphs, 1))
+
+
+def test_several_labels():
+    items = [
+        Data(pos=torch.zeros(2, 2), y=torch.tensor([[0, 2]])),
+        Data(pos=torch.zeros(2, 2), y=torch.tensor([[1, 1]])),
+    ]
+    batch = Batch.from_data_list(items)
+    task = PointSetClassifier(Logits(6), 3, labels=2)
+    logs = {}
+    task.log = lambda name, value, **_: logs.update({name: value})
+    with torch.no_grad():
+        task.network.linear.weight.zero_()
+        task.network.linear.bias.copy_(torch.tensor([9.0, 0, 0, 0, 9.0, 0]))  # says (0, 1): right are 0 and 1 of four
+    assert task(batch).shape == (2, 2, 3)
+    loss = task.evaluate(batch, "val")
+    right, wrong = torch.log_softmax(torch.tensor([9.0, 0, 0]), 0)[[0, 1]]
+    torch.testing.assert_close(loss, -(right + wrong) / 2)
+    assert float(logs["val/accuracy"].compute()) == 0.5
+    assert {name: tuple(part.shape) for name, part in task.predict_step(batch, 0).items()} == {
+        "label_0": (2, 3),
+        "label_1": (2, 3),
+    }
+    with pytest.raises(ValueError, match=r"expected logits \[2, 9\] for 2 clouds and 3 labels of 3 classes"):
+        PointSetClassifier(Logits(6), 3, labels=3)(batch)
+    with pytest.raises(ValueError, match=r"expected 3 labels y per cloud, \[2, 3\], got \[2, 2\]"):
+        PointSetClassifier(Logits(9), 3, labels=3).evaluate(batch, "val")
+    with pytest.raises(ValueError, match="labels: expected at least 1"):
+        PointSetClassifier(Logits(6), 3, labels=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -44,8 +45,12 @@ from lieattn.models import (
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
 from lieattn.nn import DipoleHead, PolarizabilityHead, VectorHead
+from lieattn.reps import Irreps, SymmetricTensor, Vector
 from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
 from lieattn.testing import randomize
+from lieattn.train._checkpoint import KEY, describe_group
+from lieattn.train._input import describe_input, random_clouds
+from lieattn.train.cli import main
 
 
 class Pairs(nn.Module):
@@ -253,7 +258,7 @@ def test_bad_arguments(arguments, error, message):
         certify(**{"network": Pairs(cyclic(4)), "data": clouds(), **arguments})
 
 
-# --- every model of the library ---------------------------------------------------------------------------------------
+# --- every model of the library --------------------------------------------------------------------------------
 
 
 def molecules(dim: int = 3, *, unit: bool = False) -> list[Data]:
@@ -434,3 +439,363 @@ def test_every_model_keeps_its_promise(name):
     assert certificate.spread > 1e-4
     assert certificate.spread > 100 * max(certificate.worst().values())
     assert Certificate.from_json(certificate.to_json()).to_json() == certificate.to_json()
+
+
+def test_sampled_frames_are_reported_and_not_judged():
+    """Rotations change the outputs by far more than rounding, and the order of the points matters."""
+    certificate = certify(randomize(lie(Euclidean(SE(3)), SampledFrames(2)), spread=0.4), molecules())
+    unpromised = [row for row in certificate.rows if row.passed is None]
+    assert {row.check for row in unpromised} == {"outside", "permutation"}
+    assert all(row.max_error > 1e-6 and row.allowed is None for row in unpromised)
+    assert certificate.worst("outside")["float64"] > 1e-4
+    assert certificate.passed
+    shared = randomize(lie(Euclidean(SE(3)), SampledFrames(2, per="cloud")), spread=0.4)
+    assert "permutation" in {row.check for row in certify(shared, molecules()).rows if row.passed}
+    nothing = certify(randomize(lie(Sphere(), SampledFrames(2)), spread=0.4), molecules(unit=True))
+    assert (nothing.group, nothing.order, nothing.promised, nothing.passed) == (None, None, False, True)
+    assert {row.check for row in nothing.rows} == {"outside", "permutation", "alone"}
+    assert not certify(randomize(lie(Sphere(), SampledFrames(2)), spread=0.4), molecules(unit=True), SO(3)).passed
+
+
+# --- Lie groups ------------------------------------------------------------------------------------------------
+
+
+class Chiral(nn.Module):
+    """Volume spanned by the first three points from the mean of the cloud: mirrors reverse it."""
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        pos = data.pos - global_mean_pool(data.pos, data.batch)[data.batch]
+        first = data.ptr[:-1, None] + torch.arange(3)
+        return torch.linalg.det(pos[first])[:, None]
+
+
+class Moments(nn.Module):
+    """Every kind of output, of unlike masses; positions turn along with what is made of them."""
+
+    def forward(self, data: Batch) -> dict[str, torch.Tensor]:
+        center = global_mean_pool(data.x[:, :1] * data.pos, data.batch) / global_mean_pool(data.x[:, :1], data.batch)
+        arrow = data.pos - center[data.batch]
+        outer = arrow[:, :, None] * arrow[:, None]
+        vector = global_add_pool(data.x[:, 1:] * arrow, data.batch)
+        second = global_add_pool(outer.flatten(1), data.batch).unflatten(1, (3, 3))
+        spin = global_add_pool(torch.linalg.cross(arrow, data.vel), data.batch)
+        return {
+            "energy": arrow.norm(dim=1),
+            "center": center,
+            "vector": vector,
+            "spin": spin,
+            "tensor": second,
+            "components": SymmetricTensor(3).from_tensor(second),
+            "helicity": (vector * spin).sum(dim=1),
+            "state": torch.cat([data.pos, data.vel, data.x[:, :1]], dim=1),
+        }
+
+
+KINDS = {
+    "center": "position",
+    "vector": Vector(3),
+    "spin": "pseudovector",
+    "tensor": "tensor",
+    "components": SymmetricTensor(3),
+    "helicity": "pseudoscalar",
+    "state": ("position", "vector", "invariant"),
+}
+
+
+def test_a_lie_group_is_tried_where_it_matters():
+    torch.manual_seed(0)
+    certificate = certify(Pairs(), clouds(3), E(3), elements=2)
+    assert certificate.passed
+    assert (certificate.group, certificate.order) == ("E(3)", None)
+    labels = [row.label for row in certificate.rows if row.check == "element" and row.dtype == "float64"]
+    assert labels == ["random 0", "random 1", "near identity", "half turn", "reflection", "inversion"]
+    assert not [row for row in certificate.rows if row.check == "outside"]
+    outside = {row.label for row in certify(Pairs(), clouds(3), SE(3), elements=2).rows if row.check == "outside"}
+    assert outside == {"random reflection"}
+
+
+def test_half_turns_are_not_the_only_rotations():
+    torch.manual_seed(0)
+    rows = certify(Squares(), clouds(), SO(2), dtypes=[torch.float64]).rows
+    verdicts = {row.label: row.passed for row in rows if row.check == "element"}
+    assert verdicts.pop("half turn") is True
+    assert set(verdicts.values()) == {False}
+
+
+def test_mirrors_belong_to_one_group_and_not_to_the_other():
+    certificate = certify(Chiral(), clouds(3), SE(3), permute=False)
+    assert certificate.passed
+    assert all(row.max_error > 1e-2 for row in certificate.rows if row.check == "outside")
+    improper = {row.label for row in certify(Chiral(), clouds(3), E(3), permute=False).rows if row.passed is False}
+    assert {"reflection", "inversion"} <= improper
+    assert not {"near identity", "half turn"} & improper
+
+
+def test_groups_without_translations_keep_the_origin():
+    torch.manual_seed(0)
+    assert certify(Absolute(), clouds(), SO(2)).passed
+    assert failed(certify(Absolute(), clouds(), SE(2))) == {"element"}
+    assert failed(certify(Absolute(), clouds(), Translations(2))) == {"element"}
+    assert failed(certify(Pairs(), clouds(), RotationDilations(2))) == {"element"}
+
+
+# --- inputs and outputs ----------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_output_turns_as_it_should():
+    certificate = certify(Moments(), molecules(), E(3), inputs={"vel": "vector"}, outputs=KINDS)
+    assert certificate.passed, certificate.table()
+    assert {row.output for row in certificate.rows} == {"energy", *KINDS}
+    assert "(spin)" in certificate.table()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("center", "vector"),
+        ("vector", "position"),
+        ("vector", "pseudovector"),
+        ("vector", "invariant"),
+        ("spin", "vector"),
+        ("tensor", "invariant"),
+        ("components", "invariant"),
+        ("components", Irreps("1x1o + 1x1e")),
+        ("helicity", "invariant"),
+        ("energy", "pseudoscalar"),
+        ("state", ("vector", "vector", "invariant")),
+        ("state", ("position", "position", "invariant")),
+        ("state", ("position", "vector", "pseudoscalar")),
+    ],
+    ids=str,
+)
+def test_the_wrong_kind_fails(name, kind):
+    certificate = certify(Moments(), molecules(), E(3), inputs={"vel": "vector"}, outputs={**KINDS, name: kind})
+    assert {row.output for row in certificate.rows if row.passed is False} == {name}
+
+
+def test_vectors_turn_along_because_the_network_names_them():
+    network = randomize(framewise(tetrahedral(), vector_inputs=("vel",)), spread=0.4)
+    assert certify(network, molecules()).passed
+    network.vector_inputs = ()
+    network.embed_vectors = nn.Linear(3, 4)
+    assert certify(network, molecules(), inputs={"vel": "vector"}).passed
+    assert not certify(Moments(), molecules(), E(3), outputs=KINDS).passed
+
+
+class Peeking(FramewiseTransformer):
+    """Adds positions to vectors, which turn with them but move with translations too."""
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        return super().forward(data) + global_mean_pool(data.pos, data.batch)
+
+
+class Fixed(FramewiseTransformer):
+    """A constant vector, as a bias behind the frames would be."""
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        return super().forward(data) + torch.tensor([0.0, 0.0, 1.0])
+
+
+class Counting(FramewiseTransformer):
+    """Outputs of a point depend on those before it."""
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        return super().forward(data).cumsum(dim=0)
+
+
+@pytest.mark.parametrize(
+    ("network", "options", "checks"),
+    [
+        (FramewiseTransformer, {"kind": "vector"}, set()),
+        (Peeking, {"kind": "vector"}, {"element"}),
+        (Fixed, {"kind": "vector"}, {"element"}),
+        (FramewiseTransformer, {"readout": "point"}, set()),
+        (Counting, {"readout": "point"}, {"permutation", "alone"}),
+    ],
+)
+def test_vectors_and_outputs_of_points_can_fail(network, options, checks):
+    made = randomize(network(tetrahedral(), 2, 1, channels=4, layers=1, **options), spread=0.4)
+    assert failed(certify(made, molecules(), rotations=0)) == checks
+
+
+class Pair(NamedTuple):
+    energy: torch.Tensor
+    force: torch.Tensor
+
+
+def test_named_tuples_and_tensors_are_alike():
+    class Bonds(nn.Module):
+        kind = {"force": "vector"}  # noqa: RUF012
+
+        def forward(self, data: Batch) -> Pair:
+            arrow = data.pos - global_mean_pool(data.pos, data.batch)[data.batch]
+            return Pair(global_add_pool(arrow.square().sum(dim=1), data.batch), -2 * arrow)
+
+    certificate = certify(Bonds(), clouds(3), E(3))
+    assert certificate.passed
+    assert {row.output for row in certificate.rows} == {"energy", "force"}
+    assert failed(certify(Bonds(), clouds(3), E(3), outputs="invariant")) == {"element"}
+
+
+# --- images ----------------------------------------------------------------------------------------------------
+
+
+class Rows(nn.Module):
+    """Takes pixels by their places in the raster and never looks at coordinates; quarter turns change its outputs."""
+
+    def __init__(self, group: FiniteGroup) -> None:
+        super().__init__()
+        self.group = group
+
+    def forward(self, data: Batch | torch.Tensor) -> torch.Tensor:
+        image = data[:, 0] if isinstance(data, torch.Tensor) else data.x.view(-1, *data.grid[0].tolist())
+        across, down = (image.diff(dim=dim).square().sum(dim=(1, 2)) for dim in (2, 1))
+        return (across + 2 * down)[:, None]
+
+
+def test_a_network_that_reads_the_raster_sees_the_image_turn():
+    """Moving coordinates alone would find it invariant to everything."""
+    assert failed(certify(Rows(cyclic(4)), pixels(4))) == {"raster"}
+    assert certify(Rows(cyclic(2)), pixels(4)).passed
+    verdicts = {r.label: r.passed for r in certify(Rows(cyclic(8)), pixels(4)).rows if r.check == "raster"}
+    assert verdicts == {"2": False, "4": True, "6": False}
+    assert failed(certify(Rows(dihedral(4)), images(5))) == {"element"}
+    assert certify(Rows(cyclic(2)), images(5)).passed
+
+
+def test_images_of_unlike_sides_turn_too():
+    tall = torch.rand(2, 1, 3, 5, generator=torch.Generator().manual_seed(0))
+    assert certify(Rows(dihedral(2)), tall).passed
+    assert failed(certify(Rows(cyclic(4)), tall)) == {"element"}
+    assert failed(certify(Rows(cyclic(4)), tall[..., :1])) == {"element"}
+    assert failed(certify(Rows(cyclic(4)), tall[:, :, :1])) == {"element"}
+
+
+def test_refusals_are_no_failures_where_nothing_is_promised():
+    certificate = certify(randomize(BottleneckResNet(cyclic(4), 1, 2, **AFFINE)), pixels(8), rotations=1)
+    (row, _) = [row for row in certificate.rows if row.check == "outside"]
+    assert row.label.endswith("refused")
+    assert math.isnan(row.max_error)
+    assert certificate.passed
+    with pytest.raises(ValueError, match="upright lattice"):
+        certify(randomize(BottleneckResNet(cyclic(4), 1, 2, **AFFINE)), pixels(8), cyclic(8))
+
+
+# --- bad input -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"group": "E(3)"}, TypeError, "group: expected a FiniteGroup or a LieGroup, got 'E\\(3\\)'"),
+        ({"outputs": "arrow"}, ValueError, "outputs: expected one of .*'vector'.* got 'arrow'"),
+        ({"outputs": {"forces": "vector"}}, ValueError, "'forces' is not among what the network gives, .*'spin'"),
+        ({"outputs": {"spin": 3}}, TypeError, r"outputs\['spin'\]: expected one of"),
+        ({"outputs": ()}, ValueError, "outputs: expected kinds in the tuple"),
+        ({"outputs": ("tensor", "vector")}, ValueError, "a tensor has two axes"),
+        ({"outputs": {"energy": "vector"}}, ValueError, r"outputs energy: expected 3 components .* got \(15,\)"),
+        ({"outputs": {"vector": "tensor"}}, ValueError, r"outputs vector: expected tensors \[rows, \*, 3, 3\]"),
+        ({"outputs": {"state": ("vector", "vector")}}, ValueError, "outputs state: expected 6 components"),
+        ({"outputs": {"state": SymmetricTensor(3)}}, ValueError, "outputs state: expected 6 components"),
+        ({"inputs": {"vel": "arrow"}}, ValueError, r"inputs\['vel'\]: expected one of"),
+        ({"inputs": {"z": "vector"}}, ValueError, r"data.z: expected 3 components in the last axis for kind vector"),
+        ({"elements": 0}, ValueError, "elements: expected an integer of at least 1"),
+        ({"data": directed()}, ValueError, r"E\(3\) acts on 3 coordinates, the clouds have 6; .*'position', 'vector'"),
+        ({"data": images(4), "group": SE(2)}, ValueError, r"images as a tensor are moved by finite .* got SE\(2\)"),
+        ({"data": images(4), "group": cyclic(8)}, ValueError, "element 1 of C8 does not keep the pixels' lattice"),
+        ({"data": images(4).long()}, ValueError, r"data: expected floating images .* got torch.int64 \(2, 1, 4, 4\)"),
+        ({"network": nn.Identity()}, TypeError, "network: expected a tensor, or a mapping .* got DataBatch"),
+    ],
+)
+def test_bad_kinds_and_groups(arguments, error, message):
+    with pytest.raises(error, match=message):
+        certify(**{"network": Moments(), "data": molecules(), "group": E(3), **arguments})
+
+
+def test_bad_json():
+    with pytest.raises(ValueError, match="text: expected the JSON of a certificate"):
+        Certificate.from_json("{}")
+    with pytest.raises(ValueError, match="text: expected the JSON of a certificate"):
+        Certificate.from_json("[]")
+    with pytest.raises(ValueError, match="Expecting value"):
+        Certificate.from_json("certificate")
+    certificate = certify(Pairs(cyclic(2)), clouds())
+    assert Certificate.from_json(certificate.to_json()) == certificate
+
+
+# --- the command -----------------------------------------------------------------------------------------------
+
+
+def checkpoint(path, network: nn.Module, spec: dict, scales: dict[str, float] | None = None) -> str:
+    """What `lieattn fit` would write, without training."""
+    weights = {f"network.{name}": value for name, value in network.state_dict().items()}
+    weights |= {f"scale_{name}": torch.tensor(scale) for name, scale in (scales or {}).items()}
+    entry = {
+        "format": 1,
+        "config": {"model": {"init_args": {"network": spec}}},
+        "group": describe_group(network),
+        "input": describe_input(Batch.from_data_list(molecules())),
+        "random": None,
+    }
+    torch.save({KEY: entry, "state_dict": weights}, path)
+    return str(path)
+
+
+def test_command_measures_a_regressor_of_energies_and_forces(tmp_path, capsys):
+    options = {"neighborhood": {"class_path": "lieattn.geometry.Radius", "init_args": {"radius": 3.0}}}
+    options |= {"in_channels": 2, "outputs": 1, "channels": 4, "degree": 1, "layers": 1, "vector_inputs": ["vel"]}
+    tfn = {"class_path": "lieattn.models.irreps.TensorFieldNetwork", "init_args": options}
+    network = randomize(EnergyForces(steerable(TensorFieldNetwork, degree=1)), spread=0.4)
+    spec = {"class_path": "lieattn.models.EnergyForces", "init_args": {"model": tfn}}
+    path = checkpoint(tmp_path / "c.ckpt", network, spec, {"energy": 2.5, "force": 2.5})
+    assert main(["certify", path, "--elements", "2", "--clouds", "2", "--json", str(tmp_path / "c.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "group: E(3), random and special elements" in printed
+    assert "2 random clouds of 5 points" in printed
+    assert "1 in the outputs is 2.5 in those of force" in printed
+    assert "(force)" in printed
+    assert "guarantee kept" in printed
+    assert Certificate.from_json((tmp_path / "c.json").read_text()).passed
+    assert main(["certify", path, "--output", "force=invariant", "--elements", "1", "--dtype", "float64"]) == 1
+    assert "NOT kept" in capsys.readouterr().out
+    assert main(["certify", path, "--output", "forces=vector"]) == 2
+    assert "'forces' is not among" in capsys.readouterr().err
+    assert main(["certify", path, "--input", "pos=position+vector"]) == 2
+    assert "data.pos: expected 6 components" in capsys.readouterr().err
+
+
+def test_command_says_when_nothing_is_promised(tmp_path, capsys):
+    frames = {"class_path": "lieattn.geometry.SampledFrames", "init_args": {"count": 2}}
+    spec = {"class_path": f"{__name__}.Sampled", "init_args": {"frames": frames}}
+    path = checkpoint(tmp_path / "c.ckpt", randomize(Sampled(SampledFrames(2)), spread=0.4), spec)
+    assert main(["certify", path, "--dtype", "float64"]) == 0
+    printed = capsys.readouterr().out
+    assert "group: none" in printed
+    assert "nothing is promised exactly" in printed
+
+
+class Sampled(nn.Module):
+    """Sees charges and what a network with sampled frames does, and owns up to it."""
+
+    symmetry = None
+
+    def __init__(self, frames: SampledFrames) -> None:
+        super().__init__()
+        self.network = lie(Euclidean(SE(3)), frames)
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        return self.network(data) + global_mean_pool(data.z[:, None].to(data.x), data.batch)
+
+
+def test_random_clouds_are_like_those_of_the_training():
+    kind = describe_input(Batch.from_data_list(molecules()))
+    found = random_clouds(json.loads(json.dumps(kind)), 3, 0, ("vel",))
+    assert [cloud.num_nodes for cloud in found] == [5, 5, 5]
+    for cloud in found:
+        assert set(cloud.keys()) == {"x", "z", "pos", "vel", "time"}
+        assert cloud.z.dtype == torch.int64
+        assert set(cloud.z.tolist()) <= {6, 7, 8}
+        torch.testing.assert_close(cloud.time, molecules()[0].time)
+    assert not torch.equal(found[0].vel, found[1].vel)
+    assert torch.equal(random_clouds(kind, 3, 0, ("vel",))[2].vel, found[2].vel)
+    assert torch.equal(random_clouds(kind, 1, 0)[0].z, random_clouds(kind, 1, 0)[0].z)

@@ -113,7 +113,7 @@ def test_bad_arguments():
         with pytest.raises(ValueError, match=message):
             FieldModel(framewise(), VectorHead(8), start={start: 1.0}).double()(data)
     del data.vel
-    with pytest.raises(ValueError, match="data.vel: expected vectors"):
+    with pytest.raises(ValueError, match=r"data\.vel: expected vectors"):
         lie_transformer(SE(3), PrincipalFrames()).double()(data)
 
 

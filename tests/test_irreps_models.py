@@ -114,6 +114,22 @@ def test_outputs_are_continuous_at_the_cutoff(name):
 
 
 @every_model
+def test_periodic_boxes_are_their_supercells(name):
+    network, data = model(name, readout="point"), cloud((3,))
+    data.pos, data.cell = data.pos % 2, 2 * torch.eye(3)[None]
+    shifts = 2 * torch.cartesian_prod(*[torch.arange(-2.0, 3.0)] * 3)
+    many = Data(
+        x=data.x.repeat(len(shifts), 1),
+        vel=data.vel.repeat(len(shifts), 1),
+        pos=(data.pos[None] + shifts[:, None]).flatten(0, 1),
+    )
+    middle = int((shifts == 0).all(dim=1).nonzero()) * 3
+    expected = model(name, readout="point", layers=1)(many)[middle : middle + 3]
+    torch.testing.assert_close(model(name, readout="point", layers=1)(data), expected, atol=1e-10, rtol=1e-8)
+    assert relative_error(network(data), network(Data(x=data.x, pos=data.pos, vel=data.vel))) > 1e-4
+
+
+@every_model
 def test_forces_agree_with_finite_differences(name):
     network, data = model(name), cloud((4,))
     data.pos.requires_grad_()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lieattn.geometry import Neighborhood, PointClouds
+from lieattn.geometry import Neighbors
 
 _TINY = 1e-6  # of the cutoff: closer points count as coincident, they have a distance but no direction
 
@@ -48,15 +48,15 @@ class Edges:
         return total / degree.sqrt().view(-1, *[1] * (messages.ndim - 1))
 
 
-def find_edges(clouds: PointClouds, neighborhood: Neighborhood, *, degree: int, basis: int, cutoff: float) -> Edges:
-    """Edges of the neighborhoods, with harmonics up to a degree.
+def find_edges(neighbors: Neighbors, pos: Tensor, *, degree: int, basis: int, cutoff: float) -> Edges:
+    """Edges of neighbor lists, with harmonics up to a degree.
 
     Parameters
     ----------
-    clouds
-        Clouds of points ``[points, 3]``.
-    neighborhood
-        Who sees whom.
+    neighbors
+        Who sees whom; edges from a point to itself are left out, those to its images in a periodic box are not.
+    pos
+        ``[points, 3]``.
     degree
         Largest degree of the harmonics.
     basis
@@ -66,10 +66,9 @@ def find_edges(clouds: PointClouds, neighborhood: Neighborhood, *, degree: int, 
     """
     from e3nn import o3
 
-    neighbors = neighborhood(clouds.pos, clouds.batch)
-    keep = neighbors.source != neighbors.target
+    keep = ~loops(neighbors)
     target, source = neighbors.target[keep], neighbors.source[keep]
-    vectors = clouds.pos[source] - clouds.pos[target]
+    vectors = neighbors.displacements(pos)[keep]
     square = vectors.square().sum(dim=1)
     apart = square > (_TINY * cutoff) ** 2
     # Both branches of each where have finite derivatives, so coincident points do not spoil gradients.
@@ -81,8 +80,14 @@ def find_edges(clouds: PointClouds, neighborhood: Neighborhood, *, degree: int, 
     harmonics = torch.cat([harmonics[:, :1], harmonics[:, 1:] * apart[:, None]], dim=1)
     window = _window(length / cutoff)
     return Edges(
-        target, source, vectors, _bessel(length / cutoff, basis) * window[:, None], window, harmonics, clouds.num_points
+        target, source, vectors, _bessel(length / cutoff, basis) * window[:, None], window, harmonics, len(pos)
     )
+
+
+def loops(neighbors: Neighbors) -> Tensor:
+    """Which edges lead from a point to itself, ``[edges]`` bool."""
+    same = neighbors.source == neighbors.target
+    return same if neighbors.shift is None else same & (neighbors.shift == 0).all(dim=1)
 
 
 def _bessel(x: Tensor, basis: int) -> Tensor:

@@ -120,6 +120,8 @@ class FramewiseTransformer(nn.Module):
     def field(self, data: Any, clouds: PointClouds | None = None) -> Tensor:
         """Field ``[points, fiber, channels]`` behind the last block; ``clouds`` are those of ``data``, if at hand."""
         clouds = point_clouds(data) if clouds is None else clouds
+        if clouds.cell is not None:
+            raise ValueError("data.cell: attention over whole clouds knows no images; use a model with a Radius")
         if clouds.pos.shape[1] != self.group.dim:
             raise ValueError(
                 f"data.pos: {self.group.name} acts on {self.group.dim} coordinates, got {tuple(clouds.pos.shape)}"

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from lieattn._checks import check_neighborhood
-from lieattn.geometry import Neighborhood, point_clouds
+from lieattn.geometry import Neighborhood, Neighbors, find_neighbors, point_clouds
 from lieattn.groups import E
-from lieattn.models._irreps_edges import Edges, find_edges
+from lieattn.models._irreps_edges import Edges, find_edges, loops
 from lieattn.models._irreps_layers import (
     GatedLinear,
     IrrepsAttention,
@@ -80,7 +80,8 @@ class _SteerableModel(nn.Module):
         x = torch.cat(
             [features(data, self.in_channels, clouds), vectors(data, self.vector_inputs, clouds).flatten(1)], dim=1
         )
-        edges = find_edges(clouds, self.neighborhood, degree=self.degree, basis=self.basis, cutoff=self.scale)
+        neighbors = find_neighbors(clouds, self.neighborhood)
+        edges = find_edges(neighbors, clouds.pos, degree=self.degree, basis=self.basis, cutoff=self.scale)
         x = self.embed(x)
         for layer in self.layers:
             x = layer(x, edges)
@@ -254,9 +255,9 @@ class DistanceTransformer(nn.Module):
         clouds = point_clouds(data)
         arrows = vectors(data, self.vector_inputs, clouds)
         x = self.embed(torch.cat([features(data, self.in_channels, clouds), arrows.square().sum(dim=-1)], dim=1))
-        edges = find_edges(clouds, self.neighborhood, degree=1, basis=self.basis, cutoff=self.scale)
-        neighbors = self.neighborhood(clouds.pos, clouds.batch)
-        radial, window = _with_loops(neighbors.source, neighbors.target, edges)
+        neighbors = find_neighbors(clouds, self.neighborhood)
+        edges = find_edges(neighbors, clouds.pos, degree=1, basis=self.basis, cutoff=self.scale)
+        radial, window = _with_loops(neighbors, edges)
         for layer in self.layers:
             x = layer(x, neighbors, radial, window)
         x = self.norm(x)
@@ -326,13 +327,13 @@ class _DistanceBlock(nn.Module):
         return x + self.network(self.norm2(x))
 
 
-def _with_loops(source: Tensor, target: Tensor, edges: Edges) -> tuple[Tensor, Tensor]:
+def _with_loops(neighbors: Neighbors, edges: Edges) -> tuple[Tensor, Tensor]:
     """Radial functions and log of the window for all edges of the lists; a point sees itself without them."""
-    loops = source == target
-    radial = edges.radial.new_zeros(len(source), edges.radial.shape[1])
-    window = edges.window.new_zeros(len(source))
-    radial[~loops] = edges.radial
-    window[~loops] = edges.window.clamp(min=torch.finfo(window.dtype).tiny).log()
+    others = ~loops(neighbors)
+    radial = edges.radial.new_zeros(len(others), edges.radial.shape[1])
+    window = edges.window.new_zeros(len(others))
+    radial[others] = edges.radial
+    window[others] = edges.window.clamp(min=torch.finfo(window.dtype).tiny).log()
     return radial, window
 
 

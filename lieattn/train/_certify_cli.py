@@ -98,8 +98,8 @@ def _units(weights: dict[str, torch.Tensor]) -> list[str]:
 def _parser(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"lieattn {name}",
-        description="Measure how far a trained network's outputs are from what they should be under the elements of its "
-        "group: all of a finite one, random and special ones of a Lie group.",
+        description="Measure how far the outputs of a trained network are from what they should be when its group "
+        "moves the clouds: under all elements of a finite group, random and special ones of a Lie group.",
     )
     parser.add_argument("checkpoint", help="a checkpoint of `lieattn fit`")
     parser.add_argument(

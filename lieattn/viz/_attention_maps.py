@@ -13,10 +13,11 @@ from lieattn.nn import act_on_grid
 from lieattn.viz._draw import require_matplotlib
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _CELL = 2.4  # inches
-_ARROW_SCALE = 10.0  # of the paper's figures: a map of 1 is an arrow of a tenth of the picture's width
+_ARROW = 2.0  # pixels that the longest arrow spans
 
 
 def attention_picture(
@@ -80,8 +81,8 @@ def attention_under_group(
     """Draw the attention of a network for one image moved by every element of its group.
 
     One column an element: above the image, below its attention picture (:func:`attention_picture`, summed over the
-    poses), with an arrow for every pose and pixel as long as the product of its maps and pointing where the pose sends
-    "up". For an equivariant network the columns are moved copies of the first: the title gives the largest difference
+    poses), with an arrow for every pose and pixel, as long as the product of its maps and pointing where the pose sends
+    "up"; the longest arrow spans two pixels. For an equivariant network the columns are moved copies of the first: the title gives the largest difference
     after moving them back, relative to the largest entry, as measured.
 
     Parameters
@@ -121,7 +122,7 @@ def attention_under_group(
         axes[0][h].set_title(f"element {h}", fontsize=9)
         axes[1][h].imshow(pictures[h].sum(dim=0).cpu(), cmap="viridis", vmin=0, vmax=top)
         if arrows:
-            _draw_poses(axes[1][h], network, pictures[h])
+            _draw_poses(axes[1][h], network, pictures[h], longest=float(pictures.max()))
         for axis in (axes[0][h], axes[1][h]):
             axis.set_axis_off()
     what = "attention that passes" if passed else "attention that is subtracted"
@@ -129,13 +130,20 @@ def attention_under_group(
     return figure
 
 
-def _draw_poses(axis: object, network: AttentiveNetwork, picture: Tensor) -> None:
+def _draw_poses(axes: Axes, network: AttentiveNetwork, picture: Tensor, longest: float) -> None:
     rows, columns = torch.meshgrid(*(torch.arange(side) for side in picture.shape[-2:]), indexing="ij")
     up = network.group.elements @ torch.tensor([0.0, 1.0], dtype=torch.float64)
     for pose, (right, upward) in enumerate(up.tolist()):
         length = picture[pose].cpu()
-        axis.quiver(  # type: ignore[attr-defined]
-            columns, rows, right * length, upward * length, color="white", scale=_ARROW_SCALE, headwidth=4
+        axes.quiver(
+            columns,
+            rows,
+            right * length,
+            upward * length,
+            color="white",
+            scale=max(longest, 1e-30) / _ARROW,
+            scale_units="x",
+            width=0.004,
         )
 
 

@@ -619,9 +619,9 @@ def test_settings_can_be_replaced(tmp_path, capsys):
     found = read_settings(file, changes=["budget.steps=3", "seeds=[5]", "equivariance.clouds=1", "tolerance=0.5"])
     assert (found.budget.steps, found.budget.evaluations, found.seeds, found.tolerance) == (3, 3, [5], 0.5)
     for change, message in (
-        ("seeds", "--set seeds: expected SECTION.SETTING=VALUE"),
+        ("seeds", "--set seeds: expected SETTING=VALUE or"),
         ("seeds.first=1", "--set seeds.first=1: expected"),
-        ("tolerance.a.b=1", "--set tolerance.a.b=1: "),
+        ("data.limit.val.first=1", "expected an integer of at least 1, got {'first': 1}"),
         ("seeds=[", r"--set seeds=\[: "),
         ("seeed=1", "unknown setting 'seeed'"),
     ):

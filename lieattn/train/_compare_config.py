@@ -289,13 +289,13 @@ def _change(content: Any, change: str) -> None:
     """Replace one setting of the file's content."""
     path, equals, text = change.partition("=")
     *above, last = path.split(".")
+    for name in above:
+        content = content.setdefault(name, {}) if isinstance(content, dict) else None
+    if not equals or not isinstance(content, dict):
+        raise UsageError(f"--set {change}: expected SETTING=VALUE or SECTION.SETTING=VALUE, of sections that exist")
     try:
-        for name in above:
-            content = content.setdefault(name, {})
-        if not equals or not isinstance(content, dict):
-            raise ValueError("expected SECTION.SETTING=VALUE")
         content[last] = yaml.safe_load(text)
-    except (AttributeError, ValueError, yaml.YAMLError) as error:
+    except yaml.YAMLError as error:
         raise UsageError(f"--set {change}: {error}") from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import statistics
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,12 @@ from lieattn.train._compare_store import Record
 
 Summary = dict[str, Any]
 
+_WIDTH = 120
+_RESULTS = "Mean and standard deviation over seeds, with the best weights of the validation. Counted are"
+_ERRORS = (
+    "Equivariance errors are relative, the largest over elements and seeds, before -> after training: under the model's "
+    "own group, random rotations, and random rotations with a reflection."
+)
 _COUNTED = (
     "seconds: forward pass, backward pass and update of the optimizer steps; without preparation of data and batches, "
     "compilation, validation and checkpoints"
@@ -94,15 +101,11 @@ def tables(content: dict[str, Any]) -> str:
         [
             _table(results, rows),
             "",
-            "Mean and standard deviation over seeds, best weights of the validation. "
-            + _COUNTED[0].upper()
-            + _COUNTED[1:]
-            + ".",
+            textwrap.fill(f"{_RESULTS} {_COUNTED}.", _WIDTH),
             "",
             _table(costs, [row for row in rows if row["fraction"] == largest]),
             "",
-            "Equivariance errors are relative, largest over elements and seeds, before -> after training: under the "
-            "model's own group, random rotations, and random reflections.",
+            textwrap.fill(_ERRORS, _WIDTH),
         ]
     )
 

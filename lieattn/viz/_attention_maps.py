@@ -82,8 +82,8 @@ def attention_under_group(
 
     One column an element: above the image, below its attention picture (:func:`attention_picture`, summed over the
     poses), with an arrow for every pose and pixel, as long as the product of its maps and pointing where the pose sends
-    "up"; the longest arrow spans two pixels. For an equivariant network the columns are moved copies of the first: the title gives the largest difference
-    after moving them back, relative to the largest entry, as measured.
+    "up"; the longest arrow spans two pixels. For an equivariant network the columns are moved copies of the first: the
+    title gives the largest difference after moving them back, relative to the largest entry, as measured.
 
     Parameters
     ----------

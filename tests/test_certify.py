@@ -279,6 +279,15 @@ def molecules(dim: int = 3, *, unit: bool = False) -> list[Data]:
     return found
 
 
+def crystals() -> list[Data]:
+    """Clouds in periodic boxes with oblique edges."""
+    found = molecules()
+    edges = torch.tensor([[4.0, 0.3, 0.0], [0.5, 5.0, 0.2], [0.0, -0.4, 4.5]], dtype=torch.float64)
+    for number, cloud in enumerate(found):
+        cloud.cell, cloud.pbc = (edges + 0.1 * number)[None], torch.tensor([[True, True, number != 1]])
+    return found
+
+
 def directed() -> list[Data]:
     """Positions with directions."""
     found = molecules()
@@ -355,6 +364,7 @@ MODELS = {
         {},
         "E(3)",
     ),
+    "tfn_periodic": (lambda: steerable(TensorFieldNetwork, degree=1), crystals, {}, "E(3)"),
     "se3_transformer": (lambda: steerable(SE3Transformer, degree=1, heads=2, kind="vector"), molecules, {}, "E(3)"),
     "distances": (lambda: steerable(DistanceTransformer, heads=2, readout="point"), molecules, {}, "E(3)"),
     "distances_vector": (lambda: steerable(DistanceTransformer, heads=2, kind="vector"), molecules, {}, "E(3)"),

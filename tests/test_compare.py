@@ -629,6 +629,14 @@ def test_settings_can_be_replaced(tmp_path, capsys):
         assert re.search(message, capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("name", ["molecules", "dipoles", "shapes"])
+def test_example_configurations_are_read(name):
+    found = read_settings(Path(__file__).parent.parent / f"examples/configs/compare_{name}.yaml", "folder")
+    assert len(found.models) >= 6
+    assert len(found.cells()) == 3 * len(found.models)
+    assert all(model.width == "channels" for model in found.models.values())
+
+
 def test_files_that_are_no_configuration(tmp_path, capsys):
     (tmp_path / "broken.yaml").write_text("a: [")
     (tmp_path / "list.yaml").write_text("- 1")

@@ -101,7 +101,7 @@ def _square(linear: Tensor) -> str:
 
 
 def kinds_of_inputs(network: Any, given: Mapping[str, Kind] | None) -> dict[str, Kind]:
-    """Kinds by attribute of the data: positions, the vectors that a network names, and what is given.
+    """Kinds by attribute of the data: positions, periodic cells, the vectors that a network names, and what is given.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def kinds_of_inputs(network: Any, given: Mapping[str, Kind] | None) -> dict[str,
     named: dict[str, Kind] = {name: "vector" for name in getattr(network, "vector_inputs", ())}
     for name, kind in (given or {}).items():
         check_kind(f"inputs[{name!r}]", kind)
-    return {"pos": "position", **named, **(given or {})}
+    return {"pos": "position", "cell": "vector", **named, **(given or {})}
 
 
 def kinds_of_outputs(

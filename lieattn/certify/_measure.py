@@ -63,7 +63,8 @@ def certify(
     group
         The group to test; by default what the network promises.
     inputs
-        Kinds of attributes of the data by name, beside ``vector_inputs``: see ``outputs``.
+        Kinds of attributes of the data by name, beside ``vector_inputs`` and the vectors of a periodic ``cell``: see
+        ``outputs``.
     outputs
         Kind of the outputs, for several by name: ``"invariant"``, ``"vector"``, ``"pseudovector"``,
         ``"pseudoscalar"``, ``"tensor"`` (matrices), ``"position"``, a :class:`lieattn.reps.Representation`, or a tuple

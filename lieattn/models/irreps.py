@@ -344,7 +344,6 @@ def _input_irreps(channels: int, arrows: int) -> Any:
 
 
 def _length(neighborhood: Neighborhood, scale: float | None) -> float:
-    length = neighborhood.scale if scale is None else scale
-    if length is None:
+    if (length := neighborhood.scale if scale is None else scale) is None:
         raise ValueError(f"scale: {neighborhood} has no length of its own; give the one where radial functions vanish")
     return float(length)

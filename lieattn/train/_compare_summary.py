@@ -19,8 +19,8 @@ Summary = dict[str, Any]
 _WIDTH = 120
 _RESULTS = "Mean and standard deviation over seeds, with the best weights of the validation. Counted are"
 _ERRORS = (
-    "Equivariance errors are relative, the largest over elements and seeds, before -> after training: under the model's "
-    "own group, random rotations, and random rotations with a reflection."
+    "Equivariance errors are relative, the largest over elements and seeds, before -> after training: under the "
+    "model's own group, random rotations, and random rotations with a reflection."
 )
 _COUNTED = (
     "seconds: forward pass, backward pass and update of the optimizer steps; without preparation of data and batches, "

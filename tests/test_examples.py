@@ -43,16 +43,17 @@ def test_rotated_digits(tmp_path, capsys):
     assert all(Path(path).stat().st_size > 10_000 for path in pictures)
 
 
-def test_affine_self_convolution(monkeypatch, capsys, tmp_path):
-    example = load("affine_self_convolution")
+def test_published_networks(monkeypatch, capsys, tmp_path):
+    example = load("published_networks")
     images = np.random.default_rng(0).integers(256, size=(12, 8, 8, 3), dtype=np.uint8)
     dataset = ImagePoints(images, np.arange(12) % 10)
     monkeypatch.setattr(example, "load", lambda config: (dataset, dataset))
-    config = example.Config(epochs=2, networks="ResNet,p4 ASC", batch_size=6, out=str(tmp_path))
+    config = example.Config(epochs=2, networks="ResNet,p4 ASC,p4 All-CNN alpha_F", channels=2, out=str(tmp_path))
     results = example.main(config)
     assert json.loads(capsys.readouterr().out.splitlines()[-1].removeprefix("RESULT ")) == results
-    assert list(results) == ["ResNet", "p4 ASC"]
-    assert results["p4 ASC"]["unchanged_by_quarter_turn"] == 1.0
+    assert list(results) == ["ResNet", "p4 ASC", "p4 All-CNN alpha_F"]
+    for name in ("p4 ASC", "p4 All-CNN alpha_F"):
+        assert results[name]["unchanged_by_quarter_turn"] == 1.0
 
 
 def random_molecules(rng, count=8):

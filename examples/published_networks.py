@@ -1,11 +1,12 @@
-"""Train bottleneck networks with convolutions, attention and Affine Self Convolution on the same images, equally long.
+"""Train networks of Affine Self Convolution and of attentive group convolution beside their plain counterparts.
 
 Reads ``cifar10_subset.npz`` (2,000 training images: numbers are far from those of the whole CIFAR-10) or, with
 ``--data rotated_mnist``, ``mnist_rot_recipe.npz``, a re-creation of rotated MNIST. Every network sees the same epochs
 and the optimizer of the paper; the table gives its parameters, the accuracy on the test images, the part of them that
 keep their class under a quarter turn, and the minutes of training.
 
-    python examples/affine_self_convolution.py --root DIR [--data cifar10] [--networks ResNet,ASC] [--epochs 20]
+    python examples/published_networks.py --root DIR --networks "ResNet,ASC,p4 ResNet,p4 ASC" --epochs 10
+    python examples/published_networks.py --root DIR --data rotated_mnist --networks "p4-CNN,p4-CNN alpha_F"
 """
 
 from __future__ import annotations
@@ -20,21 +21,25 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer, seed_everything
+from torch import nn
 from torch_geometric.loader import DataLoader
 
 from lieattn.groups import cyclic, trivial
-from lieattn.models import BottleneckResNet
+from lieattn.models import AttentiveAllCNN, AttentiveCNN, BottleneckResNet
 from lieattn.train import PointSetClassifier, PointSetData, WarmupCosine
 from lieattn_datasets import CIFAR10Subset, ImagePoints, RotatedMNISTRecipe, Standardize
 
-NETWORKS: dict[str, tuple[int, dict[str, Any]]] = {
-    "ResNet": (1, {"layer": "convolution"}),
-    "SASA": (1, {"layer": "stand-alone"}),
-    "Simple ASC": (1, {"layer": "simple"}),
-    "ASC": (1, {"layer": "affine"}),
-    "p4 ResNet": (4, {"layer": "convolution"}),
-    "p4 ASC": (4, {"layer": "affine"}),
+RESIDUAL: dict[str, Any] = {"ResNet": "convolution", "SASA": "stand-alone", "Simple ASC": "simple", "ASC": "affine"}
+ATTENTION: dict[str, Any] = {
+    "": "none",
+    " alpha": "full",
+    " alpha_CH": "channel",
+    " alpha_F": "input",
+    " alpha_RH": "pose",
 }
+NETWORKS = [turns + name for turns in ("", "p4 ") for name in RESIDUAL] + [
+    name + kind for name in ("Z2-CNN", "p4-CNN", "p4 All-CNN") for kind in ATTENTION
+]
 
 
 @dataclass(frozen=True)
@@ -43,16 +48,17 @@ class Config:
 
     root: str = "data"
     data: str = "cifar10"
-    networks: str = "ResNet,SASA,ASC,p4 ResNet,p4 ASC"
+    networks: str = "ResNet,ASC,p4 ResNet,p4 ASC"
     blocks: int = 1
     width: int = 0
+    channels: int = 16
     epochs: int = 20
     train: int = 2_000
     test: int = 1_000
     batch_size: int = 32
     rate: float = 0.05
     seed: int = 0
-    out: str = "runs/affine_self_convolution"
+    out: str = "runs/published_networks"
 
 
 def load(config: Config) -> tuple[ImagePoints, ImagePoints]:
@@ -67,16 +73,22 @@ def load(config: Config) -> tuple[ImagePoints, ImagePoints]:
     return train.with_transform(standardize), test.with_transform(standardize)
 
 
-def build(name: str, config: Config, channels: int) -> BottleneckResNet:
+def build(name: str, config: Config, channels: int) -> nn.Module:
     """Network by its name in the table."""
     if name not in NETWORKS:
-        raise ValueError(f"networks: expected some of {sorted(NETWORKS)}, got {name!r}")
-    turns, options = NETWORKS[name]
-    group = trivial(2) if turns == 1 else cyclic(turns)
-    return BottleneckResNet(group, channels, 10, blocks=config.blocks, width=config.width or None, **options)
+        raise ValueError(f"networks: expected some of {NETWORKS}, got {name!r}")
+    group = cyclic(4) if name.startswith("p4") else trivial(2)
+    if "CNN" not in name:
+        layer = RESIDUAL[name.removeprefix("p4 ")]
+        return BottleneckResNet(group, channels, 10, blocks=config.blocks, width=config.width or None, layer=layer)
+    base, _, kind = name.partition("CNN")
+    attention = ATTENTION[kind]
+    if base == "p4 All-":
+        return AttentiveAllCNN(group, channels, 10, channels=config.channels, attention=attention)
+    return AttentiveCNN(group, channels, 10, channels=10 if group.order > 1 else 20, attention=attention)
 
 
-def train(network: BottleneckResNet, sets: tuple[ImagePoints, ImagePoints], config: Config) -> float:
+def train(network: nn.Module, sets: tuple[ImagePoints, ImagePoints], config: Config) -> float:
     """Train in place; returns the minutes it took."""
     module = PointSetClassifier(
         network,
@@ -107,7 +119,7 @@ def train(network: BottleneckResNet, sets: tuple[ImagePoints, ImagePoints], conf
 
 
 @torch.no_grad()
-def evaluate(network: BottleneckResNet, images: ImagePoints, batch_size: int) -> tuple[float, float]:
+def evaluate(network: nn.Module, images: ImagePoints, batch_size: int) -> tuple[float, float]:
     """Accuracy, and the part of the images whose class is the same after a quarter turn."""
     network.eval()
     right = same = 0
@@ -134,7 +146,7 @@ def main(config: Config) -> dict[str, dict[str, float]]:
         accuracy, unchanged = evaluate(network, sets[1], config.batch_size)
         size = sum(parameter.numel() for parameter in network.parameters())
         print(
-            f"{name:10}  {size:9,} parameters  {accuracy:.2%} right  {unchanged:.2%} unchanged  {minutes:.1f} minutes"
+            f"{name:18}  {size:9,} parameters  {accuracy:.2%} right  {unchanged:.2%} unchanged  {minutes:.1f} minutes"
         )
         results[name] = {
             "parameters": size,

@@ -364,6 +364,8 @@ def test_models_can_be_chosen(tmp_path, capsys):
     options = {"seeds": [0], "fractions": [1.0]}
     report = compare(tmp_path, arguments=("--models", "distances"), **options)
     assert [cell["model"] for cell in report["cells"]] == ["distances"]
+    assert report["summary"][0]["test"]["std"] is None
+    assert "±" not in capsys.readouterr().out
     compare(tmp_path, status=2, arguments=("--models", "else"), **options)
     assert "--models: 'else' is not among distances, first coordinate" in capsys.readouterr().err
 

@@ -156,6 +156,7 @@ def test_configuration_trains_and_its_figures_can_be_had(name, tmp_path, capsys)
     capsys.readouterr()
 
     example = load("evaluate")
+    example.ROLL_OUT = 3
     figures = example.main(str(best), clouds=2)
     lines = capsys.readouterr().out.splitlines()
     assert json.loads(lines[-1].removeprefix("RESULT ")) == figures

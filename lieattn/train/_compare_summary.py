@@ -137,10 +137,10 @@ _KINDS = ("own", "rotations", "reflections")
 
 
 def _statistics(values: Sequence[float]) -> dict[str, float]:
-    """Mean and standard deviation (of the population that the seeds are drawn from)."""
+    """Mean and standard deviation (of the population that the seeds are drawn from, NaN for a single one)."""
     if not values:
         return {"mean": math.nan, "std": math.nan}
-    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
+    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else math.nan}
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
@@ -158,9 +158,10 @@ def _table(columns: Sequence[tuple[str, Callable[[Summary], str]]], rows: Sequen
 def _spread(metric: str, value: dict[str, float] | None) -> str:
     if value is None or math.isnan(value["mean"]):
         return "-"
+    mean, std = value["mean"], value["std"]
     if metric == "accuracy":
-        return f"{100 * value['mean']:.1f} ± {100 * value['std']:.1f} %"
-    return f"{value['mean']:.4g} ± {value['std']:.2g}"
+        return f"{100 * mean:.1f}" + ("" if math.isnan(std) else f" ± {100 * std:.1f}") + " %"
+    return f"{mean:.4g}" + ("" if math.isnan(std) else f" ± {std:.2g}")
 
 
 def _number(value: float) -> str:

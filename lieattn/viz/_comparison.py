@@ -126,7 +126,7 @@ def _point(axes: Axes, x: float, row: Any, report: Mapping[str, Any], styles: Ma
     axes.errorbar(
         x,
         float(_errors(report, value["mean"])),
-        yerr=value["std"],
+        yerr=value["std"] or 0.0,  # of a single seed there is none
         **styles[row["model"]],
         markersize=5,
         linewidth=1.2,

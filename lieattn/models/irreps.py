@@ -244,11 +244,11 @@ class DistanceTransformer(nn.Module):
         self.layers = nn.ModuleList(_DistanceBlock(channels, heads, basis, hidden) for _ in range(layers))
         self.norm = nn.LayerNorm(channels)
         width = outputs if kind == "invariant" else outputs * len(self.vector_inputs)
-        self.head = nn.Sequential(nn.Linear(channels, channels), nn.SiLU(), nn.Linear(channels, width))
-        pairs = 2 * channels + basis
-        self.pair = nn.Sequential(nn.Linear(pairs, channels), nn.SiLU(), nn.Linear(channels, outputs))
-        if kind == "invariant":
-            del self.pair
+        if width:
+            self.head = nn.Sequential(nn.Linear(channels, channels), nn.SiLU(), nn.Linear(channels, width))
+        if kind == "vector":
+            pair = nn.Linear(2 * channels + basis, channels)
+            self.pair = nn.Sequential(pair, nn.SiLU(), nn.Linear(channels, outputs))
 
     def forward(self, data: Any) -> Tensor:
         """Outputs as in :meth:`TensorFieldNetwork.forward`."""
@@ -266,7 +266,8 @@ class DistanceTransformer(nn.Module):
         else:
             both = torch.cat([x[edges.target], x[edges.source], edges.radial], dim=1)
             out = edges.sum_to_targets(self.pair(both)[..., None] * (edges.window[:, None] * edges.vectors)[:, None])
-            out = out + torch.einsum("pov,pvd->pod", self.head(x).unflatten(1, (self.outputs, -1)), arrows)
+            if self.vector_inputs:
+                out = out + torch.einsum("pov,pvd->pod", self.head(x).unflatten(1, (self.outputs, -1)), arrows)
         return read_out(out, clouds, self.readout, self.kind)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import pickle
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -32,15 +31,6 @@ class _Step:
 
     def __call__(self) -> Iterator[Tensor]:
         yield scalar(self.network(self.batch))
-        _give_back()
-
-
-def _give_back() -> None:
-    """Return freed memory to the system, where the C library (glibc) keeps it: the next step is to be seen whole."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError, TypeError):
-        return
 
 
 def scalar(outputs: Tensor | Mapping[str, Tensor]) -> Tensor:

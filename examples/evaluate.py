@@ -125,7 +125,7 @@ def springs(task: PointSetTask, items: Sequence[Data]) -> Figures:
     mass, stiffness = batch.x.double().reshape(len(whole), 1, -1, 2).unbind(-1)
     true_energy = spring_energy(mass.numpy(), stiffness.numpy(), states[..., :2], states[..., 2:]).T
     learned = [
-        task.network.hamiltonian(  # type: ignore[operator, union-attr]
+        task.network.hamiltonian(  # type: ignore[operator]
             found[:, step, :2], found[:, step, 2:], batch.x[:, 0], batch.x, batch=batch.batch
         ).detach()
         for step in range(ROLL_OUT + 1)

@@ -243,8 +243,7 @@ class DistanceTransformer(nn.Module):
         self.embed = nn.Linear(in_channels + len(self.vector_inputs), channels)
         self.layers = nn.ModuleList(_DistanceBlock(channels, heads, basis, hidden) for _ in range(layers))
         self.norm = nn.LayerNorm(channels)
-        width = outputs if kind == "invariant" else outputs * len(self.vector_inputs)
-        if width:
+        if width := outputs if kind == "invariant" else outputs * len(self.vector_inputs):
             self.head = nn.Sequential(nn.Linear(channels, channels), nn.SiLU(), nn.Linear(channels, width))
         if kind == "vector":
             pair = nn.Linear(2 * channels + basis, channels)

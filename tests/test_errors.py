@@ -336,13 +336,13 @@ CLOUDS = [
         "clouds made already, with batch",
         lambda: point_clouds(point_clouds(POINTS), batch=integers(*[0] * 6)),
         ValueError,
-        ("batch, ptr, mask, grid: ", "PointClouds", "leave them out"),
+        ("batch, ptr, mask, grid, cell, pbc: ", "PointClouds", "leave them out"),
     ),
     (
         "clouds made already, with grid",
         lambda: lifted(pos=point_clouds(POINTS), grid=integers([2, 3])),
         ValueError,
-        ("batch, ptr, mask, grid: ", "PointClouds", "leave them out"),
+        ("batch, ptr, mask, grid, cell, pbc: ", "PointClouds", "leave them out"),
     ),
     (
         "padded points with batch",

@@ -418,7 +418,8 @@ def test_fit_writes_logs_and_checkpoints_of_plain_values(finished):
     assert checkpoint["epoch"] == EPOCHS - 1
     entry = checkpoint["lieattn"]
     assert entry["group"] == {"name": "C4", "order": 4, "dim": 2}
-    assert entry["input"] == {"points": 5, "channels": 1, "dim": 2, "grid": None}
+    labels = {"y": {"integer": True, "value": [0]}}
+    assert entry["input"] == {"points": 5, "channels": 1, "dim": 2, "grid": None, "attributes": labels}
     assert entry["config"]["model"]["init_args"]["network"]["init_args"]["dropout"] == 0.3
     assert (finished / "checkpoints/best.ckpt").is_file()
     assert list(finished.glob("tensorboard/version_0/events*"))

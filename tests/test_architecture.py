@@ -205,7 +205,7 @@ TOUCHED = {
 
 @pytest.mark.parametrize(("then", "parts"), TOUCHED.values(), ids=TOUCHED)
 def test_importing_the_library_is_light(then, parts):
-    """Beyond torch it takes under two seconds of processor time (some tenths, in fact) and none of the heavy packages."""
+    """Beyond torch it takes under two seconds of processor time and none of the heavy packages."""
     command = [sys.executable, "-c", LIGHT.format(then=then)]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
     assert {name.split(".")[0] for name in found["modules"]}.isdisjoint(HEAVY)

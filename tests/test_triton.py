@@ -15,8 +15,8 @@ import torch
 from lieattn.geometry import Neighbors
 from lieattn.ops import RelativeTerms, backend, explain, group_attention
 from lieattn.ops import _plain as plain
+from lieattn.ops.kernels._arguments import Arguments
 from lieattn.ops.kernels._dropout import dropout_mask
-from lieattn.ops.kernels._layout import Arguments
 
 pytest.importorskip("triton", reason="triton is not installed: pip install lieattn[gpu]")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -5,19 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lieattn.ops.kernels._layout import Arguments, block_seed, lanes_of
+from lieattn.ops.kernels._arguments import Arguments, block_seed, lanes_of
+from lieattn.ops.kernels._bundle import SINGLE, Bundle
 
 _WORD = 2**32 - 1
 
 
-def dropout_mask(arguments: Arguments, edges: int, seed: int, dropout: float) -> Tensor:
+def dropout_mask(arguments: Arguments, edges: int, seed: int, dropout: float, bundle: Bundle = SINGLE) -> Tensor:
     """Factors of the weights, 0 or 1 / (1 - dropout).
 
     ``[edges, heads, out, query, key]``, out 1 where it is the query frame, and key 1 where a key point is dropped
     with its whole fiber or frames attend alone.
     """
     a = arguments
-    heads, lanes = a.value.shape[2], lanes_of(a.value.shape[2], a.value.dtype)
+    heads, edges = a.value.shape[2] * bundle.clouds, edges // bundle.clouds
+    lanes = lanes_of(heads, a.value.dtype)
     outs = a.outs if a.pattern == "query_sum" else 1
     keys = a.value.shape[1] if a.pattern == "joint" else 1
     weights = outs * a.queries * keys
@@ -28,6 +30,7 @@ def dropout_mask(arguments: Arguments, edges: int, seed: int, dropout: float) ->
         blocks.append(_finalize((state & _WORD)[:, None] + _lane_offsets(lanes).to(counter.device)))
     threshold = int(dropout * 2**32)
     kept = torch.cat(blocks, dim=1)[:, :heads] >= threshold
+    kept = bundle.scatter_edges(kept)
     return kept.to(a.value.dtype) * (2**32 / (2**32 - threshold))
 
 

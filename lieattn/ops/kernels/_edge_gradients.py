@@ -117,6 +117,7 @@ def rho_gradients(p, s, to, kind, query, steep, stage, turn, grad_query, lanes):
     wide = len(lanes)
     size = s.depth * wide
     rho, rho_out = positional_keys(p, s, kind, stage, lanes)
+    table = at_address(to.rho, lanes)
     if s.tied_out:
         for g in range(s.queries):
             slope = load(steep, g * wide, lanes)
@@ -126,15 +127,19 @@ def rho_gradients(p, s, to, kind, query, steep, stage, turn, grad_query, lanes):
     else:
         stride = s.queries * wide
         combine(steep, wide, stride, s.queries, s.outs, rho, rho_out, s.depth, True, grad_query, size, lanes)
+        if not s.rho_shared:
+            table = offset(table, kind * s.rho_type)
+            combine(steep, stride, wide, s.outs, s.queries, query, size, s.depth, True, table, s.rho_out, lanes)
+            return
         combine(steep, stride, wide, s.outs, s.queries, query, size, s.depth, False, turn, size, lanes)
     for h in range(s.outs):
         for d in range(s.depth):
             change = load(turn, h * size + d * wide, lanes)
             if s.rho_shared:
-                add_to(at_address(to.rho, lanes), kind * s.rho_type + h * s.rho_out + d, add_up(change))
+                add_to(table, kind * s.rho_type + h * s.rho_out + d, add_up(change))
             else:
                 at = kind * s.rho_type + h * s.rho_out + d * wide
-                store(at_address(to.rho, lanes), at, load(at_address(to.rho, lanes), at, lanes) + change)
+                store(table, at, load(table, at, lanes) + change)
 
 
 @compiled

@@ -6,9 +6,9 @@ import math
 import numpy as np
 
 from lieattn.ops.kernels._edges import (
+    dropout_factor,
     edge_values,
     edge_weights,
-    outer_dropout,
     point_scores,
     row_sums,
 )
@@ -68,17 +68,19 @@ def forward(p, s, lists, first, last, seed, out, top, total, room, lanes):
             for e in range(edges):
                 source = integer_at(lists.source, start + e)
                 kind = integer_at(lists.kind, start + e) if s.indexed else start + e
-                weight, part = row(outer, e, s.pairs * wide), row(mass, e, s.queries * wide)
+                weight, part = row(outer, e, odd(s.pairs) * wide), row(mass, e, s.queries * wide)
                 edge_weights(
                     p, s, query, source, kind, start + e, seed, base, stage, inner, masked, part, weight, lanes
                 )
-                edge_values(p, s, source, masked, row(values, e, s.queries * s.width * wide), lanes)
-                row_sums(s, masked, row(shares, e, s.queries * wide), lanes)
-            _outer_weights(s, edges, mass, outer, here, norm, sums, lanes)
-            if s.threshold > 0 and not split:
-                for e in range(edges):
-                    outer_dropout(s, row(outer, e, s.pairs * wide), start + e, seed, lanes)
-            _add_values(p, s, lists, start, edges, values, shares, outer, sums, lanes)
+                edge_values(p, s, source, masked, row(values, e, odd(s.queries * s.width) * wide), lanes)
+                if s.has_beta:
+                    row_sums(s, masked, row(shares, e, s.queries * wide), lanes)
+            for g in range(s.queries):
+                _outer_weights(s, g, start, edges, seed, split, mass, outer, here, norm, sums, lanes)
+                if not s.has_psi and not s.has_beta:
+                    _add_values(s, g, edges, values, outer, sums, lanes)
+            if s.has_psi or s.has_beta:
+                _add_affine_values(p, s, lists, start, edges, values, shares, outer, sums, lanes)
         _close(s, sums, norm, row(out_at, target, s.outs * s.width * wide), lanes)
 
 
@@ -93,60 +95,75 @@ def start_level(s, degree):
 
 
 @compiled
-def _outer_weights(s, edges, mass, outer, top, total, sums, lanes):
-    """Turn outer scores into weights relative to the running maximum; rescale what was summed before."""
+def odd(vectors):
+    """Length of a row from whose columns one reads: with powers of two they would compete for a few cache lines."""
+    return vectors | 1
+
+
+@compiled
+def _outer_weights(s, g, start, edges, seed, split, mass, outer, top, total, sums, lanes):
+    """Turn the outer scores of query frame g into weights relative to the running maximum; rescale what was summed."""
     stay_apart()
     wide = len(lanes)
-    for pair in range(s.pairs):
+    step = odd(s.pairs) * wide
+    for pair in range(g, s.pairs, s.queries):
         level = load(top, pair * wide, lanes)
         if s.normalize == SOFTMAX:
             before = level
             for e in range(edges):
-                level = maximum(level, load(outer, (e * s.pairs + pair) * wide, lanes))
+                level = maximum(level, load(outer, e * step + pair * wide, lanes))
             store(top, pair * wide, level)
             shrink = exp(before - level)
             store(total, pair * wide, load(total, pair * wide, lanes) * shrink)
             for d in range(s.width):
                 at = (pair * s.width + d) * wide
                 store(sums, at, load(sums, at, lanes) * shrink)
-        g = pair % s.queries
         added = load(total, pair * wide, lanes)
         for e in range(edges):
-            at = (e * s.pairs + pair) * wide
+            at = e * step + pair * wide
             weight = exp(load(outer, at, lanes) - level) * load(mass, (e * s.queries + g) * wide, lanes)
-            store(outer, at, weight)
             added = added + weight
+            if s.threshold > 0 and not split:
+                weight = weight * dropout_factor(s, outer, seed, (start + e) * s.pairs + pair, lanes)
+            store(outer, at, weight)
         store(total, pair * wide, added)
 
 
 @compiled
-def _add_values(p, s, lists, start, edges, values, shares, outer, sums, lanes):
+def _add_values(s, g, edges, values, outer, sums, lanes):
+    """Add the weighted values of query frame g."""
     stay_apart()
     wide = len(lanes)
     size = s.width * wide
-    if not s.has_psi and not s.has_beta:
-        for g in range(s.queries):
-            heads = 1 if s.tied_out else s.outs
-            combine(
-                row(outer, g, wide), s.queries * wide, s.pairs * wide, heads, edges,
-                row(values, g, size), s.queries * size, s.width,
-                True, row(sums, g, size), s.queries * size, lanes,
-            )  # fmt: skip
-        return
+    combine(
+        row(outer, g, wide), s.queries * wide, odd(s.pairs) * wide, 1 if s.tied_out else s.outs, edges,
+        row(values, g, size), odd(s.queries * s.width) * wide, s.width,
+        True, row(sums, g, size), s.queries * size, lanes,
+    )  # fmt: skip
+
+
+@compiled
+def _add_affine_values(p, s, lists, start, edges, values, shares, outer, sums, lanes):
+    """Add the weighted values ψ v + β."""
+    stay_apart()
+    wide = len(lanes)
+    size = s.width * wide
     one, zero = fill(sums, 1.0, lanes), fill(sums, 0.0, lanes)
     for e in range(edges):
         kind = integer_at(lists.kind, start + e) if s.indexed else start + e
+        value = row(values, e, odd(s.queries * s.width) * wide)
         for pair in range(s.pairs):
             h, g = (pair if s.tied_out else pair // s.queries), pair % s.queries
-            weight = load(outer, (e * s.pairs + pair) * wide, lanes)
-            share = load(shares, (e * s.queries + g) * wide, lanes)
+            weight, share = load(outer, (e * odd(s.pairs) + pair) * wide, lanes), zero
+            if s.has_beta:
+                share = load(shares, (e * s.queries + g) * wide, lanes)
             for d in range(s.width):
                 psi, beta = one, zero
                 if s.has_psi:
                     psi = load(at_address(p.psi, lanes), kind * s.psi_type + h * s.psi_out + d * wide, lanes)
                 if s.has_beta:
                     beta = load(at_address(p.beta, lanes), kind * s.beta_type + h * s.beta_out + d * wide, lanes)
-                message = psi * load(values, (e * s.queries + g) * size + d * wide, lanes) + beta * share
+                message = psi * load(value, g * size + d * wide, lanes) + beta * share
                 at = pair * size + d * wide
                 store(sums, at, multiply_add(weight, message, load(sums, at, lanes)))
 

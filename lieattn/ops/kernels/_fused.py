@@ -17,8 +17,8 @@ from lieattn.ops import _plain as plain
 from lieattn.ops._backend import fused_backend
 from lieattn.ops._precision import common_dtype
 from lieattn.ops._terms import Normalization, Pattern, RelativeTerms
+from lieattn.ops.kernels._arguments import Arguments, norm_shape
 from lieattn.ops.kernels._dropout import dropout_mask
-from lieattn.ops.kernels._layout import Arguments, norm_shape
 
 _Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 _OPERANDS = 9
@@ -224,7 +224,8 @@ def _plain_gradients(
     called = Arguments(query, key, value, rho, bias, fiber_key, fiber_bias, psi, beta, pattern, normalize)
 
     def drop(weights: Tensor) -> Tensor:
-        mask = dropout_mask(called, len(source), int(seed), dropout)
+        bundled = _launcher(value.device).bundle(called, row_ptr, source, index)
+        mask = dropout_mask(called, len(source), int(seed), dropout, bundled)
         return weights * (mask if weights.ndim == mask.ndim else mask[..., 0])
 
     out, _ = plain.attend(

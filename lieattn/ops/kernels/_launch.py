@@ -18,9 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lieattn.ops.kernels._arguments import Arguments, block_seed
 from lieattn.ops.kernels._backward import backward
+from lieattn.ops.kernels._bundle import bundle
 from lieattn.ops.kernels._forward import forward
-from lieattn.ops.kernels._layout import Arguments, Layout, block_seed
+from lieattn.ops.kernels._layout import Layout
+from lieattn.ops.kernels._memory import Workspace, new_empty
 from lieattn.ops.kernels._problem import SOFTMAX, Lists, Sizes, record
 from lieattn.ops.kernels._scratch import BackwardRoom, ForwardRoom, backward_room, forward_room
 
@@ -32,13 +35,25 @@ _EDGE_TABLES = ("rho", "bias", "psi", "beta")
 def run_forward(
     arguments: Arguments, row_ptr: Tensor, source: Tensor, index: Tensor | None, seed: int, dropout: float
 ) -> tuple[Tensor, Tensor]:
-    """Output ``[points, outs, heads, width]`` and logarithms of the sums ``[blocks, points, pairs, lanes]``."""
-    layout = Layout(arguments)
+    """Output ``[points, outs, heads, width]`` and logarithms of the sums ``[points, pairs, heads]``."""
+    _check_lists(arguments, row_ptr, source, index)
+    with Workspace() as memory:
+        layout = Layout(arguments, bundle(arguments, row_ptr, source, index), memory)
+        return _forward(layout, row_ptr, source, index, seed, dropout)
+
+
+def _forward(
+    layout: Layout, row_ptr: Tensor, source: Tensor, index: Tensor | None, seed: int, dropout: float
+) -> tuple[Tensor, Tensor]:
+    row_ptr, source, index = layout.bundle.lists(row_ptr, source, index)
     lists, sizes = _prepare(layout, row_ptr, source, index, dropout)
     points = len(row_ptr) - 1
-    out = arguments.value.new_zeros(layout.blocks, points, sizes.outs, sizes.width, layout.lanes)
-    top = arguments.value.new_zeros(layout.blocks, points, sizes.pairs, layout.lanes)
-    total = torch.ones_like(top)
+    dtype, memory = layout.arguments.value.dtype, layout.memory
+    # The kernel leaves points without edges alone.
+    make = memory.zeros if points == 0 or int(row_ptr.diff().min()) == 0 else memory.empty
+    out = make(dtype, layout.blocks, points, sizes.outs, sizes.width, layout.lanes)
+    top = make(dtype, layout.blocks, points, sizes.pairs, layout.lanes)
+    total = make(dtype, *top.shape)
     parts = _parts(row_ptr, torch.get_num_threads())
     scratch = _Scratch(forward_room(sizes), layout, layout.blocks * len(parts))
     calls: list[tuple[Any, ...]] = []
@@ -50,8 +65,9 @@ def run_forward(
             room = scratch.rooms[len(calls)]
             calls.append((operands, record(sizes), lists, *part, start, *results, room, layout.vector))
     _run(forward, calls)
-    norm = total.log_().add_(top) if sizes.normalize == SOFTMAX else top.new_empty(0)
-    return layout.unpack(out), norm
+    if sizes.normalize != SOFTMAX:
+        return layout.unpack(out), new_empty(dtype, 0)
+    return layout.unpack(out), layout.unpack(total.log_().add_(top)[..., None, :])[..., 0]
 
 
 def run_backward(
@@ -65,11 +81,27 @@ def run_backward(
     norm: Tensor,
 ) -> tuple[Tensor, ...]:
     """Gradients of signals and tables in the order of :class:`Arguments`; empty tensors for those absent."""
-    layout = Layout(arguments)
+    _check_lists(arguments, row_ptr, source, index)
+    with Workspace() as memory:
+        layout = Layout(arguments, bundle(arguments, row_ptr, source, index), memory)
+        return _backward(layout, row_ptr, source, index, seed, dropout, grad_out, norm)
+
+
+def _backward(
+    layout: Layout,
+    row_ptr: Tensor,
+    source: Tensor,
+    index: Tensor | None,
+    seed: int,
+    dropout: float,
+    grad_out: Tensor,
+    norm: Tensor,
+) -> tuple[Tensor, ...]:
+    arguments = layout.arguments
+    row_ptr, source, index = layout.bundle.lists(row_ptr, source, index)
     lists, sizes = _prepare(layout, row_ptr, source, index, dropout)
-    if sizes.normalize != SOFTMAX:
-        norm = grad_out.new_empty(layout.blocks, 0)
-    norm, grad = norm.contiguous(), layout.pack(grad_out)
+    norm = layout.pack(norm[..., None]) if sizes.normalize == SOFTMAX else grad_out.new_empty(layout.blocks, 0)
+    grad = layout.pack(grad_out)
     parts, windows = _windows(row_ptr, source, torch.get_num_threads())
     shared = ("query",) if index is not None else ("query", *_EDGE_TABLES)
     results = [{name: layout.zeros(name) for name in layout.packed}]
@@ -103,7 +135,7 @@ class _Scratch:
     """Memory for so many calls of a kernel, and the addresses of its parts for each of them."""
 
     def __init__(self, room: ForwardRoom | BackwardRoom, layout: Layout, calls: int) -> None:
-        self.memory = layout.arguments.value.new_empty(calls, sum(room), layout.lanes)
+        self.memory = layout.memory.empty(layout.arguments.value.dtype, calls, sum(room), layout.lanes)
         size = self.memory.element_size() * layout.lanes
         starts = list(itertools.accumulate(room, initial=0))[:-1]
         self.rooms = [record(type(room)(*(row.data_ptr() + size * at for at in starts))) for row in self.memory]
@@ -112,7 +144,6 @@ class _Scratch:
 def _prepare(
     layout: Layout, row_ptr: Tensor, source: Tensor, index: Tensor | None, dropout: float
 ) -> tuple[Any, Sizes]:
-    _check_lists(layout.arguments, row_ptr, source, index)
     degree = int(row_ptr.diff().max()) if len(row_ptr) > 1 else 0
     # All are contiguous and outlive the kernels: the operators hold them.
     lists = Lists(row_ptr.data_ptr(), source.data_ptr(), 0 if index is None else index.data_ptr())

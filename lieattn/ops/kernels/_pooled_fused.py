@@ -15,7 +15,7 @@ from lieattn.geometry import Neighbors
 from lieattn.ops import _pooled as plain
 from lieattn.ops._precision import common_dtype
 from lieattn.ops._terms import RelativeTerms
-from lieattn.ops.kernels._layout import lanes_of
+from lieattn.ops.kernels._arguments import lanes_of
 
 _Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 _OPERANDS = 8

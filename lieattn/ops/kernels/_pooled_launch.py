@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lieattn.ops.kernels._arguments import lanes_of
 from lieattn.ops.kernels._launch import _parts, _run, _windows
-from lieattn.ops.kernels._layout import lanes_of
 from lieattn.ops.kernels._pooled import (
     PooledOperands,
     PooledRoom,

@@ -26,6 +26,7 @@ _SOURCES = (
     "_backward",
     "_head_networks",
     "_lanes",
+    "_packing",
     "_attentive_planes",
     "_attentive",
     "_pooled",
@@ -133,8 +134,37 @@ def combine(weight, weight_row, weight_column, rows, columns, y, y_row, depth, k
                 a02 = multiply_add(w0, load(y, r * y_row + at + 2 * wide, lanes), a02)
                 a03 = multiply_add(w0, load(y, r * y_row + at + 3 * wide, lanes), a03)
             _put_four(out, i * out_row + at, a00, a01, a02, a03, keep, lanes)
+    if fours < depth:
+        _combine_rest(
+            weight, weight_row, weight_column, rows, columns, y, y_row, fours, depth, keep, out, out_row, lanes
+        )
+
+
+@compiled
+def _combine_rest(weight, weight_row, weight_column, rows, columns, y, y_row, fours, depth, keep, out, out_row, lanes):
+    """The channels from ``fours`` on, in tiles of 4 x 2 results."""
+    wide = len(lanes)
+    zero = fill(y, 0.0, lanes)
+    quads, pairs = rows - rows % 4, depth - depth % 2
+    for d in range(fours, pairs, 2):
+        at = d * wide
+        for i in range(0, quads, 4):
+            a00 = a01 = a10 = a11 = a20 = a21 = a30 = a31 = zero
+            for r in range(columns):
+                place = i * weight_row + r * weight_column
+                w0, w1 = load(weight, place, lanes), load(weight, place + weight_row, lanes)
+                w2, w3 = load(weight, place + 2 * weight_row, lanes), load(weight, place + 3 * weight_row, lanes)
+                y0, y1 = load(y, r * y_row + at, lanes), load(y, r * y_row + at + wide, lanes)
+                a00, a01 = multiply_add(w0, y0, a00), multiply_add(w0, y1, a01)
+                a10, a11 = multiply_add(w1, y0, a10), multiply_add(w1, y1, a11)
+                a20, a21 = multiply_add(w2, y0, a20), multiply_add(w2, y1, a21)
+                a30, a31 = multiply_add(w3, y0, a30), multiply_add(w3, y1, a31)
+            _put_two(out, i * out_row + at, a00, a01, keep, lanes)
+            _put_two(out, (i + 1) * out_row + at, a10, a11, keep, lanes)
+            _put_two(out, (i + 2) * out_row + at, a20, a21, keep, lanes)
+            _put_two(out, (i + 3) * out_row + at, a30, a31, keep, lanes)
     for i in range(rows):
-        for d in range(fours, depth):
+        for d in range(pairs if i < quads else fours, depth):
             total = zero
             for r in range(columns):
                 w0 = load(weight, i * weight_row + r * weight_column, lanes)
@@ -147,6 +177,12 @@ def _put(out, at, value, keep, lanes):
     if keep:
         value = value + load(out, at, lanes)
     store(out, at, value)
+
+
+@compiled
+def _put_two(out, at, first, second, keep, lanes):
+    _put(out, at, first, keep, lanes)
+    _put(out, at + len(lanes), second, keep, lanes)
 
 
 @compiled

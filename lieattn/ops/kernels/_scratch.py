@@ -28,10 +28,10 @@ def forward_room(s: Sizes) -> ForwardRoom:
         masked=square,
         stage=s.outs * s.depth,
         sums=s.pairs * s.width,
-        values=s.chunk * s.queries * s.width,
+        values=s.chunk * (s.queries * s.width + 1),
         mass=s.chunk * s.queries,
         shares=s.chunk * s.queries,
-        outer=s.chunk * s.pairs,
+        outer=s.chunk * (s.pairs + 1),
     )
 
 

@@ -133,7 +133,7 @@ def _target(p, strides, lists, s, grad_out, norm, means, point, head):  # type: 
     level = levels(strides, s, lists, norm, point, head)
     mean = tl.zeros([s.P, s.G], s.dtype)
     if s.softmax:
-        at, exists = norm_places(strides, s, point, head)
+        at, exists = norm_places(s, point, head)
         mean += tl.load(means + at, mask=exists, other=0.0)
     return query, base, grad, level, mean
 
@@ -153,7 +153,7 @@ def backward_targets(p, strides, lists, s, grad_out, norm, means, grad_query, sl
     mean = tl.zeros([s.P, s.G], s.dtype)
     if s.softmax:
         mean += _means(p, strides, lists, s, query, base, grad, level, point, head, seed, threshold)
-        at, exists = norm_places(strides, s, point, head)
+        at, exists = norm_places(s, point, head)
         tl.store(means + at, mean, mask=exists)
     total = tl.zeros([s.G, s.D], s.dtype)
     shared = tl.zeros([s.G, s.M], s.dtype)

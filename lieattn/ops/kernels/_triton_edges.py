@@ -78,7 +78,7 @@ def edge_weights(p, strides, s, query, base, source, kind, head):  # type: ignor
 @triton.jit
 def levels(strides, s, lists, norm, point, head):  # type: ignore[no-untyped-def]
     """What the exponent of an outer weight subtracts, [P, G]; infinite in the padding."""
-    at, exists = norm_places(strides, s, point, head)
+    at, exists = norm_places(s, point, head)
     if s.softmax:
         level = tl.load(norm + at, mask=exists, other=0.0).to(s.dtype)
     else:

@@ -28,7 +28,7 @@ def _attend_online(p, strides, lists, s, norm, point, head, seed, threshold):  #
         result = result * tl.sum(shrink, 0)[:, None] + added
     # A point without edges gives zero.
     total = tl.where(total > 0, total, 1.0)
-    at, exists = norm_places(strides, s, point, head)
+    at, exists = norm_places(s, point, head)
     tl.store(norm + at, top + tl.log(total), mask=exists)
     return result / tl.sum(total, 0)[:, None]
 
@@ -46,7 +46,7 @@ def _measure(p, strides, lists, s, norm, point, head):  # type: ignore[no-untype
         level = tl.maximum(top, outer)
         total = total * tl.exp(top - level) + tl.exp(outer - level)
         top = level
-    at, exists = norm_places(strides, s, point, head)
+    at, exists = norm_places(s, point, head)
     level = top + tl.log(tl.where(total > 0, total, 1.0))
     tl.store(norm + at, level, mask=exists)
     return tl.where(exists, level, float("inf"))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from lieattn.ops.kernels._layout import Arguments, lanes_of
+from lieattn.ops.kernels._arguments import Arguments, lanes_of, norm_shape
+from lieattn.ops.kernels._bundle import SINGLE, Bundle
 from lieattn.ops.kernels._triton_backward import backward_sources, backward_targets, backward_types
 from lieattn.ops.kernels._triton_forward import forward
 from lieattn.ops.kernels._triton_tiles import Lists, Operands, Shape, Strides
@@ -22,7 +22,7 @@ _MATRIX = 16  # the smallest side of a product that matrix units take
 def run_forward(
     arguments: Arguments, row_ptr: Tensor, source: Tensor, index: Tensor | None, seed: int, dropout: float
 ) -> tuple[Tensor, Tensor]:
-    """Output ``[points, outs, heads, width]`` and logarithms of the sums ``[blocks, points, pairs, lanes]``."""
+    """Output ``[points, outs, heads, width]`` and logarithms of the sums ``[points, pairs, heads]``."""
     call = _Call(arguments, row_ptr, source, index, dropout)
     value = arguments.value
     out = value.new_empty(call.points, arguments.outs, *value.shape[2:])
@@ -59,6 +59,11 @@ def run_backward(
     return tuple(arguments.value.new_empty(0) if grad is None else grad for grad in grads.values())
 
 
+def bundle(arguments: Arguments, row_ptr: Tensor, source: Tensor, index: Tensor | None) -> Bundle:
+    """Clouds that share vectors: none, since a program works on one head."""
+    return SINGLE
+
+
 class _Call:
     """What the kernels of one call are told."""
 
@@ -70,11 +75,9 @@ class _Call:
         self.dtype = a.value.dtype if a.value.dtype == torch.float64 else torch.float32
         self.threshold = int(dropout * 2**32)
         self.shape = _shape(a, self.dtype, dropout)
-        heads, lanes = a.value.shape[2], self.shape.lanes.value
         self.columns = self.shape.columns.value
-        self.base_shape = (self.points, heads, a.queries, self.columns)
-        kept = (-(-heads // lanes), self.points, self.shape.pairs.value, lanes)
-        self.norm_shape = kept if a.normalize == "softmax" else (0,)
+        self.base_shape = (self.points, a.value.shape[2], a.queries, self.columns)
+        self.norm_shape = norm_shape(a, self.points)
         target = torch.repeat_interleave(row_ptr.diff(), output_size=self.edges)
         self.lists = Lists(
             row_ptr.contiguous(), source.contiguous(), target, None if index is None else index.contiguous()
@@ -86,7 +89,6 @@ class _Call:
         self.strides = Strides(
             base=(0, 0) if base is None else (base.stride(0) if len(base) > 1 else 0, base.stride(1)),
             **{name: (0,) * 4 if table is None else table.stride() for name, table in tables.items()},
-            norm=math.prod(kept[1:]),
         )
 
     def empty(self, *shape: int) -> Tensor:

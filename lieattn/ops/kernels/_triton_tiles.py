@@ -35,7 +35,6 @@ class Strides(NamedTuple):
     bias: Any  # type, out, head, key frame
     psi: Any  # type, out, head, channel
     beta: Any  # type, out, head, channel
-    norm: Any  # block of heads; then [points, pairs, lanes] contiguous
 
 
 class Lists(NamedTuple):
@@ -156,12 +155,11 @@ def base_tile(p, strides, s, point, head):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def norm_places(strides, s, point, head):  # type: ignore[no-untyped-def]
+def norm_places(s, point, head):  # type: ignore[no-untyped-def]
     """Offsets of the numbers kept for each pair of frames of a point, [P, G], and which of them exist."""
     g = tl.arange(0, s.G)[None, :]
     h = tl.arange(0, s.P)[:, None]
-    lane = head % s.lanes
-    at = (head // s.lanes) * strides.norm + (point * s.pairs + h * s.queries + g) * s.lanes + lane
+    at = (point * s.pairs + h * s.queries + g) * s.heads + head
     return at, (g < s.queries) & (h * s.queries + g < s.pairs)
 
 

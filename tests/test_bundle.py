@@ -1,0 +1,127 @@
+"""Clouds that are alike share the vectors of the fused kernel: the same numbers as by the plain evaluation."""
+
+import pytest
+import torch
+
+from lieattn.geometry import Neighbors, Radius
+from lieattn.ops import RelativeTerms, backend, group_attention
+from tests.test_kernels import assert_same, results
+
+pytest.importorskip("numba")
+from lieattn.ops.kernels._arguments import Arguments
+from lieattn.ops.kernels._bundle import bundle
+from lieattn.ops.kernels._memory import Workspace
+
+POINTS, FIBER, DIM, VALUE, TYPES = 6, 3, 3, 5, 4
+COPIES = [(2, 1), (4, 3), (4, 2), (6, 9), (8, 6)]  # clouds, heads
+NAMES = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta")
+
+
+def copies(clouds, heads, dtype=torch.float64, isolated=True):
+    """Clouds with the same neighbors, one point with none, and all tables."""
+    generator = torch.Generator().manual_seed(clouds)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=dtype)
+
+    pos = draw(POINTS, 2)
+    if isolated:
+        pos[2] += 100
+    neighbors = Neighbors.collate([Radius(2.0, include_self=False)(pos)] * clouds)
+    assert (neighbors.degree == 0).any() == isolated
+    index = torch.randint(TYPES, (neighbors.num_edges // clouds,), generator=generator).repeat(clouds)
+    signals = [draw(clouds * POINTS, FIBER, heads, dim) for dim in (DIM, DIM, VALUE)]
+    terms = RelativeTerms(
+        positional_key=draw(TYPES, FIBER, 1, DIM),
+        displacement_bias=draw(TYPES, FIBER, 1, heads),
+        fiber_key=draw(FIBER, FIBER, heads, DIM),
+        fiber_bias=draw(FIBER, FIBER, heads),
+        psi=draw(TYPES, FIBER, 1, heads, VALUE),
+        beta=draw(TYPES, FIBER, 1, 1, VALUE),
+    )
+    return signals, neighbors, terms, index
+
+
+def bundled(signals, neighbors, terms, index):
+    tables = (getattr(terms, name) for name in NAMES)
+    arguments = Arguments(*signals, *tables, pattern="joint", normalize="softmax")
+    return bundle(arguments, neighbors.row_ptr, neighbors.source, index).clouds
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("clouds", "heads"), COPIES)
+@pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum"])
+@pytest.mark.parametrize("normalize", ["softmax", "exp-mean"])
+def test_bundled_equals_plain(pattern, normalize, clouds, heads, threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    given = copies(clouds, heads)
+    assert bundled(*given) > 1
+    options = {"pattern": pattern, "normalize": normalize}
+    assert_same(*(results(*given, name, **options) for name in ("numba", "plain")))
+
+
+def test_a_few_bundles():
+    given = copies(8, 6)
+    assert bundled(*given) == 2  # 12 heads fill 3 vectors of 4: 4 bundles
+    single = [tensor.float() for tensor in given[0]], given[1], RelativeTerms(), given[3]
+    assert bundled(*single) == 8
+    assert_same(*(results(*single, name) for name in ("numba", "plain")), 1e-5)
+
+
+def test_lists_that_differ_are_not_bundled():
+    signals, neighbors, terms, index = copies(4, 3, isolated=False)
+    assert bundled(signals, neighbors, terms, index) == 4
+    assert bundled(signals, neighbors, terms, None) == 1  # every edge has a row of the tables for itself
+    assert bundled(signals, neighbors, RelativeTerms(), None) == 4
+    other = index.clone()
+    other[-1] = (other[-1] + 1) % TYPES
+    assert bundled(signals, neighbors, terms, other) == 1
+    edges = neighbors.edge_index[:, :-1]
+    fewer = Neighbors.from_edge_index(edges, neighbors.num_points)
+    assert bundled(signals, fewer, RelativeTerms(), None) == 1
+    source = edges.new_tensor([1, 0, 3, 2, 5, 4, 8, 7])
+    rows = torch.tensor([0, 1, 2, 3, 4, 5, 7, 8])
+    mixed = Neighbors.from_edge_index(torch.stack([source, rows]), 9)
+    assert_same(*(results([s[:9] for s in signals], mixed, RelativeTerms(), None, name) for name in ("numba", "plain")))
+
+
+@pytest.mark.parametrize("points", [0, 1, 4])
+def test_clouds_without_edges(points):
+    signals = [torch.randn(points, FIBER, 3, dim) for dim in (DIM, DIM, VALUE)]
+    neighbors = Neighbors.from_edge_index(torch.empty(2, 0, dtype=torch.int64), points)
+    with backend("numba"):
+        out, _ = group_attention(*signals, neighbors)
+    assert out.shape == (points, FIBER, 3, VALUE)
+    assert not out.any()
+
+
+@pytest.mark.parametrize("pattern", ["joint", "query_sum"])
+def test_dropout_is_the_same_in_second_derivatives(pattern):
+    signals, neighbors, terms, index = copies(4, 3)
+    options = {"pattern": pattern, "dropout": 0.5, "displacement_index": index}
+
+    def call(*signals):
+        torch.manual_seed(5)
+        with backend("numba"):
+            return group_attention(*signals, neighbors, terms=terms, **options)[0]
+
+    inputs = [signal.requires_grad_() for signal in signals]
+    assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
+    assert not torch.equal(call(*inputs), group_attention(*inputs, neighbors, terms=terms, displacement_index=index)[0])
+
+
+def test_workspace_is_kept_and_never_handed_out_twice():
+    with Workspace() as first:
+        tensors = [first.zeros(torch.float32, 100, 3) for _ in range(3)]
+        with Workspace() as second:
+            tensors += [second.zeros(torch.float64, 7), second.empty(torch.float32, 0)]
+        for number, tensor in enumerate(tensors):
+            tensor.fill_(number)
+        assert all((tensor == number).all() for number, tensor in enumerate(tensors))
+        assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors if tensor.numel())
+    for _ in range(2):
+        with Workspace() as again:
+            again.empty(torch.float32, 1000)
+    with Workspace() as last:
+        assert last.block is again.block

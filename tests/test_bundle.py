@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lieattn.geometry import Neighbors, Radius
-from lieattn.ops import RelativeTerms, backend, group_attention
+from lieattn.ops import RelativeTerms, backend, group_attention, release_memory
 from tests.test_kernels import assert_same, results
 
 pytest.importorskip("numba")
@@ -125,3 +125,6 @@ def test_workspace_is_kept_and_never_handed_out_twice():
             again.empty(torch.float32, 1000)
     with Workspace() as last:
         assert last.block is again.block
+    release_memory()
+    with Workspace() as fresh:
+        assert fresh.block is not last.block

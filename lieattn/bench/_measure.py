@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lieattn.ops import release_memory
+
 
 @dataclass(frozen=True)
 class Record:
@@ -157,7 +159,8 @@ def _report_peak(build: Callable[[], Problem], threads: int, sender: multiproces
 
 
 def _give_back() -> None:
-    """Return freed memory to the system, where the C library keeps it: the next step is to be seen whole."""
+    """Return memory that the kernels or the C library keep to the system: the next step is to be seen whole."""
+    release_memory()
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError, TypeError):

@@ -7,6 +7,7 @@ from lieattn.ops._head_networks import Activation, activation, head_networks
 from lieattn.ops._regular import expand_kernel, fourier_linear, fourier_pays, tied_linear
 from lieattn.ops._terms import Normalization, Pattern, RelativeTerms
 from lieattn.ops._whole_clouds import whole_cloud_attention
+from lieattn.ops.kernels._memory import release_memory
 
 __all__ = [
     "Activation",
@@ -25,6 +26,7 @@ __all__ = [
     "fourier_pays",
     "group_attention",
     "head_networks",
+    "release_memory",
     "residual_branch",
     "tied_linear",
     "whole_cloud_attention",

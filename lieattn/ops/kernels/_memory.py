@@ -52,6 +52,11 @@ class Workspace:
         return self.empty(dtype, *shape).zero_()
 
 
+def release_memory() -> None:
+    """Give back what the kernels for CPUs keep from one call to the next, at most 256 MB."""
+    _free.clear()
+
+
 def new_empty(dtype: torch.dtype, *shape: int) -> Tensor:
     """Memory that outlives the call, not set.
 

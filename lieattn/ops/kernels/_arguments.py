@@ -69,7 +69,7 @@ def lanes_of(heads: int, dtype: torch.dtype) -> int:
     """Lanes of a vector: few choices, since each is compiled for itself."""
     if dtype == torch.float64:
         return 4
-    return 8 if heads <= 8 else 16
+    return 4 if heads <= 4 else 8 if heads <= 8 else 16
 
 
 def norm_shape(arguments: Arguments, points: int) -> tuple[int, ...]:

@@ -117,6 +117,7 @@ def images() -> Batch:
 def build(order: int, way: Way) -> Problem:
     """Forward pass and loss of the R4 or R8 network with 5 x 5 neighborhoods, without dropout.
 
+    The geometry (neighbor lists, displacements) is there for all ways, as the workers of a data loader make it.
     The scores of the cubic formula for R8 take 3 GB a copy at batch 8, so it goes through the batch image by image. So
     does the way ``"each"``, the fused kernel otherwise: its memory is the one to set beside that of the formula.
     """
@@ -128,11 +129,12 @@ def build(order: int, way: Way) -> Problem:
         network = joint(network)
     batch = images()
     parts = batch.to_data_list() if way in ("cubic", "each") and order > _FITS else [batch]
+    geometries = [network.geometry(part) for part in parts]
 
     def problem() -> Iterator[Tensor]:
-        for part in parts:
+        for part, geometry in zip(parts, geometries, strict=True):
             with backend("plain" if way == "plain" else "auto"):
-                logits = network(part)
+                logits = network(part, geometry)
             labels = torch.arange(len(logits))
             yield nn.functional.cross_entropy(logits, labels, reduction="sum") / IMAGES
 

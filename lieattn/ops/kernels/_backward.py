@@ -29,11 +29,12 @@ from lieattn.ops.kernels._edges import (
     edge_weights,
     outer_dropout,
     point_scores,
+    prefetch_source,
     row_sums,
 )
 from lieattn.ops.kernels._forward import start_level
 from lieattn.ops.kernels._problem import SOFTMAX
-from lieattn.ops.kernels._products import add_row, combine, compiled, row, scale_row, set_all
+from lieattn.ops.kernels._products import add_row, combine, compiled, prefetch_row, row, scale_row, set_all
 from lieattn.ops.kernels._vectors import (
     at_address,
     exp,
@@ -79,7 +80,8 @@ def backward(p, s, lists, first, last, seed, grad_out, norm, to, window, room, l
             edges = min(s.chunk, end - start)
             _weigh(p, s, lists, start, edges, seed, query, grad, room, once, lanes)
             for e in range(edges):
-                _spread(p, s, lists, start + e, e, seed, query, grad, to, grad_query, window, room, lanes)
+                ahead = integer_at(lists.source, start + e + 1) if e + 1 < edges else -1
+                _spread(p, s, lists, start + e, ahead, e, seed, query, grad, to, grad_query, window, room, lanes)
         _to_frames(p, s, to, query, at_address(room.slopes, lanes), grad_query, lanes)
 
 
@@ -97,6 +99,7 @@ def _weigh(p, s, lists, start, edges, seed, query, grad, room, average, lanes):
     for e in range(edges):
         edge = start + e
         source = integer_at(lists.source, edge)
+        prefetch_source(p, s, lists, edge + 1, start + edges, lanes)
         kind = integer_at(lists.kind, edge) if s.indexed else edge
         weights = row(at_address(room.inner, lanes), e, s.queries * s.columns * wide)
         weight, steep = (
@@ -141,11 +144,14 @@ def _weigh(p, s, lists, start, edges, seed, query, grad, room, average, lanes):
 
 
 @compiled
-def _spread(p, s, lists, edge, e, seed, query, grad, to, grad_query, window, room, lanes):
+def _spread(p, s, lists, edge, ahead, e, seed, query, grad, to, grad_query, window, room, lanes):
     """Add the gradients of one edge to where they belong."""
     stay_apart()
     wide = len(lanes)
     source = integer_at(lists.source, edge)
+    if ahead >= 0:
+        prefetch_row(at_address(to.key, lanes), ahead - window, s.keys * s.depth * wide)
+        prefetch_row(at_address(to.value, lanes), ahead - window, s.keys * s.width * wide)
     kind = integer_at(lists.kind, edge) if s.indexed else edge
     weights = row(at_address(room.inner, lanes), e, s.queries * s.columns * wide)
     weight, steep = (

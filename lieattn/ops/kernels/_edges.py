@@ -12,11 +12,12 @@ A weight is inner · exp(outer - L) · mass, with L[h, g] the logarithm of the s
 import numba
 
 from lieattn.ops.kernels._problem import MEAN, NONE
-from lieattn.ops.kernels._products import combine, compiled, dot_products, row
+from lieattn.ops.kernels._products import combine, compiled, dot_products, prefetch_row, row
 from lieattn.ops.kernels._vectors import (
     at_address,
     exp,
     fill,
+    integer_at,
     keep_mask,
     load,
     load_one,
@@ -48,6 +49,16 @@ def point_scores(p, s, query, base, lanes):
                         total,
                     )
             store(base, at, total)
+
+
+@compiled
+def prefetch_source(p, s, lists, edge, end, lanes):
+    """Ask for key and value of an edge that comes next: in large clouds they are anywhere in memory."""
+    if edge < end:
+        wide = len(lanes)
+        source = integer_at(lists.source, edge)
+        prefetch_row(at_address(p.key, lanes), source, s.keys * s.depth * wide)
+        prefetch_row(at_address(p.value, lanes), source, s.keys * s.width * wide)
 
 
 @compiled

@@ -10,6 +10,7 @@ from lieattn.ops.kernels._edges import (
     edge_values,
     edge_weights,
     point_scores,
+    prefetch_source,
     row_sums,
 )
 from lieattn.ops.kernels._problem import EXP_MEAN, MEAN, SOFTMAX
@@ -67,6 +68,7 @@ def forward(p, s, lists, first, last, seed, out, top, total, room, lanes):
             edges = min(s.chunk, end - start)
             for e in range(edges):
                 source = integer_at(lists.source, start + e)
+                prefetch_source(p, s, lists, start + e + 1, end, lanes)
                 kind = integer_at(lists.kind, start + e) if s.indexed else start + e
                 weight, part = row(outer, e, odd(s.pairs) * wide), row(mass, e, s.queries * wide)
                 edge_weights(

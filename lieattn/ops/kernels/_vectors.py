@@ -130,6 +130,22 @@ def store(typingctx: Any, pointer: Any, elements: Any, value: Any) -> Any:
 
 
 @intrinsic
+def prefetch(typingctx: Any, pointer: Any, elements: Any) -> Any:
+    """Ask for the cache line of an element before it is needed; any address will do."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        at = builder.gep(args[0], [args[1]], source_etype=_element(signature.args[0].dtype))
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        reading, kept, data = (ir.Constant(word, number) for number in (0, 2, 1))
+        builder.call(function, [builder.bitcast(at, byte), reading, kept, data])
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.int64), build
+
+
+@intrinsic
 def add_to(typingctx: Any, pointer: Any, elements: Any, number: Any) -> Any:
     """Add a number to the element at ``pointer + elements``."""
 

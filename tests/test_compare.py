@@ -637,10 +637,12 @@ def test_settings_can_be_replaced(tmp_path, capsys):
         assert re.search(message, capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("name", ["molecules", "dipoles", "shapes"])
+@pytest.mark.parametrize("name", ["molecules", "dipoles", "shapes", "modelnet"])
 def test_example_configurations_are_read(name):
     found = read_settings(Path(__file__).parent.parent / f"examples/configs/compare_{name}.yaml", "folder")
     assert len(found.models) >= 6
+    # Each model has the learning rate that was found for it.
+    assert all(model.optimizer is not None for model in found.models.values())
     assert len(found.cells()) == 3 * len(found.models)
     assert all(model.width == "channels" for model in found.models.values())
 

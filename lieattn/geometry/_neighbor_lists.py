@@ -103,6 +103,12 @@ class Neighbors:
         """Edges as PyTorch Geometric has them, int64 ``[2, edges]``: sources, then targets."""
         return torch.stack([self.source, self.target])
 
+    @property
+    def is_loop(self) -> Tensor:
+        """Whether an edge leads from a point to itself, and not to its image in a periodic box: bool ``[edges]``."""
+        same = self.source == self.target
+        return same if self.shift is None else same & (self.shift == 0).all(dim=1)
+
     @cached_property
     def col_edge(self) -> Tensor:
         """Edges sorted by source, int64 ``[edges]``; computed on first use.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lieattn.geometry import Neighbors
+from lieattn.nn import bessel_functions, smooth_window
 
 _TINY = 1e-6  # of the cutoff: closer points count as coincident, they have a distance but no direction
 
@@ -66,7 +66,7 @@ def find_edges(neighbors: Neighbors, pos: Tensor, *, degree: int, basis: int, cu
     """
     from e3nn import o3
 
-    keep = ~loops(neighbors)
+    keep = ~neighbors.is_loop
     target, source = neighbors.target[keep], neighbors.source[keep]
     vectors = neighbors.displacements(pos)[keep]
     square = vectors.square().sum(dim=1)
@@ -78,26 +78,6 @@ def find_edges(neighbors: Neighbors, pos: Tensor, *, degree: int, basis: int, cu
     direction = torch.where(apart[:, None], vectors, axis)
     harmonics = o3.spherical_harmonics(list(range(degree + 1)), direction, normalize=True, normalization="component")
     harmonics = torch.cat([harmonics[:, :1], harmonics[:, 1:] * apart[:, None]], dim=1)
-    window = _window(length / cutoff)
-    return Edges(
-        target, source, vectors, _bessel(length / cutoff, basis) * window[:, None], window, harmonics, len(pos)
-    )
-
-
-def loops(neighbors: Neighbors) -> Tensor:
-    """Which edges lead from a point to itself, ``[edges]`` bool."""
-    same = neighbors.source == neighbors.target
-    return same if neighbors.shift is None else same & (neighbors.shift == 0).all(dim=1)
-
-
-def _bessel(x: Tensor, basis: int) -> Tensor:
-    """The spherical Bessel functions sin(n π x) / x that vanish at 1, scaled to order one (DimeNet, Eq. 7)."""
-    order = torch.arange(1, basis + 1, dtype=x.dtype, device=x.device)
-    # torch.sinc is smooth at 0.
-    return math.sqrt(2) * order * torch.sinc(order * x[:, None])
-
-
-def _window(x: Tensor) -> Tensor:
-    """1 at 0, and 0 from 1 on, with three continuous derivatives (DimeNet, Eq. 8, exponent 4 less its pole)."""
-    inside = (1 - x.square()).clamp(min=0)
-    return inside**4
+    window = smooth_window(length / cutoff)
+    radial = bessel_functions(length / cutoff, basis) * window[:, None]
+    return Edges(target, source, vectors, radial, window, harmonics, len(pos))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_length, check_neighborhood
+from lieattn._checks import check_count, check_length, check_neighborhood
 from lieattn.geometry import (
     FiniteFrames,
     GivenFrames,
@@ -20,8 +20,11 @@ from lieattn.geometry import (
     SampledFrames,
     lift_elements,
 )
+from lieattn.groups import SO, O
 from lieattn.models._lie_coordinates import Coordinates, check_coordinates, num_coordinates, published_pairs
-from lieattn.spaces import HomogeneousSpace
+from lieattn.models._point_inputs import length_of
+from lieattn.nn import bessel_functions, smooth_lengths, smooth_window
+from lieattn.spaces import Euclidean, HomogeneousSpace
 
 # The lifts are named one by one for configuration files, which cannot name a class for a protocol that is called.
 Frames = FiniteFrames | SampledFrames | PrincipalFrames | GivenFrames | Lift
@@ -48,6 +51,10 @@ class Lifting:
         Whether coordinates p become p tanh(|p| / 7) / |p|.
     keep
         Share of the neighbors of a point that training keeps, drawn anew each time; a point keeps itself.
+    radial
+        Number of Bessel functions of the distance, windowed, that follow the coordinates of each pair.
+    cutoff
+        Distance at which they vanish; the neighborhood's own length if absent.
     """
 
     space: HomogeneousSpace
@@ -57,6 +64,8 @@ class Lifting:
     scale: float | None = None
     squash: bool = False
     keep: float = 1.0
+    radial: int = 0
+    cutoff: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.space, HomogeneousSpace):
@@ -71,11 +80,15 @@ class Lifting:
                 raise ValueError(f"scale: coordinates {self.coordinates!r} are those of the authors and have none")
         if not 0 < self.keep <= 1:
             raise ValueError(f"keep: expected a share in (0, 1], got {self.keep}")
+        check_count("radial", self.radial, least=0)
+        if self.radial:
+            check_distances("radial", self.space)
+            length_of("cutoff", self.neighborhood, self.cutoff)
 
     @property
     def num_coordinates(self) -> int:
-        """Numbers that describe a relative element."""
-        return num_coordinates(self.space, self.coordinates)
+        """Numbers that describe a relative element and its distance."""
+        return num_coordinates(self.space, self.coordinates) + self.radial
 
     def __call__(
         self, data: Any, *, training: bool = False, generator: torch.Generator | None = None
@@ -118,11 +131,28 @@ class Lifting:
         if not self._own:
             pairs = published_pairs(self.space, graph.elements, graph.invariants, graph.neighbors, self.coordinates)
             graph = replace(graph, relative_coordinates=pairs)
-        return replace(graph, relative_coordinates=squashed(graph.relative_coordinates)) if self.squash else graph
+        if self.squash:
+            graph = replace(graph, relative_coordinates=squashed(graph.relative_coordinates))
+        return self._with_distances(graph) if self.radial else graph
+
+    def _with_distances(self, graph: LiftedElements) -> LiftedElements:
+        pairs = graph.relative_coordinates
+        edges = graph.neighbors.displacements(graph.pos)
+        length = smooth_lengths(edges) / length_of("cutoff", self.neighborhood, self.cutoff)
+        radial = bessel_functions(length, self.radial) * smooth_window(length)[:, None]
+        radial = radial.to(pairs.dtype)[:, None, None].expand(*pairs.shape[:3], -1)
+        return replace(graph, relative_coordinates=torch.cat([pairs, radial], dim=-1))
 
     @property
     def _own(self) -> bool:
         return self.coordinates in ("smooth", "log")
+
+
+def check_distances(argument: str, space: HomogeneousSpace) -> None:
+    """Refuse spaces whose group does not preserve distances."""
+    rigid = space.stabilizer is None or isinstance(space.stabilizer, SO | O)
+    if not (isinstance(space, Euclidean) and rigid):
+        raise ValueError(f"{argument}: distances are invariant under rigid motions, not in {space.name}")
 
 
 def _new_generator() -> torch.Generator:

@@ -9,8 +9,8 @@ from lieattn.groups import FiniteGroup, LieGroup, Translations
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
 
-def guarantee(space: HomogeneousSpace, frames: Any, coordinates: str = "smooth") -> str:
-    """Which motions of the points leave the outputs alone, exactly or on average."""
+def guarantee(space: HomogeneousSpace, frames: Any, coordinates: str = "smooth", kind: str = "invariant") -> str:
+    """Which motions of the points leave the outputs alone, or turn them, exactly or on average."""
     group, euclidean = space.group, isinstance(space, Euclidean)
     exactly = "acting on the points, exactly up to rounding"
     shifts = f"R^{group.dim} acting on the points, exactly up to rounding" if euclidean else "nothing exactly"
@@ -31,7 +31,7 @@ def guarantee(space: HomogeneousSpace, frames: Any, coordinates: str = "smooth")
         text = f"outputs are invariant to {group.name} {exactly}, as far as its frames move along"
     if coordinates in ("log", "published", "quaternion"):
         text += "; logarithms and quaternions of relative elements jump at an angle of π"
-    return text
+    return text.replace("outputs are invariant", "outputs are equivariant") if kind == "vector" else text
 
 
 def symmetry(space: HomogeneousSpace, frames: Any, coordinates: str = "smooth") -> FiniteGroup | LieGroup | None:

@@ -1,4 +1,4 @@
-"""From a field on lifted points to numbers for each cloud."""
+"""From a field on lifted points to numbers or vectors for each cloud."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from lieattn.nn import CloudPool, FiberPool
+from lieattn.geometry import LiftedElements
+from lieattn.nn import CloudPool, FiberPool, project_field
 from lieattn.ops import activation as activation_named
+from lieattn.reps import Vector
 
 Readout = Literal["pool_first", "point_first"]
 Pooling = Literal["mean", "max", "sum"]
@@ -73,3 +75,37 @@ class CloudReadout(nn.Module):
     def _pool(self, x: Tensor, batch: Tensor, num_clouds: int) -> Tensor:
         pooled: Tensor = self.cloud_pool(self.fiber_pool(x), batch, num_clouds)
         return pooled
+
+
+class VectorReadout(nn.Module):
+    r"""Vectors of every cloud: the mean over frames of h_a w(x, a), w a network of two layers, pooled over points.
+
+    **Equivariance.** Vectors turn with points and frames.
+
+    Parameters
+    ----------
+    channels, outputs, dim
+        Channels of the field, vectors for each cloud, dimension of the space.
+    pool
+        ``"mean"`` or ``"sum"`` over points.
+    activation
+        Name of the activation.
+    """
+
+    def __init__(
+        self, channels: int, outputs: int, dim: int, *, pool: Pooling = "mean", activation: str = "silu"
+    ) -> None:
+        super().__init__()
+        if pool not in ("mean", "sum"):
+            raise ValueError(f"pool: expected 'mean' or 'sum' for vectors, got {pool!r}")
+        self.activation, self.rep = activation, outputs * Vector(dim)
+        self.outputs, self.dim = outputs, dim
+        self.linear1, self.linear2 = nn.Linear(channels, channels), nn.Linear(channels, outputs * dim, bias=False)
+        self.cloud_pool = CloudPool(pool)
+
+    def forward(self, x: Tensor, graph: LiftedElements) -> Tensor:
+        """``[points, fiber, channels]`` to ``[clouds, outputs, dim]``, or ``[clouds, dim]`` for one vector."""
+        act = activation_named("activation", self.activation)
+        vectors = project_field(self.linear2(act(self.linear1(x))), graph, self.rep)
+        pooled: Tensor = self.cloud_pool(vectors, graph.batch, graph.num_clouds)
+        return pooled if self.outputs == 1 else pooled.unflatten(1, (self.outputs, self.dim))

@@ -7,8 +7,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_count, check_length
-from lieattn.geometry import PointClouds
+from lieattn._checks import check_count, check_length, check_neighborhood
+from lieattn.geometry import Neighborhood, PointClouds
 from lieattn.nn import CloudPool
 
 Readout = Literal["sum", "mean", "point"]
@@ -23,6 +23,17 @@ def check_options(readout: Readout, kind: Kind, scale: float, **counts: int) -> 
     check_length("scale", scale)
     for argument, count in counts.items():
         check_count(argument, count)
+
+
+def length_of(argument: str, neighborhood: Neighborhood, length: float | None) -> float:
+    """The length at which functions of the distance vanish: the one given, or the neighborhood's own, checked."""
+    check_neighborhood(neighborhood)
+    if (found := neighborhood.scale if length is None else length) is None:
+        raise ValueError(
+            f"{argument}: {neighborhood} has no length of its own; give the one where radial functions vanish"
+        )
+    check_length(argument, found)
+    return float(found)
 
 
 def features(data: Any, channels: int, clouds: PointClouds) -> Tensor:

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lieattn.geometry import PointClouds, padding, point_clouds
-from lieattn.groups import FiniteGroup, check_group
+from lieattn.geometry import Neighborhood, PointClouds, find_neighbors, padding, point_clouds
+from lieattn.groups import FiniteGroup, LieGroup, Translations, check_group
 from lieattn.models._lifted_field import LiftedField
-from lieattn.models._point_inputs import Kind, Readout, centered, check_options, features, read_out, vectors
-from lieattn.nn import FiberNorm, FramewiseBlock, RotaryPhases
+from lieattn.models._point_inputs import Kind, Readout, centered, check_options, features, length_of, read_out, vectors
+from lieattn.models._poses import Poses, Posing, posed
+from lieattn.nn import EdgeNetwork, FiberNorm, FramewiseBlock, LiftingConvolution, RotaryPhases
 
 
 class FramewiseTransformer(nn.Module):
@@ -52,6 +53,21 @@ class FramewiseTransformer(nn.Module):
         the frame.
     widening, dropout
         See :class:`lieattn.nn.FramewiseBlock`.
+    neighborhood
+        Neighbors that a :class:`lieattn.nn.LiftingConvolution` in front of the blocks, and
+        :class:`lieattn.nn.FrameMessages` in each of them, see with distances and directions; None for none of both.
+    cutoff
+        Distance at which neighbors count nothing; the neighborhood's own length if absent.
+    basis, hidden
+        Of :class:`lieattn.nn.EdgeNetwork`, which all blocks share.
+    positions
+        Whether the embedding sees positions relative to the mean of the cloud, in the unit ``scale``. Where
+        neighborhoods tell more, as in molecules, networks learn faster without.
+    poses
+        One frame for each cloud that the elements of H are multiplied with, see :class:`Posing`: with
+        ``PrincipalFrames()`` the network is exactly equivariant to all rigid motions, for groups that contain the
+        signs of the axes, such as T, O and I; with ``SampledFrames(1, per="cloud")`` on average. None: the frames are
+        the elements of H.
     """
 
     def __init__(
@@ -69,6 +85,12 @@ class FramewiseTransformer(nn.Module):
         kind: Kind = "invariant",
         widening: int = 4,
         dropout: float = 0.0,
+        neighborhood: Neighborhood | None = None,
+        cutoff: float | None = None,
+        basis: int = 8,
+        hidden: int = 16,
+        positions: bool = True,
+        poses: Poses | None = None,
     ) -> None:
         super().__init__()
         check_group("group", group)
@@ -77,10 +99,23 @@ class FramewiseTransformer(nn.Module):
         self.in_channels, self.channels, self.outputs = in_channels, channels, outputs
         self.vector_inputs = tuple(vector_inputs)
         self.embed_features = nn.Linear(in_channels, channels)
-        self.embed_vectors = nn.Linear(group.dim * (1 + len(self.vector_inputs)), channels, bias=False)
+        width = group.dim * (positions + len(self.vector_inputs))
+        self.embed_vectors = nn.Linear(width, channels, bias=False) if width else None
+        self.positions = positions
+        self.posing = None if poses is None else Posing(group, poses)
+        self.neighborhood = neighborhood
+        self.edges = self.lifting = None
+        if neighborhood is not None:
+            length, arrows = length_of("cutoff", neighborhood, cutoff), len(self.vector_inputs)
+            self.edges = EdgeNetwork(
+                group.dim, in_channels, cutoff=length, in_vectors=arrows, basis=basis, hidden=hidden
+            )
+            self.lifting = LiftingConvolution(hidden, channels)
         self.phases = RotaryPhases(group.dim, heads, channels // heads)
+        messages = None if neighborhood is None else hidden
         self.blocks = nn.ModuleList(
-            FramewiseBlock(group, channels, heads=heads, widening=widening, dropout=dropout) for _ in range(layers)
+            FramewiseBlock(group, channels, heads=heads, widening=widening, dropout=dropout, messages=messages)
+            for _ in range(layers)
         )
         self.norm = FiberNorm(channels)
         width = outputs if kind == "invariant" else outputs * group.dim
@@ -89,10 +124,27 @@ class FramewiseTransformer(nn.Module):
     @property
     def guarantee(self) -> str:
         """What is exact by construction, in words."""
+        acting = "acting on positions and vectors"
+        if self.posing is None:
+            return (
+                f"outputs are equivariant to R^{self.group.dim} x| {self.group.name} {acting}, exactly up to rounding"
+            )
+        if self.posing.exact:
+            return (
+                f"outputs are equivariant to {self.posing.motions.name} {acting}, exactly up to rounding, for frames "
+                f"are principal axes that move along"
+            )
         return (
-            f"outputs are equivariant to R^{self.group.dim} x| {self.group.name} acting on positions and vectors, "
-            f"exactly up to rounding"
+            f"outputs are equivariant to R^{self.group.dim} {acting}, exactly up to rounding; to "
+            f"{self.posing.motions.name} on average over poses only"
         )
+
+    @property
+    def symmetry(self) -> FiniteGroup | LieGroup:
+        """Group that outputs are exactly equivariant to; a finite one together with translations."""
+        if self.posing is None:
+            return self.group
+        return self.posing.motions if self.posing.exact else Translations(self.group.dim)
 
     def forward(self, data: Any) -> Tensor:
         """Outputs ``[clouds, outputs]``, or vectors ``[clouds, outputs, dim]`` (one: ``[clouds, dim]``), or per point.
@@ -108,40 +160,58 @@ class FramewiseTransformer(nn.Module):
         TypeError, ValueError
             If an attribute is missing or its shape does not fit.
         """
-        clouds = point_clouds(data)
-        field = self.field(data, clouds)
+        field, clouds, frames = self.lifted_field(data)
         if self.kind == "invariant":
             out = self.head(field.mean(dim=1))
         else:
             components = self.head(field).unflatten(-1, (self.outputs, self.group.dim))
-            out = torch.einsum("aij,paoj->poi", self.group.elements.to(field), components) / self.group.order
+            out = torch.einsum("...aij,...aoj->...oi", frames, components) / self.group.order
         return read_out(out, clouds, self.readout, self.kind)
 
-    def field(self, data: Any, clouds: PointClouds | None = None) -> Tensor:
-        """Field ``[points, fiber, channels]`` behind the last block; ``clouds`` are those of ``data``, if at hand."""
-        clouds = point_clouds(data) if clouds is None else clouds
+    def field(self, data: Any) -> Tensor:
+        """Field ``[points, fiber, channels]`` behind the last block."""
+        return self.lifted_field(data).field
+
+    def lifted_field(self, data: Any) -> LiftedField:
+        """Field behind the last block, the clouds, and the frames over their points."""
+        clouds = point_clouds(data)
+        self._check(clouds)
+        x, arrows = features(data, self.in_channels, clouds), vectors(data, self.vector_inputs, clouds)
+        frames = self.group.elements.to(clouds.pos)
+        if self.posing is None:
+            return LiftedField(self._field(x, arrows, clouds), clouds, frames)
+        poses = self.posing(clouds, training=self.training)
+        turned, arrows = posed(clouds, arrows, poses)
+        return LiftedField(self._field(x, arrows, turned), clouds, poses[:, None] @ frames)
+
+    def _field(self, x: Tensor, arrows: Tensor, clouds: PointClouds) -> Tensor:
+        """Field of clouds in their poses, over the elements of H."""
+        frames = self.group.elements.to(clouds.pos)
+        position = self._in_frames(centered(clouds)[:, None] / self.scale)
+        field = self.embed_features(x)[:, None].expand(-1, self.group.order, -1)
+        if self.embed_vectors is not None:
+            seen = [position, self._in_frames(arrows)] if self.positions else [self._in_frames(arrows)]
+            field = field + self.embed_vectors(torch.cat(seen, dim=-1))
+        edges = None
+        if self.edges is not None and self.lifting is not None and self.neighborhood is not None:
+            edges = self.edges(clouds.pos, find_neighbors(clouds, self.neighborhood), frames, x, arrows)
+            field = field + self.lifting(edges)
+        layout = padding(clouds.batch, clouds.num_clouds)
+        phases = self.phases(position)
+        for block in self.blocks:
+            field = block(field, phases, layout, edges)
+        normalized: Tensor = self.norm(field)
+        return normalized
+
+    def _check(self, clouds: PointClouds) -> None:
         if clouds.cell is not None:
             raise ValueError("data.cell: attention over whole clouds knows no images; use a model with a Radius")
         if clouds.pos.shape[1] != self.group.dim:
             raise ValueError(
                 f"data.pos: {self.group.name} acts on {self.group.dim} coordinates, got {tuple(clouds.pos.shape)}"
             )
-        arrows = [centered(clouds) / self.scale, *vectors(data, self.vector_inputs, clouds).unbind(dim=1)]
-        seen = [self._in_frames(arrow) for arrow in arrows]
-        x = self.embed_features(features(data, self.in_channels, clouds))[:, None]
-        x = x + self.embed_vectors(torch.cat(seen, dim=-1))
-        layout = padding(clouds.batch, clouds.num_clouds)
-        phases = self.phases(seen[0])
-        for block in self.blocks:
-            x = block(x, phases, layout)
-        return self.norm(x)
 
-    def lifted_field(self, data: Any) -> LiftedField:
-        """Field behind the last block, the clouds, and the frames over their points."""
-        clouds = point_clouds(data)
-        return LiftedField(self.field(data, clouds), clouds, self.group.elements.to(clouds.pos))
-
-    def _in_frames(self, vectors: Tensor) -> Tensor:
-        """h_a⁻¹ v for each frame: ``[points, dim]`` to ``[points, fiber, dim]``."""
-        inverse = self.group.elements[self.group.inverse].to(vectors)
-        return torch.einsum("aij,pj->pai", inverse, vectors)
+    def _in_frames(self, arrows: Tensor) -> Tensor:
+        """h_a⁻¹ v for each frame: ``[points, names, dim]`` to ``[points, fiber, names * dim]``."""
+        inverse = self.group.elements[self.group.inverse].to(arrows)
+        return torch.einsum("aij,pkj->paki", inverse, arrows).flatten(-2)

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_neighborhood
 from lieattn.geometry import Neighborhood, Neighbors, find_neighbors, point_clouds
 from lieattn.groups import E
-from lieattn.models._irreps_edges import Edges, find_edges, loops
+from lieattn.models._irreps_edges import Edges, find_edges
 from lieattn.models._irreps_layers import (
     GatedLinear,
     IrrepsAttention,
@@ -24,7 +23,7 @@ from lieattn.models._irreps_layers import (
     TensorProductMessage,
     hidden_irreps,
 )
-from lieattn.models._point_inputs import Kind, Readout, check_options, features, read_out, vectors
+from lieattn.models._point_inputs import Kind, Readout, check_options, features, length_of, read_out, vectors
 from lieattn.ops import RelativeTerms, group_attention
 
 
@@ -51,8 +50,7 @@ class _SteerableModel(nn.Module):
         super().__init__()
         from e3nn import o3
 
-        check_neighborhood(neighborhood)
-        self.scale = _length(neighborhood, scale)
+        self.scale = length_of("scale", neighborhood, scale)
         check_options(readout, kind, self.scale, in_channels=in_channels, outputs=outputs, channels=channels)
         if degree < 1:
             raise ValueError(f"degree: expected at least 1, got {degree}")
@@ -232,8 +230,7 @@ class DistanceTransformer(nn.Module):
         kind: Kind = "invariant",
     ) -> None:
         super().__init__()
-        check_neighborhood(neighborhood)
-        self.scale = _length(neighborhood, scale)
+        self.scale = length_of("scale", neighborhood, scale)
         check_options(readout, kind, self.scale, in_channels=in_channels, outputs=outputs, channels=channels)
         if channels % heads:
             raise ValueError(f"heads: {heads} heads do not divide {channels} channels")
@@ -329,7 +326,7 @@ class _DistanceBlock(nn.Module):
 
 def _with_loops(neighbors: Neighbors, edges: Edges) -> tuple[Tensor, Tensor]:
     """Radial functions and log of the window for all edges of the lists; a point sees itself without them."""
-    others = ~loops(neighbors)
+    others = ~neighbors.is_loop
     radial = edges.radial.new_zeros(len(others), edges.radial.shape[1])
     window = edges.window.new_zeros(len(others))
     radial[others] = edges.radial
@@ -341,9 +338,3 @@ def _input_irreps(channels: int, arrows: int) -> Any:
     from e3nn import o3
 
     return o3.Irreps(f"{channels}x0e + {arrows}x1o") if arrows else o3.Irreps(f"{channels}x0e")
-
-
-def _length(neighborhood: Neighborhood, scale: float | None) -> float:
-    if (length := neighborhood.scale if scale is None else scale) is None:
-        raise ValueError(f"scale: {neighborhood} has no length of its own; give the one where radial functions vanish")
-    return float(length)

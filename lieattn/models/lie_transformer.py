@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_count, kind
+from lieattn._checks import check_count
+from lieattn._checks import kind as kind_of
 from lieattn.geometry import AllPairs, FiniteFrames, LiftedElements, Nearest, Neighborhood, SampledFrames
 from lieattn.groups import SE, FiniteGroup, LieGroup, Translations, cyclic
 from lieattn.models._lie_coordinates import Coordinates
 from lieattn.models._lie_features import sorted_distances, species_features
 from lieattn.models._lie_graph import Frames, Lifting
 from lieattn.models._lie_guarantee import guarantee, sees_order, symmetry
-from lieattn.models._lie_readout import CloudReadout, Pooling, Readout
+from lieattn.models._lie_local import LocalLifting, lifted
+from lieattn.models._lie_readout import CloudReadout, Pooling, Readout, VectorReadout
 from lieattn.models._lifted_field import LiftedField, VectorEmbedding
+from lieattn.models._point_inputs import Kind, length_of, vectors
 from lieattn.nn import (
     BlockNorm,
     FeaturePart,
@@ -47,7 +50,7 @@ class LieTransformer(nn.Module):
     in_channels
         Features of a point; None for ``inputs="species"``, which knows.
     outputs
-        Numbers for every cloud.
+        Numbers, or vectors, for every cloud.
     space
         X = G/H, for example ``Euclidean(SE(3))``.
     frames
@@ -65,6 +68,9 @@ class LieTransformer(nn.Module):
         See :class:`lieattn.nn.LieBlock`.
     readout, pool, head_norm
         See :class:`CloudReadout`: ``"pool_first"`` is the authors' ``model_1``, ``"point_first"`` their ``lieconv``.
+    kind
+        ``"invariant"`` numbers, or ``"vector"`` outputs, whose read-out is :class:`VectorReadout`: for orthogonal
+        frames, with ``pool`` ``"mean"`` or ``"sum"`` alone.
     coordinates
         Of relative elements: ``"smooth"``, or one of the authors' for weights trained with them, see
         :func:`lieattn.models.published_pairs`.
@@ -85,6 +91,13 @@ class LieTransformer(nn.Module):
         each enters by its components in the frames.
     eps
         Of the normalizations of the blocks.
+    radial
+        Number of Bessel functions of the distance that scores see beside the coordinates; for rigid motions.
+    lifting
+        Hidden units of the :class:`lieattn.nn.EdgeNetwork` of a :class:`lieattn.nn.LiftingConvolution`, which adds to
+        the embedded features what each frame sees of the neighbors of its point; 0 for none. For rigid motions.
+    cutoff
+        Distance at which both vanish; the neighborhood's own length if absent.
     """
 
     def __init__(
@@ -118,6 +131,10 @@ class LieTransformer(nn.Module):
         species: Sequence[int] = (1, 6, 7, 8, 9),
         vector_inputs: Sequence[str] = (),
         eps: float = 1e-5,
+        kind: Kind = "invariant",
+        radial: int = 0,
+        lifting: int = 0,
+        cutoff: float | None = None,
     ) -> None:
         super().__init__()
         if inputs not in get_args(Inputs):
@@ -130,7 +147,7 @@ class LieTransformer(nn.Module):
         check_count("outputs", outputs)
         check_count("layers", layers)
         self.inputs, self.in_channels, self.species = inputs, in_channels, tuple(species)
-        self.lifting = Lifting(space, frames, neighborhood, coordinates, scale, squash, keep)
+        self.lifting = Lifting(space, frames, neighborhood, coordinates, scale, squash, keep, radial, cutoff)
         self.embed = nn.Linear(in_channels, channels)
         self.vector_inputs = tuple(vector_inputs)
         self.embed_vectors = VectorEmbedding(vector_inputs, space.group.dim, channels)
@@ -150,7 +167,20 @@ class LieTransformer(nn.Module):
                 dropout=dropout,
             )
             self.blocks.append(LieBlock(attention, channels, norm=norm, activation=activation, eps=eps))
-        self.head = CloudReadout(channels, outputs, readout=readout, pool=pool, activation=activation, norm=head_norm)
+        self.head: CloudReadout | VectorReadout
+        if kind == "invariant":
+            self.head = CloudReadout(
+                channels, outputs, readout=readout, pool=pool, activation=activation, norm=head_norm
+            )
+        elif kind == "vector":
+            self.head = VectorReadout(channels, outputs, space.group.dim, pool=pool, activation=activation)
+        else:
+            raise ValueError(f"kind: expected 'invariant' or 'vector', got {kind!r}")
+        self.kind = kind
+        self.local = None
+        if lifting:
+            cutoff = length_of("cutoff", neighborhood, cutoff)
+            self.local = LocalLifting(space, in_channels, len(self.vector_inputs), channels, lifting, cutoff)
 
     @classmethod
     def qm9(cls, outputs: int = 1, **options: Any) -> LieTransformer:
@@ -221,7 +251,7 @@ class LieTransformer(nn.Module):
     @property
     def guarantee(self) -> str:
         """What is exact by construction, in words."""
-        return guarantee(self.lifting.space, self.lifting.frames, self.lifting.coordinates)
+        return guarantee(self.lifting.space, self.lifting.frames, self.lifting.coordinates, self.kind)
 
     @property
     def symmetry(self) -> FiniteGroup | LieGroup | None:
@@ -242,7 +272,7 @@ class LieTransformer(nn.Module):
         return self.lifting(data, training=self.training, generator=generator)
 
     def forward(self, data: Any, graph: RelativeGraph | None = None) -> Tensor:
-        """Outputs ``[clouds, outputs]``.
+        """Outputs ``[clouds, outputs]``, or vectors ``[clouds, outputs, dim]`` (one: ``[clouds, dim]``).
 
         Parameters
         ----------
@@ -253,12 +283,18 @@ class LieTransformer(nn.Module):
             What :meth:`graph` gives for ``data``; built here if absent.
         """
         graph = self.graph(data) if graph is None else graph
-        outputs: Tensor = self.head(self.field(data, graph), graph.batch, graph.num_clouds)
-        return outputs
+        field = self.field(data, graph)
+        if isinstance(self.head, VectorReadout):
+            return cast(Tensor, self.head(field, lifted(graph)))
+        return cast(Tensor, self.head(field, graph.batch, graph.num_clouds))
 
     def field(self, data: Any, graph: RelativeGraph) -> Tensor:
         """Field ``[points, fiber, channels]`` behind the last block."""
-        return self.features(self.point_features(data, graph), graph, self.embed_vectors(data, graph))[-1]
+        x, seen = self.point_features(data, graph), self.embed_vectors(data, graph)
+        if self.local is not None:
+            around = self.local(x, vectors(data, self.vector_inputs, lifted(graph)), lifted(graph))
+            seen = around if seen is None else seen + around
+        return self.features(x, graph, seen)[-1]
 
     def lifted_field(self, data: Any) -> LiftedField:
         """Field behind the last block, the clouds, and the frames over their points."""
@@ -296,5 +332,5 @@ class LieTransformer(nn.Module):
         source = "x" if self.inputs == "x" else "z"
         given = getattr(data, source, None)
         if not isinstance(given, Tensor):
-            raise TypeError(f"data: expected a torch_geometric Data or Batch with {source}, got {kind(data)}")
+            raise TypeError(f"data: expected a torch_geometric Data or Batch with {source}, got {kind_of(data)}")
         return given if source == "x" else species_features(given, self.species).to(weight)

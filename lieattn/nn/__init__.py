@@ -36,6 +36,7 @@ from lieattn.nn._lie_scores import (
     RelativePositionScore,
     SumScore,
 )
+from lieattn.nn._lifting_convolution import EdgeNetwork, FrameEdges, FrameMessages, LiftingConvolution
 from lieattn.nn._linear import GroupLinear
 from lieattn.nn._location import HeadNetwork, PairGraph, RelativeGraph, pair_coordinates
 from lieattn.nn._norm import CloudNorm
@@ -50,6 +51,7 @@ from lieattn.nn._positional import (
     RotaryEncoding,
     TableEncoding,
 )
+from lieattn.nn._radial import bessel_functions, smooth_lengths, smooth_window
 from lieattn.nn._squeeze_excite import GroupSqueezeExcite
 
 __all__ = [
@@ -65,6 +67,7 @@ __all__ = [
     "CoordinateEncoding",
     "CoordinateNetwork",
     "DipoleHead",
+    "EdgeNetwork",
     "FeaturePart",
     "FiberAffine",
     "FiberEncoding",
@@ -72,6 +75,8 @@ __all__ = [
     "FiberPool",
     "FiberToIrreps",
     "FieldHead",
+    "FrameEdges",
+    "FrameMessages",
     "Frames",
     "FramewiseAttention",
     "FramewiseBlock",
@@ -100,6 +105,7 @@ __all__ = [
     "LieScore",
     "LieSelfAttention",
     "LiftingAffineSelfConvolution",
+    "LiftingConvolution",
     "LiftingSelfAttention",
     "LocationPart",
     "LocationScore",
@@ -126,6 +132,7 @@ __all__ = [
     "VectorHead",
     "act_on_grid",
     "band_limit",
+    "bessel_functions",
     "fiber_linear",
     "from_grid",
     "grid_images",
@@ -135,5 +142,7 @@ __all__ = [
     "pooled_positions",
     "project_field",
     "published_measure",
+    "smooth_lengths",
+    "smooth_window",
     "to_grid",
 ]

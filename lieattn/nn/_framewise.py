@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lieattn._checks import check_count, check_dropout
 from lieattn.geometry import Padding
 from lieattn.groups import FiniteGroup, check_group
+from lieattn.nn._lifting_convolution import FrameEdges, FrameMessages
 from lieattn.nn._linear import GroupLinear
 from lieattn.ops import whole_cloud_attention
 
@@ -119,6 +120,8 @@ class FramewiseAttention(nn.Module):
 class FramewiseBlock(nn.Module):
     """Pre-norm transformer block: framewise attention, then a group-tied network with one hidden layer.
 
+    Where asked for, messages between neighbors run beside the attention.
+
     **Equivariance.** That of :class:`FramewiseAttention`.
 
     Parameters
@@ -129,10 +132,19 @@ class FramewiseBlock(nn.Module):
         Hidden channels of the network, as a multiple of ``channels``.
     dropout
         On attention weights and behind both branches.
+    messages
+        Channels of the :class:`FrameEdges` whose :class:`FrameMessages` are added to what is attended; None for none.
     """
 
     def __init__(
-        self, group: FiniteGroup, channels: int, *, heads: int = 1, widening: int = 4, dropout: float = 0.0
+        self,
+        group: FiniteGroup,
+        channels: int,
+        *,
+        heads: int = 1,
+        widening: int = 4,
+        dropout: float = 0.0,
+        messages: int | None = None,
     ) -> None:
         super().__init__()
         check_count("widening", widening)
@@ -141,10 +153,19 @@ class FramewiseBlock(nn.Module):
         self.linear1 = GroupLinear(group, channels, widening * channels)
         self.linear2 = GroupLinear(group, widening * channels, channels)
         self.dropout = nn.Dropout(dropout)
+        self.messages = None if messages is None else FrameMessages(messages, channels)
 
-    def forward(self, x: Tensor, phases: tuple[Tensor, Tensor], padding: Padding) -> Tensor:
-        """Field ``[points, fiber, channels]`` to the same."""
-        x = x + self.dropout(self.attention(self.norm1(x), phases, padding))
+    def forward(
+        self, x: Tensor, phases: tuple[Tensor, Tensor], padding: Padding, edges: FrameEdges | None = None
+    ) -> Tensor:
+        """Field ``[points, fiber, channels]`` to the same; ``edges`` for blocks with messages."""
+        y = self.norm1(x)
+        attended = self.attention(y, phases, padding)
+        if self.messages is not None:
+            if edges is None:
+                raise TypeError("edges: expected FrameEdges, for the block has messages, got none")
+            attended = attended + self.messages(y, edges)
+        x = x + self.dropout(attended)
         return x + self.dropout(self.linear2(F.gelu(self.linear1(self.norm2(x)))))
 
 

@@ -1,0 +1,250 @@
+"""The framewise transformer with neighborhoods and poses: equivariance to finite groups and to all rotations."""
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import Nearest, PrincipalFrames, Radius, SampledFrames, padding
+from lieattn.groups import (
+    SE,
+    SO,
+    AffineGroup,
+    E,
+    Translations,
+    cyclic,
+    cyclic_about,
+    dihedral,
+    full_octahedral,
+    icosahedral,
+    internal_product,
+    octahedral,
+    pyritohedral,
+    reflection,
+    tetrahedral,
+)
+from lieattn.models import FramewiseTransformer
+from lieattn.nn import FramewiseBlock, RotaryPhases
+from lieattn.testing import TOLERANCE, randomize, relative_error
+from tests.cases import GROUPS, SMALL_GROUPS
+
+CHANNELS = 4
+KLEIN = internal_product(cyclic_about(2), cyclic_about(2, (1.0, 0.0, 0.0)), "V4")
+every_group = pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
+small_groups = pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
+
+
+def network(group, **options):
+    model = FramewiseTransformer(group, 3, 2, channels=CHANNELS, layers=2, vector_inputs=("vel",), **options)
+    return randomize(model)
+
+
+def cloud(group, sizes, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return Batch.from_data_list(
+        [
+            Data(
+                **{
+                    name: torch.randn(n, width, generator=generator, dtype=torch.float64).to(dtype)
+                    for name, width in (("x", 3), ("pos", group.dim), ("vel", group.dim))
+                }
+            )
+            for n in sizes
+        ]
+    )
+
+
+def moved(data, group, h):
+    affine = AffineGroup(group)
+    g = affine.element(torch.randn(group.dim, dtype=torch.float64).to(data.pos), h)
+    other = data.clone()
+    other.pos, other.vel = affine.act_points(g, data.pos), affine.act_vectors(g, data.vel)
+    return other
+
+
+# --- neighborhoods and poses ------------------------------------------------------------------------------------------
+
+LOCAL = {"neighborhood": Radius(2.0), "basis": 3, "hidden": 5}
+
+
+@every_group
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_outputs_are_invariant_with_neighborhoods(group, dtype):
+    if group.order > 24 and dtype == torch.float32:
+        pytest.skip("large groups are tested in float64")
+    model, data = network(group, **LOCAL).to(dtype), cloud(group, (4, 1, 3), dtype)
+    expected = model(data)
+    for h in range(0, group.order, max(1, group.order // 12)):
+        assert relative_error(model(moved(data, group, h)), expected) < TOLERANCE[dtype]
+
+
+@small_groups
+def test_vector_outputs_turn_with_neighborhoods(group):
+    model, data = network(group, kind="vector", **LOCAL).double(), cloud(group, (4, 3))
+    expected = model(data)
+    assert expected.abs().max() > 1e-2
+    for h in range(group.order):
+        assert relative_error(model(moved(data, group, h)), group.act(h, expected)) < 1e-10
+
+
+def test_neighbors_count():
+    """Control: what neighborhoods add is seen, in front of the blocks and in each of them."""
+    group = tetrahedral()
+    model, data = network(group, **LOCAL).double(), cloud(group, (6,))
+    expected = model(data)
+    for weight in (model.lifting.output.weight, *(block.messages.kernel.weight for block in model.blocks)):
+        kept = weight.detach().clone()
+        weight.data.zero_()
+        assert relative_error(model(data), expected) > 1e-4
+        weight.data.copy_(kept)
+    torch.testing.assert_close(model(data), expected)
+
+
+def test_neighborhoods_without_a_length_need_a_cutoff():
+    with pytest.raises(ValueError, match=r"cutoff: .* has no length of its own"):
+        FramewiseTransformer(cyclic(2), 1, 1, neighborhood=Nearest(3))
+    model = FramewiseTransformer(cyclic(2), 1, 1, neighborhood=Nearest(3), cutoff=0.5)
+    assert model.edges.cutoff == 0.5
+    with pytest.raises(TypeError, match="neighborhood: expected a definition"):
+        FramewiseTransformer(cyclic(2), 1, 1, neighborhood=3.0)
+
+
+def test_clouds_with_neighborhoods_do_not_see_each_other():
+    group = tetrahedral()
+    model, data = network(group, **LOCAL, poses=PrincipalFrames()).double(), cloud(group, (4, 5, 4))
+    alone = torch.cat([model(Batch.from_data_list([one])) for one in data.to_data_list()])
+    torch.testing.assert_close(model(data), alone, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")
+@pytest.mark.parametrize("poses", [None, PrincipalFrames()], ids=str)
+@pytest.mark.parametrize("points", [0, 1, 2, 4])
+def test_degenerate_clouds_are_finite(poses, points):
+    group = tetrahedral()
+    model = network(group, **LOCAL, poses=poses).double()
+    data = cloud(group, (points, 3))
+    data.pos = torch.cat([torch.zeros(points, 3), data.pos[points:]]).double().requires_grad_()
+    out = model(data)
+    assert out.isfinite().all()
+    (gradient,) = torch.autograd.grad(out.sum(), data.pos)
+    assert gradient.isfinite().all()
+
+
+def turned(data, matrix):
+    other = data.clone()
+    other.pos, other.vel = (part @ matrix.T.to(part) for part in (data.pos, data.vel))
+    other.pos = other.pos + torch.tensor([0.3, -1.0, 2.0][: data.pos.shape[1]]).to(data.pos)
+    return other
+
+
+POSED = {"C2": cyclic(2), "C4": cyclic(4), "T": tetrahedral(), "O": octahedral(), "I": icosahedral(), "klein": KLEIN}
+MIRRORED = {"D2": dihedral(2), "Th": pyritohedral(), "Oh": full_octahedral()}
+
+
+@pytest.mark.parametrize("kind", ["invariant", "vector"])
+@pytest.mark.parametrize("name", [*POSED, *MIRRORED])
+def test_principal_poses_are_exact_for_all_rotations(name, kind):
+    group = (POSED | MIRRORED)[name]
+    model = network(group, kind=kind, poses=PrincipalFrames(), **LOCAL).double()
+    # In the plane principal axes of few points are determined too.
+    data = cloud(group, (6, 5))
+    expected = model(data)
+    assert expected.abs().max() > 1e-2
+    for seed in range(4):
+        matrix = SO(group.dim).sample(generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        if name in MIRRORED and seed % 2:
+            matrix = matrix @ torch.diag(torch.tensor([-1.0, *[1.0] * (group.dim - 1)], dtype=torch.float64))
+        found = model(turned(data, matrix))
+        assert relative_error(found, expected if kind == "invariant" else expected @ matrix.T) < 1e-9
+
+
+def test_principal_poses_in_single_precision():
+    model, data = network(KLEIN, poses=PrincipalFrames(), **LOCAL), cloud(KLEIN, (6, 5), torch.float32)
+    matrix = SO(3).sample(generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert relative_error(model(turned(data, matrix)), model(data)) < 1e-5
+
+
+def test_proper_groups_see_mirrors_in_principal_poses():
+    """Control."""
+    model, data = network(KLEIN, poses=PrincipalFrames(), **LOCAL).double(), cloud(KLEIN, (6, 5))
+    mirror = torch.diag(torch.tensor([-1.0, 1, 1], dtype=torch.float64))
+    assert relative_error(model(turned(data, mirror)), model(data)) > 1e-4
+
+
+def test_frames_of_the_lifted_field_turn_along():
+    group = KLEIN
+    model, data = network(group, poses=PrincipalFrames(), **LOCAL).double(), cloud(group, (6,))
+    matrix = SO(3).sample(generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    before, after = model.lifted_field(data), model.lifted_field(turned(data, matrix))
+    assert before.frames.shape == (6, 4, 3, 3)
+    wanted, found = matrix @ before.frames[0], after.frames[0]
+    order = (found[:, None] - wanted).abs().amax(dim=(2, 3)).argmin(dim=1)
+    assert sorted(order.tolist()) == [0, 1, 2, 3]
+    torch.testing.assert_close(found, wanted[order], atol=1e-9, rtol=0)
+    torch.testing.assert_close(after.field, before.field[:, order], atol=1e-9, rtol=0)
+
+
+def test_sampled_poses_are_new_in_training_and_the_same_in_evaluation():
+    poses = SampledFrames(1, per="cloud")
+    model, data = network(tetrahedral(), poses=poses).double(), cloud(tetrahedral(), (6, 3))
+    torch.testing.assert_close(model(data), model(data), atol=0, rtol=0)
+    model.train()
+    torch.manual_seed(0)
+    first, second = model(data), model(data)
+    assert relative_error(first, second) > 1e-4
+    torch.manual_seed(0)
+    torch.testing.assert_close(model(data), first, atol=0, rtol=0)
+
+
+def test_guarantees_follow_the_poses():
+    exact = FramewiseTransformer(KLEIN, 1, 1, poses=PrincipalFrames())
+    sampled = FramewiseTransformer(KLEIN, 1, 1, poses=SampledFrames(1, per="cloud"))
+    mirrored = FramewiseTransformer(full_octahedral(), 1, 1, poses=PrincipalFrames())
+    assert exact.symmetry == SE(3)
+    assert "SE(3)" in exact.guarantee
+    assert mirrored.symmetry == E(3)
+    assert sampled.symmetry == Translations(3)
+    assert "on average" in sampled.guarantee
+    assert FramewiseTransformer(KLEIN, 1, 1).symmetry is KLEIN
+
+
+@pytest.mark.parametrize(
+    ("group", "poses", "message"),
+    [
+        (cyclic(3), PrincipalFrames(), "C3 does not contain all proper diagonal matrices of signs"),
+        (reflection(3), PrincipalFrames(), "does not contain all diagonal"),
+        (tetrahedral(), PrincipalFrames(of="neighborhood"), "principal axes of clouds"),
+        (tetrahedral(), PrincipalFrames(improper=True), "principal axes of clouds"),
+        (tetrahedral(), SampledFrames(4, per="cloud"), "one for each cloud"),
+        (tetrahedral(), SampledFrames(1), "one for each cloud"),
+    ],
+    ids=str,
+)
+def test_poses_that_do_not_fit_are_named(group, poses, message):
+    with pytest.raises(ValueError, match=f"poses: .*{message}"):
+        FramewiseTransformer(group, 1, 1, poses=poses)
+
+
+def test_poses_of_other_kinds_are_refused():
+    with pytest.raises(TypeError, match="poses: expected PrincipalFrames or SampledFrames, got str"):
+        FramewiseTransformer(tetrahedral(), 1, 1, poses="principal")
+
+
+def test_blocks_with_messages_need_edges():
+    group = cyclic(2)
+    block = FramewiseBlock(group, 4, messages=3)
+    phases = RotaryPhases(2, 1, 4)(torch.zeros(3, 2, 2))
+    with pytest.raises(TypeError, match="edges: expected FrameEdges"):
+        block(torch.zeros(3, 2, 4), phases, padding(torch.zeros(3, dtype=torch.int64), 1))
+
+
+def test_positions_may_be_left_to_the_neighborhood():
+    group = tetrahedral()
+    model = randomize(FramewiseTransformer(group, 3, 2, channels=CHANNELS, layers=1, positions=False, **LOCAL)).double()
+    assert model.embed_vectors is None
+    data = cloud(group, (6, 3))
+    expected = model(data)
+    for h in (1, 5):
+        assert relative_error(model(moved(data, group, h)), expected) < 1e-10
+    stretched = data.clone()
+    stretched.pos = 1.3 * data.pos
+    assert relative_error(model(stretched), expected) > 1e-4

@@ -1,0 +1,176 @@
+"""LieTransformer with distances, a lifting convolution and vector outputs: equivariance, controls, errors."""
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import AllPairs, FiniteFrames, Nearest, PrincipalFrames, Radius, SampledFrames
+from lieattn.groups import SE, SO, E, Sim, Translations, cyclic, octahedral, tetrahedral
+from lieattn.models import LieTransformer
+from lieattn.nn import LieSelfAttention
+from lieattn.spaces import Euclidean, Orbits
+from lieattn.testing import TOLERANCE, randomize, relative_error
+
+DOUBLE = torch.float64
+LOCAL = {"radial": 3, "lifting": 5}
+EXACT = {
+    "SE3 principal": (Euclidean(SE(3)), PrincipalFrames()),
+    "SE3 neighborhoods": (Euclidean(SE(3)), PrincipalFrames(of="neighborhood")),
+    "E3 principal": (Euclidean(E(3)), PrincipalFrames()),
+    "SE2 principal": (Euclidean(SE(2)), PrincipalFrames()),
+}
+FINITE = {"C4": cyclic(4), "C3": cyclic(3), "T": tetrahedral(), "O": octahedral()}
+
+
+def network(space, frames, **options):
+    options = {"channels": 8, "layers": 2, "heads": 2, "hidden": 4, "neighborhood": Radius(2.5), **LOCAL, **options}
+    return randomize(
+        LieTransformer(3, 2, space=space, frames=frames, vector_inputs=("vel",), **options).double(), spread=0.7
+    )
+
+
+def cloud(dim, sizes=(6, 5), dtype=DOUBLE, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    items = [
+        Data(
+            **{
+                name: torch.randn(n, width, generator=generator, dtype=DOUBLE).to(dtype)
+                for name, width in (("x", 3), ("pos", dim), ("vel", dim))
+            }
+        )
+        for n in sizes
+    ]
+    return Batch.from_data_list(items)
+
+
+def turned(data, matrix):
+    other = data.clone()
+    other.pos = data.pos @ matrix.T.to(data.pos) + 0.7
+    other.vel = data.vel @ matrix.T.to(data.vel)
+    return other
+
+
+def rotation(dim, seed, *, mirror=False):
+    matrix = SO(dim).sample(generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+    return matrix @ torch.diag(torch.tensor([-1.0, *[1.0] * (dim - 1)], dtype=DOUBLE)) if mirror else matrix
+
+
+@pytest.mark.parametrize("kind", ["invariant", "vector"])
+@pytest.mark.parametrize("name", EXACT)
+def test_frames_of_the_data_are_exact_for_all_rotations(name, kind):
+    space, frames = EXACT[name]
+    model, data = network(space, frames, kind=kind), cloud(space.group.dim)
+    expected = model(data)
+    assert expected.shape == ((2, 2) if kind == "invariant" else (2, 2, space.group.dim))
+    assert expected.abs().max() > 1e-2
+    for seed in range(4):
+        matrix = rotation(space.group.dim, seed, mirror=name.startswith("E") and seed % 2 == 1)
+        wanted = expected if kind == "invariant" else expected @ matrix.T
+        assert relative_error(model(turned(data, matrix)), wanted) < 1e-9
+
+
+@pytest.mark.parametrize("kind", ["invariant", "vector"])
+@pytest.mark.parametrize("name", FINITE)
+def test_finite_frames_are_exact_for_their_group(name, kind):
+    group = FINITE[name]
+    model, data = network(Euclidean(SE(group.dim)), FiniteFrames(group), kind=kind), cloud(group.dim, (4, 3))
+    expected = model(data)
+    for h in range(0, group.order, max(1, group.order // 8)):
+        wanted = expected if kind == "invariant" else group.act(h, expected)
+        assert relative_error(model(turned(data, group.elements[h])), wanted) < 1e-10
+    other = model(turned(data, rotation(group.dim, 1)))
+    assert relative_error(other, expected if kind == "invariant" else expected @ rotation(group.dim, 1).T) > 1e-4
+
+
+def test_single_precision():
+    model, data = network(Euclidean(SE(3)), PrincipalFrames(), kind="vector").float(), cloud(3, dtype=torch.float32)
+    matrix = rotation(3, 1).float()
+    assert relative_error(model(turned(data, matrix)), model(data) @ matrix.T) < TOLERANCE[torch.float32]
+
+
+def test_sampled_frames_see_rotations():
+    """Control: what is equivariant on average only is not so for one draw."""
+    model, data = network(Euclidean(SE(3)), SampledFrames(4), kind="vector"), cloud(3)
+    matrix = rotation(3, 1)
+    assert relative_error(model(turned(data, matrix)), model(data) @ matrix.T) > 1e-4
+    assert "equivariant" in model.guarantee
+    assert "on average" in model.guarantee
+
+
+@pytest.mark.parametrize("part", ["distances", "lifting"])
+def test_distances_and_lifting_are_seen(part):
+    """Control: without their weights the outputs are others."""
+    model, data = network(Euclidean(SE(3)), PrincipalFrames()), cloud(3)
+    expected = model(data)
+    with torch.no_grad():
+        if part == "lifting":
+            model.local.convolution.output.weight.zero_()
+        else:
+            for layer in model.modules():
+                if isinstance(layer, LieSelfAttention):
+                    layer.score.location.weights[0][:, -3:].zero_()
+    assert relative_error(model(data), expected) > 1e-4
+
+
+def test_clouds_do_not_see_each_other():
+    model, data = network(Euclidean(SE(3)), PrincipalFrames(), kind="vector"), cloud(3, (6, 4, 5))
+    alone = torch.cat([model(Batch.from_data_list([one])) for one in data.to_data_list()])
+    torch.testing.assert_close(model(data), alone, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")
+@pytest.mark.parametrize("kind", ["invariant", "vector"])
+@pytest.mark.parametrize("points", [0, 1, 4])
+def test_degenerate_clouds_are_finite(kind, points):
+    model, data = network(Euclidean(SE(3)), PrincipalFrames(), kind=kind), cloud(3, (points, 3))
+    data.pos = torch.cat([torch.zeros(points, 3, dtype=DOUBLE), data.pos[points:]]).requires_grad_()
+    out = model(data)
+    assert out.isfinite().all()
+    (gradient,) = torch.autograd.grad(out.sum(), data.pos)
+    assert gradient.isfinite().all()
+
+
+def test_sums_of_vectors_count_points():
+    model, data = network(Euclidean(SE(3)), PrincipalFrames(), kind="vector", pool="sum"), cloud(3, (4, 3))
+    mean = network(Euclidean(SE(3)), PrincipalFrames(), kind="vector")
+    torch.testing.assert_close(model(data), mean(data) * torch.tensor([4.0, 3.0], dtype=DOUBLE)[:, None, None])
+
+
+def test_one_vector_has_no_axis():
+    model = LieTransformer(
+        3, 1, space=Euclidean(SE(3)), frames=PrincipalFrames(), neighborhood=AllPairs(), channels=8, kind="vector"
+    )
+    assert model(cloud(3, (4, 3), torch.float32)).shape == (2, 3)
+
+
+def test_nothing_changes_without_the_options():
+    """Parameters, and so published configurations and their goldens, are the same."""
+    options = {"space": Euclidean(SE(3)), "frames": PrincipalFrames(), "neighborhood": Radius(2.0), "channels": 8}
+    plain = LieTransformer(3, 2, layers=1, heads=2, **options)
+    names = {name.split(".")[0] for name, _ in plain.named_parameters()}
+    assert names == {"embed", "blocks", "head"}
+    assert plain.lifting.num_coordinates == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "tensor"}, "kind: expected 'invariant' or 'vector'"),
+        ({"kind": "vector", "pool": "max"}, "pool: expected 'mean' or 'sum' for vectors"),
+        ({"neighborhood": Nearest(3)}, "cutoff: .* has no length of its own"),
+        ({"neighborhood": Nearest(3), "lifting": 0}, "cutoff: .* has no length of its own"),
+        ({"radial": -1}, "radial: expected an integer of at least 0"),
+        ({"space": Euclidean(Sim(3)), "neighborhood": AllPairs(), "cutoff": 1.0}, "radial: distances are invariant"),
+        ({"space": Orbits(SO(3)), "cutoff": 1.0, "radial": 0}, "lifting: distances are invariant"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        network(**{"space": Euclidean(SE(3)), "frames": PrincipalFrames(), **options})
+
+
+def test_translations_alone_have_one_frame():
+    model, data = network(Euclidean(Translations(3)), None, kind="vector"), cloud(3)
+    assert relative_error(model(turned(data, torch.eye(3))), model(data)) < 1e-10
+    assert relative_error(model(turned(data, rotation(3, 1))), model(data)) > 1e-4

@@ -134,9 +134,10 @@ class PrincipalFrames:
         self, clouds: PointClouds, neighbors: Neighbors, space: HomogeneousSpace, weights: Tensor | None
     ) -> _Data:
         group = stabilizer_of(space)
-        gram = gram_matrix(space.group)
-        if self.cutoff is not None and gram is not None and (gram - torch.eye(len(gram)).to(gram)).abs().max() > 1e-9:
-            raise ValueError(f"cutoff: {space.group.name} does not preserve lengths, so leave it out")
+        if self.cutoff is not None:
+            gram = gram_matrix(space.group)
+            if gram is not None and (gram - torch.eye(len(gram)).to(gram)).abs().max() > 1e-9:
+                raise ValueError(f"cutoff: {space.group.name} does not preserve lengths, so leave it out")
         weights = _checked_weights(weights, clouds)
         pos = clouds.pos[:, : space.group.dim].double()
         basis = _local_basis(space, group, clouds.pos)

@@ -94,8 +94,8 @@ def _draw_training(axes: Axes, report: Mapping[str, Any], rows: list[Any], style
         # Seeds may differ in the number of validations where these follow the clock.
         shared = min(len(history) for history in histories)
         mean = np.mean([history[:shared] for history in histories], axis=0)
-        color = styles[row["model"]]["color"]
-        axes.plot(mean[:, 1], _errors(report, mean[:, 2]), color=color, linewidth=1.1, alpha=0.7)
+        style = styles[row["model"]]
+        axes.plot(mean[:, 1], _errors(report, mean[:, 2]), **style, markersize=3, linewidth=1.1, alpha=0.7)
         _point(axes, row["seconds"]["mean"], row, report, styles)
 
 

@@ -25,7 +25,10 @@ class Workspace:
     """
 
     def __enter__(self) -> Self:
-        self.block = _free.pop() if _free else np.empty(0, np.uint8)
+        try:
+            self.block = _free.pop()
+        except IndexError:  # gradients are computed in threads of their own
+            self.block = np.empty(0, np.uint8)
         self.start, self.needed = 0, 0
         return self
 
@@ -34,7 +37,8 @@ class Workspace:
     ) -> None:
         if len(self.block) < self.needed <= _MOST_KEPT:
             self.block = np.empty(self.needed, np.uint8)  # takes no memory before it is used
-        if not _free or len(_free[0]) < len(self.block):
+        kept = _free[:1]
+        if not kept or len(kept[0]) < len(self.block):
             _free[:] = [self.block]
 
     def empty(self, dtype: torch.dtype, *shape: int) -> Tensor:

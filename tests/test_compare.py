@@ -626,6 +626,9 @@ def test_settings_can_be_replaced(tmp_path, capsys):
     file = write(tmp_path / "compare.yaml", config())
     found = read_settings(file, changes=["budget.steps=3", "seeds=[5]", "equivariance.clouds=1", "tolerance=0.5"])
     assert (found.budget.steps, found.budget.evaluations, found.seeds, found.tolerance) == (3, 3, [5], 0.5)
+    twice = ["--set", "budget.steps=0", "--set", "seeds=[5]"]
+    assert main(["compare", str(file), *twice]) == 2  # the last one does not replace the first
+    assert "steps" in capsys.readouterr().err
     for change, message in (
         ("seeds", "--set seeds: expected SETTING=VALUE or"),
         ("seeds.first=1", "--set seeds.first=1: expected"),

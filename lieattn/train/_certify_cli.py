@@ -116,6 +116,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--input",
+        action="extend",
         nargs="+",
         type=_kind,
         default=[],
@@ -125,6 +126,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--output",
+        action="extend",
         nargs="+",
         type=_kind,
         default=[],
@@ -141,6 +143,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--tolerance",
+        action="extend",
         nargs="+",
         type=_tolerance,
         default=[],

@@ -78,12 +78,13 @@ def _parser(name: str) -> argparse.ArgumentParser:
     parser.add_argument("--root", metavar="DIR", help="folder of the data, instead of `root` in the configuration")
     parser.add_argument(
         "--set",
+        action="extend",
         nargs="+",
         default=[],
         metavar="SETTING=VALUE",
         help="settings that replace those of the file, such as budget.seconds=20 data.rotate_train=true",
     )
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="run cells of these models only")
+    parser.add_argument("--models", action="extend", nargs="+", metavar="NAME", help="run cells of these models only")
     parser.add_argument("--plan", action="store_true", help="show widths and missing cells, and train nothing")
     return parser
 

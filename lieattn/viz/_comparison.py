@@ -104,6 +104,7 @@ def _draw_points(axes: Axes, report: Mapping[str, Any], rows: list[Any], styles:
     axes.set_title("test", size=8.5, color=INK)
     for row in rows:
         _point(axes, row["parameters"], row, report, styles)
+    axes.locator_params(axis="x", nbins=5)
 
 
 def _draw_efficiency(axes: Axes, report: Mapping[str, Any], rows: list[Any], styles: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from lieattn.ops import RelativeTerms, backend, group_attention, release_memory
 from tests.test_kernels import assert_same, results
 
 pytest.importorskip("numba")
+from lieattn.ops.kernels import _layout
 from lieattn.ops.kernels._arguments import Arguments
 from lieattn.ops.kernels._bundle import bundle
 from lieattn.ops.kernels._memory import Workspace
@@ -66,6 +67,18 @@ def test_a_few_bundles():
     single = [tensor.float() for tensor in given[0]], given[1], RelativeTerms(), given[3]
     assert bundled(*single) == 8
     assert_same(*(results(*single, name) for name in ("numba", "plain")), 1e-5)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("frames", [1, FIBER])
+@pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum"])
+def test_positional_keys_of_all_heads(pattern, frames, shared, monkeypatch):
+    """Large tables stay without lanes, small ones are repeated; an axis of one serves all frames."""
+    monkeypatch.setattr(_layout, "_REPEATED_BYTES", 0 if shared else 2**30)
+    signals, neighbors, terms, index = copies(4, 3)
+    rho = terms.positional_key[:, :frames]
+    terms = RelativeTerms(positional_key=rho, displacement_bias=terms.displacement_bias)
+    assert_same(*(results(signals, neighbors, terms, index, name, pattern=pattern) for name in ("numba", "plain")))
 
 
 def test_lists_that_differ_are_not_bundled():

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch
 
 from lieattn.geometry import Nearest, PrincipalFrames, Radius, SampledFrames, padding
 from lieattn.groups import (
     SE,
     SO,
-    AffineGroup,
     E,
     Translations,
     cyclic,
@@ -26,39 +25,11 @@ from lieattn.models import FramewiseTransformer
 from lieattn.nn import FramewiseBlock, RotaryPhases
 from lieattn.testing import TOLERANCE, randomize, relative_error
 from tests.cases import GROUPS, SMALL_GROUPS
+from tests.test_framewise import CHANNELS, cloud, moved, network
 
-CHANNELS = 4
 KLEIN = internal_product(cyclic_about(2), cyclic_about(2, (1.0, 0.0, 0.0)), "V4")
 every_group = pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
 small_groups = pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
-
-
-def network(group, **options):
-    model = FramewiseTransformer(group, 3, 2, channels=CHANNELS, layers=2, vector_inputs=("vel",), **options)
-    return randomize(model)
-
-
-def cloud(group, sizes, dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return Batch.from_data_list(
-        [
-            Data(
-                **{
-                    name: torch.randn(n, width, generator=generator, dtype=torch.float64).to(dtype)
-                    for name, width in (("x", 3), ("pos", group.dim), ("vel", group.dim))
-                }
-            )
-            for n in sizes
-        ]
-    )
-
-
-def moved(data, group, h):
-    affine = AffineGroup(group)
-    g = affine.element(torch.randn(group.dim, dtype=torch.float64).to(data.pos), h)
-    other = data.clone()
-    other.pos, other.vel = affine.act_points(g, data.pos), affine.act_vectors(g, data.vel)
-    return other
 
 
 # --- neighborhoods and poses ------------------------------------------------------------------------------------------

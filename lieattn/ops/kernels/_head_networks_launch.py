@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lieattn.ops.kernels._head_networks import TILE, backward, forward
 from lieattn.ops.kernels._launch import _run
-from lieattn.ops.kernels._memory import Workspace, new_empty
+from lieattn.ops.kernels._memory import NUMPY_TYPES, Workspace, new_empty
 
 _LANES = {torch.float32: 16, torch.float64: 8}
-_SCALARS = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 def run_forward(rows: Tensor, parameters: Sequence[Tensor]) -> Tensor:
@@ -82,7 +80,7 @@ class _Job:
         self.rows, self.memory = len(rows), memory
         self.heads, self.inputs, self.hidden = parameters[0].shape
         count = _LANES[rows.dtype]
-        self.lanes: tuple[Any, ...] = (_SCALARS[rows.dtype](0),) * count
+        self.lanes: tuple[Any, ...] = (NUMPY_TYPES[rows.dtype](0),) * count
         self.tile = TILE * count
         tiles = -(-len(rows) // self.tile)
         self.places = tiles * self.tile

@@ -10,18 +10,17 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from lieattn.ops.kernels._arguments import Arguments, lanes_of
 from lieattn.ops.kernels._bundle import Bundle
-from lieattn.ops.kernels._memory import Workspace
+from lieattn.ops.kernels._memory import NUMPY_TYPES, Workspace
 from lieattn.ops.kernels._packing import pack, unpack
 from lieattn.ops.kernels._problem import EXP_MEAN, MEAN, NONE, SOFTMAX, Operands, Sizes, record
 
 NORMALIZATIONS = {"softmax": SOFTMAX, "exp-mean": EXP_MEAN, "mean": MEAN, "none": NONE}
 _SCRATCH_BYTES = 2**19
-_REPEATED_BYTES = 2**20
+_REPEATED_BYTES = 2**20  # smaller tables are repeated for each lane
 _SIGNALS = ("query", "key", "value")
 
 
@@ -39,8 +38,7 @@ class Layout:
     @property
     def vector(self) -> tuple[np.floating[Any], ...]:
         """Tuple whose type tells a kernel the type and number of lanes."""
-        scalar = np.float32(0) if self.arguments.value.dtype == torch.float32 else np.float64(0)
-        return (scalar,) * self.lanes
+        return (NUMPY_TYPES[self.arguments.value.dtype](0),) * self.lanes
 
     def pack(self, signal: Tensor) -> Tensor:
         """A signal ``[points, fiber, heads, dim]`` to ``[blocks, rows, fiber, dim, lanes]``, bundled."""
@@ -65,7 +63,7 @@ class Layout:
         given = self.arguments.tables()[name]
         if given is None:
             return packed.new_empty(0)
-        if name == "rho" and self._shares(given):
+        if name == "rho" and self._shared_rho:
             return packed.sum(0)[:, :, None].sum_to_size(given.shape).contiguous()
         if name in _SIGNALS:
             return self.unpack(packed)
@@ -84,7 +82,6 @@ class Layout:
         a, packed = self.arguments, self.packed
         outs, queries, keys = a.outs, a.queries, a.value.shape[1]
         tied_out, tied_key = a.pattern != "query_sum", a.pattern == "framewise"
-        shared = a.positional_key is not None and self._shares(a.positional_key)
         (rho_type, rho_out), (bias_type, bias_out), (psi_type, psi_out), (beta_type, beta_out) = (
             _steps(packed[name]) for name in ("rho", "bias", "psi", "beta")
         )
@@ -105,7 +102,7 @@ class Layout:
             has_fiber_key=int(a.fiber_key is not None),
             has_fiber_bias=int(a.fiber_bias is not None),
             has_rho=int(a.positional_key is not None),
-            rho_shared=int(shared),
+            rho_shared=int(self._shared_rho),
             rho_type=rho_type,
             rho_out=rho_out,
             has_bias=int(a.displacement_bias is not None),
@@ -126,10 +123,10 @@ class Layout:
         room = _SCRATCH_BYTES // (edge * self.lanes * a.value.element_size())
         return sizes._replace(chunk=max(1, min(max_degree, max(4, room))))
 
-    def _shares(self, rho: Tensor) -> bool:
-        """Whether one entry serves all heads in memory too; small tables are repeated for each lane."""
-        repeated = rho.numel() * self.lanes * rho.element_size()
-        return rho.shape[2] == 1 and self.heads > 1 and repeated > _REPEATED_BYTES
+    @property
+    def _shared_rho(self) -> bool:
+        """Whether positional keys lie in memory without lanes: one entry serves all heads."""
+        return self.packed["rho"].ndim == 4
 
     def _pack_table(self, name: str, table: Tensor | None) -> Tensor:
         a = self.arguments
@@ -140,7 +137,8 @@ class Layout:
         heads, depth = a.value.shape[2], 0 if a.query is None else a.query.shape[-1]
         if name == "rho":
             table = table.expand(-1, -1, -1, depth)
-            if self._shares(table):
+            repeated = table.numel() * self.lanes * table.element_size()
+            if table.shape[2] == 1 and self.heads > 1 and repeated > _REPEATED_BYTES:
                 return table[None, :, :, 0].contiguous().expand(self.blocks, -1, -1, -1)
             table = table.expand(-1, -1, heads, -1)
         elif name == "fiber_key":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+NUMPY_TYPES: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 _LINE = 64
 _MOST_KEPT = 2**28
 # The largest block that is not in use; a thread that finds none makes its own.
@@ -49,7 +49,7 @@ class Workspace:
             return new_empty(dtype, *shape)
         memory, after = _cut(self.block, self.start, size)
         self.start = after
-        return torch.from_numpy(memory.view(_NUMPY[dtype])).view(shape)
+        return torch.from_numpy(memory.view(NUMPY_TYPES[dtype])).view(shape)
 
     def zeros(self, dtype: torch.dtype, *shape: int) -> Tensor:
         """Memory set to zero."""
@@ -68,7 +68,7 @@ def new_empty(dtype: torch.dtype, *shape: int) -> Tensor:
     """
     size = math.prod(shape) * dtype.itemsize
     memory, _ = _cut(np.empty(size + _LINE, np.uint8), 0, size)
-    return torch.from_numpy(memory.view(_NUMPY[dtype])).view(shape)
+    return torch.from_numpy(memory.view(NUMPY_TYPES[dtype])).view(shape)
 
 
 def _cut(block: np.ndarray, start: int, size: int) -> tuple[np.ndarray, int]:

@@ -3,28 +3,24 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from lieattn.ops.kernels._memory import Workspace, new_empty
+from lieattn.ops.kernels._memory import NUMPY_TYPES, Workspace, new_empty
 from lieattn.ops.kernels._products import compiled
 from lieattn.ops.kernels._vectors import at_address, fill, load, offset, store
-
-_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 def pack(signal: Tensor, clouds: int, groups: int, lanes: int, memory: Workspace) -> Tensor:
     """``[groups clouds points, fiber, heads, dim]`` to ``[blocks, groups points, fiber, dim, lanes]``.
 
-    The heads of a bundle of clouds follow one another; lanes beyond the last are zero. The
-    result lies in the workspace.
+    The heads of a bundle of clouds follow one another; lanes beyond the last are zero. The result lies
+    in the workspace.
     """
     rows, fiber, heads, dim = signal.shape
     points, blocks = rows // (clouds * groups), -(-clouds * heads // lanes)
     packed = memory.empty(signal.dtype, blocks, groups * points, fiber, dim, lanes)
     if packed.numel():
-        given, one = signal.contiguous(), (_NUMPY[signal.dtype](0),)
+        given, one = signal.contiguous(), (NUMPY_TYPES[signal.dtype](0),)
         _pack(given.data_ptr(), packed.data_ptr(), groups, clouds, points, fiber, heads, dim, lanes, one)
     return packed
 
@@ -35,7 +31,7 @@ def unpack(packed: Tensor, clouds: int, groups: int, heads: int) -> Tensor:
     signal = new_empty(packed.dtype, rows * clouds, fiber, heads, dim)
     if signal.numel():
         sizes = groups, clouds, rows // groups, fiber, heads, dim, lanes
-        _unpack(packed.data_ptr(), signal.data_ptr(), *sizes, (_NUMPY[packed.dtype](0),))
+        _unpack(packed.data_ptr(), signal.data_ptr(), *sizes, (NUMPY_TYPES[packed.dtype](0),))
     return signal
 
 

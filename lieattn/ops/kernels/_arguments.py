@@ -72,6 +72,29 @@ def lanes_of(heads: int, dtype: torch.dtype) -> int:
     return 4 if heads <= 4 else 8 if heads <= 8 else 16
 
 
+@dataclass(frozen=True)
+class HeadRange:
+    """Heads that follow one another, in vectors of one length; ``first`` is a multiple of the longest."""
+
+    first: int
+    heads: int
+    lanes: int
+
+    @property
+    def blocks(self) -> int:
+        """Vectors that hold them."""
+        return -(-self.heads // self.lanes)
+
+
+def head_ranges(heads: int, dtype: torch.dtype) -> list[HeadRange]:
+    """Cut the heads into those that fill vectors and the last few, for which shorter vectors will do."""
+    lanes, rest = lanes_of(heads, dtype), heads % lanes_of(heads, dtype)
+    if heads < lanes or lanes_of(rest, dtype) == lanes:
+        return [HeadRange(0, heads, lanes)]
+    ranges = HeadRange(0, heads - rest, lanes), HeadRange(heads - rest, rest, lanes_of(rest, dtype))
+    return [part for part in ranges if part.heads > 0]
+
+
 def norm_shape(arguments: Arguments, points: int) -> tuple[int, ...]:
     """Shape of the logarithms of the sums that the backward pass needs, ``[points, pairs, heads]``."""
     if arguments.normalize != "softmax":

@@ -1,7 +1,7 @@
 """Clouds that are alike, such as images of one size: the heads of several of them share vectors.
 
 With 9 heads, 7 of 16 lanes idle. Where the neighbor lists of b clouds are copies of those of the first, b clouds of
-p points with h heads are one cloud of p points with b h heads: 8 images with 9 heads fill 5 vectors, not 8.
+p points with h heads are one cloud of p points with b h heads: 8 images with 9 heads fill 4 vectors of 16 and one of 8.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lieattn.ops.kernels._arguments import Arguments, lanes_of
+from lieattn.ops.kernels._arguments import Arguments, HeadRange, head_ranges, lanes_of
 
 _MOST_HEADS = 256  # of a bundle: more would not fill the vectors better, and every block has scratch memory
+_OVERHEAD = 4  # lanes: a vector of 8 takes 0.6 of the time of one of 16
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,10 @@ class Bundle:
         points, edges = (len(row_ptr) - 1) // self.clouds, len(source) // self.clouds
         return row_ptr[: points + 1], source[:edges], None if index is None else index[:edges]
 
+    def head_ranges(self, arguments: Arguments) -> list[HeadRange]:
+        """The heads of a bundle by the length of their vectors."""
+        return head_ranges(self.clouds * arguments.value.shape[2], arguments.value.dtype)
+
     def scatter_edges(self, rows: Tensor) -> Tensor:
         """``[groups edges, b heads, ...]`` to ``[groups b edges, heads, ...]``."""
         if self.clouds == 1:
@@ -50,17 +55,17 @@ SINGLE = Bundle(1, 1)  # every cloud by itself
 
 
 def bundle(arguments: Arguments, row_ptr: Tensor, source: Tensor, index: Tensor | None) -> Bundle:
-    """Bundle with the fewest vectors a cloud; a single cloud where lists differ or vectors are full already."""
+    """Bundle with the least time a cloud; a single cloud where lists differ or vectors are full already."""
     heads, dtype = arguments.value.shape[2], arguments.value.dtype
     if heads % lanes_of(_MOST_HEADS, dtype) == 0 or (index is None and arguments.has_edge_tables):
         return SINGLE
     clouds = _copies(row_ptr, source, index)
 
-    def vectors(number: int) -> float:
-        return -(-number * heads // lanes_of(number * heads, dtype)) / number
+    def time(number: int) -> float:
+        return sum(part.blocks * (part.lanes + _OVERHEAD) for part in head_ranges(number * heads, dtype)) / number
 
     choices = [b for b in range(2, clouds + 1) if clouds % b == 0 and b * heads <= _MOST_HEADS]
-    best = min((1, *choices), key=vectors)
+    best = min((1, *choices), key=time)
     return Bundle(best, clouds // best) if best > 1 else SINGLE
 
 

@@ -12,7 +12,7 @@ A weight is inner · exp(outer - L) · mass, with L[h, g] the logarithm of the s
 import numba
 
 from lieattn.ops.kernels._problem import MEAN, NONE
-from lieattn.ops.kernels._products import combine, compiled, dot_products, prefetch_row, row
+from lieattn.ops.kernels._products import combine, compiled, dot_products, prefetch_row, row, set_all
 from lieattn.ops.kernels._vectors import (
     at_address,
     exp,
@@ -91,14 +91,7 @@ def edge_weights(p, s, query, source, kind, edge, seed, base, stage, inner, mask
             store(outer, g * wide, fill(outer, 0.0, lanes))
             store(mass, g * wide, fill(outer, 1.0, lanes))
     else:
-        for g in range(s.queries):
-            level = _softmax(inner, g * s.columns * wide, s.columns, mass, g * wide, lanes)
-            if s.tied_out:
-                store(outer, g * wide, load(outer, g * wide, lanes) + level)
-            else:
-                for h in range(s.outs):
-                    at = (h * s.queries + g) * wide
-                    store(outer, at, load(outer, at, lanes) + level)
+        _softmax(s, inner, mass, outer, lanes)
     if s.threshold > 0 and s.tied_out and not s.tied_key:
         for pair in range(s.queries * s.columns):
             kept = dropout_factor(s, inner, seed, edge * s.queries * s.columns + pair, lanes)
@@ -109,22 +102,23 @@ def edge_weights(p, s, query, source, kind, edge, seed, base, stage, inner, mask
 def _outer_scores(p, s, query, kind, stage, outer, lanes):
     stay_apart()
     wide = len(lanes)
-    for pair in range(s.pairs):
-        total = fill(outer, 0.0, lanes)
-        if s.has_bias and s.bias_key == 0:
+    has_bias = s.has_bias and s.bias_key == 0
+    if has_bias:
+        for pair in range(s.pairs):
             h = pair if s.tied_out else pair // s.queries
-            total = load(at_address(p.bias, lanes), kind * s.bias_type + h * s.bias_out, lanes)
-        store(outer, pair * wide, total)
+            store(outer, pair * wide, load(at_address(p.bias, lanes), kind * s.bias_type + h * s.bias_out, lanes))
+    elif not s.has_rho:
+        set_all(outer, s.pairs, 0.0, lanes)
     if s.has_rho:
         rho, rho_out = positional_keys(p, s, kind, stage, lanes)
         size = s.depth * wide
         if s.tied_out:
             for g in range(s.queries):
                 at, place = offset(rho, g * rho_out), row(outer, g, wide)
-                dot_products(at, 0, 1, row(query, g, size), 0, 1, s.depth, True, place, 0, 0, lanes)
+                dot_products(at, 0, 1, row(query, g, size), 0, 1, s.depth, has_bias, place, 0, 0, lanes)
         else:
             dot_products(
-                rho, rho_out, s.outs, query, size, s.queries, s.depth, True, outer, s.queries * wide, wide, lanes
+                rho, rho_out, s.outs, query, size, s.queries, s.depth, has_bias, outer, s.queries * wide, wide, lanes
             )
 
 
@@ -154,21 +148,28 @@ def _inner_scores(p, s, query, source, kind, base, inner, lanes):
 
 
 @compiled
-def _softmax(inner, start, columns, mass, place, lanes):
+def _softmax(s, inner, mass, outer, lanes):
+    """Softmax over the key frames of every query frame; its level goes to ``outer``."""
+    stay_apart()
     wide = len(lanes)
-    level = load(inner, start, lanes)
-    for m in range(1, columns):
-        level = maximum(level, load(inner, start + m * wide, lanes))
-    total = fill(inner, 0.0, lanes)
-    for m in range(columns):
-        weight = exp(load(inner, start + m * wide, lanes) - level)
-        total = total + weight
-        store(inner, start + m * wide, weight)
-    share = fill(inner, 1.0, lanes) / total
-    for m in range(columns):
-        store(inner, start + m * wide, load(inner, start + m * wide, lanes) * share)
-    store(mass, place, total)
-    return level
+    one = fill(inner, 1.0, lanes)
+    for g in range(s.queries):
+        start = g * s.columns * wide
+        end = start + s.columns * wide
+        level = load(inner, start, lanes)
+        for at in range(start + wide, end, wide):
+            level = maximum(level, load(inner, at, lanes))
+        total = fill(inner, 0.0, lanes)
+        for at in range(start, end, wide):
+            weight = exp(load(inner, at, lanes) - level)
+            total = total + weight
+            store(inner, at, weight)
+        share = one / total
+        for at in range(start, end, wide):
+            store(inner, at, load(inner, at, lanes) * share)
+        store(mass, g * wide, total)
+        for pair in range(g, s.pairs, s.queries):
+            store(outer, pair * wide, load(outer, pair * wide, lanes) + level)
 
 
 @compiled

@@ -3,8 +3,9 @@
 from typing import Any
 
 from llvmlite import ir
+from numba.core import cgutils, types
 
-from lieattn.ops.kernels._vectors import intrinsic
+from lieattn.ops.kernels._vectors import Vector, broadcast, element_type, intrinsic
 
 
 def _choice(comparison: str) -> Any:
@@ -53,3 +54,24 @@ def count_lanes(typingctx: Any, vector: Any) -> Any:
         return ir.Constant(args[0].type, [float(lane) for lane in range(vector.count)])
 
     return vector(vector), build
+
+
+@intrinsic
+def gather(typingctx: Any, pointer: Any, elements: Any, stride: Any, lanes: Any) -> Any:
+    """Vector of the elements at ``pointer + elements + lane * stride``."""
+    vector = Vector(pointer.dtype, lanes.count)
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        element, count = element_type(pointer.dtype), vector.count
+        word, size = ir.IntType(64), pointer.dtype.bitwidth // 8
+        first = builder.ptrtoint(builder.gep(args[0], [args[1]], source_etype=element), word)
+        lane = ir.Constant(ir.VectorType(word, count), [size * number for number in range(count)])
+        places = builder.add(broadcast(builder, first, count), builder.mul(broadcast(builder, args[2], count), lane))
+        places = builder.inttoptr(places, ir.VectorType(element.as_pointer(), count))
+        kind, every = ir.VectorType(element, count), ir.Constant(ir.VectorType(ir.IntType(1), count), [1] * count)
+        operands = [places, ir.Constant(ir.IntType(32), size), every, ir.Constant(kind, ir.Undefined)]
+        name = f"llvm.masked.gather.v{count}f{pointer.dtype.bitwidth}.v{count}p0"
+        function = ir.FunctionType(kind, [operand.type for operand in operands])
+        return builder.call(cgutils.get_or_insert_function(builder.module, function, name), operands)
+
+    return vector(pointer, types.int64, types.int64, lanes), build

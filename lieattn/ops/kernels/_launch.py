@@ -14,15 +14,14 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lieattn.ops.kernels._arguments import Arguments, block_seed
+from lieattn.ops.kernels._arguments import Arguments, norm_shape
 from lieattn.ops.kernels._backward import backward
 from lieattn.ops.kernels._bundle import bundle
 from lieattn.ops.kernels._forward import forward
-from lieattn.ops.kernels._layout import Layout
+from lieattn.ops.kernels._layout import SIGNALS, Layout
 from lieattn.ops.kernels._memory import Workspace, new_empty
 from lieattn.ops.kernels._problem import SOFTMAX, Lists, Sizes, record
 from lieattn.ops.kernels._scratch import BackwardRoom, ForwardRoom, backward_room, forward_room
@@ -30,6 +29,7 @@ from lieattn.ops.kernels._scratch import BackwardRoom, ForwardRoom, backward_roo
 _MOST_WINDOWS = 8
 _POINT_TABLES = ("fiber_key", "fiber_bias")
 _EDGE_TABLES = ("rho", "bias", "psi", "beta")
+_Given = tuple[Tensor, Tensor, Tensor | None]  # row_ptr, source, type of displacement
 
 
 def run_forward(
@@ -37,15 +37,19 @@ def run_forward(
 ) -> tuple[Tensor, Tensor]:
     """Output ``[points, outs, heads, width]`` and logarithms of the sums ``[points, pairs, heads]``."""
     _check_lists(arguments, row_ptr, source, index)
+    a, points = arguments, len(row_ptr) - 1
+    out = new_empty(a.value.dtype, points, a.outs, *a.value.shape[2:])
+    norm = new_empty(a.value.dtype, *norm_shape(a, points))
     with Workspace() as memory:
-        layout = Layout(arguments, bundle(arguments, row_ptr, source, index), memory)
-        return _forward(layout, row_ptr, source, index, seed, dropout)
+        bundled = bundle(arguments, row_ptr, source, index)
+        lists = bundled.lists(row_ptr, source, index)
+        for part in bundled.head_ranges(arguments):
+            _forward(Layout(arguments, bundled, part, memory), lists, seed, dropout, out, norm)
+    return out, norm
 
 
-def _forward(
-    layout: Layout, row_ptr: Tensor, source: Tensor, index: Tensor | None, seed: int, dropout: float
-) -> tuple[Tensor, Tensor]:
-    row_ptr, source, index = layout.bundle.lists(row_ptr, source, index)
+def _forward(layout: Layout, given: _Given, seed: int, dropout: float, result: Tensor, norm: Tensor) -> None:
+    row_ptr, source, index = given
     lists, sizes = _prepare(layout, row_ptr, source, index, dropout)
     points = len(row_ptr) - 1
     dtype, memory = layout.arguments.value.dtype, layout.memory
@@ -60,14 +64,14 @@ def _forward(
     for block in range(layout.blocks):
         operands = layout.operands(block, layout.packed)
         results = out[block].data_ptr(), top[block].data_ptr(), total[block].data_ptr()
-        start = np.uint64(block_seed(seed, block))
+        start = layout.seed(seed, block)
         for part in parts:
             room = scratch.rooms[len(calls)]
             calls.append((operands, record(sizes), lists, *part, start, *results, room, layout.vector))
     _run(forward, calls)
-    if sizes.normalize != SOFTMAX:
-        return layout.unpack(out), new_empty(dtype, 0)
-    return layout.unpack(out), layout.unpack(total.log_().add_(top)[..., None, :])[..., 0]
+    layout.unpack(out, result)
+    if sizes.normalize == SOFTMAX:
+        layout.unpack(total.log_().add_(top)[..., None, :], norm[..., None])
 
 
 def run_backward(
@@ -83,22 +87,31 @@ def run_backward(
     """Gradients of signals and tables in the order of :class:`Arguments`; empty tensors for those absent."""
     _check_lists(arguments, row_ptr, source, index)
     with Workspace() as memory:
-        layout = Layout(arguments, bundle(arguments, row_ptr, source, index), memory)
-        return _backward(layout, row_ptr, source, index, seed, dropout, grad_out, norm)
+        bundled = bundle(arguments, row_ptr, source, index)
+        lists, parts = bundled.lists(row_ptr, source, index), bundled.head_ranges(arguments)
+        grads = tuple(_like(name, table, arguments.value) for name, table in arguments.tables().items())
+        for part in parts:
+            _backward(Layout(arguments, bundled, part, memory), lists, seed, dropout, grad_out, norm, grads)
+    return grads
+
+
+def _like(name: str, table: Tensor | None, value: Tensor) -> Tensor:
+    """Memory for the gradient of an operand: every range of heads adds to those of tables."""
+    if table is None:
+        return value.new_empty(0)
+    return new_empty(table.dtype, *table.shape) if name in SIGNALS else torch.zeros_like(table)
 
 
 def _backward(
     layout: Layout,
-    row_ptr: Tensor,
-    source: Tensor,
-    index: Tensor | None,
+    given: _Given,
     seed: int,
     dropout: float,
     grad_out: Tensor,
     norm: Tensor,
-) -> tuple[Tensor, ...]:
-    arguments = layout.arguments
-    row_ptr, source, index = layout.bundle.lists(row_ptr, source, index)
+    grads: tuple[Tensor, ...],
+) -> None:
+    row_ptr, source, index = given
     lists, sizes = _prepare(layout, row_ptr, source, index, dropout)
     norm = layout.pack(norm[..., None]) if sizes.normalize == SOFTMAX else grad_out.new_empty(layout.blocks, 0)
     grad = layout.pack(grad_out)
@@ -114,12 +127,12 @@ def _backward(
     calls: list[tuple[Any, ...]] = []
     for block in range(layout.blocks):
         operands = layout.operands(block, layout.packed)
-        given = np.uint64(block_seed(seed, block)), grad[block].data_ptr(), norm[block].data_ptr()
+        incoming = layout.seed(seed, block), grad[block].data_ptr(), norm[block].data_ptr()
         for number, part in enumerate(parts):
-            grads = layout.operands(block, results[number])
+            outgoing = layout.operands(block, results[number])
             window = windows[number][0] if number else 0
             room = scratch.rooms[len(calls)]
-            calls.append((operands, record(sizes), lists, *part, *given, grads, window, room, layout.vector))
+            calls.append((operands, record(sizes), lists, *part, *incoming, outgoing, window, room, layout.vector))
     _run(backward, calls)
     totals = results[0]
     for (low, high), own in zip(windows[1:], results[1:], strict=True):
@@ -128,7 +141,9 @@ def _backward(
                 totals[name][:, low:high] += own[name]
             elif name not in shared:
                 totals[name] += own[name]
-    return tuple(layout.gradient(name, totals[name]) for name in arguments.tables())
+    for (name, table), total in zip(layout.arguments.tables().items(), grads, strict=True):
+        if table is not None:
+            layout.add_gradient(name, totals[name], total)
 
 
 class _Scratch:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lieattn.ops.kernels._arguments import Arguments, lanes_of
-from lieattn.ops.kernels._bundle import Bundle
+from lieattn.ops.kernels._arguments import Arguments, HeadRange, block_seed, lanes_of
+from lieattn.ops.kernels._bundle import SINGLE, Bundle
 from lieattn.ops.kernels._memory import NUMPY_TYPES, Workspace
 from lieattn.ops.kernels._packing import pack, unpack
 from lieattn.ops.kernels._problem import EXP_MEAN, MEAN, NONE, SOFTMAX, Operands, Sizes, record
@@ -21,18 +21,15 @@ from lieattn.ops.kernels._problem import EXP_MEAN, MEAN, NONE, SOFTMAX, Operands
 NORMALIZATIONS = {"softmax": SOFTMAX, "exp-mean": EXP_MEAN, "mean": MEAN, "none": NONE}
 _SCRATCH_BYTES = 2**19
 _REPEATED_BYTES = 2**20  # smaller tables are repeated for each lane
-_SIGNALS = ("query", "key", "value")
+SIGNALS = ("query", "key", "value")
 
 
 class Layout:
-    """How the operands of one call lie in memory, and the way back for their gradients."""
+    """How the operands of one call lie in memory, and the way back for their gradients: a range of the heads."""
 
-    def __init__(self, arguments: Arguments, bundle: Bundle, memory: Workspace) -> None:
-        self.arguments, self.bundle, self.memory = arguments, bundle, memory
-        value = arguments.value
-        self.heads = bundle.clouds * value.shape[2]
-        self.lanes = lanes_of(self.heads, value.dtype)
-        self.blocks = -(-self.heads // self.lanes)
+    def __init__(self, arguments: Arguments, bundle: Bundle, part: HeadRange, memory: Workspace) -> None:
+        self.arguments, self.bundle, self.part, self.memory = arguments, bundle, part, memory
+        self.lanes, self.blocks = part.lanes, part.blocks
         self.packed = {name: self._pack_table(name, table) for name, table in arguments.tables().items()}
 
     @property
@@ -40,13 +37,22 @@ class Layout:
         """Tuple whose type tells a kernel the type and number of lanes."""
         return (NUMPY_TYPES[self.arguments.value.dtype](0),) * self.lanes
 
+    def seed(self, seed: int, block: int) -> np.uint64:
+        """Seed of a block: a head drops the same weights however long its vector is."""
+        return np.uint64(block_seed(seed, self.part.first // lanes_of(self._heads, self.arguments.value.dtype) + block))
+
+    @property
+    def _heads(self) -> int:
+        """Heads of a bundle, of which this layout has a range."""
+        return self.bundle.clouds * self.arguments.value.shape[2]
+
     def pack(self, signal: Tensor) -> Tensor:
         """A signal ``[points, fiber, heads, dim]`` to ``[blocks, rows, fiber, dim, lanes]``, bundled."""
-        return pack(signal, self.bundle.clouds, self.bundle.groups, self.lanes, self.memory)
+        return pack(signal, self.bundle, self.part, self.memory)
 
-    def unpack(self, packed: Tensor) -> Tensor:
-        """The inverse of :meth:`pack`, contiguous."""
-        return unpack(packed, self.bundle.clouds, self.bundle.groups, self.arguments.value.shape[2])
+    def unpack(self, packed: Tensor, signal: Tensor) -> None:
+        """The inverse of :meth:`pack`: write the heads of this range."""
+        unpack(packed, self.bundle, self.part, signal)
 
     def operands(self, block: int, tensors: dict[str, Tensor]) -> Any:
         """Addresses of one block."""
@@ -58,24 +64,27 @@ class Layout:
         shape = like.shape if rows is None else (like.shape[0], rows, *like.shape[2:])
         return self.memory.zeros(like.dtype, *shape)
 
-    def gradient(self, name: str, packed: Tensor) -> Tensor:
-        """Gradient of a tensor the operator was called with, from that of its packed form."""
-        given = self.arguments.tables()[name]
-        if given is None:
-            return packed.new_empty(0)
-        if name == "rho" and self._shared_rho:
-            return packed.sum(0)[:, :, None].sum_to_size(given.shape).contiguous()
-        if name in _SIGNALS:
-            return self.unpack(packed)
+    def add_gradient(self, name: str, packed: Tensor, grad: Tensor) -> None:
+        """Write or add this range's part of the gradient of a tensor that the operator was called with."""
+        if name in SIGNALS:
+            self.unpack(packed, grad)
+        elif name == "rho" and self._shared_rho:
+            grad += packed.sum(0)[:, :, None].sum_to_size(grad.shape)
+        else:
+            grad += self._table_gradient(name, packed).sum_to_size(grad.shape)
+
+    def _table_gradient(self, name: str, packed: Tensor) -> Tensor:
+        rows, fiber, dim = packed.shape[1:4]
         # All clouds of a bundle have the tables in common.
-        grad = unpack(packed, 1, 1, self.heads).unflatten(2, (self.bundle.clouds, -1)).sum(2)
+        bundled = packed.new_zeros(rows, fiber, self._heads, dim)
+        whole = HeadRange(0, self.part.heads, self.lanes)
+        unpack(packed, SINGLE, whole, bundled.narrow(2, self.part.first, self.part.heads))
+        grad = bundled.unflatten(2, (self.bundle.clouds, -1)).sum(2)
         if name == "fiber_bias":
-            grad = grad[..., 0]
-        elif name == "bias":
-            grad = grad.transpose(2, 3)
-        elif name in ("psi", "beta"):
-            grad = grad[:, :, None]
-        return grad.sum_to_size(given.shape).contiguous()
+            return grad[..., 0]
+        if name == "bias":
+            return grad.transpose(2, 3)
+        return grad[:, :, None] if name in ("psi", "beta") else grad
 
     def sizes(self, max_degree: int, indexed: bool, dropout: float) -> Sizes:
         """Sizes for the kernels, with chunks of edges that fit the cache."""
@@ -132,13 +141,13 @@ class Layout:
         a = self.arguments
         if table is None:
             return a.value.new_empty(self.blocks, 0)
-        if name in _SIGNALS:
+        if name in SIGNALS:
             return self.pack(table)
         heads, depth = a.value.shape[2], 0 if a.query is None else a.query.shape[-1]
         if name == "rho":
             table = table.expand(-1, -1, -1, depth)
             repeated = table.numel() * self.lanes * table.element_size()
-            if table.shape[2] == 1 and self.heads > 1 and repeated > _REPEATED_BYTES:
+            if table.shape[2] == 1 and self.part.heads > 1 and repeated > _REPEATED_BYTES:
                 return table[None, :, :, 0].contiguous().expand(self.blocks, -1, -1, -1)
             table = table.expand(-1, -1, heads, -1)
         elif name == "fiber_key":
@@ -149,7 +158,8 @@ class Layout:
             table = table.transpose(2, 3).expand(-1, -1, heads, -1)
         else:
             table = table[:, :, 0].expand(-1, -1, heads, a.value.shape[-1])
-        return pack(table.repeat(1, 1, self.bundle.clouds, 1), 1, 1, self.lanes, self.memory)
+        table = table.repeat(1, 1, self.bundle.clouds, 1).narrow(2, self.part.first, self.part.heads)
+        return pack(table, SINGLE, HeadRange(0, self.part.heads, self.lanes), self.memory)
 
 
 def _steps(packed: Tensor) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs
 """Products of small tables of vectors, one product a lane, that the kernels are made of.
 
-A table is a pointer and strides in elements; the vectors of a row follow one another. Tiles of 2 x 4 results stay in
-registers, so that an operand is loaded for several products.
+A table is a pointer and strides in elements; the vectors of a row follow one another. Tiles of 4 x 4 results, or of
+2 x 4 where the machine has few registers, stay in these, so that an operand is loaded for several products.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding
 import numba
 from numba import types
 
 from lieattn.ops.kernels._vectors import fill, load, multiply_add, offset, prefetch, stay_apart, store
+
+# AVX-512 has 32 registers for a vector of 16 float32, others 16 or fewer for parts of it.
+MANY_REGISTERS = bool(llvmlite.binding.get_host_cpu_features().get("avx512f", False))
 
 _SOURCES = (
     "_vectors",
@@ -66,32 +70,21 @@ def dot_products(x, x_row, rows, y, y_row, columns, depth, keep, out, out_row, o
     stay_apart()
     wide = len(lanes)
     zero = fill(x, 0.0, lanes)
-    even, fours = rows - rows % 2, columns - columns % 4
-    for i in range(0, even, 2):
+    quads, even, fours = rows - rows % 4 if MANY_REGISTERS else 0, rows - rows % 2, columns - columns % 4
+    if MANY_REGISTERS:
+        _dot_quads(x, x_row, quads, y, y_row, fours, depth, keep, out, out_row, out_column, lanes)
+    for i in range(quads, even, 2):
+        x0, x1 = offset(x, i * x_row), offset(x, (i + 1) * x_row)
         for j in range(0, fours, 4):
+            y0, y1, y2, y3 = _four_rows(y, j, y_row)
             a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = zero
-            for d in range(depth):
-                at = d * wide
-                x0 = load(x, i * x_row + at, lanes)
-                x1 = load(x, (i + 1) * x_row + at, lanes)
-                y0 = load(y, j * y_row + at, lanes)
-                y1 = load(y, (j + 1) * y_row + at, lanes)
-                y2 = load(y, (j + 2) * y_row + at, lanes)
-                y3 = load(y, (j + 3) * y_row + at, lanes)
-                a00, a10 = multiply_add(x0, y0, a00), multiply_add(x1, y0, a10)
-                a01, a11 = multiply_add(x0, y1, a01), multiply_add(x1, y1, a11)
-                a02, a12 = multiply_add(x0, y2, a02), multiply_add(x1, y2, a12)
-                a03, a13 = multiply_add(x0, y3, a03), multiply_add(x1, y3, a13)
+            for at in range(0, depth * wide, wide):
+                left = load(y0, at, lanes), load(y1, at, lanes), load(y2, at, lanes), load(y3, at, lanes)
+                a00, a01, a02, a03 = _fold(load(x0, at, lanes), left, (a00, a01, a02, a03))
+                a10, a11, a12, a13 = _fold(load(x1, at, lanes), left, (a10, a11, a12, a13))
             at = i * out_row + j * out_column
-            _put(out, at, a00, keep, lanes)
-            _put(out, at + out_column, a01, keep, lanes)
-            _put(out, at + 2 * out_column, a02, keep, lanes)
-            _put(out, at + 3 * out_column, a03, keep, lanes)
-            at += out_row
-            _put(out, at, a10, keep, lanes)
-            _put(out, at + out_column, a11, keep, lanes)
-            _put(out, at + 2 * out_column, a12, keep, lanes)
-            _put(out, at + 3 * out_column, a13, keep, lanes)
+            _put_four(out, at, out_column, (a00, a01, a02, a03), keep, lanes)
+            _put_four(out, at + out_row, out_column, (a10, a11, a12, a13), keep, lanes)
     for i in range(rows):
         for j in range(fours if i < even else 0, columns):
             total = zero
@@ -101,43 +94,82 @@ def dot_products(x, x_row, rows, y, y_row, columns, depth, keep, out, out_row, o
 
 
 @compiled
+def _dot_quads(x, x_row, rows, y, y_row, columns, depth, keep, out, out_row, out_column, lanes):
+    """Tiles of 4 x 4 results: 16 sums at once leave the machine no time to wait for one of them."""
+    wide = len(lanes)
+    zero = fill(x, 0.0, lanes)
+    for i in range(0, rows, 4):
+        x0, x1, x2, x3 = _four_rows(x, i, x_row)
+        for j in range(0, columns, 4):
+            y0, y1, y2, y3 = _four_rows(y, j, y_row)
+            a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = zero
+            a20 = a21 = a22 = a23 = a30 = a31 = a32 = a33 = zero
+            for at in range(0, depth * wide, wide):
+                left = load(y0, at, lanes), load(y1, at, lanes), load(y2, at, lanes), load(y3, at, lanes)
+                a00, a01, a02, a03 = _fold(load(x0, at, lanes), left, (a00, a01, a02, a03))
+                a10, a11, a12, a13 = _fold(load(x1, at, lanes), left, (a10, a11, a12, a13))
+                a20, a21, a22, a23 = _fold(load(x2, at, lanes), left, (a20, a21, a22, a23))
+                a30, a31, a32, a33 = _fold(load(x3, at, lanes), left, (a30, a31, a32, a33))
+            at = i * out_row + j * out_column
+            _put_four(out, at, out_column, (a00, a01, a02, a03), keep, lanes)
+            _put_four(out, at + out_row, out_column, (a10, a11, a12, a13), keep, lanes)
+            _put_four(out, at + 2 * out_row, out_column, (a20, a21, a22, a23), keep, lanes)
+            _put_four(out, at + 3 * out_row, out_column, (a30, a31, a32, a33), keep, lanes)
+
+
+@compiled
 def combine(weight, weight_row, weight_column, rows, columns, y, y_row, depth, keep, out, out_row, lanes):
     """Compute ``out[i, d] = Σ_r weight[i, r] y[r, d]``, or add to ``out`` if ``keep``."""
     stay_apart()
     wide = len(lanes)
     zero = fill(y, 0.0, lanes)
-    fours = depth - depth % 4
-    for d in range(0, fours, 4):
-        at = d * wide
-        for i in range(0, rows - 1, 2):
+    quads, fours = rows - rows % 4 if MANY_REGISTERS else 0, depth - depth % 4
+    if MANY_REGISTERS:
+        _combine_quads(weight, weight_row, weight_column, quads, columns, y, y_row, fours, keep, out, out_row, lanes)
+    for at in range(0, fours * wide, 4 * wide):
+        for i in range(quads, rows - 1, 2):
             a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = zero
             for r in range(columns):
-                w0 = load(weight, i * weight_row + r * weight_column, lanes)
-                w1 = load(weight, (i + 1) * weight_row + r * weight_column, lanes)
-                y0 = load(y, r * y_row + at, lanes)
-                y1 = load(y, r * y_row + at + wide, lanes)
-                y2 = load(y, r * y_row + at + 2 * wide, lanes)
-                y3 = load(y, r * y_row + at + 3 * wide, lanes)
-                a00, a10 = multiply_add(w0, y0, a00), multiply_add(w1, y0, a10)
-                a01, a11 = multiply_add(w0, y1, a01), multiply_add(w1, y1, a11)
-                a02, a12 = multiply_add(w0, y2, a02), multiply_add(w1, y2, a12)
-                a03, a13 = multiply_add(w0, y3, a03), multiply_add(w1, y3, a13)
-            _put_four(out, i * out_row + at, a00, a01, a02, a03, keep, lanes)
-            _put_four(out, (i + 1) * out_row + at, a10, a11, a12, a13, keep, lanes)
+                place = i * weight_row + r * weight_column
+                left = _four_vectors(y, r * y_row + at, lanes)
+                a00, a01, a02, a03 = _fold(load(weight, place, lanes), left, (a00, a01, a02, a03))
+                a10, a11, a12, a13 = _fold(load(weight, place + weight_row, lanes), left, (a10, a11, a12, a13))
+            _put_four(out, i * out_row + at, wide, (a00, a01, a02, a03), keep, lanes)
+            _put_four(out, (i + 1) * out_row + at, wide, (a10, a11, a12, a13), keep, lanes)
         if rows % 2:
             i = rows - 1
             a00 = a01 = a02 = a03 = zero
             for r in range(columns):
                 w0 = load(weight, i * weight_row + r * weight_column, lanes)
-                a00 = multiply_add(w0, load(y, r * y_row + at, lanes), a00)
-                a01 = multiply_add(w0, load(y, r * y_row + at + wide, lanes), a01)
-                a02 = multiply_add(w0, load(y, r * y_row + at + 2 * wide, lanes), a02)
-                a03 = multiply_add(w0, load(y, r * y_row + at + 3 * wide, lanes), a03)
-            _put_four(out, i * out_row + at, a00, a01, a02, a03, keep, lanes)
+                a00, a01, a02, a03 = _fold(w0, _four_vectors(y, r * y_row + at, lanes), (a00, a01, a02, a03))
+            _put_four(out, i * out_row + at, wide, (a00, a01, a02, a03), keep, lanes)
     if fours < depth:
         _combine_rest(
             weight, weight_row, weight_column, rows, columns, y, y_row, fours, depth, keep, out, out_row, lanes
         )
+
+
+@compiled
+def _combine_quads(weight, weight_row, weight_column, rows, columns, y, y_row, depth, keep, out, out_row, lanes):
+    """Tiles of 4 x 4 results."""
+    wide = len(lanes)
+    zero = fill(y, 0.0, lanes)
+    for at in range(0, depth * wide, 4 * wide):
+        for i in range(0, rows, 4):
+            w0, w1, w2, w3 = _four_rows(weight, i, weight_row)
+            a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = zero
+            a20 = a21 = a22 = a23 = a30 = a31 = a32 = a33 = zero
+            for r in range(columns):
+                place = r * weight_column
+                left = _four_vectors(y, r * y_row + at, lanes)
+                a00, a01, a02, a03 = _fold(load(w0, place, lanes), left, (a00, a01, a02, a03))
+                a10, a11, a12, a13 = _fold(load(w1, place, lanes), left, (a10, a11, a12, a13))
+                a20, a21, a22, a23 = _fold(load(w2, place, lanes), left, (a20, a21, a22, a23))
+                a30, a31, a32, a33 = _fold(load(w3, place, lanes), left, (a30, a31, a32, a33))
+            _put_four(out, i * out_row + at, wide, (a00, a01, a02, a03), keep, lanes)
+            _put_four(out, (i + 1) * out_row + at, wide, (a10, a11, a12, a13), keep, lanes)
+            _put_four(out, (i + 2) * out_row + at, wide, (a20, a21, a22, a23), keep, lanes)
+            _put_four(out, (i + 3) * out_row + at, wide, (a30, a31, a32, a33), keep, lanes)
 
 
 @compiled
@@ -149,20 +181,24 @@ def _combine_rest(weight, weight_row, weight_column, rows, columns, y, y_row, fo
     for d in range(fours, pairs, 2):
         at = d * wide
         for i in range(0, quads, 4):
+            w0, w1, w2, w3 = _four_rows(weight, i, weight_row)
             a00 = a01 = a10 = a11 = a20 = a21 = a30 = a31 = zero
             for r in range(columns):
-                place = i * weight_row + r * weight_column
-                w0, w1 = load(weight, place, lanes), load(weight, place + weight_row, lanes)
-                w2, w3 = load(weight, place + 2 * weight_row, lanes), load(weight, place + 3 * weight_row, lanes)
+                place = r * weight_column
                 y0, y1 = load(y, r * y_row + at, lanes), load(y, r * y_row + at + wide, lanes)
-                a00, a01 = multiply_add(w0, y0, a00), multiply_add(w0, y1, a01)
-                a10, a11 = multiply_add(w1, y0, a10), multiply_add(w1, y1, a11)
-                a20, a21 = multiply_add(w2, y0, a20), multiply_add(w2, y1, a21)
-                a30, a31 = multiply_add(w3, y0, a30), multiply_add(w3, y1, a31)
-            _put_two(out, i * out_row + at, a00, a01, keep, lanes)
-            _put_two(out, (i + 1) * out_row + at, a10, a11, keep, lanes)
-            _put_two(out, (i + 2) * out_row + at, a20, a21, keep, lanes)
-            _put_two(out, (i + 3) * out_row + at, a30, a31, keep, lanes)
+                a00, a10, a20, a30 = _fold(
+                    y0,
+                    (load(w0, place, lanes), load(w1, place, lanes), load(w2, place, lanes), load(w3, place, lanes)),
+                    (a00, a10, a20, a30),
+                )
+                a01, a11, a21, a31 = _fold(
+                    y1,
+                    (load(w0, place, lanes), load(w1, place, lanes), load(w2, place, lanes), load(w3, place, lanes)),
+                    (a01, a11, a21, a31),
+                )
+            at_first = i * out_row + at
+            _put_four(out, at_first, out_row, (a00, a10, a20, a30), keep, lanes)
+            _put_four(out, at_first + wide, out_row, (a01, a11, a21, a31), keep, lanes)
     for i in range(rows):
         for d in range(pairs if i < quads else fours, depth):
             total = zero
@@ -173,6 +209,35 @@ def _combine_rest(weight, weight_row, weight_column, rows, columns, y, y_row, fo
 
 
 @compiled
+def _four_rows(table, first, length):
+    """Pointers to four rows of a table."""
+    start = offset(table, first * length)
+    return start, offset(start, length), offset(start, 2 * length), offset(start, 3 * length)
+
+
+@compiled
+def _four_vectors(table, at, lanes):
+    wide = len(lanes)
+    return (
+        load(table, at, lanes),
+        load(table, at + wide, lanes),
+        load(table, at + 2 * wide, lanes),
+        load(table, at + 3 * wide, lanes),
+    )
+
+
+@compiled
+def _fold(factor, four, sums):
+    """Add four products to four sums."""
+    return (
+        multiply_add(factor, four[0], sums[0]),
+        multiply_add(factor, four[1], sums[1]),
+        multiply_add(factor, four[2], sums[2]),
+        multiply_add(factor, four[3], sums[3]),
+    )
+
+
+@compiled
 def _put(out, at, value, keep, lanes):
     if keep:
         value = value + load(out, at, lanes)
@@ -180,18 +245,12 @@ def _put(out, at, value, keep, lanes):
 
 
 @compiled
-def _put_two(out, at, first, second, keep, lanes):
-    _put(out, at, first, keep, lanes)
-    _put(out, at + len(lanes), second, keep, lanes)
-
-
-@compiled
-def _put_four(out, at, first, second, third, fourth, keep, lanes):
-    wide = len(lanes)
-    _put(out, at, first, keep, lanes)
-    _put(out, at + wide, second, keep, lanes)
-    _put(out, at + 2 * wide, third, keep, lanes)
-    _put(out, at + 3 * wide, fourth, keep, lanes)
+def _put_four(out, at, step, four, keep, lanes):
+    """Write four vectors, ``step`` elements apart."""
+    _put(out, at, four[0], keep, lanes)
+    _put(out, at + step, four[1], keep, lanes)
+    _put(out, at + 2 * step, four[2], keep, lanes)
+    _put(out, at + 3 * step, four[3], keep, lanes)
 
 
 @compiled
@@ -207,6 +266,17 @@ def set_all(out, vectors, number, lanes):
     value = fill(out, number, lanes)
     for at in range(vectors):
         store(out, at * len(lanes), value)
+
+
+@compiled
+def copy_row(out, x, elements, lanes):
+    """Copy so many elements, of which the last ones need not fill a vector."""
+    wide, one = len(lanes), (lanes[0],)
+    whole = elements - elements % wide
+    for at in range(0, whole, wide):
+        store(out, at, load(x, at, lanes))
+    for at in range(whole, elements):
+        store(out, at, load(x, at, one))
 
 
 @compiled

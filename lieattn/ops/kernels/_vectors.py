@@ -12,6 +12,7 @@ import math
 import operator
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import extending
 from numba.core import cgutils, types
@@ -32,10 +33,11 @@ class Vector(types.Type):
 @register_model(Vector)
 class _VectorModel(models.PrimitiveModel):
     def __init__(self, dmm: Any, fe_type: Vector) -> None:
-        super().__init__(dmm, fe_type, ir.VectorType(_element(fe_type.dtype), fe_type.count))
+        super().__init__(dmm, fe_type, ir.VectorType(element_type(fe_type.dtype), fe_type.count))
 
 
-def _element(dtype: types.Float) -> ir.Type:
+def element_type(dtype: types.Float) -> ir.Type:
+    """LLVM's type of an element."""
     return ir.FloatType() if dtype.bitwidth == 32 else ir.DoubleType()
 
 
@@ -83,7 +85,7 @@ def offset(typingctx: Any, pointer: Any, elements: Any) -> Any:
     """Pointer a number of elements further on."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.gep(args[0], [args[1]], source_etype=_element(signature.args[0].dtype))
+        return builder.gep(args[0], [args[1]], source_etype=element_type(signature.args[0].dtype))
 
     return pointer(pointer, types.int64), build
 
@@ -94,7 +96,7 @@ def load(typingctx: Any, pointer: Any, elements: Any, lanes: Any) -> Any:
     vector = Vector(pointer.dtype, lanes.count)
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        element = _element(pointer.dtype)
+        element = element_type(pointer.dtype)
         at = builder.gep(args[0], [args[1]], source_etype=element)
         kind = ir.VectorType(element, vector.count)
         at = builder.bitcast(at, kind.as_pointer())
@@ -109,9 +111,9 @@ def load_one(typingctx: Any, pointer: Any, elements: Any, lanes: Any) -> Any:
     vector = Vector(pointer.dtype, lanes.count)
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        element = _element(pointer.dtype)
+        element = element_type(pointer.dtype)
         at = builder.gep(args[0], [args[1]], source_etype=element)
-        return _broadcast(builder, builder.load(at, typ=element), vector.count)
+        return broadcast(builder, builder.load(at, typ=element), vector.count)
 
     return vector(pointer, types.int64, lanes), build
 
@@ -121,7 +123,7 @@ def store(typingctx: Any, pointer: Any, elements: Any, value: Any) -> Any:
     """Write the lanes of a vector from ``pointer + elements`` on."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        at = builder.gep(args[0], [args[1]], source_etype=_element(pointer.dtype))
+        at = builder.gep(args[0], [args[1]], source_etype=element_type(pointer.dtype))
         at = builder.bitcast(at, args[2].type.as_pointer())
         builder.store(args[2], at, align=pointer.dtype.bitwidth // 8)
         return context.get_dummy_value()
@@ -134,7 +136,7 @@ def prefetch(typingctx: Any, pointer: Any, elements: Any) -> Any:
     """Ask for the cache line of an element before it is needed; any address will do."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        at = builder.gep(args[0], [args[1]], source_etype=_element(signature.args[0].dtype))
+        at = builder.gep(args[0], [args[1]], source_etype=element_type(signature.args[0].dtype))
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -150,7 +152,7 @@ def add_to(typingctx: Any, pointer: Any, elements: Any, number: Any) -> Any:
     """Add a number to the element at ``pointer + elements``."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        element = _element(pointer.dtype)
+        element = element_type(pointer.dtype)
         at = builder.gep(args[0], [args[1]], source_etype=element)
         builder.store(builder.fadd(builder.load(at, typ=element), args[2]), at)
         return context.get_dummy_value()
@@ -165,12 +167,13 @@ def fill(typingctx: Any, pointer: Any, number: Any, lanes: Any) -> Any:
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         element = context.cast(builder, args[1], types.float64, pointer.dtype)
-        return _broadcast(builder, element, vector.count)
+        return broadcast(builder, element, vector.count)
 
     return vector(pointer, types.float64, lanes), build
 
 
-def _broadcast(builder: Any, element: ir.Value, count: int) -> ir.Value:
+def broadcast(builder: Any, element: ir.Value, count: int) -> ir.Value:
+    """Vector with an element in all lanes."""
     zero = ir.Constant(ir.IntType(32), 0)
     single = builder.insert_element(ir.Constant(ir.VectorType(element.type, count), ir.Undefined), element, zero)
     index = ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count)
@@ -254,12 +257,22 @@ def maximum(typingctx: Any, left: Any, right: Any) -> Any:
 # ln 2 as a sum of two numbers of which the first has trailing zeros, so that its multiples are exact.
 _LN2 = {32: (0.693359375, -2.12194440e-4), 64: (6.93147180369123816490e-01, 1.90821492927058770002e-10)}
 _MANTISSA = {32: 23, 64: 52}
-_DEGREE = {32: 7, 64: 13}
+
+
+def _series(degree: int) -> list[float]:
+    """Polynomial near the best for the exponential between -ln 2 / 2 and ln 2 / 2; the constant first."""
+    half = math.log(2) / 2
+    best = np.polynomial.Chebyshev.interpolate(np.exp, degree, domain=[-half, half])
+    return [float(number) for number in best.convert(kind=np.polynomial.Polynomial).coef]
+
+
+# For float64 there is nothing to gain on Taylor's polynomial: its coefficients are exact.
+_SERIES = {32: _series(6), 64: [1 / math.factorial(degree) for degree in range(14)]}
 
 
 @intrinsic
 def exp(typingctx: Any, vector: Any) -> Any:
-    """Exponential: zero where the result would be subnormal, within 2 units in the last place elsewhere."""
+    """Exponential, within 2 units in the last place; zero from half the smallest normal number down."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _exp(builder, args[0], vector.dtype.bitwidth)
@@ -270,24 +283,24 @@ def exp(typingctx: Any, vector: Any) -> Any:
 def _exp(builder: Any, x: ir.Value, bits: int) -> ir.Value:
     mantissa, (high, low) = _MANTISSA[bits], _LN2[bits]
     bias = 2 ** (bits - mantissa - 2) - 1
-    lowest, highest = (1 - bias) * math.log(2), (bias + 1) * math.log(2)
-    underflow = builder.fcmp_ordered("<", x, _same(x, lowest))
-    x = builder.select(underflow, _same(x, lowest), x)
-    x = builder.select(builder.fcmp_ordered(">", x, _same(x, highest)), _same(x, highest), x)
+    # At these ends the exponent of the power of two is that of zero and of infinity.
+    lowest, highest = _same(x, -bias * math.log(2)), _same(x, (bias + 1) * math.log(2))
+    x = builder.select(builder.fcmp_ordered("<", x, lowest), lowest, x)
+    x = builder.select(builder.fcmp_ordered(">", x, highest), highest, x)
     # Adding 1.5 * 2^mantissa rounds to an integer and leaves it in the low bits.
     shift = _same(x, 1.5 * 2.0**mantissa)
     shifted = _multiply_add(builder, x, _same(x, 1 / math.log(2)), shift)
     power = builder.fsub(shifted, shift)
     rest = _multiply_add(builder, power, _same(x, -high), x)
     rest = _multiply_add(builder, power, _same(x, -low), rest)
-    series = _same(x, 1 / math.factorial(_DEGREE[bits]))
-    for degree in reversed(range(_DEGREE[bits])):
-        series = _multiply_add(builder, series, rest, _same(x, 1 / math.factorial(degree)))
+    *lower, leading = _SERIES[bits]
+    series = _same(x, leading)
+    for coefficient in reversed(lower):
+        series = _multiply_add(builder, series, rest, _same(x, coefficient))
     integers = ir.VectorType(ir.IntType(bits), x.type.count)
     exponent = builder.add(builder.bitcast(shifted, integers), _same(integers, bias))
     exponent = builder.shl(exponent, _same(integers, mantissa))
-    result = builder.fmul(series, builder.bitcast(exponent, x.type))
-    return builder.select(underflow, _same(x, 0.0), result)
+    return builder.fmul(series, builder.bitcast(exponent, x.type))
 
 
 @intrinsic
@@ -301,13 +314,13 @@ def keep_mask(typingctx: Any, pointer: Any, counter: Any, threshold: Any, lanes:
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word, count = ir.IntType(32), vector.count
         integers = ir.VectorType(word, count)
-        value = _broadcast(builder, builder.trunc(args[1], word), count)
+        value = broadcast(builder, builder.trunc(args[1], word), count)
         value = builder.add(value, ir.Constant(integers, [lane * 0x9E3779B9 % 2**32 for lane in range(count)]))
         for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
             value = builder.xor(value, builder.lshr(value, _same(integers, shift)))
             value = builder.mul(value, _same(integers, factor))
-        bound = _broadcast(builder, builder.trunc(args[2], word), count)
+        bound = broadcast(builder, builder.trunc(args[2], word), count)
         kept = builder.icmp_unsigned(">=", value, bound)
-        return builder.uitofp(kept, ir.VectorType(_element(pointer.dtype), count))
+        return builder.uitofp(kept, ir.VectorType(element_type(pointer.dtype), count))
 
     return vector(pointer, types.uint64, types.uint64, lanes), build

@@ -5,12 +5,14 @@ import torch
 
 from lieattn.geometry import Neighbors, Radius
 from lieattn.ops import RelativeTerms, backend, group_attention, release_memory
+from lieattn.ops import _plain as plain
 from tests.test_kernels import assert_same, results
 
 pytest.importorskip("numba")
 from lieattn.ops.kernels import _layout
 from lieattn.ops.kernels._arguments import Arguments
 from lieattn.ops.kernels._bundle import bundle
+from lieattn.ops.kernels._dropout import dropout_mask
 from lieattn.ops.kernels._memory import Workspace
 
 POINTS, FIBER, DIM, VALUE, TYPES = 6, 3, 3, 5, 4
@@ -59,6 +61,38 @@ def test_bundled_equals_plain(pattern, normalize, clouds, heads, threads, monkey
     assert bundled(*given) > 1
     options = {"pattern": pattern, "normalize": normalize}
     assert_same(*(results(*given, name, **options) for name in ("numba", "plain")))
+
+
+@pytest.mark.parametrize(("clouds", "heads"), [(8, 9), (1, 20), (4, 5)])
+@pytest.mark.parametrize("pattern", ["joint", "query_sum"])
+def test_the_last_heads_in_shorter_vectors(pattern, clouds, heads, monkeypatch):
+    """72 heads are 4 vectors of 16 and one of 8, 20 are one of 16 and one of 4; tables collect from both."""
+    if clouds == 1:
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    signals, neighbors, terms, index = copies(clouds, heads, torch.float32)
+    terms = RelativeTerms(**{name: getattr(terms, name).float() for name in NAMES})
+    given = signals, neighbors, terms, index
+    assert_same(*(results(*given, name, pattern=pattern) for name in ("numba", "plain")), 1e-5)
+    arguments = Arguments(*signals, *(getattr(terms, name) for name in NAMES), pattern=pattern, normalize="softmax")
+    together = bundle(arguments, neighbors.row_ptr, neighbors.source, index)
+    assert len(together.head_ranges(arguments)) == 2
+    with backend("numba"):
+        torch.manual_seed(3)
+        dropped, _ = group_attention(
+            *signals, neighbors, terms=terms, displacement_index=index, pattern=pattern, dropout=0.5, scale=1.0
+        )
+    torch.manual_seed(3)
+    mask = dropout_mask(arguments, neighbors.num_edges, int(torch.randint(2**62, ())), 0.5, together)
+    wanted, _ = plain.attend(
+        *signals,
+        neighbors,
+        pattern=pattern,
+        normalize="softmax",
+        terms=terms,
+        displacement_index=index,
+        drop=lambda weights: weights * (mask if weights.ndim == mask.ndim else mask[..., 0]),
+    )
+    assert_same([dropped], [wanted], 1e-5)
 
 
 def test_a_few_bundles():

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lieattn.ops import backend
+
 
 def pytest_addoption(parser):
     parser.addoption(
@@ -17,3 +19,15 @@ def pytest_addoption(parser):
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+BACKENDS = ["plain", "dense", "numba"]
+
+
+@pytest.fixture(params=BACKENDS)
+def every_backend(request):
+    """A test that uses this runs with each backend for CPUs, which fall back on plain maths for what they lack."""
+    if request.param == "numba":
+        pytest.importorskip("numba")
+    with backend(request.param):
+        yield request.param

@@ -55,6 +55,7 @@ def field(kind, group, points, dtype=torch.float64):
 # --- on clouds ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("every_backend")
 @dtypes
 @pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,6 +72,7 @@ def test_layers_commute_with_the_group(kind, group, dtype):
         )
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("normalize", ["mean", "exp-mean", "none"])
 def test_other_normalizations_commute_too(normalize):
     group = SMALL_GROUPS["D3"]
@@ -81,6 +83,7 @@ def test_other_normalizations_commute_too(normalize):
         )
 
 
+@pytest.mark.usefixtures("every_backend")
 @dtypes
 @pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
 def test_layers_of_the_fiber_commute_with_the_group(group, dtype):
@@ -93,6 +96,7 @@ def test_layers_of_the_fiber_commute_with_the_group(group, dtype):
         assert_equivariant(lambda x, pos: excite(x, lift(pos, group, Radius(1.6), batch=batch)), group, x, pos)
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("kind", KINDS)
 def test_points_may_be_permuted_and_clouds_are_apart(kind):
     group = SMALL_GROUPS["D3"]
@@ -108,6 +112,7 @@ def test_points_may_be_permuted_and_clouds_are_apart(kind):
         torch.testing.assert_close(alone, out[mine], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("points", [0, 1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_isolated_coincident_and_no_points_are_finite(kind, points):
@@ -154,6 +159,7 @@ def test_squeeze_excite_keeps_clouds_apart():
 # --- on grids -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("every_backend")
 @dtypes
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("group", ["C3", "C4", "C8", "D1", "D3", "D4"])
@@ -174,6 +180,7 @@ def turned(group, h, x, rows, columns):
     return from_grid(act_on_grid(group, h, to_grid(x, torch.tensor([[rows, columns]]))))
 
 
+@pytest.mark.usefixtures("every_backend")
 @dtypes
 @pytest.mark.parametrize("border", ["zero", "mask"])
 @pytest.mark.parametrize("size", [3, 5])
@@ -193,6 +200,7 @@ def test_turned_arrays(group, kind, size, border, dtype):
             torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("group", [tetrahedral(), octahedral(), reflection(3)], ids=lambda g: g.name)
 @pytest.mark.parametrize("border", ["zero", "mask"])
 def test_voxels(group, border):
@@ -509,6 +517,7 @@ def change(model, group, rows=8, columns=12):
     return max(float((m - wanted).abs().max()) for m in moved) / float(wanted.abs().max().clamp(min=1))
 
 
+@pytest.mark.usefixtures("every_backend")
 @dtypes
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("group", [cyclic(4), dihedral(4), reflection(2)], ids=lambda g: g.name)

@@ -256,6 +256,7 @@ def grid_layers(group, kind):
     return [{name: randomize(layer).double() for name, layer in made.items()} for made in (lifting, layers)]
 
 
+@pytest.mark.usefixtures("every_backend")
 @every_kind
 @every_lattice_group
 def test_grid_layers_and_their_maps_commute_with_the_group(group, kind):
@@ -355,6 +356,7 @@ def cloud_layer(group, kind, lifting, form="separable"):
     return randomize(layer.double())
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("lifting", [True, False], ids=["lifting", "group"])
 @every_kind
 @every_group
@@ -379,6 +381,7 @@ def test_cloud_layers_and_their_maps_commute_with_the_group(group, kind, lifting
                 torch.testing.assert_close(behind, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("lifting", [True, False], ids=["lifting", "group"])
 @every_group
 def test_gates_on_clouds_commute_with_the_group(group, lifting):
@@ -521,6 +524,7 @@ NETWORKS = [
 ]
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize(("name", "group", "kind"), NETWORKS)
 def test_networks_are_invariant(name, group, kind):
     build, (channels, side) = ARCHITECTURES[name]

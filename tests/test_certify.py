@@ -437,6 +437,7 @@ def firsts(clouds: list[Data]) -> list[Data]:
     return clouds
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_keeps_its_promise(name):
     make, data, options, group = MODELS[name]

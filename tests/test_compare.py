@@ -107,6 +107,20 @@ class Diverging(Distances):
         return super().forward(data) * float("nan")
 
 
+class Interrupting(Distances):
+    """Asks the process that started this one to stop, once."""
+
+    def __init__(self, flag: str, outputs: int, channels: int = 8) -> None:
+        super().__init__(outputs, channels)
+        self.flag = Path(flag)
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        if self.training and not self.flag.exists():
+            self.flag.touch()
+            os.kill(os.getppid(), signal.SIGTERM)
+        return super().forward(data)
+
+
 class Stop(Exception):
     pass
 
@@ -301,6 +315,30 @@ def test_killed_run_repeats_no_finished_cell(finished, tmp_path, monkeypatch, ca
     assert "1 of 2 cells are finished, 1 to run" in capsys.readouterr().err
     expected = [cell for cell in without_times(reports(finished)) if (cell["seed"], cell["fraction"]) == (0, 1)]
     assert without_times(again) == expected
+
+
+def test_jobs_share_the_cells(finished, tmp_path):
+    """Each process takes a part of them, and the report is that of a single process."""
+    found, expected = without_times(compare(tmp_path, arguments=("--jobs", "3"))), without_times(reports(finished))
+    for cell in [*found, *expected]:
+        cell.pop("threads")
+    assert found == expected
+
+
+def test_jobs_are_stopped_together_and_continue(tmp_path, capfd):
+    model = {**spec("Interrupting", flag=str(tmp_path / "flag"), outputs=2), "width": "channels"}
+    options = {"models": {"interrupting": model}, "seeds": [0, 1, 2], "fractions": [1.0]}
+    jobs = ("--jobs", "2")
+    assert compare(tmp_path, status=143, arguments=jobs, **options) == {}
+    assert capfd.readouterr().err.count("To continue: lieattn compare") == 1
+    assert len(compare(tmp_path, arguments=jobs, **options)["cells"]) == 3
+
+
+def test_jobs_pass_on_what_failed(tmp_path):
+    models = {"diverging": spec("Diverging", outputs=2)}
+    report = compare(tmp_path, status=1, arguments=("--jobs", "2"), models=models, fractions=[1.0])
+    assert [cell["seed"] for cell in report["cells"] if cell["failed"]] == [0, 1]
+    assert main(["compare", str(tmp_path / "compare.yaml"), "--jobs", "0"]) == 2
 
 
 def test_signal_outside_of_training(tmp_path, monkeypatch, capsys):

@@ -18,18 +18,13 @@ from lieattn.nn import (
     RotaryEncoding,
     TableEncoding,
 )
-from lieattn.ops import backend
 from lieattn.testing import assert_equivariant, equivariance_error, randomize
 from tests.cases import SMALL_GROUPS
 
 CHANNELS, HEADS, WIDTH = 3, 2, 8
 
 
-@pytest.fixture(autouse=True, params=["plain", "auto"])
-def evaluation(request):
-    """Every test with the plain maths, and with the fastest backend there is."""
-    with backend(request.param):
-        yield
+pytestmark = pytest.mark.usefixtures("every_backend")
 
 
 class Lift(nn.Module):

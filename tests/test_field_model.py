@@ -64,6 +64,7 @@ def relative(found, expected):
     return float((found - expected).abs().max() / expected.abs().max())
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_outputs_turn_with_the_data(network, head):

@@ -69,12 +69,14 @@ def field_error(call, group, source, target, dtype=torch.float64, points=8, most
 # --- equivariance ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("every_backend")
 @every_case
 def test_every_type_of_field_through_attention(group, name):
     rep = REPS[group.dim][name]
     check_field_to_field(group, rep, torch.float64)
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
 def test_fields_in_single_precision(group):
     check_field_to_field(group, REPS[group.dim]["sum"], torch.float32)

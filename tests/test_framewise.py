@@ -69,6 +69,7 @@ def test_fiber_norm_commutes(group):
         torch.testing.assert_close(norm(group.translate(h, x)), group.translate(h, norm(x)), atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.usefixtures("every_backend")
 @small_groups
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_block_is_equivariant(group, dtype):
@@ -112,6 +113,7 @@ def moved(data, group, h):
     return other
 
 
+@pytest.mark.usefixtures("every_backend")
 @every_group
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_outputs_are_invariant(group, dtype):
@@ -123,6 +125,7 @@ def test_outputs_are_invariant(group, dtype):
         assert relative_error(model(moved(data, group, h)), expected) < TOLERANCE[dtype]
 
 
+@pytest.mark.usefixtures("every_backend")
 @small_groups
 @pytest.mark.parametrize("readout", ["mean", "point"])
 def test_vector_outputs_turn_with_the_group(group, readout):
@@ -134,6 +137,7 @@ def test_vector_outputs_turn_with_the_group(group, readout):
         assert relative_error(model(moved(data, group, h)), group.act(h, expected)) < 1e-10
 
 
+@pytest.mark.usefixtures("every_backend")
 def test_field_turns_with_the_group():
     group = octahedral()
     model, data = network(group).double(), cloud(group, (5, 2))
@@ -163,6 +167,7 @@ def test_constant_features_do_not_hide_geometry():
     assert relative_error(model(stretched), model(data)) > 1e-3
 
 
+@pytest.mark.usefixtures("every_backend")
 def test_clouds_do_not_see_each_other():
     group = tetrahedral()
     model, data = network(group).double(), cloud(group, (3, 5, 1))
@@ -179,6 +184,7 @@ def test_readouts_and_empty_batches(readout):
     assert model(cloud(group, (0, 2))).isfinite().all()
 
 
+@pytest.mark.usefixtures("every_backend")
 def test_coincident_points_have_finite_gradients():
     group = tetrahedral()
     model, data = network(group).double(), cloud(group, (4,))

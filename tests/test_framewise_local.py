@@ -37,6 +37,7 @@ small_groups = pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL
 LOCAL = {"neighborhood": Radius(2.0), "basis": 3, "hidden": 5}
 
 
+@pytest.mark.usefixtures("every_backend")
 @every_group
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_outputs_are_invariant_with_neighborhoods(group, dtype):
@@ -48,6 +49,7 @@ def test_outputs_are_invariant_with_neighborhoods(group, dtype):
         assert relative_error(model(moved(data, group, h)), expected) < TOLERANCE[dtype]
 
 
+@pytest.mark.usefixtures("every_backend")
 @small_groups
 def test_vector_outputs_turn_with_neighborhoods(group):
     model, data = network(group, kind="vector", **LOCAL).double(), cloud(group, (4, 3))
@@ -79,6 +81,7 @@ def test_neighborhoods_without_a_length_need_a_cutoff():
         FramewiseTransformer(cyclic(2), 1, 1, neighborhood=3.0)
 
 
+@pytest.mark.usefixtures("every_backend")
 def test_clouds_with_neighborhoods_do_not_see_each_other():
     group = tetrahedral()
     model, data = network(group, **LOCAL, poses=PrincipalFrames()).double(), cloud(group, (4, 5, 4))
@@ -86,6 +89,7 @@ def test_clouds_with_neighborhoods_do_not_see_each_other():
     torch.testing.assert_close(model(data), alone, atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")
 @pytest.mark.parametrize("poses", [None, PrincipalFrames()], ids=str)
 @pytest.mark.parametrize("points", [0, 1, 2, 4])
@@ -111,6 +115,7 @@ POSED = {"C2": cyclic(2), "C4": cyclic(4), "T": tetrahedral(), "O": octahedral()
 MIRRORED = {"D2": dihedral(2), "Th": pyritohedral(), "Oh": full_octahedral()}
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("kind", ["invariant", "vector"])
 @pytest.mark.parametrize("name", [*POSED, *MIRRORED])
 def test_principal_poses_are_exact_for_all_rotations(name, kind):
@@ -128,6 +133,7 @@ def test_principal_poses_are_exact_for_all_rotations(name, kind):
         assert relative_error(found, expected if kind == "invariant" else expected @ matrix.T) < 1e-9
 
 
+@pytest.mark.usefixtures("every_backend")
 def test_principal_poses_in_single_precision():
     model, data = network(KLEIN, poses=PrincipalFrames(), **LOCAL), cloud(KLEIN, (6, 5), torch.float32)
     matrix = SO(3).sample(generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -68,6 +68,7 @@ def model(group, **options):
 # --- heads ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("every_backend")
 @every_group
 def test_fields_on_points(group):
     d = group.dim
@@ -83,6 +84,7 @@ def test_fields_on_points(group):
             torch.testing.assert_close(moved, head.rep.act(group.elements[g], out), atol=1e-12, rtol=0)
 
 
+@pytest.mark.usefixtures("every_backend")
 @every_group
 def test_dipoles_and_polarizabilities(group):
     pos, batch = draw(9, group.dim), torch.tensor([2, 0, 0, 2, 0, 3, 2, 2, 0])  # cloud 1 is empty, 3 a single point
@@ -189,6 +191,7 @@ def test_forces_are_minus_the_gradient(group, evaluation):
             torch.testing.assert_close(force[point, axis], expected[0], atol=1e-7, rtol=1e-6)
 
 
+@pytest.mark.usefixtures("every_backend")
 @every_group
 def test_forces_turn_with_the_points_and_sum_to_zero(group):
     forces = model(group, velocities=True)
@@ -223,6 +226,7 @@ def test_forces_of_a_published_network():
     assert "invariant" in EnergyForces(network).guarantee
 
 
+@pytest.mark.usefixtures("every_backend")
 def test_forces_with_frames_made_of_the_data():
     """Exact for every rotation, not for a finite group only; the frames' own gradients included."""
     frames = PrincipalFrames("cloud")
@@ -343,6 +347,7 @@ def test_hessian_through_given_positions():
     assert float(row[1, 1]) == pytest.approx(float((ahead - behind) / 2e-6), rel=1e-5)
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize(
     "pos",
     {

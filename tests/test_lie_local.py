@@ -55,6 +55,7 @@ def rotation(dim, seed, *, mirror=False):
     return matrix @ torch.diag(torch.tensor([-1.0, *[1.0] * (dim - 1)], dtype=DOUBLE)) if mirror else matrix
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("kind", ["invariant", "vector"])
 @pytest.mark.parametrize("name", EXACT)
 def test_frames_of_the_data_are_exact_for_all_rotations(name, kind):
@@ -69,6 +70,7 @@ def test_frames_of_the_data_are_exact_for_all_rotations(name, kind):
         assert relative_error(model(turned(data, matrix)), wanted) < 1e-9
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("kind", ["invariant", "vector"])
 @pytest.mark.parametrize("name", FINITE)
 def test_finite_frames_are_exact_for_their_group(name, kind):
@@ -82,6 +84,7 @@ def test_finite_frames_are_exact_for_their_group(name, kind):
     assert relative_error(other, expected if kind == "invariant" else expected @ rotation(group.dim, 1).T) > 1e-4
 
 
+@pytest.mark.usefixtures("every_backend")
 def test_single_precision():
     model, data = network(Euclidean(SE(3)), PrincipalFrames(), kind="vector").float(), cloud(3, dtype=torch.float32)
     matrix = rotation(3, 1).float()
@@ -112,12 +115,14 @@ def test_distances_and_lifting_are_seen(part):
     assert relative_error(model(data), expected) > 1e-4
 
 
+@pytest.mark.usefixtures("every_backend")
 def test_clouds_do_not_see_each_other():
     model, data = network(Euclidean(SE(3)), PrincipalFrames(), kind="vector"), cloud(3, (6, 4, 5))
     alone = torch.cat([model(Batch.from_data_list([one])) for one in data.to_data_list()])
     torch.testing.assert_close(model(data), alone, atol=1e-9, rtol=1e-9)
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")
 @pytest.mark.parametrize("kind", ["invariant", "vector"])
 @pytest.mark.parametrize("points", [0, 1, 4])

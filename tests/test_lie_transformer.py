@@ -227,6 +227,7 @@ def test_numbers_of_parameters_are_those_published():
 # --- equivariance ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("name", EXACT)
 def test_exact_frames_make_exact_invariance(name):
     space, frames = EXACT[name]
@@ -241,6 +242,7 @@ def test_exact_frames_make_exact_invariance(name):
     assert "exactly up to rounding" in model.guarantee
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_kernel_is_invariant(kernel):
     space = Euclidean(SE(3))
@@ -253,6 +255,7 @@ def test_every_kernel_is_invariant(kernel):
         assert relative_error(model(Data(pos=pos.flip(0), x=data.x)), expected) > 1e-3
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("coordinates", ["smooth", "log", "published", "quaternion"])
 def test_every_kind_of_coordinates_is_invariant(coordinates):
     space = Euclidean(SE(3))
@@ -269,6 +272,7 @@ def test_every_kind_of_coordinates_is_invariant(coordinates):
     assert relative_error(outputs(space.act(g, pos), frames), expected) > 1e-3
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("group", [cyclic(4), cyclic(5), dihedral(3)], ids=lambda group: group.name)
 def test_finite_frames_are_exact_for_their_group_only(group):
     space = Euclidean(E(2) if "D" in group.name else SE(2))
@@ -306,6 +310,7 @@ def test_translations_alone_see_rotations():
     assert relative_error(model(turned), model(data)) > 1e-3
 
 
+@pytest.mark.usefixtures("every_backend")
 def test_single_precision_is_exact_to_its_rounding():
     space = Euclidean(SE(3))
     model = network(space, Principal()).float()
@@ -319,6 +324,7 @@ def test_single_precision_is_exact_to_its_rounding():
 # --- clouds ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("every_backend")
 def test_clouds_do_not_see_each_other():
     space = Euclidean(SE(3))
     for frames in (Principal(), SampledFrames(2), FiniteFrames(octahedral())):
@@ -329,6 +335,7 @@ def test_clouds_do_not_see_each_other():
         assert relative_error(together, alone) < 1e-10
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("norm", ["layer_pre", "layer_post", "batch_pre", "batch_post", "none"])
 @pytest.mark.parametrize("pool", ["mean", "max", "sum"])
 def test_small_empty_and_coincident_clouds_are_finite(norm, pool):
@@ -349,6 +356,7 @@ def test_small_empty_and_coincident_clouds_are_finite(norm, pool):
         assert torch.isfinite(model.train(mode)(nothing)).all()
 
 
+@pytest.mark.usefixtures("every_backend")
 def test_order_of_points_does_not_matter():
     space = Euclidean(SE(3))
     model = network(space, Principal())

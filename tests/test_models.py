@@ -85,6 +85,7 @@ def change(model, batch, group, move):
     return worst / max(1.0, float(expected.abs().max()))
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("group", [cyclic(4), dihedral(4), dihedral(1)], ids=lambda g: g.name)
 def test_turning_the_pixels_leaves_the_logits(group, dtype, tolerance):
@@ -92,6 +93,7 @@ def test_turning_the_pixels_leaves_the_logits(group, dtype, tolerance):
     assert change(network(group, dtype), batch, group, turned_pixels) < tolerance
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("group", [cyclic(8), cyclic(12), dihedral(8)], ids=["R8", "R12", "p8m"])
 def test_turning_the_coordinates_leaves_the_logits(group, dtype, tolerance):
@@ -114,6 +116,7 @@ def test_pixel_squares_do_not_turn_by_45_degrees():
     assert "quarter turns" in model.guarantee
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("group", ["D3", "T", "mirror3"])
 @pytest.mark.parametrize("neighborhood", [Radius(1.6), Nearest(4), AllPairs()])
 def test_clouds_without_a_raster(group, neighborhood):
@@ -126,6 +129,7 @@ def test_clouds_without_a_raster(group, neighborhood):
     assert change(model, batch, group, moved) < 1e-10
 
 
+@pytest.mark.usefixtures("every_backend")
 def test_images_need_not_be_square_nor_alike():
     """A batch of two sizes equals each image alone; a mirror of a 10 x 14 image leaves its logits."""
     model = network(dihedral(1), torch.float64)
@@ -136,6 +140,7 @@ def test_images_need_not_be_square_nor_alike():
     torch.testing.assert_close(model(turned_pixels(wide, dihedral(1), 1)), model(wide), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.usefixtures("every_backend")
 def test_global_attention():
     group = cyclic(4)
     batch = images(2, 6, 6, 2, torch.float64)
@@ -197,6 +202,7 @@ def test_every_parameter_but_the_redundant_learns():
         assert (parameter.grad.abs().max() < 1e-9) == redundant, name
 
 
+@pytest.mark.usefixtures("every_backend")
 def test_three_dimensions():
     group = octahedral()
     pos = torch.randn(10, 3, dtype=torch.float64)

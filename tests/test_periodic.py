@@ -257,6 +257,7 @@ def attend(graph, x, weight):
     return out
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("name", ["beyond half", "several images", "skewed", "slab"])
 def test_attention_sees_the_images(name):
     """A layer on the repeating cloud gives what it gives on the cloud with all images laid out."""

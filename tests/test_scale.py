@@ -102,6 +102,7 @@ def test_one_scale_is_the_graph_without_scales():
 FIBER = ScaleFiber(base=1.6, levels=6, first=0.5)
 
 
+@pytest.mark.usefixtures("every_backend")
 @every_group
 @pytest.mark.parametrize("layers", [0, 1, 2])
 @pytest.mark.parametrize("normalize", ["softmax", "mean", "exp-mean"])
@@ -120,6 +121,7 @@ def test_dilating_the_cloud_shifts_the_scales(group, layers, normalize):
         assert max(error[0], error[-1]) > 1e-3
 
 
+@pytest.mark.usefixtures("every_backend")
 def test_dilating_in_single_precision():
     group = GROUPS["C4"]
     pos, x, batch = cloud(group, dtype=torch.float32)
@@ -139,6 +141,7 @@ def test_other_factors_are_not_exact():
     assert min(relative_error(between[:, k + 1], small[:, k]) for k in range(1, 4)) > 1e-2
 
 
+@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("name", ["C4", "D3"])
 def test_turning_the_cloud_permutes_the_frames(name):
     group = GROUPS[name]
@@ -153,6 +156,7 @@ def test_turning_the_cloud_permutes_the_frames(name):
     assert relative_error(turned, expected) > 1e-3
 
 
+@pytest.mark.usefixtures("every_backend")
 def test_clouds_do_not_see_each_other():
     group = GROUPS["C4"]
     pos, x, batch = cloud(group)

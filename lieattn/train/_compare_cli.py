@@ -19,6 +19,7 @@ from tqdm import tqdm
 from lieattn.train._compare_cell import CellRunner
 from lieattn.train._compare_config import Cell, ModelSettings, Settings, read_settings
 from lieattn.train._compare_data import Sets
+from lieattn.train._compare_jobs import in_processes
 from lieattn.train._compare_models import build_task, match_models
 from lieattn.train._compare_store import CellStore, Record, finite, write_json
 from lieattn.train._compare_summary import report, tables
@@ -56,14 +57,15 @@ def run(name: str, arguments: Sequence[str]) -> int:
     again = shlex.join(["lieattn", name, *arguments])
     try:
         with _quiet():
-            return _compare(options, folder)
+            status = _compare(options, folder, [name, *arguments])
     except (TrainingInterrupted, KeyboardInterrupt) as stop:
-        signum = stop.signum if isinstance(stop, TrainingInterrupted) else signal.SIGINT
-        _say(f"lieattn {name}: stopped; finished cells are kept in {folder}\nTo continue: {again}")
-        return 128 + signum
+        status = 128 + (stop.signum if isinstance(stop, TrainingInterrupted) else signal.SIGINT)
     except ValueError as error:
         _say("\n".join([f"lieattn {name}: {error}", *getattr(error, "__notes__", [])]))
         return 2
+    if status > 128 and options.cells is None:
+        _say(f"lieattn {name}: stopped; finished cells are kept in {folder}\nTo continue: {again}")
+    return status
 
 
 def _parser(name: str) -> argparse.ArgumentParser:
@@ -85,36 +87,60 @@ def _parser(name: str) -> argparse.ArgumentParser:
         help="settings that replace those of the file, such as budget.seconds=20 data.rotate_train=true",
     )
     parser.add_argument("--models", action="extend", nargs="+", metavar="NAME", help="run cells of these models only")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes that train cells at once, each on its share of the threads (OMP_NUM_THREADS); default 1",
+    )
+    parser.add_argument("--cells", type=int, nargs="+", help=argparse.SUPPRESS)  # what --jobs gives to a process
     parser.add_argument("--plan", action="store_true", help="show widths and missing cells, and train nothing")
     return parser
 
 
-def _compare(options: argparse.Namespace, folder: Path) -> int:
+def _compare(options: argparse.Namespace, folder: Path, command: list[str]) -> int:
     settings = read_settings(options.config, options.root, options.set)
-    _check_models(settings, options.models)
+    _check_options(settings, options)
     models = match_models(settings)
-    _say("\n".join(_matched(name, model, count) for name, (model, count) in models.items()))
-    sets = Sets(settings)
-    store = CellStore(folder, _say)
-    records: dict[Cell, Record] = {}
-    missing: list[Cell] = []
-    for cell in settings.cells():
-        record = store.load(cell, settings.key(cell, models[cell.model][0]))
-        if record is not None:
-            records[cell] = record
-        elif options.models is None or cell.model in options.models:
-            missing.append(cell)
-    _say(f"{len(records)} of {len(settings.cells())} cells are finished, {len(missing)} to run; results in {folder}")
+    part = options.cells is not None
+    if not part:
+        _say("\n".join(_matched(name, model, count) for name, (model, count) in models.items()))
+    sets, store = Sets(settings), CellStore(folder, _say)
+    cells = settings.cells()
+    records = _finished(settings, models, store)
+    missing = [
+        number
+        for number, cell in enumerate(cells)
+        if cell not in records and (options.models is None or cell.model in options.models)
+    ]
+    if part:
+        missing = [number for number in missing if number in options.cells]
+    else:
+        _say(f"{len(records)} of {len(cells)} cells are finished, {len(missing)} to run; results in {folder}")
     if options.plan:
         return 0
-    runner = CellRunner(settings, sets, store)
-    for number, cell in enumerate(missing, start=1):
-        with _bar(settings, f"{number}/{len(missing)} {cell}") as bar:
-            record = _run(runner, cell, models[cell.model][0], bar)
-        records[cell] = record
-        _say(f"[{number}/{len(missing)}] {cell}: {_result(record)}")
-    _report(settings, models, [records[cell] for cell in settings.cells() if cell in records], options.json, folder)
+    if options.jobs > 1 and len(missing) > 1 and not part:
+        status = in_processes(command, missing, options.jobs)
+        records = _finished(settings, models, store)
+        if any(cells[number] not in records for number in missing):
+            return max(status, 1)
+    else:
+        runner = CellRunner(settings, sets, store)
+        for count, number in enumerate(missing, start=1):
+            cell = cells[number]
+            with _bar(settings, f"{count}/{len(missing)} {cell}") as bar:
+                records[cell] = _run(runner, cell, models[cell.model][0], bar)
+            _say(f"[{count}/{len(missing)}] {cell}: {_result(records[cell])}")
+    if not part:
+        _report(settings, models, [records[cell] for cell in cells if cell in records], options.json, folder)
     return 1 if any(record["failed"] for record in records.values()) else 0
+
+
+def _finished(settings: Settings, models: dict[str, tuple[ModelSettings, int]], store: CellStore) -> dict[Cell, Record]:
+    """Records of the cells that need not be run."""
+    found = {cell: store.load(cell, settings.key(cell, models[cell.model][0])) for cell in settings.cells()}
+    return {cell: record for cell, record in found.items() if record is not None}
 
 
 def _run(runner: CellRunner, cell: Cell, model: ModelSettings, bar: Any) -> Record:
@@ -152,9 +178,11 @@ def _report(
     _say("\n".join(f"written: {file}" for file in written))
 
 
-def _check_models(settings: Settings, names: Sequence[str] | None) -> None:
-    if unknown := [name for name in names or () if name not in settings.models]:
+def _check_options(settings: Settings, options: argparse.Namespace) -> None:
+    if unknown := [name for name in options.models or () if name not in settings.models]:
         raise ValueError(f"--models: {unknown[0]!r} is not among {', '.join(settings.models)}")
+    if options.jobs < 1:
+        raise ValueError(f"--jobs: expected at least 1, got {options.jobs}")
 
 
 def _matched(name: str, model: ModelSettings, count: int) -> str:

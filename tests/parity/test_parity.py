@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from lieattn.ops import backend
+from tests.conftest import BACKENDS
 from tests.parity import affine_self_conv, attentive_gconv, gsa, lietransformer
 
 SYSTEMS = {
@@ -29,6 +30,6 @@ def test_golden(golden):
     system = golden.parent.name
     if system not in SYSTEMS:
         raise AssertionError(f"{golden.name}: unknown system {system!r}; known are {sorted(SYSTEMS)}")
-    for evaluation in ("plain", "auto"):
+    for evaluation in BACKENDS:
         with backend(evaluation):
             SYSTEMS[system](golden)

@@ -21,7 +21,7 @@ from lieattn.ops.kernels._arguments import Arguments, norm_shape
 from lieattn.ops.kernels._backward import backward
 from lieattn.ops.kernels._bundle import bundle
 from lieattn.ops.kernels._forward import forward
-from lieattn.ops.kernels._layout import SIGNALS, Layout
+from lieattn.ops.kernels._layout import Layout
 from lieattn.ops.kernels._memory import Workspace, new_empty
 from lieattn.ops.kernels._problem import SOFTMAX, Lists, Sizes, record
 from lieattn.ops.kernels._scratch import BackwardRoom, ForwardRoom, backward_room, forward_room
@@ -89,17 +89,10 @@ def run_backward(
     with Workspace() as memory:
         bundled = bundle(arguments, row_ptr, source, index)
         lists, parts = bundled.lists(row_ptr, source, index), bundled.head_ranges(arguments)
-        grads = tuple(_like(name, table, arguments.value) for name, table in arguments.tables().items())
+        grads: dict[str, Tensor] = {}
         for part in parts:
             _backward(Layout(arguments, bundled, part, memory), lists, seed, dropout, grad_out, norm, grads)
-    return grads
-
-
-def _like(name: str, table: Tensor | None, value: Tensor) -> Tensor:
-    """Memory for the gradient of an operand: every range of heads adds to those of tables."""
-    if table is None:
-        return value.new_empty(0)
-    return new_empty(table.dtype, *table.shape) if name in SIGNALS else torch.zeros_like(table)
+    return tuple(grads.get(name, arguments.value.new_empty(0)) for name in arguments.tables())
 
 
 def _backward(
@@ -109,7 +102,7 @@ def _backward(
     dropout: float,
     grad_out: Tensor,
     norm: Tensor,
-    grads: tuple[Tensor, ...],
+    grads: dict[str, Tensor],
 ) -> None:
     row_ptr, source, index = given
     lists, sizes = _prepare(layout, row_ptr, source, index, dropout)
@@ -141,9 +134,8 @@ def _backward(
                 totals[name][:, low:high] += own[name]
             elif name not in shared:
                 totals[name] += own[name]
-    for (name, table), total in zip(layout.arguments.tables().items(), grads, strict=True):
-        if table is not None:
-            layout.add_gradient(name, totals[name], total)
+    for name, total in totals.items():
+        layout.add_gradient(name, total, grads)
 
 
 class _Scratch:

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from lieattn.ops.kernels._arguments import Arguments, HeadRange, block_seed, lanes_of
 from lieattn.ops.kernels._bundle import SINGLE, Bundle
-from lieattn.ops.kernels._memory import NUMPY_TYPES, Workspace
+from lieattn.ops.kernels._memory import NUMPY_TYPES, Workspace, new_empty
 from lieattn.ops.kernels._packing import pack, unpack
 from lieattn.ops.kernels._problem import EXP_MEAN, MEAN, NONE, SOFTMAX, Operands, Sizes, record
 
 NORMALIZATIONS = {"softmax": SOFTMAX, "exp-mean": EXP_MEAN, "mean": MEAN, "none": NONE}
 _SCRATCH_BYTES = 2**19
 _REPEATED_BYTES = 2**20  # smaller tables are repeated for each lane
-SIGNALS = ("query", "key", "value")
+_SIGNALS = ("query", "key", "value")
 
 
 class Layout:
@@ -64,22 +64,31 @@ class Layout:
         shape = like.shape if rows is None else (like.shape[0], rows, *like.shape[2:])
         return self.memory.zeros(like.dtype, *shape)
 
-    def add_gradient(self, name: str, packed: Tensor, grad: Tensor) -> None:
-        """Write or add this range's part of the gradient of a tensor that the operator was called with."""
-        if name in SIGNALS:
-            self.unpack(packed, grad)
-        elif name == "rho" and self._shared_rho:
-            grad += packed.sum(0)[:, :, None].sum_to_size(grad.shape)
+    def add_gradient(self, name: str, packed: Tensor, grads: dict[str, Tensor]) -> None:
+        """Add this range's part of the gradient of an operand, from that of its packed form."""
+        given = self.arguments.tables()[name]
+        if given is None:
+            return
+        if name in _SIGNALS:
+            if name not in grads:
+                grads[name] = new_empty(given.dtype, *given.shape)
+            self.unpack(packed, grads[name])  # which writes other heads in every range
+            return
+        if name == "rho" and self._shared_rho:
+            grad = packed.sum(0)[:, :, None]
         else:
-            grad += self._table_gradient(name, packed).sum_to_size(grad.shape)
+            grad = self._table_gradient(name, packed)
+        grad = grad.sum_to_size(given.shape).contiguous()
+        grads[name] = grads[name].add_(grad) if name in grads else grad
 
     def _table_gradient(self, name: str, packed: Tensor) -> Tensor:
         rows, fiber, dim = packed.shape[1:4]
-        # All clouds of a bundle have the tables in common.
-        bundled = packed.new_zeros(rows, fiber, self._heads, dim)
-        whole = HeadRange(0, self.part.heads, self.lanes)
-        unpack(packed, SINGLE, whole, bundled.narrow(2, self.part.first, self.part.heads))
-        grad = bundled.unflatten(2, (self.bundle.clouds, -1)).sum(2)
+        shape, whole = (rows, fiber, self._heads, dim), self.part.heads == self._heads
+        grad = new_empty(packed.dtype, *shape) if whole else packed.new_zeros(shape)
+        own = grad.narrow(2, self.part.first, self.part.heads)
+        unpack(packed, SINGLE, HeadRange(0, self.part.heads, self.lanes), own)
+        if self.bundle.clouds > 1:  # they have the tables in common
+            grad = grad.unflatten(2, (self.bundle.clouds, -1)).sum(2)
         if name == "fiber_bias":
             return grad[..., 0]
         if name == "bias":
@@ -141,7 +150,7 @@ class Layout:
         a = self.arguments
         if table is None:
             return a.value.new_empty(self.blocks, 0)
-        if name in SIGNALS:
+        if name in _SIGNALS:
             return self.pack(table)
         heads, depth = a.value.shape[2], 0 if a.query is None else a.query.shape[-1]
         if name == "rho":

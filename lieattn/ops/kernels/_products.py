@@ -79,9 +79,9 @@ def dot_products(x, x_row, rows, y, y_row, columns, depth, keep, out, out_row, o
             y0, y1, y2, y3 = _four_rows(y, j, y_row)
             a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = zero
             for at in range(0, depth * wide, wide):
-                left = load(y0, at, lanes), load(y1, at, lanes), load(y2, at, lanes), load(y3, at, lanes)
-                a00, a01, a02, a03 = _fold(load(x0, at, lanes), left, (a00, a01, a02, a03))
-                a10, a11, a12, a13 = _fold(load(x1, at, lanes), left, (a10, a11, a12, a13))
+                shared = load(y0, at, lanes), load(y1, at, lanes), load(y2, at, lanes), load(y3, at, lanes)
+                a00, a01, a02, a03 = _fold(load(x0, at, lanes), shared, (a00, a01, a02, a03))
+                a10, a11, a12, a13 = _fold(load(x1, at, lanes), shared, (a10, a11, a12, a13))
             at = i * out_row + j * out_column
             _put_four(out, at, out_column, (a00, a01, a02, a03), keep, lanes)
             _put_four(out, at + out_row, out_column, (a10, a11, a12, a13), keep, lanes)
@@ -105,11 +105,11 @@ def _dot_quads(x, x_row, rows, y, y_row, columns, depth, keep, out, out_row, out
             a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = zero
             a20 = a21 = a22 = a23 = a30 = a31 = a32 = a33 = zero
             for at in range(0, depth * wide, wide):
-                left = load(y0, at, lanes), load(y1, at, lanes), load(y2, at, lanes), load(y3, at, lanes)
-                a00, a01, a02, a03 = _fold(load(x0, at, lanes), left, (a00, a01, a02, a03))
-                a10, a11, a12, a13 = _fold(load(x1, at, lanes), left, (a10, a11, a12, a13))
-                a20, a21, a22, a23 = _fold(load(x2, at, lanes), left, (a20, a21, a22, a23))
-                a30, a31, a32, a33 = _fold(load(x3, at, lanes), left, (a30, a31, a32, a33))
+                shared = load(y0, at, lanes), load(y1, at, lanes), load(y2, at, lanes), load(y3, at, lanes)
+                a00, a01, a02, a03 = _fold(load(x0, at, lanes), shared, (a00, a01, a02, a03))
+                a10, a11, a12, a13 = _fold(load(x1, at, lanes), shared, (a10, a11, a12, a13))
+                a20, a21, a22, a23 = _fold(load(x2, at, lanes), shared, (a20, a21, a22, a23))
+                a30, a31, a32, a33 = _fold(load(x3, at, lanes), shared, (a30, a31, a32, a33))
             at = i * out_row + j * out_column
             _put_four(out, at, out_column, (a00, a01, a02, a03), keep, lanes)
             _put_four(out, at + out_row, out_column, (a10, a11, a12, a13), keep, lanes)
@@ -131,9 +131,9 @@ def combine(weight, weight_row, weight_column, rows, columns, y, y_row, depth, k
             a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = zero
             for r in range(columns):
                 place = i * weight_row + r * weight_column
-                left = _four_vectors(y, r * y_row + at, lanes)
-                a00, a01, a02, a03 = _fold(load(weight, place, lanes), left, (a00, a01, a02, a03))
-                a10, a11, a12, a13 = _fold(load(weight, place + weight_row, lanes), left, (a10, a11, a12, a13))
+                shared = _four_vectors(y, r * y_row + at, lanes)
+                a00, a01, a02, a03 = _fold(load(weight, place, lanes), shared, (a00, a01, a02, a03))
+                a10, a11, a12, a13 = _fold(load(weight, place + weight_row, lanes), shared, (a10, a11, a12, a13))
             _put_four(out, i * out_row + at, wide, (a00, a01, a02, a03), keep, lanes)
             _put_four(out, (i + 1) * out_row + at, wide, (a10, a11, a12, a13), keep, lanes)
         if rows % 2:
@@ -161,11 +161,11 @@ def _combine_quads(weight, weight_row, weight_column, rows, columns, y, y_row, d
             a20 = a21 = a22 = a23 = a30 = a31 = a32 = a33 = zero
             for r in range(columns):
                 place = r * weight_column
-                left = _four_vectors(y, r * y_row + at, lanes)
-                a00, a01, a02, a03 = _fold(load(w0, place, lanes), left, (a00, a01, a02, a03))
-                a10, a11, a12, a13 = _fold(load(w1, place, lanes), left, (a10, a11, a12, a13))
-                a20, a21, a22, a23 = _fold(load(w2, place, lanes), left, (a20, a21, a22, a23))
-                a30, a31, a32, a33 = _fold(load(w3, place, lanes), left, (a30, a31, a32, a33))
+                shared = _four_vectors(y, r * y_row + at, lanes)
+                a00, a01, a02, a03 = _fold(load(w0, place, lanes), shared, (a00, a01, a02, a03))
+                a10, a11, a12, a13 = _fold(load(w1, place, lanes), shared, (a10, a11, a12, a13))
+                a20, a21, a22, a23 = _fold(load(w2, place, lanes), shared, (a20, a21, a22, a23))
+                a30, a31, a32, a33 = _fold(load(w3, place, lanes), shared, (a30, a31, a32, a33))
             _put_four(out, i * out_row + at, wide, (a00, a01, a02, a03), keep, lanes)
             _put_four(out, (i + 1) * out_row + at, wide, (a10, a11, a12, a13), keep, lanes)
             _put_four(out, (i + 2) * out_row + at, wide, (a20, a21, a22, a23), keep, lanes)
@@ -184,21 +184,13 @@ def _combine_rest(weight, weight_row, weight_column, rows, columns, y, y_row, fo
             w0, w1, w2, w3 = _four_rows(weight, i, weight_row)
             a00 = a01 = a10 = a11 = a20 = a21 = a30 = a31 = zero
             for r in range(columns):
-                place = r * weight_column
-                y0, y1 = load(y, r * y_row + at, lanes), load(y, r * y_row + at + wide, lanes)
-                a00, a10, a20, a30 = _fold(
-                    y0,
-                    (load(w0, place, lanes), load(w1, place, lanes), load(w2, place, lanes), load(w3, place, lanes)),
-                    (a00, a10, a20, a30),
-                )
-                a01, a11, a21, a31 = _fold(
-                    y1,
-                    (load(w0, place, lanes), load(w1, place, lanes), load(w2, place, lanes), load(w3, place, lanes)),
-                    (a01, a11, a21, a31),
-                )
-            at_first = i * out_row + at
-            _put_four(out, at_first, out_row, (a00, a10, a20, a30), keep, lanes)
-            _put_four(out, at_first + wide, out_row, (a01, a11, a21, a31), keep, lanes)
+                place, other = r * weight_column, r * y_row + at
+                shared = load(w0, place, lanes), load(w1, place, lanes), load(w2, place, lanes), load(w3, place, lanes)
+                a00, a10, a20, a30 = _fold(load(y, other, lanes), shared, (a00, a10, a20, a30))
+                a01, a11, a21, a31 = _fold(load(y, other + wide, lanes), shared, (a01, a11, a21, a31))
+            first = i * out_row + at
+            _put_four(out, first, out_row, (a00, a10, a20, a30), keep, lanes)
+            _put_four(out, first + wide, out_row, (a01, a11, a21, a31), keep, lanes)
     for i in range(rows):
         for d in range(pairs if i < quads else fours, depth):
             total = zero

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs
 """Products of small tables of vectors, one product a lane, that the kernels are made of.
 
-A table is a pointer and strides in elements; the vectors of a row follow one another. Tiles of 4 x 4 results, or of
-2 x 4 where the machine has few registers, stay in these, so that an operand is loaded for several products.
+A table is a pointer and strides in elements; the vectors of a row follow one another. Tiles of 2 x 4 results stay in
+registers, so that an operand is loaded for several products. Larger ones are faster alone and slower in the kernels.
 """
 
 from collections.abc import Callable
@@ -11,14 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import llvmlite.binding
 import numba
 from numba import types
 
 from lieattn.ops.kernels._vectors import fill, load, multiply_add, offset, prefetch, stay_apart, store
-
-# AVX-512 has 32 registers for a vector of 16 float32, others 16 or fewer for parts of it.
-MANY_REGISTERS = bool(llvmlite.binding.get_host_cpu_features().get("avx512f", False))
 
 _SOURCES = (
     "_vectors",
@@ -70,10 +66,8 @@ def dot_products(x, x_row, rows, y, y_row, columns, depth, keep, out, out_row, o
     stay_apart()
     wide = len(lanes)
     zero = fill(x, 0.0, lanes)
-    quads, even, fours = rows - rows % 4 if MANY_REGISTERS else 0, rows - rows % 2, columns - columns % 4
-    if MANY_REGISTERS:
-        _dot_quads(x, x_row, quads, y, y_row, fours, depth, keep, out, out_row, out_column, lanes)
-    for i in range(quads, even, 2):
+    even, fours = rows - rows % 2, columns - columns % 4
+    for i in range(0, even, 2):
         x0, x1 = offset(x, i * x_row), offset(x, (i + 1) * x_row)
         for j in range(0, fours, 4):
             y0, y1, y2, y3 = _four_rows(y, j, y_row)
@@ -94,40 +88,14 @@ def dot_products(x, x_row, rows, y, y_row, columns, depth, keep, out, out_row, o
 
 
 @compiled
-def _dot_quads(x, x_row, rows, y, y_row, columns, depth, keep, out, out_row, out_column, lanes):
-    """Tiles of 4 x 4 results: 16 sums at once leave the machine no time to wait for one of them."""
-    wide = len(lanes)
-    zero = fill(x, 0.0, lanes)
-    for i in range(0, rows, 4):
-        x0, x1, x2, x3 = _four_rows(x, i, x_row)
-        for j in range(0, columns, 4):
-            y0, y1, y2, y3 = _four_rows(y, j, y_row)
-            a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = zero
-            a20 = a21 = a22 = a23 = a30 = a31 = a32 = a33 = zero
-            for at in range(0, depth * wide, wide):
-                shared = load(y0, at, lanes), load(y1, at, lanes), load(y2, at, lanes), load(y3, at, lanes)
-                a00, a01, a02, a03 = _fold(load(x0, at, lanes), shared, (a00, a01, a02, a03))
-                a10, a11, a12, a13 = _fold(load(x1, at, lanes), shared, (a10, a11, a12, a13))
-                a20, a21, a22, a23 = _fold(load(x2, at, lanes), shared, (a20, a21, a22, a23))
-                a30, a31, a32, a33 = _fold(load(x3, at, lanes), shared, (a30, a31, a32, a33))
-            at = i * out_row + j * out_column
-            _put_four(out, at, out_column, (a00, a01, a02, a03), keep, lanes)
-            _put_four(out, at + out_row, out_column, (a10, a11, a12, a13), keep, lanes)
-            _put_four(out, at + 2 * out_row, out_column, (a20, a21, a22, a23), keep, lanes)
-            _put_four(out, at + 3 * out_row, out_column, (a30, a31, a32, a33), keep, lanes)
-
-
-@compiled
 def combine(weight, weight_row, weight_column, rows, columns, y, y_row, depth, keep, out, out_row, lanes):
     """Compute ``out[i, d] = Σ_r weight[i, r] y[r, d]``, or add to ``out`` if ``keep``."""
     stay_apart()
     wide = len(lanes)
     zero = fill(y, 0.0, lanes)
-    quads, fours = rows - rows % 4 if MANY_REGISTERS else 0, depth - depth % 4
-    if MANY_REGISTERS:
-        _combine_quads(weight, weight_row, weight_column, quads, columns, y, y_row, fours, keep, out, out_row, lanes)
+    fours = depth - depth % 4
     for at in range(0, fours * wide, 4 * wide):
-        for i in range(quads, rows - 1, 2):
+        for i in range(0, rows - 1, 2):
             a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = zero
             for r in range(columns):
                 place = i * weight_row + r * weight_column
@@ -147,29 +115,6 @@ def combine(weight, weight_row, weight_column, rows, columns, y, y_row, depth, k
         _combine_rest(
             weight, weight_row, weight_column, rows, columns, y, y_row, fours, depth, keep, out, out_row, lanes
         )
-
-
-@compiled
-def _combine_quads(weight, weight_row, weight_column, rows, columns, y, y_row, depth, keep, out, out_row, lanes):
-    """Tiles of 4 x 4 results."""
-    wide = len(lanes)
-    zero = fill(y, 0.0, lanes)
-    for at in range(0, depth * wide, 4 * wide):
-        for i in range(0, rows, 4):
-            w0, w1, w2, w3 = _four_rows(weight, i, weight_row)
-            a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = zero
-            a20 = a21 = a22 = a23 = a30 = a31 = a32 = a33 = zero
-            for r in range(columns):
-                place = r * weight_column
-                shared = _four_vectors(y, r * y_row + at, lanes)
-                a00, a01, a02, a03 = _fold(load(w0, place, lanes), shared, (a00, a01, a02, a03))
-                a10, a11, a12, a13 = _fold(load(w1, place, lanes), shared, (a10, a11, a12, a13))
-                a20, a21, a22, a23 = _fold(load(w2, place, lanes), shared, (a20, a21, a22, a23))
-                a30, a31, a32, a33 = _fold(load(w3, place, lanes), shared, (a30, a31, a32, a33))
-            _put_four(out, i * out_row + at, wide, (a00, a01, a02, a03), keep, lanes)
-            _put_four(out, (i + 1) * out_row + at, wide, (a10, a11, a12, a13), keep, lanes)
-            _put_four(out, (i + 2) * out_row + at, wide, (a20, a21, a22, a23), keep, lanes)
-            _put_four(out, (i + 3) * out_row + at, wide, (a30, a31, a32, a33), keep, lanes)
 
 
 @compiled

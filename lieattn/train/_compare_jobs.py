@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
@@ -34,16 +33,13 @@ def in_processes(command: Sequence[str], cells: Sequence[int], jobs: int) -> int
     int
         The highest exit status, 128 + n for a process that signal n ended.
     """
-    # Cells of one model follow one another: what is measured once a model stays in one process.
-    size, longer = divmod(len(cells), min(jobs, len(cells)))
-    bounds = [number * size + min(number, longer) for number in range(min(jobs, len(cells)) + 1)]
-    threads = max(1, torch.get_num_threads() // jobs)
+    shares = [cells[start::jobs] for start in range(min(jobs, len(cells)))]
+    threads = max(1, torch.get_num_threads() // len(shares))
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TQDM_DISABLE": "1"}
     children: list[subprocess.Popen[bytes]] = []
     with _passing_on(children):
-        for low, high in itertools.pairwise(bounds):
-            numbers = [str(cell) for cell in cells[low:high]]
-            program = [sys.executable, "-m", "lieattn", *command, "--cells", *numbers]
+        for share in shares:
+            program = [sys.executable, "-m", "lieattn", *command, "--cells", *map(str, share)]
             # A session of its own: a terminal would send the signal once more.
             children.append(subprocess.Popen(program, env=environment, start_new_session=True))
         return max(_status(child.wait()) for child in children)

@@ -88,11 +88,11 @@ class HeadRange:
 
 def head_ranges(heads: int, dtype: torch.dtype) -> list[HeadRange]:
     """Cut the heads into those that fill vectors and the last few, for which shorter vectors will do."""
-    lanes, rest = lanes_of(heads, dtype), heads % lanes_of(heads, dtype)
-    if heads < lanes or lanes_of(rest, dtype) == lanes:
-        return [HeadRange(0, heads, lanes)]
-    ranges = HeadRange(0, heads - rest, lanes), HeadRange(heads - rest, rest, lanes_of(rest, dtype))
-    return [part for part in ranges if part.heads > 0]
+    lanes = lanes_of(heads, dtype)
+    rest = heads % lanes
+    if heads > lanes and rest > 0 and lanes_of(rest, dtype) < lanes:
+        return [HeadRange(0, heads - rest, lanes), HeadRange(heads - rest, rest, lanes_of(rest, dtype))]
+    return [HeadRange(0, heads, lanes)]
 
 
 def norm_shape(arguments: Arguments, points: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from lieattn.ops.kernels._bundle import Bundle
 from lieattn.ops.kernels._lanes import gather
 from lieattn.ops.kernels._memory import NUMPY_TYPES, Workspace
 from lieattn.ops.kernels._products import compiled, copy_row
-from lieattn.ops.kernels._vectors import at_address, fill, load, offset, store
+from lieattn.ops.kernels._vectors import at_address, load, offset, store
 
 
 def pack(signal: Tensor, bundle: Bundle, part: HeadRange, memory: Workspace) -> Tensor:
@@ -24,6 +24,7 @@ def pack(signal: Tensor, bundle: Bundle, part: HeadRange, memory: Workspace) -> 
     packed = memory.empty(signal.dtype, part.blocks, bundle.groups * points, fiber, dim, part.lanes)
     if packed.numel():
         given, (begin, end) = signal.contiguous(), _clouds(part, heads)
+        # What follows the last head stays zero, for the lanes that are left.
         row = memory.zeros(signal.dtype, (end - begin) * heads + part.lanes, dim)
         sizes = bundle.groups, bundle.clouds, points, fiber, heads, dim, part.first, part.heads, begin, end
         vector = (NUMPY_TYPES[signal.dtype](0),) * part.lanes
@@ -64,18 +65,6 @@ def _pack(signal, packed, bundled, groups, clouds, points, fiber, heads, dim, fi
                 start = (first - begin * heads + block * wide) * dim
                 for d in range(dim):
                     store(at, d * wide, gather(bundled_at, start + d, dim, lanes))
-                if block == blocks - 1 and filled % wide > 0:
-                    _clear(at, filled % wide, dim, lanes)
-
-
-@compiled
-def _clear(table, used, vectors, lanes):
-    """Set the lanes from ``used`` on to zero."""
-    wide, one = len(lanes), (lanes[0],)
-    zero = fill(table, 0.0, one)
-    for vector in range(vectors):
-        for lane in range(used, wide):
-            store(table, vector * wide + lane, zero)
 
 
 @compiled

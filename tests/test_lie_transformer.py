@@ -118,15 +118,19 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("hidden", [4, 5])
+@pytest.mark.parametrize("memory", ["rows", "columns"])
+@pytest.mark.parametrize(("hidden", "count"), [(4, 97), (5, 128)])
 @pytest.mark.parametrize("evaluation", ["plain", "auto"])
 @pytest.mark.parametrize("name", ["silu", "relu", "gelu", "elu", "none"])
-def test_networks_of_heads_are_what_they_say(name, evaluation, hidden, threads, monkeypatch):
+def test_networks_of_heads_are_what_they_say(name, evaluation, hidden, count, memory, threads, monkeypatch):
     monkeypatch.setattr("lieattn.ops._head_networks._BLOCK", {"cpu": 64 * 15})
     for dtype, tolerance in ((DOUBLE, 1e-12), (torch.float32, 1e-5)):
         net = randomize(HeadNetwork(3, 4, hidden, name).to(dtype))
-        x = torch.randn(2, 97, 4, dtype=dtype, requires_grad=True)
-        cotangent = torch.randn(2, 97, 3, dtype=dtype)
+        x = torch.randn(2, count, 4, dtype=dtype)
+        if memory == "columns":
+            x = x.movedim(-1, 0).contiguous().movedim(0, -1)
+        x.requires_grad_()
+        cotangent = torch.randn(2, count, 3, dtype=dtype)
         wanted = literal(net, x)
         leaves = [x, *net.parameters()]
         expected = torch.autograd.grad((wanted * cotangent).sum(), leaves)

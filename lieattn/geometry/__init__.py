@@ -9,6 +9,7 @@ from lieattn.geometry._neighbors import AllPairs, Given, Nearest, PixelSquare, R
 from lieattn.geometry._padding import Padding, padding
 from lieattn.geometry._point_clouds import PointClouds, flatten, point_clouds, unflatten
 from lieattn.geometry._principal_frames import DegenerateFramesWarning, PrincipalFrames
+from lieattn.geometry._relative import join_coordinates
 from lieattn.geometry._scale import ScaledGraph, ScaleFiber, lift_scales
 from lieattn.geometry._subsample import farthest_by_distance, farthest_points
 
@@ -37,6 +38,7 @@ __all__ = [
     "farthest_points",
     "find_neighbors",
     "flatten",
+    "join_coordinates",
     "lift",
     "lift_elements",
     "lift_scales",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -42,7 +43,7 @@ def relative_coordinates(
     Returns
     -------
     Tensor
-        ``[edges, fiber, fiber, k + 2 q]``.
+        ``[edges, fiber, fiber, k + 2 q]``, in memory as :func:`join_coordinates` has it.
     """
     if coordinates not in get_args(Coordinates):
         raise ValueError(f"coordinates: expected one of {get_args(Coordinates)}, got {coordinates!r}")
@@ -52,11 +53,21 @@ def relative_coordinates(
         group = space.group
         find = _from_places if isinstance(space, Euclidean | PositionDirection) else _from_products
         seen, turned = find(group, elements, neighbors)
-        parts = _coordinates(group, None if seen is None else seen / scale, turned, coordinates)
+        if seen is not None:
+            seen = (seen / scale).expand(*turned.shape[:3], -1)
+        parts = _coordinates(group, seen, turned, coordinates)
     fiber = elements.shape[1]
     for end in (neighbors.target, neighbors.source):
         parts.append(invariants.index_select(0, end)[:, None, None].expand(-1, fiber, fiber, -1))
-    return torch.cat(parts, dim=-1)
+    return join_coordinates(parts)
+
+
+def join_coordinates(parts: Sequence[Tensor]) -> Tensor:
+    """Join coordinates ``[edges, fiber, fiber, k]`` of pairs along the last axis, which lies outermost in memory.
+
+    Networks of the coordinates run over vectors of pairs, and most parts are the same for many pairs in a row.
+    """
+    return torch.cat([part.movedim(-1, 0) for part in parts]).movedim(0, -1)
 
 
 def _from_places(group: LieGroup, elements: Tensor, neighbors: Neighbors) -> tuple[Tensor | None, Tensor]:
@@ -68,10 +79,12 @@ def _from_places(group: LieGroup, elements: Tensor, neighbors: Neighbors) -> tup
         return displacement[:, None, None], unit.expand(len(displacement), 1, 1, dim, dim)
     inverse = _inverse(group, elements).contiguous().index_select(0, neighbors.target)
     seen = (inverse @ displacement[:, None, :, None])[..., 0]
-    # One product of [fiber * dim, dim] and [dim, fiber * dim] an edge.
-    across = group.linear(elements).transpose(1, 2).flatten(2).contiguous().index_select(0, neighbors.source)
-    turned = (inverse.flatten(1, 2) @ across).unflatten(-1, (fiber, dim)).unflatten(1, (fiber, dim)).transpose(2, 3)
-    return seen[:, :, None].expand(-1, -1, fiber, -1), turned
+    # For each edge and entry i, j of the result a product [fiber, dim] @ [dim, fiber], as `join_coordinates` wants it.
+    rows = inverse.transpose(1, 2)[:, :, None].expand(-1, -1, dim, -1, -1)
+    across = group.linear(elements).permute(0, 3, 2, 1).contiguous().index_select(0, neighbors.source)
+    turned = rows.flatten(0, 2) @ across[:, None].expand(-1, dim, -1, -1, -1).flatten(0, 2)
+    turned = turned.view(len(displacement), dim, dim, fiber, fiber).permute(0, 3, 4, 1, 2)
+    return seen[:, :, None], turned
 
 
 def _from_products(group: LieGroup, elements: Tensor, neighbors: Neighbors) -> tuple[Tensor | None, Tensor]:

@@ -18,6 +18,7 @@ from lieattn.geometry import (
     Neighbors,
     PrincipalFrames,
     SampledFrames,
+    join_coordinates,
     lift_elements,
 )
 from lieattn.groups import SO, O
@@ -141,7 +142,7 @@ class Lifting:
         length = smooth_lengths(edges) / length_of("cutoff", self.neighborhood, self.cutoff)
         radial = bessel_functions(length, self.radial) * smooth_window(length)[:, None]
         radial = radial.to(pairs.dtype)[:, None, None].expand(*pairs.shape[:3], -1)
-        return replace(graph, relative_coordinates=torch.cat([pairs, radial], dim=-1))
+        return replace(graph, relative_coordinates=join_coordinates([pairs, radial]))
 
     @property
     def _own(self) -> bool:

@@ -1,11 +1,12 @@
 # mypy: allow-untyped-defs
 """The networks of the heads on the CPU: small matrices, and vectors of rows.
 
-Rows are innermost: x is ``[inputs, rows]``, and a tile of so many vectors of rows goes through all layers of one head
-while it is in the cache. In the backward pass it goes through them again, and what belongs to the weights is added up
-in vectors whose lanes are summed at the very end.
+A tile of so many vectors of rows goes through all layers of one head after another while it is in the cache. In the
+backward pass it goes through them again, and what belongs to the weights is added up in vectors whose lanes are summed
+at the very end.
 """
 
+from lieattn.ops.kernels._lanes import gather
 from lieattn.ops.kernels._products import compiled, dot_products, row
 from lieattn.ops.kernels._vectors import at_address, exp, fill, load, load_one, multiply_add, offset, stay_apart, store
 
@@ -114,58 +115,111 @@ def add_rows(out, x, rows, lanes):
 
 
 @compiled
-def forward(x, stride, first, last, weights, inputs, hidden, out, room, lanes):
-    """Outputs of one head for the elements ``first`` to ``last`` of the rows, whole tiles.
+def forward(x, x_row, tail, count, first, last, weights, parameters, heads, inputs, hidden, out, out_tail, room, lanes):
+    """Outputs ``[heads, count]`` of the rows ``first`` to ``last``, which begin and end a tile.
 
-    ``weights`` are w1 [inputs, hidden], b1, w2 [hidden, hidden], b2, w3 [hidden], b3 one after another.
+    Rows are ``[inputs, x_row]``, or ``[count, inputs]`` where ``x_row`` is 0. The tile in which they end is read from
+    ``tail`` and written to ``out_tail``. ``weights`` are, for each head, so many ``parameters``: w1 [inputs, hidden],
+    b1, w2 [hidden, hidden], b2, w3 [hidden], b3 one after another.
     """
     size = TILE * len(lanes)
-    w1, b1, w2, b2, w3, b3 = _parts(at_address(weights, lanes), inputs, hidden, 1)
-    h1 = at_address(room, lanes)
+    h1 = row(at_address(room, lanes), inputs, size)
     h2 = row(h1, hidden, size)
     for begin in range(first, last, size):
-        tile, end = offset(at_address(x, lanes), begin), offset(at_address(out, lanes), begin)
-        mix(w1, 1, hidden, hidden, inputs, tile, stride, BIAS, b1, h1, size, lanes)
-        activate(h1, hidden * TILE, lanes)
-        mix(w2, 1, hidden, hidden, hidden, h1, size, BIAS, b2, h2, size, lanes)
-        activate(h2, hidden * TILE, lanes)
-        mix(w3, 1, 1, 1, hidden, h2, size, BIAS, b3, end, size, lanes)
-        activate(end, TILE, lanes)
+        columns, stride = _columns(x, x_row, tail, begin, count, inputs, room, lanes)
+        end, apart = _place(out, out_tail, begin, count, lanes)
+        for head in range(heads):
+            w1, b1, w2, b2, w3, b3 = _parts(row(at_address(weights, lanes), head, parameters), inputs, hidden, 1)
+            mix(w1, 1, hidden, hidden, inputs, columns, stride, BIAS, b1, h1, size, lanes)
+            activate(h1, hidden * TILE, lanes)
+            mix(w2, 1, hidden, hidden, hidden, h1, size, BIAS, b2, h2, size, lanes)
+            activate(h2, hidden * TILE, lanes)
+            final = row(end, head, apart)
+            mix(w3, 1, 1, 1, hidden, h2, size, BIAS, b3, final, size, lanes)
+            activate(final, TILE, lanes)
 
 
 @compiled
-def backward(x, stride, first, last, weights, inputs, hidden, grad, to_weights, to_x, wanted, room, lanes):
-    """Gradients of one head: added to the vectors ``to_weights``, ordered as the weights, and, if wanted, to x."""
+def _columns(x, x_row, tail, begin, count, inputs, room, lanes):
+    """A tile as vectors of rows: a pointer, and how far one input is from the next."""
+    wide = len(lanes)
+    size = TILE * wide
+    if begin + size > count:
+        return at_address(tail, lanes), size
+    if x_row:
+        return offset(at_address(x, lanes), begin), x_row
+    rows, columns = offset(at_address(x, lanes), begin * inputs), at_address(room, lanes)
+    for i in range(inputs):
+        for t in range(0, size, wide):
+            store(columns, i * size + t, gather(rows, t * inputs + i, inputs, lanes))
+    return columns, size
+
+
+@compiled
+def _place(values, tail, begin, count, lanes):
+    """Where a tile of ``[heads, count]`` is, and how far one head is from the next."""
+    size = TILE * len(lanes)
+    if begin + size > count:
+        return at_address(tail, lanes), size
+    return offset(at_address(values, lanes), begin), count
+
+
+@compiled
+def backward(
+    x,
+    x_row,
+    tail,
+    count,
+    first,
+    last,
+    weights,
+    parameters,
+    heads,
+    inputs,
+    hidden,
+    grad,
+    grad_tail,
+    to_weights,
+    to_x,
+    to_x_row,
+    wanted,
+    room,
+    lanes,
+):
+    """Gradients: added to vectors ``to_weights``, ordered as the weights, and, if wanted, to ``[inputs, to_x_row]``."""
     wide = len(lanes)
     size, many = TILE * wide, hidden * TILE
-    w1, b1, w2, b2, w3, b3 = _parts(at_address(weights, lanes), inputs, hidden, 1)
-    g1, gb1, g2, gb2, g3, gb3 = _parts(at_address(to_weights, lanes), inputs, hidden, wide)
-    h1 = at_address(room, lanes)
+    h1 = row(at_address(room, lanes), inputs, size)
     s1, h2 = row(h1, hidden, size), row(h1, 2 * hidden, size)
     s2, d1, d2 = row(h1, 3 * hidden, size), row(h1, 4 * hidden, size), row(h1, 5 * hidden, size)
     h3, d3 = row(h1, 6 * hidden, size), row(h1, 6 * hidden + 1, size)
     for begin in range(first, last, size):
-        tile = offset(at_address(x, lanes), begin)
-        mix(w1, 1, hidden, hidden, inputs, tile, stride, BIAS, b1, h1, size, lanes)
-        activate_with_slope(h1, s1, many, lanes)
-        mix(w2, 1, hidden, hidden, hidden, h1, size, BIAS, b2, h2, size, lanes)
-        activate_with_slope(h2, s2, many, lanes)
-        mix(w3, 1, 1, 1, hidden, h2, size, BIAS, b3, h3, size, lanes)
-        activate_with_slope(h3, d3, TILE, lanes)
-        multiply(d3, offset(at_address(grad, lanes), begin), TILE, lanes)
-        dot_products(h2, size, hidden, d3, size, 1, TILE, True, g3, wide, wide, lanes)
-        add_rows(gb3, d3, 1, lanes)
-        mix(w3, 1, 1, hidden, 1, d3, size, ZERO, b3, d2, size, lanes)
-        multiply(d2, s2, many, lanes)
-        dot_products(h1, size, hidden, d2, size, hidden, TILE, True, g2, hidden * wide, wide, lanes)
-        add_rows(gb2, d2, hidden, lanes)
-        mix(w2, hidden, 1, hidden, hidden, d2, size, ZERO, b2, d1, size, lanes)
-        multiply(d1, s1, many, lanes)
-        dot_products(tile, stride, inputs, d1, size, hidden, TILE, True, g1, hidden * wide, wide, lanes)
-        add_rows(gb1, d1, hidden, lanes)
-        if wanted:
-            end = offset(at_address(to_x, lanes), begin)
-            mix(w1, hidden, 1, inputs, hidden, d1, size, KEEP, b1, end, stride, lanes)
+        columns, stride = _columns(x, x_row, tail, begin, count, inputs, room, lanes)
+        end, apart = _place(grad, grad_tail, begin, count, lanes)
+        for head in range(heads):
+            w1, b1, w2, b2, w3, b3 = _parts(row(at_address(weights, lanes), head, parameters), inputs, hidden, 1)
+            totals = row(at_address(to_weights, lanes), head, parameters * wide)
+            g1, gb1, g2, gb2, g3, gb3 = _parts(totals, inputs, hidden, wide)
+            mix(w1, 1, hidden, hidden, inputs, columns, stride, BIAS, b1, h1, size, lanes)
+            activate_with_slope(h1, s1, many, lanes)
+            mix(w2, 1, hidden, hidden, hidden, h1, size, BIAS, b2, h2, size, lanes)
+            activate_with_slope(h2, s2, many, lanes)
+            mix(w3, 1, 1, 1, hidden, h2, size, BIAS, b3, h3, size, lanes)
+            activate_with_slope(h3, d3, TILE, lanes)
+            multiply(d3, row(end, head, apart), TILE, lanes)
+            dot_products(h2, size, hidden, d3, size, 1, TILE, True, g3, wide, wide, lanes)
+            add_rows(gb3, d3, 1, lanes)
+            mix(w3, 1, 1, hidden, 1, d3, size, ZERO, b3, d2, size, lanes)
+            multiply(d2, s2, many, lanes)
+            dot_products(h1, size, hidden, d2, size, hidden, TILE, True, g2, hidden * wide, wide, lanes)
+            add_rows(gb2, d2, hidden, lanes)
+            mix(w2, hidden, 1, hidden, hidden, d2, size, ZERO, b2, d1, size, lanes)
+            multiply(d1, s1, many, lanes)
+            dot_products(columns, stride, inputs, d1, size, hidden, TILE, True, g1, hidden * wide, wide, lanes)
+            add_rows(gb1, d1, hidden, lanes)
+            if wanted:
+                to_tile = offset(at_address(to_x, lanes), begin)
+                mix(w1, hidden, 1, inputs, hidden, d1, size, KEEP, b1, to_tile, to_x_row, lanes)
 
 
 @compiled

@@ -614,6 +614,22 @@ def test_memory_is_measured_in_a_process_of_its_own():
     assert hidden < found < 20 * hidden
 
 
+def test_memory_is_measured_with_the_first_seed(tmp_path, monkeypatch):
+    calls = []
+
+    def measured(network, batch):
+        calls.append(network["class_path"])
+        return 12.0 if len(calls) == 1 else 14.0
+
+    monkeypatch.setattr(cells, "training_memory", measured)
+    content = compare(tmp_path, memory=True, seeds=[3, 0])
+    assert len(calls) == len(set(calls)) == len(content["summary"]) / 2
+    found = {(cell["model"], cell["seed"]): cell["peak_memory_mib"] for cell in content["cells"]}
+    assert set(found.values()) == {None, 12.0, 14.0}
+    assert all((value is None) == (seed == 0) for (_, seed), value in found.items())
+    assert {row["peak_memory_mib"] for row in content["summary"]} == {12.0, 14.0}
+
+
 def test_root_is_given_to_data_sets_that_take_one(tmp_path):
     file = write(tmp_path / "a.yaml", config(root="here"))
     assert Sets(read_settings(file))._sets["train"].root == "here"

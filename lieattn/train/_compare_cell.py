@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,7 +81,7 @@ class CellRunner:
         probe, group = self._probe(task), group_of(cell.model, model, task.network)
         before = probe.measure(task.network, group)
         batches = _first_batches(data)
-        record["peak_memory_mib"] = self._peak_memory(cell.model, model, task, batches[0])
+        record["peak_memory_mib"] = self._peak_memory(cell, model, task, batches[0])
         _warm_up(task, batches)
         seed_generators(cell.seed)
         try:
@@ -131,16 +130,16 @@ class CellRunner:
         targets = getattr(task, "targets", {"y": 1.0})
         return EquivarianceProbe(self.sets, chosen.clouds, chosen.elements, list(targets))
 
-    def _peak_memory(self, name: str, model: ModelSettings, task: PointSetTask, batch: Batch) -> float:
-        """Of a step on the CPU, which is measured once for a model; on CUDA the training itself tells."""
+    def _peak_memory(self, cell: Cell, model: ModelSettings, task: PointSetTask, batch: Batch) -> float | None:
+        """Of a step on the CPU, which is measured with the first seed alone; on CUDA the training itself tells."""
         if task.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(task.device)
-            return math.nan
-        if not self.settings.memory:
-            return math.nan
-        if name not in self._memory:
-            self._memory[name] = training_memory(model.network, batch)
-        return self._memory[name]
+            return None
+        if not self.settings.memory or cell.seed != self.settings.seeds[0]:
+            return None
+        if cell.model not in self._memory:
+            self._memory[cell.model] = training_memory(model.network, batch)
+        return self._memory[cell.model]
 
     def _test(self, task: PointSetTask, trainer: Trainer) -> Record:
         """Metrics on the test set as it is, and on the turned one if asked for; forward passes are timed."""

@@ -199,7 +199,8 @@ class Settings:
     trainer
         Some options of Lightning's Trainer.
     memory
-        Whether the peak memory of a training step is measured, on the CPU in a process of its own.
+        Whether the peak memory of a training step is measured, on the CPU in a process of its own and with the first
+        seed alone.
     root
         Folder of the data, for data sets that take a ``root`` and have none.
     """

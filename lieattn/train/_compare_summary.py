@@ -124,7 +124,7 @@ def _summary(metric: str, records: list[Record]) -> Summary:
     for name in ("steps", "seconds"):
         summary[name] = _statistics([one[name] for one in records])
     for name in ("train_clouds_per_s", "inference_clouds_per_s", "peak_memory_mib"):
-        values = [one[name] for one in done if one[name] is not None]
+        values = [one[name] for one in done if one[name] is not None and math.isfinite(one[name])]
         summary[name] = statistics.fmean(values) if values else math.nan
     summary["equivariance"] = {
         when: {kind: _largest([one["equivariance"][when][kind] for one in done]) for kind in _KINDS}

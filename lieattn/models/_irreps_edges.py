@@ -42,10 +42,10 @@ class Edges:
     num_points: int
 
     def sum_to_targets(self, messages: Tensor) -> Tensor:
-        """Messages ``[edges, *]`` summed at their targets and divided by the root of their number: ``[points, *]``."""
+        """Messages ``[edges, *]`` summed at their targets, over the root of 1 + the sum of windows: ``[points, *]``."""
         total = messages.new_zeros(self.num_points, *messages.shape[1:]).index_add(0, self.target, messages)
-        degree = torch.bincount(self.target, minlength=self.num_points).clamp(min=1).to(messages.dtype)
-        return total / degree.sqrt().view(-1, *[1] * (messages.ndim - 1))
+        weight = self.window.new_zeros(self.num_points).index_add(0, self.target, self.window)
+        return total * (1 + weight).rsqrt().to(messages.dtype).view(-1, *[1] * (messages.ndim - 1))
 
 
 def find_edges(neighbors: Neighbors, pos: Tensor, *, degree: int, basis: int, cutoff: float) -> Edges:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lieattn.models._irreps_edges import Edges
+from lieattn.nn import keep_variance
 
 
 def hidden_irreps(channels: int, degree: int) -> Any:
@@ -17,6 +18,14 @@ def hidden_irreps(channels: int, degree: int) -> Any:
     from e3nn import o3
 
     return o3.Irreps([(channels, (number, (-1) ** number)) for number in range(degree + 1)])
+
+
+def radial_network(basis: int, hidden: int, outputs: int, *, bias: bool = True) -> nn.Sequential:
+    """Functions of the distance, from radial functions, with weights that keep the size of signals."""
+    first, last = nn.Linear(basis, hidden, bias), nn.Linear(hidden, outputs, bias)
+    keep_variance(first, 0.5)  # Bessel functions are large
+    keep_variance(last)
+    return nn.Sequential(first, nn.SiLU(), last)
 
 
 class IrrepsNorm(nn.Module):
@@ -111,9 +120,8 @@ class TensorProductMessage(nn.Module):
         self.product = o3.TensorProduct(
             irreps_in, harmonics, o3.Irreps(middle), paths, shared_weights=False, internal_weights=False
         )
-        self.radial = nn.Sequential(
-            nn.Linear(basis, hidden), nn.SiLU(), nn.Linear(hidden, self.product.weight_numel, bias=False)
-        )
+        # Without biases, so that with the radial functions the messages vanish at the cutoff.
+        self.radial = radial_network(basis, hidden, self.product.weight_numel, bias=False)
         self.linear = o3.Linear(o3.Irreps(middle), irreps_out)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:

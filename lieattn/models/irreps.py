@@ -22,6 +22,7 @@ from lieattn.models._irreps_layers import (
     IrrepsNorm,
     TensorProductMessage,
     hidden_irreps,
+    radial_network,
 )
 from lieattn.models._point_inputs import Kind, Readout, check_options, features, length_of, read_out, vectors
 from lieattn.ops import RelativeTerms, group_attention
@@ -309,7 +310,7 @@ class _DistanceBlock(nn.Module):
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(channels), nn.LayerNorm(channels)
         self.projection, self.output = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
-        self.radial = nn.Sequential(nn.Linear(basis, hidden), nn.SiLU(), nn.Linear(hidden, heads + channels))
+        self.radial = radial_network(basis, hidden, heads + channels)
         self.network = nn.Sequential(nn.Linear(channels, 4 * channels), nn.SiLU(), nn.Linear(4 * channels, channels))
 
     def forward(self, x: Tensor, neighbors: Any, radial: Tensor, window: Tensor) -> Tensor:

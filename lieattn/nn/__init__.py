@@ -51,7 +51,7 @@ from lieattn.nn._positional import (
     RotaryEncoding,
     TableEncoding,
 )
-from lieattn.nn._radial import bessel_functions, smooth_lengths, smooth_window
+from lieattn.nn._radial import bessel_functions, keep_variance, smooth_lengths, smooth_window
 from lieattn.nn._squeeze_excite import GroupSqueezeExcite
 
 __all__ = [
@@ -137,6 +137,7 @@ __all__ = [
     "from_grid",
     "grid_images",
     "irreps_linear",
+    "keep_variance",
     "lift_field",
     "pair_coordinates",
     "pooled_positions",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_count, check_features, check_length
 from lieattn.geometry import Neighbors
-from lieattn.nn._radial import bessel_functions, smooth_lengths, smooth_window
+from lieattn.nn._radial import bessel_functions, keep_variance, smooth_lengths, smooth_window
 
 _NEAR = 0.1  # share of the cutoff below which directions fade
 
@@ -87,8 +86,8 @@ class EdgeNetwork(nn.Module):
         # directions enter gently, for few frames average them badly.
         for linear, factor in ((self.radial, 0.5), (self.own, 2.0), (self.other, 2.0), (self.arrows, 0.5)):
             if linear is not None:
-                _keep_variance(linear, factor)
-        _keep_variance(self.hidden)
+                keep_variance(linear, factor)
+        keep_variance(self.hidden)
 
     def forward(self, pos: Tensor, neighbors: Neighbors, frames: Tensor, x: Tensor, vectors: Tensor) -> FrameEdges:
         """Signals of all edges and frames.
@@ -156,7 +155,7 @@ class LiftingConvolution(nn.Module):
         for argument, count in {"hidden": hidden, "channels": channels}.items():
             check_count(argument, count)
         self.output = nn.Linear(hidden, channels, bias=False)
-        _keep_variance(self.output)
+        keep_variance(self.output)
 
     def forward(self, edges: FrameEdges) -> Tensor:
         """Field ``[points, fiber, channels]``."""
@@ -188,15 +187,10 @@ class FrameMessages(nn.Module):
         for argument, count in {"hidden": hidden, "channels": channels}.items():
             check_count(argument, count)
         self.kernel = nn.Linear(hidden, channels, bias=False)
-        _keep_variance(self.kernel)
+        keep_variance(self.kernel)
 
     def forward(self, x: Tensor, edges: FrameEdges) -> Tensor:
         """Field ``[points, fiber, channels]`` to the same."""
         check_features(x, self.kernel.weight)
         at_source = x.index_select(0, edges.neighbors.source)
         return edges.sum_to_targets(self.kernel(edges.signals) * at_source)
-
-
-def _keep_variance(linear: nn.Linear, factor: float = 1.0) -> None:
-    """Draw weights so that signals keep their size through the swish and sums over neighbors are not drowned."""
-    nn.init.normal_(linear.weight, std=factor * math.sqrt(2 / linear.in_features))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def bessel_functions(x: Tensor, count: int) -> Tensor:
@@ -43,3 +43,11 @@ def smooth_lengths(vectors: Tensor) -> Tensor:
     apart = square > 0
     # Both branches have finite derivatives.
     return torch.where(apart, torch.where(apart, square, 1.0).sqrt(), 0.0)
+
+
+def keep_variance(linear: nn.Linear, factor: float = 1.0) -> None:
+    """Draw weights anew so that signals keep their size through the swish, times a factor.
+
+    In networks of distances: with torch's own weights their outputs begin small, beside those of the points.
+    """
+    nn.init.normal_(linear.weight, std=factor * math.sqrt(2 / linear.in_features))

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from lieattn.train._compare_cell import CellRunner
 from lieattn.train._compare_config import Cell, ModelSettings, Settings, read_settings
 from lieattn.train._compare_data import Sets
-from lieattn.train._compare_jobs import in_processes
+from lieattn.train._compare_jobs import claim, in_processes
 from lieattn.train._compare_models import build_task, match_models
 from lieattn.train._compare_store import CellStore, Record, finite, write_json
 from lieattn.train._compare_summary import report, tables
@@ -63,7 +63,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     except ValueError as error:
         _say("\n".join([f"lieattn {name}: {error}", *getattr(error, "__notes__", [])]))
         return 2
-    if status > 128 and options.cells is None:
+    if status > 128 and options.claims is None:
         _say(f"lieattn {name}: stopped; finished cells are kept in {folder}\nTo continue: {again}")
     return status
 
@@ -94,7 +94,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
         metavar="N",
         help="processes that train cells at once, each on its share of the threads (OMP_NUM_THREADS); default 1",
     )
-    parser.add_argument("--cells", type=int, nargs="+", help=argparse.SUPPRESS)  # what --jobs gives to a process
+    parser.add_argument("--claims", type=Path, help=argparse.SUPPRESS)  # what --jobs gives to its processes
     parser.add_argument("--plan", action="store_true", help="show widths and missing cells, and train nothing")
     return parser
 
@@ -103,7 +103,7 @@ def _compare(options: argparse.Namespace, folder: Path, command: list[str]) -> i
     settings = read_settings(options.config, options.root, options.set)
     _check_options(settings, options)
     models = match_models(settings)
-    part = options.cells is not None
+    part = options.claims is not None
     if not part:
         _say("\n".join(_matched(name, model, count) for name, (model, count) in models.items()))
     sets, store = Sets(settings), CellStore(folder, _say)
@@ -114,20 +114,20 @@ def _compare(options: argparse.Namespace, folder: Path, command: list[str]) -> i
         for number, cell in enumerate(cells)
         if cell not in records and (options.models is None or cell.model in options.models)
     ]
-    if part:
-        missing = [number for number in missing if number in options.cells]
-    else:
+    if not part:
         _say(f"{len(records)} of {len(cells)} cells are finished, {len(missing)} to run; results in {folder}")
     if options.plan:
         return 0
     if options.jobs > 1 and len(missing) > 1 and not part:
-        status = in_processes(command, missing, options.jobs)
+        status = in_processes(command, min(options.jobs, len(missing)))
         records = _finished(settings, models, store)
         if any(cells[number] not in records for number in missing):
             return max(status, 1)
     else:
         runner = CellRunner(settings, sets, store)
         for count, number in enumerate(missing, start=1):
+            if part and not claim(options.claims, number):
+                continue
             cell = cells[number]
             with _bar(settings, f"{count}/{len(missing)} {cell}") as bar:
                 records[cell] = _run(runner, cell, models[cell.model][0], bar)

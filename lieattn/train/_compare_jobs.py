@@ -1,4 +1,4 @@
-"""Cells of a comparison in several processes at once, each on its share of the threads."""
+"""Cells of a comparison in several processes at once, each with its share of the threads."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 import torch
 
 
-def in_processes(command: Sequence[str], cells: Sequence[int], jobs: int) -> int:
-    """Run a ``lieattn`` command with ``--cells`` and a part of the numbers in each of several processes.
+def in_processes(command: Sequence[str], jobs: int) -> int:
+    """Run a ``lieattn`` command in several processes, with ``--claims`` and a folder where they claim cells.
 
     SIGINT and SIGTERM are passed on, once to each process, so that all of them save what they are at.
 
@@ -23,8 +25,6 @@ def in_processes(command: Sequence[str], cells: Sequence[int], jobs: int) -> int
     ----------
     command
         What follows ``lieattn``.
-    cells
-        Numbers of the cells to run.
     jobs
         Processes; they divide the threads that torch may use.
 
@@ -33,16 +33,24 @@ def in_processes(command: Sequence[str], cells: Sequence[int], jobs: int) -> int
     int
         The highest exit status, 128 + n for a process that signal n ended.
     """
-    shares = [cells[start::jobs] for start in range(min(jobs, len(cells)))]
-    threads = max(1, torch.get_num_threads() // len(shares))
+    threads = max(1, torch.get_num_threads() // jobs)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TQDM_DISABLE": "1"}
     children: list[subprocess.Popen[bytes]] = []
-    with _passing_on(children):
-        for share in shares:
-            program = [sys.executable, "-m", "lieattn", *command, "--cells", *map(str, share)]
+    with tempfile.TemporaryDirectory() as claims, _passing_on(children):
+        program = [sys.executable, "-m", "lieattn", *command, "--claims", claims]
+        for _ in range(jobs):
             # A session of its own: a terminal would send the signal once more.
             children.append(subprocess.Popen(program, env=environment, start_new_session=True))
         return max(_status(child.wait()) for child in children)
+
+
+def claim(folder: Path, number: int) -> bool:
+    """Whether a cell is this process's to run: the first that asks gets it."""
+    try:
+        (folder / str(number)).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _status(code: int) -> int:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from lieattn.train._compare_cell import CellRunner
 from lieattn.train._compare_config import Cell, ModelSettings, Settings, read_settings
 from lieattn.train._compare_data import Sets
-from lieattn.train._compare_jobs import claim, in_processes
+from lieattn.train._compare_jobs import claim, given_models, in_processes
 from lieattn.train._compare_models import build_task, match_models
 from lieattn.train._compare_store import CellStore, Record, finite, write_json
 from lieattn.train._compare_summary import report, tables
@@ -102,11 +102,13 @@ def _parser(name: str) -> argparse.ArgumentParser:
 def _compare(options: argparse.Namespace, folder: Path, command: list[str]) -> int:
     settings = read_settings(options.config, options.root, options.set)
     _check_options(settings, options)
-    models = match_models(settings)
     part = options.claims is not None
-    if not part:
+    if part:
+        models = given_models(settings, options.claims)
+    else:
+        models = match_models(settings)
         _say("\n".join(_matched(name, model, count) for name, (model, count) in models.items()))
-    sets, store = Sets(settings), CellStore(folder, _say)
+    store = CellStore(folder, _say)
     cells = settings.cells()
     records = _finished(settings, models, store)
     missing = [
@@ -117,14 +119,15 @@ def _compare(options: argparse.Namespace, folder: Path, command: list[str]) -> i
     if not part:
         _say(f"{len(records)} of {len(cells)} cells are finished, {len(missing)} to run; results in {folder}")
     if options.plan:
+        Sets(settings)  # raises where the data does not fit
         return 0
     if options.jobs > 1 and len(missing) > 1 and not part:
-        status = in_processes(command, min(options.jobs, len(missing)))
+        status = in_processes(command, models, min(options.jobs, len(missing)))
         records = _finished(settings, models, store)
         if any(cells[number] not in records for number in missing):
             return max(status, 1)
     else:
-        runner = CellRunner(settings, sets, store)
+        runner = CellRunner(settings, Sets(settings), store)
         for count, number in enumerate(missing, start=1):
             if part and not claim(options.claims, number):
                 continue

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 import torch
 
+from lieattn.train._compare_config import ModelSettings, Settings
 
-def in_processes(command: Sequence[str], jobs: int) -> int:
+_MODELS = "models.json"
+
+
+def in_processes(command: Sequence[str], models: Mapping[str, tuple[ModelSettings, int]], jobs: int) -> int:
     """Run a ``lieattn`` command in several processes, with ``--claims`` and a folder where they claim cells.
 
     SIGINT and SIGTERM are passed on, once to each process, so that all of them save what they are at.
@@ -25,6 +30,8 @@ def in_processes(command: Sequence[str], jobs: int) -> int:
     ----------
     command
         What follows ``lieattn``.
+    models
+        The models with what was chosen for each, and their parameter counts.
     jobs
         Processes; they divide the threads that torch may use.
 
@@ -37,11 +44,23 @@ def in_processes(command: Sequence[str], jobs: int) -> int:
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TQDM_DISABLE": "1"}
     children: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as claims, _passing_on(children):
+        chosen = {name: (model.chosen, count) for name, (model, count) in models.items()}
+        Path(claims, _MODELS).write_text(json.dumps(chosen))
         program = [sys.executable, "-m", "lieattn", *command, "--claims", claims]
         for _ in range(jobs):
             # A session of its own: a terminal would send the signal once more.
             children.append(subprocess.Popen(program, env=environment, start_new_session=True))
         return max(_status(child.wait()) for child in children)
+
+
+def given_models(settings: Settings, folder: Path) -> dict[str, tuple[ModelSettings, int]]:
+    """The models as the process that shares out the cells has chosen them."""
+    chosen = json.loads((folder / _MODELS).read_text())
+    models = {}
+    for name, (arguments, count) in chosen.items():
+        given = {key: value for key, value in arguments.items() if value is not None}
+        models[name] = settings.models[name].with_arguments(**given), count
+    return models
 
 
 def claim(folder: Path, number: int) -> bool:

@@ -317,9 +317,11 @@ def test_killed_run_repeats_no_finished_cell(finished, tmp_path, monkeypatch, ca
     assert without_times(again) == expected
 
 
-def test_jobs_share_the_cells(finished, tmp_path):
-    """Each process takes a part of them, and the report is that of a single process."""
+def test_jobs_share_the_cells(finished, tmp_path, capfd):
+    """Each cell is run once, and the report is that of a single process."""
     found, expected = without_times(compare(tmp_path, arguments=("--jobs", "3"))), without_times(reports(finished))
+    run = [line.split("] ")[1].split(":")[0] for line in capfd.readouterr().err.splitlines() if line.startswith("[")]
+    assert len(run) == len(set(run)) == len(expected)
     for cell in [*found, *expected]:
         cell.pop("threads")
     assert found == expected

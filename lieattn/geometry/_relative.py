@@ -63,9 +63,19 @@ def relative_coordinates(
 
 
 def join_coordinates(parts: Sequence[Tensor]) -> Tensor:
-    """Join coordinates ``[edges, fiber, fiber, k]`` of pairs along the last axis, which lies outermost in memory.
+    """Join coordinates of pairs along the last axis, which lies outermost in memory.
 
     Networks of the coordinates run over vectors of pairs, and most parts are the same for many pairs in a row.
+
+    Parameters
+    ----------
+    parts
+        ``[edges, fiber, fiber, k]`` each, alike but for k.
+
+    Returns
+    -------
+    Tensor
+        ``[edges, fiber, fiber, sum of k]``, in the dtype of the parts; not contiguous.
     """
     return torch.cat([part.movedim(-1, 0) for part in parts]).movedim(0, -1)
 

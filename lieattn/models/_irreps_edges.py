@@ -29,8 +29,8 @@ class Edges:
         ``[edges]``, that window alone.
     harmonics
         ``[edges, (degree + 1)²]`` in e3nn's component normalization; zero above degree 0 where points coincide.
-    num_points
-        Number of points.
+    norm
+        ``[points]``, what sums over neighbors are multiplied by: one over the root of 1 + their windows.
     """
 
     target: Tensor
@@ -39,13 +39,17 @@ class Edges:
     radial: Tensor
     window: Tensor
     harmonics: Tensor
-    num_points: int
+    norm: Tensor
+
+    @property
+    def num_points(self) -> int:
+        """Number of points."""
+        return len(self.norm)
 
     def sum_to_targets(self, messages: Tensor) -> Tensor:
-        """Messages ``[edges, *]`` summed at their targets, over the root of 1 + the sum of windows: ``[points, *]``."""
+        """Messages ``[edges, *]`` summed at their targets, times the norm: ``[points, *]``."""
         total = messages.new_zeros(self.num_points, *messages.shape[1:]).index_add(0, self.target, messages)
-        weight = self.window.new_zeros(self.num_points).index_add(0, self.target, self.window)
-        return total * (1 + weight).rsqrt().to(messages.dtype).view(-1, *[1] * (messages.ndim - 1))
+        return total * self.norm.to(messages.dtype).view(-1, *[1] * (messages.ndim - 1))
 
 
 def find_edges(neighbors: Neighbors, pos: Tensor, *, degree: int, basis: int, cutoff: float) -> Edges:
@@ -80,4 +84,5 @@ def find_edges(neighbors: Neighbors, pos: Tensor, *, degree: int, basis: int, cu
     harmonics = torch.cat([harmonics[:, :1], harmonics[:, 1:] * apart[:, None]], dim=1)
     window = smooth_window(length / cutoff)
     radial = bessel_functions(length / cutoff, basis) * window[:, None]
-    return Edges(target, source, vectors, radial, window, harmonics, len(pos))
+    norm = (1 + window.new_zeros(len(pos)).index_add(0, target, window)).rsqrt()
+    return Edges(target, source, vectors, radial, window, harmonics, norm)

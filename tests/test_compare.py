@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import os
 import re
@@ -325,6 +326,22 @@ def test_jobs_share_the_cells(finished, tmp_path, capfd):
     for cell in [*found, *expected]:
         cell.pop("threads")
     assert found == expected
+
+
+def test_lines_of_several_processes_stay_whole(tmp_path, monkeypatch):
+    """Every message is written at once with its line end, so that none falls into that of another process."""
+    written = []
+
+    class Stream(io.StringIO):
+        def write(self, text: str) -> int:
+            written.append(text)
+            return len(text)
+
+    monkeypatch.setattr("sys.stderr", Stream())
+    compare(tmp_path, seeds=[0], fractions=[1.0])
+    lines = [text for text in written if text]
+    assert sum(text.startswith("[") for text in lines) == 2
+    assert all(text.endswith("\n") for text in lines)
 
 
 def test_jobs_are_stopped_together_and_continue(tmp_path, capfd):

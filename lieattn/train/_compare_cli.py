@@ -223,4 +223,5 @@ def _quiet() -> Iterator[None]:
 
 def _say(message: str) -> None:
     sys.stdout.flush()
-    tqdm.write(message, file=sys.stderr)
+    # In one write, line end included: the processes of --jobs share the stream.
+    tqdm.write(f"{message}\n", file=sys.stderr, end="")

@@ -16,7 +16,7 @@ from lieattn.nn._block import PreNormBlock
 from lieattn.nn._convolution_kernels import ConvolutionKernel, NetworkKernel, TableKernel
 from lieattn.nn._fiber_fourier import FiberToIrreps, IrrepsToFiber, band_limit, fiber_linear, irreps_linear
 from lieattn.nn._fields import Frames, lift_field, project_field
-from lieattn.nn._framewise import FiberNorm, FramewiseAttention, FramewiseBlock, RotaryPhases
+from lieattn.nn._framewise import FiberNorm, FramewiseAttention, FramewiseBlock
 from lieattn.nn._grid_convolution import GridGroupConvolution, GridLiftingConvolution
 from lieattn.nn._grid_fields import act_on_grid, from_grid, grid_images, to_grid
 from lieattn.nn._grid_kernels import published_measure
@@ -52,6 +52,7 @@ from lieattn.nn._positional import (
     TableEncoding,
 )
 from lieattn.nn._radial import bessel_functions, keep_variance, smooth_lengths, smooth_window
+from lieattn.nn._rotary import RotaryPhases
 from lieattn.nn._squeeze_excite import GroupSqueezeExcite
 
 __all__ = [

@@ -11,6 +11,7 @@ from lieattn.geometry import Padding
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn._lifting_convolution import FrameEdges, FrameMessages
 from lieattn.nn._linear import GroupLinear
+from lieattn.nn._rotary import opposite, turn_pairs
 from lieattn.ops import whole_cloud_attention
 
 
@@ -38,31 +39,6 @@ class FiberNorm(nn.Module):
         """Normalize ``[points, fiber, channels]``."""
         weight, bias = self.weight.expand(x.shape[-2:]), self.bias.expand(x.shape[-2:])
         return F.layer_norm(x, x.shape[-2:], weight, bias, self.eps)
-
-
-class RotaryPhases(nn.Module):
-    r"""Angles of rotary encodings whose frequencies turn with the frame: :math:`\langle\omega, h_a^{-1} x_i\rangle`.
-
-    Parameters
-    ----------
-    dim
-        Dimension of space.
-    heads, channels
-        Heads and channels of a head; half as many frequencies each.
-    spread
-        Standard deviation of the frequencies at the start, in radians per unit of length.
-    """
-
-    def __init__(self, dim: int, heads: int, channels: int, *, spread: float = 1.0) -> None:
-        super().__init__()
-        if channels % 2:
-            raise ValueError(f"channels: rotary pairs need an even number of channels a head, got {channels}")
-        self.frequencies = nn.Parameter(spread * torch.randn(heads, channels // 2, dim))
-
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines ``[points, fiber, heads, channels / 2]`` at positions ``[points, fiber, dim]``."""
-        angle = (positions @ self.frequencies.flatten(0, 1).T).unflatten(-1, self.frequencies.shape[:2])
-        return angle.cos(), angle.sin()
 
 
 class FramewiseAttention(nn.Module):
@@ -106,15 +82,13 @@ class FramewiseAttention(nn.Module):
         self.projection = GroupLinear(group, channels, 3 * channels)
         self.output = GroupLinear(group, channels, channels)
 
-    def forward(self, x: Tensor, phases: tuple[Tensor, Tensor], padding: Padding) -> Tensor:
-        """Field ``[points, fiber, channels]`` to the same, with the phases of its points."""
-        cosine, sine = phases
+    def forward(self, x: Tensor, phases: Tensor, padding: Padding) -> Tensor:
+        """Field ``[points, fiber, channels]`` to the same, with the :class:`RotaryPhases` of its points."""
         signals = self.projection(x).unflatten(-1, (3, self.heads, -1))
-        turned = _turn(signals, cosine[:, :, None], sine[:, :, None])
-        query, key, value = turned.unbind(dim=2)
+        query, key, value = turn_pairs(signals, phases[:, :, None]).unbind(dim=2)
         dropout = self.dropout if self.training else 0.0
         out = whole_cloud_attention(query, key, value, padding, dropout=dropout)
-        return self.output(_turn(out, cosine, -sine).flatten(-2))
+        return self.output(turn_pairs(out, opposite(phases)).flatten(-2))
 
 
 class FramewiseBlock(nn.Module):
@@ -155,9 +129,7 @@ class FramewiseBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.messages = None if messages is None else FrameMessages(messages, channels)
 
-    def forward(
-        self, x: Tensor, phases: tuple[Tensor, Tensor], padding: Padding, edges: FrameEdges | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, phases: Tensor, padding: Padding, edges: FrameEdges | None = None) -> Tensor:
         """Field ``[points, fiber, channels]`` to the same; ``edges`` for blocks with messages."""
         y = self.norm1(x)
         attended = self.attention(y, phases, padding)
@@ -167,9 +139,3 @@ class FramewiseBlock(nn.Module):
             attended = attended + self.messages(y, edges)
         x = x + self.dropout(attended)
         return x + self.dropout(self.linear2(F.gelu(self.linear1(self.norm2(x)))))
-
-
-def _turn(signal: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn the pairs (c, c + channels / 2) by their angles."""
-    first, second = signal.chunk(2, dim=-1)
-    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lieattn._checks import check_count
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup, check_group
+from lieattn.nn._rotary import RotaryPhases, turn_pairs
 from lieattn.ops import RelativeTerms
 
 
@@ -311,25 +312,16 @@ class RotaryEncoding(PositionalEncoding):
         super().__init__()
         check_group("group", group)
         self.group = group
-        if channels % 2 or channels < 2:
-            raise ValueError(f"channels: rotary pairs need an even number of channels a head, got {channels}")
-        self.frequencies = nn.Parameter(spread * torch.randn(heads, channels // 2, group.dim))
+        self.phases = RotaryPhases(group.dim, heads, channels, spread=spread)
 
     def forward(self, graph: LiftedGraph) -> RelativeTerms:
         """No terms: the positions are in the queries and keys."""
         return RelativeTerms()
 
     def rotate(self, query: Tensor, key: Tensor, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
-        """Turn the pairs (c, c + channels / 2) of both by their angles."""
-        exact = torch.promote_types(self.frequencies.dtype, torch.float32)
-        angle = torch.einsum("pad,hfd->pahf", graph.frame_positions().to(exact), self.frequencies.to(exact))
-        cosine, sine = angle.cos().to(query.dtype), angle.sin().to(query.dtype)
-        return _turn_pairs(query, cosine, sine), _turn_pairs(key, cosine, sine)
-
-
-def _turn_pairs(signal: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    first, second = signal.chunk(2, dim=-1)
-    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
+        """Turn the channel pairs of both by their angles."""
+        phases = self.phases(graph.frame_positions())
+        return turn_pairs(query, phases), turn_pairs(key, phases)
 
 
 def _distinct(vectors: Tensor, tolerance: float) -> Tensor:

@@ -70,6 +70,24 @@ def test_frames_of_the_data_are_exact_for_all_rotations(name, kind):
         assert relative_error(model(turned(data, matrix)), wanted) < 1e-9
 
 
+@pytest.mark.parametrize("kind", ["invariant", "vector"])
+@pytest.mark.parametrize("readout", ["pool_first", "point_first"])
+def test_outputs_of_points_turn_and_sum_to_those_of_clouds(kind, readout):
+    """``pool="none"``: behind the same weights, what is linear in the pooled field sums to the output of the cloud."""
+    options = {"kind": kind, "readout": readout, "radial": 0, "lifting": 0, "neighborhood": AllPairs()}
+    model, data = network(Euclidean(SE(3)), PrincipalFrames(), pool="none", **options), cloud(3, (6, 4, 5))
+    expected = model(data)
+    assert expected.shape == ((15, 2) if kind == "invariant" else (15, 2, 3))
+    matrix = rotation(3, 1)
+    wanted = expected if kind == "invariant" else expected @ matrix.T
+    assert relative_error(model(turned(data, matrix)), wanted) < 1e-9
+    if kind == "vector" or readout == "point_first":
+        whole = network(Euclidean(SE(3)), PrincipalFrames(), pool="sum", **options)
+        whole.load_state_dict(model.state_dict())
+        sums = torch.stack([part.sum(dim=0) for part in expected.split([6, 4, 5])])
+        torch.testing.assert_close(whole(data), sums)
+
+
 @pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("kind", ["invariant", "vector"])
 @pytest.mark.parametrize("name", FINITE)
@@ -161,7 +179,7 @@ def test_nothing_changes_without_the_options():
     ("options", "message"),
     [
         ({"kind": "tensor"}, "kind: expected 'invariant' or 'vector'"),
-        ({"kind": "vector", "pool": "max"}, "pool: expected 'mean' or 'sum' for vectors"),
+        ({"kind": "vector", "pool": "max"}, "pool: expected 'mean', 'sum' or 'none' for vectors"),
         ({"neighborhood": Nearest(3)}, "cutoff: .* has no length of its own"),
         ({"neighborhood": Nearest(3), "lifting": 0}, "cutoff: .* has no length of its own"),
         ({"radial": -1}, "radial: expected an integer of at least 0"),

@@ -20,11 +20,13 @@ def hidden_irreps(channels: int, degree: int) -> Any:
     return o3.Irreps([(channels, (number, (-1) ** number)) for number in range(degree + 1)])
 
 
-def radial_network(basis: int, hidden: int, outputs: int, *, bias: bool = True) -> nn.Sequential:
-    """Functions of the distance, from radial functions, with weights that keep the size of signals."""
-    first, last = nn.Linear(basis, hidden, bias), nn.Linear(hidden, outputs, bias)
-    keep_variance(first, 0.5)  # Bessel functions are large
-    keep_variance(last)
+def two_linears(
+    inputs: int, hidden: int, outputs: int, *, bias: bool = True, factors: tuple[float, float] = (1.0, 1.0)
+) -> nn.Sequential:
+    """A network with weights that keep the size of signals, times factors."""
+    first, last = nn.Linear(inputs, hidden, bias), nn.Linear(hidden, outputs, bias)
+    keep_variance(first, factors[0])
+    keep_variance(last, factors[1])
     return nn.Sequential(first, nn.SiLU(), last)
 
 
@@ -121,7 +123,7 @@ class TensorProductMessage(nn.Module):
             irreps_in, harmonics, o3.Irreps(middle), paths, shared_weights=False, internal_weights=False
         )
         # Without biases, so that with the radial functions the messages vanish at the cutoff.
-        self.radial = radial_network(basis, hidden, self.product.weight_numel, bias=False)
+        self.radial = two_linears(basis, hidden, self.product.weight_numel, bias=False, factors=(1.0, 1.4))
         self.linear = o3.Linear(o3.Irreps(middle), irreps_out)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:

@@ -1,4 +1,4 @@
-"""From a field on lifted points to numbers or vectors for each cloud."""
+"""From a field on lifted points to numbers or vectors for each cloud or point."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lieattn.ops import activation as activation_named
 from lieattn.reps import Vector
 
 Readout = Literal["pool_first", "point_first"]
-Pooling = Literal["mean", "max", "sum"]
+Pooling = Literal["mean", "max", "sum", "none"]
 
 
 class CloudReadout(nn.Module):
@@ -32,7 +32,8 @@ class CloudReadout(nn.Module):
     readout
         See above.
     pool
-        ``"mean"`` or ``"max"`` over points and frames, or ``"sum"`` over points of the mean over frames.
+        ``"mean"`` or ``"max"`` over points and frames, ``"sum"`` over points of the mean over frames, or ``"none"`` for
+        numbers of each point, where only frames are averaged.
     activation
         Name of the activation.
     norm
@@ -57,13 +58,13 @@ class CloudReadout(nn.Module):
             raise ValueError("head_norm: readout 'point_first' has a linear map only, and no normalization")
         self.readout, self.activation = readout, activation
         self.fiber_pool = FiberPool("max" if pool == "max" else "mean")
-        self.cloud_pool = CloudPool(pool)
+        self.cloud_pool = None if pool == "none" else CloudPool(pool)
         widths = [channels, channels, channels, outputs] if readout == "pool_first" else [channels, outputs]
         self.linears = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
         self.norms = nn.ModuleList(nn.LayerNorm(channels) if norm else nn.Identity() for _ in self.linears)
 
     def forward(self, x: Tensor, batch: Tensor, num_clouds: int) -> Tensor:
-        """``[points, fiber, channels]`` with clouds ``[points]`` to ``[clouds, outputs]``."""
+        """``[points, fiber, channels]`` with clouds ``[points]`` to ``[clouds, outputs]``, or ``[points, outputs]``."""
         act = activation_named("activation", self.activation)
         if self.readout == "point_first":
             return self._pool(self.linears[0](act(x)), batch, num_clouds)
@@ -73,21 +74,21 @@ class CloudReadout(nn.Module):
         return y
 
     def _pool(self, x: Tensor, batch: Tensor, num_clouds: int) -> Tensor:
-        pooled: Tensor = self.cloud_pool(self.fiber_pool(x), batch, num_clouds)
-        return pooled
+        pooled: Tensor = self.fiber_pool(x)
+        return pooled if self.cloud_pool is None else self.cloud_pool(pooled, batch, num_clouds)
 
 
 class VectorReadout(nn.Module):
-    r"""Vectors of every cloud: the mean over frames of h_a w(x, a), w a network of two layers, pooled over points.
+    r"""Vectors of every cloud or point: the mean over frames of h_a w(x, a), w a network of two layers.
 
     **Equivariance.** Vectors turn with points and frames.
 
     Parameters
     ----------
     channels, outputs, dim
-        Channels of the field, vectors for each cloud, dimension of the space.
+        Channels of the field, vectors for each cloud or point, dimension of the space.
     pool
-        ``"mean"`` or ``"sum"`` over points.
+        ``"mean"`` or ``"sum"`` over points, or ``"none"`` for vectors of each point.
     activation
         Name of the activation.
     """
@@ -96,16 +97,17 @@ class VectorReadout(nn.Module):
         self, channels: int, outputs: int, dim: int, *, pool: Pooling = "mean", activation: str = "silu"
     ) -> None:
         super().__init__()
-        if pool not in ("mean", "sum"):
-            raise ValueError(f"pool: expected 'mean' or 'sum' for vectors, got {pool!r}")
+        if pool not in ("mean", "sum", "none"):
+            raise ValueError(f"pool: expected 'mean', 'sum' or 'none' for vectors, got {pool!r}")
         self.activation, self.rep = activation, outputs * Vector(dim)
         self.outputs, self.dim = outputs, dim
         self.linear1, self.linear2 = nn.Linear(channels, channels), nn.Linear(channels, outputs * dim, bias=False)
-        self.cloud_pool = CloudPool(pool)
+        self.cloud_pool = None if pool == "none" else CloudPool(pool)
 
     def forward(self, x: Tensor, graph: LiftedElements) -> Tensor:
-        """``[points, fiber, channels]`` to ``[clouds, outputs, dim]``, or ``[clouds, dim]`` for one vector."""
+        """``[points, fiber, channels]`` to ``[clouds | points, outputs, dim]``, without ``outputs`` for one vector."""
         act = activation_named("activation", self.activation)
         vectors = project_field(self.linear2(act(self.linear1(x))), graph, self.rep)
-        pooled: Tensor = self.cloud_pool(vectors, graph.batch, graph.num_clouds)
-        return pooled if self.outputs == 1 else pooled.unflatten(1, (self.outputs, self.dim))
+        if self.cloud_pool is not None:
+            vectors = self.cloud_pool(vectors, graph.batch, graph.num_clouds)
+        return vectors if self.outputs == 1 else vectors.unflatten(1, (self.outputs, self.dim))

@@ -22,9 +22,10 @@ from lieattn.models._irreps_layers import (
     IrrepsNorm,
     TensorProductMessage,
     hidden_irreps,
-    radial_network,
+    two_linears,
 )
 from lieattn.models._point_inputs import Kind, Readout, check_options, features, length_of, read_out, vectors
+from lieattn.nn import keep_variance
 from lieattn.ops import RelativeTerms, group_attention
 
 
@@ -242,10 +243,9 @@ class DistanceTransformer(nn.Module):
         self.layers = nn.ModuleList(_DistanceBlock(channels, heads, basis, hidden) for _ in range(layers))
         self.norm = nn.LayerNorm(channels)
         if width := outputs if kind == "invariant" else outputs * len(self.vector_inputs):
-            self.head = nn.Sequential(nn.Linear(channels, channels), nn.SiLU(), nn.Linear(channels, width))
+            self.head = two_linears(channels, channels, width)
         if kind == "vector":
-            pair = nn.Linear(2 * channels + basis, channels)
-            self.pair = nn.Sequential(pair, nn.SiLU(), nn.Linear(channels, outputs))
+            self.pair = two_linears(2 * channels + basis, channels, outputs)
 
     def forward(self, data: Any) -> Tensor:
         """Outputs as in :meth:`TensorFieldNetwork.forward`."""
@@ -310,8 +310,10 @@ class _DistanceBlock(nn.Module):
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(channels), nn.LayerNorm(channels)
         self.projection, self.output = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
-        self.radial = radial_network(basis, hidden, heads + channels)
+        # What is seen of the geometry should count from the start: searched as for EdgeNetwork, for a fair comparison.
+        self.radial = two_linears(basis, hidden, heads + channels, factors=(1.5, 2.0))
         self.network = nn.Sequential(nn.Linear(channels, 4 * channels), nn.SiLU(), nn.Linear(4 * channels, channels))
+        keep_variance(self.output)
 
     def forward(self, x: Tensor, neighbors: Any, radial: Tensor, window: Tensor) -> Tensor:
         query, key, value = self.projection(self.norm1(x)).unflatten(1, (3, 1, self.heads, -1)).unbind(dim=1)

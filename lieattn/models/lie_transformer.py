@@ -70,7 +70,7 @@ class LieTransformer(nn.Module):
         See :class:`CloudReadout`: ``"pool_first"`` is the authors' ``model_1``, ``"point_first"`` their ``lieconv``.
     kind
         ``"invariant"`` numbers, or ``"vector"`` outputs, whose read-out is :class:`VectorReadout`: for orthogonal
-        frames, with ``pool`` ``"mean"`` or ``"sum"`` alone.
+        frames, with ``pool`` ``"mean"``, ``"sum"`` or, at points, ``"none"``.
     coordinates
         Of relative elements: ``"smooth"``, or one of the authors' for weights trained with them, see
         :func:`lieattn.models.published_pairs`.
@@ -272,7 +272,7 @@ class LieTransformer(nn.Module):
         return self.lifting(data, training=self.training, generator=generator)
 
     def forward(self, data: Any, graph: RelativeGraph | None = None) -> Tensor:
-        """Outputs ``[clouds, outputs]``, or vectors ``[clouds, outputs, dim]`` (one: ``[clouds, dim]``).
+        """Outputs ``[clouds, outputs]``, or vectors ``[clouds, outputs, dim]`` (one: ``[clouds, dim]``), or per point.
 
         Parameters
         ----------

@@ -713,7 +713,7 @@ def test_settings_can_be_replaced(tmp_path, capsys):
         assert re.search(message, capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("name", ["molecules", "dipoles", "shapes", "modelnet"])
+@pytest.mark.parametrize("name", ["forces", "molecules", "dipoles", "shapes", "modelnet"])
 def test_example_configurations_are_read(name):
     found = read_settings(Path(__file__).parent.parent / f"examples/configs/compare_{name}.yaml", "folder")
     assert len(found.models) >= 6

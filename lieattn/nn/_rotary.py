@@ -54,4 +54,5 @@ def turn_pairs(signal: Tensor, phases: Tensor) -> Tensor:
 
 def opposite(phases: Tensor) -> Tensor:
     """Phases that turn back."""
-    return phases * phases.new_tensor([1.0, -1.0])
+    cosine, sine = phases.unbind(-1)
+    return torch.stack([cosine, -sine], dim=-1)

@@ -95,6 +95,15 @@ def test_autocast_does_not_round_angles():
         assert torch.equal(phases(positions), expected)
 
 
+def test_autocast_does_not_round_positions_in_frames():
+    model, data, seen = network(tetrahedral()), cloud(tetrahedral(), (5,), torch.float32), []
+    model.phases.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    model(data)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(data)
+    assert torch.equal(*seen)
+
+
 @every_group
 def test_fiber_norm_commutes(group):
     norm = randomize(FiberNorm(CHANNELS).double())

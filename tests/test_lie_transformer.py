@@ -790,6 +790,7 @@ REFUSED = {
     "frames: expected a lift": lambda: network(SE3, None),
     "space: expected a HomogeneousSpace": lambda: network(SE(3), Principal()),
     "downsampling: expected a share": lambda: convolutional(SE3, Principal(), downsampling=0.0),
+    "pool: .none. needs all points": lambda: convolutional(SE3, Principal(), downsampling=0.5, pool="none"),
     "widening: expected an exponent": lambda: convolutional(SE3, Principal(), widening=-1.0),
     "neighborhood: .* cannot grow": lambda: convolutional(
         SE3, Principal(), Given(torch.zeros(2, 0, dtype=torch.int64)), downsampling=0.5

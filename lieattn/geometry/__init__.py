@@ -2,7 +2,7 @@
 
 from lieattn.geometry._grid import crop, pixel_positions, pooling_cells
 from lieattn.geometry._lifted_elements import LiftedElements, lift_elements
-from lieattn.geometry._lifted_graph import LiftedGraph, Neighborhood, find_neighbors, lift
+from lieattn.geometry._lifted_graph import LiftedGraph, Neighborhood, find_neighbors, in_frames, lift
 from lieattn.geometry._lifts import FiniteFrames, GivenFrames, Lift, SampledFrames
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._neighbors import AllPairs, Given, Nearest, PixelSquare, Radius
@@ -38,6 +38,7 @@ __all__ = [
     "farthest_points",
     "find_neighbors",
     "flatten",
+    "in_frames",
     "join_coordinates",
     "lift",
     "lift_elements",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lieattn.geometry import Neighborhood, PointClouds, find_neighbors, padding, point_clouds
+from lieattn.geometry import Neighborhood, PointClouds, find_neighbors, in_frames, padding, point_clouds
 from lieattn.groups import FiniteGroup, LieGroup, Translations, check_group
 from lieattn.models._lifted_field import LiftedField
 from lieattn.models._point_inputs import Kind, Readout, centered, check_options, features, length_of, read_out, vectors
@@ -213,5 +213,5 @@ class FramewiseTransformer(nn.Module):
 
     def _in_frames(self, arrows: Tensor) -> Tensor:
         """h_a⁻¹ v for each frame: ``[points, names, dim]`` to ``[points, fiber, names * dim]``."""
-        inverse = self.group.elements[self.group.inverse].to(arrows)
-        return torch.einsum("aij,pkj->paki", inverse, arrows).flatten(-2)
+        seen = in_frames(self.group, arrows.flatten(0, 1)).unflatten(0, arrows.shape[:2])
+        return seen.transpose(1, 2).flatten(-2)

@@ -74,7 +74,7 @@ class LieResNet(nn.Module):
     norm, activation, rank, hidden
         See :class:`lieattn.nn.LieBottleneck`.
     pool
-        ``"mean"``, ``"max"`` or ``"sum"``.
+        ``"mean"``, ``"max"`` or ``"sum"``; without downsampling also ``"none"``, for outputs of each point.
     species
         Nuclear charges; features are then made of ``data.z``, see :class:`LieTransformer`.
     """
@@ -111,6 +111,8 @@ class LieResNet(nn.Module):
             check_count(argument, count)
         if not 0 < downsampling <= 1:
             raise ValueError(f"downsampling: expected a share in (0, 1], got {downsampling}")
+        if pool == "none" and downsampling < 1:
+            raise ValueError(f"pool: 'none' needs all points, got downsampling {downsampling}; expected 1, or a pool")
         if not 0 <= widening <= 1:
             raise ValueError(f"widening: expected an exponent from 0 to 1, got {widening}")
         self.in_channels, self.species = in_channels, None if species is None else tuple(species)

@@ -445,7 +445,7 @@ def test_the_wrong_side_of_the_group_fails(part):
         module = getattr(layer, part)
         if getattr(module, "fourier", False):
             module.fourier = False
-        module.relative = group.cayley[torch.arange(group.order)[:, None], group.inverse]
+        module.relative = group.cayley[torch.arange(group.order)[:, None], group.inverse_index]
         pos = torch.randn(12, 2, dtype=torch.float64)
         error = equivariance_error(
             lambda x, pos, layer=layer, group=group: layer(x, lift(pos, group, Radius(1.6))), group, x, pos

@@ -319,7 +319,7 @@ def test_without_weights_attention_takes_a_quarter(group):
 def test_pose_attention_is_a_circulant_of_the_poses():
     gate = randomize(GridPoseAttention(cyclic(4), 2, measure=0.4)).double()
     x = torch.randn(1, 2, 4, 3, 3, dtype=torch.float64)
-    matrix = expand_kernel(gate.weight.T[:, None], cyclic(4).relative)[:, 0]
+    matrix = expand_kernel(gate.weight.T[:, None], cyclic(4).relative_index)[:, 0]
     level = 0.4 * torch.einsum("hgc,bcgxy->bhxy", matrix, x)
     torch.testing.assert_close(gate(x), (1 - torch.sigmoid(level))[:, None] * x, rtol=1e-10, atol=1e-10)
 

@@ -279,7 +279,7 @@ def test_wrong_side_of_the_group_fails(name):
     """With h g⁻¹ for g⁻¹ h abelian groups still pass, and a non-abelian one must not."""
     for group, passes in ((SMALL_GROUPS["C4"], True), (SMALL_GROUPS["D3"], False)):
         layer, x, pos, batch = case(LAYERS[name], group, torch.float64)
-        wrong = group.cayley[torch.arange(group.order)[:, None], group.inverse]  # g h⁻¹
+        wrong = group.cayley[torch.arange(group.order)[:, None], group.inverse_index]  # g h⁻¹
         matrices = group.elements[wrong].flatten(-2)
         for module in layer.modules():
             for buffer, value in (("relative", wrong), ("table", wrong), ("matrices", matrices)):

@@ -122,7 +122,7 @@ def test_block_is_equivariant(group, dtype):
     layout = padding(batch, 2)
 
     def call(x, pos):
-        seen = torch.einsum("aij,pj->pai", group.elements[group.inverse].to(dtype), pos)
+        seen = torch.einsum("aij,pj->pai", group.elements[group.inverse_index].to(dtype), pos)
         return block(x, phases(seen), layout)
 
     assert_equivariant(call, group, torch.randn(9, group.order, CHANNELS, dtype=dtype), pos)

@@ -216,7 +216,7 @@ def test_another_permutation_of_the_fiber_would_be_seen():
     group = tetrahedral()
     pos, _ = random_cloud(group, 10)
     graph, moved = (lift(p, group, AllPairs()) for p in (pos, group.act(4, pos)))
-    assert (per_edge(moved) - group.translate(int(group.inverse[4]), per_edge(graph))).abs().max() > 0.1
+    assert (per_edge(moved) - group.translate(int(group.inverse_index[4]), per_edge(graph))).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
@@ -224,7 +224,7 @@ def test_frame_positions_are_points_in_every_frame(group):
     pos, _ = random_cloud(group, 6)
     graph = lift(pos, group, Radius(2.0))
     for a in range(group.order):
-        wanted = group.act(int(group.inverse[a]), pos) / 2.0
+        wanted = group.act(int(group.inverse_index[a]), pos) / 2.0
         torch.testing.assert_close(graph.frame_positions()[:, a], wanted, rtol=0, atol=1e-12)
 
 

@@ -78,27 +78,27 @@ def test_identity_and_inverses_in_table_and_matrices(group):
     unit = torch.eye(group.dim, dtype=torch.float64)
     assert torch.equal(group.cayley[e], g)
     assert torch.equal(group.cayley[:, e], g)
-    assert torch.equal(group.cayley[g, group.inverse], torch.full((n,), e))
-    assert torch.equal(group.cayley[group.inverse, g], torch.full((n,), e))
+    assert torch.equal(group.cayley[g, group.inverse_index], torch.full((n,), e))
+    assert torch.equal(group.cayley[group.inverse_index, g], torch.full((n,), e))
     torch.testing.assert_close(group.elements[e], unit, rtol=0, atol=1e-15)
-    product = group.elements @ group.elements[group.inverse]
+    product = group.elements @ group.elements[group.inverse_index]
     torch.testing.assert_close(product, unit.expand(n, -1, -1), rtol=0, atol=1e-12)
 
 
 @every_group
 def test_relative_is_g_inverse_h_and_left_invariant(group):
     wanted = torch.linalg.inv(group.elements)[:, None] @ group.elements
-    torch.testing.assert_close(group.elements[group.relative], wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(group.elements[group.relative_index], wanted, rtol=0, atol=1e-12)
     for k in range(group.order):
         moved = group.cayley[k]
-        assert torch.equal(group.relative[moved][:, moved], group.relative)
+        assert torch.equal(group.relative_index[moved][:, moved], group.relative_index)
 
 
 @every_non_abelian
 def test_relative_is_not_right_invariant(group):
     """Control: h g⁻¹ for g⁻¹ h, or multiplication from the other side, would be seen."""
     assert not all(
-        torch.equal(group.relative[group.cayley[:, k]][:, group.cayley[:, k]], group.relative)
+        torch.equal(group.relative_index[group.cayley[:, k]][:, group.cayley[:, k]], group.relative_index)
         for k in range(group.order)
     )
 
@@ -451,7 +451,7 @@ def test_pickling_gives_an_equal_group(group):
     again = pickle.loads(pickle.dumps(group))
     assert again == group
     assert (again.name, again.identity, hash(again)) == (group.name, group.identity, hash(group))
-    for field in ("elements", "cayley", "inverse", "relative"):
+    for field in ("elements", "cayley", "inverse_index", "relative_index"):
         assert torch.equal(getattr(again, field), getattr(group, field))
 
 
@@ -535,8 +535,8 @@ def test_translate_by_g_h_or_h_inverse_would_not_be_a_left_action(group):
     f = torch.randn(group.order, 2)
     conventions = {
         "f(g h)": group.cayley,
-        "f(h g⁻¹)": group.cayley[:, group.inverse].mT,
-        "f(h⁻¹ g)": group.relative.mT,
+        "f(h g⁻¹)": group.cayley[:, group.inverse_index].mT,
+        "f(h⁻¹ g)": group.relative_index.mT,
     }
     for name, table in conventions.items():
         assert not all(
@@ -551,7 +551,7 @@ def test_translate_moves_a_delta_at_h_to_g_h(group):
     delta = torch.eye(group.order)[..., None]  # [h, fiber, 1], the delta at h
     for g in range(0, group.order, 1 + group.order // 12):
         assert torch.equal(group.translate(g, delta), delta[group.cayley[g]])
-        assert torch.equal(group.permutation(g), group.relative[g])
+        assert torch.equal(group.permutation(g), group.relative_index[g])
 
 
 # --- R^d x| H -------------------------------------------------------------------------------------------------
@@ -641,7 +641,7 @@ def test_fiber_permutation_is_what_act_field_does(group):
     for element, row, h in zip(g, permutation, index.tolist(), strict=True):
         assert torch.equal(affine.act_field(element, field), field[:, row])
         # (g . f)(g x, a) = f(x, A⁻¹ a)
-        assert torch.equal(row, group.cayley[group.inverse[h]])
+        assert torch.equal(row, group.cayley[group.inverse_index[h]])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -653,7 +653,7 @@ def test_affine_keeps_the_dtype_and_broadcasts(dtype):
     assert moved.shape == (9, 4, 3)
     assert affine.product(g[:, None], g).shape == (4, 4, 4, 4)
     assert {t.dtype for t in (g, moved, affine.inverse(g), affine.identity(g))} == {dtype}
-    assert torch.equal(affine.index(affine.inverse(g)), affine.stabilizer.inverse[index])
+    assert torch.equal(affine.index(affine.inverse(g)), affine.stabilizer.inverse_index[index])
     one = affine.element(torch.zeros(4, 3, dtype=dtype), 2)
     assert torch.equal(affine.index(one), torch.full((4,), 2))
 

@@ -175,7 +175,7 @@ def test_published_table_is_the_authors():
         group = cyclic(n)
         h, g, m = np.ogrid[:n, :n, :n]
         theirs = torch.from_numpy((h + m - g) % n)
-        inverse = group.inverse
+        inverse = group.inverse_index
         assert torch.equal(published_table(group)[inverse][:, inverse][:, :, inverse], inverse[theirs])
     with pytest.raises(ValueError, match="C_n and D_n only, got T"):
         published_table(tetrahedral())

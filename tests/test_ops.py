@@ -348,7 +348,7 @@ def test_no_leak_between_clouds(neighborhood):
 @pytest.mark.parametrize("group", [cyclic(5), dihedral(3), tetrahedral()], ids=lambda g: g.name)
 def test_expanded_kernel_commutes(group):
     kernel = torch.randn(group.order, 3, 2, dtype=torch.float64)
-    matrix = expand_kernel(kernel, group.relative)
+    matrix = expand_kernel(kernel, group.relative_index)
     f = torch.randn(group.order, 2, dtype=torch.float64)
 
     def apply(signal):
@@ -356,7 +356,7 @@ def test_expanded_kernel_commutes(group):
 
     for h in range(group.order):
         torch.testing.assert_close(apply(group.translate(h, f)), group.translate(h, apply(f)))
-    wrong = kernel[group.cayley[torch.arange(group.order)[:, None], group.inverse]].transpose(1, 2)
+    wrong = kernel[group.cayley[torch.arange(group.order)[:, None], group.inverse_index]].transpose(1, 2)
     turned = [torch.einsum("gohi,hi->go", wrong, group.translate(h, f)) for h in range(group.order)]
     straight = torch.einsum("gohi,hi->go", wrong, f)
     same = all(torch.allclose(t, group.translate(h, straight)) for h, t in enumerate(turned))

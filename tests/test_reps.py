@@ -88,7 +88,7 @@ def test_products_go_to_products(group, rep):
     some = slice(None, None, max(1, group.order // 12))  # with all others
     products = matrices[some, None] @ matrices
     torch.testing.assert_close(products, matrices[group.cayley[some]], atol=1e-12, rtol=0)
-    torch.testing.assert_close(matrices[group.inverse], matrices.mT, atol=1e-12, rtol=0)
+    torch.testing.assert_close(matrices[group.inverse_index], matrices.mT, atol=1e-12, rtol=0)
 
 
 @every_spatial

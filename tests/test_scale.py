@@ -84,7 +84,7 @@ def test_edges_and_coordinates_are_those_of_the_definition(group, reach):
     assert full.shape == (len(found), group.order, group.order, coordinates_of(group))
     a, b = group.order - 1, 0
     assert torch.equal(full[:, a, b, : group.dim], graph.relative_positions[:, a])
-    relative = group.elements[group.relative[a, b]].flatten()
+    relative = group.elements[group.relative_index[a, b]].flatten()
     torch.testing.assert_close(full[:, a, b, group.dim : -1], relative.expand(len(found), -1))
     assert torch.equal(full[:, a, b, -1], graph.scale_offset.double())
 

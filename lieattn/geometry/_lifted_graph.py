@@ -215,7 +215,7 @@ def _extents(clouds: PointClouds, neighbors: Neighbors) -> Tensor:
 
 def in_frames(group: FiniteGroup, vectors: Tensor) -> Tensor:
     """h_a⁻¹ v for each frame: ``[vectors, dim]`` to ``[vectors, fiber, dim]``, in their dtype, under autocast too."""
-    inverse = group.elements[group.inverse].to(vectors.device)
+    inverse = group.elements[group.inverse_index].to(vectors.device)
     # The product is taken in float64 so that a coordinate which should vanish does, as nearly as it can.
     return torch.einsum("aij,pj->pai", inverse, vectors.to(torch.float64)).to(vectors.dtype)
 

@@ -91,7 +91,7 @@ class ScaledGraph(PointClouds):
     @property
     def relative_coordinates(self) -> Tensor:
         """Relative positions, entries of h_a⁻¹ h_b, and l - k: ``[edges, fiber, fiber, dim + dim² + 1]``."""
-        frames = self.group.elements[self.group.relative].to(self.relative_positions).flatten(-2)
+        frames = self.group.elements[self.group.relative_index].to(self.relative_positions).flatten(-2)
         pairs = (len(self.relative_positions), *frames.shape[:2])
         offset = self.scale_offset.to(self.relative_positions)[:, None, None, None]
         position = self.relative_positions[:, :, None].expand(*pairs, -1)

@@ -73,7 +73,7 @@ class AffineGroup:
 
     def inverse(self, g: Tensor) -> Tensor:
         """The inverse (A⁻¹, -A⁻¹ t), with A⁻¹ looked up in H and so without rounding."""
-        inverse = self.stabilizer.inverse.to(g.device)[self.index(g)]
+        inverse = self.stabilizer.inverse_index.to(g.device)[self.index(g)]
         return self.element(-self.stabilizer.act(inverse, self.translation(g)), inverse)
 
     def act_points(self, g: Tensor, points: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class AffineGroup:
 
     def fiber_permutation(self, g: Tensor) -> Tensor:
         """``[*, order]`` int64 p with (g · f)(g x, a) = f(x, p[a])."""
-        return self.stabilizer.relative.to(g.device)[self.index(g)]
+        return self.stabilizer.relative_index.to(g.device)[self.index(g)]
 
     def _check_vectors(self, argument: str, vectors: Tensor) -> None:
         if vectors.shape[-1] != self.dim or not vectors.is_floating_point():

@@ -45,22 +45,22 @@ class FiniteGroup:
         ``[order, dim, dim]`` float64, the matrices in the order of their indices.
     cayley
         ``[order, order]`` int64, ``cayley[g, h]`` is the index of g h.
-    inverse
-        ``[order]`` int64, ``inverse[g]`` is the index of g⁻¹.
-    relative
-        ``[order, order]`` int64, ``relative[g, h]`` is the index of g⁻¹ h: what is left of h when the frame
+    inverse_index
+        ``[order]`` int64, ``inverse_index[g]`` is the index of g⁻¹.
+    relative_index
+        ``[order, order]`` int64, ``relative_index[g, h]`` is the index of g⁻¹ h: what is left of h when the frame
         g is divided out. It does not change when g and h are multiplied by one element from the left.
     identity
         Index of the identity.
     """
 
-    __slots__ = ("cayley", "elements", "identity", "inverse", "name", "relative")
+    __slots__ = ("cayley", "elements", "identity", "inverse_index", "name", "relative_index")
 
     name: str
     elements: Tensor
     cayley: Tensor
-    inverse: Tensor
-    relative: Tensor
+    inverse_index: Tensor
+    relative_index: Tensor
     identity: int
 
     def __init__(self, name: str, elements: Tensor, *, tolerance: float = CLOSURE_TOLERANCE) -> None:
@@ -73,8 +73,8 @@ class FiniteGroup:
             "elements": matrices,
             "cayley": cayley,
             "identity": identity,
-            "inverse": inverse,
-            "relative": cayley[inverse],
+            "inverse_index": inverse,
+            "relative_index": cayley[inverse],
         }
         for field, value in fields.items():
             object.__setattr__(self, field, value)
@@ -245,7 +245,7 @@ class FiniteGroup:
 
     def permutation(self, g: int) -> Tensor:
         """How g moves the fiber: ``[order]`` int64 p with (g · f)(h) = f(g⁻¹ h) = f[p[h]]."""
-        return rows("g", g, self.relative, self.name)
+        return rows("g", g, self.relative_index, self.name)
 
     def translate(self, g: int, f: Tensor) -> Tensor:
         """Left regular representation: (g · f)(h) = f(g⁻¹ h), for f ``[*, order, channels]``."""

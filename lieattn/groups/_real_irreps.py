@@ -65,9 +65,9 @@ def real_irreps(group: FiniteGroup) -> tuple[RealIrrep, ...]:
     check_group("group", group)
     generator = torch.Generator().manual_seed(0)
     identity = torch.eye(group.order, dtype=torch.float64)
-    right, left = identity[group.cayley.T], identity[group.relative]
+    right, left = identity[group.cayley.T], identity[group.relative_index]
     weights = torch.randn(_TRIALS, group.order, generator=generator, dtype=torch.float64)
-    operators = torch.einsum("tg,gxy->txy", weights + weights[:, group.inverse], left)
+    operators = torch.einsum("tg,gxy->txy", weights + weights[:, group.inverse_index], left)
     found: list[tuple[Tensor, list[Tensor]]] = []
     for space in max(map(_eigenspaces, operators), key=lambda spectrum: spectrum[0])[1]:
         matrices = space.T @ right @ space

@@ -40,8 +40,8 @@ def published_table(group: FiniteGroup) -> Tensor:
         n = order // 2
         mirrored = (g // n + h // n) % 2
         turned = torch.where(mirrored == 0, g % n + h % n, g % n - h % n) % n
-        theirs = group.cayley[m.expand(order, order, order), group.inverse[mirrored * n + turned]]
+        theirs = group.cayley[m.expand(order, order, order), group.inverse_index[mirrored * n + turned]]
     else:
         raise ValueError(f"group: the published table is for C_n and D_n only, got {group.name}")
-    inverse = group.inverse
+    inverse = group.inverse_index
     return inverse[theirs[inverse][:, inverse][:, :, inverse]]

@@ -147,7 +147,7 @@ class FiniteSE2Transformer(nn.Module):
         dtype = next(self.embed.parameters()).dtype
         if self.content == "centroidal":
             center = _cloud_mean(graph.pos, graph, slots)
-            inverse = self.group.elements[self.group.inverse].to(graph.pos)
+            inverse = self.group.elements[self.group.inverse_index].to(graph.pos)
             seen = torch.einsum("aij,pj->pai", inverse, graph.pos - center[graph.batch])
             return self.embed(seen.to(dtype))
         whole = AllPairs()(graph.pos.detach(), graph.batch)
@@ -216,7 +216,7 @@ class FiniteSE2Layer(nn.Module):
     def _location(self, graph: LiftedGraph, dtype: torch.dtype) -> Tensor:
         """Scores ``[types, rotations, rotations, heads]``: translation and index meet behind the first map."""
         position = graph.relative_positions.to(dtype)
-        index = graph.group.relative.to(position)
+        index = graph.group.relative_index.to(position)
         first = torch.einsum("hmk,tak->tahm", self.location1[..., :2], position) + self.location_bias1
         hidden = F.relu(first[:, :, None] + index[..., None, None] * self.location1[..., 2])
         return (hidden * self.location2).sum(-1) + self.location_bias2

@@ -22,7 +22,7 @@ class AffineMap(nn.Module, abc.ABC):
         super().__init__()
         check_count("channels", channels)
         self.frames = 1 if lifting else group.order
-        relative = torch.zeros(group.order, 1, dtype=torch.int64) if lifting else group.relative.clone()
+        relative = torch.zeros(group.order, 1, dtype=torch.int64) if lifting else group.relative_index.clone()
         self.register_buffer("relative", relative, persistent=False)
 
     @abc.abstractmethod

@@ -302,7 +302,7 @@ class FiberAffine(nn.Module):
         check_count("channels", channels)
         self.psi = nn.Parameter(torch.randn(1 if lifting else group.order, channels))
         self.beta = nn.Parameter(torch.randn(channels))
-        relative = torch.zeros(1, 1, dtype=torch.int64) if lifting else group.relative.clone()
+        relative = torch.zeros(1, 1, dtype=torch.int64) if lifting else group.relative_index.clone()
         self.register_buffer("relative", relative, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:

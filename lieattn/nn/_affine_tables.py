@@ -178,7 +178,7 @@ def _rows(table: OffsetTable, group: FiniteGroup) -> tuple[Tensor, Tensor]:
     offsets = torch.tensor(table.offsets, dtype=torch.float64)
     if offsets.shape[1] != group.dim:
         raise ValueError(f"offsets: have {offsets.shape[1]} coordinates, {group.name} acts on {group.dim}")
-    inverses = group.elements[group.inverse]
+    inverses = group.elements[group.inverse_index]
     # The identity need not be the first element.
     seen = torch.cat([offsets, torch.einsum("aij,oj->aoi", inverses, offsets).flatten(0, 1)])
     first = (torch.cdist(seen, seen) < table.tolerance).to(torch.int8).argmax(dim=1)

@@ -43,7 +43,7 @@ class ChannelGate(nn.Module):
         check_count("channels", channels)
         check_count("hidden", hidden)
         fiber = () if group is None else (group.order,)
-        relative = torch.zeros(1, 1, dtype=torch.int64) if group is None else group.relative.clone()
+        relative = torch.zeros(1, 1, dtype=torch.int64) if group is None else group.relative_index.clone()
         self.first = nn.Parameter(torch.empty(hidden, channels, *fiber))
         self.second = nn.Parameter(torch.empty(channels, hidden, *fiber))
         self.register_buffer("relative", relative, persistent=False)
@@ -207,7 +207,7 @@ class GridPoseAttention(nn.Module):
             self.measure = 1.0
         self.weight = nn.Parameter(torch.empty(channels, *(() if lifting else (group.order,))))
         nn.init.uniform_(self.weight, -spread / math.sqrt(channels), spread / math.sqrt(channels))
-        self.register_buffer("relative", group.relative.clone(), persistent=False)
+        self.register_buffer("relative", group.relative_index.clone(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[batch, channels, (order,) rows, columns]`` to the same shape."""

@@ -142,7 +142,7 @@ class ResponseAttention(ResponseChannels):
 def pairs_of_poses(group: FiniteGroup, action: ChannelAction) -> Tensor:
     """Index of the weight for each pair of an output and an input pose, ``[order, order]`` int64."""
     if action == "group":
-        return group.relative.clone()
+        return group.relative_index.clone()
     poses = torch.arange(group.order)
     return (poses[None, :] - poses[:, None]) % group.order
 

@@ -43,7 +43,7 @@ class ConvolutionKernel(nn.Module, abc.ABC):
         check_count("out_channels", out_channels)
         self.group, self.lifting = group, lifting
         self.in_channels, self.out_channels = in_channels, out_channels
-        relative = torch.zeros(group.order, 1, dtype=torch.int64) if lifting else group.relative.clone()
+        relative = torch.zeros(group.order, 1, dtype=torch.int64) if lifting else group.relative_index.clone()
         self.register_buffer("relative", relative, persistent=False)
 
     @property
@@ -130,7 +130,7 @@ class TableKernel(ConvolutionKernel):
         if not torch.isfinite(offsets).all():
             raise ValueError(f"offsets: expected finite displacements, got {offsets.tolist()}")
         offsets = offsets.to(torch.float64)
-        inverses = group.elements[group.inverse]
+        inverses = group.elements[group.inverse_index]
         seen = torch.cat([offsets, torch.einsum("aij,oj->aoi", inverses, offsets).flatten(0, 1)])
         first = (torch.cdist(seen, seen) < tolerance).to(torch.int8).argmax(dim=1)
         self.register_buffer("rows", seen[first == torch.arange(len(seen))], persistent=False)

@@ -257,7 +257,7 @@ def fiber_linear(linear: nn.Module, source: FiberToIrreps, target: IrrepsToFiber
         response = target(linear(source(impulses)))
         bias = response[-1].mean(dim=0)
         # The response at frame g to the impulse at the identity is W(g⁻¹).
-        layer.weight.copy_((response[:-1] - bias)[:, group.inverse.to(parameter.device)].permute(1, 2, 0))
+        layer.weight.copy_((response[:-1] - bias)[:, group.inverse_index.to(parameter.device)].permute(1, 2, 0))
         if layer.bias is not None:
             layer.bias.copy_(bias)
     return layer

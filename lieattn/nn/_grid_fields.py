@@ -75,7 +75,7 @@ def act_on_grid(group: FiniteGroup, h: int, x: Tensor) -> Tensor:
         )
     if x.ndim == 5:
         x = x[:, :, group.permutation(h).to(x.device)]
-    matrix = group.elements[int(group.inverse[h])].round().tolist()
+    matrix = group.elements[int(group.inverse_index[h])].round().tolist()
     if matrix[0][0]:
         reversed_axes = [axis for axis, sign in ((-1, matrix[0][0]), (-2, matrix[1][1])) if sign < 0]
         return x.flip(reversed_axes)

@@ -35,7 +35,7 @@ def moved_cells(group: FiniteGroup, size: int) -> Tensor:
     steps = 2 * torch.arange(size) - (size - 1)
     row, column = torch.meshgrid(steps, steps, indexing="ij")
     place = torch.stack([column, -row], dim=-1).reshape(-1, 2)
-    inverse = group.elements[group.inverse].round().to(torch.int64)
+    inverse = group.elements[group.inverse_index].round().to(torch.int64)
     right, up = torch.einsum("hij,pj->hpi", inverse, place).unbind(-1)
     return (size - 1 - up) // 2 * size + (size - 1 + right) // 2
 
@@ -50,7 +50,7 @@ def lifting_taps(group: FiniteGroup, size: int) -> Tensor:
 def group_taps(group: FiniteGroup, size: int) -> Tensor:
     """Entry (h⁻¹h̃, h⁻¹p) of a kernel on the group, ``[order, order, size²]`` int64 into its order · size² entries."""
     cells = lifting_taps(group, size)
-    return group.relative[:, :, None] * size**2 + cells[:, None]
+    return group.relative_index[:, :, None] * size**2 + cells[:, None]
 
 
 class _PermutedCopies(torch.autograd.Function):

@@ -56,7 +56,7 @@ class GroupLinear(nn.Module):
         bound = 1 / math.sqrt(group.order * in_channels)
         self.weight = nn.Parameter(torch.empty(group.order, out_channels, in_channels).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound)) if bias else None
-        self.register_buffer("relative", group.relative.clone(), persistent=False)
+        self.register_buffer("relative", group.relative_index.clone(), persistent=False)
         irreps = real_irreps(group)
         self.copies = tuple(irrep.copies for irrep in irreps)
         degrees = [irrep.degree for irrep in irreps for _ in range(irrep.copies)]

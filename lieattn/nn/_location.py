@@ -80,7 +80,7 @@ def pair_coordinates(graph: RelativeGraph | LiftedGraph) -> tuple[Tensor, Tensor
         return graph.relative_coordinates, None
     group = graph.group
     position = graph.relative_positions
-    frames = group.elements[group.relative].to(position).flatten(-2)
+    frames = group.elements[group.relative_index].to(position).flatten(-2)
     order = group.order
     pairs = (len(position), order, order)
     parts = [position[:, :, None].expand(*pairs, -1), frames.expand(*pairs, -1)]

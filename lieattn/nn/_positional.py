@@ -66,7 +66,7 @@ class FiberEncoding(nn.Module):
         super().__init__()
         check_group("group", group)
         order = group.order
-        table = group.relative if table is None else table
+        table = group.relative_index if table is None else table
         fits = table.dtype == torch.int64 and table.shape in ((order,) * 2, (order,) * 3)
         if not fits or table.min() < 0 or table.max() >= order:
             raise ValueError(
@@ -270,7 +270,7 @@ class MLPEncoding(PositionalEncoding):
         self.frame = nn.Linear(group.dim**2, hidden, bias=False) if between_frames else None
         self.score = nn.Linear(hidden, heads)
         self.value = None if value_channels is None else nn.Linear(hidden, 2 * heads * value_channels)
-        matrices = group.elements[group.relative].to(torch.get_default_dtype())
+        matrices = group.elements[group.relative_index].to(torch.get_default_dtype())
         self.register_buffer("matrices", matrices.flatten(-2), persistent=False)
 
     def forward(self, graph: LiftedGraph) -> RelativeTerms:

@@ -26,7 +26,7 @@ def expand_kernel(kernel: Tensor, relative: Tensor) -> Tensor:
     kernel
         ``[order, out_channels, in_channels]``.
     relative
-        ``[order, order]`` int64, index of g⁻¹ h (:attr:`lieattn.groups.FiniteGroup.relative`).
+        ``[order, order]`` int64, index of g⁻¹ h (:attr:`lieattn.groups.FiniteGroup.relative_index`).
 
     Returns
     -------

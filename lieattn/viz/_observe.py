@@ -145,7 +145,7 @@ def _observed(network: nn.Module) -> Iterator[None]:
 def stabilized(fields: Tensor, views: Sequence[View], group: FiniteGroup) -> Tensor:
     """Fields ``[views, points, fiber, channels]`` with the fiber of each permuted back."""
     pairs = zip(fields, views, strict=True)
-    return torch.stack([group.translate(int(group.inverse[view.element]), field) for field, view in pairs])
+    return torch.stack([group.translate(int(group.inverse_index[view.element]), field) for field, view in pairs])
 
 
 def query_point(graph: LiftedGraph, point: int | None) -> int:

@@ -61,7 +61,7 @@ def _check_finite_se2_pairs(arrays, meta, padded, graph):
     if graph.displacement_index is not None:
         position = position[graph.displacement_index]
     compare("translation of pair", position[:, :, None].expand_as(stored[..., :2]), stored[..., :2], meta)
-    index = graph.group.relative.double()
+    index = graph.group.relative_index.double()
     compare("index of pair", index.expand_as(stored[..., 2]), stored[..., 2], meta)
 
 

@@ -2,242 +2,244 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_floating, check_length, check_neighborhood
-from lieattn.geometry._displacements import distinct_displacements
+from lieattn.geometry._clouds import check_indices
 from lieattn.geometry._neighbor_lists import Neighbors
-from lieattn.geometry._neighbors import Nearest, Radius
-from lieattn.geometry._point_clouds import PointClouds, collate_clouds, point_clouds
-from lieattn.groups import FiniteGroup, check_group
-
-
-class Neighborhood(Protocol):
-    """A definition of neighborhoods: a value that finds them for any clouds."""
-
-    @property
-    def scale(self) -> float | None:
-        """Length that makes displacements dimensionless, if the definition has one."""
-
-    def __call__(self, pos: Tensor, batch: Tensor | None = None, ptr: Tensor | None = None) -> Neighbors:
-        """Neighbor lists of the points ``[points, dim]``."""
+from lieattn.geometry._neighbors import Neighborhood, find_neighbors
+from lieattn.geometry._point_clouds import PointClouds, collate_clouds
+from lieattn.geometry._relative import RelativeElements, in_frames
+from lieattn.groups import FiniteGroup
+from lieattn.spaces import HomogeneousSpace
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LiftedGraph(PointClouds):
-    """Point clouds lifted to n = |H| group elements over each point, with their neighbor lists.
+    """Point clouds lifted to a fiber of group elements over each point, with their neighbor lists.
 
-    Over the point x_i stand the elements g_ia = (x_i, h_a). A field on them is a tensor
-    ``[points, fiber, channels]``, and every layer is ``layer(x, graph) -> x``. Make one with :func:`lift`.
+    Over the point x_i stand the elements g_ia. A field on them is a tensor ``[points, fiber, channels]``, and every
+    layer is ``layer(x, graph) -> x``. Make one with :func:`lift`.
 
     Attributes
     ----------
-    group
-        H, whose elements are the frames h_a over every point.
     pos, batch, num_clouds, grid, cell, pbc
-        The clouds, see :class:`PointClouds`.
-    neighbors
-        Neighbor lists, sorted by target, with their transpose.
-    scale
-        Length that makes displacements dimensionless for positional encodings.
-    displacement_index
-        ``[edges]`` int64, the type of each edge's displacement; None where nothing repeats, and then every edge
-        is its own type.
-    relative_positions
-        ``[types, fiber, dim]``, h_a⁻¹ (x_j - x_i) / scale: the displacement seen from each frame.
+        The clouds, see :class:`PointClouds`; ``pos`` are points of the space.
+    relative
+        Relative elements of all edges.
+    log_measure
+        ``[edges]``, logarithm of the Haar measure of the source as the target sees it, see :class:`ScaleFrames`; None
+        where all weigh the same. It is to be added to the scores of a softmax; where weights are not normalized, its
+        exponential multiplies the values.
+    levels
+        Scales over each point. Nodes are counted point by point, i · levels + k, and are the points of the graph.
     """
 
-    group: FiniteGroup
-    neighbors: Neighbors
-    scale: float
-    displacement_index: Tensor | None
-    relative_positions: Tensor
+    relative: RelativeElements
+    log_measure: Tensor | None = None
+    levels: int = 1
 
     @property
-    def num_types(self) -> int:
-        """Number of rows of tables that depend on the displacement."""
-        return self.relative_positions.shape[0]
+    def neighbors(self) -> Neighbors:
+        """Neighbor lists, sorted by target, with their transpose."""
+        return self.relative.neighbors
+
+    @property
+    def space(self) -> HomogeneousSpace:
+        """X with its group G."""
+        return self.relative.space
+
+    @property
+    def group(self) -> FiniteGroup | None:
+        """Finite group whose elements are the fiber, None where frames are no finite group."""
+        return self.relative.group
+
+    @property
+    def fiber(self) -> int:
+        """Number of elements over each point."""
+        return self.relative.fiber
+
+    @property
+    def scale(self) -> float:
+        """Length by which the translations of relative elements are divided."""
+        return self.relative.scale
 
     @property
     def frames(self) -> Tensor:
-        """Matrices h_a of the frames, the same over every point: ``[fiber, dim, dim]``."""
-        return self.group.matrices(self.pos)
+        """Linear parts of the elements, which turn vectors of a frame into space.
+
+        ``[fiber, dim, dim]`` for the same frames over all points, else ``[points, fiber, dim, dim]``.
+        """
+        relative = self.relative
+        if relative.elements is not None:
+            return self.space.group.linear(relative.elements)
+        matrices = cast(FiniteGroup, relative.group).matrices(self.pos)
+        return matrices if relative.pose is None else relative.pose[:, None] @ matrices
+
+    @property
+    def elements(self) -> Tensor:
+        """``[points, fiber, m, m]``, g_ia."""
+        if self.relative.elements is not None:
+            return self.relative.elements
+        section, frames = self.space.section(self.pos)[:, None], self.space.embed(self.frames)
+        return self.space.group.product(section, frames if frames.ndim == 4 else frames[None])
 
     def frame_positions(self) -> Tensor:
-        """Coordinates in each frame, h_a⁻¹ x_i / scale: ``[points, fiber, dim]``."""
-        return in_frames(self.group, self.pos) / self.scale
+        """Coordinates in each frame, relative to the mean of the cloud and over the scale: ``[points, fiber, dim]``.
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> LiftedGraph:
-        """Same graph on another device."""
-        return self._map(lambda part: part.to(device, non_blocking=non_blocking))
+        Differences of the coordinates of two points of a cloud are :attr:`RelativeElements.positions` where all points
+        have the same frames.
+        """
+        places = self.pos[:, : self.space.group.dim]
+        centered = (places - self.mean(places)[self.batch]) / self.scale
+        if self.relative.tied and self.relative.pose is None:
+            return in_frames(cast(FiniteGroup, self.group), centered)
+        inverse = torch.linalg.inv(self.frames.double())
+        return (inverse @ centered.double()[:, None, :, None])[..., 0].to(places.dtype)
 
-    def pin_memory(self) -> LiftedGraph:
-        """Same graph in page-locked memory, from which copies to a GPU overlap with work."""
-        return self._map(lambda part: part.pin_memory())
+    def seen_in_frames(self, vectors: Tensor, points: Tensor | None = None) -> Tensor:
+        """Components of vectors in the frames, A_ia⁻¹ v for orthogonal frames.
 
-    def astype(self, dtype: torch.dtype) -> LiftedGraph:
-        """Same graph with its coordinates rounded to a floating dtype."""
-        check_floating("dtype", dtype)
-        return replace(self, pos=self.pos.to(dtype), relative_positions=self.relative_positions.to(dtype))
+        Parameters
+        ----------
+        vectors
+            ``[n, count, dim]``.
+        points
+            ``[n]`` int64, over which point the frames of each row stand; row i belongs to point i if absent.
 
-    def _map(self, move: Callable[[Any], Any]) -> LiftedGraph:
-        moved = {
-            field.name: move(value) if isinstance(value := getattr(self, field.name), Tensor | Neighbors) else value
-            for field in fields(self)
+        Returns
+        -------
+        Tensor
+            ``[n, fiber, count, dim]``.
+        """
+        pose, group = self.relative.pose, self.group
+        if not self.relative.tied or group is None:
+            frames = self.frames if points is None else self.frames[points]
+            return torch.einsum("paji,pkj->paki", frames, vectors)
+        if pose is not None:
+            # Turning into the pose of the cloud first leaves the same few matrices for all rows.
+            vectors = torch.einsum("pji,pkj->pki", pose if points is None else pose[points], vectors)
+        return torch.einsum("aji,pkj->paki", group.matrices(vectors), vectors)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Features of points on all scales alike: ``[points, *]`` to ``[nodes, *]``."""
+        return x if self.levels == 1 else x.repeat_interleave(self.levels, dim=0)
+
+    def by_level(self, x: Tensor) -> Tensor:
+        """Fields scale by scale: ``[nodes, *]`` to ``[points, levels, *]``."""
+        return x.unflatten(0, (-1, self.levels))
+
+    def with_relative(self, relative: RelativeElements) -> LiftedGraph:
+        """The same clouds with other relative elements."""
+        return replace(self, relative=relative)
+
+    def select_edges(self, kept: Tensor) -> LiftedGraph:
+        """The same points with some of the edges, given by their indices ``[kept]`` in ascending order."""
+        relative = self.relative
+        changes: dict[str, Tensor | None] = {"given": relative.given if relative.row is not None else None}
+        for name in ("levels_up", "given") if relative.row is None else ("levels_up",):
+            value = getattr(relative, name)
+            changes[name] = None if value is None else value[kept]
+        if relative.given is not None and relative.row is not None:
+            changes["given"] = relative.given[relative.row[kept]]
+        log_measure = None if self.log_measure is None else self.log_measure[kept]
+        selected = replace(relative, neighbors=relative.neighbors.select(kept), **changes)
+        return replace(self, relative=selected, log_measure=log_measure)
+
+    def subset(self, kept: Tensor, neighborhood: Neighborhood) -> LiftedGraph:
+        """Some of the points with the elements over them, and neighbor lists of their own, on the same scale.
+
+        Parameters
+        ----------
+        kept
+            ``[points kept]`` int64 indices, for example of :func:`farthest_points`.
+        neighborhood
+            Of the points that are kept.
+        """
+        check_indices("kept", kept, dim=1, device=self.device)
+        if self.levels > 1:
+            raise ValueError("kept: a fiber of scales has no subset; lift the points that are kept")
+        clouds = PointClouds(
+            pos=self.pos[kept], batch=self.batch[kept], num_clouds=self.num_clouds, cell=self.cell, pbc=self.pbc
+        )
+        relative = self.relative
+        chosen = {
+            name: None if (value := getattr(relative, name)) is None else value[kept] for name in ("pose", "elements")
         }
-        return LiftedGraph(**moved)
+        places = replace(clouds, pos=clouds.pos[:, : self.space.group.dim])
+        neighbors = find_neighbors(places, neighborhood)
+        found = replace(relative, pos=clouds.pos, batch=clouds.batch, neighbors=neighbors, given=None, **chosen)
+        return LiftedGraph(**{part.name: getattr(clouds, part.name) for part in fields(PointClouds)}, relative=found)
 
     @staticmethod
     def collate(graphs: Sequence[LiftedGraph]) -> LiftedGraph:
-        """Disjoint union of graphs over the same group and scale, in their order.
+        """Disjoint union of graphs of one space with the same kind of frames, in their order.
 
         Displacements shared between the graphs are not merged again; the index is shifted.
 
         Raises
         ------
         ValueError
-            If there are no graphs, or they differ in group, scale, dtype, device, or in having a raster.
+            If there are no graphs, or they differ in space, group, fiber, scale, chart or levels, in dtype, device, or
+            in having a raster.
         """
-        clouds = collate_clouds("graphs", graphs, ("group", "scale"))
-        first = graphs[0]
-        type_shift = _exclusive_sum([graph.num_types for graph in graphs])
-        index = None
-        if any(graph.displacement_index is not None for graph in graphs):
-            index = torch.cat([_type_index(g) + s for g, s in zip(graphs, type_shift, strict=True)])
-        return LiftedGraph(
-            **{field.name: getattr(clouds, field.name) for field in fields(PointClouds)},
-            group=first.group,
-            neighbors=Neighbors.collate([graph.neighbors for graph in graphs]),
+        clouds = collate_clouds("graphs", graphs, ("group", "space", "fiber", "scale", "levels", "chart"))
+        parts = [graph.relative for graph in graphs]
+        first = parts[0]
+        joined = {
+            name: _joined(name, parts) for name in ("pose", "elements", "dilation", "levels_up", "given")
+        }
+        relative = RelativeElements(
+            space=first.space,
+            pos=clouds.pos,
+            batch=clouds.batch,
+            neighbors=Neighbors.collate([part.neighbors for part in parts]),
             scale=first.scale,
-            displacement_index=index,
-            relative_positions=torch.cat([graph.relative_positions for graph in graphs]),
+            group=first.group,
+            chart=first.chart,
+            **joined,
+        )
+        _join_rows(relative, parts)
+        measures = [graph.log_measure for graph in graphs if graph.log_measure is not None]
+        return LiftedGraph(
+            **{part.name: getattr(clouds, part.name) for part in fields(PointClouds)},
+            relative=relative,
+            log_measure=torch.cat(measures) if measures else None,
+            levels=graphs[0].levels,
         )
 
-
-def lift(
-    points: Any,
-    group: FiniteGroup,
-    neighborhood: Neighborhood,
-    *,
-    batch: Tensor | None = None,
-    ptr: Tensor | None = None,
-    mask: Tensor | None = None,
-    grid: Tensor | None = None,
-    cell: Tensor | None = None,
-    pbc: Tensor | None = None,
-    scale: float | None = None,
-) -> LiftedGraph:
-    """Lift point clouds onto the fiber of a finite group, the same frames over every point.
-
-    **Equivariance.** Moving the points by (t, h) in R^d ⋊ H leaves the neighbor lists alone, if the neighborhood
-    is a ball or a number of nearest points, and permutes the relative positions:
-    ``relative_positions[:, a]`` becomes what it was at h⁻¹a.
-
-    Parameters
-    ----------
-    points
-        Point clouds in any of the forms that :func:`point_clouds` takes.
-    group
-        H, of matrices of size dim.
-    neighborhood
-        For example ``Radius(1.5)``; see :mod:`lieattn.geometry`.
-    batch, ptr, mask, grid, cell, pbc
-        See :func:`point_clouds`.
-    scale
-        Length that makes displacements dimensionless; the neighborhood's own if absent, or 1.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If shapes, dtypes, devices, batch indices or the group's dimension do not fit, a coordinate is not finite,
-        or the group does not preserve the distances that the neighborhood is made of.
-    """
-    check_group("group", group)
-    check_neighborhood(neighborhood)
-    clouds = point_clouds(points, batch=batch, ptr=ptr, mask=mask, grid=grid, cell=cell, pbc=pbc)
-    pos = clouds.pos
-    _check_match(pos, group, neighborhood)
-    neighbors = find_neighbors(clouds, neighborhood)
-    if scale is None:
-        scale = 1.0 if neighborhood.scale is None else neighborhood.scale
-    check_length("scale", scale)
-    displacements = neighbors.displacements(pos)
-    index = None
-    if not displacements.requires_grad and len(displacements):
-        # With gradients every edge keeps its own displacement, or they would reach a representative only.
-        extent = _extents(clouds, neighbors)[clouds.batch[neighbors.target]]
-        rows, index = distinct_displacements(displacements, extent)
-        displacements = displacements[rows]
-    return LiftedGraph(
-        **{field.name: getattr(clouds, field.name) for field in fields(PointClouds)},
-        group=group,
-        neighbors=neighbors,
-        scale=float(scale),
-        displacement_index=index,
-        relative_positions=in_frames(group, displacements) / scale,
-    )
+    @property
+    def chart(self) -> str:
+        """Kind of the coordinates of relative elements, see :class:`RelativeElements`."""
+        return self.relative.chart
 
 
-def find_neighbors(clouds: PointClouds, neighborhood: Neighborhood) -> Neighbors:
-    """Neighbor lists of clouds, whether they repeat or not.
-
-    Raises
-    ------
-    ValueError
-        If they repeat and the neighborhood does not find images.
-    """
-    if clouds.cell is None:
-        return neighborhood(clouds.pos, clouds.batch)
-    if not isinstance(neighborhood, Radius):
-        raise ValueError(f"neighborhood: clouds that repeat have images within a Radius, got {neighborhood!r}")
-    lattices = {"cell": clouds.cell, "pbc": clouds.pbc}
-    if clouds.num_points == 0 or int(clouds.batch.max()) + 1 < clouds.num_clouds:
-        # The neighborhood counts clouds by their largest index.
-        last = int(clouds.batch.max()) + 1 if clouds.num_points else 0
-        lattices = {name: None if value is None else value[:last] for name, value in lattices.items()}
-    return neighborhood(clouds.pos, clouds.batch, **lattices)
+def _joined(name: str, parts: Sequence[RelativeElements]) -> Tensor | None:
+    values = [getattr(part, name) for part in parts]
+    if any((value is None) != (values[0] is None) for value in values):
+        raise ValueError(f"graphs: expected {name} of all graphs or of none")
+    return None if values[0] is None else torch.cat(values)
 
 
-def _extents(clouds: PointClouds, neighbors: Neighbors) -> Tensor:
-    """Largest absolute coordinate of each cloud and of the shifts of its edges, ``[clouds]``."""
-    largest = clouds.pos.abs().amax(dim=1)
-    extents = largest.new_zeros(clouds.num_clouds).scatter_reduce(0, clouds.batch, largest, "amax")
-    if neighbors.shift is not None:
-        longest = neighbors.shift.abs().amax(dim=1).to(extents)
-        extents = extents.scatter_reduce(0, clouds.batch[neighbors.target], longest, "amax")
-    return extents
-
-
-def in_frames(group: FiniteGroup, vectors: Tensor) -> Tensor:
-    """h_a⁻¹ v for each frame: ``[vectors, dim]`` to ``[vectors, fiber, dim]``, in their dtype, under autocast too."""
-    inverse = group.elements[group.inverse_index].to(vectors.device)
-    # The product is taken in float64 so that a coordinate which should vanish does, as nearly as it can.
-    return torch.einsum("aij,pj->pai", inverse, vectors.to(torch.float64)).to(vectors.dtype)
-
-
-def _check_match(pos: Tensor, group: FiniteGroup, neighborhood: Neighborhood) -> None:
-    if pos.shape[1] != group.dim:
-        raise ValueError(
-            f"points: {group.name} acts on {group.dim} coordinates, so expected [points, {group.dim}], got "
-            f"{tuple(pos.shape)}"
-        )
-    if isinstance(neighborhood, Radius | Nearest) and not group.is_orthogonal:
-        raise ValueError(
-            f"group: {group.name} does not preserve distances, so {neighborhood} would not turn with it; give its "
-            f"matrices in an orthonormal basis"
-        )
-
-
-def _type_index(graph: LiftedGraph) -> Tensor:
-    if graph.displacement_index is not None:
-        return graph.displacement_index
-    return torch.arange(graph.num_types, device=graph.device)
-
-
-def _exclusive_sum(counts: list[int]) -> list[int]:
-    return [sum(counts[:i]) for i in range(len(counts))]
+def _join_rows(joined: RelativeElements, parts: Sequence[RelativeElements]) -> None:
+    """Take over the rows that the graphs have found, and their positions where all have been computed."""
+    rows = [part.row for part in parts]
+    counts = [part.num_rows for part in parts]
+    edges = list(accumulate((part.neighbors.num_edges for part in parts), initial=0))
+    if all(row is None for row in rows):
+        object.__setattr__(joined, "_index", (None,))
+    else:
+        shifts = accumulate(counts, initial=0)
+        own = [torch.arange(n, device=joined.pos.device) if row is None else row for row, n in zip(rows, counts, strict=True)]
+        index = torch.cat([row + shift for row, shift in zip(own, shifts, strict=False)])
+        object.__setattr__(joined, "_index", (index,))
+        representatives = [part._rows() + first for part, first in zip(parts, edges, strict=False)]
+        object.__setattr__(joined, "_representatives", torch.cat(representatives))
+    positions = [part._positions for part in parts]
+    if all(position is not None for position in positions):
+        object.__setattr__(joined, "_positions", torch.cat(cast(list[Tensor], positions)))

@@ -1,15 +1,16 @@
 """The value that all sparse layers read: which points each point attends to."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from lieattn._checks import kind
 from lieattn.geometry._clouds import check_indices, first_true
+from lieattn.geometry._movable import Movable
 from lieattn.geometry._padding import Padding, padding
 from lieattn.geometry._search import sort_keys
 
@@ -18,7 +19,7 @@ _MOST_FILLED = 4
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Neighbors:
+class Neighbors(Movable):
     """Neighbor lists in CSR form, sorted by target, then by source.
 
     A value: its tensors must not be written to. The constructor takes them as they are and checks only
@@ -135,13 +136,11 @@ class Neighbors:
             self.target[self.col_edge], self.source
         )
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
-        """Return the lists on another device, the transpose with them if it is there already."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> Self:
-        """Return the lists in page-locked memory, from which copies to a GPU need not block."""
-        return self._map(lambda tensor: tensor.pin_memory())
+    def select(self, edges: Tensor) -> "Neighbors":
+        """Return the lists with some of the edges, given by their indices in ascending order."""
+        target = self.target[edges]
+        shift = None if self.shift is None else self.shift[edges]
+        return Neighbors(_pointers(target, self.num_points), self.source[edges], target, shift=shift)
 
     @classmethod
     def from_edge_index(cls, edge_index: Tensor, num_points: int) -> Self:
@@ -208,15 +207,6 @@ class Neighbors:
         layouts = [one.whole_clouds for one in lists if one.whole_clouds is not None]
         whole = _union(layouts, edges, lists[0].device) if len(layouts) == len(lists) else None
         return Neighbors(torch.cat(pointers), torch.cat(sources), torch.cat(targets), whole, _join_shifts(lists))
-
-    def _map(self, move: Callable[[Tensor], Tensor]) -> Self:
-        tensors: dict[str, Any] = {
-            name: part.map(move) if isinstance(part, Padding) else None if part is None else move(part)
-            for name, part in vars(self).items()
-        }
-        moved = type(self)(**{field.name: tensors.pop(field.name) for field in fields(self)})
-        vars(moved).update(tensors)  # the transpose, where it was cached
-        return moved
 
 
 def check_edge_index(edge_index: Tensor) -> None:

@@ -4,9 +4,12 @@ All of them search in float64, on any device, never across clouds, without a cap
 and without gradient. Points at the same place are distinct points.
 """
 
+from __future__ import annotations
+
 import abc
 from dataclasses import dataclass, replace
 from numbers import Integral
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -15,9 +18,18 @@ from lieattn._checks import check_length
 from lieattn.geometry._clouds import as_coordinates, cloud_index, first_true
 from lieattn.geometry._neighbor_lists import Neighbors, check_edge_index, whole_clouds
 from lieattn.geometry._periodic import images_within, lattices
+from lieattn.geometry._point_clouds import PointClouds
 from lieattn.geometry._search import Method, Ties, pairs_all, pairs_nearest, pairs_within
 
-__all__ = ["AllPairs", "Given", "Nearest", "Neighbors", "PixelSquare", "Radius"]
+class Neighborhood(Protocol):
+    """A definition of neighborhoods: a value that finds them for any clouds."""
+
+    @property
+    def scale(self) -> float | None:
+        """Length that makes displacements dimensionless, if the definition has one."""
+
+    def __call__(self, pos: Tensor, batch: Tensor | None = None, ptr: Tensor | None = None) -> Neighbors:
+        """Neighbor lists of the points ``[points, dim]``."""
 
 
 class _Neighborhood(abc.ABC):
@@ -27,6 +39,10 @@ class _Neighborhood(abc.ABC):
     def scale(self) -> float | None:
         """Length that makes displacements dimensionless; None where the definition has none."""
         return None
+
+    def scaled(self, factor: float) -> Self:
+        """The same neighborhood of points that are further apart by a factor."""
+        return self
 
     def __call__(self, pos: Tensor, batch: Tensor | None = None, ptr: Tensor | None = None) -> Neighbors:
         """Find the neighbors.
@@ -107,6 +123,10 @@ class Radius(_Neighborhood):
     def scale(self) -> float:
         """The radius."""
         return float(self.radius)
+
+    def scaled(self, factor: float) -> Radius:
+        """A ball with a radius larger by a factor."""
+        return replace(self, radius=self.radius * factor)
 
     def __call__(
         self,
@@ -251,6 +271,10 @@ class PixelSquare(_Neighborhood):
         """(P - 1)/2 spacing; for P = 1, where that is zero, the spacing."""
         return (max(int(self.size), 3) - 1) / 2 * float(self.spacing)
 
+    def scaled(self, factor: float) -> PixelSquare:
+        """A square of as many pixels that are larger by a factor."""
+        return replace(self, spacing=self.spacing * factor)
+
     def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:
         half = (int(self.size) - 1) / 2 * float(self.spacing)
         return Neighbors.from_keys(pairs_within(pos, cloud, half, "chebyshev", self.include_self, method), len(pos))
@@ -305,6 +329,10 @@ class Given(_Neighborhood):
     def __post_init__(self) -> None:
         check_edge_index(self.edge_index)
 
+    def scaled(self, factor: float) -> Given:
+        """Raise ValueError: edges that are given stay as they are."""
+        raise ValueError(f"neighborhood: {self} cannot grow by {factor:g}; take a Radius, PixelSquare or Nearest")
+
     def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:
         neighbors = Neighbors.from_edge_index(self.edge_index.to(pos.device), len(pos))
         crossing = cloud[neighbors.source] != cloud[neighbors.target]
@@ -315,6 +343,39 @@ class Given(_Neighborhood):
                 f"{int(neighbors.source[edge])} to point {int(neighbors.target[edge])} of another cloud"
             )
         return neighbors
+
+
+def find_neighbors(clouds: PointClouds, neighborhood: Neighborhood) -> Neighbors:
+    """Neighbor lists of clouds, whether they repeat or not.
+
+    Raises
+    ------
+    ValueError
+        If they repeat and the neighborhood does not find images.
+    """
+    if clouds.cell is None:
+        return neighborhood(clouds.pos, clouds.batch)
+    if not isinstance(neighborhood, Radius):
+        raise ValueError(f"neighborhood: clouds that repeat have images within a Radius, got {neighborhood!r}")
+    lattices = {"cell": clouds.cell, "pbc": clouds.pbc}
+    if clouds.num_points == 0 or int(clouds.batch.max()) + 1 < clouds.num_clouds:
+        # The neighborhood counts clouds by their largest index.
+        last = int(clouds.batch.max()) + 1 if clouds.num_points else 0
+        lattices = {name: None if value is None else value[:last] for name, value in lattices.items()}
+    return neighborhood(clouds.pos, clouds.batch, **lattices)
+
+
+def scaled(neighborhood: Neighborhood, factor: float) -> Neighborhood:
+    """The same neighborhood of points that are further apart by a factor.
+
+    Raises
+    ------
+    ValueError
+        If the definition does not say what that is.
+    """
+    if not isinstance(neighborhood, _Neighborhood):
+        raise ValueError(f"neighborhood: {neighborhood} does not say how it grows; define scaled(factor)")
+    return neighborhood.scaled(factor)
 
 
 def _check_integer(name: str, value: int) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from lieattn.geometry._movable import Movable
+
 
 @dataclass(frozen=True, eq=False)
-class Padding:
+class Padding(Movable):
     """Where each point stands when every cloud gets as many places as the largest one. See :func:`padding`.
 
     Attributes
@@ -33,11 +34,6 @@ class Padding:
         """Cloud of each point, int64 ``[points]``."""
         place = torch.arange(self.shape[0] * self.shape[1]) if self.place is None else self.place
         return place // max(self.shape[1], 1)
-
-    def map(self, move: Callable[[Tensor], Tensor]) -> Padding:
-        """The same layout with its tensors moved, to another device for example."""
-        place, mask = (None if tensor is None else move(tensor) for tensor in (self.place, self.mask))
-        return Padding(self.shape, place, mask)
 
     def pad(self, x: Tensor) -> Tensor:
         """``[points, *]`` to ``[clouds, places, *]``, zero where no point is."""

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from lieattn._checks import kind
 from lieattn.geometry._clouds import as_coordinates, check_grid, cloud_index
+from lieattn.geometry._movable import Movable
 from lieattn.geometry._periodic import lattices
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PointClouds:
+class PointClouds(Movable):
     """Points of several clouds one after another. Make one with :func:`point_clouds`.
 
     Attributes
@@ -50,6 +51,31 @@ class PointClouds:
     def device(self) -> torch.device:
         """Where the tensors are."""
         return self.pos.device
+
+    @property
+    def counts(self) -> Tensor:
+        """``[clouds]`` int64, the number of points of each cloud."""
+        return torch.bincount(self.batch, minlength=self.num_clouds)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Sum over the points of each cloud, ``[points, *]`` to ``[clouds, *]``; zero for an empty one."""
+        self._check_rows(x)
+        return x.new_zeros(self.num_clouds, *x.shape[1:]).index_add(0, self.batch, x)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Mean over the points of each cloud, ``[points, *]`` to ``[clouds, *]``; zero for an empty one."""
+        return self.sum(x) / self.counts.clamp(min=1).to(x.dtype).view(-1, *[1] * (x.ndim - 1))
+
+    def max(self, x: Tensor) -> Tensor:
+        """Maximum over the points of each cloud, ``[points, *]`` to ``[clouds, *]``; zero for an empty one."""
+        self._check_rows(x)
+        index = self.batch.view(-1, *[1] * (x.ndim - 1)).expand_as(x)
+        empty = x.new_zeros(self.num_clouds, *x.shape[1:])
+        return empty.scatter_reduce(0, index, x, "amax", include_self=False)
+
+    def _check_rows(self, x: Tensor) -> None:
+        if len(x) != self.num_points:
+            raise ValueError(f"x: expected one row for each of {self.num_points} points, got {tuple(x.shape)}")
 
 
 def point_clouds(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -12,10 +13,10 @@ from torch import Tensor
 
 from lieattn._checks import check_length
 from lieattn.geometry._axes import Candidates, completed_axes, principal_axes
-from lieattn.geometry._lifts import gram_matrix, stabilizer_of
+from lieattn.geometry._frames import GroupFrames, gram_matrix, stabilizer_of
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._point_clouds import PointClouds
-from lieattn.groups import SO, LieGroup, O, RotationDilations
+from lieattn.groups import SO, FiniteGroup, Group, O, RotationDilations
 from lieattn.spaces import HomogeneousSpace
 
 
@@ -101,8 +102,8 @@ class PrincipalFrames:
         *,
         weights: Tensor | None = None,
         generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Frames ``[points, fiber, k, k]``."""
+    ) -> Tensor | GroupFrames:
+        """Signs and axes of each cloud, or frames ``[points, fiber, k, k]`` of each point."""
         group = stabilizer_of(space)
         signs = _signs(group, self.improper)
         with torch.autocast(clouds.device.type, enabled=False):
@@ -119,8 +120,22 @@ class PrincipalFrames:
             axes = _proper(axes)
             if isinstance(group, RotationDilations):
                 axes = axes * _radius(data.moments)[:, None, None]
-            frames = (axes[:, None] * signs.to(axes)[:, None, :]).to(clouds.pos.dtype)
-        return frames if data.per_point else frames[clouds.batch]
+            if not data.per_point:
+                return GroupFrames(signs, axes.to(clouds.pos.dtype)[clouds.batch])
+            return (axes[:, None] @ signs.matrices(axes)).to(clouds.pos.dtype)
+
+    def check_pose(self, group: FiniteGroup) -> None:
+        """Raise ValueError, naming the argument, unless principal axes of clouds can turn the elements of a group."""
+        proper = bool((torch.linalg.det(group.elements) > 0).all())
+        if self.of != "cloud" or self.improper not in (None, not proper):
+            raise ValueError(f"pose: expected principal axes of clouds, PrincipalFrames(), got {self}")
+        signs = sign_group(group.dim, improper=not proper).elements
+        distance = (group.elements[:, None] - signs).abs().amax(dim=(2, 3)).amin(dim=0)
+        if distance.max() > 1e-9:
+            raise ValueError(
+                f"pose: principal axes are determined up to signs, and {group.name} does not contain all "
+                f"{'proper ' if proper else ''}diagonal matrices of signs"
+            )
 
     def degenerate(
         self, clouds: PointClouds, neighbors: Neighbors, space: HomogeneousSpace, *, weights: Tensor | None = None
@@ -236,7 +251,7 @@ def _mean(numbers: Tensor, weights: Tensor, row: Tensor, rows: int) -> Tensor:
     return summed / torch.where(total > 0, total, 1.0).reshape(-1, *[1] * (numbers.ndim - 1))
 
 
-def _local_basis(space: HomogeneousSpace, group: LieGroup, points: Tensor) -> Tensor | None:
+def _local_basis(space: HomogeneousSpace, group: Group, points: Tensor) -> Tensor | None:
     """Columns ``[points, dim, k]`` on which frames act, where these are fewer than the space has; None if all."""
     dim, k = space.group.dim, group.dim
     turn = _generic_rotation(k)
@@ -250,8 +265,10 @@ def _local_basis(space: HomogeneousSpace, group: LieGroup, points: Tensor) -> Te
     return None if k == dim else space.group.linear(space.section(points))[..., -k:].double()
 
 
-def _signs(group: LieGroup, improper: bool | None) -> Tensor:
-    """Diagonals ``[fiber, k]`` of the sign matrices that frames are multiplied with."""
+def _signs(group: Group, improper: bool | None) -> FiniteGroup:
+    """Sign matrices that frames are multiplied with."""
+    if isinstance(group, FiniteGroup):
+        return sign_group(group.dim, improper=bool((torch.linalg.det(group.elements) < 0).any()))
     # By their class: a group of one's own need not say what belongs to it.
     if not isinstance(group, SO | O | RotationDilations):
         raise ValueError(
@@ -259,8 +276,15 @@ def _signs(group: LieGroup, improper: bool | None) -> Tensor:
         )
     if improper and not isinstance(group, O):
         raise ValueError(f"improper: {group.name} has no improper elements")
-    signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=group.dim)), dtype=torch.float64)
-    return signs if isinstance(group, O) and improper is not False else signs[signs.prod(-1) > 0]
+    return sign_group(group.dim, improper=isinstance(group, O) and improper is not False)
+
+
+@cache
+def sign_group(dim: int, *, improper: bool = False) -> FiniteGroup:
+    """Diagonal matrices of signs, of determinant 1 or, with improper ones, all: what principal axes leave open."""
+    signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=dim)), dtype=torch.float64)
+    chosen = signs if improper else signs[signs.prod(-1) > 0]
+    return FiniteGroup.from_matrices(torch.diag_embed(chosen), f"signs{dim}{'i' if improper else ''}")
 
 
 def _generic_rotation(k: int) -> Tensor:

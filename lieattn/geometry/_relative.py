@@ -1,65 +1,310 @@
-"""Coordinates of relative elements g_ia⁻¹ g_jb, and of no other combination."""
+"""Relative elements g_ia⁻¹ g_jb of the edges of a lifted graph: all that a layer ever sees of the geometry."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
+from lieattn.geometry._displacements import distinct_displacements
+from lieattn.geometry._movable import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
-from lieattn.groups import LieGroup, SemidirectProduct, Translations
+from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations
 from lieattn.spaces import Euclidean, HomogeneousSpace, PositionDirection
 
-Coordinates = Literal["smooth", "log"]
+Chart = Literal["smooth", "log"]
 
 
-def relative_coordinates(
-    space: HomogeneousSpace,
-    elements: Tensor,
-    invariants: Tensor,
-    neighbors: Neighbors,
-    scale: float,
-    coordinates: Coordinates,
-) -> Tensor:
-    """Coordinates of g_ia⁻¹ g_jb for each edge from j to i, then the invariants of i and of j.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RelativeElements(Movable):
+    r"""The elements :math:`g_{ia}^{-1} g_{jb}` for every edge from j to i, in the forms that layers ask for.
 
-    Parameters
+    Nothing is computed before it is asked for, and what is computed is kept. Displacements that repeat, as on grids,
+    are evaluated once: the properties have a *row* for each distinct displacement, and :attr:`row` says which one an
+    edge reads.
+
+    **Equivariance.** Moving all elements by one g in G leaves every property alone.
+
+    Attributes
     ----------
     space
-        X with its group.
-    elements
-        ``[points, fiber, m, m]``.
-    invariants
-        ``[points, q]``.
+        X with its group G.
+    pos
+        ``[points, *]``, points of X.
+    batch
+        ``[points]`` int64, the cloud of each point.
     neighbors
-        The edges. Their shifts, if any, move g_jb to the image that is meant.
+        The edges.
     scale
-        What translations are divided by.
-    coordinates
-        ``"smooth"``: translation, then coordinates of the linear part; ``"log"``: those of the Lie algebra.
-
-    Returns
-    -------
-    Tensor
-        ``[edges, fiber, fiber, k + 2 q]``, in memory as :func:`join_coordinates` has it.
+        Length by which translations are divided.
+    group
+        Finite group H whose elements stand over the points: over all of them, or those of a stabilizer; None where
+        frames are no such set.
+    pose
+        ``[points, dim, dim]``, by which the elements of H are multiplied from the left, the same for all points of a
+        cloud; None for none.
+    elements
+        ``[points, fiber, m, m]``, g_ia, where they are not made of ``group`` and ``pose``.
+    chart
+        Coordinates of elements: ``"smooth"`` ones, or ``"log"`` for those of the Lie algebra.
+    dilation, levels_up
+        Of fibers of scales: ``[points]``, by which what an element sees is divided, and ``[edges]`` int64, the steps
+        from the scale of the target to that of the source.
+    given
+        ``[rows, fiber, fiber, k]`` coordinates from outside, in place of those of the chart.
     """
-    if coordinates not in get_args(Coordinates):
-        raise ValueError(f"coordinates: expected one of {get_args(Coordinates)}, got {coordinates!r}")
-    device = elements.device.type
-    # Geometry keeps its precision under autocast.
-    with torch.autocast(device, enabled=False):
-        group = space.group
-        find = _from_places if isinstance(space, Euclidean | PositionDirection) else _from_products
-        seen, turned = find(group, elements, neighbors)
-        if seen is not None:
-            seen = (seen / scale).expand(*turned.shape[:3], -1)
-        parts = _coordinates(group, seen, turned, coordinates)
-    fiber = elements.shape[1]
-    for end in (neighbors.target, neighbors.source):
-        parts.append(invariants.index_select(0, end)[:, None, None].expand(-1, fiber, fiber, -1))
-    return join_coordinates(parts)
+
+    space: HomogeneousSpace
+    pos: Tensor
+    batch: Tensor
+    neighbors: Neighbors
+    scale: float = 1.0
+    group: FiniteGroup | None = None
+    pose: Tensor | None = None
+    elements: Tensor | None = None
+    chart: Chart = "smooth"
+    dilation: Tensor | None = None
+    levels_up: Tensor | None = None
+    given: Tensor | None = None
+    _index: tuple[Tensor | None] | None = field(default=None, init=False, repr=False)
+    _representatives: Tensor | None = field(default=None, init=False, repr=False)
+    _positions: Tensor | None = field(default=None, init=False, repr=False)
+    _coordinates: Tensor | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.chart not in get_args(Chart):
+            raise ValueError(f"coordinates: expected one of {get_args(Chart)}, got {self.chart!r}")
+
+    # --- what there is --------------------------------------------------------------------------------------------
+
+    @property
+    def tied(self) -> bool:
+        """Whether all points of a cloud have the same frames, so that pairs of frames are elements of ``group``."""
+        return self.elements is None
+
+    @property
+    def fiber(self) -> int:
+        """Number of elements over each point."""
+        if self.elements is not None:
+            return self.elements.shape[1]
+        return cast(FiniteGroup, self.group).order
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of the properties."""
+        if self.given is not None:
+            return len(self.given)
+        return len(self.neighbors.source) if self.row is None else len(self._rows())
+
+    @property
+    def num_coordinates(self) -> int:
+        """Length k of :attr:`coordinates`."""
+        if self.given is not None:
+            return self.given.shape[-1]
+        return num_coordinates(self.space, self.chart) + (self.levels_up is not None)
+
+    @property
+    def row(self) -> Tensor | None:
+        """``[edges]`` int64, the row that each edge reads; None where every edge has its own."""
+        if self._index is None:
+            self._share_rows()
+        return None if self._index is None else self._index[0]
+
+    # --- positions and pairs of frames ----------------------------------------------------------------------------
+
+    @property
+    def positions(self) -> Tensor:
+        r"""``[rows, fiber, dim]``, the source as each frame of the target sees it: :math:`g_{ia}^{-1} x_j`.
+
+        For affine groups this is :math:`A_{ia}^{-1} (x_j - x_i)`, A the linear part of the element, over the scale.
+        """
+        return self._kept("_positions", self._seen)
+
+    @property
+    def pair_index(self) -> Tensor:
+        """``[fiber, fiber]`` int64, the index in ``group`` of h_a⁻¹ h_b, which is the same for all edges.
+
+        Raises
+        ------
+        ValueError
+            If frames over different points are no elements of one finite group.
+        """
+        if not self.tied or self.group is None:
+            raise ValueError(
+                f"graph: frames over different points of {self.space.name} are related by no table of a finite group; "
+                "take frames of a finite group, or an encoding that sees coordinates"
+            )
+        return self.group.relative_index.to(self.pos.device)
+
+    @property
+    def coordinates(self) -> Tensor:
+        """``[rows, fiber, fiber, k]``, coordinates of the relative elements.
+
+        Smooth ones are the position, the coordinates of the linear part (entries of its matrix; none for
+        translations), and for fibers of scales the steps between the levels; logarithms are those of the Lie algebra.
+        Invariants of the orbits of both points follow, if the group is not transitive.
+        """
+        if self.given is not None:
+            return self.given
+        return self._kept("_coordinates", self._all_coordinates)
+
+    # --- transforms -----------------------------------------------------------------------------------------------
+
+    def with_coordinates(self, coordinates: Tensor) -> RelativeElements:
+        """The same relative elements with other coordinates, ``[rows, fiber, fiber, k]``."""
+        rows, fiber = self.num_rows, self.fiber
+        if coordinates.ndim != 4 or coordinates.shape[:3] != (rows, fiber, fiber):
+            raise ValueError(f"coordinates: expected [{rows}, {fiber}, {fiber}, k], got {tuple(coordinates.shape)}")
+        changed = replace(self, given=coordinates)
+        for name in ("_index", "_representatives", "_positions"):
+            object.__setattr__(changed, name, getattr(self, name))
+        return changed
+
+    def bounded(self, radius: float = 7.0) -> RelativeElements:
+        """Coordinates p become p tanh(ν / radius) / ν with ν = |p| + 1e-6, so that none is longer than ``radius``."""
+        pairs = self.coordinates
+        squared = pairs.square().sum(-1, keepdim=True)
+        apart = squared > 0
+        length = torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0) + 1e-6
+        return self.with_coordinates(pairs * (torch.tanh(length / radius) / length))
+
+    def joined(self, features: Tensor) -> RelativeElements:
+        """Further coordinates ``[rows, q]`` of each row, such as functions of the distance, behind the others."""
+        pairs = self.coordinates
+        more = features.to(pairs.dtype)[:, None, None].expand(*pairs.shape[:3], -1)
+        return self.with_coordinates(join_coordinates([pairs, more]))
+
+    def displacements(self) -> Tensor:
+        """``[rows, dim]``, x_j - x_i of each row, in the unit of the points."""
+        places = self.pos[:, : self.space.group.dim]
+        displacements = self.neighbors.displacements(places)
+        return displacements if self.row is None else displacements[self._rows()]
+
+    # --- evaluation -----------------------------------------------------------------------------------------------
+
+    def _kept(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        """A property, computed on first use."""
+        found: Tensor | None = getattr(self, name)
+        if found is None:
+            # Geometry keeps its precision under autocast, and what is kept must serve training too.
+            with torch.autocast(self.pos.device.type, enabled=False), torch.inference_mode(self.pos.is_inference()):
+                found = compute()
+            if self._may_keep(found):
+                object.__setattr__(self, name, found)
+        return found
+
+    def _may_keep(self, value: Tensor) -> bool:
+        # What is computed without gradients must not stand for what has them, nor the trace of one graph for another.
+        return not torch.compiler.is_compiling() and (value.requires_grad or not self._differentiable())
+
+    def _differentiable(self) -> bool:
+        sources = (self.pos, self.pose, self.elements, self.neighbors.shift)
+        return any(tensor is not None and tensor.requires_grad for tensor in sources)
+
+    def _share_rows(self) -> None:
+        """Find displacements that repeat, unless gradients flow: they would reach a representative only."""
+        index: Tensor | None = None
+        if self.tied and self.dilation is None and self.given is None and not self._differentiable():
+            with torch.no_grad(), torch.inference_mode(self.pos.is_inference()):
+                displacements = self._posed(self.neighbors.displacements(self.pos))
+                if len(displacements):
+                    rows, index = distinct_displacements(displacements, self._extents())
+                    object.__setattr__(self, "_representatives", rows)
+        object.__setattr__(self, "_index", (index,))
+
+    def _rows(self) -> Tensor:
+        """An edge of each row."""
+        if self._representatives is None or self.row is None:
+            return torch.arange(self.neighbors.num_edges, device=self.pos.device)
+        return self._representatives
+
+    def _extents(self) -> Tensor:
+        """``[edges]``, the largest absolute coordinate of the cloud of each edge and of its shifts."""
+        largest = self.pos.abs().amax(dim=1)
+        target = self.neighbors.target
+        extents = largest.new_zeros(int(self.batch.max()) + 1).scatter_reduce(0, self.batch, largest, "amax")
+        if self.neighbors.shift is not None:
+            longest = self.neighbors.shift.abs().amax(dim=1).to(extents)
+            extents = extents.scatter_reduce(0, self.batch[target], longest, "amax")
+        return extents[self.batch[target]]
+
+    def _posed(self, displacements: Tensor) -> Tensor:
+        """Displacements ``[edges, dim]`` as they are seen in the pose of their cloud."""
+        if self.pose is None:
+            return displacements
+        inverse = _inverse(self.space.group, self.pose.double()).index_select(0, self.neighbors.target)
+        return (inverse @ displacements.double()[..., None])[..., 0].to(displacements.dtype)
+
+    def _seen(self) -> Tensor:
+        group, neighbors = self.space.group, self.neighbors
+        if not group.is_affine and self.elements is not None:
+            inverse = group.inverse(self.elements).index_select(0, neighbors.target)
+            return (inverse @ self.pos.index_select(0, neighbors.source)[:, None, :, None])[..., 0]
+        if self.elements is not None and not isinstance(self.space, Euclidean | PositionDirection):
+            at_target = self.elements.index_select(0, neighbors.target)
+            at_source = self.elements.index_select(0, neighbors.source)[:, :1]
+            return group.translation(group.relative(at_target, at_source)) / self.scale
+        displacements = neighbors.displacements(self.pos[:, : group.dim])
+        if self.dilation is not None:
+            displacements = displacements / self.dilation[neighbors.target, None]
+        if self.elements is None:
+            displacements = self._posed(displacements)
+            if self.row is not None:
+                displacements = displacements[self._rows()]
+            return in_frames(cast(FiniteGroup, self.group), displacements) / self.scale
+        inverse = _inverse(group, group.linear(self.elements)).contiguous().index_select(0, neighbors.target)
+        return (inverse @ displacements[:, None, :, None])[..., 0] / self.scale
+
+    def _linear_pairs(self) -> Tensor:
+        """Linear parts of the relative elements, ``[rows | 1, fiber, fiber, dim, dim]``."""
+        group, neighbors = self.space.group, self.neighbors
+        if self.elements is None:
+            return cast(FiniteGroup, self.group).matrices(self.pos)[self.pair_index][None]
+        if not isinstance(self.space, Euclidean | PositionDirection):
+            at_target, at_source = (self.elements.index_select(0, end) for end in (neighbors.target, neighbors.source))
+            return group.linear(group.relative(at_target[:, :, None], at_source[:, None]))
+        fiber, dim = self.fiber, group.dim
+        linear = group.linear(self.elements)
+        inverse = _inverse(group, linear).contiguous().index_select(0, neighbors.target)
+        # For each edge and entry i, j of the result a product [fiber, dim] @ [dim, fiber], as `join_coordinates` wants it.
+        rows = inverse.transpose(1, 2)[:, :, None].expand(-1, -1, dim, -1, -1)
+        across = linear.permute(0, 3, 2, 1).contiguous().index_select(0, neighbors.source)
+        turned = rows.flatten(0, 2) @ across[:, None].expand(-1, dim, -1, -1, -1).flatten(0, 2)
+        return turned.view(-1, dim, dim, fiber, fiber).permute(0, 3, 4, 1, 2)
+
+    def _all_coordinates(self) -> Tensor:
+        group = self.space.group
+        pairs = (self.num_rows, self.fiber, self.fiber)
+        seen = self.positions[:, :, None] if group.is_affine else None
+        parts: list[Tensor]
+        if isinstance(group, Translations) and seen is not None:
+            parts = [seen]
+        elif self.chart == "log":
+            linear = self._linear_pairs()
+            parts = [group.log(linear if seen is None else _assembled(linear, seen.expand(*pairs, -1)))]
+        else:
+            linear = self._linear_pairs()
+            if isinstance(group, SemidirectProduct):
+                numbers = group.stabilizer.coordinates(linear)
+            else:
+                numbers = linear.flatten(-2) if group.is_affine else group.coordinates(linear)
+            parts = [numbers] if seen is None else [seen, numbers]
+        if self.levels_up is not None:
+            parts.append(self.levels_up.to(self.pos.dtype)[:, None, None, None])
+        if self.space.num_invariants:
+            invariants = self.space.invariants(self.pos)
+            ends = (self.neighbors.target, self.neighbors.source)
+            parts += [invariants.index_select(0, end)[:, None, None] for end in ends]
+        return join_coordinates([part.expand(*pairs, -1) for part in parts])
+
+
+def num_coordinates(space: HomogeneousSpace, chart: Chart = "smooth") -> int:
+    """How many numbers :attr:`RelativeElements.coordinates` has in a space, invariants of both points included."""
+    group = space.group
+    return (group.algebra_dim if chart == "log" else group.num_coordinates) + 2 * space.num_invariants
 
 
 def join_coordinates(parts: Sequence[Tensor]) -> Tensor:
@@ -70,61 +315,35 @@ def join_coordinates(parts: Sequence[Tensor]) -> Tensor:
     Parameters
     ----------
     parts
-        ``[edges, fiber, fiber, k]`` each, alike but for k.
+        ``[rows, fiber, fiber, k]`` each, alike but for k.
 
     Returns
     -------
     Tensor
-        ``[edges, fiber, fiber, sum of k]``, in the dtype of the parts; not contiguous.
+        ``[rows, fiber, fiber, sum of k]``, in the dtype of the parts; not contiguous.
     """
     return torch.cat([part.movedim(-1, 0) for part in parts]).movedim(0, -1)
 
 
-def _from_places(group: LieGroup, elements: Tensor, neighbors: Neighbors) -> tuple[Tensor | None, Tensor]:
-    """Parts A⁻¹ (s - t) and A⁻¹ B of g⁻¹ g' for g = (A, t), g' = (B, s), where t is the place of the point."""
-    fiber, dim = elements.shape[1], group.dim
-    displacement = neighbors.displacements(group.translation(elements)[:, 0])
+def in_frames(group: FiniteGroup, vectors: Tensor) -> Tensor:
+    """h_a⁻¹ v for each frame: ``[vectors, dim]`` to ``[vectors, fiber, dim]``, in their dtype, under autocast too."""
+    inverse = group.elements[group.inverse_index].to(vectors.device)
+    # The product is taken in float64 so that a coordinate which should vanish does, as nearly as it can.
+    return torch.einsum("aij,pj->pai", inverse, vectors.to(torch.float64)).to(vectors.dtype)
+
+
+def _inverse(group: Group, linear: Tensor) -> Tensor:
+    """Inverses ``[*, dim, dim]`` of linear parts."""
+    if isinstance(group, SemidirectProduct) and not isinstance(group.stabilizer, FiniteGroup):
+        return group.stabilizer.inverse(linear)
     if isinstance(group, Translations):
-        unit = torch.eye(dim, dtype=elements.dtype, device=elements.device)
-        return displacement[:, None, None], unit.expand(len(displacement), 1, 1, dim, dim)
-    inverse = _inverse(group, elements).contiguous().index_select(0, neighbors.target)
-    seen = (inverse @ displacement[:, None, :, None])[..., 0]
-    # For each edge and entry i, j of the result a product [fiber, dim] @ [dim, fiber], as `join_coordinates` wants it.
-    rows = inverse.transpose(1, 2)[:, :, None].expand(-1, -1, dim, -1, -1)
-    across = group.linear(elements).permute(0, 3, 2, 1).contiguous().index_select(0, neighbors.source)
-    turned = rows.flatten(0, 2) @ across[:, None].expand(-1, dim, -1, -1, -1).flatten(0, 2)
-    turned = turned.view(len(displacement), dim, dim, fiber, fiber).permute(0, 3, 4, 1, 2)
-    return seen[:, :, None], turned
-
-
-def _from_products(group: LieGroup, elements: Tensor, neighbors: Neighbors) -> tuple[Tensor | None, Tensor]:
-    """Parts of g⁻¹ g', whatever the group; no translation where it has none."""
-    at_target, at_source = (elements.index_select(0, end) for end in (neighbors.target, neighbors.source))
-    relative = group.relative(at_target[:, :, None], at_source[:, None])
-    return (group.translation(relative) if group.is_affine else None), group.linear(relative)
-
-
-def _coordinates(group: LieGroup, seen: Tensor | None, turned: Tensor, coordinates: Coordinates) -> list[Tensor]:
-    if isinstance(group, Translations) and seen is not None:
-        return [seen]
-    if coordinates == "log":
-        return [group.log(turned if seen is None else _assembled(turned, seen))]
-    if isinstance(group, SemidirectProduct):
-        linear = group.stabilizer.coordinates(turned)
-    else:
-        linear = turned.flatten(-2) if group.is_affine else group.coordinates(turned)
-    return [linear] if seen is None else [seen, linear]
-
-
-def _inverse(group: LieGroup, elements: Tensor) -> Tensor:
-    """Inverses of the linear parts, ``[points, fiber, dim, dim]``."""
-    if isinstance(group, SemidirectProduct):
-        return group.stabilizer.inverse(group.linear(elements))
-    return group.linear(group.inverse(elements))
+        return linear
+    return torch.linalg.inv(linear)
 
 
 def _assembled(linear: Tensor, translation: Tensor) -> Tensor:
     """Matrices [[A, t], [0, 1]]."""
+    linear = linear.expand(*translation.shape, -1)
     top = torch.cat([linear, translation[..., None]], dim=-1)
     bottom = torch.zeros_like(top[..., :1, :])
     bottom[..., -1] = 1

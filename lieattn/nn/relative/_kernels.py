@@ -1,10 +1,10 @@
-"""Kernels of group convolution on point clouds: functions of the relative element, as tables or as networks."""
+"""Kernels of group convolution: functions of the relative element, as tables or as networks."""
 
 from __future__ import annotations
 
 import abc
 import math
-from typing import Literal, Self, get_args
+from typing import Literal, Self, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +12,23 @@ from torch import Tensor, nn
 from lieattn._checks import check_count, check_length
 from lieattn.geometry import LiftedGraph, pixel_positions
 from lieattn.groups import FiniteGroup, check_group
-from lieattn.ops import RelativeTerms, group_attention
+from lieattn.nn.relative._base import (
+    RelativeFunction,
+    check_coordinates,
+    check_lifted_to,
+    checked_offsets,
+    distinct_vectors,
+    rows_of_table,
+)
+from lieattn.ops import Activation, RelativeTerms, group_attention
+from lieattn.ops import activation as activation_named
 
 _MOST_TYPES = 512  # with more types than this, a table is contracted edge by edge
 Form = Literal["full", "separable"]
 
 
-class ConvolutionKernel(nn.Module, abc.ABC):
-    """A kernel ψ_oc(u) of the relative element u = (h_a⁻¹(x_j - x_i), h_a⁻¹ h_b): ``kernel(graph) -> Tensor``.
+class ConvolutionKernel(RelativeFunction):
+    """A kernel ψ_oc(u) of the relative element u = (h_a⁻¹(x_j - x_i), h_a⁻¹ h_b).
 
     **Equivariance.** It sees relative elements only, so its values do not change when points and frames are moved
     together by an element of R^d ⋊ H.
@@ -52,44 +61,39 @@ class ConvolutionKernel(nn.Module, abc.ABC):
         return self.relative.shape[1]
 
     @abc.abstractmethod
-    def forward(self, graph: LiftedGraph) -> Tensor:
-        """Values ``[types, order, poses, out, in]`` for each displacement, frame h_a, and relative pose h_a⁻¹ h_b."""
+    def values(self, graph: LiftedGraph) -> Tensor:
+        """Values ``[rows, fiber, poses, out, in]`` for each row, frame h_a, and relative pose h_a⁻¹ h_b."""
 
-    def between_poses(self, graph: LiftedGraph) -> Tensor:
-        """Values ``[types, order, poses, out, in]`` with the input pose h_b itself on the third axis."""
-        index = self.relative[None, :, :, None, None].expand(graph.num_types, -1, -1, *self._channels())
-        return self(graph).gather(2, index)
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
+        """Terms with ``psi`` ``[rows, fiber, poses, out, in]``, the input pose h_b itself on the third axis.
+
+        A head for each output channel sees all input channels, whose sum is the convolution: :meth:`convolve` gives the
+        same with less work.
+        """
+        if not self.lifting:
+            check_lifted_to(graph, self.group, "kernel")
+        values = self.values(graph)
+        if not self.lifting:
+            index = graph.relative.pair_index[None, :, :, None, None]
+            values = values.gather(2, index.expand(len(values), -1, -1, *values.shape[3:]))
+        return RelativeTerms(psi=values, row=graph.relative.row)
 
     def convolve(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Σ_j Σ_b Σ_c ψ_oc(u) x_c(j, b): ``[points, poses, in]`` to ``[points, order, out]``."""
-        values = self.between_poses(graph).permute(0, 2, 4, 1, 3).flatten(3).flatten(1, 2)
+        """Σ_j Σ_b Σ_c ψ_oc(u) x_c(j, b): ``[points, poses, in]`` to ``[points, fiber, out]``."""
+        psi = cast(Tensor, self(graph).psi)
+        values = psi.permute(0, 2, 4, 1, 3).flatten(3).flatten(1, 2)
         source, target, kind = graph.neighbors.source, graph.neighbors.target, _kinds(graph)
-        if graph.num_types > _MOST_TYPES:
+        if len(values) > _MOST_TYPES:
             messages = (x.flatten(1)[source, None] @ values[kind])[:, 0]
         else:
             # Edges of one type share a matrix.
             order = kind.argsort(stable=True)
-            counts = torch.bincount(kind, minlength=graph.num_types).tolist()
+            counts = torch.bincount(kind, minlength=len(values)).tolist()
             sources = source[order].split(counts)
             messages = torch.cat([x.flatten(1)[own] @ value for own, value in zip(sources, values, strict=True)])
             target = target[order]
         out = messages.new_zeros(len(x), messages.shape[1]).index_add(0, target, messages)
-        return out.unflatten(1, (self.group.order, self.out_channels))
-
-    def responses(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Σ_j ψ_oc(u) x_c(j, b) before the sums over b and c: ``[points, order, poses, out, in]``."""
-        values = self.between_poses(graph)
-        source, target, kind = graph.neighbors.source, graph.neighbors.target, _kinds(graph)
-        if graph.num_types * graph.num_points <= 4 * max(graph.neighbors.num_edges, 1):
-            place = target * graph.num_types + kind
-            patches = x.new_zeros(graph.num_points * graph.num_types, *x.shape[1:]).index_add(0, place, x[source])
-            patches = patches.unflatten(0, (graph.num_points, graph.num_types))
-            return torch.einsum("ptbc,taboc->paboc", patches, values)
-        messages = values[kind] * x[source][:, None, :, None]
-        return messages.new_zeros(len(x), *messages.shape[1:]).index_add(0, target, messages)
-
-    def _channels(self) -> tuple[int, int]:
-        return self.out_channels, self.in_channels
+        return out.unflatten(1, (graph.fiber, self.out_channels))
 
 
 class TableKernel(ConvolutionKernel):
@@ -106,8 +110,8 @@ class TableKernel(ConvolutionKernel):
         ``[offsets, dim]`` displacements x_j - x_i that occur, in the units of the points.
     tolerance
         How far a displacement may be from its row, in the units of the points.
-    spread
-        Values start uniform in ±spread / sqrt(in_channels · offsets), as on grids.
+    init_scale
+        Values start uniform in ±init_scale / sqrt(in_channels · offsets), as on grids.
     """
 
     rows: Tensor
@@ -121,21 +125,16 @@ class TableKernel(ConvolutionKernel):
         *,
         lifting: bool = False,
         tolerance: float = 1e-3,
-        spread: float = 1.0,
+        init_scale: float = 1.0,
     ) -> None:
         super().__init__(group, in_channels, out_channels, lifting=lifting)
         check_length("tolerance", tolerance)
-        if offsets.ndim != 2 or offsets.shape[1] != group.dim or len(offsets) == 0:
-            raise ValueError(f"offsets: expected [offsets, {group.dim}], at least one, got {tuple(offsets.shape)}")
-        if not torch.isfinite(offsets).all():
-            raise ValueError(f"offsets: expected finite displacements, got {offsets.tolist()}")
-        offsets = offsets.to(torch.float64)
+        offsets = checked_offsets(offsets, group)
         inverses = group.elements[group.inverse_index]
         seen = torch.cat([offsets, torch.einsum("aij,oj->aoi", inverses, offsets).flatten(0, 1)])
-        first = (torch.cdist(seen, seen) < tolerance).to(torch.int8).argmax(dim=1)
-        self.register_buffer("rows", seen[first == torch.arange(len(seen))], persistent=False)
+        self.register_buffer("rows", distinct_vectors(seen, tolerance), persistent=False)
         self.tolerance = tolerance
-        bound = spread / math.sqrt(in_channels * len(offsets))
+        bound = init_scale / math.sqrt(in_channels * len(offsets))
         weight = torch.empty(out_channels, in_channels, self.poses, len(self.rows)).uniform_(-bound, bound)
         self.weight = nn.Parameter(weight)
 
@@ -148,7 +147,7 @@ class TableKernel(ConvolutionKernel):
         size: int,
         *,
         lifting: bool = False,
-        spread: float = 1.0,
+        init_scale: float = 1.0,
     ) -> Self:
         """Table for size x size pixels around a point, whose values are those of a grid kernel, row by row.
 
@@ -156,17 +155,11 @@ class TableKernel(ConvolutionKernel):
         """
         check_count("size", size)
         offsets = pixel_positions(size, size, dtype=torch.float64)
-        return cls(group, in_channels, out_channels, offsets, lifting=lifting, spread=spread)
+        return cls(group, in_channels, out_channels, offsets, lifting=lifting, init_scale=init_scale)
 
-    def forward(self, graph: LiftedGraph) -> Tensor:
+    def values(self, graph: LiftedGraph) -> Tensor:
         """Values; raises ValueError for a displacement that has no row."""
-        _check_graph(graph, self.group)
-        seen = graph.relative_positions.detach().to(self.rows.dtype) * graph.scale
-        distance, row = torch.cdist(seen.flatten(0, 1), self.rows).min(dim=-1)
-        if len(distance) and distance.max() > self.tolerance:
-            stray = seen.flatten(0, 1)[distance.argmax()].tolist()
-            raise ValueError(f"graph: displacement {stray} is not among the {len(self.rows)} rows of the table")
-        return self.weight.permute(3, 2, 0, 1)[row].unflatten(0, seen.shape[:2])
+        return self.weight.permute(3, 2, 0, 1)[rows_of_table(graph, self.rows, self.tolerance)]
 
 
 class NetworkKernel(ConvolutionKernel):
@@ -194,7 +187,7 @@ class NetworkKernel(ConvolutionKernel):
     window
         Whether to multiply by (1 - |v|²)² for |v| < 1 and 0 beyond, so that the output does not jump where a point
         enters the neighborhood; for neighborhoods whose scale is their radius.
-    spread
+    init_scale
         Scale of the values at the start.
     """
 
@@ -211,7 +204,7 @@ class NetworkKernel(ConvolutionKernel):
         hidden: int = 16,
         frequency: float = 3.0,
         window: bool = False,
-        spread: float = 1.0,
+        init_scale: float = 1.0,
     ) -> None:
         super().__init__(group, in_channels, out_channels, lifting=lifting)
         if form not in get_args(Form):
@@ -224,7 +217,7 @@ class NetworkKernel(ConvolutionKernel):
         nn.init.uniform_(self.position.bias, -math.pi, math.pi)
         joint = form == "full" and not lifting
         self.frame = nn.Linear(group.dim**2, hidden, bias=False) if joint else None
-        bound = spread / math.sqrt(in_channels)
+        bound = init_scale / math.sqrt(in_channels)
         if form == "full":
             self.mix = nn.Parameter(
                 bound * math.sqrt(6 / hidden) * (2 * torch.rand(hidden, out_channels, in_channels) - 1)
@@ -236,9 +229,10 @@ class NetworkKernel(ConvolutionKernel):
         self.register_buffer("matrices", matrices, persistent=False)
 
     def features(self, graph: LiftedGraph) -> Tensor:
-        """Hidden units ``[types, order, poses, hidden]``; of the displacement alone ``[types, order, 1, hidden]``."""
-        _check_graph(graph, self.group)
-        v = graph.relative_positions.to(self.position.weight.dtype)
+        """Hidden units ``[rows, fiber, poses, hidden]``; of the displacement alone ``[rows, fiber, 1, hidden]``."""
+        if not self.lifting:
+            check_lifted_to(graph, self.group, "kernel")
+        v = graph.relative.positions.to(self.position.weight.dtype)
         level = self.position(v)[:, :, None]
         if self.frame is not None:
             level = level + self.frame(self.matrices)
@@ -247,7 +241,7 @@ class NetworkKernel(ConvolutionKernel):
             units = units * (1 - v.square().sum(-1)).clamp(min=0).square()[:, :, None, None]
         return units
 
-    def forward(self, graph: LiftedGraph) -> Tensor:
+    def values(self, graph: LiftedGraph) -> Tensor:
         """Values for every displacement, frame and relative pose."""
         units = self.features(graph)
         if self.form == "full":
@@ -268,19 +262,6 @@ class NetworkKernel(ConvolutionKernel):
         psi = (units @ self.depth)[:, :, :, None]
         return self._sweep(mixed[:, :, None], psi, graph, "query_sum" if self.lifting else "framewise")[:, :, 0]
 
-    def responses(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Evaluate through the operator, see :meth:`ConvolutionKernel.responses`."""
-        units = self.features(graph)
-        if self.form == "separable":
-            units = units @ self.depth
-        psi = self._between(units).expand(-1, -1, self.poses, -1).flatten(2)[:, :, None, :, None]
-        heads = units.shape[-1]
-        value = x[:, :, None].expand(-1, -1, heads, -1).flatten(1, 2)[:, None]
-        summed = self._sweep(value, psi, graph, "query_sum").unflatten(2, (self.poses, heads))
-        if self.form == "full":
-            return torch.einsum("pabmc,moc->paboc", summed, self.mix)
-        return summed * self.mix[self.relative]
-
     def _between(self, units: Tensor) -> Tensor:
         """Relative poses on the third axis replaced by input poses, where there are any."""
         if units.shape[2] == 1:
@@ -298,22 +279,49 @@ class NetworkKernel(ConvolutionKernel):
             graph.neighbors,
             pattern=pattern,
             normalize="none",
-            terms=RelativeTerms(psi=psi),
-            displacement_index=graph.displacement_index,
+            terms=RelativeTerms(psi=psi, row=graph.relative.row),
         )
         return out
 
 
-def _uniform(bound: float, *shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+class RankKernel(RelativeFunction):
+    """The network of LieConv that makes a few numbers of a relative element: three maps, each with activation.
+
+    Parameters
+    ----------
+    coordinates
+        Number of coordinates of a relative element.
+    rank
+        Numbers made.
+    hidden
+        Units of both hidden layers.
+    activation
+        After each map.
+    """
+
+    patterns = ("joint",)
+
+    def __init__(
+        self, coordinates: int, rank: int = 16, hidden: int = 32, activation: Activation = "silu"
+    ) -> None:
+        super().__init__()
+        for name, count in (("coordinates", coordinates), ("rank", rank), ("hidden", hidden)):
+            check_count(name, count)
+        self.linear1 = nn.Linear(coordinates, hidden)
+        self.linear2 = nn.Linear(hidden, hidden)
+        self.linear3 = nn.Linear(hidden, rank)
+        self.activation: Activation = activation
+
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
+        """Terms with ``displacement_bias`` ``[rows, fiber, fiber, rank]``: scores, one head for each number."""
+        numbers = graph.relative.coordinates.to(self.linear1.weight.dtype)
+        check_coordinates(numbers, self.linear1.in_features)
+        act = activation_named("activation", self.activation)
+        for linear in (self.linear1, self.linear2, self.linear3):
+            numbers = act(linear(numbers))
+        return RelativeTerms(displacement_bias=numbers, row=graph.relative.row)
 
 
 def _kinds(graph: LiftedGraph) -> Tensor:
-    if graph.displacement_index is not None:
-        return graph.displacement_index
-    return torch.arange(graph.num_types, device=graph.device)
-
-
-def _check_graph(graph: LiftedGraph, group: FiniteGroup) -> None:
-    if graph.group != group:
-        raise ValueError(f"graph: is lifted to {graph.group.name}, this kernel is for {group.name}")
+    row = graph.relative.row
+    return torch.arange(graph.neighbors.num_edges, device=graph.device) if row is None else row

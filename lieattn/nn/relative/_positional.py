@@ -1,12 +1,8 @@
-"""Positional encodings: functions of the relative element u = (h_a⁻¹(x_j - x_i), h_a⁻¹ h_b) alone.
-
-An encoding is ``encoding(graph) -> RelativeTerms``, evaluated once for every distinct displacement.
-"""
+"""Positional encodings of GSA-Nets, by coordinates and by tables, and a network of the whole relative element."""
 
 from __future__ import annotations
 
 import abc
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,35 +11,14 @@ from torch import Tensor, nn
 from lieattn._checks import check_count
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup, check_group
-from lieattn.nn._rotary import RotaryPhases, turn_pairs
+from lieattn.nn.relative._base import (
+    RelativeFunction,
+    check_lifted_to,
+    checked_offsets,
+    distinct_vectors,
+    rows_of_table,
+)
 from lieattn.ops import RelativeTerms
-
-
-class PositionalEncoding(nn.Module, abc.ABC):
-    """What positions contribute to scores and values of an attention layer.
-
-    **Equivariance.** Since it sees relative elements only, its terms do not change when points and frames are
-    moved together by an element of R^d ⋊ H.
-
-    Attributes
-    ----------
-    patterns
-        Fiber patterns with which a layer stays equivariant.
-    group, dim
-        H and the dimension of the points that the encoding is made for, None where any will do.
-    """
-
-    patterns: ClassVar[tuple[str, ...]] = ("joint", "framewise", "query_sum")
-    group: FiniteGroup | None = None
-    dim: int | None = None
-
-    @abc.abstractmethod
-    def forward(self, graph: LiftedGraph) -> RelativeTerms:
-        """Terms of the operator, with a row for each type of displacement of ``graph``."""
-
-    def rotate(self, query: Tensor, key: Tensor, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
-        """Queries and keys ``[points, fiber, heads, dim]`` with positions worked in; unchanged by default."""
-        return query, key
 
 
 class FiberEncoding(nn.Module):
@@ -106,7 +81,7 @@ class CoordinateNetwork(nn.Module):
         return self.linear2(F.silu(self.norm(self.linear1(coordinate[..., None]))))
 
 
-class KeyEncoding(PositionalEncoding):
+class KeyEncoding(RelativeFunction):
     """Encodings that make a key of the relative element and add ⟨q, ρ(u)⟩ to the score, for all heads alike.
 
     The first channels of the key encode the displacement seen from the output frame, the others the frame
@@ -143,13 +118,15 @@ class KeyEncoding(PositionalEncoding):
     def encode_position(self, graph: LiftedGraph) -> Tensor:
         """Codes ``[types, fiber, position_channels]`` of the displacements seen from each frame."""
 
-    def forward(self, graph: LiftedGraph) -> RelativeTerms:
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Terms with ``positional_key`` and, between fibers, ``fiber_key``."""
         position = F.pad(self.encode_position(graph), (0, self.group_channels))[:, :, None]
+        row = graph.relative.row
         if self.fiber is None:
-            return RelativeTerms(positional_key=position)
+            return RelativeTerms(positional_key=position, row=row)
+        check_lifted_to(graph, self.group, "encoding")
         fiber = F.pad(self.fiber(), (self.position_channels, 0))[..., None, :]
-        return RelativeTerms(positional_key=position, fiber_key=fiber)
+        return RelativeTerms(positional_key=position, fiber_key=fiber, row=row)
 
 
 class CoordinateEncoding(KeyEncoding):
@@ -172,7 +149,10 @@ class CoordinateEncoding(KeyEncoding):
     def encode_position(self, graph: LiftedGraph) -> Tensor:
         """Codes of the coordinates, one after another."""
         dtype = next(self.axes.parameters()).dtype
-        coordinates = graph.relative_positions.to(dtype).unbind(-1)
+        positions = graph.relative.positions
+        if positions.shape[-1] != self.dim:
+            raise ValueError(f"graph: has {positions.shape[-1]} coordinates, this encoding is for {self.dim}")
+        coordinates = positions.to(dtype).unbind(-1)
         return torch.cat([net(c) for net, c in zip(self.axes, coordinates, strict=True)], dim=-1)
 
 
@@ -210,26 +190,17 @@ class TableEncoding(KeyEncoding):
         check_group("group", group)
         super().__init__(group.dim, channels, None if lifting else group)
         self.group = group
-        if offsets.ndim != 2 or offsets.shape[1] != group.dim or len(offsets) == 0:
-            raise ValueError(f"offsets: expected [offsets, {group.dim}], at least one, got {tuple(offsets.shape)}")
-        if not torch.isfinite(offsets).all():
-            raise ValueError(f"offsets: expected finite displacements, got {offsets.tolist()}")
-        seen = torch.einsum("aij,oj->oai", group.elements, offsets.to(torch.float64)).flatten(0, 1)
-        self.register_buffer("rows", _distinct(seen, tolerance), persistent=False)
+        seen = torch.einsum("aij,oj->oai", group.elements, checked_offsets(offsets, group)).flatten(0, 1)
+        self.register_buffer("rows", distinct_vectors(seen, tolerance), persistent=False)
         self.tolerance = tolerance
         self.weight = nn.Parameter(torch.randn(len(self.rows), self.position_channels))
 
     def encode_position(self, graph: LiftedGraph) -> Tensor:
         """Rows of the table; raises ValueError for a displacement that has none."""
-        seen = graph.relative_positions.detach().to(self.rows.dtype) * graph.scale
-        distance, row = torch.cdist(seen.flatten(0, 1), self.rows).min(dim=-1)
-        if len(distance) and distance.max() > self.tolerance:
-            stray = seen.flatten(0, 1)[distance.argmax()].tolist()
-            raise ValueError(f"graph: displacement {stray} is not among the {len(self.rows)} rows of the table")
-        return self.weight[row.reshape(seen.shape[:2])]
+        return self.weight[rows_of_table(graph, self.rows, self.tolerance)]
 
 
-class MLPEncoding(PositionalEncoding):
+class MLPEncoding(RelativeFunction):
     """A network of the relative element whose outputs are added to the scores, one for each head.
 
     It sees the coordinates of h_a⁻¹(x_j - x_i) / scale and, between fibers, the entries of the matrix h_a⁻¹ h_b
@@ -273,59 +244,17 @@ class MLPEncoding(PositionalEncoding):
         matrices = group.elements[group.relative_index].to(torch.get_default_dtype())
         self.register_buffer("matrices", matrices.flatten(-2), persistent=False)
 
-    def forward(self, graph: LiftedGraph) -> RelativeTerms:
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Terms with ``displacement_bias`` and, if asked for, ``psi`` and ``beta``."""
-        position = self.position(graph.relative_positions.to(self.position.weight.dtype))
+        check_lifted_to(graph, self.group, "encoding")
+        row = graph.relative.row
+        position = self.position(graph.relative.positions.to(self.position.weight.dtype))
         hidden = position[:, :, None]
         if self.frame is not None:
             hidden = hidden + self.frame(self.matrices)
         bias = self.score(F.silu(hidden))
         if self.value is None or self.value_channels is None:
-            return RelativeTerms(displacement_bias=bias)
+            return RelativeTerms(displacement_bias=bias, row=row)
         affine = self.value(F.silu(position))[:, :, None]
         psi, beta = affine.unflatten(-1, (2, self.heads, self.value_channels)).unbind(3)
-        return RelativeTerms(displacement_bias=bias, psi=1 + psi, beta=beta)
-
-
-class RotaryEncoding(PositionalEncoding):
-    """Rotary encoding with frequencies that turn with the frame, for the framewise pattern.
-
-    Pairs of channels of q(x_i, a) and k(x_j, a) are turned by the angles ⟨ω, h_a⁻¹ x⟩, so their product depends on
-    h_a⁻¹(x_j - x_i); turning x back is turning the frequencies along. Keys of other frames would be turned by
-    other angles: hence framewise only.
-
-    Parameters
-    ----------
-    group
-        H.
-    heads
-        Number of heads, each with frequencies of its own.
-    channels
-        Channels of a head, even.
-    spread
-        Standard deviation of the frequencies at the start, in radians per ``graph.scale``.
-    """
-
-    patterns = ("framewise",)
-
-    def __init__(self, group: FiniteGroup, heads: int, channels: int, *, spread: float = 1.0) -> None:
-        super().__init__()
-        check_group("group", group)
-        self.group = group
-        self.phases = RotaryPhases(group.dim, heads, channels, spread=spread)
-
-    def forward(self, graph: LiftedGraph) -> RelativeTerms:
-        """No terms: the positions are in the queries and keys."""
-        return RelativeTerms()
-
-    def rotate(self, query: Tensor, key: Tensor, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
-        """Turn the channel pairs of both by their angles."""
-        phases = self.phases(graph.frame_positions())
-        return turn_pairs(query, phases), turn_pairs(key, phases)
-
-
-def _distinct(vectors: Tensor, tolerance: float) -> Tensor:
-    """The vectors without repetitions, in their order."""
-    near = torch.cdist(vectors, vectors) < tolerance
-    first = near.to(torch.int8).argmax(dim=1)
-    return vectors[first == torch.arange(len(vectors))]
+        return RelativeTerms(displacement_bias=bias, psi=1 + psi, beta=beta, row=row)

@@ -1,13 +1,13 @@
-"""Lifts: which elements of the stabilizer stand over each point.
+"""Frames: which elements of the stabilizer stand over each point.
 
-A lift is a small value. :func:`lift_elements` gives it the clouds; what it returns are frames, elements of the
-stabilizer of the space, ``[points, fiber, k, k]``. docs/exactness.md has the measured error of each.
+A choice of frames is a small value. :func:`lift` gives it the clouds; what it returns are elements of the stabilizer of
+the space, ``[points, fiber, k, k]``, or those of a finite group. docs/exactness.md has the measured error of each.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,13 +15,32 @@ from torch import Tensor
 from lieattn._checks import check_count, kind
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._point_clouds import PointClouds
-from lieattn.groups import FiniteGroup, LieGroup, check_group
+from lieattn.groups import FiniteGroup, Group, SemidirectProduct, check_group
 from lieattn.spaces import HomogeneousSpace
+
+if TYPE_CHECKING:
+    from lieattn.geometry._principal_frames import PrincipalFrames
 
 _BLOCK = 64  # places whose frames are drawn together
 
 
-class Lift(Protocol):
+class GroupFrames(NamedTuple):
+    """Frames that are the elements of a finite group, perhaps turned by one pose for each cloud.
+
+    Attributes
+    ----------
+    group
+        H.
+    pose
+        ``[points, k, k]``, by which its elements are multiplied from the left, alike for all points of a cloud; None
+        for none.
+    """
+
+    group: FiniteGroup
+    pose: Tensor | None = None
+
+
+class Frames(Protocol):
     """A choice of frames for any clouds."""
 
     def __call__(
@@ -32,8 +51,8 @@ class Lift(Protocol):
         *,
         weights: Tensor | None = None,
         generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Frames ``[points, fiber, k, k]``, elements of the stabilizer of the space.
+    ) -> Tensor | GroupFrames:
+        """Elements of the stabilizer of the space, ``[points, fiber, k, k]``, or those of a finite group.
 
         Parameters
         ----------
@@ -44,28 +63,53 @@ class Lift(Protocol):
         space
             What is lifted.
         weights
-            Weights of the points ``[points]``, for lifts that average over them.
+            ``[points]``, for frames that average over points.
         generator
-            Where random lifts draw from.
+            Where random frames are drawn from.
         """
 
 
 @dataclass(frozen=True)
 class FiniteFrames:
-    """The same finite fiber over every point: all elements of a finite subgroup H of the stabilizer.
+    """The same finite fiber over every point: all elements h of a finite subgroup H of the stabilizer, or V h.
 
-    **Equivariance.** Exact for R^d ⋊ H on any clouds; for other rotations an error that shrinks with the order.
+    With a *pose* V, one frame for each cloud, the fiber turns with the cloud. Principal axes are determined up to signs;
+    if H contains these, another choice of signs permutes the fiber.
+
+    **Equivariance.** Exact for R^d ⋊ H on any clouds; for other rotations an error that shrinks with the order. With
+    principal axes as pose exact for all rigid motions; with a sampled pose in distribution.
 
     Parameters
     ----------
     group
         H, for example ``octahedral()`` for SE(3), ``cyclic(n)`` for SE(2) and the sphere.
+    pose
+        ``PrincipalFrames()`` or ``SampledFrames(1, per="cloud")``; None for the elements of H as they are.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the pose is none of these, or H lacks the signs of principal axes.
     """
 
     group: FiniteGroup
+    pose: PrincipalFrames | SampledFrames | None = None
 
     def __post_init__(self) -> None:
         check_group("group", self.group)
+        if isinstance(self.pose, SampledFrames):
+            if self.pose.count != 1 or self.pose.per != "cloud":
+                raise ValueError(f"pose: expected one a cloud, SampledFrames(1, per='cloud'), got {self.pose}")
+        elif self.pose is not None:
+            check = getattr(self.pose, "check_pose", None)
+            if check is None:
+                raise TypeError(f"pose: expected PrincipalFrames or SampledFrames, got {type(self.pose).__name__}")
+            check(self.group)
+
+    @property
+    def proper(self) -> bool:
+        """Whether all elements of H are rotations."""
+        return bool((torch.linalg.det(self.group.elements) > 0).all())
 
     def __call__(
         self,
@@ -75,11 +119,14 @@ class FiniteFrames:
         *,
         weights: Tensor | None = None,
         generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Frames ``[points, fiber, k, k]``; raises ValueError if H is no subgroup of the stabilizer."""
-        matrices = self.group.matrices(clouds.pos)
-        stabilizer_of(space).check("frames", matrices)
-        return matrices.expand(clouds.num_points, -1, -1, -1)
+    ) -> GroupFrames:
+        """The group and the pose; raises ValueError if H is no subgroup of the stabilizer."""
+        stabilizer_of(space).check("frames", self.group.matrices(clouds.pos))
+        if self.pose is None:
+            return GroupFrames(self.group)
+        chosen = self.pose(clouds, neighbors, space, weights=weights, generator=generator)
+        pose = chosen[:, 0] if isinstance(chosen, Tensor) else chosen.pose
+        return GroupFrames(self.group, pose)
 
 
 @dataclass(frozen=True)
@@ -92,7 +139,7 @@ class SampledFrames:
 
     Frames are drawn when points are lifted. Without a generator they come from ``seed`` and are the same at every
     call, and the same for a cloud alone and in a batch: they depend on nothing but the seed and the place of the
-    point in its cloud. With a generator given to :func:`lift_elements`, as in training, they are new at every call.
+    point in its cloud. With a generator given to :func:`lift`, as in training, they are new at every call.
 
     Parameters
     ----------
@@ -145,7 +192,7 @@ class SampledFrames:
             frames = self._draw(stabilizer_of(space), number, generator)
         return frames.to(clouds.pos)[place]
 
-    def _draw(self, group: LieGroup, number: int, generator: torch.Generator) -> Tensor:
+    def _draw(self, group: Group, number: int, generator: torch.Generator) -> Tensor:
         if self.design or (self.design is None and _has_design(group, self.count)):
             return group.sample_design(number, count=self.count, generator=generator, dtype=torch.float64)
         return group.sample(number, self.count, generator=generator, dtype=torch.float64)
@@ -202,26 +249,30 @@ class GivenFrames:
         return frames[clouds.batch] if self.per == "cloud" else frames
 
 
-def stabilizer_of(space: HomogeneousSpace) -> LieGroup:
+def stabilizer_of(space: HomogeneousSpace) -> Group:
     """Group that the frames of a space belong to; ValueError where it is trivial."""
     if space.stabilizer is None:
         raise ValueError(f"frames: the stabilizer of {space.name} is trivial, so there are none to choose: give None")
     return space.stabilizer
 
 
-def gram_matrix(group: LieGroup) -> Tensor | None:
-    """Gram matrix ``[dim, dim]`` of the columns of a generic element's linear part: the identity if lengths are kept.
+def gram_matrix(group: Group) -> Tensor | None:
+    """Gram matrices ``[*, dim, dim]`` of the columns of linear parts: identities if lengths are kept.
 
-    None where the group has no exponential to make one.
+    Of all elements of a finite stabilizer, else of a generic element; None where the group has no exponential to make
+    one.
     """
-    try:
-        linear = group.linear(group.exp(torch.linspace(0.3, 0.7, group.algebra_dim, dtype=torch.float64)))
-    except NotImplementedError:
-        return None
+    if isinstance(group, SemidirectProduct) and isinstance(group.stabilizer, FiniteGroup):
+        linear = group.stabilizer.elements
+    else:
+        try:
+            linear = group.linear(group.exp(torch.linspace(0.3, 0.7, group.algebra_dim, dtype=torch.float64)))
+        except NotImplementedError:
+            return None
     return linear.mT @ linear
 
 
-def _has_design(group: LieGroup, count: int) -> bool:
+def _has_design(group: Group, count: int) -> bool:
     try:
         group.design(count)
     except ValueError:

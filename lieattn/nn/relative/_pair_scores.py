@@ -1,10 +1,9 @@
-"""The kernels of LieTransformer: scores of features and relative elements, as choices of the operator's slots."""
+"""The kernels of LieTransformer: scores of features and relative elements."""
 
 from __future__ import annotations
 
-import abc
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from lieattn._checks import check_count
 from lieattn.geometry import LiftedGraph, Neighbors
-from lieattn.nn._location import HeadNetwork, RelativeGraph, pair_coordinates
+from lieattn.nn.relative._base import RelativeFunction, check_coordinates
+from lieattn.nn.relative._per_head import PerHeadMLP
 from lieattn.ops import Activation, RelativeTerms
 
 FeaturePart = Literal["product", "linear", "mixed"]
@@ -22,25 +22,14 @@ LocationPart = Literal["network", "coordinates"]
 _CHUNK = 1 << 22
 
 
-class Scores(NamedTuple):
-    """What a kernel hands to the operator: query and key or neither, the terms, and the row of each edge."""
+class PairScore(RelativeFunction):
+    """A relative function that may have queries and keys of its own."""
 
-    query: Tensor | None
-    key: Tensor | None
-    terms: RelativeTerms
-    row: Tensor | None
+    patterns = ("joint",)
 
-
-class LieScore(nn.Module, abc.ABC):
-    """Scores of pairs of elements (g_ia, g_jb) from their features and from the coordinates of g_ia⁻¹ g_jb.
-
-    **Equivariance.** Nothing but features and relative elements is seen, so scores are invariant when all elements
-    move by one element of the group.
-    """
-
-    @abc.abstractmethod
-    def forward(self, x: Tensor, graph: RelativeGraph | LiftedGraph) -> Scores:
-        """Slots of the operator for a field ``[points, fiber, channels]``."""
+    def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Query and key ``[points, fiber, heads, dim]`` of a field, or neither."""
+        return None, None
 
 
 class _HeadLinear(nn.Linear):
@@ -54,7 +43,7 @@ class _HeadLinear(nn.Linear):
         return super().forward(input).unflatten(-1, (self.heads, -1))
 
 
-class ContentScore(LieScore):
+class ContentScore(PairScore):
     """Scaled dot product of the features, ⟨q_i, k_j⟩ / √d: ``dot_product_only``.
 
     Parameters
@@ -67,12 +56,16 @@ class ContentScore(LieScore):
         super().__init__()
         self.query, self.key = (_HeadLinear(channels, heads, channels // heads) for _ in range(2))
 
-    def forward(self, x: Tensor, graph: RelativeGraph | LiftedGraph) -> Scores:
+    def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Query and key."""
-        return Scores(self.query(x), self.key(x), RelativeTerms(), None)
+        return self.query(x), self.key(x)
+
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
+        """No terms."""
+        return RelativeTerms()
 
 
-class LocationScore(LieScore):
+class LocationScore(PairScore):
     """A network of the relative element for each head: ``location_only``.
 
     Parameters
@@ -80,20 +73,19 @@ class LocationScore(LieScore):
     coordinates
         Number of coordinates of a relative element.
     heads, hidden, activation
-        See :class:`HeadNetwork`.
+        See :class:`PerHeadMLP`.
     """
 
     def __init__(self, coordinates: int, heads: int, hidden: int = 16, activation: Activation = "silu") -> None:
         super().__init__()
-        self.location = HeadNetwork(heads, coordinates, hidden, activation)
+        self.location = PerHeadMLP(heads, coordinates, hidden, activation)
 
-    def forward(self, x: Tensor, graph: RelativeGraph | LiftedGraph) -> Scores:
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """A bias for each pair of elements."""
-        coordinates, row = pair_coordinates(graph)
-        return Scores(None, None, RelativeTerms(displacement_bias=self.location(coordinates)), row)
+        return self.location(graph)
 
 
-class SumScore(LieScore):
+class SumScore(PairScore):
     """Dot product of the features plus a network of the relative element: ``mlp``, the authors' default.
 
     Parameters are those of :class:`ContentScore` and :class:`LocationScore`.
@@ -104,16 +96,18 @@ class SumScore(LieScore):
     ) -> None:
         super().__init__()
         self.content = ContentScore(channels, heads)
-        self.location = HeadNetwork(heads, coordinates, hidden, activation)
+        self.location = PerHeadMLP(heads, coordinates, hidden, activation)
 
-    def forward(self, x: Tensor, graph: RelativeGraph | LiftedGraph) -> Scores:
-        """Query, key and a bias for each pair of elements."""
-        coordinates, row = pair_coordinates(graph)
-        scores = self.content(x, graph)
-        return scores._replace(terms=RelativeTerms(displacement_bias=self.location(coordinates)), row=row)
+    def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Query and key."""
+        return self.content.project(x)
+
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
+        """A bias for each pair of elements."""
+        return self.location(graph)
 
 
-class RelativePositionScore(LieScore):
+class RelativePositionScore(PairScore):
     r"""Scores of Transformer-XL: ``relative_position``.
 
     .. math::
@@ -136,28 +130,27 @@ class RelativePositionScore(LieScore):
         self.content_bias = nn.Parameter(torch.zeros(heads, width))
         self.position_bias = nn.Parameter(torch.zeros(heads, width))
 
-    def forward(self, x: Tensor, graph: RelativeGraph | LiftedGraph) -> Scores:
-        """Query with u, key, and the product of positions with the query as a bias of each pair."""
-        query, key, _, _ = self.content(x, graph)
+    def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Query with u, and key."""
+        return self.content.query(x) + self.content_bias, self.content.key(x)
+
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
+        """The product of positions with the query, as a bias of each pair."""
         heads, width = self.content_bias.shape
-        biased = (query + self.position_bias) / math.sqrt(width)
+        biased = (self.content.query(x) + self.position_bias) / math.sqrt(width)
         matrix = self.position.weight.unflatten(0, (heads, width)).to(biased.dtype)
+        coordinates, row = graph.relative.coordinates, graph.relative.row
+        check_coordinates(coordinates, matrix.shape[-1])
         pulled = torch.einsum("pahd,hdk->pahk", biased, matrix)
         constant = torch.einsum("pahd,hd->pah", biased, self.position.bias.view(heads, width).to(biased.dtype))
-        coordinates, row = pair_coordinates(graph)
-        if coordinates.shape[-1] != matrix.shape[-1]:
-            raise ValueError(
-                f"graph: expected {matrix.shape[-1]} coordinates of a relative element, got {coordinates.shape[-1]}"
-            )
         if row is not None:
             coordinates = coordinates.index_select(0, row)
         target = graph.neighbors.target
         bias = coordinates.to(pulled.dtype) @ pulled.index_select(0, target).mT
-        bias = bias + constant.index_select(0, target)[:, :, None]
-        return Scores(query + self.content_bias, key, RelativeTerms(displacement_bias=bias), None)
+        return RelativeTerms(displacement_bias=bias + constant.index_select(0, target)[:, :, None])
 
 
-class CombinedScore(LieScore):
+class CombinedScore(PairScore):
     """A network of features and relative element together, for each head: the four-digit codes with C = 2.
 
     Both parts enter the first linear map of the network, which is applied to each before they meet: no pair of
@@ -203,32 +196,30 @@ class CombinedScore(LieScore):
             width = feature_channels // 2 if features == "linear" else feature_channels
             self.receiver, self.sender = (_HeadLinear(channels, heads, width) for _ in range(2))
         self.mix = nn.Linear(2 * feature_channels, feature_channels) if features == "mixed" else None
-        self.location = HeadNetwork(heads, coordinates, hidden, activation) if location == "network" else None
+        self.location = PerHeadMLP(heads, coordinates, hidden, activation) if location == "network" else None
         self.feature_width = 1 if features == "product" else feature_channels
         location_width = coordinates if self.location is None else 1
-        self.combine = HeadNetwork(heads, self.feature_width + location_width, hidden, activation)
+        self.combine = PerHeadMLP(heads, self.feature_width + location_width, hidden, activation)
 
-    def forward(self, x: Tensor, graph: RelativeGraph | LiftedGraph) -> Scores:
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """A bias for each pair of elements."""
+        if x is None:
+            raise TypeError("x: expected a field, for the score sees its features, got None")
         neighbors = graph.neighbors
-        coordinates, row = pair_coordinates(graph)
+        coordinates, row = graph.relative.coordinates, graph.relative.row
         per_head = self.location is not None
-        location = coordinates if self.location is None else self.location(coordinates)[..., None]
-        expected = self.combine.weights[0].shape[1] - self.feature_width
-        if location.shape[-1] != expected:
-            raise ValueError(f"graph: expected {expected} coordinates of a relative element, got {location.shape[-1]}")
+        location = coordinates if self.location is None else self.location.numbers(coordinates)[..., None]
+        check_coordinates(location, self.combine.weights[0].shape[1] - self.feature_width)
         parts = self._feature_parts(x)
         location = location.to(parts[0].dtype)
         size = max(1, _CHUNK // max(1, location[:1].numel() * self.heads * self.combine.biases[0].shape[1]))
         edges = torch.arange(neighbors.num_edges, device=neighbors.device)
         chunks = []
         for some in edges.split(size) if len(edges) else (edges,):
-            if len(edges) > size and torch.is_grad_enabled():
-                bias = checkpoint(self._bias, some, neighbors, location, row, per_head, *parts, use_reentrant=False)
-            else:
-                bias = self._bias(some, neighbors, location, row, per_head, *parts)
-            chunks.append(bias)
-        return Scores(None, None, RelativeTerms(displacement_bias=torch.cat(chunks)), None)
+            given = (some, neighbors, location, row, per_head, *parts)
+            again = len(edges) > size and torch.is_grad_enabled()
+            chunks.append(checkpoint(self._bias, *given, use_reentrant=False) if again else self._bias(*given))
+        return RelativeTerms(displacement_bias=torch.cat(chunks))
 
     def _feature_parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """For each element query and key, or its share of the first linear map's result as receiver and as sender."""

@@ -1,0 +1,374 @@
+"""The affine maps psi and beta of Affine Self Convolution: tables of offsets on grids, waves on point clouds.
+
+Both are functions of the relative element u = (h_a⁻¹(x_j - x_i), h_a⁻¹ h_b) alone: psi of all of it, beta of the
+displacement. A *position* is a value that says which of the two a layer uses and finds the edges it needs.
+"""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, cast, get_args
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from lieattn._checks import check_count, check_length
+from lieattn.geometry import LiftedGraph, Neighbors
+from lieattn.groups import FiniteGroup
+from lieattn.nn.relative._base import RelativeFunction, checked_offsets, distinct_vectors, rows_of_table
+from lieattn.ops import RelativeTerms
+
+Border = Literal["mask", "zero"]
+
+
+@dataclass(frozen=True, eq=False)
+class AffineEdges:
+    """Edges with the row of the tables that each of them reads.
+
+    Attributes
+    ----------
+    neighbors
+        Neighbor lists; with ``padding`` they have one point more than the graph, the last one, without neighbors of
+        its own, which stands wherever a window has no point.
+    index
+        ``[edges]`` int64 rows of the tables; None: row e belongs to edge e.
+    padding
+        Whether there is such a point.
+    """
+
+    neighbors: Neighbors
+    index: Tensor | None
+    padding: bool = False
+
+
+@dataclass(frozen=True)
+class RelativePositionTable:
+    """A trainable value for every offset of a window: for grids, where offsets repeat (the papers).
+
+    The table has a row for each distinct h⁻¹ o, o one of the offsets and h in H: the offsets themselves where the
+    group maps the window to itself, more of them otherwise, so that it is equivariant for every H. Rows are looked up
+    once a graph and permuted by integers.
+
+    Attributes
+    ----------
+    offsets
+        Displacements x_j - x_i that occur, in the units of the points. :meth:`square` makes those of k x k pixels.
+        They must be those of the graph's neighborhood: ``RelativePositionTable.square(5)`` with ``PixelSquare(5)``.
+    border
+        What a window sees where there is no point: ``"mask"`` nothing, so that the softmax is over fewer neighbors;
+        ``"zero"`` an embedding of zero, so that beta alone takes part in the softmax.
+    tolerance
+        How far a displacement may be from its row, in the units of the points.
+    """
+
+    offsets: tuple[tuple[float, ...], ...]
+    border: Border = "mask"
+    tolerance: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.border not in get_args(Border):
+            raise ValueError(f"border: expected one of {get_args(Border)}, got {self.border!r}")
+        check_length("tolerance", self.tolerance)
+        lengths = {len(offset) for offset in self.offsets}
+        if len(lengths) != 1 or not all(math.isfinite(c) for offset in self.offsets for c in offset):
+            raise ValueError(
+                f"offsets: expected at least one finite displacement, all of one dimension, got {self.offsets!r}"
+            )
+
+    @classmethod
+    def square(cls, size: int, *, dim: int = 2, spacing: float = 1.0, border: Border = "mask") -> RelativePositionTable:
+        """Window of size x size pixels (in 3D, size³ voxels) around a point; ``size`` is odd."""
+        check_count("size", size)
+        check_count("dim", dim)
+        check_length("spacing", spacing)
+        if size % 2 == 0:
+            raise ValueError(f"size: expected an odd number, since an even window has no center, got {size}")
+        steps = [spacing * (step - size // 2) for step in range(size)]
+        return cls(tuple(itertools.product(steps, repeat=dim)), border, 1e-3 * spacing)
+
+    @classmethod
+    def of(cls, offsets: Tensor, *, border: Border = "mask", tolerance: float = 1e-3) -> RelativePositionTable:
+        """Window with the displacements ``[offsets, dim]``."""
+        return cls(tuple(tuple(offset) for offset in offsets.tolist()), border, tolerance)
+
+    def affine_map(self, group: FiniteGroup, channels: int, *, lifting: bool = False, heads: int = 1) -> AffineMap:
+        """A new affine map; for ``lifting`` there is one key frame."""
+        rows, turned = _rows(self, group)
+        distance, zero = rows.norm(dim=1).min(dim=0)
+        return TableMap(group, channels, lifting, heads, turned, int(zero) if distance <= self.tolerance else None)
+
+    def axis_keys(self, group: FiniteGroup, heads: int, channels: int) -> AxisKeys:
+        """New keys made of the coordinates, ``channels`` for each head."""
+        return AxisTable(heads, channels, *_rows(self, group), self.tolerance)
+
+    def edges(self, graph: LiftedGraph) -> AffineEdges:
+        """Edges of a graph and their rows; found once and remembered as long as the graph exists.
+
+        Raises
+        ------
+        ValueError
+            If a displacement is not in the table.
+        """
+        known = _EDGES.setdefault(graph, {})
+        if self not in known:
+            # What is remembered must serve training, even if it was found in inference mode.
+            with torch.inference_mode(False), torch.no_grad():
+                known[self] = self._find(graph)
+        return known[self]
+
+    def _find(self, graph: LiftedGraph) -> AffineEdges:
+        group = cast(FiniteGroup, graph.group)
+        rows = _rows(self, group)[0]
+        row = rows_of_table(graph, rows, self.tolerance)[:, group.identity_index]
+        shared = graph.relative.row
+        index = row if shared is None else row[shared]
+        if self.border == "mask":
+            return AffineEdges(graph.neighbors, index)
+        return _with_padding(graph.neighbors, index, len(rows))
+
+
+@dataclass(frozen=True)
+class FourierFeatures:
+    """A small network of h_a⁻¹(x_j - x_i) / scale, for point clouds: one for every frame h_a⁻¹ h_b.
+
+    psi and beta are linear in √2 cos(⟨ω, v⟩ + φ), and start with unit variance like a table of N(0, 1).
+
+    Attributes
+    ----------
+    hidden
+        Number of frequencies ω.
+    init_scale
+        Standard deviation of the frequencies at the start, in radians per scale.
+    """
+
+    hidden: int = 32
+    init_scale: float = 3.0
+
+    def __post_init__(self) -> None:
+        check_count("hidden", self.hidden)
+        check_length("init_scale", self.init_scale)
+
+    def affine_map(self, group: FiniteGroup, channels: int, *, lifting: bool = False, heads: int = 1) -> AffineMap:
+        """A new affine map; for ``lifting`` there is one key frame."""
+        return WaveMap(group, channels, lifting, heads, self.hidden, self.init_scale)
+
+    def axis_keys(self, group: FiniteGroup, heads: int, channels: int) -> AxisKeys:
+        """New keys made of the coordinates, ``channels`` for each head."""
+        return AxisWaves(group.dim, heads, channels, self.hidden, self.init_scale)
+
+    def edges(self, graph: LiftedGraph) -> AffineEdges:
+        """The edges of the graph as they are."""
+        return AffineEdges(graph.neighbors, graph.relative.row)
+
+
+AffinePositions = RelativePositionTable | FourierFeatures
+
+_EDGES: WeakKeyDictionary[LiftedGraph, dict[RelativePositionTable, AffineEdges]] = WeakKeyDictionary()
+
+
+@lru_cache(maxsize=128)
+@torch.inference_mode(False)
+def _rows(table: RelativePositionTable, group: FiniteGroup) -> tuple[Tensor, Tensor]:
+    """Distinct h⁻¹ o ``[rows, dim]``, the offsets first, and the row of h_a⁻¹ times a row, ``[rows, order]`` int64."""
+    offsets = checked_offsets(torch.tensor(table.offsets, dtype=torch.float64), group)
+    inverses = group.elements[group.inverse_index]
+    # The identity need not be the first element.
+    seen = torch.cat([offsets, torch.einsum("aij,oj->aoi", inverses, offsets).flatten(0, 1)])
+    rows = distinct_vectors(seen, table.tolerance)
+    if table.border == "zero" and len(rows) != len(offsets):
+        raise ValueError(
+            f"border: 'zero' needs distinct offsets that {group.name} maps to each other, but the {len(offsets)} "
+            f"offsets go to {len(rows)} places; use 'mask'"
+        )
+    turned = torch.einsum("aij,rj->rai", inverses, rows)
+    return rows, torch.cdist(turned.flatten(0, 1), rows).argmin(dim=-1).view(len(rows), group.order)
+
+
+def _with_padding(neighbors: Neighbors, index: Tensor, rows: int) -> AffineEdges:
+    """An edge to the padding, the last point, for every row that a point does not see."""
+    points = neighbors.num_points
+    missing = torch.ones(points, rows, dtype=torch.bool, device=index.device)
+    missing[neighbors.target, index] = False
+    at, row = missing.nonzero().unbind(1)
+    target = torch.cat([neighbors.target, at])
+    order = torch.argsort(target, stable=True)
+    source = torch.cat([neighbors.source, torch.full_like(at, points)])[order]
+    counts = torch.bincount(target, minlength=points + 1)
+    row_ptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    return AffineEdges(Neighbors(row_ptr, source, target[order]), torch.cat([index, row])[order], padding=True)
+
+
+class AffineMap(RelativeFunction):
+    """Psi and beta of one affine map, with a value for each channel; for lifting there is one key frame."""
+
+    patterns = ("pooled",)
+    relative: Tensor
+
+    def __init__(self, group: FiniteGroup, channels: int, lifting: bool, heads: int) -> None:
+        super().__init__()
+        check_count("channels", channels)
+        self.group, self.heads = group, heads
+        self.frames = 1 if lifting else group.order
+        relative = torch.zeros(group.order, 1, dtype=torch.int64) if lifting else group.relative_index.clone()
+        self.register_buffer("relative", relative, persistent=False)
+
+    @abc.abstractmethod
+    def tables(self, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
+        """Psi ``[rows, out, key, channels]`` and beta ``[rows, out, channels]``, in the rows of the position's edges."""
+
+    @abc.abstractmethod
+    def center(self) -> tuple[Tensor, Tensor]:
+        """Psi ``[frames, channels]`` of h_a⁻¹ h_b and beta ``[channels]`` at displacement 0."""
+
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
+        """Terms with ``psi`` and ``beta``, for values."""
+        psi, beta = (table.unflatten(-1, (self.heads, -1)) for table in self.tables(graph))
+        return RelativeTerms(psi=psi, beta=beta[:, :, None])
+
+
+def for_keys(terms: RelativeTerms) -> RelativeTerms:
+    """The terms of an affine map, for keys in place of values."""
+    return RelativeTerms(key_psi=terms.psi, positional_key=cast(Tensor, terms.beta)[:, :, 0])
+
+
+class AxisKeys(RelativeFunction):
+    """Keys whose channels depend on one coordinate of the displacement each (stand-alone self-attention)."""
+
+    patterns = ("pooled",)
+
+
+class TableMap(AffineMap):
+    """psi ``[frames, rows, channels]`` and beta ``[rows, channels]``, N(0, 1) at the start.
+
+    Parameters
+    ----------
+    turned
+        ``[rows, order]`` int64, the row of h_a⁻¹ times the offset of a row.
+    zero
+        Row of displacement 0, None if there is none.
+    """
+
+    turned: Tensor
+
+    def __init__(
+        self, group: FiniteGroup, channels: int, lifting: bool, heads: int, turned: Tensor, zero: int | None
+    ) -> None:
+        super().__init__(group, channels, lifting, heads)
+        self.psi = nn.Parameter(torch.randn(self.frames, len(turned), channels))
+        self.beta = nn.Parameter(torch.randn(len(turned), channels))
+        self.zero = zero
+        self.register_buffer("turned", turned.clone(), persistent=False)
+
+    def tables(self, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
+        """Tables with a row for each row of the window."""
+        return self.psi[self.relative, self.turned[:, :, None]], self.beta[self.turned]
+
+    def center(self) -> tuple[Tensor, Tensor]:
+        """The row of displacement 0; raises ValueError where the window has none."""
+        if self.zero is None:
+            raise ValueError("offsets: the query is the affine map at displacement 0, which is not among them")
+        return self.psi[:, self.zero], self.beta[self.zero]
+
+
+class WaveMap(AffineMap):
+    """Psi and beta as sums of waves; the frame h_a⁻¹ h_b chooses the amplitudes of psi."""
+
+    def __init__(
+        self, group: FiniteGroup, channels: int, lifting: bool, heads: int, hidden: int, init_scale: float
+    ) -> None:
+        super().__init__(group, channels, lifting, heads)
+        self.waves = Waves(group.dim, hidden, init_scale)
+        self.psi = nn.Parameter(torch.randn(self.frames, channels, hidden) / math.sqrt(hidden))
+        self.beta = nn.Parameter(torch.randn(channels, hidden) / math.sqrt(hidden))
+
+    def tables(self, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
+        """Tables with a row for each type of displacement of the graph."""
+        waves = self.waves(graph.relative.positions)
+        return torch.einsum("tam,abcm->tabc", waves, self.psi[self.relative]), waves @ self.beta.mT
+
+    def center(self) -> tuple[Tensor, Tensor]:
+        """The waves at displacement 0."""
+        waves = self.waves(self.waves.frequencies.new_zeros(self.waves.frequencies.shape[1]))
+        return self.psi @ waves, self.beta @ waves
+
+
+class Waves(nn.Module):
+    """√2 cos(⟨ω, v⟩ + φ): unit variance over the phases, whatever v is."""
+
+    def __init__(self, dim: int, hidden: int, init_scale: float) -> None:
+        super().__init__()
+        self.frequencies = nn.Parameter(init_scale * torch.randn(hidden, dim))
+        self.phases = nn.Parameter(2 * math.pi * torch.rand(hidden))
+
+    def forward(self, displacements: Tensor) -> Tensor:
+        """Waves ``[*, hidden]`` at ``[*, dim]``."""
+        angle = displacements.to(self.frequencies.dtype) @ self.frequencies.mT + self.phases
+        return math.sqrt(2) * angle.cos()
+
+
+class AxisTable(AxisKeys):
+    """A value for each coordinate that occurs along each axis, ``[values, heads, channels]``.
+
+    Parameters
+    ----------
+    rows
+        ``[rows, dim]`` offsets.
+    turned
+        See :class:`TableMap`.
+    """
+
+    turned: Tensor
+
+    def __init__(self, heads: int, channels: int, rows: Tensor, turned: Tensor, tolerance: float) -> None:
+        super().__init__()
+        self.axes = nn.ParameterList()
+        places = []
+        for coordinate, width in zip(rows.unbind(1), _axis_widths(rows.shape[1], channels), strict=True):
+            values = _distinct_numbers(coordinate, tolerance)
+            places.append((coordinate[:, None] - values).abs().argmin(dim=1))
+            self.axes.append(nn.Parameter(torch.randn(len(values), heads, width)))
+        self.register_buffer("turned", torch.stack(places)[:, turned], persistent=False)
+
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
+        """Terms with ``positional_key``, a row for each row of the window."""
+        parts = [axis[place] for axis, place in zip(self.axes, self.turned, strict=True)]
+        return RelativeTerms(positional_key=torch.cat(parts, dim=-1))
+
+
+class AxisWaves(AxisKeys):
+    """A sum of waves for each coordinate."""
+
+    def __init__(self, dim: int, heads: int, channels: int, hidden: int, init_scale: float) -> None:
+        super().__init__()
+        self.waves, self.amplitudes = nn.ModuleList(), nn.ParameterList()
+        for width in _axis_widths(dim, channels):
+            self.waves.append(Waves(1, hidden, init_scale))
+            self.amplitudes.append(nn.Parameter(torch.randn(heads, width, hidden) / math.sqrt(hidden)))
+
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
+        """Terms with ``positional_key``, a row for each type of displacement of the graph."""
+        coordinates = graph.relative.positions.split(1, dim=-1)
+        parts = [
+            torch.einsum("tam,ecm->taec", waves(coordinate), amplitude)
+            for waves, amplitude, coordinate in zip(self.waves, self.amplitudes, coordinates, strict=True)
+        ]
+        return RelativeTerms(positional_key=torch.cat(parts, dim=-1))
+
+
+def _axis_widths(dim: int, channels: int) -> list[int]:
+    """Channels of a head for each coordinate; what does not divide goes to the last."""
+    if channels < dim:
+        raise ValueError(f"channels: {dim} coordinates need at least {dim} channels a head, got {channels}")
+    return [channels // dim] * (dim - 1) + [channels - channels // dim * (dim - 1)]
+
+
+def _distinct_numbers(numbers: Tensor, tolerance: float) -> Tensor:
+    """The numbers ``[*]`` in ascending order without repetitions."""
+    ascending = numbers.sort().values
+    new = torch.cat([ascending.new_ones(1, dtype=torch.bool), ascending.diff() > tolerance])
+    return ascending[new]

@@ -1,0 +1,134 @@
+"""The one thing that geometry is to a layer: a function of the relative elements g⁻¹ g'."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from functools import reduce
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from lieattn.geometry import LiftedGraph
+from lieattn.groups import FiniteGroup
+from lieattn.ops import RelativeTerms
+
+
+class RelativeFunction(nn.Module, abc.ABC):
+    r"""A function of the relative elements :math:`g_{ia}^{-1} g_{jb}` of a graph: ``function(graph, x) -> terms``.
+
+    What it gives are terms of the operator: keys, biases of scores, factors and summands of values, rotations of
+    channel pairs. It is evaluated once for every row of ``graph.relative``.
+
+    **Equivariance.** It sees relative elements and invariant features alone, so its terms do not change when all
+    elements move by one element of the group.
+
+    Attributes
+    ----------
+    patterns
+        Fiber patterns with which a layer stays equivariant.
+    group, dim
+        Finite group, and dimension of the positions, that it is made for; None where any will do.
+    """
+
+    patterns: ClassVar[tuple[str, ...]] = ("joint", "framewise", "query_sum")
+    group: FiniteGroup | None = None
+    dim: int | None = None
+
+    @abc.abstractmethod
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
+        """Terms of the operator for the edges of a graph.
+
+        Parameters
+        ----------
+        graph
+            The lifted clouds.
+        x
+            Field ``[points, fiber, channels]``, for functions that see features too.
+        """
+
+
+class SumOfTerms(RelativeFunction):
+    """Several functions together: each gives other terms.
+
+    Parameters
+    ----------
+    parts
+        The functions.
+    """
+
+    def __init__(self, parts: Sequence[RelativeFunction]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.patterns = tuple(  # type: ignore[misc]
+            name for name in RelativeFunction.patterns if all(name in part.patterns for part in parts)
+        )
+        self.group = next((part.group for part in parts if part.group is not None), None)
+        self.dim = next((part.dim for part in parts if part.dim is not None), None)
+
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
+        """All terms; raises ValueError where two parts give the same one."""
+        return reduce(RelativeTerms.plus, (part(graph, x) for part in self.parts))
+
+
+def check_lifted_to(graph: LiftedGraph, group: FiniteGroup | None, what: str = "layer") -> None:
+    """Raise ValueError unless a graph is lifted to a finite group, with the same frames over all points of a cloud."""
+    if group is None:
+        return
+    if graph.group != group:
+        found = graph.space.name if graph.group is None else graph.group.name
+        raise ValueError(f"graph: is lifted to {found}, this {what} is for {group.name}")
+
+
+def distinct_vectors(vectors: Tensor, tolerance: float) -> Tensor:
+    """Vectors ``[n, dim]`` without repetitions, in their order."""
+    near = torch.cdist(vectors, vectors) < tolerance
+    first = near.to(torch.int8).argmax(dim=1)
+    return vectors[first == torch.arange(len(vectors))]
+
+
+def checked_offsets(offsets: Tensor, group: FiniteGroup) -> Tensor:
+    """Displacements ``[offsets, dim]`` of a table in float64; ValueError for what are none of the group's space."""
+    if offsets.ndim != 2 or offsets.shape[1] != group.dim or len(offsets) == 0:
+        raise ValueError(f"offsets: expected [offsets, {group.dim}], at least one, got {tuple(offsets.shape)}")
+    if not torch.isfinite(offsets).all():
+        raise ValueError(f"offsets: expected finite displacements, got {offsets.tolist()}")
+    return offsets.to(torch.float64)
+
+
+def rows_of_table(graph: LiftedGraph, table: Tensor, tolerance: float) -> Tensor:
+    """Row of a table of displacements that each frame sees, ``[rows of the graph, fiber]`` int64.
+
+    Parameters
+    ----------
+    graph
+        Lifted clouds on a grid.
+    table
+        ``[displacements, dim]``, in the unit of the points.
+    tolerance
+        How far a displacement may be from its row, in that unit.
+
+    Raises
+    ------
+    ValueError
+        For a displacement that is not in the table.
+    """
+    seen = graph.relative.positions.detach().to(torch.float64) * graph.scale
+    distance, row = torch.cdist(seen.flatten(0, 1), table.to(seen)).min(dim=-1)
+    if len(distance) and distance.max() > tolerance:
+        stray = seen.flatten(0, 1)[distance.argmax()].tolist()
+        raise ValueError(
+            f"graph: displacement {stray} is not among the {len(table)} rows of the table; tables are for grids, take "
+            "an encoding by coordinates where displacements do not repeat"
+        )
+    return row.reshape(seen.shape[:2])
+
+
+def check_coordinates(coordinates: Tensor, expected: int) -> None:
+    """Raise ValueError for another number of coordinates of a relative element than a layer is made for."""
+    if coordinates.shape[-1] != expected:
+        raise ValueError(
+            f"graph: expected {expected} coordinates of a relative element, got {coordinates.shape[-1]}; the graph and "
+            f"the layer must agree on the group and the kind of coordinates"
+        )

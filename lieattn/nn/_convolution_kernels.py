@@ -298,8 +298,7 @@ class NetworkKernel(ConvolutionKernel):
             graph.neighbors,
             pattern=pattern,
             normalize="none",
-            terms=RelativeTerms(psi=psi),
-            displacement_index=graph.displacement_index,
+            terms=RelativeTerms(psi=psi, row=graph.displacement_index),
         )
         return out
 

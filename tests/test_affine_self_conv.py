@@ -296,8 +296,7 @@ def test_alpha_1_and_beta_0_is_depthwise_convolution(group):
         edges.neighbors,
         pattern="pooled",
         normalize="none",
-        terms=RelativeTerms(psi=affine(graph)[0][:, :, :, None]),
-        displacement_index=edges.index,
+        terms=RelativeTerms(psi=affine(graph)[0][:, :, :, None], row=edges.index),
     )
     convolution = GridGroupConvolution(group, WIDTH, WIDTH, 3, pad=1, measure=1.0).double()
     right, up = torch.tensor(table.offsets).long().unbind(1)
@@ -362,8 +361,7 @@ def test_lifting_gsa_with_constant_encodings():
         value,
         graph.neighbors,
         pattern="pooled",
-        terms=RelativeTerms(psi=one, key_psi=one),
-        displacement_index=torch.zeros(graph.neighbors.num_edges, dtype=torch.int64),
+        terms=RelativeTerms(psi=one, key_psi=one, row=torch.zeros(graph.neighbors.num_edges, dtype=torch.int64)),
         scale=gsa.scale,
     )
     torch.testing.assert_close(gsa.output(out.flatten(-2)), gsa(x, graph), rtol=1e-12, atol=1e-12)

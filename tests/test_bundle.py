@@ -42,6 +42,7 @@ def copies(clouds, heads, dtype=torch.float64, isolated=True):
         fiber_bias=draw(FIBER, FIBER, heads),
         psi=draw(TYPES, FIBER, 1, heads, VALUE),
         beta=draw(TYPES, FIBER, 1, 1, VALUE),
+        row=index,
     )
     return signals, neighbors, terms, index
 
@@ -71,7 +72,7 @@ def test_the_last_heads_in_shorter_vectors(pattern, clouds, heads, monkeypatch):
     if clouds == 1:
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     signals, neighbors, terms, index = copies(clouds, heads, torch.float32)
-    terms = RelativeTerms(**{name: getattr(terms, name).float() for name in NAMES})
+    terms = RelativeTerms(**{name: getattr(terms, name).float() for name in NAMES}, row=index)
     given = signals, neighbors, terms, index
     assert_same(*(results(*given, name, pattern=pattern) for name in ("numba", "plain")), 1e-5)
     arguments = Arguments(*signals, *(getattr(terms, name) for name in NAMES), pattern=pattern, normalize="softmax")
@@ -79,9 +80,7 @@ def test_the_last_heads_in_shorter_vectors(pattern, clouds, heads, monkeypatch):
     assert len(together.head_ranges(arguments)) == 2
     with backend("numba"):
         torch.manual_seed(3)
-        dropped, _ = group_attention(
-            *signals, neighbors, terms=terms, displacement_index=index, pattern=pattern, dropout=0.5, scale=1.0
-        )
+        dropped, _ = group_attention(*signals, neighbors, terms=terms, pattern=pattern, dropout=0.5, scale=1.0)
     torch.manual_seed(3)
     mask = dropout_mask(arguments, neighbors.num_edges, int(torch.randint(2**62, ())), 0.5, together)
     wanted, _ = plain.attend(
@@ -90,7 +89,6 @@ def test_the_last_heads_in_shorter_vectors(pattern, clouds, heads, monkeypatch):
         pattern=pattern,
         normalize="softmax",
         terms=terms,
-        displacement_index=index,
         drop=lambda weights: weights * (mask if weights.ndim == mask.ndim else mask[..., 0]),
     )
     assert_same([dropped], [wanted], 1e-5)
@@ -145,8 +143,8 @@ def test_clouds_without_edges(points):
 
 @pytest.mark.parametrize("pattern", ["joint", "query_sum"])
 def test_dropout_is_the_same_in_second_derivatives(pattern):
-    signals, neighbors, terms, index = copies(4, 3)
-    options = {"pattern": pattern, "dropout": 0.5, "displacement_index": index}
+    signals, neighbors, terms, _index = copies(4, 3)
+    options = {"pattern": pattern, "dropout": 0.5}
 
     def call(*signals):
         torch.manual_seed(5)
@@ -156,7 +154,7 @@ def test_dropout_is_the_same_in_second_derivatives(pattern):
     inputs = [signal.requires_grad_() for signal in signals]
     assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
     assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
-    assert not torch.equal(call(*inputs), group_attention(*inputs, neighbors, terms=terms, displacement_index=index)[0])
+    assert not torch.equal(call(*inputs), group_attention(*inputs, neighbors, terms=terms)[0])
 
 
 @pytest.mark.parametrize("clouds", [1, 4])

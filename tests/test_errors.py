@@ -565,9 +565,9 @@ OPERATOR = [
     ),
     (
         "types too few",
-        lambda: attend(displacement_index=integers(0, 1)),
+        lambda: attend_with({"row": integers(0, 1)}),
         ValueError,
-        ("displacement_index: ", f"[{EDGES}]", "(2,)"),
+        ("terms.row: ", f"[{EDGES}]", "(2,)"),
     ),
     (
         "term of fewer types",

@@ -4,6 +4,7 @@ import itertools
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,10 +41,9 @@ CASES = [
 def results(signals, neighbors, terms, index, name, *, direction=None, **options):
     """Output and all gradients, by one backend."""
     with backend(name):
-        given = {n: table for n, table in vars(terms).items() if table is not None}
-        given = {n: t.detach().requires_grad_() for n, t in given.items()}
+        given = {n: t.detach().requires_grad_() for n, t in terms.tables().items()}
         signals = [s.detach().requires_grad_() for s in signals]
-        out, _ = group_attention(*signals, neighbors, terms=RelativeTerms(**given), displacement_index=index, **options)
+        out, _ = group_attention(*signals, neighbors, terms=RelativeTerms(**given, row=index), **options)
         leaves = [*signals, *given.values()]
         direction = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape)
         return [out, *torch.autograd.grad(out, leaves, direction, materialize_grads=True)]
@@ -85,7 +85,7 @@ POOLED = {
 def test_pooled_equals_plain(terms, heads):
     signals, neighbors, tables, index = problem("pooled", POOLED[terms])
     signals = [torch.randn(*s.shape[:2], heads, s.shape[3], dtype=s.dtype) for s in signals]
-    given = {name: table for name, table in vars(tables).items() if table is not None}
+    given = tables.tables()
     for name, table in given.items():  # tables of one head serve all heads
         axis = {"positional_key": 2, "displacement_bias": 3}.get(name, 3)
         given[name] = table.narrow(axis, 0, 1).repeat_interleave(heads if name == "psi" else 1, dim=axis)
@@ -108,7 +108,7 @@ def test_pooled_threads(threads, indexed, monkeypatch):
     signals = [torch.randn(40, *s.shape[1:], dtype=s.dtype) for s in signals]
     neighbors = Radius(0.9)(torch.randn(40, 2), torch.arange(40) // 10)
     index = torch.arange(neighbors.num_edges) % 4
-    given = {name: table if indexed else table[index] for name, table in vars(tables).items() if table is not None}
+    given = {name: table if indexed else table[index] for name, table in tables.tables().items()}
     at = index if indexed else None
     wanted = results(signals, neighbors, RelativeTerms(**given), at, "plain", pattern="pooled")
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
@@ -119,12 +119,12 @@ def test_pooled_threads(threads, indexed, monkeypatch):
 
 def test_pooled_twice():
     signals, neighbors, tables, index = problem("pooled", POOLED["psi of frames"], fiber=2, points=5)
-    names = [name for name, table in vars(tables).items() if table is not None]
+    names = list(tables.tables())
     leaves = [t.requires_grad_() for t in (*signals, *(getattr(tables, name) for name in names))]
 
     def call(query, key, value, *terms):
-        terms = RelativeTerms(**dict(zip(names, terms, strict=True)))
-        return group_attention(query, key, value, neighbors, pattern="pooled", terms=terms, displacement_index=index)[0]
+        terms = RelativeTerms(**dict(zip(names, terms, strict=True)), row=index)
+        return group_attention(query, key, value, neighbors, pattern="pooled", terms=terms)[0]
 
     with backend("numba"):
         assert torch.autograd.gradcheck(call, leaves, fast_mode=True)
@@ -136,13 +136,12 @@ def test_pooled_obstacles():
     options = {"pattern": "pooled", "terms": tables}
     assert "without queries" in str(explain(None, None, signals[2], **options))
     assert "normalize='mean'" in str(explain(*signals, normalize="mean", **options))
-    out, weights = group_attention(
-        *signals, neighbors, displacement_index=index, dropout=0.5, return_weights=True, **options
-    )
+    out, weights = group_attention(*signals, neighbors, dropout=0.5, return_weights=True, **options)
     assert torch.isfinite(out).all()
     assert weights is not None
-    with pytest.raises(ValueError, match="displacement_index: expected numbers from 0 to 3"):
-        group_attention(*signals, neighbors, displacement_index=index + 1, **options)
+    options["terms"] = replace(tables, row=index + 1)
+    with pytest.raises(ValueError, match=r"terms\.row: expected numbers from 0 to 3"):
+        group_attention(*signals, neighbors, **options)
 
 
 @pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum"])
@@ -158,7 +157,7 @@ def test_sizes(pattern, heads, dim, fiber):
     )
     assert_same(*(results(signals, neighbors, terms, None, name, pattern=pattern) for name in ("numba", "plain")))
     single = [signal.float() for signal in signals]
-    terms = RelativeTerms(**{n: None if t is None else t.float() for n, t in vars(terms).items()})
+    terms = RelativeTerms(**{n: t.float() for n, t in terms.tables().items()})
     assert_same(*(results(single, neighbors, terms, None, name, pattern=pattern) for name in ("numba", "plain")), 1e-5)
 
 
@@ -202,11 +201,11 @@ def test_fiber_only_in_the_terms():
 @pytest.mark.parametrize("names", [(), ("displacement_bias",), ("fiber_bias",), ("pair_bias",), ("psi",)])
 @pytest.mark.parametrize("normalize", ["softmax", "none"])
 def test_scores_of_terms_alone(names, normalize):
-    (_, _, value), neighbors, terms, index = problem("joint", names)
+    (_, _, value), neighbors, terms, _index = problem("joint", names)
     found = []
     for name in ("numba", "plain"):
         with backend(name):
-            options = {"normalize": normalize, "terms": terms, "displacement_index": index}
+            options = {"normalize": normalize, "terms": terms}
             found.append(group_attention(None, None, value, neighbors, **options)[0])
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
 
@@ -230,8 +229,8 @@ def test_not_a_number_is_passed_on():
 
 def call_with(names, neighbors, index, **options):
     def call(query, key, value, *terms):
-        tables = RelativeTerms(**dict(zip(names, terms, strict=True)))
-        return group_attention(query, key, value, neighbors, terms=tables, displacement_index=index, **options)[0]
+        tables = RelativeTerms(**dict(zip(names, terms, strict=True)), row=index)
+        return group_attention(query, key, value, neighbors, terms=tables, **options)[0]
 
     return call
 
@@ -284,9 +283,9 @@ def test_training_on_forces():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_computes_in_single(dtype):
     signals, neighbors, tables, index = problem("joint", ("displacement_bias",))
-    tables = RelativeTerms(displacement_bias=tables.displacement_bias.float())
+    tables = RelativeTerms(displacement_bias=tables.displacement_bias.float(), row=index)
     half = [signal.to(dtype).requires_grad_() for signal in signals]
-    options = {"terms": tables, "displacement_index": index}
+    options = {"terms": tables}
     with torch.autocast("cpu", dtype=torch.bfloat16), backend("numba"):
         out, _ = group_attention(*half, neighbors, **options)
     exact, _ = group_attention(*(signal.float() for signal in half), neighbors, **options)
@@ -351,8 +350,8 @@ def test_export():
 def test_memory_of_others_is_not_read():
     signals, neighbors, tables, index = problem("joint", ("positional_key",))
     for wrong in (index + 4, index - 4):
-        with backend("numba"), pytest.raises(ValueError, match="displacement_index: expected numbers from 0 to 3"):
-            group_attention(*signals, neighbors, terms=tables, displacement_index=wrong)
+        with backend("numba"), pytest.raises(ValueError, match=r"terms\.row: expected numbers from 0 to 3"):
+            group_attention(*signals, neighbors, terms=replace(tables, row=wrong))
     astray = Neighbors(neighbors.row_ptr, neighbors.source + 7, neighbors.target)
     with backend("numba"), pytest.raises(ValueError, match="neighbors: source: expected numbers from 0 to 6"):
         group_attention(*signals, astray)

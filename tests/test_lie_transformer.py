@@ -515,12 +515,12 @@ def test_whole_clouds_with_scores_of_pairs_are_dense(normalize, batch):
         index = torch.randint(3, (neighbors.num_edges,)) if shared else None
         rows = 3 if shared else neighbors.num_edges
         bias = torch.randn(rows, fiber, 1 if shared else fiber, 2, dtype=DOUBLE, requires_grad=True)
-        options = {"terms": RelativeTerms(displacement_bias=bias), "normalize": normalize}
+        options = {"terms": RelativeTerms(displacement_bias=bias, row=index), "normalize": normalize}
         results = []
         for name in ("plain", "dense"):
             with backend(name):
                 assert explain(*signals, neighbors, **options).backend == name
-                out, _ = group_attention(*signals, neighbors, displacement_index=index, **options)
+                out, _ = group_attention(*signals, neighbors, **options)
                 leaves = [leaf for leaf in (*signals, bias) if leaf is not None]
                 first = torch.autograd.grad(out.sin().sum(), leaves, create_graph=True)
                 second = torch.autograd.grad(sum(part.square().sum() for part in first), leaves)

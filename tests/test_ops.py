@@ -3,6 +3,7 @@
 import itertools
 import math
 import zlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -81,7 +82,7 @@ def problem(pattern, names, fiber=3, points=7, dtype=torch.float64):
         "key_psi_pairs": ("key_psi", (types, fiber, keys, 1, DIM)),
     }
     names = [name for name in names if name not in REFUSED.get(pattern, ())]
-    terms = RelativeTerms(**{tables[name][0]: draw(*tables[name][1]) for name in names})
+    terms = RelativeTerms(**{tables[name][0]: draw(*tables[name][1]) for name in names}, row=index)
     signals = [draw(points, fiber, HEADS, width) for width in (DIM, DIM, VALUE)]
     return signals, neighbors, terms, index
 
@@ -180,9 +181,7 @@ COMBINATIONS = [
 def test_sparse_equals_dense(pattern, normalize, terms, evaluation):
     (q, k, v), neighbors, tables, index = problem(pattern, TERMS[terms])
     with backend(evaluation):
-        out, _ = group_attention(
-            q, k, v, neighbors, pattern=pattern, normalize=normalize, terms=tables, displacement_index=index
-        )
+        out, _ = group_attention(q, k, v, neighbors, pattern=pattern, normalize=normalize, terms=tables)
     expected = dense(q, k, v, neighbors, tables, index, pattern, normalize)
     torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
 
@@ -191,7 +190,7 @@ def test_sparse_equals_dense(pattern, normalize, terms, evaluation):
 def test_with_and_without_torch_scatter(scatter, pattern):
     (q, k, v), neighbors, tables, index = problem(pattern, TERMS["all"])
     signals = [s.requires_grad_() for s in (q, k, v)]
-    out, _ = group_attention(*signals, neighbors, pattern=pattern, terms=tables, displacement_index=index)
+    out, _ = group_attention(*signals, neighbors, pattern=pattern, terms=tables)
     expected = dense(*signals, neighbors, tables, index, pattern, "softmax")
     torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
     weights = torch.randn_like(out)
@@ -205,7 +204,7 @@ def test_with_and_without_torch_scatter(scatter, pattern):
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_differentiable_twice(scatter, pattern, normalize):
     signals, neighbors, tables, index = problem(pattern, TERMS["all"], fiber=2, points=5)
-    names = [name for name, table in vars(tables).items() if table is not None]
+    names = list(tables.tables())
     given = [s.requires_grad_() for s in (*signals, *(getattr(tables, name) for name in names))]
 
     def call(query, key, value, *terms):
@@ -216,8 +215,7 @@ def test_differentiable_twice(scatter, pattern, normalize):
             neighbors,
             pattern=pattern,
             normalize=normalize,
-            terms=RelativeTerms(**dict(zip(names, terms, strict=True))),
-            displacement_index=index,
+            terms=RelativeTerms(**dict(zip(names, terms, strict=True)), row=index),
         )[0]
 
     assert torch.autograd.gradcheck(call, given, fast_mode=True)
@@ -232,7 +230,7 @@ def test_pooled_in_portions(entries, indexed, monkeypatch):
     signals = [torch.randn(40, *signal.shape[1:], dtype=signal.dtype) for signal in signals]
     neighbors = Radius(0.9, include_self=False)(torch.randn(40, 2), torch.arange(40) % 2)
     index = torch.arange(neighbors.num_edges) % 4
-    given = {name: table if indexed else table[index] for name, table in vars(tables).items() if table is not None}
+    given = {name: table if indexed else table[index] for name, table in tables.tables().items()}
     leaves = [t.requires_grad_() for t in (*signals, *given.values())]
 
     def call():
@@ -240,8 +238,7 @@ def test_pooled_in_portions(entries, indexed, monkeypatch):
             *signals,
             neighbors,
             pattern="pooled",
-            terms=RelativeTerms(**given),
-            displacement_index=index if indexed else None,
+            terms=RelativeTerms(**given, row=index if indexed else None),
             return_weights=True,
         )
         first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
@@ -258,10 +255,10 @@ def test_pooled_keys_that_are_the_values():
     """One evaluation serves both where query and key see the same affine map; a query of one frame serves all."""
     (query, _, value), neighbors, tables, index = problem("pooled", ("psi_pairs", "beta"))
     beta = tables.beta.expand(-1, -1, -1, HEADS, -1)
-    shared = RelativeTerms(psi=tables.psi, beta=beta, key_psi=tables.psi, positional_key=beta[:, :, 0])
-    split = RelativeTerms(psi=tables.psi, beta=beta, key_psi=tables.psi.clone(), positional_key=beta[:, :, 0])
+    shared = RelativeTerms(psi=tables.psi, beta=beta, key_psi=tables.psi, positional_key=beta[:, :, 0], row=index)
+    split = replace(shared, key_psi=tables.psi.clone())
     query = torch.randn(*query.shape[:-1], VALUE, dtype=query.dtype)[:, :1]
-    options = {"pattern": "pooled", "displacement_index": index}
+    options = {"pattern": "pooled"}
     ours, _ = group_attention(query, value, value, neighbors, terms=shared, **options)
     theirs, _ = group_attention(query.expand(-1, 3, -1, -1), value.clone(), value, neighbors, terms=split, **options)
     torch.testing.assert_close(ours, theirs)
@@ -269,10 +266,8 @@ def test_pooled_keys_that_are_the_values():
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_weights_are_those_used(pattern):
-    (q, k, v), neighbors, tables, index = problem(pattern, ("positional_key", "fiber_bias"))
-    out, weights = group_attention(
-        q, k, v, neighbors, pattern=pattern, terms=tables, displacement_index=index, return_weights=True
-    )
+    (q, k, v), neighbors, tables, _index = problem(pattern, ("positional_key", "fiber_bias"))
+    out, weights = group_attention(q, k, v, neighbors, pattern=pattern, terms=tables, return_weights=True)
     rules = {"joint": "eabh,ebhd->eahd", "framewise": "eah,eahd->eahd", "pooled": "eah,ebhd->eahd"}
     message = torch.einsum(rules.get(pattern, "eogmh,emhd->eohd"), weights, v[neighbors.source])
     rebuilt = torch.zeros_like(out).index_add(0, neighbors.target, message)
@@ -287,8 +282,8 @@ def test_weights_are_those_used(pattern):
 def test_factorized_query_sum_equals_the_cubic_one():
     """A table that does not depend on the output frame gives the same through both evaluations."""
     (q, k, v), neighbors, tables, index = problem("query_sum", ("positional_key", "fiber_key"))
-    options = {"pattern": "query_sum", "displacement_index": index}
-    cubic = RelativeTerms(tables.positional_key, fiber_key=tables.fiber_key.expand(3, -1, -1, -1, -1))
+    options = {"pattern": "query_sum"}
+    cubic = RelativeTerms(tables.positional_key, fiber_key=tables.fiber_key.expand(3, -1, -1, -1, -1), row=index)
     fast, _ = group_attention(q, k, v, neighbors, terms=tables, **options)
     slow, _ = group_attention(q, k, v, neighbors, terms=cubic, **options)
     torch.testing.assert_close(fast, slow, rtol=1e-13, atol=1e-13)
@@ -297,10 +292,8 @@ def test_factorized_query_sum_equals_the_cubic_one():
 def test_large_scores_do_not_overflow():
     (q, k, v), neighbors, tables, index = problem("joint", ("positional_key",))
     for dtype in (torch.float32, torch.float64):
-        terms = RelativeTerms(positional_key=1e3 * tables.positional_key.to(dtype))
-        out, _ = group_attention(
-            *(1e3 * s.to(dtype) for s in (q, k)), v.to(dtype), neighbors, terms=terms, displacement_index=index
-        )
+        terms = RelativeTerms(positional_key=1e3 * tables.positional_key.to(dtype), row=index)
+        out, _ = group_attention(*(1e3 * s.to(dtype) for s in (q, k)), v.to(dtype), neighbors, terms=terms)
         assert torch.isfinite(out).all()
 
 
@@ -318,8 +311,8 @@ def test_points_without_neighbors_give_zero(pattern, points):
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_dropout_keeps_the_mean(pattern):
-    (q, k, v), neighbors, tables, index = problem(pattern, ("positional_key",))
-    options = {"pattern": pattern, "terms": tables, "displacement_index": index}
+    (q, k, v), neighbors, tables, _index = problem(pattern, ("positional_key",))
+    options = {"pattern": pattern, "terms": tables}
     exact, _ = group_attention(q, k, v, neighbors, **options)
     draws = torch.stack([group_attention(q, k, v, neighbors, dropout=0.3, **options)[0] for _ in range(1500)])
     assert not torch.equal(draws[0], draws[1])
@@ -330,7 +323,7 @@ def test_dropout_keeps_the_mean(pattern):
 def test_scores_absent_is_a_convolution():
     """No queries and no biases: ``none`` sums the values, as a group convolution does."""
     (_, _, v), neighbors, tables, index = problem("joint", ("psi",))
-    out, _ = group_attention(None, None, v, neighbors, normalize="none", terms=tables, displacement_index=index)
+    out, _ = group_attention(None, None, v, neighbors, normalize="none", terms=tables)
     message = torch.einsum("eahd,ebhd->eahd", tables.psi[index][:, :, 0], v[neighbors.source])
     torch.testing.assert_close(out, torch.zeros_like(out).index_add(0, neighbors.target, message))
 
@@ -361,3 +354,18 @@ def test_expanded_kernel_commutes(group):
     straight = torch.einsum("gohi,hi->go", wrong, f)
     same = all(torch.allclose(t, group.translate(h, straight)) for h, t in enumerate(turned))
     assert same == group.is_abelian, "the control h g⁻¹ may pass abelian groups only"
+
+
+def test_terms_that_are_joined_share_their_rows():
+    row, table, fiber = torch.zeros(5, dtype=torch.int64), torch.randn(2, 1, 1, HEADS), torch.randn(3, 3, HEADS)
+    one = RelativeTerms(displacement_bias=table, row=row)
+    both = one.plus(RelativeTerms(positional_key=table, row=row))
+    assert both.row is row
+    assert list(both.tables()) == ["positional_key", "displacement_bias"]
+    assert one.plus(RelativeTerms(fiber_bias=fiber)).row is row
+    assert RelativeTerms(fiber_bias=fiber).plus(one).row is row
+    assert RelativeTerms(psi=table).plus(RelativeTerms(beta=table)).row is None
+    with pytest.raises(ValueError, match="row: the displacement tables of both sets"):
+        one.plus(RelativeTerms(psi=table))
+    with pytest.raises(ValueError, match="row: the displacement tables of both sets"):
+        one.plus(RelativeTerms(psi=table, row=row.clone()))

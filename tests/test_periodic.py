@@ -251,8 +251,7 @@ def attend(graph, x, weight):
         x[:, :, None],
         x[:, :, None],
         graph.neighbors,
-        terms=RelativeTerms(positional_key=rho, beta=rho[:, :, None]),
-        displacement_index=graph.displacement_index,
+        terms=RelativeTerms(positional_key=rho, beta=rho[:, :, None], row=graph.displacement_index),
     )
     return out
 

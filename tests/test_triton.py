@@ -68,7 +68,7 @@ def problem(case, fiber=3, heads=2, depth=3, width=2, dtype=torch.float64, index
         "psi": ("psi", (types, outs, 1, heads, width)),
         "beta": ("beta", (types, 1, 1, heads, 1)),
     }
-    terms = RelativeTerms(**{tables[name][0]: draw(*tables[name][1]) for name in names})
+    terms = RelativeTerms(**{tables[name][0]: draw(*tables[name][1]) for name in names}, row=index)
     points = len(row_ptr) - 1
     query, key, value = (draw(points, frames, heads, size) for size in (depth, depth, width))
     if pattern == "location":
@@ -95,8 +95,7 @@ def reference(operands, arguments, neighbors, index, dropout, grad_out=None):
         neighbors,
         pattern=arguments.pattern,
         normalize=arguments.normalize,
-        terms=RelativeTerms(*operands[3:]),
-        displacement_index=index,
+        terms=RelativeTerms(*operands[3:], row=index),
         drop=drop if dropout > 0 else None,
     )
     grad_out = torch.randn_like(out) if grad_out is None else grad_out
@@ -202,12 +201,10 @@ def test_half_precision_keeps_statistics_in_float32(case, dtype):
 
 def penalty(case, name, dtype=torch.float64):
     """First and second derivatives through the public operator, as training on forces takes them."""
-    signals, neighbors, terms, index, pattern, normalize, _ = problem(case, fiber=2, heads=1, dtype=dtype)
+    signals, neighbors, terms, _index, pattern, normalize, _ = problem(case, fiber=2, heads=1, dtype=dtype)
     with backend(name):
         assert explain(*signals, terms=terms, pattern=pattern, normalize=normalize).backend == name
-        out, _ = group_attention(
-            *signals, neighbors, terms=terms, pattern=pattern, normalize=normalize, displacement_index=index
-        )
+        out, _ = group_attention(*signals, neighbors, terms=terms, pattern=pattern, normalize=normalize)
         (force,) = torch.autograd.grad(out.float().square().sum(), signals[0], create_graph=True)
         return out, force, *torch.autograd.grad(force.float().square().sum(), signals)
 

@@ -33,8 +33,7 @@ def build(order: int, way: Literal["plain", "auto"]) -> Problem:
                 key,
                 value,
                 graph.neighbors,
-                terms=RelativeTerms(positional_key=rho),
-                displacement_index=graph.displacement_index,
+                terms=RelativeTerms(positional_key=rho, row=graph.displacement_index),
             )
         yield out.square().mean()
 

@@ -31,9 +31,9 @@ def build(points: int, order: int, neighbors: int) -> Problem:
     weight = torch.randn(3, CHANNELS // HEADS, generator=generator, requires_grad=True)
 
     def problem() -> Iterator[Tensor]:
-        terms = RelativeTerms(positional_key=(graph.relative_positions @ weight)[:, :, None])
-        index = graph.displacement_index
-        out, _ = group_attention(query, key, value, graph.neighbors, terms=terms, displacement_index=index)
+        rho = (graph.relative_positions @ weight)[:, :, None]
+        terms = RelativeTerms(positional_key=rho, row=graph.displacement_index)
+        out, _ = group_attention(query, key, value, graph.neighbors, terms=terms)
         yield out.square().mean()
 
     return problem

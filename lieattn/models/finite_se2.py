@@ -207,8 +207,7 @@ class FiniteSE2Layer(nn.Module):
             value.unflatten(-1, size),
             graph.neighbors,
             normalize=self.normalize,
-            terms=RelativeTerms(displacement_bias=self._location(graph, x.dtype)),
-            displacement_index=graph.displacement_index,
+            terms=RelativeTerms(displacement_bias=self._location(graph, x.dtype), row=graph.displacement_index),
             scale=1 / math.sqrt(x.shape[-1]),
         )
         return parts.finish(value + out.flatten(-2))

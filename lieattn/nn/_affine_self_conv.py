@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
+from dataclasses import replace
 from typing import ClassVar, get_args
 
 import torch
@@ -112,8 +113,7 @@ class _AffineAttention(nn.Module, abc.ABC):
             edges.neighbors,
             pattern="pooled",
             normalize=self.normalize,
-            terms=terms,
-            displacement_index=edges.index,
+            terms=replace(terms, row=edges.index),
             scale=self.scale,
             dropout=self.dropout if self.training else 0.0,
             return_weights=return_weights,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -82,8 +83,7 @@ class _SelfAttention(nn.Module):
             graph.neighbors,
             pattern=self.pattern,
             normalize=self.normalize,
-            terms=terms,
-            displacement_index=graph.displacement_index,
+            terms=replace(terms, row=graph.displacement_index),
             scale=self.scale,
             dropout=self.dropout if self.training else 0.0,
             return_weights=return_weights,

@@ -143,8 +143,7 @@ class AttentiveGroupConvolution(nn.Module):
             graph.neighbors,
             pattern="framewise",
             normalize="none",
-            terms=RelativeTerms(psi=values.flatten(2)[:, :, None, :, None]),
-            displacement_index=graph.displacement_index,
+            terms=RelativeTerms(psi=values.flatten(2)[:, :, None, :, None], row=graph.displacement_index),
         )
         levels = swept[..., 0].unflatten(2, statistics.shape[2:]).sum(dim=-1)
         return per_neighbor(levels, graph, self.reduction)

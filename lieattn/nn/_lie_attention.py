@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, cast, get_args
 
 from torch import Tensor, nn
@@ -157,8 +158,7 @@ class LieSelfAttention(nn.Module):
             graph.neighbors,
             pattern="joint",
             normalize=normalize,
-            terms=terms,
-            displacement_index=row,
+            terms=replace(terms, row=row),
             dropout=self.dropout if self.training else 0.0,
             return_weights=return_weights,
         )

@@ -270,8 +270,7 @@ def _ranked_sums(value: Tensor, ranked: Tensor, graph: RelativeGraph | LiftedGra
         graph.neighbors,
         pattern="joint",
         normalize="none",
-        terms=RelativeTerms(displacement_bias=ranked.flatten(-2)),
-        displacement_index=row,
+        terms=RelativeTerms(displacement_bias=ranked.flatten(-2), row=row),
     )
     return out.unflatten(2, (heads, rank))
 

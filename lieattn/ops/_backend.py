@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Literal, get_args
@@ -196,7 +196,7 @@ def dense_obstacle(
         return _biased_obstacle(value, neighbors, terms, pattern, dropout, return_weights)
     if query is None or key is None:
         return "there are no queries"
-    given = next((field.name for field in fields(terms) if getattr(terms, field.name) is not None), None)
+    given = next(iter(terms.tables()), None)
     faster = _State.asked == "auto" and _kernel_is_faster(query, value, neighbors.whole_clouds, pattern)
     obstacles = (
         (neighbors.num_points == 0, "there are no points"),
@@ -214,8 +214,7 @@ def _biased_obstacle(
     value: Tensor, neighbors: Neighbors, terms: RelativeTerms, pattern: Pattern, dropout: float, return_weights: bool
 ) -> str | None:
     """Reason why matrix products do not evaluate scores with a bias for each pair of elements."""
-    names = [field.name for field in fields(terms) if field.name != "displacement_bias"]
-    other = next((name for name in names if getattr(terms, name) is not None), None)
+    other = next((name for name in terms.tables() if name != "displacement_bias"), None)
     fiber, whole = value.shape[1], neighbors.whole_clouds
     fused = value.device.type != "cpu" or has_numba()
     few = whole is None or (fiber > 1 and whole.shape[1] * fiber < _ENOUGH_KEYS)
@@ -255,8 +254,7 @@ def fused_obstacle(
         return f"backend {_State.asked!r} was asked for"
     if not _installed(name):
         return f"the package {_PACKAGES[name]} is not installed"
-    tables = (getattr(terms, field.name) for field in fields(terms))
-    for tensor in (query, key, value, *tables):
+    for tensor in (query, key, value, *terms.tables().values()):
         if tensor is not None and tensor.device.type != ("cpu" if name == "numba" else value.device.type):
             return f"it runs on {'CPUs' if name == 'numba' else 'CUDA'}, the operands are on {tensor.device}"
         if tensor is not None and tensor.dtype not in _COMPUTED:

@@ -24,7 +24,7 @@ from lieattn.ops import _dense_bias as dense_bias
 from lieattn.ops import _plain as plain
 from lieattn.ops import _pooled as pooled
 from lieattn.ops._backend import dense_obstacle, fused_obstacle
-from lieattn.ops._precision import common_dtype, tables, widened, without_autocast
+from lieattn.ops._precision import common_dtype, widened, without_autocast
 from lieattn.ops._terms import Normalization, Pattern, RelativeTerms, check_operands
 from lieattn.ops.kernels import _fused as fused
 from lieattn.ops.kernels import _pooled_fused as pooled_fused
@@ -39,7 +39,6 @@ def group_attention(
     pattern: Pattern = "joint",
     normalize: Normalization = "softmax",
     terms: RelativeTerms | None = None,
-    displacement_index: Tensor | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
     return_weights: bool = False,
@@ -101,8 +100,6 @@ def group_attention(
         (convolution).
     terms
         Terms of the relative element.
-    displacement_index
-        ``[edges]`` int64, the row of the displacement tables for each edge; None: row e belongs to edge e.
     scale
         Factor s of the products with the query; 1/sqrt(dim) if absent.
     dropout
@@ -126,14 +123,14 @@ def group_attention(
         If shapes, devices or options do not fit; the message names the argument.
     """
     terms = terms or RelativeTerms()
-    check_operands(query, key, value, neighbors, terms, displacement_index, pattern, normalize, dropout)
+    check_operands(query, key, value, neighbors, terms, pattern, normalize, dropout)
     if query is not None:
         query = query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     options = (terms, pattern, normalize)
     if dense_obstacle(query, key, value, neighbors, *options, dropout, return_weights=return_weights) is None:
         layout = cast(Padding, neighbors.whole_clouds)
         if terms.displacement_bias is not None:
-            given = neighbors, layout, terms.displacement_bias, displacement_index
+            given = neighbors, layout, terms.displacement_bias, terms.row
             return dense_bias.attend(query, key, value, *given, normalize), None
         whole = (cast(Tensor, query), cast(Tensor, key), value, layout)
         return dense.attend(*whole, joint=pattern == "joint"), None
@@ -141,11 +138,11 @@ def group_attention(
     if fused_obstacle(query, key, value, *options, return_weights) is None and not drops_pooled:
         if pattern == "pooled":
             signals = cast(Tensor, query), cast(Tensor, key), value
-            return pooled_fused.attend(*signals, neighbors, terms, displacement_index), None
-        out = fused.attend(query, key, value, neighbors, terms, displacement_index, pattern, normalize, dropout)
+            return pooled_fused.attend(*signals, neighbors, terms), None
+        out = fused.attend(query, key, value, neighbors, terms, pattern, normalize, dropout)
         return out, None
     evaluate = pooled.attend if pattern == "pooled" else plain.attend
-    dtype = common_dtype(query, key, value, *tables(terms))
+    dtype = common_dtype(query, key, value, *terms.tables().values())
     with without_autocast(value.device):
         out, weights = evaluate(
             None if query is None else query.to(dtype),
@@ -155,7 +152,6 @@ def group_attention(
             pattern=pattern,
             normalize=normalize,
             terms=widened(terms, dtype),
-            displacement_index=displacement_index,
             drop=partial(F.dropout, p=dropout) if dropout > 0 else None,
             return_weights=return_weights,
         )

@@ -25,7 +25,6 @@ def attend(
     pattern: Pattern,
     normalize: Normalization,
     terms: RelativeTerms,
-    displacement_index: Tensor | None,
     drop: Callable[[Tensor], Tensor] | None = None,
     return_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
@@ -36,7 +35,7 @@ def attend(
     """
     summed = pattern == "query_sum"
     # Axes from here on: [edges, heads, out, query, key]; out is 1 where it is the query frame.
-    rows = _Rows(displacement_index, summed)
+    rows = _Rows(terms.row, summed)
     content = _content_score(query, key, value, neighbors, terms, rows, tied=pattern == "framewise")
     position = _position_score(query, neighbors, terms, rows)
     if normalize == "softmax":

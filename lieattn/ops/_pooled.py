@@ -31,7 +31,6 @@ def attend(
     pattern: Pattern = "pooled",
     normalize: Normalization,
     terms: RelativeTerms,
-    displacement_index: Tensor | None,
     drop: Callable[[Tensor], Tensor] | None = None,
     return_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
@@ -40,7 +39,7 @@ def attend(
     ``drop`` is applied to the weights ``[edges, out, heads]``.
     """
     problem = _Problem(query, key, value, terms, normalize, drop)
-    portions = _portions(neighbors, displacement_index, problem.entries(displacement_index is not None))
+    portions = _portions(neighbors, terms.row, problem.entries(terms.row is not None))
     if len(portions) == 1:
         out, weights = problem.attend(portions[0])
         return out, weights if return_weights else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,16 +19,9 @@ def common_dtype(*operands: Tensor | None) -> torch.dtype:
     return dtype
 
 
-def tables(terms: RelativeTerms) -> list[Tensor | None]:
-    """All terms, given or not."""
-    return [getattr(terms, field.name) for field in fields(terms)]
-
-
 def widened(terms: RelativeTerms, dtype: torch.dtype) -> RelativeTerms:
     """The same terms in another dtype."""
-    names = [field.name for field in fields(terms)]
-    given = {name: table.to(dtype) for name, table in zip(names, tables(terms), strict=True) if table is not None}
-    return replace(terms, **given)
+    return replace(terms, **{name: table.to(dtype) for name, table in terms.tables().items()})
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:

@@ -11,15 +11,16 @@ from lieattn.geometry import Neighbors
 
 Pattern = Literal["joint", "framewise", "pooled", "query_sum"]
 Normalization = Literal["softmax", "mean", "exp-mean", "none"]
+ROW_TABLES = ("positional_key", "displacement_bias", "psi", "beta", "key_psi")
 
 
 @dataclass(frozen=True, eq=False)
 class RelativeTerms:
     """What the scores and values take from the relative element u = (h_a⁻¹(x_j - x_i), h_a⁻¹ h_b).
 
-    Tables that depend on the displacement have a row per *type* of displacement; the operator's
-    ``displacement_index`` says which row an edge uses. ``out`` is the fiber of the output, ``query`` and
-    ``key`` those of queries and keys; an axis of size 1 stands for all its values. Absent terms are None.
+    Tables that depend on the displacement have a row per *type* of displacement; ``row`` says which one an edge
+    reads. ``out`` is the fiber of the output, ``query`` and ``key`` those of queries and keys; an axis of size 1
+    stands for all its values. Absent terms are None.
 
     Attributes
     ----------
@@ -39,6 +40,8 @@ class RelativeTerms:
     key_psi
         ``[types, out, key, heads, dim]``: multiplies the keys, with patterns ``"pooled"`` and ``"framewise"`` (Affine
         Self Convolution, where ``positional_key`` is what is added to the keys).
+    row
+        ``[edges]`` int64, the row of the displacement tables that each edge reads; None: row e belongs to edge e.
     """
 
     positional_key: Tensor | None = None
@@ -48,16 +51,27 @@ class RelativeTerms:
     psi: Tensor | None = None
     beta: Tensor | None = None
     key_psi: Tensor | None = None
+    row: Tensor | None = None
+
+    def tables(self) -> dict[str, Tensor]:
+        """The terms that are given, by their names."""
+        every = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "row"}
+        return {name: table for name, table in every.items() if table is not None}
 
     def plus(self, other: RelativeTerms) -> RelativeTerms:
-        """Both sets of terms together; raises ValueError where both give the same term."""
-        merged = {}
-        for field in fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            if mine is not None and theirs is not None:
-                raise ValueError(f"both sets of relative terms give {field.name!r}")
-            merged[field.name] = theirs if mine is None else mine
-        return RelativeTerms(**merged)
+        """Both sets of terms together.
+
+        Raises ValueError where both give the same term, and where both have tables with a row for each type of
+        displacement but not the same ``row``.
+        """
+        mine, theirs = self.tables(), other.tables()
+        for name in mine:
+            if name in theirs:
+                raise ValueError(f"both sets of relative terms give {name!r}")
+        owners = [terms for terms in (self, other) if not terms.tables().keys().isdisjoint(ROW_TABLES)]
+        if len(owners) == 2 and self.row is not other.row:
+            raise ValueError("row: the displacement tables of both sets of relative terms must share one row index")
+        return RelativeTerms(**mine, **theirs, row=owners[0].row if owners else None)
 
 
 def check_operands(
@@ -66,7 +80,6 @@ def check_operands(
     value: Tensor,
     neighbors: Neighbors,
     terms: RelativeTerms,
-    displacement_index: Tensor | None,
     pattern: Pattern,
     normalize: Normalization,
     dropout: float,
@@ -83,11 +96,11 @@ def check_operands(
     if pattern in ("joint", "framewise") and queries != fiber:
         raise ValueError(f"query: pattern {pattern!r} needs a fiber of {fiber} as in value, got {queries}")
     types = neighbors.num_edges
-    if displacement_index is not None:
-        if displacement_index.shape != (neighbors.num_edges,):
+    if terms.row is not None:
+        if terms.row.shape != (neighbors.num_edges,):
             raise ValueError(
-                f"displacement_index: expected [{neighbors.num_edges}], one type an edge, got "
-                f"{tuple(displacement_index.shape)}"
+                f"terms.row: expected [{neighbors.num_edges}], one row of the displacement tables for each edge, got "
+                f"{tuple(terms.row.shape)}"
             )
         types = -1
     _check_terms(terms, types, queries, fiber, value, query, pattern)
@@ -173,7 +186,7 @@ def _reason_against(name: str, pattern: Pattern, table: Tensor) -> str | None:
 def _check_pooled_frames(query: Tensor | None, terms: RelativeTerms) -> None:
     """Refuse queries and tables that do not have one number of output frames."""
     sizes = {} if query is None else {"query": query.shape[1]}
-    for name in ("positional_key", "displacement_bias", "psi", "beta", "key_psi"):
+    for name in ROW_TABLES:
         table = getattr(terms, name)
         if table is not None:
             sizes[f"terms.{name}"] = table.shape[1]

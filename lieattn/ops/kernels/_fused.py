@@ -30,7 +30,6 @@ def attend(
     value: Tensor,
     neighbors: Neighbors,
     terms: RelativeTerms,
-    displacement_index: Tensor | None,
     pattern: Pattern,
     normalize: Normalization,
     dropout: float,
@@ -63,7 +62,7 @@ def attend(
         neighbors.row_ptr.contiguous(),
         neighbors.source.contiguous(),
         neighbors.target,
-        None if displacement_index is None else displacement_index.contiguous(),
+        None if terms.row is None else terms.row.contiguous(),
         seed,
         pattern,
         normalize,
@@ -235,8 +234,7 @@ def _plain_gradients(
         Neighbors(row_ptr, source, target),
         pattern=pattern,
         normalize=normalize,
-        terms=RelativeTerms(rho, bias, fiber_key, fiber_bias, psi, beta),
-        displacement_index=index,
+        terms=RelativeTerms(rho, bias, fiber_key, fiber_bias, psi, beta, row=index),
         drop=drop if dropout > 0 else None,
     )
     through = [t for t, want in zip(inputs, wanted[1:], strict=False) if want]

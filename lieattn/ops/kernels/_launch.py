@@ -164,7 +164,7 @@ def _check_lists(arguments: Arguments, row_ptr: Tensor, source: Tensor, index: T
         raise ValueError(f"neighbors: row_ptr must ascend from 0 to the number of edges, {len(source)}")
     tables = (arguments.positional_key, arguments.displacement_bias, arguments.psi, arguments.beta)
     types = min((len(table) for table in tables if table is not None), default=None)
-    for name, numbers, limit in (("neighbors: source", source, points), ("displacement_index", index, types)):
+    for name, numbers, limit in (("neighbors: source", source, points), ("terms.row", index, types)):
         if numbers is None or limit is None or len(numbers) == 0:
             continue
         low, high = (int(bound) for bound in numbers.aminmax())

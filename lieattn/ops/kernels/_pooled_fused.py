@@ -21,9 +21,7 @@ _Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
 _OPERANDS = 8
 
 
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, neighbors: Neighbors, terms: RelativeTerms, index: Tensor | None
-) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, neighbors: Neighbors, terms: RelativeTerms) -> Tensor:
     """Evaluate :func:`lieattn.ops.group_attention` with softmax on checked operands with a scaled query."""
     operands = (query, key, value, terms.key_psi, terms.positional_key, terms.psi, terms.beta, terms.displacement_bias)
     dtype = common_dtype(*operands)
@@ -33,7 +31,7 @@ def attend(
         if table is None or table.shape[2] == 1:
             wide[signal] = cast(Tensor, wide[signal]).sum(dim=1, keepdim=True)
     lists = neighbors.row_ptr.contiguous(), neighbors.source.contiguous(), neighbors.target
-    out, _ = _forward(*wide, *lists, None if index is None else index.contiguous())
+    out, _ = _forward(*wide, *lists, None if terms.row is None else terms.row.contiguous())
     return out.to(value.dtype) if value.dtype.itemsize < 4 else out
 
 
@@ -155,8 +153,7 @@ def _plain_gradients(tensors: list[Any], wanted: list[bool]) -> list[Tensor | No
         value,
         Neighbors(row_ptr, source, target),
         normalize="softmax",
-        terms=RelativeTerms(rho, bias, psi=psi, beta=beta, key_psi=key_psi),
-        displacement_index=index,
+        terms=RelativeTerms(rho, bias, psi=psi, beta=beta, key_psi=key_psi, row=index),
     )
     operands, needed = tensors[1 : 1 + _OPERANDS], wanted[1:]
     through = [t for t, want in zip(operands, needed, strict=True) if want]

@@ -206,7 +206,7 @@ def _check_lists(operands: dict[str, Tensor | None], row_ptr: Tensor, source: Te
     tables = [len(t) for name, t in operands.items() if t is not None and name not in _SIGNALS]
     for name, numbers, limit in (
         ("neighbors: source", source, len(row_ptr) - 1),
-        ("displacement_index", index, min(tables, default=None)),
+        ("terms.row", index, min(tables, default=None)),
     ):
         if numbers is None or limit is None or len(numbers) == 0:
             continue

@@ -129,6 +129,11 @@ class Neighbors(Movable):
         difference = pos.index_select(0, self.source) - pos.index_select(0, self.target)
         return difference if self.shift is None else difference + self.shift.to(difference.dtype)
 
+    def sum_to_targets(self, messages: Tensor) -> Tensor:
+        """Sum of the messages ``[edges, *]`` at their targets: ``[points, *]``."""
+        total = messages.new_zeros(self.num_points, *messages.shape[1:])
+        return total.index_add(0, self.target, messages)
+
     def is_symmetric(self) -> bool:
         """Whether for every edge its reverse is an edge too, whatever the shifts."""
         # By source, the edges are the reversed edges in the order of the lists, if the two sets are equal.

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import abc
-import math
 from dataclasses import replace
-from typing import ClassVar, get_args
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_count, check_dropout, check_features
+from lieattn._checks import check_count
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup, check_group
-from lieattn.nn._affine_tables import AffinePositions, OffsetTable, SmoothDisplacements
+from lieattn.nn._attention import GroupAttention
 from lieattn.nn._linear import GroupLinear
-from lieattn.ops import Normalization, RelativeTerms, group_attention
+from lieattn.nn.relative import AffineMap, AffinePositions, AxisKeys, FourierFeatures, RelativePositionTable
+from lieattn.nn.relative._affine import AffineEdges, for_keys
+from lieattn.ops import Normalization, RelativeTerms
 
 
-class _AffineAttention(nn.Module, abc.ABC):
-    """What the layers of this file share: their sizes, and the call of the operator.
+class _AffineAttention(GroupAttention):
+    """What the layers of this file share: the pooled pattern on the edges of a position, and a group-tied output.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class _AffineAttention(nn.Module, abc.ABC):
     in_channels, out_channels
         Channels per frame.
     positions
-        What psi and beta are: :class:`OffsetTable` for grids, :class:`SmoothDisplacements` for point clouds.
+        What psi and beta are: :class:`RelativePositionTable` for grids, :class:`FourierFeatures` for point clouds.
     channels
         Channels of queries, keys and values, over all heads; out_channels if absent.
     heads
@@ -42,7 +42,8 @@ class _AffineAttention(nn.Module, abc.ABC):
         On the attention weights.
     """
 
-    lifting: ClassVar[bool] = False
+    lifts: ClassVar[bool] = False
+    group: FiniteGroup
 
     def __init__(
         self,
@@ -57,84 +58,84 @@ class _AffineAttention(nn.Module, abc.ABC):
         normalize: Normalization = "softmax",
         dropout: float = 0.0,
     ) -> None:
-        super().__init__()
         check_group("group", group)
-        check_count("in_channels", in_channels)
-        check_count("out_channels", out_channels)
         channels = out_channels if channels is None else channels
         check_count("channels", channels)
         check_count("heads", heads)
         if channels % heads:
             raise ValueError(f"heads: {heads} heads do not divide {channels} channels")
-        if not isinstance(positions, OffsetTable | SmoothDisplacements):
-            raise TypeError(f"positions: expected an OffsetTable or SmoothDisplacements, got {positions!r}")
-        if scale is not None and not math.isfinite(scale):
-            raise ValueError(f"scale: expected a finite number, got {scale}")
-        if normalize not in get_args(Normalization):
-            raise ValueError(f"normalize: expected one of {get_args(Normalization)}, got {normalize!r}")
-        check_dropout("dropout", dropout)
-        self.group, self.positions = group, positions
-        self.in_channels, self.channels, self.heads = in_channels, channels, heads
-        # The paper divides by all channels, neither by their root nor by those of a head.
-        self.scale = 1 / channels if scale is None else scale
-        self.normalize: Normalization = normalize
-        self.dropout = dropout
-        self._build()
-        self.output = GroupLinear(group, channels, out_channels, bias=False)
-
-    @abc.abstractmethod
-    def _build(self) -> None:
-        """Make embeddings and affine maps."""
-
-    @abc.abstractmethod
-    def _operands(self, x: Tensor, graph: LiftedGraph) -> tuple[Tensor, Tensor, Tensor, RelativeTerms]:
-        """Query, key and value ``[points, fiber, channels]``, and terms with heads apart."""
-
-    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Field ``[points, fiber, in_channels]`` (for lifting, without fiber) to ``[points, fiber, out_channels]``."""
-        return self.attend(x, graph)[0]
-
-    def attend(self, x: Tensor, graph: LiftedGraph, *, return_weights: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Field and, if asked for, weights ``[edges, fiber, heads]`` on the edges of ``positions.edges(graph)``."""
-        self._check(x, graph)
-        query, key, value, terms = self._operands(x[:, None] if self.lifting else x, graph)
-        edges = self.positions.edges(graph)
-
-        def prepared(signal: Tensor) -> Tensor:
-            # The ghost, one point more, has an embedding of zero.
-            padded = F.pad(signal, (0, 0, 0, 0, 0, 1)) if edges.ghost else signal
-            return padded.unflatten(-1, (self.heads, -1))
-
-        values = prepared(value)
-        out, weights = group_attention(
-            prepared(query),
-            values if key is value else prepared(key),
-            values,
-            edges.neighbors,
+        if not isinstance(positions, RelativePositionTable | FourierFeatures):
+            raise TypeError(f"positions: expected a RelativePositionTable or FourierFeatures, got {positions!r}")
+        self._positions = positions
+        super().__init__(
+            in_channels,
+            out_channels,
+            heads=heads,
+            head_channels=channels // heads,
             pattern="pooled",
-            normalize=self.normalize,
-            terms=replace(terms, row=edges.index),
-            scale=self.scale,
-            dropout=self.dropout if self.training else 0.0,
+            normalize=normalize,
+            # The paper divides by all channels, neither by their root nor by those of a head.
+            scale=1 / channels if scale is None else scale,
+            dropout=dropout,
+            lifting=self.lifts,
+            group=group,
+        )
+
+    @property
+    def positions(self) -> AffinePositions:
+        """What psi and beta are."""
+        return self._positions
+
+    @property
+    def channels(self) -> int:
+        """Channels of queries, keys and values, over all heads."""
+        return self.heads * self.head_channels
+
+    def _build(self, channels: int, out_channels: int) -> None:
+        self._embed(channels)
+        self.output = GroupLinear(self.group, channels, out_channels, bias=False)
+
+    def _embed(self, channels: int) -> None:
+        """Make embeddings and affine maps."""
+        super()._build(channels, channels)
+        self.query_map = FiberAffine(self.group, channels, lifting=self.lifting)
+        self.key_map, self.value_map = (self._affine_map(channels) for _ in range(2))
+
+    def _affine_map(self, channels: int) -> AffineMap:
+        return self._positions.affine_map(self.group, channels, lifting=self.lifting, heads=self.heads)
+
+    def attend(
+        self, x: Tensor, graph: LiftedGraph, terms: RelativeTerms | None = None, *, return_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Field and, if asked for, weights ``[edges, fiber, heads]`` on the edges of ``positions.edges(graph)``."""
+        x = self._checked(x, graph)
+        edges = self._positions.edges(graph)
+        query, key, value = self._project(x)
+        terms = self._terms(x, graph) if terms is None else terms
+        values = _padded(value, edges)
+        out, weights = self._operate(
+            _padded(cast(Tensor, query), edges),
+            values if key is value else _padded(cast(Tensor, key), edges),
+            values,
+            graph,
+            replace(terms, row=edges.index),
             return_weights=return_weights,
+            neighbors=edges.neighbors,
         )
         return self.output(out[: graph.num_points].flatten(-2)), weights
 
-    def _check(self, x: Tensor, graph: LiftedGraph) -> None:
-        check_features(x, self.output.weight)
-        if graph.group != self.group:
-            raise ValueError(f"graph: is lifted to {graph.group.name}, this layer is for {self.group.name}")
-        fiber = () if self.lifting else (self.group.order,)
-        expected = (graph.num_points, *fiber, self.in_channels)
-        if x.shape != expected:
-            what = "features [points, channels]" if self.lifting else "a field [points, fiber, channels]"
-            raise ValueError(f"x: expected {what} = {expected}, got {tuple(x.shape)}")
+    def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        query, key, value = self.query_map(self.query(x)), self.key(x), self.value(x)
+        return self._split(query), self._split(key), self._split(value)
 
-    def _terms(self, key: tuple[Tensor, Tensor], value: tuple[Tensor, Tensor]) -> RelativeTerms:
-        """Tables psi ``[types, out, key, channels]`` and beta ``[types, out, channels]`` as terms."""
-        psi, beta = (table.unflatten(-1, (self.heads, -1)) for table in value)
-        key_psi, key_beta = (psi, beta) if key is value else (table.unflatten(-1, (self.heads, -1)) for table in key)
-        return RelativeTerms(key_psi=key_psi, positional_key=key_beta, psi=psi, beta=beta[:, :, None])
+    def _terms(self, x: Tensor, graph: LiftedGraph) -> RelativeTerms:
+        with torch.autocast(x.device.type, enabled=False):
+            return self.value_map(graph).plus(for_keys(self.key_map(graph)))
+
+
+def _padded(signal: Tensor, edges: AffineEdges) -> Tensor:
+    # The padding, one point more, has an embedding of zero.
+    return F.pad(signal, (0, 0, 0, 0, 0, 0, 0, 1)) if edges.padding else signal
 
 
 class AffineSelfConvolution(_AffineAttention):
@@ -166,7 +167,7 @@ class AffineSelfConvolution(_AffineAttention):
     in_channels, out_channels
         Channels per frame.
     positions
-        What psi and beta are: :class:`OffsetTable` for grids, :class:`SmoothDisplacements` for point clouds.
+        What psi and beta are: :class:`RelativePositionTable` for grids, :class:`FourierFeatures` for point clouds.
     channels
         Channels of queries, keys and values, over all heads; out_channels if absent.
     heads
@@ -183,24 +184,12 @@ class AffineSelfConvolution(_AffineAttention):
     >>> import torch
     >>> from lieattn.geometry import PixelSquare, lift, pixel_positions
     >>> from lieattn.groups import cyclic
-    >>> from lieattn.nn import AffineSelfConvolution, OffsetTable
-    >>> layer = AffineSelfConvolution(cyclic(4), 3, 8, OffsetTable.square(5, border="zero"), heads=2)
+    >>> from lieattn.nn import AffineSelfConvolution, RelativePositionTable
+    >>> layer = AffineSelfConvolution(cyclic(4), 3, 8, RelativePositionTable.square(5, border="zero"), heads=2)
     >>> graph = lift(pixel_positions(6, 6), cyclic(4), PixelSquare(5))
     >>> layer(torch.randn(36, 4, 3), graph).shape
     torch.Size([36, 4, 8])
     """
-
-    def _build(self) -> None:
-        self.query = GroupLinear(self.group, self.in_channels, self.channels)
-        self.key = GroupLinear(self.group, self.in_channels, self.channels)
-        self.value = GroupLinear(self.group, self.in_channels, self.channels)
-        self.query_map = FiberAffine(self.group, self.channels)
-        self.key_map = self.positions.affine_map(self.group, self.channels)
-        self.value_map = self.positions.affine_map(self.group, self.channels)
-
-    def _operands(self, x: Tensor, graph: LiftedGraph) -> tuple[Tensor, Tensor, Tensor, RelativeTerms]:
-        terms = self._terms(self.key_map(graph), self.value_map(graph))
-        return self.query_map(self.query(x)), self.key(x), self.value(x), terms
 
 
 class LiftingAffineSelfConvolution(_AffineAttention):
@@ -213,19 +202,7 @@ class LiftingAffineSelfConvolution(_AffineAttention):
     is translated by h.
     """
 
-    lifting = True
-
-    def _build(self) -> None:
-        self.query = nn.Linear(self.in_channels, self.channels)
-        self.key = nn.Linear(self.in_channels, self.channels)
-        self.value = nn.Linear(self.in_channels, self.channels)
-        self.query_map = FiberAffine(self.group, self.channels, lifting=True)
-        self.key_map = self.positions.affine_map(self.group, self.channels, lifting=True)
-        self.value_map = self.positions.affine_map(self.group, self.channels, lifting=True)
-
-    def _operands(self, x: Tensor, graph: LiftedGraph) -> tuple[Tensor, Tensor, Tensor, RelativeTerms]:
-        terms = self._terms(self.key_map(graph), self.value_map(graph))
-        return self.query_map(self.query(x)), self.key(x), self.value(x), terms
+    lifts = True
 
 
 class SimpleAffineSelfConvolution(_AffineAttention):
@@ -240,16 +217,21 @@ class SimpleAffineSelfConvolution(_AffineAttention):
     **Equivariance.** That of :class:`AffineSelfConvolution`, whose parameters it has.
     """
 
-    def _build(self) -> None:
-        self.embedding = GroupLinear(self.group, self.in_channels, self.channels)
-        self.affine_map = self.positions.affine_map(self.group, self.channels)
+    def _embed(self, channels: int) -> None:
+        self.embedding = GroupLinear(self.group, self.in_channels, channels)
+        self.affine_map = self._affine_map(channels)
         self.affine_map.center()  # refuses windows without it
 
-    def _operands(self, x: Tensor, graph: LiftedGraph) -> tuple[Tensor, Tensor, Tensor, RelativeTerms]:
-        embedded, tables = self.embedding(x), self.affine_map(graph)
-        psi, beta = self.affine_map.center()
-        query = fiber_affine(embedded, psi, beta, self.affine_map.relative)
-        return query, embedded, embedded, self._terms(tables, tables)
+    def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        embedded = self.embedding(x)
+        query = fiber_affine(embedded, *self.affine_map.center(), self.affine_map.relative)
+        shared = self._split(embedded)
+        return self._split(query), shared, shared
+
+    def _terms(self, x: Tensor, graph: LiftedGraph) -> RelativeTerms:
+        with torch.autocast(x.device.type, enabled=False):
+            values = self.affine_map(graph)
+        return values.plus(for_keys(values))
 
 
 class StandAloneSelfAttention(_AffineAttention):
@@ -266,15 +248,17 @@ class StandAloneSelfAttention(_AffineAttention):
     **Equivariance.** That of :class:`AffineSelfConvolution`, whose parameters it has.
     """
 
-    def _build(self) -> None:
-        self.query = GroupLinear(self.group, self.in_channels, self.channels)
-        self.key = GroupLinear(self.group, self.in_channels, self.channels)
-        self.value = GroupLinear(self.group, self.in_channels, self.channels)
-        self.axis_keys = self.positions.axis_keys(self.group, self.heads, self.channels // self.heads)
+    def _embed(self, channels: int) -> None:
+        GroupAttention._build(self, channels, channels)
+        self.axis_keys: AxisKeys = self._positions.axis_keys(self.group, self.heads, channels // self.heads)
 
-    def _operands(self, x: Tensor, graph: LiftedGraph) -> tuple[Tensor, Tensor, Tensor, RelativeTerms]:
+    def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         query = self.query(x).sum(dim=1, keepdim=True)
-        return query, self.key(x), self.value(x), RelativeTerms(positional_key=self.axis_keys(graph))
+        return self._split(query), self._split(self.key(x)), self._split(self.value(x))
+
+    def _terms(self, x: Tensor, graph: LiftedGraph) -> RelativeTerms:
+        with torch.autocast(x.device.type, enabled=False):
+            return self.axis_keys(graph)
 
 
 class FiberAffine(nn.Module):

@@ -1,18 +1,90 @@
-"""Read-outs of any type: fields on the points, and vectors and tensors of whole clouds."""
+"""Read-outs of any type: numbers, vectors and tensors, at points or of whole clouds."""
 
 from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from lieattn._checks import check_count, check_features
-from lieattn.geometry import PointClouds
+from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.nn._fields import Frames, project_field
-from lieattn.reps import Pseudovector, Representation, SymmetricTensor, Vector, check_representation
+from lieattn.nn._pool import CloudPool, FiberPool
+from lieattn.ops import activation as activation_named
+from lieattn.reps import Representation, SymmetricTensor, Vector, check_representation
+
+Pooling = Literal["mean", "max", "sum", "none"]
+
+
+class InvariantHead(nn.Module):
+    """Invariant numbers of every cloud or point, in one of the two ways of LieTransformer.
+
+    ``"pool_first"`` (its authors' ``model_1``) pools the field over points and frames, then applies three linear maps,
+    each behind the activation. ``"point_first"`` (their ``lieconv``) applies one linear map behind the activation to
+    every element and pools the results.
+
+    **Equivariance.** Pooling forgets the order of points and frames. An empty cloud has a pooled field of zero.
+
+    Parameters
+    ----------
+    channels, outputs
+        Channels of the field, numbers for each cloud.
+    readout
+        See above.
+    pool
+        ``"mean"`` or ``"max"`` over points and frames, ``"sum"`` over points of the mean over frames, or ``"none"`` for
+        numbers of each point, where only frames are averaged.
+    activation
+        Name of the activation.
+    norm
+        Whether a layer normalization precedes each activation of ``"pool_first"``.
+    """
+
+    kind = "invariant"
+
+    def __init__(
+        self,
+        channels: int,
+        outputs: int,
+        *,
+        readout: Literal["pool_first", "point_first"] = "pool_first",
+        pool: Pooling = "mean",
+        activation: str = "silu",
+        norm: bool = False,
+    ) -> None:
+        super().__init__()
+        if readout not in ("pool_first", "point_first"):
+            raise ValueError(f"readout: expected 'pool_first' or 'point_first', got {readout!r}")
+        if pool not in get_args(Pooling):
+            raise ValueError(f"pool: expected one of {get_args(Pooling)}, got {pool!r}")
+        if norm and readout == "point_first":
+            raise ValueError("norm: readout 'point_first' has a linear map only, and no normalization")
+        self.readout, self.activation = readout, activation
+        self.fiber_pool = FiberPool("max" if pool == "max" else "mean")
+        self.cloud_pool = None if pool == "none" else CloudPool(pool)
+        widths = [channels, channels, channels, outputs] if readout == "pool_first" else [channels, outputs]
+        self.linears = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
+        self.norms = nn.ModuleList(nn.LayerNorm(channels) if norm else nn.Identity() for _ in self.linears)
+
+    def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
+        """Field ``[points, fiber, channels]`` to ``[clouds, outputs]``, or ``[points, outputs]``."""
+        act = activation_named("activation", self.activation)
+        if self.readout == "point_first":
+            return self._pool(self.linears[0](act(x)), graph)
+        y = self._pool(x, graph)
+        for norm, linear in zip(self.norms, self.linears, strict=True):
+            y = linear(act(norm(y)))
+        return y
+
+    def _pool(self, x: Tensor, graph: PointClouds) -> Tensor:
+        pooled: Tensor = self.fiber_pool(x)
+        return pooled if self.cloud_pool is None else self.cloud_pool(pooled, graph)
 
 
 class FieldHead(nn.Module):
-    r"""A field of any type on the points from a field on the group.
+    r"""A field of any type on the points from a field on the group, or its mean or sum over each cloud.
 
     .. math::  v(x) = \frac{1}{n} \sum_h \rho(h) \big( W_2 \, \mathrm{silu}(W_1 F(x, h) + b_1) \big)
 
@@ -24,35 +96,61 @@ class FieldHead(nn.Module):
     in_channels
         Channels of the field.
     rep
-        ρ, the type of the output.
+        ρ, the type of the output: ``Vector(3)`` for velocities, forces and normals, ``Pseudovector()`` for magnetic
+        moments, ``2 * Vector(3) + Scalar()``.
     hidden
         Channels of the hidden layer; as many as of the field if absent.
+    pool
+        ``"none"`` for a field on the points; ``"mean"`` or ``"sum"`` over the points of each cloud.
+    activation
+        Name of the activation.
     """
 
-    def __init__(self, in_channels: int, rep: Representation, *, hidden: int | None = None) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        rep: Representation,
+        *,
+        hidden: int | None = None,
+        pool: Literal["mean", "sum", "none"] = "none",
+        activation: str = "silu",
+    ) -> None:
         super().__init__()
         check_count("in_channels", in_channels)
         check_representation("rep", rep)
         hidden = in_channels if hidden is None else hidden
         check_count("hidden", hidden)
-        self.rep = rep
+        if pool not in ("mean", "sum", "none"):
+            raise ValueError(f"pool: expected 'mean', 'sum' or 'none' for fields, got {pool!r}")
+        activation_named("activation", activation)
+        self.rep, self.activation = rep, activation
         self.linear1 = nn.Linear(in_channels, hidden)
         # A constant behind it would be projected on the invariants of ρ, which most types have not.
         self.linear2 = nn.Linear(hidden, rep.dim, bias=False)
+        self.cloud_pool = None if pool == "none" else CloudPool(pool)
 
     @property
-    def kind(self) -> Representation:
+    def kind(self) -> Any:
         """How the output transforms."""
         return self.rep
 
-    def forward(self, x: Tensor, frames: Frames) -> Tensor:
-        """Field ``[points, fiber, in_channels]`` to ``[points, rep.dim]``; frames as in ``project_field``."""
+    def forward(self, x: Tensor, graph: LiftedGraph | Frames) -> Tensor:
+        """Field ``[points, fiber, in_channels]`` to ``[points | clouds, rep.dim]``.
+
+        Without pooling frames will do in place of a graph, as in :func:`lieattn.nn.project_field`.
+        """
         check_features(x, self.linear1.weight)
-        return project_field(self.linear2(nn.functional.silu(self.linear1(x))), frames, self.rep)
+        act = activation_named("activation", self.activation)
+        values = project_field(self.linear2(act(self.linear1(x))), graph, self.rep)
+        if self.cloud_pool is None:
+            return values
+        if not isinstance(graph, PointClouds):
+            raise TypeError(f"graph: expected a lifted graph, whose clouds are pooled, got {type(graph).__name__}")
+        return self.cloud_pool(values, graph)
 
 
 class VectorHead(FieldHead):
-    """A vector at every point, ``[points, dim]``: a velocity, a force, a normal, in the units of the targets.
+    """Vectors, ``[points | clouds, outputs, dim]``, without the axis of ``outputs`` for one, in the units of the targets.
 
     See :class:`FieldHead`.
 
@@ -62,29 +160,34 @@ class VectorHead(FieldHead):
         Channels of the field.
     dim
         Dimension of the space.
-    hidden
-        Channels of the hidden layer.
+    outputs
+        Vectors for each point or cloud.
+    hidden, pool, activation
+        See :class:`FieldHead`.
     """
 
-    def __init__(self, in_channels: int, dim: int = 3, *, hidden: int | None = None) -> None:
-        super().__init__(in_channels, Vector(dim), hidden=hidden)
+    def __init__(
+        self,
+        in_channels: int,
+        dim: int = 3,
+        *,
+        outputs: int = 1,
+        hidden: int | None = None,
+        pool: Literal["mean", "sum", "none"] = "none",
+        activation: str = "silu",
+    ) -> None:
+        super().__init__(in_channels, outputs * Vector(dim), hidden=hidden, pool=pool, activation=activation)
+        self.outputs, self.dim = outputs, dim
 
+    @property
+    def kind(self) -> Any:
+        """How the output transforms."""
+        return "vector"
 
-class PseudovectorHead(FieldHead):
-    """A pseudovector at every point, ``[points, 3]``, which mirrors treat as a rotation axis: a magnetic moment.
-
-    See :class:`FieldHead`.
-
-    Parameters
-    ----------
-    in_channels
-        Channels of the field.
-    hidden
-        Channels of the hidden layer.
-    """
-
-    def __init__(self, in_channels: int, *, hidden: int | None = None) -> None:
-        super().__init__(in_channels, Pseudovector(), hidden=hidden)
+    def forward(self, x: Tensor, graph: LiftedGraph | Frames) -> Tensor:
+        """Field ``[points, fiber, in_channels]`` to vectors."""
+        vectors = super().forward(x, graph)
+        return vectors if self.outputs == 1 else vectors.unflatten(1, (self.outputs, self.dim))
 
 
 class DipoleHead(nn.Module):
@@ -119,43 +222,39 @@ class DipoleHead(nn.Module):
         self.charge = nn.Sequential(nn.Linear(in_channels, hidden), nn.SiLU(), nn.Linear(hidden, 1))
         self.neutral = neutral
 
-    def charges(self, x: Tensor, clouds: PointClouds, total: Tensor | None = None) -> Tensor:
+    def charges(self, x: Tensor, graph: PointClouds, total: Tensor | None = None) -> Tensor:
         """Partial charges ``[points]``, in the unit of the dipole over that of the positions.
 
         ``total`` is the charge of each cloud, ``[clouds]``.
         """
-        if total is not None and (not self.neutral or total.shape != (clouds.num_clouds,)):
-            expected = f"shape [{clouds.num_clouds}], got {tuple(total.shape)}" if self.neutral else "none: not neutral"
+        if total is not None and (not self.neutral or total.shape != (graph.num_clouds,)):
+            expected = f"shape [{graph.num_clouds}], got {tuple(total.shape)}" if self.neutral else "none: not neutral"
             raise ValueError(f"total: expected {expected}")
-        charge = _wide(self.charge(x.mean(dim=1))[:, 0])
+        charge = self.charge(x.mean(dim=1))[:, 0]
+        charge = charge.to(torch.promote_types(charge.dtype, torch.float32))
         if not self.neutral:
             return charge
-        excess = _cloud_sum(charge, clouds)
+        excess = graph.sum(charge)
         if total is not None:
             excess = excess - total.to(charge)
-        return charge - (excess / _counts(clouds, charge))[clouds.batch]
+        return charge - (excess / graph.counts.clamp(min=1).to(charge))[graph.batch]
 
-    def forward(
-        self, x: Tensor, clouds: PointClouds, frames: Frames | None = None, total: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, graph: LiftedGraph, total: Tensor | None = None) -> Tensor:
         """Dipole moments ``[clouds, dim]``.
 
         Parameters
         ----------
         x
             ``[points, fiber, in_channels]``.
-        clouds
+        graph
             The points, with positions in Ångström for moments in e Å (1 e Å = 4.80320 Debye).
-        frames
-            See :func:`lieattn.nn.project_field`; those of ``clouds`` if absent.
         total
             ``[clouds]`` total charges in e, 0 if absent.
         """
-        vectors = self.vector(x, _frames(clouds, frames))
-        charges = self.charges(x, clouds, total)
-        mean = _cloud_sum(clouds.pos, clouds) / _counts(clouds, clouds.pos)[:, None]
-        centered = (clouds.pos - mean[clouds.batch]).to(charges.dtype)
-        return _cloud_sum(vectors.to(charges.dtype) + charges[:, None] * centered, clouds)
+        vectors = self.vector(x, graph)
+        charges = self.charges(x, graph, total)
+        centered = (graph.pos - graph.mean(graph.pos)[graph.batch]).to(charges.dtype)
+        return graph.sum(vectors.to(charges.dtype) + charges[:, None] * centered)
 
 
 class PolarizabilityHead(nn.Module):
@@ -180,32 +279,6 @@ class PolarizabilityHead(nn.Module):
         self.rep = SymmetricTensor(dim)
         self.field = FieldHead(in_channels, self.rep, hidden=hidden)
 
-    def forward(self, x: Tensor, clouds: PointClouds, frames: Frames | None = None) -> Tensor:
-        """Field ``[points, fiber, in_channels]`` to tensors ``[clouds, dim, dim]``, in the unit of the targets.
-
-        ``frames`` are those of ``clouds``, a lifted graph, if absent.
-        """
-        return self.rep.to_tensor(_cloud_sum(self.field(x, _frames(clouds, frames)), clouds))
-
-
-def _frames(clouds: PointClouds, frames: Frames | None) -> Frames:
-    found = getattr(clouds, "frames", None) if frames is None else frames
-    if found is None:
-        raise ValueError("frames: give them, since the point clouds are not lifted and have none")
-    return found
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
-def _cloud_sum(values: Tensor, clouds: PointClouds) -> Tensor:
-    """Sum over the points of each cloud, ``[points, *]`` to ``[clouds, *]``, zero for an empty one."""
-    if len(values) != clouds.num_points:
-        raise ValueError(f"x: expected one row for each of {clouds.num_points} points, got {len(values)}")
-    return values.new_zeros(clouds.num_clouds, *values.shape[1:]).index_add(0, clouds.batch, values)
-
-
-def _counts(clouds: PointClouds, like: Tensor) -> Tensor:
-    """Points of each cloud, at least 1: ``[clouds]``."""
-    return torch.bincount(clouds.batch, minlength=clouds.num_clouds).clamp(min=1).to(like.dtype)
+    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+        """Field ``[points, fiber, in_channels]`` to tensors ``[clouds, dim, dim]``, in the unit of the targets."""
+        return self.rep.to_tensor(graph.sum(self.field(x, graph)))

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lieattn._checks import check_count
-from lieattn.geometry import pooling_cells
+from lieattn.geometry import PointClouds, pooling_cells
 
 Reduction = Literal["sum", "mean", "max"]
 Inexact = Literal["refuse", "warn", "allow"]
@@ -31,7 +32,7 @@ class FiberPool(nn.Module):
         super().__init__()
         self.reduction = _checked_reduction(reduction)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, graph: PointClouds | None = None) -> Tensor:
         """``[*, fiber, channels]`` to ``[*, channels]``."""
         if x.ndim < 2:
             raise ValueError(f"x: expected a field [*, fiber, channels], got {tuple(x.shape)}")
@@ -53,10 +54,10 @@ class CloudPool(nn.Module):
         super().__init__()
         self.reduction = _checked_reduction(reduction)
 
-    def forward(self, x: Tensor, batch: Tensor, num_clouds: int) -> Tensor:
-        """``[points, *]`` with cloud indices ``[points]`` to ``[clouds, *]``."""
-        _check_index("batch", batch, x)
-        return _reduce(x, batch, num_clouds, self.reduction)
+    def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
+        """``[points, *]`` to ``[clouds, *]``."""
+        reduce: Callable[[Tensor], Tensor] = getattr(graph, self.reduction)
+        return reduce(x)
 
 
 class GridPool(nn.Module):
@@ -80,8 +81,7 @@ class GridPool(nn.Module):
     def __init__(self, size: int = 2, reduction: Reduction = "max", *, inexact: Inexact = "refuse") -> None:
         super().__init__()
         check_count("size", size)
-        if inexact not in get_args(Inexact):
-            raise ValueError(f"inexact: expected one of {get_args(Inexact)}, got {inexact!r}")
+        check_inexact(inexact)
         self.size, self.inexact, self.reduction = size, inexact, _checked_reduction(reduction)
 
     def cells(self, grid: Tensor, advice: Callable[[], str] | None = None) -> tuple[Tensor, Tensor]:
@@ -104,11 +104,24 @@ class GridPool(nn.Module):
             warnings.warn(message, stacklevel=2)
         return cell, pooled
 
-    def forward(self, x: Tensor, cell: Tensor, num_cells: int) -> Tensor:
-        """``[points, *]`` to ``[cells, *]``."""
+    def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
+        """``[points, *]`` on the rasters of a graph to ``[cells, *]``."""
+        if graph.grid is None:
+            raise ValueError("graph: pooling pixels needs the raster of each cloud, grid [clouds, 2]")
+        cell, grid = self.cells(graph.grid)
+        return self.reduce(x, cell, int(grid.prod(dim=1).sum()))
+
+    def reduce(self, x: Tensor, cell: Tensor, num_cells: int) -> Tensor:
+        """``[points, *]`` to ``[cells, *]``, for cells that :meth:`cells` has found."""
         _check_index("cell", cell, x)
         kept = cell >= 0
         return _reduce(x[kept], cell[kept], num_cells, self.reduction)
+
+
+def check_inexact(inexact: str) -> None:
+    """Raise ValueError for what is none of the ways to treat images that would not be exact."""
+    if inexact not in get_args(Inexact):
+        raise ValueError(f"inexact: expected one of {get_args(Inexact)}, got {inexact!r}")
 
 
 def _reduce(x: Tensor, index: Tensor, size: int, reduction: Reduction) -> Tensor:
@@ -135,3 +148,53 @@ def pooled_positions(pos: Tensor, cell: Tensor, num_cells: int) -> Tensor:
     total = torch.zeros(num_cells, pos.shape[1], dtype=pos.dtype, device=pos.device)
     counts = torch.bincount(cell[kept], minlength=num_cells).to(pos.dtype)
     return total.index_add(0, cell[kept], pos[kept]) / counts[:, None]
+
+
+class GridSpatialPool(nn.Module):
+    """Pool size x size cells of the positions, pose by pose, with a stride as large as the cell.
+
+    **Equivariance.** To quarter turns and mirrors where cells fill the image; other images would lose their last
+    rows or columns, and a turned image others.
+
+    Parameters
+    ----------
+    size
+        Side of a cell in pixels.
+    reduction
+        ``"max"`` or ``"mean"``.
+    inexact
+        What to do with sides that are no multiples of ``size``: ``"refuse"`` raises ValueError, ``"warn"`` warns,
+        ``"allow"`` says nothing.
+    """
+
+    def __init__(
+        self, size: int = 2, reduction: Literal["max", "mean"] = "max", *, inexact: Inexact = "refuse"
+    ) -> None:
+        super().__init__()
+        check_count("size", size)
+        if reduction not in ("max", "mean"):
+            raise ValueError(f"reduction: expected 'max' or 'mean', got {reduction!r}")
+        check_inexact(inexact)
+        self.size, self.reduction, self.inexact = size, reduction, inexact
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[*, rows, columns]`` to ``[*, rows / size, columns / size]``."""
+        if x.ndim < 3:
+            raise ValueError(f"x: expected [*, rows, columns], got {tuple(x.shape)}")
+        self._check_sides(*x.shape[-2:])
+        pool = F.max_pool2d if self.reduction == "max" else F.avg_pool2d
+        pooled = pool(x.flatten(0, -4) if x.ndim > 4 else x, self.size)
+        return pooled.unflatten(0, x.shape[:-3]) if x.ndim > 4 else pooled
+
+    def _check_sides(self, rows: int, columns: int) -> None:
+        if rows < self.size or columns < self.size:
+            raise ValueError(f"x: no cell of {self.size} x {self.size} fits into {rows} x {columns} pixels")
+        if (rows % self.size or columns % self.size) and self.inexact != "allow":
+            fits = [-(-side // self.size) * self.size for side in (rows, columns)]
+            message = (
+                f"pooling {self.size} x {self.size} drops rows or columns of a {rows} x {columns} image, which breaks "
+                f"rotations; {fits[0]} x {fits[1]} would be exact"
+            )
+            if self.inexact == "refuse":
+                raise ValueError(message)
+            warnings.warn(message, stacklevel=3)

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_count, check_features
 from lieattn.geometry import PointClouds
-from lieattn.nn._pool import CloudPool
 
 
 class GroupSqueezeExcite(nn.Module):
@@ -33,20 +32,18 @@ class GroupSqueezeExcite(nn.Module):
         check_count("reduction", reduction)
         self.squeeze = nn.Linear(channels, max(1, channels // reduction))
         self.excite = nn.Linear(self.squeeze.out_features, channels)
-        self.pool = CloudPool("mean")
 
-    def scale(self, x: Tensor, clouds: PointClouds) -> Tensor:
+    def scale(self, x: Tensor, graph: PointClouds) -> Tensor:
         """Factors ``[clouds, channels]`` for a field ``[points, *, channels]``."""
         check_features(x, self.squeeze.weight)
-        if x.ndim < 2 or x.shape[0] != clouds.num_points or x.shape[-1] != self.squeeze.in_features:
+        if x.ndim < 2 or x.shape[0] != graph.num_points or x.shape[-1] != self.squeeze.in_features:
             raise ValueError(
-                f"x: expected [points={clouds.num_points}, *, {self.squeeze.in_features}], got {tuple(x.shape)}"
+                f"x: expected [points={graph.num_points}, *, {self.squeeze.in_features}], got {tuple(x.shape)}"
             )
-        points = x.flatten(1, -2).mean(dim=1) if x.ndim > 2 else x
-        mean = self.pool(points, clouds.batch, clouds.num_clouds)
+        mean = graph.mean(x.flatten(1, -2).mean(dim=1) if x.ndim > 2 else x)
         return self.excite(F.relu(self.squeeze(mean))).sigmoid()
 
-    def forward(self, x: Tensor, clouds: PointClouds) -> Tensor:
+    def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
         """Scale a field ``[points, *, channels]``."""
-        factors = self.scale(x, clouds)[clouds.batch]
+        factors = self.scale(x, graph)[graph.batch]
         return x * factors.view(len(x), *[1] * (x.ndim - 2), -1)

@@ -12,6 +12,7 @@ numbers faster.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -25,6 +26,7 @@ from lieattn.ops import _plain as plain
 from lieattn.ops import _pooled as pooled
 from lieattn.ops._backend import dense_obstacle, fused_obstacle
 from lieattn.ops._precision import common_dtype, widened, without_autocast
+from lieattn.ops._rotary import opposite, turn_pairs
 from lieattn.ops._terms import Normalization, Pattern, RelativeTerms, check_operands
 from lieattn.ops.kernels import _fused as fused
 from lieattn.ops.kernels import _pooled_fused as pooled_fused
@@ -123,6 +125,22 @@ def group_attention(
         If shapes, devices or options do not fit; the message names the argument.
     """
     terms = terms or RelativeTerms()
+    if terms.rotary is not None:
+        phases, turns_back = terms.rotary, terms.rotary_values
+        query, key = (None if signal is None else turn_pairs(signal, phases) for signal in (query, key))
+        out, weights = group_attention(
+            query,
+            key,
+            turn_pairs(value, phases) if turns_back else value,
+            neighbors,
+            pattern=pattern,
+            normalize=normalize,
+            terms=replace(terms, rotary=None),
+            scale=scale,
+            dropout=dropout,
+            return_weights=return_weights,
+        )
+        return (turn_pairs(out, opposite(phases)) if turns_back else out), weights
     check_operands(query, key, value, neighbors, terms, pattern, normalize, dropout)
     if query is not None:
         query = query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)

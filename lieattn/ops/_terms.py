@@ -14,6 +14,9 @@ Normalization = Literal["softmax", "mean", "exp-mean", "none"]
 ROW_TABLES = ("positional_key", "displacement_bias", "psi", "beta", "key_psi")
 
 
+_NO_TABLES = ("row", "rotary", "rotary_values")
+
+
 @dataclass(frozen=True, eq=False)
 class RelativeTerms:
     """What the scores and values take from the relative element u = (h_a⁻¹(x_j - x_i), h_a⁻¹ h_b).
@@ -42,6 +45,11 @@ class RelativeTerms:
         Self Convolution, where ``positional_key`` is what is added to the keys).
     row
         ``[edges]`` int64, the row of the displacement tables that each edge reads; None: row e belongs to edge e.
+    rotary
+        ``[points, fiber, heads, dim / 2, 2]``, cosines and sines of the angles by which channel pairs of queries and
+        keys are turned.
+    rotary_values
+        Whether values are turned too, and what is attended is turned back by the angles of the target.
     """
 
     positional_key: Tensor | None = None
@@ -52,10 +60,12 @@ class RelativeTerms:
     beta: Tensor | None = None
     key_psi: Tensor | None = None
     row: Tensor | None = None
+    rotary: Tensor | None = None
+    rotary_values: bool = False
 
     def tables(self) -> dict[str, Tensor]:
         """The terms that are given, by their names."""
-        every = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "row"}
+        every = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NO_TABLES}
         return {name: table for name, table in every.items() if table is not None}
 
     def plus(self, other: RelativeTerms) -> RelativeTerms:
@@ -71,7 +81,11 @@ class RelativeTerms:
         owners = [terms for terms in (self, other) if not terms.tables().keys().isdisjoint(ROW_TABLES)]
         if len(owners) == 2 and self.row is not other.row:
             raise ValueError("row: the displacement tables of both sets of relative terms must share one row index")
-        return RelativeTerms(**mine, **theirs, row=owners[0].row if owners else None)
+        if self.rotary is not None and other.rotary is not None:
+            raise ValueError("both sets of relative terms give 'rotary'")
+        turning = self if self.rotary is not None else other
+        row = owners[0].row if owners else None
+        return RelativeTerms(**mine, **theirs, row=row, rotary=turning.rotary, rotary_values=turning.rotary_values)
 
 
 def check_operands(

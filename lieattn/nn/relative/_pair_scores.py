@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -262,3 +262,27 @@ class CombinedScore(PairScore):
         else:
             first = first + torch.einsum("eabk,hkm->eabhm", here, rest)
         return self.combine.finish(first + self.combine.biases[0])
+
+
+def pair_score(
+    kernel: str,
+    channels: int,
+    coordinates: int,
+    heads: int,
+    hidden: int = 16,
+    activation: Activation = "silu",
+    **combined: Any,
+) -> PairScore:
+    """Score of one of LieTransformer's kernels, see :class:`lieattn.nn.LieSelfAttention`.
+
+    ``combined`` are the options of :class:`CombinedScore` alone.
+    """
+    if kernel == "content":
+        return ContentScore(channels, heads)
+    if kernel == "relative_position":
+        return RelativePositionScore(channels, coordinates, heads)
+    if kernel == "location":
+        return LocationScore(coordinates, heads, hidden, activation)
+    if kernel == "sum":
+        return SumScore(channels, coordinates, heads, hidden, activation)
+    return CombinedScore(channels, coordinates, heads, hidden, activation, **combined)

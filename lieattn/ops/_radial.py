@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def bessel_functions(x: Tensor, count: int) -> Tensor:
-    """The spherical Bessel functions sin(n π x) / x that vanish at 1, scaled to order one (DimeNet, Eq. 7).
+    """Spherical Bessel functions sin(n π x) / x, which vanish at 1, scaled to order one (DimeNet, Eq. 7).
 
     Parameters
     ----------
     x
-        ``[*]``, distances as shares of the cutoff.
+        ``[*]``, distances as fractions of the cutoff.
     count
-        How many functions.
+        Number of functions.
 
     Returns
     -------
@@ -32,7 +32,10 @@ def bessel_functions(x: Tensor, count: int) -> Tensor:
 
 
 def smooth_window(x: Tensor) -> Tensor:
-    """1 at 0, and 0 from 1 on, with three continuous derivatives (DimeNet, Eq. 8, exponent 4 less its pole)."""
+    """Window ``[*]`` of ``x`` ``[*]``: 1 at 0, and 0 from 1 on, with three continuous derivatives.
+
+    (1 - x²)⁴: the window of DimeNet, Eq. 8, with exponent 4 and without its pole.
+    """
     inside = (1 - x.square()).clamp(min=0)
     return inside**4
 
@@ -43,11 +46,3 @@ def smooth_lengths(vectors: Tensor) -> Tensor:
     apart = square > 0
     # Both branches have finite derivatives.
     return torch.where(apart, torch.where(apart, square, 1.0).sqrt(), 0.0)
-
-
-def keep_variance(linear: nn.Linear, factor: float = 1.0) -> None:
-    """Draw weights anew so that signals keep their size through the swish, times a factor.
-
-    In networks of distances: with torch's own weights their outputs begin small, beside those of the points.
-    """
-    nn.init.normal_(linear.weight, std=factor * math.sqrt(2 / linear.in_features))

@@ -1,0 +1,184 @@
+"""What every model of the library is: a symmetry, a field on the group, and a head that reads it out."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lieattn.geometry import LiftedGraph, PointClouds
+from lieattn.groups import FiniteGroup, Group
+from lieattn.nn import lift_field
+from lieattn.reps import Vector
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """What a network promises: which motions leave its outputs alone, or turn them along.
+
+    Attributes
+    ----------
+    group
+        Group of the motions for which that is exact, up to rounding: a finite one together with all translations, if
+        ``translations``; None for no motion.
+    acting
+        What the group acts on.
+    translations
+        Whether a finite group is promised together with the translations.
+    on_average
+        Group to which the network is symmetric on average over random frames only.
+    notes
+        Further sentences: where the promise ends, and why.
+    """
+
+    group: Group | None
+    acting: str = "the points"
+    translations: bool = True
+    on_average: Group | None = None
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        parts = []
+        if self.group is None:
+            parts.append("outputs are invariant to nothing exactly")
+        else:
+            parts.append(f"outputs are equivariant to {self.name} acting on {self.acting}, exactly up to rounding")
+        if self.on_average is not None:
+            parts.append(f"to {self.on_average.name} on average over frames only")
+        return "; ".join([*parts, *self.notes])
+
+    @property
+    def name(self) -> str:
+        """Name of the group, with the translations where they belong to it."""
+        if self.group is None:
+            return "no group"
+        with_shifts = isinstance(self.group, FiniteGroup) and self.translations
+        return f"R^{self.group.dim} x| {self.group.name}" if with_shifts else self.group.name
+
+
+class GroupField(NamedTuple):
+    """A field on the group over the points of clouds.
+
+    Attributes
+    ----------
+    x
+        ``[points, fiber, channels]``.
+    graph
+        The points, with the frames over them.
+    """
+
+    x: Tensor
+    graph: LiftedGraph
+
+
+class Network(nn.Module, abc.ABC):
+    """A regular-representation model: a field over frames of the points, and a head.
+
+    Every network has a :attr:`symmetry`, a value from which the sentence of :attr:`guarantee` is made and which
+    ``lieattn certify`` measures. Vectors go in by :attr:`vector_inputs`; fields of any type come out of
+    :meth:`field` through heads such as :class:`lieattn.nn.VectorHead`, see :class:`FieldModel`.
+
+    Attributes
+    ----------
+    head
+        ``head(x, graph) -> outputs``.
+    vector_inputs
+        Names of attributes of the data with vectors ``[points, dim]`` that turn along.
+    sees_order
+        Whether the order of the points matters to the outputs.
+    """
+
+    head: nn.Module
+    vector_inputs: tuple[str, ...] = ()
+    sees_order: bool = False
+
+    @property
+    @abc.abstractmethod
+    def symmetry(self) -> Symmetry:
+        """Motions that leave the outputs alone, or turn them along."""
+
+    @property
+    def guarantee(self) -> str:
+        """The symmetry in words."""
+        return str(self.symmetry)
+
+    @property
+    def kind(self) -> Any:
+        """How the outputs transform: ``"invariant"``, ``"vector"``, a :class:`lieattn.reps.Representation`, ..."""
+        return getattr(self.head, "kind", "invariant")
+
+    @abc.abstractmethod
+    def field(self, data: Any, geometry: Any = None) -> GroupField:
+        """Field behind the last layer and the graph that it lives on.
+
+        Parameters
+        ----------
+        data
+            torch_geometric ``Data`` or ``Batch``.
+        geometry
+            What the network's own method makes of the data, if it has one; made here if absent.
+        """
+
+    def forward(self, data: Any, geometry: Any = None) -> Tensor:
+        """Outputs of the head, ``[clouds, *]`` or ``[points, *]``; arguments as in :meth:`field`."""
+        outputs: Tensor = self.head(*self.field(data, geometry))
+        return outputs
+
+
+class VectorEmbedding(nn.Module):
+    """Linear map of the components of vectors in the frames.
+
+    **Equivariance.** If points, frames and vectors turn together, the components stay with the frames.
+
+    Parameters
+    ----------
+    names
+        Attributes of the data with vectors ``[points, dim]``; without any there are no weights.
+    dim
+        Dimension of the space.
+    channels
+        Channels of the field.
+    """
+
+    def __init__(self, names: Sequence[str], dim: int, channels: int) -> None:
+        super().__init__()
+        self.names = tuple(names)
+        self.linear = nn.Linear(dim * len(self.names), channels, bias=False) if self.names else None
+
+    def forward(self, data: Any, graph: LiftedGraph) -> Tensor | None:
+        """``[points, fiber, channels]``, None without names."""
+        if self.linear is None:
+            return None
+        found = vectors(data, self.names, graph).unbind(dim=1)
+        seen = [lift_field(value, graph, Vector(value.shape[1])) for value in found]
+        embedded: Tensor = self.linear(torch.cat(seen, dim=-1))
+        return embedded
+
+
+def features(data: Any, channels: int, clouds: PointClouds) -> Tensor:
+    """Invariant features ``data.x`` ``[points, channels]``, checked."""
+    x = getattr(data, "x", None)
+    if not isinstance(x, Tensor):
+        raise TypeError(f"data: expected a torch_geometric Data or Batch with features x, got {type(data).__name__}")
+    if x.shape != (clouds.num_points, channels) or not x.is_floating_point():
+        raise ValueError(
+            f"data.x: expected floating features [points={clouds.num_points}, {channels}], got {x.dtype} "
+            f"{tuple(x.shape)}"
+        )
+    return x
+
+
+def vectors(data: Any, names: tuple[str, ...], clouds: PointClouds) -> Tensor:
+    """Vector inputs ``[points, names, dim]``, checked."""
+    found = []
+    for name in names:
+        value = getattr(data, name, None)
+        if not isinstance(value, Tensor) or value.shape != clouds.pos.shape:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"data.{name}: expected vectors {tuple(clouds.pos.shape)} as in pos, got {got}")
+        found.append(value)
+    return torch.stack(found, dim=1) if found else clouds.pos.new_zeros(*clouds.pos.shape[:1], 0, clouds.pos.shape[1])

@@ -1,0 +1,316 @@
+"""Residual blocks of the papers: an attention or a convolution, and a network for each element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, cast, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lieattn._checks import check_count, check_dropout
+from lieattn.geometry import LiftedGraph, PointClouds
+from lieattn.groups import FiniteGroup
+from lieattn.nn._attention import FramewiseAttention
+from lieattn.nn._convolution import FrameMessages, LieConvolution
+from lieattn.nn._linear import GroupLinear
+from lieattn.nn._norm import CloudNorm, FiberNorm, norm_layer
+from lieattn.nn.relative import RelativeFunction
+from lieattn.ops import Activation, RelativeTerms
+from lieattn.ops import activation as activation_named
+
+BlockNorm = Literal["layer_pre", "layer_post", "batch_pre", "batch_post", "none"]
+
+
+class PreNormBlock(nn.Module):
+    """Attention and MLP with residuals, normalized before the attention, as in GSA-Nets.
+
+    With norm the joint normalization and act the swish,
+
+        y = dropout(act(norm(attention(act(norm(x)))))),   z = crop(y) + crop(skip(x)),
+        out = z + norm(linear(act(norm(linear(z))))),
+
+    where skip is a linear map if the channels change and the identity otherwise, and the MLP is half as wide.
+
+    **Equivariance.** That of its attention layer.
+
+    Parameters
+    ----------
+    attention
+        ``attention(x, graph) -> x`` from ``in_channels`` to ``out_channels``.
+    in_channels, out_channels
+        Channels per frame.
+    dropout
+        On the output of the attention, after its activation.
+    activation
+        Function of a tensor, entry by entry.
+    """
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        in_channels: int,
+        out_channels: int,
+        *,
+        dropout: float = 0.0,
+        activation: Callable[[Tensor], Tensor] = F.silu,
+    ) -> None:
+        super().__init__()
+        check_dropout("dropout", dropout)
+        hidden = out_channels // 2
+        if hidden < 1:
+            raise ValueError(f"out_channels: the MLP is half as wide, so expected at least 2, got {out_channels}")
+        self.activation = activation
+        self.norm_in = CloudNorm(in_channels)
+        self.attention = attention
+        self.norm_attention = CloudNorm(out_channels)
+        self.dropout = nn.Dropout(dropout)
+        self.skip = nn.Linear(in_channels, out_channels) if in_channels != out_channels else nn.Identity()
+        self.linear1 = nn.Linear(out_channels, hidden)
+        self.norm1 = CloudNorm(hidden)
+        self.linear2 = nn.Linear(hidden, out_channels)
+        self.norm2 = CloudNorm(out_channels)
+
+    def forward(
+        self,
+        x: Tensor,
+        graph: LiftedGraph,
+        kept: Tensor | None = None,
+        kept_clouds: PointClouds | None = None,
+    ) -> Tensor:
+        """Field ``[points, fiber, in_channels]`` to ``[points kept, fiber, out_channels]``.
+
+        Parameters
+        ----------
+        x
+            Field on ``graph``.
+        graph
+            Geometry of the attention.
+        kept, kept_clouds
+            ``[points kept]`` int64 indices of the points that a crop keeps after the attention, and the clouds
+            they make; all points if absent.
+        """
+        y = self.attention(self.activation(self.norm_in(x, graph)), graph)
+        y = self.dropout(self.activation(self.norm_attention(y, graph)))
+        clouds: PointClouds = graph
+        if kept is not None and kept_clouds is not None:
+            x, y, clouds = x[kept], y[kept], kept_clouds
+        z = y + self.skip(x)
+        hidden = self.activation(self.norm1(self.linear1(z), clouds))
+        return z + self.norm2(self.linear2(hidden), clouds)
+
+
+class LieBlock(nn.Module):
+    """Attention and MLP with residuals, as in LieTransformer.
+
+    With norm as asked for, ``"..._pre"`` is
+
+        f <- f + attention(norm(f)),   f <- f + mlp(norm(f)),
+
+    and ``"..._post"`` is f <- f + norm(attention(f)), f <- f + norm(mlp(f)). The MLP keeps the width and has an
+    activation after both of its linear maps.
+
+    **Equivariance.** That of its attention layer.
+
+    Parameters
+    ----------
+    attention
+        ``attention(x, graph) -> x``, from ``channels`` to ``channels``.
+    channels
+        Channels of the field.
+    norm
+        ``"layer_pre"``, ``"layer_post"``, ``"batch_pre"``, ``"batch_post"`` or ``"none"``.
+    activation
+        Of the MLP.
+    eps
+        Of the normalization.
+    """
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        channels: int,
+        *,
+        norm: BlockNorm = "layer_pre",
+        activation: Activation = "silu",
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        if norm not in get_args(BlockNorm):
+            raise ValueError(f"norm: expected one of {get_args(BlockNorm)}, got {norm!r}")
+        self.attention = attention
+        self.post = norm.endswith("_post")
+        kind = norm.split("_")[0]
+        self.norm_attention, self.norm_mlp = (norm_layer(kind, channels, eps) for _ in range(2))
+        self.linear1, self.linear2 = nn.Linear(channels, channels), nn.Linear(channels, channels)
+        activation_named("activation", activation)
+        self.activation: Activation = activation
+
+    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+        """Field ``[points, fiber, channels]`` to a field of the same shape."""
+        return self.feed_forward(self.attend(x, graph))
+
+    def attend(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+        """First half of the block: the attention and its residual."""
+        if self.post:
+            return cast(Tensor, x + self.norm_attention(self.attention(x, graph)))
+        return cast(Tensor, x + self.attention(self.norm_attention(x), graph))
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """Second half of the block: the MLP and its residual."""
+        act = activation_named("activation", self.activation)
+        y = x if self.post else self.norm_mlp(x)
+        y = act(self.linear2(act(self.linear1(y))))
+        return x + (self.norm_mlp(y) if self.post else y)
+
+
+class LieBottleneck(nn.Module):
+    """Residual block of LieConv: down, convolution, up, each behind a normalization and the activation.
+
+    f is added to the first in_channels channels of the result, so channels may grow but not shrink.
+
+    **Equivariance.** That of :class:`LieConvolution`.
+
+    Parameters
+    ----------
+    in_channels, out_channels
+        Channels of the fields; at least as many out as in.
+    coordinates
+        Number of coordinates of a relative element.
+    widths
+        Channels of the convolution's input and output; a quarter of those outside if absent.
+    norm
+        ``"batch"`` (the authors'), ``"layer"`` or ``"none"``.
+    activation
+        Between the maps and of the network of the kernel.
+    rank, hidden, divide
+        See :class:`LieConvolution`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        coordinates: int,
+        *,
+        widths: tuple[int, int] | None = None,
+        norm: Literal["batch", "layer", "none"] = "batch",
+        activation: Activation = "silu",
+        rank: int = 16,
+        hidden: int = 32,
+        divide: Literal["neighbors", "published", "none"] = "neighbors",
+    ) -> None:
+        super().__init__()
+        if out_channels < in_channels:
+            raise ValueError(
+                f"out_channels: expected at least {in_channels}, as many as in_channels, got {out_channels}"
+            )
+        if norm not in get_args(Literal["batch", "layer", "none"]):
+            raise ValueError(f"norm: expected 'batch', 'layer' or 'none', got {norm!r}")
+        narrow_in, narrow_out = widths or (max(1, in_channels // 4), max(1, out_channels // 4))
+        self.activation: Activation = activation
+        self.norm_in, self.norm_down, self.norm_up = (
+            norm_layer(norm, width) for width in (in_channels, narrow_in, narrow_out)
+        )
+        self.down = nn.Linear(in_channels, narrow_in)
+        self.convolution = LieConvolution(
+            narrow_in,
+            narrow_out,
+            coordinates,
+            rank=rank,
+            hidden=hidden,
+            activation=activation,
+            divide=divide,
+        )
+        self.up = nn.Linear(narrow_out, out_channels)
+
+    def forward(self, x: Tensor, graph: LiftedGraph, kept: Tensor | None = None) -> Tensor:
+        """Field ``[points, fiber, in_channels]`` to ``[points kept, fiber, out_channels]``.
+
+        Parameters
+        ----------
+        x
+            Field on ``graph``.
+        graph
+            Geometry of the convolution.
+        kept
+            ``[points kept]`` int64 indices of the points that subsampling keeps; all if absent.
+        """
+        act = activation_named("activation", self.activation)
+        y = self.convolution(act(self.norm_down(self.down(act(self.norm_in(x))))), graph)
+        if kept is not None:
+            x, y = x[kept], y[kept]
+        y = self.up(act(self.norm_up(y)))
+        return torch.cat([y[..., : x.shape[-1]] + x, y[..., x.shape[-1] :]], dim=-1)
+
+
+class FramewiseBlock(nn.Module):
+    """Pre-norm transformer block: framewise attention, then a group-tied network with one hidden layer.
+
+    Where asked for, messages between neighbors run beside the attention.
+
+    **Equivariance.** That of :class:`FramewiseAttention`.
+
+    Parameters
+    ----------
+    group, channels, heads
+        See :class:`FramewiseAttention`.
+    mlp_ratio
+        Hidden channels of the network, as a multiple of ``channels``.
+    dropout
+        On attention weights and behind both branches.
+    messages
+        Channels of the ``EdgeNetwork`` whose :class:`FrameMessages` are added to what is attended; None for none.
+    encoding
+        Of the attention; None where a network gives the terms.
+    """
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        channels: int,
+        *,
+        heads: int = 1,
+        mlp_ratio: int = 4,
+        dropout: float = 0.0,
+        messages: int | None = None,
+        encoding: RelativeFunction | None = None,
+    ) -> None:
+        super().__init__()
+        check_count("mlp_ratio", mlp_ratio)
+        self.norm1, self.norm2 = FiberNorm(channels), FiberNorm(channels)
+        self.attention = FramewiseAttention(group, channels, heads=heads, encoding=encoding, dropout=dropout)
+        self.linear1 = GroupLinear(group, channels, mlp_ratio * channels)
+        self.linear2 = GroupLinear(group, mlp_ratio * channels, channels)
+        self.dropout = nn.Dropout(dropout)
+        self.messages = None if messages is None else FrameMessages(messages, channels)
+
+    def forward(
+        self,
+        x: Tensor,
+        graph: LiftedGraph,
+        terms: RelativeTerms | None = None,
+        local: tuple[LiftedGraph, RelativeTerms] | None = None,
+    ) -> Tensor:
+        """Field ``[points, fiber, channels]`` to the same.
+
+        Parameters
+        ----------
+        x
+            Field on ``graph``.
+        graph
+            Who attends to whom.
+        terms
+            Those of the attention, where a network evaluates them once for all blocks.
+        local
+            Graph of the messages, and the terms of its ``EdgeNetwork``; for blocks with messages.
+        """
+        y = self.norm1(x)
+        attended = self.attention(y, graph, terms)
+        if self.messages is not None:
+            if local is None:
+                raise TypeError("local: expected a graph and its terms, for the block has messages, got none")
+            attended = attended + self.messages(y, *local)
+        x = x + self.dropout(attended)
+        return x + self.dropout(self.linear2(F.gelu(self.linear1(self.norm2(x)))))

@@ -1,0 +1,293 @@
+"""Convolution: the corner of the operator whose weights do not depend on the features."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from lieattn._checks import check_count, check_features
+from lieattn.geometry import LiftedGraph
+from lieattn.nn._attention import GroupAttention, check_field, measured, spread_features
+from lieattn.nn._grid_kernels import published_measure
+from lieattn.nn.relative import ConvolutionKernel, RankKernel, keep_variance
+from lieattn.nn.relative._base import check_lifted_to
+from lieattn.ops import Activation, RelativeTerms, group_attention
+
+Reduction = Literal["sum", "mean"]
+
+
+class GroupConvolution(nn.Module):
+    r"""Lifting or group convolution on point clouds, ``layer(x, graph) -> x``.
+
+    .. math::  f'_o(x_i, h_a) = \mu \sum_{j \in N(i)} \sum_b \sum_c \psi_{oc}(h_a^{-1}(x_j - x_i), h_a^{-1} h_b)
+        f_c(x_j, h_b)
+
+    with the sum over b absent where the kernel lifts. It is group attention whose weights are all 1 and whose values
+    are ψ f. A :class:`lieattn.nn.relative.TableKernel` on a grid gives the numbers of
+    :class:`lieattn.nn.GridGroupConvolution` with a border; a :class:`lieattn.nn.relative.NetworkKernel` serves any
+    cloud. Kernels that lift work on every graph, those between poses on the fiber of their finite group.
+
+    **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the field is translated by h (features that are lifted
+    stay as they are), the output is translated by h. Exact for every H where neighborhoods are balls.
+
+    Parameters
+    ----------
+    kernel
+        ψ, which knows group, channels and whether the layer lifts.
+    measure
+        μ; if absent that of grids: 1 for lifting, π/2 on p4 and π on p4m.
+    reduction
+        ``"sum"`` over the neighbors, or ``"mean"``, which does not depend on how densely points are sampled.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lieattn.geometry import Radius, lift
+    >>> from lieattn.groups import cyclic
+    >>> from lieattn.nn.relative import NetworkKernel
+    >>> graph = lift(torch.randn(20, 2), cyclic(4), Radius(1.0))
+    >>> lifting = GroupConvolution(NetworkKernel(cyclic(4), 3, 8, lifting=True))
+    >>> lifting(torch.randn(20, 3), graph).shape
+    torch.Size([20, 4, 8])
+    """
+
+    def __init__(
+        self, kernel: ConvolutionKernel, *, measure: float | None = None, reduction: Reduction = "sum"
+    ) -> None:
+        super().__init__()
+        if not isinstance(kernel, ConvolutionKernel):
+            raise TypeError(f"kernel: expected a ConvolutionKernel such as NetworkKernel, got {type(kernel).__name__}")
+        if reduction not in ("sum", "mean"):
+            raise ValueError(f"reduction: expected 'sum' or 'mean', got {reduction!r}")
+        if measure is not None and not math.isfinite(measure):
+            raise ValueError(f"measure: expected a finite number, got {measure}")
+        if measure is None:
+            measure = 1.0 if kernel.lifting else published_measure(kernel.group)
+        self.kernel, self.group, self.measure = kernel, kernel.group, float(measure)
+        self.reduction: Reduction = reduction
+
+    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+        """Features ``[points, in]`` or a field ``[points, fiber, in]`` to a field ``[points, fiber, out]``."""
+        kernel = self.kernel
+        check_features(x, next(kernel.parameters()))
+        if kernel.lifting:
+            x = spread_features(x, graph, kernel.in_channels)
+        else:
+            check_lifted_to(graph, self.group)
+            x = check_field(x, graph, kernel.in_channels)
+        summed = kernel.convolve(x, graph)
+        if self.reduction == "mean":
+            summed = summed / graph.neighbors.degree.clamp(min=1).to(summed.dtype)[:, None, None]
+        return self.measure * summed
+
+
+class LieConvolution(nn.Module):
+    r"""Group convolution of LieConv (arXiv 2002.12880, Eq. 8) with kernels of finite rank, as in PointConv.
+
+    .. math::  f'(g) = \sum_{g' \in N(g)} W(g^{-1} g')\, f(g') + b, \qquad W(u) = \sum_m k_m(u)\, W_m
+
+    with k a small network of the relative element. The sum over neighbors is taken before the matrices W_m: it is
+    the operator with scores k_m that are not normalized, one head for each m, and the same values for all heads.
+
+    **Equivariance.** That of :class:`GroupAttention`; on every graph.
+
+    Parameters
+    ----------
+    in_channels, out_channels
+        Channels of the fields.
+    coordinates
+        Number of coordinates of a relative element.
+    rank
+        Number of matrices W_m.
+    hidden, activation
+        Of the network k.
+    divide
+        What the sum over neighbors is divided by: ``"neighbors"`` by their number, ``"published"`` divides the
+        bias too, as the authors' code does, ``"none"`` leaves the sum.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        coordinates: int,
+        *,
+        rank: int = 16,
+        hidden: int = 32,
+        activation: Activation = "silu",
+        divide: Literal["neighbors", "published", "none"] = "neighbors",
+    ) -> None:
+        super().__init__()
+        check_count("in_channels", in_channels)
+        check_count("out_channels", out_channels)
+        if divide not in ("neighbors", "published", "none"):
+            raise ValueError(f"divide: expected 'neighbors', 'published' or 'none', got {divide!r}")
+        self.divide = divide
+        self.kernel = RankKernel(coordinates, rank, hidden, activation)
+        bound = 1 / math.sqrt(in_channels * rank)
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels, rank).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+        """Field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``."""
+        check_features(x, self.weight)
+        x = check_field(x, graph, self.weight.shape[1])
+        terms = self.kernel(graph)
+        values = x[:, :, None].expand(-1, -1, self.weight.shape[2], -1)
+        mixed, _ = group_attention(
+            None,
+            None,
+            values,
+            graph.neighbors,
+            pattern="joint",
+            normalize="none",
+            terms=measured(terms, graph, "none"),
+        )
+        out = torch.einsum("parc,ocr->pao", mixed, self.weight)
+        if self.divide == "none":
+            return out + self.bias
+        count = (graph.neighbors.degree.clamp(min=1) * x.shape[1]).to(out)[:, None, None]
+        return (out + self.bias) / count if self.divide == "published" else out / count + self.bias
+
+
+class AttentiveConvolution(nn.Module):
+    r"""Convolution whose neighbors are weighted by attention: values are acted on by a kernel of the relative element.
+
+    .. math::
+        f'(g) = b + \sum_e W_e \sum_{g' \in N(g)} A_e(g, g')\, W_V^e(g^{-1} g')\, V_e f(g'), \qquad
+        W_V^e(u) = \sum_m k_m^e(u)\, W_m^e
+
+    with A the weights of a :class:`GroupAttention` in the joint pattern. On R^d that is W_V(x_j - x_i), so geometry is
+    seen also where features are constant.
+
+    **Equivariance.** That of :class:`GroupAttention`; on every graph.
+
+    Parameters
+    ----------
+    attention
+        Makes the weights, the values that W_V acts on, and the output.
+    coordinates
+        Number of coordinates of a relative element.
+    rank
+        Number of matrices W_m of each head.
+    hidden, activation
+        Of the network k.
+    """
+
+    def __init__(
+        self,
+        attention: GroupAttention,
+        coordinates: int,
+        *,
+        rank: int = 4,
+        hidden: int = 32,
+        activation: Activation = "silu",
+    ) -> None:
+        super().__init__()
+        check_count("rank", rank)
+        if attention.pattern != "joint" or attention.lifting:
+            raise ValueError(f"attention: expected one in the joint pattern from field to field, got {attention}")
+        self.attention, self.rank = attention, rank
+        heads, width = attention.heads, attention.head_channels
+        self.kernel = RankKernel(coordinates, heads * rank, hidden, activation)
+        bound = 1 / math.sqrt(width * rank)
+        self.weight = nn.Parameter(torch.empty(heads, rank, width, width).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+        """Field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``."""
+        attention = self.attention
+        terms = self.kernel(graph)
+        kernel = cast(Tensor, terms.displacement_bias)
+        if terms.row is not None:
+            kernel = kernel.index_select(0, terms.row)
+        weights = attention.weights(x, graph)
+        ranked = weights[..., None] * kernel.unflatten(-1, (attention.heads, self.rank))
+        value = attention._project(x)[2]
+        values = value[:, :, :, None].expand(-1, -1, -1, self.rank, -1).flatten(2, 3)
+        mixed, _ = group_attention(
+            None,
+            None,
+            values,
+            graph.neighbors,
+            pattern="joint",
+            normalize="none",
+            terms=RelativeTerms(displacement_bias=ranked.flatten(-2)),
+        )
+        summed = torch.einsum("pahrc,hrcd->pahd", mixed.unflatten(2, (attention.heads, self.rank)), self.weight)
+        return cast(Tensor, attention.output(summed.flatten(-2)))
+
+
+class LiftingConvolution(nn.Module):
+    r"""A field over the frames of the points from what these see of their neighbors.
+
+    .. math::  f(x_i, a) = W \sum_j \psi_{ija} \Big/ \sqrt{1 + \textstyle\sum_j w(r_{ij})}
+
+    with ψ and w of :class:`lieattn.nn.relative.EdgeNetwork`. A point without neighbors has a field of zero.
+
+    **Equivariance.** The field stays with the frames: with the same frames h_a, a in H, over all points it is
+    translated by H.
+
+    Parameters
+    ----------
+    hidden
+        Channels of ψ.
+    channels
+        Channels of the field.
+    """
+
+    def __init__(self, hidden: int, channels: int) -> None:
+        super().__init__()
+        for argument, count in {"hidden": hidden, "channels": channels}.items():
+            check_count(argument, count)
+        self.output = nn.Linear(hidden, channels, bias=False)
+        keep_variance(self.output)
+
+    def forward(self, terms: RelativeTerms, graph: LiftedGraph) -> Tensor:
+        """Terms of an ``EdgeNetwork`` on a graph to a field ``[points, fiber, channels]``."""
+        field: Tensor = self.output(graph.neighbors.sum_to_targets(_signals(terms)))
+        return field
+
+
+class FrameMessages(nn.Module):
+    r"""Convolution within each frame and channel, with kernels that are linear in what the frame sees.
+
+    .. math::  f'(x_i, a)_c = \sum_j (W \psi_{ija})_c \, f(x_j, a)_c \Big/ \sqrt{1 + \textstyle\sum_j w(r_{ij})}
+
+    with ψ and w of :class:`lieattn.nn.relative.EdgeNetwork`: the spatial factor of a separable group convolution (as in
+    PONITA, Bekkers et al. 2024, Eq. 13), whose other factor are maps such as :class:`GroupLinear`. It relates frames of
+    the same index, so all points have the same frames, or those of their cloud.
+
+    **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the field is translated by h, so is the output.
+
+    Parameters
+    ----------
+    hidden
+        Channels of ψ.
+    channels
+        Channels of the field.
+    """
+
+    def __init__(self, hidden: int, channels: int) -> None:
+        super().__init__()
+        for argument, count in {"hidden": hidden, "channels": channels}.items():
+            check_count(argument, count)
+        self.kernel = nn.Linear(hidden, channels, bias=False)
+        keep_variance(self.kernel, 2.0)  # beside what is attended, see EdgeNetwork
+
+    def forward(self, x: Tensor, graph: LiftedGraph, terms: RelativeTerms) -> Tensor:
+        """Field ``[points, fiber, channels]`` to the same, with the terms of an ``EdgeNetwork`` on the graph."""
+        check_features(x, self.kernel.weight)
+        if not graph.relative.tied:
+            raise ValueError("graph: messages within frames need the same frames over all points of a cloud")
+        at_source = x.index_select(0, graph.neighbors.source)
+        return graph.neighbors.sum_to_targets(self.kernel(_signals(terms)) * at_source)
+
+
+def _signals(terms: RelativeTerms) -> Tensor:
+    """ψ of an ``EdgeNetwork``, ``[edges, fiber, hidden]``."""
+    if terms.psi is None or terms.psi.shape[2:4] != (1, 1):
+        raise ValueError("terms: expected those of an EdgeNetwork, with psi [edges, fiber, 1, 1, hidden]")
+    return terms.psi[:, :, 0, 0]

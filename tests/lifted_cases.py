@@ -1,0 +1,161 @@
+"""The table of lifted clouds that tests of layers share: every kind of frames, and how its elements move."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from lieattn.geometry import (
+    FiniteFrames,
+    GivenFrames,
+    LiftedGraph,
+    PrincipalFrames,
+    Radius,
+    SampledFrames,
+    ScaleFrames,
+    lift,
+)
+from lieattn.groups import SE, SO, E, FiniteGroup, SemidirectProduct, Sim, Translations, cyclic, dihedral_about
+from lieattn.spaces import Euclidean, HomogeneousSpace, Orbits, PositionDirection, Sphere
+from tests.cases import SMALL_GROUPS
+
+POINTS = 12
+RADIUS = 1.6
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """Clouds of one kind.
+
+    Attributes
+    ----------
+    space, group
+        What layers are made for: the space, and the finite group of the fiber, None where there is none.
+    draw
+        ``draw(generator, dtype)`` gives points and batch.
+    lift
+        ``lift(pos, batch)`` gives the graph.
+    moves
+        ``moves(pos, batch)`` yields moved points, ``field -> field`` that moves a field along (None: compare after the
+        mean over the fiber, since the order of the frames may change), and the graph of the moved points.
+    """
+
+    space: HomogeneousSpace
+    group: FiniteGroup | None
+    draw: Callable
+    lift: Callable[..., LiftedGraph]
+    moves: Callable
+
+    @property
+    def made_for(self):
+        return self.space if self.group is None else self.group
+
+
+def _normal(dim):
+    def draw(generator, dtype, points=POINTS):
+        pos = torch.randn(points, dim, generator=generator, dtype=torch.float64).to(dtype)
+        return pos, torch.arange(points) % 2
+
+    return draw
+
+
+def _finite(group, frames=None):
+    frames = group if frames is None else frames
+
+    def lifted(pos, batch):
+        return lift(pos, frames, Radius(RADIUS), batch=batch)
+
+    def moves(pos, batch):
+        generator = torch.Generator().manual_seed(1)
+        for h in range(group.order):
+            shift = torch.randn(group.dim, generator=generator, dtype=torch.float64).to(pos)
+            moved = group.act(h, pos) + shift
+            yield moved, lambda field, h=h: group.translate(h, field), lifted(moved, batch)
+
+    return Lifted(Euclidean(SemidirectProduct(group)), group, _normal(group.dim), lifted, moves)
+
+
+def _elements(space, draw, frames_of, neighborhood=None):
+    """Frames that are given, and moved along with the points by random elements of the group."""
+    neighborhood = Radius(RADIUS) if neighborhood is None else neighborhood
+
+    def with_frames(pos, batch, frames):
+        given = None if frames is None else GivenFrames(frames.to(pos.dtype))
+        return lift(pos, given, neighborhood, space, batch=batch)
+
+    def lifted(pos, batch):
+        return with_frames(pos, batch, frames_of(len(pos)))
+
+    def moves(pos, batch):
+        generator = torch.Generator().manual_seed(2)
+        for g in space.group.sample(4, generator=generator, dtype=torch.float64):
+            wide = pos.double()
+            moved = space.act(g, wide)
+            frames = frames_of(len(pos))
+            if frames is not None:
+                elements = space.group.product(g, space.lift(wide, frames))
+                own = space.group.product(space.group.inverse(space.section(moved))[:, None], elements)
+                k = frames.shape[-1]
+                own = space.group.linear(own)
+                frames = own[..., -k:, -k:]
+            moved = moved.to(pos)
+            yield moved, lambda field: field, with_frames(moved, batch, frames)
+
+    return Lifted(space, None, draw, lifted, moves)
+
+
+def _principal(space, frames, dim):
+    """Frames made of the data; their order in the fiber may change."""
+
+    def lifted(pos, batch):
+        return lift(pos, frames, Radius(RADIUS), space, batch=batch)
+
+    def moves(pos, batch):
+        generator = torch.Generator().manual_seed(3)
+        for g in space.group.sample(4, generator=generator, dtype=torch.float64):
+            moved = space.act(g, pos.double()).to(pos)
+            yield moved, None, lifted(moved, batch)
+
+    group = lifted(torch.randn(4, dim, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)).group
+    return Lifted(space, group, _normal(dim), lifted, moves)
+
+
+def _sampled(group, fiber):
+    def frames_of(points):
+        generator = torch.Generator().manual_seed(5)
+        return group.sample(points, fiber, generator=generator, dtype=torch.float64)
+
+    return frames_of
+
+
+def _on_sphere(generator, dtype, points=POINTS):
+    pos, batch = _normal(3)(generator, torch.float64, points)
+    return (pos / pos.norm(dim=1, keepdim=True)).to(dtype), batch
+
+
+def _with_directions(generator, dtype, points=POINTS):
+    pos, batch = _normal(3)(generator, torch.float64, points)
+    return torch.cat([pos, _on_sphere(generator, torch.float64, points)[0]], dim=1).to(dtype), batch
+
+
+LIFTED: dict[str, Lifted] = {
+    **{name: _finite(group) for name, group in SMALL_GROUPS.items()},
+    "C3 on scales": _finite(SMALL_GROUPS["C3"], ScaleFrames(SMALL_GROUPS["C3"], levels=2)),
+    "C4 in SE(2)": _finite(cyclic(4), FiniteFrames(cyclic(4))),
+    "R^2": _elements(Euclidean(Translations(2)), _normal(2), lambda points: None),
+    "SE(2), given": _elements(Euclidean(SE(2)), _normal(2), _sampled(SO(2), 3)),
+    "SE(3), given": _elements(Euclidean(SE(3)), _normal(3), _sampled(SO(3), 2)),
+    "E(3), given": _elements(Euclidean(E(3)), _normal(3), _sampled(E(3).stabilizer, 2)),
+    "SE(3), principal": _principal(Euclidean(SE(3)), PrincipalFrames(), 3),
+    "SE(2), principal of neighborhoods": _principal(Euclidean(SE(2)), PrincipalFrames(of="neighborhood"), 2),
+    "SE(3), posed D2": _principal(
+        Euclidean(SE(3)), FiniteFrames(dihedral_about(2), PrincipalFrames()), 3
+    ),
+    "sphere": _elements(Sphere(), _on_sphere, _sampled(SO(2), 2)),
+    "SO(3)": _elements(Orbits(SO(3)), _normal(3), _sampled(SO(2), 2)),
+    "positions and directions": _elements(PositionDirection(), _with_directions, _sampled(SO(2), 2)),
+}
+"""Lifted clouds by what stands over the points; those of SMALL_GROUPS by the name of the group."""
+
+SAMPLED = SampledFrames(3)
+SIMILARITIES = Euclidean(Sim(2))

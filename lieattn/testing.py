@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from lieattn.groups import AffineGroup, FiniteGroup
+from lieattn.groups import FiniteGroup, SemidirectProduct
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Largest equivariance error allowed, relative to the largest output (or 1, if that is larger)."""
@@ -75,13 +75,13 @@ def equivariance_error(
         Of the translations.
     """
     generator = torch.Generator().manual_seed(seed)
-    affine = AffineGroup(group)
+    motions = SemidirectProduct(group)
     expected = call(x, pos)
     worst = 0.0
     for h in range(group.order):
         shift = torch.randn(group.dim, generator=generator, dtype=torch.float64).to(pos)
-        g = affine.element(shift, h)
-        moved = call(group.translate(h, x) if input_field else x, affine.act_points(g, pos))
+        g = motions.element(h, shift)
+        moved = call(group.translate(h, x) if input_field else x, motions.act(g, pos))
         turned = group.translate(h, expected) if output_field else expected
         worst = max(worst, relative_error(moved, turned))
     return worst

@@ -15,7 +15,7 @@ from torch import Tensor
 from lieattn._checks import check_count, kind
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._point_clouds import PointClouds
-from lieattn.groups import FiniteGroup, LieGroup, check_group
+from lieattn.groups import FiniteGroup, Group, check_group
 from lieattn.spaces import HomogeneousSpace
 
 _BLOCK = 64  # places whose frames are drawn together
@@ -101,7 +101,7 @@ class SampledFrames:
     per
         ``"point"``, or ``"cloud"`` for one set over all its points; then relative rotations are those of the set.
     design
-        Whether frames are an equal-weight design (see :meth:`LieGroup.design`) times one random element: each is
+        Whether frames are an equal-weight design (see :meth:`Group.design`) times one random element: each is
         uniform, and together they average low degrees exactly. False: independent draws. None: a design if there is
         one of this size, otherwise independent draws; for SO(3) there are designs of 1, 2, 4, 12, 24, 60.
     seed
@@ -145,7 +145,7 @@ class SampledFrames:
             frames = self._draw(stabilizer_of(space), number, generator)
         return frames.to(clouds.pos)[place]
 
-    def _draw(self, group: LieGroup, number: int, generator: torch.Generator) -> Tensor:
+    def _draw(self, group: Group, number: int, generator: torch.Generator) -> Tensor:
         if self.design or (self.design is None and _has_design(group, self.count)):
             return group.sample_design(number, count=self.count, generator=generator, dtype=torch.float64)
         return group.sample(number, self.count, generator=generator, dtype=torch.float64)
@@ -202,14 +202,14 @@ class GivenFrames:
         return frames[clouds.batch] if self.per == "cloud" else frames
 
 
-def stabilizer_of(space: HomogeneousSpace) -> LieGroup:
+def stabilizer_of(space: HomogeneousSpace) -> Group:
     """Group that the frames of a space belong to; ValueError where it is trivial."""
     if space.stabilizer is None:
         raise ValueError(f"frames: the stabilizer of {space.name} is trivial, so there are none to choose: give None")
     return space.stabilizer
 
 
-def gram_matrix(group: LieGroup) -> Tensor | None:
+def gram_matrix(group: Group) -> Tensor | None:
     """Gram matrix ``[dim, dim]`` of the columns of a generic element's linear part: the identity if lengths are kept.
 
     None where the group has no exponential to make one.
@@ -221,7 +221,7 @@ def gram_matrix(group: LieGroup) -> Tensor | None:
     return linear.mT @ linear
 
 
-def _has_design(group: LieGroup, count: int) -> bool:
+def _has_design(group: Group, count: int) -> bool:
     try:
         group.design(count)
     except ValueError:

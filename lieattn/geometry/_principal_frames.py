@@ -15,7 +15,7 @@ from lieattn.geometry._axes import Candidates, completed_axes, principal_axes
 from lieattn.geometry._lifts import gram_matrix, stabilizer_of
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._point_clouds import PointClouds
-from lieattn.groups import SO, LieGroup, O, RotationDilations
+from lieattn.groups import SO, Group, O, RotationDilations
 from lieattn.spaces import HomogeneousSpace
 
 
@@ -236,7 +236,7 @@ def _mean(numbers: Tensor, weights: Tensor, row: Tensor, rows: int) -> Tensor:
     return summed / torch.where(total > 0, total, 1.0).reshape(-1, *[1] * (numbers.ndim - 1))
 
 
-def _local_basis(space: HomogeneousSpace, group: LieGroup, points: Tensor) -> Tensor | None:
+def _local_basis(space: HomogeneousSpace, group: Group, points: Tensor) -> Tensor | None:
     """Columns ``[points, dim, k]`` on which frames act, where these are fewer than the space has; None if all."""
     dim, k = space.group.dim, group.dim
     turn = _generic_rotation(k)
@@ -250,7 +250,7 @@ def _local_basis(space: HomogeneousSpace, group: LieGroup, points: Tensor) -> Te
     return None if k == dim else space.group.linear(space.section(points))[..., -k:].double()
 
 
-def _signs(group: LieGroup, improper: bool | None) -> Tensor:
+def _signs(group: Group, improper: bool | None) -> Tensor:
     """Diagonals ``[fiber, k]`` of the sign matrices that frames are multiplied with."""
     # By their class: a group of one's own need not say what belongs to it.
     if not isinstance(group, SO | O | RotationDilations):

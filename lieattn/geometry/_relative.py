@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lieattn.geometry._neighbor_lists import Neighbors
-from lieattn.groups import LieGroup, SemidirectProduct, Translations
+from lieattn.groups import Group, SemidirectProduct, Translations
 from lieattn.spaces import Euclidean, HomogeneousSpace, PositionDirection
 
 Coordinates = Literal["smooth", "log"]
@@ -80,7 +80,7 @@ def join_coordinates(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.movedim(-1, 0) for part in parts]).movedim(0, -1)
 
 
-def _from_places(group: LieGroup, elements: Tensor, neighbors: Neighbors) -> tuple[Tensor | None, Tensor]:
+def _from_places(group: Group, elements: Tensor, neighbors: Neighbors) -> tuple[Tensor | None, Tensor]:
     """Parts A⁻¹ (s - t) and A⁻¹ B of g⁻¹ g' for g = (A, t), g' = (B, s), where t is the place of the point."""
     fiber, dim = elements.shape[1], group.dim
     displacement = neighbors.displacements(group.translation(elements)[:, 0])
@@ -97,14 +97,14 @@ def _from_places(group: LieGroup, elements: Tensor, neighbors: Neighbors) -> tup
     return seen[:, :, None], turned
 
 
-def _from_products(group: LieGroup, elements: Tensor, neighbors: Neighbors) -> tuple[Tensor | None, Tensor]:
+def _from_products(group: Group, elements: Tensor, neighbors: Neighbors) -> tuple[Tensor | None, Tensor]:
     """Parts of g⁻¹ g', whatever the group; no translation where it has none."""
     at_target, at_source = (elements.index_select(0, end) for end in (neighbors.target, neighbors.source))
     relative = group.relative(at_target[:, :, None], at_source[:, None])
     return (group.translation(relative) if group.is_affine else None), group.linear(relative)
 
 
-def _coordinates(group: LieGroup, seen: Tensor | None, turned: Tensor, coordinates: Coordinates) -> list[Tensor]:
+def _coordinates(group: Group, seen: Tensor | None, turned: Tensor, coordinates: Coordinates) -> list[Tensor]:
     if isinstance(group, Translations) and seen is not None:
         return [seen]
     if coordinates == "log":
@@ -116,7 +116,7 @@ def _coordinates(group: LieGroup, seen: Tensor | None, turned: Tensor, coordinat
     return [linear] if seen is None else [seen, linear]
 
 
-def _inverse(group: LieGroup, elements: Tensor) -> Tensor:
+def _inverse(group: Group, elements: Tensor) -> Tensor:
     """Inverses of the linear parts, ``[points, fiber, dim, dim]``."""
     if isinstance(group, SemidirectProduct):
         return group.stabilizer.inverse(group.linear(elements))

@@ -48,13 +48,12 @@ def reflection(dim: int, axis: int | Sequence[float] = -1) -> FiniteGroup:
     if isinstance(axis, int):
         if not -dim <= axis < dim:
             raise ValueError(f"axis: expected -{dim} <= axis < {dim}, got {axis}")
-        direction = torch.zeros(dim, dtype=torch.float64)
-        direction[axis] = 1.0
-    else:
-        direction = _unit_vector(axis, dim)
+        axis = torch.eye(dim)[axis].tolist()
+    direction = _unit_vector(axis, dim)
     identity = torch.eye(dim, dtype=torch.float64)
     mirror = identity - 2 * torch.outer(direction, direction)
-    return FiniteGroup(f"mirror{dim}", torch.stack([identity, mirror]))
+    last = bool(direction[:-1].count_nonzero() == 0)
+    return FiniteGroup(f"mirror{dim}" + ("" if last else _axis_name(axis)), torch.stack([identity, mirror]))
 
 
 def inversion(dim: int = 3) -> FiniteGroup:
@@ -75,12 +74,30 @@ def cyclic_about(n: int, axis: Sequence[float] = (0.0, 0.0, 1.0)) -> FiniteGroup
         Three components, not all zero; any length.
     """
     check_count("n", n)
-    x, y, z = _unit_vector(axis, 3).tolist()
-    hat = torch.tensor([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]], dtype=torch.float64)
-    cosine, sine = _plane_rotations(n)[:, 0, 0, None, None], _plane_rotations(n)[:, 1, 0, None, None]
-    # Rodrigues' formula.
-    matrices = torch.eye(3, dtype=torch.float64) + sine * hat + (1 - cosine) * (hat @ hat)
-    return FiniteGroup(f"C{n}about", snap(matrices))
+    matrices = _rotations_about(n, axis)
+    return FiniteGroup(f"C{n}{_axis_name(axis)}", matrices)
+
+
+def dihedral_about(n: int, axis: Sequence[float] = (0.0, 0.0, 1.0)) -> FiniteGroup:
+    """D_n as rotations of R^3: the n rotations about an axis, then each after a half turn across it; order 2n.
+
+    D_2 about a coordinate axis consists of the diagonal matrices with entries ±1 and determinant 1.
+
+    Parameters
+    ----------
+    n
+        Number of rotations about the axis.
+    axis
+        Three components, not all zero; any length. The half turn is about the direction across it that is nearest
+        to the x axis, or to the y axis where the axis itself is nearer to x than to y and z.
+    """
+    check_count("n", n)
+    direction = _unit_vector(axis, 3)
+    start = _unit_vector((0, 1, 0) if direction[0].abs() > direction[1:].abs().max() else (1, 0, 0), 3)
+    across = start - (start @ direction) * direction
+    turns = _rotations_about(n, axis)
+    matrices = torch.cat([turns, turns @ _rotations_about(2, across.tolist())[1]])
+    return FiniteGroup(f"D{n}{_axis_name(axis)}", snap(matrices))
 
 
 def tetrahedral() -> FiniteGroup:
@@ -105,7 +122,7 @@ def icosahedral() -> FiniteGroup:
 
 def pyritohedral() -> FiniteGroup:
     """T_h, T and the point reflection: order 24."""
-    return internal_product(tetrahedral(), inversion(3), "Th")
+    return commuting_product(tetrahedral(), inversion(3), "Th")
 
 
 def full_tetrahedral() -> FiniteGroup:
@@ -117,12 +134,12 @@ def full_tetrahedral() -> FiniteGroup:
 
 def full_octahedral() -> FiniteGroup:
     """O_h, all symmetries of the cube: order 48, the rotations first."""
-    return internal_product(octahedral(), inversion(3), "Oh")
+    return commuting_product(octahedral(), inversion(3), "Oh")
 
 
 def full_icosahedral() -> FiniteGroup:
     """I_h, all symmetries of the icosahedron: order 120, the rotations first."""
-    return internal_product(icosahedral(), inversion(3), "Ih")
+    return commuting_product(icosahedral(), inversion(3), "Ih")
 
 
 def direct_product(first: FiniteGroup, second: FiniteGroup, name: str | None = None) -> FiniteGroup:
@@ -133,7 +150,7 @@ def direct_product(first: FiniteGroup, second: FiniteGroup, name: str | None = N
     return FiniteGroup(name or f"{first.name}x{second.name}", torch.stack(blocks))
 
 
-def internal_product(first: FiniteGroup, second: FiniteGroup, name: str | None = None) -> FiniteGroup:
+def commuting_product(first: FiniteGroup, second: FiniteGroup, name: str | None = None) -> FiniteGroup:
     """H K inside one space, for subgroups that commute and share the identity alone.
 
     Element k h has index k·|H| + h, so that ``first`` comes first.
@@ -164,6 +181,14 @@ def _plane_rotations(n: int) -> Tensor:
     return snap(torch.stack([cosine, -sine, sine, cosine], dim=-1).reshape(n, 2, 2))
 
 
+def _rotations_about(n: int, axis: Sequence[float]) -> Tensor:
+    """Rodrigues' formula for the multiples of 2π/n."""
+    x, y, z = _unit_vector(axis, 3).tolist()
+    hat = torch.tensor([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]], dtype=torch.float64)
+    cosine, sine = _plane_rotations(n)[:, :, 0, None, None].unbind(dim=1)
+    return snap(torch.eye(3, dtype=torch.float64) + sine * hat + (1 - cosine) * (hat @ hat))
+
+
 def _diagonal(*entries: float) -> Tensor:
     return torch.diag(torch.tensor(entries, dtype=torch.float64))
 
@@ -189,3 +214,12 @@ def _unit_vector(axis: Sequence[float], dim: int) -> Tensor:
     if len(vector) != dim or not torch.isfinite(vector).all() or vector.norm() == 0:
         raise ValueError(f"axis: expected {dim} finite components, not all zero, got {axis!r}")
     return vector / vector.norm()
+
+
+def _axis_name(axis: Sequence[float]) -> str:
+    """``x``, ``-y`` or ``[1,-2,0.5]``: tells directions apart."""
+    components = [float(a) for a in axis]
+    (first, *others) = [i for i, a in enumerate(components) if a]
+    if not others and first < 3:
+        return "-" * (components[first] < 0) + "xyz"[first]
+    return f"[{','.join(repr(a).removesuffix('.0') for a in components)}]"

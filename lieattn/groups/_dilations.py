@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_count
-from lieattn.groups._lie import LieGroup, draw_normal, far, finish
+from lieattn.groups._group import LieGroup, draw_normal, far
 from lieattn.groups._rotations import SO
 from lieattn.groups._series import expm1_ratio
 from lieattn.groups._skew import scaled_rotation_integral
@@ -66,15 +66,9 @@ class Dilations(LieGroup):
         """``|log(r_h / r_g)|`` ``[*]``; invariant from both sides."""
         return log_scale(self.relative(g, h)).abs()
 
-    def sample(
-        self,
-        *shape: int,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Dilations with a standard normal log r; the group is not compact and has no uniform distribution."""
-        return finish(self.exp(draw_normal((*shape, 1), generator)), dtype, device)
+        return self.exp(draw_normal((*shape, 1), generator))
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
         """Matrices that are no positive multiples of the identity."""
@@ -154,17 +148,10 @@ class RotationDilations(LieGroup):
         scale, rotation = self.split(self.relative(g, h))
         return alpha * self.rotations.distance(self.identity(g), rotation) + (1 - alpha) * scale.abs()
 
-    def sample(
-        self,
-        *shape: int,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Uniform rotations with a standard normal log r; the group is not compact."""
-        rotation = self.rotations.sample(*shape, generator=generator, dtype=torch.float64)
-        scale = torch.exp(draw_normal((*shape, 1, 1), generator))
-        return finish(scale * rotation, dtype, device)
+        rotation = self.rotations.draw(shape, generator)
+        return torch.exp(draw_normal((*shape, 1, 1), generator)) * rotation
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
         """Matrices whose columns are not orthogonal and equally long, and improper ones."""

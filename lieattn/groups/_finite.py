@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lieattn.groups._group import Group, check_none, far, tolerance
 from lieattn.groups._matrices import (
     cayley_table,
     checked_matrices,
@@ -20,19 +21,20 @@ from lieattn.groups._matrices import (
     rows,
     snap,
 )
+from lieattn.groups._series import norm
 
 CLOSURE_TOLERANCE = 1e-9
 """How far (largest entry) a product may be from the element it is taken for."""
 
 
 @final
-class FiniteGroup:
+class FiniteGroup(Group):
     """A finite group H of invertible d x d matrices, with the tables its users need.
 
-    The matrices are the group: product and inverse are looked up in tables derived from them, so a new
-    group is a function that returns matrices and never a new class. Groups are immutable values: they
-    are shared, not copied (a deep copy returns the same object), compare by value, and live on the CPU
-    in float64; whoever computes asks for the device and dtype needed (:meth:`matrices`, :meth:`to`).
+    The matrices are the group: the tables are derived from them, so a new group is a function that returns matrices
+    and never a new class. Groups are immutable values: they are shared, not copied (a deep copy returns the same
+    object), compare by value, and hold their matrices on the CPU in float64; ask :meth:`matrices` for another device
+    or dtype. Elements are matrices, as in every :class:`Group`, or their indices where it says so.
 
     Build one with :meth:`from_matrices`, :meth:`from_permutations` or :meth:`generate`, or take one from
     the catalog (:func:`lieattn.groups.cyclic` and its neighbors).
@@ -50,34 +52,31 @@ class FiniteGroup:
     relative_index
         ``[order, order]`` int64, ``relative_index[g, h]`` is the index of g⁻¹ h: what is left of h when the frame
         g is divided out. It does not change when g and h are multiplied by one element from the left.
-    identity
+    identity_index
         Index of the identity.
     """
 
-    __slots__ = ("cayley", "elements", "identity", "inverse_index", "name", "relative_index")
-
-    name: str
     elements: Tensor
     cayley: Tensor
     inverse_index: Tensor
     relative_index: Tensor
-    identity: int
+    identity_index: int
 
     def __init__(self, name: str, elements: Tensor, *, tolerance: float = CLOSURE_TOLERANCE) -> None:
         matrices = checked_matrices(elements, name)
         cayley = cayley_table(matrices, name, tolerance)
         identity = identity_of(cayley)
         inverse = (cayley == identity).to(torch.int64).argmax(dim=1)
-        fields = {
-            "name": name,
+        super().__init__(name, dim=matrices.shape[-1], size=matrices.shape[-1], algebra_dim=0)
+        tables = {
             "elements": matrices,
             "cayley": cayley,
-            "identity": identity,
+            "identity_index": identity,
             "inverse_index": inverse,
             "relative_index": cayley[inverse],
         }
-        for field, value in fields.items():
-            object.__setattr__(self, field, value)
+        for table, value in tables.items():
+            object.__setattr__(self, table, value)
 
     @classmethod
     def from_matrices(
@@ -163,11 +162,6 @@ class FiniteGroup:
         return self.elements.shape[0]
 
     @property
-    def dim(self) -> int:
-        """Dimension of the space the matrices act on."""
-        return self.elements.shape[-1]
-
-    @property
     def is_orthogonal(self) -> bool:
         """Whether every element preserves distances, which balls as neighborhoods rely on."""
         gram = self.elements.mT @ self.elements
@@ -181,6 +175,20 @@ class FiniteGroup:
     def matrices(self, like: Tensor) -> Tensor:
         """``[order, dim, dim]`` matrices on the device and in the floating dtype of ``like``."""
         return self.elements.to(device=like.device, dtype=like.dtype)
+
+    def element(self, g: int | Tensor, like: Tensor, *, argument: str = "g") -> Tensor:
+        """Matrices ``[*, dim, dim]`` of elements given by their indices ``[*]``; floating tensors are returned as is.
+
+        Raises
+        ------
+        ValueError
+            If there is no such element; the message names the ``argument``.
+        """
+        if isinstance(g, Tensor):
+            if g.is_floating_point():
+                return g
+            g = g.to(like.device)
+        return rows(argument, g, self.matrices(like), self.name)
 
     def index(self, matrices: Tensor, *, tolerance: float = 1e-6) -> Tensor:
         """Indices of elements given as matrices: the nearest element, if it is near enough.
@@ -209,17 +217,36 @@ class FiniteGroup:
             raise ValueError(
                 f"matrices: expected [*, {self.dim}, {self.dim}] for {self.name}, got {tuple(matrices.shape)}"
             )
-        flat = matrices.detach().to(device="cpu", dtype=torch.float64).reshape(-1, self.dim * self.dim)
-        nearest, found = nearest_element(flat, self.elements.flatten(1))
-        # The largest entry of a difference overlooks NaN.
-        missed = ~(nearest <= tolerance) | ~torch.isfinite(flat).all(dim=1)
+        distance, found = self._nearest(matrices)
+        missed = ~(distance <= tolerance)
         if missed.any():
-            first = int(missed.nonzero()[0])
+            first = int(missed.flatten().nonzero()[0])
             raise ValueError(
                 f"matrices: number {first} is not an element of {self.name}: the nearest one is "
-                f"{float(nearest[first]):.1e} away (tolerance {tolerance:.0e})"
+                f"{float(distance.flatten()[first]):.1e} away (tolerance {tolerance:.0e})"
             )
-        return found.reshape(matrices.shape[:-2]).to(matrices.device)
+        return found
+
+    def _nearest(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
+        """Distance (largest entry) and index of the element nearest to each matrix, ``[*]`` both."""
+        flat = matrices.detach().to(device="cpu", dtype=torch.float64).reshape(-1, self.dim * self.dim)
+        distance, found = nearest_element(flat, self.elements.flatten(1))
+        # The largest entry of a difference overlooks NaN.
+        distance = torch.where(torch.isfinite(flat).all(dim=1), distance, torch.nan)
+        shape = matrices.shape[:-2]
+        return distance.reshape(shape).to(matrices.device), found.reshape(shape).to(matrices.device)
+
+    # --- the interface of groups ----------------------------------------------------------------------------------
+
+    def inverse(self, g: Tensor) -> Tensor:
+        """The inverses of matrices ``[*, dim, dim]``, looked up in the group and so without rounding.
+
+        Raises
+        ------
+        ValueError
+            If a matrix is not an element.
+        """
+        return self.matrices(g)[self.inverse_index.to(g.device)[self.index(g)]]
 
     def act(self, g: int | Tensor, points: Tensor) -> Tensor:
         """Act on points or vectors: ``[*, dim]`` to ``[*, dim]``, v ↦ A_g v.
@@ -227,7 +254,7 @@ class FiniteGroup:
         Parameters
         ----------
         g
-            One index for all points, or indices that broadcast against ``points.shape[:-1]``.
+            Elements, as matrices or as indices; they broadcast against ``points.shape[:-1]``.
         points
             ``[*, dim]`` floating.
 
@@ -236,12 +263,48 @@ class FiniteGroup:
         ValueError
             If the points have another dimension, or there is no such element.
         """
-        if points.shape[-1] != self.dim:
-            raise ValueError(
-                f"points: {self.name} acts on vectors of {self.dim} components, got shape {tuple(points.shape)}"
-            )
-        index = g.to(points.device) if isinstance(g, Tensor) else g
-        return (rows("g", index, self.matrices(points), self.name) @ points[..., None])[..., 0]
+        return super().act(self.element(g, points), points)
+
+    def act_vectors(self, g: int | Tensor, vectors: Tensor) -> Tensor:
+        """The same as :meth:`act`."""
+        return super().act_vectors(self.element(g, vectors), vectors)
+
+    def hat(self, a: Tensor) -> Tensor:
+        """Zero ``[*, dim, dim]`` from no coordinates, ``[*, 0]``."""
+        return a.new_zeros(*a.shape[:-1], self.dim, self.dim)
+
+    def vee(self, matrix: Tensor) -> Tensor:
+        """No coordinates, ``[*, 0]``."""
+        return matrix[..., 0, :0]
+
+    def log(self, g: Tensor) -> Tensor:
+        """No coordinates, ``[*, 0]``; raises ValueError for elements other than the identity."""
+        other = far(g.detach(), self.identity(g)).flatten(-2).any(-1)
+        check_none("g", other, f"has no logarithm in {self.name}: it is not the identity")
+        return self.vee(g)
+
+    def distance(self, g: Tensor, h: Tensor) -> Tensor:
+        """Frobenius norm ``[*]`` of 1 - g⁻¹ h; left-invariant, and a metric if the group is orthogonal."""
+        relative = self.relative(g, h)
+        return norm((relative - self.identity(relative)).flatten(-2))
+
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Uniform elements ``[*shape, dim, dim]``."""
+        device = None if generator is None else generator.device
+        index = torch.randint(self.order, shape, generator=generator, device=device)
+        return self.elements.to(index.device)[index]
+
+    def finite_subgroup(self, count: int) -> FiniteGroup:
+        """The group itself; raises ValueError if ``count`` is not its order."""
+        if count != self.order:
+            raise ValueError(f"count: the design of {self.name} is all its {self.order} elements, got {count}")
+        return self
+
+    def faults(self, g: Tensor) -> dict[str, Tensor]:
+        """Matrices that are not in the list."""
+        return {"it is none of its matrices": ~(self._nearest(g)[0] <= tolerance(g.dtype))}
+
+    # --- signals and other groups ---------------------------------------------------------------------------------
 
     def permutation(self, g: int) -> Tensor:
         """How g moves the fiber: ``[order]`` int64 p with (g · f)(h) = f(g⁻¹ h) = f[p[h]]."""
@@ -293,7 +356,7 @@ class FiniteGroup:
         )
 
     def __hash__(self) -> int:
-        return hash((self.order, self.dim, self.identity))
+        return hash((self.order, self.dim, self.identity_index))
 
     def __setattr__(self, field: str, value: object) -> None:
         raise AttributeError(f"a FiniteGroup is immutable: {field!r} of {self.name} cannot be set")
@@ -311,10 +374,11 @@ class FiniteGroup:
         return (_rebuild, (self.name, self.elements.numpy()))
 
 
-def check_group(argument: str, group: object) -> None:
-    """Raise TypeError, naming the argument, for what is no :class:`FiniteGroup`."""
-    if not isinstance(group, FiniteGroup):
-        raise TypeError(f"{argument}: expected a FiniteGroup such as lieattn.groups.cyclic(4), got {group!r}")
+def check_group(argument: str, group: object, allowed: type[Group] = FiniteGroup) -> None:
+    """Raise TypeError, naming the argument, for what is no :class:`FiniteGroup`, or no ``allowed`` group."""
+    if not isinstance(group, allowed):
+        example = "FiniteGroup such as lieattn.groups.cyclic(4)" if allowed is FiniteGroup else "group such as SO(3)"
+        raise TypeError(f"{argument}: expected a {example}, got {group!r}")
 
 
 _LOW_PRECISION = (torch.float32, torch.float16, torch.bfloat16)

@@ -11,7 +11,7 @@ from torch import Tensor
 from lieattn._checks import check_count
 from lieattn.groups import _catalog
 from lieattn.groups._finite import FiniteGroup
-from lieattn.groups._lie import LieGroup, check_none, draw_normal, draw_uniform, finish, tolerance
+from lieattn.groups._group import LieGroup, check_none, draw_normal, draw_uniform, tolerance
 from lieattn.groups._quaternions import rotation_from_quaternion
 from lieattn.groups._skew import (
     from_skew,
@@ -22,20 +22,14 @@ from lieattn.groups._skew import (
     turning_angle,
 )
 
-_DESIGNS_3D: dict[int, Callable[[], FiniteGroup]] = {
+_ROTATIONS_3D: dict[int, Callable[[], FiniteGroup]] = {
     1: lambda: _catalog.trivial(3),
     2: lambda: _catalog.cyclic_about(2),
-    4: lambda: _catalog.internal_product(_catalog.cyclic_about(2), _catalog.cyclic_about(2, (1.0, 0.0, 0.0))),
+    4: lambda: _catalog.dihedral_about(2),
     12: _catalog.tetrahedral,
     24: _catalog.octahedral,
     60: _catalog.icosahedral,
 }
-
-
-def _finite_rotations(count: int) -> FiniteGroup:
-    if count not in _DESIGNS_3D:
-        raise ValueError(f"count: SO(3) has designs of {list(_DESIGNS_3D)} elements, got {count}")
-    return _DESIGNS_3D[count]()
 
 
 class Rotational(LieGroup):
@@ -119,36 +113,30 @@ class SO(Rotational):
         """Angle ``[*]`` in [0, π] of the rotation g⁻¹ h; invariant from both sides."""
         return turning_angle(self.relative(g, h))
 
-    def sample(
-        self,
-        *shape: int,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
-        """Uniform rotations ``[*shape, dim, dim]``; parameters as in :meth:`LieGroup.sample`."""
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Uniform rotations ``[*shape, dim, dim]``."""
         if self.dim == 2:
-            return finish(rotation_by(2 * math.pi * draw_uniform((*shape, 1), generator)), dtype, device)
-        return finish(rotation_from_quaternion(draw_normal((*shape, 4), generator)), dtype, device)
+            return rotation_by(2 * math.pi * draw_uniform((*shape, 1), generator))
+        return rotation_from_quaternion(draw_normal((*shape, 4), generator))
 
-    def design(
-        self, count: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> Tensor:
-        """Equal-weight rotations ``[count, dim, dim]``, the identity first: a finite subgroup.
+    def finite_subgroup(self, count: int) -> FiniteGroup:
+        """Finite group of ``count`` rotations, the identity first.
 
         In the plane these are ``count`` equally spaced rotations, which average functions of angular degree below
         ``count`` exactly. In space ``count`` is 1, 2, 4, 12, 24 or 60 (C1, C2, D2, T, O, I): matrix elements of
-        degree at most 0, 0, 1, 2, 3 and 5 are averaged exactly. Multiply by a rotation from the left to turn them.
+        degree at most 0, 0, 1, 2, 3 and 5 are averaged exactly.
 
         Raises
         ------
         ValueError
-            If there is no such design.
+            If there is no such group.
         """
         check_count("count", count)
         if self.dim == 2:
-            return finish(_catalog.cyclic(count).elements, dtype, device)
-        return finish(_finite_rotations(count).elements, dtype, device)
+            return _catalog.cyclic(count)
+        if count not in _ROTATIONS_3D:
+            raise ValueError(f"count: SO(3) has designs of {list(_ROTATIONS_3D)} elements, got {count}")
+        return _ROTATIONS_3D[count]()
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
         """Matrices that do not preserve lengths, and improper ones."""
@@ -189,37 +177,28 @@ class O(Rotational):  # noqa: E742 - the name of the group
         proper = torch.where(improper[..., None, None], self.identity(relative), relative)
         return torch.where(improper, math.pi, turning_angle(proper))
 
-    def sample(
-        self,
-        *shape: int,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
-        """Uniform elements ``[*shape, dim, dim]``, improper with probability 1/2, as in :meth:`LieGroup.sample`."""
-        proper = SO(self.dim).sample(*shape, generator=generator, dtype=torch.float64)
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Uniform elements ``[*shape, dim, dim]``, improper with probability 1/2."""
+        proper = SO(self.dim).draw(shape, generator)
         sign = torch.where(draw_uniform(shape, generator) < 0.5, -1.0, 1.0)
-        last = torch.cat([proper[..., :-1], proper[..., -1:] * sign[..., None, None]], dim=-1)
-        return finish(last, dtype, device)
+        return torch.cat([proper[..., :-1], proper[..., -1:] * sign[..., None, None]], dim=-1)
 
-    def design(
-        self, count: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> Tensor:
-        """Equal-weight elements ``[count, dim, dim]``, the identity first: a finite subgroup, half of it improper.
+    def finite_subgroup(self, count: int) -> FiniteGroup:
+        """Finite group of ``count`` elements, the identity first, half of them improper.
 
-        In the plane ``count`` is even: the dihedral group. In space ``count`` is twice that of a design of SO(3):
+        In the plane ``count`` is even: the dihedral group. In space ``count`` is twice that of a group of rotations:
         its elements and their products with the inversion, which average all odd degrees as well.
 
         Raises
         ------
         ValueError
-            If there is no such design.
+            If there is no such group.
         """
         check_count("count", count, least=2)
         if count % 2:
             raise ValueError(
                 f"count: half of a design of {self.name} is improper, so expected an even number, got {count}"
             )
-        half = SO(self.dim).design(count // 2, dtype=torch.float64)
-        mirror = torch.diag(half.new_tensor([1.0, -1.0])) if self.dim == 2 else -torch.eye(3, dtype=half.dtype)
-        return finish(torch.cat([half, half @ mirror]), dtype, device)
+        if self.dim == 2:
+            return _catalog.dihedral(count // 2)
+        return _catalog.commuting_product(SO(3).finite_subgroup(count // 2), _catalog.inversion(3))

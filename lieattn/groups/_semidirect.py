@@ -9,7 +9,8 @@ from torch import Tensor
 
 from lieattn._checks import check_count
 from lieattn.groups._dilations import RotationDilations
-from lieattn.groups._lie import LieGroup, check_lie_group, draw_normal, far, finish, matvec
+from lieattn.groups._finite import FiniteGroup, check_group
+from lieattn.groups._group import Group, LieGroup, draw_normal, far, matvec
 from lieattn.groups._rotations import SO, O
 from lieattn.groups._series import norm
 
@@ -38,10 +39,6 @@ class Translations(LieGroup):
     def inverse(self, g: Tensor) -> Tensor:
         """The opposite translation."""
         return self.element(-self.translation(g))
-
-    def act(self, g: Tensor, points: Tensor) -> Tensor:
-        """Move points ``[*, d]``."""
-        return self.act_vectors(g, points) + self.translation(g)
 
     def hat(self, a: Tensor) -> Tensor:
         """``[*, d + 1, d + 1]`` from ``[*, d]``."""
@@ -72,15 +69,9 @@ class Translations(LieGroup):
         """Length ``[*]`` of the difference."""
         return norm(self.translation(h) - self.translation(g))
 
-    def sample(
-        self,
-        *shape: int,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Standard normal translations; the group is not compact and has no uniform distribution."""
-        return finish(self.element(draw_normal((*shape, self.dim), generator)), dtype, device)
+        return self.element(draw_normal((*shape, self.dim), generator))
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
         """Matrices with another linear part than the identity."""
@@ -93,25 +84,26 @@ class SemidirectProduct(LieGroup):
     """R^d ⋊ H: elements x ↦ A x + t with A in a group H of linear maps, as matrices [[A, t], [0, 1]].
 
     Coordinates of the Lie algebra are those of H, then d for the translation: for SE(3) (ω, u). They are
-    those of the matrix logarithm, t = V u with V the ``exp_integral`` of H, and not t itself.
+    those of the matrix logarithm, t = V u with V the ``exp_integral`` of H, and not t itself. A finite H has none:
+    the exponential reaches the translations alone, and inverses of linear parts are looked up in H.
 
     Parameters
     ----------
     stabilizer
-        H, which keeps the origin where it is.
+        H, which keeps the origin where it is: a finite group or a Lie group.
     name
         What to call it; made of the name of H if absent.
 
     Raises
     ------
     TypeError, ValueError
-        If H is no Lie group of linear maps.
+        If H is no group of linear maps.
     """
 
-    stabilizer: LieGroup
+    stabilizer: Group
 
-    def __init__(self, stabilizer: LieGroup, name: str | None = None) -> None:
-        check_lie_group("stabilizer", stabilizer)
+    def __init__(self, stabilizer: Group, name: str | None = None) -> None:
+        check_group("stabilizer", stabilizer, Group)
         if stabilizer.is_affine:
             raise ValueError(f"stabilizer: expected a group of linear maps, but {stabilizer.name} has translations")
         dim = stabilizer.dim
@@ -123,9 +115,19 @@ class SemidirectProduct(LieGroup):
             algebra_dim=stabilizer.algebra_dim + dim,
         )
 
-    def element(self, linear: Tensor, translation: Tensor) -> Tensor:
-        """Element ``[*, d + 1, d + 1]`` with linear part ``[*, d, d]`` in H and translation ``[*, d]``."""
-        return affine(linear, translation)
+    def element(self, linear: int | Tensor, translation: Tensor) -> Tensor:
+        """Element ``[*, d + 1, d + 1]`` with linear part ``[*, d, d]`` in H and translation ``[*, d]``.
+
+        The linear parts of a finite H may be given by their indices ``[*]``.
+        """
+        if translation.shape[-1:] != (self.dim,) or not translation.is_floating_point():
+            raise ValueError(
+                f"translation: {self.name} takes floating vectors [*, {self.dim}], got {translation.dtype} "
+                f"{tuple(translation.shape)}"
+            )
+        if isinstance(self.stabilizer, FiniteGroup):
+            return affine(self.stabilizer.element(linear, translation, argument="linear"), translation)
+        return affine(torch.as_tensor(linear), translation)
 
     def product(self, g: Tensor, h: Tensor) -> Tensor:
         """The element g h, which acts by h first: (A, t)(B, s) = (A B, A s + t)."""
@@ -193,16 +195,9 @@ class SemidirectProduct(LieGroup):
         scale = torch.linalg.det(linear).abs() ** (-0.5 / self.dim)
         return alpha * self.stabilizer.distance(unit, linear) + (1 - alpha) * scale * moved
 
-    def sample(
-        self,
-        *shape: int,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Linear parts as H draws them, with standard normal translations; the group is not compact."""
-        linear = self.stabilizer.sample(*shape, generator=generator, dtype=torch.float64)
-        return finish(affine(linear, draw_normal((*shape, self.dim), generator)), dtype, device)
+        return affine(self.stabilizer.draw(shape, generator), draw_normal((*shape, self.dim), generator))
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
         """What is wrong with the last row or with the linear part."""

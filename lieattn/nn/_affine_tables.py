@@ -121,7 +121,7 @@ class OffsetTable:
 
     def _find(self, graph: LiftedGraph) -> AffineEdges:
         rows = _rows(self, graph.group)[0].to(graph.device)
-        seen = graph.relative_positions[:, graph.group.identity].detach().to(torch.float64) * graph.scale
+        seen = graph.relative_positions[:, graph.group.identity_index].detach().to(torch.float64) * graph.scale
         distance, row = torch.cdist(seen, rows).min(dim=-1)
         if len(distance) and distance.max() > self.tolerance:
             stray = seen[distance.argmax()].tolist()

@@ -252,7 +252,7 @@ def fiber_linear(linear: nn.Module, source: FiberToIrreps, target: IrrepsToFiber
     layer = layer.to(parameter)
     # A field that is 1 in the frame of the identity and channel c, for each c, and 0 elsewhere; then the zero field.
     impulses = parameter.new_zeros(source.channels + 1, group.order, source.channels)
-    impulses[:-1, group.identity] = torch.eye(source.channels).to(parameter)
+    impulses[:-1, group.identity_index] = torch.eye(source.channels).to(parameter)
     with torch.no_grad():
         response = target(linear(source(impulses)))
         bias = response[-1].mean(dim=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lieattn.groups import LieGroup, SemidirectProduct, Translations, check_lie_group
+from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, check_group
 from lieattn.spaces._space import HomogeneousSpace
 
 
@@ -14,7 +14,8 @@ class Euclidean(HomogeneousSpace):
     Parameters
     ----------
     group
-        ``SE(d)``, ``E(d)``, ``Sim(d)``, ``Translations(d)`` or another ``SemidirectProduct``.
+        ``SE(d)``, ``E(d)``, ``Sim(d)``, ``Translations(d)`` or another ``SemidirectProduct``; a finite group H is short
+        for ``SemidirectProduct(H)``.
 
     Raises
     ------
@@ -22,8 +23,10 @@ class Euclidean(HomogeneousSpace):
         If the group is none of these.
     """
 
-    def __init__(self, group: LieGroup) -> None:
-        check_lie_group("group", group)
+    def __init__(self, group: Group) -> None:
+        check_group("group", group, Group)
+        if isinstance(group, FiniteGroup):
+            group = SemidirectProduct(group)
         if not isinstance(group, SemidirectProduct | Translations):
             raise TypeError(
                 f"group: expected Translations or a SemidirectProduct such as SE(3), got {group!r}; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lieattn.groups import SO, Dilations, LieGroup, RotationDilations, check_lie_group
+from lieattn.groups import SO, Dilations, Group, RotationDilations, check_group
 from lieattn.spaces._directions import about_first_axis, at_origin, minimal_rotation, polar
 from lieattn.spaces._space import HomogeneousSpace
 
@@ -37,8 +37,8 @@ class Orbits(HomogeneousSpace):
         If the group is none of them.
     """
 
-    def __init__(self, group: LieGroup) -> None:
-        check_lie_group("group", group)
+    def __init__(self, group: Group) -> None:
+        check_group("group", group, Group)
         if not isinstance(group, SO | Dilations | RotationDilations):
             raise TypeError(
                 f"group: expected SO(2), SO(3), Dilations(d) or RotationDilations(d), got {group!r}; "

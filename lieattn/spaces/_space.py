@@ -1,4 +1,4 @@
-"""The interface of a space that a Lie group acts on, and how its points are lifted to the group."""
+"""The interface of a space that a group acts on, and how its points are lifted to the group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_count, kind
-from lieattn.groups import LieGroup, check_lie_group
+from lieattn.groups import Group, check_group
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class HomogeneousSpace:
     """
 
     name: str
-    group: LieGroup
+    group: Group
     dim: int
-    stabilizer: LieGroup | None = None
+    stabilizer: Group | None = None
     num_invariants: int = 0
 
     def __post_init__(self) -> None:
-        check_lie_group("group", self.group)
+        check_group("group", self.group, Group)
         check_count("dim", self.dim)
         check_count("num_invariants", self.num_invariants, least=0)
         if self.stabilizer is not None:
-            check_lie_group("stabilizer", self.stabilizer)
+            check_group("stabilizer", self.stabilizer, Group)
 
     # --- points ---------------------------------------------------------------------------------------------------
 

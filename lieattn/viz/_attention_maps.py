@@ -150,6 +150,6 @@ def _draw_poses(axes: Axes, network: AttentiveNetwork, picture: Tensor, longest:
 def _difference(network: AttentiveNetwork, pictures: Tensor) -> float:
     """Largest difference of the pictures from the moved first one, relative to its largest entry."""
     group = network.group
-    first = pictures[group.identity][None, None]
+    first = pictures[group.identity_index][None, None]
     worst = max(float((act_on_grid(group, h, first)[0, 0] - pictures[h]).abs().max()) for h in range(group.order))
     return worst / max(float(first.abs().max()), 1e-30)

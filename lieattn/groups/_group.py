@@ -1,8 +1,9 @@
-"""The interface of a Lie group of matrices, and the defaults that serve any of them."""
+"""The interface of all groups, finite and Lie, and the defaults that serve any group of matrices."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,21 +11,20 @@ from torch import Tensor
 from lieattn._checks import check_count, kind
 from lieattn.groups._series import norm
 
+if TYPE_CHECKING:
+    from lieattn.groups._finite import FiniteGroup
+
 _TOLERANCE = {torch.float64: 1e-6}
 _TOLERANCE_ELSE = 1e-4
 
 
 @dataclass(frozen=True, repr=False)
-class LieGroup:
-    """A Lie group G of matrices that acts on R^dim. The object is a value and holds no data: elements are tensors.
+class Group:
+    """A group G of matrices that acts on R^dim: the interface that :class:`FiniteGroup` and :class:`LieGroup` share.
 
-    Elements are ``[*, size, size]`` and everything broadcasts over the leading axes, on the device and in the
-    floating dtype of its input. A group of matrices that act by multiplication needs no more than its name and
-    sizes; what it can do beyond product, inverse and action it states by overriding :meth:`hat` and :meth:`vee`
-    (then it has :meth:`exp`), :meth:`log` (then a :meth:`distance`), :meth:`sample` and :meth:`design`.
-    docs/your_own_group.md has worked examples.
-
-    No method but :meth:`check` looks for elements that do not belong to the group.
+    Elements are plain tensors ``[*, size, size]``. Everything broadcasts over the leading axes and runs on the device
+    and in the floating dtype of its input. No method but :meth:`check` looks for matrices that do not belong to the
+    group.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class LieGroup:
     size
         Rows of the matrices: ``dim`` for a group of linear maps, ``dim + 1`` if there are translations.
     algebra_dim
-        Dimension of the group and of its Lie algebra.
+        Dimension of the group and of its Lie algebra; 0 for a finite group.
     """
 
     name: str
@@ -45,7 +45,7 @@ class LieGroup:
 
     def __post_init__(self) -> None:
         check_count("dim", self.dim)
-        check_count("algebra_dim", self.algebra_dim)
+        check_count("algebra_dim", self.algebra_dim, least=0)
         if self.size not in (self.dim, self.dim + 1):
             raise ValueError(
                 f"size: expected {self.dim} (linear maps) or {self.dim + 1} (affine ones), got {self.size}"
@@ -88,27 +88,31 @@ class LieGroup:
         return g[..., : self.dim, -1] if self.is_affine else torch.zeros_like(g[..., 0])
 
     def act(self, g: Tensor, points: Tensor) -> Tensor:
-        """Move points ``[*, dim]``.
+        """Move points ``[*, dim]``: x ↦ A x + t.
 
         Raises
         ------
         ValueError
             If the points have another dimension.
         """
-        moved = self.act_vectors(g, points)
+        self._check_vectors("points", points)
+        moved = matvec(self.linear(g), points)
         return moved + self.translation(g) if self.is_affine else moved
 
     def act_vectors(self, g: Tensor, vectors: Tensor) -> Tensor:
-        """Turn vectors ``[*, dim]``, which translations leave alone.
+        """Turn vectors ``[*, dim]``, which translations leave alone: v ↦ A v.
 
         Raises
         ------
         ValueError
             If the vectors have another dimension.
         """
-        if vectors.shape[-1:] != (self.dim,):
-            raise ValueError(f"points: {self.name} acts on R^{self.dim}, got shape {tuple(vectors.shape)}")
+        self._check_vectors("vectors", vectors)
         return matvec(self.linear(g), vectors)
+
+    def _check_vectors(self, argument: str, vectors: Tensor) -> None:
+        if vectors.shape[-1:] != (self.dim,):
+            raise ValueError(f"{argument}: {self.name} acts on R^{self.dim}, got shape {tuple(vectors.shape)}")
 
     # --- the Lie algebra ------------------------------------------------------------------------------------------
 
@@ -170,6 +174,13 @@ class LieGroup:
 
     # --- measure --------------------------------------------------------------------------------------------------
 
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Independent random elements ``[*shape, size, size]`` in float64, drawn where the generator lives.
+
+        This is what a group defines; :meth:`sample` is what its users call.
+        """
+        raise NotImplementedError(f"{self.name} gives no random elements: define draw")
+
     def sample(
         self,
         *shape: int,
@@ -189,12 +200,10 @@ class LieGroup:
         dtype, device
             Of the result; torch's default ones if absent.
         """
-        raise NotImplementedError(f"{self.name} gives no random elements: define sample")
+        return _finish(self.draw(shape, generator), dtype, device)
 
-    def design(
-        self, count: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> Tensor:
-        """Equal-weight elements ``[count, size, size]`` that stand for the whole compact group; see the subclass.
+    def finite_subgroup(self, count: int) -> FiniteGroup:
+        """Finite subgroup of ``count`` elements, of which :meth:`design` is made.
 
         Raises
         ------
@@ -202,6 +211,20 @@ class LieGroup:
             If the group is not compact or there is no such number of elements.
         """
         raise ValueError(f"{self.name} has no designs: no finite set of elements stands for all of them")
+
+    def design(
+        self, count: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Tensor:
+        """Equal-weight elements ``[count, size, size]`` that stand for the whole group: :meth:`finite_subgroup`.
+
+        Multiply by an element from the left to turn them.
+
+        Raises
+        ------
+        ValueError
+            If the group is not compact or there is no such number of elements.
+        """
+        return _finish(self.finite_subgroup(count).elements, dtype, device)
 
     def sample_design(
         self,
@@ -216,9 +239,9 @@ class LieGroup:
         Each element is uniform, but those of one design are not independent: what they make of low-degree
         functions cancels exactly, as with antithetic pairs, which are the designs of 2 elements.
         """
-        turn = self.sample(*shape, generator=generator, dtype=torch.float64)
-        turned = self.product(turn[..., None, :, :], self.design(count, dtype=torch.float64, device=turn.device))
-        return turned.to(dtype=dtype or torch.get_default_dtype(), device=device)
+        turn = self.draw(shape, generator)
+        design = self.design(count, dtype=torch.float64, device=turn.device)
+        return _finish(self.product(turn[..., None, :, :], design), dtype, device)
 
     # --- bad input ------------------------------------------------------------------------------------------------
 
@@ -249,6 +272,16 @@ class LieGroup:
         volume = torch.linalg.vector_norm(linear, dim=-2).prod(-1)
         found["it has no inverse"] = torch.linalg.det(linear).abs() <= 4 * torch.finfo(g.dtype).eps * volume
         return found
+
+
+class LieGroup(Group):
+    """A Lie group of matrices, and the class to derive one of your own from.
+
+    A group of matrices that act by multiplication needs no more than its name and sizes; what it can do beyond
+    product, inverse and action it states by overriding :meth:`hat` and :meth:`vee` (then it has :meth:`exp`),
+    :meth:`log` (then a :meth:`distance`), :meth:`draw` (then it has :meth:`sample`) and :meth:`finite_subgroup`
+    (then a :meth:`design`). docs/your_own_group.md has worked examples.
+    """
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -283,17 +316,6 @@ def check_none(argument: str, where: Tensor, fault: str) -> None:
         raise ValueError(f"{argument}: {place} {fault}")
 
 
-def check_lie_group(argument: str, group: object) -> None:
-    """Raise TypeError, naming the argument, for what is no :class:`LieGroup`."""
-    if not isinstance(group, LieGroup):
-        raise TypeError(f"{argument}: expected a Lie group such as lieattn.groups.SO(3), got {group!r}")
-
-
-def finish(elements: Tensor, dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
-    """Elements made in float64, in the dtype and on the device asked for."""
-    return elements.to(dtype=dtype or torch.get_default_dtype(), device=device)
-
-
 def draw_normal(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
     """Standard normal float64 numbers, drawn where the generator lives."""
     return torch.randn(shape, generator=generator, dtype=torch.float64, device=_device(generator))
@@ -306,3 +328,8 @@ def draw_uniform(shape: tuple[int, ...], generator: torch.Generator | None) -> T
 
 def _device(generator: torch.Generator | None) -> torch.device:
     return torch.device("cpu") if generator is None else generator.device
+
+
+def _finish(elements: Tensor, dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
+    """Elements made in float64, in the dtype and on the device asked for."""
+    return elements.to(dtype=dtype or torch.get_default_dtype(), device=device)

@@ -4,6 +4,8 @@ from lieattn.ops._attentive import AttentionMaps, attentive_convolution, convolu
 from lieattn.ops._backend import Choice, backend, explain
 from lieattn.ops._group_attention import group_attention
 from lieattn.ops._head_networks import Activation, activation, head_networks
+from lieattn.ops._radial import bessel_functions, smooth_lengths, smooth_window
+from lieattn.ops._reference import reference_attention
 from lieattn.ops._regular import expand_kernel, fourier_linear, fourier_pays, tied_linear
 from lieattn.ops._terms import Normalization, Pattern, RelativeTerms
 from lieattn.ops._whole_clouds import whole_cloud_attention
@@ -19,6 +21,7 @@ __all__ = [
     "activation",
     "attentive_convolution",
     "backend",
+    "bessel_functions",
     "convolution_responses",
     "expand_kernel",
     "explain",
@@ -26,8 +29,11 @@ __all__ = [
     "fourier_pays",
     "group_attention",
     "head_networks",
+    "reference_attention",
     "release_memory",
     "residual_branch",
+    "smooth_lengths",
+    "smooth_window",
     "tied_linear",
     "whole_cloud_attention",
 ]

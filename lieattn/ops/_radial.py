@@ -1,0 +1,48 @@
+"""Functions of the distance: Bessel functions, and a window that vanishes at the cutoff."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def bessel_functions(x: Tensor, count: int) -> Tensor:
+    """Spherical Bessel functions sin(n π x) / x, which vanish at 1, scaled to order one (DimeNet, Eq. 7).
+
+    Parameters
+    ----------
+    x
+        ``[*]``, distances as fractions of the cutoff.
+    count
+        Number of functions.
+
+    Returns
+    -------
+    Tensor
+        ``[*, count]``, smooth at 0 too.
+    """
+    order = torch.arange(1, count + 1, dtype=x.dtype, device=x.device)
+    angle = math.pi * order * x[..., None]
+    apart = angle != 0
+    # torch.sinc has no second derivative at 0.
+    angle = torch.where(apart, angle, 1.0)
+    return math.sqrt(2) * order * torch.where(apart, angle.sin() / angle, 1.0)
+
+
+def smooth_window(x: Tensor) -> Tensor:
+    """Window ``[*]`` of ``x`` ``[*]``: 1 at 0, and 0 from 1 on, with three continuous derivatives.
+
+    (1 - x²)⁴: the window of DimeNet, Eq. 8, with exponent 4 and without its pole.
+    """
+    inside = (1 - x.square()).clamp(min=0)
+    return inside**4
+
+
+def smooth_lengths(vectors: Tensor) -> Tensor:
+    """Lengths ``[*]`` of vectors ``[*, dim]``, with derivatives 0 where a vector is 0."""
+    square = vectors.square().sum(dim=-1)
+    apart = square > 0
+    # Both branches have finite derivatives.
+    return torch.where(apart, torch.where(apart, square, 1.0).sqrt(), 0.0)

@@ -58,8 +58,8 @@ class Heisenberg(LieGroup):
         nilpotent = g - self.identity(g)
         return self.vee(nilpotent - nilpotent @ nilpotent / 2)
 
-    def sample(self, *shape, generator=None, dtype=None, device=None):
-        return self.exp(torch.randn(*shape, 3, generator=generator, dtype=torch.float64)).to(dtype)
+    def draw(self, shape, generator):
+        return self.exp(torch.randn(*shape, 3, generator=generator, dtype=torch.float64))
 
 
 OWN = classes_of_page()

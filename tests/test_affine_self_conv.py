@@ -327,7 +327,7 @@ def test_gsa_with_constant_encodings(group):
         for axis in encoding.axes:
             axis.linear2.weight.zero_()
     layer = constant_maps(layer_of("affine", group, scale=gsa.scale / n**2, channels=WIDTH))
-    identity = group.identity
+    identity = group.identity_index
     with torch.no_grad():
         for name in ("key_map", "value_map"):
             affine = getattr(layer, name)
@@ -374,7 +374,7 @@ def test_stand_alone_attention_is_affine_with_constant_psi():
     with torch.no_grad():
         for name in ("query", "key", "value", "output"):
             getattr(layer, name).load_state_dict(getattr(baseline, name).state_dict())
-        layer.key_map.beta.copy_(baseline.axis_keys(graph)[:, group.identity].flatten(1))
+        layer.key_map.beta.copy_(baseline.axis_keys(graph)[:, group.identity_index].flatten(1))
     x = field("affine", group, 20)
     torch.testing.assert_close(layer(x, graph), baseline(x, graph), rtol=1e-12, atol=1e-12)
 

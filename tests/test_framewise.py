@@ -5,7 +5,7 @@ import torch
 from torch_geometric.data import Batch, Data
 
 from lieattn.geometry import AllPairs, lift, padding
-from lieattn.groups import AffineGroup, cyclic, octahedral, tetrahedral
+from lieattn.groups import SemidirectProduct, cyclic, octahedral, tetrahedral
 from lieattn.models import FramewiseTransformer
 from lieattn.nn import FiberNorm, FramewiseBlock, RotaryPhases
 from lieattn.nn._rotary import opposite, turn_pairs
@@ -149,10 +149,10 @@ def cloud(group, sizes, dtype=torch.float64, seed=0):
 
 
 def moved(data, group, h):
-    affine = AffineGroup(group)
-    g = affine.element(torch.randn(group.dim, dtype=torch.float64).to(data.pos), h)
+    motions = SemidirectProduct(group)
+    g = motions.element(h, torch.randn(group.dim, dtype=torch.float64).to(data.pos))
     other = data.clone()
-    other.pos, other.vel = affine.act_points(g, data.pos), affine.act_vectors(g, data.vel)
+    other.pos, other.vel = motions.act(g, data.pos), motions.act_vectors(g, data.vel)
     return other
 
 

@@ -11,11 +11,10 @@ from lieattn.groups import (
     E,
     Translations,
     cyclic,
-    cyclic_about,
     dihedral,
+    dihedral_about,
     full_octahedral,
     icosahedral,
-    internal_product,
     octahedral,
     pyritohedral,
     reflection,
@@ -27,7 +26,7 @@ from lieattn.testing import TOLERANCE, randomize, relative_error
 from tests.cases import GROUPS, SMALL_GROUPS
 from tests.test_framewise import CHANNELS, cloud, moved, network
 
-KLEIN = internal_product(cyclic_about(2), cyclic_about(2, (1.0, 0.0, 0.0)), "V4")
+KLEIN = dihedral_about(2)
 every_group = pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
 small_groups = pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
 

@@ -24,7 +24,7 @@ from lieattn.geometry import (
     pooling_cells,
     unflatten,
 )
-from lieattn.groups import AffineGroup, cyclic, cyclic_about, dihedral, tetrahedral, trivial
+from lieattn.groups import SemidirectProduct, cyclic, cyclic_about, dihedral, tetrahedral, trivial
 from lieattn.models import GSANet
 from lieattn.nn import (
     CloudNorm,
@@ -200,11 +200,11 @@ def test_relative_positions_are_displacements_in_every_frame(group, dtype):
 @pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
 def test_moving_the_points_permutes_the_fiber_of_relative_positions(group):
     pos, batch = random_cloud(group, 10, clouds=2)
-    affine, neighborhood = AffineGroup(group), Radius(1.4)
+    motions, neighborhood = SemidirectProduct(group), Radius(1.4)
     graph = lift(pos, group, neighborhood, batch=batch)
     for h in range(0, group.order, 1 + group.order // 24):
-        g = affine.element(torch.randn(group.dim, dtype=torch.float64), h)
-        moved = lift(affine.act_points(g, pos), group, neighborhood, batch=batch)
+        g = motions.element(h, torch.randn(group.dim, dtype=torch.float64))
+        moved = lift(motions.act(g, pos), group, neighborhood, batch=batch)
         assert torch.equal(moved.neighbors.source, graph.neighbors.source)
         assert torch.equal(moved.neighbors.row_ptr, graph.neighbors.row_ptr)
         wanted = group.translate(h, per_edge(graph))
@@ -252,7 +252,7 @@ def check_shared(graph):
     pos, neighbors = graph.pos, graph.neighbors
     true = (pos[neighbors.source] - pos[neighbors.target]) / graph.scale
     rounding = 32 * torch.finfo(pos.dtype).eps * float(pos.abs().max()) / graph.scale
-    identity = graph.group.identity
+    identity = graph.group.identity_index
     assert (per_edge(graph)[:, identity] - true).abs().max() <= rounding
     index = graph.displacement_index
     assert index.dtype == torch.int64

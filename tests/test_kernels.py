@@ -4,6 +4,7 @@ import itertools
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,11 +13,11 @@ import torch
 from lieattn.geometry import AllPairs, Given, Neighbors, Radius, lift
 from lieattn.groups import cyclic
 from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
-from lieattn.ops import RelativeTerms, backend, explain, group_attention
+from lieattn.ops import RelativeTerms, _backend, backend, explain, group_attention
 from tests.test_ops import DIM, HEADS, VALUE, problem
 
 pytest.importorskip("numba")
-from lieattn.ops.kernels import _launch, _layout
+from lieattn.ops.kernels import _fused, _launch, _layout, _pooled_fused
 
 NAMES = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta")
 OF_EDGES = ("positional_key", "displacement_bias", "psi", "beta")
@@ -296,7 +297,6 @@ def test_half_precision_computes_in_single(dtype):
 
 
 def test_registration_with_torch():
-    from lieattn.ops.kernels import _fused
 
     signals, neighbors, tables, index = problem("query_sum", TERMS["all"], fiber=2, points=5)
     given = [s.requires_grad_() for s in (*signals, *(getattr(tables, name) for name in NAMES))]
@@ -381,9 +381,38 @@ def test_the_choice_is_explained():
         pass
 
 
-def test_numba_is_absent(monkeypatch):
-    from lieattn.ops import _backend
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("pattern", ["joint", "pooled"])
+def test_the_explained_choice_is_the_one_taken(pattern, dropout, monkeypatch):
+    """The kernels evaluate what is explained to be theirs, and nothing else."""
+    calls = []
+    for module in (_fused, _pooled_fused):
+        forward = module._forward
+        monkeypatch.setattr(module, "_forward", lambda *a, forward=forward: calls.append(a) or forward(*a))
+    x, neighbors = torch.randn(7, 3, 2, 4), Radius(4.0)(torch.randn(7, 2))
+    choice = explain(x, x, x, neighbors, pattern=pattern, dropout=dropout)
+    group_attention(x, x, x, neighbors, pattern=pattern, dropout=dropout)
+    assert choice.backend == ("numba" if calls else "plain")
+    if pattern == "pooled" and dropout:
+        assert choice.obstacles["numba"] == "dropout with pattern 'pooled'"
 
+
+def test_overlapping_blocks_of_two_threads():
+    """Blocks may be left in another order than nested ones; at the end none is in force."""
+    before = _backend._State.asked
+    first, second = backend("plain"), backend("numba")
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(first.__enter__).result()
+        assert _backend._State.asked == "plain"
+        pool.submit(second.__enter__).result()
+        assert _backend._State.asked == "numba"
+        pool.submit(first.__exit__, None, None, None).result()
+        assert _backend._State.asked == "numba"
+        pool.submit(second.__exit__, None, None, None).result()
+    assert _backend._State.asked == before
+
+
+def test_numba_is_absent(monkeypatch):
     monkeypatch.setattr(_backend, "has_numba", lambda: False)
     signals, neighbors, _, _ = problem("joint", ())
     assert "not installed" in str(explain(*signals))

@@ -11,7 +11,6 @@ import torch
 from scipy import stats
 from torch.autograd import gradcheck, gradgradcheck
 
-from lieattn import groups
 from lieattn.groups import (
     SE,
     SO,
@@ -621,8 +620,8 @@ def test_sizes_are_refused():
             make(0)
     with pytest.raises(ValueError, match=r"size: expected 2 .* or 3"):
         LieGroup("mine", 2, 4, 1)
-    with pytest.raises(TypeError, match="stabilizer: expected a Lie group"):
-        SemidirectProduct(groups.cyclic(4))
+    with pytest.raises(TypeError, match=r"stabilizer: expected a group such as SO\(3\), got 'C4'"):
+        SemidirectProduct("C4")
     with pytest.raises(ValueError, match=r"stabilizer: expected a group of linear maps, but SE\(2\) has translations"):
         SemidirectProduct(SE(2))
 
@@ -650,7 +649,7 @@ def test_a_group_says_what_it_does_not_define():
     for call in (lambda: group.exp(g), lambda: group.vee(g)):
         with pytest.raises(NotImplementedError, match="define hat and vee"):
             call()
-    with pytest.raises(NotImplementedError, match="define sample"):
+    with pytest.raises(NotImplementedError, match="define draw"):
         group.sample()
 
 

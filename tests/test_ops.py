@@ -1,4 +1,4 @@
-"""The operator against a dense evaluation, written element by element from its definition."""
+"""The operator against its definition, :func:`lieattn.ops.reference_attention`."""
 
 import itertools
 import math
@@ -10,7 +10,7 @@ import torch
 
 from lieattn.geometry import AllPairs, Given, Nearest, Radius, lift
 from lieattn.groups import cyclic, dihedral, tetrahedral
-from lieattn.ops import RelativeTerms, _pooled, backend, expand_kernel, group_attention
+from lieattn.ops import RelativeTerms, _pooled, backend, expand_kernel, explain, group_attention, reference_attention
 
 HEADS, DIM, VALUE = 2, 3, 4
 PATTERNS = ("joint", "framewise", "query_sum", "pooled")
@@ -87,87 +87,6 @@ def problem(pattern, names, fiber=3, points=7, dtype=torch.float64):
     return signals, neighbors, terms, index
 
 
-def dense(query, key, value, neighbors, terms, index, pattern, normalize):
-    """The definition, by loops over target, head, output frame, query frame, and all keys."""
-    scale = 1 / math.sqrt(DIM)
-    if pattern == "pooled":
-        return dense_pooled(scale * query, key, value, neighbors, terms, index, normalize)
-    frames = query.shape[1]
-    tied = pattern in ("joint", "framewise")
-    tables = (terms.positional_key, terms.displacement_bias, terms.psi, terms.beta)
-    outs = frames if tied else next((t.shape[1] for t in tables if t is not None), 1)
-    if not tied and terms.fiber_key is not None and terms.fiber_key.ndim == 5:
-        outs = terms.fiber_key.shape[0]
-    out = value.new_zeros(neighbors.num_points, outs, HEADS, VALUE)
-
-    for i, e, h in itertools.product(range(neighbors.num_points), range(HEADS), range(outs)):
-        for g in [h] if tied else range(frames):
-            scores, values = [], []
-            for edge in range(int(neighbors.row_ptr[i]), int(neighbors.row_ptr[i + 1])):
-                j, t = int(neighbors.source[edge]), int(index[edge])
-                for m in [g] if pattern == "framewise" else range(value.shape[1]):
-                    wide = key[j, m, e]
-                    if terms.key_psi is not None:
-                        wide = wide * pick(terms.key_psi, t, h, m, e)
-                    if terms.positional_key is not None:
-                        wide = wide + pick(terms.positional_key, t, h, e)
-                    if terms.fiber_key is not None:
-                        at = (h, g, m, e) if terms.fiber_key.ndim == 5 else (g, m, e)
-                        wide = wide + pick(terms.fiber_key, *at)
-                    score = scale * query[i, g, e] @ wide
-                    if terms.displacement_bias is not None:
-                        score = score + pick(terms.displacement_bias, t, h, m, e)
-                    if terms.fiber_bias is not None:
-                        score = score + pick(terms.fiber_bias, g, m, e)
-                    acted = value[j, m, e]
-                    if terms.psi is not None:
-                        acted = pick(terms.psi, t, h, m, e) * acted
-                    if terms.beta is not None:
-                        acted = acted + pick(terms.beta, t, h, m, e)
-                    scores.append(score)
-                    values.append(acted)
-            if not scores:
-                continue
-            out[i, h, e] += WEIGHTS[normalize](torch.stack(scores)) @ torch.stack(values)
-    return out
-
-
-WEIGHTS = {
-    "softmax": lambda s: s.softmax(0),
-    "mean": lambda s: s / len(s),
-    "exp-mean": lambda s: s.exp() / len(s),
-    "none": lambda s: s,
-}
-
-
-def pick(table, *at):
-    return table[tuple(min(i, n - 1) if n == 1 else i for i, n in zip(at, table.shape, strict=False))]
-
-
-def dense_pooled(query, key, value, neighbors, terms, index, normalize):
-    """One weight for a query (i, h) and a neighbor j, whose keys and values are affine in all of its frames."""
-    out = value.new_zeros(neighbors.num_points, query.shape[1], HEADS, VALUE)
-
-    def affine(signal, psi, shift, j, t, h, e):
-        total = sum(signal[j, m, e] * (1 if psi is None else pick(psi, t, h, m, e)) for m in range(signal.shape[1]))
-        return total if shift is None else total + shift
-
-    for i, e, h in itertools.product(range(neighbors.num_points), range(HEADS), range(query.shape[1])):
-        scores, values = [], []
-        for edge in range(int(neighbors.row_ptr[i]), int(neighbors.row_ptr[i + 1])):
-            j, t = int(neighbors.source[edge]), int(index[edge])
-            rho = None if terms.positional_key is None else pick(terms.positional_key, t, h, e)
-            beta = None if terms.beta is None else pick(terms.beta, t, h, 0, e)
-            score = query[i, h, e] @ affine(key, terms.key_psi, rho, j, t, h, e)
-            if terms.displacement_bias is not None:
-                score = score + pick(terms.displacement_bias, t, h, 0, e)
-            scores.append(score)
-            values.append(affine(value, terms.psi, beta, j, t, h, e))
-        if scores:
-            out[i, h, e] = WEIGHTS[normalize](torch.stack(scores)) @ torch.stack(values)
-    return out
-
-
 COMBINATIONS = [
     (pattern, terms)
     for pattern, terms in itertools.product(PATTERNS, TERMS)
@@ -178,20 +97,125 @@ COMBINATIONS = [
 @pytest.mark.parametrize("evaluation", ["plain", "auto"])
 @pytest.mark.parametrize("normalize", NORMALIZATIONS)
 @pytest.mark.parametrize(("pattern", "terms"), COMBINATIONS)
-def test_sparse_equals_dense(pattern, normalize, terms, evaluation):
-    (q, k, v), neighbors, tables, index = problem(pattern, TERMS[terms])
+def test_evaluators_equal_the_reference(pattern, normalize, terms, evaluation):
+    (q, k, v), neighbors, tables, _ = problem(pattern, TERMS[terms])
     with backend(evaluation):
         out, _ = group_attention(q, k, v, neighbors, pattern=pattern, normalize=normalize, terms=tables)
-    expected = dense(q, k, v, neighbors, tables, index, pattern, normalize)
+    expected = reference_attention(q, k, v, neighbors, pattern=pattern, normalize=normalize, terms=tables)
     torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_reference_at_one_element():
+    """One output element with every term, in scalars."""
+    names = ("positional_key", "pair_bias", "fiber_key", "fiber_bias", "psi", "beta_pairs")
+    (q, k, v), neighbors, t, index = problem("query_sum", names)
+    out = reference_attention(q, k, v, neighbors, pattern="query_sum", terms=t, scale=0.7)
+    i, h, e, d = int(neighbors.degree.argmax()), 1, 1, 2
+    edges = range(int(neighbors.row_ptr[i]), int(neighbors.row_ptr[i + 1]))
+    total = 0.0
+    for g in range(3):
+        weights, values = [], []
+        for edge, m in itertools.product(edges, range(3)):
+            j, u = int(neighbors.source[edge]), int(index[edge])
+            keys = [k[j, m, e, c] + t.positional_key[u, h, 0, c] + t.fiber_key[g, m, e, c] for c in range(DIM)]
+            score = 0.7 * sum(q[i, g, e, c] * keys[c] for c in range(DIM))
+            weights.append(math.exp(score + t.displacement_bias[u, h, m, e] + t.fiber_bias[g, m, e]))
+            values.append(t.psi[u, h, 0, e, d] * v[j, m, e, d] + t.beta[u, h, m, e, d])
+        total += sum(w * x for w, x in zip(weights, values, strict=True)) / sum(weights)
+    torch.testing.assert_close(out[i, h, e, d], total, rtol=1e-12, atol=1e-12)
+
+
+def with_axes_of_size_one(pattern, with_query, seed):
+    """Operands, each of whose axes has its full size or size 1."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def toss(size):
+        return size if torch.rand((), generator=generator) < 0.6 else 1
+
+    fiber, tied = 3, pattern in ("joint", "framewise")
+    neighborhood = AllPairs() if seed % 2 else Radius(2.0, include_self=False)
+    neighbors = neighborhood(draw(5, 2), torch.tensor([0, 0, 0, 1, 1]))
+    queries = fiber if tied else toss(fiber)
+    outs = 4 if pattern == "query_sum" else fiber
+    pairs, added = 1 if pattern == "framewise" else fiber, fiber if pattern in ("joint", "query_sum") else 1
+    row = torch.randint(4, (neighbors.num_edges,), generator=generator) if seed % 3 else None
+    types = 4 if seed % 3 else neighbors.num_edges
+    shapes = {
+        "displacement_bias": (outs, added, HEADS),
+        "psi": (outs, pairs, HEADS, VALUE),
+        "beta": (outs, added, HEADS, VALUE),
+    }
+    if with_query:
+        shapes["positional_key"] = (outs, HEADS, DIM)
+    if with_query and not pattern == "pooled":
+        shapes["fiber_key"] = (queries, fiber, HEADS, DIM)
+    if with_query and pattern in ("pooled", "framewise"):
+        shapes["key_psi"] = (outs, pairs, HEADS, DIM)
+    if pattern != "pooled":
+        shapes["fiber_bias"] = (queries, fiber, HEADS)
+    given = {}
+    for name, shape in shapes.items():
+        if torch.rand((), generator=generator) < 0.5:
+            rows = () if name.startswith("fiber") else (types,)
+            given[name] = draw(*rows, *(toss(size) for size in shape))
+    query, key = (draw(5, queries, HEADS, DIM), draw(5, fiber, HEADS, DIM)) if with_query else (None, None)
+    return (query, key, draw(5, fiber, HEADS, VALUE)), neighbors, RelativeTerms(**given, row=row)
+
+
+@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("with_query", [True, False], ids=["queries", "terms alone"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_axes_of_size_one(pattern, with_query, seed):
+    """Broadcast axes give the same numbers and the same shapes, whoever evaluates."""
+    signals, neighbors, terms = with_axes_of_size_one(pattern, with_query, seed)
+    fiber = signals[2].shape[1]
+    for normalize in ("softmax", "none"):
+        options = {"pattern": pattern, "normalize": normalize, "terms": terms}
+        expected = reference_attention(*signals, neighbors, **options)
+        outs = expected.shape[1]
+        for evaluation in ("plain", "numba", "dense"):
+            with backend(evaluation):
+                out, _ = group_attention(*signals, neighbors, **options)
+            torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+        _, weights = group_attention(*signals, neighbors, return_weights=True, **options)
+        frames = {"joint": (fiber, fiber), "query_sum": (outs, weights.shape[2], fiber)}.get(pattern, (outs,))
+        assert weights.shape == (neighbors.num_edges, *frames, HEADS)
+
+
+@pytest.mark.parametrize("evaluation", ["plain", "numba", "dense"])
+def test_output_frames_without_queries(evaluation):
+    """A bias that is the same for all frames still gives an output for each of them."""
+    value = torch.randn(6, 3, HEADS, VALUE, dtype=torch.float64)
+    neighbors = AllPairs()(torch.randn(6, 2))
+    terms = RelativeTerms(displacement_bias=torch.randn(neighbors.num_edges, 1, 1, HEADS, dtype=torch.float64))
+    with backend(evaluation):
+        assert explain(None, None, value, neighbors, terms=terms).backend == evaluation
+        out, _ = group_attention(None, None, value, neighbors, terms=terms)
+    assert out.shape == value.shape
+    torch.testing.assert_close(out, reference_attention(None, None, value, neighbors, terms=terms))
+
+
+@pytest.mark.parametrize("evaluation", ["plain", "numba"])
+@pytest.mark.parametrize("others", [(), ("displacement_bias",), ("psi", "beta")])
+def test_query_sum_with_one_positional_key_for_all_frames(others, evaluation):
+    (q, k, v), neighbors, tables, _ = problem("query_sum", ("positional_key", *others))
+    for rho in (tables.positional_key[:, :1], tables.positional_key[..., :1], tables.positional_key[:, :1, :, :1]):
+        terms = replace(tables, positional_key=rho)
+        with backend(evaluation):
+            out, _ = group_attention(q, k, v, neighbors, pattern="query_sum", terms=terms)
+        expected = reference_attention(q, k, v, neighbors, pattern="query_sum", terms=terms)
+        torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_with_and_without_torch_scatter(scatter, pattern):
-    (q, k, v), neighbors, tables, index = problem(pattern, TERMS["all"])
+    (q, k, v), neighbors, tables, _index = problem(pattern, TERMS["all"])
     signals = [s.requires_grad_() for s in (q, k, v)]
     out, _ = group_attention(*signals, neighbors, pattern=pattern, terms=tables)
-    expected = dense(*signals, neighbors, tables, index, pattern, "softmax")
+    expected = reference_attention(*signals, neighbors, pattern=pattern, terms=tables)
     torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
     weights = torch.randn_like(out)
     found = torch.autograd.grad((out * weights).sum(), signals)

@@ -254,7 +254,7 @@ def test_scales_of_a_crystal():
     torch.testing.assert_close(rows[1], rows[0], rtol=0, atol=1e-12)
     shown = small.neighbors.displacements(small.pos)
     factor = torch.tensor(scales.factors, dtype=F64)[small.neighbors.target % 3]
-    identity = small.relative_positions[:, group.identity]
+    identity = small.relative_positions[:, group.identity_index]
     torch.testing.assert_close(shown / factor[:, None], identity, rtol=0, atol=1e-12)
 
 

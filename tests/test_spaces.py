@@ -6,7 +6,20 @@ import math
 import pytest
 import torch
 
-from lieattn.groups import SE, SO, Dilations, E, O, RotationDilations, SemidirectProduct, Sim, Translations, cyclic
+from lieattn.groups import (
+    SE,
+    SO,
+    Dilations,
+    E,
+    O,
+    RotationDilations,
+    SemidirectProduct,
+    Sim,
+    Translations,
+    cyclic,
+    dihedral,
+    tetrahedral,
+)
 from lieattn.spaces import Euclidean, HomogeneousSpace, Orbits, PositionDirection, Sphere
 from tests.lie_cases import OWN, Heisenberg, elements
 
@@ -22,11 +35,13 @@ class HeisenbergSpace(HomogeneousSpace):
         return self.group.exp(turned)
 
 
+SHEARED = dihedral(3).conjugate(torch.tensor([[1.0, 0.7], [0.0, 2.0]], dtype=torch.float64), "sheared D3")
 SPACES = {
     space.name: space
     for space in [
         *(Euclidean(group) for group in (Translations(2), Translations(3), SE(2), SE(3), E(2), E(3), Sim(2), Sim(3))),
         Euclidean(SemidirectProduct(OWN["AboutVertical"]())),
+        *(Euclidean(group) for group in (cyclic(4), tetrahedral(), SHEARED)),
         Sphere(),
         PositionDirection(),
         *(Orbits(group) for group in (SO(2), SO(3), Dilations(1), Dilations(3))),
@@ -325,11 +340,21 @@ def test_groups_that_do_not_act_so_are_refused():
         Orbits(SE(2))
     with pytest.raises(TypeError, match="group: expected SO"):
         Orbits(O(3))
+    with pytest.raises(TypeError, match=r"group: expected SO\(2\)"):
+        Orbits(cyclic(4))
     for make in (Euclidean, Orbits):
-        with pytest.raises(TypeError, match="group: expected a Lie group"):
-            make(cyclic(4))
-    with pytest.raises(TypeError, match="stabilizer: expected a Lie group"):
-        HomogeneousSpace("mine", SO(3), 3, cyclic(4))
+        with pytest.raises(TypeError, match=r"group: expected a group such as SO\(3\), got 'C4'"):
+            make("C4")
+    with pytest.raises(TypeError, match="stabilizer: expected a group"):
+        HomogeneousSpace("mine", SO(3), 3, "C4")
+
+
+def test_a_finite_group_is_short_for_its_semidirect_product_with_the_translations():
+    space = Euclidean(tetrahedral())
+    assert space == Euclidean(SemidirectProduct(tetrahedral()))
+    assert space.stabilizer == tetrahedral()
+    with pytest.raises(ValueError, match=r"h: h\[1\] is no element of T: it is none of its matrices"):
+        space.lift(torch.ones(4, 3), torch.stack([torch.eye(3), -torch.eye(3)]))
 
 
 def test_a_space_says_what_it_does_not_define():

@@ -82,7 +82,7 @@ def _unfold(signal: Tensor, side: int) -> tuple[Tensor, Tensor]:
 
 def _window_order(graph: LiftedGraph, side: int) -> Tensor:
     """Row of the displacement table for each place of the window, which runs down the rows of the image."""
-    seen = graph.relative_positions[:, graph.group.identity] * (side // 2)
+    seen = graph.relative_positions[:, graph.group.identity_index] * (side // 2)
     row, column = (-seen[:, 1] + side // 2).round().long(), (seen[:, 0] + side // 2).round().long()
     order = torch.empty(side * side, dtype=torch.int64)
     order[row * side + column] = torch.arange(len(seen))

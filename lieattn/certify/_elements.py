@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lieattn.groups import SO, FiniteGroup, LieGroup, O, RotationDilations, SemidirectProduct, Translations
-
-Group = FiniteGroup | LieGroup
+from lieattn.groups import SO, FiniteGroup, Group, O, RotationDilations, SemidirectProduct, Translations
 
 _NEAR = 1e-3  # radians, of the element near the identity
 
@@ -39,6 +37,8 @@ def elements_of(group: Group, count: int, generator: torch.Generator) -> Iterato
 
     Special are, as far as the group has them: an element near the identity, a half turn, a reflection, the inversion.
     """
+    if isinstance(group, SemidirectProduct) and isinstance(group.stabilizer, FiniteGroup):
+        group = group.stabilizer
     if isinstance(group, FiniteGroup):
         for index, matrix in enumerate(group.elements):
             yield Element(str(index), matrix, None)
@@ -53,7 +53,7 @@ def elements_of(group: Group, count: int, generator: torch.Generator) -> Iterato
             yield Element(label, matrix, still)
 
 
-def _special(group: LieGroup, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
+def _special(group: Group, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
     direction = torch.randn(group.algebra_dim, generator=generator, dtype=torch.float64)
     direction = direction / direction.norm()
     try:

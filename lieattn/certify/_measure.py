@@ -14,11 +14,11 @@ from torch_geometric.data import Batch, Data
 
 from lieattn._checks import check_count
 from lieattn.certify._certificate import Certificate, Row
-from lieattn.certify._elements import Group, elements_of, outside_of
+from lieattn.certify._elements import elements_of, outside_of
 from lieattn.certify._images import clouds_of_images, images_of_clouds
 from lieattn.certify._kinds import Kind, kinds_of_inputs, kinds_of_outputs
 from lieattn.certify._moves import Move, motion, permutation, raster_motion
-from lieattn.groups import FiniteGroup, LieGroup
+from lieattn.groups import FiniteGroup, Group
 
 TOLERANCES: Mapping[torch.dtype, float] = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Largest error allowed per dtype, in units of max(1, largest output)."""
@@ -296,7 +296,7 @@ def _promised(network: nn.Module, given: Group | None) -> tuple[Group | None, bo
             if stated:
                 return None, False
             raise ValueError("group: the network has no attribute `symmetry` or `group`, give the group to test")
-    if not isinstance(given, FiniteGroup | LieGroup):
+    if not isinstance(given, Group):
         raise TypeError(f"group: expected a FiniteGroup or a LieGroup, got {given!r}")
     return given, True
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lieattn.geometry import Neighbors
-from lieattn.groups import SO, LieGroup, RotationDilations, SemidirectProduct, quaternion_from_rotation
+from lieattn.groups import SO, Group, RotationDilations, SemidirectProduct, quaternion_from_rotation
 from lieattn.spaces import HomogeneousSpace
 
 Coordinates = Literal["smooth", "log", "published", "quaternion", "grid"]
@@ -101,7 +101,7 @@ def published_pairs(
     return torch.cat(parts, dim=-1)
 
 
-def _published_log(group: LieGroup, g: Tensor) -> Tensor:
+def _published_log(group: Group, g: Tensor) -> Tensor:
     """Logarithm ``[*, algebra_dim]`` in which a half turn of the plane is +π, however it was rounded."""
     linear = group.stabilizer if isinstance(group, SemidirectProduct) else group
     if group.dim != 2 or not isinstance(linear, SO | RotationDilations):
@@ -144,6 +144,6 @@ def published_distance(space: HomogeneousSpace, pairs: Tensor, alpha: float = _A
     return alpha * log.norm(dim=-1)
 
 
-def _has_rotations(group: LieGroup) -> bool:
+def _has_rotations(group: Group) -> bool:
     linear = group.stabilizer if isinstance(group, SemidirectProduct) else group
     return isinstance(linear, SO)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lieattn.geometry import FiniteFrames, GivenFrames, PrincipalFrames, SampledFrames
-from lieattn.groups import FiniteGroup, LieGroup, Translations
+from lieattn.groups import Group, Translations
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
 
@@ -34,7 +34,7 @@ def guarantee(space: HomogeneousSpace, frames: Any, coordinates: str = "smooth",
     return text.replace("outputs are invariant", "outputs are equivariant") if kind == "vector" else text
 
 
-def symmetry(space: HomogeneousSpace, frames: Any, coordinates: str = "smooth") -> FiniteGroup | LieGroup | None:
+def symmetry(space: HomogeneousSpace, frames: Any, coordinates: str = "smooth") -> Group | None:
     """Group that leaves the outputs alone exactly; a finite one together with all translations, None for no group.
 
     Given frames do not move along by themselves. Logarithms jump at an angle of π, and so many relative frames are

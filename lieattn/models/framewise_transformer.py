@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lieattn.geometry import Neighborhood, PointClouds, find_neighbors, in_frames, padding, point_clouds
-from lieattn.groups import FiniteGroup, LieGroup, Translations, check_group
+from lieattn.groups import FiniteGroup, Group, Translations, check_group
 from lieattn.models._lifted_field import LiftedField
 from lieattn.models._point_inputs import Kind, Readout, centered, check_options, features, length_of, read_out, vectors
 from lieattn.models._poses import Poses, Posing, posed
@@ -140,7 +140,7 @@ class FramewiseTransformer(nn.Module):
         )
 
     @property
-    def symmetry(self) -> FiniteGroup | LieGroup:
+    def symmetry(self) -> Group:
         """Group that outputs are exactly equivariant to; a finite one together with translations."""
         if self.posing is None:
             return self.group

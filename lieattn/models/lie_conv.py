@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_count, kind
 from lieattn.geometry import AllPairs, Lift, LiftedElements, Nearest, Neighborhood, Radius, farthest_points
-from lieattn.groups import SE, FiniteGroup, LieGroup, Translations
+from lieattn.groups import SE, Group, Translations
 from lieattn.models._lie_coordinates import Coordinates
 from lieattn.models._lie_features import species_features
 from lieattn.models._lie_graph import Lifting
@@ -169,7 +169,7 @@ class LieResNet(nn.Module):
         return text
 
     @property
-    def symmetry(self) -> FiniteGroup | LieGroup | None:
+    def symmetry(self) -> Group | None:
         """Group that leaves the outputs alone exactly; a finite one together with translations, None for no group."""
         return symmetry(self.lifting.space, self.lifting.frames, self.lifting.coordinates)
 

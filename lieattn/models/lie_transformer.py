@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lieattn._checks import check_count
 from lieattn._checks import kind as kind_of
 from lieattn.geometry import AllPairs, FiniteFrames, LiftedElements, Nearest, Neighborhood, SampledFrames
-from lieattn.groups import SE, FiniteGroup, LieGroup, Translations, cyclic
+from lieattn.groups import SE, Group, Translations, cyclic
 from lieattn.models._lie_coordinates import Coordinates
 from lieattn.models._lie_features import sorted_distances, species_features
 from lieattn.models._lie_graph import Frames, Lifting
@@ -254,7 +254,7 @@ class LieTransformer(nn.Module):
         return guarantee(self.lifting.space, self.lifting.frames, self.lifting.coordinates, self.kind)
 
     @property
-    def symmetry(self) -> FiniteGroup | LieGroup | None:
+    def symmetry(self) -> Group | None:
         """Group that leaves the outputs alone exactly; a finite one together with translations, None for no group."""
         return symmetry(self.lifting.space, self.lifting.frames, self.lifting.coordinates)
 

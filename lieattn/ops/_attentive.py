@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lieattn.ops import _attentive_plain as plain
 from lieattn.ops._attentive_plain import Window
-from lieattn.ops._backend import _State, has_numba
+from lieattn.ops._backend import uses_cpu_kernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +131,7 @@ def attentive_convolution(
             kept, levels, scores = plain.attend(*operands, window)
             maps = _maps(scores, levels, kernels)
             gated = plain.gate(kept, levels)
-        elif _fused(x, stride):
+        elif stride == 1 and uses_cpu_kernel(x):
             from lieattn.ops.kernels._attentive_launch import gated_sums
 
             gated = gated_sums(*operands, window)
@@ -165,11 +165,6 @@ def _maps(scores: Tensor | None, levels: Tensor | None, kernels: Tensor) -> Atte
         None if scores is None else scores.unflatten(1, outs).transpose(3, 4)[..., None, None],
         None if levels is None else torch.sigmoid(levels).unflatten(1, outs).unsqueeze(3),
     )
-
-
-def _fused(x: Tensor, stride: int) -> bool:
-    """Whether the kernel for CPUs has the case and was not forbidden."""
-    return x.device.type == "cpu" and stride == 1 and has_numba() and _State.asked in ("auto", "numba")
 
 
 def _check(x: Tensor, kernels: Tensor, channel: tuple[Tensor, Tensor] | None, spatial: Tensor | None) -> None:

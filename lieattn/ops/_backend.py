@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Literal, get_args
+from threading import Lock
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -55,14 +56,18 @@ def _checked(name: str, source: str) -> Backend:
 class _State:
     """The backend asked for, in all threads: gradients are computed in threads of their own."""
 
-    asked: Backend = _checked(os.environ.get(_VARIABLE, "auto"), f"environment variable {_VARIABLE}")
+    default: ClassVar[Backend] = _checked(os.environ.get(_VARIABLE, "auto"), f"environment variable {_VARIABLE}")
+    asked: ClassVar[Backend] = default
+    requests: ClassVar[dict[object, Backend]] = {}  # of the ``with`` blocks that are open, in their order
+    lock: ClassVar[Lock] = Lock()
 
 
 @contextmanager
 def backend(name: Backend) -> Iterator[None]:
     """Ask for a backend of the operator in a ``with`` block, in all threads of the process.
 
-    The environment variable ``LIEATTN_BACKEND``, read when the library is imported, asks for the whole process.
+    If blocks of several threads overlap, the one entered last determines the backend until it is left. The environment
+    variable ``LIEATTN_BACKEND``, read when the library is imported, sets the backend for the whole process.
 
     Parameters
     ----------
@@ -87,16 +92,15 @@ def backend(name: Backend) -> Iterator[None]:
     name = _checked(name, "name")
     if not _installed(name):
         raise ValueError(f"name: backend {name!r} needs the package {_PACKAGES[name]}, which is not installed")
-    before, _State.asked = _State.asked, name
+    request = object()
+    with _State.lock:
+        _State.requests[request] = _State.asked = name
     try:
         yield
     finally:
-        _State.asked = before
-
-
-def asked_backend() -> Backend:
-    """The backend asked for."""
-    return _State.asked
+        with _State.lock:
+            del _State.requests[request]
+            _State.asked = next(reversed(_State.requests.values()), _State.default)
 
 
 # Constants, which torch.compile can look at.
@@ -130,6 +134,11 @@ def _installed(name: str) -> bool:
     return (name != "numba" or has_numba()) and (name != "triton" or has_triton())
 
 
+def uses_cpu_kernel(tensor: Tensor) -> bool:
+    """Whether kernels for CPUs are there, may be used, and can read this tensor."""
+    return tensor.device.type == "cpu" and has_numba() and _State.asked in ("auto", "numba")
+
+
 def fused_backend(device: torch.device) -> Literal["numba", "triton"]:
     """The fused kernel that a device would use."""
     if device.type == "cuda" or (_INTERPRETED and _State.asked == "triton"):
@@ -161,21 +170,36 @@ def explain(
     >>> print(explain(x, x, x, return_weights=True))
     plain (not numba: weights are returned, and the kernel never stores them)
     """
-    terms = terms or RelativeTerms()
+    return choose(query, key, value, neighbors, terms or RelativeTerms(), pattern, normalize, dropout, return_weights)
+
+
+def choose(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    neighbors: Neighbors | None,
+    terms: RelativeTerms,
+    pattern: Pattern,
+    normalize: Normalization,
+    dropout: float,
+    return_weights: bool,
+) -> Choice:
+    """The evaluator of the operator, for :func:`group_attention` and :func:`explain`."""
     obstacles = {}
     if neighbors is not None:
-        reason = dense_obstacle(
-            query, key, value, neighbors, terms, pattern, normalize, dropout, return_weights=return_weights
-        )
+        reason = _dense_obstacle(query, key, value, neighbors, terms, pattern, normalize, dropout, return_weights)
         if reason is None:
             return Choice("dense", {})
         obstacles["dense"] = reason
     name = fused_backend(value.device)
-    reason = fused_obstacle(query, key, value, terms, pattern, normalize, return_weights)
-    return Choice(name, obstacles) if reason is None else Choice("plain", {**obstacles, name: reason})
+    reason = _fused_obstacle(query, key, value, terms, pattern, normalize, dropout, return_weights)
+    if reason is None:
+        return Choice(name, obstacles)
+    obstacles[name] = reason
+    return Choice("plain", obstacles)
 
 
-def dense_obstacle(
+def _dense_obstacle(
     query: Tensor | None,
     key: Tensor | None,
     value: Tensor,
@@ -184,7 +208,6 @@ def dense_obstacle(
     pattern: Pattern,
     normalize: Normalization,
     dropout: float,
-    *,
     return_weights: bool,
 ) -> str | None:
     """Reason why torch's scaled dot product attention does not evaluate these arguments; None if it does."""
@@ -239,13 +262,14 @@ def _kernel_is_faster(query: Tensor, value: Tensor, clouds: Padding, pattern: Pa
     return filled and channels <= 8 and (keys < 16 or (pattern == "joint" and value.shape[1] > 4))
 
 
-def fused_obstacle(
+def _fused_obstacle(
     query: Tensor | None,
     key: Tensor | None,
     value: Tensor,
     terms: RelativeTerms,
     pattern: Pattern,
     normalize: Normalization,
+    dropout: float,
     return_weights: bool,
 ) -> str | None:
     """Reason why the fused kernel of the device does not evaluate these arguments; None if it does."""
@@ -262,15 +286,17 @@ def fused_obstacle(
     if return_weights:
         return "weights are returned, and the kernel never stores them"
     if pattern == "pooled":
-        return _missing_pooled_case(query, normalize, name)
+        return _missing_pooled_case(query, normalize, dropout, name)
     return _missing_case(terms, pattern, normalize)
 
 
-def _missing_pooled_case(query: Tensor | None, normalize: Normalization, name: str) -> str | None:
+def _missing_pooled_case(query: Tensor | None, normalize: Normalization, dropout: float, name: str) -> str | None:
     if name != "numba":
         return "pattern 'pooled' has a kernel for CPUs only"
     if query is None:
         return "pattern 'pooled' without queries: weights of tables alone"
+    if dropout > 0:
+        return "dropout with pattern 'pooled'"
     return None if normalize == "softmax" else f"normalize={normalize!r} with pattern 'pooled'"
 
 

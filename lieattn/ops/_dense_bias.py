@@ -59,7 +59,7 @@ def _attend(
     normalize: Normalization,
 ) -> Tensor:
     fiber, heads = value.shape[1:3]
-    score = _squares(bias if index is None else bias.index_select(0, index), neighbors, padding, fiber)
+    score = _squares(bias if index is None else bias.index_select(0, index), neighbors, padding, fiber, heads)
     mask = None if padding.mask is None else padding.mask.repeat_interleave(fiber, dim=1)
     rows = _to_rows(value, padding)
     if query is not None and key is not None:
@@ -81,10 +81,10 @@ def _attend(
     return padding.unpad(places)
 
 
-def _squares(bias: Tensor, neighbors: Neighbors, padding: Padding, fiber: int) -> Tensor:
+def _squares(bias: Tensor, neighbors: Neighbors, padding: Padding, fiber: int, heads: int) -> Tensor:
     """Scores of edges as ``[clouds * heads, places * fiber, places * fiber]``, zero where no edge is."""
     clouds, places = padding.shape
-    bias = bias.expand(-1, fiber, fiber, -1)
+    bias = bias.expand(-1, fiber, fiber, heads)
     if padding.place is None:
         # Edges are sorted by target, then source, so they are the squares already.
         square = bias.unflatten(0, (clouds, places, places))

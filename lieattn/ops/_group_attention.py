@@ -24,7 +24,7 @@ from lieattn.ops import _dense as dense
 from lieattn.ops import _dense_bias as dense_bias
 from lieattn.ops import _plain as plain
 from lieattn.ops import _pooled as pooled
-from lieattn.ops._backend import dense_obstacle, fused_obstacle
+from lieattn.ops._backend import choose
 from lieattn.ops._precision import common_dtype, widened, without_autocast
 from lieattn.ops._rotary import opposite, turn_pairs
 from lieattn.ops._terms import Normalization, Pattern, RelativeTerms, check_operands
@@ -144,33 +144,37 @@ def group_attention(
     check_operands(query, key, value, neighbors, terms, pattern, normalize, dropout)
     if query is not None:
         query = query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    options = (terms, pattern, normalize)
-    if dense_obstacle(query, key, value, neighbors, *options, dropout, return_weights=return_weights) is None:
+    name = choose(query, key, value, neighbors, terms, pattern, normalize, dropout, return_weights).backend
+    weights = None
+    if name == "dense":
         layout = cast(Padding, neighbors.whole_clouds)
         if terms.displacement_bias is not None:
-            given = neighbors, layout, terms.displacement_bias, terms.row
-            return dense_bias.attend(query, key, value, *given, normalize), None
-        whole = (cast(Tensor, query), cast(Tensor, key), value, layout)
-        return dense.attend(*whole, joint=pattern == "joint"), None
-    drops_pooled = pattern == "pooled" and dropout > 0  # which the kernel does not
-    if fused_obstacle(query, key, value, *options, return_weights) is None and not drops_pooled:
-        if pattern == "pooled":
-            signals = cast(Tensor, query), cast(Tensor, key), value
-            return pooled_fused.attend(*signals, neighbors, terms), None
+            out = dense_bias.attend(query, key, value, neighbors, layout, terms.displacement_bias, terms.row, normalize)
+        else:
+            out = dense.attend(cast(Tensor, query), cast(Tensor, key), value, layout, joint=pattern == "joint")
+    elif name != "plain" and pattern == "pooled":
+        out = pooled_fused.attend(cast(Tensor, query), cast(Tensor, key), value, neighbors, terms)
+    elif name != "plain":
         out = fused.attend(query, key, value, neighbors, terms, pattern, normalize, dropout)
-        return out, None
-    evaluate = pooled.attend if pattern == "pooled" else plain.attend
-    dtype = common_dtype(query, key, value, *terms.tables().values())
-    with without_autocast(value.device):
-        out, weights = evaluate(
-            None if query is None else query.to(dtype),
-            None if key is None else key.to(dtype),
-            value.to(dtype),
-            neighbors,
-            pattern=pattern,
-            normalize=normalize,
-            terms=widened(terms, dtype),
-            drop=partial(F.dropout, p=dropout) if dropout > 0 else None,
-            return_weights=return_weights,
-        )
-    return out.to(value.dtype) if value.dtype.itemsize < 4 else out, weights
+    else:
+        evaluate = pooled.attend if pattern == "pooled" else plain.attend
+        dtype = common_dtype(query, key, value, *terms.tables().values())
+        with without_autocast(value.device):
+            out, weights = evaluate(
+                None if query is None else query.to(dtype),
+                None if key is None else key.to(dtype),
+                value.to(dtype),
+                neighbors,
+                pattern=pattern,
+                normalize=normalize,
+                terms=widened(terms, dtype),
+                drop=partial(F.dropout, p=dropout) if dropout > 0 else None,
+                return_weights=return_weights,
+            )
+        out = out.to(value.dtype) if value.dtype.itemsize < 4 else out
+    # Frames that no operand tells apart are evaluated once.
+    frames, keys = value.shape[1] if pattern in ("joint", "framewise") else out.shape[1], value.shape[1]
+    if weights is not None:
+        size = {"joint": (frames, keys), "query_sum": (frames, -1, keys)}.get(pattern, (frames,))
+        weights = weights.expand(-1, *size, -1)
+    return out.expand(-1, frames, -1, -1), weights

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn.ops._backend import asked_backend, has_numba
+from lieattn.ops._backend import uses_cpu_kernel
 
 Activation = Literal["silu", "relu", "gelu", "elu", "none"]
 
@@ -166,9 +166,7 @@ def _kernel_takes(name: str, rows: Tensor) -> bool:
     """Whether the kernel evaluates these rows."""
     return (
         name == "silu"
-        and asked_backend() in ("auto", "numba")
-        and has_numba()
-        and rows.device.type == "cpu"
+        and uses_cpu_kernel(rows)
         and rows.dtype in (torch.float32, torch.float64)
         and len(rows) >= _KERNEL_ROWS
     )

@@ -96,6 +96,7 @@ def _content_score(
             score = score + at_points.index_select(0, neighbors.target)
     if terms.fiber_bias is not None:
         bias = terms.fiber_bias.permute(2, 0, 1)[:, None]
+        bias = bias.expand(-1, -1, value.shape[1], value.shape[1]) if tied else bias
         score = score + (bias.diagonal(dim1=2, dim2=3)[..., None] if tied else bias)
     if terms.displacement_bias is not None and terms.displacement_bias.shape[2] > 1:
         score = score + rows(terms.displacement_bias.permute(0, 3, 1, 2))
@@ -106,6 +107,7 @@ def _fiber_score(query: Tensor, fiber_key: Tensor, tied: bool) -> Tensor:
     """⟨q, ρ(g, m)⟩ for every point, [points, heads, out | 1, query, key]: it does not depend on the edge."""
     table = fiber_key if fiber_key.ndim == 5 else fiber_key[None]
     if tied:
+        table = table.expand(-1, query.shape[1], query.shape[1], -1, -1)
         return torch.einsum("pghd,ohdg->phog", query, table.diagonal(dim1=1, dim2=2))[..., None]
     table = table.expand(-1, -1, -1, query.shape[2], -1)
     return torch.einsum("pghd,ogmhd->phogm", query, table)
@@ -116,7 +118,7 @@ def _position_score(query: Tensor | None, neighbors: Neighbors, terms: RelativeT
     score = None
     if terms.positional_key is not None and query is not None:
         at_target = _by_head(query, neighbors.target)
-        rho = rows(terms.positional_key.transpose(1, 2))
+        rho = rows(terms.positional_key.transpose(1, 2)).expand(*(-1,) * 4, query.shape[-1])
         if not rows.summed:
             score = (rho * at_target[:, :, None]).sum(-1)
         elif rho.shape[1] == 1:  # shared by the heads: one matrix product an edge

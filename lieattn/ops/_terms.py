@@ -172,7 +172,7 @@ def _check_terms(
         if name == "fiber_key" and table.ndim == 5 and out == -1:
             shape = (-1, *shape)
         fits = table.ndim == len(shape) and all(
-            want in (-1, got) or (got == 1 and axis > 0)
+            want in (-1, got) or (got == 1 and (axis > 0 or name not in ROW_TABLES))
             for axis, (want, got) in enumerate(zip(shape, table.shape, strict=True))
         )
         if not fits:

@@ -206,11 +206,11 @@ def register_types() -> None:
     """Let configuration files name a function of ``lieattn.groups`` wherever a group is expected, and any space."""
     from jsonargparse import set_parsing_settings
 
-    from lieattn.groups import FiniteGroup, LieGroup
+    from lieattn.groups import Group
     from lieattn.spaces import HomogeneousSpace
 
     # FiniteGroup is final, the others are dataclasses: jsonargparse would accept their own constructors alone.
-    set_parsing_settings(subclasses_enabled=[FiniteGroup, LieGroup, HomogeneousSpace])
+    set_parsing_settings(subclasses_enabled=[Group, HomogeneousSpace])
 
 
 def _group_in_words(group: dict[str, Any]) -> str:

@@ -171,7 +171,7 @@ def affine_layer(file, prefix=""):
     names = {"query": "Q", "key": "K", "value": "V"}
     if table == "psi" and not has("W"):
         eye = torch.zeros(file.group.order, channels, channels, dtype=file.dtype)
-        eye[file.group.identity] = torch.eye(channels, dtype=file.dtype)
+        eye[file.group.identity_index] = torch.eye(channels, dtype=file.dtype)
         return layer.to(file.dtype), map_parameters("affine_map") | {
             "embedding.weight": eye,
             "embedding.bias": torch.zeros(channels, dtype=file.dtype),

@@ -135,7 +135,7 @@ def _graph(images, height, width, group, neighborhood, scale, dtype):
 def _with_coordinates(graph, coords):
     """The graph with the file's coordinates, which were rounded to float32."""
     radius = (np.array(coords.shape[1:3]) - 1) // 2
-    own = graph.relative_positions[:, graph.group.identity] * int(radius.max())
+    own = graph.relative_positions[:, graph.group.identity_index] * int(radius.max())
     offset = own.round().long() + torch.from_numpy(radius)
     assert (own - own.round()).abs().max() < 1e-3
     stored = _tensor(coords, graph.pos.dtype)[:, offset[:, 0], offset[:, 1]]

@@ -1,0 +1,77 @@
+"""The definition of the operator, as literal as its formula. Every evaluator is tested against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from lieattn.geometry import Neighbors
+from lieattn.ops._terms import ROW_TABLES, Normalization, Pattern, RelativeTerms, check_operands
+
+# Weights of all keys, [keys, heads], from their scores.
+_NORMALIZE: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda score: score.softmax(0),
+    "mean": lambda score: score / len(score),
+    "exp-mean": lambda score: score.exp() / len(score),
+    "none": lambda score: score,
+}
+
+
+def reference_attention(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    neighbors: Neighbors,
+    *,
+    pattern: Pattern = "joint",
+    normalize: Normalization = "softmax",
+    terms: RelativeTerms | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Evaluate :func:`group_attention` literally, for reading and for tests.
+
+    Slow, and it stores a score and a value for every edge and every output, query and key frame. The parameters and
+    the output ``[points, out, heads, value_dim]`` are those of :func:`group_attention`.
+    """
+    terms = terms or RelativeTerms()
+    check_operands(query, key, value, neighbors, terms, pattern, normalize, dropout=0.0)
+    i, j, row = neighbors.target, neighbors.source, terms.row
+    # Axes: [edges, output frame, query frame, key frame, heads, channels]; scores are without channels. Only the query
+    # sum has query frames beside the output frames; elsewhere they are the output frames, and their axis has size 1.
+    alone = 1 if pattern == "query_sum" else 2
+
+    def term(name: str, absent: float) -> Tensor | float:
+        table: Tensor | None = getattr(terms, name)
+        if table is None:
+            return absent
+        if name in ROW_TABLES:
+            table = (table if row is None else table[row])[:, :, None]
+            return table[:, :, :, None] if name == "positional_key" else table
+        return table[None] if table.ndim == 5 else table[None].unsqueeze(alone)
+
+    scored = query is not None or terms.displacement_bias is not None or terms.fiber_bias is not None
+    if query is None or key is None:
+        query = key = value.new_zeros(len(value), 1, value.shape[2], 1)
+    q = query[i][:, :, None].unsqueeze(alone)
+    k = term("key_psi", 1) * key[j][:, None, None]
+    v = term("psi", 1) * value[j][:, None, None]
+    if pattern == "pooled":
+        k, v = k.sum(3, keepdim=True), v.sum(3, keepdim=True)
+    k = k + term("positional_key", 0) + term("fiber_key", 0)
+    v = v + term("beta", 0)
+    score = (1 / sqrt(query.shape[-1]) if scale is None else scale) * (q * k).sum(-1)
+    score = score + term("displacement_bias", 0) + term("fiber_bias", 0) + (0 if scored else 1)
+    frames = value.shape[1] if pattern in ("joint", "framewise") else 1
+    shape = torch.broadcast_shapes(score.shape, v.shape[:-1], (1, frames, 1, 1, 1))
+    score, v = score.expand(shape), v.expand(*shape, -1)
+    out = value.new_zeros(len(value), shape[1], *value.shape[2:])
+    for point, h, g in product(range(len(out)), range(shape[1]), range(shape[2])):
+        near = slice(int(neighbors.row_ptr[point]), int(neighbors.row_ptr[point + 1]))
+        m = slice(h, h + 1) if pattern == "framewise" else slice(None)
+        weight = _NORMALIZE[normalize](score[near, h, g, m].flatten(0, 1))
+        out[point, h] += (weight[..., None] * v[near, h, g, m].flatten(0, 1)).sum(0)
+    return out

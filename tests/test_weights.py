@@ -1,0 +1,668 @@
+"""Checkpoints of version 0.1 load into today's networks and give the same numbers.
+
+Each file ``goldens/weights_0_1/NAME.npz`` was written by version 0.1: all entries of a state dict as ``state/<key>``,
+inputs as ``in/<name>``, outputs as ``out/<number>``, all in float64, and ``meta``, a JSON string with the expressions
+by which the network was made and called. ``WEIGHTS`` says how the same network is made and called today. Builders
+follow the names of the library; the keys of the state dicts and the numbers never change.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from lieattn.geometry import (
+    AllPairs,
+    FiniteFrames,
+    GivenFrames,
+    Nearest,
+    PixelSquare,
+    PrincipalFrames,
+    Radius,
+    SampledFrames,
+    in_frames,
+    lift,
+    lift_elements,
+    padding,
+)
+from lieattn.groups import SE, SO, RotationDilations, Translations, cyclic, dihedral, octahedral, tetrahedral
+from lieattn.models import (
+    AttentiveAllCNN,
+    AttentiveCNN,
+    AttentiveDenseNet,
+    AttentiveResNet,
+    BottleneckResNet,
+    EnergyForces,
+    FieldModel,
+    FiniteSE2Transformer,
+    FramewiseTransformer,
+    GSANet,
+    HamiltonianDynamics,
+    LieResNet,
+    LieTransformer,
+)
+from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
+from lieattn.nn import (
+    AffineSelfConvolution,
+    CoordinateEncoding,
+    DipoleHead,
+    EdgeNetwork,
+    FramewiseBlock,
+    GroupConvolution,
+    GroupSelfAttention,
+    LieBlock,
+    LieSelfAttention,
+    LiftingAffineSelfConvolution,
+    LiftingSelfAttention,
+    MLPEncoding,
+    NetworkKernel,
+    OffsetTable,
+    PolarizabilityHead,
+    PreNormBlock,
+    RotaryEncoding,
+    RotaryPhases,
+    SimpleAffineSelfConvolution,
+    SmoothDisplacements,
+    StandAloneSelfAttention,
+    TableEncoding,
+    TableKernel,
+    VectorHead,
+)
+from lieattn.spaces import Euclidean, Orbits, Sphere
+from lieattn.testing import relative_error
+from tests.cases import oblique_rotation
+
+GOLDENS = Path(__file__).parent / "goldens" / "weights_0_1"
+TOLERANCE = 1e-9
+
+Inputs = dict[str, Tensor]
+Outputs = Tensor | tuple[Tensor, ...]
+
+
+def on_data(network: nn.Module, inputs: Inputs) -> Outputs:
+    return network(Data(**inputs))
+
+
+def on_images(network: nn.Module, inputs: Inputs) -> Outputs:
+    return network(inputs["images"])
+
+
+def lifted(inputs, group, neighborhood):
+    return lift(inputs["pos"], group, neighborhood, batch=inputs["batch"], scale=1.0)
+
+
+def on_graph(group, neighborhood):
+    """Call for layers in an ``nn.ModuleDict``: those named ``lifting...`` see features, others a field."""
+
+    def call(layers: nn.Module, inputs: Inputs) -> Outputs:
+        graph = lifted(inputs, group, neighborhood)
+        return tuple(
+            layer(inputs["x" if name.startswith("lifting") else "field"], graph) for name, layer in layers.items()
+        )
+
+    return call
+
+
+def lie_block(layers: nn.Module, inputs: Inputs) -> Outputs:
+    graph = lift_elements(
+        inputs["pos"], Euclidean(SE(3)), FiniteFrames(tetrahedral()), AllPairs(), batch=inputs["batch"], scale=1.0
+    )
+    return tuple(layer(inputs["field"], graph) for layer in layers.values())
+
+
+def framewise_block(layers: nn.Module, inputs: Inputs) -> Outputs:
+    group = tetrahedral()
+    graph = lifted(inputs, group, Radius(2.0))
+    frames = group.elements.to(graph.pos)
+    phases = layers["phases"](in_frames(group, graph.pos))
+    edges = layers["edges"](graph.pos, graph.neighbors, frames, inputs["x"], inputs["vel"][:, None])
+    return layers["block"](inputs["field"], phases, padding(graph.batch, graph.num_clouds), edges)
+
+
+def springs(dynamics: nn.Module, inputs: Inputs) -> Outputs:
+    state = inputs["pos"], inputs["momentum"], inputs["x"][:, 0], inputs["x"]
+    velocity, force = dynamics.field(*state, batch=inputs["batch"])
+    return dynamics.hamiltonian(*state, batch=inputs["batch"]), velocity, force
+
+
+def lie(space, frames=None, **options):
+    """A small LieTransformer with three features and two outputs."""
+    settings = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "heads": 2, "hidden": 4}
+    return LieTransformer(3, 2, space=space, frames=frames, **{**settings, **options})
+
+
+def potential(**options):
+    """A small LieTransformer with one output, an energy."""
+    settings = {"neighborhood": AllPairs(), "channels": 8, "layers": 2, "heads": 2, "hidden": 4, "pool": "sum"}
+    return LieTransformer(2, 1, space=Euclidean(Translations(2)), normalize="mean", **settings, **options)
+
+
+def framewise(group, **options):
+    return FramewiseTransformer(group, 3, 2, **{"channels": 8, "layers": 2, "heads": 2, "widening": 2, **options})
+
+
+def steerable(model, **options):
+    return model(3, 2, neighborhood=Radius(2.0), channels=4, layers=1, vector_inputs=("vel",), hidden=4, **options)
+
+
+def affine(group, positions):
+    """Every layer of Affine Self Convolution with six channels in two heads."""
+    options = {"channels": 6, "heads": 2, "scale": 0.5}
+    return nn.ModuleDict(
+        {
+            "affine": AffineSelfConvolution(group, 2, 3, positions, **options),
+            "lifting": LiftingAffineSelfConvolution(group, 3, 2, positions, **options),
+            "simple": SimpleAffineSelfConvolution(group, 2, 3, positions, **options),
+            "alone": StandAloneSelfAttention(group, 2, 3, positions, **options),
+        }
+    )
+
+
+def attention(group, encodings):
+    """Lifting attention, and group attention with each of the encodings in its pattern."""
+    layers = {"lifting": LiftingSelfAttention(group, 3, 2, heads=2, head_channels=4)}
+    for pattern, encoding in encodings:
+        name = f"group_{len(layers)}_{pattern}"
+        layers[name] = GroupSelfAttention(group, 2, 3, heads=2, head_channels=4, pattern=pattern, encoding=encoding)
+    return nn.ModuleDict(layers)
+
+
+def window(size):
+    """Displacements ``[offsets, 2]`` of size x size pixels."""
+    return torch.tensor(OffsetTable.square(size).offsets)
+
+
+def given_frames():
+    """Frames of two clouds, ``[2, 24, 3, 3]``: the rotations of a cube that is turned in the first of them."""
+    cube = octahedral().elements
+    return GivenFrames(torch.stack([oblique_rotation() @ cube, cube]), per="cloud")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How to make the network of a file, and how to call it with its inputs."""
+
+    make: Callable[[], nn.Module]
+    call: Callable[[nn.Module, Inputs], Outputs] = on_data
+
+
+WEIGHTS = {
+    # --- GSA-Nets
+    "gsa_c4_crops_pooling": Weights(
+        lambda: GSANet(
+            cyclic(4),
+            1,
+            3,
+            channels=6,
+            blocks=(1, 1),
+            expansions=(1, 2),
+            crops=(1, 0),
+            heads=2,
+            neighborhood=PixelSquare(3),
+            norm_between=True,
+        )
+    ),
+    "gsa_d4_mean": Weights(
+        lambda: GSANet(
+            dihedral(4),
+            1,
+            3,
+            channels=6,
+            blocks=(1,),
+            heads=3,
+            neighborhood=PixelSquare(3),
+            point_pool="mean",
+            activation="relu",
+        )
+    ),
+    "gsa_tetrahedral": Weights(
+        lambda: GSANet(
+            tetrahedral(),
+            3,
+            2,
+            channels=8,
+            blocks=(1,),
+            heads=2,
+            neighborhood=Radius(2.0),
+            scale=1.5,
+            point_pool="max",
+            activation="gelu",
+        )
+    ),
+    "gsa_c4_published_table": Weights(
+        lambda: GSANet(
+            cyclic(4), 1, 3, channels=6, blocks=(1,), heads=2, neighborhood=PixelSquare(3), frame_encoding="published"
+        )
+    ),
+    "gsa_encodings_c4": Weights(
+        lambda: attention(
+            cyclic(4),
+            [
+                ("query_sum", CoordinateEncoding(2, 4, cyclic(4))),
+                ("joint", CoordinateEncoding(2, 4, cyclic(4))),
+                ("query_sum", TableEncoding(cyclic(4), window(3), 4)),
+                ("joint", MLPEncoding(cyclic(4), 2, hidden=4, value_channels=4)),
+                ("framewise", RotaryEncoding(cyclic(4), 2, 4)),
+            ],
+        ),
+        on_graph(cyclic(4), PixelSquare(3)),
+    ),
+    "gsa_encodings_tetrahedral": Weights(
+        lambda: attention(
+            tetrahedral(),
+            [
+                ("joint", CoordinateEncoding(3, 4, tetrahedral())),
+                ("framewise", MLPEncoding(tetrahedral(), 2, hidden=4, between_frames=False)),
+                ("framewise", RotaryEncoding(tetrahedral(), 2, 4)),
+            ],
+        ),
+        on_graph(tetrahedral(), Radius(2.0)),
+    ),
+    "gsa_block": Weights(
+        lambda: nn.ModuleDict(
+            {
+                "block": PreNormBlock(
+                    GroupSelfAttention(
+                        dihedral(3), 2, 4, heads=2, head_channels=3, encoding=CoordinateEncoding(2, 3, dihedral(3))
+                    ),
+                    2,
+                    4,
+                )
+            }
+        ),
+        on_graph(dihedral(3), Radius(1.5)),
+    ),
+    # --- LieTransformer
+    "lie_se2_sum": Weights(lambda: lie(Euclidean(SE(2)), FiniteFrames(cyclic(4)), layers=2, head_norm=True)),
+    "lie_se2_grid": Weights(
+        lambda: lie(
+            Euclidean(SE(2)),
+            FiniteFrames(cyclic(3)),
+            coordinates="grid",
+            normalize="mean",
+            norm="layer_post",
+        )
+    ),
+    "lie_se2_published": Weights(
+        lambda: lie(
+            Euclidean(SE(2)),
+            FiniteFrames(cyclic(4)),
+            coordinates="published",
+            kernel="combined",
+            features="product",
+            location="network",
+            squash=True,
+        )
+    ),
+    "lie_se3_content": Weights(
+        lambda: lie(Euclidean(SE(3)), PrincipalFrames(), kernel="content", pool="max", readout="point_first")
+    ),
+    "lie_se3_local_axes": Weights(
+        lambda: lie(
+            Euclidean(SE(3)),
+            PrincipalFrames("neighborhood", cutoff=6.0),
+            neighborhood=Radius(6.0),
+            norm="none",
+            activation="gelu",
+        )
+    ),
+    "lie_se3_relative_position": Weights(
+        lambda: lie(
+            Euclidean(SE(3)),
+            FiniteFrames(tetrahedral()),
+            kernel="relative_position",
+            neighborhood=Nearest(4),
+            pool="sum",
+        )
+    ),
+    "lie_se3_log": Weights(
+        lambda: lie(
+            Euclidean(SE(3)),
+            PrincipalFrames(),
+            coordinates="log",
+            kernel="combined",
+            features="linear",
+            location="network",
+            scale=1.5,
+        )
+    ),
+    "lie_se3_quaternion": Weights(
+        lambda: lie(
+            Euclidean(SE(3)),
+            PrincipalFrames(),
+            layers=2,
+            coordinates="quaternion",
+            kernel="combined",
+            features="mixed",
+            location="coordinates",
+            feature_channels=3,
+            normalize="mean",
+            readout="point_first",
+            squash=True,
+        )
+    ),
+    "lie_se3_sampled": Weights(
+        lambda: lie(Euclidean(SE(3)), SampledFrames(4), norm="batch_pre", normalize="exp-mean", activation="relu")
+    ),
+    "lie_se3_given": Weights(
+        lambda: lie(
+            Euclidean(SE(3)),
+            given_frames(),
+            kernel="combined",
+            features="linear",
+            location="coordinates",
+            norm="batch_post",
+        )
+    ),
+    "lie_se3_species": Weights(
+        lambda: LieTransformer(
+            None,
+            2,
+            space=Euclidean(SE(3)),
+            frames=PrincipalFrames(),
+            neighborhood=AllPairs(),
+            channels=8,
+            layers=1,
+            heads=2,
+            hidden=4,
+            inputs="species",
+            species=(1, 6, 8),
+        )
+    ),
+    "lie_se3_vectors": Weights(
+        lambda: lie(
+            Euclidean(SE(3)),
+            FiniteFrames(tetrahedral()),
+            neighborhood=Radius(2.5),
+            vector_inputs=("vel",),
+            kind="vector",
+            radial=4,
+            lifting=4,
+        )
+    ),
+    "lie_se3_vectors_of_points": Weights(
+        lambda: lie(
+            Euclidean(SE(3)),
+            PrincipalFrames(),
+            vector_inputs=("vel",),
+            kind="vector",
+            pool="none",
+            lifting=4,
+            cutoff=3.0,
+        )
+    ),
+    "lie_t3_location": Weights(lambda: lie(Euclidean(Translations(3)), kernel="location", squash=True, pool="none")),
+    "lie_t2_distances": Weights(lambda: lie(Euclidean(Translations(2)), inputs="distances", normalize="mean")),
+    "lie_so2_orbits": Weights(lambda: lie(Orbits(SO(2)), coordinates="published")),
+    "lie_so3_orbits": Weights(lambda: lie(Orbits(SO(3)), FiniteFrames(cyclic(3)))),
+    "lie_so3_orbits_log": Weights(lambda: lie(Orbits(SO(3)), FiniteFrames(cyclic(2)), coordinates="published")),
+    "lie_rotations_and_dilations": Weights(lambda: lie(Orbits(RotationDilations(2)), coordinates="published")),
+    "lie_sphere": Weights(lambda: lie(Sphere(), FiniteFrames(cyclic(4)), neighborhood=Radius(1.2), scale=0.7)),
+    "lie_block": Weights(
+        lambda: nn.ModuleDict(
+            {
+                norm: LieBlock(LieSelfAttention(6, 12, heads=2, hidden=4), 6, norm=norm)
+                for norm in ("layer_pre", "layer_post", "batch_pre")
+            }
+        ),
+        lie_block,
+    ),
+    # --- LieConv
+    "lieconv_downsampling": Weights(
+        lambda: LieResNet(
+            3,
+            2,
+            space=Euclidean(SE(2)),
+            frames=FiniteFrames(cyclic(4)),
+            neighborhood=Radius(1.5),
+            channels=8,
+            blocks=2,
+            downsampling=0.4,
+            rank=3,
+            hidden=4,
+        )
+    ),
+    "lieconv_molecules": Weights(
+        lambda: LieResNet(
+            None,
+            2,
+            space=Euclidean(SE(3)),
+            frames=PrincipalFrames(),
+            neighborhood=AllPairs(),
+            channels=8,
+            blocks=1,
+            norm="layer",
+            activation="relu",
+            rank=3,
+            hidden=4,
+            pool="sum",
+            coordinates="log",
+            squash=True,
+            species=(1, 6, 8),
+        )
+    ),
+    "lieconv_points": Weights(
+        lambda: LieResNet(
+            3,
+            2,
+            space=Euclidean(Translations(3)),
+            neighborhood=Nearest(4),
+            channels=8,
+            blocks=1,
+            norm="none",
+            rank=3,
+            hidden=4,
+            pool="none",
+        )
+    ),
+    # --- finite SE(2), framewise
+    "finite_se2_mean": Weights(
+        lambda: FiniteSE2Transformer(4, 2, 3, channels=4, layers=2, heads=2, content="pairwise_distances", moments=3)
+    ),
+    "finite_se2_seeds": Weights(
+        lambda: FiniteSE2Transformer(
+            3,
+            2,
+            3,
+            channels=8,
+            layers=2,
+            heads=2,
+            content="centroidal",
+            layer_norm=True,
+            readout="seeds",
+            neighborhood=Radius(2.0),
+        )
+    ),
+    "finite_se2_constant": Weights(lambda: FiniteSE2Transformer(4, 1, 2, channels=4, layers=1, normalize="mean")),
+    "framewise_c4": Weights(lambda: framewise(cyclic(4), scale=1.5)),
+    "framewise_tetrahedral": Weights(
+        lambda: framewise(
+            tetrahedral(),
+            vector_inputs=("vel",),
+            kind="vector",
+            readout="point",
+            poses=PrincipalFrames(),
+            neighborhood=Radius(2.0),
+            basis=4,
+            hidden=4,
+            positions=False,
+        )
+    ),
+    "framewise_octahedral": Weights(
+        lambda: framewise(octahedral(), layers=1, neighborhood=Nearest(4), cutoff=3.0, basis=4, hidden=4, readout="sum")
+    ),
+    "framewise_block": Weights(
+        lambda: nn.ModuleDict(
+            {
+                "phases": RotaryPhases(3, 2, 4),
+                "edges": EdgeNetwork(3, 3, cutoff=2.0, in_vectors=1, basis=4, hidden=4),
+                "block": FramewiseBlock(tetrahedral(), 8, heads=2, widening=2, messages=4),
+            }
+        ),
+        framewise_block,
+    ),
+    # --- Affine Self Convolution
+    **{
+        f"affine_network_{name}": Weights(make)
+        for name, make in {
+            "affine": lambda: BottleneckResNet(
+                cyclic(4), 1, 3, blocks=1, width=2, size=3, heads=2, squeeze_excite=True
+            ),
+            "simple": lambda: BottleneckResNet(
+                dihedral(4), 1, 3, layer="simple", blocks=1, width=2, size=3, heads=2, scale=0.5, border="mask"
+            ),
+            "alone": lambda: BottleneckResNet(cyclic(4), 1, 3, layer="stand-alone", blocks=1, width=2, size=3, heads=1),
+            "convolution": lambda: BottleneckResNet(
+                cyclic(2), 1, 3, layer="convolution", blocks=1, width=2, downsampling="strided"
+            ),
+        }.items()
+    },
+    "affine_table": Weights(lambda: affine(dihedral(4), OffsetTable.square(3)), on_graph(dihedral(4), PixelSquare(3))),
+    "affine_table_zero_border": Weights(
+        lambda: affine(cyclic(4), OffsetTable.square(3, border="zero")), on_graph(cyclic(4), PixelSquare(3))
+    ),
+    "affine_smooth": Weights(
+        lambda: affine(tetrahedral(), SmoothDisplacements(hidden=4)), on_graph(tetrahedral(), Radius(2.0))
+    ),
+    # --- attentive group convolution
+    **{
+        f"attentive_cnn_{kind}": Weights(
+            lambda kind=kind: AttentiveCNN(cyclic(4), 1, 3, channels=2, attention=kind), on_images
+        )
+        for kind in ("none", "full", "channel", "spatial", "input", "pose")
+    },
+    "attentive_all_cnn": Weights(
+        lambda: AttentiveAllCNN(dihedral(4), 1, 3, channels=2, attention="input", reduction=2), on_images
+    ),
+    "attentive_resnet": Weights(
+        lambda: AttentiveResNet(cyclic(4), 1, 3, blocks=1, channels=(2, 2, 2), attention="full", hidden=1), on_images
+    ),
+    "attentive_densenet": Weights(
+        lambda: AttentiveDenseNet(cyclic(4), 1, 2, growth=1, attention="full", hidden=1), on_images
+    ),
+    # --- group convolution
+    "convolution_table": Weights(
+        lambda: nn.ModuleDict(
+            {
+                "lifting": GroupConvolution(TableKernel(dihedral(4), 3, 2, window(3), lifting=True)),
+                "group": GroupConvolution(TableKernel(dihedral(4), 2, 3, window(3)), reduction="mean"),
+            }
+        ),
+        on_graph(dihedral(4), PixelSquare(3)),
+    ),
+    "convolution_network": Weights(
+        lambda: nn.ModuleDict(
+            {
+                f"{'lifting' if lifting else 'group'}_{form}": GroupConvolution(
+                    NetworkKernel(
+                        tetrahedral(), 3 if lifting else 2, 2, lifting=lifting, form=form, hidden=4, window=not lifting
+                    ),
+                    measure=0.5,
+                )
+                for lifting in (True, False)
+                for form in ("full", "separable")
+            }
+        ),
+        on_graph(tetrahedral(), Radius(2.0)),
+    ),
+    # --- models of irreps
+    "irreps_tensor_field": Weights(lambda: steerable(TensorFieldNetwork, degree=1, basis=4)),
+    "irreps_se3": Weights(lambda: steerable(SE3Transformer, degree=1, basis=4, heads=2, kind="vector")),
+    "irreps_distances": Weights(
+        lambda: steerable(DistanceTransformer, basis=4, heads=2, kind="vector", readout="point")
+    ),
+    # --- fields, forces, dynamics
+    "field_vector": Weights(
+        lambda: FieldModel(
+            framewise(tetrahedral(), vector_inputs=("vel",)),
+            VectorHead(8, hidden=5),
+            start={"pos": 1.0, "vel": 0.5},
+            units={"vel": 2.0},
+            unit=3.0,
+        )
+    ),
+    "field_dipole": Weights(lambda: FieldModel(lie(Euclidean(SE(3)), PrincipalFrames()), DipoleHead(8))),
+    "field_polarizability": Weights(
+        lambda: FieldModel(lie(Euclidean(SE(3)), FiniteFrames(tetrahedral())), PolarizabilityHead(8))
+    ),
+    "energy_forces": Weights(
+        lambda: EnergyForces(
+            LieTransformer(
+                3,
+                1,
+                space=Euclidean(SE(3)),
+                frames=PrincipalFrames(),
+                neighborhood=AllPairs(),
+                channels=8,
+                layers=1,
+                heads=2,
+                hidden=4,
+                lifting=4,
+                radial=4,
+                cutoff=4.0,
+                pool="sum",
+            )
+        )
+    ),
+    "hamiltonian": Weights(lambda: HamiltonianDynamics(potential()), springs),
+}
+
+
+def read(name):
+    """State dict, inputs, outputs and meta of a file."""
+    state, inputs, outputs = {}, {}, []
+    with np.load(GOLDENS / f"{name}.npz", allow_pickle=False) as arrays:
+        for entry in arrays.files:
+            part, _, key = entry.partition("/")
+            if part == "state":
+                state[key] = torch.from_numpy(arrays[entry])
+            elif part == "in":
+                inputs[key] = torch.from_numpy(arrays[entry])
+        while f"out/{len(outputs)}" in arrays.files:
+            outputs.append(torch.from_numpy(arrays[f"out/{len(outputs)}"]))
+        return state, inputs, outputs, json.loads(str(arrays["meta"]))
+
+
+def run(name, state, inputs):
+    """Outputs of today's network with the state, as a list."""
+    torch.set_default_dtype(torch.float64)  # e3nn rounds its coupling coefficients to it
+    try:
+        network = WEIGHTS[name].make().double().eval()
+        network.load_state_dict(state, strict=True)
+        outputs = WEIGHTS[name].call(network, inputs)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return [outputs] if isinstance(outputs, Tensor) else list(outputs)
+
+
+def test_every_file_has_a_network():
+    assert {path.stem for path in GOLDENS.glob("*.npz")} == set(WEIGHTS)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_of_0_1(name):
+    state, inputs, expected, meta = read(name)
+    assert meta["version"] == "0.1"
+    found = run(name, state, inputs)
+    assert len(found) == len(expected) > 0
+    for output, known in zip(found, expected, strict=True):
+        assert output.shape == known.shape
+        assert known.abs().max() > 1e-4
+        assert relative_error(output / known.abs().max(), known / known.abs().max()) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["lieconv_downsampling", "lie_se2_sum", "framewise_c4", "affine_table"])
+def test_every_weight_counts(name):
+    """Control: another value of any entry changes the outputs; but a softmax does not see the bias of its keys."""
+    state, inputs, expected, _ = read(name)
+    for key, value in state.items():
+        other = {**state, key: value + 0.3 * torch.randn(value.shape, dtype=value.dtype)}
+        found = run(name, other, inputs)
+        changed = max(relative_error(*pair) for pair in zip(found, expected, strict=True)) > TOLERANCE
+        assert changed or key.endswith("key.bias"), key

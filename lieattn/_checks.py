@@ -44,7 +44,7 @@ def check_floating(argument: str, dtype: torch.dtype) -> None:
 
 def check_neighborhood(neighborhood: object) -> None:
     """Refuse what is no definition of neighborhoods; the class of one is none either."""
-    if isinstance(neighborhood, type) or not callable(neighborhood) or not hasattr(neighborhood, "scale"):
+    if isinstance(neighborhood, type) or not callable(neighborhood) or not hasattr(neighborhood, "length"):
         raise TypeError(f"neighborhood: expected a definition such as Radius(1.5), got {neighborhood!r}")
 
 

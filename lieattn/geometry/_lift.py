@@ -29,7 +29,7 @@ def lift(
     batch: Tensor | None = None,
     ptr: Tensor | None = None,
     mask: Tensor | None = None,
-    scale: float | None = None,
+    length: float | None = None,
     coordinates: Chart = "smooth",
     weights: Tensor | None = None,
     generator: torch.Generator | None = None,
@@ -58,7 +58,7 @@ def lift(
         the translations for None.
     batch, ptr, mask
         See :func:`point_clouds`.
-    scale
+    length
         Length by which translations of relative elements are divided; the neighborhood's own if absent, or 1.
     coordinates
         ``"smooth"`` or ``"log"``, see :class:`RelativeElements`. Logarithms jump where an angle is π; they are here
@@ -99,13 +99,13 @@ def lift(
     check_moves_along(neighborhood, space, frames)
     if clouds.cell is not None and not space.group.is_affine:
         raise ValueError(f"cell: {space.name} has no translations, so its clouds cannot repeat")
-    if scale is None:
-        scale = 1.0 if neighborhood.scale is None else neighborhood.scale
-    check_length("scale", scale)
+    if length is None:
+        length = 1.0 if neighborhood.length is None else neighborhood.length
+    check_length("length", length)
     if isinstance(frames, ScaleFrames):
         if coordinates != "smooth":
             raise ValueError(f"coordinates: fibers of scales have smooth ones, got {coordinates!r}")
-        return frames(clouds, neighborhood, space, float(scale), weights)
+        return frames(clouds, neighborhood, space, float(length), weights)
     neighbors = find_neighbors(replace(clouds, pos=clouds.pos[:, : space.group.dim]), neighborhood)
     # Geometry keeps its precision under autocast.
     with torch.autocast(clouds.device.type, enabled=False):
@@ -116,7 +116,7 @@ def lift(
         pos=clouds.pos,
         batch=clouds.batch,
         neighbors=neighbors,
-        scale=float(scale),
+        length=float(length),
         group=group,
         pose=pose,
         elements=elements,

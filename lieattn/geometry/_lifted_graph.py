@@ -65,9 +65,9 @@ class LiftedGraph(PointClouds):
         return self.relative.fiber
 
     @property
-    def scale(self) -> float:
+    def length(self) -> float:
         """Length by which the translations of relative elements are divided."""
-        return self.relative.scale
+        return self.relative.length
 
     @property
     def frames(self) -> Tensor:
@@ -90,13 +90,13 @@ class LiftedGraph(PointClouds):
         return self.space.group.product(section, frames if frames.ndim == 4 else frames[None])
 
     def frame_positions(self) -> Tensor:
-        """Coordinates in each frame, relative to the mean of the cloud and over the scale: ``[points, fiber, dim]``.
+        """Coordinates in each frame, relative to the mean of the cloud and over the length: ``[points, fiber, dim]``.
 
         Differences of the coordinates of two points of a cloud are :attr:`RelativeElements.positions` where all points
         have the same frames.
         """
         places = self.pos[:, : self.space.group.dim]
-        centered = (places - self.mean(places)[self.batch]) / self.scale
+        centered = (places - self.mean(places)[self.batch]) / self.length
         if self.relative.tied and self.relative.pose is None:
             return in_frames(cast(FiniteGroup, self.group), centered)
         inverse = torch.linalg.inv(self.frames.double())
@@ -152,7 +152,7 @@ class LiftedGraph(PointClouds):
         return replace(self, relative=selected, log_measure=log_measure)
 
     def subset(self, kept: Tensor, neighborhood: Neighborhood) -> LiftedGraph:
-        """Some of the points with the elements over them, and neighbor lists of their own, on the same scale.
+        """Some of the points with the elements over them, and neighbor lists of their own, with the same length.
 
         Parameters
         ----------
@@ -185,10 +185,10 @@ class LiftedGraph(PointClouds):
         Raises
         ------
         ValueError
-            If there are no graphs, or they differ in space, group, fiber, scale, chart or levels, in dtype, device, or
+            If there are no graphs, or they differ in space, group, fiber, length, chart or levels, in dtype, device, or
             in having a raster.
         """
-        clouds = collate_clouds("graphs", graphs, ("group", "space", "fiber", "scale", "levels", "chart"))
+        clouds = collate_clouds("graphs", graphs, ("group", "space", "fiber", "length", "levels", "chart"))
         parts = [graph.relative for graph in graphs]
         first = parts[0]
         joined = {
@@ -199,7 +199,7 @@ class LiftedGraph(PointClouds):
             pos=clouds.pos,
             batch=clouds.batch,
             neighbors=Neighbors.collate([part.neighbors for part in parts]),
-            scale=first.scale,
+            length=first.length,
             group=first.group,
             chart=first.chart,
             **joined,

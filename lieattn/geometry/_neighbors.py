@@ -25,7 +25,7 @@ class Neighborhood(Protocol):
     """A definition of neighborhoods: a value that finds them for any clouds."""
 
     @property
-    def scale(self) -> float | None:
+    def length(self) -> float | None:
         """Length that makes displacements dimensionless, if the definition has one."""
 
     def __call__(self, pos: Tensor, batch: Tensor | None = None, ptr: Tensor | None = None) -> Neighbors:
@@ -36,7 +36,7 @@ class _Neighborhood(abc.ABC):
     """What the definitions share: they check the clouds, then search."""
 
     @property
-    def scale(self) -> float | None:
+    def length(self) -> float | None:
         """Length that makes displacements dimensionless; None where the definition has none."""
         return None
 
@@ -120,7 +120,7 @@ class Radius(_Neighborhood):
         _check_flag(self.include_self)
 
     @property
-    def scale(self) -> float:
+    def length(self) -> float:
         """The radius."""
         return float(self.radius)
 
@@ -267,7 +267,7 @@ class PixelSquare(_Neighborhood):
         _check_flag(self.include_self)
 
     @property
-    def scale(self) -> float:
+    def length(self) -> float:
         """(P - 1)/2 spacing; for P = 1, where that is zero, the spacing."""
         return (max(int(self.size), 3) - 1) / 2 * float(self.spacing)
 

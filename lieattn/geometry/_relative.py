@@ -38,7 +38,7 @@ class RelativeElements(Movable):
         ``[points]`` int64, the cloud of each point.
     neighbors
         The edges.
-    scale
+    length
         Length by which translations are divided.
     group
         Finite group H whose elements stand over the points: over all of them, or those of a stabilizer; None where
@@ -61,7 +61,7 @@ class RelativeElements(Movable):
     pos: Tensor
     batch: Tensor
     neighbors: Neighbors
-    scale: float = 1.0
+    length: float = 1.0
     group: FiniteGroup | None = None
     pose: Tensor | None = None
     elements: Tensor | None = None
@@ -119,7 +119,7 @@ class RelativeElements(Movable):
     def positions(self) -> Tensor:
         r"""``[rows, fiber, dim]``, the source as each frame of the target sees it: :math:`g_{ia}^{-1} x_j`.
 
-        For affine groups this is :math:`A_{ia}^{-1} (x_j - x_i)`, A the linear part of the element, over the scale.
+        For affine groups this is :math:`A_{ia}^{-1} (x_j - x_i)`, A the linear part of the element, over the length.
         """
         return self._kept("_positions", self._seen)
 
@@ -246,7 +246,7 @@ class RelativeElements(Movable):
         if self.elements is not None and not isinstance(self.space, Euclidean | PositionDirection):
             at_target = self.elements.index_select(0, neighbors.target)
             at_source = self.elements.index_select(0, neighbors.source)[:, :1]
-            return group.translation(group.relative(at_target, at_source)) / self.scale
+            return group.translation(group.relative(at_target, at_source)) / self.length
         displacements = neighbors.displacements(self.pos[:, : group.dim])
         if self.dilation is not None:
             displacements = displacements / self.dilation[neighbors.target, None]
@@ -254,9 +254,9 @@ class RelativeElements(Movable):
             displacements = self._posed(displacements)
             if self.row is not None:
                 displacements = displacements[self._rows()]
-            return in_frames(cast(FiniteGroup, self.group), displacements) / self.scale
+            return in_frames(cast(FiniteGroup, self.group), displacements) / self.length
         inverse = _inverse(group, group.linear(self.elements)).contiguous().index_select(0, neighbors.target)
-        return (inverse @ displacements[:, None, :, None])[..., 0] / self.scale
+        return (inverse @ displacements[:, None, :, None])[..., 0] / self.length
 
     def _linear_pairs(self) -> Tensor:
         """Linear parts of the relative elements, ``[rows | 1, fiber, fiber, dim, dim]``."""

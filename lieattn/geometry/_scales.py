@@ -82,7 +82,7 @@ class ScaleFrames:
         clouds: PointClouds,
         neighborhood: Neighborhood,
         space: HomogeneousSpace,
-        scale: float,
+        length: float,
         volumes: Tensor | None = None,
     ) -> LiftedGraph:
         """Graph of the nodes, what :func:`lift` gives for these frames.
@@ -95,7 +95,7 @@ class ScaleFrames:
             On the scale 1.
         space
             R^d under a group with these frames.
-        scale
+        length
             Length that displacements on the scale 1 are divided by.
         volumes
             ``[points]`` positive: what part of space each point stands for.
@@ -118,7 +118,7 @@ class ScaleFrames:
             **nodes,
             space=space,
             neighbors=edges.neighbors,
-            scale=scale,
+            length=length,
             group=self.group,
             dilation=factors.repeat(clouds.num_points),
             levels_up=edges.levels_up,

@@ -114,7 +114,7 @@ def rows_of_table(graph: LiftedGraph, table: Tensor, tolerance: float) -> Tensor
     ValueError
         For a displacement that is not in the table.
     """
-    seen = graph.relative.positions.detach().to(torch.float64) * graph.scale
+    seen = graph.relative.positions.detach().to(torch.float64) * graph.length
     distance, row = torch.cdist(seen.flatten(0, 1), table.to(seen)).min(dim=-1)
     if len(distance) and distance.max() > tolerance:
         stray = seen.flatten(0, 1)[distance.argmax()].tolist()

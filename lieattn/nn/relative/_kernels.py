@@ -183,7 +183,7 @@ class NetworkKernel(ConvolutionKernel):
     hidden
         Hidden units.
     frequency
-        Scale of the first layer's weights at the start: how rough the kernel is, in radians per ``graph.scale``.
+        Scale of the first layer's weights at the start: how rough the kernel is, in radians per ``graph.length``.
     window
         Whether to multiply by (1 - |v|²)² for |v| < 1 and 0 beyond, so that the output does not jump where a point
         enters the neighborhood; for neighborhoods whose scale is their radius.

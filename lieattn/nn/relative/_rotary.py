@@ -59,7 +59,7 @@ class RotaryEncoding(RelativeFunction):
     channels
         Channels of a head, even.
     spread
-        Standard deviation of the frequencies at the start, in radians per ``graph.scale``.
+        Standard deviation of the frequencies at the start, in radians per ``graph.length``.
     values
         Whether values are turned too, and what is attended turned back, so that geometry counts where features are
         constant.

@@ -10,10 +10,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lieattn.geometry import LiftedGraph, PointClouds
-from lieattn.groups import FiniteGroup, Group
+from lieattn.geometry import (
+    FiniteFrames,
+    GivenFrames,
+    LiftedGraph,
+    PointClouds,
+    PrincipalFrames,
+    SampledFrames,
+    ScaleFrames,
+)
+from lieattn.groups import FiniteGroup, Group, Translations
 from lieattn.nn import lift_field
 from lieattn.reps import Vector
+from lieattn.spaces import Euclidean, HomogeneousSpace
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,34 @@ class Symmetry:
             parts.append(f"to {self.on_average.name} on average over frames only")
         return "; ".join([*parts, *self.notes])
 
+    @classmethod
+    def of_frames(cls, space: HomogeneousSpace, frames: Any) -> Symmetry:
+        """What follows from the frames of lifted points, where layers see relative elements alone.
+
+        Parameters
+        ----------
+        space
+            X with its group G.
+        frames
+            The frames over its points, see :func:`lieattn.geometry.lift`.
+        """
+        group, shifts = space.group, Translations(space.group.dim) if isinstance(space, Euclidean) else None
+        frames = FiniteFrames(frames) if isinstance(frames, FiniteGroup) else frames
+        chosen = frames.pose or frames.group if isinstance(frames, FiniteFrames) else frames
+        if chosen is None:
+            return cls(group)
+        if isinstance(chosen, ScaleFrames):
+            return cls(chosen.group)
+        if isinstance(chosen, FiniteGroup) and shifts is not None:
+            return cls(chosen)
+        if isinstance(chosen, PrincipalFrames):
+            return cls(group, notes=("frames are principal axes, which move along",))
+        if isinstance(chosen, SampledFrames):
+            spread = f"with an error that shrinks with the {chosen.count} frames a {chosen.per}"
+            return cls(shifts, on_average=group, notes=(spread,))
+        along = "given frames" if isinstance(chosen, GivenFrames) else "frames"
+        return cls(shifts, notes=(f"to {group.name} as far as the {along} move along",))
+
     @property
     def name(self) -> str:
         """Name of the group, with the translations where they belong to it."""
@@ -75,24 +112,17 @@ class GroupField(NamedTuple):
     graph: LiftedGraph
 
 
-class Network(nn.Module, abc.ABC):
-    """A regular-representation model: a field over frames of the points, and a head.
-
-    Every network has a :attr:`symmetry`, a value from which the sentence of :attr:`guarantee` is made and which
-    ``lieattn certify`` measures. Vectors go in by :attr:`vector_inputs`; fields of any type come out of
-    :meth:`field` through heads such as :class:`lieattn.nn.VectorHead`, see :class:`FieldModel`.
+class EquivariantModule(nn.Module, abc.ABC):
+    """A module that says what it promises: a :attr:`symmetry`, a value from which the sentence of it is made.
 
     Attributes
     ----------
-    head
-        ``head(x, graph) -> outputs``.
     vector_inputs
         Names of attributes of the data with vectors ``[points, dim]`` that turn along.
     sees_order
         Whether the order of the points matters to the outputs.
     """
 
-    head: nn.Module
     vector_inputs: tuple[str, ...] = ()
     sees_order: bool = False
 
@@ -109,6 +139,26 @@ class Network(nn.Module, abc.ABC):
     @property
     def kind(self) -> Any:
         """How the outputs transform: ``"invariant"``, ``"vector"``, a :class:`lieattn.reps.Representation`, ..."""
+        return "invariant"
+
+
+class Network(EquivariantModule):
+    """A regular-representation model: a field over frames of the points, and a head.
+
+    Vectors go in by :attr:`vector_inputs`; fields of any type come out of :meth:`field` through heads such as
+    :class:`lieattn.nn.VectorHead`, see :class:`FieldModel`.
+
+    Attributes
+    ----------
+    head
+        ``head(x, graph) -> outputs``.
+    """
+
+    head: nn.Module
+
+    @property
+    def kind(self) -> Any:
+        """How the outputs transform, as the head says."""
         return getattr(self.head, "kind", "invariant")
 
     @abc.abstractmethod
@@ -127,6 +177,28 @@ class Network(nn.Module, abc.ABC):
         """Outputs of the head, ``[clouds, *]`` or ``[points, *]``; arguments as in :meth:`field`."""
         outputs: Tensor = self.head(*self.field(data, geometry))
         return outputs
+
+
+class Wrapper(EquivariantModule):
+    """A module around another one, whose symmetry and inputs it shares.
+
+    Parameters
+    ----------
+    wrapped
+        The module inside. Nothing is promised where it is no :class:`EquivariantModule`.
+    """
+
+    def __init__(self, wrapped: object) -> None:
+        super().__init__()
+        self._symmetry = Symmetry(None, notes=("the network states no guarantee",))
+        if isinstance(wrapped, EquivariantModule):
+            self._symmetry = wrapped.symmetry
+            self.vector_inputs, self.sees_order = wrapped.vector_inputs, wrapped.sees_order
+
+    @property
+    def symmetry(self) -> Symmetry:
+        """That of the module inside."""
+        return self._symmetry
 
 
 class VectorEmbedding(nn.Module):

@@ -10,19 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lieattn.geometry import (
-    FiniteFrames,
-    GivenFrames,
-    LiftedGraph,
-    PointClouds,
-    PrincipalFrames,
-    SampledFrames,
-    ScaleFrames,
-)
-from lieattn.groups import FiniteGroup, Group, Translations
+from lieattn.geometry import LiftedGraph, PointClouds
+from lieattn.groups import FiniteGroup, Group
 from lieattn.nn import lift_field
 from lieattn.reps import Vector
-from lieattn.spaces import Euclidean, HomogeneousSpace
 
 
 @dataclass(frozen=True)
@@ -59,34 +50,6 @@ class Symmetry:
         if self.on_average is not None:
             parts.append(f"to {self.on_average.name} on average over frames only")
         return "; ".join([*parts, *self.notes])
-
-    @classmethod
-    def of_frames(cls, space: HomogeneousSpace, frames: Any) -> Symmetry:
-        """What follows from the frames of lifted points, where layers see relative elements alone.
-
-        Parameters
-        ----------
-        space
-            X with its group G.
-        frames
-            The frames over its points, see :func:`lieattn.geometry.lift`.
-        """
-        group, shifts = space.group, Translations(space.group.dim) if isinstance(space, Euclidean) else None
-        frames = FiniteFrames(frames) if isinstance(frames, FiniteGroup) else frames
-        chosen = frames.pose or frames.group if isinstance(frames, FiniteFrames) else frames
-        if chosen is None:
-            return cls(group)
-        if isinstance(chosen, ScaleFrames):
-            return cls(chosen.group)
-        if isinstance(chosen, FiniteGroup) and shifts is not None:
-            return cls(chosen)
-        if isinstance(chosen, PrincipalFrames):
-            return cls(group, notes=("frames are principal axes, which move along",))
-        if isinstance(chosen, SampledFrames):
-            spread = f"with an error that shrinks with the {chosen.count} frames a {chosen.per}"
-            return cls(shifts, on_average=group, notes=(spread,))
-        along = "given frames" if isinstance(chosen, GivenFrames) else "frames"
-        return cls(shifts, notes=(f"to {group.name} as far as the {along} move along",))
 
     @property
     def name(self) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -11,11 +12,10 @@ from lieattn.geometry import (
     LiftedGraph,
     PrincipalFrames,
     Radius,
-    SampledFrames,
     ScaleFrames,
     lift,
 )
-from lieattn.groups import SE, SO, E, FiniteGroup, SemidirectProduct, Sim, Translations, cyclic, dihedral_about
+from lieattn.groups import SE, SO, E, FiniteGroup, SemidirectProduct, Translations, cyclic, dihedral_about
 from lieattn.spaces import Euclidean, HomogeneousSpace, Orbits, PositionDirection, Sphere
 from tests.cases import SMALL_GROUPS
 
@@ -48,7 +48,14 @@ class Lifted:
 
     @property
     def made_for(self):
+        """What layers are made for."""
         return self.space if self.group is None else self.group
+
+    @cached_property
+    def tied(self):
+        """Whether all points of a cloud have the same frames."""
+        pos, batch = self.draw(torch.Generator().manual_seed(0), torch.float64)
+        return self.lift(pos, batch).relative.tied
 
 
 def _normal(dim):
@@ -116,7 +123,7 @@ def _principal(space, frames, dim):
             moved = space.act(g, pos.double()).to(pos)
             yield moved, None, lifted(moved, batch)
 
-    group = lifted(torch.randn(4, dim, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)).group
+    group = lifted(*_normal(dim)(torch.Generator().manual_seed(0), torch.float64)).group
     return Lifted(space, group, _normal(dim), lifted, moves)
 
 
@@ -148,14 +155,9 @@ LIFTED: dict[str, Lifted] = {
     "E(3), given": _elements(Euclidean(E(3)), _normal(3), _sampled(E(3).stabilizer, 2)),
     "SE(3), principal": _principal(Euclidean(SE(3)), PrincipalFrames(), 3),
     "SE(2), principal of neighborhoods": _principal(Euclidean(SE(2)), PrincipalFrames(of="neighborhood"), 2),
-    "SE(3), posed D2": _principal(
-        Euclidean(SE(3)), FiniteFrames(dihedral_about(2), PrincipalFrames()), 3
-    ),
+    "SE(3), posed D2": _principal(Euclidean(SE(3)), FiniteFrames(dihedral_about(2), PrincipalFrames()), 3),
     "sphere": _elements(Sphere(), _on_sphere, _sampled(SO(2), 2)),
     "SO(3)": _elements(Orbits(SO(3)), _normal(3), _sampled(SO(2), 2)),
     "positions and directions": _elements(PositionDirection(), _with_directions, _sampled(SO(2), 2)),
 }
 """Lifted clouds by what stands over the points; those of SMALL_GROUPS by the name of the group."""
-
-SAMPLED = SampledFrames(3)
-SIMILARITIES = Euclidean(Sim(2))

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from lieattn.geometry import AllPairs, Nearest, PixelSquare, Radius, lift, pixel_positions
 from lieattn.groups import cyclic
@@ -33,14 +32,14 @@ from lieattn.nn import (
     StandAloneSelfAttention,
 )
 from lieattn.nn.relative import FourierFeatures, MLPEncoding, NetworkKernel, PerHeadMLP, RotaryEncoding, TableEncoding
-from lieattn.testing import equivariance_error, randomize, relative_error
+from lieattn.ops import backend
+from lieattn.testing import assert_equivariant, equivariance_error, randomize, relative_error
 from tests.cases import SMALL_GROUPS
+from tests.conftest import BACKENDS
 from tests.lifted_cases import LIFTED
 
 CHANNELS, HEADS, WIDTH = 4, 2, 8
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-
-pytestmark = pytest.mark.usefixtures("every_backend")
 
 
 class Made:
@@ -145,30 +144,27 @@ OF_A_GROUP = {
     if "mlp" in name or "affine" in name or "convolution" in name or "framewise" in name or name == "tied joint"
 } - {"lie convolution", "attentive convolution", "framewise"} | {"joint, none", "linear"}
 RELATE_FRAMES = {  # by a table of pairs, or by their index in the fiber: on the same frames over all points
-    name
-    for name in OF_A_GROUP
-    if not name.startswith("lifting") and name not in ("linear", "framewise, mlp")
+    name for name in OF_A_GROUP if not name.startswith("lifting") and name not in ("linear", "framewise, mlp")
 } | {"framewise, rotary", "framewise attention", "framewise block", "framewise"}
-UNMEASURED = {"affine", "lifting, affine", "affine, simple", "affine, stand-alone"}
 
 
 def call(name, layer, x, graph):
     return layer(x) if name in POINTWISE else layer(x, graph)
 
 
-def fitting(name, case, graph):
-    """Whether a layer can be made for this case."""
-    return case.group is not None or name not in OF_A_GROUP
+def fits(name, case):
+    """Whether a layer can be made for a case: of a group where there is one, and tied where it relates frames."""
+    return (name not in OF_A_GROUP or case.group is not None) and (name not in RELATE_FRAMES or case.tied)
+
+
+FITTING = [pytest.param(n, c, id=f"{n}, {k}") for n in LAYERS for k, c in LIFTED.items() if fits(n, c)]
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
 def prepared(name, case, dtype, seed=0):
     generator = torch.Generator().manual_seed(seed)
     pos, batch = case.draw(generator, dtype)
     graph = case.lift(pos, batch)
-    if name in OF_A_GROUP and case.group is None:
-        pytest.skip("a layer of a finite group, and there is none")
-    if name in RELATE_FRAMES and not graph.relative.tied:
-        pytest.skip("relates frames by their index, which says nothing where every point has frames of its own")
     layer = randomize(LAYERS[name](Made(case, graph)).to(dtype), seed)
     lifts = name.startswith("lifting")
     shape = (len(pos), CHANNELS) if lifts else (graph.num_points, graph.fiber, CHANNELS)
@@ -176,10 +172,14 @@ def prepared(name, case, dtype, seed=0):
     return layer, x, pos, batch, graph
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-@pytest.mark.parametrize("case", LIFTED.values(), ids=LIFTED)
-@pytest.mark.parametrize("name", LAYERS)
-def test_layer_moves_along(name, case, dtype):
+@pytest.mark.parametrize(("name", "case"), FITTING)
+@pytest.mark.parametrize(("dtype", "evaluation"), [("float64", e) for e in BACKENDS] + [("float32", "auto")])
+def test_layer_moves_along(name, case, dtype, evaluation):
+    with backend(evaluation):
+        check_moves_along(name, case, DTYPES[dtype])
+
+
+def check_moves_along(name, case, dtype):
     layer, x, pos, batch, graph = prepared(name, case, dtype)
     lifts = name.startswith("lifting")
     with torch.no_grad():
@@ -197,3 +197,181 @@ def test_layer_moves_along(name, case, dtype):
                 expected = along(expected) if expected.ndim == 3 else expected
             error = relative_error(found, expected)
             assert error < TOLERANCE[dtype], f"{error:.1e}"
+
+
+# --- what else a layer keeps ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("neighborhood", [Nearest(4), AllPairs()], ids=["nearest", "all"])
+@pytest.mark.parametrize("name", ["lifting", "query sum", "joint, mlp values", "lie, sum"])
+def test_neighborhoods_turn_along(name, neighborhood):
+    case = LIFTED["D3"]
+    layer, x, pos, batch, _ = prepared(name, case, torch.float64)
+    with torch.no_grad():
+        assert_equivariant(
+            lambda x, pos: layer(x, lift(pos, case.group, neighborhood, batch=batch)),
+            case.group,
+            x,
+            pos,
+            input_field=not name.startswith("lifting"),
+        )
+
+
+SOME = ("D3", "C3 on scales", "SE(3), posed D2", "SE(3), principal", "R^2")
+SOME_FITTING = [(n, c) for n in LAYERS for c in SOME if fits(n, LIFTED[c])]
+
+
+@pytest.mark.parametrize(("name", "case"), SOME_FITTING)
+def test_points_may_be_permuted(name, case):
+    layer, x, pos, batch, graph = prepared(name, LIFTED[case], torch.float64)
+    order = torch.randperm(len(pos))
+    nodes = (order[:, None] * graph.levels + torch.arange(graph.levels)).flatten()
+    out = call(name, layer, x, graph)
+    moved = call(name, layer, x[order if len(x) == len(pos) else nodes], LIFTED[case].lift(pos[order], batch[order]))
+    expected = out[nodes] if len(out) == graph.num_points else out
+    torch.testing.assert_close(moved, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(("name", "case"), SOME_FITTING)
+def test_two_clouds_equal_each_alone(name, case):
+    layer, x, pos, batch, graph = prepared(name, LIFTED[case], torch.float64)
+    out = call(name, layer, x, graph)
+    for cloud in range(2):
+        mine = batch == cloud
+        nodes = mine.repeat_interleave(graph.levels)
+        own = LIFTED[case].lift(pos[mine], torch.zeros(int(mine.sum()), dtype=torch.int64))
+        alone = call(name, layer, x[mine if len(x) == len(pos) else nodes], own)
+        together = out[nodes] if len(out) == graph.num_points else out[cloud : cloud + 1]
+        torch.testing.assert_close(alone, together, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(("name", "case"), FITTING)
+def test_clouds_of_one_point_and_of_none(name, case):
+    layer, _, pos, _, graph = prepared(name, case, torch.float32)
+    for points in (1, 0):
+        own = case.lift(pos[:points], torch.zeros(points, dtype=torch.int64))
+        rows = points if name.startswith("lifting") else own.num_points
+        x = torch.randn(rows, *(() if name.startswith("lifting") else (graph.fiber,)), CHANNELS)
+        out = call(name, layer, x, own)
+        assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("name", sorted(RELATE_FRAMES - {"framewise"}))
+def test_layers_that_relate_frames_refuse_frames_of_each_point(name):
+    """Principal axes of neighborhoods differ from point to point: no index relates frames of two points."""
+    case = LIFTED["SE(2), principal of neighborhoods"]
+    pos, batch = case.draw(torch.Generator().manual_seed(0), torch.float32)
+    graph = case.lift(pos, batch)
+    made = Made(LIFTED["C4 in SE(2)"], graph)
+    made.group, made.made_for = cyclic(2), cyclic(2)
+    with pytest.raises(ValueError, match="graph: "):
+        LAYERS[name](made)(torch.randn(len(pos), graph.fiber, CHANNELS), graph)
+
+
+def test_a_table_of_offsets_refuses_clouds_where_nothing_repeats():
+    group = cyclic(4)
+    offsets = pixel_positions(3, 3, dtype=torch.float64)
+    layer = GroupSelfAttention(group, 4, 4, head_channels=6, encoding=TableEncoding(group, offsets, 6))
+    with pytest.raises(ValueError, match=r"graph: displacement .* is not among the 9 rows of the table"):
+        layer(torch.randn(7, 4, 4), lift(torch.randn(7, 2), group, Radius(2.0)))
+
+
+# --- on images: a table over displacements, and pixel squares --------------------------------------------------------
+
+
+def image_case(group, dtype=torch.float64):
+    offsets = pixel_positions(5, 5, dtype=torch.float64)
+    sizes = {"heads": HEADS, "head_channels": 6}
+    layers = {
+        "lifting": LiftingSelfAttention(
+            group, CHANNELS, 5, encoding=TableEncoding(group, offsets, 6, lifting=True), **sizes
+        ),
+        "query sum": GroupSelfAttention(group, CHANNELS, 5, encoding=TableEncoding(group, offsets, 6), **sizes),
+        "joint": GroupSelfAttention(
+            group, CHANNELS, 5, encoding=TableEncoding(group, offsets, 6), pattern="joint", **sizes
+        ),
+    }
+    return {name: randomize(layer.to(dtype)) for name, layer in layers.items()}, pixel_positions(6, 6, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("name", ["lifting", "query sum", "joint"])
+@pytest.mark.parametrize("group", ["C3", "C4", "C8", "D1", "D3", "D4"])
+def test_tables_on_images(group, name, dtype):
+    """Balls on a grid: exact for every group, although h⁻¹ of a displacement may lie off the grid."""
+    group = SMALL_GROUPS[group]
+    layers, pos = image_case(group, dtype)
+    x = torch.randn(len(pos), *(() if name == "lifting" else (group.order,)), CHANNELS, dtype=dtype)
+    with torch.no_grad():
+        assert_equivariant(
+            lambda x, pos: layers[name](x, lift(pos, group, Radius(2.1))),
+            group,
+            x,
+            pos,
+            input_field=name != "lifting",
+        )
+
+
+@pytest.mark.parametrize("group", ["C4", "D1", "D4"])
+@pytest.mark.parametrize("name", ["lifting", "query sum"])
+def test_pixel_squares_are_exact_for_quarter_turns(name, group):
+    """Turning the array of pixels, not its coordinates: what a user of images does."""
+    group = SMALL_GROUPS[group]
+    layers, pos = image_case(group)
+    layer = layers[name]
+    fiber = () if name == "lifting" else (group.order,)
+    x = torch.randn(len(pos), *fiber, CHANNELS, dtype=pos.dtype)
+    graph = lift(pos, group, PixelSquare(3))
+    out = layer(x, graph)
+    for h in range(group.order):
+        # The pixel that comes to each place, found from the coordinates.
+        came_from = torch.cdist(pos, group.act(h, pos)).argmin(dim=1)
+        turned = x[came_from] if name == "lifting" else group.translate(h, x[came_from])
+        expected = group.translate(h, out[came_from])
+        torch.testing.assert_close(layer(turned, graph), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_pixel_squares_do_not_turn_by_45_degrees():
+    group = SMALL_GROUPS["C8"]
+    pos = image_case(group)[1]
+    layer = randomize(LiftingSelfAttention(group, CHANNELS, 5, heads=HEADS, head_channels=6).double())
+    x = torch.randn(len(pos), CHANNELS, dtype=pos.dtype)
+    error = equivariance_error(
+        lambda x, pos: layer(x, lift(pos, group, PixelSquare(3))), group, x, pos, input_field=False
+    )
+    assert error > 1e-2
+
+
+# --- controls: a test that cannot fail proves nothing ----------------------------------------------------------------
+
+BLIND = {"lie, content", "squeeze and excite", "cloud norm"} | POINTWISE
+SEES_POSITIONS = [name for name in LAYERS if name not in BLIND and not name.startswith(("pool", "invariant"))]
+
+
+@pytest.mark.parametrize("name", SEES_POSITIONS)
+def test_layers_see_rotations_outside_the_group(name):
+    case, finer = LIFTED["C4"], cyclic(8)
+    layer, x, pos, batch, graph = prepared(name, case, torch.float64)
+    moved = call(name, layer, x, case.lift(finer.act(1, pos), batch))
+    assert (moved - call(name, layer, x, graph)).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", ["query sum", "joint, mlp", "linear", "pre-norm block"])
+def test_wrong_side_of_the_group_fails(name):
+    """With h g⁻¹ for g⁻¹ h abelian groups still pass, and a non-abelian one must not."""
+    for case, passes in ((LIFTED["C4"], True), (LIFTED["D3"], False)):
+        group = case.group
+        layer, x, pos, batch, _ = prepared(name, case, torch.float64)
+        wrong = group.cayley[torch.arange(group.order)[:, None], group.inverse_index]  # g h⁻¹
+        matrices = group.elements[wrong].flatten(-2)
+        for module in layer.modules():
+            for buffer, value in (("relative", wrong), ("table", wrong), ("matrices", matrices)):
+                if buffer in dict(module.named_buffers(recurse=False)):
+                    setattr(module, buffer, value)
+        error = equivariance_error(
+            lambda x, pos, layer=layer, case=case, batch=batch: call(name, layer, x, case.lift(pos, batch)),
+            group,
+            x,
+            pos,
+        )
+        assert (error < 1e-10) == passes, f"{group.name}: {error:.1e}"

@@ -1,7 +1,7 @@
 """Point sets: neighborhoods, frames and lifting, computed once per batch and shared by all layers."""
 
 from lieattn.geometry._frames import FiniteFrames, Frames, GivenFrames, GroupFrames, SampledFrames
-from lieattn.geometry._grid import crop, pixel_positions, pooling_cells
+from lieattn.geometry._grid import Raster, crop, pixel_positions, pooling_cells
 from lieattn.geometry._lift import lift
 from lieattn.geometry._lifted_graph import LiftedGraph
 from lieattn.geometry._neighbor_lists import Neighbors
@@ -39,6 +39,7 @@ __all__ = [
     "PointClouds",
     "PrincipalFrames",
     "Radius",
+    "Raster",
     "RelativeElements",
     "SampledFrames",
     "ScaleFrames",

@@ -73,8 +73,8 @@ class Frames(Protocol):
 class FiniteFrames:
     """The same finite fiber over every point: all elements h of a finite subgroup H of the stabilizer, or V h.
 
-    With a *pose* V, one frame for each cloud, the fiber turns with the cloud. Principal axes are determined up to signs;
-    if H contains these, another choice of signs permutes the fiber.
+    With a *pose* V, one frame for each cloud, the fiber turns with the cloud. Principal axes are determined up to
+    signs; if H contains these, another choice of signs permutes the fiber.
 
     **Equivariance.** Exact for R^d ⋊ H on any clouds; for other rotations an error that shrinks with the order. With
     principal axes as pose exact for all rigid motions; with a sampled pose in distribution.

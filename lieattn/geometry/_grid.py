@@ -1,4 +1,4 @@
-"""Images as point sets: pixel positions, and which points a crop or a pooling keeps.
+"""Images as point sets: pixel positions, rasters, and which points a crop or a pooling keeps.
 
 The raster of a cloud is ``grid = (height, width)`` with its points in raster order, row by row from the top.
 It belongs to the cloud like its coordinates and stays with it when these are turned.
@@ -6,11 +6,22 @@ It belongs to the cloud like its coordinates and stays with it when these are tu
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 from lieattn._checks import check_count, check_floating
 from lieattn.geometry._clouds import check_grid
+from lieattn.geometry._lift import lift
+from lieattn.geometry._lifted_graph import LiftedGraph
+from lieattn.geometry._neighbor_lists import Neighbors
+from lieattn.geometry._neighbors import PixelSquare
+from lieattn.geometry._point_clouds import PointClouds
+from lieattn.groups import FiniteGroup
+
+_OFF_LATTICE = 1e-2  # of the spacing: coordinates far from the origin are rounded
 
 
 def pixel_positions(height: int, width: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -26,6 +37,91 @@ def pixel_positions(height: int, width: int, *, dtype: torch.dtype = torch.float
     columns = torch.arange(width, dtype=dtype) - (width - 1) / 2
     up, right = torch.meshgrid(-rows, columns, indexing="ij")
     return torch.stack([right, up], dim=-1).reshape(-1, 2)
+
+
+@dataclass(frozen=True)
+class Raster:
+    """Equally large images, whose pixels are points in raster order, image after image.
+
+    Attributes
+    ----------
+    images, rows, columns
+        Number of images, and pixels along their sides.
+    """
+
+    images: int
+    rows: int
+    columns: int
+
+    @classmethod
+    def read(cls, clouds: PointClouds) -> tuple[Raster, Tensor]:
+        """Raster on which points of images lie by their coordinates, and the point ``[points]`` at each pixel.
+
+        Points that were moved by quarter turns, mirrors and translations lie on the raster of the moved images.
+
+        Raises
+        ------
+        ValueError
+            If the clouds are no images of one size, or points are on no upright lattice.
+        """
+        if clouds.grid is None or clouds.pos.shape[1] != 2:
+            raise ValueError("data: expected points of images, with grid [images, 2] and pos [points, 2]")
+        grid = clouds.grid
+        if len(grid) == 0 or bool((grid != grid[0]).any()):
+            raise ValueError(f"data: expected images of one size, got grid {grid.tolist()}")
+        pos, sides = clouds.pos.detach().unflatten(0, (len(grid), -1)), grid[0].tolist()
+        from_corner = (pos - pos.amin(dim=1, keepdim=True)).double()
+        steps = from_corner / (float(from_corner.max()) / max(max(sides) - 1, 1) or 1.0)
+        cells = steps.round().long()
+        rows, columns = int(cells[..., 1].max()) + 1, int(cells[..., 0].max()) + 1
+        pixel, order = ((rows - 1 - cells[..., 1]) * columns + cells[..., 0]).sort(dim=1)
+        pixels = torch.arange(rows * columns, device=pos.device)
+        filled = len(pixels) == pos.shape[1] and bool((pixel == pixels).all())
+        if not filled or float((steps - cells).abs().max()) > _OFF_LATTICE:
+            raise ValueError(
+                f"data: points are not on an upright lattice of {sides[0]} x {sides[1]} pixels; turn images by quarter "
+                f"turns only, or resample them"
+            )
+        first = len(pixels) * torch.arange(len(grid), device=pos.device)
+        return cls(len(grid), rows, columns), (order + first[:, None]).flatten()
+
+    def unflatten(self, x: Tensor) -> Tensor:
+        """``[points, *]`` to ``[images, rows, columns, *]``."""
+        return x.view(self.images, self.rows, self.columns, *x.shape[1:])
+
+    def halved(self) -> Raster:
+        """Raster after a 2 x 2 pooling; raises ValueError for odd sides, which would lose rows or columns."""
+        if self.rows % 2 or self.columns % 2:
+            raise ValueError(
+                f"data: a 2 x 2 pooling needs even sides, got {self.rows} x {self.columns} pixels before one; expected "
+                f"images whose sides are multiples of the poolings together"
+            )
+        return Raster(self.images, self.rows // 2, self.columns // 2)
+
+    def lift(self, group: FiniteGroup, size: int, device: torch.device | None = None) -> LiftedGraph:
+        """Pixels lifted to a planar group, with size x size pixels as neighbors, unit spacing and centered images.
+
+        Graphs are remembered, for batches of one size share theirs.
+        """
+        return _lifted_raster(self, group, size, torch.device("cpu") if device is None else device)
+
+
+@lru_cache(maxsize=16)
+@torch.inference_mode(False)
+def _lifted_raster(raster: Raster, group: FiniteGroup, size: int, device: torch.device) -> LiftedGraph:
+    images, sides = raster.images, (raster.rows, raster.columns)
+    one = lift(pixel_positions(*sides).to(device), group, PixelSquare(size))
+    clouds = PointClouds(
+        pos=one.pos.repeat(images, 1),
+        batch=torch.arange(images, device=device).repeat_interleave(one.num_points),
+        num_clouds=images,
+        grid=torch.tensor([sides], device=device).repeat(images, 1),
+    )
+    found = one.neighbors
+    none = Neighbors(found.row_ptr[:1], found.source[:0], found.target[:0])
+    lists = Neighbors.collate([found] * images) if images else none
+    relative = replace(one.relative, pos=clouds.pos, batch=clouds.batch, neighbors=lists)
+    return LiftedGraph(**{part.name: getattr(clouds, part.name) for part in fields(PointClouds)}, relative=relative)
 
 
 def crop(grid: Tensor, margin: int) -> tuple[Tensor, Tensor]:

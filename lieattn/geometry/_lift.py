@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_length, check_neighborhood
-from lieattn.geometry._frames import FiniteFrames, Frames, GivenFrames, GroupFrames, SampledFrames, gram_matrix
+from lieattn.geometry._frames import FiniteFrames, Frames, GivenFrames, GroupFrames, gram_matrix
 from lieattn.geometry._lifted_graph import LiftedGraph
 from lieattn.geometry._neighbors import Nearest, Neighborhood, PixelSquare, Radius, find_neighbors
 from lieattn.geometry._point_clouds import PointClouds, point_clouds

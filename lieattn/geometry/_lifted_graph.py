@@ -97,8 +97,8 @@ class LiftedGraph(PointClouds):
         """
         places = self.pos[:, : self.space.group.dim]
         centered = (places - self.mean(places)[self.batch]) / self.length
-        if self.relative.tied and self.relative.pose is None:
-            return in_frames(cast(FiniteGroup, self.group), centered)
+        if self.relative.tied:
+            return in_frames(cast(FiniteGroup, self.group), self.relative.posed(centered))
         inverse = torch.linalg.inv(self.frames.double())
         return (inverse @ centered.double()[:, None, :, None])[..., 0].to(places.dtype)
 
@@ -140,15 +140,16 @@ class LiftedGraph(PointClouds):
 
     def select_edges(self, kept: Tensor) -> LiftedGraph:
         """The same points with some of the edges, given by their indices ``[kept]`` in ascending order."""
-        relative = self.relative
-        changes: dict[str, Tensor | None] = {"given": relative.given if relative.row is not None else None}
-        for name in ("levels_up", "given") if relative.row is None else ("levels_up",):
-            value = getattr(relative, name)
-            changes[name] = None if value is None else value[kept]
-        if relative.given is not None and relative.row is not None:
-            changes["given"] = relative.given[relative.row[kept]]
+        relative, given, levels_up = self.relative, self.relative.given, self.relative.levels_up
+        if given is not None:
+            given = given[kept if relative.row is None else relative.row[kept]]
+        selected = replace(
+            relative,
+            neighbors=relative.neighbors.select(kept),
+            given=given,
+            levels_up=None if levels_up is None else levels_up[kept],
+        )
         log_measure = None if self.log_measure is None else self.log_measure[kept]
-        selected = replace(relative, neighbors=relative.neighbors.select(kept), **changes)
         return replace(self, relative=selected, log_measure=log_measure)
 
     def subset(self, kept: Tensor, neighborhood: Neighborhood) -> LiftedGraph:
@@ -167,13 +168,17 @@ class LiftedGraph(PointClouds):
         clouds = PointClouds(
             pos=self.pos[kept], batch=self.batch[kept], num_clouds=self.num_clouds, cell=self.cell, pbc=self.pbc
         )
-        relative = self.relative
-        chosen = {
-            name: None if (value := getattr(relative, name)) is None else value[kept] for name in ("pose", "elements")
-        }
         places = replace(clouds, pos=clouds.pos[:, : self.space.group.dim])
-        neighbors = find_neighbors(places, neighborhood)
-        found = replace(relative, pos=clouds.pos, batch=clouds.batch, neighbors=neighbors, given=None, **chosen)
+        pose, elements = self.relative.pose, self.relative.elements
+        found = replace(
+            self.relative,
+            pos=clouds.pos,
+            batch=clouds.batch,
+            neighbors=find_neighbors(places, neighborhood),
+            pose=None if pose is None else pose[kept],
+            elements=None if elements is None else elements[kept],
+            given=None,
+        )
         return LiftedGraph(**{part.name: getattr(clouds, part.name) for part in fields(PointClouds)}, relative=found)
 
     @staticmethod
@@ -191,9 +196,7 @@ class LiftedGraph(PointClouds):
         clouds = collate_clouds("graphs", graphs, ("group", "space", "fiber", "length", "levels", "chart"))
         parts = [graph.relative for graph in graphs]
         first = parts[0]
-        joined = {
-            name: _joined(name, parts) for name in ("pose", "elements", "dilation", "levels_up", "given")
-        }
+        joined = {name: _joined(name, parts) for name in ("pose", "elements", "dilation", "levels_up", "given")}
         relative = RelativeElements(
             space=first.space,
             pos=clouds.pos,
@@ -235,7 +238,10 @@ def _join_rows(joined: RelativeElements, parts: Sequence[RelativeElements]) -> N
         object.__setattr__(joined, "_index", (None,))
     else:
         shifts = accumulate(counts, initial=0)
-        own = [torch.arange(n, device=joined.pos.device) if row is None else row for row, n in zip(rows, counts, strict=True)]
+        own = [
+            torch.arange(n, device=joined.pos.device) if row is None else row
+            for row, n in zip(rows, counts, strict=True)
+        ]
         index = torch.cat([row + shift for row, shift in zip(own, shifts, strict=False)])
         object.__setattr__(joined, "_index", (index,))
         representatives = [part._rows() + first for part, first in zip(parts, edges, strict=False)]

@@ -21,6 +21,7 @@ from lieattn.geometry._periodic import images_within, lattices
 from lieattn.geometry._point_clouds import PointClouds
 from lieattn.geometry._search import Method, Ties, pairs_all, pairs_nearest, pairs_within
 
+
 class Neighborhood(Protocol):
     """A definition of neighborhoods: a value that finds them for any clouds."""
 

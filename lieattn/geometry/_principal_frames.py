@@ -16,7 +16,7 @@ from lieattn.geometry._axes import Candidates, completed_axes, principal_axes
 from lieattn.geometry._frames import GroupFrames, gram_matrix, stabilizer_of
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._point_clouds import PointClouds
-from lieattn.groups import SO, FiniteGroup, Group, O, RotationDilations
+from lieattn.groups import SO, FiniteGroup, Group, O, RotationDilations, cyclic, dihedral_about
 from lieattn.spaces import HomogeneousSpace
 
 
@@ -282,6 +282,8 @@ def _signs(group: Group, improper: bool | None) -> FiniteGroup:
 @cache
 def sign_group(dim: int, *, improper: bool = False) -> FiniteGroup:
     """Diagonal matrices of signs, of determinant 1 or, with improper ones, all: what principal axes leave open."""
+    if not improper and dim in (2, 3):
+        return cyclic(2) if dim == 2 else dihedral_about(2)
     signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=dim)), dtype=torch.float64)
     chosen = signs if improper else signs[signs.prod(-1) > 0]
     return FiniteGroup.from_matrices(torch.diag_embed(chosen), f"signs{dim}{'i' if improper else ''}")

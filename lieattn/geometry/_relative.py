@@ -209,7 +209,7 @@ class RelativeElements(Movable):
         index: Tensor | None = None
         if self.tied and self.dilation is None and self.given is None and not self._differentiable():
             with torch.no_grad(), torch.inference_mode(self.pos.is_inference()):
-                displacements = self._posed(self.neighbors.displacements(self.pos))
+                displacements = self.posed(self.neighbors.displacements(self.pos), self.neighbors.target)
                 if len(displacements):
                     rows, index = distinct_displacements(displacements, self._extents())
                     object.__setattr__(self, "_representatives", rows)
@@ -231,12 +231,21 @@ class RelativeElements(Movable):
             extents = extents.scatter_reduce(0, self.batch[target], longest, "amax")
         return extents[self.batch[target]]
 
-    def _posed(self, displacements: Tensor) -> Tensor:
-        """Displacements ``[edges, dim]`` as they are seen in the pose of their cloud."""
+    def posed(self, vectors: Tensor, points: Tensor | None = None) -> Tensor:
+        """Vectors ``[n, dim]`` as they are seen in the pose of their cloud, by which the elements are multiplied.
+
+        Parameters
+        ----------
+        vectors
+            ``[n, dim]``.
+        points
+            ``[n]`` int64, a point of the cloud of each; row i belongs to point i if absent.
+        """
         if self.pose is None:
-            return displacements
-        inverse = _inverse(self.space.group, self.pose.double()).index_select(0, self.neighbors.target)
-        return (inverse @ displacements.double()[..., None])[..., 0].to(displacements.dtype)
+            return vectors
+        inverse = _inverse(self.space.group, self.pose.double())
+        inverse = inverse if points is None else inverse.index_select(0, points)
+        return (inverse @ vectors.double()[..., None])[..., 0].to(vectors.dtype)
 
     def _seen(self) -> Tensor:
         group, neighbors = self.space.group, self.neighbors
@@ -251,7 +260,7 @@ class RelativeElements(Movable):
         if self.dilation is not None:
             displacements = displacements / self.dilation[neighbors.target, None]
         if self.elements is None:
-            displacements = self._posed(displacements)
+            displacements = self.posed(displacements, neighbors.target)
             if self.row is not None:
                 displacements = displacements[self._rows()]
             return in_frames(cast(FiniteGroup, self.group), displacements) / self.length
@@ -269,7 +278,7 @@ class RelativeElements(Movable):
         fiber, dim = self.fiber, group.dim
         linear = group.linear(self.elements)
         inverse = _inverse(group, linear).contiguous().index_select(0, neighbors.target)
-        # For each edge and entry i, j of the result a product [fiber, dim] @ [dim, fiber], as `join_coordinates` wants it.
+        # For each edge and entry i, j of the result a product [fiber, dim] @ [dim, fiber]: coordinates lie outermost.
         rows = inverse.transpose(1, 2)[:, :, None].expand(-1, -1, dim, -1, -1)
         across = linear.permute(0, 3, 2, 1).contiguous().index_select(0, neighbors.source)
         turned = rows.flatten(0, 2) @ across[:, None].expand(-1, dim, -1, -1, -1).flatten(0, 2)

@@ -109,14 +109,13 @@ class ScaleFrames:
             sizes = torch.tensor(self.factors, dtype=torch.float64, device=clouds.device).log()
             log_measure = _checked_volumes(volumes, clouds).log()[edges.point]
             log_measure = (log_measure - dim * sizes[edges.level + edges.levels_up]).to(clouds.pos.dtype)
-        nodes = {
-            "pos": clouds.pos.repeat_interleave(self.levels, dim=0),
-            "batch": clouds.batch.repeat_interleave(self.levels),
-        }
-        factors = torch.tensor(self.factors, dtype=clouds.pos.dtype, device=clouds.device)
+        pos = clouds.pos.repeat_interleave(self.levels, dim=0)
+        batch = clouds.batch.repeat_interleave(self.levels)
+        factors = torch.tensor(self.factors, dtype=pos.dtype, device=clouds.device)
         relative = RelativeElements(
-            **nodes,
             space=space,
+            pos=pos,
+            batch=batch,
             neighbors=edges.neighbors,
             length=length,
             group=self.group,
@@ -124,7 +123,8 @@ class ScaleFrames:
             levels_up=edges.levels_up,
         )
         return LiftedGraph(
-            **nodes,
+            pos=pos,
+            batch=batch,
             num_clouds=clouds.num_clouds,
             cell=clouds.cell,
             pbc=clouds.pbc,

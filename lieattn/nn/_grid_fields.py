@@ -7,11 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lieattn.geometry import point_clouds
+from lieattn.geometry import Raster, point_clouds
 from lieattn.groups import FiniteGroup
 from lieattn.nn._grid_kernels import check_lattice_group
-
-_OFF_LATTICE = 1e-2  # of the spacing: coordinates far from the origin are rounded
 
 
 def to_grid(x: Tensor, grid: Tensor) -> Tensor:
@@ -117,32 +115,5 @@ def grid_images(data: Any) -> Tensor:
             "data: expected images as a tensor, or a torch_geometric Data or Batch with x [points, channels] and pos, "
             f"got {type(data).__name__}"
         )
-    clouds = point_clouds(data)
-    if clouds.grid is None or pos.shape[1] != 2:
-        raise ValueError("data: expected points of images, with grid [images, 2] and pos [points, 2]")
-    if len(clouds.grid) == 0 or bool((clouds.grid != clouds.grid[0]).any()):
-        raise ValueError(f"data: expected images of one size, got grid {clouds.grid.tolist()}")
-    place, (rows, columns) = _places(pos.detach().unflatten(0, (len(clouds.grid), -1)), clouds.grid[0].tolist())
-    images = x.new_zeros(len(place), rows * columns, x.shape[1])
-    images = images.scatter(1, place[..., None].expand(-1, -1, x.shape[1]), x.view_as(images))
-    return images.unflatten(1, (rows, columns)).movedim(-1, 1)
-
-
-def _places(pos: Tensor, sides: list[int]) -> tuple[Tensor, tuple[int, int]]:
-    """Number of the pixel of each point, ``[images, points]``, and rows and columns of the images."""
-    from_corner = (pos - pos.amin(dim=1, keepdim=True)).double()
-    extent = from_corner.amax(dim=(0, 1))
-    spacing = float(extent.max()) / max(max(sides) - 1, 1) or 1.0
-    steps = from_corner / spacing
-    cells = steps.round().long()
-    rows, columns = int(cells[..., 1].max()) + 1, int(cells[..., 0].max()) + 1
-    place = (rows - 1 - cells[..., 1]) * columns + cells[..., 0]
-    filled = rows * columns == pos.shape[1] and bool(
-        (place.sort(dim=1).values == torch.arange(rows * columns, device=pos.device)).all()
-    )
-    if not filled or float((steps - cells).abs().max()) > _OFF_LATTICE:
-        raise ValueError(
-            f"data: points are not on an upright lattice of {sides[0]} x {sides[1]} pixels; turn images by quarter "
-            f"turns only, or resample them"
-        )
-    return place, (rows, columns)
+    raster, order = Raster.read(point_clouds(data))
+    return raster.unflatten(x[order]).movedim(-1, 1)

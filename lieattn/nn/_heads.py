@@ -150,7 +150,7 @@ class FieldHead(nn.Module):
 
 
 class VectorHead(FieldHead):
-    """Vectors, ``[points | clouds, outputs, dim]``, without the axis of ``outputs`` for one, in the units of the targets.
+    """Vectors in the unit of the targets, ``[points | clouds, outputs, dim]``; one vector loses its axis.
 
     See :class:`FieldHead`.
 

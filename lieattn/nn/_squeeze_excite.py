@@ -46,4 +46,4 @@ class GroupSqueezeExcite(nn.Module):
     def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
         """Scale a field ``[points, *, channels]``."""
         factors = self.scale(x, graph)[graph.batch]
-        return x * factors.view(len(x), *[1] * (x.ndim - 2), -1)
+        return x * factors.view(len(x), *[1] * (x.ndim - 2), factors.shape[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,8 @@ def common_dtype(*operands: Tensor | None) -> torch.dtype:
 
 def widened(terms: RelativeTerms, dtype: torch.dtype) -> RelativeTerms:
     """The same terms in another dtype."""
-    return replace(terms, **{name: table.to(dtype) for name, table in terms.tables().items()})
+    tables: dict[str, Any] = {name: table.to(dtype) for name, table in terms.tables().items()}
+    return replace(terms, **tables)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:

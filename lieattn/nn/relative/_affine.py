@@ -219,7 +219,7 @@ class AffineMap(RelativeFunction):
 
     @abc.abstractmethod
     def tables(self, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
-        """Psi ``[rows, out, key, channels]`` and beta ``[rows, out, channels]``, in the rows of the position's edges."""
+        """Psi ``[rows, out, key, channels]`` and beta ``[rows, out, channels]``, rows as of the position's edges."""
 
     @abc.abstractmethod
     def center(self) -> tuple[Tensor, Tensor]:

@@ -44,6 +44,8 @@ class EdgeNetwork(RelativeFunction):
         Units of both layers of φ.
     """
 
+    dim: int
+
     def __init__(
         self, dim: int, in_channels: int, *, cutoff: float, in_vectors: int = 0, basis: int = 8, hidden: int = 16
     ) -> None:
@@ -53,7 +55,8 @@ class EdgeNetwork(RelativeFunction):
         for argument, count in {"in_channels": in_channels, "in_vectors": in_vectors}.items():
             check_count(argument, count, least=0)
         check_length("cutoff", cutoff)
-        self.dim, self.cutoff, self.basis = dim, float(cutoff), basis
+        self.dim = dim
+        self.cutoff, self.basis = float(cutoff), basis
         self.in_channels, self.in_vectors = in_channels, in_vectors
         self.radial = nn.Linear(basis, hidden)
         self.own, self.other = (nn.Linear(in_channels, hidden, bias=False) if in_channels else None for _ in range(2))

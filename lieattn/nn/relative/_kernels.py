@@ -44,6 +44,7 @@ class ConvolutionKernel(RelativeFunction):
     """
 
     relative: Tensor
+    group: FiniteGroup
 
     def __init__(self, group: FiniteGroup, in_channels: int, out_channels: int, *, lifting: bool = False) -> None:
         super().__init__()
@@ -301,9 +302,7 @@ class RankKernel(RelativeFunction):
 
     patterns = ("joint",)
 
-    def __init__(
-        self, coordinates: int, rank: int = 16, hidden: int = 32, activation: Activation = "silu"
-    ) -> None:
+    def __init__(self, coordinates: int, rank: int = 16, hidden: int = 32, activation: Activation = "silu") -> None:
         super().__init__()
         for name, count in (("coordinates", coordinates), ("rank", rank), ("hidden", hidden)):
             check_count(name, count)

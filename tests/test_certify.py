@@ -50,7 +50,7 @@ from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
 from lieattn.testing import randomize
 from lieattn.train._checkpoint import KEY, describe_group
 from lieattn.train._input import describe_input, random_clouds
-from lieattn.train.cli import main
+from lieattn.cli import main
 
 
 class Pairs(nn.Module):

@@ -107,7 +107,8 @@ class File:
             # One that vanishes is a difference of large terms: the gradient is one vector, with one largest entry.
             size = max(float(np.abs(self.arrays[f"grad_{name}"]).max()) for name in names)
             for name in names:
-                self.compare(f"grad_{name}", self.parameters[name].grad, size)
+                leaf = self.parameters[name]
+                self.compare(f"grad_{name}", torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, size)
 
 
 # --- layers ---------------------------------------------------------------------------------------------------

@@ -107,7 +107,8 @@ def _check_gradients(arrays, meta, layer, padded, graph, x):
     size = max(float(np.abs(array[np.isfinite(array)]).max(initial=0)) for array in stored.values())
     if "pair" in stored:
         found = torch.zeros(stored["pair"].shape, dtype=x.dtype)
-        found[padded.edges_of(graph)] = graph.relative_coordinates.grad[:, 0, 0]
+        if graph.relative_coordinates.grad is not None:
+            found[padded.edges_of(graph)] = graph.relative_coordinates.grad[:, 0, 0]
         compare("grad_pair", found[padded.mask], stored["pair"][padded.mask.numpy()], meta, size=size)
     if "features" in stored:
         compare("grad_features", x.grad[:, 0], padded.points(stored["features"]), meta, size=size)

@@ -2,7 +2,7 @@
 
 import sys
 
-from lieattn.train.cli import main
+from lieattn.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,6 +14,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool, global_mean_pool
 
 from lieattn.certify import Certificate, certify
+from lieattn.cli import main
 from lieattn.geometry import AllPairs, FiniteFrames, PixelSquare, PrincipalFrames, Radius, SampledFrames
 from lieattn.groups import (
     SE,
@@ -50,7 +51,6 @@ from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
 from lieattn.testing import randomize
 from lieattn.train._checkpoint import KEY, describe_group
 from lieattn.train._input import describe_input, random_clouds
-from lieattn.train.cli import main
 
 
 class Pairs(nn.Module):

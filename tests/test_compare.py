@@ -19,16 +19,16 @@ from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_mean_pool
 
+from lieattn.cli import main
+from lieattn.compare import Cell, CellStore, ModelSettings, Sets, match_models, read_settings
+from lieattn.compare import _budget as budgets
+from lieattn.compare import _cell as cells
+from lieattn.compare._data import TurnedClouds, random_rotation, turned
+from lieattn.compare._equivariance import EquivarianceProbe
+from lieattn.compare._memory import training_memory
+from lieattn.compare._models import count_parameters
+from lieattn.compare._settings import BudgetSettings
 from lieattn.groups import SO, FiniteGroup, LieGroup, cyclic, octahedral
-from lieattn.train import _compare_budget as budgets
-from lieattn.train import _compare_cell as cells
-from lieattn.train._compare_config import BudgetSettings, Cell, ModelSettings, read_settings
-from lieattn.train._compare_data import Sets, TurnedClouds, random_rotation, turned
-from lieattn.train._compare_equivariance import EquivarianceProbe
-from lieattn.train._compare_memory import training_memory
-from lieattn.train._compare_models import count_parameters, match_models
-from lieattn.train._compare_store import CellStore
-from lieattn.train.cli import main
 from lieattn.viz import comparison, save
 
 HERE = __name__
@@ -168,13 +168,13 @@ def write(path: Path, content: dict) -> Path:
 
 
 def settings(tmp_path: Path, **changes):
-    return read_settings(write(tmp_path / "settings.yaml", config(**changes)))
+    return read_settings([write(tmp_path / "settings.yaml", config(**changes))])
 
 
 def compare(folder: Path, *, status: int = 0, arguments: tuple[str, ...] = (), **changes) -> dict:
     folder.mkdir(exist_ok=True)
     file = write(folder / "compare.yaml", config(**changes))
-    assert main(["compare", str(file), "--out", str(folder), *arguments]) == status
+    assert main(["compare", "--config", str(file), "--out", str(folder), *arguments]) == status
     path = folder / "comparison.json"
     return json.loads(path.read_text()) if path.is_file() else {}
 
@@ -357,7 +357,7 @@ def test_jobs_pass_on_what_failed(tmp_path):
     models = {"diverging": spec("Diverging", outputs=2)}
     report = compare(tmp_path, status=1, arguments=("--jobs", "2"), models=models, fractions=[1.0])
     assert [cell["seed"] for cell in report["cells"] if cell["failed"]] == [0, 1]
-    assert main(["compare", str(tmp_path / "compare.yaml"), "--jobs", "0"]) == 2
+    assert main(["compare", "--config", str(tmp_path / "compare.yaml"), "--jobs", "0"]) == 2
 
 
 def test_signal_outside_of_training(tmp_path, monkeypatch, capsys):
@@ -651,11 +651,11 @@ def test_memory_is_measured_with_the_first_seed(tmp_path, monkeypatch):
 
 def test_root_is_given_to_data_sets_that_take_one(tmp_path):
     file = write(tmp_path / "a.yaml", config(root="here"))
-    assert Sets(read_settings(file))._sets["train"].root == "here"
-    assert Sets(read_settings(file, "there"))._sets["train"].root == "there"
+    assert Sets(read_settings([file]))._sets["train"].root == "here"
+    assert Sets(read_settings([file], "there"))._sets["train"].root == "there"
     own = config(root="here")
     own["data"]["train"]["init_args"]["root"] = "mine"
-    assert Sets(read_settings(write(tmp_path / "b.yaml", own)))._sets["train"].root == "mine"
+    assert Sets(read_settings([write(tmp_path / "b.yaml", own)]))._sets["train"].root == "mine"
 
 
 @pytest.mark.parametrize(
@@ -666,13 +666,16 @@ def test_root_is_given_to_data_sets_that_take_one(tmp_path):
         ({"models": {"a/b": spec("Arrows")}}, "models: expected names of letters.*'a/b'"),
         ({"models": {"a b": spec("Arrows"), "A_b": spec("Arrows")}}, "names must differ"),
         ({"models__distances__widht": "channels"}, "models.distances: unknown setting 'widht'"),
-        ({"models__distances": {"init_args": {}}}, "models.distances: class_path is missing"),
+        (
+            {"models__distances": {"init_args": {}}},
+            "models.distances: .* arguments are required: class_path",
+        ),
         ({"models__distances__step": 0}, "models.distances: step: expected an integer of at least 1, got 0"),
-        ({"models__distances__adjust": {"outputs": 3}}, "models.distances: adjust: expected lists of values"),
+        ({"models__distances__adjust": {"outputs": 3}}, "models.distances: adjust: Expected a <class 'list'>"),
         ({"budget": {}}, "budget: expected either steps or seconds"),
         ({"budget": {"steps": 3, "seconds": 3}}, "budget: expected either steps or seconds"),
         ({"budget": {"seconds": -1}}, "budget: seconds: expected a positive number, got -1"),
-        ({"data__test": "Rods"}, "data: test: expected class_path and init_args, got 'Rods'"),
+        ({"data__test": "Rods"}, "data: test: Expected a <class 'dict'>. Got value: Rods"),
         ({"data__limit": {"tests": 3}}, r"data: limit: expected some of .*, got \['tests'\]"),
         ({"data__rotate_test": "up"}, "data: rotate_test: expected true, false, or an axis"),
         ({"seeds": [1, 1]}, "seeds: expected different ones"),
@@ -697,25 +700,26 @@ def test_bad_settings_are_named(tmp_path, capsys, changes, message):
 
 def test_settings_can_be_replaced(tmp_path, capsys):
     file = write(tmp_path / "compare.yaml", config())
-    found = read_settings(file, changes=["budget.steps=3", "seeds=[5]", "equivariance.clouds=1", "tolerance=0.5"])
+    found = read_settings([file], changes=["budget.steps=3", "seeds=[5]", "equivariance.clouds=1", "tolerance=0.5"])
     assert (found.budget.steps, found.budget.evaluations, found.seeds, found.tolerance) == (3, 3, [5], 0.5)
     twice = ["--set", "budget.steps=0", "--set", "seeds=[5]"]
-    assert main(["compare", str(file), *twice]) == 2  # the last one does not replace the first
+    assert main(["compare", "--config", str(file), *twice]) == 2  # the last one does not replace the first
     assert "steps" in capsys.readouterr().err
     for change, message in (
         ("seeds", "--set seeds: expected SETTING=VALUE or"),
         ("seeds.first=1", "--set seeds.first=1: expected"),
-        ("data.limit.val.first=1", "expected an integer of at least 1, got {'first': 1}"),
+        ("data.limit.val.first=1", "data: limit: Expected a <class 'int'>. Got value: {'first': 1}"),
         ("seeds=[", r"--set seeds=\[: "),
         ("seeed=1", "unknown setting 'seeed'"),
     ):
-        assert main(["compare", str(file), "--set", change]) == 2
+        assert main(["compare", "--config", str(file), "--set", change]) == 2
         assert re.search(message, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("name", ["forces", "molecules", "dipoles", "shapes", "modelnet"])
 def test_example_configurations_are_read(name):
-    found = read_settings(Path(__file__).parent.parent / f"examples/configs/compare_{name}.yaml", "folder")
+    folder = Path(__file__).parent.parent / "examples/configs"
+    found = read_settings([folder / f"compare_{part}.yaml" for part in ("base", name)], "folder")
     assert len(found.models) >= 6
     # Each model has the learning rate that was found for it.
     assert all(model.optimizer is not None for model in found.models.values())
@@ -727,7 +731,7 @@ def test_files_that_are_no_configuration(tmp_path, capsys):
     (tmp_path / "broken.yaml").write_text("a: [")
     (tmp_path / "list.yaml").write_text("- 1")
     for name, message in (("absent", "cannot be read"), ("broken", "cannot be read"), ("list", "expected sections")):
-        assert main(["compare", str(tmp_path / f"{name}.yaml")]) == 2
+        assert main(["compare", "--config", str(tmp_path / f"{name}.yaml")]) == 2
         assert message in capsys.readouterr().err
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from lieattn.train.cli import main
+from lieattn.cli import main
 from lieattn_datasets import ImagePoints
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -649,7 +649,7 @@ def test_distances_and_coordinates_tell_elements_apart(group):
 def test_strangers_are_no_elements():
     group = tetrahedral()
     stack = torch.stack([group.elements[3], group.elements.new_ones(3, 3)])
-    with pytest.raises(ValueError, match=r"^frames: frames\[1\] is no element of T: it is none of its matrices"):
+    with pytest.raises(ValueError, match=r"^frames: frames\[1\] is not an element of T: it is not one of its matrices"):
         group.check("frames", stack)
     group.check("frames", stack[:1].float())
     with pytest.raises(ValueError, match="number 1 is not an element of T"):

@@ -5,6 +5,7 @@ import torch
 from torch_geometric.data import Batch, Data
 
 from lieattn.geometry import AllPairs, Radius
+from lieattn.groups import SO
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
 from lieattn.testing import TOLERANCE, randomize, relative_error
 
@@ -40,8 +41,7 @@ def cloud(sizes, dtype=torch.float64, seed=0):
 
 def moved(data, seed, *, improper=False):
     generator = torch.Generator().manual_seed(seed)
-    rotation, _ = torch.linalg.qr(torch.randn(3, 3, generator=generator))
-    rotation = rotation * torch.linalg.det(rotation).sign() * (-1 if improper else 1)
+    rotation = SO(3).sample(generator=generator) * (-1 if improper else 1)
     other = data.clone()
     other.pos = (data.pos.double() @ rotation.T + torch.randn(3, generator=generator)).to(data.pos.dtype)
     other.vel = (data.vel.double() @ rotation.T).to(data.vel.dtype)

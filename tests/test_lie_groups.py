@@ -584,9 +584,9 @@ NOT_ELEMENTS = {
 def test_what_is_no_element_is_refused(case):
     group, matrix, fault = NOT_ELEMENTS[case]
     stack = torch.stack([group.identity(matrix), group.identity(matrix), matrix])
-    with pytest.raises(ValueError, match=rf"^frames: frames\[2\] is no element of .*{fault}"):
+    with pytest.raises(ValueError, match=rf"^frames: frames\[2\] is not an element of .*{fault}"):
         group.check("frames", stack)
-    with pytest.raises(ValueError, match=rf"^frames: frames is no element of .*{fault}"):
+    with pytest.raises(ValueError, match=rf"^frames: frames is not an element of .*{fault}"):
         group.check("frames", matrix)
     with pytest.raises(ValueError, match=r"frames\[0, 2\]"):
         group.check("frames", stack[None])

@@ -393,7 +393,7 @@ def test_bad_arguments():
         ),
         (
             ValueError,
-            "is no point of",
+            "is not a point of",
             lambda: lift_elements(torch.zeros(2, 3), Orbits(SO(3)), SampledFrames(2), AllPairs()),
         ),
     ]

@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
+from lieattn.cli import main
 from lieattn.train import PointSetRegressor
-from lieattn.train.cli import main
 
 
 class Springs(Dataset):

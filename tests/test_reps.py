@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from lieattn.groups import SO
 from lieattn.reps import (
     DirectSum,
     Irreps,
@@ -47,9 +48,7 @@ every_spatial = pytest.mark.parametrize("rep", SPATIAL.values(), ids=SPATIAL)
 
 def rotations(count, seed=0):
     """Proper rotations in general position, ``[count, 3, 3]`` float64."""
-    generator = torch.Generator().manual_seed(seed)
-    q, _ = torch.linalg.qr(torch.randn(count, 3, 3, generator=generator, dtype=torch.float64))
-    return q * torch.linalg.det(q)[:, None, None]
+    return SO(3).sample(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def about(axis, angle):

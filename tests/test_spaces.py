@@ -279,10 +279,10 @@ NOT_POINTS = {
     "zero in dilations": (Orbits(RotationDilations(2)), [0.0, 0.0], "it is 0"),
     "NaN": (Euclidean(SE(2)), [math.nan, 0.0], "it is not finite"),
     "infinite": (Orbits(SO(2)), [math.inf, 0.0], "it is not finite"),
-    "zero on the sphere": (Sphere(), [0.0, 0.0, 0.0], "it is no unit vector; divide by its length"),
-    "long on the sphere": (Sphere(), [1.0, 1.0, 0.0], "it is no unit vector"),
+    "zero on the sphere": (Sphere(), [0.0, 0.0, 0.0], "it is not a unit vector; divide by its length"),
+    "long on the sphere": (Sphere(), [1.0, 1.0, 0.0], "it is not a unit vector"),
     "zero direction": (PositionDirection(), [1.0, 2.0, 3.0, 0.0, 0.0, 0.0], "its direction, the last three components"),
-    "long direction": (PositionDirection(), [1.0, 2.0, 3.0, 0.0, 1.01, 0.0], "its direction, .* no unit vector"),
+    "long direction": (PositionDirection(), [1.0, 2.0, 3.0, 0.0, 1.01, 0.0], "its direction, .* not a unit vector"),
     "outside the quadrant": (OWN["Quadrant"](), [1.0, -1.0], "its components are not positive"),
 }
 
@@ -291,11 +291,11 @@ NOT_POINTS = {
 def test_what_is_no_point_is_refused(case):
     space, bad, fault = NOT_POINTS[case]
     x = torch.stack([*points(space, 30)[28:], torch.tensor(bad, dtype=torch.float64)])
-    with pytest.raises(ValueError, match=rf"^pos: pos\[2\] is no point of .*: {fault}"):
+    with pytest.raises(ValueError, match=rf"^pos: pos\[2\] is not a point of .*: {fault}"):
         space.check("pos", x)
-    with pytest.raises(ValueError, match=r"^x: x\[2\] is no point"):
+    with pytest.raises(ValueError, match=r"^x: x\[2\] is not a point"):
         space.lift(x)
-    with pytest.raises(ValueError, match=r"^pos: pos is no point"):
+    with pytest.raises(ValueError, match=r"^pos: pos is not a point"):
         space.check("pos", x[2])
     space.check("pos", x[:2])
 
@@ -322,9 +322,9 @@ def test_shapes_and_dtypes_are_refused(space):
 def test_frames_that_do_not_fit_are_refused():
     x = torch.ones(4, 3)
     space = Euclidean(SE(3))
-    with pytest.raises(ValueError, match=r"h: h\[1\] is no element of SO\(3\): it is improper"):
+    with pytest.raises(ValueError, match=r"h: h\[1\] is not an element of SO\(3\): it is improper"):
         space.lift(x, torch.stack([torch.eye(3), -torch.eye(3)]))
-    with pytest.raises(ValueError, match=r"h: h\[0\] is no element of SO\(3\): its columns are not orthonormal"):
+    with pytest.raises(ValueError, match=r"h: h\[0\] is not an element of SO\(3\): its columns are not orthonormal"):
         space.lift(x, torch.ones(1, 3, 3))
     with pytest.raises(ValueError, match=r"h: expected elements \[\*, 3, 3\] of SO\(3\), got \(2, 4, 4\)"):
         space.lift(x, torch.eye(4).expand(2, 4, 4))
@@ -353,7 +353,7 @@ def test_a_finite_group_is_short_for_its_semidirect_product_with_the_translation
     space = Euclidean(tetrahedral())
     assert space == Euclidean(SemidirectProduct(tetrahedral()))
     assert space.stabilizer == tetrahedral()
-    with pytest.raises(ValueError, match=r"h: h\[1\] is no element of T: it is none of its matrices"):
+    with pytest.raises(ValueError, match=r"h: h\[1\] is not an element of T: it is not one of its matrices"):
         space.lift(torch.ones(4, 3), torch.stack([torch.eye(3), -torch.eye(3)]))
 
 

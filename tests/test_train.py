@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_mean_pool
 
+from lieattn.cli import COMMANDS, main
 from lieattn.groups import FiniteGroup, cyclic
 from lieattn.train import (
     CheckpointError,
@@ -33,7 +34,6 @@ from lieattn.train import (
     read_checkpoint,
 )
 from lieattn.train._generators import random_state, set_random_state
-from lieattn.train.cli import COMMANDS, main
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
@@ -591,7 +591,7 @@ def test_missing_extra_is_named(monkeypatch, capsys):
 
 
 def test_help_lists_every_subcommand_without_lightning():
-    code = "import sys; from lieattn.train.cli import main; main(['--help']); sys.exit('lightning' in sys.modules)"
+    code = "import sys; from lieattn.cli import main; main(['--help']); sys.exit('lightning' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert all(f"\n  {name} " in done.stdout for name in COMMANDS)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lieattn.groups import SO, FiniteGroup, Group, O, RotationDilations, SemidirectProduct, Translations
+from lieattn.groups import SO, FiniteGroup, Group, O, RotationDilations, SemidirectProduct, Translations, reflection
 
 _NEAR = 1e-3  # radians, of the element near the identity
 
@@ -73,7 +73,7 @@ def _special(group: Group, generator: torch.Generator) -> Iterator[tuple[str, Te
 def outside_of(group: Group | None, dim: int, count: int, generator: torch.Generator) -> Iterator[Element]:
     """Random rotations to compare with; reflections if all rotations belong to the group, nothing if these do too."""
     turns: Any = group.stabilizer if isinstance(group, SemidirectProduct) else group
-    if isinstance(turns, O):
+    if isinstance(turns, O) or dim == 1:
         return
     still = torch.zeros(dim, dtype=torch.float64)
     for _ in range(count):
@@ -85,19 +85,12 @@ def outside_of(group: Group | None, dim: int, count: int, generator: torch.Gener
 
 
 def _reflection(dim: int, generator: torch.Generator) -> Tensor:
-    normal = torch.randn(dim, generator=generator, dtype=torch.float64)
-    normal = normal / normal.norm()
-    return torch.eye(dim, dtype=torch.float64) - 2 * normal[:, None] * normal
+    return reflection(dim, torch.randn(dim, generator=generator, dtype=torch.float64).tolist()).elements[1]
 
 
 def _random_rotation(dim: int, generator: torch.Generator) -> tuple[Tensor, str]:
+    """A rotation and its label; in more than three dimensions, of the first three coordinates."""
+    matrix = SO(min(dim, 3)).sample(generator=generator, dtype=torch.float64)
     if dim == 2:
-        angle = 2 * math.pi * float(torch.rand((), generator=generator, dtype=torch.float64))
-        cosine, sine = math.cos(angle), math.sin(angle)
-        matrix = torch.tensor([[cosine, -sine], [sine, cosine]], dtype=torch.float64)
-        return matrix, f"{math.degrees(angle):.1f} degrees"
-    q, r = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
-    q = q * r.diagonal().sign()
-    if torch.linalg.det(q) < 0:
-        q[:, 0] = -q[:, 0]
-    return q, "random rotation"
+        return matrix, f"{math.degrees(float(SO(2).log(matrix))) % 360:.1f} degrees"
+    return torch.block_diag(matrix, torch.eye(dim - 3, dtype=torch.float64)), "random rotation"

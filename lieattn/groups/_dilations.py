@@ -71,13 +71,13 @@ class Dilations(LieGroup):
         return self.exp(draw_normal((*shape, 1), generator))
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
-        """Matrices that are no positive multiples of the identity."""
+        """Matrices other than positive multiples of the identity."""
         scale = g[..., 0, 0]
         positive = scale > 0
         relative = g / torch.where(positive, scale, 1.0)[..., None, None]
         return {
             "it does not scale by a positive number": ~positive,
-            "it is no multiple of the identity": far(relative, self.identity(g)).flatten(-2).any(-1),
+            "it is not a multiple of the identity": far(relative, self.identity(g)).flatten(-2).any(-1),
         }
 
 

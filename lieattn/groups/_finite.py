@@ -13,8 +13,6 @@ from lieattn.groups._group import Group, check_none, far, tolerance
 from lieattn.groups._matrices import (
     cayley_table,
     checked_matrices,
-    identity_of,
-    nearest_element,
     new_elements,
     permutation_matrices,
     real_matrices,
@@ -51,7 +49,7 @@ class FiniteGroup(Group):
         ``[order]`` int64, ``inverse_index[g]`` is the index of g⁻¹.
     relative_index
         ``[order, order]`` int64, ``relative_index[g, h]`` is the index of g⁻¹ h: what is left of h when the frame
-        g is divided out. It does not change when g and h are multiplied by one element from the left.
+        g is divided out. It is the same for k g and k h.
     identity_index
         Index of the identity.
     """
@@ -65,7 +63,8 @@ class FiniteGroup(Group):
     def __init__(self, name: str, elements: Tensor, *, tolerance: float = CLOSURE_TOLERANCE) -> None:
         matrices = checked_matrices(elements, name)
         cayley = cayley_table(matrices, name, tolerance)
-        identity = identity_of(cayley)
+        # A finite set of invertible matrices closed under product is a group, so exactly one row is 0..n-1.
+        identity = int((cayley == torch.arange(len(cayley))).all(dim=1).nonzero()[0])
         inverse = (cayley == identity).to(torch.int64).argmax(dim=1)
         super().__init__(name, dim=matrices.shape[-1], size=matrices.shape[-1], algebra_dim=0)
         tables = {
@@ -230,7 +229,7 @@ class FiniteGroup(Group):
     def _nearest(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
         """Distance (largest entry) and index of the element nearest to each matrix, ``[*]`` both."""
         flat = matrices.detach().to(device="cpu", dtype=torch.float64).reshape(-1, self.dim * self.dim)
-        distance, found = nearest_element(flat, self.elements.flatten(1))
+        distance, found = torch.cdist(flat, self.elements.flatten(1), p=torch.inf).min(dim=-1)
         # The largest entry of a difference overlooks NaN.
         distance = torch.where(torch.isfinite(flat).all(dim=1), distance, torch.nan)
         shape = matrices.shape[:-2]
@@ -249,19 +248,10 @@ class FiniteGroup(Group):
         return self.matrices(g)[self.inverse_index.to(g.device)[self.index(g)]]
 
     def act(self, g: int | Tensor, points: Tensor) -> Tensor:
-        """Act on points or vectors: ``[*, dim]`` to ``[*, dim]``, v ↦ A_g v.
+        """Move points or vectors ``[*, dim]``, v ↦ A v.
 
-        Parameters
-        ----------
-        g
-            Elements, as matrices or as indices; they broadcast against ``points.shape[:-1]``.
-        points
-            ``[*, dim]`` floating.
-
-        Raises
-        ------
-        ValueError
-            If the points have another dimension, or there is no such element.
+        Elements are matrices ``[*, dim, dim]`` or indices ``[*]``, which broadcast against the leading axes of the
+        points. ValueError is raised if the points have another dimension, or there is no such element.
         """
         return super().act(self.element(g, points), points)
 
@@ -301,8 +291,8 @@ class FiniteGroup(Group):
         return self
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
-        """Matrices that are not in the list."""
-        return {"it is none of its matrices": ~(self._nearest(g)[0] <= tolerance(g.dtype))}
+        """Matrices that are not among :attr:`elements`."""
+        return {"it is not one of its matrices": ~(self._nearest(g)[0] <= tolerance(g.dtype))}
 
     # --- signals and other groups ---------------------------------------------------------------------------------
 
@@ -331,7 +321,7 @@ class FiniteGroup(Group):
         Raises
         ------
         TypeError, ValueError
-            If ``by`` is no invertible matrix of this size.
+            If ``by`` is not an invertible matrix of this size.
         """
         if by.shape != (self.dim, self.dim):
             raise ValueError(f"by: expected [{self.dim}, {self.dim}] for {self.name}, got {tuple(by.shape)}")
@@ -375,7 +365,7 @@ class FiniteGroup(Group):
 
 
 def check_group(argument: str, group: object, allowed: type[Group] = FiniteGroup) -> None:
-    """Raise TypeError, naming the argument, for what is no :class:`FiniteGroup`, or no ``allowed`` group."""
+    """Raise TypeError, naming the argument, unless ``group`` is a :class:`FiniteGroup`, or of the class ``allowed``."""
     if not isinstance(group, allowed):
         example = "FiniteGroup such as lieattn.groups.cyclic(4)" if allowed is FiniteGroup else "group such as SO(3)"
         raise TypeError(f"{argument}: expected a {example}, got {group!r}")

@@ -69,7 +69,7 @@ class Group:
         return torch.linalg.inv(g)
 
     def relative(self, g: Tensor, h: Tensor) -> Tensor:
-        """The element g⁻¹ h: what is left of h when the frame g is divided out, the same for k g and k h."""
+        """The element g⁻¹ h, which is h seen from the frame g: the same for k g and k h."""
         return self.product(self.inverse(g), h)
 
     # --- the action -----------------------------------------------------------------------------------------------
@@ -88,25 +88,13 @@ class Group:
         return g[..., : self.dim, -1] if self.is_affine else torch.zeros_like(g[..., 0])
 
     def act(self, g: Tensor, points: Tensor) -> Tensor:
-        """Move points ``[*, dim]``: x ↦ A x + t.
-
-        Raises
-        ------
-        ValueError
-            If the points have another dimension.
-        """
+        """Move points ``[*, dim]``, x ↦ A x + t; raises ValueError if they have another dimension."""
         self._check_vectors("points", points)
         moved = matvec(self.linear(g), points)
         return moved + self.translation(g) if self.is_affine else moved
 
     def act_vectors(self, g: Tensor, vectors: Tensor) -> Tensor:
-        """Turn vectors ``[*, dim]``, which translations leave alone: v ↦ A v.
-
-        Raises
-        ------
-        ValueError
-            If the vectors have another dimension.
-        """
+        """Turn vectors ``[*, dim]``, v ↦ A v, which translations leave alone; raises ValueError as :meth:`act`."""
         self._check_vectors("vectors", vectors)
         return matvec(self.linear(g), vectors)
 
@@ -129,14 +117,12 @@ class Group:
         return torch.linalg.matrix_exp(self.hat(a))
 
     def log(self, g: Tensor) -> Tensor:
-        """Coordinates ``[*, algebra_dim]`` whose exponential is ``g``, those of least angle.
+        """Coordinates ``[*, algebra_dim]`` of least angle whose exponential is ``g``.
 
         Raises
         ------
         ValueError
             If an element lies in a component of the group that the exponential does not reach.
-        NotImplementedError
-            If the group defines no logarithm.
         """
         raise NotImplementedError(f"{self.name} gives no logarithm: define log, or use coordinates, which need none")
 
@@ -161,10 +147,7 @@ class Group:
         return self.dim * self.size
 
     def coordinates(self, g: Tensor) -> Tensor:
-        """Smooth coordinates ``[*, num_coordinates]``: the linear part row by row, then the translation.
-
-        They determine the element and depend smoothly on it everywhere, which no set of angles does.
-        """
+        """Coordinates ``[*, num_coordinates]``, smooth everywhere: the linear part row by row, then the translation."""
         linear = self.linear(g).flatten(-2)
         return torch.cat([linear, self.translation(g)], dim=-1) if self.is_affine else linear
 
@@ -175,10 +158,7 @@ class Group:
     # --- measure --------------------------------------------------------------------------------------------------
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Independent random elements ``[*shape, size, size]`` in float64, drawn where the generator lives.
-
-        This is what a group defines; :meth:`sample` is what its users call.
-        """
+        """Float64 elements of :meth:`sample`, on the device of the generator: a subclass overrides this method."""
         raise NotImplementedError(f"{self.name} gives no random elements: define draw")
 
     def sample(
@@ -217,12 +197,7 @@ class Group:
     ) -> Tensor:
         """Equal-weight elements ``[count, size, size]`` that stand for the whole group: :meth:`finite_subgroup`.
 
-        Multiply by an element from the left to turn them.
-
-        Raises
-        ------
-        ValueError
-            If the group is not compact or there is no such number of elements.
+        Multiply by an element from the left to turn them. ValueError is raised where there is no such subgroup.
         """
         return _finish(self.finite_subgroup(count).elements, dtype, device)
 
@@ -236,8 +211,8 @@ class Group:
     ) -> Tensor:
         """Designs turned at random, ``[*shape, count, size, size]``: one uniform element times :meth:`design`.
 
-        Each element is uniform, but those of one design are not independent: what they make of low-degree
-        functions cancels exactly, as with antithetic pairs, which are the designs of 2 elements.
+        Each element is uniform, but those of one design are not independent: they average functions of low degree
+        exactly, as antithetic pairs do, which are the designs of 2 elements.
         """
         turn = self.draw(shape, generator)
         design = self.design(count, dtype=torch.float64, device=turn.device)
@@ -246,9 +221,9 @@ class Group:
     # --- bad input ------------------------------------------------------------------------------------------------
 
     def check(self, argument: str, g: Tensor) -> None:
-        """Raise TypeError or ValueError, naming the argument, for what are no elements of this group.
+        """Raise TypeError or ValueError, naming the argument, unless ``g`` holds elements of this group.
 
-        Subclasses extend :meth:`faults` and leave this method alone.
+        Subclasses override :meth:`faults`, not this method.
         """
         if not isinstance(g, Tensor) or not g.is_floating_point():
             raise TypeError(f"{argument}: expected floating matrices of {self.name}, got {kind(g)}")
@@ -258,12 +233,12 @@ class Group:
             )
         detached = g.detach()
         finite = torch.isfinite(detached).flatten(-2).all(-1)
-        check_none(argument, ~finite, f"is no element of {self.name}: it has an entry that is not finite")
+        check_none(argument, ~finite, f"is not an element of {self.name}: it has an entry that is not finite")
         for fault, where in self.faults(detached).items():
-            check_none(argument, where, f"is no element of {self.name}: {fault}")
+            check_none(argument, where, f"is not an element of {self.name}: {fault}")
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
-        """What may be wrong with finite matrices: a description, and ``[*]`` bool where it is so, in order."""
+        """Reasons why finite matrices are not elements: a description, and ``[*]`` bool where it holds, in order."""
         found = {}
         if self.is_affine:
             bottom = self.identity(g)[-1]
@@ -275,12 +250,11 @@ class Group:
 
 
 class LieGroup(Group):
-    """A Lie group of matrices, and the class to derive one of your own from.
+    """A Lie group of matrices; derive your own from this class.
 
-    A group of matrices that act by multiplication needs no more than its name and sizes; what it can do beyond
-    product, inverse and action it states by overriding :meth:`hat` and :meth:`vee` (then it has :meth:`exp`),
-    :meth:`log` (then a :meth:`distance`), :meth:`draw` (then it has :meth:`sample`) and :meth:`finite_subgroup`
-    (then a :meth:`design`). docs/your_own_group.md has worked examples.
+    A name and three sizes are enough for product, inverse and action. Override :meth:`hat` and :meth:`vee` to get
+    :meth:`exp`, :meth:`log` to get :meth:`distance`, :meth:`draw` to get :meth:`sample`, and :meth:`finite_subgroup`
+    to get :meth:`design`. docs/your_own_group.md has worked examples.
     """
 
 

@@ -40,12 +40,6 @@ def checked_matrices(elements: Tensor, name: str) -> Tensor:
     return matrices
 
 
-def nearest_element(flat: Tensor, elements: Tensor) -> tuple[Tensor, Tensor]:
-    """Distance (largest entry) and index of the element nearest to each row."""
-    nearest, found = torch.cdist(flat, elements, p=math.inf).min(dim=-1)
-    return nearest, found
-
-
 def permutation_matrices(argument: str, permutations: Sequence[Sequence[int]] | Tensor) -> Tensor:
     """P e_i = e_p(i) for each row of a table of permutations."""
     expected = f"{argument}: expected a table of integers [order, points]"
@@ -70,7 +64,8 @@ def cayley_table(matrices: Tensor, name: str, tolerance: float) -> Tensor:
     order = len(matrices)
     table = torch.empty(order, order, dtype=torch.int64)
     for g in range(order):
-        distance, table[g] = nearest_element((matrices[g] @ matrices).flatten(1), matrices.flatten(1))
+        products = (matrices[g] @ matrices).flatten(1)
+        distance, table[g] = torch.cdist(products, matrices.flatten(1), p=math.inf).min(dim=-1)
         worst = int(distance.argmax())
         if not distance[worst] <= tolerance:
             raise ValueError(
@@ -79,12 +74,6 @@ def cayley_table(matrices: Tensor, name: str, tolerance: float) -> Tensor:
                 f"give all elements, or generators to FiniteGroup.generate"
             )
     return table
-
-
-def identity_of(cayley: Tensor) -> int:
-    """Index of the identity in a Cayley table."""
-    # A finite set of invertible matrices closed under product is a group, so exactly one row is 0..n-1.
-    return int((cayley == torch.arange(len(cayley))).all(dim=1).nonzero()[0])
 
 
 def rows(argument: str, index: int | Tensor, table: Tensor, name: str) -> Tensor:

@@ -14,7 +14,7 @@ def rotation_from_quaternion(q: Tensor) -> Tensor:
     Raises
     ------
     ValueError
-        If the last axis has not four components.
+        If the last axis is not of length 4.
     """
     if q.shape[-1:] != (4,):
         raise ValueError(f"q: expected quaternions [*, 4] (w, x, y, z), got {tuple(q.shape)}")

@@ -97,7 +97,7 @@ class SemidirectProduct(LieGroup):
     Raises
     ------
     TypeError, ValueError
-        If H is no group of linear maps.
+        If H is not a group of linear maps.
     """
 
     stabilizer: Group
@@ -175,7 +175,7 @@ class SemidirectProduct(LieGroup):
 
     @property
     def num_coordinates(self) -> int:
-        """Those of H, and d."""
+        """The number of H plus d."""
         return self.stabilizer.num_coordinates + self.dim
 
     def coordinates(self, g: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ class SemidirectProduct(LieGroup):
         return affine(self.stabilizer.draw(shape, generator), draw_normal((*shape, self.dim), generator))
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
-        """What is wrong with the last row or with the linear part."""
+        """Faults of the last row and of the linear part."""
         found = super().faults(g)
         return found | {f"in its linear part, {f}": w for f, w in self.stabilizer.faults(self.linear(g)).items()}
 

@@ -30,11 +30,6 @@ def versine_ratio(s: Tensor) -> Tensor:
     return 0.5 * sine_ratio(0.25 * s) ** 2
 
 
-def cubic_ratio(s: Tensor) -> Tensor:
-    """``(θ - sin θ) / θ³``."""
-    return _series_or(s, [(-1) ** k / math.factorial(2 * k + 3) for k in range(_SERIES_TERMS)], _cubic_closed)
-
-
 def expm1_ratio(x: Tensor) -> Tensor:
     """``(eˣ - 1) / x`` for x of either sign."""
     small = x.abs() < 0.5
@@ -84,11 +79,6 @@ def norm(x: Tensor) -> Tensor:
 def _sine_closed(s: Tensor) -> Tensor:
     angle = s.sqrt()
     return torch.sin(angle) / angle
-
-
-def _cubic_closed(s: Tensor) -> Tensor:
-    angle = s.sqrt()
-    return (angle - torch.sin(angle)) / (angle * s)
 
 
 def _series_or(s: Tensor, coefficients: list[float], closed: Callable[[Tensor], Tensor]) -> Tensor:

@@ -39,7 +39,7 @@ def to_irreps(rep: Representation) -> tuple[Irreps, Tensor]:
     Raises
     ------
     TypeError, ValueError
-        If it is no representation of O(3) that is known here.
+        If it is not a representation of O(3), or of a type that is not known here.
     """
     check_representation("rep", rep)
     spec, basis = _decomposed(rep)
@@ -72,7 +72,8 @@ def _traceless_to_degree_two() -> Tensor:
     R ↦ D²(R) takes the harmonics of one direction, the axis y, to all others.
     """
     rep = TracelessSymmetric(3)
-    rotations = _generic_rotations(12)
+    generic = torch.randn(12, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rotations = torch.linalg.matrix_exp(generic - generic.mT)
     directions = rotations[:, :, 1]
     tensors = rep.from_tensor(directions[:, :, None] * directions[:, None, :])
     # About e3nn's axis y, only the component m = 0 of a harmonic is there.
@@ -80,9 +81,3 @@ def _traceless_to_degree_two() -> Tensor:
     solution = torch.linalg.lstsq(tensors, harmonics).solution.T
     left, _, right = torch.linalg.svd(solution)
     return left @ right
-
-
-def _generic_rotations(count: int) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    q, _ = torch.linalg.qr(torch.randn(count, 3, 3, generator=generator, dtype=torch.float64))
-    return q * torch.linalg.det(q)[:, None, None]

@@ -31,6 +31,8 @@ class Irreps(Representation):
     ----------
     spec
         Anything that ``e3nn.o3.Irreps`` takes; kept as its string, without empty terms.
+    parts
+        Count, degree l and parity (1 or -1) of each term, in their order.
 
     Raises
     ------
@@ -40,9 +42,10 @@ class Irreps(Representation):
 
     spec: str
 
+    space_dim: ClassVar[int] = 3
     # Read once from the spec; no fields, so they take no part in comparisons.
-    _parts: ClassVar[tuple[tuple[int, int, int], ...]] = ()
-    _dim: ClassVar[int] = 0
+    dim: ClassVar[int] = 0
+    parts: ClassVar[tuple[tuple[int, int, int], ...]] = ()
     _isometries: ClassVar[tuple[Tensor, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -56,29 +59,14 @@ class Irreps(Representation):
             raise ValueError(f"spec: degrees are limited to {MAX_DEGREE}, got {irreps.lmax} in {self.spec!r}")
         object.__setattr__(self, "spec", str(irreps))
         parts = tuple((mul, ir.l, ir.p) for mul, ir in irreps)
-        object.__setattr__(self, "_parts", parts)
-        object.__setattr__(self, "_dim", irreps.dim)
+        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "dim", irreps.dim)
         object.__setattr__(self, "_isometries", _clebsch_gordan(irreps.lmax))
 
     @property
     def name(self) -> str:
         """The spec in e3nn's spelling."""
         return f"Irreps({self.spec!r})"
-
-    @property
-    def parts(self) -> tuple[tuple[int, int, int], ...]:
-        """Count, degree l and parity (1 or -1) of each term, in their order."""
-        return self._parts
-
-    @property
-    def dim(self) -> int:
-        """Sum of count · (2l + 1)."""
-        return self._dim
-
-    @property
-    def space_dim(self) -> int:
-        """Three."""
-        return 3
 
     def to_e3nn(self) -> Any:
         """The same as an ``e3nn.o3.Irreps``."""
@@ -146,7 +134,7 @@ def wigner_d(degree: int, rotation: Tensor) -> Tensor:
     Raises
     ------
     ValueError
-        If the degree is out of range, or the matrices are no proper rotations.
+        If the degree is out of range, or the matrices are not proper rotations.
     """
     check_count("degree", degree, 0)
     if degree > MAX_DEGREE:

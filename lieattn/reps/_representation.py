@@ -199,7 +199,7 @@ class Multiple(Representation):
 
 
 def check_representation(argument: str, rep: object) -> None:
-    """Raise TypeError, naming the argument, for what is no :class:`Representation`; a class of them is none either."""
+    """Raise TypeError, naming the argument, unless ``rep`` is a :class:`Representation`, not a class."""
     if not isinstance(rep, Representation):
         raise TypeError(f"{argument}: expected a Representation such as lieattn.reps.Vector(3), got {rep!r}")
 

@@ -17,22 +17,10 @@ from lieattn.reps._representation import Representation
 class Scalar(Representation):
     """What rotations and mirrors leave alone, ρ(R) = 1: energies, charges, temperatures."""
 
+    name: ClassVar[str] = "Scalar"
+    dim: ClassVar[int] = 1
+    space_dim: ClassVar[None] = None
     orthogonal_only: ClassVar[bool] = False
-
-    @property
-    def name(self) -> str:
-        """The name."""
-        return "Scalar"
-
-    @property
-    def dim(self) -> int:
-        """One."""
-        return 1
-
-    @property
-    def space_dim(self) -> None:
-        """Any."""
-        return None
 
     def _evaluate(self, rotation: Tensor) -> Tensor:
         return rotation.new_ones(*rotation.shape[:-2], 1, 1)
@@ -42,27 +30,55 @@ class Scalar(Representation):
 class Pseudoscalar(Representation):
     """What mirrors reverse, ρ(R) = det R: chirality, helicity, the curl of a plane vector field."""
 
-    @property
-    def name(self) -> str:
-        """The name."""
-        return "Pseudoscalar"
-
-    @property
-    def dim(self) -> int:
-        """One."""
-        return 1
-
-    @property
-    def space_dim(self) -> None:
-        """Any."""
-        return None
+    name: ClassVar[str] = "Pseudoscalar"
+    dim: ClassVar[int] = 1
+    space_dim: ClassVar[None] = None
 
     def _evaluate(self, rotation: Tensor) -> Tensor:
         return determinant_sign(rotation)[..., None, None]
 
 
 @dataclass(frozen=True)
-class Vector(Representation):
+class Pseudovector(Representation):
+    """Vectors of R^3 that mirrors treat as rotation axes, ρ(R) = det(R) R: angular velocities, magnetic moments."""
+
+    name: ClassVar[str] = "Pseudovector"
+    dim: ClassVar[int] = 3
+    space_dim: ClassVar[int] = 3
+
+    def _evaluate(self, rotation: Tensor) -> Tensor:
+        return determinant_sign(rotation)[..., None, None] * rotation
+
+
+@dataclass(frozen=True)
+class _OfDimension(Representation):
+    """A family with one representation for each dimension of the space, from ``_least`` on."""
+
+    d: int = 3
+
+    _least: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        check_count("d", self.d, self._least)
+
+    @property
+    def name(self) -> str:
+        """Name with the dimension."""
+        return f"{type(self).__name__}({self.d})"
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the space."""
+        return self.d
+
+    @property
+    def space_dim(self) -> int:
+        """Dimension of the space."""
+        return self.d
+
+
+@dataclass(frozen=True)
+class Vector(_OfDimension):
     """Vectors, ρ(R) = R: velocities, forces, dipole moments. It takes every invertible matrix.
 
     Attributes
@@ -72,80 +88,27 @@ class Vector(Representation):
     """
 
     orthogonal_only: ClassVar[bool] = False
-    d: int = 3
-
-    def __post_init__(self) -> None:
-        check_count("d", self.d)
-
-    @property
-    def name(self) -> str:
-        """Name with the dimension."""
-        return f"Vector({self.d})"
-
-    @property
-    def dim(self) -> int:
-        """Dimension of the space."""
-        return self.d
-
-    @property
-    def space_dim(self) -> int:
-        """Dimension of the space."""
-        return self.d
 
     def _evaluate(self, rotation: Tensor) -> Tensor:
         return rotation
 
 
 @dataclass(frozen=True)
-class Pseudovector(Representation):
-    """Vectors of R^3 that mirrors treat as rotation axes, ρ(R) = det(R) R: angular velocities, magnetic moments."""
-
-    @property
-    def name(self) -> str:
-        """The name."""
-        return "Pseudovector"
-
-    @property
-    def dim(self) -> int:
-        """Three."""
-        return 3
-
-    @property
-    def space_dim(self) -> int:
-        """Three."""
-        return 3
-
-    def _evaluate(self, rotation: Tensor) -> Tensor:
-        return determinant_sign(rotation)[..., None, None] * rotation
-
-
-@dataclass(frozen=True)
-class _SymmetricMatrices(Representation):
+class _SymmetricMatrices(_OfDimension):
     """Symmetric matrices T ↦ R T Rᵀ in an orthonormal basis of a space of them."""
 
-    d: int = 3
-
+    _least: ClassVar[int] = 2
     # Made once from d; no field, so it takes no part in comparisons.
     _basis: ClassVar[Tensor]
 
     def __post_init__(self) -> None:
-        check_count("d", self.d, 2)
+        super().__post_init__()
         object.__setattr__(self, "_basis", self._orthonormal_basis())
-
-    @property
-    def name(self) -> str:
-        """Name with the dimension."""
-        return f"{type(self).__name__}({self.d})"
 
     @property
     def dim(self) -> int:
         """Number of independent entries."""
         return len(self._basis)
-
-    @property
-    def space_dim(self) -> int:
-        """Dimension of the space."""
-        return self.d
 
     def _orthonormal_basis(self) -> Tensor:
         """Basis ``[dim, d, d]`` of the matrices, float64."""

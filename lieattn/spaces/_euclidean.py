@@ -20,7 +20,7 @@ class Euclidean(HomogeneousSpace):
     Raises
     ------
     TypeError
-        If the group is none of these.
+        If it is another group.
     """
 
     def __init__(self, group: Group) -> None:

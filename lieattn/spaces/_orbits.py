@@ -34,7 +34,7 @@ class Orbits(HomogeneousSpace):
     Raises
     ------
     TypeError
-        If the group is none of them.
+        If it is another group.
     """
 
     def __init__(self, group: Group) -> None:

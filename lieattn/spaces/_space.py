@@ -65,7 +65,7 @@ class HomogeneousSpace:
         return self.group.act(g, x)
 
     def invariants(self, x: Tensor) -> Tensor:
-        """What tells the orbit of x from others, ``[*, num_invariants]``: the same for x and g x."""
+        """Invariants of the orbit of x, ``[*, num_invariants]``: the same for x and g x, different on other orbits."""
         return x[..., :0]
 
     # --- lifting --------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class HomogeneousSpace:
         Raises
         ------
         TypeError, ValueError
-            If the points are none of this space, or h does not fit the stabilizer.
+            If ``x`` does not hold points of this space, or ``h`` does not fit the stabilizer.
         """
         self.check("x", x)
         section = self.section(x)[..., None, :, :]
@@ -120,9 +120,9 @@ class HomogeneousSpace:
     # --- bad input ------------------------------------------------------------------------------------------------
 
     def check(self, argument: str, x: Tensor) -> None:
-        """Raise TypeError or ValueError, naming the argument, for what are no points of this space.
+        """Raise TypeError or ValueError, naming the argument, unless ``x`` holds points of this space.
 
-        Subclasses extend :meth:`faults` and leave this method alone.
+        Subclasses override :meth:`faults`, not this method.
         """
         if not isinstance(x, Tensor) or not x.is_floating_point():
             raise TypeError(f"{argument}: expected floating points of {self.name}, got {kind(x)}")
@@ -134,8 +134,8 @@ class HomogeneousSpace:
             if where.any():
                 first = where.nonzero()[0].tolist() if where.ndim else []
                 place = f"{argument}[{', '.join(map(str, first))}]" if first else argument
-                raise ValueError(f"{argument}: {place} is no point of {self.name}: {fault}")
+                raise ValueError(f"{argument}: {place} is not a point of {self.name}: {fault}")
 
     def faults(self, x: Tensor) -> dict[str, Tensor]:
-        """What may be wrong with vectors ``[*, dim]``: a description, and ``[*]`` bool where it is so."""
+        """Reasons why vectors ``[*, dim]`` are not points: a description, and ``[*]`` bool where it holds."""
         return {}

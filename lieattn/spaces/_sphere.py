@@ -35,15 +35,15 @@ class Sphere(HomogeneousSpace):
         return about_first_axis(h)
 
     def faults(self, x: Tensor) -> dict[str, Tensor]:
-        """Vectors of another length than 1."""
-        return {"it is no unit vector; divide by its length": not_unit(x)}
+        """Vectors that are not of unit length."""
+        return {"it is not a unit vector; divide by its length": not_unit(x)}
 
 
 class PositionDirection(HomogeneousSpace):
     """R^3 x S^2, positions p with unit directions n, as ``(p, n)`` of 6 components, under SE(3).
 
     The origin is the position 0 with direction (1, 0, 0); its stabilizer is SO(2) about this axis. The section is
-    that of :class:`Sphere` for the direction, then a translation by p, and jumps where that one does.
+    that of :class:`Sphere` for the direction, followed by a translation by p, and jumps at the same directions.
     """
 
     def __init__(self) -> None:
@@ -69,8 +69,8 @@ class PositionDirection(HomogeneousSpace):
         return SE(3).element(rotation, torch.zeros_like(rotation[..., 0]))
 
     def faults(self, x: Tensor) -> dict[str, Tensor]:
-        """Directions of another length than 1."""
-        return {"its direction, the last three components, is no unit vector": not_unit(x[..., 3:])}
+        """Directions that are not of unit length."""
+        return {"its direction, the last three components, is not a unit vector": not_unit(x[..., 3:])}
 
     def _check_components(self, x: Tensor) -> None:
         if x.shape[-1:] != (6,):

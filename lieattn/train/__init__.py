@@ -1,16 +1,15 @@
-"""Training: a thin layer on PyTorch Lightning, and the command ``lieattn``.
-
-The names below bring Lightning with them, which is imported when one of them is first asked for.
-"""
+"""Training: a thin layer on PyTorch Lightning, which is imported with the first name that needs it."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lieattn.train._checkpoint import load_data, load_network, load_task, read_checkpoint
+    from lieattn.train._checkpoint import build, load_data, load_network, load_task, read_checkpoint, register_types
     from lieattn.train._classifier import PointSetClassifier
     from lieattn.train._data import EpochSampler, PointSetData
     from lieattn.train._errors import CheckpointError, NonFiniteError, UsageError
+    from lieattn.train._generators import seed_generators
+    from lieattn.train._input import random_clouds
     from lieattn.train._last_checkpoint import LastCheckpoint, TrainingInterrupted
     from lieattn.train._regressor import PointSetRegressor
     from lieattn.train._schedule import Constant, Schedule, WarmupCosine
@@ -30,26 +29,26 @@ __all__ = [
     "TrainingInterrupted",
     "UsageError",
     "WarmupCosine",
+    "build",
     "load_data",
     "load_network",
     "load_task",
+    "random_clouds",
     "read_checkpoint",
+    "register_types",
+    "seed_generators",
 ]
 
-_HOMES = {
-    "_checkpoint": ("load_data", "load_network", "load_task", "read_checkpoint"),
-    "_classifier": ("PointSetClassifier",),
-    "_data": ("EpochSampler", "PointSetData"),
-    "_errors": ("CheckpointError", "NonFiniteError", "UsageError"),
-    "_last_checkpoint": ("LastCheckpoint", "TrainingInterrupted"),
-    "_regressor": ("PointSetRegressor",),
-    "_schedule": ("Constant", "Schedule", "WarmupCosine"),
-    "_task": ("PointSetTask",),
-}
+# Those that do not import Lightning come first.
+_HOMES = (
+    *("_errors", "_checkpoint", "_generators", "_input", "_schedule"),
+    *("_last_checkpoint", "_data", "_classifier", "_regressor"),
+)
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"lieattn.train.{module}"), name)
+    for home in _HOMES if name in __all__ else ():
+        module = importlib.import_module(f"lieattn.train.{home}")
+        if hasattr(module, name):
+            return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,7 +4,6 @@ The file's index k of a frame stands for the encoding of A_k (x_j - x_i); ours a
 So the group whose k-th element is A_k⁻¹ makes all indices agree, rows of the frame encoding included.
 """
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -15,14 +14,13 @@ from lieattn.geometry import AllPairs, PixelSquare, lift
 from lieattn.groups import FiniteGroup
 from lieattn.models import GSANet
 from lieattn.nn import CoordinateEncoding, CoordinateNetwork, GroupSelfAttention, LiftingSelfAttention
+from tests.parity import files
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
 def check(path):
-    with np.load(path, allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files}
-    meta = json.loads(str(arrays.pop("meta")))
+    arrays, meta = files.read(path)
     kind = meta.get("kind")
     if kind not in KINDS:
         raise AssertionError(f"{path.name}: unknown kind {kind!r}; known are {sorted(KINDS)}")
@@ -53,7 +51,8 @@ def check_layer(arrays, meta, dtype):
     out, weights = functional_call(attend, {f"layer.{k}": v for k, v in parameters.items()}, (points, graph))
     out = _to_images(out, x)
     _compare("out_f64", out, arrays["out_f64"], dtype)
-    _compare("out_f32", out, arrays["out_f32"], torch.float32)
+    if "out_f32" in arrays:
+        _compare("out_f32", out, arrays["out_f32"], torch.float32)
     for found, expected in _probabilities(weights, graph, arrays, meta) if "probs_f64" in arrays else ():
         _compare("probs_f64", found, expected, dtype)
     if "R" in arrays:
@@ -61,18 +60,22 @@ def check_layer(arrays, meta, dtype):
         names = [name for name in arrays if name.startswith("grad_")]
         assert names, "a file with R must hold gradients"
         # Gradients that vanish are differences of large terms: the gradient is one vector, measured by its
-        # largest entry, and each array by the looser bound that the goldens' README gives for float32.
+        # largest entry, and each array that does not vanish by the looser bound that the README gives for float32.
         largest = max(np.abs(arrays[name]).max() for name in names)
         for name in names:
-            found = leaves[name.removeprefix("grad_")].grad
+            leaf = leaves[name.removeprefix("grad_")]
+            found = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
             _compare(name, found, arrays[name], dtype, size=largest)
-            if dtype == torch.float32:
+            if dtype == torch.float32 and np.abs(arrays[name]).max() > 1e-9 * largest:
                 error = (found - _tensor(arrays[name], dtype)).abs().max()
                 assert error < 1e-4 * max(1, np.abs(arrays[name]).max()), f"{name}: error {error:.1e}"
 
 
 def check_network(arrays, meta, dtype):
     for table, out, turned in (("table", "out", "out_rot90"), ("table_eq", "out_eq", "out_eq_rot90")):
+        if table not in arrays or f"{out}_f64" not in arrays:
+            assert table == "table_eq", f"a file of a network must hold {table} and {out}_f64"
+            continue
         network = _network(arrays, meta, dtype, arrays[table])
         parameters = _network_arrays(_leaves(arrays, dtype), network)
         network.load_state_dict(parameters, strict=True)
@@ -85,8 +88,9 @@ def check_network(arrays, meta, dtype):
             for name, field in fields.items():
                 if table == "table" and f"act_f64/{name}" in arrays:
                     _compare(f"act_f64/{name}", field, arrays[f"act_f64/{name}"], dtype)
-            _, logits = _run_network(network, image.rot90(1, (-2, -1)), arrays)
-            _compare(f"{turned}_f64", logits, arrays[f"{turned}_f64"], dtype)
+            if f"{turned}_f64" in arrays:
+                _, logits = _run_network(network, image.rot90(1, (-2, -1)), arrays)
+                _compare(f"{turned}_f64", logits, arrays[f"{turned}_f64"], dtype)
 
 
 KINDS = {
@@ -115,10 +119,10 @@ def _layer(arrays, meta, dtype):
     heads, width, c_in = arrays["W_q"].shape
     sizes = {"heads": heads, "head_channels": width}
     if meta["kind"].startswith("lift"):
-        layer = LiftingSelfAttention(group, c_in, meta["c_out"], **sizes)
+        layer = LiftingSelfAttention(group, c_in, len(arrays["W_o"]), **sizes)
     else:
         encoding = CoordinateEncoding(2, width, group, torch.from_numpy(arrays["table"]).long())
-        layer = GroupSelfAttention(group, c_in, meta["c_out"], encoding=encoding, **sizes)
+        layer = GroupSelfAttention(group, c_in, len(arrays["W_o"]), encoding=encoding, **sizes)
     height, columns = arrays["x"].shape[-2:]
     local = meta["kind"].endswith("local")
     neighborhood = PixelSquare(meta["size"]) if local else AllPairs()

@@ -1,10 +1,46 @@
 """What the golden files of LieTransformer hold, brought to our layout and names."""
 
+import re
+
 import numpy as np
 import torch
 
 from lieattn.geometry import Neighbors
 from lieattn.nn import PairGraph
+from tests.parity import files
+
+DEFAULTS = {
+    "activation": "swish",
+    "alpha": 0.2,
+    "block_norm": "layer_pre",
+    "lift_samples": 1,
+    "norm_eps": 1e-5,
+    "output_norm": "none",
+    "pool": "mean",
+    "squash": "none",
+    "tol": 1e-8,
+    "tol_exp": 1e-12,
+    "tol_log": 1e-9,
+}
+MASKS = ("mask", "mask_lifted", "neighbour_valid")
+FLOAT32 = 1e-4  # of the largest entry; the README has tolerances for float64 only
+
+
+def read(path):
+    """Arrays in the types of the README, with a mask where there is none, and settings with their defaults."""
+    arrays, meta = files.read(path)
+    for name, array in arrays.items():
+        if name in MASKS:
+            arrays[name] = array.astype(bool)
+        elif array.dtype.kind in "fiu":
+            arrays[name] = array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
+    points = "positions" if meta.get("kind") in ("lift", "model", "finite_se2") else "features"
+    for name in (points, "distance"):
+        if name in arrays:
+            arrays.setdefault("mask", np.ones(arrays[name].shape[:2], bool))
+    counted = {"layers": sum(re.fullmatch(r"(block|layer)\d+\.value_W", name) is not None for name in arrays)}
+    meta = DEFAULTS | counted | {"readout": "lieconv" if "readout_W" in arrays else "model_1"} | meta
+    return arrays, meta | ({"kernel": str(meta["kernel"])} if "kernel" in meta else {})
 
 
 def tensor(array):
@@ -25,14 +61,14 @@ class Padded:
         """Rows that are there: [b, N, *] to [points, *]."""
         return tensor(padded)[self.mask]
 
-    def graph(self, pair, index=None, valid=None, keys=None):
+    def graph(self, pair, index=None, valid=None, keys=None, dtype=torch.float64):
         """Our graph of the file's pairs; ``keys`` restricts the points attended to, [b, N]."""
         clouds, size = self.mask.shape
         if index is None:
             adjacent = torch.ones(clouds, size, size, dtype=torch.bool)
         else:
             adjacent = torch.zeros(clouds, size, size)
-            there = torch.ones(index.shape) if valid is None else tensor(valid).double().float()
+            there = torch.ones(index.shape) if valid is None else tensor(valid).float()
             adjacent = adjacent.scatter_add(2, tensor(index), there) > 0
         adjacent = adjacent & self.mask[:, :, None] & self.mask[:, None]
         if keys is not None:
@@ -41,7 +77,7 @@ class Padded:
         edges = torch.stack([self.number[cloud, j], self.number[cloud, i]])
         neighbors = Neighbors.from_edge_index(edges, int(self.mask.sum()))
         graph = PairGraph(neighbors, torch.zeros(neighbors.num_edges, 1, 1, 1), self.cloud, clouds)
-        coordinates = tensor(pair)[self.edges_of(graph)][:, None, None]
+        coordinates = tensor(pair)[self.edges_of(graph)][:, None, None].to(dtype)
         return PairGraph(neighbors, coordinates, self.cloud, clouds)
 
     def edges_of(self, graph):
@@ -60,7 +96,8 @@ class Padded:
         return tensor(attention).transpose(1, 2)[self.mask]
 
 
-def compare(name, found, expected, meta, tolerance=None):
+def compare(name, found, expected, meta, tolerance=None, size=None):
+    """Float64 by the file's absolute tolerance; float32 relative to ``size``, the largest entry expected if absent."""
     found = found.detach()
     expected = expected if isinstance(expected, torch.Tensor) else tensor(expected)
     expected = expected.detach()
@@ -69,7 +106,17 @@ def compare(name, found, expected, meta, tolerance=None):
         return
     error = (found.double() - expected.double()).abs().max()
     allowed = meta["tol"] if tolerance is None else tolerance
-    assert error <= allowed, f"{name}: error {error:.1e}, allowed {allowed:.0e}"
+    if found.dtype == torch.float32:
+        allowed = FLOAT32 * (float(expected.abs().max()) if size is None else size)
+    assert error <= allowed, f"{name}: error {error:.1e} in {found.dtype}, allowed {allowed:.0e}"
+
+
+def compare_stored(found, arrays, meta):
+    """What was found, ``{name: tensor}``, with those arrays of the file that there are, at least one."""
+    names = [name for name in found if name in arrays]
+    assert names, f"nothing to compare: the file has none of {sorted(found)}"
+    for name in names:
+        compare(name, found[name], arrays[name], meta)
 
 
 def load(module, parameters):

@@ -1,5 +1,6 @@
 """Golden files of whole networks: LieTransformer, its potentials, and the finite SE(2) variant."""
 
+import re
 from dataclasses import replace
 
 import torch
@@ -12,12 +13,13 @@ from tests.parity.lietransformer_files import (
     Padded,
     block_parameters,
     compare,
+    compare_stored,
     linear,
     load,
     norm_parameters,
     tensor,
 )
-from tests.parity.lietransformer_geometry import COORDINATES, check_pairs, frames_of, space_of
+from tests.parity.lietransformer_geometry import ANGLES, COORDINATES, check_pairs, frames_of, space_of
 
 
 def check_finite_se2(arrays, meta):
@@ -47,7 +49,8 @@ def check_finite_se2(arrays, meta):
             # Theirs is ordered by rotation, then point.
             stored = tensor(arrays[name]).unflatten(1, (rotations, slots)).transpose(1, 2)[padded.mask]
             compare(name, field, stored, meta)
-    _check_finite_se2_pairs(arrays, meta, padded, graph)
+    if "pair" in arrays:
+        _check_finite_se2_pairs(arrays, meta, padded, graph)
     with torch.no_grad():
         compare("prediction", model(graph, graph, slots), arrays["prediction"], meta)
 
@@ -134,29 +137,45 @@ def network(arrays, meta, clouds=None):
         eps=meta["norm_eps"],
         readout={"lieconv": "point_first", "model_1": "pool_first"}[meta["readout"]],
         pool=meta["pool"],
-        head_norm={"none": False, "layer": True}[meta["output_norm"]],
+        head_norm=meta["output_norm"] == "layer" or (not point_first and bool(head_norms(arrays))),
         coordinates=COORDINATES.get(name, "published"),
         squash={"none": False, "tanh": True}[meta["squash"]],
         **widths,
         **published_kernel(meta["kernel"], attention_fn=meta["normalisation"]),
     ).double()
+    for norm in model.head.norms:
+        norm.eps = meta["norm_eps"]
     parameters = linear(arrays, "embed", "embed")
     for number in range(layers):
         block = block_parameters(arrays, f"block{number}.")
         parameters |= {f"blocks.{number}.{name}": array for name, array in block.items()}
     if point_first:
         parameters |= linear(arrays, "readout", "head.linears.0")
+    else:
+        parameters |= head_norms(arrays)
     for number in () if point_first else (1, 2, 3):
         parameters[f"head.linears.{number - 1}.weight"] = tensor(arrays[f"head_W{number}"])
         parameters[f"head.linears.{number - 1}.bias"] = tensor(arrays[f"head_b{number}"])
-        parameters |= head_norms(arrays, number)
     return load(model, parameters)
 
 
-def head_norms(arrays, number):
-    """The file's normalization before the number-th linear map of the head, whatever it is called."""
-    names = sorted(name.removesuffix("_gain") for name in arrays if name.endswith("_gain") and "block" not in name)
-    return norm_parameters(arrays, names[number - 1], f"head.norms.{number - 1}") if names else {}
+NORM_PARTS = {"gain": "weight", "weight": "weight", "gamma": "weight", "scale": "weight"}
+NORM_PARTS |= {"bias": "bias", "beta": "bias", "shift": "bias"}
+
+
+def head_norms(arrays):
+    """The normalization before each linear map of the head, whatever order the words and numbers of its names have."""
+    found = {}
+    for name, array in arrays.items():
+        words = re.findall(r"[a-z]+|[0-9]+", name.lower())
+        numbers = [int(word) for word in words if word.isdigit()]
+        parts = [NORM_PARTS[word] for word in words if word in NORM_PARTS]
+        if "block" not in words and {"head", "norm", "ln"} & set(words) and numbers and parts:
+            found.setdefault(numbers[-1], {})[parts[-1]] = tensor(array)
+    parameters = {}
+    for place, number in enumerate(sorted(found)):
+        parameters |= {f"head.norms.{place}.{part}": array for part, array in found[number].items()}
+    return parameters
 
 
 def lift_of(arrays, meta, clouds):
@@ -173,15 +192,16 @@ def check_model(arrays, meta):
     clouds = point_clouds(tensor(arrays["positions"]), mask=padded.mask)
     with torch.no_grad():
         graph = model.graph(clouds)
-        if meta["group"].endswith("quat"):
-            # Signs as in the file, which has those of the absolute frames.
+        if meta["group"].endswith("quat") or meta["group"] in ANGLES:
+            # Signs and turns as in the file.
             pairs = squashed(pairs) if meta["squash"] == "tanh" else pairs
             graph = replace(graph, relative_coordinates=pairs)
         fields = model.features(padded.points(arrays["features"]), graph)
         names = ["embedded"] + [f"after_block{number}" for number in range(meta["layers"])]
         for name, field in zip(names, fields, strict=True):
-            stored = tensor(arrays[name]).unflatten(1, (-1, meta["lift_samples"]))[padded.mask]
-            compare(name, field, stored, meta)
+            if name in arrays:
+                stored = tensor(arrays[name]).unflatten(1, (-1, meta["lift_samples"]))[padded.mask]
+                compare(name, field, stored, meta)
         compare("prediction", model.head(fields[-1], graph.batch, graph.num_clouds), arrays["prediction"], meta)
 
 
@@ -189,21 +209,20 @@ def check_hamiltonian(arrays, meta):
     q, p, mass, spring = (tensor(arrays[name]) for name in ("q", "p", "mass", "spring"))
     features = torch.stack([mass, spring], dim=-1)
     dynamics = HamiltonianDynamics(network(arrays, meta, len(q)))
-    with torch.no_grad():
-        energy = dynamics.hamiltonian(q, p, mass, features)
-        compare("hamiltonian", energy, arrays["hamiltonian"], meta)
-        compare("potential", energy - (p.square().sum(-1) / (2 * mass)).sum(-1), arrays["potential"], meta)
-        velocity, force = dynamics.field(q, p, mass, features)
-        compare("field", flat(velocity, force), arrays["field"], meta)
-        path = dynamics.trajectory(q, p, mass, tensor(arrays["times"]), features)
-        found = flat(path.position, path.momentum).transpose(0, 1)
-        compare("trajectory", found, arrays["trajectory"], meta)
     springs = HamiltonianDynamics(_Springs(), center=False)
     with torch.no_grad():
-        true_field = flat(*springs.field(q, p, mass, features))
-        energy = springs.hamiltonian(q, torch.zeros_like(p), mass, features)
-    compare("true_potential", energy, arrays["true_potential"], meta)
-    compare("true_field", true_field, arrays["true_field"], meta)
+        energy = dynamics.hamiltonian(q, p, mass, features)
+        found = {
+            "hamiltonian": energy,
+            "potential": energy - (p.square().sum(-1) / (2 * mass)).sum(-1),
+            "field": flat(*dynamics.field(q, p, mass, features)),
+            "true_potential": springs.hamiltonian(q, torch.zeros_like(p), mass, features),
+            "true_field": flat(*springs.field(q, p, mass, features)),
+        }
+        if "trajectory" in arrays:
+            path = dynamics.trajectory(q, p, mass, tensor(arrays["times"]), features)
+            found["trajectory"] = flat(path.position, path.momentum).transpose(0, 1)
+    compare_stored(found, arrays, meta)
 
 
 class _Springs(torch.nn.Module):

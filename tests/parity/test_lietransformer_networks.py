@@ -59,8 +59,8 @@ def quaternion_pair(q, x):
     return np.concatenate([real, vector, shift], -1)
 
 
-def pairs_of(a, group, samples):
-    """Pairs [b, N, N, g] from positions and draws."""
+def pairs_of(a, group, samples, choice=wrap):
+    """Pairs [b, N, N, g] from positions and draws; ``choice`` of the angle where it is a coordinate by itself."""
     x = np.repeat(a["positions"], samples, axis=1)
     xj, xi = all_pairs(x)
     if group.startswith("T"):
@@ -68,7 +68,7 @@ def pairs_of(a, group, samples):
     if group in ("SO2", "RxSO2"):
         rj, ri = all_pairs(np.linalg.norm(x, axis=-1, keepdims=True))
         tj, ti = all_pairs(np.arctan2(x[..., 1], x[..., 0]))
-        angle = wrap(ti - tj)[..., None]
+        angle = choice(ti - tj)[..., None]
         return np.concatenate([angle, ri, rj] if group == "SO2" else [np.log(ri / rj), angle], -1)
     if group == "SE2grid":
         k = np.tile(np.arange(samples), POINTS)[None].repeat(CLOUDS, 0)
@@ -94,17 +94,17 @@ def normalized(a, name, x, eps=1e-5):
 
 def blocks_of(a, meta, f, pair):
     """Fields behind each block."""
-    fields = []
+    fields, eps = [], meta["norm_eps"]
     for number in range(meta["layers"]):
         own = {name.removeprefix(f"block{number}."): array for name, array in a.items()}
         own |= {"pair": pair, "mask": np.repeat(a["mask"], meta["lift_samples"], axis=1)}
         pre, post = meta["block_norm"] == "layer_pre", meta["block_norm"] == "layer_post"
-        y = attend(own, meta, normalized(own, "norm_attn", f) if pre else f)[2]
-        f = f + (normalized(own, "norm_attn", y) if post else y)
-        y = normalized(own, "norm_mlp", f) if pre else f
+        y = attend(own, meta, normalized(own, "norm_attn", f, eps) if pre else f)[2]
+        f = f + (normalized(own, "norm_attn", y, eps) if post else y)
+        y = normalized(own, "norm_mlp", f, eps) if pre else f
         for k in (1, 2):
             y = swish(y @ own[f"mlp_W{k}"].T + own[f"mlp_b{k}"])
-        f = f + (normalized(own, "norm_mlp", y) if post else y)
+        f = f + (normalized(own, "norm_mlp", y, eps) if post else y)
         fields.append(f)
     return fields
 
@@ -121,12 +121,12 @@ def read_out(a, meta, f):
         return pooled(a, meta, affine(a, "readout", swish(f)))
     y = pooled(a, meta, f)
     for k in (1, 2, 3):
-        y = normalized(a, f"head_norm{k}", y) if meta["output_norm"] == "layer" else y
+        y = normalized(a, f"head_norm{k}", y, meta["norm_eps"]) if meta["output_norm"] == "layer" else y
         y = swish(y) @ a[f"head_W{k}"].T + a[f"head_b{k}"]
     return y
 
 
-def model_case(group, samples=1, kernel="mlp", normalisation="softmax", seed=0, **options):
+def model_case(group, samples=1, kernel="mlp", normalisation="softmax", seed=0, choice=wrap, **options):
     rng = np.random.default_rng(seed)
     dim = 3 if group in ("T3", "SE3", "SE3shared", "SE3quat") else 2
     meta = {
@@ -156,7 +156,7 @@ def model_case(group, samples=1, kernel="mlp", normalisation="softmax", seed=0, 
         q = rng.normal(size=(CLOUDS, 1 if group == "SE3shared" else POINTS, samples, 4))
         a["frame_quaternion"] = q / np.linalg.norm(q, axis=-1, keepdims=True)
     with np.errstate(all="ignore"):  # padded points lie at the origin
-        a["pair"] = pairs_of(a, group, samples)
+        a["pair"] = pairs_of(a, group, samples, choice)
     a["pair"] = np.nan_to_num(a["pair"], posinf=0, neginf=0)
     a |= {"embed_W": rng.normal(size=(C, FEATURES)), "embed_b": rng.normal(size=C)}
     for number in range(2):

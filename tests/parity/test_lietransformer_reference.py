@@ -188,6 +188,83 @@ def test_attention_like_the_goldens(name, tmp_path):
         lietransformer.check(write(tmp_path / "file.npz", arrays, meta))
 
 
+STEP = 1e-30
+
+
+def with_gradients(arrays, meta, scale):
+    """Gradients of sum(out * cotangent) by complex steps: the imaginary part of one step is the derivative."""
+    rng = np.random.default_rng(4)
+    cotangent = scale * rng.normal(size=arrays["out"].shape)
+    results = ("mask", "out", "attention", "logits", "neighbour_index")
+    gradients = {}
+    for name in [name for name in arrays if name not in results]:
+        gradient = np.zeros(arrays[name].shape)
+        for place in np.ndindex(gradient.shape):
+            moved = arrays[name].astype(complex)
+            moved[place] += 1j * STEP
+            a = {**arrays, name: moved}
+            gradient[place] = (attend(a, meta, a["features"])[2].imag * cotangent).sum() / STEP
+        gradients[f"grad_{name}"] = gradient
+    return {**arrays, "cotangent": cotangent, **gradients}
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0])
+@pytest.mark.parametrize(
+    "case", [("dot_product_only", "softmax"), ("1212", "softmax"), ("mlp", "softmax"), ("mlp", "mean")]
+)
+def test_gradients_that_vanish(case, scale, tmp_path):
+    """Under a softmax a bias of the keys changes nothing, so that float32 finds the rounding of the other gradients."""
+    arrays, meta = finished_layer(*case, g=2, sizes=(3, 2))
+    meta["tol"] = 1e-10 * max(1.0, scale)
+    arrays = with_gradients(arrays, meta, scale)
+    gradients = {name: np.abs(array).max() for name, array in arrays.items() if name.startswith("grad_")}
+    largest = max(gradients.values())
+    assert (gradients["grad_key_b"] < 1e-12 * largest) == (case[0] != "1212" and case[1] == "softmax")
+    lietransformer.check(write(tmp_path / "file.npz", arrays, meta))
+    for name in ("grad_key_b", "grad_pair", "grad_features"):
+        if name == "grad_pair" and case[0] == "dot_product_only":
+            continue
+        wrong = {**arrays, name: arrays[name] + 1e-6 * max(1.0, scale)}
+        with pytest.raises(AssertionError, match="error"):
+            lietransformer.check(write(tmp_path / "file.npz", wrong, meta))
+
+
+def test_float32_gradients_are_compared(tmp_path):
+    """Control: where float64 passes by its tolerance, float32 finds what is off by more than rounding."""
+    arrays, meta = finished_layer("mlp", "softmax", g=2, sizes=(3, 2))
+    arrays = with_gradients(arrays, meta, 1.0)
+    meta["tol"] = 1.0
+    lietransformer.check(write(tmp_path / "file.npz", arrays, meta))
+    arrays["grad_key_b"] = arrays["grad_key_b"] + 1e-3 * max(
+        np.abs(arrays[name]).max() for name in arrays if "grad" in name
+    )
+    with pytest.raises(AssertionError, match=r"score\.content\.key\.bias: error .* in torch\.float32"):
+        lietransformer.check(write(tmp_path / "file.npz", arrays, meta))
+
+
+@pytest.mark.parametrize("form", ["bytes", "row", "floats", "scalars"])
+def test_settings_in_other_types(form, tmp_path):
+    arrays, meta = finished_layer("2231", None)
+    path = tmp_path / "file.npz"
+    if form == "scalars":
+        np.savez(path, **arrays, **{name: np.array(value) for name, value in meta.items() if value is not None})
+    else:
+        meta |= {"heads": 2.0, "kernel": 2231} if form == "floats" else {}
+        content = json.dumps(meta)
+        np.savez(path, **arrays, meta=np.array({"bytes": content.encode(), "row": [content]}.get(form, content)))
+    lietransformer.check(path)
+
+
+def test_arrays_in_other_types(tmp_path):
+    """Masks as numbers and indices of 32 bits; weights of 32 bits are exact, so the outputs are those of theirs."""
+    arrays, meta = layer_case("mlp", "mean", "swish", 3)
+    arrays = {name: array.astype(np.float32) if array.dtype == float else array for name, array in arrays.items()}
+    exact = {name: array.astype(float) if array.dtype == np.float32 else array for name, array in arrays.items()}
+    arrays["out"] = attend(exact, meta, exact["features"])[2]
+    arrays |= {"mask": arrays["mask"].astype(np.uint8), "neighbour_index": arrays["neighbour_index"].astype(np.int32)}
+    lietransformer.check(write(tmp_path / "file.npz", arrays, meta))
+
+
 def test_unknown_files_fail(tmp_path):
     with pytest.raises(AssertionError, match="unknown kind 'group_spherical'"):
         lietransformer.check(write(tmp_path / "file.npz", {}, {"kind": "group_spherical"}))

@@ -129,6 +129,21 @@ def test_files_like_the_goldens(name, tmp_path, monkeypatch):
         gsa.check(path)
 
 
+@pytest.mark.parametrize(
+    "meta", [lambda text: np.array(text.encode()), lambda text: np.array([text]), None], ids=["bytes", "row", "scalars"]
+)
+def test_settings_in_other_types(meta, tmp_path):
+    """Settings as bytes, as an array of one string, or as scalar arrays; optional arrays are absent."""
+    arrays, settings = golden("C", 3, "group_local", 4, 4, 3)
+    arrays["out_f64"] = evaluate(arrays, False, True, 3)
+    if meta is None:
+        arrays |= {name: np.array(value) for name, value in settings.items()} | {"size": np.float32(3)}
+    else:
+        arrays["meta"] = meta(json.dumps(settings))
+    np.savez(tmp_path / "file.npz", **arrays)
+    gsa.check(tmp_path / "file.npz")
+
+
 def test_unknown_files_fail(tmp_path):
     path = tmp_path / "file.npz"
     np.savez(path, meta=np.array(json.dumps({"kind": "group_spherical"})))

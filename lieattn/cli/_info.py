@@ -17,20 +17,7 @@ _PACKAGES = ("lieattn", "torch", "torch-geometric", "torch-scatter", "numba", "t
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Print what the library found on this machine.
-
-    Parameters
-    ----------
-    name
-        ``"info"``.
-    arguments
-        None are taken but ``--help``.
-
-    Returns
-    -------
-    int
-        Exit status 0; argparse exits with 2 on bad usage.
-    """
+    """Print what the library found on this machine, and return the exit status 0; no option but ``--help`` is taken."""
     argparse.ArgumentParser(prog=f"lieattn {name}", description=__doc__).parse_args(arguments)
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
     print(f"CUDA: {torch.cuda.get_device_name() if torch.cuda.is_available() else 'not available'}\n")

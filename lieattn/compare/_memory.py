@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from lieattn.bench import peak_memory
-from lieattn.train._checkpoint import build
-from lieattn.train._compare_config import Spec
+from lieattn.compare._settings import Spec
+from lieattn.train import build
 
 
 def training_memory(network: Spec, batch: Batch) -> float:
@@ -23,21 +23,15 @@ def training_memory(network: Spec, batch: Batch) -> float:
     return peak_memory(partial(_problem, network, pickle.dumps(batch)))
 
 
-class _Step:
-    """Forward passes of a network on one batch, which end in scalars."""
-
-    def __init__(self, network: nn.Module, batch: Batch) -> None:
-        self.network, self.batch = network, batch
-
-    def __call__(self) -> Iterator[Tensor]:
-        yield scalar(self.network(self.batch))
-
-
 def scalar(outputs: Tensor | Mapping[str, Tensor]) -> Tensor:
     """A number that depends on all outputs, to start a backward pass from."""
     parts = outputs.values() if isinstance(outputs, Mapping) else [outputs]
     return sum((part.square().mean() for part in parts), start=Tensor([0.0]).to(next(iter(parts)))).sum()
 
 
-def _problem(network: Spec, batch: bytes) -> _Step:
-    return _Step(build(nn.Module, network, "the network"), pickle.loads(batch))
+def _problem(network: Spec, batch: bytes) -> Callable[[], Iterator[Tensor]]:
+    return partial(_step, build(nn.Module, network, "the network"), pickle.loads(batch))
+
+
+def _step(network: nn.Module, batch: Batch) -> Iterator[Tensor]:
+    yield scalar(network(batch))

@@ -7,7 +7,6 @@ import logging
 import shlex
 import sys
 import tempfile
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,29 +16,25 @@ import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from lieattn.train._checkpoint import KEY, read_checkpoint, register_types
-from lieattn.train._data import PointSetData
-from lieattn.train._errors import CheckpointError, NonFiniteError, UsageError
-from lieattn.train._last_checkpoint import LastCheckpoint, TrainingInterrupted
-from lieattn.train._task import PointSetTask
+from lieattn.cli._quiet import without_warnings
+from lieattn.train import (
+    CheckpointError,
+    LastCheckpoint,
+    NonFiniteError,
+    PointSetData,
+    PointSetTask,
+    TrainingInterrupted,
+    UsageError,
+    read_checkpoint,
+    register_types,
+)
 
 # Forces are gradients, which inference mode forbids.
 _DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False}
-
-# Said by Lightning about what is meant: no workers for small data, no validation set, one folder of checkpoints for
-# a run and its continuation, evaluation without the callbacks of the training; and about its own use of others.
-_EXPECTED_WARNINGS = (
-    ".*does not have many workers",
-    ".*Checkpoint directory .* exists and is not empty",
-    ".*callbacks used to create the checkpoint need to be provided",
-    ".*have no `val_dataloader`",
-    ".*LeafSpec.* is deprecated",
-    r"\s*.*(JsonargparseDeprecationWarning|was deprecated in v4)",
-)
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
@@ -58,11 +53,10 @@ def run(name: str, arguments: Sequence[str]) -> int:
         Exit status: 0, 1 if the training diverged, 2 for a checkpoint that cannot be used, 128 + n after signal n.
     """
     register_types()
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_advertisement)
+    # Lightning advertises other products of its makers.
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda said: "Tip:" not in said.getMessage())
     try:
-        with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="lieattn-") as folder:
-            for message in _EXPECTED_WARNINGS:
-                warnings.filterwarnings("ignore", message)
+        with without_warnings(), tempfile.TemporaryDirectory(prefix="lieattn-") as folder:
             _PointSetCLI(
                 PointSetTask,
                 PointSetData,
@@ -97,9 +91,8 @@ class _PointSetCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Turn the checkpoint ``last`` or ``best`` into a file, and keep the resolved configuration."""
         settings = self.config[self.subcommand]
-        folder = Path(settings.last.dirpath or Path(settings.trainer.default_root_dir) / "checkpoints")
         if settings.ckpt_path in ("last", "best"):
-            path = folder / f"{settings.ckpt_path}.ckpt"
+            path = _folder(settings) / f"{settings.ckpt_path}.ckpt"
             if not path.is_file():
                 hint = "start without --ckpt_path" if self.subcommand == "fit" else "train first, or name a file"
                 raise CheckpointError(f"there is no checkpoint {path}: {hint}")
@@ -121,24 +114,19 @@ class _PointSetCLI(LightningCLI):
         root = settings.trainer.default_root_dir
         logger = settings.trainer.logger
         if logger is None or logger is True:
-            kwargs["logger"] = _default_loggers(root)
+            # One version for both: TensorBoard's folder counts the runs.
+            board = TensorBoardLogger(root, name="tensorboard", default_hp_metric=False)
+            kwargs["logger"] = [CSVLogger(root, name="csv"), board]
         saves = settings.trainer.enable_checkpointing is not False and not settings.trainer.fast_dev_run
         if self.subcommand == "fit" and saves:
             given = settings.trainer.callbacks or []
             callbacks: list[Callback] = list(given) if isinstance(given, list) else [given]
-            kwargs["callbacks"] = [*callbacks, *self._checkpoints(settings, callbacks)]
+            if settings.data.sets["val"] is not None and not any(isinstance(c, ModelCheckpoint) for c in callbacks):
+                monitor, mode = self.model.monitor
+                options = {"monitor": monitor, "mode": mode, "enable_version_counter": False}
+                callbacks.append(ModelCheckpoint(_folder(settings), "best", **options))
+            kwargs["callbacks"] = [*callbacks, settings.last]
         return super().instantiate_trainer(**kwargs)
-
-    def _checkpoints(self, settings: Any, callbacks: list[Callback]) -> list[Callback]:
-        last: LastCheckpoint = settings.last
-        if settings.data.sets["val"] is None or any(isinstance(c, ModelCheckpoint) for c in callbacks):
-            return [last]
-        folder = last.dirpath or Path(settings.trainer.default_root_dir) / "checkpoints"
-        monitor, mode = self.model.monitor
-        best = ModelCheckpoint(
-            dirpath=folder, filename="best", monitor=monitor, mode=mode, enable_version_counter=False
-        )
-        return [best, last]
 
     def predict(self, **kwargs: Any) -> None:
         """Write all predictions to tables in the trainer's root folder.
@@ -158,13 +146,9 @@ class _PointSetCLI(LightningCLI):
                 _write_table(root / f"predictions_{name}.csv", [f"{name}_{k}" for k in range(values.shape[1])], values)
             return
         logits = torch.cat([batch for batch in batches if isinstance(batch, Tensor)])
-        best = logits.argmax(dim=1)[:, None]
-        _write_table(
-            root / "predictions.csv",
-            ["cloud", "label", *(f"logit_{k}" for k in range(logits.shape[1]))],
-            logits,
-            torch.cat([torch.arange(len(logits))[:, None], best], dim=1),
-        )
+        labels = torch.stack([torch.arange(len(logits)), logits.argmax(dim=1)], dim=1)
+        head = ["cloud", "label", *(f"logit_{k}" for k in range(logits.shape[1]))]
+        _write_table(root / "predictions.csv", head, logits, labels)
 
 
 def _write_table(path: Path, head: list[str], values: Tensor, labels: Tensor | None = None) -> None:
@@ -178,10 +162,9 @@ def _write_table(path: Path, head: list[str], values: Tensor, labels: Tensor | N
     _say(f"predictions, {len(values)} rows: {path}")
 
 
-def _default_loggers(root: str) -> list[Logger]:
-    # One version for both: TensorBoard's folder counts the runs.
-    board = TensorBoardLogger(root, name="tensorboard", default_hp_metric=False)
-    return [CSVLogger(root, name="csv"), board]
+def _folder(settings: Any) -> Path:
+    """Folder of the checkpoints."""
+    return Path(settings.last.dirpath or Path(settings.trainer.default_root_dir) / "checkpoints")
 
 
 def _with_config(arguments: Sequence[str], folder: Path) -> list[str]:
@@ -193,7 +176,7 @@ def _with_config(arguments: Sequence[str], folder: Path) -> list[str]:
     for word in words:
         path = next(words, "") if word == "--ckpt_path" else word.removeprefix("--ckpt_path=")
         if word.startswith("--ckpt_path") and path not in ("last", "best", ""):
-            config = read_checkpoint(path)[KEY]["config"]
+            config = read_checkpoint(path)["lieattn"]["config"]
             if not config:
                 raise CheckpointError(f"{path} has no configuration, because `lieattn fit` did not write it: --config")
             file = folder / "config.yaml"
@@ -211,10 +194,6 @@ def _without_checkpoint(arguments: Sequence[str]) -> list[str]:
         elif not word.startswith("--ckpt_path="):
             kept.append(word)
     return kept
-
-
-def _no_advertisement(record: logging.LogRecord) -> bool:
-    return "Tip:" not in record.getMessage()
 
 
 @rank_zero_only

@@ -1,4 +1,4 @@
-"""Finished cells in files of their own, written in one go, and the folders of cells in progress."""
+"""Finished cells in files of their own, written atomically, and the folders of cells in progress."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lieattn.train._compare_config import Cell
+from lieattn.compare._settings import Cell
 
 Record = dict[str, Any]
 """What is known of a finished cell: plain values only."""
-
-_PARTS = ("key", "record")
 
 
 class CellStore:
@@ -43,7 +41,7 @@ class CellStore:
             return None
         try:
             content = json.loads(path.read_text())
-            if not isinstance(content, dict) or any(part not in content for part in _PARTS):
+            if not isinstance(content, dict) or not {"key", "record"} <= set(content):
                 raise ValueError("it is not what `lieattn compare` writes")
         except (OSError, ValueError) as error:
             self.warn(f"{path} is damaged ({error}): the cell is run again")
@@ -76,12 +74,12 @@ class CellStore:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file in one go; numbers that are not finite become null."""
+    """Write a JSON file atomically; numbers that are not finite become null."""
     replace_text(path, json.dumps(finite(content), indent=2, allow_nan=False) + "\n")
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file so that whenever the process is killed there is the old one or the new one."""
+    """Write a file atomically: if the process is killed, either the old or the new file is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     with part.open("w") as file:

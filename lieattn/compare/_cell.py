@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from torch_geometric.data import Batch
 
-from lieattn.train._checkpoint import read_checkpoint
-from lieattn.train._compare_budget import NEVER, Budget, BudgetSchedule, CellCheckpoint, InferenceClock
-from lieattn.train._compare_config import Cell, ModelSettings, Settings
-from lieattn.train._compare_data import Sets
-from lieattn.train._compare_equivariance import EquivarianceProbe, group_of
-from lieattn.train._compare_memory import scalar, training_memory
-from lieattn.train._compare_models import build_task, count_parameters
-from lieattn.train._compare_store import CellStore, Record
-from lieattn.train._data import PointSetData
-from lieattn.train._errors import CheckpointError, NonFiniteError
-from lieattn.train._generators import seed_generators
-from lieattn.train._schedule import Constant
-from lieattn.train._task import PointSetTask
+from lieattn.compare._budget import NEVER, Budget, BudgetSchedule, CellCheckpoint, InferenceClock
+from lieattn.compare._data import Sets
+from lieattn.compare._equivariance import EquivarianceProbe, Group, group_of
+from lieattn.compare._memory import scalar, training_memory
+from lieattn.compare._models import build_task, count_parameters
+from lieattn.compare._settings import Cell, ModelSettings, Settings
+from lieattn.compare._store import CellStore, Record
+from lieattn.train import (
+    CheckpointError,
+    Constant,
+    NonFiniteError,
+    PointSetData,
+    PointSetTask,
+    read_checkpoint,
+    seed_generators,
+)
 
 Report = Callable[[int, float], None]
 
@@ -43,7 +47,7 @@ class CellRunner:
     settings: Settings
     sets: Sets
     store: CellStore
-    _memory: dict[str, float] = field(default_factory=dict)
+    _memory: dict[str, float] = field(default_factory=dict)  # by model
 
     def run(self, cell: Cell, model: ModelSettings, report: Report | None = None) -> Record:
         """Train and measure a cell, and write its record.
@@ -75,10 +79,20 @@ class CellRunner:
         budget = Budget(self.settings.budget, report)
         if not isinstance(task.schedule, Constant):
             task.schedule = BudgetSchedule(task.schedule, budget)
-        trainer = self._trainer(folder, budget)
+        trainer = _make_trainer(
+            self.settings,
+            callbacks=[budget, CellCheckpoint(str(folder), budget)],
+            max_epochs=-1,
+            val_check_interval=NEVER,
+            check_val_every_n_epoch=None,
+            num_sanity_val_steps=0,
+        )
         task.to(trainer.strategy.root_device)
-        record = self._facts(cell, model, task, data)
-        probe, group = self._probe(task), group_of(cell.model, model, task.network)
+        group = group_of(cell.model, model, task.network)
+        record = _facts(cell, model, task, data, group)
+        chosen = self.settings.equivariance
+        targets = list(getattr(task, "targets", ["y"]))
+        probe = EquivarianceProbe(self.sets, chosen.clouds, chosen.elements, targets)
         before = probe.measure(task.network, group)
         batches = _first_batches(data)
         record["peak_memory_mib"] = self._peak_memory(cell, model, task, batches[0])
@@ -99,37 +113,6 @@ class CellRunner:
         self.store.save(cell, key, record)
         return record
 
-    def _facts(self, cell: Cell, model: ModelSettings, task: PointSetTask, data: PointSetData) -> Record:
-        group = group_of(cell.model, model, task.network)
-        return {
-            "model": cell.model,
-            "fraction": cell.fraction,
-            "seed": cell.seed,
-            "clouds": len(cast(Sized, data.sets["train"])),
-            "parameters": count_parameters(task.network),
-            "chosen": model.chosen,
-            "group": None if group is None else group.name,
-            "guarantee": getattr(task.network, "guarantee", None),
-            "device": str(task.device),
-            "threads": torch.get_num_threads(),
-            "failed": None,
-        }
-
-    def _trainer(self, folder: Path, budget: Budget) -> Trainer:
-        return _make_trainer(
-            self.settings,
-            callbacks=[budget, CellCheckpoint(str(folder), budget)],
-            max_epochs=-1,
-            val_check_interval=NEVER,
-            check_val_every_n_epoch=None,
-            num_sanity_val_steps=0,
-        )
-
-    def _probe(self, task: PointSetTask) -> EquivarianceProbe:
-        chosen = self.settings.equivariance
-        targets = getattr(task, "targets", {"y": 1.0})
-        return EquivarianceProbe(self.sets, chosen.clouds, chosen.elements, list(targets))
-
     def _peak_memory(self, cell: Cell, model: ModelSettings, task: PointSetTask, batch: Batch) -> float | None:
         """Of a step on the CPU, which is measured with the first seed alone; on CUDA the training itself tells."""
         if task.device.type == "cuda":
@@ -142,35 +125,39 @@ class CellRunner:
         return self._memory[cell.model]
 
     def _test(self, task: PointSetTask, trainer: Trainer) -> Record:
-        """Metrics on the test set as it is, and on the turned one if asked for; forward passes are timed."""
+        """Metrics on the test set as it is, and on the rotated one if it is wanted; forward passes are timed."""
         found: Record = {}
-        kinds = {"metrics": False, **({"rotated_metrics": True} if self.settings.data.rotate_test else {})}
-        for kind, rotated in kinds.items():
+        for kind in ("metrics", "rotated_metrics") if self.settings.data.rotate_test else ("metrics",):
             clock = InferenceClock()
             tester = _make_trainer(self.settings, callbacks=[clock])
-            (metrics,) = tester.test(task, self.sets.test_data(rotated=rotated), verbose=False)
+            (metrics,) = tester.test(task, self.sets.test_data(rotated=kind == "rotated_metrics"), verbose=False)
             found[kind] = {name.removeprefix("test/"): float(value) for name, value in metrics.items()}
             found.setdefault("inference_clouds_per_s", clock.rate)
         return found
 
 
 def _make_trainer(settings: Settings, **options: Any) -> Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     # Forces are gradients, which inference mode forbids.
-    fixed: dict[str, Any] = {
-        "inference_mode": False,
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
+    return Trainer(**{"inference_mode": False, "devices": 1, **quiet, **settings.trainer, **options})
+
+
+def _facts(cell: Cell, model: ModelSettings, task: PointSetTask, data: PointSetData, group: Group | None) -> Record:
+    return {
+        **dataclasses.asdict(cell),
+        "clouds": len(cast(Sized, data.sets["train"])),
+        "parameters": count_parameters(task.network),
+        "chosen": model.chosen,
+        "group": None if group is None else group.name,
+        "guarantee": getattr(task.network, "guarantee", None),
+        "device": str(task.device),
+        "threads": torch.get_num_threads(),
+        "failed": None,
     }
-    return Trainer(**fixed, enable_checkpointing=True, devices=1, **{**_without_devices(settings), **options})
-
-
-def _without_devices(settings: Settings) -> dict[str, Any]:
-    return {name: value for name, value in settings.trainer.items() if name != "devices"}
 
 
 def _train(trainer: Trainer, task: PointSetTask, data: PointSetData, folder: Path) -> None:
-    """Train, from the last checkpoint if there is a whole one."""
+    """Train, from the last checkpoint if there is one that can be read."""
     last = folder / "last.ckpt"
     if last.exists():
         try:
@@ -207,17 +194,12 @@ def _first_batches(data: PointSetData) -> list[Batch]:
     return [Batch.from_data_list(clouds[start : start + size]) for start in range(0, len(clouds), size)]
 
 
-def _warm_up(task: LightningModule, batches: list[Batch]) -> None:
+def _warm_up(task: PointSetTask, batches: list[Batch]) -> None:
     """Run some steps that leave no trace, so that compilation is not counted."""
-    network: Any = task.network
+    network = task.network
     state = {name: value.clone() for name, value in network.state_dict().items()}
-    dtype = task.dtype
     network.train()
     for batch in batches:
-        moved = batch.clone().to(task.device)
-        moved = moved.apply(
-            lambda value: value.to(dtype) if isinstance(dtype, torch.dtype) and value.is_floating_point() else value
-        )
-        scalar(network(moved)).backward()
+        scalar(network(task.cast(batch.clone().to(task.device)))).backward()
     network.zero_grad(set_to_none=True)
     network.load_state_dict(state)

@@ -8,7 +8,6 @@ import logging
 import shlex
 import signal
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,25 +15,28 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lieattn.train._compare_cell import CellRunner
-from lieattn.train._compare_config import Cell, ModelSettings, Settings, read_settings
-from lieattn.train._compare_data import Sets
-from lieattn.train._compare_jobs import claim, given_models, in_processes
-from lieattn.train._compare_models import build_task, match_models
-from lieattn.train._compare_store import CellStore, Record, finite, write_json
-from lieattn.train._compare_summary import report, tables
-from lieattn.train._last_checkpoint import TrainingInterrupted
-
-# Said by Lightning about what is meant here.
-_EXPECTED_WARNINGS = (
-    ".*does not have many workers",
-    ".*Checkpoint directory .* exists and is not empty",
-    ".*callbacks used to create the checkpoint need to be provided",
-    ".*LeafSpec.* is deprecated",
-    r"\s*.*(JsonargparseDeprecationWarning|was deprecated in v4)",
-    ".*`max_epochs` was not set",
-    ".*GPU available but not used",
+from lieattn.cli._quiet import without_warnings
+from lieattn.compare import (
+    Cell,
+    CellRunner,
+    CellStore,
+    Matched,
+    ModelSettings,
+    Record,
+    Sets,
+    Settings,
+    build_task,
+    claim,
+    finite,
+    given_models,
+    in_processes,
+    match_models,
+    read_settings,
+    report,
+    tables,
+    write_json,
 )
+from lieattn.train import TrainingInterrupted
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
@@ -53,7 +55,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
         Exit status: 0, 1 if a training diverged, 2 for a configuration that cannot work, 128 + n after signal n.
     """
     options = _parser(name).parse_args(arguments)
-    folder = options.out or Path("runs") / options.config.stem
+    folder = options.out or Path("runs") / options.config[-1].stem
     again = shlex.join(["lieattn", name, *arguments])
     try:
         with _quiet():
@@ -74,34 +76,41 @@ def _parser(name: str) -> argparse.ArgumentParser:
         description="Train several models under the same budget, with parameter counts that agree, and compare them. "
         "Finished cells (model, share of the data, seed) are kept and not repeated; the same command continues.",
     )
-    parser.add_argument("config", type=Path, metavar="CONFIG.yaml", help="models, task, data, budget and seeds")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the results (default runs/CONFIG)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the report (default DIR/comparison.json)")
-    parser.add_argument("--root", metavar="DIR", help="folder of the data, instead of `root` in the configuration")
-    parser.add_argument(
+    add = parser.add_argument
+    several: dict[str, Any] = {"action": "extend", "nargs": "+"}
+    add(
+        "--config",
+        **several,
+        type=Path,
+        required=True,
+        metavar="FILE.yaml",
+        help="models, task, data, budget and seeds; settings of later files replace those of earlier ones",
+    )
+    add("--out", type=Path, metavar="DIR", help="folder of the results (default runs/NAME, of the last configuration)")
+    add("--json", type=Path, metavar="FILE", help="the report (default DIR/comparison.json)")
+    add("--root", metavar="DIR", help="folder of the data, instead of `root` in the configuration")
+    add(
         "--set",
-        action="extend",
-        nargs="+",
+        **several,
         default=[],
         metavar="SETTING=VALUE",
-        help="settings that replace those of the file, such as budget.seconds=20 data.rotate_train=true",
+        help="settings that replace those of the files, such as budget.seconds=20 data.rotate_train=true",
     )
-    parser.add_argument("--models", action="extend", nargs="+", metavar="NAME", help="run cells of these models only")
-    parser.add_argument(
+    add("--models", **several, metavar="NAME", help="run cells of these models only")
+    add(
         "--jobs",
         type=int,
         default=1,
         metavar="N",
         help="processes that train cells at once, each on its share of the threads (OMP_NUM_THREADS); default 1",
     )
-    parser.add_argument("--claims", type=Path, help=argparse.SUPPRESS)  # what --jobs gives to its processes
-    parser.add_argument("--plan", action="store_true", help="show widths and missing cells, and train nothing")
+    add("--claims", type=Path, help=argparse.SUPPRESS)  # what --jobs gives to its processes
+    add("--plan", action="store_true", help="show widths and missing cells, and train nothing")
     return parser
 
 
 def _compare(options: argparse.Namespace, folder: Path, command: list[str]) -> int:
-    settings = read_settings(options.config, options.root, options.set)
-    _check_options(settings, options)
+    settings = _settings(options)
     part = options.claims is not None
     if part:
         models = given_models(settings, options.claims)
@@ -140,7 +149,16 @@ def _compare(options: argparse.Namespace, folder: Path, command: list[str]) -> i
     return 1 if any(record["failed"] for record in records.values()) else 0
 
 
-def _finished(settings: Settings, models: dict[str, tuple[ModelSettings, int]], store: CellStore) -> dict[Cell, Record]:
+def _settings(options: argparse.Namespace) -> Settings:
+    settings = read_settings(options.config, options.root, options.set)
+    if unknown := [name for name in options.models or () if name not in settings.models]:
+        raise ValueError(f"--models: {unknown[0]!r} is not among {', '.join(settings.models)}")
+    if options.jobs < 1:
+        raise ValueError(f"--jobs: expected at least 1, got {options.jobs}")
+    return settings
+
+
+def _finished(settings: Settings, models: Matched, store: CellStore) -> dict[Cell, Record]:
     """Records of the cells that need not be run."""
     found = {cell: store.load(cell, settings.key(cell, models[cell.model][0])) for cell in settings.cells()}
     return {cell: record for cell, record in found.items() if record is not None}
@@ -157,16 +175,9 @@ def _run(runner: CellRunner, cell: Cell, model: ModelSettings, bar: Any) -> Reco
         raise
 
 
-def _report(
-    settings: Settings,
-    models: dict[str, tuple[ModelSettings, int]],
-    records: list[Record],
-    path: Path | None,
-    folder: Path,
-) -> None:
-    first = next(iter(models))
-    task = build_task(settings, first, models[first][0])
-    metric, mode = task.monitor
+def _report(settings: Settings, models: Matched, records: list[Record], path: Path | None, folder: Path) -> None:
+    name, (model, _) = next(iter(models.items()))
+    metric, mode = build_task(settings, name, model).monitor
     content = report(settings, metric.removeprefix("val/"), mode == "max", records)
     sys.stdout.write(tables(content) + "\n")
     path = path or folder / "comparison.json"
@@ -179,13 +190,6 @@ def _report(
 
         written.append(save(comparison(finite(content)), path.with_suffix(".png")))
     _say("\n".join(f"written: {file}" for file in written))
-
-
-def _check_options(settings: Settings, options: argparse.Namespace) -> None:
-    if unknown := [name for name in options.models or () if name not in settings.models]:
-        raise ValueError(f"--models: {unknown[0]!r} is not among {', '.join(settings.models)}")
-    if options.jobs < 1:
-        raise ValueError(f"--jobs: expected at least 1, got {options.jobs}")
 
 
 def _matched(name: str, model: ModelSettings, count: int) -> str:
@@ -213,9 +217,7 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            for message in _EXPECTED_WARNINGS:
-                warnings.filterwarnings("ignore", message)
+        with without_warnings(".*`max_epochs` was not set", ".*GPU available but not used"):
             yield
     finally:
         logger.setLevel(level)

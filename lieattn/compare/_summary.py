@@ -7,20 +7,22 @@ import platform
 import statistics
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from lieattn.train._compare_config import Settings
-from lieattn.train._compare_store import Record
+from lieattn.compare._settings import Settings
+from lieattn.compare._store import Record
 
 Summary = dict[str, Any]
 
 _WIDTH = 120
+_KINDS = {"own": "error own", "rotations": "error SO(d)", "reflections": "error O(d)"}
 _RESULTS = "Mean and standard deviation over seeds, with the best weights of the validation. Counted are"
 _ERRORS = (
     "Equivariance errors are relative, the largest over elements and seeds, before -> after training: under the "
-    "model's own group, random rotations, and random rotations with a reflection."
+    "model's own group, rotations, and reflections."
 )
 _COUNTED = (
     "seconds: forward pass, backward pass and update of the optimizer steps; without preparation of data and batches, "
@@ -28,30 +30,22 @@ _COUNTED = (
 )
 
 
-def summarize(settings: Settings, metric: str, records: Sequence[Record]) -> list[Summary]:
-    """Put the seeds of each model and share of the data together.
+def report(settings: Settings, metric: str, higher_is_better: bool, records: Sequence[Record]) -> dict[str, Any]:
+    """The content of the JSON file, in plain values: every record, and a summary of each model and share of the data.
 
     Parameters
     ----------
     settings
         The comparison.
-    metric
+    metric, higher_is_better
         Name of the number compared, such as ``"accuracy"``.
     records
         Finished cells.
     """
-    found = []
-    for fraction in settings.fractions:
-        for model in settings.models:
-            mine = [one for one in records if (one["model"], one["fraction"]) == (model, fraction)]
-            if mine:
-                found.append(_summary(metric, mine))
-    return found
-
-
-def report(settings: Settings, metric: str, higher_is_better: bool, records: Sequence[Record]) -> dict[str, Any]:
-    """Everything that is known, as plain values: the content of the JSON file."""
     budget = settings.budget
+    groups = {(fraction, model): list[Record]() for fraction in settings.fractions for model in settings.models}
+    for record in records:
+        groups[record["fraction"], record["model"]].append(record)
     return {
         "metric": metric,
         "higher_is_better": higher_is_better,
@@ -63,7 +57,7 @@ def report(settings: Settings, metric: str, higher_is_better: bool, records: Seq
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
         },
-        "summary": summarize(settings, metric, records),
+        "summary": [_summary(metric, found) for found in groups.values() if found],
         "cells": list(records),
     }
 
@@ -93,9 +87,7 @@ def tables(content: dict[str, Any]) -> str:
         ("inference clouds/s", lambda row: _number(row["inference_clouds_per_s"])),
         ("peak MiB", lambda row: _number(row["peak_memory_mib"])),
         ("group", lambda row: row["group"] or ""),
-        ("error own", lambda row: _change(row["equivariance"], "own")),
-        ("error SO(d)", lambda row: _change(row["equivariance"], "rotations")),
-        ("error O(d)", lambda row: _change(row["equivariance"], "reflections")),
+        *((title, partial(_change, kind)) for kind, title in _KINDS.items()),
     ]
     return "\n".join(
         [
@@ -133,14 +125,12 @@ def _summary(metric: str, records: list[Record]) -> Summary:
     return summary
 
 
-_KINDS = ("own", "rotations", "reflections")
-
-
 def _statistics(values: Sequence[float]) -> dict[str, float]:
-    """Mean and standard deviation (of the population that the seeds are drawn from, NaN for a single one)."""
-    if not values:
-        return {"mean": math.nan, "std": math.nan}
-    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else math.nan}
+    """Mean and standard deviation (of the population that the seeds are drawn from); NaN for too few values."""
+    return {
+        "mean": statistics.fmean(values) if values else math.nan,
+        "std": statistics.stdev(values) if len(values) > 1 else math.nan,
+    }
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
@@ -168,6 +158,6 @@ def _number(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.4g}"
 
 
-def _change(errors: dict[str, dict[str, float | None]], kind: str) -> str:
-    before, after = errors["before"][kind], errors["after"][kind]
+def _change(kind: str, row: Summary) -> str:
+    before, after = (row["equivariance"][when][kind] for when in ("before", "after"))
     return "-" if before is None or after is None else f"{before:.0e} -> {after:.0e}"

@@ -9,29 +9,30 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 import torch
 
-from lieattn.train._compare_config import ModelSettings, Settings
+from lieattn.compare._models import Matched
+from lieattn.compare._settings import Settings
 
 _MODELS = "models.json"
 
 
-def in_processes(command: Sequence[str], models: Mapping[str, tuple[ModelSettings, int]], jobs: int) -> int:
+def in_processes(command: Sequence[str], models: Matched, jobs: int) -> int:
     """Run a ``lieattn`` command in several processes, with ``--claims`` and a folder where they claim cells.
 
-    SIGINT and SIGTERM are passed on, once to each process, so that all of them save what they are at.
+    SIGINT and SIGTERM are passed on, once to each process, so that all of them save their state.
 
     Parameters
     ----------
     command
         What follows ``lieattn``.
     models
-        The models with what was chosen for each, and their parameter counts.
+        The models as they were matched.
     jobs
         Processes; they divide the threads that torch may use.
 
@@ -50,30 +51,26 @@ def in_processes(command: Sequence[str], models: Mapping[str, tuple[ModelSetting
         for _ in range(jobs):
             # A session of its own: a terminal would send the signal once more.
             children.append(subprocess.Popen(program, env=environment, start_new_session=True))
-        return max(_status(child.wait()) for child in children)
+        codes = [child.wait() for child in children]
+        return max(code if code >= 0 else 128 - code for code in codes)
 
 
-def given_models(settings: Settings, folder: Path) -> dict[str, tuple[ModelSettings, int]]:
-    """The models as the process that shares out the cells has chosen them."""
-    chosen = json.loads((folder / _MODELS).read_text())
-    models = {}
-    for name, (arguments, count) in chosen.items():
+def given_models(settings: Settings, folder: Path) -> Matched:
+    """The models as the process that distributes the cells has matched them."""
+    models: Matched = {}
+    for name, (arguments, count) in json.loads((folder / _MODELS).read_text()).items():
         given = {key: value for key, value in arguments.items() if value is not None}
         models[name] = settings.models[name].with_arguments(**given), count
     return models
 
 
 def claim(folder: Path, number: int) -> bool:
-    """Whether a cell is this process's to run: the first that asks gets it."""
+    """Claim a cell for this process; False if another one has claimed it."""
     try:
         (folder / str(number)).touch(exist_ok=False)
     except FileExistsError:
         return False
     return True
-
-
-def _status(code: int) -> int:
-    return code if code >= 0 else 128 - code
 
 
 @contextmanager

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from lieattn.train._checkpoint import build
-from lieattn.train._compare_config import ModelSettings, Settings
-from lieattn.train._errors import UsageError
-from lieattn.train._task import PointSetTask
+from lieattn.compare._settings import ModelSettings, Settings
+from lieattn.train import PointSetTask, UsageError, build
+
+Matched = dict[str, tuple[ModelSettings, int]]
+"""Models with the arguments that were chosen, and their parameter counts, by name."""
 
 _MOST_TRIALS = 60
 
@@ -21,8 +22,8 @@ def count_parameters(network: nn.Module) -> int:
     return sum(weight.numel() for weight in network.parameters() if weight.requires_grad)
 
 
-def match_models(settings: Settings) -> dict[str, tuple[ModelSettings, int]]:
-    """Choose the width of every model; return the models of these widths with their parameter counts.
+def match_models(settings: Settings) -> Matched:
+    """Choose the width of every model.
 
     Raises
     ------
@@ -31,14 +32,13 @@ def match_models(settings: Settings) -> dict[str, tuple[ModelSettings, int]]:
         nearest counts.
     """
     target = settings.parameters
-    matched: dict[str, tuple[ModelSettings, int]] = {}
+    matched: Matched = {}
     for name, model in settings.models.items():
         if target is None:
-            found, count = model, _count(name, model)
-            target = count
+            target = _count(name, model)
+            matched[name] = model, target
         else:
-            found, count = _match(name, model, target, settings.tolerance)
-        matched[name] = (found, count)
+            matched[name] = _match(name, model, target, settings.tolerance)
     return matched
 
 
@@ -50,11 +50,9 @@ def build_task(settings: Settings, name: str, model: ModelSettings) -> PointSetT
     UsageError
         If a part cannot be built, or the schedule does not fit into one epoch, which the budget counts as.
     """
+    parts = {"optimizer": model.optimizer or settings.optimizer, "schedule": settings.schedule}
     arguments: dict[str, Any] = {**settings.task.get("init_args", {}), "network": model.network}
-    optimizer = model.optimizer or settings.optimizer
-    for key, spec in (("optimizer", optimizer), ("schedule", settings.schedule)):
-        if spec is not None:
-            arguments[key] = spec
+    arguments |= {key: part for key, part in parts.items() if part is not None}
     spec = {"class_path": settings.task["class_path"], "init_args": arguments}
     task = build(PointSetTask, spec, f"the task with models.{name}")  # type: ignore[type-abstract]
     try:
@@ -72,12 +70,10 @@ def _match(name: str, model: ModelSettings, target: int, tolerance: float) -> tu
     reached: list[tuple[ModelSettings, int]] = []
     for values in itertools.product(*model.adjust.values()):
         adjusted = model.with_arguments(**dict(zip(model.adjust, values, strict=True)))
-        near = [(adjusted, _count(name, adjusted))] if model.width is None else _nearest(name, adjusted, target)
-        best = min(near, key=lambda found: abs(found[1] - target))
-        if abs(best[1] - target) <= tolerance * target:
-            return best
-        reached += near
-    reached.sort(key=lambda found: abs(found[1] - target))
+        reached += [(adjusted, _count(name, adjusted))] if model.width is None else _nearest(name, adjusted, target)
+        reached.sort(key=lambda found: abs(found[1] - target))
+        if abs(reached[0][1] - target) <= tolerance * target:
+            return reached[0]
     nearest = " and ".join(f"{count} ({_arguments(found)})" for found, count in reached[:2])
     raise UsageError(
         f"models.{name}: cannot have {target} parameters within {100 * tolerance:g} %; the nearest counts are "
@@ -137,5 +133,4 @@ def _arguments(model: ModelSettings) -> str:
 
 
 def _count(name: str, model: ModelSettings) -> int:
-    network = build(nn.Module, model.network, f"models.{name}")
-    return count_parameters(network)
+    return count_parameters(build(nn.Module, model.network, f"models.{name}"))

@@ -1,4 +1,4 @@
-"""The data of a comparison: sets built once, nested shares of the training set, clouds turned at random."""
+"""The data of a comparison: sets built once, nested shares of the training set, clouds rotated at random."""
 
 from __future__ import annotations
 
@@ -14,26 +14,16 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from torch_geometric.data import Data
 
+from lieattn.compare._settings import Cell, Settings, Spec
 from lieattn.groups import SO
-from lieattn.train._checkpoint import build
-from lieattn.train._compare_config import Cell, Settings, Spec
-from lieattn.train._data import PointSetData
-from lieattn.train._errors import UsageError
+from lieattn.train import PointSetData, UsageError, build
 
 
 class TurnedClouds(Dataset[Data]):
-    """A data set whose clouds are turned by a random rotation whenever they are asked for.
+    """A data set whose clouds are rotated at random whenever they are loaded, ``vectors`` and ``tensors`` included.
 
-    Rotations are drawn from torch's global generator: a :class:`~lieattn.train.PointSetData` seeds it for each item.
-
-    Parameters
-    ----------
-    source
-        The data set.
-    axis
-        ``"x"``, ``"y"`` or ``"z"`` for rotations about it; True for all of SO(d).
-    vectors, tensors
-        Attributes that turn along.
+    Rotations are those of :func:`random_rotation`, drawn from torch's global generator, which a
+    :class:`~lieattn.train.PointSetData` seeds for each item.
     """
 
     def __init__(
@@ -46,8 +36,7 @@ class TurnedClouds(Dataset[Data]):
 
     def __getitem__(self, index: int) -> Data:
         cloud = self.source[index]
-        matrix = random_rotation(cloud.pos.shape[1], self.axis)
-        return turned(cloud, matrix, self.vectors, self.tensors)
+        return turned(cloud, random_rotation(cloud.pos.shape[1], self.axis), self.vectors, self.tensors)
 
 
 def random_rotation(dim: int, axis: str | bool = True, generator: torch.Generator | None = None) -> Tensor:
@@ -62,8 +51,7 @@ def random_rotation(dim: int, axis: str | bool = True, generator: torch.Generato
         return SO(dim).sample(generator=generator, dtype=torch.float64)
     if dim != 3:
         raise UsageError(f"data: only clouds in 3 dimensions turn about an axis, these have {dim}")
-    kept = "xyz".index(axis)
-    others = [index for index in range(3) if index != kept]
+    others = [index for index, name in enumerate("xyz") if name != axis]
     matrix = torch.eye(3, dtype=torch.float64)
     matrix[np.ix_(others, others)] = SO(2).sample(generator=generator, dtype=torch.float64)
     return matrix
@@ -80,22 +68,21 @@ def turned(cloud: Data, matrix: Tensor, vectors: Sequence[str], tensors: Sequenc
         If an attribute has another shape.
     """
     moved, dim = copy.copy(cloud), len(matrix)
-    for name in dict.fromkeys(["pos", *vectors]):
+    for name in dict.fromkeys(["pos", *vectors, *tensors]):
         value = cloud.get(name)
         if value is None:
             continue
-        if not isinstance(value, Tensor) or value.ndim < 1 or value.shape[-1] % dim:
-            raise UsageError(f"data.vectors: {name} must be [..., {dim}] to be turned, got {_shape(value)}")
-        parts = value.double().unflatten(-1, (-1, dim)) @ matrix.mT.to(value.device)
-        moved[name] = parts.flatten(-2).to(value.dtype)
-    for name in tensors:
-        value = cloud.get(name)
-        if value is None:
-            continue
-        if not isinstance(value, Tensor) or value.shape[-2:] != (dim, dim):
-            raise UsageError(f"data.tensors: {name} must be [..., {dim}, {dim}] to be turned, got {_shape(value)}")
-        on_device = matrix.to(value.device)
-        moved[name] = (on_device @ value.double() @ on_device.mT).to(value.dtype)
+        shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        matrix = matrix.to(value.device) if isinstance(value, Tensor) else matrix
+        if name in tensors:
+            if not isinstance(value, Tensor) or value.shape[-2:] != (dim, dim):
+                raise UsageError(f"data.tensors: {name} must be [..., {dim}, {dim}] to be turned, got {shape}")
+            result = matrix @ value.double() @ matrix.mT
+        else:
+            if not isinstance(value, Tensor) or value.ndim < 1 or value.shape[-1] % dim:
+                raise UsageError(f"data.vectors: {name} must be [..., {dim}] to be turned, got {shape}")
+            result = (value.double().unflatten(-1, (-1, dim)) @ matrix.mT).flatten(-2)
+        moved[name] = result.to(value.dtype)
     return moved
 
 
@@ -105,7 +92,7 @@ class Sets:
     Attributes
     ----------
     vectors, tensors
-        Attributes that turn with the points.
+        Attributes that rotate with the points.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -113,17 +100,19 @@ class Sets:
         data = settings.data
         self._sets: dict[str, Dataset[Data]] = {}
         for name in ("train", "val", "test"):
-            built: Any = build(Dataset, with_root(getattr(data, name), settings.root), f"data.{name}")
+            built: Any = build(Dataset, _with_root(getattr(data, name), settings.root), f"data.{name}")
             if not len(built):
                 raise UsageError(f"data.{name}: the data set is empty")
             self._sets[name] = _limited(built, data.limit.get(name))
             if name == "train":
-                named = [getattr(built, kind, ()) for kind in ("vectors", "tensors")]
-        self.vectors, self.tensors = (
-            tuple(found if given is None else given)
-            for found, given in zip(named, (data.vectors, data.tensors), strict=True)
-        )
-        self._check()
+                self.vectors = tuple(getattr(built, "vectors", ()) if data.vectors is None else data.vectors)
+                self.tensors = tuple(getattr(built, "tensors", ()) if data.tensors is None else data.tensors)
+        (cloud,) = self.clouds(1)
+        if not isinstance(cloud.get("pos"), Tensor):
+            raise UsageError("data.test: expected clouds with positions pos")
+        for axis in (data.rotate_train, data.rotate_test):
+            if axis:  # which raises now, before anything is trained, if an attribute cannot be rotated
+                turned(cloud, random_rotation(cloud.pos.shape[1], axis), self.vectors, self.tensors)
 
     def data(self, cell: Cell) -> PointSetData:
         """Training and validation data of a cell."""
@@ -138,7 +127,7 @@ class Sets:
         return self._loaders(cell.seed, train=train, val=val)
 
     def test_data(self, *, rotated: bool) -> PointSetData:
-        """The test set, the same for all cells, and turned in the same way."""
+        """The test set, the same for all cells, and rotated in the same way."""
         test: Dataset[Data] = copy.deepcopy(self._sets["test"])
         if rotated:
             test = self._turned(test, self.settings.data.rotate_test)
@@ -156,17 +145,8 @@ class Sets:
     def _turned(self, source: Dataset[Data], axis: str | bool) -> TurnedClouds:
         return TurnedClouds(source, axis, self.vectors, self.tensors)
 
-    def _check(self) -> None:
-        """Turn one cloud, so that attributes that cannot be turned are found before anything is trained."""
-        (cloud,) = self.clouds(1)
-        if not isinstance(cloud.get("pos"), Tensor):
-            raise UsageError("data.test: expected clouds with positions pos")
-        for axis in (self.settings.data.rotate_train, self.settings.data.rotate_test):
-            if axis:
-                turned(cloud, random_rotation(cloud.pos.shape[1], axis), self.vectors, self.tensors)
 
-
-def with_root(spec: Spec, root: str | None) -> Spec:
+def _with_root(spec: Spec, root: str | None) -> Spec:
     """Give a data set the folder of the data, if its class takes a ``root`` and the configuration gives none."""
     arguments = spec.get("init_args", {})
     if root is None or "root" in arguments:
@@ -174,9 +154,9 @@ def with_root(spec: Spec, root: str | None) -> Spec:
     module, _, name = spec["class_path"].rpartition(".")
     try:
         takes = "root" in inspect.signature(getattr(importlib.import_module(module), name)).parameters
-    except (ImportError, AttributeError, ValueError):  # which is reported when the data set is built
+    except (ImportError, AttributeError, ValueError):  # reported when the data set is built
         return spec
-    return {**spec, "init_args": {**arguments, "root": root}} if takes else spec
+    return {"class_path": spec["class_path"], "init_args": {**arguments, "root": root}} if takes else spec
 
 
 def _limited(source: Dataset[Data], count: int | None) -> Dataset[Data]:
@@ -184,7 +164,3 @@ def _limited(source: Dataset[Data], count: int | None) -> Dataset[Data]:
     if count is None or count >= size:
         return source
     return Subset(source, sorted(np.random.default_rng(0).permutation(size)[:count].tolist()))
-
-
-def _shape(value: Any) -> Any:
-    return list(value.shape) if isinstance(value, Tensor) else type(value).__name__

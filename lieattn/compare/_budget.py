@@ -11,13 +11,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from lieattn.train._compare_config import BudgetSettings
-from lieattn.train._last_checkpoint import LastCheckpoint
-from lieattn.train._schedule import Schedule
-from lieattn.train._task import PointSetTask
+from lieattn.compare._settings import BudgetSettings
+from lieattn.train import LastCheckpoint, PointSetTask, Schedule
 
 _SAVE_EVERY = 30.0  # seconds between two savings of a cell in progress
-
 
 NEVER = 10**15
 """More batches than any training has."""
@@ -66,7 +63,7 @@ class Budget(Callback):
     @property
     def validation_is_due(self) -> bool:
         """Whether another share of the budget was spent since the last validation."""
-        steps, seconds = (int(self.history[-1][0]), self.history[-1][1]) if self.history else (0, 0.0)
+        steps, seconds = self.history[-1][:2] if self.history else (0, 0.0)
         return self._shares(self.steps, self.seconds) > self._shares(steps, seconds)
 
     @property
@@ -109,20 +106,15 @@ class Budget(Callback):
             self.best_value = value
             self.best = {key: weight.detach().cpu().clone() for key, weight in pl_module.state_dict().items()}
 
-    def _shares(self, steps: int, seconds: float) -> int:
-        """How many shares of the budget are full, of as many as there are validations."""
-        if self.budget.steps is not None:
-            return steps * self.budget.evaluations // self.budget.steps
-        return int(seconds * self.budget.evaluations / float(self.budget.seconds or 1.0))
+    def _shares(self, steps: float, seconds: float) -> int:
+        """How many shares of the budget are spent, of as many as there are validations."""
+        spent, total = (seconds, self.budget.seconds) if self.budget.steps is None else (steps, self.budget.steps)
+        return int(spent * self.budget.evaluations / float(total or 1.0))
 
     def state_dict(self) -> dict[str, Any]:
         """All that was counted, for a checkpoint."""
-        return {
-            "spent": [self.steps, self.seconds, self.clouds],
-            "history": self.history,
-            "best": self.best,
-            "best_value": self.best_value,
-        }
+        spent = [self.steps, self.seconds, self.clouds]
+        return {"spent": spent, "history": self.history, "best": self.best, "best_value": self.best_value}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on counting from a checkpoint."""

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+__all__ = ["COMMANDS", "Command", "main"]
+
 _TRAIN_PACKAGES = ("lightning", "jsonargparse", "tensorboard")
 
 
@@ -22,14 +24,14 @@ class Command:
 
 
 COMMANDS = {
-    "fit": Command("train a network", "lieattn.train._lightning_cli:run"),
-    "validate": Command("loss and accuracy of a checkpoint on the validation set", "lieattn.train._lightning_cli:run"),
-    "test": Command("loss and accuracy of a checkpoint on the test set", "lieattn.train._lightning_cli:run"),
-    "predict": Command("write a checkpoint's predictions to a table", "lieattn.train._lightning_cli:run"),
-    "certify": Command("measure how invariant a checkpoint is", "lieattn.train._certify_cli:run"),
-    "compare": Command("train several models under one budget and compare them", "lieattn.train._compare_cli:run"),
+    "fit": Command("train a network", "lieattn.cli._fit:run"),
+    "validate": Command("loss and accuracy of a checkpoint on the validation set", "lieattn.cli._fit:run"),
+    "test": Command("loss and accuracy of a checkpoint on the test set", "lieattn.cli._fit:run"),
+    "predict": Command("write a checkpoint's predictions to a table", "lieattn.cli._fit:run"),
+    "certify": Command("measure how equivariant a checkpoint is", "lieattn.cli._certify:run"),
+    "compare": Command("train several models under one budget and compare them", "lieattn.cli._compare:run"),
     "bench": Command("measure speed and memory on this machine", "lieattn.bench._command:run", ()),
-    "info": Command("versions, and which backend is used for what", "lieattn.train._info_cli:run", ()),
+    "info": Command("versions, and which backend is used for what", "lieattn.cli._info:run", ()),
 }
 
 
@@ -68,17 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _usage() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {command.help}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: lieattn SUBCOMMAND [options]",
-            "",
-            *lines,
-            "",
-            "lieattn SUBCOMMAND --help lists the options of one, lieattn --version the version.",
-        ]
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    lines = [f"  {name:{width}}  {command.help}\n" for name, command in COMMANDS.items()]
+    more = "lieattn SUBCOMMAND --help lists the options of one, lieattn --version the version."
+    return f"usage: lieattn SUBCOMMAND [options]\n\n{''.join(lines)}\n{more}"

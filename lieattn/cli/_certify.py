@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +16,7 @@ from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
 from lieattn.certify import TOLERANCES, Certificate, Kind, certify
-from lieattn.train._checkpoint import KEY, build, network_of, read_checkpoint
-from lieattn.train._errors import UsageError
-from lieattn.train._input import random_clouds
+from lieattn.train import UsageError, build, load_network, random_clouds, read_checkpoint
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCES}
 
@@ -40,8 +39,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
     options = _parser(name).parse_args(arguments)
     try:
         checkpoint = read_checkpoint(options.checkpoint)
-        network = network_of(checkpoint, options.checkpoint)
-        clouds, source = _test_clouds(checkpoint[KEY], network, options)
+        network = load_network(options.checkpoint)
+        clouds, source = _test_clouds(checkpoint["lieattn"], network, options)
         certificate = certify(
             network,
             clouds,
@@ -49,7 +48,9 @@ def run(name: str, arguments: Sequence[str]) -> int:
             outputs=_kinds(options.output),
             elements=options.elements,
             dtypes=[_DTYPES[dtype] for dtype in options.dtype],
-            tolerances=_tolerances(options.tolerance),
+            tolerances={
+                _DTYPES[name]: value for dtype, value in options.tolerance for name in ([dtype] if dtype else _DTYPES)
+            },
             seed=options.seed,
         )
     except (TypeError, ValueError) as error:
@@ -87,12 +88,10 @@ def _verdict(certificate: Certificate) -> str:
 
 def _units(weights: dict[str, torch.Tensor]) -> list[str]:
     """What outputs of a regressor are in the units of the data."""
-    scales = {key.removeprefix("scale_"): value for key, value in weights.items() if key.startswith("scale_")}
-    return [
-        f"units: 1 in the outputs is {', '.join(f'{number:.4g}' for number in scale.reshape(-1).tolist())} in those of "
-        f"{name}"
-        for name, scale in scales.items()
-    ]
+    prefix = "scale_"
+    scales = {key.removeprefix(prefix): value.flatten() for key, value in weights.items() if key.startswith(prefix)}
+    numbers = {name: ", ".join(f"{number:.4g}" for number in scale.tolist()) for name, scale in scales.items()}
+    return [f"units: 1 in the outputs is {found} in those of {name}" for name, found in numbers.items()]
 
 
 def _parser(name: str) -> argparse.ArgumentParser:
@@ -101,58 +100,45 @@ def _parser(name: str) -> argparse.ArgumentParser:
         description="Measure how far the outputs of a trained network are from what they should be when its group "
         "moves the clouds: under all elements of a finite group, random and special ones of a Lie group.",
     )
-    parser.add_argument("checkpoint", help="a checkpoint of `lieattn fit`")
-    parser.add_argument(
+    add = parser.add_argument
+    add("checkpoint", help="a checkpoint of `lieattn fit`")
+    add(
         "--data",
         type=Path,
         metavar="YAML",
         help="file with class_path and init_args of a data set; by default the test set that the checkpoint names, "
         "and random clouds if it names none",
     )
-    parser.add_argument("--random", action="store_true", help="random clouds, although the checkpoint names a test set")
-    parser.add_argument("--clouds", type=_positive, default=4, help="number of clouds (default 4)")
-    parser.add_argument(
-        "--elements", type=_positive, default=8, help="number of random elements of a Lie group (default 8)"
-    )
-    parser.add_argument(
+    add("--random", action="store_true", help="random clouds, although the checkpoint names a test set")
+    add("--clouds", type=_positive, default=4, help="number of clouds (default 4)")
+    add("--elements", type=_positive, default=8, help="number of random elements of a Lie group (default 8)")
+    several: dict[str, Any] = {"action": "extend", "nargs": "+", "default": []}
+    add(
         "--input",
-        action="extend",
-        nargs="+",
+        **several,
         type=_kind,
-        default=[],
         metavar="NAME=KIND",
-        help="attributes of the data that turn along, beside those that the network names itself; kinds are "
-        "position, vector, pseudovector, pseudoscalar and tensor, several that follow each other joined by +",
+        help="attributes of the data that transform, beside those that the network names itself; kinds are position, "
+        "vector, pseudovector, pseudoscalar and tensor, several that follow each other joined by +",
     )
-    parser.add_argument(
+    add(
         "--output",
-        action="extend",
-        nargs="+",
+        **several,
         type=_kind,
-        default=[],
         metavar="NAME=KIND",
         help="kinds of outputs, if the network does not state them itself; of outputs without names: --output KIND",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of all that is drawn (default 0)")
-    parser.add_argument(
-        "--dtype",
-        nargs="+",
-        choices=list(_DTYPES),
-        default=["float32", "float64"],
-        help="precisions to measure in",
-    )
-    parser.add_argument(
+    add("--seed", type=int, default=0, help="seed of all that is drawn (default 0)")
+    add("--dtype", nargs="+", choices=list(_DTYPES), default=["float32", "float64"], help="precisions to measure in")
+    defaults = ", ".join(f"{dtype}={TOLERANCES[value]:g}" for dtype, value in _DTYPES.items())
+    add(
         "--tolerance",
-        action="extend",
-        nargs="+",
+        **several,
         type=_tolerance,
-        default=[],
         metavar="[DTYPE=]VALUE",
-        help="largest error in units of max(1, largest output): for one dtype, or all (default "
-        + ", ".join(f"{dtype}={TOLERANCES[value]:g}" for dtype, value in _DTYPES.items())
-        + ")",
+        help=f"largest error in units of max(1, largest output): for one dtype, or all (default {defaults})",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the certificate here")
+    add("--json", type=Path, metavar="FILE", help="write the certificate here")
     return parser
 
 
@@ -175,19 +161,12 @@ def _kinds(given: list[tuple[str, Kind]]) -> Any:
     return kinds[""] if kinds.keys() == {""} else kinds or None
 
 
-def _tolerance(text: str) -> tuple[str | None, float]:
+def _tolerance(text: str) -> tuple[str, float]:
     dtype, _, number = text.rpartition("=")
     value = float(number)
-    if (dtype and dtype not in _DTYPES) or not 0 <= value < float("inf"):
+    if (dtype and dtype not in _DTYPES) or not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"expected VALUE or {'|'.join(_DTYPES)}=VALUE, at least 0, got {text!r}")
-    return dtype or None, value
-
-
-def _tolerances(given: list[tuple[str | None, float]]) -> dict[torch.dtype, float]:
-    found: dict[torch.dtype, float] = {}
-    for dtype, value in given:
-        found.update({_DTYPES[name]: value for name in ([dtype] if dtype else _DTYPES)})
-    return found
+    return dtype, value
 
 
 def _test_clouds(entry: dict[str, Any], network: nn.Module, options: argparse.Namespace) -> tuple[list[Data], str]:

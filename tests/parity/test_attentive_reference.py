@@ -1,0 +1,212 @@
+"""The parity runner on files of attentive group convolution made here: groups, sizes, strides, gradients that vanish.
+
+The reference is the README of the goldens, evaluated in numpy by loops over poses and positions, in its own indices.
+"""
+
+import numpy as np
+import pytest
+
+from tests.parity import attentive_gconv
+
+ORDERS = {"z2": (1, 1), "p4": (1, 4), "p4m": (2, 4)}
+
+
+def elements(name):
+    mirrors, turns = ORDERS[name]
+    return [(m, r) for m in range(mirrors) for r in range(turns)]
+
+
+def moved(plane, m, r):
+    """MIR^m ROT^r of the last two axes, as the README has it in array indices."""
+    plane = np.rot90(plane, r, axes=(-2, -1))
+    return plane[..., ::-1, :] if m else plane
+
+
+def relative(name, h, k):
+    """Number of h⁻¹ k."""
+    (mh, rh), (mk, rk) = elements(name)[h], elements(name)[k]
+    return (rk - rh) % 4 if mh == mk else 4 + (rk + rh) % 4
+
+
+def acted(name, kernel, h):
+    """L_h of a kernel [..., H, k, k] on the group."""
+    return np.stack(
+        [moved(kernel[..., relative(name, h, k), :, :], *elements(name)[h]) for k in range(len(elements(name)))],
+        axis=-3,
+    )
+
+
+def correlate(f, kernel, stride, pad, dilation):
+    """[X, Y] with [k, k], zero border."""
+    f = np.pad(f, pad)
+    reach = dilation * (len(kernel) - 1)
+    rows, columns = ((side - reach - 1) // stride + 1 for side in f.shape)
+    out = np.zeros((rows, columns))
+    for i, j in np.ndindex(*kernel.shape):
+        window = f[dilation * i :, dilation * j :][
+            : stride * (rows - 1) + 1 : stride, : stride * (columns - 1) + 1 : stride
+        ]
+        out += kernel[i, j] * window
+    return out
+
+
+def responses(a, lifting):
+    """f_tilde [B, O, H, C, (H~), X', Y'] and the kernels."""
+    name, kernel, x = a["group"], a["kernel"], a["x"]
+    order = range(len(elements(name)))
+    options = [int(a.get(option, default)) for option, default in (("stride", 1), ("pad", 0), ("dilation", 1))]
+    if lifting:
+        kernels = np.stack([moved(kernel, *elements(name)[h]) for h in order], axis=1)
+    else:
+        kernels = np.stack([acted(name, kernel, h) for h in order], axis=1)
+    inner = x.shape[1:-2]
+    found = np.array(
+        [
+            [
+                [[correlate(image[c], kernels[(o, h, *c)], *options) for c in np.ndindex(*inner)] for h in order]
+                for o in range(len(kernel))
+            ]
+            for image in x
+        ]
+    )
+    return found.reshape(*found.shape[:3], *inner, *found.shape[-2:]), kernels
+
+
+def convolution(a, lifting):
+    f_tilde, kernels = responses(a, lifting)
+    out = f_tilde.sum(axis=3) if lifting else float(a["measure"]) * f_tilde.sum(axis=(3, 4))
+    return {"kernels": kernels, "out": out}
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def channel_attention(a):
+    """Attention to the channels of the responses of a group convolution, with weights at h⁻¹ h~."""
+    name = a["group"]
+    f_tilde, _ = responses({**a, "dilation": 1}, False)
+    alpha = np.zeros((*f_tilde.shape[:5], 1, 1))
+    for o, h, k in np.ndindex(f_tilde.shape[1], f_tilde.shape[2], f_tilde.shape[4]):
+        first, second = (a[weight][o, :, :, relative(name, h, k)] for weight in ("W1", "W2"))
+        here = f_tilde[:, o, h, :, k]
+        total = sum(np.maximum(s @ first.T, 0) @ second.T for s in (here.mean(axis=(2, 3)), here.max(axis=(2, 3))))
+        alpha[:, o, h, :, k, 0, 0] = sigmoid(total)
+    out = float(a["measure"]) * ((1 - alpha) * f_tilde).sum(axis=(3, 4))
+    return {"f_tilde": f_tilde, "alpha_C": alpha, "out": out}
+
+
+def pose_attention(a):
+    """The gate of poses in front of a group convolution."""
+    name, x, weight = a["group"], a["x"], a["w_H"][..., 0, 0]
+    order = range(len(elements(name)))
+    alpha = np.stack(
+        [sum(np.einsum("c,bcxy->bxy", weight[0, :, relative(name, h, k)], x[:, :, k]) for k in order) for h in order],
+        axis=1,
+    )
+    alpha = sigmoid(float(a["measure"]) * alpha)[:, None]
+    gated = (1 - alpha) * x
+    return {"alpha_H": alpha, "f_att": gated, "out": convolution({**a, "x": gated}, False)["out"]}
+
+
+EVALUATE = {
+    "lifting": lambda a: convolution(a, True),
+    "gconv": lambda a: convolution(a, False),
+    "att_gconv": channel_attention,
+    "rh_gconv": pose_attention,
+}
+
+
+def case(name, group, sides, size, *, c_in=2, c_out=3, images=2, constant=False, **options):
+    rng = np.random.default_rng(5)
+    order, lifting = len(elements(group)), name == "lifting"
+    poses = () if lifting else (order,)
+    a = {"case": name, "group": group, **{option: np.array(value) for option, value in options.items()}}
+    a["x"] = rng.normal(size=(images, c_in, *poses, *sides))
+    if constant:
+        a["x"] = np.broadcast_to(a["x"][..., :1, :1], a["x"].shape).copy()
+    a["kernel"] = rng.normal(size=(c_out, c_in, *poses, size, size))
+    if not lifting:
+        a["measure"] = np.array(options.get("measure", 2 * np.pi / order))
+    if name == "att_gconv":
+        a |= {"attention": "full", "W1": rng.normal(size=(c_out, 3, c_in, order))}
+        a["W2"] = rng.normal(size=(c_out, c_in, 3, order))
+    if name == "rh_gconv":
+        a |= {"attention": "rh", "w_H": rng.normal(size=(1, c_in, order, 1, 1))}
+    found = EVALUATE[name](a)
+    return a | found | {"outputs": np.array(list(found))}
+
+
+def with_gradients(a, *, balanced):
+    """Gradients of sum(out * cotangent); a convolution is linear in its input and in its kernel."""
+    rng = np.random.default_rng(6)
+    cotangent = 100 * rng.normal(size=a["out"].shape)
+    if balanced:
+        cotangent -= cotangent.mean(axis=(-2, -1), keepdims=True)
+    found = {"cotangent": cotangent, "gradients": np.array(["x", "kernel"])}
+    for name in ("x", "kernel"):
+        gradient = np.zeros(a[name].shape)
+        for place in np.ndindex(gradient.shape):
+            unit = np.zeros(gradient.shape)
+            unit[place] = 1
+            gradient[place] = (EVALUATE[a["case"]]({**a, name: unit})["out"] * cotangent).sum()
+        found[f"grad_{name}"] = gradient
+    return a | found
+
+
+FILES = {
+    "lifting p4m, tall": lambda: case("lifting", "p4m", (7, 5), 3),
+    "lifting p4, border, dilation": lambda: case("lifting", "p4", (5, 6), 3, pad=2, dilation=2, c_in=1),
+    "lifting p4, stride": lambda: case("lifting", "p4", (7, 7), 3, stride=2, c_out=1),
+    "gconv p4, one image": lambda: case("gconv", "p4", (4, 6), 3, images=1, pad=1),
+    "gconv p4m, even kernel": lambda: case("gconv", "p4m", (4, 4), 2, c_in=1, c_out=2, measure=1.0),
+    "gconv p4, dilation": lambda: case("gconv", "p4", (6, 5), 3, dilation=2),
+    "channels p4m": lambda: case("att_gconv", "p4m", (4, 5), 3, c_out=2, measure=np.pi / 4),
+    "channels p4": lambda: case("att_gconv", "p4", (5, 4), 3, c_in=3, pad=1),
+    "poses p4m": lambda: case("rh_gconv", "p4m", (4, 5), 3, measure=np.pi),
+}
+
+
+def passes(path, arrays):
+    np.savez(path / "file.npz", **arrays)
+    attentive_gconv.check(path / "file.npz")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_like_the_goldens(name, tmp_path):
+    arrays = FILES[name]()
+    passes(tmp_path, arrays)
+    for output in arrays["outputs"]:
+        error = 1e-3 * np.abs(arrays[output]).max()
+        with pytest.raises(AssertionError, match=f"{output} in"):
+            passes(tmp_path, {**arrays, output: arrays[output] + error})
+
+
+@pytest.mark.parametrize("group", ["p4", "p4m"])
+@pytest.mark.parametrize("name", ["lifting", "gconv"])
+def test_gradients_that_vanish(name, group, tmp_path):
+    """On constant images the gradient of a kernel is the sum of the cotangent: zero if that is balanced."""
+    small = {"images": 1, "c_in": 1, "c_out": 2}
+    arrays = with_gradients(case(name, group, (5, 4), 2, constant=True, **small), balanced=True)
+    assert np.abs(arrays["grad_kernel"]).max() < 1e-10 < 1 < np.abs(arrays["grad_x"]).max()
+    passes(tmp_path, arrays)
+    passes(tmp_path, with_gradients(case(name, group, (5, 4), 2, **small), balanced=False))
+    for gradient in ("grad_kernel", "grad_x"):
+        with pytest.raises(AssertionError, match=f"{gradient} in"):
+            passes(tmp_path, {**arrays, gradient: arrays[gradient] + 1e-3})
+
+
+def test_scalars_of_other_types(tmp_path):
+    """Numbers as floats and arrays of one entry, strings as bytes, and outputs that no list names."""
+    arrays = case("gconv", "p4", (5, 6), 3, pad=1, stride=1)
+    other = {name: array for name, array in arrays.items() if name != "outputs"}
+    other |= {"case": np.array(b"gconv"), "group": np.array([b"p4"]), "pad": np.float32(1), "stride": np.array([1.0])}
+    passes(tmp_path, other)
+    with pytest.raises(AssertionError, match="out in"):
+        passes(tmp_path, {**other, "out": other["out"] + 1e-3})
+
+
+@pytest.mark.parametrize("wrong", [{"case": "conv"}, {"group": "p6"}])
+def test_unknown_files_fail(wrong, tmp_path):
+    with pytest.raises(AssertionError, match="unknown"):
+        passes(tmp_path, {**case("gconv", "p4", (4, 4), 3), **wrong})

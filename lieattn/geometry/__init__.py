@@ -2,7 +2,7 @@
 
 from lieattn.geometry._frames import FiniteFrames, Frames, GivenFrames, GroupFrames, SampledFrames
 from lieattn.geometry._grid import Raster, crop, pixel_positions, pooling_cells
-from lieattn.geometry._lift import lift
+from lieattn.geometry._lift import lift, natural_space
 from lieattn.geometry._lifted_graph import LiftedGraph
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._neighbors import (
@@ -50,6 +50,7 @@ __all__ = [
     "flatten",
     "join_coordinates",
     "lift",
+    "natural_space",
     "num_coordinates",
     "padding",
     "pixel_positions",

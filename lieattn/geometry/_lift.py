@@ -92,7 +92,7 @@ def lift(
         frames = FiniteFrames(frames)
     if frames is not None and (isinstance(frames, type) or not callable(frames)):
         raise TypeError(f"frames: expected a choice of frames such as PrincipalFrames(), got {frames!r}")
-    space = _natural_space(frames, clouds.pos.shape[1]) if space is None else space
+    space = natural_space(frames, clouds.pos.shape[1]) if space is None else space
     if not isinstance(space, HomogeneousSpace):
         raise TypeError(f"space: expected a homogeneous space such as Euclidean(SE(3)), got {space!r}")
     space.check("points", clouds.pos)
@@ -125,8 +125,22 @@ def lift(
     return LiftedGraph(**{part.name: getattr(clouds, part.name) for part in fields(PointClouds)}, relative=relative)
 
 
-def _natural_space(frames: Frames | ScaleFrames | None, dim: int) -> HomogeneousSpace:
-    """R^d under the motions that frames belong to."""
+def natural_space(frames: Frames | ScaleFrames | None, dim: int | None = None) -> HomogeneousSpace:
+    """R^d under the motions that frames belong to.
+
+    Parameters
+    ----------
+    frames
+        See :func:`lift`.
+    dim
+        d; if absent that of the matrices of the frames, or 3 where they do not say.
+    """
+    if dim is None:
+        dim = 3
+        if isinstance(frames, FiniteFrames | ScaleFrames):
+            dim = frames.group.dim
+        elif isinstance(frames, GivenFrames):
+            dim = frames.frames.shape[-1]
     if frames is None:
         return Euclidean(Translations(dim))
     if isinstance(frames, ScaleFrames) or (isinstance(frames, FiniteFrames) and frames.pose is None):

@@ -10,10 +10,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lieattn.geometry import LiftedGraph, PointClouds
-from lieattn.groups import FiniteGroup, Group
+from lieattn.geometry import (
+    FiniteFrames,
+    GivenFrames,
+    LiftedGraph,
+    PointClouds,
+    PrincipalFrames,
+    SampledFrames,
+    ScaleFrames,
+)
+from lieattn.groups import FiniteGroup, Group, Translations
 from lieattn.nn import lift_field
 from lieattn.reps import Vector
+from lieattn.spaces import Euclidean, HomogeneousSpace
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,34 @@ class Symmetry:
         if self.on_average is not None:
             parts.append(f"to {self.on_average.name} on average over frames only")
         return "; ".join([*parts, *self.notes])
+
+    @classmethod
+    def of_frames(cls, space: HomogeneousSpace, frames: Any) -> Symmetry:
+        """What follows from the frames of lifted points, where layers see relative elements alone.
+
+        Parameters
+        ----------
+        space
+            X with its group G.
+        frames
+            The frames over its points, see :func:`lieattn.geometry.lift`.
+        """
+        group, shifts = space.group, Translations(space.group.dim) if isinstance(space, Euclidean) else None
+        frames = FiniteFrames(frames) if isinstance(frames, FiniteGroup) else frames
+        chosen = frames.pose or frames.group if isinstance(frames, FiniteFrames) else frames
+        if chosen is None:
+            return cls(group)
+        if isinstance(chosen, ScaleFrames):
+            return cls(chosen.group)
+        if isinstance(chosen, FiniteGroup) and shifts is not None:
+            return cls(chosen)
+        if isinstance(chosen, PrincipalFrames):
+            return cls(group, notes=("frames are principal axes, which move along",))
+        if isinstance(chosen, SampledFrames):
+            error = f"the error shrinks with the {chosen.count} frames a {chosen.per}"
+            return cls(shifts, on_average=group, notes=(error,))
+        along = "given frames" if isinstance(chosen, GivenFrames) else "frames"
+        return cls(shifts, notes=(f"to {group.name} as far as the {along} move along",))
 
     @property
     def name(self) -> str:
@@ -188,7 +225,7 @@ class VectorEmbedding(nn.Module):
         """``[points, fiber, channels]``, None without names."""
         if self.linear is None:
             return None
-        found = vectors(data, self.names, graph).unbind(dim=1)
+        found = graph.spread(vectors(data, self.names, graph)).unbind(dim=1)
         seen = [lift_field(value, graph, Vector(value.shape[1])) for value in found]
         embedded: Tensor = self.linear(torch.cat(seen, dim=-1))
         return embedded
@@ -199,21 +236,26 @@ def features(data: Any, channels: int, clouds: PointClouds) -> Tensor:
     x = getattr(data, "x", None)
     if not isinstance(x, Tensor):
         raise TypeError(f"data: expected a torch_geometric Data or Batch with features x, got {type(data).__name__}")
-    if x.shape != (clouds.num_points, channels) or not x.is_floating_point():
+    points = _num_points(clouds)
+    if x.shape != (points, channels) or not x.is_floating_point():
         raise ValueError(
-            f"data.x: expected floating features [points={clouds.num_points}, {channels}], got {x.dtype} "
-            f"{tuple(x.shape)}"
+            f"data.x: expected floating features [points={points}, {channels}], got {x.dtype} {tuple(x.shape)}"
         )
     return x
 
 
 def vectors(data: Any, names: tuple[str, ...], clouds: PointClouds) -> Tensor:
     """Vector inputs ``[points, names, dim]``, checked."""
-    found = []
+    found, expected = [], (_num_points(clouds), clouds.pos.shape[1])
     for name in names:
         value = getattr(data, name, None)
-        if not isinstance(value, Tensor) or value.shape != clouds.pos.shape:
+        if not isinstance(value, Tensor) or value.shape != expected:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"data.{name}: expected vectors {tuple(clouds.pos.shape)} as in pos, got {got}")
+            raise ValueError(f"data.{name}: expected vectors {expected} as in pos, got {got}")
         found.append(value)
-    return torch.stack(found, dim=1) if found else clouds.pos.new_zeros(*clouds.pos.shape[:1], 0, clouds.pos.shape[1])
+    return torch.stack(found, dim=1) if found else clouds.pos.new_zeros(expected[0], 0, expected[1])
+
+
+def _num_points(clouds: PointClouds) -> int:
+    """Points of clouds, which stand for several nodes of a graph on a fiber of scales."""
+    return clouds.num_points // clouds.levels if isinstance(clouds, LiftedGraph) else clouds.num_points

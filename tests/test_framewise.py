@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import AllPairs, lift, padding
+from lieattn.geometry import AllPairs, Radius, lift, padding
 from lieattn.groups import SemidirectProduct, cyclic, octahedral, tetrahedral
 from lieattn.models import FramewiseTransformer
-from lieattn.nn import FiberNorm, FramewiseBlock, RotaryPhases
-from lieattn.nn._rotary import opposite, turn_pairs
+from lieattn.nn import FiberNorm, FramewiseBlock
+from lieattn.nn.relative import RotaryEncoding, RotaryPhases
 from lieattn.ops import _dense, backend, group_attention, whole_cloud_attention
+from lieattn.ops._rotary import opposite, turn_pairs
 from lieattn.testing import TOLERANCE, assert_equivariant, random_cloud, randomize, relative_error
 from tests.cases import GROUPS, SMALL_GROUPS
 
@@ -116,14 +117,12 @@ def test_fiber_norm_commutes(group):
 @small_groups
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_block_is_equivariant(group, dtype):
-    block = randomize(FramewiseBlock(group, CHANNELS, heads=2)).to(dtype)
-    phases = randomize(RotaryPhases(group.dim, 2, CHANNELS // 2)).to(dtype)
+    encoding = RotaryEncoding(group.dim, 2, CHANNELS // 2, values=True)
+    block = randomize(FramewiseBlock(group, CHANNELS, heads=2, encoding=encoding)).to(dtype)
     pos, batch = random_cloud(group, 9, clouds=2, dtype=dtype)
-    layout = padding(batch, 2)
 
     def call(x, pos):
-        seen = torch.einsum("aij,pj->pai", group.elements[group.inverse_index].to(dtype), pos)
-        return block(x, phases(seen), layout)
+        return block(x, lift(pos, group, AllPairs(), batch=batch))
 
     assert_equivariant(call, group, torch.randn(9, group.order, CHANNELS, dtype=dtype), pos)
 
@@ -170,11 +169,11 @@ def test_outputs_are_invariant(group, dtype):
 
 @pytest.mark.usefixtures("every_backend")
 @small_groups
-@pytest.mark.parametrize("readout", ["mean", "point"])
-def test_vector_outputs_turn_with_the_group(group, readout):
-    model, data = network(group, kind="vector", readout=readout).double(), cloud(group, (4, 3))
+@pytest.mark.parametrize("pool", ["mean", "none"])
+def test_vector_outputs_turn_with_the_group(group, pool):
+    model, data = network(group, kind="vector", pool=pool).double(), cloud(group, (4, 3))
     expected = model(data)
-    assert expected.shape == (7 if readout == "point" else 2, 2, group.dim)
+    assert expected.shape == (7 if pool == "none" else 2, 2, group.dim)
     assert expected.abs().max() > 1e-3
     for h in range(group.order):
         assert relative_error(model(moved(data, group, h)), group.act(h, expected)) < 1e-10
@@ -184,9 +183,9 @@ def test_vector_outputs_turn_with_the_group(group, readout):
 def test_field_turns_with_the_group():
     group = octahedral()
     model, data = network(group).double(), cloud(group, (5, 2))
-    expected = model.field(data)
+    expected = model.field(data).x
     for h in range(group.order):
-        assert relative_error(model.field(moved(data, group, h)), group.translate(h, expected)) < 1e-10
+        assert relative_error(model.field(moved(data, group, h)).x, group.translate(h, expected)) < 1e-10
 
 
 def test_rotations_outside_the_group_are_seen():
@@ -210,6 +209,26 @@ def test_constant_features_do_not_hide_geometry():
     assert relative_error(model(stretched), model(data)) > 1e-3
 
 
+@pytest.mark.parametrize("options", [{}, {"neighborhood": Radius(2.0)}], ids=["whole clouds", "neighborhoods"])
+@pytest.mark.parametrize("kind", ["invariant", "vector"])
+def test_constant_features_are_enough(kind, options):
+    """Outputs of a network as it is made differ between clouds whose points are alike."""
+    torch.manual_seed(0)
+    model = FramewiseTransformer(tetrahedral(), 1, 1, channels=8, layers=2, kind=kind, **options)
+    data = cloud(tetrahedral(), (6, 6, 6, 6), torch.float32)
+    data.x = torch.ones(24, 1)
+    found = model(data).detach()
+    assert float((found.amax(dim=0) - found.amin(dim=0)).max()) > 1e-3
+
+
+def test_geometry_may_be_made_before():
+    model, data = network(tetrahedral(), neighborhood=Radius(2.0)), cloud(tetrahedral(), (5, 3), torch.float32)
+    assert torch.equal(model(data, model.geometry(data)), model(data))
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(data, model.geometry(data)), model(data))
+
+
 @pytest.mark.usefixtures("every_backend")
 def test_clouds_do_not_see_each_other():
     group = tetrahedral()
@@ -218,12 +237,12 @@ def test_clouds_do_not_see_each_other():
     torch.testing.assert_close(model(data), alone, atol=1e-12, rtol=1e-12)
 
 
-@pytest.mark.parametrize("readout", ["sum", "mean", "point"])
-def test_readouts_and_empty_batches(readout):
+@pytest.mark.parametrize("pool", ["sum", "mean", "max", "none"])
+def test_pools_and_empty_batches(pool):
     group = cyclic(3)
-    model = network(group, readout=readout).double()
+    model = network(group, pool=pool).double()
     data = cloud(group, (3, 2))
-    assert model(data).shape == (5 if readout == "point" else 2, 2)
+    assert model(data).shape == (5 if pool == "none" else 2, 2)
     assert model(cloud(group, (0, 2))).isfinite().all()
 
 
@@ -278,9 +297,15 @@ def test_bad_data_is_named(change, parts):
 
 
 def test_bad_options_are_named():
-    with pytest.raises(ValueError, match="readout: expected"):
-        FramewiseTransformer(cyclic(2), 1, 1, readout="median")
+    with pytest.raises(ValueError, match="pool: expected"):
+        FramewiseTransformer(cyclic(2), 1, 1, pool="median")
+    with pytest.raises(ValueError, match="pool: vectors have no maximum"):
+        FramewiseTransformer(cyclic(2), 1, 1, kind="vector", pool="max")
+    with pytest.raises(ValueError, match="kind: expected"):
+        FramewiseTransformer(cyclic(2), 1, 1, kind="tensor")
+    with pytest.raises(TypeError, match="frames: expected a finite group, FiniteFrames or PrincipalFrames, got str"):
+        FramewiseTransformer("C2", 1, 1)
     with pytest.raises(ValueError, match="heads: 6 channels"):
         FramewiseBlock(cyclic(2), 6, heads=2)
-    with pytest.raises(ValueError, match="acts on 2 coordinates"):
+    with pytest.raises(ValueError, match=r"data\.pos: C2 acts on 2 coordinates"):
         FramewiseTransformer(cyclic(2), 1, 1)(Data(x=torch.zeros(2, 1), pos=torch.zeros(2, 3)))

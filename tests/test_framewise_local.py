@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch_geometric.data import Batch
 
-from lieattn.geometry import Nearest, PrincipalFrames, Radius, SampledFrames, padding
+from lieattn.geometry import AllPairs, FiniteFrames, Nearest, PrincipalFrames, Radius, SampledFrames, lift
 from lieattn.groups import (
     SE,
     SO,
@@ -20,8 +20,8 @@ from lieattn.groups import (
     reflection,
     tetrahedral,
 )
-from lieattn.models import FramewiseTransformer
-from lieattn.nn import FramewiseBlock, RotaryPhases
+from lieattn.models import FramewiseOptions, FramewiseTransformer
+from lieattn.nn import FramewiseBlock
 from lieattn.testing import TOLERANCE, randomize, relative_error
 from tests.cases import GROUPS, SMALL_GROUPS
 from tests.test_framewise import CHANNELS, cloud, moved, network
@@ -33,7 +33,7 @@ small_groups = pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL
 
 # --- neighborhoods and poses ------------------------------------------------------------------------------------------
 
-LOCAL = {"neighborhood": Radius(2.0), "basis": 3, "hidden": 5}
+LOCAL = {"neighborhood": Radius(2.0), "options": FramewiseOptions(basis=3, hidden=5)}
 
 
 @pytest.mark.usefixtures("every_backend")
@@ -74,7 +74,7 @@ def test_neighbors_count():
 def test_neighborhoods_without_a_length_need_a_cutoff():
     with pytest.raises(ValueError, match=r"cutoff: .* has no length of its own"):
         FramewiseTransformer(cyclic(2), 1, 1, neighborhood=Nearest(3))
-    model = FramewiseTransformer(cyclic(2), 1, 1, neighborhood=Nearest(3), cutoff=0.5)
+    model = FramewiseTransformer(cyclic(2), 1, 1, neighborhood=Nearest(3), options=FramewiseOptions(cutoff=0.5))
     assert model.edges.cutoff == 0.5
     with pytest.raises(TypeError, match="neighborhood: expected a definition"):
         FramewiseTransformer(cyclic(2), 1, 1, neighborhood=3.0)
@@ -83,24 +83,28 @@ def test_neighborhoods_without_a_length_need_a_cutoff():
 @pytest.mark.usefixtures("every_backend")
 def test_clouds_with_neighborhoods_do_not_see_each_other():
     group = tetrahedral()
-    model, data = network(group, **LOCAL, poses=PrincipalFrames()).double(), cloud(group, (4, 5, 4))
+    model, data = network(principal(group), **LOCAL).double(), cloud(group, (4, 5, 4))
     alone = torch.cat([model(Batch.from_data_list([one])) for one in data.to_data_list()])
     torch.testing.assert_close(model(data), alone, atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.usefixtures("every_backend")
 @pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")
-@pytest.mark.parametrize("poses", [None, PrincipalFrames()], ids=str)
+@pytest.mark.parametrize("pose", [None, PrincipalFrames()], ids=str)
 @pytest.mark.parametrize("points", [0, 1, 2, 4])
-def test_degenerate_clouds_are_finite(poses, points):
+def test_degenerate_clouds_are_finite(pose, points):
     group = tetrahedral()
-    model = network(group, **LOCAL, poses=poses).double()
+    model = network(FiniteFrames(group, pose), **LOCAL).double()
     data = cloud(group, (points, 3))
     data.pos = torch.cat([torch.zeros(points, 3), data.pos[points:]]).double().requires_grad_()
     out = model(data)
     assert out.isfinite().all()
     (gradient,) = torch.autograd.grad(out.sum(), data.pos)
     assert gradient.isfinite().all()
+
+
+def principal(group):
+    return FiniteFrames(group, PrincipalFrames())
 
 
 def turned(data, matrix):
@@ -119,7 +123,7 @@ MIRRORED = {"D2": dihedral(2), "Th": pyritohedral(), "Oh": full_octahedral()}
 @pytest.mark.parametrize("name", [*POSED, *MIRRORED])
 def test_principal_poses_are_exact_for_all_rotations(name, kind):
     group = (POSED | MIRRORED)[name]
-    model = network(group, kind=kind, poses=PrincipalFrames(), **LOCAL).double()
+    model = network(principal(group), kind=kind, **LOCAL).double()
     # In the plane principal axes of few points are determined too.
     data = cloud(group, (6, 5))
     expected = model(data)
@@ -134,34 +138,34 @@ def test_principal_poses_are_exact_for_all_rotations(name, kind):
 
 @pytest.mark.usefixtures("every_backend")
 def test_principal_poses_in_single_precision():
-    model, data = network(KLEIN, poses=PrincipalFrames(), **LOCAL), cloud(KLEIN, (6, 5), torch.float32)
+    model, data = network(principal(KLEIN), **LOCAL), cloud(KLEIN, (6, 5), torch.float32)
     matrix = SO(3).sample(generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     assert relative_error(model(turned(data, matrix)), model(data)) < 1e-5
 
 
 def test_proper_groups_see_mirrors_in_principal_poses():
     """Control."""
-    model, data = network(KLEIN, poses=PrincipalFrames(), **LOCAL).double(), cloud(KLEIN, (6, 5))
+    model, data = network(principal(KLEIN), **LOCAL).double(), cloud(KLEIN, (6, 5))
     mirror = torch.diag(torch.tensor([-1.0, 1, 1], dtype=torch.float64))
     assert relative_error(model(turned(data, mirror)), model(data)) > 1e-4
 
 
 def test_frames_of_the_lifted_field_turn_along():
     group = KLEIN
-    model, data = network(group, poses=PrincipalFrames(), **LOCAL).double(), cloud(group, (6,))
+    model, data = network(principal(group), **LOCAL).double(), cloud(group, (6,))
     matrix = SO(3).sample(generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    before, after = model.lifted_field(data), model.lifted_field(turned(data, matrix))
-    assert before.frames.shape == (6, 4, 3, 3)
-    wanted, found = matrix @ before.frames[0], after.frames[0]
+    before, after = model.field(data), model.field(turned(data, matrix))
+    assert before.graph.frames.shape == (6, 4, 3, 3)
+    wanted, found = matrix @ before.graph.frames[0], after.graph.frames[0]
     order = (found[:, None] - wanted).abs().amax(dim=(2, 3)).argmin(dim=1)
     assert sorted(order.tolist()) == [0, 1, 2, 3]
     torch.testing.assert_close(found, wanted[order], atol=1e-9, rtol=0)
-    torch.testing.assert_close(after.field, before.field[:, order], atol=1e-9, rtol=0)
+    torch.testing.assert_close(after.x, before.x[:, order], atol=1e-9, rtol=0)
 
 
 def test_sampled_poses_are_new_in_training_and_the_same_in_evaluation():
-    poses = SampledFrames(1, per="cloud")
-    model, data = network(tetrahedral(), poses=poses).double(), cloud(tetrahedral(), (6, 3))
+    frames = FiniteFrames(tetrahedral(), SampledFrames(1, per="cloud"))
+    model, data = network(frames).double(), cloud(tetrahedral(), (6, 3))
     torch.testing.assert_close(model(data), model(data), atol=0, rtol=0)
     model.train()
     torch.manual_seed(0)
@@ -172,50 +176,61 @@ def test_sampled_poses_are_new_in_training_and_the_same_in_evaluation():
 
 
 def test_guarantees_follow_the_poses():
-    exact = FramewiseTransformer(KLEIN, 1, 1, poses=PrincipalFrames())
-    sampled = FramewiseTransformer(KLEIN, 1, 1, poses=SampledFrames(1, per="cloud"))
-    mirrored = FramewiseTransformer(full_octahedral(), 1, 1, poses=PrincipalFrames())
-    assert exact.symmetry == SE(3)
+    exact = FramewiseTransformer(principal(KLEIN), 1, 1)
+    sampled = FramewiseTransformer(FiniteFrames(KLEIN, SampledFrames(1, per="cloud")), 1, 1)
+    mirrored = FramewiseTransformer(principal(full_octahedral()), 1, 1)
+    assert exact.symmetry.group == SE(3)
     assert "SE(3)" in exact.guarantee
-    assert mirrored.symmetry == E(3)
-    assert sampled.symmetry == Translations(3)
-    assert "on average" in sampled.guarantee
-    assert FramewiseTransformer(KLEIN, 1, 1).symmetry is KLEIN
+    assert mirrored.symmetry.group == E(3)
+    assert sampled.symmetry.group == Translations(3)
+    assert "SE(3) on average" in sampled.guarantee
+    assert FramewiseTransformer(KLEIN, 1, 1).symmetry.group is KLEIN
+
+
+def test_principal_frames_alone_are_the_signs_of_the_axes():
+    assert FramewiseTransformer(PrincipalFrames(), 1, 1).group.order == 4
+    assert FramewiseTransformer(PrincipalFrames(), 1, 1).symmetry.group == SE(3)
+    assert FramewiseTransformer(PrincipalFrames(improper=True), 1, 1).group.order == 8
+    assert FramewiseTransformer(PrincipalFrames(improper=True), 1, 1).symmetry.group == E(3)
+    model, data = network(PrincipalFrames(), **LOCAL).double(), cloud(KLEIN, (6, 5))
+    matrix = SO(3).sample(generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert relative_error(model(turned(data, matrix)), model(data)) < 1e-10
 
 
 @pytest.mark.parametrize(
-    ("group", "poses", "message"),
+    ("group", "pose", "message"),
     [
         (cyclic(3), PrincipalFrames(), "C3 does not contain all proper diagonal matrices of signs"),
         (reflection(3), PrincipalFrames(), "does not contain all diagonal"),
         (tetrahedral(), PrincipalFrames(of="neighborhood"), "principal axes of clouds"),
         (tetrahedral(), PrincipalFrames(improper=True), "principal axes of clouds"),
-        (tetrahedral(), SampledFrames(4, per="cloud"), "one for each cloud"),
-        (tetrahedral(), SampledFrames(1), "one for each cloud"),
+        (tetrahedral(), SampledFrames(4, per="cloud"), "one a cloud"),
+        (tetrahedral(), SampledFrames(1), "one a cloud"),
     ],
     ids=str,
 )
-def test_poses_that_do_not_fit_are_named(group, poses, message):
-    with pytest.raises(ValueError, match=f"poses: .*{message}"):
-        FramewiseTransformer(group, 1, 1, poses=poses)
+def test_poses_that_do_not_fit_are_named(group, pose, message):
+    with pytest.raises(ValueError, match=f"pose: .*{message}"):
+        FiniteFrames(group, pose)
 
 
 def test_poses_of_other_kinds_are_refused():
-    with pytest.raises(TypeError, match="poses: expected PrincipalFrames or SampledFrames, got str"):
-        FramewiseTransformer(tetrahedral(), 1, 1, poses="principal")
+    with pytest.raises(TypeError, match="pose: expected PrincipalFrames or SampledFrames, got str"):
+        FiniteFrames(tetrahedral(), "principal")
 
 
-def test_blocks_with_messages_need_edges():
+def test_blocks_with_messages_need_a_local_graph():
     group = cyclic(2)
     block = FramewiseBlock(group, 4, messages=3)
-    phases = RotaryPhases(2, 1, 4)(torch.zeros(3, 2, 2))
-    with pytest.raises(TypeError, match="edges: expected FrameEdges"):
-        block(torch.zeros(3, 2, 4), phases, padding(torch.zeros(3, dtype=torch.int64), 1))
+    with pytest.raises(TypeError, match="local: expected a graph and its terms"):
+        block(torch.zeros(3, 2, 4), lift(torch.zeros(3, 2), group, AllPairs()))
 
 
 def test_positions_may_be_left_to_the_neighborhood():
     group = tetrahedral()
-    model = randomize(FramewiseTransformer(group, 3, 2, channels=CHANNELS, layers=1, positions=False, **LOCAL)).double()
+    options = FramewiseOptions(basis=3, hidden=5, positions=False)
+    model = FramewiseTransformer(group, 3, 2, channels=CHANNELS, layers=1, neighborhood=Radius(2.0), options=options)
+    randomize(model.double())
     assert model.embed_vectors is None
     data = cloud(group, (6, 3))
     expected = model(data)

@@ -1,0 +1,289 @@
+"""Framewise transformer: attention within every frame, frames mixed by group-tied linear maps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lieattn._checks import check_count, check_length
+from lieattn.geometry import (
+    AllPairs,
+    FiniteFrames,
+    LiftedGraph,
+    Neighborhood,
+    PrincipalFrames,
+    SampledFrames,
+    find_neighbors,
+    lift,
+    point_clouds,
+    sign_group,
+)
+from lieattn.groups import SE, E, FiniteGroup, Translations
+from lieattn.models._network import GroupField, Network, Symmetry, features, vectors
+from lieattn.models._point_options import OutputKind, PointOutputs, Pool, cutoff_of
+from lieattn.nn import FiberNorm, FramewiseBlock, LiftingConvolution, project_field
+from lieattn.nn.relative import EdgeNetwork, RotaryPhases
+from lieattn.ops import RelativeTerms
+from lieattn.reps import Vector
+
+
+@dataclass(frozen=True)
+class FramewiseOptions:
+    """Options of :class:`FramewiseTransformer`.
+
+    Attributes
+    ----------
+    mlp_ratio, dropout
+        See :class:`lieattn.nn.FramewiseBlock`.
+    positions
+        Whether the embedding sees positions relative to the mean of the cloud, over the length. Where neighborhoods
+        tell more, as in molecules, networks learn faster without.
+    cutoff
+        Distance at which neighbors count nothing; the neighborhood's own length if absent.
+    basis, hidden
+        Of the :class:`lieattn.nn.relative.EdgeNetwork` of the neighborhood, which all blocks share.
+    """
+
+    mlp_ratio: int = 4
+    dropout: float = 0.0
+    positions: bool = True
+    cutoff: float | None = None
+    basis: int = 8
+    hidden: int = 16
+
+
+class FramewiseGeometry(NamedTuple):
+    """Geometry of a batch, see :meth:`FramewiseTransformer.geometry`.
+
+    Attributes
+    ----------
+    graph
+        All pairs of the points of each cloud.
+    positions
+        ``[points, fiber, dim]``, relative to the mean of the cloud and over the length, as the frames see them.
+    local
+        The same points with their neighborhoods; None without.
+    """
+
+    graph: LiftedGraph
+    positions: Tensor
+    local: LiftedGraph | None
+
+
+class FramewiseTransformer(Network):
+    """A transformer over whole clouds that is equivariant to R^d ⋊ H and cheaper than an ordinary one of its width.
+
+    Points carry fields ``[points, fiber, channels]``, so the width is |H| · channels. Every frame attends alone,
+    with rotary encodings whose frequencies turn with it, and all linear maps are tied over the fiber; they are
+    evaluated in the Fourier basis of H, which makes them cheaper than dense ones. In 2D for C_n and D_n, in 3D for
+    the groups of the platonic solids, and for any other finite group of matrices.
+
+    **Equivariance.** When positions are moved by R^d ⋊ H and vector inputs turn along, invariant outputs do not change,
+    vector outputs turn, and :meth:`field` is translated by H. With principal axes as frames that holds for all rigid
+    motions, with a sampled pose for these on average.
+
+    Parameters
+    ----------
+    frames
+        H; or ``FiniteFrames(H, pose)``, whose elements stand in one frame for each cloud: ``PrincipalFrames()`` for
+        groups that contain the signs of the axes, such as T, O and I, or ``SampledFrames(1, per="cloud")``. In space
+        ``PrincipalFrames()`` alone is short for them with the group of the signs, of order 4.
+    in_channels
+        Channels of the invariant features ``data.x`` ``[points, in_channels]``.
+    out_channels
+        Numbers, or vectors, for each cloud or point.
+    channels
+        Channels per frame, even.
+    layers
+        Number of blocks.
+    heads
+        Heads of each frame.
+    neighborhood
+        Neighbors that a :class:`lieattn.nn.LiftingConvolution` in front of the blocks, and
+        :class:`lieattn.nn.FrameMessages` in each of them, see with distances and directions; None for none of both.
+    vector_inputs
+        Names of attributes of the data with vectors ``[points, dim]``, such as ``("vel",)``; each enters by its
+        components in the frames.
+    length
+        Length, in the unit of the positions, over which rotary phases change by about one radian at the start.
+    kind
+        ``"invariant"`` numbers, or ``"vector"`` outputs: the mean over the frames of h_a w(x, a), for a vector w in
+        the frame.
+    pool
+        ``"mean"``, ``"sum"`` or ``"max"`` over the points of each cloud, or ``"none"`` for outputs at the points.
+    options
+        What is changed less often.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch_geometric.data import Data
+    >>> from lieattn.geometry import PrincipalFrames, Radius
+    >>> from lieattn.models import FramewiseTransformer
+    >>> network = FramewiseTransformer(PrincipalFrames(), 2, 1, channels=16, neighborhood=Radius(3.0))
+    >>> network(Data(x=torch.randn(9, 2), pos=torch.randn(9, 3))).shape
+    torch.Size([1, 1])
+    >>> network.symmetry.name
+    'SE(3)'
+    """
+
+    def __init__(
+        self,
+        frames: FiniteGroup | FiniteFrames | PrincipalFrames,
+        in_channels: int,
+        out_channels: int,
+        *,
+        channels: int = 32,
+        layers: int = 4,
+        heads: int = 1,
+        neighborhood: Neighborhood | None = None,
+        vector_inputs: Sequence[str] = (),
+        length: float = 1.0,
+        kind: OutputKind = "invariant",
+        pool: Pool = "mean",
+        options: FramewiseOptions | None = None,
+    ) -> None:
+        super().__init__()
+        options = FramewiseOptions() if options is None else options
+        for argument, count in {"in_channels": in_channels, "out_channels": out_channels, "layers": layers}.items():
+            check_count(argument, count)
+        check_length("length", length)
+        self.frames, self.neighborhood, self.length = _finite(frames), neighborhood, length
+        self.group = group = self.frames.group
+        self.in_channels, self.positions = in_channels, options.positions
+        self.vector_inputs = tuple(vector_inputs)
+        self.embed_features = nn.Linear(in_channels, channels)
+        width = group.dim * (options.positions + len(self.vector_inputs))
+        self.embed_vectors = nn.Linear(width, channels, bias=False) if width else None
+        self.edges = self.lifting = None
+        if neighborhood is not None:
+            self.edges = EdgeNetwork(
+                group.dim,
+                in_channels,
+                cutoff=cutoff_of(neighborhood, options.cutoff),
+                in_vectors=len(self.vector_inputs),
+                basis=options.basis,
+                hidden=options.hidden,
+            )
+            self.lifting = LiftingConvolution(options.hidden, channels)
+        self.phases = RotaryPhases(group.dim, heads, channels // heads)
+        self.blocks = nn.ModuleList(
+            FramewiseBlock(
+                group,
+                channels,
+                heads=heads,
+                mlp_ratio=options.mlp_ratio,
+                dropout=options.dropout,
+                messages=None if neighborhood is None else options.hidden,
+            )
+            for _ in range(layers)
+        )
+        self.norm = FiberNorm(channels)
+        self.head = _Head(channels, out_channels, group.dim, PointOutputs(kind, pool))
+
+    @property
+    def symmetry(self) -> Symmetry:
+        """R^d ⋊ H, or what the pose makes of it."""
+        acting, pose = "positions and vectors", self.frames.pose
+        if pose is None:
+            return Symmetry(self.group, acting)
+        motions = (SE if self.frames.proper else E)(self.group.dim)
+        if isinstance(pose, PrincipalFrames):
+            return Symmetry(motions, acting, notes=("frames are principal axes that move along",))
+        return Symmetry(Translations(self.group.dim), acting, on_average=motions)
+
+    def geometry(self, data: Any) -> FramewiseGeometry:
+        """Lift the clouds; what :meth:`forward` makes itself if it is not given.
+
+        Raises
+        ------
+        ValueError
+            If the positions do not fit the group, or clouds repeat periodically.
+        """
+        clouds = point_clouds(data)
+        if clouds.cell is not None:
+            raise ValueError("data.cell: attention over whole clouds knows no images; use a model with a Radius")
+        if clouds.pos.shape[1] != self.group.dim:
+            raise ValueError(
+                f"data.pos: {self.group.name} acts on {self.group.dim} coordinates, got {tuple(clouds.pos.shape)}"
+            )
+        generator = None
+        if self.training and isinstance(self.frames.pose, SampledFrames):
+            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        with torch.autocast(clouds.device.type, enabled=False):
+            graph = lift(clouds, self.frames, AllPairs(), length=self.length, generator=generator)
+            local = None
+            if self.neighborhood is not None:
+                neighbors = find_neighbors(clouds, self.neighborhood)
+                local = graph.with_relative(replace(graph.relative, neighbors=neighbors))
+            return FramewiseGeometry(graph, graph.frame_positions(), local)
+
+    def field(self, data: Any, geometry: FramewiseGeometry | None = None) -> GroupField:
+        """Field behind the last block, and the graph of all pairs.
+
+        Parameters
+        ----------
+        data
+            torch_geometric ``Data`` or ``Batch`` with ``x`` ``[points, in_channels]``, ``pos`` ``[points, dim]`` and
+            the vector inputs.
+        geometry
+            What :meth:`geometry` makes of the data.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an attribute is missing or its shape does not fit.
+        """
+        graph, positions, local = self.geometry(data) if geometry is None else geometry
+        invariants, directed = features(data, self.in_channels, graph), vectors(data, self.vector_inputs, graph)
+        x = self.embed_features(invariants)[:, None].expand(-1, graph.fiber, -1)
+        if self.embed_vectors is not None:
+            with torch.autocast(graph.device.type, enabled=False):
+                seen = graph.seen_in_frames(directed).flatten(-2)
+            x = x + self.embed_vectors(torch.cat([positions, seen], dim=-1) if self.positions else seen)
+        messages = None
+        if local is not None and self.edges is not None and self.lifting is not None:
+            messages = local, self.edges(local, invariants, directed)
+            x = x + self.lifting(messages[1], local)
+        terms = RelativeTerms(rotary=self.phases(positions), rotary_values=True)
+        for block in self.blocks:
+            x = block(x, graph, terms, messages)
+        return GroupField(self.norm(x), graph)
+
+
+class _Head(nn.Sequential):
+    """A network with one hidden layer on the mean over the frames, or in each frame for vectors."""
+
+    def __init__(self, channels: int, out_channels: int, dim: int, outputs: PointOutputs) -> None:
+        width = out_channels if outputs.kind == "invariant" else out_channels * dim
+        super().__init__(nn.Linear(channels, 2 * channels), nn.GELU(), nn.Linear(2 * channels, width))
+        self.out_channels, self.dim, self.outputs = out_channels, dim, outputs
+
+    @property
+    def kind(self) -> str:
+        """How the outputs transform."""
+        return self.outputs.kind
+
+    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:  # type: ignore[override]
+        """Field ``[points, fiber, channels]`` to outputs ``[clouds | points, out_channels]``, vectors with ``dim``."""
+        if self.kind == "invariant":
+            return self.outputs(super().forward(x.mean(dim=1)), graph)
+        values = project_field(super().forward(x), graph, self.out_channels * Vector(self.dim))
+        return self.outputs(values.unflatten(1, (self.out_channels, self.dim)), graph)
+
+
+def _finite(frames: FiniteGroup | FiniteFrames | PrincipalFrames) -> FiniteFrames:
+    """Frames that are the elements of a finite group."""
+    if isinstance(frames, FiniteFrames):
+        return frames
+    if isinstance(frames, PrincipalFrames):
+        return FiniteFrames(sign_group(3, improper=bool(frames.improper)), frames)
+    if not isinstance(frames, FiniteGroup):
+        raise TypeError(
+            f"frames: expected a finite group, FiniteFrames or PrincipalFrames, got {type(frames).__name__}"
+        )
+    return FiniteFrames(frames)

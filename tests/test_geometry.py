@@ -34,18 +34,17 @@ from lieattn.nn import (
     GroupLinear,
     GroupSelfAttention,
     LiftingSelfAttention,
-    MLPEncoding,
     PreNormBlock,
-    RotaryEncoding,
     pooled_positions,
 )
+from lieattn.nn.relative import MLPEncoding, RotaryEncoding
 from lieattn.testing import random_cloud
 from tests.cases import GROUPS, SMALL_GROUPS
 
 
 def per_edge(graph):
     """Relative positions ``[edges, fiber, dim]``, the index resolved."""
-    table, index = graph.relative_positions, graph.displacement_index
+    table, index = graph.relative.positions, graph.relative.row
     return table if index is None else table[index]
 
 
@@ -56,7 +55,7 @@ def edges(graph):
 
 def assert_same_graph(found, wanted, *, atol=0.0):
     assert found.group == wanted.group
-    assert found.scale == wanted.scale
+    assert found.length == wanted.length
     assert found.num_clouds == wanted.num_clouds
     torch.testing.assert_close(found.pos, wanted.pos, rtol=0, atol=0)
     assert torch.equal(found.batch, wanted.batch)
@@ -189,7 +188,7 @@ def test_padded_features_follow_the_points(clouds):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_relative_positions_are_displacements_in_every_frame(group, dtype):
     pos, batch = random_cloud(group, 12, clouds=2, dtype=dtype)
-    graph = lift(pos, group, Radius(1.5), batch=batch, scale=0.7)
+    graph = lift(pos, group, Radius(1.5), batch=batch, length=0.7)
     displacement = (pos[graph.neighbors.source] - pos[graph.neighbors.target]).double() / 0.7
     wanted = torch.einsum("aij,ej->eai", torch.linalg.inv(group.elements), displacement)
     tolerance = 1e-13 if dtype == torch.float64 else 1e-6
@@ -224,12 +223,12 @@ def test_frame_positions_are_points_in_every_frame(group):
     pos, _ = random_cloud(group, 6)
     graph = lift(pos, group, Radius(2.0))
     for a in range(group.order):
-        wanted = group.act(int(group.inverse_index[a]), pos) / 2.0
+        wanted = group.act(int(group.inverse_index[a]), pos - pos.mean(dim=0)) / 2.0
         torch.testing.assert_close(graph.frame_positions()[:, a], wanted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("neighborhood", "scale"),
+    ("neighborhood", "length"),
     [
         (Radius(1.5), 1.5),
         (PixelSquare(5), 2.0),
@@ -238,10 +237,10 @@ def test_frame_positions_are_points_in_every_frame(group):
         (Nearest(2), 1.0),
     ],
 )
-def test_scale_is_that_of_the_neighborhood_unless_given(neighborhood, scale):
+def test_length_is_that_of_the_neighborhood_unless_given(neighborhood, length):
     pos = torch.randn(6, 2)
-    assert lift(pos, cyclic(4), neighborhood).scale == scale
-    assert lift(pos, cyclic(4), neighborhood, scale=3).scale == 3.0
+    assert lift(pos, cyclic(4), neighborhood).length == length
+    assert lift(pos, cyclic(4), neighborhood, length=3).length == 3.0
 
 
 # --- distinct displacements -----------------------------------------------------------------------------------
@@ -250,15 +249,15 @@ def test_scale_is_that_of_the_neighborhood_unless_given(neighborhood, scale):
 def check_shared(graph):
     """What is shared differs from the true displacement by rounding; returns the number of types."""
     pos, neighbors = graph.pos, graph.neighbors
-    true = (pos[neighbors.source] - pos[neighbors.target]) / graph.scale
-    rounding = 32 * torch.finfo(pos.dtype).eps * float(pos.abs().max()) / graph.scale
+    true = (pos[neighbors.source] - pos[neighbors.target]) / graph.length
+    rounding = 32 * torch.finfo(pos.dtype).eps * float(pos.abs().max()) / graph.length
     identity = graph.group.identity_index
     assert (per_edge(graph)[:, identity] - true).abs().max() <= rounding
-    index = graph.displacement_index
+    index = graph.relative.row
     assert index.dtype == torch.int64
     assert index.shape == (neighbors.num_edges,)
-    assert torch.equal(index.unique(), torch.arange(graph.num_types))  # no row without an edge
-    return graph.num_types
+    assert torch.equal(index.unique(), torch.arange(graph.relative.num_rows))  # no row without an edge
+    return graph.relative.num_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -266,9 +265,9 @@ def test_an_image_has_25_displacements(dtype):
     graph = lift(pixel_positions(28, 28, dtype=dtype), cyclic(4), PixelSquare(5))
     assert graph.neighbors.num_edges == (5 * 28 - 6) ** 2
     assert check_shared(graph) == 25
-    assert graph.relative_positions.shape == (25, 4, 2)
+    assert graph.relative.positions.shape == (25, 4, 2)
     true = graph.pos[graph.neighbors.source] - graph.pos[graph.neighbors.target]
-    assert torch.equal(per_edge(graph)[:, 0] * graph.scale, true)  # pixels are exact
+    assert torch.equal(per_edge(graph)[:, 0] * graph.length, true)  # pixels are exact
 
 
 def test_a_batch_of_images_has_no_more_displacements_than_one():
@@ -282,7 +281,7 @@ def test_a_turned_image_has_hardly_more_displacements(degrees, dtype):
     pos = pixel_positions(28, 28, dtype=dtype) @ rotation(degrees, dtype).mT
     upright = lift(pixel_positions(28, 28, dtype=dtype), cyclic(8), Radius(2.5))
     turned = lift(pos, cyclic(8), Radius(2.5))
-    assert upright.num_types == 21
+    assert upright.relative.num_rows == 21
     assert torch.equal(turned.neighbors.source, upright.neighbors.source)
     assert 21 <= check_shared(turned) <= 4 * 21
 
@@ -302,8 +301,8 @@ def test_displacements_of_a_cubic_lattice():
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_a_continuous_cloud_shares_nothing(dim):
     graph = lift(torch.randn(200, dim), trivial(dim), Radius(0.3, include_self=False))
-    assert graph.displacement_index is None
-    assert graph.num_types == graph.neighbors.num_edges
+    assert graph.relative.row is None
+    assert graph.relative.num_rows == graph.neighbors.num_edges
 
 
 def test_coordinates_of_any_magnitude():
@@ -317,7 +316,7 @@ def test_a_far_cloud_does_not_coarsen_the_displacements_of_another():
     near, far = torch.randn(20, 2), pixel_positions(28, 28) + torch.tensor([1e5, 0.0])
     alone = lift(near, cyclic(4), Radius(1.5))
     both = lift(torch.cat([near, far]), cyclic(4), Radius(1.5), ptr=torch.tensor([0, 20, 804]))
-    assert both.displacement_index is not None
+    assert both.relative.row is not None
     found = per_edge(both)[: alone.neighbors.num_edges]
     torch.testing.assert_close(found, per_edge(alone), rtol=0, atol=1e-6)
 
@@ -332,11 +331,11 @@ def test_gradients_reach_every_coordinate_and_equal_finite_differences():
 
     def loss(p):
         # The radius is between two distances of the grid, so that differences do not make edges come and go.
-        return (weight * per_edge(lift(p, group, Radius(1.2), scale=0.5)).sin()).sum()
+        return (weight * per_edge(lift(p, group, Radius(1.2), length=0.5)).sin()).sum()
 
     graph = lift(pos, group, Radius(1.2))
-    assert graph.displacement_index is None
-    assert graph.num_types == graph.neighbors.num_edges
+    assert graph.relative.row is None
+    assert graph.relative.num_rows == graph.neighbors.num_edges
     assert torch.autograd.gradcheck(loss, pos, eps=1e-6, atol=1e-7)
     (gradient,) = torch.autograd.grad(loss(pos), pos)
     assert (gradient.abs() > 1e-6).all()
@@ -354,7 +353,7 @@ def test_gradients_reach_the_points_of_a_padded_batch():
 def test_with_and_without_gradient_the_same_graph():
     pos = pixel_positions(6, 7, dtype=torch.float64)
     wanted = lift(pos, dihedral(4), PixelSquare(3))
-    assert wanted.displacement_index is not None
+    assert wanted.relative.row is not None
     assert_same_graph(lift(pos.clone().requires_grad_(), dihedral(4), PixelSquare(3)), wanted, atol=1e-15)
 
 
@@ -389,9 +388,11 @@ def test_collating_collections_of_clouds_counts_on():
 
 
 def test_moving_to_another_device_moves_every_tensor():
-    graph = lift(image(5, 5), cyclic(4), PixelSquare(3)).to("meta")
-    assert {t.device.type for t in (graph.pos, graph.batch, graph.grid, graph.relative_positions)} == {"meta"}
-    assert graph.displacement_index.device.type == "meta"
+    graph = lift(image(5, 5), cyclic(4), PixelSquare(3))
+    assert graph.relative.positions.device.type == "cpu"  # what has been computed moves along
+    graph = graph.to("meta")
+    assert {t.device.type for t in (graph.pos, graph.batch, graph.grid, graph.relative.positions)} == {"meta"}
+    assert graph.relative.row.device.type == "meta"
     assert graph.neighbors.device.type == "meta"
     assert graph.device.type == "meta"
     assert graph.group == cyclic(4)
@@ -401,10 +402,11 @@ def test_moving_to_another_device_moves_every_tensor():
 
 def test_astype_rounds_the_coordinates_alone():
     graph = lift(torch.randn(9, 2, dtype=torch.float64), cyclic(8), Radius(1.0))
+    assert graph.relative.positions.dtype == torch.float64  # what has been computed is rounded
     low = graph.astype(torch.float32)
-    assert {low.pos.dtype, low.relative_positions.dtype} == {torch.float32}
-    assert low.neighbors is graph.neighbors
-    torch.testing.assert_close(low.relative_positions, graph.relative_positions.float(), rtol=0, atol=0)
+    assert {low.pos.dtype, low.relative.positions.dtype} == {torch.float32}
+    assert low.neighbors.source is graph.neighbors.source
+    torch.testing.assert_close(low.relative.positions, graph.relative.positions.float(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("data", [image(5, 4), Data(pos=torch.randn(7, 2))], ids=["grid", "cloud"])
@@ -434,7 +436,7 @@ def _lift_and_collate(parts):
 def test_pin_memory_and_copy_to_a_gpu():
     graph = lift(image(6, 5), cyclic(8), Radius(1.5))
     pinned = graph.pin_memory()
-    assert all(t.is_pinned() for t in (pinned.pos, pinned.batch, pinned.grid, pinned.relative_positions))
+    assert all(t.is_pinned() for t in (pinned.pos, pinned.batch, pinned.grid, pinned.relative.positions))
     there = pinned.to("cuda", non_blocking=True)
     assert there.device.type == "cuda"
     assert_same_graph(there.to("cpu"), graph)
@@ -446,7 +448,7 @@ def test_pin_memory_and_copy_to_a_gpu():
 def test_graphs_are_frozen():
     graph = lift(torch.randn(3, 2), cyclic(4), AllPairs())
     with pytest.raises(AttributeError):
-        graph.scale = 2.0
+        graph.length = 2.0
 
 
 # --- rasters --------------------------------------------------------------------------------------------------
@@ -512,6 +514,13 @@ def test_pooling_cells_against_numpy(sizes, size):
     assert exact == all(h % size == 0 and w % size == 0 for h, w in sizes)
 
 
+def images(sizes):
+    """Images of these sizes as point clouds."""
+    pos = torch.cat([pixel_positions(*size) for size in sizes])
+    ptr = torch.tensor([0, *np.cumsum([h * w for h, w in sizes])])
+    return point_clouds(pos, ptr=ptr, grid=torch.tensor(sizes))
+
+
 @pytest.mark.parametrize("reduction", ["max", "mean", "sum"])
 def test_grid_pool_against_torch(reduction):
     sizes = [(4, 6), (2, 2), (6, 4)]
@@ -519,7 +528,8 @@ def test_grid_pool_against_torch(reduction):
     x = torch.cat([p.flatten(0, 1) for p in pictures])
     pool = GridPool(2, reduction)
     cell, grid = pool.cells(torch.tensor(sizes))
-    found = pool(x, cell, int(grid.prod(1).sum()))
+    found = pool.reduce(x, cell, int(grid.prod(1).sum()))
+    assert torch.equal(pool(x, images(sizes)), found)
     blocks = [p.unfold(0, 2, 2).unfold(1, 2, 2).flatten(-2) for p in pictures]
     reduced = [b.amax(-1) if reduction == "max" else getattr(b, reduction)(-1) for b in blocks]
     torch.testing.assert_close(found, torch.cat([r.flatten(0, 1) for r in reduced]))
@@ -571,7 +581,7 @@ LAYERS = {
     "joint mean": lambda g: GroupSelfAttention(g, 4, 4, pattern="joint", normalize="mean"),
     "joint exp-mean": lambda g: GroupSelfAttention(g, 4, 4, pattern="joint", normalize="exp-mean"),
     "joint MLP": lambda g: GroupSelfAttention(g, 4, 4, pattern="joint", encoding=MLPEncoding(g, 1, value_channels=4)),
-    "framewise rotary": lambda g: GroupSelfAttention(g, 4, 4, pattern="framewise", encoding=RotaryEncoding(g, 1, 4)),
+    "framewise rotary": lambda g: GroupSelfAttention(g, 4, 4, pattern="framewise", encoding=RotaryEncoding(g.dim, 1, 4)),
     "block": lambda g: PreNormBlock(GroupSelfAttention(g, 4, 8), 4, 8),
     "norm": lambda g: CloudNorm(4),
 }
@@ -585,8 +595,8 @@ def test_degenerate_clouds_can_be_lifted(cloud, neighborhood, group):
     graph = lift(pos, group, neighborhood)
     assert graph.num_points == len(pos)
     assert graph.num_clouds == 1
-    assert graph.relative_positions.shape == (graph.num_types, group.order, group.dim)
-    assert torch.isfinite(graph.relative_positions).all()
+    assert graph.relative.positions.shape == (graph.relative.num_rows, group.order, group.dim)
+    assert torch.isfinite(graph.relative.positions).all()
     assert per_edge(graph).shape == (graph.neighbors.num_edges, group.order, group.dim)
     assert graph.frame_positions().shape == (len(pos), group.order, group.dim)
     assert_same_graph(pickle.loads(pickle.dumps(graph)), graph)
@@ -623,15 +633,15 @@ def test_points_without_neighbors_give_the_bias_of_the_output(layer):
 def test_pooling_nothing(reduction):
     empty = torch.zeros(0, 4, 3, requires_grad=True)
     assert FiberPool(reduction)(empty).shape == (0, 3)
-    ids = torch.zeros(0, dtype=torch.int64)
-    assert torch.equal(CloudPool(reduction)(empty, ids, 2), torch.zeros(2, 4, 3))
+    nothing = point_clouds(torch.zeros(0, 2), ptr=torch.tensor([0, 0, 0]))
+    assert torch.equal(CloudPool(reduction)(empty, nothing), torch.zeros(2, 4, 3))
     x = torch.randn(3, 4, 3)
-    pooled = CloudPool(reduction)(x, torch.tensor([2, 0, 2]), 3)
+    pooled = CloudPool(reduction)(x, point_clouds(torch.zeros(3, 2), batch=torch.tensor([2, 0, 2])))
     assert torch.equal(pooled[1], torch.zeros(4, 3))
     torch.testing.assert_close(pooled[0], x[1])
     cell, grid = GridPool(2, reduction).cells(torch.zeros(0, 2, dtype=torch.int64))
     assert (cell.shape, grid.shape) == ((0,), (0, 2))
-    assert GridPool(2, reduction)(empty, cell, 0).shape == (0, 4, 3)
+    assert GridPool(2, reduction).reduce(empty, cell, 0).shape == (0, 4, 3)
 
 
 def test_group_linear_takes_no_points():

@@ -275,7 +275,7 @@ def test_no_points(definition):
 
 
 @pytest.mark.parametrize(
-    ("definition", "scale"),
+    ("definition", "length"),
     [
         (Radius(3), 3.0),
         (PixelSquare(5, spacing=0.5), 1.0),
@@ -285,8 +285,8 @@ def test_no_points(definition):
         (Given(torch.empty(2, 0, dtype=torch.int64)), None),
     ],
 )
-def test_scale(definition, scale):
-    assert definition.scale == scale
+def test_length(definition, length):
+    assert definition.length == length
 
 
 def test_definitions_are_values():

@@ -9,7 +9,6 @@ import torch
 
 from lieattn.geometry import (
     AllPairs,
-    LiftedElements,
     LiftedGraph,
     Nearest,
     Neighbors,
@@ -18,7 +17,6 @@ from lieattn.geometry import (
     Radius,
     SampledFrames,
     lift,
-    lift_elements,
     point_clouds,
 )
 from lieattn.groups import SE, SO, octahedral
@@ -171,10 +169,10 @@ def test_no_points_and_no_clouds():
     for batch in (None, torch.zeros(0, dtype=torch.int64)):
         neighbors = Radius(1.0)(torch.zeros(0, 3), batch, cell=cell)
         assert neighbors.num_points == neighbors.num_edges == 0
-    graph = lift(torch.zeros(0, 3), octahedral(), Radius(1.0), cell=cell)
-    assert graph.relative_positions.shape == (0, 24, 3)
+    graph = lift(point_clouds(torch.zeros(0, 3), cell=cell), octahedral(), Radius(1.0))
+    assert graph.relative.positions.shape == (0, 24, 3)
     ptr = torch.tensor([0, 2, 2])
-    assert lift(torch.rand(2, 3), octahedral(), Radius(1.0), ptr=ptr, cell=cell).num_clouds == 2
+    assert lift(point_clouds(torch.rand(2, 3), ptr=ptr, cell=cell), octahedral(), Radius(1.0)).num_clouds == 2
 
 
 BAD_CELLS = {
@@ -217,15 +215,15 @@ def test_bad_types_of_cells():
 @pytest.mark.parametrize("neighborhood", [AllPairs(), Nearest(3)])
 def test_only_balls_have_images(neighborhood):
     with pytest.raises(ValueError, match="neighborhood: clouds that repeat"):
-        lift(torch.rand(4, 3), octahedral(), neighborhood, cell=torch.eye(3))
+        lift(point_clouds(torch.rand(4, 3), cell=torch.eye(3)), octahedral(), neighborhood)
 
 
 def test_what_has_no_translations_or_no_center_cannot_repeat():
     pos, cell = torch.rand(4, 3) + 1, torch.eye(3)
     with pytest.raises(ValueError, match=r"cell: .* has no translations"):
-        lift_elements(pos, Orbits(SO(3)), SampledFrames(2), Radius(1.0), cell=cell)
+        lift(point_clouds(pos, cell=cell), SampledFrames(2), Radius(1.0), Orbits(SO(3)))
     with pytest.raises(ValueError, match="of: clouds that repeat have no center"):
-        lift_elements(pos, Euclidean(SE(3)), PrincipalFrames(), Radius(1.0), cell=cell)
+        lift(point_clouds(pos, cell=cell), PrincipalFrames(), Radius(1.0))
 
 
 # --- lifting --------------------------------------------------------------------------------------------------
@@ -245,13 +243,13 @@ def images_as_points(pos, cell, pbc, radius):
 
 def attend(graph, x, weight):
     """Attention with scores and values made of the displacement, on the points of a graph."""
-    rho = torch.tanh(graph.relative_positions @ weight)[:, :, None]
+    rho = torch.tanh(graph.relative.positions @ weight)[:, :, None]
     out, _ = group_attention(
         x[:, :, None],
         x[:, :, None],
         x[:, :, None],
         graph.neighbors,
-        terms=RelativeTerms(positional_key=rho, beta=rho[:, :, None], row=graph.displacement_index),
+        terms=RelativeTerms(positional_key=rho, beta=rho[:, :, None], row=graph.relative.row),
     )
     return out
 
@@ -264,7 +262,7 @@ def test_attention_sees_the_images(name):
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(4, 24, 5, generator=generator, dtype=F64)
     weight = torch.randn(3, 5, generator=generator, dtype=F64)
-    graph = lift(pos, octahedral(), Radius(radius), cell=cell, pbc=pbc)
+    graph = lift(point_clouds(pos, cell=cell, pbc=pbc), octahedral(), Radius(radius))
     places, owners = images_as_points(pos, cell, pbc, radius)
     laid_out = lift(places, octahedral(), Radius(radius))
     expected = attend(laid_out, x[owners], weight)[:4]
@@ -274,25 +272,25 @@ def test_attention_sees_the_images(name):
 def test_displacements_of_a_crystal_are_shared():
     """27 distinct displacements serve all points of a simple lattice, however many of its points the cell holds."""
     grid = torch.cartesian_prod(*[torch.arange(3.0)] * 3).double()
-    graph = lift(grid, octahedral(), Radius(1.8), cell=3 * torch.eye(3, dtype=F64))
+    graph = lift(point_clouds(grid, cell=3 * torch.eye(3, dtype=F64)), octahedral(), Radius(1.8))
     assert graph.neighbors.num_edges == 27 * 27
-    assert graph.num_types == 27
+    assert graph.relative.num_rows == 27
 
 
 @pytest.mark.parametrize("frames", [SampledFrames(3), PrincipalFrames(of="neighborhood", cutoff=2.2)], ids=repr)
 def test_lifted_elements_see_the_images(frames):
     pos, cell, pbc, radius = system("left-handed", points=4)
     space = Euclidean(SE(3))
-    graph = lift_elements(pos, space, frames, Radius(radius), cell=cell, pbc=pbc)
+    graph = lift(point_clouds(pos, cell=cell, pbc=pbc), frames, Radius(radius), space)
     expected = torch.einsum("eaji,ej->eai", graph.frames[graph.neighbors.target], graph.neighbors.displacements(pos))
-    seen = graph.relative_coordinates[:, :, 0, :3] * radius
+    seen = graph.relative.coordinates[:, :, 0, :3] * radius
     torch.testing.assert_close(seen, expected, rtol=0, atol=1e-12)
     # Turned together, cell and points look the same from principal frames, up to the order of the fiber.
     if isinstance(frames, PrincipalFrames):
         turn = SO(3).sample(generator=torch.Generator().manual_seed(3), dtype=F64)
-        turned = lift_elements(pos @ turn.T, space, frames, Radius(radius), cell=cell @ turn.T, pbc=pbc)
+        turned = lift(point_clouds(pos @ turn.T, cell=cell @ turn.T, pbc=pbc), frames, Radius(radius), space)
         assert torch.equal(turned.neighbors.edge_index, graph.neighbors.edge_index)
-        before, after = (g.relative_coordinates.sin().sum((1, 2)) for g in (graph, turned))
+        before, after = (g.relative.coordinates.sin().sum((1, 2)) for g in (graph, turned))
         torch.testing.assert_close(after, before, rtol=0, atol=1e-10)
 
 
@@ -301,8 +299,8 @@ def test_gradients_with_respect_to_positions_and_cell():
     pos, cell, pbc, radius = system("skewed", points=4)
 
     def energy(pos, cell):
-        graph = lift(pos, octahedral(), Radius(radius), cell=cell, pbc=pbc)
-        length2 = graph.relative_positions[:, 3].square().sum(-1)
+        graph = lift(point_clouds(pos, cell=cell, pbc=pbc), octahedral(), Radius(radius))
+        length2 = graph.relative.positions[:, 3].square().sum(-1)
         return (1 - length2).clamp(min=0).pow(3).sum()
 
     inputs = pos.requires_grad_(), cell.requires_grad_()
@@ -322,8 +320,8 @@ def test_data_attributes_are_read():
     clouds = point_clouds(data)
     assert clouds.cell.shape == (1, 3, 3)
     assert clouds.pbc.tolist() == [[True, True, False]]
-    expected = lift(pos, octahedral(), Radius(radius), cell=cell, pbc=pbc)
-    assert torch.equal(lift(data, octahedral(), Radius(radius)).relative_positions, expected.relative_positions)
+    expected = lift(point_clouds(pos, cell=cell, pbc=pbc), octahedral(), Radius(radius))
+    assert torch.equal(lift(data, octahedral(), Radius(radius)).relative.positions, expected.relative.positions)
     with pytest.raises(ValueError, match="PointClouds have their clouds already"):
         point_clouds(clouds, cell=cell)
 
@@ -333,17 +331,10 @@ def test_collate_is_the_graph_of_the_batch():
     batch = torch.tensor([0] * 5 + [1] * 4)
     lattice = {name: torch.stack([part[k] for part in parts]) for name, k in (("cell", 1), ("pbc", 2))}
     pos = torch.cat([part[0] for part in parts])
-    space, frames = Euclidean(SE(3)), PrincipalFrames(of="neighborhood")
-
-    def elements(pos, **how):
-        return lift_elements(pos, space, frames, Radius(2.1), **how)
-
-    for make, collate in (
-        (lambda p, **how: lift(p, octahedral(), Radius(2.1), **how), LiftedGraph.collate),
-        (elements, LiftedElements.collate),
-    ):
-        whole = make(pos, batch=batch, **lattice)
-        joined = collate([make(part[0], cell=part[1], pbc=part[2]) for part in parts])
+    for frames in (octahedral(), PrincipalFrames(of="neighborhood")):
+        whole = lift(point_clouds(pos, batch=batch, **lattice), frames, Radius(2.1))
+        own = [point_clouds(part[0], cell=part[1], pbc=part[2]) for part in parts]
+        joined = LiftedGraph.collate([lift(clouds, frames, Radius(2.1)) for clouds in own])
         assert torch.equal(joined.neighbors.shift, whole.neighbors.shift)
         assert torch.equal(joined.neighbors.edge_index, whole.neighbors.edge_index)
         assert torch.equal(joined.cell, whole.cell)
@@ -352,7 +343,7 @@ def test_collate_is_the_graph_of_the_batch():
         moved = joined.to("cpu")
         assert torch.equal(moved.neighbors.shift, joined.neighbors.shift)
         with pytest.raises(ValueError, match="another cell"):
-            collate([joined, without])
+            LiftedGraph.collate([joined, without])
 
 
 def test_lists_with_and_without_shifts_join():

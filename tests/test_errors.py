@@ -41,19 +41,15 @@ from lieattn.models import GSANet
 from lieattn.nn import (
     CloudNorm,
     CloudPool,
-    CoordinateEncoding,
-    FiberEncoding,
     FiberPool,
     GridPool,
     GroupLinear,
     GroupSelfAttention,
     LiftingSelfAttention,
-    MLPEncoding,
     PreNormBlock,
-    RotaryEncoding,
-    TableEncoding,
     pooled_positions,
 )
+from lieattn.nn.relative import CoordinateEncoding, FiberEncoding, MLPEncoding, RotaryEncoding, TableEncoding
 from lieattn.ops import RelativeTerms, group_attention
 from lieattn.testing import assert_equivariant
 
@@ -70,8 +66,9 @@ def spoiled(point, value):
     return pos
 
 
-def lifted(group=None, pos=POINTS, neighborhood=BALL, **options):
-    return lift(pos, group or cyclic(4), neighborhood, **options)
+def lifted(group=None, pos=POINTS, neighborhood=BALL, grid=None, **options):
+    points = pos if grid is None else point_clouds(pos, grid=grid)
+    return lift(points, group or cyclic(4), neighborhood, **options)
 
 
 def image(height, width, channels=1):
@@ -398,11 +395,11 @@ CLOUDS = [
         TypeError,
         ("neighborhood: ", "got <class", "Radius"),
     ),
-    ("scale of a string", lambda: lifted(scale="1"), TypeError, ("scale: ", "number", "got str")),
-    ("scale zero", lambda: lifted(scale=0), ValueError, ("scale: ", "positive finite", "got 0")),
-    ("scale negative", lambda: lifted(scale=-1.5), ValueError, ("scale: ", "positive finite", "got -1.5")),
-    ("scale not a number", lambda: lifted(scale=NAN), ValueError, ("scale: ", "positive finite", "got nan")),
-    ("scale infinite", lambda: lifted(scale=INF), ValueError, ("scale: ", "positive finite", "got inf")),
+    ("length of a string", lambda: lifted(length="1"), TypeError, ("length: ", "number", "got str")),
+    ("length zero", lambda: lifted(length=0), ValueError, ("length: ", "positive finite", "got 0")),
+    ("length negative", lambda: lifted(length=-1.5), ValueError, ("length: ", "positive finite", "got -1.5")),
+    ("length not a number", lambda: lifted(length=NAN), ValueError, ("length: ", "positive finite", "got nan")),
+    ("length infinite", lambda: lifted(length=INF), ValueError, ("length: ", "positive finite", "got inf")),
     ("collate nothing", lambda: LiftedGraph.collate([]), ValueError, ("graphs: ", "at least one", "none")),
     (
         "collate two groups",
@@ -412,7 +409,7 @@ CLOUDS = [
     ),
     (
         "collate two scales",
-        lambda: LiftedGraph.collate([lifted(), lifted(scale=2)]),
+        lambda: LiftedGraph.collate([lifted(), lifted(length=2)]),
         ValueError,
         ("graphs: graph 1", "scale", "2.0 and 1.5"),
     ),
@@ -1016,7 +1013,7 @@ NETWORK = [
     ("input dropout", lambda: network(input_dropout=-1), ValueError, ("input_dropout: ", "[0, 1)", "got -1")),
     ("pool dropout", lambda: network(pool_dropout=1), ValueError, ("pool_dropout: ", "[0, 1)", "got 1")),
     ("inexact pooling", lambda: network(inexact_pooling="no"), ValueError, ("inexact: ", "'refuse'", "got 'no'")),
-    ("scale negative", lambda: network(scale=-1.0), ValueError, ("scale: ", "positive finite", "got -1.0")),
+    ("length negative", lambda: network(scale=-1.0), ValueError, ("scale: ", "positive finite", "got -1.0")),
 ]
 
 

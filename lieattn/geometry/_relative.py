@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Literal, cast, get_args
 
@@ -190,7 +191,7 @@ class RelativeElements(Movable):
         found: Tensor | None = getattr(self, name)
         if found is None:
             # Geometry keeps its precision under autocast, and what is kept must serve training too.
-            with torch.autocast(self.pos.device.type, enabled=False), torch.inference_mode(self.pos.is_inference()):
+            with _exactly(self.pos.device.type), torch.inference_mode(self.pos.is_inference()):
                 found = compute()
             if self._may_keep(found):
                 object.__setattr__(self, name, found)
@@ -308,6 +309,13 @@ class RelativeElements(Movable):
             ends = (self.neighbors.target, self.neighbors.source)
             parts += [invariants.index_select(0, end)[:, None, None] for end in ends]
         return join_coordinates([part.expand(*pairs, -1) for part in parts])
+
+
+def _exactly(device: str) -> AbstractContextManager[object]:
+    """Context in which autocast rounds nothing."""
+    if torch.amp.is_autocast_available(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
 def num_coordinates(space: HomogeneousSpace, chart: Chart = "smooth") -> int:

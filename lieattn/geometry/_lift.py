@@ -146,7 +146,8 @@ def natural_space(frames: Frames | ScaleFrames | None, dim: int | None = None) -
     if isinstance(frames, ScaleFrames) or (isinstance(frames, FiniteFrames) and frames.pose is None):
         if frames.group.dim != dim:
             raise ValueError(
-                f"points: {frames.group.name} acts on {frames.group.dim} coordinates, got points with {dim}"
+                f"points: {frames.group.name} acts on {frames.group.dim} coordinates, so expected [points, "
+                f"{frames.group.dim}], got [points, {dim}]"
             )
         return Euclidean(SemidirectProduct(frames.group))
     improper = isinstance(frames, FiniteFrames) and not frames.proper

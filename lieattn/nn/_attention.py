@@ -17,6 +17,7 @@ from lieattn.nn._linear import GroupLinear
 from lieattn.nn.relative import (
     CoordinateEncoding,
     FeaturePart,
+    Kernel,
     LocationPart,
     PerHeadMLP,
     RelativeFunction,
@@ -26,8 +27,6 @@ from lieattn.nn.relative import (
 from lieattn.nn.relative._base import check_lifted_to
 from lieattn.ops import Activation, Normalization, Pattern, RelativeTerms, group_attention
 from lieattn.spaces import HomogeneousSpace
-
-Kernel = Literal["sum", "content", "location", "relative_position", "combined"]
 
 
 class GroupAttention(nn.Module):
@@ -115,13 +114,7 @@ class GroupAttention(nn.Module):
     ) -> None:
         super().__init__()
         check_count("in_channels", in_channels)
-        check_count("out_channels", out_channels)
-        check_count("heads", heads)
-        if head_channels is None:
-            if out_channels % heads:
-                raise ValueError(f"head_channels: give it, since {heads} heads do not divide {out_channels} channels")
-            head_channels = out_channels // heads
-        check_count("head_channels", head_channels)
+        head_channels = _head_channels(out_channels, heads, head_channels)
         check_dropout("dropout", dropout)
         for argument, option, allowed in (("pattern", pattern, Pattern), ("normalize", normalize, Normalization)):
             if option not in get_args(allowed):
@@ -531,9 +524,9 @@ def check_field(x: Tensor, graph: LiftedGraph, channels: int) -> Tensor:
 
 def spread_features(x: Tensor, graph: LiftedGraph, channels: int) -> Tensor:
     """Features of points ``[points, channels]``, on all scales of a graph, with a fiber of 1."""
-    expected = (graph.num_points // graph.levels, channels)
-    if x.shape != expected:
-        raise ValueError(f"x: expected features [points, channels] = {expected}, got {tuple(x.shape)}")
+    points = graph.num_points // graph.levels
+    if x.shape != (points, channels):
+        raise ValueError(f"x: expected features [points={points}, {channels}], got {tuple(x.shape)}")
     return graph.spread(x)[:, None]
 
 
@@ -551,4 +544,6 @@ def _head_channels(out_channels: int, heads: int, head_channels: int | None) -> 
     check_count("heads", heads)
     if head_channels is None and out_channels % heads:
         raise ValueError(f"head_channels: give it, since {heads} heads do not divide {out_channels} channels")
-    return out_channels // heads if head_channels is None else head_channels
+    head_channels = out_channels // heads if head_channels is None else head_channels
+    check_count("head_channels", head_channels)
+    return head_channels

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from lieattn._checks import check_count
 from lieattn.geometry import LiftedGraph
 from lieattn.nn.relative._base import RelativeFunction
 from lieattn.ops import RelativeTerms
@@ -69,6 +70,7 @@ class RotaryEncoding(RelativeFunction):
 
     def __init__(self, dim: int, heads: int, channels: int, *, spread: float = 1.0, values: bool = False) -> None:
         super().__init__()
+        check_count("dim", dim)
         self.dim, self.values = dim, values
         self.phases = RotaryPhases(dim, heads, channels, spread=spread)
 

@@ -7,32 +7,32 @@ import torch
 import torch.nn.functional as F
 from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import AllPairs, Given, PixelSquare, Radius, lift, pixel_positions
+from lieattn.geometry import AllPairs, Given, PixelSquare, Radius, Raster, lift, pixel_positions, point_clouds
 from lieattn.groups import cyclic, dihedral, octahedral, reflection, tetrahedral, trivial
-from lieattn.models import BottleneckBlock, BottleneckResNet
+from lieattn.models import AffineSelfConvNet, BottleneckBlock
 from lieattn.nn import (
     AffineSelfConvolution,
-    CoordinateEncoding,
-    FiberAffine,
+    FieldBatchNorm,
     GridGroupConvolution,
     GroupSelfAttention,
     GroupSqueezeExcite,
     LiftingAffineSelfConvolution,
     LiftingSelfAttention,
-    OffsetTable,
     SimpleAffineSelfConvolution,
-    SmoothDisplacements,
     StandAloneSelfAttention,
+    VectorHead,
     act_on_grid,
     from_grid,
     to_grid,
 )
+from lieattn.nn._affine_self_conv import FiberAffine
+from lieattn.nn.relative import CoordinateEncoding, FourierFeatures, RelativePositionTable
 from lieattn.ops import RelativeTerms, group_attention
 from lieattn.testing import assert_equivariant, equivariance_error, randomize
 from tests.cases import SMALL_GROUPS
 
 CHANNELS, WIDTH, HEADS = 3, 6, 2
-SMOOTH = SmoothDisplacements(hidden=5)
+SMOOTH = FourierFeatures(hidden=5)
 KINDS = {
     "affine": AffineSelfConvolution,
     "simple": SimpleAffineSelfConvolution,
@@ -167,7 +167,7 @@ def test_tables_on_turned_grids(group, kind, dtype):
     """Balls on a grid: exact for every group, although h⁻¹ of an offset may lie off the grid."""
     group, pos = SMALL_GROUPS[group], pixel_positions(5, 6, dtype=dtype)
     offsets = pixel_positions(5, 5, dtype=torch.float64)
-    layer = layer_of(kind, group, OffsetTable.of(offsets[offsets.norm(dim=1) < 2.1]), dtype)
+    layer = layer_of(kind, group, RelativePositionTable.of(offsets[offsets.norm(dim=1) < 2.1]), dtype)
     x = field(kind, group, len(pos), dtype)
     with torch.no_grad():
         assert_equivariant(
@@ -188,7 +188,7 @@ def turned(group, h, x, rows, columns):
 @pytest.mark.parametrize("group", ["C4", "D1", "D4"])
 def test_turned_arrays(group, kind, size, border, dtype):
     group, sides = SMALL_GROUPS[group], (5, 4)
-    layer = layer_of(kind, group, OffsetTable.square(size, border=border), dtype)
+    layer = layer_of(kind, group, RelativePositionTable.square(size, border=border), dtype)
     x = field(kind, group, sides[0] * sides[1], dtype)
     with torch.no_grad():
         out = layer(x, lift(pixel_positions(*sides, dtype=dtype), group, PixelSquare(size)))
@@ -206,7 +206,7 @@ def test_turned_arrays(group, kind, size, border, dtype):
 def test_voxels(group, border):
     steps = torch.arange(3, dtype=torch.float64) - 1
     pos = torch.cartesian_prod(steps, steps, steps)
-    layer = layer_of("affine", group, OffsetTable.square(3, dim=3, border=border), channels=4)
+    layer = layer_of("affine", group, RelativePositionTable.square(3, dim=3, border=border), channels=4)
     x = field("affine", group, len(pos))
     with torch.no_grad():
         assert_equivariant(lambda x, pos: layer(x, lift(pos, group, PixelSquare(3))), group, x, pos)
@@ -214,20 +214,20 @@ def test_voxels(group, border):
 
 def test_a_zero_border_has_an_edge_for_every_offset():
     graph = lift(pixel_positions(3, 4), cyclic(4), PixelSquare(5))
-    table = OffsetTable.square(5, border="zero")
+    table = RelativePositionTable.square(5, border="zero")
     edges = table.edges(graph)
     assert edges is table.edges(graph), "found once"
-    assert edges.ghost
+    assert edges.padding
     assert edges.neighbors.num_points == graph.num_points + 1
     assert edges.neighbors.degree.tolist() == [25] * graph.num_points + [0]
     seen = torch.zeros(graph.num_points, 25, dtype=torch.int64)
     seen.index_put_((edges.neighbors.target, edges.index), torch.tensor(1), accumulate=True)
     assert (seen == 1).all()
-    assert OffsetTable.square(5).edges(graph).neighbors is graph.neighbors
+    assert RelativePositionTable.square(5).edges(graph).neighbors is graph.neighbors
 
 
 def test_zero_border_is_a_ring_of_points_with_zero_embeddings():
-    group, table = cyclic(4), OffsetTable.square(3, border="zero")
+    group, table = cyclic(4), RelativePositionTable.square(3, border="zero")
     layer = layer_of("affine", group, table)
     with torch.no_grad():
         for linear in (layer.key, layer.value):
@@ -242,7 +242,7 @@ def test_zero_border_is_a_ring_of_points_with_zero_embeddings():
 
 def test_image_batches_of_different_sizes():
     group = cyclic(4)
-    layer = layer_of("affine", group, OffsetTable.square(3, border="zero"))
+    layer = layer_of("affine", group, RelativePositionTable.square(3, border="zero"))
     sizes = [(2, 3), (4, 4), (1, 1)]
     graphs = [lift(pixel_positions(*size, dtype=torch.float64), group, PixelSquare(3)) for size in sizes]
     xs = [field("affine", group, graph.num_points) for graph in graphs]
@@ -267,7 +267,7 @@ def test_psi_1_and_beta_0_is_plain_attention(group):
     """Scaled dot-product attention of torch, over what is summed over the fiber."""
     group = SMALL_GROUPS[group]
     offsets = [[float(i)] * group.dim for i in range(-3, 4)]
-    layer = constant_maps(layer_of("affine", group, OffsetTable.of(torch.tensor(offsets))))
+    layer = constant_maps(layer_of("affine", group, RelativePositionTable.of(torch.tensor(offsets))))
     pos = torch.arange(4, dtype=torch.float64)[:, None].repeat(1, group.dim)
     x = field("affine", group, 4)
     wanted = F.scaled_dot_product_attention(
@@ -284,8 +284,9 @@ def test_psi_1_and_beta_0_is_plain_attention(group):
 @pytest.mark.parametrize("group", [trivial(2), cyclic(4), dihedral(4)], ids=lambda g: g.name)
 def test_alpha_1_and_beta_0_is_depthwise_convolution(group):
     """The group convolution through conv2d, whose kernel mixes no channels."""
-    graph = lift(pixel_positions(5, 6, dtype=torch.float64), group, PixelSquare(3), grid=torch.tensor([[5, 6]]))
-    table = OffsetTable.square(3)
+    pixels = point_clouds(pixel_positions(5, 6, dtype=torch.float64), grid=torch.tensor([[5, 6]]))
+    graph = lift(pixels, group, PixelSquare(3))
+    table = RelativePositionTable.square(3)
     affine = table.affine_map(group, WIDTH).double()
     x = torch.randn(30, group.order, WIDTH, dtype=torch.float64)
     edges = table.edges(graph)
@@ -296,7 +297,7 @@ def test_alpha_1_and_beta_0_is_depthwise_convolution(group):
         edges.neighbors,
         pattern="pooled",
         normalize="none",
-        terms=RelativeTerms(psi=affine(graph)[0][:, :, :, None], row=edges.index),
+        terms=RelativeTerms(psi=affine.tables(graph)[0][:, :, :, None], row=edges.index),
     )
     convolution = GridGroupConvolution(group, WIDTH, WIDTH, 3, pad=1, measure=1.0).double()
     right, up = torch.tensor(table.offsets).long().unbind(1)
@@ -368,19 +369,19 @@ def test_lifting_gsa_with_constant_encodings():
 
 
 def test_stand_alone_attention_is_affine_with_constant_psi():
-    group, table = cyclic(4), OffsetTable.square(3, border="zero")
+    group, table = cyclic(4), RelativePositionTable.square(3, border="zero")
     baseline, layer = layer_of("stand-alone", group, table), constant_maps(layer_of("affine", group, table))
     graph = lift(pixel_positions(4, 5, dtype=torch.float64), group, PixelSquare(3))
     with torch.no_grad():
         for name in ("query", "key", "value", "output"):
             getattr(layer, name).load_state_dict(getattr(baseline, name).state_dict())
-        layer.key_map.beta.copy_(baseline.axis_keys(graph)[:, group.identity_index].flatten(1))
+        layer.key_map.beta.copy_(baseline.axis_keys(graph).positional_key[:, group.identity_index].flatten(1))
     x = field("affine", group, 20)
     torch.testing.assert_close(layer(x, graph), baseline(x, graph), rtol=1e-12, atol=1e-12)
 
 
 def test_simple_is_affine_with_one_map():
-    group, table = dihedral(4), OffsetTable.square(3, border="zero")
+    group, table = dihedral(4), RelativePositionTable.square(3, border="zero")
     simple, layer = layer_of("simple", group, table), layer_of("affine", group, table)
     with torch.no_grad():
         for name in ("query", "key", "value"):
@@ -396,14 +397,14 @@ def test_simple_is_affine_with_one_map():
 
 @pytest.mark.parametrize("kind", ["affine", "simple"])
 def test_a_table_is_a_network_at_its_offsets(kind):
-    group, table = dihedral(4), OffsetTable.square(3)
+    group, table = dihedral(4), RelativePositionTable.square(3)
     smooth, layer = layer_of(kind, group), layer_of(kind, group, table)
     graph = lift(pixel_positions(4, 4, dtype=torch.float64), group, PixelSquare(3))
     state = smooth.state_dict()
     for name in ("key_map", "value_map", "affine_map"):
         waves = state.get(f"{name}.waves.frequencies")
         if waves is not None:
-            offsets = torch.tensor(table.offsets, dtype=torch.float64) / graph.scale
+            offsets = torch.tensor(table.offsets, dtype=torch.float64) / graph.length
             waves = math.sqrt(2) * (offsets @ waves.mT + state.pop(f"{name}.waves.phases")).cos()
             del state[f"{name}.waves.frequencies"]
             state[f"{name}.psi"] = torch.einsum("om,fcm->foc", waves, state[f"{name}.psi"])
@@ -413,11 +414,11 @@ def test_a_table_is_a_network_at_its_offsets(kind):
     torch.testing.assert_close(layer(x, graph), smooth(x, graph), rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("positions", [OffsetTable.square(5), SmoothDisplacements()], ids=["table", "network"])
+@pytest.mark.parametrize("positions", [RelativePositionTable.square(5), FourierFeatures()], ids=["table", "network"])
 def test_psi_and_beta_start_with_unit_variance(positions):
     group = cyclic(4)
     graph = lift(pixel_positions(8, 8), group, PixelSquare(5))
-    psi, beta = positions.affine_map(group, 200)(graph)
+    psi, beta = positions.affine_map(group, 200).tables(graph)
     for table in (psi, beta):
         assert abs(float(table.detach().var()) - 1) < 0.1
         assert abs(float(table.detach().mean())) < 0.1
@@ -452,7 +453,7 @@ def test_the_wrong_side_of_the_group_fails(part):
 
 
 def test_beta_is_added_once_and_not_once_a_frame():
-    group, table = cyclic(4), OffsetTable.square(3)
+    group, table = cyclic(4), RelativePositionTable.square(3)
     layer = layer_of("affine", group, table)
     graph = lift(pixel_positions(4, 4, dtype=torch.float64), group, PixelSquare(3))
     with torch.no_grad():
@@ -488,18 +489,19 @@ def test_parameter_counts_are_those_of_the_paper(name):
     group, options, *expected = SIZES[name]
     for classes, count in zip((10, 100), expected, strict=True):
         if count is not None:
-            network = BottleneckResNet(group, classes=classes, **options)
+            network = AffineSelfConvNet(group, out_channels=classes, **options)
             assert sum(p.numel() for p in network.parameters()) == count
 
 
+WINDOW = RelativePositionTable.square(3, border="zero")
 LAYERS = ("affine", "simple", "stand-alone", "convolution")
 
 
 def network(group, dtype=torch.float64, **options):
-    options = {"width": 4, "blocks": 1, "heads": 2, "size": 3, **options}
-    model = randomize(BottleneckResNet(group, 2, 3, **options).to(dtype), spread=0.7)
+    options = {"channels": 4, "blocks": 1, "heads": 2, "window": WINDOW, **options}
+    model = randomize(AffineSelfConvNet(group, 2, 3, **options).to(dtype), spread=0.7)
     for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm1d):  # not the identity in eval mode
+        if isinstance(module, FieldBatchNorm):  # not the identity in eval mode
             module.running_mean.normal_()
             module.running_var.uniform_(0.5, 2)
     return model
@@ -529,7 +531,8 @@ def test_networks_are_invariant(group, layer, dtype):
 def test_strides_break_turns(layer):
     model = network(cyclic(4), layer=layer, downsampling="strided")
     assert change(model, cyclic(4)) > 1e-4
-    assert model.guarantee.startswith("none")
+    assert model.symmetry.group == trivial(2)
+    assert "does not turn with C4" in model.guarantee
     assert "exactly" in network(trivial(2), layer=layer, downsampling="strided").guarantee
 
 
@@ -552,8 +555,40 @@ def test_networks_take_points():
         torch.testing.assert_close(model(data), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("every_backend")
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("group", [cyclic(4), dihedral(4)], ids=lambda g: g.name)
+def test_vectors_go_in_and_out(group, layer):
+    model = network(group, layer=layer, vector_inputs=("wind",))
+    head = randomize(VectorHead(64, 2, pool="mean").double())
+    pos, grid = pixel_positions(4, 8, dtype=torch.float64), torch.tensor([[4, 8]])
+    draw = [(torch.randn(32, 2, dtype=torch.float64), torch.randn(32, 2, dtype=torch.float64)) for _ in range(2)]
+    data = Batch.from_data_list([Data(x=x, wind=wind, pos=pos, grid=grid) for x, wind in draw])
+    with torch.no_grad():
+        field = model.field(data)
+        wanted, largest = head(*field), float(field.x.abs().max())
+        assert wanted.abs().max() > 1e-3
+        still = data.clone()
+        still.wind = torch.zeros_like(data.wind)
+        assert (head(*model.field(still)) - wanted).abs().max() > 1e-3, "vectors must be seen"
+        for h in range(group.order):
+            moved = data.clone()
+            moved.pos, moved.wind = group.act(h, data.pos) + 0.5, group.act(h, data.wind)
+            error = (head(*model.field(moved)) - group.act(h, wanted)).abs().max()
+            assert error < 1e-10 * max(1, largest), f"{error:.1e} where fields are {largest:.1e}"
+    with pytest.raises(TypeError, match=r"data: vectors .* are attributes of points"):
+        model(torch.randn(1, 2, 4, 8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_layer_goes_with_the_channels_of_the_paper(layer):
+    """On p4 a layer starts with 8 channels, which are too few for eight heads of stand-alone attention."""
+    model = AffineSelfConvNet(cyclic(4), layer=layer, blocks=1)
+    assert model(torch.randn(1, 3, 8, 8)).shape == (1, 10)
+
+
 def test_networks_train():
-    model = BottleneckResNet(cyclic(4), 2, 3, width=8, blocks=1, squeeze_excite=True).train()
+    model = AffineSelfConvNet(cyclic(4), 2, 3, channels=8, blocks=1, squeeze_excite=True).train()
     images, labels = torch.randn(6, 2, 8, 8), torch.arange(6) % 3
     first = None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
@@ -569,35 +604,34 @@ def test_networks_train():
 
 def test_networks_train_after_inference():
     """What is remembered of a batch's size in inference mode serves training."""
-    model = BottleneckResNet(cyclic(4), 2, 3, width=8, blocks=1, squeeze_excite=True, border="mask")
+    model = AffineSelfConvNet(
+        cyclic(4), 2, 3, channels=8, blocks=1, squeeze_excite=True, window=RelativePositionTable.square(5)
+    )
     images = torch.randn(3, 2, 4, 12)
     with torch.inference_mode():
         model(images)
     model(images).sum().backward()
     graph = lift(pixel_positions(4, 4), cyclic(4), PixelSquare(3))
-    layer, x = AffineSelfConvolution(cyclic(4), 2, 4, OffsetTable.square(3, border="zero")), torch.randn(16, 4, 2)
+    layer, x = (
+        AffineSelfConvolution(cyclic(4), 2, 4, RelativePositionTable.square(3, border="zero")),
+        torch.randn(16, 4, 2),
+    )
     with torch.inference_mode():
         layer(x, graph)
     layer(x, graph).sum().backward()
 
 
 def test_blocks_start_as_their_shortcut():
-    model = BottleneckResNet(cyclic(4), width=8, blocks=2)
+    model = AffineSelfConvNet(cyclic(4), channels=8, blocks=2)
     block = model.blocks[1].eval()
     x = torch.randn(2 * 16, 4, 32).relu()
     with torch.no_grad():
-        assert torch.equal(block(x, raster(2, 4, 4))[0], x)
+        assert torch.equal(block(x, Raster(2, 4, 4))[0], x)
     for name, parameter in model.named_parameters():
         if name.endswith(("query_map.psi", "key_map.psi", "key_map.beta", "value_map.psi")) and parameter.numel() > 200:
             assert abs(float(parameter.detach().std()) - 1) < 0.3, name
-    weight = BottleneckResNet(cyclic(4), layer="convolution", width=16).blocks[0].layer.convolution.weight
+    weight = AffineSelfConvNet(cyclic(4), layer="convolution", channels=16).blocks[0].layer.convolution.weight
     assert abs(float(weight.detach().std()) / math.sqrt(2 / (16 * 4 * 9)) - 1) < 0.1
-
-
-def raster(*sizes):
-    from lieattn.models._residual_blocks import Raster
-
-    return Raster(*sizes)
 
 
 def test_an_empty_batch_has_no_logits():
@@ -618,32 +652,36 @@ def asc(group=P4, positions=SMOOTH, **options):
 
 ERRORS = {
     "heads": (lambda: asc(heads=3), ValueError, "heads: 3 heads do not divide 4 channels"),
-    "positions": (lambda: asc(positions=5), TypeError, "positions: expected an OffsetTable"),
+    "positions": (lambda: asc(positions=5), TypeError, "positions: expected a RelativePositionTable"),
     "scale": (lambda: asc(scale=math.inf), ValueError, "scale: expected a finite number"),
     "normalize": (lambda: asc(normalize="max"), ValueError, "normalize: expected one of"),
     "group": (lambda: asc("p4"), TypeError, "group: expected a FiniteGroup"),
-    "border": (lambda: OffsetTable.square(3, border="wrap"), ValueError, "border: expected one of"),
-    "even window": (lambda: OffsetTable.square(4), ValueError, "size: expected an odd number"),
-    "offsets": (lambda: OffsetTable(((0.0,), (0.0, 1.0))), ValueError, "offsets: expected at least one finite"),
-    "no offsets": (lambda: OffsetTable(()), ValueError, "offsets: expected at least one finite"),
-    "hidden": (lambda: SmoothDisplacements(hidden=0), ValueError, "hidden: expected an integer"),
-    "dimension": (
-        lambda: asc(octahedral(), OffsetTable.square(3)),
+    "border": (lambda: RelativePositionTable.square(3, border="wrap"), ValueError, "border: expected one of"),
+    "even window": (lambda: RelativePositionTable.square(4), ValueError, "size: expected an odd number"),
+    "offsets": (
+        lambda: RelativePositionTable(((0.0,), (0.0, 1.0))),
         ValueError,
-        "offsets: have 2 coordinates, O acts on 3",
+        "offsets: expected at least one finite",
+    ),
+    "no offsets": (lambda: RelativePositionTable(()), ValueError, "offsets: expected at least one finite"),
+    "hidden": (lambda: FourierFeatures(hidden=0), ValueError, "hidden: expected an integer"),
+    "dimension": (
+        lambda: asc(octahedral(), RelativePositionTable.square(3)),
+        ValueError,
+        r"offsets: expected \[offsets, 3\], at least one, got \(9, 2\)",
     ),
     "window that turns away": (
-        lambda: asc(cyclic(8), OffsetTable.square(3, border="zero")),
+        lambda: asc(cyclic(8), RelativePositionTable.square(3, border="zero")),
         ValueError,
         "border: 'zero' needs distinct offsets that C8 maps to each other",
     ),
     "stray displacement": (
-        lambda: asc(positions=OffsetTable.square(3))(torch.randn(16, 4, 3), graph_of(P4, 5)),
+        lambda: asc(positions=RelativePositionTable.square(3))(torch.randn(16, 4, 3), graph_of(P4, 5)),
         ValueError,
         "graph: displacement .* is not among the 9 rows",
     ),
     "no center": (
-        lambda: SimpleAffineSelfConvolution(P4, 3, 4, OffsetTable(((1.0, 0.0),))),
+        lambda: SimpleAffineSelfConvolution(P4, 3, 4, RelativePositionTable(((1.0, 0.0),))),
         ValueError,
         "offsets: the query is the affine map at displacement 0",
     ),
@@ -661,10 +699,10 @@ ERRORS = {
         r"x: expected \[points=16, \*, 4\]",
     ),
     "reduction": (lambda: GroupSqueezeExcite(4, 0), ValueError, "reduction: expected an integer"),
-    "layer": (lambda: BottleneckResNet(P4, layer="mlp"), ValueError, "layer: expected one of"),
-    "downsampling": (lambda: BottleneckResNet(P4, downsampling="max"), ValueError, "downsampling: expected one of"),
+    "layer": (lambda: AffineSelfConvNet(P4, layer="mlp"), ValueError, "layer: expected one of"),
+    "downsampling": (lambda: AffineSelfConvNet(P4, downsampling="max"), ValueError, "downsampling: expected one of"),
     "odd sides": (
-        lambda: BottleneckResNet(P4, layer="convolution")(torch.randn(1, 3, 6, 8)),
+        lambda: AffineSelfConvNet(P4, layer="convolution")(torch.randn(1, 3, 6, 8)),
         ValueError,
         "data: a 2 x 2 pooling needs even sides, got 3 x 4",
     ),
@@ -673,7 +711,7 @@ ERRORS = {
         ValueError,
         "projection: needed from 3 to 4 channels",
     ),
-    "group of the network": (lambda: BottleneckResNet(cyclic(3)), ValueError, "group: expected a planar group"),
+    "group of the network": (lambda: AffineSelfConvNet(cyclic(3)), ValueError, "group: expected a planar group"),
 }
 
 

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lieattn._checks import check_count
+from lieattn.geometry import PointClouds, Raster
 from lieattn.groups import FiniteGroup, trivial
-from lieattn.models._residual_blocks import BottleneckBlock, Downsampling, FieldBatchNorm, PixelConvolution, Raster
+from lieattn.models._images import ImageNetwork, plus_vectors
+from lieattn.models._network import GroupField, Symmetry
+from lieattn.models.affine._blocks import BottleneckBlock, Downsampling, PixelConvolution
 from lieattn.nn import (
     AffineSelfConvolution,
+    FieldBatchNorm,
     GridGroupConvolution,
     GridLiftingConvolution,
     GroupLinear,
-    OffsetTable,
     SimpleAffineSelfConvolution,
     StandAloneSelfAttention,
     from_grid,
-    grid_images,
 )
+from lieattn.nn.relative import RelativePositionTable
 
 Layer = Literal["affine", "simple", "stand-alone", "convolution"]
 _ATTENTION: dict[str, Callable[..., nn.Module]] = {
@@ -30,15 +33,23 @@ _ATTENTION: dict[str, Callable[..., nn.Module]] = {
     "simple": SimpleAffineSelfConvolution,
     "stand-alone": StandAloneSelfAttention,
 }
-_STAGES, _EXPANSION = 3, 4
+_STAGES, _EXPANSION, _HEADS = 3, 4, 8
 
 
-class BottleneckResNet(nn.Module):
+class MeanReadout(nn.Linear):
+    """Linear map of the mean over frames and pixels."""
+
+    def forward(self, input: Tensor, graph: PointClouds) -> Tensor:
+        """Field ``[points, fiber, channels]`` to ``[images, out_features]``."""
+        return super().forward(graph.mean(input.mean(dim=1)))
+
+
+class AffineSelfConvNet(ImageNetwork):
     """Bottleneck residual network of 9n + 2 layers around Affine Self Convolution: class scores of images.
 
-    A lifting convolution of 3 x 3 pixels, batch normalization and relu; three stages of n bottleneck blocks with widths
-    w, 2w, 4w inside and four times that outside, the first block of the second and of the third stage with half the
-    rows and columns; the mean over poses and pixels; a linear map.
+    A lifting convolution of 3 x 3 pixels, batch normalization and relu; three stages of n bottleneck blocks with
+    c, 2c, 4c channels inside and four times that outside, the first block of the second and of the third stage with
+    half the rows and columns; the mean over frames and pixels; a linear map.
 
     **Equivariance.** The logits do not change under the quarter turns and mirrors of H, with ``downsampling="pooled"``
     exactly: convolution and attention work at full resolution, and the mean over 2 x 2 pixels follows. Sides must be
@@ -48,62 +59,65 @@ class BottleneckResNet(nn.Module):
     ----------
     group
         H: ``trivial(2)``, ``cyclic(4)``, ``dihedral(4)`` or another one that keeps the pixels' lattice.
-    in_channels, classes
+    in_channels, out_channels
         Channels of the images, number of logits.
     layer
         ``"affine"``, ``"simple"`` (Affine Self Convolutions), ``"stand-alone"`` (the self-attention they are compared
         with) or ``"convolution"`` (3 x 3).
     blocks
         Blocks of a stage, n; 3 make ResNet29.
-    width
-        Channels w per pose; 16 without and 8 with a group in the paper.
-    size
-        Side of the attention's window in pixels.
+    channels
+        Channels c per frame; 16 without and 8 with a group in the paper.
+    window
+        What the attention sees; 5 x 5 pixels with a border of zeros if absent.
     heads
-        Attention heads.
+        Attention heads; 8 if absent, and at most c / 2 for stand-alone attention, whose heads need two channels.
     scale
         Factor of the scores; 1 / channels of each layer if absent.
-    border
-        What the attention sees outside of the image, see :class:`lieattn.nn.OffsetTable`.
     squeeze_excite
         Whether each block ends with a group squeeze-and-excite, of reduction 16 without and 4 with a group.
     downsampling
         ``"pooled"``, or ``"strided"``: the shortcut takes every second pixel and a convolution has stride 2, as in
         residual networks elsewhere, which on even sides breaks quarter turns and mirrors.
+    vector_inputs
+        Attributes of the points with vectors ``[points, 2]``, whose components in the frames are added to the field
+        of the lifting convolution.
     """
 
     def __init__(
         self,
         group: FiniteGroup,
         in_channels: int = 3,
-        classes: int = 10,
+        out_channels: int = 10,
         *,
         layer: Layer = "affine",
         blocks: int = 3,
-        width: int | None = None,
-        size: int = 5,
-        heads: int = 8,
+        channels: int | None = None,
+        window: RelativePositionTable | None = None,
+        heads: int | None = None,
         scale: float | None = None,
-        border: Literal["zero", "mask"] = "zero",
         squeeze_excite: bool = False,
         downsampling: Downsampling = "pooled",
+        vector_inputs: Sequence[str] = (),
     ) -> None:
-        super().__init__()
-        check_count("classes", classes)
+        planar = isinstance(group, FiniteGroup) and group.order == 1
+        channels = (16 if planar else 8) if channels is None else channels
+        check_count("channels", channels)
+        super().__init__(group, in_channels, out_channels, channels, vector_inputs)
         check_count("blocks", blocks)
         for argument, option, allowed in (("layer", layer, Layer), ("downsampling", downsampling, Downsampling)):
             if option not in get_args(allowed):
                 raise ValueError(f"{argument}: expected one of {get_args(allowed)}, got {option!r}")
-        self.group, self.downsampling = group, downsampling
-        width = (16 if group.order == 1 else 8) if width is None else width
-        reduction = (16 if group.order == 1 else 4) if squeeze_excite else None
-        self.stem = GridLiftingConvolution(group, in_channels, width, 3, pad=1)
-        self.stem_norm = FieldBatchNorm(width)
+        if heads is None:
+            heads = max(1, min(_HEADS, channels // 2)) if layer == "stand-alone" else _HEADS
+        self.downsampling = downsampling
+        window = RelativePositionTable.square(5, border="zero") if window is None else window
+        self.stem = GridLiftingConvolution(group, in_channels, channels, 3, pad=1)
+        self.stem_norm = FieldBatchNorm(channels)
         self.blocks = nn.ModuleList()
-        window = OffsetTable.square(size, border=border)
-        channels = width
+        before = channels
         for number in range(_STAGES * blocks):
-            inside = width * 2 ** (number // blocks)
+            inside = channels * 2 ** (number // blocks)
             first, halves = number % blocks == 0, number % blocks == 0 and number > 0
             strided = halves and layer == "convolution" and downsampling == "strided"
             if layer == "convolution":
@@ -112,26 +126,26 @@ class BottleneckResNet(nn.Module):
                 middle = _ATTENTION[layer](group, inside, inside, window, heads=heads, scale=scale)
             block = BottleneckBlock(
                 group,
-                channels,
+                before,
                 inside,
                 _EXPANSION * inside,
                 middle,
-                size=3 if layer == "convolution" else size,
+                size=3 if layer == "convolution" else _side(window),
                 downsample=halves,
                 strided_layer=strided,
                 shortcut=downsampling,
                 projection=first,
-                reduction=reduction,
+                reduction=(16 if planar else 4) if squeeze_excite else None,
             )
             self.blocks.append(block)
-            channels = _EXPANSION * inside
-        self.head = nn.Linear(channels, classes)
+            before = _EXPANSION * inside
+        self.head = MeanReadout(before, out_channels)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw weights as in the paper.
 
-        Linear maps and convolutions are normal with variance 2 / fan in (He), the fan counting poses; psi and beta are
+        Linear maps and convolutions are normal with variance 2 / fan in (He), the fan counting frames; psi and beta are
         N(0, 1) from their making; the last normalization of each block has gain 0.
         """
         for module in self.modules():
@@ -146,37 +160,34 @@ class BottleneckResNet(nn.Module):
                 nn.init.zeros_(module.norm3.weight)
 
     @property
-    def guarantee(self) -> str:
-        """What is exact by construction, in words."""
-        strided = self.downsampling == "strided"
-        if strided and bool((self.group.elements.round() < 0).any()):
-            return f"none: strided downsampling of even sides does not turn with {self.group.name}; use 'pooled'"
-        return f"logits are invariant to {self.group.name} acting on the pixels of the image, exactly up to rounding"
+    def symmetry(self) -> Symmetry:
+        """The group, about the centers of the images; none where strides break it."""
+        promised = super().symmetry
+        if self.downsampling == "pooled" or not bool((self.group.elements.round() < 0).any()):
+            return promised
+        note = f"strided downsampling of even sides does not turn with {self.group.name}, use 'pooled'"
+        return Symmetry(trivial(2), promised.acting, translations=False, notes=(note,))
 
-    @property
-    def symmetry(self) -> FiniteGroup:
-        """Group that leaves the logits alone exactly, acting on the image about its center."""
-        return self.group if self.guarantee.startswith("logits") else trivial(2)
-
-    def forward(self, data: Any) -> Tensor:
-        """Logits ``[images, classes]``.
+    def field(self, data: Any, geometry: Any = None) -> GroupField:
+        """Field behind the last block, in raster order, and the pixels of the raster that is left.
 
         Parameters
         ----------
         data
-            torch_geometric ``Data`` or ``Batch`` of equally large images with ``x`` ``[points, in_channels]``, ``pos``
-            and ``grid``, or a tensor ``[images, in_channels, rows, columns]``.
+            Images ``[images, in_channels, rows, columns]``; or a torch_geometric ``Data`` or ``Batch`` of their pixels,
+            see :func:`lieattn.nn.grid_images`.
+        geometry
+            None: images need none.
         """
-        x, raster = self._run(grid_images(data))
-        return self.head(x.unflatten(0, (raster.images, raster.rows * raster.columns)).mean(dim=(1, 2)))
-
-    def features(self, images: Tensor) -> Tensor:
-        """Field behind the last block ``[points, fiber, channels]`` of images ``[images, channels, rows, columns]``."""
-        return self._run(images)[0]
-
-    def _run(self, images: Tensor) -> tuple[Tensor, Raster]:
+        images = self.images(data)
         raster = Raster(len(images), *images.shape[-2:])
-        x = F.relu(self.stem_norm(from_grid(self.stem(images))))
+        x = from_grid(plus_vectors(self.stem(images), self.embedded_vectors(data)))
+        x = F.relu(self.stem_norm(x))
         for block in self.blocks:
             x, raster = block(x, raster)
-        return x, raster
+        return GroupField(x, raster.lift(self.group, 3, x.device))
+
+
+def _side(window: RelativePositionTable) -> int:
+    """Side in pixels of the square that holds a window."""
+    return 2 * round(max(abs(coordinate) for offset in window.offsets for coordinate in offset)) + 1

@@ -1,85 +1,17 @@
-"""Bottleneck blocks on regular grids: fields ``[points, fiber, channels]`` in raster order, image after image."""
+"""Bottleneck blocks on rasters: fields ``[points, fiber, channels]`` in raster order, image after image."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn.geometry import LiftedGraph, Neighbors, PixelSquare, lift, pixel_positions
+from lieattn.geometry import LiftedGraph, Raster
 from lieattn.groups import FiniteGroup
-from lieattn.nn import GridGroupConvolution, GroupLinear, GroupSqueezeExcite, from_grid, to_grid
+from lieattn.nn import FieldBatchNorm, GridGroupConvolution, GroupLinear, GroupSqueezeExcite, from_grid, to_grid
 
 Downsampling = Literal["pooled", "strided"]
-
-
-@lru_cache(maxsize=8)
-@torch.inference_mode(False)
-def pixel_graph(
-    group: FiniteGroup, size: int, images: int, rows: int, columns: int, device: torch.device
-) -> LiftedGraph:
-    """Graph of equally large images with size x size neighborhoods and unit spacing; remembered, since it repeats."""
-    grid = torch.tensor([[rows, columns]], device=device)
-    one = lift(pixel_positions(rows, columns).to(device), group, PixelSquare(size), grid=grid)
-    batch = torch.arange(images, device=device).repeat_interleave(rows * columns)
-    index = one.displacement_index
-    return replace(
-        one,
-        pos=one.pos.repeat(images, 1),
-        batch=batch,
-        num_clouds=images,
-        neighbors=Neighbors.collate([one.neighbors] * images) if images else _no_edges(one.neighbors),
-        displacement_index=None if index is None else index.repeat(images),
-        grid=grid.repeat(images, 1),
-        relative_positions=one.relative_positions if index is not None else one.relative_positions.repeat(images, 1, 1),
-    )
-
-
-def _no_edges(neighbors: Neighbors) -> Neighbors:
-    return Neighbors(neighbors.row_ptr[:1], neighbors.source[:0], neighbors.target[:0])
-
-
-@dataclass(frozen=True)
-class Raster:
-    """Size of equally large images."""
-
-    images: int
-    rows: int
-    columns: int
-
-    def graph(self, group: FiniteGroup, size: int, device: torch.device) -> LiftedGraph:
-        """Their points with size x size neighborhoods."""
-        return pixel_graph(group, size, self.images, self.rows, self.columns, device)
-
-    def halved(self) -> Raster:
-        """Size after a 2 x 2 pooling; raises ValueError for odd sides, which would lose rows or columns."""
-        if self.rows % 2 or self.columns % 2:
-            raise ValueError(
-                f"data: a 2 x 2 pooling needs even sides, got {self.rows} x {self.columns} pixels before one; expected "
-                f"images whose sides are multiples of the poolings together"
-            )
-        return Raster(self.images, self.rows // 2, self.columns // 2)
-
-    def pool(self, x: Tensor) -> Tensor:
-        """Mean of 2 x 2 pixels: ``[points, *]`` to ``[points / 4, *]``."""
-        cells = x.view(self.images, self.rows // 2, 2, self.columns // 2, 2, *x.shape[1:])
-        return cells.mean(dim=(2, 4)).flatten(0, 2)
-
-    def thin(self, x: Tensor) -> Tensor:
-        """Every second row and column, from the first: ``[points, *]`` to ``[points / 4, *]``."""
-        return x.view(self.images, self.rows, self.columns, *x.shape[1:])[:, ::2, ::2].flatten(0, 2)
-
-
-class FieldBatchNorm(nn.BatchNorm1d):
-    """Batch normalization of a field, with statistics over points and fiber."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalize ``[points, fiber, channels]``."""
-        return super().forward(input.flatten(0, -2)).view_as(input)
 
 
 class PixelConvolution(nn.Module):
@@ -165,13 +97,18 @@ class BottleneckBlock(nn.Module):
         """Field on a raster to a field on the raster that is returned with it."""
         after = raster.halved() if self.downsample else raster
         h = F.relu(self.norm1(self.linear1(x)))
-        h = self.layer(h, raster.graph(self.group, self.size, x.device))
+        h = self.layer(h, raster.lift(self.group, self.size, x.device))
         if self.downsample:
-            h = h if self.strided_layer else raster.pool(h)
-            x = raster.pool(x) if self.shortcut == "pooled" else raster.thin(x)
+            h = h if self.strided_layer else _pooled(h, raster)
+            x = _pooled(x, raster) if self.shortcut == "pooled" else raster.unflatten(x)[:, ::2, ::2].flatten(0, 2)
         h = self.norm3(self.linear2(F.relu(self.norm2(h))))
         if self.squeeze_excite is not None:
-            h = self.squeeze_excite(h, after.graph(self.group, self.size, x.device))
+            h = self.squeeze_excite(h, after.lift(self.group, self.size, x.device))
         if self.shortcut_linear is not None and self.shortcut_norm is not None:
             x = self.shortcut_norm(self.shortcut_linear(x))
         return F.relu(h + x), after
+
+
+def _pooled(x: Tensor, raster: Raster) -> Tensor:
+    """Mean of 2 x 2 pixels: ``[points, *]`` to ``[points / 4, *]``."""
+    return raster.unflatten(x).unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).mean(dim=(2, 4)).flatten(0, 2)

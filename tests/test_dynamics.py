@@ -13,7 +13,8 @@ from torch_geometric.data import Batch, Data
 from lieattn.geometry import AllPairs, lift
 from lieattn.groups import cyclic, octahedral
 from lieattn.models import HamiltonianDynamics, Trajectory, energy_drift
-from lieattn.nn import CloudPool, FiberPool, GroupLinear, GroupSelfAttention, MLPEncoding
+from lieattn.nn import CloudPool, FiberPool, GroupLinear, GroupSelfAttention
+from lieattn.nn.relative import MLPEncoding
 from lieattn.testing import randomize
 from lieattn_datasets import Springs
 
@@ -45,7 +46,7 @@ class Learned(nn.Module):
     def forward(self, data):
         graph = lift(data, self.group, AllPairs())
         x = self.attention(data.x[:, None].expand(-1, self.group.order, -1), graph)
-        return CloudPool("sum")(FiberPool("mean")(torch.tanh(self.linear(x))), graph.batch, graph.num_clouds)
+        return CloudPool("sum")(FiberPool("mean")(torch.tanh(self.linear(x))), graph)
 
 
 def draw(*shape, seed=0):

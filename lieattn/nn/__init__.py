@@ -19,7 +19,7 @@ from lieattn.nn._attention import (
 )
 from lieattn.nn._attentive_convolution import GridAttentiveConvolution, GridAttentiveLifting
 from lieattn.nn._attentive_gates import GridInputAttention, GridPoseAttention
-from lieattn.nn._blocks import FramewiseBlock, LieBlock, LieBottleneck, PreNormBlock
+from lieattn.nn._blocks import BlockNorm, FramewiseBlock, LieBlock, LieBottleneck, PreNormBlock
 from lieattn.nn._convolution import (
     AttentiveConvolution,
     FrameMessages,
@@ -40,6 +40,7 @@ from lieattn.nn._squeeze_excite import GroupSqueezeExcite
 __all__ = [
     "AffineSelfConvolution",
     "AttentiveConvolution",
+    "BlockNorm",
     "CloudNorm",
     "CloudPool",
     "DipoleHead",

@@ -10,13 +10,21 @@ from lieattn.nn.relative._affine import (
 from lieattn.nn.relative._base import RelativeFunction, SumOfTerms
 from lieattn.nn.relative._edges import EdgeNetwork, keep_variance
 from lieattn.nn.relative._kernels import ConvolutionKernel, NetworkKernel, RankKernel, TableKernel
-from lieattn.nn.relative._pair_scores import CombinedScore, FeaturePart, LocationPart, RelativePositionScore, pair_score
+from lieattn.nn.relative._pair_scores import (
+    CombinedScore,
+    FeaturePart,
+    Kernel,
+    LocationPart,
+    RelativePositionScore,
+    pair_score,
+)
 from lieattn.nn.relative._per_head import PerHeadMLP
 from lieattn.nn.relative._positional import (
     CoordinateEncoding,
     CoordinateNetwork,
     FiberEncoding,
     MLPEncoding,
+    PositionalValues,
     TableEncoding,
 )
 from lieattn.nn.relative._rotary import RotaryEncoding, RotaryPhases, rotary_terms
@@ -33,10 +41,12 @@ __all__ = [
     "FeaturePart",
     "FiberEncoding",
     "FourierFeatures",
+    "Kernel",
     "LocationPart",
     "MLPEncoding",
     "NetworkKernel",
     "PerHeadMLP",
+    "PositionalValues",
     "RankKernel",
     "RelativeFunction",
     "RelativePositionScore",

@@ -15,6 +15,7 @@ from lieattn.nn.relative._base import RelativeFunction, check_coordinates
 from lieattn.nn.relative._per_head import PerHeadMLP
 from lieattn.ops import Activation, RelativeTerms
 
+Kernel = Literal["sum", "content", "location", "relative_position", "combined"]
 FeaturePart = Literal["product", "linear", "mixed"]
 LocationPart = Literal["network", "coordinates"]
 
@@ -265,7 +266,7 @@ class CombinedScore(PairScore):
 
 
 def pair_score(
-    kernel: str,
+    kernel: Kernel,
     channels: int,
     coordinates: int,
     heads: int,

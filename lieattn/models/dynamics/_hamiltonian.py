@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lieattn.models._forces import energy_and_force, per_cloud
-from lieattn.models._hamiltonian_system import System
+from lieattn._checks import kind
+from lieattn.geometry import PointClouds
+from lieattn.models._network import Wrapper
+from lieattn.models.dynamics._energy_forces import energy_and_force, per_cloud, usable
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +75,7 @@ def energy_drift(energy: Tensor) -> EnergyDrift:
     return EnergyDrift(float(energy[0].mean()), largest, float(strayed[-1].max()), relative)
 
 
-class HamiltonianDynamics(nn.Module):
+class HamiltonianDynamics(Wrapper):
     r"""Dynamics with :math:`H(q, p) = \sum_i |p_i|^2 / (2 m_i) + V(q - \bar q)` and a learned potential V.
 
     .. math::  \dot q = \partial H / \partial p = p / m, \qquad \dot p = -\partial H / \partial q
@@ -102,9 +104,6 @@ class HamiltonianDynamics(nn.Module):
         Further options of the method, for example ``{"step_size": 0.01}`` for steps finer than the times.
     """
 
-    kind = ("position", "vector")
-    vector_inputs = ("momentum", "vel")
-
     def __init__(
         self,
         potential: nn.Module | Callable[[Any], Tensor],
@@ -115,23 +114,17 @@ class HamiltonianDynamics(nn.Module):
         atol: float = 1e-9,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__()
         if not callable(potential):
             raise TypeError(f"potential: expected a function of data, got {type(potential).__name__}")
-        self.potential = potential
+        super().__init__(potential)
+        self.potential, self.vector_inputs = potential, ("momentum", "vel")
         self.center, self.method, self.rtol, self.atol = center, method, rtol, atol
         self.options = dict(options or {})
 
     @property
-    def guarantee(self) -> str:
-        """That of the potential, along which trajectories turn."""
-        return str(getattr(self.potential, "guarantee", "the network states no guarantee"))
-
-    @property
-    def symmetry(self) -> Any:
-        """That of the potential, its ``symmetry`` or ``group``; no attribute where it has neither."""
-        potential: Any = self.potential
-        return potential.symmetry if hasattr(potential, "symmetry") else potential.group
+    def kind(self) -> tuple[str, str]:
+        """How the two halves of the output transform."""
+        return "position", "vector"
 
     def hamiltonian(
         self,
@@ -144,7 +137,7 @@ class HamiltonianDynamics(nn.Module):
         attributes: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """Energies H ``[clouds]``; arguments as in :meth:`field`."""
-        system = System(position, momentum, mass, features, batch, attributes)
+        system = _System(position, momentum, mass, features, batch, attributes)
         q, p = system.flat(position), system.flat(momentum)
         return system.kinetic(p) + self._potential(q, system)
 
@@ -180,7 +173,7 @@ class HamiltonianDynamics(nn.Module):
         TypeError, ValueError
             If shapes or dtypes do not fit, or a mass is not positive.
         """
-        system = System(position, momentum, mass, features, batch, attributes)
+        system = _System(position, momentum, mass, features, batch, attributes)
         velocity, force = self._field(system.flat(position), system.flat(momentum), system)
         return velocity.reshape(position.shape), force.reshape(position.shape)
 
@@ -208,7 +201,7 @@ class HamiltonianDynamics(nn.Module):
             If torchdiffeq is not installed (``pip install lieattn[dynamics]``).
         """
         _check_times(times)
-        system = System(position, momentum, mass, features, batch, attributes)
+        system = _System(position, momentum, mass, features, batch, attributes)
         q, p = system.flat(position), system.flat(momentum)
         times = times.to(q)
         if len(times) == 1:
@@ -277,18 +270,19 @@ class HamiltonianDynamics(nn.Module):
         )
         return torch.cat([found.position, found.momentum], dim=-1).transpose(0, 1)
 
-    def _field(self, q: Tensor, p: Tensor, system: System) -> tuple[Tensor, Tensor]:
+    def _field(self, q: Tensor, p: Tensor, system: _System) -> tuple[Tensor, Tensor]:
         graph = torch.is_grad_enabled()
         _, force = energy_and_force(lambda x: self._potential(x, system), q, create_graph=graph)
         return p / system.mass[:, None], force
 
-    def _potential(self, q: Tensor, system: System) -> Tensor:
+    def _potential(self, q: Tensor, system: _System) -> Tensor:
+        clouds = system.clouds
         if self.center:
-            q = q - (system.sum(q) / system.counts[:, None].to(q))[system.batch]
+            q = q - clouds.mean(q)[clouds.batch]
         energy = per_cloud(self.potential(system.data(q)))
-        if len(energy) != system.num_clouds:
+        if len(energy) != clouds.num_clouds:
             raise ValueError(
-                f"potential: expected one energy for each of {system.num_clouds} clouds, got {len(energy)}"
+                f"potential: expected one energy for each of {clouds.num_clouds} clouds, got {len(energy)}"
             )
         return energy
 
@@ -307,3 +301,73 @@ def _odeint() -> Callable[..., Any]:
     except ImportError as error:
         raise ImportError("trajectories need the package torchdiffeq: pip install lieattn[dynamics]") from error
     return odeint
+
+
+class _System:
+    """What does not change along a trajectory: masses, features and clouds, one point after another.
+
+    Parameters are those of :meth:`HamiltonianDynamics.field`.
+    """
+
+    def __init__(
+        self,
+        position: Tensor,
+        momentum: Tensor,
+        mass: Tensor,
+        features: Tensor | None,
+        batch: Tensor | None,
+        attributes: Mapping[str, Tensor] | None,
+    ) -> None:
+        _check_state(position, momentum, mass, features, batch)
+        # Outside of inference mode, or gradients could not save what is made here.
+        with torch.inference_mode(False):
+            self.mass = usable(mass).reshape(-1).to(position.dtype)
+            self.features = None if features is None else usable(features).reshape(-1, features.shape[-1])
+            if batch is None:
+                number = len(position) if position.ndim == 3 else 1
+                batch = torch.arange(number, device=mass.device).repeat_interleave(position.shape[-2])
+            else:
+                batch, number = usable(batch), int(batch.max()) + 1 if len(batch) else 0
+            self.clouds = PointClouds(pos=self.flat(usable(position)), batch=batch, num_clouds=number)
+        self.attributes = dict(attributes or {})
+
+    def flat(self, values: Tensor) -> Tensor:
+        """One point after another, ``[points, dim]``."""
+        return values.reshape(-1, values.shape[-1])
+
+    def kinetic(self, momentum: Tensor) -> Tensor:
+        """Kinetic energies ``[clouds]`` of momenta ``[points, dim]``."""
+        return self.clouds.sum(momentum.square().sum(dim=1) / (2 * self.mass))
+
+    def data(self, position: Tensor) -> Any:
+        """What the potential sees, with positions ``[points, dim]``."""
+        from torch_geometric.data import Data
+
+        given = {"mass": self.mass, "batch": self.clouds.batch, **self.attributes}
+        if self.features is not None:
+            given["x"] = self.features
+        return Data(pos=position, **given).apply(usable)
+
+
+def _check_state(
+    position: Tensor, momentum: Tensor, mass: Tensor, features: Tensor | None, batch: Tensor | None
+) -> None:
+    for argument, value in (("position", position), ("momentum", momentum), ("mass", mass)):
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            raise TypeError(f"{argument}: expected a floating tensor, got {kind(value)}")
+    shape = tuple(position.shape)
+    if position.ndim not in (2, 3):
+        raise ValueError(f"position: expected [points, dim] or [clouds, points, dim], got {shape}")
+    if momentum.shape != position.shape or momentum.dtype != position.dtype:
+        raise ValueError(
+            f"momentum: expected {position.dtype} {shape} as the positions, got {momentum.dtype} "
+            f"{tuple(momentum.shape)}"
+        )
+    if mass.shape != shape[:-1]:
+        raise ValueError(f"mass: expected {shape[:-1]}, one for each point, got {tuple(mass.shape)}")
+    if not bool((mass > 0).all()):
+        raise ValueError(f"mass: expected positive masses, got {float(mass.min())}")
+    if features is not None and (features.shape[:-1] != shape[:-1] or features.ndim != position.ndim):
+        raise ValueError(f"features: expected {shape[:-1]} and channels, got {tuple(features.shape)}")
+    if batch is not None and (position.ndim != 2 or batch.shape != shape[:1] or batch.dtype != torch.int64):
+        raise ValueError(f"batch: expected int64 [points] with positions [points, dim], got {tuple(batch.shape)}")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from lieattn.models._forces import energy_and_force, per_cloud, usable
+from lieattn.models._network import Wrapper
 
 
 class EnergyAndForce(NamedTuple):
@@ -28,7 +27,7 @@ class EnergyAndForce(NamedTuple):
     force: Tensor
 
 
-class EnergyForces(nn.Module):
+class EnergyForces(Wrapper):
     r"""Energy of every cloud, and the conservative forces :math:`F_i = -\partial E / \partial x_i`.
 
     **Equivariance.** If the network is invariant to a group of motions, the forces turn with the points, F ↦ R F. If
@@ -56,33 +55,16 @@ class EnergyForces(nn.Module):
             [-2.]])
     """
 
-    kind: ClassVar[Mapping[str, str]] = MappingProxyType({"energy": "invariant", "force": "vector"})
-
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
         if not callable(model):
             raise TypeError(f"model: expected a network, got {type(model).__name__}")
+        super().__init__(model)
         self.model = model
 
     @property
-    def guarantee(self) -> str:
-        """That of the network, for the energy."""
-        return str(getattr(self.model, "guarantee", "the network states no guarantee"))
-
-    @property
-    def symmetry(self) -> Any:
-        """That of the network, its ``symmetry`` or ``group``; no attribute where it has neither."""
-        return self.model.symmetry if hasattr(self.model, "symmetry") else self.model.group
-
-    @property
-    def vector_inputs(self) -> tuple[str, ...]:
-        """Names of attributes of the data that turn along: those of the network."""
-        return tuple(getattr(self.model, "vector_inputs", ()))
-
-    @property
-    def sees_order(self) -> bool:
-        """Whether the order of the points matters to the network."""
-        return bool(getattr(self.model, "sees_order", False))
+    def kind(self) -> Mapping[str, str]:
+        """How the outputs transform."""
+        return {"energy": "invariant", "force": "vector"}
 
     def forward(self, data: Any, *, create_graph: bool | None = None) -> EnergyAndForce:
         """Energies ``[clouds]`` and forces ``[points, dim]``.
@@ -112,3 +94,58 @@ class EnergyForces(nn.Module):
             return per_cloud(self.model(moved))
 
         return EnergyAndForce(*energy_and_force(energy, pos, create_graph=create_graph))
+
+
+def energy_and_force(energy: Callable[[Tensor], Tensor], pos: Tensor, *, create_graph: bool) -> tuple[Tensor, Tensor]:
+    """Energies and minus the gradient of their sum with respect to positions.
+
+    Parameters
+    ----------
+    energy
+        From positions ``[points, dim]`` to energies ``[clouds]``, where each point counts for one cloud only.
+    pos
+        ``[points, dim]``.
+    create_graph
+        Whether both can be differentiated further; otherwise both are detached.
+
+    Returns
+    -------
+    energy
+        ``[clouds]``.
+    force
+        ``[points, dim]``, zero where the energy does not depend on a position.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        x = pos.clone() if pos.is_inference() else pos
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        values = energy(x)
+        gradient = None
+        if values.requires_grad:
+            (gradient,) = torch.autograd.grad(values.sum(), x, create_graph=create_graph, allow_unused=True)
+        force = torch.zeros_like(x) if gradient is None else -gradient
+    if not create_graph:
+        return values.detach(), force.detach()
+    return values, force
+
+
+def usable(value: Any) -> Any:
+    """A tensor that gradients may save: one made in inference mode is copied, anything else is left alone."""
+    if isinstance(value, Tensor) and value.is_inference():
+        with torch.inference_mode(False):
+            return value.clone()
+    return value
+
+
+def per_cloud(values: Tensor) -> Tensor:
+    """Energies ``[clouds]`` of what a model gives, ``[clouds]`` or ``[clouds, 1]``.
+
+    Raises
+    ------
+    ValueError
+        For other shapes.
+    """
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1:
+        raise ValueError(f"model: expected one energy a cloud, [clouds] or [clouds, 1], got {tuple(values.shape)}")
+    return values

@@ -10,14 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lieattn._checks import check_count
-from lieattn.geometry import AllPairs, LiftedGraph, Neighborhood, lift
+from lieattn.geometry import AllPairs, LiftedGraph, Neighborhood, lift, padding
 from lieattn.groups import cyclic
-from lieattn.ops import Normalization, RelativeTerms, group_attention
+from lieattn.models._network import GroupField, Network, Symmetry
+from lieattn.ops import Normalization, RelativeTerms, group_attention, smooth_lengths
 
 Content = Literal["constant", "pairwise_distances", "centroidal"]
 
 
-class FiniteSE2Transformer(nn.Module):
+class FiniteSE2Transformer(Network):
     """Attention on R^2 ⋊ C_n in the manner of set transformers, from positions alone (arXiv 2012.10885, code).
 
     Every layer is o = V f + Σ A V f, then o + relu(W o), each followed by a layer normalization if asked for, with
@@ -31,23 +32,23 @@ class FiniteSE2Transformer(nn.Module):
     ----------
     rotations
         n.
-    outputs, output_channels
-        The result is ``[clouds, outputs, output_channels]``.
+    out_channels
+        The result is ``[clouds, out_channels]``, or ``[clouds, seeds, out_channels]``.
     channels, layers, heads
         Of the attention layers.
     content
-        What an element knows at first: ``"constant"``, one learned vector; ``"pairwise_distances"``, a network of the
-        mean of the powers 1 ... moments of the distances from its point to those of the cloud; ``"centroidal"``, a
-        network of h_a⁻¹ (x_i - center).
+        What an element knows at first: ``"pairwise_distances"``, a network of the mean of the powers 1 ... moments of
+        the distances from its point to those of the cloud; ``"centroidal"``, a network of h_a⁻¹ (x_i - center);
+        ``"constant"``, one learned vector, with which a softmax sees no positions.
     moments
         Number of those powers.
     normalize
         ``"softmax"`` or ``"mean"``.
     layer_norm
         Whether there are layer normalizations.
-    readout
-        ``"mean"`` over all elements and two linear maps (``only_eqv_sa``), or ``"seeds"``: attention of learned
-        queries to all elements, a set block, a linear map (``set_transf``).
+    seeds
+        0: the read-out is the mean over all elements and two linear maps (``only_eqv_sa``); else the attention of as
+        many learned queries to all elements, a set block, and a linear map (``set_transf``).
     neighborhood
         Whole clouds if absent.
     hidden
@@ -57,39 +58,31 @@ class FiniteSE2Transformer(nn.Module):
     def __init__(
         self,
         rotations: int = 4,
-        outputs: int = 1,
-        output_channels: int = 1,
+        out_channels: int = 1,
         *,
         channels: int = 64,
         layers: int = 4,
         heads: int = 4,
-        content: Content = "constant",
+        content: Content = "pairwise_distances",
         moments: int = 5,
         normalize: Normalization = "softmax",
         layer_norm: bool = False,
-        readout: Literal["mean", "seeds"] = "mean",
+        seeds: int = 0,
         neighborhood: Neighborhood | None = None,
         hidden: int = 3,
     ) -> None:
         super().__init__()
-        for argument, count in (
-            ("outputs", outputs),
-            ("output_channels", output_channels),
-            ("channels", channels),
-            ("layers", layers),
-            ("heads", heads),
-            ("moments", moments),
-        ):
+        counts = {"out_channels": out_channels, "channels": channels, "layers": layers, "heads": heads}
+        for argument, count in {**counts, "moments": moments}.items():
             check_count(argument, count)
+        check_count("seeds", seeds, least=0)
         if content not in get_args(Content):
             raise ValueError(f"content: expected one of {get_args(Content)}, got {content!r}")
         if normalize not in ("softmax", "mean"):
             raise ValueError(f"normalize: expected 'softmax' or 'mean', got {normalize!r}")
-        if readout not in ("mean", "seeds"):
-            raise ValueError(f"readout: expected 'mean' or 'seeds', got {readout!r}")
         self.group = cyclic(rotations)
         self.neighborhood: Neighborhood = AllPairs() if neighborhood is None else neighborhood
-        self.content, self.moments, self.readout, self.outputs = content, moments, readout, outputs
+        self.content, self.moments = content, moments
         if content == "constant":
             self.constant = nn.Parameter(torch.randn(channels))
         else:
@@ -97,48 +90,47 @@ class FiniteSE2Transformer(nn.Module):
         self.layers = nn.ModuleList(
             FiniteSE2Layer(channels, heads, normalize, layer_norm, hidden) for _ in range(layers)
         )
-        if readout == "mean":
-            self.head: nn.Module = _two_linears(channels, channels, outputs * output_channels)
+        self.seeds = nn.Parameter(torch.randn(seeds, channels) / math.sqrt(channels)) if seeds else None
+        if self.seeds is None:
+            self.head: nn.Module = _two_linears(channels, channels, out_channels)
         else:
-            self.seeds = nn.Parameter(torch.randn(outputs, channels) / math.sqrt(channels))
             self.pool, self.decoder = (SetBlock(channels, heads, layer_norm) for _ in range(2))
-            self.head = nn.Linear(channels, output_channels)
+            self.head = nn.Linear(channels, out_channels)
 
     @property
-    def guarantee(self) -> str:
-        """What is exact by construction, in words."""
-        return f"outputs are invariant to R^2 x| {self.group.name} acting on the positions, exactly up to rounding"
+    def symmetry(self) -> Symmetry:
+        """C_n with the translations."""
+        return Symmetry(self.group, acting="the positions")
 
-    def graph(self, data: Any) -> LiftedGraph:
+    def geometry(self, data: Any) -> LiftedGraph:
         """Positions lifted to R^2 ⋊ C_n."""
-        return lift(data, self.group, self.neighborhood, scale=1.0)
+        return lift(data, self.group, self.neighborhood, length=1.0)
 
-    def forward(self, data: Any, graph: LiftedGraph | None = None, slots: int | None = None) -> Tensor:
-        """Outputs ``[clouds, outputs, output_channels]``.
+    def field(self, data: Any, geometry: LiftedGraph | None = None, slots: int | None = None) -> GroupField:
+        """Field behind the last layer, ``[points, rotations, channels]``; arguments as in :meth:`forward`."""
+        graph = self.geometry(data) if geometry is None else geometry
+        x = self._contents(graph, slots)
+        for layer in self.layers:
+            x = layer(x, graph)
+        return GroupField(x, graph)
+
+    def forward(self, data: Any, geometry: LiftedGraph | None = None, slots: int | None = None) -> Tensor:
+        """Outputs ``[clouds, out_channels]`` or ``[clouds, seeds, out_channels]``.
 
         Parameters
         ----------
         data
             torch_geometric ``Data`` or ``Batch`` with ``pos`` ``[points, 2]``.
-        graph
-            What :meth:`graph` gives for ``data``; built here if absent.
+        geometry
+            What :meth:`geometry` gives for ``data``; made here if absent.
         slots
             Points of each cloud that means divide by, for weights of the authors' code, which counts padded points
             at the origin; the number of its points if absent.
         """
-        graph = self.graph(data) if graph is None else graph
-        x = self.features(graph, slots)[-1]
-        if self.readout == "seeds":
-            return self.head(self._pooled(x, graph))
-        y = _cloud_mean(x.mean(dim=1), graph, slots)
-        return self.head(y).unflatten(-1, (self.outputs, -1))
-
-    def features(self, graph: LiftedGraph, slots: int | None = None) -> list[Tensor]:
-        """Fields ``[points, rotations, channels]``: the contents, and behind every layer."""
-        fields = [self._contents(graph, slots)]
-        for layer in self.layers:
-            fields.append(layer(fields[-1], graph))
-        return fields
+        x, graph = self.field(data, geometry, slots)
+        pooled = _mean(x.mean(dim=1), graph, slots) if self.seeds is None else self._attended(self.seeds, x, graph)
+        outputs: Tensor = self.head(pooled)
+        return outputs
 
     def _contents(self, graph: LiftedGraph, slots: int | None) -> Tensor:
         shape = (graph.num_points, self.group.order, -1)
@@ -146,31 +138,19 @@ class FiniteSE2Transformer(nn.Module):
             return self.constant.expand(shape)
         dtype = next(self.embed.parameters()).dtype
         if self.content == "centroidal":
-            center = _cloud_mean(graph.pos, graph, slots)
-            inverse = self.group.elements[self.group.inverse_index].to(graph.pos)
-            seen = torch.einsum("aij,pj->pai", inverse, graph.pos - center[graph.batch])
-            return self.embed(seen.to(dtype))
+            centered = graph.pos - _mean(graph.pos, graph, slots)[graph.batch]
+            return self.embed(graph.seen_in_frames(centered[:, None])[:, :, 0].to(dtype))
         whole = AllPairs()(graph.pos.detach(), graph.batch)
-        squared = (graph.pos[whole.source] - graph.pos[whole.target]).square().sum(-1)
-        apart = squared > 0
-        distance = torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)
+        distance = smooth_lengths(whole.displacements(graph.pos))
         powers = distance[:, None] ** torch.arange(1, self.moments + 1, device=distance.device)
-        total = powers.new_zeros(graph.num_points, self.moments).index_add(0, whole.target, powers)
-        mean = total / whole.degree.clamp(min=1)[:, None]
+        mean = whole.sum_to_targets(powers) / whole.degree.clamp(min=1)[:, None]
         return self.embed(mean.to(dtype))[:, None].expand(shape)
 
-    def _pooled(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Seeds of every cloud behind attention to its elements, ``[clouds, outputs, channels]``."""
-        counts = torch.bincount(graph.batch, minlength=graph.num_clouds)
-        size = int(counts.max()) if len(counts) else 0
-        order = graph.batch.argsort(stable=True)
-        first = counts.cumsum(0) - counts
-        slot = torch.arange(len(order), device=order.device) - first[graph.batch[order]]
-        padded = x.new_zeros(graph.num_clouds, size, *x.shape[1:])
-        padded[graph.batch[order], slot] = x[order]
-        there = torch.arange(size, device=counts.device) < counts[:, None]
-        seeds = self.seeds.expand(graph.num_clouds, -1, -1)
-        pooled = self.pool(seeds, padded.flatten(1, 2), there.repeat_interleave(self.group.order, dim=1))
+    def _attended(self, seeds: Tensor, x: Tensor, graph: LiftedGraph) -> Tensor:
+        """Seeds of every cloud behind attention to its elements, ``[clouds, seeds, channels]``."""
+        layout = padding(graph.batch, graph.num_clouds)
+        mask = None if layout.mask is None else layout.mask.repeat_interleave(self.group.order, dim=1)
+        pooled = self.pool(seeds.expand(graph.num_clouds, -1, -1), layout.pad(x).flatten(1, 2), mask)
         return self.decoder(pooled, pooled)
 
 
@@ -207,15 +187,15 @@ class FiniteSE2Layer(nn.Module):
             value.unflatten(-1, size),
             graph.neighbors,
             normalize=self.normalize,
-            terms=RelativeTerms(displacement_bias=self._location(graph, x.dtype), row=graph.displacement_index),
+            terms=RelativeTerms(displacement_bias=self._location(graph, x.dtype), row=graph.relative.row),
             scale=1 / math.sqrt(x.shape[-1]),
         )
         return parts.finish(value + out.flatten(-2))
 
     def _location(self, graph: LiftedGraph, dtype: torch.dtype) -> Tensor:
         """Scores ``[types, rotations, rotations, heads]``: translation and index meet behind the first map."""
-        position = graph.relative_positions.to(dtype)
-        index = graph.group.relative_index.to(position)
+        position = graph.relative.positions.to(dtype)
+        index = graph.relative.pair_index.to(position)
         first = torch.einsum("hmk,tak->tahm", self.location1[..., :2], position) + self.location_bias1
         hidden = F.relu(first[:, :, None] + index[..., None, None] * self.location1[..., 2])
         return (hidden * self.location2).sum(-1) + self.location_bias2
@@ -271,10 +251,6 @@ def _two_linears(in_channels: int, hidden: int, out_channels: int) -> nn.Sequent
     return nn.Sequential(nn.Linear(in_channels, hidden), nn.ReLU(), nn.Linear(hidden, out_channels))
 
 
-def _cloud_mean(x: Tensor, graph: LiftedGraph, slots: int | None) -> Tensor:
-    """Mean over the points of each cloud, ``[clouds, *]``, or the sum divided by slots; zero for empty clouds."""
-    total = x.new_zeros(graph.num_clouds, x.shape[1]).index_add(0, graph.batch, x)
-    if slots is not None:
-        return total / slots
-    counts = torch.bincount(graph.batch, minlength=graph.num_clouds).clamp(min=1)
-    return total / counts[:, None]
+def _mean(x: Tensor, graph: LiftedGraph, slots: int | None) -> Tensor:
+    """Mean over the points of each cloud, ``[clouds, *]``, or the sum divided by slots."""
+    return graph.mean(x) if slots is None else graph.sum(x) / slots

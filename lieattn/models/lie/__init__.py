@@ -1,0 +1,22 @@
+"""LieTransformer, LieConv, and the finite SE(2) variant: networks of coordinates of relative elements."""
+
+from lieattn.models.lie._convolution import LieConvGeometry, LieConvNet, image_points
+from lieattn.models.lie._finite_se2 import FiniteSE2Transformer
+from lieattn.models.lie._inputs import SortedDistances, Species
+from lieattn.models.lie._options import AttentionOptions, ConvolutionOptions, Lifting, PairCoordinates, Readout
+from lieattn.models.lie._transformer import LieTransformer
+
+__all__ = [
+    "AttentionOptions",
+    "ConvolutionOptions",
+    "FiniteSE2Transformer",
+    "LieConvGeometry",
+    "LieConvNet",
+    "LieTransformer",
+    "Lifting",
+    "PairCoordinates",
+    "Readout",
+    "SortedDistances",
+    "Species",
+    "image_points",
+]

@@ -1,0 +1,10 @@
+"""What the authors of the papers chose and published, translated to the networks of the library."""
+
+from lieattn.models.published._lie import PublishedCoordinates, published_kernel, published_qm9, published_springs
+
+__all__ = [
+    "PublishedCoordinates",
+    "published_kernel",
+    "published_qm9",
+    "published_springs",
+]

@@ -35,8 +35,9 @@ def lie_transformer(group, frames, **options):
     return LieTransformer(3, 2, space=Euclidean(group), frames=frames, neighborhood=AllPairs(), **options)
 
 
-def framewise():
-    return FramewiseTransformer(tetrahedral(), 3, 2, channels=8, layers=2, vector_inputs=("vel", "wind"))
+def framewise(frames=None):
+    frames = tetrahedral() if frames is None else frames
+    return FramewiseTransformer(frames, 3, 2, channels=8, layers=2, vector_inputs=("vel", "wind"))
 
 
 def element(group):
@@ -52,6 +53,7 @@ NETWORKS = {
         lambda: tetrahedral().elements[5],
     ),
     "framewise": (framewise, lambda: tetrahedral().elements[5]),
+    "framewise, principal frames": (lambda: framewise(PrincipalFrames()), lambda: element(SO(3))),
 }
 HEADS = {
     "vector": (lambda: VectorHead(8), lambda y, matrix: y @ matrix.T),
@@ -102,8 +104,27 @@ def test_start_and_units():
     assert torch.equal(data.wind, weak.wind * 4)
 
 
+def test_the_network_stays_as_it_is():
+    network, data = framewise(), clouds((6,), torch.float32)[0]
+    before = network(data)
+    model = FieldModel(network, VectorHead(8))
+    torch.testing.assert_close(network(data), before, atol=0, rtol=0)
+    assert "head.0.weight" in network.state_dict()
+    assert not any(name.startswith("network.head") for name in model.state_dict())
+    assert model.network.blocks is network.blocks
+
+
+def test_what_a_network_promises_is_passed_on():
+    model = FieldModel(framewise(), VectorHead(8), start={"pos": 1.0, "force": 0.5})
+    assert model.symmetry == framewise().symmetry
+    assert model.guarantee == framewise().guarantee
+    assert model.kind == "position"
+    assert FieldModel(framewise(), PolarizabilityHead(8)).kind == "tensor"
+    assert model.vector_inputs == ("vel", "wind", "force")
+
+
 def test_bad_arguments():
-    with pytest.raises(TypeError, match="network: expected one with lifted_field"):
+    with pytest.raises(TypeError, match="network: expected a Network, which has a field, got Linear"):
         FieldModel(torch.nn.Linear(1, 1), VectorHead(8))
     for name, value in (("units", {"wind": 0.0}), ("unit", -1.0)):
         with pytest.raises(ValueError, match=f"{name}: expected positive numbers"):

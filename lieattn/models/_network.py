@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import abc
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -160,6 +161,12 @@ class Network(EquivariantModule):
     def kind(self) -> Any:
         """How the outputs transform, as the head says."""
         return getattr(self.head, "kind", "invariant")
+
+    def with_head(self, head: nn.Module) -> Self:
+        """The same network with another head; all other weights are shared, and this one stays as it is."""
+        other = copy.copy(self)
+        other._modules = {**self._modules, "head": head}
+        return other
 
     @abc.abstractmethod
     def field(self, data: Any, geometry: Any = None) -> GroupField:

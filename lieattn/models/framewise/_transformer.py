@@ -19,10 +19,11 @@ from lieattn.geometry import (
     SampledFrames,
     find_neighbors,
     lift,
+    natural_space,
     point_clouds,
     sign_group,
 )
-from lieattn.groups import SE, E, FiniteGroup, Translations
+from lieattn.groups import FiniteGroup
 from lieattn.models._network import GroupField, Network, Symmetry, features, vectors
 from lieattn.models._point_options import OutputKind, PointOutputs, Pool, cutoff_of
 from lieattn.nn import FiberNorm, FramewiseBlock, LiftingConvolution, project_field
@@ -188,13 +189,7 @@ class FramewiseTransformer(Network):
     @property
     def symmetry(self) -> Symmetry:
         """R^d ⋊ H, or what the pose makes of it."""
-        acting, pose = "positions and vectors", self.frames.pose
-        if pose is None:
-            return Symmetry(self.group, acting)
-        motions = (SE if self.frames.proper else E)(self.group.dim)
-        if isinstance(pose, PrincipalFrames):
-            return Symmetry(motions, acting, notes=("frames are principal axes that move along",))
-        return Symmetry(Translations(self.group.dim), acting, on_average=motions)
+        return Symmetry.of_frames(natural_space(self.frames, self.group.dim), self.frames)
 
     def geometry(self, data: Any) -> FramewiseGeometry:
         """Lift the clouds; what :meth:`forward` makes itself if it is not given.

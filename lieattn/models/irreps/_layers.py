@@ -9,8 +9,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from lieattn.models._irreps_edges import Edges
-from lieattn.nn import keep_variance
+from lieattn.models.irreps._edges import Edges
+from lieattn.nn.relative import keep_variance
 
 
 def hidden_irreps(channels: int, degree: int) -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lieattn.geometry import Neighbors
-from lieattn.nn import bessel_functions, smooth_window
+from lieattn.ops import bessel_functions, smooth_window
 
 _TINY = 1e-6  # of the cutoff: closer points count as coincident, they have a distance but no direction
 

@@ -5,22 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
-from lieattn.models._lifted_field import LiftedField
-from lieattn.nn import FieldHead
+from lieattn.models._network import GroupField, Network, Symmetry
 
 
-class FieldNetwork(Protocol):
-    """What gives a field over the frames of points: ``LieTransformer`` and ``FramewiseTransformer`` do."""
-
-    def lifted_field(self, data: Any) -> LiftedField:
-        """Field, clouds and frames."""
-
-
-class FieldModel(nn.Module):
+class FieldModel(Network):
     r"""Vectors and tensors, at points or of clouds, from the field of a network.
 
     .. math::  y = \sum_k c_k v_k + u \operatorname{head}(\operatorname{field}(\mathrm{data}))
@@ -33,10 +25,10 @@ class FieldModel(nn.Module):
     Parameters
     ----------
     network
-        :class:`LieTransformer` or :class:`FramewiseTransformer`, or any with ``lifted_field(data)``. Its own read-out
-        is dropped.
+        Any network of the library with a field; its weights are shared, its own head is left out.
     head
-        :class:`lieattn.nn.VectorHead`, ``DipoleHead``, ``PolarizabilityHead`` or any of the same form.
+        ``head(x, graph)``: :class:`lieattn.nn.VectorHead`, ``DipoleHead``, ``PolarizabilityHead`` or any of the same
+        form.
     start
         Names of attributes :math:`v_k` and their factors c.
     units
@@ -50,7 +42,7 @@ class FieldModel(nn.Module):
     >>> import torch
     >>> from torch_geometric.data import Data
     >>> from lieattn.groups import tetrahedral
-    >>> from lieattn.models import FramewiseTransformer
+    >>> from lieattn.models import FieldModel, FramewiseTransformer
     >>> from lieattn.nn import VectorHead
     >>> network = FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1, vector_inputs=("vel",))
     >>> model = FieldModel(network, VectorHead(4), start={"pos": 1.0, "vel": 0.5})
@@ -60,7 +52,7 @@ class FieldModel(nn.Module):
 
     def __init__(
         self,
-        network: nn.Module,
+        network: Network,
         head: nn.Module,
         *,
         start: Mapping[str, float] | None = None,
@@ -68,50 +60,38 @@ class FieldModel(nn.Module):
         unit: float = 1.0,
     ) -> None:
         super().__init__()
-        if not callable(getattr(network, "lifted_field", None)):
-            raise TypeError(f"network: expected one with lifted_field(data), got {type(network).__name__}")
-        self.start, self.units = dict(start or {}), dict(units or {})
+        if not isinstance(network, Network):
+            raise TypeError(f"network: expected a Network, which has a field, got {type(network).__name__}")
+        self.start, self.units, self.unit = dict(start or {}), dict(units or {}), unit
         for argument, numbers in (("units", self.units.items()), ("unit", [("unit", unit)])):
             for name, number in numbers:
                 if not 0 < number < math.inf:
                     raise ValueError(f"{argument}: expected positive numbers, got {number} for {name}")
-        self.network, self.head, self.unit = network, head, unit
-        if hasattr(network, "head"):
-            # Weights that nothing trains are of no use in checkpoints and counts.
-            network.head = nn.Identity()
+        # Weights that nothing trains are of no use in checkpoints and counts.
+        self.network, self.head = network.with_head(nn.Identity()), head
+        named = dict.fromkeys((*network.vector_inputs, *self.start))
+        self.vector_inputs = tuple(name for name in named if name != "pos")
+        self.sees_order = network.sees_order
 
     @property
-    def group(self) -> Any:
-        """The finite group of the network, None where it has none."""
-        return getattr(self.network, "group", None)
-
-    @property
-    def guarantee(self) -> str:
+    def symmetry(self) -> Symmetry:
         """That of the network, for fields on the group."""
-        return str(getattr(self.network, "guarantee", "the network states no guarantee"))
-
-    @property
-    def symmetry(self) -> Any:
-        """That of the network, its ``symmetry`` or ``group``; no attribute where it has neither."""
-        return self.network.symmetry if hasattr(self.network, "symmetry") else self.network.group
-
-    @property
-    def sees_order(self) -> bool:
-        """Whether the order of the points matters to the network."""
-        return bool(getattr(self.network, "sees_order", False))
-
-    @property
-    def vector_inputs(self) -> tuple[str, ...]:
-        """Names of attributes of the data that turn along: those of the network, and those that are added."""
-        named = (*getattr(self.network, "vector_inputs", ()), *self.start)
-        return tuple(name for name in dict.fromkeys(named) if name != "pos")
+        return self.network.symmetry
 
     @property
     def kind(self) -> Any:
         """How the output transforms: as the head says, or as a position where it starts from one."""
-        return "position" if self.start.get("pos") == 1 else self.head.kind
+        return "position" if self.start.get("pos") == 1 else super().kind
 
-    def forward(self, data: Any) -> Tensor:
+    def field(self, data: Any, geometry: Any = None) -> GroupField:
+        """That of the network, on data in its units."""
+        if self.units:
+            data, given = copy.copy(data), data
+            for name, number in self.units.items():
+                data[name] = _attribute(given, name) / number
+        return self.network.field(data, geometry)
+
+    def forward(self, data: Any, geometry: Any = None) -> Tensor:
         """Vectors ``[points, dim]`` or what else the head gives.
 
         Parameters
@@ -119,32 +99,21 @@ class FieldModel(nn.Module):
         data
             torch_geometric ``Data`` or ``Batch`` with what the network sees and the attributes of ``start``; it is not
             changed.
+        geometry
+            See :meth:`Network.field`.
 
         Raises
         ------
         ValueError
             If an attribute of ``start`` or ``units`` is missing, or one of ``start`` has not the shape of the output.
         """
-        lifted: LiftedField = self.network.lifted_field(self._scaled(data))  # type: ignore[operator]
-        if isinstance(self.head, FieldHead):
-            output = self.head(lifted.field, lifted.frames)
-        else:
-            output = self.head(lifted.field, lifted.clouds, lifted.frames)
-        output = self.unit * output
+        output = self.unit * super().forward(data, geometry)
         for name, factor in self.start.items():
             known = _attribute(data, name)
             if known.shape != output.shape:
                 raise ValueError(f"data.{name}: expected {tuple(output.shape)} as the output, got {tuple(known.shape)}")
             output = output + factor * known
         return output
-
-    def _scaled(self, data: Any) -> Any:
-        if not self.units:
-            return data
-        scaled = copy.copy(data)
-        for name, number in self.units.items():
-            scaled[name] = _attribute(data, name) / number
-        return scaled
 
 
 def _attribute(data: Any, name: str) -> Tensor:

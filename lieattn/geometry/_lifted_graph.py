@@ -86,7 +86,10 @@ class LiftedGraph(PointClouds):
         """``[points, fiber, m, m]``, g_ia."""
         if self.relative.elements is not None:
             return self.relative.elements
-        section, frames = self.space.section(self.pos)[:, None], self.space.embed(self.frames)
+        section = self.space.section(self.pos)[:, None]
+        if self.space.stabilizer is None:
+            return section
+        frames = self.space.embed(self.frames)
         return self.space.group.product(section, frames if frames.ndim == 4 else frames[None])
 
     def frame_positions(self) -> Tensor:

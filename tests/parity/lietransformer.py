@@ -10,7 +10,7 @@ out: they are no points of ours, and no valid point ever sees them.
 import numpy as np
 import torch
 
-from lieattn.models import published_kernel
+from lieattn.models.published import published_kernel
 from lieattn.nn import LieBlock, LieBottleneck, LieConvolution, LieSelfAttention
 from tests.parity.lietransformer_files import (
     Padded,
@@ -73,7 +73,7 @@ def _check_attention(arrays, meta, dtype):
     padded = Padded(mask | (seen | ~mask[:, None]).all(2))
     graph = padded.graph(arrays["pair"], index, keys=mask, dtype=dtype)
     layer = attention_layer(arrays, meta).to(dtype)
-    graph.relative_coordinates.requires_grad_()
+    graph.relative.coordinates.requires_grad_()
     x = padded.points(arrays["features"]).to(dtype)[:, None].requires_grad_()
     out = layer(x, graph)[:, 0]
     # A padded receiver may have padded neighbors only, and then gets zero here.
@@ -82,13 +82,13 @@ def _check_attention(arrays, meta, dtype):
     weights = layer.weights(x, graph)[:, 0, 0]
     if "attention" in arrays:
         stored = padded.receivers(arrays["attention"])
-        compare("attention", padded.dense(weights, graph)[known], stored[known], meta)
+        compare("attention", padded.dense(weights, graph.neighbors)[known], stored[known], meta)
     if "logits" in arrays:
         stored = arrays["logits"]
         if index is not None:
             stored = np.zeros((*arrays["pair"].shape[:3], meta["heads"]))
             np.put_along_axis(stored, index[..., None], arrays["logits"], axis=2)
-        compare("logits", layer.scores(x, graph)[:, 0, 0], tensor(stored)[padded.edges_of(graph)], meta)
+        compare("logits", layer.scores(x, graph)[:, 0, 0], tensor(stored)[padded.edges_of(graph.neighbors)], meta)
     if "cotangent" in arrays:
         (out * padded.points(arrays["cotangent"])).sum().backward()
         _check_gradients(arrays, meta, layer, padded, graph, x)
@@ -107,8 +107,8 @@ def _check_gradients(arrays, meta, layer, padded, graph, x):
     size = max(float(np.abs(array[np.isfinite(array)]).max(initial=0)) for array in stored.values())
     if "pair" in stored:
         found = torch.zeros(stored["pair"].shape, dtype=x.dtype)
-        if graph.relative_coordinates.grad is not None:
-            found[padded.edges_of(graph)] = graph.relative_coordinates.grad[:, 0, 0]
+        if graph.relative.coordinates.grad is not None:
+            found[padded.edges_of(graph.neighbors)] = graph.relative.coordinates.grad[:, 0, 0]
         compare("grad_pair", found[padded.mask], stored["pair"][padded.mask.numpy()], meta, size=size)
     if "features" in stored:
         compare("grad_features", x.grad[:, 0], padded.points(stored["features"]), meta, size=size)
@@ -123,7 +123,7 @@ def check_block(arrays, meta):
     attention = attention_layer(arrays, meta)
     block = LieBlock(
         attention,
-        attention.channels,
+        attention.in_channels,
         norm=meta["block_norm"],
         activation={"swish": "silu"}.get(meta["activation"], meta["activation"]),
         eps=meta["norm_eps"],

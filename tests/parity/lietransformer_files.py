@@ -5,8 +5,9 @@ import re
 import numpy as np
 import torch
 
-from lieattn.geometry import Neighbors
-from lieattn.nn import PairGraph
+from lieattn.geometry import LiftedGraph, Neighbors, RelativeElements
+from lieattn.groups import Translations, trivial
+from lieattn.spaces import Euclidean
 from tests.parity import files
 
 DEFAULTS = {
@@ -47,6 +48,15 @@ def tensor(array):
     return torch.from_numpy(np.array(array))
 
 
+def pair_graph(neighbors, coordinates, batch, clouds):
+    """Graph of points whose relative elements have these coordinates, ``[edges, 1, 1, k]``."""
+    pos = torch.zeros(len(batch), 1, dtype=coordinates.dtype)
+    relative = RelativeElements(
+        space=Euclidean(Translations(1)), pos=pos, batch=batch, neighbors=neighbors, group=trivial(1), given=coordinates
+    )
+    return LiftedGraph(pos=pos, batch=batch, num_clouds=clouds, relative=relative)
+
+
 class Padded:
     """Clouds padded to one size, with the mask of what is there."""
 
@@ -76,19 +86,18 @@ class Padded:
         cloud, i, j = adjacent.nonzero(as_tuple=True)
         edges = torch.stack([self.number[cloud, j], self.number[cloud, i]])
         neighbors = Neighbors.from_edge_index(edges, int(self.mask.sum()))
-        graph = PairGraph(neighbors, torch.zeros(neighbors.num_edges, 1, 1, 1), self.cloud, clouds)
-        coordinates = tensor(pair)[self.edges_of(graph)][:, None, None].to(dtype)
-        return PairGraph(neighbors, coordinates, self.cloud, clouds)
+        coordinates = tensor(pair)[self.edges_of(neighbors)][:, None, None].to(dtype)
+        return pair_graph(neighbors, coordinates, self.cloud, clouds)
 
-    def edges_of(self, graph):
+    def edges_of(self, neighbors):
         """Index (cloud, i, j) of each edge in an array [b, N, N, *]."""
-        target, source = graph.neighbors.target, graph.neighbors.source
+        target, source = neighbors.target, neighbors.source
         return self.cloud[target], self.slot[target], self.slot[source]
 
-    def dense(self, values, graph):
+    def dense(self, values, neighbors):
         """[edges, h] to [points, h, N], zero where no edge is."""
         out = torch.zeros(*self.mask.shape, self.mask.shape[1], values.shape[-1], dtype=values.dtype)
-        out[self.edges_of(graph)] = values.detach()
+        out[self.edges_of(neighbors)] = values.detach()
         return out[self.mask].transpose(1, 2)
 
     def receivers(self, attention):

@@ -5,9 +5,17 @@ import math
 import numpy as np
 import torch
 
-from lieattn.geometry import AllPairs, farthest_by_distance
-from lieattn.groups import SE, SO, RotationDilations, Translations, cyclic, rotation_from_quaternion
-from lieattn.models import published_distance, published_pairs
+from lieattn.geometry import AllPairs, GivenFrames, farthest_by_distance, lift
+from lieattn.groups import (
+    SE,
+    SO,
+    RotationDilations,
+    SemidirectProduct,
+    Translations,
+    cyclic,
+    rotation_from_quaternion,
+)
+from lieattn.models.published import PublishedCoordinates
 from lieattn.spaces import Euclidean, Orbits
 from tests.parity.lietransformer_files import Padded, compare, tensor
 
@@ -82,16 +90,19 @@ def frames_of(arrays, meta, padded):
     return None
 
 
-def lifted(arrays, meta, positions=None):
-    """Padded clouds, their elements ``[points, fiber, m, m]``, neighbors and our pairs in the file's convention."""
+def lifted(arrays, meta):
+    """Padded clouds, their graph, and our pairs ``[edges, fiber, fiber, k]`` in the file's convention."""
     padded = Padded(arrays["mask"])
-    space = space_of(meta["group"])
-    x = padded.points(arrays["positions"]) if positions is None else positions
-    elements = space.lift(x, frames_of(arrays, meta, padded))
-    neighbors = AllPairs()(x.detach(), padded.cloud)
-    coordinates = COORDINATES.get(meta["group"], "published")
-    pairs = published_pairs(space, elements, space.invariants(x), neighbors, coordinates)
-    return padded, elements, neighbors, pairs
+    x, frames = padded.points(arrays["positions"]), frames_of(arrays, meta, padded)
+    frames = None if frames is None else GivenFrames(frames)
+    graph = lift(x, frames, AllPairs(), space_of(meta["group"]), batch=padded.cloud)
+    return padded, graph, pairs_of(graph, COORDINATES.get(meta["group"], "log"))
+
+
+def pairs_of(graph, convention):
+    """Coordinates of the authors for every edge."""
+    pairs, row = PublishedCoordinates(convention)(graph), graph.relative.row
+    return pairs if row is None else pairs[row]
 
 
 def stored_pairs(arrays, padded, neighbors, samples):
@@ -111,21 +122,21 @@ def as_stored(pairs, stored, name):
     return same_turn(pairs, stored, ANGLES.get(name))
 
 
-def check_pairs(arrays, meta, positions=None):
+def check_pairs(arrays, meta):
     """Our pairs of the file's positions and draws, in its choice of signs and turns, compared with the file's."""
-    padded, elements, neighbors, pairs = lifted(arrays, meta, positions)
+    padded, graph, pairs = lifted(arrays, meta)
     if "pair" in arrays:
-        stored = stored_pairs(arrays, padded, neighbors, meta["lift_samples"])
+        stored = stored_pairs(arrays, padded, graph.neighbors, meta["lift_samples"])
         pairs = as_stored(pairs, stored, meta["group"])
         compare("pair", pairs, stored, meta)
-    return padded, elements, neighbors, pairs
+    return padded, graph, pairs
 
 
 def check_lift(arrays, meta):
-    padded, elements, neighbors, _ = check_pairs(arrays, meta)
+    padded, graph, _ = check_pairs(arrays, meta)
     samples, name = meta["lift_samples"], meta["group"]
-    space = space_of(name)
-    group, x = space.group, padded.points(arrays["positions"])
+    space, elements, x = graph.space, graph.elements, graph.pos
+    group = space.group
 
     def stored(array):
         return tensor(arrays[array]).unflatten(1, (-1, samples))[padded.mask]
@@ -143,9 +154,8 @@ def check_lift(arrays, meta):
         orbit = stored("orbit")
         compare("orbit", space.invariants(x)[:, None].expand_as(orbit), orbit, meta)
     if "distance" in arrays:
-        pairs = published_pairs(space, elements, space.invariants(x), neighbors, "published")
-        found = published_distance(space, pairs, meta["alpha"])
-        distance = stored_pairs({**arrays, "pair": arrays["distance"][..., None]}, padded, neighbors, samples)
+        found = published_distance(space, pairs_of(graph, "log"), meta["alpha"])
+        distance = stored_pairs({**arrays, "pair": arrays["distance"][..., None]}, padded, graph.neighbors, samples)
         compare("distance", found, distance[..., 0], meta)
     if "features_lifted" in arrays:
         features = stored("features_lifted")
@@ -153,6 +163,29 @@ def check_lift(arrays, meta):
     if "mask_lifted" in arrays:
         mask = tensor(arrays["mask_lifted"]).unflatten(1, (-1, samples))
         assert torch.equal(padded.mask[:, :, None].expand_as(mask), mask), "mask_lifted"
+
+
+def published_distance(space, pairs, alpha):
+    """Distance ``[*]`` by which the authors choose neighbors, from their logarithms.
+
+    alpha times the rotation plus 1 - alpha times the translation of the logarithm or the difference of the orbits.
+    Their group of translations alone has no such mixture: its distance is alpha times the length.
+    """
+    group = space.group
+    log = pairs[..., : group.algebra_dim]
+    invariants = pairs[..., group.algebra_dim :]
+    if isinstance(group, SemidirectProduct):
+        turn, shift = log[..., : -group.dim], log[..., -group.dim :].norm(dim=-1)
+        return alpha * turn.norm(dim=-1) + (1 - alpha) * shift
+    if isinstance(group, RotationDilations):
+        return alpha * log[..., 1:].norm(dim=-1) + (1 - alpha) * log[..., 0].abs()
+    if isinstance(group, SO):
+        mine, theirs = invariants.chunk(2, dim=-1)
+        apart = (mine - theirs).norm(dim=-1)
+        if group.dim == 2:
+            apart = apart / ((mine + theirs).sum(dim=-1) + 1e-3)
+        return alpha * log.norm(dim=-1) + (1 - alpha) * apart
+    return alpha * log.norm(dim=-1)
 
 
 _CONJUGATE = torch.tensor([1.0, -1.0, -1.0, -1.0], dtype=torch.float64)

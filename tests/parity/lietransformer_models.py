@@ -1,14 +1,21 @@
 """Golden files of whole networks: LieTransformer, its potentials, and the finite SE(2) variant."""
 
 import re
-from dataclasses import replace
 
 import torch
+from torch_geometric.data import Data
 
 from lieattn.geometry import AllPairs, FiniteFrames, GivenFrames, point_clouds
 from lieattn.groups import cyclic
-from lieattn.models import FiniteSE2Transformer, HamiltonianDynamics, LieTransformer, published_kernel
-from lieattn.models._lie_graph import squashed
+from lieattn.models import (
+    AttentionOptions,
+    FiniteSE2Transformer,
+    HamiltonianDynamics,
+    LieTransformer,
+    Lifting,
+    Readout,
+)
+from lieattn.models.published import PublishedCoordinates, published_kernel
 from tests.parity.lietransformer_files import (
     Padded,
     block_parameters,
@@ -26,10 +33,10 @@ def check_finite_se2(arrays, meta):
     padded = Padded(arrays["mask"])
     slots = arrays["mask"].shape[1]
     rotations, layers = meta["rotations"], meta["layers"]
+    seeds = {"only_eqv_sa": 0, "set_transf": meta["n_outputs"]}[meta["readout"]]
     model = FiniteSE2Transformer(
         rotations,
-        meta["n_outputs"],
-        meta["dim_output"],
+        meta["dim_output"] if seeds else meta["n_outputs"] * meta["dim_output"],
         channels=arrays["layer0.value_b"].shape[0],
         layers=layers,
         heads=meta["heads"],
@@ -37,12 +44,13 @@ def check_finite_se2(arrays, meta):
         moments=meta.get("moments", 5),
         normalize={"softmax": "softmax", "mean": "mean", "dot_product": "mean"}[meta["similarity"]],
         layer_norm=meta["layer_norm"],
-        readout={"only_eqv_sa": "mean", "set_transf": "seeds"}[meta["readout"]],
+        seeds=seeds,
         hidden=arrays["layer0.loc_b1"].shape[1],
     ).double()
     load(model, _finite_se2_parameters(arrays, layers))
-    graph = model.graph(point_clouds(tensor(arrays["positions"]), mask=padded.mask))
-    fields = model.features(graph, slots)
+    graph = model.geometry(point_clouds(tensor(arrays["positions"]), mask=padded.mask))
+    with torch.no_grad():
+        fields, prediction = fields_of(model.layers, lambda: model(graph, graph, slots))
     names = ["features_lifted"] + [f"after_layer{number}" for number in range(layers)]
     for name, field in zip(names, fields, strict=True):
         if name in arrays:
@@ -51,8 +59,18 @@ def check_finite_se2(arrays, meta):
             compare(name, field, stored, meta)
     if "pair" in arrays:
         _check_finite_se2_pairs(arrays, meta, padded, graph)
-    with torch.no_grad():
-        compare("prediction", model(graph, graph, slots), arrays["prediction"], meta)
+    compare("prediction", prediction.reshape(arrays["prediction"].shape), arrays["prediction"], meta)
+
+
+def fields_of(blocks, call):
+    """What goes into the first block and comes out of each in a call, and its result."""
+    fields = []
+    hooks = [blocks[0].register_forward_pre_hook(lambda _, inputs: fields.append(inputs[0]))]
+    hooks += [block.register_forward_hook(lambda _, inputs, out: fields.append(out)) for block in blocks]
+    result = call()
+    for hook in hooks:
+        hook.remove()
+    return fields, result
 
 
 def _check_finite_se2_pairs(arrays, meta, padded, graph):
@@ -60,9 +78,9 @@ def _check_finite_se2_pairs(arrays, meta, padded, graph):
     pair = tensor(arrays["pair"]).unflatten(2, (rotations, slots)).unflatten(1, (rotations, slots))
     source, target = graph.neighbors.source, graph.neighbors.target
     stored = pair.permute(0, 2, 4, 1, 3, 5)[padded.cloud[target], padded.slot[target], padded.slot[source]]
-    position = graph.relative_positions
-    if graph.displacement_index is not None:
-        position = position[graph.displacement_index]
+    position = graph.relative.positions
+    if graph.relative.row is not None:
+        position = position[graph.relative.row]
     compare("translation of pair", position[:, :, None].expand_as(stored[..., :2]), stored[..., :2], meta)
     index = graph.group.relative_index.double()
     compare("index of pair", index.expand_as(stored[..., 2]), stored[..., 2], meta)
@@ -123,6 +141,7 @@ def network(arrays, meta, clouds=None):
         widths["feature_channels"] = 2 * len(arrays["block0.receiver_b"]) // heads
     point_first = meta["readout"] == "lieconv"
     last = "readout_b" if point_first else "head_b3"
+    activation = {"swish": "silu"}.get(meta["activation"], meta["activation"])
     model = LieTransformer(
         arrays["embed_W"].shape[1],
         len(arrays[last]),
@@ -132,16 +151,24 @@ def network(arrays, meta, clouds=None):
         channels=len(arrays["embed_b"]),
         layers=layers,
         heads=heads,
-        activation={"swish": "silu"}.get(meta["activation"], meta["activation"]),
-        norm=meta["block_norm"],
-        eps=meta["norm_eps"],
-        readout={"lieconv": "point_first", "model_1": "pool_first"}[meta["readout"]],
-        pool=meta["pool"],
-        head_norm=meta["output_norm"] == "layer" or (not point_first and bool(head_norms(arrays))),
-        coordinates=COORDINATES.get(name, "published"),
-        squash={"none": False, "tanh": True}[meta["squash"]],
-        **widths,
-        **published_kernel(meta["kernel"], attention_fn=meta["normalisation"]),
+        lifting=Lifting(
+            PublishedCoordinates(COORDINATES.get(name, "log")),
+            bound={"none": False, "tanh": True}[meta["squash"]],
+            local=0,
+        ),
+        attention=AttentionOptions(
+            activation=activation,
+            norm=meta["block_norm"],
+            eps=meta["norm_eps"],
+            **widths,
+            **published_kernel(meta["kernel"], attention_fn=meta["normalisation"]),
+        ),
+        readout=Readout(
+            order={"lieconv": "point_first", "model_1": "pool_first"}[meta["readout"]],
+            pool=meta["pool"],
+            norm=meta["output_norm"] == "layer" or (not point_first and bool(head_norms(arrays))),
+            activation=activation,
+        ),
     ).double()
     for norm in model.head.norms:
         norm.eps = meta["norm_eps"]
@@ -187,22 +214,22 @@ def lift_of(arrays, meta, clouds):
 
 
 def check_model(arrays, meta):
-    padded, _, _, pairs = check_pairs(arrays, meta)
+    padded, _, pairs = check_pairs(arrays, meta)
     model = network(arrays, meta)
-    clouds = point_clouds(tensor(arrays["positions"]), mask=padded.mask)
+    data = Data(x=padded.points(arrays["features"]))
     with torch.no_grad():
-        graph = model.graph(clouds)
+        graph = model.geometry(point_clouds(tensor(arrays["positions"]), mask=padded.mask))
         if meta["group"].endswith("quat") or meta["group"] in ANGLES:
             # Signs and turns as in the file.
-            pairs = squashed(pairs) if meta["squash"] == "tanh" else pairs
-            graph = replace(graph, relative_coordinates=pairs)
-        fields = model.features(padded.points(arrays["features"]), graph)
+            relative = graph.relative.with_coordinates(pairs)
+            graph = graph.with_relative(relative.bounded() if meta["squash"] == "tanh" else relative)
+        fields, prediction = fields_of(model.blocks, lambda: model(data, graph))
         names = ["embedded"] + [f"after_block{number}" for number in range(meta["layers"])]
         for name, field in zip(names, fields, strict=True):
             if name in arrays:
                 stored = tensor(arrays[name]).unflatten(1, (-1, meta["lift_samples"]))[padded.mask]
                 compare(name, field, stored, meta)
-        compare("prediction", model.head(fields[-1], graph.batch, graph.num_clouds), arrays["prediction"], meta)
+        compare("prediction", prediction, arrays["prediction"], meta)
 
 
 def check_hamiltonian(arrays, meta):

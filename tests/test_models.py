@@ -5,9 +5,22 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import AllPairs, Nearest, PixelSquare, Radius, pixel_positions
-from lieattn.groups import cyclic, dihedral, octahedral, reflection, tetrahedral, trivial
-from lieattn.models import GSANet, published_table
+from lieattn.geometry import (
+    AllPairs,
+    FiniteFrames,
+    GivenFrames,
+    Nearest,
+    PixelSquare,
+    PrincipalFrames,
+    Radius,
+    SampledFrames,
+    ScaleFrames,
+    pixel_positions,
+)
+from lieattn.groups import SE, SO, E, cyclic, dihedral, octahedral, reflection, tetrahedral, trivial
+from lieattn.models import GSANet, GSAOptions, GSAReadout, Stages, published_table
+from lieattn.nn import VectorHead
+from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
 from tests.cases import SMALL_GROUPS
 
@@ -72,7 +85,9 @@ def turned_pixels(batch, group, h):
 
 
 def network(group, dtype=torch.float32, **options):
-    layout = {"channels": 8, "blocks": (2, 1), "crops": (1, 0, 1), "expansions": (1, 2), "heads": 2, **options}
+    stages = {name: options.pop(name) for name in ("crops", "inexact") if name in options}
+    stages = Stages((2, 1), (1, 2), **{"crops": (1, 0, 1), **stages})
+    layout = {"channels": 8, "blocks": stages, "heads": 2, "options": GSAOptions(values=False), **options}
     return randomize(GSANet(group, 2, 3, **{"neighborhood": PixelSquare(3), **layout}).to(dtype), spread=0.7)
 
 
@@ -99,19 +114,26 @@ def test_turning_the_pixels_leaves_the_logits(group, dtype, tolerance):
 def test_turning_the_coordinates_leaves_the_logits(group, dtype, tolerance):
     """Balls turn by every angle; so do crops and poolings, which follow the raster."""
     batch = images(2, 10, 10, 2, dtype)
-    model = network(group, dtype, neighborhood=Radius(1.5), blocks=(1, 1), crops=(1, 0))
+    model = network(group, dtype, neighborhood=Radius(1.5), blocks=Stages((1, 1), crops=(1, 0)))
     assert change(model, batch, group, moved) < tolerance
+
+
+def published(group):
+    return GSAOptions(values=False, frame_table=published_table(group))
 
 
 def test_the_published_table_is_not_equivariant():
     for group in (cyclic(4), dihedral(4)):
         batch = images(2, 12, 12, 2)
-        assert change(network(group, frame_encoding="published"), batch, group, turned_pixels) > 1e-4
+        model = network(group, options=published(group))
+        assert change(model, batch, group, turned_pixels) > 1e-4
+        assert model.symmetry.group == trivial(2)
+        assert "not equivariant" in model.guarantee
 
 
 def test_pixel_squares_do_not_turn_by_45_degrees():
     batch, group = images(2, 10, 10, 2), cyclic(8)
-    model = network(group, blocks=(1, 1), crops=(1, 0))
+    model = network(group, blocks=Stages((1, 1), crops=(1, 0)))
     assert change(model, batch, group, moved) > 1e-3
     assert "quarter turns" in model.guarantee
 
@@ -125,7 +147,7 @@ def test_clouds_without_a_raster(group, neighborhood):
     pos = torch.randn(20, group.dim, generator=generator, dtype=torch.float64)
     x = torch.randn(20, 2, generator=generator, dtype=torch.float64)
     batch = Batch.from_data_list([Data(x=x[:12], pos=pos[:12]), Data(x=x[12:], pos=pos[12:])])
-    model = network(group, torch.float64, neighborhood=neighborhood, blocks=(1,), crops=(0,), expansions=(1,))
+    model = network(group, torch.float64, neighborhood=neighborhood, blocks=(1,))
     assert change(model, batch, group, moved) < 1e-10
 
 
@@ -144,7 +166,7 @@ def test_images_need_not_be_square_nor_alike():
 def test_global_attention():
     group = cyclic(4)
     batch = images(2, 6, 6, 2, torch.float64)
-    options = {"neighborhood": AllPairs(), "scale": 5.0, "blocks": (1,), "crops": (0,), "expansions": (1,)}
+    options = {"neighborhood": AllPairs(), "options": GSAOptions(length=5.0), "blocks": (1,)}
     assert change(network(group, torch.float64, **options), batch, group, turned_pixels) < 1e-10
 
 
@@ -152,13 +174,13 @@ def test_inexact_pooling_is_refused_or_warned_about():
     with pytest.raises(ValueError, match=r"drops rows or columns of a 7 x 7 image.*8 x 8 would be exact"):
         network(cyclic(4), crops=(0, 0, 0))(images(1, 7, 7, 2))
     with pytest.warns(UserWarning, match="breaks rotations"):
-        network(cyclic(4), crops=(0, 0, 0), inexact_pooling="warn")(images(1, 7, 7, 2))
-    network(cyclic(4), crops=(0, 0, 0), inexact_pooling="allow")(images(1, 7, 7, 2))
+        network(cyclic(4), crops=(0, 0, 0), inexact="warn")(images(1, 7, 7, 2))
+    network(cyclic(4), crops=(0, 0, 0), inexact="allow")(images(1, 7, 7, 2))
 
 
 def test_dropped_rows_break_rotation():
     group, batch = cyclic(4), images(2, 11, 11, 2)
-    model = network(group, crops=(0, 0, 0), inexact_pooling="allow")
+    model = network(group, crops=(0, 0, 0), inexact="allow")
     assert change(model, batch, group, turned_pixels) > 1e-3
 
 
@@ -207,7 +229,135 @@ def test_three_dimensions():
     group = octahedral()
     pos = torch.randn(10, 3, dtype=torch.float64)
     batch = Data(x=torch.randn(10, 2, dtype=torch.float64), pos=pos)
-    model = network(group, torch.float64, neighborhood=Radius(1.5), blocks=(1,), crops=(0,), expansions=(1,))
+    model = network(group, torch.float64, neighborhood=Radius(1.5), blocks=(1,))
     expected = model(batch)
     for h in (1, 7, 23):
         torch.testing.assert_close(model(Data(x=batch.x, pos=group.act(h, pos))), expected, rtol=1e-10, atol=1e-10)
+
+
+# --- frames ---------------------------------------------------------------------------------------------------
+
+SPACES = {  # frames, the motions that leave the outputs alone, and options
+    "T": (tetrahedral(), tetrahedral(), {}),
+    "T, posed": (FiniteFrames(tetrahedral(), PrincipalFrames()), SE(3), {}),
+    "principal": (PrincipalFrames(), SE(3), {}),
+    "principal, improper": (PrincipalFrames(improper=True), E(3), {}),
+    "principal of neighborhoods": (PrincipalFrames("neighborhood"), SE(3), {"neighborhood": Radius(4.0)}),
+    "principal, in the plane": (PrincipalFrames(), SE(2), {"space": Euclidean(SE(2))}),
+    "C4 on scales": (ScaleFrames(cyclic(4), levels=2), cyclic(4), {}),
+}
+
+
+def cloud(dim, seed=0, constant=False, points=12):
+    generator = torch.Generator().manual_seed(seed)
+    x, pos, vel = (torch.randn(points, k, generator=generator, dtype=torch.float64) for k in (2, dim, dim))
+    return Data(x=torch.ones_like(x) if constant else x, pos=pos, vel=vel, batch=torch.arange(points) % 2)
+
+
+def of_frames(name, **more):
+    frames, group, options = SPACES[name]
+    options = {"neighborhood": Radius(2.0), "channels": 8, "blocks": (1,), "heads": 2, **options, **more}
+    torch.manual_seed(0)
+    return GSANet(frames, 2, 3, **options).double(), group
+
+
+def motions(group, data):
+    """Clouds that are moved, with their vectors, and what does the same to vectors."""
+    generator = torch.Generator().manual_seed(1)
+    for number in range(min(group.order, 4) if hasattr(group, "order") else 4):
+        shift = torch.randn(group.dim, generator=generator, dtype=torch.float64)
+        if hasattr(group, "order"):
+            matrix = group.elements[number]
+        else:
+            matrix = group.linear(group.sample(1, generator=generator, dtype=torch.float64))[0]
+        moved = data.clone()
+        moved.pos, moved.vel = data.pos @ matrix.mT + shift, data.vel @ matrix.mT
+        yield moved, matrix
+
+
+@pytest.mark.usefixtures("every_backend")
+@pytest.mark.parametrize("name", SPACES)
+@torch.no_grad()
+def test_every_frame_gives_its_symmetry(name):
+    model, group = of_frames(name)
+    model, data = randomize(model), cloud(model.space.group.dim)
+    assert model.symmetry.group.name == group.name
+    expected = model(data)
+    assert expected.std(0).max() > 1e-3
+    for moved, _ in motions(group, data):
+        error = (model(moved) - expected).abs().max() / expected.abs().max().clamp(min=1)
+        assert error < 1e-10, f"{error:.1e}"
+
+
+@pytest.mark.parametrize("name", SPACES)
+@torch.no_grad()
+def test_vectors_go_in_and_out(name):
+    model, group = of_frames(name, vector_inputs=("vel",))
+    model, data, dim = randomize(model), cloud(model.space.group.dim), model.space.group.dim
+    for pool in ("none", "mean"):
+        head = randomize(VectorHead(8, dim, pool=pool).double())
+        expected = head(*model.field(data))
+        assert expected.abs().max() > 1e-3
+        still = data.clone()
+        still.vel = torch.zeros_like(data.vel)
+        assert (head(*model.field(still)) - expected).abs().max() > 1e-3, "vectors must be seen"
+        for moved, matrix in motions(group, data):
+            error = (head(*model.field(moved)) - expected @ matrix.mT).abs().max() / expected.abs().max().clamp(min=1)
+            assert error < 1e-10, f"{error:.1e}"
+
+
+@torch.no_grad()
+def test_other_frames_of_the_points():
+    """Random ones break rotations, and say so; given ones are exact if they are moved along."""
+    data = cloud(3)
+    model = randomize(GSANet(SampledFrames(3), 2, 3, neighborhood=Radius(2.0), channels=8, heads=2).double())
+    assert model.sees_order
+    assert model.symmetry.group.name == "R^3"
+    assert "SE(3) on average" in model.guarantee
+    frames = SO(3).sample(12, 2, dtype=torch.float64)
+    (moved, matrix), *_ = motions(SE(3), data)
+    models = [
+        randomize(GSANet(GivenFrames(given), 2, 3, neighborhood=Radius(2.0), channels=8, heads=2).double())
+        for given in (frames, matrix @ frames)
+    ]
+    torch.testing.assert_close(models[1](moved), models[0](data), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", SPACES)
+@torch.no_grad()
+def test_geometry_is_seen_where_features_are_constant(name):
+    """By default; in the paper's networks a softmax averages values that are all the same."""
+    spread = {}
+    for values in (True, False):
+        model, _ = of_frames(name, options=GSAOptions(values=values))
+        outputs = torch.cat([model.eval()(cloud(model.space.group.dim, seed, True)) for seed in range(6)])
+        spread[values] = float(outputs.std(0).max() / outputs.abs().max())
+    assert spread[True] > 1e-3
+    assert spread[False] < 1e-5 or name == "principal of neighborhoods"
+
+
+@pytest.mark.parametrize("pool", ["sum", "mean", "max", "none"])
+@pytest.mark.parametrize("order", ["points_first", "frames_first"])
+@torch.no_grad()
+def test_orders_of_the_readout(pool, order):
+    model = network(cyclic(4), torch.float64, readout=GSAReadout(pool, order))
+    batch = images(2, 12, 12, 2, torch.float64)
+    field, graph = model.field(batch)
+    assert field.shape == (2 * 9, 4, 16)
+    values = (field @ model.head.weight.mT).unflatten(0, (2, 9))
+    if pool == "none":
+        expected = values.amax(dim=2).flatten(0, 1)
+    elif order == "points_first":
+        expected = getattr(values, {"max": "amax"}.get(pool, pool))(dim=1).amax(dim=1)
+    else:
+        expected = getattr(values.amax(dim=2), {"max": "amax"}.get(pool, pool))(dim=1)
+    torch.testing.assert_close(model(batch), expected, rtol=1e-12, atol=1e-12)
+    assert graph.num_points == len(field)
+    if pool != "none":
+        assert change(model, batch, cyclic(4), turned_pixels) < 1e-10
+
+
+def test_pixels_need_the_frames_of_a_group():
+    for frames in (PrincipalFrames(), ScaleFrames(cyclic(4)), FiniteFrames(cyclic(4), PrincipalFrames())):
+        with pytest.raises(ValueError, match="blocks: crops and poolings of pixels need the frames of a finite group"):
+            GSANet(frames, neighborhood=Radius(1.0), blocks=(1, 1))

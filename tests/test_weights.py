@@ -28,31 +28,39 @@ from lieattn.geometry import (
     SampledFrames,
     in_frames,
     lift,
-    lift_elements,
     padding,
 )
 from lieattn.groups import SE, SO, RotationDilations, Translations, cyclic, dihedral, octahedral, tetrahedral
 from lieattn.models import (
+    AffineSelfConvNet,
+    AttentionOptions,
     AttentiveAllCNN,
     AttentiveCNN,
     AttentiveDenseNet,
     AttentiveResNet,
-    BottleneckResNet,
+    ConvolutionOptions,
     EnergyForces,
     FieldModel,
     FiniteSE2Transformer,
     FramewiseTransformer,
     GSANet,
+    GSAOptions,
+    GSAReadout,
     HamiltonianDynamics,
-    LieResNet,
+    LieConvNet,
     LieTransformer,
+    Lifting,
+    Readout,
+    SortedDistances,
+    Species,
+    Stages,
+    published_table,
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
+from lieattn.models.published import PublishedCoordinates
 from lieattn.nn import (
     AffineSelfConvolution,
-    CoordinateEncoding,
     DipoleHead,
-    EdgeNetwork,
     FramewiseBlock,
     GroupConvolution,
     GroupSelfAttention,
@@ -60,19 +68,23 @@ from lieattn.nn import (
     LieSelfAttention,
     LiftingAffineSelfConvolution,
     LiftingSelfAttention,
-    MLPEncoding,
-    NetworkKernel,
-    OffsetTable,
     PolarizabilityHead,
     PreNormBlock,
+    SimpleAffineSelfConvolution,
+    StandAloneSelfAttention,
+    VectorHead,
+)
+from lieattn.nn.relative import (
+    CoordinateEncoding,
+    EdgeNetwork,
+    FourierFeatures,
+    MLPEncoding,
+    NetworkKernel,
+    RelativePositionTable,
     RotaryEncoding,
     RotaryPhases,
-    SimpleAffineSelfConvolution,
-    SmoothDisplacements,
-    StandAloneSelfAttention,
     TableEncoding,
     TableKernel,
-    VectorHead,
 )
 from lieattn.spaces import Euclidean, Orbits, Sphere
 from lieattn.testing import relative_error
@@ -94,7 +106,7 @@ def on_images(network: nn.Module, inputs: Inputs) -> Outputs:
 
 
 def lifted(inputs, group, neighborhood):
-    return lift(inputs["pos"], group, neighborhood, batch=inputs["batch"], scale=1.0)
+    return lift(inputs["pos"], group, neighborhood, batch=inputs["batch"], length=1.0)
 
 
 def on_graph(group, neighborhood):
@@ -110,9 +122,7 @@ def on_graph(group, neighborhood):
 
 
 def lie_block(layers: nn.Module, inputs: Inputs) -> Outputs:
-    graph = lift_elements(
-        inputs["pos"], Euclidean(SE(3)), FiniteFrames(tetrahedral()), AllPairs(), batch=inputs["batch"], scale=1.0
-    )
+    graph = lift(inputs["pos"], tetrahedral(), AllPairs(), Euclidean(SE(3)), batch=inputs["batch"], length=1.0)
     return tuple(layer(inputs["field"], graph) for layer in layers.values())
 
 
@@ -125,22 +135,30 @@ def framewise_block(layers: nn.Module, inputs: Inputs) -> Outputs:
     return layers["block"](inputs["field"], phases, padding(graph.batch, graph.num_clouds), edges)
 
 
+def rows_of_three(network: nn.Module, inputs: Inputs) -> Outputs:
+    return on_data(network, inputs).unflatten(1, (-1, 3))
+
+
 def springs(dynamics: nn.Module, inputs: Inputs) -> Outputs:
     state = inputs["pos"], inputs["momentum"], inputs["x"][:, 0], inputs["x"]
     velocity, force = dynamics.field(*state, batch=inputs["batch"])
     return dynamics.hamiltonian(*state, batch=inputs["batch"]), velocity, force
 
 
-def lie(space, frames=None, **options):
-    """A small LieTransformer with three features and two outputs."""
-    settings = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "heads": 2, "hidden": 4}
-    return LieTransformer(3, 2, space=space, frames=frames, **{**settings, **options})
+def lie(space, frames=None, *, features=3, outputs=2, lifting=(), attention=(), readout=(), **options):
+    """A small LieTransformer."""
+    groups = {
+        "lifting": Lifting(**{"local": 0, **dict(lifting)}),
+        "attention": AttentionOptions(**{"hidden": 4, **dict(attention)}),
+        "readout": Readout(**dict(readout)),
+    }
+    settings = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "heads": 2, **groups}
+    return LieTransformer(features, outputs, space=space, frames=frames, **{**settings, **options})
 
 
-def potential(**options):
-    """A small LieTransformer with one output, an energy."""
-    settings = {"neighborhood": AllPairs(), "channels": 8, "layers": 2, "heads": 2, "hidden": 4, "pool": "sum"}
-    return LieTransformer(2, 1, space=Euclidean(Translations(2)), normalize="mean", **settings, **options)
+def convolutions(*args, lifting=None, **options):
+    """A small LieConv network without anything before its blocks."""
+    return LieConvNet(*args, channels=8, lifting=lifting or Lifting(local=0), **options)
 
 
 def framewise(group, **options):
@@ -175,13 +193,16 @@ def attention(group, encodings):
 
 def window(size):
     """Displacements ``[offsets, 2]`` of size x size pixels."""
-    return torch.tensor(OffsetTable.square(size).offsets)
+    return torch.tensor(RelativePositionTable.square(size).offsets)
 
 
 def given_frames():
     """Frames of two clouds, ``[2, 24, 3, 3]``: the rotations of a cube that is turned in the first of them."""
     cube = octahedral().elements
     return GivenFrames(torch.stack([oblique_rotation() @ cube, cube]), per="cloud")
+
+
+SQUARE = RelativePositionTable.square(3, border="zero")
 
 
 @dataclass(frozen=True)
@@ -200,12 +221,10 @@ WEIGHTS = {
             1,
             3,
             channels=6,
-            blocks=(1, 1),
-            expansions=(1, 2),
-            crops=(1, 0),
+            blocks=Stages((1, 1), expansions=(1, 2), crops=(1, 0), norm_between=True),
             heads=2,
             neighborhood=PixelSquare(3),
-            norm_between=True,
+            options=GSAOptions(values=False),
         )
     ),
     "gsa_d4_mean": Weights(
@@ -217,8 +236,8 @@ WEIGHTS = {
             blocks=(1,),
             heads=3,
             neighborhood=PixelSquare(3),
-            point_pool="mean",
-            activation="relu",
+            readout=GSAReadout("mean"),
+            options=GSAOptions(values=False, activation="relu"),
         )
     ),
     "gsa_tetrahedral": Weights(
@@ -230,14 +249,20 @@ WEIGHTS = {
             blocks=(1,),
             heads=2,
             neighborhood=Radius(2.0),
-            scale=1.5,
-            point_pool="max",
-            activation="gelu",
+            readout=GSAReadout("max"),
+            options=GSAOptions(length=1.5, values=False, activation="gelu"),
         )
     ),
     "gsa_c4_published_table": Weights(
         lambda: GSANet(
-            cyclic(4), 1, 3, channels=6, blocks=(1,), heads=2, neighborhood=PixelSquare(3), frame_encoding="published"
+            cyclic(4),
+            1,
+            3,
+            channels=6,
+            blocks=(1,),
+            heads=2,
+            neighborhood=PixelSquare(3),
+            options=GSAOptions(values=False, frame_table=published_table(cyclic(4))),
         )
     ),
     "gsa_encodings_c4": Weights(
@@ -248,7 +273,7 @@ WEIGHTS = {
                 ("joint", CoordinateEncoding(2, 4, cyclic(4))),
                 ("query_sum", TableEncoding(cyclic(4), window(3), 4)),
                 ("joint", MLPEncoding(cyclic(4), 2, hidden=4, value_channels=4)),
-                ("framewise", RotaryEncoding(cyclic(4), 2, 4)),
+                ("framewise", RotaryEncoding(2, 2, 4)),
             ],
         ),
         on_graph(cyclic(4), PixelSquare(3)),
@@ -259,7 +284,7 @@ WEIGHTS = {
             [
                 ("joint", CoordinateEncoding(3, 4, tetrahedral())),
                 ("framewise", MLPEncoding(tetrahedral(), 2, hidden=4, between_frames=False)),
-                ("framewise", RotaryEncoding(tetrahedral(), 2, 4)),
+                ("framewise", RotaryEncoding(3, 2, 4)),
             ],
         ),
         on_graph(tetrahedral(), Radius(2.0)),
@@ -279,57 +304,55 @@ WEIGHTS = {
         on_graph(dihedral(3), Radius(1.5)),
     ),
     # --- LieTransformer
-    "lie_se2_sum": Weights(lambda: lie(Euclidean(SE(2)), FiniteFrames(cyclic(4)), layers=2, head_norm=True)),
+    "lie_se2_sum": Weights(lambda: lie(Euclidean(SE(2)), FiniteFrames(cyclic(4)), layers=2, readout={"norm": True})),
     "lie_se2_grid": Weights(
         lambda: lie(
             Euclidean(SE(2)),
             FiniteFrames(cyclic(3)),
-            coordinates="grid",
-            normalize="mean",
-            norm="layer_post",
+            lifting={"coordinates": PublishedCoordinates("grid")},
+            attention={"normalize": "mean", "norm": "layer_post"},
         )
     ),
     "lie_se2_published": Weights(
         lambda: lie(
             Euclidean(SE(2)),
             FiniteFrames(cyclic(4)),
-            coordinates="published",
-            kernel="combined",
-            features="product",
-            location="network",
-            squash=True,
+            lifting={"coordinates": PublishedCoordinates(), "bound": True},
+            attention={"kernel": "combined", "features": "product", "location": "network"},
         )
     ),
     "lie_se3_content": Weights(
-        lambda: lie(Euclidean(SE(3)), PrincipalFrames(), kernel="content", pool="max", readout="point_first")
+        lambda: lie(
+            Euclidean(SE(3)),
+            PrincipalFrames(),
+            attention={"kernel": "content"},
+            readout={"pool": "max", "order": "point_first"},
+        )
     ),
     "lie_se3_local_axes": Weights(
         lambda: lie(
             Euclidean(SE(3)),
             PrincipalFrames("neighborhood", cutoff=6.0),
             neighborhood=Radius(6.0),
-            norm="none",
-            activation="gelu",
+            attention={"norm": "none", "activation": "gelu"},
+            readout={"activation": "gelu"},
         )
     ),
     "lie_se3_relative_position": Weights(
         lambda: lie(
             Euclidean(SE(3)),
             FiniteFrames(tetrahedral()),
-            kernel="relative_position",
             neighborhood=Nearest(4),
-            pool="sum",
+            attention={"kernel": "relative_position"},
+            readout={"pool": "sum"},
         )
     ),
     "lie_se3_log": Weights(
         lambda: lie(
             Euclidean(SE(3)),
             PrincipalFrames(),
-            coordinates="log",
-            kernel="combined",
-            features="linear",
-            location="network",
-            scale=1.5,
+            lifting={"coordinates": "log", "length": 1.5},
+            attention={"kernel": "combined", "features": "linear", "location": "network"},
         )
     ),
     "lie_se3_quaternion": Weights(
@@ -337,53 +360,35 @@ WEIGHTS = {
             Euclidean(SE(3)),
             PrincipalFrames(),
             layers=2,
-            coordinates="quaternion",
-            kernel="combined",
-            features="mixed",
-            location="coordinates",
-            feature_channels=3,
-            normalize="mean",
-            readout="point_first",
-            squash=True,
+            lifting={"coordinates": PublishedCoordinates("quaternion"), "bound": True},
+            attention={"kernel": "combined", "feature_channels": 3, "normalize": "mean"},
+            readout={"order": "point_first"},
         )
     ),
     "lie_se3_sampled": Weights(
-        lambda: lie(Euclidean(SE(3)), SampledFrames(4), norm="batch_pre", normalize="exp-mean", activation="relu")
+        lambda: lie(
+            Euclidean(SE(3)),
+            SampledFrames(4),
+            attention={"norm": "batch_pre", "normalize": "exp-mean", "activation": "relu"},
+            readout={"activation": "relu"},
+        )
     ),
     "lie_se3_given": Weights(
         lambda: lie(
             Euclidean(SE(3)),
             given_frames(),
-            kernel="combined",
-            features="linear",
-            location="coordinates",
-            norm="batch_post",
+            attention={"kernel": "combined", "features": "linear", "norm": "batch_post"},
         )
     ),
-    "lie_se3_species": Weights(
-        lambda: LieTransformer(
-            None,
-            2,
-            space=Euclidean(SE(3)),
-            frames=PrincipalFrames(),
-            neighborhood=AllPairs(),
-            channels=8,
-            layers=1,
-            heads=2,
-            hidden=4,
-            inputs="species",
-            species=(1, 6, 8),
-        )
-    ),
+    "lie_se3_species": Weights(lambda: lie(Euclidean(SE(3)), PrincipalFrames(), features=Species((1, 6, 8)))),
     "lie_se3_vectors": Weights(
         lambda: lie(
             Euclidean(SE(3)),
             FiniteFrames(tetrahedral()),
             neighborhood=Radius(2.5),
             vector_inputs=("vel",),
-            kind="vector",
-            radial=4,
-            lifting=4,
+            lifting={"radial": 4, "local": 4},
+            readout={"kind": "vector"},
         )
     ),
     "lie_se3_vectors_of_points": Weights(
@@ -391,19 +396,32 @@ WEIGHTS = {
             Euclidean(SE(3)),
             PrincipalFrames(),
             vector_inputs=("vel",),
-            kind="vector",
-            pool="none",
-            lifting=4,
-            cutoff=3.0,
+            lifting={"local": 4, "cutoff": 3.0},
+            readout={"kind": "vector", "pool": "none"},
         )
     ),
-    "lie_t3_location": Weights(lambda: lie(Euclidean(Translations(3)), kernel="location", squash=True, pool="none")),
-    "lie_t2_distances": Weights(lambda: lie(Euclidean(Translations(2)), inputs="distances", normalize="mean")),
-    "lie_so2_orbits": Weights(lambda: lie(Orbits(SO(2)), coordinates="published")),
+    "lie_t3_location": Weights(
+        lambda: lie(
+            Euclidean(Translations(3)),
+            lifting={"bound": True},
+            attention={"kernel": "location"},
+            readout={"pool": "none"},
+        )
+    ),
+    "lie_t2_distances": Weights(
+        lambda: lie(Euclidean(Translations(2)), features=SortedDistances(3), attention={"normalize": "mean"})
+    ),
+    "lie_so2_orbits": Weights(lambda: lie(Orbits(SO(2)), lifting={"coordinates": PublishedCoordinates()})),
     "lie_so3_orbits": Weights(lambda: lie(Orbits(SO(3)), FiniteFrames(cyclic(3)))),
-    "lie_so3_orbits_log": Weights(lambda: lie(Orbits(SO(3)), FiniteFrames(cyclic(2)), coordinates="published")),
-    "lie_rotations_and_dilations": Weights(lambda: lie(Orbits(RotationDilations(2)), coordinates="published")),
-    "lie_sphere": Weights(lambda: lie(Sphere(), FiniteFrames(cyclic(4)), neighborhood=Radius(1.2), scale=0.7)),
+    "lie_so3_orbits_log": Weights(
+        lambda: lie(Orbits(SO(3)), FiniteFrames(cyclic(2)), lifting={"coordinates": PublishedCoordinates()})
+    ),
+    "lie_rotations_and_dilations": Weights(
+        lambda: lie(Orbits(RotationDilations(2)), lifting={"coordinates": PublishedCoordinates()})
+    ),
+    "lie_sphere": Weights(
+        lambda: lie(Sphere(), FiniteFrames(cyclic(4)), neighborhood=Radius(1.2), lifting={"length": 0.7})
+    ),
     "lie_block": Weights(
         lambda: nn.ModuleDict(
             {
@@ -415,71 +433,59 @@ WEIGHTS = {
     ),
     # --- LieConv
     "lieconv_downsampling": Weights(
-        lambda: LieResNet(
+        lambda: convolutions(
             3,
             2,
             space=Euclidean(SE(2)),
             frames=FiniteFrames(cyclic(4)),
             neighborhood=Radius(1.5),
-            channels=8,
-            blocks=2,
-            downsampling=0.4,
-            rank=3,
-            hidden=4,
+            layers=2,
+            convolution=ConvolutionOptions(3, 4, downsampling=0.4),
         )
     ),
     "lieconv_molecules": Weights(
-        lambda: LieResNet(
-            None,
+        lambda: convolutions(
+            Species((1, 6, 8)),
             2,
-            space=Euclidean(SE(3)),
             frames=PrincipalFrames(),
             neighborhood=AllPairs(),
-            channels=8,
-            blocks=1,
-            norm="layer",
-            activation="relu",
-            rank=3,
-            hidden=4,
-            pool="sum",
-            coordinates="log",
-            squash=True,
-            species=(1, 6, 8),
+            layers=1,
+            lifting=Lifting("log", bound=True, local=0),
+            convolution=ConvolutionOptions(3, 4, norm="layer", activation="relu"),
+            readout=Readout(pool="sum", activation="relu"),
         )
     ),
     "lieconv_points": Weights(
-        lambda: LieResNet(
+        lambda: convolutions(
             3,
             2,
-            space=Euclidean(Translations(3)),
             neighborhood=Nearest(4),
-            channels=8,
-            blocks=1,
-            norm="none",
-            rank=3,
-            hidden=4,
-            pool="none",
+            layers=1,
+            convolution=ConvolutionOptions(3, 4, norm="none"),
+            readout=Readout(pool="none"),
         )
     ),
     # --- finite SE(2), framewise
     "finite_se2_mean": Weights(
-        lambda: FiniteSE2Transformer(4, 2, 3, channels=4, layers=2, heads=2, content="pairwise_distances", moments=3)
+        lambda: FiniteSE2Transformer(4, 6, channels=4, layers=2, heads=2, moments=3), rows_of_three
     ),
     "finite_se2_seeds": Weights(
         lambda: FiniteSE2Transformer(
             3,
-            2,
             3,
             channels=8,
             layers=2,
             heads=2,
             content="centroidal",
             layer_norm=True,
-            readout="seeds",
+            seeds=2,
             neighborhood=Radius(2.0),
         )
     ),
-    "finite_se2_constant": Weights(lambda: FiniteSE2Transformer(4, 1, 2, channels=4, layers=1, normalize="mean")),
+    "finite_se2_constant": Weights(
+        lambda: FiniteSE2Transformer(4, 2, channels=4, layers=1, content="constant", normalize="mean"),
+        lambda network, inputs: on_data(network, inputs)[:, None],
+    ),
     "framewise_c4": Weights(lambda: framewise(cyclic(4), scale=1.5)),
     "framewise_tetrahedral": Weights(
         lambda: framewise(
@@ -511,24 +517,36 @@ WEIGHTS = {
     **{
         f"affine_network_{name}": Weights(make)
         for name, make in {
-            "affine": lambda: BottleneckResNet(
-                cyclic(4), 1, 3, blocks=1, width=2, size=3, heads=2, squeeze_excite=True
+            "affine": lambda: AffineSelfConvNet(
+                cyclic(4), 1, 3, blocks=1, channels=2, window=SQUARE, heads=2, squeeze_excite=True
             ),
-            "simple": lambda: BottleneckResNet(
-                dihedral(4), 1, 3, layer="simple", blocks=1, width=2, size=3, heads=2, scale=0.5, border="mask"
+            "simple": lambda: AffineSelfConvNet(
+                dihedral(4),
+                1,
+                3,
+                layer="simple",
+                blocks=1,
+                channels=2,
+                window=RelativePositionTable.square(3),
+                heads=2,
+                scale=0.5,
             ),
-            "alone": lambda: BottleneckResNet(cyclic(4), 1, 3, layer="stand-alone", blocks=1, width=2, size=3, heads=1),
-            "convolution": lambda: BottleneckResNet(
-                cyclic(2), 1, 3, layer="convolution", blocks=1, width=2, downsampling="strided"
+            "alone": lambda: AffineSelfConvNet(
+                cyclic(4), 1, 3, layer="stand-alone", blocks=1, channels=2, window=SQUARE, heads=1
+            ),
+            "convolution": lambda: AffineSelfConvNet(
+                cyclic(2), 1, 3, layer="convolution", blocks=1, channels=2, downsampling="strided"
             ),
         }.items()
     },
-    "affine_table": Weights(lambda: affine(dihedral(4), OffsetTable.square(3)), on_graph(dihedral(4), PixelSquare(3))),
+    "affine_table": Weights(
+        lambda: affine(dihedral(4), RelativePositionTable.square(3)), on_graph(dihedral(4), PixelSquare(3))
+    ),
     "affine_table_zero_border": Weights(
-        lambda: affine(cyclic(4), OffsetTable.square(3, border="zero")), on_graph(cyclic(4), PixelSquare(3))
+        lambda: affine(cyclic(4), RelativePositionTable.square(3, border="zero")), on_graph(cyclic(4), PixelSquare(3))
     ),
     "affine_smooth": Weights(
-        lambda: affine(tetrahedral(), SmoothDisplacements(hidden=4)), on_graph(tetrahedral(), Radius(2.0))
+        lambda: affine(tetrahedral(), FourierFeatures(hidden=4)), on_graph(tetrahedral(), Radius(2.0))
     ),
     # --- attentive group convolution
     **{
@@ -593,24 +611,28 @@ WEIGHTS = {
     ),
     "energy_forces": Weights(
         lambda: EnergyForces(
-            LieTransformer(
-                3,
-                1,
-                space=Euclidean(SE(3)),
-                frames=PrincipalFrames(),
-                neighborhood=AllPairs(),
-                channels=8,
-                layers=1,
-                heads=2,
-                hidden=4,
-                lifting=4,
-                radial=4,
-                cutoff=4.0,
-                pool="sum",
+            lie(
+                Euclidean(SE(3)),
+                PrincipalFrames(),
+                outputs=1,
+                lifting={"local": 4, "radial": 4, "cutoff": 4.0},
+                readout={"pool": "sum"},
             )
         )
     ),
-    "hamiltonian": Weights(lambda: HamiltonianDynamics(potential()), springs),
+    "hamiltonian": Weights(
+        lambda: HamiltonianDynamics(
+            lie(
+                Euclidean(Translations(2)),
+                features=2,
+                outputs=1,
+                layers=2,
+                attention={"normalize": "mean"},
+                readout={"pool": "sum"},
+            )
+        ),
+        springs,
+    ),
 }
 
 

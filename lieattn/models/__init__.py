@@ -12,6 +12,7 @@ from lieattn.models.dynamics import (
     energy_drift,
 )
 from lieattn.models.framewise import FramewiseOptions, FramewiseTransformer
+from lieattn.models.gsa import Dropouts, GSAGeometry, GSANet, GSAOptions, GSAReadout, Stages
 from lieattn.models.lie import (
     AttentionOptions,
     ConvolutionOptions,
@@ -26,12 +27,14 @@ from lieattn.models.lie import (
     Species,
     image_points,
 )
+from lieattn.models.published import published_table
 
 __all__ = [
     "AffineSelfConvNet",
     "AttentionOptions",
     "BottleneckBlock",
     "ConvolutionOptions",
+    "Dropouts",
     "EnergyAndForce",
     "EnergyDrift",
     "EnergyForces",
@@ -40,6 +43,10 @@ __all__ = [
     "FiniteSE2Transformer",
     "FramewiseOptions",
     "FramewiseTransformer",
+    "GSAGeometry",
+    "GSANet",
+    "GSAOptions",
+    "GSAReadout",
     "GroupField",
     "HamiltonianDynamics",
     "LieConvGeometry",
@@ -51,10 +58,12 @@ __all__ = [
     "Readout",
     "SortedDistances",
     "Species",
+    "Stages",
     "Symmetry",
     "Trajectory",
     "VectorEmbedding",
     "Wrapper",
     "energy_drift",
     "image_points",
+    "published_table",
 ]

@@ -1,5 +1,6 @@
 """What the authors of the papers chose and published, translated to the networks of the library."""
 
+from lieattn.models.published._gsa import published_table
 from lieattn.models.published._lie import PublishedCoordinates, published_kernel, published_qm9, published_springs
 
 __all__ = [
@@ -7,4 +8,5 @@ __all__ = [
     "published_kernel",
     "published_qm9",
     "published_springs",
+    "published_table",
 ]

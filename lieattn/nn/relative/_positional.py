@@ -258,3 +258,33 @@ class MLPEncoding(RelativeFunction):
         affine = self.value(F.silu(position))[:, :, None]
         psi, beta = affine.unflatten(-1, (2, self.heads, self.value_channels)).unbind(3)
         return RelativeTerms(displacement_bias=bias, psi=1 + psi, beta=beta, row=row)
+
+
+class PositionalValues(RelativeFunction):
+    r"""Values that see positions, :math:`\psi(u) v + \beta(u)` in place of v: constant features do not hide these.
+
+    ψ - 1 and β are a network with one hidden layer of the position h_a⁻¹(x_j - x_i) / length that a frame sees.
+
+    Parameters
+    ----------
+    dim
+        Dimension of the points.
+    heads, channels
+        Number of heads, channels of the values of each.
+    hidden
+        Units of the hidden layer.
+    """
+
+    def __init__(self, dim: int, heads: int, channels: int, hidden: int = 16) -> None:
+        super().__init__()
+        for argument, count in (("dim", dim), ("heads", heads), ("channels", channels), ("hidden", hidden)):
+            check_count(argument, count)
+        self.dim, self.heads = dim, heads
+        self.linear1, self.linear2 = nn.Linear(dim, hidden), nn.Linear(hidden, 2 * heads * channels)
+
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
+        """Terms with ``psi`` and ``beta``."""
+        positions = graph.relative.positions.to(self.linear1.weight.dtype)
+        psi, beta = self.linear2(F.silu(self.linear1(positions)))[:, :, None].chunk(2, dim=-1)
+        psi, beta = (part.unflatten(-1, (self.heads, -1)) for part in (1 + psi, beta))
+        return RelativeTerms(psi=psi, beta=beta, row=graph.relative.row)

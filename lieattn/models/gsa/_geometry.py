@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lieattn.geometry import AllPairs, LiftedGraph, Nearest, Neighborhood, PixelSquare, PointClouds, Radius, crop
+from lieattn.geometry import LiftedGraph, PointClouds, crop
 from lieattn.nn import GridPool, pooled_positions
 
 POOL = 2
@@ -16,7 +16,7 @@ POOL = 2
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Geometry of one block: where it attends, what its crop keeps, and the pooling that may follow."""
+    """Geometry of one block: where it attends, what its crop keeps, and the points that are left."""
 
     graph: LiftedGraph
     kept: Tensor | None
@@ -36,13 +36,14 @@ class GSAGeometry:
     cells
         Cell of each point for the pooling behind each stage, None where there is none.
     clouds
-        The points before and after each pooling; the last entry is what the read-out sums over.
+        The points behind each stage; the last entry is :attr:`graph`.
     """
 
     lifting: LiftedGraph
     stages: tuple[tuple[Step, ...], ...]
     cells: tuple[Tensor | None, ...]
     clouds: tuple[PointClouds, ...]
+    graph: LiftedGraph
 
 
 def cropped(clouds: PointClouds, margin: int) -> tuple[Tensor | None, PointClouds]:
@@ -52,7 +53,8 @@ def cropped(clouds: PointClouds, margin: int) -> tuple[Tensor | None, PointCloud
     if clouds.grid is None:
         raise ValueError("data: cropping pixels needs the raster of each cloud, grid [clouds, 2]")
     kept, grid = crop(clouds.grid, margin)
-    return kept, replace(clouds, pos=clouds.pos[kept], batch=clouds.batch[kept], grid=grid)
+    left = {"pos": clouds.pos[kept], "batch": clouds.batch[kept], "num_clouds": clouds.num_clouds, "grid": grid}
+    return kept, PointClouds(**left, cell=clouds.cell, pbc=clouds.pbc)
 
 
 def pooled(clouds: PointClouds, pool: GridPool, advice: Callable[[], str]) -> tuple[Tensor, PointClouds]:
@@ -63,17 +65,6 @@ def pooled(clouds: PointClouds, pool: GridPool, advice: Callable[[], str]) -> tu
     batch = torch.repeat_interleave(torch.arange(len(grid), device=grid.device), grid.prod(dim=1))
     pos = pooled_positions(clouds.pos, cell, len(batch))
     return cell, PointClouds(pos=pos, batch=batch, num_clouds=clouds.num_clouds, grid=grid)
-
-
-def coarser(neighborhood: Neighborhood) -> Neighborhood:
-    """The same neighborhood in pixels that are twice as large."""
-    if isinstance(neighborhood, PixelSquare):
-        return replace(neighborhood, spacing=neighborhood.spacing * POOL)
-    if isinstance(neighborhood, Radius):
-        return replace(neighborhood, radius=neighborhood.radius * POOL)
-    if isinstance(neighborhood, AllPairs | Nearest):
-        return neighborhood
-    raise ValueError(f"neighborhood: {neighborhood} cannot be made coarser behind a pooling")
 
 
 def exact_inputs(grid: Tensor, crops: Sequence[Sequence[int]], pools: Sequence[bool]) -> str:

@@ -1,0 +1,342 @@
+"""GSA-Nets: group equivariant stand-alone self-attention (Romero & Cordonnier, ICLR 2021)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lieattn._checks import check_count, check_neighborhood
+from lieattn.geometry import (
+    FiniteFrames,
+    Frames,
+    LiftedGraph,
+    Neighborhood,
+    PixelSquare,
+    PointClouds,
+    SampledFrames,
+    ScaleFrames,
+    lift,
+    natural_space,
+    num_coordinates,
+    point_clouds,
+    scaled,
+)
+from lieattn.groups import FiniteGroup, Translations, check_group, trivial
+from lieattn.models._network import GroupField, Network, Symmetry, VectorEmbedding, features
+from lieattn.models.gsa._geometry import POOL, GSAGeometry, Step, cropped, exact_inputs, pooled
+from lieattn.models.gsa._options import Dropouts, GSAHead, GSAOptions, GSAReadout, Inexact, Stages
+from lieattn.nn import CloudNorm, GridPool, GroupSelfAttention, LiftingSelfAttention, PreNormBlock
+from lieattn.nn.relative import (
+    CoordinateEncoding,
+    CoordinateNetwork,
+    FiberEncoding,
+    PerHeadMLP,
+    PositionalValues,
+    RelativeFunction,
+)
+from lieattn.spaces import HomogeneousSpace
+
+
+class GSANet(Network):
+    """Group self-attention network: invariant class scores of images or other point clouds.
+
+    Lifting attention, joint normalization and swish; then stages of blocks with group self-attention, between
+    stages a 2 x 2 max pooling of pixels; then a linear map to the outputs at every element, pooled over the points, and
+    the maximum over the frames.
+
+    **Equivariance.** The outputs do not change when the points are moved by R^d ⋊ H; :attr:`guarantee` says in words
+    for which H this holds exactly with the neighborhoods and poolings chosen. Frames that move with the points make
+    them invariant to all motions.
+
+    Parameters
+    ----------
+    frames
+        What stands over each point: H, which is short for ``FiniteFrames(H)``; ``FiniteFrames(H, PrincipalFrames())``,
+        ``PrincipalFrames()`` and other frames; or ``ScaleFrames(H)``, where the lifting layer sees keys on the scale of
+        the query alone. Crops and poolings need the same frames at every stage: H.
+    in_channels, out_channels
+        Channels of the input features, number of outputs.
+    neighborhood
+        Of the first stage; it grows with the pixels behind each pooling.
+    space
+        What the points are of; R^d if absent, see :func:`lieattn.geometry.natural_space`.
+    channels
+        Channels of the first stage.
+    blocks
+        Blocks of each stage, or :class:`Stages` with crops and wider stages.
+    heads
+        Attention heads, each with half the channels of its layer's output.
+    dropout
+        :class:`Dropouts`; none if absent.
+    readout
+        :class:`GSAReadout`.
+    vector_inputs
+        Attributes of the data with vectors ``[points, dim]``, whose components in the frames are added to the field of
+        the lifting layer.
+    options
+        :class:`GSAOptions`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch_geometric.data import Data
+    >>> from lieattn.geometry import Radius
+    >>> from lieattn.groups import tetrahedral
+    >>> network = GSANet(tetrahedral(), 2, 3, neighborhood=Radius(1.5), channels=8, heads=2)
+    >>> network(Data(x=torch.randn(9, 2), pos=torch.randn(9, 3))).shape
+    torch.Size([1, 3])
+    """
+
+    def __init__(
+        self,
+        frames: FiniteGroup | Frames | ScaleFrames,
+        in_channels: int = 1,
+        out_channels: int = 10,
+        *,
+        neighborhood: Neighborhood,
+        space: HomogeneousSpace | None = None,
+        channels: int = 20,
+        blocks: Sequence[int] | Stages = (2,),
+        heads: int = 9,
+        dropout: Dropouts | None = None,
+        readout: GSAReadout | None = None,
+        vector_inputs: Sequence[str] = (),
+        options: GSAOptions | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(frames, FiniteGroup) or not callable(frames) or isinstance(frames, type):
+            check_group("frames", frames)
+            frames = FiniteFrames(frames)
+        check_neighborhood(neighborhood)
+        for argument, count, least in (("in_channels", in_channels, 1), ("out_channels", out_channels, 1)):
+            check_count(argument, count, least)
+        check_count("channels", channels, least=2)
+        self.stages = stages = blocks if isinstance(blocks, Stages) else Stages(blocks)
+        self.options = options = GSAOptions() if options is None else options
+        dropout = Dropouts() if dropout is None else dropout
+        readout = GSAReadout() if readout is None else readout
+        same = isinstance(frames, FiniteFrames | ScaleFrames)
+        if stages.follows_raster and not (isinstance(frames, FiniteFrames) and frames.pose is None):
+            raise ValueError(f"blocks: crops and poolings of pixels need the frames of a finite group, got {frames}")
+        self.frames, self.neighborhood = frames, neighborhood
+        self.group = frames.group if isinstance(frames, FiniteFrames | ScaleFrames) else None
+        self.space = natural_space(frames) if space is None else space
+        self.in_channels, self.vector_inputs = in_channels, tuple(vector_inputs)
+        self.sees_order = isinstance(frames, SampledFrames) and frames.per == "point"
+        self.activation: Callable[[Tensor], Tensor] = getattr(F, options.activation)
+        self.input_dropout, self.pool_dropout = nn.Dropout(dropout.input), nn.Dropout(dropout.pool)
+        made_for, dim = self.group or self.space, self.space.group.dim
+        self.vectors = VectorEmbedding(self.vector_inputs, dim, channels)
+        half = channels // 2
+        seen: list[RelativeFunction] = [CoordinateEncoding(dim, half)]
+        if options.values:
+            seen.append(PositionalValues(dim, heads, half))
+        self.lifting = LiftingSelfAttention(
+            made_for,
+            in_channels,
+            channels,
+            heads=heads,
+            head_channels=half,
+            encoding=seen if options.values else seen[0],
+            dropout=dropout.attention,
+        )
+        self.lifting_norm = CloudNorm(channels)
+        self.blocks, self.between = nn.ModuleList(), nn.ModuleList()
+        width = channels
+        for count, expansion in zip(stages.blocks, stages.widening, strict=True):
+            for number in range(count):
+                wider = width * expansion if number == 0 else width
+                attention = GroupSelfAttention(
+                    made_for,
+                    width,
+                    wider,
+                    heads=heads,
+                    head_channels=wider // 2,
+                    encoding=self._encoding(heads, wider // 2),
+                    dropout=dropout.attention,
+                )
+                block = PreNormBlock(attention, width, wider, dropout=dropout.value, activation=self.activation)
+                self.blocks.append(block)
+                self.between.append(CloudNorm(wider) if stages.norm_between else nn.Identity())
+                width = wider
+        self.grid_pool = GridPool(POOL, "max", inexact=stages.inexact)
+        order = readout.order or ("points_first" if same else "frames_first")
+        self.head = GSAHead(width, out_channels, readout.pool, order)
+        self.reset_parameters()
+
+    @classmethod
+    def rot_mnist(cls, group: FiniteGroup, *, size: int = 5, **options: Any) -> GSANet:
+        """Network for 28 x 28 rotated MNIST (Appendix F.1): 44,428 parameters for C4."""
+        preset = {"channels": 20, "blocks": Stages((2, 3), crops=(2, 0, 2, 1, 1)), "dropout": _PAPER_DROPOUT}
+        return cls(group, 1, 10, **{**preset, "neighborhood": PixelSquare(size), "options": _ROT_MNIST, **options})
+
+    @classmethod
+    def cifar10(cls, group: FiniteGroup, *, size: int = 5, **options: Any) -> GSANet:
+        """Network for 32 x 32 CIFAR-10 (Appendix F.2): 3,001,648 parameters without rotations."""
+        stages = Stages((2, 2, 2), expansions=(1, 2, 1), norm_between=True)
+        preset = {"channels": 96, "blocks": stages, "dropout": replace(_PAPER_DROPOUT, input=0.2, pool=0.3)}
+        return cls(group, 3, 10, **{**preset, "neighborhood": PixelSquare(size), "options": _PAPER, **options})
+
+    @classmethod
+    def pcam(cls, group: FiniteGroup, *, size: int = 5, inexact: Inexact = "warn", **options: Any) -> GSANet:
+        """Network for PatchCamelyon (Appendix F.3): 206,926 parameters without rotations.
+
+        At the paper's 96 x 96 the last pooling drops a row and a column, which breaks rotations: the preset warns.
+        At 88 x 88 all sizes stay even and the network is exact.
+        """
+        layout = {"expansions": (1, 2, 2, 2), "crops": (0, 2, 1, 1), "norm_between": True, "pool_last": True}
+        preset = {"channels": 12, "blocks": Stages((0, 1, 2, 1), inexact=inexact, **layout), "dropout": _PAPER_DROPOUT}
+        return cls(group, 3, 2, **{**preset, "neighborhood": PixelSquare(size), "options": _PAPER, **options})
+
+    def _encoding(self, heads: int, channels: int) -> RelativeFunction | list[RelativeFunction] | None:
+        """What the relative element adds to the scores of a layer between fibers; None for that of the layer."""
+        if self.group is None:
+            return None
+        encoding = CoordinateEncoding(self.group.dim, channels, self.group, self.options.frame_table)
+        if isinstance(self.frames, ScaleFrames):
+            # The steps between scales, which positions and frames do not tell.
+            return [encoding, PerHeadMLP(heads, num_coordinates(self.space) + 1)]
+        return encoding
+
+    def reset_parameters(self) -> None:
+        """Draw the weights of all linear maps from N(0, init_scale² / fan in); biases start at 0.
+
+        The first biases of the coordinate networks are the exception: at 0, as in the paper's code, these
+        networks see the sign of a coordinate only and turn rounding errors into differences of per cents.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=self.options.init_scale / math.sqrt(module.in_features))
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, CloudNorm | nn.LayerNorm):
+                nn.init.ones_(module.weight)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, FiberEncoding):
+                nn.init.normal_(module.weight)
+        for module in self.modules():
+            if isinstance(module, CoordinateNetwork):
+                nn.init.normal_(module.linear1.bias)
+
+    @property
+    def symmetry(self) -> Symmetry:
+        """Motions of the points that leave the outputs alone exactly."""
+        promised, dim = Symmetry.of_frames(self.space, self.frames), self.space.group.dim
+        notes: tuple[str, ...] = ()
+        if self.group is not None and not self.options.equivariant(self.group):
+            note = f"a table of frames other than g⁻¹ m is not equivariant to {self.group.name}"
+            return Symmetry(trivial(dim), notes=(note,))
+        group = promised.group
+        if isinstance(self.neighborhood, PixelSquare):
+            name = "the frames" if self.group is None else self.group.name
+            kept = f"pixel squares turn by quarter turns and mirrors only, not with {name}; use a Radius neighborhood"
+            if isinstance(group, FiniteGroup):
+                whole = (group.elements == group.elements.round()).flatten(1).all(dim=1)
+                if not bool(whole.all()):
+                    group, notes = FiniteGroup(f"{group.name} on pixels", group.elements[whole]), (kept,)
+            elif group is not None:
+                group, notes = Translations(dim), (kept,)
+        if self.stages.follows_raster:
+            notes = (*notes, "crops and poolings follow the raster, whose sizes must stay even")
+        return replace(promised, group=group, notes=(*promised.notes, *notes))
+
+    def geometry(self, data: Any) -> GSAGeometry:
+        """Neighbor lists, crops and pooling cells of a batch, for every stage.
+
+        Raises
+        ------
+        ValueError
+            If the network crops or pools and the clouds have no raster, or a size would not be exact.
+        """
+        clouds = point_clouds(data)
+        margins_of, pools_of = self.stages.margins, self.stages.pools
+        # Asked for only where there is a raster to pool.
+        advice = partial(exact_inputs, cast(Tensor, clouds.grid), margins_of, pools_of)
+        neighborhood, length = self.neighborhood, self.options.length
+        lifting = self._lift(clouds, neighborhood, length, lifting=True)
+        graph: LiftedGraph | None = None if isinstance(self.frames, ScaleFrames) else lifting
+        stages, cells, behind = [], [], []
+        for margins, pools in zip(margins_of, pools_of, strict=True):
+            steps = []
+            for margin in margins:
+                graph = self._lift(clouds, neighborhood, length) if graph is None else graph
+                kept, left = cropped(clouds, margin)
+                steps.append(Step(graph, kept, graph if kept is None else left))
+                clouds, graph = left, graph if kept is None else None
+            stages.append(tuple(steps))
+            cell = None
+            if pools:
+                cell, clouds = pooled(clouds, self.grid_pool, advice)
+                neighborhood, length = _coarser(neighborhood), None if length is None else length * POOL
+                graph = None
+            cells.append(cell)
+            behind.append(clouds)
+        graph = self._lift(clouds, neighborhood, length) if graph is None else graph
+        return GSAGeometry(lifting, tuple(stages), tuple(cells), (*behind[:-1], graph), graph)
+
+    def _lift(
+        self, clouds: PointClouds, neighborhood: Neighborhood, length: float | None, *, lifting: bool = False
+    ) -> LiftedGraph:
+        frames = self.frames
+        if lifting and isinstance(frames, ScaleFrames):
+            frames = replace(frames, reach=0)
+        graph = lift(clouds, frames, neighborhood, self.space, length=length)
+        # Found here, so that compiled networks do not have to, and loader workers do.
+        _ = graph.relative.row, graph.relative.positions
+        if not lifting and (self.group is None or graph.levels > 1):
+            _ = graph.relative.coordinates
+        return graph
+
+    def field(self, data: Any, geometry: GSAGeometry | None = None) -> GroupField:
+        """Field behind the last block or pooling, and the points that it lives on.
+
+        Parameters
+        ----------
+        data
+            torch_geometric ``Data`` or ``Batch`` with features ``x`` ``[points, in_channels]``, coordinates ``pos``
+            ``[points, dim]`` and, for images in raster order, ``grid`` ``[clouds, 2]``.
+        geometry
+            What :meth:`geometry` gives for ``data``; built here if absent.
+        """
+        geometry = self.geometry(data) if geometry is None else geometry
+        x = features(data, self.in_channels, geometry.lifting)
+        return GroupField(self.features(x, geometry, self.vectors(data, geometry.lifting))[-1], geometry.graph)
+
+    def features(self, x: Tensor, geometry: GSAGeometry, vectors: Tensor | None = None) -> list[Tensor]:
+        """Fields ``[points, fiber, channels]``: behind the lifting, behind every block, behind the last pooling.
+
+        ``vectors`` ``[points, fiber, channels]`` are added to the first of them.
+        """
+        lifted = self.lifting(self.input_dropout(x), geometry.lifting)
+        lifted = lifted if vectors is None else lifted + vectors
+        fields = [lifted]
+        x = self.activation(self.lifting_norm(lifted, geometry.lifting))
+        layers = zip(self.blocks, self.between, strict=True)
+        for steps, cell, clouds in zip(geometry.stages, geometry.cells, geometry.clouds, strict=True):
+            for step in steps:
+                block, between = next(layers)
+                x = block(x, step.graph, step.kept, step.clouds)
+                fields.append(x)
+                if self.stages.norm_between:
+                    x = self.activation(between(x, step.clouds))
+            if cell is not None:
+                x = self.pool_dropout(self.grid_pool.reduce(x, cell, clouds.num_points))
+        return [*fields, x]
+
+
+_PAPER_DROPOUT = Dropouts(attention=0.1, value=0.1)
+_PAPER, _ROT_MNIST = GSAOptions(values=False), GSAOptions(values=False, init_scale=1.0)
+
+
+def _coarser(neighborhood: Neighborhood) -> Neighborhood:
+    """The same neighborhood in pixels that are twice as large."""
+    try:
+        return scaled(neighborhood, POOL)
+    except ValueError as error:
+        raise ValueError(f"neighborhood: {neighborhood} cannot be made coarser behind a pooling") from error

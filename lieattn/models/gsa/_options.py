@@ -1,0 +1,192 @@
+"""Options of GSA-Nets, in small values, and the read-out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal, get_args
+
+from torch import Tensor, nn
+
+from lieattn._checks import check_dropout, check_length
+from lieattn.geometry import LiftedGraph
+from lieattn.groups import FiniteGroup
+from lieattn.nn import CloudPool, FiberPool
+
+Pool = Literal["mean", "sum", "max", "none"]
+Order = Literal["points_first", "frames_first"]
+Activation = Literal["silu", "relu", "gelu"]
+Inexact = Literal["refuse", "warn", "allow"]
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Blocks of a :class:`GSANet`, stage by stage; between stages pixels are pooled.
+
+    Attributes
+    ----------
+    blocks
+        Blocks of each stage.
+    expansions
+        Factor by which each stage widens the channels; all 1 if absent.
+    crops
+        Pixels cut off at each side after the attention of every block; none if absent.
+    pool_last
+        Whether a pooling follows the last stage too.
+    norm_between
+        Whether another normalization and activation follow each block.
+    inexact
+        What to do with images whose sides a pooling does not divide, see :class:`lieattn.nn.GridPool`.
+    """
+
+    blocks: Sequence[int] = (2,)
+    expansions: Sequence[int] | None = None
+    crops: Sequence[int] | None = None
+    pool_last: bool = False
+    norm_between: bool = False
+    inexact: Inexact = "refuse"
+
+    def __post_init__(self) -> None:
+        blocks, count = list(self.blocks), sum(self.blocks)
+        if not blocks or any(number < 0 for number in blocks):
+            raise ValueError(f"blocks: expected the number of blocks of each stage, got {blocks}")
+        if len(self.widening) != len(blocks) or any(factor < 1 for factor in self.widening):
+            raise ValueError(f"expansions: expected {len(blocks)} factors of at least 1, got {list(self.widening)}")
+        crops = [] if self.crops is None else list(self.crops)
+        if self.crops is not None and (len(crops) != count or any(margin < 0 for margin in crops)):
+            raise ValueError(f"crops: expected {count} margins of at least 0, one a block, got {crops}")
+
+    @property
+    def widening(self) -> list[int]:
+        """Factor of each stage."""
+        return [1] * len(self.blocks) if self.expansions is None else list(self.expansions)
+
+    @property
+    def margins(self) -> list[tuple[int, ...]]:
+        """Pixels that the blocks of each stage cut off."""
+        left = iter([0] * sum(self.blocks) if self.crops is None else self.crops)
+        return [tuple(islice(left, count)) for count in self.blocks]
+
+    @property
+    def pools(self) -> list[bool]:
+        """Whether a pooling follows each stage."""
+        return [True] * (len(self.blocks) - 1) + [self.pool_last]
+
+    @property
+    def follows_raster(self) -> bool:
+        """Whether pixels are cropped or pooled."""
+        return any(self.pools) or any(map(any, self.margins))
+
+
+@dataclass(frozen=True)
+class Dropouts:
+    """Dropout of a :class:`GSANet`.
+
+    Attributes
+    ----------
+    attention, value, input, pool
+        Of attention weights, behind the attention, of the input, and behind each pooling.
+    """
+
+    attention: float = 0.0
+    value: float = 0.0
+    input: float = 0.0
+    pool: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("attention", "value", "input", "pool"):
+            check_dropout(f"{name} dropout", getattr(self, name))
+
+
+@dataclass(frozen=True)
+class GSAReadout:
+    """How a :class:`GSANet` makes one output of a field.
+
+    Attributes
+    ----------
+    pool
+        Over the points: ``"sum"`` as in the authors' code, ``"mean"`` as in the paper, ``"max"``, or ``"none"`` for
+        outputs at the points.
+    order
+        ``"points_first"`` pools over the points and takes the maximum over the frames of the result, as in the authors'
+        code; ``"frames_first"`` takes the maximum over the frames of each point first, as in the paper. If absent, the
+        former where all points of a cloud have the same frames, and the latter otherwise.
+    """
+
+    pool: Pool = "sum"
+    order: Order | None = None
+
+    def __post_init__(self) -> None:
+        if self.pool not in get_args(Pool):
+            raise ValueError(f"pool: expected one of {get_args(Pool)}, got {self.pool!r}")
+        if self.order not in (None, *get_args(Order)):
+            raise ValueError(f"order: expected one of {get_args(Order)}, got {self.order!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class GSAOptions:
+    """Options of a :class:`GSANet` that are changed less often.
+
+    Attributes
+    ----------
+    length
+        Length by which positional encodings divide displacements; the neighborhood's own if absent.
+    values
+        Whether the values of the lifting layer see positions (:class:`lieattn.nn.relative.PositionalValues`). The paper
+        has geometry in the scores alone, where constant features hide it.
+    frame_table
+        Rows of the encoding of pairs of frames, see :class:`lieattn.nn.relative.FiberEncoding`; g⁻¹ m if absent. Others
+        are not equivariant and there to import weights, such as :func:`lieattn.models.published_table`.
+    activation
+        Of the blocks: ``"silu"`` (swish), ``"relu"`` or ``"gelu"``.
+    init_scale
+        Weights start normal with deviation init_scale / sqrt(fan in).
+    """
+
+    length: float | None = None
+    values: bool = True
+    frame_table: Tensor | None = None
+    activation: Activation = "silu"
+    init_scale: float = math.sqrt(2)
+
+    def __post_init__(self) -> None:
+        if self.length is not None:
+            check_length("length", self.length)
+        if self.activation not in get_args(Activation):
+            raise ValueError(f"activation: expected 'silu', 'relu' or 'gelu', got {self.activation!r}")
+        if not 0 <= self.init_scale < math.inf:
+            raise ValueError(f"init_scale: expected a finite deviation of at least 0, got {self.init_scale}")
+
+    def equivariant(self, group: FiniteGroup | None) -> bool:
+        """Whether pairs of frames are told apart by g⁻¹ m alone."""
+        table = self.frame_table
+        return table is None or group is None or bool((table == group.relative_index).all())
+
+
+class GSAHead(nn.Linear):
+    """Linear map of every element without bias, pooled over the points, and the maximum over the frames.
+
+    Parameters
+    ----------
+    in_features, out_features
+        Channels of the field, number of outputs.
+    pool, order
+        See :class:`GSAReadout`.
+    """
+
+    def __init__(self, in_features: int, out_features: int, pool: Pool, order: Order) -> None:
+        super().__init__(in_features, out_features, bias=False)
+        self.cloud_pool = nn.Identity() if pool == "none" else CloudPool(pool)
+        self.fiber_pool = FiberPool("max")
+        self.pool, self.order = pool, order
+
+    def forward(self, input: Tensor, graph: LiftedGraph) -> Tensor:
+        """Field ``[points, fiber, in_features]`` to ``[clouds, out_features]``, or ``[points, out_features]``."""
+        y: Tensor = super().forward(input)
+        if self.pool == "none":
+            return self.fiber_pool(y)
+        if self.order == "frames_first":
+            return self.cloud_pool(self.fiber_pool(y), graph)
+        return self.fiber_pool(self.cloud_pool(y, graph))

@@ -8,7 +8,8 @@ import torch
 
 from lieattn.geometry import AllPairs, Given, LiftedGraph, Neighbors, Radius, lift
 from lieattn.groups import cyclic, dihedral, trivial
-from lieattn.nn import GroupSelfAttention, RotaryEncoding
+from lieattn.nn import GroupSelfAttention
+from lieattn.nn.relative import RotaryEncoding
 from lieattn.ops import RelativeTerms, backend, explain, group_attention
 from lieattn.testing import randomize
 
@@ -126,6 +127,31 @@ def test_copies_stay_whole(copied, clouds):
     assert_same(results(signals, copied(neighbors), "dense"), results(signals, neighbors, "plain"))
 
 
+@pytest.mark.parametrize("clouds", CLOUDS)
+def test_lists_are_made_on_first_use(clouds):
+    batch = CLOUDS[clouds]
+    neighbors = AllPairs()(torch.randn(len(batch), 2), batch)
+    assert neighbors.num_edges == int(torch.bincount(batch).square().sum())
+    assert not {"source", "target"} & vars(neighbors).keys()
+    target, source = (batch[:, None] == batch).nonzero().unbind(1)
+    assert torch.equal(neighbors.target, target)
+    assert torch.equal(neighbors.source, source)
+    assert "Neighbors(points=" in repr(neighbors)
+
+
+def test_dropout_within_frames():
+    """On CPUs torch drops weights itself; the mean over many draws is the output without, and it has two derivatives."""
+    (q, k, v), neighbors = problem(CLOUDS["ragged"])
+    options = {"pattern": "framewise", "dropout": 0.4}
+    assert explain(q, k, v, neighbors, **options).backend == "dense"
+    expected, _ = group_attention(q, k, v, neighbors, pattern="framewise")
+    draws = torch.stack([group_attention(q, k, v, neighbors, **options)[0] for _ in range(1500)])
+    assert (draws.mean(0) - expected).abs().max() < 6 * (draws.var(0) / 1500).sqrt().max()
+    assert draws.std(0).max() > 0.1
+    (slope,) = torch.autograd.grad(draws[0].square().sum(), q, create_graph=True)
+    assert torch.autograd.grad(slope.square().sum(), k)[0].abs().max() > 0
+
+
 def test_collated_lists_stay_whole():
     parts = [AllPairs()(torch.randn(len(batch), 2), batch) for batch in (CLOUDS["equal"], CLOUDS["ragged"])]
     union = Neighbors.collate(parts)
@@ -141,7 +167,7 @@ def test_collated_lists_stay_whole():
 def test_rotary_attention_is_equivariant(group):
     """The framewise layer with rotary encodings runs through the dense path by itself, and forces can be trained on."""
     layer = GroupSelfAttention(
-        group, 4, 6, heads=2, head_channels=4, pattern="framewise", encoding=RotaryEncoding(group, 2, 4)
+        group, 4, 6, heads=2, head_channels=4, pattern="framewise", encoding=RotaryEncoding(group.dim, 2, 4)
     )
     layer = randomize(layer.double())
     batch = CLOUDS["ragged"]

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from lieattn.bench._measure import Problem, Record, compare
-from lieattn.geometry import padding
+from lieattn.geometry import AllPairs, lift
 from lieattn.groups import FiniteGroup, cyclic, dihedral, icosahedral, octahedral, tetrahedral
-from lieattn.nn import FramewiseBlock, RotaryPhases
+from lieattn.nn import FramewiseBlock
+from lieattn.nn.relative import RotaryPhases, rotary_terms
 
-CLOUDS, POINTS, WIDTH, LAYERS, WIDENING = 16, 32, 384, 4, 4
+CLOUDS, POINTS, WIDTH, LAYERS, MLP_RATIO = 16, 32, 384, 4, 4
 GROUPS = {"C4": cyclic(4), "D4": dihedral(4), "T": tetrahedral(), "O": octahedral(), "I": icosahedral()}
 
 
@@ -22,17 +23,17 @@ def framewise(group: FiniteGroup) -> Problem:
     channels = _channels(group)
     torch.manual_seed(0)
     phases = RotaryPhases(group.dim, 1, channels)
-    blocks = nn.ModuleList(FramewiseBlock(group, channels, widening=WIDENING) for _ in range(LAYERS))
-    layout = padding(torch.arange(CLOUDS).repeat_interleave(POINTS), CLOUDS)
-    positions = torch.randn(CLOUDS * POINTS, group.order, group.dim)
-    x = torch.randn(CLOUDS * POINTS, group.order, channels)
+    blocks = nn.ModuleList(FramewiseBlock(group, channels, mlp_ratio=MLP_RATIO) for _ in range(LAYERS))
+    batch = torch.arange(CLOUDS).repeat_interleave(POINTS)
+    graph = lift(torch.randn(len(batch), group.dim), group, AllPairs(), batch=batch)
+    x = torch.randn(len(batch), group.order, channels)
 
     def problem() -> Iterator[Tensor]:
         blocks.zero_grad()
-        angles = phases(positions)
+        terms = rotary_terms(phases, graph, values=True)
         y = x
         for block in blocks:
-            y = block(y, angles, layout)
+            y = block(y, graph, terms)
         yield y.square().mean()
 
     return problem
@@ -43,7 +44,7 @@ def ordinary(group: FiniteGroup) -> Problem:
     width = group.order * _channels(group)
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(
-        width, group.order, WIDENING * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        width, group.order, MLP_RATIO * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
     )
     encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
     x = torch.randn(CLOUDS, POINTS, width)

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from itertools import accumulate
+from typing import Self, cast
 
 import torch
 from torch import Tensor
@@ -77,7 +78,7 @@ class Neighbors(Movable):
             _check_shift(self.shift, self.num_edges, self.row_ptr.device)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(points={self.num_points}, edges={self.num_edges}, device={self.device})"
+        return f"Neighbors(points={self.num_points}, edges={self.num_edges}, device={self.device})"
 
     @property
     def num_points(self) -> int:
@@ -181,10 +182,10 @@ class Neighbors(Movable):
         return cls.from_keys(keys, num_points)
 
     @classmethod
-    def from_keys(cls, keys: Tensor, num_points: int, whole_clouds: Padding | None = None) -> Self:
+    def from_keys(cls, keys: Tensor, num_points: int) -> Self:
         """Make neighbor lists of sorted edge numbers, ``target * num_points + source``, unchecked."""
         target = keys // max(num_points, 1)
-        return cls(_pointers(target, num_points), keys - target * num_points, target, whole_clouds)
+        return cls(_pointers(target, num_points), keys - target * num_points, target)
 
     @staticmethod
     def collate(lists: Sequence["Neighbors"]) -> "Neighbors":
@@ -202,6 +203,10 @@ class Neighbors(Movable):
         for number, one in enumerate(lists):
             if one.device != lists[0].device:
                 raise ValueError(f"lists: expected all on {lists[0].device}, got list {number} on {one.device}")
+        whole = [one for one in lists if isinstance(one, _AllOfClouds)]
+        union = all_pairs_of_clouds(_joined_clouds(whole)) if len(whole) == len(lists) else None
+        if union is not None:
+            return union
         pointers, sources, targets = [lists[0].row_ptr[:1]], [], []
         points = edges = 0
         for one in lists:
@@ -209,9 +214,46 @@ class Neighbors(Movable):
             sources.append(one.source + points)
             targets.append(one.target + points)
             points, edges = points + one.num_points, edges + one.num_edges
-        layouts = [one.whole_clouds for one in lists if one.whole_clouds is not None]
-        whole = _union(layouts, edges, lists[0].device) if len(layouts) == len(lists) else None
-        return Neighbors(torch.cat(pointers), torch.cat(sources), torch.cat(targets), whole, _join_shifts(lists))
+        return Neighbors(torch.cat(pointers), torch.cat(sources), torch.cat(targets), shift=_join_shifts(lists))
+
+
+class _AllOfClouds(Neighbors):
+    """All pairs of points of each cloud. The lists are made on first use: attention over whole clouds needs none."""
+
+    _cloud: Tensor
+    _num_edges: int
+
+    def __init__(self, cloud: Tensor, degree: Tensor, layout: Padding, num_edges: int) -> None:
+        row_ptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
+        vars(self).update(row_ptr=row_ptr, whole_clouds=layout, _cloud=cloud, _num_edges=num_edges)
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+        return self._num_edges
+
+    @cached_property
+    def source(self) -> Tensor:
+        """Key point of each edge."""
+        layout = cast(Padding, self.whole_clouds)
+        with torch.inference_mode(self.row_ptr.is_inference()):
+            members = layout.pad(torch.arange(self.num_points, device=self.device))[self._cloud]
+            return members.flatten() if layout.mask is None else members[layout.mask[self._cloud]]
+
+    @cached_property
+    def target(self) -> Tensor:
+        """Query point of each edge."""
+        with torch.inference_mode(self.row_ptr.is_inference()):
+            return torch.repeat_interleave(self.degree)
+
+
+def all_pairs_of_clouds(cloud: Tensor) -> Neighbors | None:
+    """All pairs of points of each cloud, given as ``[points]``; None where filling up clouds would waste too much."""
+    number, cloud = torch.unique(cloud, return_inverse=True)
+    degree = torch.bincount(cloud, minlength=len(number))[cloud]
+    edges = int(degree.sum())
+    layout = padding(cloud, len(number))
+    return _AllOfClouds(cloud, degree, layout, edges) if _worth_filling(layout, edges) else None
 
 
 def check_edge_index(edge_index: Tensor) -> None:
@@ -221,11 +263,14 @@ def check_edge_index(edge_index: Tensor) -> None:
         raise ValueError(f"edge_index: expected shape [2, edges], got {tuple(edge_index.shape)}")
 
 
-def whole_clouds(cloud: Tensor, num_edges: int) -> Padding | None:
-    """Layout for :attr:`Neighbors.whole_clouds`, from the cloud of each point; clouds without points are left out."""
-    number, cloud = torch.unique(cloud, return_inverse=True)
-    layout = padding(cloud, len(number))
-    return layout if len(number) * layout.shape[1] ** 2 <= _MOST_FILLED * num_edges else None
+def _joined_clouds(lists: Sequence[_AllOfClouds]) -> Tensor:
+    """The cloud of each point of a union."""
+    counts = [cast(Padding, one.whole_clouds).shape[0] for one in lists]
+    return torch.cat([one._cloud + first for one, first in zip(lists, accumulate(counts, initial=0), strict=False)])
+
+
+def _worth_filling(layout: Padding, num_edges: int) -> bool:
+    return layout.shape[0] * layout.shape[1] ** 2 <= _MOST_FILLED * num_edges
 
 
 def _check_shift(shift: Tensor, num_edges: int, device: torch.device) -> None:
@@ -243,14 +288,6 @@ def _join_shifts(lists: Sequence[Neighbors]) -> Tensor | None:
         return None
     absent = [given[0].new_zeros(one.num_edges, given[0].shape[1]) for one in lists]
     return torch.cat([zero if one.shift is None else one.shift for one, zero in zip(lists, absent, strict=True)])
-
-
-def _union(layouts: Sequence[Padding], num_edges: int, device: torch.device) -> Padding | None:
-    parts, first = [], 0
-    for layout in layouts:
-        parts.append(layout.cloud.to(device) + first)
-        first += layout.shape[0]
-    return whole_clouds(torch.cat(parts), num_edges)
 
 
 def _pointers(ascending: Tensor, number: int) -> Tensor:

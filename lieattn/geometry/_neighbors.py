@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lieattn._checks import check_length
 from lieattn.geometry._clouds import as_coordinates, cloud_index, first_true
-from lieattn.geometry._neighbor_lists import Neighbors, check_edge_index, whole_clouds
+from lieattn.geometry._neighbor_lists import Neighbors, all_pairs_of_clouds, check_edge_index
 from lieattn.geometry._periodic import images_within, lattices
 from lieattn.geometry._point_clouds import PointClouds
 from lieattn.geometry._search import Method, Ties, pairs_all, pairs_nearest, pairs_within
@@ -302,9 +302,8 @@ class AllPairs(_Neighborhood):
         _check_flag(self.include_self)
 
     def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:
-        keys = pairs_all(pos, cloud, self.include_self)
-        whole = whole_clouds(cloud, len(keys)) if self.include_self else None
-        return Neighbors.from_keys(keys, len(pos), whole)
+        found = all_pairs_of_clouds(cloud) if self.include_self else None
+        return Neighbors.from_keys(pairs_all(pos, cloud, self.include_self), len(pos)) if found is None else found
 
 
 @dataclass(frozen=True, eq=False)

@@ -221,13 +221,14 @@ def _dense_obstacle(
         return "there are no queries"
     given = next(iter(terms.tables()), None)
     faster = _State.asked == "auto" and _kernel_is_faster(query, value, neighbors.whole_clouds, pattern)
+    drops = pattern == "framewise" and value.device.type == "cpu"  # by plain maths of torch, faster than the kernel
     obstacles = (
         (neighbors.num_points == 0, "there are no points"),
         (pattern not in ("joint", "framewise"), f"it has no pattern {pattern!r}"),
         (normalize != "softmax", f"it has no normalize={normalize!r}"),
         (given is not None, f"terms.{given} is given"),
         (return_weights, "weights are returned, and it never stores them"),
-        (dropout > 0, "dropout would not draw the same weights again for second derivatives"),
+        (dropout > 0 and not drops, "dropout would not draw the same weights again for second derivatives"),
         (faster, "the fused kernel is faster where heads fill its vectors and have few channels"),
     )
     return next((reason for found, reason in obstacles if found), None)

@@ -151,7 +151,8 @@ def group_attention(
         if terms.displacement_bias is not None:
             out = dense_bias.attend(query, key, value, neighbors, layout, terms.displacement_bias, terms.row, normalize)
         else:
-            out = dense.attend(cast(Tensor, query), cast(Tensor, key), value, layout, joint=pattern == "joint")
+            joint, query, key = pattern == "joint", cast(Tensor, query), cast(Tensor, key)
+            out = dense.attend(query, key, value, layout, joint=joint, dropout=dropout)
     elif name != "plain" and pattern == "pooled":
         out = pooled_fused.attend(cast(Tensor, query), cast(Tensor, key), value, neighbors, terms)
     elif name != "plain":

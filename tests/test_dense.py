@@ -140,7 +140,7 @@ def test_lists_are_made_on_first_use(clouds):
 
 
 def test_dropout_within_frames():
-    """On CPUs torch drops weights itself; the mean over many draws is the output without, and it has two derivatives."""
+    """On CPUs torch drops weights; the mean over many draws is the output without, and there are two derivatives."""
     (q, k, v), neighbors = problem(CLOUDS["ragged"])
     options = {"pattern": "framewise", "dropout": 0.4}
     assert explain(q, k, v, neighbors, **options).backend == "dense"

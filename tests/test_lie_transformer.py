@@ -17,22 +17,32 @@ from lieattn.geometry import (
     Nearest,
     Radius,
     SampledFrames,
+    ScaleFrames,
     lift,
-    lift_elements,
 )
 from lieattn.geometry import PrincipalFrames as Principal
 from lieattn.groups import SE, SO, Dilations, E, RotationDilations, Sim, Translations, cyclic, dihedral, octahedral
-from lieattn.models import FiniteSE2Transformer, LieResNet, LieTransformer, image_points, published_kernel
+from lieattn.models import (
+    AttentionOptions,
+    ConvolutionOptions,
+    FiniteSE2Transformer,
+    LieConvNet,
+    LieTransformer,
+    Lifting,
+    Readout,
+    SortedDistances,
+    image_points,
+)
+from lieattn.models.published import PublishedCoordinates, published_kernel, published_qm9, published_springs
 from lieattn.nn import (
     AttentiveConvolution,
-    HeadNetwork,
     LieBlock,
     LieBottleneck,
     LieConvolution,
     LieSelfAttention,
-    PairGraph,
     PointBatchNorm,
 )
+from lieattn.nn.relative import PerHeadMLP
 from lieattn.ops import RelativeTerms, activation, backend, explain, group_attention, head_networks
 from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
 from lieattn.testing import randomize, relative_error
@@ -65,7 +75,10 @@ EXACT = {
     "sphere": (Sphere(), Principal()),
     "positions with directions": (PositionDirection(), Principal()),
 }
-SMALL = {"channels": 8, "layers": 2, "heads": 2, "hidden": 5}
+SMALL = {"channels": 8, "layers": 2, "heads": 2}
+COORDINATES = {"smooth": "smooth", "log": "log"} | {
+    name: PublishedCoordinates("log" if name == "published" else name) for name in ("published", "quaternion", "grid")
+}
 
 
 def points_of(space, count, seed=0):
@@ -81,10 +94,17 @@ def moves_of(space, count=3, seed=1):
     return space.group.sample(count, generator=generator, dtype=DOUBLE)
 
 
-def network(space, frames, neighborhood=None, in_channels=3, **options):
-    options = {**SMALL, "normalize": "softmax", **options}
+def network(space, frames, neighborhood=None, in_channels=3, lifting=(), attention=(), readout=(), **options):
     model = LieTransformer(
-        in_channels, 2, space=space, frames=frames, neighborhood=neighborhood or AllPairs(), **options
+        in_channels,
+        2,
+        space=space,
+        frames=frames,
+        neighborhood=neighborhood or AllPairs(),
+        lifting=Lifting(**{"local": 0, **dict(lifting)}),
+        attention=AttentionOptions(**{"hidden": 5, **dict(attention)}),
+        readout=Readout(**dict(readout)),
+        **{**SMALL, **options},
     )
     return randomize(model.double(), spread=0.7)
 
@@ -125,7 +145,7 @@ def threads(request):
 def test_networks_of_heads_are_what_they_say(name, evaluation, hidden, count, memory, threads, monkeypatch):
     monkeypatch.setattr("lieattn.ops._head_networks._BLOCK", {"cpu": 64 * 15})
     for dtype, tolerance in ((DOUBLE, 1e-12), (torch.float32, 1e-5)):
-        net = randomize(HeadNetwork(3, 4, hidden, name).to(dtype))
+        net = randomize(PerHeadMLP(3, 4, hidden, name).to(dtype))
         x = torch.randn(2, count, 4, dtype=dtype)
         if memory == "columns":
             x = x.movedim(-1, 0).contiguous().movedim(0, -1)
@@ -135,12 +155,23 @@ def test_networks_of_heads_are_what_they_say(name, evaluation, hidden, count, me
         leaves = [x, *net.parameters()]
         expected = torch.autograd.grad((wanted * cotangent).sum(), leaves)
         with backend(evaluation):
-            found = net(x)
+            found = net.numbers(x)
             gradients = torch.autograd.grad((found * cotangent).sum(), leaves)
         assert relative_error(found, wanted) < tolerance
         for mine, theirs in zip(gradients, expected, strict=True):
             assert relative_error(mine, theirs) < tolerance
         assert relative_error(net.finish(literal_first(net, x)), wanted) < tolerance
+
+
+class Numbers(torch.nn.Module):
+    """The numbers of a network as its output."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net.numbers(x)
 
 
 def literal_first(net, x):
@@ -149,29 +180,31 @@ def literal_first(net, x):
 
 @pytest.mark.parametrize("name", ["silu", "gelu", "elu", "none"])
 def test_networks_of_heads_can_be_differentiated_twice(name):
-    net = randomize(HeadNetwork(2, 3, 4, name).double())
+    net = randomize(PerHeadMLP(2, 3, 4, name).double())
     x = torch.randn(5, 3, dtype=DOUBLE, requires_grad=True)
     leaves = (x, *(p.detach().requires_grad_() for p in net.parameters()))
     names = [n for n, _ in net.named_parameters()]
+    numbers = Numbers(net)
 
     def call(x, *parameters):
-        return torch.func.functional_call(net, dict(zip(names, parameters, strict=True)), (x,))
+        own = {f"net.{name}": value for name, value in zip(names, parameters, strict=True)}
+        return torch.func.functional_call(numbers, own, (x,))
 
     assert torch.autograd.gradcheck(call, leaves)
     assert torch.autograd.gradgradcheck(call, leaves)
 
 
 def test_networks_of_heads_without_rows():
-    net = HeadNetwork(2, 3)
+    net = PerHeadMLP(2, 3)
     x = torch.zeros(0, 1, 1, 3, requires_grad=True)
-    out = net(x)
+    out = net.numbers(x)
     assert out.shape == (0, 1, 1, 2)
     out.sum().backward()
     assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in net.parameters())
 
 
 def test_networks_of_heads_refuse_what_does_not_fit():
-    net = HeadNetwork(2, 3, 4)
+    net = PerHeadMLP(2, 3, 4)
     weights, biases = list(net.weights), list(net.biases)
     with pytest.raises(ValueError, match="weights, biases: expected"):
         head_networks(torch.zeros(5, 2), weights, biases)
@@ -182,9 +215,9 @@ def test_networks_of_heads_refuse_what_does_not_fit():
 
 
 def test_networks_of_heads_keep_geometry_in_single_precision():
-    net, x = HeadNetwork(2, 3), torch.randn(4, 3)
+    net, x = PerHeadMLP(2, 3), torch.randn(4, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert net(x).dtype == torch.float32
+        assert net.numbers(x).dtype == torch.float32
 
 
 # --- the names of the authors ---------------------------------------------------------------------------------------
@@ -222,10 +255,10 @@ def size(model):
 
 def test_numbers_of_parameters_are_those_published():
     assert size(LieTransformer.springs()) == 841_641
-    assert size(LieTransformer.springs_grid()) == 139_353
+    assert size(published_springs()) == 139_353
     with torch.device("meta"):
-        assert size(LieTransformer.qm9(coordinates="published")) == 10_021_169
-        assert size(LieTransformer.qm9_published()) == 101_819_921
+        assert size(LieTransformer.qm9(lifting=Lifting(PublishedCoordinates(), local=0))) == 10_021_169
+        assert size(published_qm9()) == 101_819_921
 
 
 # --- equivariance ---------------------------------------------------------------------------------------------------
@@ -250,7 +283,7 @@ def test_exact_frames_make_exact_invariance(name):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_kernel_is_invariant(kernel):
     space = Euclidean(SE(3))
-    model = network(space, Principal(), Nearest(4, ties="all"), **KERNELS[kernel])
+    model = network(space, Principal(), Nearest(4, ties="all"), attention=KERNELS[kernel])
     pos = points_of(space, 8)
     data = data_of(pos)
     expected = model(data)
@@ -268,7 +301,8 @@ def test_every_kind_of_coordinates_is_invariant(coordinates):
     data = data_of(pos)
 
     def outputs(pos, frames):
-        return network(space, GivenFrames(frames), coordinates=coordinates, squash=True)(Data(pos=pos, x=data.x))
+        lifting = {"coordinates": COORDINATES[coordinates], "bound": True}
+        return network(space, GivenFrames(frames), lifting=lifting)(Data(pos=pos, x=data.x))
 
     expected = outputs(pos, frames)
     g = moves_of(space)[0]
@@ -280,7 +314,7 @@ def test_every_kind_of_coordinates_is_invariant(coordinates):
 @pytest.mark.parametrize("group", [cyclic(4), cyclic(5), dihedral(3)], ids=lambda group: group.name)
 def test_finite_frames_are_exact_for_their_group_only(group):
     space = Euclidean(E(2) if "D" in group.name else SE(2))
-    model = network(space, FiniteFrames(group), Radius(2.5), normalize="mean")
+    model = network(space, FiniteFrames(group), Radius(2.5), attention={"normalize": "mean"})
     pos = points_of(space, 10)
     data = data_of(pos)
     expected = model(data)
@@ -308,7 +342,7 @@ def test_sampled_frames_are_not_exact():
 
 def test_translations_alone_see_rotations():
     model = network(Euclidean(Translations(3)), None)
-    pos = points_of(model.lifting.space, 8)
+    pos = points_of(model.space, 8)
     data = data_of(pos)
     turned = Data(pos=pos @ moves_of(Euclidean(SE(3)))[0, :3, :3].T, x=data.x)
     assert relative_error(model(turned), model(data)) > 1e-3
@@ -344,7 +378,9 @@ def test_clouds_do_not_see_each_other():
 @pytest.mark.parametrize("pool", ["mean", "max", "sum"])
 def test_small_empty_and_coincident_clouds_are_finite(norm, pool):
     space = Euclidean(SE(2))
-    model = network(space, FiniteFrames(cyclic(3)), norm=norm, pool=pool, readout="point_first")
+    model = network(
+        space, FiniteFrames(cyclic(3)), attention={"norm": norm}, readout={"pool": pool, "order": "point_first"}
+    )
     pos = torch.zeros(4, 2, dtype=DOUBLE, requires_grad=True)
     data = Data(pos=pos, x=torch.randn(4, 3, dtype=DOUBLE), batch=torch.tensor([0, 2, 2, 2]))
     for mode in (True, False):
@@ -401,7 +437,8 @@ def test_gradients_at_coincident_and_antipodal_points(kind, coordinates, dim):
     space = Euclidean(SE(dim))
     pos = special(kind, dim).requires_grad_()
     frames = SampledFrames(2, per="cloud" if kind == "coincident" else "point", design=False)
-    model = network(space, frames, layers=1, channels=4, coordinates=coordinates, squash=True)
+    lifting = {"coordinates": COORDINATES[coordinates], "bound": True}
+    model = network(space, frames, layers=1, channels=4, lifting=lifting)
     x = torch.randn(5, 3, dtype=DOUBLE)
     assert torch.autograd.gradcheck(lambda pos: model(Data(pos=pos, x=x)), (pos,), atol=1e-6, rtol=1e-4)
 
@@ -435,59 +472,81 @@ def test_losses_on_forces_can_be_trained():
 
 def test_training_draws_anew_and_evaluation_does_not():
     space = Euclidean(SE(2))
-    model = network(space, SampledFrames(2), keep=0.5)
+    model = network(space, SampledFrames(2), lifting={"neighbor_dropout": 0.5})
     data = data_of(points_of(space, 10))
-    graphs = [model.graph(data) for _ in range(2)]
-    assert torch.equal(graphs[0].relative_coordinates, graphs[1].relative_coordinates)
+    graphs = [model.geometry(data) for _ in range(2)]
+    assert torch.equal(graphs[0].relative.coordinates, graphs[1].relative.coordinates)
     assert graphs[0].neighbors.num_edges == 100
     model.train()
     torch.manual_seed(0)
-    first, second = model.graph(data), model.graph(data)
+    first, second = model.geometry(data), model.geometry(data)
     assert not torch.equal(first.elements, second.elements)
     assert not torch.equal(first.neighbors.source, second.neighbors.source)
     torch.manual_seed(0)
-    again = model.graph(data)
-    assert torch.equal(first.relative_coordinates, again.relative_coordinates)
+    again = model.geometry(data)
+    assert torch.equal(first.relative.coordinates, again.relative.coordinates)
     assert torch.equal(first.neighbors.degree, torch.full((10,), 5))
     own = first.neighbors.source == first.neighbors.target
     assert int(own.sum()) == 10
 
 
+def of_edges(graph):
+    """Coordinates of every edge."""
+    coordinates, row = graph.relative.coordinates, graph.relative.row
+    return coordinates if row is None else coordinates[row]
+
+
 def test_a_share_of_the_neighbors_has_their_coordinates():
     space = Euclidean(SE(2))
-    model = network(space, FiniteFrames(cyclic(4)), keep=0.3).train()
+    model = network(space, FiniteFrames(cyclic(4)), lifting={"neighbor_dropout": 0.7}).train()
     data = data_of(points_of(space, 10))
-    graph = model.graph(data)
-    whole = model.eval().graph(data)
+    graph = model.geometry(data)
+    whole = model.eval().geometry(data)
     edges = {(int(i), int(j)): e for e, (i, j) in enumerate(zip(*whole.neighbors.edge_index, strict=True))}
     rows = [edges[int(i), int(j)] for i, j in zip(*graph.neighbors.edge_index, strict=True)]
-    assert torch.equal(graph.relative_coordinates, whole.relative_coordinates[rows])
+    assert torch.equal(of_edges(graph), of_edges(whole)[rows])
 
 
-def test_finite_fiber_of_a_graph_and_of_elements_are_one():
-    """The same layer on LiftedGraph, where displacements repeat, and on elements, where every edge has its own."""
+def test_repeated_displacements_share_their_rows():
+    """The same layer on a grid, where rows are shared, and where gradients flow, so that every edge has its own."""
     group = octahedral()
     pos = torch.cartesian_prod(*[torch.arange(3.0, dtype=DOUBLE)] * 3)[:12]
-    neighborhood = Radius(1.5)
-    graph = lift(pos, group, neighborhood)
-    assert graph.num_types < graph.neighbors.num_edges
-    elements = lift_elements(pos, Euclidean(SE(3)), FiniteFrames(group), neighborhood)
+    graph, other = (lift(place, group, Radius(1.5)) for place in (pos, pos.clone().requires_grad_()))
+    assert other.relative.row is None
+    assert other.relative.num_rows == graph.neighbors.num_edges
+    distinct = graph.neighbors.displacements(pos).unique(dim=0)
+    assert graph.relative.num_rows == len(graph.relative.coordinates) == len(distinct) < graph.neighbors.num_edges / 4
+    assert torch.equal(graph.relative.coordinates[graph.relative.row], other.relative.coordinates)
     x = torch.randn(12, group.order, 8, dtype=DOUBLE)
     for options in KERNELS.values():
         layer = randomize(LieSelfAttention(8, 12, heads=2, **options).double())
-        assert relative_error(layer(x, graph), layer(x, elements)) < 1e-10
+        assert relative_error(layer(x, graph), layer(x, other)) < 1e-10
     for layer in (LieConvolution(8, 4, 12), AttentiveConvolution(LieSelfAttention(8, 12, heads=2), 12)):
         layer = randomize(layer.double())
-        assert relative_error(layer(x, graph), layer(x, elements)) < 1e-10
+        assert relative_error(layer(x, graph), layer(x, other)) < 1e-10
+
+
+def test_networks_share_rows_on_grids():
+    """Also those of the authors' coordinates, bounded ones and distances: the numbers of every edge by itself."""
+    pos = torch.cartesian_prod(*[torch.arange(4.0, dtype=DOUBLE)] * 2)
+    for coordinates, count in (("smooth", 6), ("log", 3), ("grid", 3)):
+        lifting = {"coordinates": COORDINATES[coordinates], "bound": True, "radial": 2, "cutoff": 2.0}
+        model = network(Euclidean(SE(2)), FiniteFrames(cyclic(4)), Radius(1.5), lifting=lifting)
+        data = data_of(pos)
+        graph, whole = model.geometry(data), model.geometry(Data(pos=pos.clone().requires_grad_()))
+        assert graph.relative.coordinates.shape == (9, 4, 4, count + 2)
+        assert len(whole.relative.coordinates) == graph.neighbors.num_edges == 100
+        assert relative_error(of_edges(graph), of_edges(whole)) < 1e-12
+        assert relative_error(model(data, graph), model(data, whole)) < 1e-10
 
 
 def test_chunks_of_edges_do_not_change_a_kernel(monkeypatch):
-    graph = lift_elements(torch.randn(9, 2, dtype=DOUBLE), Euclidean(SE(2)), SampledFrames(2), AllPairs())
+    graph = lift(torch.randn(9, 2, dtype=DOUBLE), SampledFrames(2), AllPairs())
     x = torch.randn(9, 2, 8, dtype=DOUBLE, requires_grad=True)
     layer = randomize(LieSelfAttention(8, 6, heads=2, **KERNELS["mixed, network"]).double())
     results = []
     for chunk in (1 << 22, 2000):
-        monkeypatch.setattr("lieattn.nn._lie_scores._CHUNK", chunk)
+        monkeypatch.setattr("lieattn.nn.relative._pair_scores._CHUNK", chunk)
         out = layer(x, graph)
         results.append((out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])))
     for mine, theirs in zip(*results, strict=True):
@@ -498,7 +557,7 @@ def test_plain_and_fused_evaluations_agree():
     space = Euclidean(SE(3))
     data = data_of(points_of(space, 8))
     for options in KERNELS.values():
-        model = network(space, SampledFrames(3), Nearest(5), **options)
+        model = network(space, SampledFrames(3), Nearest(5), attention=options)
         with backend("plain"):
             expected = model(data)
         assert relative_error(model(data), expected) < 1e-10
@@ -531,16 +590,15 @@ def test_whole_clouds_with_scores_of_pairs_are_dense(normalize, batch):
 
 def test_literal_evaluation_of_the_benchmark_is_the_layer(monkeypatch):
     from lieattn.bench import _lietransformer as bench
-    from lieattn.models import published_pairs
 
     space = Euclidean(SE(3))
     pos = points_of(space, 12)
     batch = torch.arange(2).repeat_interleave(6)
-    graph = lift_elements(pos, space, SampledFrames(2, design=False), AllPairs(), batch=batch)
-    pairs = published_pairs(space, graph.elements, graph.invariants, graph.neighbors)
+    graph = lift(pos, SampledFrames(2, design=False), AllPairs(), batch=batch)
+    logarithms = graph.with_relative(graph.relative.with_coordinates(PublishedCoordinates()(graph)))
     layer = randomize(LieSelfAttention(128, 6).double(), spread=0.2)
     x = torch.randn(12, 2, 128, dtype=DOUBLE)
-    found = layer(x, PairGraph(graph.neighbors, pairs, batch, 2))
+    found = layer(x, logarithms)
     wanted = bench.dense_attention(
         x.reshape(2, 12, 128), graph.elements.reshape(2, 12, 4, 4), dict(layer.named_parameters())
     )
@@ -559,14 +617,14 @@ def test_literal_evaluation_of_the_benchmark_is_the_layer(monkeypatch):
 
 
 def graph_of(space, frames, count=8, seed=0, neighborhood=None):
-    return lift_elements(points_of(space, count, seed), space, frames, neighborhood or AllPairs())
+    return lift(points_of(space, count, seed), frames, neighborhood or AllPairs(), space)
 
 
 def test_convolution_is_the_sum_it_says():
     graph = graph_of(Euclidean(SE(3)), SampledFrames(2), neighborhood=Nearest(3))
     layer = randomize(LieConvolution(5, 4, 12, rank=3).double())
     x = torch.randn(8, 2, 5, dtype=DOUBLE)
-    matrices = torch.einsum("eabr,ocr->eaboc", layer.kernel(graph.relative_coordinates), layer.weight)
+    matrices = torch.einsum("eabr,ocr->eaboc", layer.kernel(graph).displacement_bias, layer.weight)
     terms = torch.einsum("eaboc,ebc->eao", matrices, x[graph.neighbors.source])
     total = torch.zeros(8, 2, 4, dtype=DOUBLE).index_add(0, graph.neighbors.target, terms)
     assert relative_error(layer(x, graph), total / 8 + layer.bias) < 1e-10
@@ -577,7 +635,7 @@ def test_attentive_convolution_is_the_sum_it_says():
     layer = randomize(AttentiveConvolution(LieSelfAttention(8, 12, heads=2), 12, rank=3).double())
     attention = layer.attention
     x = torch.randn(8, 2, 8, dtype=DOUBLE)
-    kernel = layer.kernel(graph.relative_coordinates).unflatten(-1, (2, 3))
+    kernel = layer.kernel(graph).displacement_bias.unflatten(-1, (2, 3))
     matrices = torch.einsum("eabhr,hrcd->eabhcd", kernel, layer.weight)
     value = attention.value(x).unflatten(-1, (2, 4))[graph.neighbors.source]
     terms = torch.einsum("eabh,eabhcd,ebhc->eahd", attention.weights(x, graph), matrices, value)
@@ -627,10 +685,11 @@ def test_batch_normalization_is_that_of_torch_where_variances_are_large():
 # --- LieConv --------------------------------------------------------------------------------------------------------
 
 
-def convolutional(space, frames, neighborhood=None, **options):
-    options = {"channels": 8, "blocks": 2, "rank": 3, "hidden": 5, **options}
+def convolutional(space, frames, neighborhood=None, convolution=(), **options):
+    options = {"channels": 8, "layers": 2, "lifting": Lifting(local=0), **options}
+    convolution = ConvolutionOptions(**{"rank": 3, "hidden": 5, **dict(convolution)})
     neighborhood = neighborhood or AllPairs()
-    model = LieResNet(3, 2, space=space, frames=frames, neighborhood=neighborhood, **options)
+    model = LieConvNet(3, 2, space=space, frames=frames, neighborhood=neighborhood, convolution=convolution, **options)
     return randomize(model.double(), spread=0.7)
 
 
@@ -638,7 +697,7 @@ def convolutional(space, frames, neighborhood=None, **options):
 @pytest.mark.parametrize("downsampling", [1.0, 0.25])
 def test_convolutional_network_is_invariant(name, downsampling):
     space, frames = EXACT[name]
-    model = convolutional(space, frames, downsampling=downsampling)
+    model = convolutional(space, frames, convolution={"downsampling": downsampling})
     data = data_of(points_of(space, 9), batch=torch.tensor([0, 1, 0, 1, 0, 1, 0, 1, 1]))
     expected = model(data)
     assert expected.std() > 1e-3
@@ -649,8 +708,9 @@ def test_convolutional_network_is_invariant(name, downsampling):
 
 
 def test_convolutional_network_thins_out_and_widens():
-    model = convolutional(Euclidean(SE(2)), FiniteFrames(cyclic(4)), Radius(1.0), blocks=3, downsampling=1 / 8)
-    data = data_of(points_of(model.lifting.space, 64))
+    convolution = {"downsampling": 1 / 8}
+    model = convolutional(Euclidean(SE(2)), FiniteFrames(cyclic(4)), Radius(1.0), convolution, layers=3)
+    data = data_of(points_of(model.space, 64))
     geometry = model.geometry(data)
     assert [graph.num_points for graph in geometry.graphs] == [64, 32, 16]
     assert geometry.last.num_points == 8
@@ -667,7 +727,8 @@ def test_convolutional_network_thins_out_and_widens():
 def test_convolutional_network_on_rotated_images():
     images = torch.rand(2, 1, 9, 9, dtype=DOUBLE)
     x, pos, batch = image_points(images, radius=4.5)
-    model = LieResNet.images(outputs=3, frames=FiniteFrames(cyclic(4)), channels=8, blocks=2, downsampling=1.0)
+    options = {"out_channels": 3, "frames": FiniteFrames(cyclic(4)), "channels": 8, "layers": 2}
+    model = LieConvNet.images(convolution=ConvolutionOptions(), **options)
     model = randomize(model.double())
     expected = model(Data(x=x, pos=pos, batch=batch))
     assert expected.shape == (2, 3)
@@ -676,7 +737,7 @@ def test_convolutional_network_on_rotated_images():
     assert relative_error(model(Data(x=x, pos=pos, batch=batch)), expected) < 1e-10
     shuffled = model(Data(x=x.flip(0), pos=pos, batch=batch))
     assert relative_error(shuffled, expected) > 1e-6
-    smaller = LieResNet.images(outputs=3, frames=FiniteFrames(cyclic(4)), channels=8, blocks=2).double().eval()
+    smaller = LieConvNet.images(**options).double().eval()
     assert smaller(Data(x=x, pos=pos, batch=batch)).shape == (2, 3)
 
 
@@ -692,8 +753,8 @@ def test_images_become_points_to_the_right_and_up():
 
 def test_convolutional_network_on_molecules():
     with torch.device("meta"):
-        assert round(size(LieResNet.qm9()) / 1e6, 1) == 21.3
-    model = LieResNet.qm9(channels=8, blocks=2)
+        assert round(size(LieConvNet.qm9()) / 1e6, 1) == 21.3
+    model = LieConvNet.qm9(channels=8, layers=2)
     assert model(Data(z=torch.tensor([6, 1, 8]), pos=torch.randn(3, 3))).shape == (1, 1)
 
 
@@ -701,14 +762,14 @@ def test_convolutional_network_on_molecules():
 
 
 @pytest.mark.parametrize("content", ["constant", "pairwise_distances", "centroidal"])
-@pytest.mark.parametrize("readout", ["mean", "seeds"])
-def test_finite_se2_is_invariant_to_its_rotations(content, readout):
-    options = {"channels": 8, "layers": 2, "heads": 2, "content": content, "readout": readout, "normalize": "mean"}
-    model = randomize(FiniteSE2Transformer(4, 2, 3, **options).double())
+@pytest.mark.parametrize("seeds", [0, 2])
+def test_finite_se2_is_invariant_to_its_rotations(content, seeds):
+    options = {"channels": 8, "layers": 2, "heads": 2, "content": content, "seeds": seeds, "normalize": "mean"}
+    model = randomize(FiniteSE2Transformer(4, 3 if seeds else 6, **options).double())
     pos = torch.randn(9, 2, dtype=DOUBLE)
     batch = torch.tensor([0, 2, 0, 2, 0, 2, 0, 2, 2])
     expected = model(Data(pos=pos, batch=batch))
-    assert expected.shape == (3, 2, 3)
+    assert expected.shape == ((3, 2, 3) if seeds else (3, 6))
     for h in cyclic(4).elements:
         assert relative_error(model(Data(pos=pos @ h.T - 1.5, batch=batch)), expected) < 1e-10
     turned = pos @ SO(2).exp(torch.tensor([0.4], dtype=DOUBLE)).T
@@ -729,7 +790,7 @@ def test_molecules_enter_by_their_charges():
     z = torch.tensor([6, 1, 8, 1, 9])
     pos = torch.randn(5, 3)
     assert model(Data(z=z, pos=pos)).shape == (1, 1)
-    features = model.point_features(Data(z=z), model.graph(Data(z=z, pos=pos)))
+    features = model.point_features(Data(z=z), model.geometry(Data(z=z, pos=pos)))
     assert features.shape == (5, 15)
     assert features[1].tolist()[:6] == pytest.approx([1, 1 / 9, 1 / 81, 0, 0, 0])
     assert features[4].tolist()[12:] == [1, 1, 1]
@@ -743,7 +804,7 @@ def test_constellations_enter_by_their_distances():
     model = LieTransformer.constellation(1, **SMALL)
     pos = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0], [5.0, 5.0]], requires_grad=True)
     data = Data(pos=pos, batch=torch.tensor([0, 0, 0, 1]))
-    features = model.point_features(data, model.graph(data))
+    features = model.point_features(data, model.geometry(data))
     assert features.shape == (4, 16)
     assert features[0].tolist() == [5, 1] + [0] * 14
     assert features[3].tolist() == [0] * 16
@@ -756,7 +817,7 @@ def test_constellations_enter_by_their_distances():
 
 
 def test_springs_enter_by_mass_and_stiffness():
-    for model in (LieTransformer.springs(**SMALL), LieTransformer.springs_grid(**SMALL)):
+    for model in (LieTransformer.springs(**SMALL), published_springs(**SMALL)):
         model = randomize(model.double())
         data = data_of(torch.randn(6, 2, dtype=DOUBLE), channels=2)
         expected = model(data)
@@ -777,32 +838,40 @@ REFUSED = {
     "norm: expected one of": lambda: LieBlock(LieSelfAttention(8, 3), 8, norm="pre"),
     "divide: expected": lambda: LieConvolution(4, 4, 3, divide="mean"),
     "out_channels: expected at least 8": lambda: LieBottleneck(8, 4, 3),
-    "coordinates: 'quaternion' is for": lambda: network(Euclidean(SE(2)), Principal(), coordinates="quaternion"),
-    "coordinates: 'grid' is for": lambda: network(SE3, Principal(), coordinates="grid"),
-    "coordinates: expected one of": lambda: network(SE3, Principal(), coordinates="exp"),
-    "scale: coordinates 'published'": lambda: network(SE3, Principal(), coordinates="published", scale=2.0),
-    "keep: expected a share": lambda: network(SE3, Principal(), keep=0.0),
-    "inputs: expected one of": lambda: network(SE3, Principal(), inputs="z"),
-    "in_channels: expected the number": lambda: network(SE3, Principal(), in_channels=None),
-    "readout: expected one of": lambda: network(SE3, Principal(), readout="lieconv"),
-    "pool: expected one of": lambda: network(SE3, Principal(), pool="min"),
-    "head_norm: readout": lambda: network(SE3, Principal(), readout="point_first", head_norm=True),
-    "frames: expected a lift": lambda: network(SE3, None),
+    "convention: 'quaternion' is for": lambda: network(
+        Euclidean(SE(2)), Principal(), lifting={"coordinates": PublishedCoordinates("quaternion")}
+    ),
+    "convention: 'grid' is for": lambda: network(
+        SE3, Principal(), lifting={"coordinates": PublishedCoordinates("grid")}
+    ),
+    "convention: expected one of": lambda: PublishedCoordinates("exp"),
+    "coordinates: expected 'smooth', 'log' or": lambda: Lifting("exp"),
+    "length: .* are not divided": lambda: Lifting(PublishedCoordinates(), length=2.0),
+    "neighbor_dropout: expected a probability": lambda: Lifting(neighbor_dropout=1.0),
+    "in_channels: expected an integer": lambda: network(SE3, Principal(), in_channels="z"),
+    "in_channels: .* got None": lambda: network(SE3, Principal(), in_channels=None),
+    "channels: expected an integer": lambda: SortedDistances(0),
+    "readout: expected": lambda: network(SE3, Principal(), readout={"order": "lieconv"}),
+    "pool: expected one of": lambda: network(SE3, Principal(), readout={"pool": "min"}),
+    "norm: readout": lambda: network(SE3, Principal(), readout={"order": "point_first", "norm": True}),
+    "frames: expected some": lambda: network(SE3, None),
     "space: expected a HomogeneousSpace": lambda: network(SE(3), Principal()),
-    "downsampling: expected a share": lambda: convolutional(SE3, Principal(), downsampling=0.0),
-    "pool: .none. needs all points": lambda: convolutional(SE3, Principal(), downsampling=0.5, pool="none"),
-    "widening: expected an exponent": lambda: convolutional(SE3, Principal(), widening=-1.0),
+    "downsampling: expected a share": lambda: ConvolutionOptions(downsampling=0.0),
+    "pool: .none. needs all points": lambda: convolutional(
+        SE3, Principal(), convolution={"downsampling": 0.5}, readout=Readout(pool="none")
+    ),
+    "widening: expected an exponent": lambda: ConvolutionOptions(widening=-1.0),
     "neighborhood: .* cannot grow": lambda: convolutional(
-        SE3, Principal(), Given(torch.zeros(2, 0, dtype=torch.int64)), downsampling=0.5
+        SE3, Principal(), Given(torch.zeros(2, 0, dtype=torch.int64)), {"downsampling": 0.5}
     )(data_of(points_of(SE3, 5))),
     "content: expected one of": lambda: FiniteSE2Transformer(content="none"),
     "x: expected floating features": lambda: network(SE3, Principal())(
         Data(pos=torch.randn(4, 3, dtype=DOUBLE), x=torch.randn(4, 2, dtype=DOUBLE))
     ),
-    "data: expected a torch_geometric Data or Batch with x": lambda: network(SE3, Principal())(
+    "data: expected a torch_geometric Data or Batch with features x": lambda: network(SE3, Principal())(
         Data(pos=torch.randn(4, 3, dtype=DOUBLE))
     ),
-    "x: expected 5 coordinates": lambda: LieSelfAttention(8, 5, heads=2).double()(
+    "graph: expected 5 coordinates of a relative element": lambda: LieSelfAttention(8, 5, heads=2).double()(
         torch.randn(8, 2, 8, dtype=DOUBLE), graph_of(SE3, SampledFrames(2))
     ),
     "graph: expected 5 coordinates": lambda: LieSelfAttention(8, 5, heads=2, kernel="combined").double()(
@@ -811,9 +880,9 @@ REFUSED = {
     "x: expected a field": lambda: LieSelfAttention(8, 12, heads=2).double()(
         torch.randn(7, 2, 8, dtype=DOUBLE), graph_of(SE3, SampledFrames(2))
     ),
-    "relative_coordinates: expected": lambda: PairGraph(
-        AllPairs()(torch.zeros(2, 3)), torch.zeros(3, 1, 1, 2), torch.zeros(2, dtype=torch.int64), 1
-    ),
+    "coordinates: expected .9, 1, 1, k.": lambda: graph_of(
+        Euclidean(Translations(3)), None, 3
+    ).relative.with_coordinates(torch.zeros(3, 1, 1, 2)),
 }
 
 
@@ -827,8 +896,62 @@ def test_bad_arguments_are_named(message):
 
 def test_squashed_coordinates_are_bounded():
     space = Euclidean(Translations(2))
-    model = network(space, None, squash=True)
+    model = network(space, None, lifting={"bound": True})
     pos = torch.tensor([[0.0, 0.0], [1e6, 0.0]], dtype=DOUBLE)
-    pairs = model.graph(Data(pos=pos)).relative_coordinates
+    pairs = model.geometry(Data(pos=pos)).relative.coordinates
     assert pairs.norm(dim=-1).max() == pytest.approx(1.0, abs=1e-9)
     assert math.isfinite(float(pairs.sum()))
+
+
+@pytest.mark.usefixtures("every_backend")
+def test_networks_on_scales():
+    """Features and vectors enter on all scales alike; the promise is that of the group."""
+    frames = ScaleFrames(cyclic(4), levels=2)
+    model = network(None, frames, Radius(1.0), vector_inputs=("vel",), lifting={"local": 4}, readout={"pool": "max"})
+    data = data_of(points_of(Euclidean(SE(2)), 10))
+    data.vel = points_of(Euclidean(SE(2)), 10, seed=5)
+    expected = model(data)
+    assert model.num_coordinates == 7
+    assert model.symmetry.group == cyclic(4)
+    for h in cyclic(4).elements:
+        moved = Data(pos=data.pos @ h.T + 3.0, vel=data.vel @ h.T, x=data.x)
+        assert relative_error(model(moved), expected) < 1e-10
+    assert relative_error(model(Data(pos=data.pos, vel=data.vel.flip(0), x=data.x)), expected) > 1e-3
+
+
+# --- constant features ----------------------------------------------------------------------------------------------
+
+SEES = {
+    "SE3 principal": (LieTransformer, {"frames": Principal(), "neighborhood": Radius(2.5)}, 3),
+    "SE3 principal, no length": (LieTransformer, {"frames": Principal(), "neighborhood": AllPairs()}, 3),
+    "O": (LieTransformer, {"frames": octahedral(), "neighborhood": Nearest(4)}, 3),
+    "C4": (LieTransformer, {"frames": cyclic(4), "neighborhood": Radius(2.5)}, 2),
+    "translations": (LieTransformer, {"neighborhood": Radius(2.5)}, 3),
+    "sphere": (LieTransformer, {"frames": Principal(), "neighborhood": Radius(1.0), "space": Sphere()}, 3),
+    "Sim3": (LieTransformer, {"frames": Principal(), "neighborhood": AllPairs(), "space": Euclidean(Sim(3))}, 3),
+    "convolution": (LieConvNet, {"frames": Principal(), "neighborhood": Radius(2.5)}, 3),
+    "convolution, sphere": (LieConvNet, {"frames": Principal(), "neighborhood": Radius(1.0), "space": Sphere()}, 3),
+}
+
+
+@pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")
+@pytest.mark.parametrize("name", SEES)
+def test_networks_see_geometry_where_features_are_constant(name):
+    """As they come, without training: outputs of random clouds differ."""
+    model, options, dim = SEES[name]
+    torch.manual_seed(0)
+    network = model(1, 1, channels=32, layers=2, **options)
+    pos = torch.randn(6 * 12, dim)
+    if isinstance(options.get("space"), Sphere):
+        pos = pos / pos.norm(dim=1, keepdim=True)
+    data = Data(pos=pos, x=torch.ones(len(pos), 1), batch=torch.arange(6).repeat_interleave(12))
+    assert network.eval()(data).std() > 1e-3
+
+
+def test_scores_alone_do_not_see_geometry_where_features_are_constant():
+    """Control: a softmax averages equal values."""
+    network = LieTransformer(
+        1, 1, frames=Principal(), neighborhood=Radius(2.5), channels=32, layers=2, lifting=Lifting(local=0)
+    )
+    data = Data(pos=torch.randn(72, 3), x=torch.ones(72, 1), batch=torch.arange(6).repeat_interleave(12))
+    assert network.eval()(data).std() < 1e-6

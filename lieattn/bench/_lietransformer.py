@@ -28,12 +28,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lieattn.bench._measure import Problem, Record, compare
-from lieattn.geometry import AllPairs, GivenFrames, Neighborhood, Radius, lift_elements
-from lieattn.groups import SE, SO
-from lieattn.models import published_pairs
-from lieattn.nn import LieSelfAttention, PairGraph
+from lieattn.geometry import AllPairs, GivenFrames, Neighborhood, Radius, lift
+from lieattn.groups import SO
+from lieattn.models.published import PublishedCoordinates
+from lieattn.nn import LieSelfAttention
 from lieattn.ops import backend
-from lieattn.spaces import Euclidean
 
 CHANNELS, HEADS = 128, 8
 CLOUDS = {18: 16, 64: 4, 256: 1}
@@ -63,18 +62,16 @@ def build(points: int, samples: int, way: Way, outputs: Callable[[Tensor], None]
     """The library's layer; ``outputs`` is called with the result of each step, if given."""
     pos, frames, field = clouds_of(points, samples)
     batch = torch.arange(len(pos)).repeat_interleave(points)
-    space, lift = Euclidean(SE(3)), GivenFrames(frames.flatten(0, 1))
+    given = GivenFrames(frames.flatten(0, 1))
     x = field.flatten(0, 1).requires_grad_()
     layer = layer_of(6 if way == "log" else 12)
 
     def problem() -> Iterator[Tensor]:
         with backend("plain" if way == "plain" else "auto"):
-            graph = lift_elements(pos.flatten(0, 1), space, lift, AllPairs(), batch=batch)
+            graph = lift(pos.flatten(0, 1), given, AllPairs(), batch=batch)
             if way == "log":
-                pairs = published_pairs(space, graph.elements, graph.invariants, graph.neighbors)
-                out = layer(x, PairGraph(graph.neighbors, pairs, graph.batch, graph.num_clouds))
-            else:
-                out = layer(x, graph)
+                graph = graph.with_relative(graph.relative.with_coordinates(PublishedCoordinates()(graph)))
+            out = layer(x, graph)
             if outputs is not None:
                 outputs(out)
             yield out.square().mean()
@@ -149,14 +146,14 @@ def build_local(points: int) -> Problem:
     generator = torch.Generator().manual_seed(0)
     side = points ** (1 / 3)
     pos = side * torch.rand(points, 3, generator=generator)
-    lift = GivenFrames(SO(3).sample(points, 1, generator=generator))
+    frames = GivenFrames(SO(3).sample(points, 1, generator=generator))
     x = torch.randn(points, 1, CHANNELS, generator=generator, requires_grad=True)
     layer = layer_of(12)
     # A ball of this radius holds so many points of a unit density.
     neighborhood: Neighborhood = Radius((0.75 * NEAR / torch.pi) ** (1 / 3))
 
     def problem() -> Iterator[Tensor]:
-        graph = lift_elements(pos, Euclidean(SE(3)), lift, neighborhood)
+        graph = lift(pos, frames, neighborhood)
         yield layer(x, graph).square().mean()
 
     return problem

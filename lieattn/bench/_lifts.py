@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
-from lieattn.geometry import FiniteFrames, GivenFrames, Lift, PrincipalFrames, Radius, SampledFrames
+from lieattn.geometry import FiniteFrames, Frames, GivenFrames, PrincipalFrames, Radius, SampledFrames
 from lieattn.groups import SE, SO, FiniteGroup, octahedral, tetrahedral
-from lieattn.models import LieTransformer
+from lieattn.models import LieTransformer, Lifting
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
 
@@ -49,7 +49,7 @@ class LiftError:
 
 
 # From the frames ``[points, fiber, 3, 3]`` of the clouds as they stand and the rotation they are turned by.
-_Frames = Callable[[Tensor], Lift]
+_Frames = Callable[[Tensor], Frames]
 
 
 def run(repeats: int = 6) -> list[LiftError]:
@@ -105,7 +105,7 @@ def _errors(frames: _Frames, motions: Tensor) -> tuple[float, float]:
         model = copy.deepcopy(model).to(dtype)
 
         def evaluate(turn: Tensor, pos: Tensor, model: LieTransformer = model, dtype: torch.dtype = dtype) -> Tensor:
-            model.lifting = replace(model.lifting, frames=frames(turn))
+            model.frames = frames(turn)
             data = SimpleNamespace(pos=pos.to(dtype), x=x.to(dtype), batch=batch)
             with torch.no_grad():
                 return model(data).double()
@@ -128,6 +128,7 @@ def _model() -> LieTransformer:
         channels=32,
         layers=2,
         heads=4,
+        lifting=Lifting(local=0),
     )
     randomize(model)
     return model.double()

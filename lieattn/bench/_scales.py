@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from lieattn.geometry import ScaleFiber, lift_scales
+from lieattn.geometry import Radius, ScaleFrames, lift
 from lieattn.groups import cyclic
 from lieattn.nn import LieBlock, LieSelfAttention
 from lieattn.testing import randomize
 
 CHANNELS, HEADS, POINTS, RADIUS = 16, 4, 40, 0.8
-SCALES = ScaleFiber(base=2**0.5, levels=7, first=0.5)
 GROUP = cyclic(4)
+SCALES = ScaleFrames(GROUP, base=2**0.5, levels=7, first=0.5)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _network(layers: int) -> nn.ModuleList:
 
 def _field(modules: nn.ModuleList, pos: Tensor, x: Tensor, batch: Tensor) -> Tensor:
     """Field ``[points, levels, fiber, channels]``."""
-    lifting, between = (lift_scales(pos, GROUP, RADIUS, SCALES, reach=reach, batch=batch) for reach in (0, 1))
+    lifting, between = (lift(pos, replace(SCALES, reach=reach), Radius(RADIUS), batch=batch) for reach in (0, 1))
     field = lifting.spread(x)[:, None].expand(-1, GROUP.order, -1)
     for number, module in enumerate(modules):
         field = module(field, between if number else lifting)

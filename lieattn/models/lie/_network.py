@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,7 +32,7 @@ from lieattn.models._point_options import cutoff_of
 from lieattn.models.lie._inputs import SortedDistances, Species
 from lieattn.models.lie._options import Lifting, PairCoordinates
 from lieattn.nn import LieConvolution, LiftingConvolution
-from lieattn.nn.relative import EdgeNetwork
+from lieattn.nn.relative import EdgeNetwork, keep_variance
 from lieattn.ops import bessel_functions, smooth_lengths, smooth_window
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
@@ -211,6 +212,10 @@ class SeenInCoordinates(nn.Module):
     def __init__(self, in_channels: int, channels: int, coordinates: int, rank: int) -> None:
         super().__init__()
         self.convolution = LieConvolution(in_channels + 1, channels, coordinates, rank=rank)
+        kernel = self.convolution.kernel
+        for linear in (kernel.linear1, kernel.linear2, kernel.linear3):
+            keep_variance(linear, 1.5)
+        nn.init.normal_(self.convolution.weight, std=2.0 / math.sqrt(rank))
 
     def forward(self, x: Tensor, vectors: Tensor, graph: LiftedGraph) -> Tensor:
         """Field ``[points, fiber, channels]`` of features ``[points, in_channels]``; vectors are not seen."""

@@ -6,13 +6,12 @@ from torch_geometric.data import Batch, Data
 
 from lieattn.geometry import AllPairs, FiniteFrames, Nearest, PrincipalFrames, Radius, SampledFrames
 from lieattn.groups import SE, SO, E, Sim, Translations, cyclic, octahedral, tetrahedral
-from lieattn.models import LieTransformer
+from lieattn.models import AttentionOptions, LieTransformer, Lifting, Readout
 from lieattn.nn import LieSelfAttention
 from lieattn.spaces import Euclidean, Orbits
 from lieattn.testing import TOLERANCE, randomize, relative_error
 
 DOUBLE = torch.float64
-LOCAL = {"radial": 3, "lifting": 5}
 EXACT = {
     "SE3 principal": (Euclidean(SE(3)), PrincipalFrames()),
     "SE3 neighborhoods": (Euclidean(SE(3)), PrincipalFrames(of="neighborhood")),
@@ -22,11 +21,22 @@ EXACT = {
 FINITE = {"C4": cyclic(4), "C3": cyclic(3), "T": tetrahedral(), "O": octahedral()}
 
 
-def network(space, frames, **options):
-    options = {"channels": 8, "layers": 2, "heads": 2, "hidden": 4, "neighborhood": Radius(2.5), **LOCAL, **options}
-    return randomize(
-        LieTransformer(3, 2, space=space, frames=frames, vector_inputs=("vel",), **options).double(), spread=0.7
+def network(space, frames, lifting=(), neighborhood=None, **readout):
+    model = LieTransformer(
+        3,
+        2,
+        space=space,
+        frames=frames,
+        neighborhood=neighborhood or Radius(2.5),
+        channels=8,
+        layers=2,
+        heads=2,
+        vector_inputs=("vel",),
+        lifting=Lifting(**{"radial": 3, "local": 5, **dict(lifting)}),
+        attention=AttentionOptions(hidden=4),
+        readout=Readout(**readout),
     )
+    return randomize(model.double(), spread=0.7)
 
 
 def cloud(dim, sizes=(6, 5), dtype=DOUBLE, seed=0):
@@ -74,7 +84,8 @@ def test_frames_of_the_data_are_exact_for_all_rotations(name, kind):
 @pytest.mark.parametrize("readout", ["pool_first", "point_first"])
 def test_outputs_of_points_turn_and_sum_to_those_of_clouds(kind, readout):
     """``pool="none"``: behind the same weights, what is linear in the pooled field sums to the output of the cloud."""
-    options = {"kind": kind, "readout": readout, "radial": 0, "lifting": 0, "neighborhood": AllPairs()}
+    lifting = {"radial": 0, "local": 0}
+    options = {"kind": kind, "order": readout, "lifting": lifting, "neighborhood": AllPairs()}
     model, data = network(Euclidean(SE(3)), PrincipalFrames(), pool="none", **options), cloud(3, (6, 4, 5))
     expected = model(data)
     assert expected.shape == ((15, 2) if kind == "invariant" else (15, 2, 3))
@@ -161,7 +172,7 @@ def test_sums_of_vectors_count_points():
 
 def test_one_vector_has_no_axis():
     model = LieTransformer(
-        3, 1, space=Euclidean(SE(3)), frames=PrincipalFrames(), neighborhood=AllPairs(), channels=8, kind="vector"
+        3, 1, frames=PrincipalFrames(), neighborhood=AllPairs(), channels=8, readout=Readout(kind="vector")
     )
     assert model(cloud(3, (4, 3), torch.float32)).shape == (2, 3)
 
@@ -169,22 +180,26 @@ def test_one_vector_has_no_axis():
 def test_nothing_changes_without_the_options():
     """Parameters, and so published configurations and their goldens, are the same."""
     options = {"space": Euclidean(SE(3)), "frames": PrincipalFrames(), "neighborhood": Radius(2.0), "channels": 8}
-    plain = LieTransformer(3, 2, layers=1, heads=2, **options)
+    plain = LieTransformer(3, 2, layers=1, heads=2, lifting=Lifting(local=0), **options)
     names = {name.split(".")[0] for name, _ in plain.named_parameters()}
     assert names == {"embed", "blocks", "head"}
-    assert plain.lifting.num_coordinates == 12
+    assert plain.num_coordinates == 12
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "tensor"}, "kind: expected 'invariant' or 'vector'"),
-        ({"kind": "vector", "pool": "max"}, "pool: expected 'mean', 'sum' or 'none' for vectors"),
+        ({"kind": "tensor"}, "kind: expected one of"),
+        ({"kind": "vector", "pool": "max"}, "pool: expected 'mean', 'sum' or 'none' for fields"),
         ({"neighborhood": Nearest(3)}, "cutoff: .* has no length of its own"),
-        ({"neighborhood": Nearest(3), "lifting": 0}, "cutoff: .* has no length of its own"),
-        ({"radial": -1}, "radial: expected an integer of at least 0"),
-        ({"space": Euclidean(Sim(3)), "neighborhood": AllPairs(), "cutoff": 1.0}, "radial: distances are invariant"),
-        ({"space": Orbits(SO(3)), "cutoff": 1.0, "radial": 0}, "lifting: distances are invariant"),
+        ({"neighborhood": Nearest(3), "lifting": {"local": 0}}, "cutoff: .* has no length of its own"),
+        ({"lifting": {"radial": -1}}, "radial: expected an integer of at least 0"),
+        ({"lifting": {"local": -1}}, "local: expected an integer of at least 0"),
+        (
+            {"space": Euclidean(Sim(3)), "neighborhood": AllPairs(), "lifting": {"cutoff": 1.0}},
+            "radial: distances are invariant",
+        ),
+        ({"space": Orbits(SO(3)), "lifting": {"cutoff": 1.0}}, "radial: distances are invariant"),
     ],
     ids=str,
 )
@@ -197,3 +212,16 @@ def test_translations_alone_have_one_frame():
     model, data = network(Euclidean(Translations(3)), None, kind="vector"), cloud(3)
     assert relative_error(model(turned(data, torch.eye(3))), model(data)) < 1e-10
     assert relative_error(model(turned(data, rotation(3, 1))), model(data)) > 1e-4
+
+
+@pytest.mark.parametrize("frames", [PrincipalFrames(), octahedral()], ids=["axes", "O"])
+def test_without_distances_the_convolution_sees_coordinates(frames):
+    """Where nothing says how far frames see: exact too, and seen."""
+    lifting = {"radial": 0}
+    model, data = network(None, frames, lifting=lifting, neighborhood=AllPairs(), kind="vector"), cloud(3)
+    expected = model(data)
+    matrix = rotation(3, 1) if isinstance(frames, PrincipalFrames) else frames.elements[5]
+    assert relative_error(model(turned(data, matrix)), expected @ matrix.T) < 1e-9
+    with torch.no_grad():
+        model.local.convolution.weight.zero_()
+    assert relative_error(model(data), expected) > 1e-4

@@ -37,7 +37,8 @@ from lieattn.groups import (
     tetrahedral,
     trivial,
 )
-from lieattn.models import GSANet
+from lieattn.models import GSANet, published_table
+from lieattn.models.gsa import Dropouts, GSAOptions, Stages
 from lieattn.nn import (
     CloudNorm,
     CloudPool,
@@ -897,8 +898,20 @@ def test_inexact_pooling_warns_or_is_silent_if_asked():
 # --- the network ----------------------------------------------------------------------------------------------
 
 
+STAGES = ("blocks", "expansions", "crops", "pool_last", "inexact")
+DROPOUTS = ("attention", "value", "input", "pool")
+OPTIONS = ("length", "frame_table", "activation", "init_scale")
+
+
 def network(group=None, neighborhood=BALL, **options):
-    options = {"in_channels": 1, "classes": 3, "channels": 8, "heads": 2, "blocks": (1,), **options}
+    """A small network; its options by their names, whatever value they belong to."""
+
+    def taken(names):
+        return {name: options.pop(name) for name in names if name in options}
+
+    stages = Stages(**{"blocks": (1,), **taken(STAGES)})
+    values = {"blocks": stages, "dropout": Dropouts(**taken(DROPOUTS)), "options": GSAOptions(**taken(OPTIONS))}
+    options = {"in_channels": 1, "out_channels": 3, "channels": 8, "heads": 2, **values, **options}
     return GSANet(group or cyclic(4), neighborhood=neighborhood, **options)
 
 
@@ -911,6 +924,12 @@ def cloud(pos=POINTS, x=None):
     return Data(x=zeros(len(pos), 1) if x is None else x, pos=pos)
 
 
+def pcam_refusing():
+    net = GSANet.pcam(trivial(), size=1)
+    net.grid_pool.inexact = "refuse"
+    return net
+
+
 NETWORK = [
     ("no points object", lambda: run(None), TypeError, ("points: ", "got NoneType")),
     ("Data without x", lambda: run(Data(pos=POINTS)), TypeError, ("data: ", "features x", "got Data")),
@@ -921,12 +940,12 @@ NETWORK = [
         ValueError,
         ("x: expected torch.float32 on cpu", "torch.float64 on cpu"),
     ),
-    ("network of a name", lambda: network("C4"), TypeError, ("group: ", "FiniteGroup", "'C4'")),
+    ("network of a name", lambda: network("C4"), TypeError, ("frames: ", "FiniteGroup", "'C4'")),
     ("neighborhood a number", lambda: network(neighborhood=5), TypeError, ("neighborhood: ", "got 5")),
-    ("no classes", lambda: network(classes=0), ValueError, ("classes: ", "at least 1", "got 0")),
-    ("whitening negative", lambda: network(whitening=-1), ValueError, ("whitening: ", "at least 0", "got -1")),
-    ("other channels", lambda: run(cloud(x=zeros(6, 2))), ValueError, ("x: ", "[points, 1]", "(6, 2)")),
-    ("features without channels", lambda: run(cloud(x=zeros(6))), ValueError, ("x: ", "[points, 1]", "(6,)")),
+    ("no outputs", lambda: network(out_channels=0), ValueError, ("out_channels: ", "at least 1", "got 0")),
+    ("init_scale negative", lambda: network(init_scale=-1), ValueError, ("init_scale: ", "at least 0", "got -1")),
+    ("other channels", lambda: run(cloud(x=zeros(6, 2))), ValueError, ("data.x: ", "[points=6, 1]", "(6, 2)")),
+    ("features without channels", lambda: run(cloud(x=zeros(6))), ValueError, ("data.x: ", "[points=6, 1]", "(6,)")),
     (
         "features of integers",
         lambda: run(cloud(x=integers(*[[1]] * 6))),
@@ -935,12 +954,12 @@ NETWORK = [
     ),
     ("other points", lambda: run(cloud(x=zeros(5, 1))), ValueError, ("x: ", "points=6", "(5, 1)")),
     ("not a number", lambda: run(cloud(spoiled(2, NAN))), ValueError, ("pos: ", "finite", "nan", "point 2")),
-    ("other dimension", lambda: run(cloud(zeros(6, 3))), ValueError, ("points: C4 acts on 2", "(6, 3)")),
+    ("other dimension", lambda: run(cloud(zeros(6, 3))), ValueError, ("points: ", "[*, 2]", "C4", "(6, 3)")),
     (
         "group of other dimension",
         lambda: run(cloud(), group=tetrahedral()),
         ValueError,
-        ("points: T acts on 3", "(6, 2)"),
+        ("points: ", "[*, 3]", "T", "(6, 2)"),
     ),
     ("geometry of another batch", lambda: run(cloud(), image(2, 2)), ValueError, ("x: ", "points=4", "(6, 1)")),
     ("crop without grid", lambda: run(cloud(), crops=(1,)), ValueError, ("data: cropping", "grid [clouds, 2]")),
@@ -960,7 +979,7 @@ NETWORK = [
     ),
     (
         "odd size after two poolings",
-        lambda: GSANet.pcam(trivial(), inexact_pooling="refuse", size=1).geometry(image(96, 96)),
+        lambda: pcam_refusing().geometry(image(96, 96)),
         ValueError,
         ("7 x 7 image", "inputs of 88 x 88 or 104 x 104 keep all sizes exact"),
     ),
@@ -990,30 +1009,29 @@ NETWORK = [
     ("crops too many", lambda: network(crops=(1, 1)), ValueError, ("crops: ", "1 margins", "got [1, 1]")),
     ("crop negative", lambda: network(crops=(-1,)), ValueError, ("crops: ", "at least 0", "got [-1]")),
     ("activation", lambda: network(activation="tanh"), ValueError, ("activation: ", "'silu'", "got 'tanh'")),
-    ("frame encoding", lambda: network(frame_encoding="old"), ValueError, ("frame_encoding: ", "'published'", "'old'")),
     (
         "published table of another group",
-        lambda: network(tetrahedral(), channels=12, frame_encoding="published"),
+        lambda: published_table(tetrahedral()),
         ValueError,
         ("group: ", "C_n and D_n only", "got T"),
     ),
     (
         "frame table of another order",
-        lambda: network(frame_encoding=integers(*[[0] * 3] * 3)),
+        lambda: network(frame_table=integers(*[[0] * 3] * 3)),
         ValueError,
         ("table: ", "C4", "(3, 3)"),
     ),
     (
         "attention dropout",
-        lambda: network(attention_dropout=1.0),
+        lambda: network(attention=1.0),
         ValueError,
-        ("attention_dropout: ", "[0, 1)", "got 1.0"),
+        ("attention dropout: ", "[0, 1)", "got 1.0"),
     ),
-    ("value dropout", lambda: network(value_dropout=1.5), ValueError, ("value_dropout: ", "[0, 1)", "got 1.5")),
-    ("input dropout", lambda: network(input_dropout=-1), ValueError, ("input_dropout: ", "[0, 1)", "got -1")),
-    ("pool dropout", lambda: network(pool_dropout=1), ValueError, ("pool_dropout: ", "[0, 1)", "got 1")),
-    ("inexact pooling", lambda: network(inexact_pooling="no"), ValueError, ("inexact: ", "'refuse'", "got 'no'")),
-    ("length negative", lambda: network(scale=-1.0), ValueError, ("scale: ", "positive finite", "got -1.0")),
+    ("value dropout", lambda: network(value=1.5), ValueError, ("value dropout: ", "[0, 1)", "got 1.5")),
+    ("input dropout", lambda: network(input=-1), ValueError, ("input dropout: ", "[0, 1)", "got -1")),
+    ("pool dropout", lambda: network(pool=1), ValueError, ("pool dropout: ", "[0, 1)", "got 1")),
+    ("inexact pooling", lambda: network(inexact="no"), ValueError, ("inexact: ", "'refuse'", "got 'no'")),
+    ("length negative", lambda: network(length=-1.0), ValueError, ("length: ", "positive finite", "got -1.0")),
 ]
 
 
@@ -1023,7 +1041,7 @@ def test_network(call, error, pieces):
 
 
 def test_sizes_that_a_message_advises_are_exact():
-    net = GSANet.pcam(trivial(), size=1, inexact_pooling="refuse")
+    net = pcam_refusing()
     for side in (88, 104):
         assert net.geometry(image(side, side)).clouds[-1].num_clouds == 1
 

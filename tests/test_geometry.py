@@ -26,6 +26,7 @@ from lieattn.geometry import (
 )
 from lieattn.groups import SemidirectProduct, cyclic, cyclic_about, dihedral, tetrahedral, trivial
 from lieattn.models import GSANet
+from lieattn.models.gsa import Stages
 from lieattn.nn import (
     CloudNorm,
     CloudPool,
@@ -581,7 +582,9 @@ LAYERS = {
     "joint mean": lambda g: GroupSelfAttention(g, 4, 4, pattern="joint", normalize="mean"),
     "joint exp-mean": lambda g: GroupSelfAttention(g, 4, 4, pattern="joint", normalize="exp-mean"),
     "joint MLP": lambda g: GroupSelfAttention(g, 4, 4, pattern="joint", encoding=MLPEncoding(g, 1, value_channels=4)),
-    "framewise rotary": lambda g: GroupSelfAttention(g, 4, 4, pattern="framewise", encoding=RotaryEncoding(g.dim, 1, 4)),
+    "framewise rotary": lambda g: GroupSelfAttention(
+        g, 4, 4, pattern="framewise", encoding=RotaryEncoding(g.dim, 1, 4)
+    ),
     "block": lambda g: PreNormBlock(GroupSelfAttention(g, 4, 8), 4, 8),
     "norm": lambda g: CloudNorm(4),
 }
@@ -648,8 +651,9 @@ def test_group_linear_takes_no_points():
     assert GroupLinear(PLANE, 3, 5)(torch.zeros(0, 4, 3)).shape == (0, 4, 5)
 
 
-def network(group, neighborhood, **options):
-    return GSANet(group, 1, 3, channels=8, heads=2, neighborhood=neighborhood, **options)
+def network(group, neighborhood, blocks=(2,), crops=None):
+    stages = Stages(blocks, crops=crops)
+    return GSANet(group, 1, 3, channels=8, heads=2, neighborhood=neighborhood, blocks=stages)
 
 
 @pytest.mark.parametrize("cloud", CLOUDS.values(), ids=CLOUDS)

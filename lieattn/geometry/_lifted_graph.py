@@ -238,7 +238,7 @@ def _join_rows(joined: RelativeElements, parts: Sequence[RelativeElements]) -> N
     counts = [part.num_rows for part in parts]
     edges = list(accumulate((part.neighbors.num_edges for part in parts), initial=0))
     if all(row is None for row in rows):
-        object.__setattr__(joined, "_index", (None,))
+        object.__setattr__(joined, "_rows_known", True)
     else:
         shifts = accumulate(counts, initial=0)
         own = [
@@ -246,7 +246,8 @@ def _join_rows(joined: RelativeElements, parts: Sequence[RelativeElements]) -> N
             for row, n in zip(rows, counts, strict=True)
         ]
         index = torch.cat([row + shift for row, shift in zip(own, shifts, strict=False)])
-        object.__setattr__(joined, "_index", (index,))
+        object.__setattr__(joined, "_row", index)
+        object.__setattr__(joined, "_rows_known", True)
         representatives = [part._rows() + first for part, first in zip(parts, edges, strict=False)]
         object.__setattr__(joined, "_representatives", torch.cat(representatives))
     positions = [part._positions for part in parts]

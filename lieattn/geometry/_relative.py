@@ -70,7 +70,8 @@ class RelativeElements(Movable):
     dilation: Tensor | None = None
     levels_up: Tensor | None = None
     given: Tensor | None = None
-    _index: tuple[Tensor | None] | None = field(default=None, init=False, repr=False)
+    _rows_known: bool = field(default=False, init=False, repr=False)
+    _row: Tensor | None = field(default=None, init=False, repr=False)
     _representatives: Tensor | None = field(default=None, init=False, repr=False)
     _positions: Tensor | None = field(default=None, init=False, repr=False)
     _coordinates: Tensor | None = field(default=None, init=False, repr=False)
@@ -110,9 +111,9 @@ class RelativeElements(Movable):
     @property
     def row(self) -> Tensor | None:
         """``[edges]`` int64, the row that each edge reads; None where every edge has its own."""
-        if self._index is None:
+        if not self._rows_known:
             self._share_rows()
-        return None if self._index is None else self._index[0]
+        return self._row
 
     # --- positions and pairs of frames ----------------------------------------------------------------------------
 
@@ -160,7 +161,7 @@ class RelativeElements(Movable):
         if coordinates.ndim != 4 or coordinates.shape[:3] != (rows, fiber, fiber):
             raise ValueError(f"coordinates: expected [{rows}, {fiber}, {fiber}, k], got {tuple(coordinates.shape)}")
         changed = replace(self, given=coordinates)
-        for name in ("_index", "_representatives", "_positions"):
+        for name in ("_rows_known", "_row", "_representatives", "_positions"):
             object.__setattr__(changed, name, getattr(self, name))
         return changed
 
@@ -214,7 +215,8 @@ class RelativeElements(Movable):
                 if len(displacements):
                     rows, index = distinct_displacements(displacements, self._extents())
                     object.__setattr__(self, "_representatives", rows)
-        object.__setattr__(self, "_index", (index,))
+        object.__setattr__(self, "_row", index)
+        object.__setattr__(self, "_rows_known", True)
 
     def _rows(self) -> Tensor:
         """An edge of each row."""

@@ -582,7 +582,7 @@ LAYERS = {
     "joint mean": lambda g: GroupSelfAttention(g, 4, 4, pattern="joint", normalize="mean"),
     "joint exp-mean": lambda g: GroupSelfAttention(g, 4, 4, pattern="joint", normalize="exp-mean"),
     "joint MLP": lambda g: GroupSelfAttention(g, 4, 4, pattern="joint", encoding=MLPEncoding(g, 1, value_channels=4)),
-    "framewise rotary": lambda g: GroupSelfAttention(
+    "rotary": lambda g: GroupSelfAttention(
         g, 4, 4, pattern="framewise", encoding=RotaryEncoding(g.dim, 1, 4)
     ),
     "block": lambda g: PreNormBlock(GroupSelfAttention(g, 4, 8), 4, 8),
@@ -624,7 +624,7 @@ def test_layers_and_their_gradients_are_finite_on_degenerate_clouds(layer, cloud
     assert x.grad is not None
 
 
-@pytest.mark.parametrize("layer", ["lifting", "group", "joint mean", "joint MLP", "framewise rotary"])
+@pytest.mark.parametrize("layer", ["lifting", "group", "joint mean", "joint MLP", "rotary"])
 def test_points_without_neighbors_give_the_bias_of_the_output(layer):
     module = LAYERS[layer](PLANE)
     graph = lift(torch.zeros(2, 2) + torch.tensor([[0.0], [9]]), PLANE, Radius(1.0, include_self=False))

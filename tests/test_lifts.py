@@ -14,7 +14,7 @@ from lieattn.geometry import (
     FiniteFrames,
     Given,
     GivenFrames,
-    LiftedElements,
+    LiftedGraph,
     Nearest,
     PixelSquare,
     PrincipalFrames,
@@ -22,7 +22,7 @@ from lieattn.geometry import (
     SampledFrames,
     farthest_by_distance,
     farthest_points,
-    lift_elements,
+    lift,
     point_clouds,
 )
 from lieattn.groups import SE, SO, Dilations, E, O, RotationDilations, Sim, Translations, cyclic, dihedral, octahedral
@@ -101,6 +101,17 @@ def moved_by(space, g, pos):
     return space.act(g, pos.double()).to(pos.dtype)
 
 
+def lift_to(points, space, frames, neighborhood, **options):
+    """Lift with the space before the frames, as the tables here have it."""
+    return lift(points, frames, neighborhood, space, **options)
+
+
+def coordinates_of(graph):
+    """Coordinates of the relative elements of every edge, ``[edges, fiber, fiber, k]``."""
+    coordinates, row = graph.relative.coordinates, graph.relative.row
+    return coordinates if row is None else coordinates[row]
+
+
 def random_motion(space, seed=3):
     return space.group.sample(generator=generator(seed), dtype=F64)
 
@@ -117,7 +128,7 @@ def test_relative_coordinates_are_those_of_the_definition(space, kind):
     frames = frames_for(space)
     if kind == "log" and isinstance(space.stabilizer, O):  # improper elements have no logarithm
         frames = GivenFrames(SO(space.stabilizer.dim).sample(15, 3, generator=generator(2), dtype=F64))
-    graph = lift_elements(pos, space, frames, neighborhood_for(space), batch=batch, scale=1.7, coordinates=kind)
+    graph = lift_to(pos, space, frames, neighborhood_for(space), batch=batch, length=1.7, coordinates=kind)
     q = space.num_invariants
     for edge in range(0, graph.neighbors.num_edges, 7):
         i, j = int(graph.neighbors.target[edge]), int(graph.neighbors.source[edge])
@@ -136,7 +147,7 @@ def test_relative_coordinates_are_those_of_the_definition(space, kind):
                     expected = torch.cat([relative[:-1, -1], linear])
                 else:
                     expected = group.coordinates(relative)
-                found = graph.relative_coordinates[edge, a, b]
+                found = coordinates_of(graph)[edge, a, b]
                 assert len(found) == len(expected) + 2 * q
                 torch.testing.assert_close(found[: len(expected)], expected, rtol=0, atol=1e-10)
                 both = torch.cat([space.invariants(pos[i]), space.invariants(pos[j])])
@@ -146,11 +157,12 @@ def test_relative_coordinates_are_those_of_the_definition(space, kind):
 @every_space
 def test_elements_lie_over_their_points(space):
     pos, batch = random_clouds(space)
-    graph = lift_elements(pos, space, frames_for(space), neighborhood_for(space), batch=batch)
+    graph = lift_to(pos, space, frames_for(space), neighborhood_for(space), batch=batch)
     found = space.act(graph.elements, space.representative(pos)[:, None].expand(-1, graph.fiber, -1))
     torch.testing.assert_close(found, pos[:, None].expand_as(found), rtol=0, atol=1e-12)
-    assert graph.frames.shape == (15, graph.fiber, space.group.dim, space.group.dim)
-    assert torch.equal(graph.frames, graph.elements[..., : space.group.dim, : space.group.dim])
+    dim = space.group.dim
+    frames = graph.frames.expand(15, graph.fiber, dim, dim)  # those of all points have no axis of points
+    assert torch.equal(frames, graph.elements[..., :dim, :dim])
 
 
 def frames_moved_along(space, g, pos, frames):
@@ -170,14 +182,14 @@ def test_frames_that_move_along_leave_coordinates_alone(space, dtype):
     g = random_motion(space)
     moved = frames_moved_along(space, g, pos.double(), frames)
     neighborhood = neighborhood_for(space)
-    before = lift_elements(pos, space, GivenFrames(frames), neighborhood, batch=batch, scale=2.0)
-    after = lift_elements(moved_by(space, g, pos), space, GivenFrames(moved), neighborhood, batch=batch, scale=2.0)
+    before = lift_to(pos, space, GivenFrames(frames), neighborhood, batch=batch, length=2.0)
+    after = lift_to(moved_by(space, g, pos), space, GivenFrames(moved), neighborhood, batch=batch, length=2.0)
     assert torch.equal(after.neighbors.edge_index, before.neighbors.edge_index)
     allowed = TOLERANCE[dtype]
-    assert largest_error(after.relative_coordinates, before.relative_coordinates) < allowed
+    assert largest_error(coordinates_of(after), coordinates_of(before)) < allowed
     # Control: frames that stay behind.
-    fixed = lift_elements(moved_by(space, g, pos), space, GivenFrames(frames), neighborhood, batch=batch, scale=2.0)
-    assert largest_error(fixed.relative_coordinates, before.relative_coordinates) > 1e-2
+    fixed = lift_to(moved_by(space, g, pos), space, GivenFrames(frames), neighborhood, batch=batch, length=2.0)
+    assert largest_error(coordinates_of(fixed), coordinates_of(before)) > 1e-2
 
 
 @pytest.mark.parametrize("name", [name for name, space in SPACES.items() if space.stabilizer is None])
@@ -187,9 +199,9 @@ def test_spaces_without_frames_are_exact(name):
         pos, batch = random_clouds(space, dtype)
         g = random_motion(space)
         before, after = (
-            lift_elements(p, space, None, neighborhood_for(space), batch=batch) for p in (pos, moved_by(space, g, pos))
+            lift_to(p, space, None, neighborhood_for(space), batch=batch) for p in (pos, moved_by(space, g, pos))
         )
-        assert largest_error(after.relative_coordinates, before.relative_coordinates) < TOLERANCE[dtype]
+        assert largest_error(coordinates_of(after), coordinates_of(before)) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("kind", ["smooth", "log"])
@@ -204,7 +216,7 @@ def test_gradients_with_respect_to_points(name, kind):
             pos = pos / pos.norm(dim=1, keepdim=True)
         if isinstance(space, PositionDirection):
             pos = torch.cat([pos[:, :3], pos[:, 3:] / pos[:, 3:].norm(dim=1, keepdim=True)], dim=1)
-        return lift_elements(pos, space, frames, AllPairs(), coordinates=kind).relative_coordinates
+        return coordinates_of(lift_to(pos, space, frames, AllPairs(), coordinates=kind))
 
     assert torch.autograd.gradcheck(call, (pos.requires_grad_(),), fast_mode=True)
 
@@ -218,9 +230,9 @@ def test_gradients_are_finite_at_coincident_points(space, kind):
     pos[2] = pos[0]
     identity = torch.eye(space.stabilizer.dim, dtype=F64).expand(4, 1, -1, -1)
     pos.requires_grad_()
-    graph = lift_elements(pos, space, GivenFrames(identity), AllPairs(), coordinates=kind)
-    (gradient,) = torch.autograd.grad(graph.relative_coordinates.sin().sum(), pos)
-    assert torch.isfinite(graph.relative_coordinates).all()
+    graph = lift_to(pos, space, GivenFrames(identity), AllPairs(), coordinates=kind)
+    (gradient,) = torch.autograd.grad(coordinates_of(graph).sin().sum(), pos)
+    assert torch.isfinite(coordinates_of(graph)).all()
     assert torch.isfinite(gradient).all()
 
 
@@ -230,7 +242,7 @@ def test_gradients_flow_into_given_frames():
 
     def call(a):
         frames = GivenFrames(SO(3).exp(a))
-        return lift_elements(pos, SPACES["SE(3)"], frames, AllPairs()).relative_coordinates.sin().sum()
+        return coordinates_of(lift_to(pos, SPACES["SE(3)"], frames, AllPairs())).sin().sum()
 
     assert torch.autograd.gradcheck(call, (algebra,))
 
@@ -241,8 +253,8 @@ def test_far_from_the_origin_single_precision_keeps_differences():
     far = (pos.double() + 2.0**12).float()
     near = far.double() - 2.0**12
     lift = SampledFrames(2)
-    found = lift_elements(far, SPACES["SE(3)"], lift, AllPairs()).relative_coordinates
-    expected = lift_elements(near, SPACES["SE(3)"], lift, AllPairs()).relative_coordinates
+    found = coordinates_of(lift_to(far, SPACES["SE(3)"], lift, AllPairs()))
+    expected = coordinates_of(lift_to(near, SPACES["SE(3)"], lift, AllPairs()))
     assert largest_error(found.double(), expected) < 1e-5
 
 
@@ -254,25 +266,25 @@ def test_finite_frames_are_exact_for_their_group(group):
     space = SPACES["SE(3)"]
     pos, batch = random_clouds(space)
     call = {"space": space, "frames": FiniteFrames(group), "neighborhood": Radius(1.5), "batch": batch}
-    before = lift_elements(pos, **call)
+    before = lift_to(pos, **call)
     for h in (3, 11, 17):
         matrix = group.elements[h]
-        after = lift_elements(pos @ matrix.T + 0.7, **call)
+        after = lift_to(pos @ matrix.T + 0.7, **call)
         # The frame a sees what h⁻¹ a saw.
         seen = group.permutation(h)
-        expected = before.relative_coordinates[:, seen][:, :, seen]
-        assert largest_error(after.relative_coordinates, expected) < 1e-10
+        expected = coordinates_of(before)[:, seen][:, :, seen]
+        assert largest_error(coordinates_of(after), expected) < 1e-10
     turn = SO(3).exp(torch.tensor([0.4, 0.0, 0.0], dtype=F64))
-    after = lift_elements(pos @ turn.T, **call)
-    assert largest_error(functional(after.relative_coordinates), functional(before.relative_coordinates)) > 1e-4
+    after = lift_to(pos @ turn.T, **call)
+    assert largest_error(functional(coordinates_of(after)), functional(coordinates_of(before))) > 1e-4
 
 
 def test_finite_frames_of_the_plane_and_of_the_sphere():
     for name, group in (("SE(2)", cyclic(5)), ("E(2)", dihedral(3)), ("sphere", cyclic(4))):
-        graph = lift_elements(random_points(SPACES[name]), SPACES[name], FiniteFrames(group), Radius(1.0))
+        graph = lift_to(random_points(SPACES[name]), SPACES[name], FiniteFrames(group), Radius(1.0))
         assert graph.fiber == group.order
     with pytest.raises(ValueError, match=r"frames: .* improper"):
-        lift_elements(random_points(SPACES["SE(2)"]), SPACES["SE(2)"], FiniteFrames(dihedral(3)), AllPairs())
+        lift_to(random_points(SPACES["SE(2)"]), SPACES["SE(2)"], FiniteFrames(dihedral(3)), AllPairs())
 
 
 @pytest.mark.parametrize("per", ["point", "cloud"])
@@ -283,17 +295,16 @@ def test_sampled_frames_are_deterministic_and_the_same_in_a_batch(space, per, de
         pytest.skip("dilations have no designs")
     pos, batch = random_clouds(space)
     lift = SampledFrames(4, per=per, design=design)
-    whole = lift_elements(pos, space, lift, neighborhood_for(space), batch=batch)
-    again = lift_elements(pos, space, lift, neighborhood_for(space), batch=batch)
+    whole = lift_to(pos, space, lift, neighborhood_for(space), batch=batch)
+    again = lift_to(pos, space, lift, neighborhood_for(space), batch=batch)
     assert torch.equal(whole.elements, again.elements)
     for cloud in range(3):
-        alone = lift_elements(pos[batch == cloud], space, lift, neighborhood_for(space))
+        alone = lift_to(pos[batch == cloud], space, lift, neighborhood_for(space))
         assert torch.equal(alone.elements, whole.elements[batch == cloud])
-    other = lift_elements(pos, space, SampledFrames(4, per=per, design=design, seed=1), AllPairs(), batch=batch)
+    other = lift_to(pos, space, SampledFrames(4, per=per, design=design, seed=1), AllPairs(), batch=batch)
     assert largest_error(other.elements, whole.elements) > 1e-2
     drawn = [
-        lift_elements(pos, space, lift, AllPairs(), batch=batch, generator=generator(seed)).elements
-        for seed in (0, 0, 1)
+        lift_to(pos, space, lift, AllPairs(), batch=batch, generator=generator(seed)).elements for seed in (0, 0, 1)
     ]
     assert torch.equal(drawn[0], drawn[1])
     assert largest_error(drawn[2], drawn[0]) > 1e-2
@@ -302,20 +313,20 @@ def test_sampled_frames_are_deterministic_and_the_same_in_a_batch(space, per, de
 def test_sampled_frames_of_a_cloud_are_shared_and_designs_are_designs():
     space = SPACES["SE(3)"]
     pos, batch = random_clouds(space)
-    frames = lift_elements(pos, space, SampledFrames(24, per="cloud"), AllPairs(), batch=batch).frames
+    frames = lift_to(pos, space, SampledFrames(24, per="cloud"), AllPairs(), batch=batch).frames
     assert all((frames[batch == cloud] == frames[batch == cloud][:1]).all() for cloud in range(3))
-    drawn = lift_elements(pos, space, SampledFrames(24, "cloud"), AllPairs(), batch=batch, generator=generator()).frames
+    drawn = lift_to(pos, space, SampledFrames(24, "cloud"), AllPairs(), batch=batch, generator=generator()).frames
     assert largest_error(drawn[1], drawn[0]) > 0.1  # of two clouds
     # A design averages matrix elements of degree 1 to 3 exactly, independent draws do not.
     for design, exact in ((None, True), (True, True), (False, False)):
-        frames = lift_elements(pos, space, SampledFrames(24, design=design), AllPairs()).frames
+        frames = lift_to(pos, space, SampledFrames(24, design=design), AllPairs()).frames
         cubic = torch.einsum("pnij,pnkl,pnrs->pijklrs", frames, frames, frames) / 24
         spread = largest_error(cubic, cubic[:1].expand_as(cubic))
         assert (spread < 1e-12) == exact
     # Where there is no design of the size, draws are independent unless a design is asked for.
-    assert lift_elements(pos, space, SampledFrames(5), AllPairs()).fiber == 5
+    assert lift_to(pos, space, SampledFrames(5), AllPairs()).fiber == 5
     with pytest.raises(ValueError, match=r"count: SO\(3\) has designs of"):
-        lift_elements(pos, space, SampledFrames(5, design=True), AllPairs())
+        lift_to(pos, space, SampledFrames(5, design=True), AllPairs())
 
 
 def test_sampled_frames_are_equivariant_in_distribution_only():
@@ -325,10 +336,7 @@ def test_sampled_frames_are_equivariant_in_distribution_only():
     turned = moved_by(space, random_motion(space), pos)
     error = {}
     for count in (4, 24):
-        found = [
-            functional(lift_elements(p, space, SampledFrames(count), AllPairs()).relative_coordinates)
-            for p in (pos, turned)
-        ]
+        found = [functional(coordinates_of(lift_to(p, space, SampledFrames(count), AllPairs()))) for p in (pos, turned)]
         error[count] = largest_error(*found)
     assert error[4] > 1e-2
     assert 1e-4 < error[24] < error[4]
@@ -349,52 +357,52 @@ BAD_FRAMES = {
 def test_bad_frames(case):
     name, frames, message = BAD_FRAMES[case]
     with pytest.raises(ValueError, match=message):
-        lift_elements(random_points(SPACES[name]), SPACES[name], GivenFrames(frames), AllPairs())
+        lift_to(random_points(SPACES[name]), SPACES[name], GivenFrames(frames), AllPairs())
 
 
 def test_bad_arguments():
     space = SPACES["SE(3)"]
     pos = random_points(space)
     cases = [
-        (TypeError, "space: expected", lambda: lift_elements(pos, SE(3), SampledFrames(2), AllPairs())),
-        (TypeError, "frames: expected a lift, since", lambda: lift_elements(pos, space, None, AllPairs())),
-        (TypeError, "frames: expected a lift such", lambda: lift_elements(pos, space, SampledFrames, AllPairs())),
-        (TypeError, "frames: expected a lift such", lambda: lift_elements(pos, space, octahedral(), AllPairs())),
-        (ValueError, "points: expected", lambda: lift_elements(pos[:, :2], space, SampledFrames(2), AllPairs())),
+        (TypeError, "space: expected", lambda: lift_to(pos, SE(3), SampledFrames(2), AllPairs())),
+        (TypeError, "frames: expected some, since", lambda: lift_to(pos, space, None, AllPairs())),
+        (TypeError, "frames: expected a choice of frames", lambda: lift_to(pos, space, SampledFrames, AllPairs())),
+        (ValueError, r"frames: .* \[\*, 3, 3\]", lambda: lift_to(pos, space, cyclic(4), AllPairs())),
+        (ValueError, "points: expected", lambda: lift_to(pos[:, :2], space, SampledFrames(2), AllPairs())),
         (ValueError, "count: expected", lambda: SampledFrames(0)),
         (ValueError, "per: expected", lambda: SampledFrames(2, per="edge")),
         (ValueError, "of: expected", lambda: PrincipalFrames(of="points")),
         (
             ValueError,
             r"cutoff: Sim\(3\) does not preserve lengths",
-            lambda: lift_elements(pos, SPACES["Sim(3)"], PrincipalFrames("neighborhood", cutoff=1.0), AllPairs()),
+            lambda: lift_to(pos, SPACES["Sim(3)"], PrincipalFrames("neighborhood", cutoff=1.0), AllPairs()),
         ),
         (ValueError, "gap: expected", lambda: PrincipalFrames(gap=0.0)),
         (ValueError, "cutoff: is of neighborhoods", lambda: PrincipalFrames(cutoff=1.0)),
         (
             ValueError,
             "improper: SO.3. has no improper",
-            lambda: lift_elements(pos, space, PrincipalFrames(improper=True), AllPairs()),
+            lambda: lift_to(pos, space, PrincipalFrames(improper=True), AllPairs()),
         ),
         (
             ValueError,
             "weights: expected",
-            lambda: lift_elements(pos, space, PrincipalFrames(), AllPairs(), weights=torch.ones(3)),
+            lambda: lift_to(pos, space, PrincipalFrames(), AllPairs(), weights=torch.ones(3)),
         ),
         (
             ValueError,
             "weights: expected finite numbers from 0, got -1.0 for point 0",
-            lambda: lift_elements(pos, space, PrincipalFrames(), AllPairs(), weights=-torch.ones(9)),
+            lambda: lift_to(pos, space, PrincipalFrames(), AllPairs(), weights=-torch.ones(9)),
         ),
         (
             ValueError,
             "coordinates: expected",
-            lambda: lift_elements(pos, space, SampledFrames(2), AllPairs(), coordinates="angle"),
+            lambda: lift_to(pos, space, SampledFrames(2), AllPairs(), coordinates="angle"),
         ),
         (
             ValueError,
             "is not a point of",
-            lambda: lift_elements(torch.zeros(2, 3), Orbits(SO(3)), SampledFrames(2), AllPairs()),
+            lambda: lift_to(torch.zeros(2, 3), Orbits(SO(3)), SampledFrames(2), AllPairs()),
         ),
     ]
     for error, message, call in cases:
@@ -405,12 +413,12 @@ def test_bad_arguments():
 def test_neighborhoods_that_the_group_does_not_preserve_are_refused():
     pos = random_points(SPACES["Sim(3)"])
     with pytest.raises(ValueError, match=r"neighborhood: Sim\(3\) does not preserve distances"):
-        lift_elements(pos, SPACES["Sim(3)"], SampledFrames(2), Radius(1.0))
-    assert lift_elements(pos, SPACES["Sim(3)"], SampledFrames(2), Nearest(3)).fiber == 2
+        lift_to(pos, SPACES["Sim(3)"], SampledFrames(2), Radius(1.0))
+    assert lift_to(pos, SPACES["Sim(3)"], SampledFrames(2), Nearest(3)).fiber == 2
     plane = random_points(SPACES["SE(2)"])
     with pytest.raises(ValueError, match=r"does not turn with SE\(2\)"):
-        lift_elements(plane, SPACES["SE(2)"], SampledFrames(2), PixelSquare(3))
-    assert lift_elements(plane, SPACES["R2 translations"], None, PixelSquare(3)).fiber == 1
+        lift_to(plane, SPACES["SE(2)"], SampledFrames(2), PixelSquare(3))
+    assert lift_to(plane, SPACES["R2 translations"], None, PixelSquare(3)).fiber == 1
 
 
 # --- principal frames -----------------------------------------------------------------------------------------
@@ -434,16 +442,16 @@ def test_principal_frames_are_exact(space, frames, dtype):
         pytest.skip("a group with dilations keeps no length")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DegenerateFramesWarning)
-        before = lift_elements(pos, space, frames, neighborhood, batch=batch)
-        expected = functional(before.relative_coordinates)
+        before = lift_to(pos, space, frames, neighborhood, batch=batch)
+        expected = functional(coordinates_of(before))
         for seed in (3, 4):
             g = random_motion(space, seed)
-            after = lift_elements(moved_by(space, g, pos), space, frames, neighborhood, batch=batch)
-            found = functional(after.relative_coordinates)
+            after = lift_to(moved_by(space, g, pos), space, frames, neighborhood, batch=batch)
+            found = functional(coordinates_of(after))
             assert torch.equal(after.neighbors.edge_index, before.neighbors.edge_index)
             assert largest_error(found, expected) < TOLERANCE[dtype]
     # Control: one frame of the fiber alone is not exact.
-    alone = [functional(graph.relative_coordinates[:, :1, :1]) for graph in (before, after)]
+    alone = [functional(coordinates_of(graph)[:, :1, :1]) for graph in (before, after)]
     if space.group.dim > 2 or not isinstance(space, Euclidean):
         assert largest_error(*alone) > 1e-3
 
@@ -454,27 +462,27 @@ def test_principal_frames_are_elements_with_all_signs(frames, name):
     space = SPACES[name]
     pos = random_points(space, 20)
     frames = replace(frames, cutoff=frames.cutoff and 9.0)
-    found = lift_elements(pos, space, frames, Radius(5.0)).frames
+    found = lift_to(pos, space, frames, Radius(5.0)).frames
     d, improper = space.dim, name.startswith("E")
     assert found.shape[1] == 2 ** (d if improper else d - 1)
     space.stabilizer.check("frames", found)
     signs = found[:, :1].mT @ found
     assert (signs.abs() - torch.eye(d).double()).abs().max() < 1e-12
     assert len({tuple(row) for row in signs[0].diagonal(dim1=1, dim2=2).round().tolist()}) == found.shape[1]
-    proper = lift_elements(pos, space, replace(frames, improper=False), Radius(5.0)).frames
+    proper = lift_to(pos, space, replace(frames, improper=False), Radius(5.0)).frames
     assert (torch.linalg.det(proper) > 0).all()
 
 
 def test_principal_frames_diagonalize_the_weighted_covariance():
     space, pos = SPACES["SE(3)"], random_points(SPACES["SE(3)"], 12)
     mass = torch.rand(12, generator=generator(6), dtype=F64)
-    frames = lift_elements(pos, space, PrincipalFrames(), AllPairs(), weights=mass).frames[0]
+    frames = lift_to(pos, space, PrincipalFrames(), AllPairs(), weights=mass).frames[0]
     centered = pos - (mass @ pos) / mass.sum()
     covariance = torch.einsum("p,pi,pj->ij", mass / mass.sum(), centered, centered)
     seen = frames.mT @ covariance @ frames
     assert (seen - torch.diag_embed(seen.diagonal(dim1=1, dim2=2))).abs().max() < 1e-12
     assert (seen.diagonal(dim1=1, dim2=2).diff() < 0).all()
-    unweighted = lift_elements(pos, space, PrincipalFrames(), AllPairs()).frames[0]
+    unweighted = lift_to(pos, space, PrincipalFrames(), AllPairs()).frames[0]
     assert largest_error(unweighted.abs(), frames.abs()) > 1e-2
 
 
@@ -483,8 +491,7 @@ def test_mirror_images_are_told_apart_by_proper_frames_alone():
     mirrored = pos * torch.tensor([1.0, 1.0, -1.0])
     for name, same in (("E(3)", True), ("SE(3)", False)):
         found = [
-            functional(lift_elements(p, SPACES[name], PrincipalFrames(), AllPairs()).relative_coordinates)
-            for p in (pos, mirrored)
+            functional(coordinates_of(lift_to(p, SPACES[name], PrincipalFrames(), AllPairs()))) for p in (pos, mirrored)
         ]
         assert (largest_error(*found) < 1e-10) == same
 
@@ -520,9 +527,7 @@ PLACES = {
 
 
 def invariants_of(of, pos, dtype, name="SE(3)", radius=20.0):
-    return functional(
-        lift_elements(pos.to(dtype), SPACES[name], PrincipalFrames(of=of), Radius(radius)).relative_coordinates
-    )
+    return functional(coordinates_of(lift_to(pos.to(dtype), SPACES[name], PrincipalFrames(of=of), Radius(radius))))
 
 
 def quietly(call, *arguments):
@@ -567,9 +572,9 @@ def test_the_order_of_points_that_a_symmetry_exchanges_does_not_matter(case):
 @pytest.mark.parametrize("case", PLACES)
 def test_places_give_frames_without_a_warning(case, of):
     pos = PLACES[case].requires_grad_()
-    graph = lift_elements(pos, SPACES["SE(3)"], PrincipalFrames(of=of), AllPairs())
-    assert torch.isfinite(graph.relative_coordinates).all()
-    (gradient,) = torch.autograd.grad(graph.relative_coordinates.square().sum(), pos, allow_unused=True)
+    graph = lift_to(pos, SPACES["SE(3)"], PrincipalFrames(of=of), AllPairs())
+    assert torch.isfinite(coordinates_of(graph)).all()
+    (gradient,) = torch.autograd.grad(coordinates_of(graph).square().sum(), pos, allow_unused=True)
     assert gradient is None or torch.isfinite(gradient).all()
 
 
@@ -588,8 +593,8 @@ def test_clouds_of_a_batch_are_judged_one_by_one():
     pos = torch.cat([generic, CUBE])
     batch = torch.tensor([0] * 6 + [2] * 8)
     with pytest.warns(DegenerateFramesWarning):
-        both = lift_elements(pos, space, PrincipalFrames(), AllPairs(), batch=batch)
-    alone = lift_elements(generic, space, PrincipalFrames(), AllPairs())
+        both = lift_to(pos, space, PrincipalFrames(), AllPairs(), batch=batch)
+    alone = lift_to(generic, space, PrincipalFrames(), AllPairs())
     assert torch.equal(both.frames[:6], alone.frames)
     vague = PrincipalFrames().degenerate(both, both.neighbors, space)
     assert vague.tolist() == [False] * 6 + [True] * 8
@@ -609,7 +614,7 @@ def test_gradients_through_principal_frames(name, frames):
     assert not frames.degenerate(point_clouds(pos), neighborhood(pos), space).any()
 
     def call(pos):
-        return functional(lift_elements(pos, space, frames, neighborhood).relative_coordinates)[::3, :2]
+        return functional(coordinates_of(lift_to(pos, space, frames, neighborhood)))[::3, :2]
 
     pos.requires_grad_()
     assert torch.autograd.gradcheck(call, (pos,), fast_mode=True)
@@ -647,7 +652,7 @@ def test_principal_frames_of_a_space_of_ones_own():
             return super().embed(h)[..., [1, 2, 0], :][..., [1, 2, 0]]
 
     with pytest.raises(ValueError, match="principal axes are not known here"):
-        lift_elements(random_points(Sphere()), Sideways(), PrincipalFrames(), AllPairs())
+        lift_to(random_points(Sphere()), Sideways(), PrincipalFrames(), AllPairs())
     only_scales = HomogeneousSpace("scales", SE(2), 2, Dilations(2))
     with pytest.raises(ValueError, match="principal axes are elements of"):
         PrincipalFrames()(point_clouds(torch.rand(3, 2)), AllPairs()(torch.rand(3, 2)), only_scales)
@@ -664,48 +669,47 @@ def test_collate_and_subset():
     frames = PrincipalFrames()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DegenerateFramesWarning)
-        whole = lift_elements(pos, space, frames, Radius(1.5), batch=batch)
-        joined = LiftedElements.collate(
-            [lift_elements(pos[batch == cloud], space, frames, Radius(1.5)) for cloud in range(3)]
-        )
-    for name in ("pos", "batch", "elements", "invariants", "relative_coordinates"):
+        whole = lift_to(pos, space, frames, Radius(1.5), batch=batch)
+        joined = LiftedGraph.collate([lift_to(pos[batch == cloud], space, frames, Radius(1.5)) for cloud in range(3)])
+    for name in ("pos", "batch", "elements"):
         assert torch.equal(getattr(joined, name), getattr(whole, name))
+    assert torch.equal(coordinates_of(joined), coordinates_of(whole))
     assert torch.equal(joined.neighbors.edge_index, whole.neighbors.edge_index)
     single = whole.astype(torch.float32)
-    assert single.pos.dtype == single.elements.dtype == single.relative_coordinates.dtype == torch.float32
-    with pytest.raises(ValueError, match="parts: graph 1 has another dtype"):
-        LiftedElements.collate([whole, single])
-    with pytest.raises(ValueError, match="parts: expected at least one"):
-        LiftedElements.collate([])
+    assert single.pos.dtype == single.elements.dtype == coordinates_of(single).dtype == torch.float32
+    with pytest.raises(ValueError, match="graphs: graph 1 has another dtype"):
+        LiftedGraph.collate([whole, single])
+    with pytest.raises(ValueError, match="graphs: expected at least one"):
+        LiftedGraph.collate([])
     kept = torch.tensor([0, 3, 4, 9, 12])
     part = whole.to("cpu").subset(kept, Radius(2.0))
     assert torch.equal(part.elements, whole.elements[kept])
-    assert part.scale == whole.scale
-    expected = lift_elements(
-        pos[kept], space, GivenFrames(whole.frames[kept]), Radius(2.0), batch=batch[kept], scale=1.5
-    )
-    assert torch.equal(part.relative_coordinates, expected.relative_coordinates)
+    assert part.length == whole.length
+    expected = lift_to(pos[kept], space, GivenFrames(whole.frames[kept]), Radius(2.0), batch=batch[kept], length=1.5)
+    torch.testing.assert_close(coordinates_of(part), coordinates_of(expected), rtol=0, atol=1e-14)
+    given = lift_to(pos, space, GivenFrames(whole.frames), Radius(1.5), batch=batch)
+    assert torch.equal(coordinates_of(given.subset(kept, Radius(2.0))), coordinates_of(expected))
 
 
 def test_given_edges_and_empty_clouds():
     space = SPACES["SE(3)"]
     pos = random_points(space, 3)
-    graph = lift_elements(pos, space, SampledFrames(2), Given(torch.tensor([[0], [1]])), ptr=torch.tensor([0, 3, 3]))
-    assert graph.relative_coordinates.shape == (1, 2, 2, 12)
+    graph = lift_to(pos, space, SampledFrames(2), Given(torch.tensor([[0], [1]])), ptr=torch.tensor([0, 3, 3]))
+    assert coordinates_of(graph).shape == (1, 2, 2, 12)
     assert graph.num_clouds == 2
-    nothing = lift_elements(pos[:0], space, SampledFrames(2), AllPairs())
-    assert nothing.relative_coordinates.shape == (0, 2, 2, 12)
+    nothing = lift_to(pos[:0], space, SampledFrames(2), AllPairs())
+    assert coordinates_of(nothing).shape == (0, 2, 2, 12)
 
 
 def test_geometry_keeps_its_precision_under_autocast():
     space = SPACES["SE(3)"]
     pos = random_points(space).float()
     for frames in (SampledFrames(3), PrincipalFrames()):
-        expected = lift_elements(pos, space, frames, AllPairs())
+        expected = lift_to(pos, space, frames, AllPairs())
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            found = lift_elements(pos, space, frames, AllPairs())
-        assert found.relative_coordinates.dtype == torch.float32
-        assert torch.equal(found.relative_coordinates, expected.relative_coordinates)
+            found = lift_to(pos, space, frames, AllPairs())
+        assert coordinates_of(found).dtype == torch.float32
+        assert torch.equal(coordinates_of(found), coordinates_of(expected))
 
 
 # --- subsampling ----------------------------------------------------------------------------------------------

@@ -289,6 +289,7 @@ def sign_group(dim: int, *, improper: bool = False) -> FiniteGroup:
     return FiniteGroup.from_matrices(torch.diag_embed(chosen), f"signs{dim}{'i' if improper else ''}")
 
 
+@cache
 def _generic_rotation(k: int) -> Tensor:
     skew = torch.linspace(0.3, 0.7, k * k, dtype=torch.float64).reshape(k, k)
     return torch.linalg.matrix_exp(skew - skew.T)

@@ -22,6 +22,12 @@ def check_count(argument: str, count: int, least: int = 1) -> None:
         raise ValueError(f"{argument}: expected an integer of at least {least}, got {count!r}")
 
 
+def check_choice(argument: str, value: object, allowed: tuple[object, ...]) -> None:
+    """Refuse what is not among the allowed values."""
+    if value not in allowed:
+        raise ValueError(f"{argument}: expected one of {allowed}, got {value!r}")
+
+
 def check_length(argument: str, length: float) -> None:
     """Refuse what is no positive finite number."""
     if isinstance(length, bool) or not isinstance(length, Real):

@@ -10,7 +10,7 @@ from torch_geometric.data import Batch, Data
 
 from lieattn.bench import _attentive as bench
 from lieattn.certify import certify
-from lieattn.geometry import Radius, lift, pixel_positions
+from lieattn.geometry import pixel_positions
 from lieattn.groups import cyclic, dihedral, trivial
 from lieattn.models import (
     AttentiveAllCNN,
@@ -18,24 +18,20 @@ from lieattn.models import (
     AttentiveDenseNet,
     AttentiveResidualBlock,
     AttentiveResNet,
+    FieldModel,
     published_accuracy,
     published_attentive_cnn,
     published_inputs,
 )
 from lieattn.nn import (
-    AttentiveGroupConvolution,
+    FieldBatchNorm,
     GridAttentiveConvolution,
     GridAttentiveLifting,
-    GridBatchNorm,
     GridGroupConvolution,
     GridInputAttention,
     GridPoseAttention,
-    InputAttention,
-    NetworkKernel,
-    PoseAttention,
-    TableKernel,
+    VectorHead,
     act_on_grid,
-    from_grid,
 )
 from lieattn.ops import (
     AttentionMaps,
@@ -46,11 +42,10 @@ from lieattn.ops import (
     residual_branch,
 )
 from lieattn.ops import _attentive_plain as plain
-from lieattn.testing import assert_equivariant, random_cloud, randomize
+from lieattn.testing import randomize
 from lieattn.viz import attention_picture, attention_under_group
-from tests.cases import SMALL_GROUPS
 from tests.parity import attentive_gconv as parity
-from tests.test_group_convolution import LATTICE_GROUPS, every_group, every_lattice_group, grid_error, grid_graph
+from tests.test_group_convolution import every_lattice_group, grid_error
 
 KINDS = ("full", "channel", "spatial")
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -342,117 +337,6 @@ def test_layer_errors_name_the_argument(make, message):
         make()
 
 
-# --- layers on point clouds -----------------------------------------------------------------------------------
-
-
-def cloud_layer(group, kind, lifting, form="separable"):
-    def kernel(channels, out):
-        return NetworkKernel(group, channels, out, lifting=lifting, hidden=4, form=form, window=True)
-
-    hidden = None if kind == "spatial" else 2
-    layer = AttentiveGroupConvolution(
-        kernel(2, 3), hidden=hidden, spatial=None if kind == "channel" else kernel(2, 3), reduction="mean"
-    )
-    return randomize(layer.double())
-
-
-@pytest.mark.usefixtures("every_backend")
-@pytest.mark.parametrize("lifting", [True, False], ids=["lifting", "group"])
-@every_kind
-@every_group
-def test_cloud_layers_and_their_maps_commute_with_the_group(group, kind, lifting):
-    pos, batch = random_cloud(group, 9, clouds=2)
-    x = torch.randn(9, *(() if lifting else (group.order,)), 2, dtype=torch.float64)
-    layer = cloud_layer(group, kind, lifting)
-
-    def graph(pos):
-        return lift(pos, group, Radius(1.6), batch=batch)
-
-    assert_equivariant(lambda x, pos: layer(x, graph(pos)), group, x, pos, input_field=not lifting)
-    maps = layer.attend(x, graph(pos), return_maps=True)[1]
-    for h in range(0, group.order, max(1, group.order // 5)):
-        moved_x = x if lifting else group.translate(h, x)
-        moved = layer.attend(moved_x, graph(group.act(h, pos)), return_maps=True)[1]
-        permutation = group.permutation(h)
-        for part in ("channel", "spatial"):
-            before, behind = getattr(maps, part), getattr(moved, part)
-            if before is not None:
-                expected = before[:, permutation] if lifting else before[:, permutation][:, :, permutation]
-                torch.testing.assert_close(behind, expected, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.usefixtures("every_backend")
-@pytest.mark.parametrize("lifting", [True, False], ids=["lifting", "group"])
-@every_group
-def test_gates_on_clouds_commute_with_the_group(group, lifting):
-    pos, batch = random_cloud(group, 9, clouds=2)
-    x = torch.randn(9, *(() if lifting else (group.order,)), 2, dtype=torch.float64)
-    spatial = NetworkKernel(group, 2, 1, lifting=lifting, hidden=4)
-    gate = randomize(InputAttention(group, 2, hidden=2, spatial=spatial, lifting=lifting).double())
-    options = {"input_field": not lifting, "output_field": not lifting}
-    assert_equivariant(lambda x, pos: gate(x, lift(pos, group, Radius(1.6), batch=batch)), group, x, pos, **options)
-    if not lifting:
-        poses = randomize(PoseAttention(group, 2).double())
-        assert_equivariant(lambda x, pos: poses(x), group, x, pos)
-
-
-@pytest.mark.parametrize("name", ["Z2", "C4", "D4"])
-def test_grid_and_cloud_give_the_same(name):
-    group = LATTICE_GROUPS[name]
-    x = torch.randn(2, 3, group.order, 5, 6, dtype=torch.float64)
-    graph, wide = grid_graph(x, group, 3), grid_graph(x, group, 5)
-    on_grid = randomize(GridAttentiveConvolution(group, 3, 2, 3, pad=1, hidden=2, spatial_size=5)).double()
-    kernel, spatial = TableKernel.square(group, 3, 2, 3), TableKernel.square(group, 2, 2, 5)
-    on_cloud = AttentiveGroupConvolution(kernel, hidden=2, spatial=spatial).double()
-    kernel.weight.data = on_grid.weight.data.reshape(kernel.weight.shape)
-    spatial.weight.data = on_grid.attention.spatial.data.reshape(spatial.weight.shape)
-    on_cloud.channels.first.data = on_grid.attention.first.data
-    on_cloud.channels.second.data = on_grid.attention.second.data
-    with torch.no_grad():
-        found = on_cloud(from_grid(x), graph, wide)
-    torch.testing.assert_close(found, from_grid(on_grid(x)).detach(), rtol=1e-10, atol=1e-10)
-    on_grid = randomize(GridInputAttention(group, 3, hidden=2, spatial_size=5)).double()
-    kernel = TableKernel.square(group, 2, 1, 5).double()
-    gate = InputAttention(group, 3, hidden=2, spatial=kernel).double()
-    kernel.weight.data = on_grid.spatial.weight.data.reshape(kernel.weight.shape)
-    gate.channel.load_state_dict(on_grid.channel.state_dict())
-    with torch.no_grad():
-        torch.testing.assert_close(gate(from_grid(x), wide), from_grid(on_grid(x)), rtol=1e-10, atol=1e-10)
-
-
-def test_clouds_do_not_see_each_other():
-    group = dihedral(3)
-    pos, batch = random_cloud(group, 10, clouds=2)
-    x = torch.randn(10, group.order, 2, dtype=torch.float64)
-    layer = cloud_layer(group, "full", lifting=False, form="full")
-    with torch.no_grad():
-        together = layer(x, lift(pos, group, Radius(1.5), batch=batch))
-        for cloud in (0, 1):
-            own = batch == cloud
-            alone = layer(x[own], lift(pos[own], group, Radius(1.5)))
-            torch.testing.assert_close(together[own], alone, rtol=1e-10, atol=1e-10)
-        assert layer(x[:0], lift(pos[:0], group, Radius(1.5))).shape == (0, group.order, 3)
-        lonely = layer(x[:1], lift(pos[:1], group, Radius(1.5, include_self=False)))
-        assert (lonely == 0).all()
-
-
-def test_cloud_layers_refuse_what_does_not_fit():
-    group = cyclic(4)
-    kernel, other = NetworkKernel(group, 2, 3), NetworkKernel(group, 2, 2)
-    with pytest.raises(ValueError, match="hidden, spatial: give one of them"):
-        AttentiveGroupConvolution(kernel)
-    with pytest.raises(ValueError, match="spatial: expected a kernel on C4 from 2 to 3 channels"):
-        AttentiveGroupConvolution(kernel, spatial=other)
-    with pytest.raises(ValueError, match="spatial: expected a kernel on C4 from 2 channels to 1"):
-        InputAttention(group, 2, spatial=other)
-    with pytest.raises(TypeError, match="kernel: expected a ConvolutionKernel"):
-        AttentiveGroupConvolution(nn.Linear(1, 1), hidden=1)
-    layer = AttentiveGroupConvolution(kernel, spatial=NetworkKernel(group, 2, 3))
-    graph = lift(torch.randn(4, 2), group, Radius(1.0))
-    with pytest.raises(ValueError, match="spatial_graph: expected 4 points"):
-        layer(torch.randn(4, 4, 2), graph, lift(torch.randn(5, 2), group, Radius(1.0)))
-
-
 # --- networks -------------------------------------------------------------------------------------------------
 
 Z2, P4, P4M = trivial(2), cyclic(4), dihedral(4)
@@ -493,24 +377,30 @@ def settled(network, channels, side):
     """Randomized in float64, normalized by statistics of random images, so that every relu lets something through."""
     network = randomize(network.double())
     generator = torch.Generator().manual_seed(1)
-    norms = [module for module in network.modules() if isinstance(module, GridBatchNorm)]
+    norms = [module for module in network.modules() if isinstance(module, FieldBatchNorm)]
     with torch.no_grad():
         for norm in norms:
             norm.weight.uniform_(0.5, 1.5, generator=generator)
             norm.momentum = None  # the average of all batches
     images = torch.randn(4, channels, side, side, dtype=torch.float64, generator=generator)
     with torch.no_grad():
-        network.train()(images)
+        network.train().features(images)
     for norm in norms:
         norm.running_mean += 0.1 * torch.randn(norm.running_mean.shape, dtype=torch.float64, generator=generator)
     return network.eval()
 
 
 ARCHITECTURES = {
-    "rot-MNIST": (lambda group, kind: AttentiveCNN(group, channels=2, attention=kind, spatial_size=3), (1, 28)),
-    "all-CNN": (lambda group, kind: AttentiveAllCNN(group, channels=2, attention=kind), (3, 8)),
-    "ResNet": (lambda group, kind: AttentiveResNet(group, channels=(2, 2, 3), blocks=1, attention=kind), (3, 8)),
-    "DenseNet": (lambda group, kind: AttentiveDenseNet(group, growth=1, attention=kind), (3, 96)),
+    "rot-MNIST": (
+        lambda group, kind, **more: AttentiveCNN(group, channels=2, attention=kind, spatial_size=3, **more),
+        (1, 28),
+    ),
+    "all-CNN": (lambda group, kind, **more: AttentiveAllCNN(group, channels=2, attention=kind, **more), (3, 8)),
+    "ResNet": (
+        lambda group, kind, **more: AttentiveResNet(group, channels=(2, 2, 3), blocks=1, attention=kind, **more),
+        (3, 8),
+    ),
+    "DenseNet": (lambda group, kind, **more: AttentiveDenseNet(group, growth=1, attention=kind, **more), (3, 96)),
 }
 
 
@@ -572,6 +462,37 @@ def test_point_clouds_are_certified(kind):
         torch.testing.assert_close(
             network(batch.apply(lambda t: t.double() if t.is_floating_point() else t)), network(images)
         )
+
+
+@pytest.mark.usefixtures("every_backend")
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(("group", "kind"), [(P4, "full"), (P4M, "input")])
+def test_vectors_go_in_and_out(name, group, kind):
+    build, (channels, side) = ARCHITECTURES[name]
+    network = settled(build(group, kind, vector_inputs=("wind",)), channels, side)
+    pos, grid = pixel_positions(side, side, dtype=torch.float64), torch.tensor([[side, side]])
+    shapes = [(side**2, channels), (side**2, 2)]
+    draw = [[torch.randn(shape, dtype=torch.float64) for shape in shapes] for _ in range(2)]
+    data = Batch.from_data_list([Data(x=x, wind=wind, pos=pos, grid=grid) for x, wind in draw])
+    field, _ = network.field(data)
+    model = FieldModel(network, randomize(VectorHead(field.shape[-1], 2, pool="mean").double()))
+    assert model.vector_inputs == ("wind",)
+    with torch.no_grad():
+        expected = model(data)
+        assert expected.abs().max() > 1e-3
+        still = data.clone()
+        still.wind = torch.zeros_like(data.wind)
+        assert (model(still) - expected).abs().max() > 1e-6, "vectors must be seen"
+        for h in range(group.order):
+            moved = data.clone()
+            moved.pos, moved.wind = group.act(h, data.pos) + 0.5, group.act(h, data.wind)
+            error = (model(moved) - group.act(h, expected)).abs().max()
+            assert error < 1e-10 * max(1, float(field.abs().max())), f"{error:.1e}"
+    assert network.kind == "invariant"
+    assert model.kind == "vector"
+    read_out = {"rot-MNIST": "layers.6.", "ResNet": "head.", "DenseNet": "head."}.get(name)
+    for part, has in ((network, read_out is not None), (model.network, False)):
+        assert any(key.startswith(read_out or "head.") for key in part.state_dict()) == has
 
 
 def test_networks_train():
@@ -744,20 +665,3 @@ def test_the_benchmark_runs(monkeypatch):
     records = bench.run(repeats=1)
     assert [(r.case, r.way) for r in records][:3] == [("2x2p4", way) for way in ("literal", "fused", "plain")]
     assert len(bench.remarks(records)) == 3
-
-
-@pytest.mark.parametrize("name", SMALL_GROUPS)
-def test_attention_ignores_what_is_far_away(name):
-    """Beyond two sweeps of the neighborhoods only the statistics of the cloud are seen, which channel scores need."""
-    group = SMALL_GROUPS[name]
-    pos = torch.zeros(3, group.dim, dtype=torch.float64)
-    pos[:, 0] = torch.tensor([0.0, 0.5, 50.0])
-    x = torch.randn(3, group.order, 2, dtype=torch.float64)
-    other = x.clone()
-    other[2] += 1
-    near = cloud_layer(group, "spatial", lifting=False)
-    far = cloud_layer(group, "channel", lifting=False)
-    graph = lift(pos, group, Radius(1.0))
-    with torch.no_grad():
-        torch.testing.assert_close(near(other, graph)[:2], near(x, graph)[:2])
-        assert (far(other, graph)[:2] - far(x, graph)[:2]).abs().max() > 1e-9

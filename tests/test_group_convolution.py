@@ -6,23 +6,21 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import PixelSquare, Radius, lift, pixel_positions
+from lieattn.geometry import PixelSquare, Radius, lift, pixel_positions, point_clouds
 from lieattn.groups import cyclic, cyclic_about, dihedral, reflection, trivial
 from lieattn.nn import (
-    ConvolutionKernel,
-    GridBatchNorm,
+    FieldBatchNorm,
     GridGroupConvolution,
     GridLiftingConvolution,
     GridSpatialPool,
     GroupConvolution,
-    NetworkKernel,
-    TableKernel,
     act_on_grid,
     from_grid,
     grid_images,
-    published_measure,
     to_grid,
 )
+from lieattn.nn._grid_kernels import published_measure
+from lieattn.nn.relative import ConvolutionKernel, NetworkKernel, TableKernel
 from lieattn.testing import assert_equivariant, random_cloud, randomize
 from tests.cases import SMALL_GROUPS
 
@@ -55,7 +53,8 @@ def grid_graph(images, group, size):
     batch, rows, columns = images.shape[0], *images.shape[-2:]
     pos = pixel_positions(rows, columns, dtype=images.dtype).repeat(batch, 1)
     index = torch.arange(batch).repeat_interleave(rows * columns)
-    return lift(pos, group, PixelSquare(size), batch=index, grid=torch.tensor([[rows, columns]] * batch))
+    pixels = point_clouds(pos, batch=index, grid=torch.tensor([[rows, columns]] * batch))
+    return lift(pixels, group, PixelSquare(size))
 
 
 # --- grids ----------------------------------------------------------------------------------------------------
@@ -153,7 +152,7 @@ def test_strides_are_exact_or_refused(side, exact):
 @pytest.mark.parametrize("reduction", ["max", "mean"])
 def test_norm_and_pooling_commute_with_the_group(reduction):
     group = dihedral(4)
-    norm, pool = randomize(GridBatchNorm(3)).double(), GridSpatialPool(2, reduction)
+    norm, pool = randomize(FieldBatchNorm(3, axis=1)).double(), GridSpatialPool(2, reduction)
     norm.running_mean.uniform_(), norm.running_var.uniform_(0.5, 2)
     x = torch.randn(2, 3, 8, 6, 4, dtype=torch.float64)
     assert grid_error(lambda x: pool(norm(x)), group, x) < 1e-12
@@ -191,7 +190,7 @@ def test_measures_are_those_of_the_code():
         (lambda: GridLiftingConvolution(cyclic(4), 1, 1, 3)(torch.randn(1, 2, 5, 5)), r"x: expected planes \[batch, 1"),
         (lambda: GridLiftingConvolution(cyclic(4), 1, 1, 5)(torch.randn(1, 1, 4, 4)), "x: a kernel of side 5"),
         (lambda: GridSpatialPool(2, "sum"), "reduction: expected 'max' or 'mean'"),
-        (lambda: GridBatchNorm(3)(torch.randn(2, 4, 5, 5)), "x: expected"),
+        (lambda: FieldBatchNorm(3, axis=1)(torch.randn(2, 4, 5, 5)), "x: expected"),
         (lambda: act_on_grid(cyclic(4), 0, torch.randn(1, 1, 3, 5, 5)), "x: expected"),
         (lambda: to_grid(torch.randn(5, 1), torch.tensor([[2, 2]])), r"x: expected \[points=4"),
         (lambda: to_grid(torch.randn(8, 1), torch.tensor([[2, 2], [1, 4]])), "grid: expected"),
@@ -282,17 +281,15 @@ def test_convolution_sees_rotations_outside_the_group():
 @pytest.mark.parametrize("form", ["full", "separable"])
 @pytest.mark.parametrize("name", ["C3", "D3", "T"])
 def test_evaluations_of_a_kernel_agree(name, form, lifting):
-    """Through the operator, edge by edge with the kernel's values, and as the sum of the responses."""
+    """Through the operator, and edge by edge with the kernel's values."""
     group = SMALL_GROUPS[name]
     pos, batch = random_cloud(group, 10, clouds=2)
     graph = lift(pos, group, Radius(1.5), batch=batch)
     kernel = randomize(NetworkKernel(group, 2, 3, lifting=lifting, form=form, hidden=5).double())
     x = torch.randn(10, 1 if lifting else group.order, 2, dtype=torch.float64)
     with torch.no_grad():
-        out, responses = kernel.convolve(x, graph), kernel.responses(x, graph)
+        out = kernel.convolve(x, graph)
         torch.testing.assert_close(ConvolutionKernel.convolve(kernel, x, graph), out, rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(ConvolutionKernel.responses(kernel, x, graph), responses, rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(responses.sum(dim=(2, 4)), out, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -314,8 +311,6 @@ def test_grid_and_cloud_give_the_same(group, size, dtype):
         expected = from_grid(on_grid(field))
         found = GroupConvolution(kernel)(from_grid(field), graph)
         torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-        responses = on_grid.measure * kernel.responses(from_grid(field), graph).sum(dim=(2, 4))
-        torch.testing.assert_close(responses, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 def test_tables_serve_groups_that_leave_the_lattice():
@@ -337,7 +332,7 @@ def test_a_network_at_lattice_offsets_is_a_table():
     graph = grid_graph(x, group, 3)
     network = randomize(NetworkKernel(group, 2, 3, lifting=True, hidden=4).double())
     table = TableKernel.square(group, 2, 3, 3, lifting=True).double()
-    offsets = lift(table.rows, trivial(2), Radius(0.1)).pos / graph.scale
+    offsets = lift(table.rows, trivial(2), Radius(0.1)).pos / graph.length
     units = torch.sin(network.position(offsets))
     table.weight.data = torch.einsum("rm,moc->ocr", units, network.mix)[:, :, None].detach()
     features = from_grid(x)

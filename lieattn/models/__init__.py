@@ -3,6 +3,17 @@
 from lieattn.models._field_model import FieldModel
 from lieattn.models._network import EquivariantModule, GroupField, Network, Symmetry, VectorEmbedding, Wrapper
 from lieattn.models.affine import AffineSelfConvNet, BottleneckBlock
+from lieattn.models.attentive import (
+    AttentionKind,
+    AttentiveAllCNN,
+    AttentiveCNN,
+    AttentiveDenseBlock,
+    AttentiveDenseNet,
+    AttentiveNetwork,
+    AttentiveResidualBlock,
+    AttentiveResNet,
+    AttentiveTransition,
+)
 from lieattn.models.dynamics import (
     EnergyAndForce,
     EnergyDrift,
@@ -27,11 +38,20 @@ from lieattn.models.lie import (
     Species,
     image_points,
 )
-from lieattn.models.published import published_table
+from lieattn.models.published import published_accuracy, published_attentive_cnn, published_inputs, published_table
 
 __all__ = [
     "AffineSelfConvNet",
+    "AttentionKind",
     "AttentionOptions",
+    "AttentiveAllCNN",
+    "AttentiveCNN",
+    "AttentiveDenseBlock",
+    "AttentiveDenseNet",
+    "AttentiveNetwork",
+    "AttentiveResNet",
+    "AttentiveResidualBlock",
+    "AttentiveTransition",
     "BottleneckBlock",
     "ConvolutionOptions",
     "Dropouts",
@@ -65,5 +85,8 @@ __all__ = [
     "Wrapper",
     "energy_drift",
     "image_points",
+    "published_accuracy",
+    "published_attentive_cnn",
+    "published_inputs",
     "published_table",
 ]

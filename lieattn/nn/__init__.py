@@ -17,8 +17,6 @@ from lieattn.nn._attention import (
     LieSelfAttention,
     LiftingSelfAttention,
 )
-from lieattn.nn._attentive_convolution import GridAttentiveConvolution, GridAttentiveLifting
-from lieattn.nn._attentive_gates import GridInputAttention, GridPoseAttention
 from lieattn.nn._blocks import BlockNorm, FramewiseBlock, LieBlock, LieBottleneck, PreNormBlock
 from lieattn.nn._convolution import (
     AttentiveConvolution,
@@ -29,6 +27,12 @@ from lieattn.nn._convolution import (
 )
 from lieattn.nn._fiber_fourier import FiberToIrreps, IrrepsToFiber, band_limit, fiber_linear, irreps_linear
 from lieattn.nn._fields import lift_field, project_field
+from lieattn.nn._grid_attention import (
+    GridAttentiveConvolution,
+    GridAttentiveLifting,
+    GridInputAttention,
+    GridPoseAttention,
+)
 from lieattn.nn._grid_convolution import GridGroupConvolution, GridLiftingConvolution
 from lieattn.nn._grid_fields import act_on_grid, from_grid, grid_images, to_grid
 from lieattn.nn._heads import DipoleHead, FieldHead, InvariantHead, PolarizabilityHead, VectorHead

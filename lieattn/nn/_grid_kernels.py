@@ -114,8 +114,3 @@ def published_measure(group: FiniteGroup, *, attentive: bool = False) -> float:
     if attentive:
         return 2 * math.pi / group.order
     return 2 * math.pi / rotations * (group.order // rotations)
-
-
-def reverses_an_axis(group: FiniteGroup) -> bool:
-    """Whether an element reverses rows or columns, so that sampling has to be symmetric about the center."""
-    return bool((group.elements.round() < 0).any())

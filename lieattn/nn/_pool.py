@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_count
+from lieattn._checks import check_choice, check_count
 from lieattn.geometry import PointClouds, pooling_cells
 
 Reduction = Literal["sum", "mean", "max"]
@@ -81,7 +81,7 @@ class GridPool(nn.Module):
     def __init__(self, size: int = 2, reduction: Reduction = "max", *, inexact: Inexact = "refuse") -> None:
         super().__init__()
         check_count("size", size)
-        check_inexact(inexact)
+        check_choice("inexact", inexact, get_args(Inexact))
         self.size, self.inexact, self.reduction = size, inexact, _checked_reduction(reduction)
 
     def cells(self, grid: Tensor, advice: Callable[[], str] | None = None) -> tuple[Tensor, Tensor]:
@@ -91,17 +91,9 @@ class GridPool(nn.Module):
         """
         cell, pooled, exact = pooling_cells(grid, self.size)
         if not exact and self.inexact != "allow":
-            height, width = grid[(grid % self.size != 0).any(dim=1)][0].tolist()
-            fits = [side - side % self.size + (self.size if side % self.size else 0) for side in (height, width)]
-            message = (
-                f"pooling {self.size} x {self.size} drops rows or columns of a {height} x {width} image, which "
-                f"breaks rotations; {fits[0]} x {fits[1]} would be exact"
-            )
-            if advice is not None:
-                message = f"{message}; {advice()}"
-            if self.inexact == "refuse":
-                raise ValueError(message)
-            warnings.warn(message, stacklevel=2)
+            sides = grid[(grid % self.size != 0).any(dim=1)][0].tolist()
+            message = _drops_pixels(*sides, self.size)
+            complain(self.inexact, message if advice is None else f"{message}; {advice()}")
         return cell, pooled
 
     def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
@@ -118,10 +110,20 @@ class GridPool(nn.Module):
         return _reduce(x[kept], cell[kept], num_cells, self.reduction)
 
 
-def check_inexact(inexact: str) -> None:
-    """Raise ValueError for what is none of the ways to treat images that would not be exact."""
-    if inexact not in get_args(Inexact):
-        raise ValueError(f"inexact: expected one of {get_args(Inexact)}, got {inexact!r}")
+def complain(inexact: Inexact, message: str) -> None:
+    """Raise ValueError or warn, as ``inexact`` says, where an image breaks the symmetry."""
+    if inexact == "refuse":
+        raise ValueError(message)
+    if inexact == "warn":
+        warnings.warn(message, stacklevel=4)
+
+
+def _drops_pixels(rows: int, columns: int, size: int) -> str:
+    fits = [-(-side // size) * size for side in (rows, columns)]
+    return (
+        f"pooling {size} x {size} drops rows or columns of a {rows} x {columns} image, which breaks rotations; "
+        f"{fits[0]} x {fits[1]} would be exact"
+    )
 
 
 def _reduce(x: Tensor, index: Tensor, size: int, reduction: Reduction) -> Tensor:
@@ -136,8 +138,7 @@ def _check_index(argument: str, index: Tensor, x: Tensor) -> None:
 
 
 def _checked_reduction(reduction: Reduction) -> Reduction:
-    if reduction not in get_args(Reduction):
-        raise ValueError(f"reduction: expected one of {get_args(Reduction)}, got {reduction!r}")
+    check_choice("reduction", reduction, get_args(Reduction))
     return reduction
 
 
@@ -174,27 +175,18 @@ class GridSpatialPool(nn.Module):
         check_count("size", size)
         if reduction not in ("max", "mean"):
             raise ValueError(f"reduction: expected 'max' or 'mean', got {reduction!r}")
-        check_inexact(inexact)
+        check_choice("inexact", inexact, get_args(Inexact))
         self.size, self.reduction, self.inexact = size, reduction, inexact
 
     def forward(self, x: Tensor) -> Tensor:
         """``[*, rows, columns]`` to ``[*, rows / size, columns / size]``."""
         if x.ndim < 3:
             raise ValueError(f"x: expected [*, rows, columns], got {tuple(x.shape)}")
-        self._check_sides(*x.shape[-2:])
+        rows, columns = x.shape[-2:]
+        if rows < self.size or columns < self.size:
+            raise ValueError(f"x: no cell of {self.size} x {self.size} fits into {rows} x {columns} pixels")
+        if rows % self.size or columns % self.size:
+            complain(self.inexact, _drops_pixels(rows, columns, self.size))
         pool = F.max_pool2d if self.reduction == "max" else F.avg_pool2d
         pooled = pool(x.flatten(0, -4) if x.ndim > 4 else x, self.size)
         return pooled.unflatten(0, x.shape[:-3]) if x.ndim > 4 else pooled
-
-    def _check_sides(self, rows: int, columns: int) -> None:
-        if rows < self.size or columns < self.size:
-            raise ValueError(f"x: no cell of {self.size} x {self.size} fits into {rows} x {columns} pixels")
-        if (rows % self.size or columns % self.size) and self.inexact != "allow":
-            fits = [-(-side // self.size) * self.size for side in (rows, columns)]
-            message = (
-                f"pooling {self.size} x {self.size} drops rows or columns of a {rows} x {columns} image, which breaks "
-                f"rotations; {fits[0]} x {fits[1]} would be exact"
-            )
-            if self.inexact == "refuse":
-                raise ValueError(message)
-            warnings.warn(message, stacklevel=3)

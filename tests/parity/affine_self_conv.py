@@ -9,17 +9,17 @@ import numpy as np
 import torch
 from torch.func import functional_call
 
-from lieattn.geometry import PixelSquare, PointClouds, lift, pixel_positions
+from lieattn.geometry import PixelSquare, PointClouds, Raster, lift, pixel_positions
 from lieattn.groups import cyclic, dihedral, trivial
-from lieattn.models import BottleneckBlock, BottleneckResNet
-from lieattn.models._residual_blocks import Raster
+from lieattn.models import AffineSelfConvNet, BottleneckBlock
+from lieattn.models.affine._network import MeanReadout
 from lieattn.nn import (
     AffineSelfConvolution,
     GroupSqueezeExcite,
-    OffsetTable,
     SimpleAffineSelfConvolution,
     StandAloneSelfAttention,
 )
+from lieattn.nn.relative import RelativePositionTable
 from tests.parity import files
 
 DTYPES = (torch.float64, torch.float32)
@@ -137,7 +137,7 @@ class File:
 
 def offset_numbers(size):
     """Their number, row by row, of each of our rows of the window."""
-    right, up = torch.tensor(OffsetTable.square(size).offsets).round().long().unbind(1)
+    right, up = torch.tensor(RelativePositionTable.square(size).offsets).round().long().unbind(1)
     return (size // 2 - up) * size + size // 2 + right
 
 
@@ -159,7 +159,7 @@ def affine_layer(file, prefix=""):
     size = file.arrays[prefix + table].shape[-1]
     heads = file.number(f"{prefix}heads", 1)
     options = {"heads": heads, "scale": file.number(f"{prefix}score_scale")}
-    positions = OffsetTable.square(size, border=file.text(f"{prefix}border", "zero"))
+    positions = RelativePositionTable.square(size, border=file.text(f"{prefix}border", "zero"))
     if table == "psi" and not has("W"):
         channels = in_channels = out_channels = len(file.arrays[prefix + "psi"])
     else:
@@ -318,15 +318,15 @@ class _Features(torch.nn.Module):
         self.network = network
 
     def forward(self, images):
-        return self.network.features(images), self.network(images)
+        return self.network.field(images).x, self.network(images)
 
 
 def check_network(file, x):
     parts = [bottleneck(file, f"block{number + 1}.") for number in range(file.number("blocks"))]
     (width, in_channels, *_), (classes, last) = (file.arrays[name].shape for name in ("stem.kernel", "fc.weight"))
-    network = BottleneckResNet(file.group, in_channels, classes, width=width, heads=1, blocks=1)
+    network = AffineSelfConvNet(file.group, in_channels, classes, channels=width, heads=1, blocks=1)
     network.blocks = torch.nn.ModuleList(block for block, _ in parts)
-    network.head = torch.nn.Linear(last, classes)
+    network.head = MeanReadout(last, classes)
     state = {"stem.weight": file.leaf("stem.kernel"), **norm_state(file, "stem_norm", "stem.bn")}
     state |= {"head.weight": file.leaf("fc.weight"), "head.bias": file.leaf("fc.bias")}
     for number, (_, part) in enumerate(parts):

@@ -17,9 +17,9 @@ from lieattn.models import (
     published_attentive_cnn,
 )
 from lieattn.nn import (
+    FieldBatchNorm,
     GridAttentiveConvolution,
     GridAttentiveLifting,
-    GridBatchNorm,
     GridGroupConvolution,
     GridInputAttention,
     GridLiftingConvolution,
@@ -176,7 +176,7 @@ def build(file, prefix, *, lifting, dilation="dilation"):
 
 
 def norm(file, name):
-    made = GridBatchNorm(len(file.arrays[f"{name}.gamma"])).to(file.dtype).eval()
+    made = FieldBatchNorm(len(file.arrays[f"{name}.gamma"]), eps=2e-5, axis=1).to(file.dtype).eval()
     parts = {"gamma": made.weight, "beta": made.bias, "mean": made.running_mean, "var": made.running_var}
     for part, own in parts.items():
         file.load(f"{name}.{part}", own)

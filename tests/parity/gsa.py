@@ -4,16 +4,18 @@ The file's index k of a frame stands for the encoding of A_k (x_j - x_i); ours a
 So the group whose k-th element is A_k⁻¹ makes all indices agree, rows of the frame encoding included.
 """
 
+import copy
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch.func import functional_call
 
-from lieattn.geometry import AllPairs, PixelSquare, lift
+from lieattn.geometry import AllPairs, PixelSquare, lift, point_clouds
 from lieattn.groups import FiniteGroup
-from lieattn.models import GSANet
-from lieattn.nn import CoordinateEncoding, CoordinateNetwork, GroupSelfAttention, LiftingSelfAttention
+from lieattn.models import GSANet, GSAOptions, Stages
+from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
+from lieattn.nn.relative import CoordinateEncoding, CoordinateNetwork
 from tests.parity import files
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -41,7 +43,7 @@ def check_layer(arrays, meta, dtype):
     points = _to_points(x)
     parameters = _layer_parameters(leaves)
 
-    if meta["kind"].endswith("local") or graph.scale == meta["size"] - 1:
+    if meta["kind"].endswith("local") or graph.length == meta["size"] - 1:
         own = functional_call(layer, parameters, (points, graph))
         error = (_to_images(own, x) - _tensor(arrays["out_f64"], dtype)).abs().max()
         assert error < 1e-5 * max(1, np.abs(arrays["out_f64"]).max()), f"own coordinates: {error:.1e}"
@@ -126,24 +128,26 @@ def _layer(arrays, meta, dtype):
     height, columns = arrays["x"].shape[-2:]
     local = meta["kind"].endswith("local")
     neighborhood = PixelSquare(meta["size"]) if local else AllPairs()
-    scale = None if local else float(max(height, columns, meta["size"]) - 1)
-    return layer.to(dtype).eval(), _graph(len(arrays["x"]), height, columns, group, neighborhood, scale, dtype)
+    length = None if local else float(max(height, columns, meta["size"]) - 1)
+    return layer.to(dtype).eval(), _graph(len(arrays["x"]), height, columns, group, neighborhood, length, dtype)
 
 
-def _graph(images, height, width, group, neighborhood, scale, dtype):
+def _graph(images, height, width, group, neighborhood, length, dtype):
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     pos = torch.stack([rows, columns], dim=-1).reshape(1, -1, 2).to(dtype).repeat(images, 1, 1)
-    return lift(pos, group, neighborhood, scale=scale)
+    return lift(pos, group, neighborhood, length=length)
 
 
 def _with_coordinates(graph, coords):
     """The graph with the file's coordinates, which were rounded to float32."""
     radius = (np.array(coords.shape[1:3]) - 1) // 2
-    own = graph.relative_positions[:, graph.group.identity_index] * int(radius.max())
+    own = graph.relative.positions[:, graph.group.identity_index] * int(radius.max())
     offset = own.round().long() + torch.from_numpy(radius)
     assert (own - own.round()).abs().max() < 1e-3
     stored = _tensor(coords, graph.pos.dtype)[:, offset[:, 0], offset[:, 1]]
-    return replace(graph, relative_positions=stored.transpose(0, 1))
+    relative = copy.copy(graph.relative)
+    object.__setattr__(relative, "_positions", stored.transpose(0, 1))
+    return graph.with_relative(relative)
 
 
 def _layer_parameters(leaves, prefix=""):
@@ -223,22 +227,17 @@ def _network(arrays, meta, dtype, table):
         elif not op.startswith(("dropout", "linear", "act")):
             raise AssertionError(f"unknown step {step} in the program of a network")
     heads = meta["heads"]
+    activation = {"swish": "silu"}.get(meta["activation"], meta["activation"])
     return (
         GSANet(
             _group(arrays),
             arrays["x"].shape[1],
             meta["classes"],
             channels=meta["channels"],
-            blocks=blocks,
-            expansions=expansions,
-            crops=crops,
+            blocks=Stages(blocks, expansions, crops, pool_last, between, inexact="allow"),
             heads=heads,
             neighborhood=PixelSquare(meta["size"]),
-            pool_last=pool_last,
-            norm_between=between,
-            frame_encoding=torch.from_numpy(table).long(),
-            activation={"swish": "silu"}.get(meta["activation"], meta["activation"]),
-            inexact_pooling="allow",
+            options=GSAOptions(values=False, frame_table=torch.from_numpy(table).long(), activation=activation),
         )
         .to(dtype)
         .eval()
@@ -261,7 +260,7 @@ def _network_arrays(leaves, network):
         if f"{theirs}/skip_w" in leaves:
             parameters[f"{block}.skip.weight"] = leaves[f"{theirs}/skip_w"]
             parameters[f"{block}.skip.bias"] = leaves[f"{theirs}/skip_b"]
-        if network.norm_between:
+        if network.stages.norm_between:
             norms[f"between.{i}"] = f"between{i}"
     for ours, theirs in norms.items():
         parameters[f"{ours}.weight"] = leaves[f"{theirs}_gain"]
@@ -275,8 +274,8 @@ def _run_network(network, image, arrays):
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     pos = torch.stack([rows, columns], dim=-1).reshape(1, -1, 2).to(image).repeat(images, 1, 1)
     grid = torch.tensor([[height, width]]).repeat(images, 1)
-    data = lift(pos, network.group, PixelSquare(1), grid=grid)
-    geometry = network.geometry(data)
+    mask = torch.ones(pos.shape[:2], dtype=torch.bool)
+    geometry = network.geometry(point_clouds(pos, mask=mask, grid=grid))
     steps = []
     numbers = iter(range(len(network.blocks)))
     for stage in geometry.stages:
@@ -288,10 +287,9 @@ def _run_network(network, image, arrays):
     lifting = _with_coordinates(geometry.lifting, arrays["lift/coords"])
     geometry = replace(geometry, lifting=lifting, stages=tuple(steps))
     features = network.features(_to_points(image), geometry)
-    head = network.head(features[-1])
-    clouds = geometry.clouds[-1]
-    logits = network.fiber_pool(network.cloud_pool(head, clouds.batch, clouds.num_clouds))
-    sizes = [geometry.lifting] + [step.clouds for stage in geometry.stages for step in stage] + [clouds]
+    head = features[-1] @ network.head.weight.mT
+    logits = network.head(features[-1], geometry.graph)
+    sizes = [geometry.lifting] + [step.clouds for stage in geometry.stages for step in stage] + [geometry.graph]
     names = ["lift"] + [f"block{i}" for i in range(len(network.blocks))] + ["head"]
     fields = {
         name: _images_of(field, size) for name, field, size in zip(names, [*features[:-1], head], sizes, strict=True)

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_count
 from lieattn.groups import FiniteGroup
-from lieattn.models._attentive_network import AttentionKind, AttentiveNetwork, convolution, width_for
-from lieattn.nn import GridBatchNorm, GridSpatialPool
+from lieattn.models._images import plus_vectors
+from lieattn.models.attentive._network import AttentionKind, AttentiveNetwork, batch_norm, convolution, width_for
+from lieattn.nn import GridSpatialPool
 
-_SPREAD = math.sqrt(2)
+_INIT_SCALE = math.sqrt(2)
 
 
 class AttentiveResidualBlock(nn.Module):
@@ -31,7 +32,7 @@ class AttentiveResidualBlock(nn.Module):
     group
         H.
     in_channels, out_channels
-        Channels per pose.
+        Channels per frame.
     attention, hidden
         Kind of attention of every convolution, and the hidden width of its channel attention.
     down
@@ -50,15 +51,15 @@ class AttentiveResidualBlock(nn.Module):
     ) -> None:
         super().__init__()
         changes = down or in_channels != out_channels
-        make = partial(convolution, attention=attention, hidden=hidden, spread=_SPREAD)
-        self.norm1, self.norm2 = GridBatchNorm(in_channels), GridBatchNorm(out_channels)
+        make = partial(convolution, attention=attention, hidden=hidden, init_scale=_INIT_SCALE)
+        self.norm1, self.norm2 = batch_norm(in_channels), batch_norm(out_channels)
         self.layer1 = make(group, in_channels, out_channels, 3, pad=1)
         self.layer2 = make(group, out_channels, out_channels, 3, pad=1)
         self.shortcut = make(group, in_channels, out_channels, 1) if changes else nn.Identity()
         self.pool = GridSpatialPool(2, "max") if down else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, in_channels, order, rows, columns]`` to as many poses, halved where the block goes down."""
+        """``[batch, in_channels, order, rows, columns]`` to as many frames, halved where the block goes down."""
         y = self.pool(self.layer1(torch.relu(self.norm1(x))))
         return self.pool(self.shortcut(x)) + self.layer2(torch.relu(self.norm2(y)))
 
@@ -67,7 +68,7 @@ class AttentiveResNet(AttentiveNetwork):
     """Residual network of 6n + 2 layers with attention; the paper's ResNet44 has n = 7 blocks a stage.
 
     A lifting layer; three stages of pre-activation blocks, the second and third going down by a 2 x 2 maximum;
-    normalization, relu, mean over positions, a group convolution of side 1 to the classes, mean over poses.
+    normalization, relu, mean over positions, a group convolution of side 1 to the classes, mean over frames.
 
     **Equivariance.** The logits do not change under H acting on the image about its center, exactly, for sides
     divisible by 4.
@@ -76,34 +77,37 @@ class AttentiveResNet(AttentiveNetwork):
     ----------
     group
         H.
-    in_channels, classes
+    in_channels, out_channels
         Channels of the images, number of logits.
     blocks
         Blocks of each stage.
     channels
         Widths of the three stages; if absent 32, 64, 128 over sqrt(|H|), which on p4m are 11, 23, 45 as in the paper.
-    attention
+    attention, vector_inputs
         See :class:`lieattn.models.AttentiveCNN`.
     hidden
         Hidden width of channel attention; in the lifting layer that of the image.
     """
 
+    own_readout = ("norm",)
+
     def __init__(
         self,
         group: FiniteGroup,
         in_channels: int = 3,
-        classes: int = 10,
+        out_channels: int = 10,
         *,
         blocks: int = 7,
         channels: Sequence[int] | None = None,
         attention: AttentionKind = "none",
         hidden: int = 2,
+        vector_inputs: Sequence[str] = (),
     ) -> None:
-        super().__init__(group, in_channels, classes, attention)
-        check_count("blocks", blocks)
         widths = [width_for(group, planar) for planar in (32, 64, 128)] if channels is None else list(channels)
         if len(widths) != 3:
             raise ValueError(f"channels: expected the widths of three stages, got {widths}")
+        check_count("blocks", blocks)
+        super().__init__(group, in_channels, out_channels, attention, widths[0], vector_inputs)
         self.lifting = convolution(
             group,
             in_channels,
@@ -113,7 +117,7 @@ class AttentiveResNet(AttentiveNetwork):
             hidden=in_channels,
             lifting=True,
             pad=1,
-            spread=_SPREAD,
+            init_scale=_INIT_SCALE,
         )
         self.blocks = nn.ModuleList()
         before = widths[0]
@@ -123,13 +127,20 @@ class AttentiveResNet(AttentiveNetwork):
                 block = AttentiveResidualBlock(group, before, width, attention=attention, hidden=hidden, down=down)
                 self.blocks.append(block)
                 before = width
-        self.norm = GridBatchNorm(before)
-        self.head = convolution(group, before, classes, 1, attention=attention, hidden=hidden, spread=_SPREAD)
+        self.norm = batch_norm(before)
+        self.head = convolution(
+            group, before, out_channels, 1, attention=attention, hidden=hidden, init_scale=_INIT_SCALE
+        )
 
-    def features(self, images: Tensor) -> list[Tensor]:
-        """Fields behind the lifting layer and every block, then the logits."""
-        fields = [self.lifting(images)]
+    def fields(self, images: Tensor, vectors: Tensor | None = None) -> list[Tensor]:
+        """Fields behind the lifting layer and every block."""
+        fields = [plus_vectors(self.lifting(images), vectors)]
         for block in self.blocks:
             fields.append(block(fields[-1]))
-        x = torch.relu(self.norm(fields[-1])).mean(dim=(-2, -1), keepdim=True)
-        return [*fields, self.head(x).mean(dim=(2, 3, 4))]
+        return fields
+
+    def logits(self, field: Tensor) -> Tensor:
+        """Means over frames of the last convolution of means over positions."""
+        x = torch.relu(self.norm(field)).mean(dim=(-2, -1), keepdim=True)
+        logits: Tensor = self.head(x)
+        return logits.mean(dim=(2, 3, 4))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_count
 from lieattn.groups import FiniteGroup, cyclic, dihedral, trivial
-from lieattn.models._attentive_network import AttentionKind, AttentiveNetwork
+from lieattn.models.attentive import AttentionKind, AttentiveCNN, AttentiveNetwork
 
 # Statistics of the training pixels in [0, 1] by which images are standardized.
 _MEAN, _DEVIATION = 0.13246, 0.30119
@@ -20,43 +20,50 @@ _KINDS: dict[str, AttentionKind] = {"none": "none", "full": "full", "input": "in
 _NORM = {"gamma": "weight", "beta": "bias", "mean": "running_mean", "var": "running_var"}
 
 
-def read_weights(
-    weights: str | Path | Mapping[str, np.ndarray[Any, Any]],
-) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
-    """Options that rebuild a published network, and its arrays."""
+def published_attentive_cnn(weights: str | Path | Mapping[str, np.ndarray[Any, Any]]) -> AttentiveCNN:
+    """Rotated MNIST network with weights that the authors trained, in evaluation mode.
+
+    The weights are part of a repository under the MIT licence, copyright (c) 2019 Erik J Bekkers, whose notice must
+    stay with copies of them. They were trained on transposed images; :func:`lieattn.models.published_inputs` makes
+    these.
+
+    Parameters
+    ----------
+    weights
+        An .npz file, or its arrays: ``group`` (``"z2"``, ``"p4"`` or ``"p4m"``), for each layer ``conv1`` to ``conv7``
+        ``.kernel`` ``[out, in, (frames,) size, size]``, ``.attention`` and ``.W1``, ``.W2``, ``.psi_X`` or ``.w_H``
+        with it, for each normalization ``bn1`` to ``bn6`` ``.gamma``, ``.beta``, ``.mean``, ``.var``.
+
+    Raises
+    ------
+    ValueError
+        If an array is missing or has another shape than the network's.
+    """
     arrays = _arrays(weights)
     kernel = _need(arrays, "conv1.kernel")
     attention = _KINDS.get(str(arrays.get("conv1.attention", "none")), "none")
     if attention == "full":
         attention = "spatial" if "conv1.W1" not in arrays else "full" if "conv1.psi_X" in arrays else "channel"
     channels, in_channels = kernel.shape[:2]
-    hidden = channels
-    if "conv2.W1" in arrays:
-        hidden = arrays["conv2.W1"].shape[0 if attention == "input" else 1]
-    options = {
-        "group": _group(str(_need(arrays, "group")))[0],
-        "in_channels": in_channels,
-        "classes": len(_need(arrays, "conv7.kernel")),
-        "channels": channels,
-        "attention": attention,
-        "reduction": max(1, channels // hidden),
-        "spatial_size": arrays["conv1.psi_X"].shape[-1] if "conv1.psi_X" in arrays else 7,
-    }
-    return options, arrays
-
-
-def load_weights(
-    layers: Sequence[nn.Module], norms: Sequence[nn.Module], arrays: Mapping[str, np.ndarray[Any, Any]]
-) -> None:
-    """Copy the arrays of a published network into layers and normalizations, in our numbering of the poses."""
-    order = _group(str(_need(arrays, "group")))[1]
+    hidden = arrays["conv2.W1"].shape[0 if attention == "input" else 1] if "conv2.W1" in arrays else channels
+    group, order = _group(str(_need(arrays, "group")))
+    network = AttentiveCNN(
+        group,
+        in_channels,
+        len(_need(arrays, "conv7.kernel")),
+        channels=channels,
+        attention=attention,
+        reduction=max(1, channels // hidden),
+        spatial_size=arrays["conv1.psi_X"].shape[-1] if "conv1.psi_X" in arrays else 7,
+    )
     with torch.no_grad():
-        for number, layer in enumerate(layers, start=1):
+        for number, layer in enumerate(network.layers, start=1):
             for name, parameter in _parameters(layer).items():
                 _copy(parameter, arrays, f"conv{number}.{name}", None if number == 1 else order)
-        for number, norm in enumerate(norms, start=1):
+        for number, norm in enumerate(network.norms, start=1):
             for name, own in _NORM.items():
                 _copy(getattr(norm, own), arrays, f"bn{number}.{name}", None)
+    return network.eval()
 
 
 def published_inputs(images: Tensor | np.ndarray[Any, Any]) -> Tensor:
@@ -106,7 +113,7 @@ def _arrays(weights: str | Path | Mapping[str, np.ndarray[Any, Any]]) -> dict[st
 
 
 def _group(name: str) -> tuple[FiniteGroup, list[int] | None]:
-    """Our group, and their index of each of our poses."""
+    """Our group, and their index of each of our frames."""
     if name == "z2":
         return trivial(2), None
     if name == "p4":
@@ -139,7 +146,7 @@ def _copy(own: Tensor, arrays: Mapping[str, np.ndarray[Any, Any]], name: str, or
         raise ValueError(f"weights: {name} has shape {tuple(found.shape)}, the network needs {tuple(own.shape)}")
     found = found.reshape(own.shape)
     if order is not None:
-        # Kernels have their poses before rows and columns, matrices have them last.
+        # Kernels have their frames before rows and columns, matrices have them last.
         axis = 2 if own.ndim == 5 else own.ndim - 1
         found = found.index_select(axis, torch.tensor(order))
     own.copy_(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -10,12 +11,13 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_count
 from lieattn.groups import FiniteGroup
-from lieattn.models._attentive_network import AttentionKind, AttentiveNetwork, convolution, width_for
-from lieattn.nn import GridBatchNorm, GridSpatialPool
+from lieattn.models._images import plus_vectors
+from lieattn.models.attentive._network import AttentionKind, AttentiveNetwork, batch_norm, convolution, width_for
+from lieattn.nn import GridSpatialPool
 
 _DENSE_DILATIONS, _TRANSITION_DILATIONS = (4, 4, 3, 2, 1), (4, 4, 3, 1)
 _LIFTING_DILATION = 4
-_SPREAD = math.sqrt(2)
+_INIT_SCALE = math.sqrt(2)
 
 
 class AttentiveDenseBlock(nn.Module):
@@ -28,12 +30,12 @@ class AttentiveDenseBlock(nn.Module):
     layer
         ``layer(x) -> x`` that takes one pixel off each side.
     in_channels
-        Channels per pose of the input.
+        Channels per frame of the input.
     """
 
     def __init__(self, layer: nn.Module, in_channels: int) -> None:
         super().__init__()
-        self.norm, self.layer = GridBatchNorm(in_channels), layer
+        self.norm, self.layer = batch_norm(in_channels), layer
 
     def forward(self, x: Tensor) -> Tensor:
         """``[batch, in_channels, order, rows, columns]`` to more channels and two rows and columns less."""
@@ -50,12 +52,12 @@ class AttentiveTransition(nn.Module):
     layer
         ``layer(x) -> x``.
     in_channels
-        Channels per pose of the input.
+        Channels per frame of the input.
     """
 
     def __init__(self, layer: nn.Module, in_channels: int) -> None:
         super().__init__()
-        self.norm, self.layer, self.pool = GridBatchNorm(in_channels), layer, GridSpatialPool(2, "mean")
+        self.norm, self.layer, self.pool = batch_norm(in_channels), layer, GridSpatialPool(2, "mean")
 
     def forward(self, x: Tensor) -> Tensor:
         """``[batch, in_channels, order, rows, columns]`` to half the rows and columns."""
@@ -68,7 +70,7 @@ class AttentiveDenseNet(AttentiveNetwork):
     A lifting layer to g channels; five dense blocks of one layer (normalization, relu, convolution of side 3 to g
     channels, put before the input less its outermost pixels); behind the first four a transition (normalization,
     relu, convolution of side 1, 2 x 2 mean); normalization, relu, a convolution of side 1 to the classes, means over
-    positions and poses. Sides are 96, 94, 92-46, 44-22, 20-10, 8-4, 2.
+    positions and frames. Sides are 96, 94, 92-46, 44-22, 20-10, 8-4, 2.
 
     **Equivariance.** The logits do not change under H acting on the image about its center, exactly.
 
@@ -76,30 +78,33 @@ class AttentiveDenseNet(AttentiveNetwork):
     ----------
     group
         H.
-    in_channels, classes
+    in_channels, out_channels
         Channels of the images, number of logits.
     growth
         g; 26 / sqrt(|H|) if absent: 26 planar, 13 on p4, 9 on p4m as in the paper.
-    attention
+    attention, vector_inputs
         See :class:`lieattn.models.AttentiveCNN`. Spatial kernels are dilated where images are large.
     hidden
         Hidden width of channel attention; in the lifting layer that of the image.
     """
 
+    own_readout = ("norm",)
+
     def __init__(
         self,
         group: FiniteGroup,
         in_channels: int = 3,
-        classes: int = 2,
+        out_channels: int = 2,
         *,
         growth: int | None = None,
         attention: AttentionKind = "none",
         hidden: int = 2,
+        vector_inputs: Sequence[str] = (),
     ) -> None:
-        super().__init__(group, in_channels, classes, attention)
         growth = width_for(group, 26) if growth is None else growth
         check_count("growth", growth)
-        make = partial(convolution, group, attention=attention, spread=_SPREAD)
+        super().__init__(group, in_channels, out_channels, attention, growth, vector_inputs)
+        make = partial(convolution, group, attention=attention, init_scale=_INIT_SCALE)
         self.lifting = make(
             in_channels, growth, 3, hidden=in_channels, lifting=True, spatial_dilation=_LIFTING_DILATION
         )
@@ -113,13 +118,17 @@ class AttentiveDenseNet(AttentiveNetwork):
                 width += growth
                 layer = make(width, width, 1, hidden=hidden, spatial_dilation=_TRANSITION_DILATIONS[number])
                 self.blocks.append(AttentiveTransition(layer, width))
-        self.norm = GridBatchNorm(6 * growth)
-        self.head = make(6 * growth, classes, 1, hidden=hidden, spatial_size=3)
+        self.norm = batch_norm(6 * growth)
+        self.head = make(6 * growth, out_channels, 1, hidden=hidden, spatial_size=3)
 
-    def features(self, images: Tensor) -> list[Tensor]:
-        """Fields behind the lifting layer, every dense block and every transition, then the logits."""
-        fields = [self.lifting(images)]
+    def fields(self, images: Tensor, vectors: Tensor | None = None) -> list[Tensor]:
+        """Fields behind the lifting layer, every dense block and every transition."""
+        fields = [plus_vectors(self.lifting(images), vectors)]
         for block in self.blocks:
             fields.append(block(fields[-1]))
-        x = torch.relu(self.norm(fields[-1]))
-        return [*fields, self.head(x).mean(dim=(2, 3, 4))]
+        return fields
+
+    def logits(self, field: Tensor) -> Tensor:
+        """Means over positions and frames of the last convolution."""
+        logits: Tensor = self.head(torch.relu(self.norm(field)))
+        return logits.mean(dim=(2, 3, 4))

@@ -1,0 +1,414 @@
+"""Attentive group convolution on grids: attention to the responses of a convolution, or gates on its input."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lieattn._checks import check_choice, check_count
+from lieattn.groups import FiniteGroup
+from lieattn.nn._grid_convolution import GridConvolution, GridGroupConvolution, GridLiftingConvolution, check_grid
+from lieattn.nn._grid_kernels import (
+    check_lattice_group,
+    group_taps,
+    lifting_taps,
+    moved_kernels,
+    permuted_copies,
+    published_measure,
+)
+from lieattn.ops import AttentionMaps, attentive_convolution, convolution_responses, expand_kernel
+
+Attention = Literal["full", "channel", "spatial"]
+ChannelAction = Literal["group", "cyclic"]
+
+
+class ResponseAttention(nn.Module):
+    """Weights of the attention to responses: matrices for the channels and a kernel for the positions.
+
+    Parameters
+    ----------
+    group
+        H.
+    in_channels, out_channels
+        Channels of the convolution.
+    attention, hidden, size, channel_action
+        See :class:`GridAttentiveConvolution`.
+    lifting
+        Whether responses have no input frame.
+    init_scale
+        The spatial kernel starts uniform in ±init_scale / sqrt(2 size²).
+    """
+
+    first: nn.Parameter | None
+    second: nn.Parameter | None
+    spatial: nn.Parameter | None
+    between: Tensor
+    taps: Tensor
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        in_channels: int,
+        out_channels: int,
+        *,
+        attention: Attention,
+        hidden: int,
+        size: int,
+        lifting: bool,
+        channel_action: ChannelAction,
+        init_scale: float,
+    ) -> None:
+        super().__init__()
+        check_choice("attention", attention, get_args(Attention))
+        check_choice("channel_action", channel_action, get_args(ChannelAction))
+        _check_odd("spatial_size", size)
+        self.group, self.lifting, self.size = group, lifting, size
+        fiber = () if lifting else (group.order,)
+        for name in ("first", "second", "spatial"):
+            self.register_parameter(name, None)
+        if attention != "spatial":
+            check_count("hidden", hidden)
+            self.first = _uniform(out_channels, hidden, in_channels, *fiber)
+            self.second = _uniform(out_channels, in_channels, hidden, *fiber)
+        if attention != "channel":
+            bound = init_scale / math.sqrt(2 * size**2)
+            self.spatial = nn.Parameter(torch.empty(out_channels, 2, *fiber, size, size).uniform_(-bound, bound))
+        frames = torch.arange(group.order)
+        # The authors' code takes weights at (h̃ - h) modulo the order.
+        cyclic = (frames[None, :] - frames[:, None]) % group.order
+        between = group.relative_index.clone() if channel_action == "group" else cyclic
+        self.register_buffer("between", between, persistent=False)
+        taps = lifting_taps(group, size) if lifting else group_taps(group, size)
+        self.register_buffer("taps", taps, persistent=False)
+
+    def channel_matrices(self) -> tuple[Tensor, Tensor] | None:
+        """W1 ``[out, order, fiber, hidden, in]`` and W2 ``[out, order, fiber, in, hidden]`` of all pairs of frames."""
+        if self.first is None or self.second is None:
+            return None
+        if self.lifting:
+            order = self.group.order
+            first, second = (m[:, None, None].expand(-1, order, 1, -1, -1) for m in (self.first, self.second))
+        else:
+            first, second = (permuted_copies(m, self.between).permute(0, 3, 4, 1, 2) for m in (self.first, self.second))
+        return first, second
+
+    def spatial_kernels(self) -> Tensor | None:
+        """Spatial kernels ``[out, order, fiber, 2, size, size]`` of all pairs of frames."""
+        if self.spatial is None:
+            return None
+        return moved_kernels(self.spatial, self.taps, self.size).transpose(2, 3)
+
+
+class _Attentive(GridConvolution):
+    """What the two attentive layers share."""
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        in_channels: int,
+        out_channels: int,
+        size: int,
+        *,
+        attention: Attention = "full",
+        hidden: int | None = None,
+        spatial_size: int = 7,
+        spatial_dilation: int = 1,
+        channel_action: ChannelAction = "group",
+        **options: Any,
+    ) -> None:
+        super().__init__(group, in_channels, out_channels, size, **options)
+        check_count("spatial_dilation", spatial_dilation)
+        self.spatial_dilation = spatial_dilation
+        if hidden is None:
+            hidden = in_channels if self.lifting else max(1, in_channels // 2)
+        self.attention = ResponseAttention(
+            group,
+            in_channels,
+            out_channels,
+            attention=attention,
+            hidden=hidden,
+            size=spatial_size,
+            lifting=self.lifting,
+            channel_action=channel_action,
+            init_scale=options.get("init_scale", 1.0),
+        )
+
+    @staticmethod
+    def _natural_measure(group: FiniteGroup) -> float:
+        return published_measure(group, attentive=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[batch, in_channels, (order,) rows, columns]`` to ``[batch, out_channels, order, rows', columns']``."""
+        return self.attend(x)[0]
+
+    def attend(self, x: Tensor, *, return_maps: bool = False) -> tuple[Tensor, AttentionMaps | None]:
+        """Field and, if asked for, the maps ``[batch, out, order, in or 1, fiber, 1 or rows', 1 or columns']``."""
+        return attentive_convolution(
+            self.checked(x),
+            self.kernels(),
+            channel=self.attention.channel_matrices(),
+            spatial=self.attention.spatial_kernels(),
+            measure=self.measure,
+            stride=self.stride,
+            pad=self.pad,
+            dilation=self.dilation,
+            spatial_dilation=self.spatial_dilation,
+            return_maps=return_maps,
+        )
+
+    def responses(self, x: Tensor) -> Tensor:
+        """What the layer attends to: ``[batch, out, order, in, fiber, rows', columns']``."""
+        windows = {"stride": self.stride, "pad": self.pad, "dilation": self.dilation}
+        return convolution_responses(self.checked(x), self.kernels(), **windows)
+
+
+class GridAttentiveLifting(_Attentive, GridLiftingConvolution):
+    r"""Lifting convolution with attention to its responses.
+
+    .. math::
+        f'_o(h, y) = \sum_c (1 - \alpha_X(o, h, y)\, \alpha_C(o, h, c)) \, t_{oc}(h, y)
+
+    Channel attention looks at mean and maximum of t over positions through two matrices that do not depend on the
+    frame; spatial attention at mean and maximum of α_C t over the channels, through a kernel moved by h.
+
+    **Equivariance.** That of :class:`lieattn.nn.GridLiftingConvolution`; the attention maps are moved like the output.
+
+    Parameters are those of :class:`GridAttentiveConvolution`.
+    """
+
+
+class GridAttentiveConvolution(_Attentive, GridGroupConvolution):
+    r"""Group convolution with attention to its responses (attentive group convolution).
+
+    .. math::
+        t_{oc}(y, h, \tilde h) &= \sum_p f_c(\tilde h, y + p) \psi_{oc}(h^{-1} \tilde h, h^{-1} p), \\
+        f'_o(h, y) &= \mu \sum_{c, \tilde h} (1 - \alpha_X(o, h, \tilde h, y)\, \alpha_C(o, h, c, \tilde h))
+        \, t_{oc}(y, h, \tilde h)
+
+    where :math:`\alpha_C` are the scores of channels, from mean and maximum of t over positions, and :math:`\alpha_X`
+    those of positions, from mean and maximum of :math:`\alpha_C t` over channels; all weights are taken at
+    :math:`h^{-1} \tilde h`, and every output channel has its own (Romero, Bekkers, Tomczak, Hoogendoorn 2020,
+    Eqs. 14-20, as implemented: what attention gives is subtracted, the residual branch).
+
+    **Equivariance.** Moving and permuting the input, f(h̃, y) becomes f(h⁻¹h̃, h⁻¹y), does the same to the output
+    and to the maps: A[L_g f](g1, g2) = A[f](g⁻¹ g1, g⁻¹ g2).
+
+    **Cost.** Time of a depth-wise convolution for every pair of channels; memory of one plane for every output
+    channel and pair of frames, since responses are never kept (see :func:`lieattn.ops.attentive_convolution`).
+
+    Parameters
+    ----------
+    group, in_channels, out_channels, size
+        See :class:`lieattn.nn.GridGroupConvolution`.
+    attention
+        ``"full"``, ``"channel"`` (α_CH, α_X = 1) or ``"spatial"`` (α_SP, α_C = 1).
+    hidden
+        Hidden width of the channel attention; half the input channels if absent (all of them where it lifts).
+    spatial_size, spatial_dilation
+        Odd side of the spatial kernel, and its dilation.
+    channel_action
+        ``"group"``; or ``"cyclic"``, which imports weights of the authors' code and is not equivariant to mirrors.
+    **options
+        Those of :class:`lieattn.nn.GridGroupConvolution`. The measure is that of the authors' code, 2π/|H|, which on
+        p4m differs from that of the plain layer.
+    """
+
+
+class ChannelGate(nn.Module):
+    r"""Channel attention of a field, from statistics of its channels.
+
+    .. math::
+        \alpha = \sigma\big( W_2 \operatorname{relu}(W_1 s_{mean}) + W_2 \operatorname{relu}(W_1 s_{max}) \big)
+
+    On a field W1 and W2 are group convolutions of the frames, (W s)(h) = Σ_h̃ W(h⁻¹h̃) s(h̃), without a measure.
+
+    **Equivariance.** It commutes with the left regular representation of H.
+
+    Parameters
+    ----------
+    group
+        H, or None for planes.
+    channels
+        Channels of the field.
+    hidden
+        Hidden width.
+    """
+
+    relative: Tensor
+
+    def __init__(self, group: FiniteGroup | None, channels: int, hidden: int) -> None:
+        super().__init__()
+        check_count("channels", channels)
+        check_count("hidden", hidden)
+        fiber = () if group is None else (group.order,)
+        relative = torch.zeros(1, 1, dtype=torch.int64) if group is None else group.relative_index.clone()
+        self.first, self.second = _uniform(hidden, channels, *fiber), _uniform(channels, hidden, *fiber)
+        self.register_buffer("relative", relative, persistent=False)
+
+    def forward(self, mean: Tensor, top: Tensor) -> Tensor:
+        """Statistics ``[batch, channels, fiber]`` to scores of the same shape; fiber is 1 for planes."""
+        hidden = torch.relu(self._mix(self.first, mean)) + torch.relu(self._mix(self.first, top))
+        return torch.sigmoid(self._mix(self.second, hidden))
+
+    def _mix(self, matrix: Tensor, statistics: Tensor) -> Tensor:
+        kernel = matrix.flatten(2).permute(2, 0, 1) if matrix.ndim == 3 else matrix[None]
+        return torch.einsum("hogc,bcg->boh", expand_kernel(kernel, self.relative), statistics)
+
+
+class GridInputAttention(nn.Module):
+    r"""Input attention α_F: maps shared by all output channels of the convolution behind it.
+
+    .. math::  f' = (1 - \alpha_X \alpha_C) f
+
+    :math:`\alpha_C` is a channel gate on mean and maximum of f over positions; :math:`\alpha_X` the sigmoid of
+    a group convolution of mean and maximum over the channels of :math:`\alpha_C f`. On planes the latter is a
+    lifting convolution and its maximum over the frames, so that the map of a plane is a plane.
+
+    **Equivariance.** Moving the image and permuting its frames does the same to f' and to the maps.
+
+    Parameters
+    ----------
+    group
+        H: any group of quarter turns and mirrors that keep the lattice.
+    channels
+        Channels of the input.
+    attention
+        ``"full"``, ``"channel"`` or ``"spatial"``.
+    hidden
+        Hidden width of the channel attention; half the channels if absent.
+    spatial_size, spatial_dilation
+        Odd side of the spatial kernel, and its dilation; the border keeps the size of the image.
+    lifting
+        Whether the input has no frames.
+    measure
+        Weight of the sum over frames; if absent that of :class:`lieattn.nn.GridGroupConvolution`.
+    init_scale
+        Scale of the initial spatial kernel.
+    """
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        channels: int,
+        *,
+        attention: Attention = "full",
+        hidden: int | None = None,
+        spatial_size: int = 7,
+        spatial_dilation: int = 1,
+        lifting: bool = False,
+        measure: float | None = None,
+        init_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        check_lattice_group("group", group)
+        check_choice("attention", attention, get_args(Attention))
+        _check_odd("spatial_size", spatial_size)
+        self.group, self.channels, self.lifting = group, channels, lifting
+        hidden = max(1, channels // 2) if hidden is None else hidden
+        self.channel = None if attention == "spatial" else ChannelGate(None if lifting else group, channels, hidden)
+        self.spatial: GridConvolution | None = None
+        if attention != "channel":
+            layer = GridLiftingConvolution if lifting else GridGroupConvolution
+            border = spatial_dilation * (spatial_size // 2)
+            options = {"pad": border, "dilation": spatial_dilation, "init_scale": init_scale}
+            self.spatial = layer(group, 2, 1, spatial_size, measure=None if lifting else measure, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[batch, channels, (order,) rows, columns]`` to the same shape."""
+        return self.attend(x)[0]
+
+    def attend(self, x: Tensor, *, return_maps: bool = False) -> tuple[Tensor, AttentionMaps | None]:
+        """Gated input and, if asked for, maps ``[batch, channels, (order,) 1, 1]``, ``[batch, 1, (order,) *, *]``."""
+        field = check_grid(x, None if self.lifting else self.group, self.channels, next(self.parameters()))
+        scores = seen = None
+        removed = field
+        if self.channel is not None:
+            flat = field.flatten(-2)
+            scores = self.channel(flat.mean(-1), flat.amax(-1))[..., None, None]
+            removed = scores * field
+        if self.spatial is not None:
+            statistics = torch.stack([removed.mean(dim=1), removed.amax(dim=1)], dim=1)
+            level = self.spatial(statistics[:, :, 0] if self.lifting else statistics)
+            seen = torch.sigmoid(level.amax(dim=2, keepdim=True) if self.lifting else level)
+            removed = seen * removed
+        if self.lifting:
+            removed, scores, seen = (None if part is None else part[:, :, 0] for part in (removed, scores, seen))
+        return x - removed, AttentionMaps(scores, seen) if return_maps else None
+
+
+class GridPoseAttention(nn.Module):
+    r"""Co-attention over the frames alone, α_RH: a group convolution of side 1 to one map.
+
+    .. math::
+        \alpha_H(h, y) = \sigma\Big( \mu \sum_{c, \tilde h} w_c(h^{-1} \tilde h) f_c(\tilde h, y) \Big), \qquad
+        f' = (1 - \alpha_H) f
+
+    On planes it is the maximum over frames of the lifting convolution of side 1, which is the same for all frames. As
+    in the authors' comparison there is a sigmoid in place of the softmax of co-attentive networks.
+
+    **Equivariance.** Moving the image and permuting its frames does the same to f' and to the map.
+
+    Parameters
+    ----------
+    group
+        H.
+    channels
+        Channels of the input.
+    lifting
+        Whether the input has no frames.
+    measure
+        Weight of the sum over frames; if absent that of the authors' plain layer, 1 for lifting.
+    init_scale
+        Weights start uniform in ±init_scale / sqrt(channels).
+    """
+
+    relative: Tensor
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        channels: int,
+        *,
+        lifting: bool = False,
+        measure: float | None = None,
+        init_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        check_lattice_group("group", group)
+        check_count("channels", channels)
+        self.group, self.channels, self.lifting = group, channels, lifting
+        measure = published_measure(group) if measure is None else float(measure)
+        self.measure = 1.0 if lifting else measure
+        self.weight = nn.Parameter(torch.empty(channels, *(() if lifting else (group.order,))))
+        nn.init.uniform_(self.weight, -init_scale / math.sqrt(channels), init_scale / math.sqrt(channels))
+        self.register_buffer("relative", group.relative_index.clone(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[batch, channels, (order,) rows, columns]`` to the same shape."""
+        return self.attend(x)[0]
+
+    def attend(self, x: Tensor, *, return_maps: bool = False) -> tuple[Tensor, AttentionMaps | None]:
+        """Gated input and, if asked for, the map ``[batch, 1, (order,) rows, columns]``, as ``spatial``."""
+        check_grid(x, None if self.lifting else self.group, self.channels, self.weight)
+        if self.lifting:
+            level = torch.einsum("c,bcxy->bxy", self.weight, x)[:, None]
+        else:
+            level = torch.einsum("chg,bcgxy->bhxy", self.weight[:, self.relative], x)[:, None]
+        seen = torch.sigmoid(self.measure * level)
+        return x - seen * x, AttentionMaps(None, seen) if return_maps else None
+
+
+def _uniform(*shape: int) -> nn.Parameter:
+    """Matrices that start uniform in ±1 / sqrt(fan in)."""
+    bound = 1 / math.sqrt(math.prod(shape[1:]))
+    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+
+
+def _check_odd(argument: str, size: int) -> None:
+    """Refuse sides of kernels whose border cannot keep the size of an image."""
+    check_count(argument, size)
+    if size % 2 == 0:
+        raise ValueError(f"{argument}: expected an odd side, whose border keeps the size, got {size}")

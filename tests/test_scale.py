@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lieattn.bench import _scales
-from lieattn.geometry import Radius, ScaledGraph, ScaleFiber, lift, lift_scales
+from lieattn.geometry import LiftedGraph, Radius, ScaleFrames, lift, point_clouds
 from lieattn.groups import SO, cyclic, dihedral, octahedral, trivial
 from lieattn.nn import LieBlock, LieConvolution, LieSelfAttention
 from lieattn.ops import RelativeTerms, group_attention
@@ -42,11 +42,16 @@ def network(group, layers=1, seed=0, dtype=F64, **options):
     return randomize(modules, seed=seed).to(dtype)
 
 
+def on_scales(pos, group, radius, scales, *, reach=1, **options):
+    """Lift to the frames of a group on scales, which are options of :class:`ScaleFrames`."""
+    return lift(pos, ScaleFrames(group, **{"reach": reach, **scales}), Radius(radius), **options)
+
+
 def evaluate(modules, group, pos, x, batch, scales, *, reach=1, radius=0.9, volumes=None):
     """Field ``[points, levels, fiber, channels]``."""
 
     def graph(reach):
-        return lift_scales(pos, group, radius, scales, reach=reach, batch=batch, volumes=volumes)
+        return on_scales(pos, group, radius, scales, reach=reach, batch=batch, weights=volumes)
 
     lifting, between = graph(0), graph(reach)
     field = lifting.spread(x)[:, None].expand(-1, group.order, -1)
@@ -62,8 +67,8 @@ def evaluate(modules, group, pos, x, batch, scales, *, reach=1, radius=0.9, volu
 @pytest.mark.parametrize("reach", [0, 1, 3])
 def test_edges_and_coordinates_are_those_of_the_definition(group, reach):
     pos, _, batch = cloud(group)
-    scales = ScaleFiber(base=1.5, levels=3, first=0.8)
-    graph = lift_scales(pos, group, 1.1, scales, reach=reach, batch=batch)
+    scales = {"base": 1.5, "levels": 3, "first": 0.8}
+    graph = on_scales(pos, group, 1.1, scales, reach=reach, batch=batch)
     expected = {}
     for i in range(10):
         for j in range(10):
@@ -77,29 +82,29 @@ def test_edges_and_coordinates_are_those_of_the_definition(group, reach):
     inverse = group.elements.mT
     for edge, nodes in enumerate(found):
         u, offset = expected[nodes]
-        torch.testing.assert_close(graph.relative_positions[edge], inverse @ u, rtol=0, atol=1e-12)
-        assert graph.scale_offset[edge] == offset
-        assert graph.log_haar[edge] == pytest.approx(-group.dim * offset * math.log(1.5))
-    full = graph.relative_coordinates
+        torch.testing.assert_close(graph.relative.positions[edge], inverse @ u, rtol=0, atol=1e-12)
+        assert graph.relative.levels_up[edge] == offset
+        assert graph.log_measure[edge] == pytest.approx(-group.dim * offset * math.log(1.5))
+    full = graph.relative.coordinates
     assert full.shape == (len(found), group.order, group.order, coordinates_of(group))
     a, b = group.order - 1, 0
-    assert torch.equal(full[:, a, b, : group.dim], graph.relative_positions[:, a])
+    assert torch.equal(full[:, a, b, : group.dim], graph.relative.positions[:, a])
     relative = group.elements[group.relative_index[a, b]].flatten()
     torch.testing.assert_close(full[:, a, b, group.dim : -1], relative.expand(len(found), -1))
-    assert torch.equal(full[:, a, b, -1], graph.scale_offset.double())
+    assert torch.equal(full[:, a, b, -1], graph.relative.levels_up.double())
 
 
 def test_one_scale_is_the_graph_without_scales():
     pos, _, batch = cloud(GROUPS["C4"])
-    scaled = lift_scales(pos, GROUPS["C4"], 1.5, ScaleFiber(levels=1), batch=batch)
+    scaled = on_scales(pos, GROUPS["C4"], 1.5, {"levels": 1}, batch=batch)
     plain = lift(pos.requires_grad_(), GROUPS["C4"], Radius(1.5), batch=batch)
     assert torch.equal(scaled.neighbors.edge_index, plain.neighbors.edge_index)
-    torch.testing.assert_close(scaled.relative_positions, plain.relative_positions, rtol=0, atol=1e-12)
+    torch.testing.assert_close(scaled.relative.positions, plain.relative.positions, rtol=0, atol=1e-12)
 
 
 # --- equivariance ---------------------------------------------------------------------------------------------
 
-FIBER = ScaleFiber(base=1.6, levels=6, first=0.5)
+FIBER = {"base": 1.6, "levels": 6, "first": 0.5}
 
 
 @pytest.mark.usefixtures("every_backend")
@@ -111,9 +116,9 @@ def test_dilating_the_cloud_shifts_the_scales(group, layers, normalize):
     pos, x, batch = cloud(group)
     modules = network(group, layers, normalize=normalize)
     small = evaluate(modules, group, pos, x, batch, FIBER)
-    large = evaluate(modules, group, FIBER.base * pos, x, batch, FIBER)
-    first, last = layers, FIBER.levels - 1 - layers
-    error = [relative_error(large[:, k + 1], small[:, k]) for k in range(FIBER.levels - 1)]
+    large = evaluate(modules, group, FIBER["base"] * pos, x, batch, FIBER)
+    first, last = layers, FIBER["levels"] - 1 - layers
+    error = [relative_error(large[:, k + 1], small[:, k]) for k in range(FIBER["levels"] - 1)]
     assert first < last
     assert max(error[first:last]) < TOLERANCE[F64]
     assert relative_error(large[:, last - 1], small[:, last - 1]) > 1e-3  # control: without the shift
@@ -127,7 +132,7 @@ def test_dilating_in_single_precision():
     pos, x, batch = cloud(group, dtype=torch.float32)
     modules = network(group, 1, dtype=torch.float32)
     small = evaluate(modules, group, pos, x, batch, FIBER)
-    large = evaluate(modules, group, FIBER.base * pos, x, batch, FIBER)
+    large = evaluate(modules, group, FIBER["base"] * pos, x, batch, FIBER)
     assert relative_error(large[:, 2:5], small[:, 1:4]) < 1e-5
 
 
@@ -137,7 +142,7 @@ def test_other_factors_are_not_exact():
     pos, x, batch = cloud(group)
     modules = network(group, 1)
     small = evaluate(modules, group, pos, x, batch, FIBER)
-    between = evaluate(modules, group, FIBER.base**0.5 * pos, x, batch, FIBER)
+    between = evaluate(modules, group, FIBER["base"] ** 0.5 * pos, x, batch, FIBER)
     assert min(relative_error(between[:, k + 1], small[:, k]) for k in range(1, 4)) > 1e-2
 
 
@@ -174,9 +179,9 @@ def test_clouds_do_not_see_each_other():
 def test_the_haar_measure_makes_denser_sampling_of_scales_irrelevant():
     """A field that is constant has the average 1 of itself; the share of each scale in it falls as s^-d."""
     group = trivial(2)
-    graph = lift_scales(torch.zeros(1, 2, dtype=F64), group, 1.0, ScaleFiber(base=2.0, levels=3), reach=2)
+    graph = on_scales(torch.zeros(1, 2, dtype=F64), group, 1.0, {"base": 2.0, "levels": 3}, reach=2)
     value = torch.nn.functional.one_hot(torch.arange(3), 3).double()[:, None, None]
-    terms = RelativeTerms(displacement_bias=graph.log_haar[:, None, None, None])
+    terms = RelativeTerms(displacement_bias=graph.log_measure[:, None, None, None])
     out, _ = group_attention(None, None, value, graph.neighbors, terms=terms)
     expected = torch.tensor([1.0, 1 / 4, 1 / 16], dtype=F64)
     torch.testing.assert_close(out[:, 0, 0], (expected / expected.sum()).expand(3, 3))
@@ -188,13 +193,14 @@ def test_layers_weigh_keys_by_the_measure(normalize):
     group = GROUPS["C4"]
     pos, x, batch = cloud(group)
     volumes = 0.5 + torch.rand(10, generator=torch.Generator().manual_seed(1), dtype=F64)
-    graph = lift_scales(pos, group, 1.2, ScaleFiber(levels=2), batch=batch, volumes=volumes)
+    graph = on_scales(pos, group, 1.2, {"levels": 2}, batch=batch, weights=volumes)
     node_volume = graph.spread(volumes) / torch.tensor([1.0, 4.0], dtype=F64).repeat(10)
-    torch.testing.assert_close(graph.log_haar.exp(), node_volume[graph.neighbors.source])
+    torch.testing.assert_close(graph.log_measure.exp(), node_volume[graph.neighbors.source])
     layer = LieSelfAttention(CHANNELS, coordinates_of(group), heads=HEADS, normalize=normalize).double()
     randomize(layer)
     field = graph.spread(x)[:, None] * torch.linspace(0.5, 1.5, 4, dtype=F64)[:, None]
-    query, key, terms, _ = layer.score(field, graph)
+    query, key = layer.score.project(field)
+    terms = layer.score(graph, field)
     value = layer.value(field).unflatten(-1, (HEADS, -1))
     target, source = graph.neighbors.target, graph.neighbors.source
     score = torch.einsum("eahd,ebhd->eabh", query[target], key[source]) / 2 + terms.displacement_bias
@@ -216,8 +222,8 @@ def test_volumes_that_grow_with_the_cloud_keep_convolutions_exact():
     layer = randomize(LieConvolution(CHANNELS, CHANNELS, coordinates_of(group), divide="none")).double()
     arguments = (group, pos, x, batch, FIBER)
     small = evaluate([layer, layer], *arguments, volumes=volumes)
-    dilated = (group, FIBER.base * pos, x, batch, FIBER)
-    large = evaluate([layer, layer], *dilated, volumes=FIBER.base**2 * volumes)
+    dilated = (group, FIBER["base"] * pos, x, batch, FIBER)
+    large = evaluate([layer, layer], *dilated, volumes=FIBER["base"] ** 2 * volumes)
     assert relative_error(large[:, 2:5], small[:, 1:4]) < TOLERANCE[F64]
     fixed = evaluate([layer, layer], *dilated, volumes=volumes)
     assert relative_error(fixed[:, 2:5], small[:, 1:4]) > 1e-2
@@ -232,7 +238,7 @@ def test_gradients_with_respect_to_points():
     group = GROUPS["trivial2"]
     pos, x, _ = cloud(group, points=4)
     modules = network(group, 1)
-    scales = ScaleFiber(levels=2)
+    scales = {"levels": 2}
 
     def call(pos):
         return evaluate(modules, group, pos, x[:4], None, scales, radius=1.3).sum(-1)
@@ -244,17 +250,18 @@ def test_scales_of_a_crystal():
     """Cells dilate with the points."""
     group = octahedral()
     pos = torch.rand(3, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
-    scales = ScaleFiber(base=1.5, levels=3, first=0.4)
-    small = lift_scales(pos, group, 1.0, scales, cell=torch.eye(3, dtype=F64))
-    large = lift_scales(1.5 * pos, group, 1.0, scales, cell=1.5 * torch.eye(3, dtype=F64))
+    scales = {"base": 1.5, "levels": 3, "first": 0.4}
+    cell = torch.eye(3, dtype=F64)
+    small = on_scales(point_clouds(pos, cell=cell), group, 1.0, scales)
+    large = on_scales(point_clouds(1.5 * pos, cell=1.5 * cell), group, 1.0, scales)
     rows = [
-        graph.relative_positions[(graph.neighbors.target % 3 == k) & (graph.scale_offset == 0)]
+        graph.relative.positions[(graph.neighbors.target % 3 == k) & (graph.relative.levels_up == 0)]
         for graph, k in ((small, 1), (large, 2))
     ]
     torch.testing.assert_close(rows[1], rows[0], rtol=0, atol=1e-12)
     shown = small.neighbors.displacements(small.pos)
-    factor = torch.tensor(scales.factors, dtype=F64)[small.neighbors.target % 3]
-    identity = small.relative_positions[:, group.identity_index]
+    factor = torch.tensor(ScaleFrames(group, **scales).factors, dtype=F64)[small.neighbors.target % 3]
+    identity = small.relative.positions[:, group.identity_index]
     torch.testing.assert_close(shown / factor[:, None], identity, rtol=0, atol=1e-12)
 
 
@@ -262,41 +269,43 @@ def test_collate_and_moves():
     group = GROUPS["C4"]
     pos, _, batch = cloud(group)
     order = batch.argsort(stable=True)
-    whole = lift_scales(pos[order], group, 1.0, FIBER, batch=batch[order])
-    joined = ScaledGraph.collate([lift_scales(pos[batch == c], group, 1.0, FIBER) for c in (0, 1)])
-    for name in ("pos", "batch", "relative_positions", "scale_offset", "log_haar"):
+    whole = on_scales(pos[order], group, 1.0, FIBER, batch=batch[order])
+    joined = LiftedGraph.collate([on_scales(pos[batch == c], group, 1.0, FIBER) for c in (0, 1)])
+    for name in ("pos", "batch", "log_measure"):
         assert torch.equal(getattr(joined, name), getattr(whole, name))
+    for name in ("positions", "levels_up"):
+        assert torch.equal(getattr(joined.relative, name), getattr(whole.relative, name))
     assert torch.equal(joined.neighbors.edge_index, whole.neighbors.edge_index)
     single = whole.to("cpu").astype(torch.float32)
-    assert single.relative_positions.dtype == single.log_haar.dtype == torch.float32
+    assert single.relative.positions.dtype == single.log_measure.dtype == torch.float32
     assert torch.equal(single.frames, group.matrices(single.pos))
-    with pytest.raises(ValueError, match="another scales"):
-        ScaledGraph.collate([whole, lift_scales(pos, group, 1.0, ScaleFiber())])
+    with pytest.raises(ValueError, match="another levels"):
+        LiftedGraph.collate([whole, on_scales(pos, group, 1.0, {})])
 
 
 def test_no_points_and_one_point():
     group = GROUPS["C4"]
-    assert lift_scales(torch.zeros(0, 2), group, 1.0, FIBER).relative_coordinates.shape == (0, 4, 4, 7)
-    one = lift_scales(torch.zeros(1, 2), group, 1.0, FIBER)
-    assert one.neighbors.num_edges == 3 * FIBER.levels - 2
-    assert torch.isfinite(one.relative_coordinates).all()
+    assert on_scales(torch.zeros(0, 2), group, 1.0, FIBER).relative.coordinates.shape == (0, 4, 4, 7)
+    one = on_scales(torch.zeros(1, 2), group, 1.0, FIBER)
+    assert one.neighbors.num_edges == 3 * FIBER["levels"] - 2
+    assert torch.isfinite(one.relative.coordinates).all()
 
 
 def test_bad_arguments():
     group, pos = GROUPS["C4"], torch.rand(3, 2)
     shear = cyclic(4).conjugate(torch.tensor([[1.0, 0.5], [0.0, 1.0]]))
     for error, message, call in (
-        (ValueError, "base: expected a ratio above 1", lambda: ScaleFiber(base=1.0)),
-        (ValueError, "levels: expected", lambda: ScaleFiber(levels=0)),
-        (ValueError, "first: expected", lambda: ScaleFiber(first=0.0)),
-        (ValueError, "the coarsest scale", lambda: ScaleFiber(levels=400)),
-        (TypeError, "scales: expected a ScaleFiber", lambda: lift_scales(pos, group, 1.0, 3)),
-        (ValueError, "radius: expected", lambda: lift_scales(pos, group, -1.0, FIBER)),
-        (ValueError, "reach: expected", lambda: lift_scales(pos, group, 1.0, FIBER, reach=-1)),
-        (ValueError, "group: expected", lambda: lift_scales(torch.rand(3, 3), group, 1.0, FIBER)),
-        (ValueError, "group: expected", lambda: lift_scales(pos, shear, 1.0, FIBER)),
-        (ValueError, "volumes: expected", lambda: lift_scales(pos, group, 1.0, FIBER, volumes=torch.ones(2))),
-        (ValueError, "volumes: .* positive", lambda: lift_scales(pos, group, 1.0, FIBER, volumes=torch.zeros(3))),
+        (ValueError, "base: expected a ratio above 1", lambda: ScaleFrames(group, base=1.0)),
+        (ValueError, "levels: expected", lambda: ScaleFrames(group, levels=0)),
+        (ValueError, "first: expected", lambda: ScaleFrames(group, first=0.0)),
+        (ValueError, "the coarsest scale", lambda: ScaleFrames(group, levels=400)),
+        (TypeError, "group: expected", lambda: ScaleFrames(3)),
+        (ValueError, "radius: expected", lambda: on_scales(pos, group, -1.0, FIBER)),
+        (ValueError, "reach: expected", lambda: on_scales(pos, group, 1.0, FIBER, reach=-1)),
+        (ValueError, "points: C4 acts on 2", lambda: on_scales(torch.rand(3, 3), group, 1.0, FIBER)),
+        (ValueError, "group: expected", lambda: on_scales(pos, shear, 1.0, FIBER)),
+        (ValueError, "weights: expected", lambda: on_scales(pos, group, 1.0, FIBER, weights=torch.ones(2))),
+        (ValueError, "weights: .* positive", lambda: on_scales(pos, group, 1.0, FIBER, weights=torch.zeros(3))),
     ):
         with pytest.raises(error, match=message):
             call()

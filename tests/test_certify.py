@@ -30,22 +30,29 @@ from lieattn.groups import (
     tetrahedral,
 )
 from lieattn.models import (
+    AffineSelfConvNet,
+    AttentionOptions,
     AttentiveAllCNN,
     AttentiveCNN,
     AttentiveDenseNet,
     AttentiveResNet,
-    BottleneckResNet,
+    ConvolutionOptions,
     EnergyForces,
     FieldModel,
     FiniteSE2Transformer,
     FramewiseTransformer,
     GSANet,
+    GSAOptions,
     HamiltonianDynamics,
-    LieResNet,
+    LieConvNet,
     LieTransformer,
+    Lifting,
+    Symmetry,
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
+from lieattn.models.published import published_table
 from lieattn.nn import DipoleHead, PolarizabilityHead, VectorHead
+from lieattn.nn.relative import RelativePositionTable
 from lieattn.reps import Irreps, SymmetricTensor, Vector
 from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
 from lieattn.testing import randomize
@@ -61,7 +68,7 @@ class Pairs(nn.Module):
     def __init__(self, group: FiniteGroup | None = None, dropout: float = 0.0) -> None:
         super().__init__()
         if group is not None:
-            self.group = group
+            self.symmetry = group
         self.mlp = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
 
     def feature(self, difference: torch.Tensor) -> torch.Tensor:
@@ -243,7 +250,7 @@ def test_table_and_json_hold_everything():
         ({"data": [Data(x=torch.ones(2, 1))]}, ValueError, "data: cloud 0 needs pos, .* got none"),
         ({"data": Data(pos=torch.ones(2, dtype=torch.int64))}, ValueError, r"got \(2,\) of torch.int64"),
         ({"data": clouds(3)}, ValueError, "group: C4 acts on 2 coordinates, the clouds have 3"),
-        ({"network": Pairs()}, ValueError, "group: the network has no attribute `symmetry` or `group`"),
+        ({"network": Pairs()}, ValueError, "group: the network has no attribute `symmetry`, give"),
         (
             {"dtypes": [torch.float16]},
             TypeError,
@@ -309,8 +316,8 @@ def pixels(size: int, channels: int = 1) -> list[Data]:
 
 
 def lie(space, frames=None, **options) -> LieTransformer:
-    small = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "heads": 2, "hidden": 4, **options}
-    return LieTransformer(2, 2, space=space, frames=frames, **small)
+    small = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "heads": 2, **options}
+    return LieTransformer(2, 2, space=space, frames=frames, attention=AttentionOptions(hidden=4), **small)
 
 
 def gsa(group: FiniteGroup, neighborhood, **options) -> GSANet:
@@ -318,8 +325,8 @@ def gsa(group: FiniteGroup, neighborhood, **options) -> GSANet:
     return GSANet(group, 1, 2, neighborhood=neighborhood, **small)
 
 
-def framewise(group: FiniteGroup, outputs: int = 2, **options) -> FramewiseTransformer:
-    return FramewiseTransformer(group, 2, outputs, channels=4, layers=1, **options)
+def framewise(frames, out_channels: int = 2, **options) -> FramewiseTransformer:
+    return FramewiseTransformer(frames, 2, out_channels, channels=4, layers=1, **options)
 
 
 def steerable(model: type, **options) -> nn.Module:
@@ -332,9 +339,10 @@ def field(head: nn.Module, **options) -> FieldModel:
     return FieldModel(framewise(tetrahedral(), vector_inputs=("vel",)), head, **options)
 
 
-def conv(**options) -> LieResNet:
-    small = {"neighborhood": AllPairs(), "channels": 8, "blocks": 1, "rank": 2, "hidden": 4, **options}
-    return LieResNet(2, 2, space=Euclidean(SE(3)), **small)
+def conv(downsampling: float = 1.0) -> LieConvNet:
+    convolution = ConvolutionOptions(rank=2, hidden=4, downsampling=downsampling)
+    small = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "convolution": convolution}
+    return LieConvNet(2, 2, space=Euclidean(SE(3)), frames=PrincipalFrames(), **small)
 
 
 POSE = {"inputs": {"pos": ("position", "vector")}}
@@ -344,29 +352,30 @@ MODELS = {
     "gsa_images": (lambda: gsa(dihedral(4), PixelSquare(3), blocks=(1, 0)), lambda: pixels(4), {}, "D4"),
     "gsa_squares": (lambda: gsa(cyclic(8), PixelSquare(3)), lambda: pixels(4), {}, "C8 on pixels"),
     "gsa_published": (
-        lambda: gsa(cyclic(4), PixelSquare(3), frame_encoding="published"),
+        lambda: gsa(cyclic(4), PixelSquare(3), options=GSAOptions(frame_table=published_table(cyclic(4)))),
         lambda: pixels(4),
         {},
         "trivial2",
     ),
     "framewise": (lambda: framewise(octahedral(), vector_inputs=("vel",)), molecules, {}, "O"),
+    "framewise_principal": (lambda: framewise(PrincipalFrames(), vector_inputs=("vel",)), molecules, {}, "SE(3)"),
     "framewise_vector": (lambda: framewise(tetrahedral(), 1, kind="vector"), molecules, {}, "T"),
     "framewise_point": (
-        lambda: framewise(dihedral(3), kind="vector", readout="point", vector_inputs=("vel",)),
+        lambda: framewise(dihedral(3), kind="vector", pool="none", vector_inputs=("vel",)),
         lambda: molecules(2),
         {},
         "D3",
     ),
     "tfn": (lambda: steerable(TensorFieldNetwork), molecules, {}, "E(3)"),
     "tfn_vector": (
-        lambda: steerable(TensorFieldNetwork, degree=1, kind="vector", readout="point"),
+        lambda: steerable(TensorFieldNetwork, degree=1, kind="vector", pool="none"),
         molecules,
         {},
         "E(3)",
     ),
     "tfn_periodic": (lambda: steerable(TensorFieldNetwork, degree=1), crystals, {}, "E(3)"),
     "se3_transformer": (lambda: steerable(SE3Transformer, degree=1, heads=2, kind="vector"), molecules, {}, "E(3)"),
-    "distances": (lambda: steerable(DistanceTransformer, heads=2, readout="point"), molecules, {}, "E(3)"),
+    "distances": (lambda: steerable(DistanceTransformer, heads=2, pool="none"), molecules, {}, "E(3)"),
     "distances_vector": (lambda: steerable(DistanceTransformer, heads=2, kind="vector"), molecules, {}, "E(3)"),
     "lie_translations": (lambda: lie(Euclidean(Translations(3))), molecules, {}, "R^3"),
     "lie_principal": (lambda: lie(Euclidean(SE(3)), PrincipalFrames()), molecules, {}, "SE(3)"),
@@ -379,8 +388,8 @@ MODELS = {
     "lie_orbits": (lambda: lie(Orbits(SO(3)), PrincipalFrames()), molecules, {}, "SO(3)"),
     "lie_scales": (lambda: lie(Orbits(RotationDilations(2))), lambda: molecules(2), {}, "R+xSO(2)"),
     "lie_directions": (lambda: lie(PositionDirection(), PrincipalFrames()), directed, POSE, "SE(3)"),
-    "lie_conv": (lambda: conv(frames=PrincipalFrames()), molecules, {}, "SE(3)"),
-    "lie_conv_thinned": (lambda: conv(frames=PrincipalFrames(), downsampling=0.5), molecules, {}, "SE(3)"),
+    "lie_conv": (conv, molecules, {}, "SE(3)"),
+    "lie_conv_thinned": (lambda: conv(0.5), molecules, {}, "SE(3)"),
     "finite_se2": (
         lambda: FiniteSE2Transformer(3, channels=8, layers=1, heads=2, content="pairwise_distances"),
         lambda: molecules(2),
@@ -418,16 +427,16 @@ MODELS = {
         {},
         "C4",
     ),
-    "affine": (lambda: BottleneckResNet(dihedral(4), 1, 2, **AFFINE), lambda: pixels(8), {}, "D4"),
+    "affine": (lambda: AffineSelfConvNet(dihedral(4), 1, 2, **AFFINE), lambda: pixels(8), {}, "D4"),
     "affine_strided": (
-        lambda: BottleneckResNet(cyclic(4), 1, 2, downsampling="strided", **AFFINE),
+        lambda: AffineSelfConvNet(cyclic(4), 1, 2, downsampling="strided", **AFFINE),
         lambda: pixels(8),
         {},
         "trivial2",
     ),
 }
-FORCES = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "heads": 2, "hidden": 4}
-AFFINE = {"blocks": 1, "width": 2, "heads": 2, "size": 3}
+FORCES = {"neighborhood": AllPairs(), "channels": 8, "layers": 1, "heads": 2}
+AFFINE = {"blocks": 1, "channels": 2, "heads": 2, "window": RelativePositionTable.square(3, border="zero")}
 
 
 def firsts(clouds: list[Data]) -> list[Data]:
@@ -656,7 +665,7 @@ class Rows(nn.Module):
 
     def __init__(self, group: FiniteGroup) -> None:
         super().__init__()
-        self.group = group
+        self.symmetry = group
 
     def forward(self, data: Batch | torch.Tensor) -> torch.Tensor:
         image = data[:, 0] if isinstance(data, torch.Tensor) else data.x.view(-1, *data.grid[0].tolist())
@@ -683,13 +692,13 @@ def test_images_of_unlike_sides_turn_too():
 
 
 def test_refusals_are_no_failures_where_nothing_is_promised():
-    certificate = certify(randomize(BottleneckResNet(cyclic(4), 1, 2, **AFFINE)), pixels(8), rotations=1)
+    certificate = certify(randomize(AffineSelfConvNet(cyclic(4), 1, 2, **AFFINE)), pixels(8), rotations=1)
     (row, _) = [row for row in certificate.rows if row.check == "outside"]
     assert row.label.endswith("refused")
     assert math.isnan(row.max_error)
     assert certificate.passed
     with pytest.raises(ValueError, match="upright lattice"):
-        certify(randomize(BottleneckResNet(cyclic(4), 1, 2, **AFFINE)), pixels(8), cyclic(8))
+        certify(randomize(AffineSelfConvNet(cyclic(4), 1, 2, **AFFINE)), pixels(8), cyclic(8))
 
 
 # --- bad input -------------------------------------------------------------------------------------------------
@@ -754,7 +763,7 @@ def checkpoint(path, network: nn.Module, spec: dict, scales: dict[str, float] | 
 
 def test_command_measures_a_regressor_of_energies_and_forces(tmp_path, capsys):
     options = {"neighborhood": {"class_path": "lieattn.geometry.Radius", "init_args": {"radius": 3.0}}}
-    options |= {"in_channels": 2, "outputs": 1, "channels": 4, "degree": 1, "layers": 1, "vector_inputs": ["vel"]}
+    options |= {"in_channels": 2, "out_channels": 1, "channels": 4, "degree": 1, "layers": 1, "vector_inputs": ["vel"]}
     tfn = {"class_path": "lieattn.models.irreps.TensorFieldNetwork", "init_args": options}
     network = randomize(EnergyForces(steerable(TensorFieldNetwork, degree=1)), spread=0.4)
     spec = {"class_path": "lieattn.models.EnergyForces", "init_args": {"model": tfn}}

@@ -24,7 +24,7 @@ def build(order: int, way: Literal["plain", "auto"]) -> Problem:
     graph = lift(pixel_positions(SIDE, SIDE).expand(IMAGES, -1, -1), group, PixelSquare(SIZE))
     size = (graph.num_points, order, HEADS, DIM)
     query, key, value = (torch.randn(size, generator=generator, requires_grad=True) for _ in range(3))
-    rho = torch.randn(graph.num_types, order, 1, DIM, generator=generator, requires_grad=True)
+    rho = torch.randn(graph.relative.num_rows, order, 1, DIM, generator=generator, requires_grad=True)
 
     def problem() -> Iterator[Tensor]:
         with backend(way):
@@ -33,7 +33,7 @@ def build(order: int, way: Literal["plain", "auto"]) -> Problem:
                 key,
                 value,
                 graph.neighbors,
-                terms=RelativeTerms(positional_key=rho, row=graph.displacement_index),
+                terms=RelativeTerms(positional_key=rho, row=graph.relative.row),
             )
         yield out.square().mean()
 

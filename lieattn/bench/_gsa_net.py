@@ -13,7 +13,7 @@ from torch_geometric.data import Batch, Data
 from lieattn.bench._measure import Problem, Record, compare
 from lieattn.geometry import LiftedGraph, pixel_positions
 from lieattn.groups import cyclic
-from lieattn.models import GSANet
+from lieattn.models import Dropouts, GSANet
 from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
 from lieattn.ops import backend
 
@@ -45,7 +45,7 @@ class Cubic(nn.Module):
         query, key, value = (
             linear(field).view(sizes).permute(0, 4, 3, 1, 2, 5) for linear in (layer.query, layer.key, layer.value)
         )
-        side = round(graph.num_types**0.5)
+        side = round(graph.relative.num_rows**0.5)
         keys, inside = _unfold(key, side)
         values, _ = _unfold(value, side)
         content = torch.einsum("beghwd,bemhwtd->beghwmt", query, keys)
@@ -82,7 +82,8 @@ def _unfold(signal: Tensor, side: int) -> tuple[Tensor, Tensor]:
 
 def _window_order(graph: LiftedGraph, side: int) -> Tensor:
     """Row of the displacement table for each place of the window, which runs down the rows of the image."""
-    seen = graph.relative_positions[:, graph.group.identity_index] * (side // 2)
+    identity = 0 if graph.group is None else graph.group.identity_index
+    seen = graph.relative.positions[:, identity] * (side // 2)
     row, column = (-seen[:, 1] + side // 2).round().long(), (seen[:, 0] + side // 2).round().long()
     order = torch.empty(side * side, dtype=torch.int64)
     order[row * side + column] = torch.arange(len(seen))
@@ -122,7 +123,7 @@ def build(order: int, way: Way) -> Problem:
     does the way ``"each"``, the fused kernel otherwise: its memory is the one to set beside that of the formula.
     """
     torch.manual_seed(0)
-    network = GSANet.rot_mnist(cyclic(order), attention_dropout=0.0, value_dropout=0.0)
+    network = GSANet.rot_mnist(cyclic(order), dropout=Dropouts())
     if way == "cubic":
         network = literal(network)
     elif way == "joint":

@@ -31,8 +31,8 @@ def build(points: int, order: int, neighbors: int) -> Problem:
     weight = torch.randn(3, CHANNELS // HEADS, generator=generator, requires_grad=True)
 
     def problem() -> Iterator[Tensor]:
-        rho = (graph.relative_positions @ weight)[:, :, None]
-        terms = RelativeTerms(positional_key=rho, row=graph.displacement_index)
+        rho = (graph.relative.positions @ weight)[:, :, None]
+        terms = RelativeTerms(positional_key=rho, row=graph.relative.row)
         out, _ = group_attention(query, key, value, graph.neighbors, terms=terms)
         yield out.square().mean()
 

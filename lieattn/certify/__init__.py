@@ -3,5 +3,6 @@
 from lieattn.certify._certificate import Certificate, Row
 from lieattn.certify._kinds import Kind
 from lieattn.certify._measure import TOLERANCES, certify
+from lieattn.certify._moves import moved
 
-__all__ = ["TOLERANCES", "Certificate", "Kind", "Row", "certify"]
+__all__ = ["TOLERANCES", "Certificate", "Kind", "Row", "certify", "moved"]

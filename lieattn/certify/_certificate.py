@@ -63,12 +63,16 @@ class Certificate:
     clouds, points
         Size of the data measured on.
     spread
-        Largest difference of an output between two of the clouds, or points if outputs are theirs. An error is small
-        only next to this: a network that gives every cloud the same output is invariant to everything.
+        Largest difference of an output between two clouds of as many points, or between a cloud and the same one with
+        its points moved at random, each by itself; between points, if outputs are theirs. An error is small only next
+        to this.
     seed
         Seed of all that was drawn: elements, translations, permutations and rotations.
     rows
         The measurements.
+    vacuous
+        Names of outputs whose spread is no larger than rounding. What always gives the same is invariant to
+        everything, so no promise about it says anything.
     """
 
     guarantee: str
@@ -79,6 +83,7 @@ class Certificate:
     spread: float
     seed: int
     rows: tuple[Row, ...]
+    vacuous: tuple[str, ...] = ()
 
     @property
     def promised(self) -> bool:
@@ -87,8 +92,17 @@ class Certificate:
 
     @property
     def passed(self) -> bool:
-        """Whether every promise was kept."""
-        return all(row.passed for row in self.rows if row.passed is not None)
+        """Whether every promise was kept, and says something."""
+        return self.verdict in ("kept", "not promised")
+
+    @property
+    def verdict(self) -> str:
+        """``"not promised"``, ``"failed"``, ``"vacuous"`` or ``"kept"``."""
+        if not self.promised:
+            return "not promised"
+        if not all(row.passed for row in self.rows if row.passed is not None):
+            return "failed"
+        return "vacuous" if self.vacuous else "kept"
 
     def worst(self, check: str = "element") -> dict[str, float]:
         """Largest error of one kind of check, per dtype; NaN if one of them is NaN."""
@@ -103,7 +117,8 @@ class Certificate:
         """Return the measurements as a table of aligned text."""
         cells = [_HEADER]
         for row in self.rows:
-            verdict = "not promised" if row.passed is None else "ok" if row.passed else "FAILED"
+            kept = "vacuous" if row.output in self.vacuous else "ok"
+            verdict = "not promised" if row.passed is None else kept if row.passed else "FAILED"
             allowed = "" if row.allowed is None else f"{row.allowed:.1e}"
             name = " ".join(filter(None, (row.check, row.label, row.output and f"({row.output})")))
             cells.append((name, row.dtype, f"{row.max_error:.1e}", f"{row.relative:.1e}", allowed, verdict))
@@ -115,7 +130,7 @@ class Certificate:
 
     def to_json(self) -> str:
         """Return everything as JSON; a number that is not finite becomes ``"nan"`` or ``"inf"``."""
-        content = {**dataclasses.asdict(self), "passed": self.passed}
+        content = {**dataclasses.asdict(self), "verdict": self.verdict, "passed": self.passed}
         return json.dumps(_writable(content), indent=2, allow_nan=False)
 
     @classmethod
@@ -129,14 +144,11 @@ class Certificate:
         """
         content = json.loads(text)
         try:
-            content.pop("passed")
-            content["rows"] = tuple(Row(**_readable(row)) for row in content["rows"])
-            return cls(**_readable(content))
+            del content["passed"], content["verdict"]
+            rows, vacuous = (Row(**_readable(row)) for row in content.pop("rows")), content.pop("vacuous")
+            return cls(**_readable(content), rows=tuple(rows), vacuous=tuple(vacuous))
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"text: expected the JSON of a certificate, but {error}") from error
-
-
-_NUMBERS = frozenset({"max_error", "relative", "allowed", "spread"})
 
 
 def _writable(value: Any) -> Any:
@@ -144,12 +156,9 @@ def _writable(value: Any) -> Any:
         return {key: _writable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_writable(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _readable(content: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: float(value) if key in _NUMBERS and isinstance(value, str) else value for key, value in content.items()
-    }
+    numbers = ("max_error", "relative", "allowed", "spread")
+    return {key: float(value) if key in numbers and isinstance(value, str) else value for key, value in content.items()}

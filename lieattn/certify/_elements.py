@@ -32,16 +32,20 @@ class Element(NamedTuple):
     translation: Tensor | None
 
 
-def elements_of(group: Group, count: int, generator: torch.Generator) -> Iterator[Element]:
-    """All elements of a finite group, with translations; of a Lie group ``count`` random ones, then special ones.
+def elements_of(
+    group: Group, count: int, generator: torch.Generator, *, translations: bool = True
+) -> Iterator[Element]:
+    """All elements of a finite group, or of a Lie group ``count`` random ones, then special ones.
 
-    Special are, as far as the group has them: an element near the identity, a half turn, a reflection, the inversion.
+    Those of a finite group come with translations or without. Special are, as far as the group has them: an element
+    near the identity, a half turn, a reflection, the inversion.
     """
     if isinstance(group, SemidirectProduct) and isinstance(group.stabilizer, FiniteGroup):
         group = group.stabilizer
     if isinstance(group, FiniteGroup):
+        still = None if translations else torch.zeros(group.dim, dtype=torch.float64)
         for index, matrix in enumerate(group.elements):
-            yield Element(str(index), matrix, None)
+            yield Element(str(index), matrix, still)
         return
     free = isinstance(group, SemidirectProduct | Translations)
     for number, g in enumerate(group.sample(count, generator=generator, dtype=torch.float64)):
@@ -80,7 +84,7 @@ def outside_of(group: Group | None, dim: int, count: int, generator: torch.Gener
         if isinstance(turns, SO | RotationDilations):
             yield Element("random reflection", _reflection(dim, generator), still)
         else:
-            matrix, label = _random_rotation(dim, generator)
+            matrix, label = random_rotation(dim, generator)
             yield Element(label, matrix, still)
 
 
@@ -88,8 +92,10 @@ def _reflection(dim: int, generator: torch.Generator) -> Tensor:
     return reflection(dim, torch.randn(dim, generator=generator, dtype=torch.float64).tolist()).elements[1]
 
 
-def _random_rotation(dim: int, generator: torch.Generator) -> tuple[Tensor, str]:
-    """A rotation and its label; in more than three dimensions, of the first three coordinates."""
+def random_rotation(dim: int, generator: torch.Generator) -> tuple[Tensor, str]:
+    """A rotation and its label; on a line a sign, in more than three dimensions of the first three coordinates."""
+    if dim == 1:
+        return 2.0 * torch.randint(2, (1, 1), generator=generator).double() - 1, "random sign"
     matrix = SO(min(dim, 3)).sample(generator=generator, dtype=torch.float64)
     if dim == 2:
         return matrix, f"{math.degrees(float(SO(2).log(matrix))) % 360:.1f} degrees"

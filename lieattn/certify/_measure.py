@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,10 +16,18 @@ from torch_geometric.data import Batch, Data
 from lieattn._checks import check_count
 from lieattn.certify._certificate import Certificate, Row
 from lieattn.certify._elements import elements_of, outside_of
-from lieattn.certify._images import clouds_of_images, images_of_clouds
 from lieattn.certify._kinds import Kind, kinds_of_inputs, kinds_of_outputs
-from lieattn.certify._moves import Move, motion, permutation, raster_motion
+from lieattn.certify._moves import (
+    Move,
+    clouds_of_images,
+    images_of_clouds,
+    motion,
+    permutation,
+    raster_motion,
+    scrambled,
+)
 from lieattn.groups import FiniteGroup, Group
+from lieattn.models import Symmetry
 
 TOLERANCES: Mapping[torch.dtype, float] = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Largest error allowed per dtype, in units of max(1, largest output)."""
@@ -46,10 +55,13 @@ def certify(
     turns, reflections), with translations if the group has any: SE(3) has, SO(3) has none. Moves are computed in
     float64 and rounded to the dtype tested, so an error in float32 includes that of the coordinates. Images are moved
     twice, with their pixels in the order they had and, where the lattice is kept, in raster order. The network is
-    measured in eval mode on a copy: its own mode, dtype and weights stay as they are.
+    measured in eval mode on a copy: its own mode, dtype and weights stay as they are, and so do the data.
+
+    A network that always gives the same is invariant to everything. So the clouds are changed in other ways too, each
+    point by itself, and where an output differs between clouds by no more than rounding the verdict is *vacuous*.
 
     What a network promises is read from its attributes, all optional: ``guarantee`` (in words), ``symmetry`` (a
-    ``FiniteGroup``, together with the translations, or a ``LieGroup``; None for nothing exactly) or else ``group``,
+    :class:`lieattn.models.Symmetry`; or a group, if finite together with the translations; None for nothing exactly),
     ``vector_inputs`` (names of attributes of the data that turn along), ``kind`` (of its outputs) and ``sees_order``
     (true where the order of the points matters).
 
@@ -109,7 +121,8 @@ def certify(
     """
     as_images = isinstance(data, Tensor)
     clouds = clouds_of_images(data) if isinstance(data, Tensor) else _clouds(data)
-    group, exact = _promised(network, group)
+    promise = _promised(network, group)
+    group, exact = promise.group, promise.group is not None
     kinds = kinds_of_inputs(network, inputs)
     dim = _dimension(group, clouds, kinds["pos"])
     check_count("elements", elements)
@@ -117,54 +130,60 @@ def certify(
     for dtype in dtypes:
         if not dtype.is_floating_point or dtype not in limits:
             raise TypeError(f"dtypes: expected floating dtypes with a tolerance, got {dtype}")
+    if not dtypes:
+        raise ValueError("dtypes: expected at least one, got none")
     generator = torch.Generator().manual_seed(seed)
     if as_images:
-        moves = list(_image_moves(group, clouds, generator))
+        moves = list(_image_moves(promise, clouds, generator))
     else:
         ordered = permute is None and bool(getattr(network, "sees_order", False))
         permute = all(cloud.get("grid") is None for cloud in clouds) if permute is None else permute
-        moves = list(_motions(group, dim, clouds, elements, generator))
+        moves = list(_motions(promise, clouds, elements, generator))
         if permute:
             moves.append(permutation(clouds, dim, exact and not ordered, generator))
         still = outside_of(group, dim, rotations, generator)
         moves += [motion("outside", element, clouds, False, generator) for element in still]
-    measurement = _Measurement(network, clouds, moves, kinds, outputs, exact, as_images)
+    centered = group is not None and group.is_affine
+    changed = [scrambled(cloud, kinds["pos"], dim, centered=centered, generator=generator) for cloud in clouds]
     rows: list[Row] = []
-    spread = 0.0
     for dtype in dtypes:
-        measured, spread = measurement.rows(dtype, limits[dtype])
-        rows += measured
+        probe = _Probe(copy.deepcopy(network).to(dtype).eval(), dtype, as_images)
+        rows += _rows(probe, clouds, moves, kinds, outputs, limits[dtype], exact)
+    finest = min(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+    probe = _Probe(copy.deepcopy(network).to(finest).eval(), finest, as_images)
+    spreads, sizes = _spreads(probe, clouds, changed)
+    rounding = TOLERANCES.get(finest, limits[finest])
     return Certificate(
         guarantee=str(getattr(network, "guarantee", "the network states no guarantee")),
         group=None if group is None else group.name,
         order=group.order if isinstance(group, FiniteGroup) else None,
         clouds=len(clouds),
         points=sum(int(cloud.num_nodes or 0) for cloud in clouds),
-        spread=spread,
+        spread=max(spreads.values()),
         seed=seed,
         rows=tuple(rows),
+        vacuous=tuple(name for name, spread in spreads.items() if spread <= rounding * sizes[name]),
     )
 
 
-def _motions(
-    group: Group | None, dim: int, clouds: list[Data], count: int, generator: torch.Generator
-) -> Iterator[Move]:
-    for element in () if group is None else elements_of(group, count, generator):
+def _motions(promise: Symmetry, clouds: list[Data], count: int, generator: torch.Generator) -> Iterator[Move]:
+    if promise.group is None:
+        return
+    for element in elements_of(promise.group, count, generator, translations=promise.translations):
         move = motion("element", element, clouds, True, generator)
         yield move
         written = raster_motion("raster", move, clouds)
-        if written is not None and any(
-            len(order) > 1 and bool((order.diff() != 1).any()) for order in written.orders or ()
-        ):
+        if written is not None and any(bool((order.diff() != 1).any()) for order in written.orders or ()):
             yield written
 
 
-def _image_moves(group: Group | None, clouds: list[Data], generator: torch.Generator) -> Iterator[Move]:
+def _image_moves(promise: Symmetry, clouds: list[Data], generator: torch.Generator) -> Iterator[Move]:
+    group = promise.group
     if not isinstance(group, FiniteGroup):
         raise ValueError(
             f"group: images as a tensor are moved by finite groups, got {group}; give the pixels as points for others"
         )
-    for element in elements_of(group, 0, generator):
+    for element in elements_of(group, 0, generator, translations=promise.translations):
         move = raster_motion("element", motion("element", element, clouds, True, generator), clouds)
         if move is None:
             raise ValueError(
@@ -174,66 +193,105 @@ def _image_moves(group: Group | None, clouds: list[Data], generator: torch.Gener
         yield move
 
 
-class _Measurement:
-    """Outputs of the network on the clouds and on the moved clouds."""
+@dataclass(frozen=True)
+class _Probe:
+    """Outputs of a network in one precision, by name and in float64 on the CPU; the name of a single one is empty."""
 
-    def __init__(
-        self,
-        network: nn.Module,
-        clouds: list[Data],
-        moves: list[Move],
-        inputs: Mapping[str, Kind],
-        outputs: Kind | Mapping[str, Kind] | None,
-        exact: bool,
-        as_images: bool,
-    ) -> None:
-        self.network, self.clouds, self.moves = network, clouds, moves
-        self.inputs, self.kinds, self.exact, self.as_images = inputs, outputs, exact, as_images
-        self.sizes = torch.tensor([int(cloud.num_nodes or 0) for cloud in clouds])
+    network: nn.Module
+    dtype: torch.dtype
+    as_images: bool
 
-    def rows(self, dtype: torch.dtype, tolerance: float) -> tuple[list[Row], float]:
-        """Rows of one dtype, and the spread of the outputs."""
-        network = copy.deepcopy(self.network).to(dtype).eval()
-        outputs = partial(self._outputs, network, dtype)
-        reference = outputs(self.clouds)
-        for name, value in reference.items():
-            _check_rows(name, value, len(self.clouds), int(self.sizes.sum()))
-        kinds = kinds_of_outputs(network, self.kinds, reference)
-        name_of_dtype = str(dtype).removeprefix("torch.")
-        rows = []
-
-        def compare(check: str, label: str, promised: bool, found: Mapping[str, Tensor], move: Move | None) -> None:
-            for name, value in reference.items():
-                expected = value if move is None else move.expected(name, kinds[name], value, self.sizes)
-                allowed = tolerance * max(1.0, float(value.abs().max())) if promised else None
-                rows.append(_row(check, label, name, name_of_dtype, found.get(name), expected, allowed))
-
-        for move in self.moves:
-            changed = move.apply(self.clouds, self.inputs)
-            try:
-                found = outputs(changed)
-            except ValueError:
-                if move.promised:
-                    raise
-                rows += [
-                    Row(move.check, f"{move.label}, refused", name, name_of_dtype, math.nan, math.nan, None, None)
-                    for name in reference
-                ]
-            else:
-                compare(move.check, move.label, move.promised, found, move)
-        if len(self.clouds) > 1:
-            parts = [outputs([cloud]) for cloud in self.clouds]
-            alone = {name: torch.cat([part[name] for part in parts]) for name in reference}
-            compare("alone", "", self.exact, alone, None)
-        spread = max(float((value.amax(dim=0) - value.amin(dim=0)).max()) for value in reference.values())
-        return rows, spread
-
-    def _outputs(self, network: nn.Module, dtype: torch.dtype, clouds: Sequence[Data]) -> dict[str, Tensor]:
-        device = next((weight.device for weight in network.parameters()), torch.device("cpu"))
-        cast = [_cast(cloud, dtype) for cloud in clouds]
+    def __call__(self, clouds: Sequence[Data]) -> dict[str, Tensor]:
+        device = next((weight.device for weight in self.network.parameters()), torch.device("cpu"))
+        cast = [
+            copy.copy(cloud).apply(lambda value: value.to(self.dtype) if value.is_floating_point() else value)
+            for cloud in clouds
+        ]
         given = images_of_clouds(cast) if self.as_images else Batch.from_data_list(cast)
         with torch.no_grad():
-            return _named(network(given.to(device)))
+            outputs: Any = self.network(given.to(device))
+        outputs = outputs._asdict() if hasattr(outputs, "_asdict") else outputs
+        named = dict(outputs) if isinstance(outputs, Mapping) else {"": outputs}
+        for name, value in named.items():
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"network: expected a tensor, or a mapping or named tuple of tensors, got {type(value).__name__} "
+                    f"{name}".rstrip()
+                )
+        if not named:
+            raise ValueError("network: expected outputs, got an empty mapping")
+        return {name: value.detach().double().cpu() for name, value in named.items()}
+
+
+def _rows(
+    probe: _Probe,
+    clouds: list[Data],
+    moves: Sequence[Move],
+    inputs: Mapping[str, Kind],
+    outputs: Kind | Mapping[str, Kind] | None,
+    tolerance: float,
+    exact: bool,
+) -> list[Row]:
+    """All measurements in one precision."""
+    sizes = _sizes(clouds)
+    reference = probe(clouds)
+    for name, value in reference.items():
+        if value.ndim == 0 or len(value) not in (len(sizes), int(sizes.sum())) or value.numel() == 0:
+            raise ValueError(
+                f"network: expected outputs {name} [clouds, *] or [points, *] with {len(sizes)} clouds and "
+                f"{int(sizes.sum())} points, got {tuple(value.shape)}"
+            )
+    kinds = kinds_of_outputs(probe.network, outputs, reference)
+    dtype, rows = str(probe.dtype).removeprefix("torch."), []
+
+    def compare(check: str, label: str, promised: bool, found: Mapping[str, Tensor], move: Move | None) -> None:
+        for name, value in reference.items():
+            expected = value if move is None else move.expected(name, kinds[name], value, sizes)
+            allowed = tolerance * max(1.0, float(value.abs().max())) if promised else None
+            rows.append(_row(check, label, name, dtype, found.get(name), expected, allowed))
+
+    for move in moves:
+        changed = move.apply(clouds, inputs)
+        try:
+            found = probe(changed)
+        except ValueError:
+            if move.promised:
+                raise
+            label = f"{move.label}, refused"
+            rows += [Row(move.check, label, name, dtype, math.nan, math.nan, None, None) for name in reference]
+        else:
+            compare(move.check, move.label, move.promised, found, move)
+    if len(clouds) > 1:
+        parts = [probe([cloud]) for cloud in clouds]
+        compare("alone", "", exact, {name: torch.cat([part[name] for part in parts]) for name in reference}, None)
+    return rows
+
+
+def _spreads(
+    probe: _Probe, clouds: list[Data], scrambled_clouds: list[Data]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """By how much outputs differ between clouds, see :class:`Certificate`, and the largest of each."""
+    reference, sizes = probe(clouds), _sizes(clouds)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what a network thinks of such clouds is not asked
+            changed = probe(scrambled_clouds)
+    except ValueError:
+        changed = reference
+    spreads, largest = {}, {}
+    for name, value in reference.items():
+        groups = [value]
+        if len(value) == len(sizes):
+            groups = [value[sizes == size] for size in sizes.unique()]
+        apart = max(float((group.amax(dim=0) - group.amin(dim=0)).max()) for group in groups)
+        other = changed.get(name, value)
+        moved_by = float((other - value).abs().max()) if other.shape == value.shape else math.inf
+        spreads[name], largest[name] = max(apart, moved_by), float(value.abs().max())
+    return spreads, largest
+
+
+def _sizes(clouds: Sequence[Data]) -> Tensor:
+    return torch.tensor([int(cloud.num_nodes or 0) for cloud in clouds])
 
 
 def _row(
@@ -251,30 +309,6 @@ def _row(
     return Row(check, label, name, dtype, error, relative, allowed, None if allowed is None else error <= allowed)
 
 
-def _named(outputs: Any) -> dict[str, Tensor]:
-    """Outputs by name, in float64 on the CPU; the name of a single one is empty."""
-    if hasattr(outputs, "_asdict"):
-        outputs = outputs._asdict()
-    named = dict(outputs) if isinstance(outputs, Mapping) else {"": outputs}
-    for name, value in named.items():
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                f"network: expected a tensor, or a mapping or named tuple of tensors, got {type(value).__name__} "
-                f"{name}".rstrip()
-            )
-    if not named:
-        raise ValueError("network: expected outputs, got an empty mapping")
-    return {name: value.detach().double().cpu() for name, value in named.items()}
-
-
-def _check_rows(name: str, value: Tensor, clouds: int, points: int) -> None:
-    if value.ndim == 0 or len(value) not in (clouds, points) or value.numel() == 0:
-        raise ValueError(
-            f"network: expected outputs {name} [clouds, *] or [points, *] with {clouds} clouds and {points} points, "
-            f"got {tuple(value.shape)}"
-        )
-
-
 def _clouds(data: Batch | Data | Sequence[Data]) -> list[Data]:
     clouds = data.to_data_list() if isinstance(data, Batch) else [data] if isinstance(data, Data) else list(data)
     if not clouds:
@@ -287,18 +321,16 @@ def _clouds(data: Batch | Data | Sequence[Data]) -> list[Data]:
     return clouds
 
 
-def _promised(network: nn.Module, given: Group | None) -> tuple[Group | None, bool]:
-    """Group to measure, and whether anything is promised."""
-    if given is None:
-        stated = hasattr(network, "symmetry")
-        given = network.symmetry if stated else getattr(network, "group", None)  # type: ignore[assignment]
-        if given is None:
-            if stated:
-                return None, False
-            raise ValueError("group: the network has no attribute `symmetry` or `group`, give the group to test")
-    if not isinstance(given, Group):
-        raise TypeError(f"group: expected a FiniteGroup or a LieGroup, got {given!r}")
-    return given, True
+def _promised(network: nn.Module, given: Group | None) -> Symmetry:
+    """What is to be measured: the group that is given, with translations if it is finite, or what the network says."""
+    if given is None and not hasattr(network, "symmetry"):
+        raise ValueError("group: the network has no attribute `symmetry`, give the group to test")
+    stated = network.symmetry if given is None else given
+    if isinstance(stated, Symmetry):
+        return stated
+    if stated is not None and not isinstance(stated, Group):
+        raise TypeError(f"group: expected a FiniteGroup or a LieGroup, got {stated!r}")
+    return Symmetry(stated)
 
 
 def _dimension(group: Group | None, clouds: list[Data], kind: Kind) -> int:
@@ -312,7 +344,3 @@ def _dimension(group: Group | None, clouds: list[Data], kind: Kind) -> int:
                 f"position, say so: inputs={{'pos': ('position', 'vector')}}"
             )
     return dim
-
-
-def _cast(cloud: Data, dtype: torch.dtype) -> Data:
-    return cloud.apply(lambda value: value.to(dtype) if value.is_floating_point() else value)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn.certify._elements import Element
+from lieattn.certify._elements import Element, random_rotation
 from lieattn.certify._kinds import Kind, transform
+from lieattn.geometry import Raster, pixel_positions, point_clouds
 
-_OFF_LATTICE = 1e-3  # pixels
+_TURNS = 6  # random rotations, of which each point of a scrambled cloud takes one
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,29 +47,48 @@ class Move:
 
     def apply(self, clouds: Sequence[Data], kinds: Mapping[str, Kind]) -> list[Data]:
         """The clouds changed; attributes of the kinds given move along, all in float64."""
-        changed = [copy.copy(cloud) for cloud in clouds]
-        for number, cloud in enumerate(changed):
-            for name, kind in kinds.items():
-                if cloud.get(name) is not None:
-                    value = cloud[name].detach().cpu().double()
-                    shift = self.shifts[number].expand(len(value), -1)
-                    cloud[name] = transform(f"data.{name}", kind, value, self.linear, shift)
+        changed = []
+        for number, cloud in enumerate(clouds):
+            other = moved(cloud, self.linear, self.shifts[number], kinds)
             if self.orders is not None:
-                for key in cloud.node_attrs():
-                    cloud[key] = cloud[key][self.orders[number].to(cloud[key].device)]
+                _reorder(other, self.orders[number], other.node_attrs())
             if self.grids is not None:
-                cloud.grid = cloud.grid.new_tensor([self.grids[number]])
+                other.grid = other.grid.new_tensor([self.grids[number]])
+            changed.append(other)
         return changed
 
     def expected(self, name: str, kind: Kind, values: Tensor, sizes: Tensor) -> Tensor:
         """What outputs ``[clouds, *]`` or ``[points, *]`` float64 should become, for clouds of some sizes."""
         per_cloud = len(values) == len(sizes)
         shift = self.shifts if per_cloud else self.shifts.repeat_interleave(sizes, dim=0)
-        moved = transform(f"outputs {name}".rstrip(), kind, values, self.linear, shift)
+        changed = transform(f"outputs {name}".rstrip(), kind, values, self.linear, shift)
         if per_cloud or self.orders is None:
-            return moved
+            return changed
         starts = (sizes.cumsum(0) - sizes).tolist()
-        return moved[torch.cat([start + order for start, order in zip(starts, self.orders, strict=True)])]
+        return changed[torch.cat([start + order for start, order in zip(starts, self.orders, strict=True)])]
+
+
+def moved(cloud: Data, linear: Tensor, shift: Tensor | None = None, kinds: Mapping[str, Kind] | None = None) -> Data:
+    """A cloud after the motion x ↦ A x + t, with float64 positions; the one given stays as it is.
+
+    Parameters
+    ----------
+    cloud
+        torch_geometric ``Data`` of one cloud.
+    linear
+        A ``[dim, dim]`` float64.
+    shift
+        t ``[dim]`` float64; 0 if absent.
+    kinds
+        Attributes that move along, with their kinds: ``{"pos": "position"}`` if absent.
+    """
+    other = copy.copy(cloud)
+    shift = linear.new_zeros(len(linear)) if shift is None else shift
+    for name, kind in ({"pos": "position"} if kinds is None else kinds).items():
+        if cloud.get(name) is not None:
+            value = cloud[name].detach().cpu().double()
+            other[name] = transform(f"data.{name}", kind, value, linear, shift.expand(len(value), -1))
+    return other
 
 
 def motion(check: str, element: Element, clouds: Sequence[Data], promised: bool, generator: torch.Generator) -> Move:
@@ -87,6 +107,38 @@ def permutation(clouds: Sequence[Data], dim: int, promised: bool, generator: tor
     return Move("permutation", "", promised, torch.eye(dim, dtype=torch.float64), still, orders)
 
 
+def scrambled(cloud: Data, kind: Kind, dim: int, *, centered: bool, generator: torch.Generator) -> Data:
+    """A cloud with each point turned by a random rotation of its own; of an image, with its pixels exchanged.
+
+    Parameters
+    ----------
+    cloud
+        The cloud, which stays as it is.
+    kind
+        Kind of ``pos``.
+    dim
+        Dimension of the positions.
+    centered
+        Whether the points turn about their mean; otherwise about the origin, which keeps points of spheres there.
+    generator
+        Of the rotations.
+    """
+    other = copy.copy(cloud)
+    if cloud.get("grid") is not None:
+        order = torch.randperm(int(cloud.num_nodes or 0), generator=generator)
+        _reorder(other, order, [name for name in cloud.node_attrs() if name != "pos"])
+        return other
+    pos = cloud.pos.detach().cpu().double()
+    center = pos[:, :dim].mean(dim=0) if centered else pos.new_zeros(dim)
+    turns = torch.stack([random_rotation(dim, generator)[0] for _ in range(_TURNS)])
+    chosen = torch.randint(_TURNS, (len(pos),), generator=generator)
+    other.pos = pos.clone()
+    for number, turn in enumerate(turns):
+        rows = (chosen == number).nonzero()[:, 0]
+        other.pos[rows] = transform("data.pos", kind, pos[rows], turn, (center - turn @ center).expand(len(rows), -1))
+    return other
+
+
 def raster_motion(check: str, move: Move, clouds: Sequence[Data]) -> Move | None:
     """The same motion of images, their pixels then in raster order; None unless all end on upright lattices.
 
@@ -94,35 +146,40 @@ def raster_motion(check: str, move: Move, clouds: Sequence[Data]) -> Move | None
     """
     orders, grids = [], []
     for cloud in clouds:
-        found = _raster_order(cloud, move.linear)
-        if found is None:
+        try:
+            raster, order = Raster.read(point_clouds(moved(cloud, move.linear)))
+        except ValueError:
             return None
-        orders.append(found[0])
-        grids.append(found[1])
-    return Move(check, move.label, move.promised, move.linear, move.shifts, tuple(orders), tuple(grids))
+        orders.append(order)
+        grids.append((raster.rows, raster.columns))
+    return replace(move, check=check, orders=tuple(orders), grids=tuple(grids))
 
 
-def _raster_order(cloud: Data, linear: Tensor) -> tuple[Tensor, tuple[int, int]] | None:
-    """Order in which moved pixels are written, with the rows and columns; None if they miss the lattice."""
-    grid, pos = cloud.get("grid"), cloud.pos.detach().cpu().double()
-    if grid is None or linear.shape != (2, 2) or pos.shape[1] != 2:
-        return None
-    rows, columns = (int(side) for side in grid.reshape(-1, 2)[0])
-    if rows * columns == 1:
-        return torch.zeros(1, dtype=torch.int64), (1, 1)
-    # Steps along a row and down a column, as the image itself has them; a side of one pixel takes the other's length.
-    along = pos[1] - pos[0] if columns > 1 else (pos[0] - pos[1]).flip(0) * pos.new_tensor([1.0, -1.0])
-    down = pos[columns] - pos[0] if rows > 1 else along.flip(0) * pos.new_tensor([1.0, -1.0])
-    steps = torch.linalg.solve(torch.stack([down, along], dim=1), ((pos - pos[0]) @ linear.mT).mT).mT
-    steps = steps - steps.amin(dim=0)
-    cells = steps.round().long()
-    height, width = (int(side) + 1 for side in cells.amax(dim=0))
-    place = cells[:, 0] * width + cells[:, 1]
-    order = place.argsort()
-    filled = height * width == len(pos) and torch.equal(place[order], torch.arange(len(pos)))
-    if not filled or float((steps - cells).abs().max()) > _OFF_LATTICE:
-        return None
-    return order, (height, width)
+def clouds_of_images(images: Tensor) -> list[Data]:
+    """Pixels of floating images ``[images, channels, rows, columns]`` as points, row after row from the top.
+
+    Raises
+    ------
+    ValueError
+        For other tensors.
+    """
+    if images.ndim != 4 or images.numel() == 0 or not images.is_floating_point():
+        raise ValueError(
+            f"data: expected floating images [images, channels, rows, columns], got {images.dtype} "
+            f"{tuple(images.shape)}"
+        )
+    pos, grid = pixel_positions(*images.shape[-2:]), torch.tensor([images.shape[-2:]])
+    return [Data(x=x, pos=pos, grid=grid) for x in images.detach().cpu().flatten(2).mT]
+
+
+def images_of_clouds(clouds: Sequence[Data]) -> Tensor:
+    """Images ``[images, channels, rows, columns]`` of points in raster order."""
+    return torch.stack([cloud.x.mT.unflatten(1, cloud.grid[0].tolist()) for cloud in clouds])
+
+
+def _reorder(cloud: Data, order: Tensor, names: Sequence[str]) -> None:
+    for name in names:
+        cloud[name] = cloud[name][order.to(cloud[name].device)]
 
 
 def _shifts(clouds: Sequence[Data], dim: int, generator: torch.Generator) -> Tensor:

@@ -78,7 +78,7 @@ class RelativeTerms:
         for name in mine:
             if name in theirs:
                 raise ValueError(f"both sets of relative terms give {name!r}")
-        owners = [terms for terms in (self, other) if not terms.tables().keys().isdisjoint(ROW_TABLES)]
+        owners = [terms for terms in (self, other) if any(name in ROW_TABLES for name in terms.tables())]
         if len(owners) == 2 and self.row is not other.row:
             raise ValueError("row: the displacement tables of both sets of relative terms must share one row index")
         if self.rotary is not None and other.rotary is not None:

@@ -415,7 +415,7 @@ def test_overlapping_blocks_of_two_threads():
 
 
 def test_numba_is_absent(monkeypatch):
-    monkeypatch.setattr(_backend, "has_numba", lambda: False)
+    monkeypatch.setitem(_backend._INSTALLED, "numba", False)
     signals, neighbors, _, _ = problem("joint", ())
     assert "not installed" in str(explain(*signals))
     with pytest.raises(ValueError, match="not installed"), backend("numba"):

@@ -90,7 +90,7 @@ def backend(name: Backend) -> Iterator[None]:
     ...     pass
     """
     name = _checked(name, "name")
-    if not _installed(name):
+    if not _INSTALLED.get(name, True):
         raise ValueError(f"name: backend {name!r} needs the package {_PACKAGES[name]}, which is not installed")
     request = object()
     with _State.lock:
@@ -103,15 +103,6 @@ def backend(name: Backend) -> Iterator[None]:
             _State.asked = next(reversed(_State.requests.values()), _State.default)
 
 
-# Constants, which torch.compile can look at.
-_NUMBA_INSTALLED = find_spec("numba") is not None
-
-
-def has_numba() -> bool:
-    """Whether the fused kernel for CPUs can be compiled."""
-    return _NUMBA_INSTALLED
-
-
 def _recent_triton() -> bool:
     """Whether Triton is installed and takes the kernels; it does from 3.7 on."""
     try:
@@ -121,22 +112,13 @@ def _recent_triton() -> bool:
     return (int(major), int(minor)) >= (3, 7)
 
 
-_TRITON_INSTALLED = _recent_triton()
-
-
-def has_triton() -> bool:
-    """Whether the fused kernel for CUDA can be compiled."""
-    return _TRITON_INSTALLED
-
-
-def _installed(name: str) -> bool:
-    """Whether the package that a backend needs is there."""
-    return (name != "numba" or has_numba()) and (name != "triton" or has_triton())
+# Constants, which torch.compile can look at.
+_INSTALLED = {"numba": find_spec("numba") is not None, "triton": _recent_triton()}
 
 
 def uses_cpu_kernel(tensor: Tensor) -> bool:
     """Whether kernels for CPUs are there, may be used, and can read this tensor."""
-    return tensor.device.type == "cpu" and has_numba() and _State.asked in ("auto", "numba")
+    return tensor.device.type == "cpu" and _INSTALLED["numba"] and _State.asked in ("auto", "numba")
 
 
 def fused_backend(device: torch.device) -> Literal["numba", "triton"]:
@@ -227,13 +209,13 @@ def _faster_with_bias(problem: Problem, clouds: Padding) -> str | None:
     if value.device.type == "cuda":
         return "the fused kernel stores no squares of scores"
     few = value.shape[1] > 1 and clouds.shape[1] * value.shape[1] < _ENOUGH_KEYS
-    return "the fused kernel is faster for few keys of several frames" if few and has_numba() else None
+    return "the fused kernel is faster for few keys of several frames" if few and _INSTALLED["numba"] else None
 
 
 def _faster_without_bias(problem: Problem, clouds: Padding) -> str | None:
     """Where measurements on CPUs favor the fused kernel: matrix products of 8 channels leave torch's idle."""
     value, query = problem.value, cast(Tensor, problem.query)
-    if value.device.type != "cpu" or not has_numba() or value.dtype not in (torch.float32, torch.float64):
+    if value.device.type != "cpu" or not _INSTALLED["numba"] or value.dtype not in (torch.float32, torch.float64):
         return None
     filled, channels = value.shape[2] % 8 == 0, max(query.shape[-1], value.shape[-1])
     joint = problem.pattern == "joint"
@@ -248,7 +230,7 @@ def _fused_obstacle(problem: Problem, name: str, return_weights: bool) -> str | 
     p = problem
     if _State.asked not in ("auto", name):
         return f"backend {_State.asked!r} was asked for"
-    if not _installed(name):
+    if not _INSTALLED.get(name, True):
         return f"the package {_PACKAGES[name]} is not installed"
     for tensor in (p.query, p.key, p.value, *p.terms.tables().values()):
         if tensor is not None and tensor.device.type != ("cpu" if name == "numba" else p.value.device.type):

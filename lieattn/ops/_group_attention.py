@@ -136,10 +136,11 @@ def group_attention(
         out = pooled_kernel.attend(problem) if pattern == "pooled" else kernel.attend(problem)
     if value.dtype.itemsize < 4:
         out = out.to(value.dtype)
-    # Frames that no operand tells apart are evaluated once.
     keys = value.shape[1]
     frames = keys if pattern in ("joint", "framewise") else out.shape[1]
+    if out.shape[1] != frames:  # frames that no operand tells apart are evaluated once
+        out = out.expand(-1, frames, -1, -1)
     if weights is not None:
         sizes = {"joint": (frames, keys), "query_sum": (frames, -1, keys)}.get(pattern, (frames,))
         weights = weights.expand(-1, *sizes, -1)
-    return out.expand(-1, frames, -1, -1), weights
+    return out, weights

@@ -63,14 +63,8 @@ class _Rows:
 
 def _content_score(problem: Problem, rows: _Rows) -> Tensor:
     """Scores that tell key frames apart: [edges, heads, out | 1, query, key], key 1 if frames are tied."""
-    query, key, value, neighbors, terms = (
-        problem.query,
-        problem.key,
-        problem.value,
-        problem.neighbors,
-        problem.terms,
-    )
-    tied = problem.pattern == "framewise"
+    query, key, value, terms = problem.query, problem.key, problem.value, problem.terms
+    neighbors, tied = problem.neighbors, problem.pattern == "framewise"
     keys = 1 if tied else value.shape[1]
     score = value.new_zeros(()).expand(neighbors.num_edges, value.shape[2], 1, 1, keys)
     if query is not None and key is not None:

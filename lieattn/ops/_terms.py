@@ -13,6 +13,7 @@ from lieattn.geometry import Neighbors
 
 Pattern = Literal["joint", "framewise", "pooled", "query_sum"]
 Normalization = Literal["softmax", "mean", "exp-mean", "none"]
+_PATTERNS, _NORMALIZATIONS = get_args(Pattern), get_args(Normalization)
 # The terms, and those of them that have a row for each type of displacement.
 _TABLES = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta", "key_psi")
 ROW_TABLES = ("positional_key", "displacement_bias", "psi", "beta", "key_psi")
@@ -127,9 +128,9 @@ class Problem:
 def check_operands(problem: Problem) -> None:
     """Raise ValueError, naming the argument, if the operator cannot take these operands together."""
     p = problem
-    for argument, option, allowed in (("pattern", p.pattern, Pattern), ("normalize", p.normalize, Normalization)):
-        if option not in get_args(allowed):
-            raise ValueError(f"{argument}: expected one of {get_args(allowed)}, got {option!r}")
+    for argument, option, allowed in (("pattern", p.pattern, _PATTERNS), ("normalize", p.normalize, _NORMALIZATIONS)):
+        if option not in allowed:
+            raise ValueError(f"{argument}: expected one of {allowed}, got {option!r}")
     if not 0 <= p.dropout < 1:
         raise ValueError(f"dropout: expected a probability in [0, 1), got {p.dropout}")
     _check_signals(p.query, p.key, p.value, p.neighbors)
@@ -142,7 +143,8 @@ def check_operands(problem: Problem) -> None:
             f"terms.row: expected [{edges}], one row of the displacement tables for each edge, got "
             f"{tuple(p.terms.row.shape)}"
         )
-    _check_terms(p, queries)
+    if tables := p.terms.tables():
+        _check_tables(p, tables, queries)
 
 
 def _check_signals(query: Tensor | None, key: Tensor | None, value: Tensor, neighbors: Neighbors) -> None:
@@ -166,7 +168,7 @@ def _check_signals(query: Tensor | None, key: Tensor | None, value: Tensor, neig
             raise ValueError(f"key: has a fiber of {key.shape[1]}, value has one of {value.shape[1]}")
 
 
-def _check_terms(problem: Problem, queries: int) -> None:
+def _check_tables(problem: Problem, tables: dict[str, Tensor], queries: int) -> None:
     terms, query, pattern = problem.terms, problem.query, problem.pattern
     keys, heads, value_dim = problem.value.shape[1:]
     dim = -1 if query is None else query.shape[-1]
@@ -182,7 +184,7 @@ def _check_terms(problem: Problem, queries: int) -> None:
         "beta": (rows, out, keys, heads, value_dim),
         "key_psi": (rows, out, keys, heads, dim),
     }
-    for name, table in terms.tables().items():
+    for name, table in tables.items():
         if name in ("positional_key", "fiber_key", "key_psi") and query is None:
             raise ValueError(f"terms.{name}: is multiplied with the query, but query is None")
         shape = expected[name]

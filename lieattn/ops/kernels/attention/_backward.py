@@ -65,10 +65,8 @@ def backward(p, s, lists, first, last, seed, grad_out, norm, to, window, scratch
         if begin == end:
             continue
         size = s.queries * s.depth * wide
-        query, grad_query = (
-            row(at_address(p.query, lanes), target, size),
-            row(at_address(to.query, lanes), target, size),
-        )
+        query = row(at_address(p.query, lanes), target, size)
+        grad_query = row(at_address(to.query, lanes), target, size)
         grad = row(grad_at, target, s.outs * s.width * wide)
         point_scores(p, s, query, at_address(scratch.base, lanes), lanes)
         set_all(at_address(scratch.slopes, lanes), s.queries * s.columns, 0.0, lanes)
@@ -106,45 +104,25 @@ def _weigh(p, s, lists, start, edges, seed, query, grad, scratch, average, lanes
         prefetch_source(p, s, lists, edge + 1, start + edges, lanes)
         kind = integer_at(lists.kind, edge) if s.indexed else edge
         weights = row(at_address(scratch.inner, lanes), e, s.queries * s.columns * wide)
-        weight, steep = (
-            row(at_address(scratch.outer, lanes), e, s.pairs * wide),
-            row(at_address(scratch.slant, lanes), e, s.pairs * wide),
-        )
+        weight = row(at_address(scratch.outer, lanes), e, s.pairs * wide)
+        steep = row(at_address(scratch.slant, lanes), e, s.pairs * wide)
         value = row(at_address(scratch.values, lanes), e, s.queries * s.width * wide)
         share = row(at_address(scratch.shares, lanes), e, s.queries * wide)
         behind = at_address(scratch.masked, lanes) if _split(s) else weights
-        edge_weights(
-            p,
-            s,
-            query,
-            source,
-            kind,
-            edge,
-            seed,
-            at_address(scratch.base, lanes),
-            at_address(scratch.stage, lanes),
-            weights,
-            behind,
-            at_address(scratch.small, lanes),
-            weight,
-            lanes,
-        )
+        base, stage = at_address(scratch.base, lanes), at_address(scratch.stage, lanes)
+        small = at_address(scratch.small, lanes)
+        edge_weights(p, s, query, source, kind, edge, seed, base, stage, weights, behind, small, weight, lanes)
         edge_values(p, s, source, behind, value, lanes)
         row_sums(s, behind, share, lanes)
-        _normalized(s, weight, at_address(scratch.level, lanes), at_address(scratch.small, lanes), lanes)
+        _normalized(s, weight, at_address(scratch.level, lanes), small, lanes)
         y = pulled_back(p, s, grad, kind, at_address(scratch.pulled, lanes), at_address(scratch.shift, lanes), lanes)
         outer_gradients(s, y, at_address(scratch.shift, lanes), value, share, steep, lanes)
         if s.threshold > 0 and not _split(s):
             outer_dropout(s, steep, edge, seed, lanes)
         if average:
-            for pair in range(s.pairs):
-                at = pair * wide
-                mean = load(at_address(scratch.mean, lanes), at, lanes)
-                store(
-                    at_address(scratch.mean, lanes),
-                    at,
-                    multiply_add(load(weight, at, lanes), load(steep, at, lanes), mean),
-                )
+            mean = at_address(scratch.mean, lanes)
+            for at in range(0, s.pairs * wide, wide):
+                store(mean, at, multiply_add(load(weight, at, lanes), load(steep, at, lanes), load(mean, at, lanes)))
 
 
 @compiled
@@ -158,14 +136,10 @@ def _spread(p, s, lists, edge, ahead, e, seed, query, grad, to, grad_query, wind
         prefetch_row(at_address(to.value, lanes), ahead - window, s.keys * s.width * wide)
     kind = integer_at(lists.kind, edge) if s.indexed else edge
     weights = row(at_address(scratch.inner, lanes), e, s.queries * s.columns * wide)
-    weight, steep = (
-        row(at_address(scratch.outer, lanes), e, s.pairs * wide),
-        row(at_address(scratch.slant, lanes), e, s.pairs * wide),
-    )
-    value, share = (
-        row(at_address(scratch.values, lanes), e, s.queries * s.width * wide),
-        row(at_address(scratch.shares, lanes), e, s.queries * wide),
-    )
+    weight = row(at_address(scratch.outer, lanes), e, s.pairs * wide)
+    steep = row(at_address(scratch.slant, lanes), e, s.pairs * wide)
+    value = row(at_address(scratch.values, lanes), e, s.queries * s.width * wide)
+    share = row(at_address(scratch.shares, lanes), e, s.queries * wide)
     for pair in range(s.pairs):
         at = pair * wide
         lean = load(steep, at, lanes) - load(at_address(scratch.mean, lanes), at, lanes)
@@ -175,46 +149,18 @@ def _spread(p, s, lists, edge, ahead, e, seed, query, grad, to, grad_query, wind
     y = pulled_back(p, s, grad, kind, at_address(scratch.pulled, lanes), at_address(scratch.shift, lanes), lanes)
     if s.has_psi or s.has_beta:
         value_table_gradients(s, to, kind, grad, weight, value, share, lanes)
-    frame_gradients(p, s, source, y, weight, at_address(scratch.back, lanes), at_address(scratch.slope, lanes), lanes)
-    inner_gradients(
-        s,
-        at_address(scratch.shift, lanes),
-        weights,
-        weight,
-        steep,
-        value,
-        share,
-        at_address(scratch.back, lanes),
-        at_address(scratch.slope, lanes),
-        edge,
-        seed,
-        _split(s),
-        lanes,
-    )
+    shift, back = at_address(scratch.shift, lanes), at_address(scratch.back, lanes)
+    slope = at_address(scratch.slope, lanes)
+    frame_gradients(p, s, source, y, weight, back, slope, lanes)
+    inner_gradients(s, shift, weights, weight, steep, value, share, back, slope, edge, seed, _split(s), lanes)
     _to_source(s, to, source - window, query, weights, scratch, edge, seed, lanes)
-    _to_query(
-        s,
-        row(at_address(p.key, lanes), source, s.keys * s.depth * wide),
-        at_address(scratch.slope, lanes),
-        grad_query,
-        lanes,
-    )
+    _to_query(s, row(at_address(p.key, lanes), source, s.keys * s.depth * wide), slope, grad_query, lanes)
     if s.has_rho:
-        rho_gradients(
-            p,
-            s,
-            to,
-            kind,
-            query,
-            steep,
-            at_address(scratch.stage, lanes),
-            at_address(scratch.turn, lanes),
-            grad_query,
-            lanes,
-        )
+        stage, turn = at_address(scratch.stage, lanes), at_address(scratch.turn, lanes)
+        rho_gradients(p, s, to, kind, query, steep, stage, turn, grad_query, lanes)
     if s.has_bias:
-        bias_gradients(s, to, kind, at_address(scratch.slope, lanes), steep, lanes)
-    add_row(at_address(scratch.slopes, lanes), at_address(scratch.slope, lanes), s.queries * s.columns, lanes)
+        bias_gradients(s, to, kind, slope, steep, lanes)
+    add_row(at_address(scratch.slopes, lanes), slope, s.queries * s.columns, lanes)
 
 
 @compiled
@@ -244,15 +190,10 @@ def _to_source(s, to, place, query, inner, scratch, edge, seed, lanes):
     stay_apart()
     wide = len(lanes)
     depth, width = s.depth * wide, s.width * wide
-    slope, back, masked = (
-        at_address(scratch.slope, lanes),
-        at_address(scratch.back, lanes),
-        at_address(scratch.masked, lanes),
-    )
-    key, value = (
-        row(at_address(to.key, lanes), place, s.keys * depth),
-        row(at_address(to.value, lanes), place, s.keys * width),
-    )
+    slope, back = at_address(scratch.slope, lanes), at_address(scratch.back, lanes)
+    masked = at_address(scratch.masked, lanes)
+    key = row(at_address(to.key, lanes), place, s.keys * depth)
+    value = row(at_address(to.value, lanes), place, s.keys * width)
     if s.tied_key:
         for g in range(s.queries):
             scale_row(row(key, g, depth), row(query, g, depth), load(slope, g * wide, lanes), s.depth, lanes)
@@ -291,16 +232,12 @@ def _to_frames(p, s, to, query, slopes, grad_query, lanes):
             slope = load(slopes, (g * s.columns + m) * wide, lanes)
             pair = g * s.keys + (g if s.tied_key else m)
             if s.has_fiber_bias:
-                store(
-                    at_address(to.fiber_bias, lanes),
-                    pair * wide,
-                    load(at_address(to.fiber_bias, lanes), pair * wide, lanes) + slope,
-                )
+                table = at_address(to.fiber_bias, lanes)
+                store(table, pair * wide, load(table, pair * wide, lanes) + slope)
             if s.has_fiber_key:
+                key = row(at_address(p.fiber_key, lanes), pair, size)
                 scale_row(row(at_address(to.fiber_key, lanes), pair, size), row(query, g, size), slope, s.depth, lanes)
-                scale_row(
-                    row(grad_query, g, size), row(at_address(p.fiber_key, lanes), pair, size), slope, s.depth, lanes
-                )
+                scale_row(row(grad_query, g, size), key, slope, s.depth, lanes)
 
 
 @compiled
@@ -442,22 +379,18 @@ def rho_gradients(p, s, to, kind, query, steep, stage, turn, grad_query, lanes):
 def bias_gradients(s, to, kind, slope, steep, lanes):
     """Gradient of the bias of the displacement."""
     stay_apart()
-    wide = len(lanes)
+    wide, table = len(lanes), at_address(to.bias, lanes)
     if s.bias_key == 0:
         for pair in range(s.pairs):
             h = pair if s.tied_out else pair // s.queries
             at = kind * s.bias_type + h * s.bias_out
-            store(
-                at_address(to.bias, lanes),
-                at,
-                load(at_address(to.bias, lanes), at, lanes) + load(steep, pair * wide, lanes),
-            )
+            store(table, at, load(table, at, lanes) + load(steep, pair * wide, lanes))
         return
     for g in range(s.queries):
         for m in range(s.columns):
             at = kind * s.bias_type + g * s.bias_out + m * s.bias_key
             change = load(slope, (g * s.columns + m) * wide, lanes)
-            store(at_address(to.bias, lanes), at, load(at_address(to.bias, lanes), at, lanes) + change)
+            store(table, at, load(table, at, lanes) + change)
 
 
 @compiled
@@ -475,15 +408,9 @@ def value_table_gradients(s, to, kind, grad, outer, values, shares, lanes):
             if s.has_psi:
                 at = kind * s.psi_type + h * s.psi_out + d * wide
                 value = weight * load(values, g * size + d * wide, lanes)
-                store(
-                    at_address(to.psi, lanes),
-                    at,
-                    multiply_add(slope, value, load(at_address(to.psi, lanes), at, lanes)),
-                )
+                table = at_address(to.psi, lanes)
+                store(table, at, multiply_add(slope, value, load(table, at, lanes)))
             if s.has_beta:
                 at = kind * s.beta_type + h * s.beta_out + d * wide
-                store(
-                    at_address(to.beta, lanes),
-                    at,
-                    multiply_add(slope, share, load(at_address(to.beta, lanes), at, lanes)),
-                )
+                table = at_address(to.beta, lanes)
+                store(table, at, multiply_add(slope, share, load(table, at, lanes)))

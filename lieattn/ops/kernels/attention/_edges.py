@@ -43,11 +43,8 @@ def point_scores(p, s, query, base, lanes):
                 total = total + load(at_address(p.fiber_bias, lanes), pair * wide, lanes)
             if s.has_fiber_key:
                 for d in range(s.depth):
-                    total = multiply_add(
-                        load(query, (g * s.depth + d) * wide, lanes),
-                        load(at_address(p.fiber_key, lanes), (pair * s.depth + d) * wide, lanes),
-                        total,
-                    )
+                    key = load(at_address(p.fiber_key, lanes), (pair * s.depth + d) * wide, lanes)
+                    total = multiply_add(load(query, (g * s.depth + d) * wide, lanes), key, total)
             store(base, at, total)
 
 

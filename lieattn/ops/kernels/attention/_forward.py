@@ -37,19 +37,11 @@ def forward(p, s, lists, first, last, seed, out, top, total, scratch, lanes):
     """
     wide = len(lanes)
     out_at, top_at, total_at = at_address(out, lanes), at_address(top, lanes), at_address(total, lanes)
-    base, inner, masked, stage, sums = (
-        at_address(scratch.base, lanes),
-        at_address(scratch.inner, lanes),
-        at_address(scratch.masked, lanes),
-        at_address(scratch.stage, lanes),
-        at_address(scratch.sums, lanes),
-    )
-    values, mass, shares, outer = (
-        at_address(scratch.values, lanes),
-        at_address(scratch.mass, lanes),
-        at_address(scratch.shares, lanes),
-        at_address(scratch.outer, lanes),
-    )
+    base, inner = at_address(scratch.base, lanes), at_address(scratch.inner, lanes)
+    masked, stage = at_address(scratch.masked, lanes), at_address(scratch.stage, lanes)
+    sums, values = at_address(scratch.sums, lanes), at_address(scratch.values, lanes)
+    mass, shares = at_address(scratch.mass, lanes), at_address(scratch.shares, lanes)
+    outer = at_address(scratch.outer, lanes)
     split = s.threshold > 0 and s.tied_out and not s.tied_key
     if not split:
         masked = inner

@@ -85,9 +85,7 @@ def _unpack(
             given = (point + head // heads * points) * a_point + head % heads * a_head
             start = (lane // wide * rows + row) * size + lane % wide
             for frame in range(fiber):
-                source, at = (
-                    offset(packed_at, start + frame * dim * wide),
-                    offset(signal_at, given + frame * a_frame),
-                )
+                source = offset(packed_at, start + frame * dim * wide)
+                at = offset(signal_at, given + frame * a_frame)
                 for d in range(dim):
                     store(at, d, load(source, d * wide, one))

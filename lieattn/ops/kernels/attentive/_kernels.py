@@ -213,20 +213,13 @@ def through_scores(p, s, tables, grads, pair, scratch, lanes):
         for i in range(0, s.length, wide):
             total = multiply_add(load(slopes, c * stride + i, lanes), load(responses, c * s.length + i, lanes), total)
         slope[c] = add_up(total)
+    first, second = row(at_address(p.first, lanes), pair, matrix), row(at_address(p.second, lanes), pair, matrix)
+    to_first = row(at_address(grads.first, lanes), pair, matrix)
+    to_second = row(at_address(grads.second, lanes), pair, matrix)
+    hidden = offset(numbers, 7 * s.channels)
     channel_gradients(
-        s,
-        row(at_address(p.first, lanes), pair, matrix),
-        row(at_address(p.second, lanes), pair, matrix),
-        mean,
-        top,
-        offset(numbers, 7 * s.channels),
-        score,
-        slope,
-        row(at_address(grads.first, lanes), pair, matrix),
-        row(at_address(grads.second, lanes), pair, matrix),
-        slope_mean,
-        slope_top,
-    )
+        s, first, second, mean, top, hidden, score, slope, to_first, to_second, slope_mean, slope_top
+    )  # fmt: skip
     for c in range(s.channels):
         factor, share = load_one(score, c, lanes), fill(slopes, slope_mean[c] / s.positions, lanes)
         for i in range(0, s.length, wide):
@@ -264,9 +257,8 @@ def attentive_backward(p, s, tables, begin, end, grad_at, grads, scratch, lanes)
                 x = row(at_address(p.x, lanes), plane, s.channels * s.source)
                 attend_to(p, s, tables, sample, out, pose, scratch, lanes)
                 if s.has_spatial:
-                    gather_channels(
-                        s, responses, offset(numbers, 2 * s.channels), kept, mean, largest, winner, mask, lanes
-                    )
+                    score = offset(numbers, 2 * s.channels)
+                    gather_channels(s, responses, score, kept, mean, largest, winner, mask, lanes)
                 grad = row(at_address(grad_at, lanes), sample * s.outs + out, s.length)
                 gate_gradients(p, s, tables, pair, grad, scratch, lanes)
                 if s.has_spatial:
@@ -280,13 +272,8 @@ def attentive_backward(p, s, tables, begin, end, grad_at, grads, scratch, lanes)
                     if s.wants_input:
                         to = row(at_address(grads.x, lanes), plane * s.channels + c, s.source)
                         correlate(to, s.source, slope, row(kernel, c, s.taps), s.taps, tables.back, True, lanes)
-            add_lanes(
-                row(at_address(grads.kernel, lanes), pair, s.channels * s.taps),
-                kernel_sums,
-                s.channels,
-                s.taps,
-                lanes,
-            )
+            to = row(at_address(grads.kernel, lanes), pair, s.channels * s.taps)
+            add_lanes(to, kernel_sums, s.channels, s.taps, lanes)
             if s.has_spatial:
                 to = row(at_address(grads.spatial, lanes), pair, 2 * s.spatial_taps)
                 add_lanes(to, spatial_sums, 2, s.spatial_taps, lanes)

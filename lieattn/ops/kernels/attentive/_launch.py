@@ -55,19 +55,8 @@ def _planes(rows: int, columns: int, window: Window, lanes: int, dtype: torch.dt
     mask[: out_rows * stride].view(out_rows, stride)[:, :out_columns] = 1
     reach, margin = int(taps.max()), border * (stride + 1)
     source = _whole(max(rows * stride, length + reach), lanes)
-    return _Planes(
-        out_rows,
-        out_columns,
-        stride,
-        length,
-        source,
-        reach,
-        margin,
-        taps,
-        spatial,
-        mask,
-        torch.where(mask > 0, 0.0, -torch.inf).to(dtype),
-    )
+    lowest = torch.where(mask > 0, 0.0, -torch.inf).to(dtype)
+    return _Planes(out_rows, out_columns, stride, length, source, reach, margin, taps, spatial, mask, lowest)
 
 
 def _offsets(size: int, dilation: int, stride: int, border: int) -> Tensor:
@@ -84,23 +73,15 @@ def _whole(size: int, lanes: int) -> int:
 class _Problem:
     """Sizes, packed operands and tables of one call; holds the memory whose addresses it gives."""
 
-    def __init__(
-        self,
-        x: Tensor,
-        kernel: Tensor,
-        first: Tensor | None,
-        second: Tensor | None,
-        spatial: Tensor | None,
-        window: Window,
-        wants_input: bool,
-    ) -> None:
+    def __init__(self, operands: tuple[Any, ...], window: Window, wants_input: bool) -> None:
+        x, kernel, first, _, spatial = operands
         self.dtype, self.window = x.dtype, window
         self.lanes = 64 // x.element_size()
         self.vector = (NUMPY_TYPES[x.dtype](0),) * self.lanes
         self.image = x.shape
         self.planes = _planes(x.shape[-2], x.shape[-1], window, self.lanes, x.dtype)
         self.x = self._pack(x)
-        self.tables = [None if t is None else t.contiguous() for t in (kernel, first, second, spatial)]
+        self.tables = [None if t is None else t.contiguous() for t in operands[1:]]
         planes, (samples, fiber, channels) = self.planes, x.shape[:3]
         self.sizes = AttentiveSizes(
             samples=samples,
@@ -121,16 +102,8 @@ class _Problem:
         )
         backward = (-planes.spatial_taps).contiguous(), (-planes.taps).contiguous()
         self.kept = (planes, backward)
-        self.offsets = record(
-            AttentiveTables(
-                planes.taps.data_ptr(),
-                planes.spatial_taps.data_ptr(),
-                backward[0].data_ptr(),
-                backward[1].data_ptr(),
-                planes.mask.data_ptr(),
-                planes.lowest.data_ptr(),
-            )
-        )
+        tables = planes.taps, planes.spatial_taps, *backward, planes.mask, planes.lowest
+        self.offsets = record(AttentiveTables(*(table.data_ptr() for table in tables)))
 
     def _pack(self, x: Tensor) -> Tensor:
         """Planes with rows of ``stride`` entries, ``[samples, fiber, channels, source]``."""
@@ -201,29 +174,20 @@ class _Fused(torch.autograd.Function):
     """Gated sums by the kernels; the gradient of their gradient is that of the plain evaluation."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        kernel: Tensor,
-        first: Tensor | None,
-        second: Tensor | None,
-        spatial: Tensor | None,
-        window: Window,
-    ) -> Tensor:
-        ctx.save_for_backward(x, kernel, first, second, spatial)
+    def forward(ctx: Any, window: Window, *operands: Tensor | None) -> Tensor:
+        ctx.save_for_backward(*operands)
         ctx.window = window
-        problem = _Problem(x, kernel, first, second, spatial, window, wants_input=False)
+        problem = _Problem(operands, window, wants_input=False)
         return _pixels(_forward(problem), problem.planes)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, kernel, first, second, spatial = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return (*_plain_gradients(ctx, grads[0]), None)
-        problem = _Problem(x, kernel, first, second, spatial, ctx.window, wants_input=ctx.needs_input_grad[0])
+            return (None, *_plain_gradients(ctx, grads[0]))
+        problem = _Problem(ctx.saved_tensors, ctx.window, wants_input=ctx.needs_input_grad[1])
         packed = torch.zeros(*grads[0].shape[:2], problem.planes.length, dtype=problem.dtype)
         _pixels(packed, problem.planes).copy_(grads[0])
-        return (*_backward(problem, packed), None)
+        return (None, *_backward(problem, packed))
 
 
 def _pixels(planes: Tensor, layout: _Planes) -> Tensor:
@@ -231,9 +195,8 @@ def _pixels(planes: Tensor, layout: _Planes) -> Tensor:
 
 
 def _plain_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, kernel, first, second, spatial = operands = ctx.saved_tensors
-    gated = plain.gated_sums(x, kernel, first, second, spatial, ctx.window)
-    needed = ctx.needs_input_grad[: len(operands)]
+    operands, needed = ctx.saved_tensors, ctx.needs_input_grad[1:]
+    gated = plain.gated_sums(*operands, ctx.window)
     wanted = [operand for operand, needs in zip(operands, needed, strict=True) if needs]
     found = iter(torch.autograd.grad(gated, wanted, grad, create_graph=True, allow_unused=True))
     return tuple(next(found) if needs else None for needs in needed)
@@ -243,5 +206,5 @@ def gated_sums(
     x: Tensor, kernel: Tensor, first: Tensor | None, second: Tensor | None, spatial: Tensor | None, window: Window
 ) -> Tensor:
     """Evaluate :func:`lieattn.ops._attentive_plain.gated_sums`, with the same operands, by the kernels."""
-    gated: Tensor = _Fused.apply(x, kernel, first, second, spatial, window)
+    gated: Tensor = _Fused.apply(window, x, kernel, first, second, spatial)
     return gated

@@ -178,26 +178,9 @@ def _place(values, tail, begin, count, lanes):
 
 @compiled
 def backward(
-    x,
-    x_row,
-    tail,
-    count,
-    first,
-    last,
-    weights,
-    parameters,
-    heads,
-    inputs,
-    hidden,
-    grad,
-    grad_tail,
-    to_weights,
-    to_x,
-    to_x_row,
-    wanted,
-    scratch,
-    lanes,
-):
+    x, x_row, tail, count, first, last, weights, parameters, heads, inputs, hidden, grad, grad_tail, to_weights, to_x,
+    to_x_row, wanted, scratch, lanes,
+):  # fmt: skip
     """Gradients: added to vectors ``to_weights``, ordered as the weights, and, if wanted, to ``[inputs, to_x_row]``."""
     wide = len(lanes)
     size, many = TILE * wide, hidden * TILE

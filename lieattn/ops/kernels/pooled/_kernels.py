@@ -158,11 +158,8 @@ def pooled_forward(p, s, lists, first, last, out, top, total, scratch, lanes):
     leaves the entries of points without edges alone.
     """
     wide = len(lanes)
-    weights, keys, values = (
-        at_address(scratch.weights, lanes),
-        at_address(scratch.keys, lanes),
-        at_address(scratch.values, lanes),
-    )
+    weights = at_address(scratch.weights, lanes)
+    keys, values = at_address(scratch.keys, lanes), at_address(scratch.values, lanes)
     for target in range(first, last):
         begin, end = integer_at(lists.row_ptr, target), integer_at(lists.row_ptr, target + 1)
         if begin == end:
@@ -182,14 +179,8 @@ def pooled_forward(p, s, lists, first, last, out, top, total, scratch, lanes):
             kind = integer_at(lists.kind, edge) if s.indexed else edge
             for h in range(s.outs):
                 value_at(p, s, source, kind, h, values, lanes)
-                add_weighted(
-                    sums,
-                    h * s.width * wide,
-                    load(weights, ((edge - begin) * s.outs + h) * wide, lanes),
-                    values,
-                    s.width,
-                    lanes,
-                )
+                weight = load(weights, ((edge - begin) * s.outs + h) * wide, lanes)
+                add_weighted(sums, h * s.width * wide, weight, values, s.width, lanes)
 
 
 @compiled
@@ -242,11 +233,8 @@ def pooled_backward(p, s, lists, first, last, out, norm, grad, grads, window, sc
     ``out`` and ``grad`` are the output and its gradient, ``norm`` the logarithms of the sums, [points, outs].
     """
     wide = len(lanes)
-    keys, values, delta = (
-        at_address(scratch.keys, lanes),
-        at_address(scratch.values, lanes),
-        at_address(scratch.delta, lanes),
-    )
+    keys, values = at_address(scratch.keys, lanes), at_address(scratch.values, lanes)
+    delta = at_address(scratch.delta, lanes)
     key_slope, value_slope = at_address(scratch.key_slope, lanes), at_address(scratch.value_slope, lanes)
     for target in range(first, last):
         begin, end = integer_at(lists.row_ptr, target), integer_at(lists.row_ptr, target + 1)
@@ -259,12 +247,8 @@ def pooled_backward(p, s, lists, first, last, out, norm, grad, grads, window, sc
         result = row(at_address(out, lanes), target, s.outs * s.width * wide)
         set_all(delta, s.outs, 0.0, lanes)
         for h in range(s.outs):
-            start = h * s.width * wide
-            store(
-                delta,
-                h * wide,
-                products(offset(slope, start), offset(result, start), s.width, load(delta, h * wide, lanes), lanes),
-            )
+            back, there = offset(slope, h * s.width * wide), offset(result, h * s.width * wide)
+            store(delta, h * wide, products(back, there, s.width, load(delta, h * wide, lanes), lanes))
         for edge in range(begin, end):
             source = integer_at(lists.source, edge)
             kind = integer_at(lists.kind, edge) if s.indexed else edge

@@ -16,6 +16,8 @@ from numba import types
 
 from lieattn.ops.kernels.vectors._vectors import fill, load, multiply_add, offset, prefetch, stay_apart, store
 
+_NOT_COMPILED = ("__init__.py", "_bundle.py", "_dropout.py", "_launch.py", "_layout.py", "_operator.py")
+
 
 def compiled(function: Callable[..., Any]) -> Any:
     """Compile at the first call, without the interpreter's lock; cached on disk wherever a folder can be written."""
@@ -40,7 +42,8 @@ def compiled(function: Callable[..., Any]) -> Any:
 @cache
 def _source_stamp() -> tuple[tuple[int, int], ...]:
     """Time and size of the files that kernels may be compiled from."""
-    found = (path.stat() for path in sorted(Path(__file__).parents[1].glob("*/*.py")) if path.parent.name != "triton")
+    paths = sorted(Path(__file__).parents[1].glob("*/*.py"))
+    found = (path.stat() for path in paths if path.parent.name != "triton" and path.name not in _NOT_COMPILED)
     return tuple((file.st_mtime_ns, file.st_size) for file in found)
 
 

@@ -10,6 +10,7 @@ Pointers are addresses of one element type; ``offset`` moves them by elements. N
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -185,17 +186,22 @@ def add_up(typingctx: Any, vector: Any) -> Any:
     """Sum of the lanes, by halves, so that the order is always the same."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value, count = args[0], vector.count
-        while count > 1:
-            count //= 2
-            low, high = (
-                builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(ir.IntType(32), count), list(part)))
-                for part in (range(count), range(count, 2 * count))
-            )
-            value = builder.fadd(low, high)
-        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+        return _fold_halves(builder, args[0], builder.fadd)
 
     return vector.dtype(vector), build
+
+
+def _fold_halves(builder: Any, value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+    """Combine the lower half of the lanes with the upper one until one lane is left."""
+    count = value.type.count
+    while count > 1:
+        count //= 2
+        low, high = (
+            builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(ir.IntType(32), count), list(part)))
+            for part in (range(count), range(count, 2 * count))
+        )
+        value = combine(low, high)
+    return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
 
 
 def _arithmetic(instruction: str) -> Any:
@@ -218,13 +224,10 @@ def _operator(python: Any, operate: Any) -> None:
         return both if isinstance(left, Vector) and left == right else None
 
 
-for _python, _instruction in (
-    (operator.add, "fadd"),
-    (operator.sub, "fsub"),
-    (operator.mul, "fmul"),
-    (operator.truediv, "fdiv"),
-):
-    _operator(_python, _arithmetic(_instruction))
+_operator(operator.add, _arithmetic("fadd"))
+_operator(operator.sub, _arithmetic("fsub"))
+_operator(operator.mul, _arithmetic("fmul"))
+_operator(operator.truediv, _arithmetic("fdiv"))
 
 
 @intrinsic
@@ -345,15 +348,10 @@ def _extreme(comparison: str) -> Any:
     @intrinsic
     def reduce(typingctx: Any, vector: Any) -> Any:
         def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            value, count = args[0], vector.count
-            while count > 1:
-                count //= 2
-                low, high = (
-                    builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(ir.IntType(32), count), list(part)))
-                    for part in (range(count), range(count, 2 * count))
-                )
-                value = builder.select(builder.fcmp_ordered(comparison, high, low), high, low)
-            return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+            def extreme(low: ir.Value, high: ir.Value) -> ir.Value:
+                return builder.select(builder.fcmp_ordered(comparison, high, low), high, low)
+
+            return _fold_halves(builder, args[0], extreme)
 
         return vector.dtype(vector), build
 

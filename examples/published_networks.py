@@ -25,7 +25,7 @@ from torch import nn
 from torch_geometric.loader import DataLoader
 
 from lieattn.groups import cyclic, trivial
-from lieattn.models import AttentiveAllCNN, AttentiveCNN, BottleneckResNet
+from lieattn.models import AffineSelfConvNet, AttentiveAllCNN, AttentiveCNN
 from lieattn.train import PointSetClassifier, PointSetData, WarmupCosine
 from lieattn_datasets import CIFAR10Subset, ImagePoints, RotatedMNISTRecipe, Standardize
 
@@ -80,7 +80,8 @@ def build(name: str, config: Config, channels: int) -> nn.Module:
     group = cyclic(4) if name.startswith("p4") else trivial(2)
     if "CNN" not in name:
         layer = RESIDUAL[name.removeprefix("p4 ")]
-        return BottleneckResNet(group, channels, 10, blocks=config.blocks, width=config.width or None, layer=layer)
+        width = config.width or None
+        return AffineSelfConvNet(group, channels, 10, blocks=config.blocks, channels=width, layer=layer)
     base, _, kind = name.partition("CNN")
     attention = ATTENTION[kind]
     if base == "p4 All-":

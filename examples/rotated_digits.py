@@ -30,7 +30,7 @@ from torch_geometric.loader import DataLoader
 from lieattn import viz
 from lieattn.geometry import Radius
 from lieattn.groups import FiniteGroup, cyclic, trivial
-from lieattn.models import GSANet
+from lieattn.models import GSANet, GSAOptions, GSAReadout
 from lieattn.train import PointSetClassifier, PointSetData, WarmupCosine
 from lieattn_datasets import Digits, ImagePoints, RotatePoints, Standardize
 
@@ -87,7 +87,8 @@ def build(group: FiniteGroup, config: Config) -> GSANet:
         blocks=(0, 2),
         heads=config.heads,
         neighborhood=Radius(config.radius),
-        point_pool="mean",
+        readout=GSAReadout("mean"),
+        options=GSAOptions(values=False),  # pixels differ, so positions in the scores suffice
     )
 
 

@@ -26,7 +26,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 
 from lieattn.geometry import Radius
 from lieattn.groups import FiniteGroup, cyclic, dihedral, trivial
-from lieattn.models import GSANet
+from lieattn.models import GSANet, GSAOptions, GSAReadout
 from lieattn.train import LastCheckpoint, PointSetClassifier, PointSetData, WarmupCosine
 from lieattn_datasets import ImagePoints, RotatedMNIST, RotatedMNISTRecipe, Standardize
 
@@ -80,7 +80,8 @@ def build(group: FiniteGroup, network: str) -> GSANet:
         return GSANet.rot_mnist(group)
     if network != "small":
         raise ValueError(f"network: expected 'small' or 'paper', got {network!r}")
-    return GSANet(group, channels=20, blocks=(0, 2), heads=4, neighborhood=Radius(2.1), point_pool="mean")
+    options = {"readout": GSAReadout("mean"), "options": GSAOptions(values=False)}
+    return GSANet(group, channels=20, blocks=(0, 2), heads=4, neighborhood=Radius(2.1), **options)
 
 
 def main(config: Config) -> dict[str, float | str]:

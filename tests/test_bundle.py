@@ -1,5 +1,7 @@
 """Clouds that are alike share the vectors of the fused kernel: the same numbers as by the plain evaluation."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,12 +11,13 @@ from lieattn.ops import _plain as plain
 from tests.test_kernels import assert_same, results
 
 pytest.importorskip("numba")
-from lieattn.ops.kernels import _layout
-from lieattn.ops.kernels._arguments import Arguments, head_ranges
-from lieattn.ops.kernels._bundle import Bundle, bundle
-from lieattn.ops.kernels._dropout import dropout_mask
+from lieattn.ops._terms import Problem
+from lieattn.ops.kernels._heads import head_ranges
 from lieattn.ops.kernels._memory import Workspace
-from lieattn.ops.kernels._packing import pack, unpack
+from lieattn.ops.kernels.attention import _layout
+from lieattn.ops.kernels.attention._bundle import Bundle, bundle
+from lieattn.ops.kernels.attention._dropout import dropout_mask
+from lieattn.ops.kernels.attention._packing import pack, unpack
 
 POINTS, FIBER, DIM, VALUE, TYPES = 6, 3, 3, 5, 4
 COPIES = [(2, 1), (4, 3), (4, 2), (6, 9), (8, 6)]  # clouds, heads
@@ -48,9 +51,7 @@ def copies(clouds, heads, dtype=torch.float64, isolated=True):
 
 
 def bundled(signals, neighbors, terms, index):
-    tables = (getattr(terms, name) for name in NAMES)
-    arguments = Arguments(*signals, *tables, pattern="joint", normalize="softmax")
-    return bundle(arguments, neighbors.row_ptr, neighbors.source, index).clouds
+    return bundle(Problem(*signals, neighbors, replace(terms, row=index), "joint", "softmax")).clouds
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -75,22 +76,15 @@ def test_the_last_heads_in_shorter_vectors(pattern, clouds, heads, monkeypatch):
     terms = RelativeTerms(**{name: getattr(terms, name).float() for name in NAMES}, row=index)
     given = signals, neighbors, terms, index
     assert_same(*(results(*given, name, pattern=pattern) for name in ("numba", "plain")), 1e-5)
-    arguments = Arguments(*signals, *(getattr(terms, name) for name in NAMES), pattern=pattern, normalize="softmax")
-    together = bundle(arguments, neighbors.row_ptr, neighbors.source, index)
-    assert len(together.head_ranges(arguments)) == 2
+    problem = Problem(*signals, neighbors, terms, pattern, "softmax", dropout=0.5)
+    together = bundle(problem)
+    assert len(together.head_ranges(problem)) == 2
     with backend("numba"):
         torch.manual_seed(3)
         dropped, _ = group_attention(*signals, neighbors, terms=terms, pattern=pattern, dropout=0.5, scale=1.0)
     torch.manual_seed(3)
-    mask = dropout_mask(arguments, neighbors.num_edges, int(torch.randint(2**62, ())), 0.5, together)
-    wanted, _ = plain.attend(
-        *signals,
-        neighbors,
-        pattern=pattern,
-        normalize="softmax",
-        terms=terms,
-        drop=lambda weights: weights * (mask if weights.ndim == mask.ndim else mask[..., 0]),
-    )
+    mask = dropout_mask(problem, int(torch.randint(2**62, ())), together)
+    wanted, _ = plain.attend(problem, lambda weights: weights * (mask if weights.ndim == mask.ndim else mask[..., 0]))
     assert_same([dropped], [wanted], 1e-5)
 
 

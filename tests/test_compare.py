@@ -25,7 +25,6 @@ from lieattn.compare import _budget as budgets
 from lieattn.compare import _cell as cells
 from lieattn.compare._data import TurnedClouds, random_rotation, turned
 from lieattn.compare._equivariance import EquivarianceProbe
-from lieattn.compare._memory import training_memory
 from lieattn.compare._models import count_parameters
 from lieattn.compare._settings import BudgetSettings
 from lieattn.groups import SO, FiniteGroup, LieGroup, cyclic, octahedral
@@ -282,9 +281,9 @@ def test_interrupted_cell_continues_to_the_same_record(finished, tmp_path, monke
     real = budgets.Budget.on_train_batch_end
 
     def interrupted(self, trainer, *rest):
-        real(self, trainer, *rest)
-        if self.steps == step:
+        if self.steps == step - 1:
             os.kill(os.getpid(), signal.SIGINT)
+        real(self, trainer, *rest)
 
     options = {"seeds": [0], "fractions": [1.0]}
     with monkeypatch.context() as patch:
@@ -588,7 +587,7 @@ def test_own_group_is_measured_apart(tmp_path, group, own):
         def forward(self, data):
             return global_mean_pool(data.pos.abs().pow(3).sum(dim=1, keepdim=True), data.batch)
 
-    probe = EquivarianceProbe(Sets(settings(tmp_path)), 3, 4, ["y"])
+    probe = EquivarianceProbe(Sets(settings(tmp_path, equivariance={"clouds": 3, "elements": 4})), ["y"])
     if own == "refused":
         with pytest.raises(ValueError, match="C3 acts on 2 coordinates, the clouds have 3"):
             probe.measure(Signs(), group)
@@ -605,8 +604,8 @@ def test_finite_groups_are_certified(tmp_path):
         def forward(self, data):
             return global_mean_pool(data.pos.norm(dim=1, keepdim=True), data.batch)
 
-    sets = Sets(settings(tmp_path, data__vectors=[], data__tensors=[]))
-    found = EquivarianceProbe(sets, 2, 2, ["y"]).measure(Radius(), octahedral())
+    sets = Sets(settings(tmp_path, data__vectors=[], data__tensors=[], equivariance={"clouds": 2, "elements": 2}))
+    found = EquivarianceProbe(sets, ["y"]).measure(Radius(), octahedral())
     assert found["rotations"] < 1e-6
     assert found["own"] > 1e-2
 
@@ -628,7 +627,7 @@ def test_schedule_spans_the_budget():
 @pytest.mark.slow
 def test_memory_is_measured_in_a_process_of_its_own():
     batch = Batch.from_data_list([Rods()[0]] * 2000)
-    found = training_memory(spec("Distances", outputs=2, channels=1024), batch)
+    found = cells.training_memory(spec("Distances", outputs=2, channels=1024), batch)
     hidden = 8000 * 1024 * 4 / 2**20
     assert hidden < found < 20 * hidden
 

@@ -17,7 +17,9 @@ from lieattn.ops import RelativeTerms, _backend, backend, explain, group_attenti
 from tests.test_ops import DIM, HEADS, VALUE, problem
 
 pytest.importorskip("numba")
-from lieattn.ops.kernels import _fused, _launch, _layout, _pooled_fused
+from lieattn.ops.kernels import _calls
+from lieattn.ops.kernels.attention import _layout, _operator
+from lieattn.ops.kernels.pooled import _operator as _pooled_operator
 
 NAMES = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta")
 OF_EDGES = ("positional_key", "displacement_bias", "psi", "beta")
@@ -182,7 +184,7 @@ def test_threads_change_rounding_only(threads, monkeypatch):
     signals, neighbors, tables, index = problem("query_sum", TERMS["all"])
     wanted = results(signals, neighbors, tables, index, "plain", pattern="query_sum")
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(_launch, "_MOST_WINDOWS", 2)
+    monkeypatch.setattr(_calls, "_MOST_WINDOWS", 2)
     found = [results(signals, neighbors, tables, index, "numba", pattern="query_sum") for _ in range(3)]
     assert_same(found[0], wanted)
     for again in found[1:]:
@@ -302,12 +304,12 @@ def test_registration_with_torch():
     given = [s.requires_grad_() for s in (*signals, *(getattr(tables, name) for name in NAMES))]
     lists = (neighbors.row_ptr, neighbors.source, neighbors.target, index)
     options = (torch.tensor(0), "query_sum", "softmax", 0.0)
-    torch.library.opcheck(_fused._forward, (*given, *lists, *options))
-    out, norm = _fused._forward(*given, *lists, *options)
+    torch.library.opcheck(_operator._forward, (*given, *lists, *options))
+    out, norm = _operator._forward(*given, *lists, *options)
     arguments = (torch.randn_like(out), norm.detach(), *given, *lists, *options)
-    torch.library.opcheck(_fused._backward, arguments)
+    torch.library.opcheck(_operator._backward, arguments)
     absent = (*given[:3], *(None,) * 6, *lists[:3], None, *options)
-    torch.library.opcheck(_fused._forward, absent)
+    torch.library.opcheck(_operator._forward, absent)
 
 
 @pytest.mark.parametrize("pattern", ["joint", "query_sum"])
@@ -386,7 +388,7 @@ def test_the_choice_is_explained():
 def test_the_explained_choice_is_the_one_taken(pattern, dropout, monkeypatch):
     """The kernels evaluate what is explained to be theirs, and nothing else."""
     calls = []
-    for module in (_fused, _pooled_fused):
+    for module in (_operator, _pooled_operator):
         forward = module._forward
         monkeypatch.setattr(module, "_forward", lambda *a, forward=forward: calls.append(a) or forward(*a))
     x, neighbors = torch.randn(7, 3, 2, 4), Radius(4.0)(torch.randn(7, 2))
@@ -413,7 +415,7 @@ def test_overlapping_blocks_of_two_threads():
 
 
 def test_numba_is_absent(monkeypatch):
-    monkeypatch.setattr(_backend, "has_numba", lambda: False)
+    monkeypatch.setitem(_backend._INSTALLED, "numba", False)
     signals, neighbors, _, _ = problem("joint", ())
     assert "not installed" in str(explain(*signals))
     with pytest.raises(ValueError, match="not installed"), backend("numba"):
@@ -425,7 +427,7 @@ def test_nothing_can_be_cached(monkeypatch):
     """A package folder and a home that cannot be written to cost time, not function."""
     import numba
 
-    from lieattn.ops.kernels._products import compiled
+    from lieattn.ops.kernels.vectors._products import compiled
 
     compile_ = numba.njit
 
@@ -446,3 +448,17 @@ def test_import_is_light_and_the_variable_chooses():
     assert done.stdout.split() == ["False", "plain"]
     failed = subprocess.run(run, env={**environment, "LIEATTN_BACKEND": "fast"}, capture_output=True, text=True)
     assert "LIEATTN_BACKEND: expected one of" in failed.stderr
+
+
+def test_location_scores_on_several_threads(monkeypatch):
+    """Parts of the targets add to the values of their windows where there are no keys."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    neighbors = Radius(1.0)(torch.randn(30, 2))
+    value = torch.randn(30, 3, HEADS, VALUE, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(neighbors.num_edges, 3, 3, HEADS, dtype=torch.float64, requires_grad=True)
+    found = []
+    for name in ("numba", "plain"):
+        with backend(name):
+            out, _ = group_attention(None, None, value, neighbors, terms=RelativeTerms(displacement_bias=bias))
+            found.append([out, *torch.autograd.grad(out.square().sum(), (value, bias))])
+    assert_same(*found)

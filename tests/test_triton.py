@@ -7,6 +7,7 @@ of their own, which ``test_in_the_interpreter`` starts.
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ import torch
 from lieattn.geometry import Neighbors
 from lieattn.ops import RelativeTerms, backend, explain, group_attention
 from lieattn.ops import _plain as plain
-from lieattn.ops.kernels._arguments import Arguments
-from lieattn.ops.kernels._dropout import dropout_mask
+from lieattn.ops._terms import Problem
+from lieattn.ops.kernels.attention._dropout import dropout_mask
 
 pytest.importorskip("triton", reason="triton is not installed: pip install lieattn[gpu]")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -77,27 +78,26 @@ def problem(case, fiber=3, heads=2, depth=3, width=2, dtype=torch.float64, index
     return (query, key, value), neighbors, terms, index, pattern, normalize, dropout
 
 
-def arguments_of(signals, terms, pattern, normalize):
+def problem_of(signals, neighbors, terms, pattern, normalize, dropout=0.0):
+    """All operands, absent ones too, and the problem that they pose to a kernel."""
     names = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta")
     operands = [*signals, *(getattr(terms, name) for name in names)]
-    return operands, Arguments(*(None if t is None else t.detach() for t in operands), pattern, normalize)
+    query, key, value, *tables = (None if t is None else t.detach() for t in operands)
+    terms = RelativeTerms(*tables, row=terms.row)
+    return operands, Problem(query, key, value, neighbors, terms, pattern, normalize, dropout)
 
 
-def reference(operands, arguments, neighbors, index, dropout, grad_out=None):
+def reference(operands, given, grad_out=None):
     """Output and gradients by the plain evaluation."""
 
     def drop(weights):
-        mask = dropout_mask(arguments, neighbors.num_edges, SEED, dropout).to(weights.device)
+        mask = dropout_mask(given, SEED).to(weights.device)
         return weights * (mask if weights.ndim == mask.ndim else mask[..., 0])
 
-    out, _ = plain.attend(
-        *operands[:3],
-        neighbors,
-        pattern=arguments.pattern,
-        normalize=arguments.normalize,
-        terms=RelativeTerms(*operands[3:], row=index),
-        drop=drop if dropout > 0 else None,
-    )
+    query, key, value, *tables = operands
+    terms = RelativeTerms(*tables, row=given.terms.row)
+    watched = replace(given, query=query, key=key, value=value, terms=terms)
+    out, _ = plain.attend(watched, drop if given.dropout > 0 else None)
     grad_out = torch.randn_like(out) if grad_out is None else grad_out
     grads = torch.autograd.grad(out, [t for t in operands if t is not None], grad_out)
     return out.detach(), grad_out, grads
@@ -110,21 +110,20 @@ def close(found, expected, tolerance):
 
 
 def check(case, tolerance, again=False, **options):
-    from lieattn.ops.kernels._triton_launch import run_backward, run_forward
+    from lieattn.ops.kernels.triton._launch import run_backward, run_forward
 
-    signals, neighbors, terms, index, pattern, normalize, dropout = problem(case, **options)
-    operands, arguments = arguments_of(signals, terms, pattern, normalize)
-    expected, grad_out, grads = reference(operands, arguments, neighbors, index, dropout)
-    lists = neighbors.row_ptr, neighbors.source, index, SEED, dropout
-    out, norm = run_forward(arguments, *lists)
+    signals, neighbors, terms, _index, pattern, normalize, dropout = problem(case, **options)
+    operands, given = problem_of(signals, neighbors, terms, pattern, normalize, dropout)
+    expected, grad_out, grads = reference(operands, given)
+    out, norm = run_forward(given, SEED)
     close(out, expected, tolerance)
-    found = run_backward(arguments, *lists, grad_out, norm)
+    found = run_backward(given, SEED, grad_out, norm)
     assert [g.numel() == 0 for g in found] == [t is None for t in operands]
     for grad, wanted in zip((g for g in found if g.numel()), grads, strict=True):
         assert grad.dtype == wanted.dtype
         close(grad, wanted, tolerance)
     if again:
-        repeated = run_backward(arguments, *lists, grad_out, norm)
+        repeated = run_backward(given, SEED, grad_out, norm)
         assert all(torch.equal(one, other) for one, other in zip(found, repeated, strict=True))
 
 
@@ -154,23 +153,23 @@ def test_more_heads_than_a_block_of_the_dropout_mask():
 
 @interpreted
 def test_many_edges_of_a_type_are_split_among_programs(monkeypatch):
-    from lieattn.ops.kernels import _triton_launch
+    from lieattn.ops.kernels.triton import _launch
 
-    monkeypatch.setattr(_triton_launch, "_EDGES_A_PROGRAM", 1)
+    monkeypatch.setattr(_launch, "_EDGES_A_PROGRAM", 1)
     check("location only", 1e-12, heads=1, lists=([0, 4, 8, 11], [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1]))
 
 
 @interpreted
 def test_large_scores_do_not_overflow():
     check("location only", 1e-12)
-    from lieattn.ops.kernels._triton_launch import run_forward
+    from lieattn.ops.kernels.triton._launch import run_forward
 
-    signals, neighbors, terms, index, pattern, normalize, _ = problem("joint", dtype=torch.float32)
+    signals, neighbors, terms, _index, pattern, normalize, _ = problem("joint", dtype=torch.float32)
     with torch.no_grad():
         signals[0].mul_(1e4)
-    operands, arguments = arguments_of(signals, terms, pattern, normalize)
-    out, _ = run_forward(arguments, neighbors.row_ptr, neighbors.source, index, SEED, 0.0)
-    expected, _, _ = reference(operands, arguments, neighbors, index, 0)
+    operands, given = problem_of(signals, neighbors, terms, pattern, normalize)
+    out, _ = run_forward(given, SEED)
+    expected, _, _ = reference(operands, given)
     close(out, expected, 1e-5)
 
 
@@ -180,20 +179,20 @@ def test_large_scores_do_not_overflow():
 )
 def test_half_precision_keeps_statistics_in_float32(case, dtype):
     """Signals in half precision and tables in float32 give what float32 gives for the rounded signals."""
-    from lieattn.ops.kernels._triton_launch import run_backward, run_forward
+    from lieattn.ops.kernels.triton._launch import run_backward, run_forward
 
-    signals, neighbors, terms, index, pattern, normalize, _ = problem(case, heads=1, dtype=torch.float32)
+    signals, neighbors, terms, _index, pattern, normalize, _ = problem(case, heads=1, dtype=torch.float32)
     half = tuple(t.detach().to(dtype) for t in signals)
-    operands, wide = arguments_of([t.float().requires_grad_() for t in half], terms, pattern, normalize)
-    _, narrow = arguments_of(half, terms, pattern, normalize)
-    expected, grad_out, grads = reference(operands, wide, neighbors, index, 0)
-    lists = neighbors.row_ptr, neighbors.source, index, SEED, 0.0
-    out, norm = run_forward(narrow, *lists)
+    exact = [t.float().requires_grad_() for t in half]
+    operands, wide = problem_of(exact, neighbors, terms, pattern, normalize)
+    _, narrow = problem_of(half, neighbors, terms, pattern, normalize)
+    expected, grad_out, grads = reference(operands, wide)
+    out, norm = run_forward(narrow, SEED)
     assert out.dtype == dtype
     assert norm.dtype == torch.float32
-    assert torch.equal(norm, run_forward(wide, *lists)[1])
+    assert torch.equal(norm, run_forward(wide, SEED)[1])
     close(out, expected, torch.finfo(dtype).eps)
-    found = [g for g in run_backward(narrow, *lists, grad_out, norm) if g.numel()]
+    found = [g for g in run_backward(narrow, SEED, grad_out, norm) if g.numel()]
     assert [g.dtype for g in found[:3]] == [dtype] * 3
     for grad, wanted in zip(found, grads, strict=True):
         close(grad, wanted, torch.finfo(dtype).eps)
@@ -220,13 +219,13 @@ def test_behind_the_public_operator(case, dtype):
 
 @interpreted
 def test_is_a_proper_operator():
-    from lieattn.ops.kernels import _fused
+    from lieattn.ops.kernels.attention import _operator
 
     signals, neighbors, terms, index, pattern, normalize, _ = problem("framewise, exp-mean", fiber=2, heads=1)
     tables = (terms.positional_key, *(None,) * 5)
     lists = neighbors.row_ptr, neighbors.source, neighbors.target, index, torch.tensor(SEED)
     with backend("triton"):
-        torch.library.opcheck(_fused._forward, (*signals, *tables, *lists, pattern, normalize, 0.0))
+        torch.library.opcheck(_operator._forward, (*signals, *tables, *lists, pattern, normalize, 0.0))
 
 
 @compiled
@@ -260,7 +259,7 @@ def test_compiles_for_a_gpu_that_is_not_here(fiber, monkeypatch, tmp_path):
     """Triton's compiler accepts what the interpreter computed, down to machine code; nothing is launched."""
     from triton.runtime import driver
 
-    from lieattn.ops.kernels import _triton_launch
+    from lieattn.ops.kernels.triton import _launch
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(driver, "_active", _NoDriver())
@@ -277,13 +276,12 @@ def test_compiles_for_a_gpu_that_is_not_here(fiber, monkeypatch, tmp_path):
             return build
 
     for name in ("forward", "backward_targets", "backward_sources", "backward_types"):
-        monkeypatch.setattr(_triton_launch, name, Compiled(getattr(_triton_launch, name)))
+        monkeypatch.setattr(_launch, name, Compiled(getattr(_launch, name)))
     case = "joint, all tables" if fiber == 3 else "query sum"
-    signals, neighbors, terms, index, pattern, normalize, dropout = problem(case, fiber=fiber, dtype=torch.float32)
-    _, arguments = arguments_of(signals, terms, pattern, normalize)
-    lists = neighbors.row_ptr, neighbors.source, index, SEED, dropout
-    out, norm = _triton_launch.run_forward(arguments, *lists)
-    _triton_launch.run_backward(arguments, *lists, out, norm)
+    signals, neighbors, terms, _index, pattern, normalize, dropout = problem(case, fiber=fiber, dtype=torch.float32)
+    _, given = problem_of(signals, neighbors, terms, pattern, normalize, dropout)
+    out, norm = _launch.run_forward(given, SEED)
+    _launch.run_backward(given, SEED, out, norm)
     assert len(sizes) == 4
 
 

@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 
 numba = pytest.importorskip("numba")
-from lieattn.ops.kernels._arguments import HeadRange, head_ranges, lanes_of  # noqa: E402
-from lieattn.ops.kernels._lanes import gather  # noqa: E402
-from lieattn.ops.kernels._products import combine, compiled, copy_row, dot_products  # noqa: E402
-from lieattn.ops.kernels._vectors import at_address, exp, load, store  # noqa: E402
+from lieattn.ops.kernels._heads import HeadRange, head_ranges, lanes_of  # noqa: E402
+from lieattn.ops.kernels.vectors._products import combine, compiled, copy_row, dot_products  # noqa: E402
+from lieattn.ops.kernels.vectors._vectors import (  # noqa: E402
+    at_address,
+    exp,
+    gather,
+    load,
+    store,
+)
 
 LANES = [(np.float32, 16), (np.float32, 4), (np.float64, 4)]
 SIZES = [(1, 1, 1), (2, 3, 4), (3, 4, 5), (4, 4, 10), (5, 5, 6), (7, 9, 8), (8, 8, 10), (6, 10, 3), (4, 0, 2)]

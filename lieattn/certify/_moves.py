@@ -133,8 +133,8 @@ def scrambled(cloud: Data, kind: Kind, dim: int, *, centered: bool, generator: t
     turns = torch.stack([random_rotation(dim, generator)[0] for _ in range(_TURNS)])
     chosen = torch.randint(_TURNS, (len(pos),), generator=generator)
     other.pos = pos.clone()
-    for number, turn in enumerate(turns):
-        rows = (chosen == number).nonzero()[:, 0]
+    for number in chosen.unique().tolist():
+        turn, rows = turns[number], (chosen == number).nonzero()[:, 0]
         other.pos[rows] = transform("data.pos", kind, pos[rows], turn, (center - turn @ center).expand(len(rows), -1))
     return other
 

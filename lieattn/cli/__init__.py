@@ -36,17 +36,9 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``lieattn SUBCOMMAND ...``.
+    """Run ``lieattn SUBCOMMAND ...`` with the arguments given, or those of the process.
 
-    Parameters
-    ----------
-    arguments
-        What follows ``lieattn``; ``sys.argv[1:]`` by default.
-
-    Returns
-    -------
-    int
-        Exit status: 0; 1 for a failure, as of a certificate; 2 for bad usage; 128 + n after signal n.
+    The exit status is 0; 1 for a failure, as of a certificate; 2 for bad usage; 128 + n after signal n.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):

@@ -8,64 +8,40 @@ import logging
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from lieattn import compare
 from lieattn.cli._quiet import without_warnings
-from lieattn.compare import (
-    Cell,
-    CellRunner,
-    CellStore,
-    Matched,
-    ModelSettings,
-    Record,
-    Sets,
-    Settings,
-    build_task,
-    claim,
-    finite,
-    given_models,
-    in_processes,
-    match_models,
-    read_settings,
-    report,
-    tables,
-    write_json,
-)
+from lieattn.compare import Cell, Matched, ModelSettings, Record, Settings
 from lieattn.train import TrainingInterrupted
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run what is missing of a comparison, and report all of it.
 
-    Parameters
-    ----------
-    name
-        ``"compare"``.
-    arguments
-        What follows it on the command line.
-
-    Returns
-    -------
-    int
-        Exit status: 0, 1 if a training diverged, 2 for a configuration that cannot work, 128 + n after signal n.
+    The exit status is 0, 1 if a training diverged, 2 for a configuration that cannot work, 128 + n after signal n.
     """
     options = _parser(name).parse_args(arguments)
     folder = options.out or Path("runs") / options.config[-1].stem
-    again = shlex.join(["lieattn", name, *arguments])
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    logger.setLevel(logging.WARNING)  # or every trainer of every cell is announced
     try:
-        with _quiet():
+        with without_warnings(".*`max_epochs` was not set", ".*GPU available but not used"):
             status = _compare(options, folder, [name, *arguments])
     except (TrainingInterrupted, KeyboardInterrupt) as stop:
         status = 128 + (stop.signum if isinstance(stop, TrainingInterrupted) else signal.SIGINT)
     except ValueError as error:
         _say("\n".join([f"lieattn {name}: {error}", *getattr(error, "__notes__", [])]))
         return 2
+    finally:
+        logger.setLevel(level)
     if status > 128 and options.claims is None:
+        again = shlex.join(["lieattn", name, *arguments])
         _say(f"lieattn {name}: stopped; finished cells are kept in {folder}\nTo continue: {again}")
     return status
 
@@ -74,50 +50,29 @@ def _parser(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"lieattn {name}",
         description="Train several models under the same budget, with parameter counts that agree, and compare them. "
-        "Finished cells (model, share of the data, seed) are kept and not repeated; the same command continues.",
+        "Finished cells (model, share of the data, seed) are kept and not repeated; the same command continues. "
+        "Settings of later configuration files replace those of earlier ones.",
     )
     add = parser.add_argument
     several: dict[str, Any] = {"action": "extend", "nargs": "+"}
-    add(
-        "--config",
-        **several,
-        type=Path,
-        required=True,
-        metavar="FILE.yaml",
-        help="models, task, data, budget and seeds; settings of later files replace those of earlier ones",
-    )
-    add("--out", type=Path, metavar="DIR", help="folder of the results (default runs/NAME, of the last configuration)")
+    add("--config", **several, type=Path, required=True, metavar="YAML", help="models, task, data, budget and seeds")
+    add("--out", type=Path, metavar="DIR", help="folder of the results (default runs/NAME of the last configuration)")
     add("--json", type=Path, metavar="FILE", help="the report (default DIR/comparison.json)")
     add("--root", metavar="DIR", help="folder of the data, instead of `root` in the configuration")
-    add(
-        "--set",
-        **several,
-        default=[],
-        metavar="SETTING=VALUE",
-        help="settings that replace those of the files, such as budget.seconds=20 data.rotate_train=true",
-    )
+    settings = "settings that replace those of the files, such as budget.seconds=20 data.rotate_train=true"
+    add("--set", **several, default=[], metavar="SETTING=VALUE", help=settings)
     add("--models", **several, metavar="NAME", help="run cells of these models only")
-    add(
-        "--jobs",
-        type=int,
-        default=1,
-        metavar="N",
-        help="processes that train cells at once, each on its share of the threads (OMP_NUM_THREADS); default 1",
-    )
+    jobs = "processes that train cells at once, each on its share of the threads (OMP_NUM_THREADS); default 1"
+    add("--jobs", type=int, default=1, metavar="N", help=jobs)
     add("--claims", type=Path, help=argparse.SUPPRESS)  # what --jobs gives to its processes
     add("--plan", action="store_true", help="show widths and missing cells, and train nothing")
     return parser
 
 
 def _compare(options: argparse.Namespace, folder: Path, command: list[str]) -> int:
-    settings = _settings(options)
-    part = options.claims is not None
-    if part:
-        models = given_models(settings, options.claims)
-    else:
-        models = match_models(settings)
-        _say("\n".join(_matched(name, model, count) for name, (model, count) in models.items()))
-    store = CellStore(folder, _say)
+    settings, part = _settings(options), options.claims is not None
+    models = compare.given_models(settings, options.claims) if part else compare.match_models(settings)
+    store = compare.CellStore(folder, _say)
     cells = settings.cells()
     records = _finished(settings, models, store)
     missing = [
@@ -126,31 +81,29 @@ def _compare(options: argparse.Namespace, folder: Path, command: list[str]) -> i
         if cell not in records and (options.models is None or cell.model in options.models)
     ]
     if not part:
+        _say("\n".join(_matched(name, model, count) for name, (model, count) in models.items()))
         _say(f"{len(records)} of {len(cells)} cells are finished, {len(missing)} to run; results in {folder}")
     if options.plan:
-        Sets(settings)  # raises where the data does not fit
+        compare.Sets(settings)  # raises where the data does not fit
         return 0
     if options.jobs > 1 and len(missing) > 1 and not part:
-        status = in_processes(command, models, min(options.jobs, len(missing)))
+        status = compare.in_processes(command, models, min(options.jobs, len(missing)))
         records = _finished(settings, models, store)
         if any(cells[number] not in records for number in missing):
             return max(status, 1)
     else:
-        runner = CellRunner(settings, Sets(settings), store)
+        runner = compare.CellRunner(settings, compare.Sets(settings), store)
         for count, number in enumerate(missing, start=1):
-            if part and not claim(options.claims, number):
-                continue
-            cell = cells[number]
-            with _bar(settings, f"{count}/{len(missing)} {cell}") as bar:
-                records[cell] = _run(runner, cell, models[cell.model][0], bar)
-            _say(f"[{count}/{len(missing)}] {cell}: {_result(records[cell])}")
+            if not part or compare.claim(options.claims, number):
+                cell = cells[number]
+                records[cell] = _run(runner, cell, models[cell.model][0], f"{count}/{len(missing)}")
     if not part:
         _report(settings, models, [records[cell] for cell in cells if cell in records], options.json, folder)
     return 1 if any(record["failed"] for record in records.values()) else 0
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    settings = read_settings(options.config, options.root, options.set)
+    settings = compare.read_settings(options.config, options.root, options.set)
     if unknown := [name for name in options.models or () if name not in settings.models]:
         raise ValueError(f"--models: {unknown[0]!r} is not among {', '.join(settings.models)}")
     if options.jobs < 1:
@@ -158,38 +111,10 @@ def _settings(options: argparse.Namespace) -> Settings:
     return settings
 
 
-def _finished(settings: Settings, models: Matched, store: CellStore) -> dict[Cell, Record]:
+def _finished(settings: Settings, models: Matched, store: compare.CellStore) -> dict[Cell, Record]:
     """Records of the cells that need not be run."""
     found = {cell: store.load(cell, settings.key(cell, models[cell.model][0])) for cell in settings.cells()}
     return {cell: record for cell, record in found.items() if record is not None}
-
-
-def _run(runner: CellRunner, cell: Cell, model: ModelSettings, bar: Any) -> Record:
-    def advance(steps: int, seconds: float) -> None:
-        bar.update((steps if runner.settings.budget.steps is not None else round(seconds, 1)) - bar.n)
-
-    try:
-        return runner.run(cell, model, advance)
-    except Exception as error:
-        error.add_note(f"in the cell: {cell}")
-        raise
-
-
-def _report(settings: Settings, models: Matched, records: list[Record], path: Path | None, folder: Path) -> None:
-    name, (model, _) = next(iter(models.items()))
-    metric, mode = build_task(settings, name, model).monitor
-    content = report(settings, metric.removeprefix("val/"), mode == "max", records)
-    sys.stdout.write(tables(content) + "\n")
-    path = path or folder / "comparison.json"
-    write_json(path, content)
-    written = [path]
-    if importlib.util.find_spec("matplotlib") is None:
-        _say('no picture: it needs matplotlib, pip install "lieattn[viz]"')
-    elif any(record["failed"] is None for record in records):
-        from lieattn.viz import comparison, save
-
-        written.append(save(comparison(finite(content)), path.with_suffix(".png")))
-    _say("\n".join(f"written: {file}" for file in written))
 
 
 def _matched(name: str, model: ModelSettings, count: int) -> str:
@@ -197,30 +122,39 @@ def _matched(name: str, model: ModelSettings, count: int) -> str:
     return f"{name}: {count} parameters" + (f" with {chosen}" if chosen else "")
 
 
-def _result(record: Record) -> str:
-    if record["failed"] is not None:
-        return f"failed: {record['failed']}"
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in record["metrics"].items())
-    return f"{metrics}; {record['steps']} steps, {record['seconds']:.1f} s"
-
-
-def _bar(settings: Settings, what: str) -> Any:
-    budget = settings.budget
+def _run(runner: compare.CellRunner, cell: Cell, model: ModelSettings, number: str) -> Record:
+    """Run one cell, with a bar for its budget and a line for its result."""
+    budget = runner.settings.budget
     unit, total = ("step", budget.steps) if budget.steps is not None else ("s", budget.seconds)
-    return tqdm(total=total, desc=what, unit=unit, leave=False, disable=None)
+    with tqdm(total=total, desc=f"{number} {cell}", unit=unit, leave=False, disable=None) as bar:
+        try:
+            record = runner.run(cell, model, lambda *spent: bar.update(round(spent[unit == "s"], 1) - bar.n))
+        except Exception as error:
+            error.add_note(f"in the cell: {cell}")
+            raise
+    result = f"failed: {record['failed']}"
+    if record["failed"] is None:
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in record["metrics"].items())
+        result = f"{metrics}; {record['steps']} steps, {record['seconds']:.1f} s"
+    _say(f"[{number}] {cell}: {result}")
+    return record
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Lightning from announcing every trainer of every cell."""
-    logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        with without_warnings(".*`max_epochs` was not set", ".*GPU available but not used"):
-            yield
-    finally:
-        logger.setLevel(level)
+def _report(settings: Settings, models: Matched, records: list[Record], path: Path | None, folder: Path) -> None:
+    name, (model, _) = next(iter(models.items()))
+    metric, mode = compare.build_task(settings, name, model).monitor
+    content = compare.report(settings, metric.removeprefix("val/"), mode == "max", records)
+    sys.stdout.write(compare.tables(content) + "\n")
+    path = path or folder / "comparison.json"
+    compare.write_json(path, content)
+    written = [path]
+    if importlib.util.find_spec("matplotlib") is None:
+        _say('no picture: it needs matplotlib, pip install "lieattn[viz]"')
+    elif any(record["failed"] is None for record in records):
+        from lieattn.viz import comparison, save
+
+        written.append(save(comparison(compare.finite(content)), path.with_suffix(".png")))
+    _say("\n".join(f"written: {file}" for file in written))
 
 
 def _say(message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import logging
 import shlex
@@ -20,46 +21,25 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
+from lieattn import train
 from lieattn.cli._quiet import without_warnings
-from lieattn.train import (
-    CheckpointError,
-    LastCheckpoint,
-    NonFiniteError,
-    PointSetData,
-    PointSetTask,
-    TrainingInterrupted,
-    UsageError,
-    read_checkpoint,
-    register_types,
-)
 
 # Forces are gradients, which inference mode forbids.
 _DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False}
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Run one of the four subcommands.
+    """Run ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
 
-    Parameters
-    ----------
-    name
-        ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-    arguments
-        What follows it on the command line.
-
-    Returns
-    -------
-    int
-        Exit status: 0, 1 if the training diverged, 2 for a checkpoint that cannot be used, 128 + n after signal n.
+    The exit status is 0, 1 if the training diverged, 2 for a checkpoint that cannot be used, 128 + n after signal n.
     """
-    register_types()
-    # Lightning advertises other products of its makers.
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda said: "Tip:" not in said.getMessage())
+    train.register_types()
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_advertisement)
     try:
         with without_warnings(), tempfile.TemporaryDirectory(prefix="lieattn-") as folder:
             _PointSetCLI(
-                PointSetTask,
-                PointSetData,
+                train.PointSetTask,
+                train.PointSetData,
                 subclass_mode_model=True,
                 trainer_defaults=_DEFAULTS,
                 seed_everything_default=0,
@@ -69,13 +49,13 @@ def run(name: str, arguments: Sequence[str]) -> int:
                 parser_kwargs={"prog": "lieattn"},
                 args=[name, *_with_config(arguments, Path(folder))],
             )
-    except TrainingInterrupted as stop:
-        again = shlex.join(["lieattn", name, *_without_checkpoint(arguments), "--ckpt_path", "last"])
+    except train.TrainingInterrupted as stop:
+        again = shlex.join(["lieattn", name, *_checkpoint_of(arguments)[1], "--ckpt_path", "last"])
         _say(f"lieattn: {stop}\nTo continue: {again}")
         return 128 + stop.signum
-    except (NonFiniteError, UsageError) as error:
+    except (train.NonFiniteError, train.UsageError) as error:
         _say(f"lieattn: {error}")
-        return 1 if isinstance(error, NonFiniteError) else 2
+        return 1 if isinstance(error, train.NonFiniteError) else 2
     return 0
 
 
@@ -83,7 +63,7 @@ class _PointSetCLI(LightningCLI):
     """LightningCLI with loggers, checkpoints and continuation that need no configuration."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_class_arguments(LastCheckpoint, "last")
+        parser.add_class_arguments(train.LastCheckpoint, "last")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self.config = parser.parse_args(args)
@@ -95,18 +75,18 @@ class _PointSetCLI(LightningCLI):
             path = _folder(settings) / f"{settings.ckpt_path}.ckpt"
             if not path.is_file():
                 hint = "start without --ckpt_path" if self.subcommand == "fit" else "train first, or name a file"
-                raise CheckpointError(f"there is no checkpoint {path}: {hint}")
+                raise train.CheckpointError(f"there is no checkpoint {path}: {hint}")
             settings.ckpt_path = str(path)
         elif settings.ckpt_path is None and self.subcommand != "fit":
-            raise CheckpointError(f"{self.subcommand} needs trained weights: --ckpt_path best, last, or a file")
+            raise train.CheckpointError(f"{self.subcommand} needs trained weights: --ckpt_path best, last, or a file")
         if settings.ckpt_path is not None:
-            read_checkpoint(settings.ckpt_path)
+            train.read_checkpoint(settings.ckpt_path)
         dumped = yaml.safe_load(self._parser(self.subcommand).dump(settings))
         self._resolved = {key: dumped[key] for key in ("model", "data")}
 
     def after_instantiate_classes(self) -> None:
         if self.subcommand == "validate" and self.datamodule.sets["val"] is None:
-            raise UsageError("data.val: no data set was given for it")
+            raise train.UsageError("data.val: no data set was given for it")
         self.model.config = self._resolved
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -129,37 +109,32 @@ class _PointSetCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def predict(self, **kwargs: Any) -> None:
-        """Write all predictions to tables in the trainer's root folder.
-
-        Class scores go to ``predictions.csv``, a row a cloud; of other targets each has its ``predictions_NAME.csv``, a
-        row for each cloud or point.
-        """
+        """Write class scores to ``predictions.csv`` in the root folder, other targets to ``predictions_NAME.csv``."""
         if self.trainer.world_size > 1:
-            raise UsageError("predict writes one table, from one process: set trainer.devices to 1")
+            raise train.UsageError("predict writes one table, from one process: set trainer.devices to 1")
         kwargs["return_predictions"] = True
         batches: list[Any] = self.trainer.predict(**kwargs) or []
         root = Path(self.trainer.default_root_dir)
         if batches and isinstance(batches[0], dict):
             for name in batches[0]:
                 values = torch.cat([batch[name] for batch in batches])
-                values = values.reshape(len(values), -1)
-                _write_table(root / f"predictions_{name}.csv", [f"{name}_{k}" for k in range(values.shape[1])], values)
-            return
-        logits = torch.cat([batch for batch in batches if isinstance(batch, Tensor)])
-        labels = torch.stack([torch.arange(len(logits)), logits.argmax(dim=1)], dim=1)
-        head = ["cloud", "label", *(f"logit_{k}" for k in range(logits.shape[1]))]
-        _write_table(root / "predictions.csv", head, logits, labels)
+                _write_table(root / f"predictions_{name}.csv", _columns(name, values))
+        else:
+            logits = torch.cat(batches)
+            labels = {"cloud": torch.arange(len(logits)), "label": logits.argmax(dim=1)}
+            _write_table(root / "predictions.csv", {**labels, **_columns("logit", logits)})
 
 
-def _write_table(path: Path, head: list[str], values: Tensor, labels: Tensor | None = None) -> None:
-    """One row for each row of ``values`` ``[rows, columns]``, behind the integers of ``labels``."""
+def _columns(name: str, values: Tensor) -> dict[str, Tensor]:
+    return {f"{name}_{k}": column for k, column in enumerate(values.reshape(len(values), -1).unbind(dim=1))}
+
+
+def _write_table(path: Path, columns: dict[str, Tensor]) -> None:
+    rows = list(zip(*(column.tolist() for column in columns.values()), strict=True))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(head)
-        for number, row in enumerate(values.tolist()):
-            writer.writerow([*([] if labels is None else labels[number].tolist()), *row])
-    _say(f"predictions, {len(values)} rows: {path}")
+        csv.writer(file).writerows([columns, *rows])
+    _say(f"predictions, {len(rows)} rows: {path}")
 
 
 def _folder(settings: Any) -> Path:
@@ -172,28 +147,27 @@ def _with_config(arguments: Sequence[str], folder: Path) -> list[str]:
     arguments = list(arguments)
     if any(word in ("-c", "-h") or word.startswith(("--config", "--help", "--print_config")) for word in arguments):
         return arguments
-    words = iter(arguments)
-    for word in words:
-        path = next(words, "") if word == "--ckpt_path" else word.removeprefix("--ckpt_path=")
-        if word.startswith("--ckpt_path") and path not in ("last", "best", ""):
-            config = read_checkpoint(path)["lieattn"]["config"]
-            if not config:
-                raise CheckpointError(f"{path} has no configuration, because `lieattn fit` did not write it: --config")
-            file = folder / "config.yaml"
-            file.write_text(yaml.safe_dump(config))
-            return ["--config", str(file), *arguments]
-    return arguments
+    path, _ = _checkpoint_of(arguments)
+    if path in ("last", "best", None):
+        return arguments
+    config = train.read_checkpoint(path)["lieattn"]["config"]
+    if not config:
+        raise train.CheckpointError(f"{path} has no configuration, because `lieattn fit` did not write it: --config")
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(config))
+    return ["--config", str(file), *arguments]
 
 
-def _without_checkpoint(arguments: Sequence[str]) -> list[str]:
-    kept: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        if word == "--ckpt_path":
-            next(words, None)
-        elif not word.startswith("--ckpt_path="):
-            kept.append(word)
-    return kept
+def _checkpoint_of(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The value of ``--ckpt_path``, and the other arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--ckpt_path", nargs="?")
+    found, others = parser.parse_known_args(arguments)
+    return found.ckpt_path, others
+
+
+def _no_advertisement(record: logging.LogRecord) -> bool:
+    return "Tip:" not in record.getMessage()
 
 
 @rank_zero_only

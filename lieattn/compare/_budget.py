@@ -14,57 +14,49 @@ from torch import Tensor
 from lieattn.compare._settings import BudgetSettings
 from lieattn.train import LastCheckpoint, PointSetTask, Schedule
 
-_SAVE_EVERY = 30.0  # seconds between two savings of a cell in progress
-
 NEVER = 10**15
 """More batches than any training has."""
 
+_SAVE_EVERY = 30.0  # seconds between two savings of a cell in progress
 
-class Budget(Callback):
+
+class Budget(LastCheckpoint):
     """Validate at even shares of the steps or seconds, stop when they are spent, and remember what was best.
 
     Counted is the time of the optimizer steps: forward pass, backward pass and update, from when a batch is on the
     device. Not counted are the preparation of data, of batches and of the first step (compilation), validation and
     checkpoints. The step in which the seconds end is finished. The trainer's ``val_check_interval`` is :data:`NEVER`.
 
-    Parameters
-    ----------
-    budget
-        What may be spent.
-    report
-        Called with the steps and seconds spent, after each step.
+    The state is saved every 30 seconds, and on SIGINT or SIGTERM, which stop the training; never between a step and the
+    validation that belongs to it, which a continued training would leave out.
 
-    Attributes
-    ----------
-    steps, seconds, clouds
-        Spent so far, and clouds trained on.
-    history
-        For each validation the step, the seconds and the value monitored.
-    best
-        Weights of the best validation; None before the first.
+    ``report`` is called with the steps and seconds spent, after each step.
     """
 
-    def __init__(self, budget: BudgetSettings, report: Callable[[int, float], None] | None = None) -> None:
+    def __init__(
+        self, budget: BudgetSettings, dirpath: str | None = None, report: Callable[[int, float], None] | None = None
+    ) -> None:
+        super().__init__(dirpath)
         self.budget, self.report = budget, report
-        self.steps, self.clouds, self.seconds = 0, 0, 0.0
-        self.history: list[list[float]] = []
-        self.best: dict[str, Tensor] | None = None
+        self.steps, self.clouds, self.seconds = 0, 0, 0.0  # spent so far
+        self.history: list[list[float]] = []  # for each validation the step, the seconds and the value monitored
+        self.best: dict[str, Tensor] | None = None  # weights of the best validation
         self.best_value = float("nan")
         self._started: float | None = None
+        self._saved = time.monotonic()
 
     @property
     def spent(self) -> float:
         """Share of the budget that is spent, from 0 to 1."""
-        if self.budget.steps is not None:
-            return min(1.0, self.steps / self.budget.steps)
         running = 0.0 if self._started is None else time.perf_counter() - self._started
-        return min(1.0, (self.seconds + running) / float(self.budget.seconds or 1.0))
+        return min(1.0, self._share(self.steps, self.seconds + running))
 
     @property
     def validation_is_due(self) -> bool:
         """Whether another share of the budget was spent since the last validation."""
-        steps, seconds = self.history[-1][:2] if self.history else (0, 0.0)
-        return self._shares(self.steps, self.seconds) > self._shares(steps, seconds)
+        parts = self.budget.evaluations
+        before = self._share(*self.history[-1][:2], parts=parts) if self.history else 0.0
+        return int(self._share(self.steps, self.seconds, parts=parts)) > int(before)
 
     @property
     def is_validated(self) -> bool:
@@ -73,20 +65,20 @@ class Budget(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End at once where a continued training had spent all."""
+        super().on_train_start(trainer, pl_module)
         trainer.should_stop = self.spent >= 1
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Start the clock."""
-        _synchronize(pl_module)
-        self._started = time.perf_counter()
+        self._started = _now(pl_module)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Stop the clock, and the training if all is spent."""
-        _synchronize(pl_module)
-        started, self._started = self._started, None
-        self.seconds += 0.0 if started is None else time.perf_counter() - started
+        """Stop the clock, and the training if all is spent; save between two steps of an epoch if it is time."""
+        if self._started is not None:
+            self.seconds += _now(pl_module) - self._started
+        self._started = None
         self.steps += 1
         self.clouds += batch.num_graphs
         if self.report is not None:
@@ -94,6 +86,12 @@ class Budget(Callback):
         trainer.should_stop = trainer.should_stop or self.spent >= 1
         # Validation by Lightning's own clock would count what the budget does not.
         trainer.val_check_batch = 1 if self.validation_is_due else NEVER
+        if not (trainer.is_last_batch or trainer.should_stop or self.validation_is_due):
+            self._save_if_due(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save if it is time or the training ends, and stop if asked to."""
+        self._save_if_due(trainer, now=trainer.should_stop)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the weights if they are the best so far; a value that is NaN never is, unless it is the first."""
@@ -106,10 +104,16 @@ class Budget(Callback):
             self.best_value = value
             self.best = {key: weight.detach().cpu().clone() for key, weight in pl_module.state_dict().items()}
 
-    def _shares(self, steps: float, seconds: float) -> int:
-        """How many shares of the budget are spent, of as many as there are validations."""
+    def _share(self, steps: float, seconds: float, *, parts: int = 1) -> float:
+        """Parts of the budget that are spent, of so many."""
         spent, total = (seconds, self.budget.seconds) if self.budget.steps is None else (steps, self.budget.steps)
-        return int(spent * self.budget.evaluations / float(total or 1.0))
+        return spent * parts / (total or 1.0)
+
+    def _save_if_due(self, trainer: Trainer, *, now: bool = False) -> None:
+        stop = self._stop(trainer)
+        if stop or now or time.monotonic() - self._saved > _SAVE_EVERY:
+            self._save(trainer, stop)
+            self._saved = time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
         """All that was counted, for a checkpoint."""
@@ -124,15 +128,7 @@ class Budget(Callback):
 
 
 class BudgetSchedule(Schedule):
-    """Stretches a schedule over the budget, which counts as one epoch.
-
-    Parameters
-    ----------
-    schedule
-        Any schedule that fits into one epoch.
-    budget
-        Tells how much is spent.
-    """
+    """Stretches a schedule, any one that fits into one epoch, over the budget, which counts as one epoch."""
 
     RESOLUTION = 100_000
 
@@ -147,50 +143,8 @@ class BudgetSchedule(Schedule):
         return self.schedule.factor(round(self.budget.spent * self.RESOLUTION), self.RESOLUTION, self.RESOLUTION)
 
 
-class CellCheckpoint(LastCheckpoint):
-    """Keep the state of a cell in progress: every 30 seconds, and on SIGINT or SIGTERM, which stop the training.
-
-    Never between a step and the validation that belongs to it, which a continued training would leave out.
-
-    Parameters
-    ----------
-    dirpath
-        Folder of ``last.ckpt``.
-    budget
-        Tells when a validation is due; it comes before this in the list of callbacks.
-    """
-
-    def __init__(self, dirpath: str, budget: Budget) -> None:
-        super().__init__(dirpath)
-        self.budget = budget
-        self._saved = time.monotonic()
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Save if it is time, or stop, between two steps of an epoch."""
-        if not (trainer.is_last_batch or trainer.should_stop or self.budget.validation_is_due):
-            self._save_if_due(trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save if it is time or the training ends, and stop if asked to."""
-        self._save_if_due(trainer, now=trainer.should_stop)
-
-    def _save_if_due(self, trainer: Trainer, *, now: bool = False) -> None:
-        stop = self._stop(trainer)
-        if stop or now or time.monotonic() - self._saved > _SAVE_EVERY:
-            self._save(trainer, stop)
-            self._saved = time.monotonic()
-
-
 class InferenceClock(Callback):
-    """Measure forward passes on the test set: the clouds and seconds of all batches but the first.
-
-    Attributes
-    ----------
-    rate
-        Clouds in a second; of the only batch if there is one.
-    """
+    """Measure forward passes on the test set: the clouds and seconds of all batches but the first."""
 
     def __init__(self) -> None:
         self._times: list[tuple[int, float]] = []
@@ -198,23 +152,23 @@ class InferenceClock(Callback):
 
     @property
     def rate(self) -> float:
-        """Clouds in a second."""
+        """Clouds in a second; of the only batch if there is one."""
         times = self._times[1:] or self._times
         return sum(count for count, _ in times) / max(sum(seconds for _, seconds in times), 1e-9)
 
-    def on_test_batch_start(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:
+    def on_test_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Start the clock."""
-        _synchronize(pl_module)
-        self._started = time.perf_counter()
+        self._started = _now(pl_module)
 
     def on_test_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *rest: Any
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
         """Stop the clock."""
-        _synchronize(pl_module)
-        self._times.append((batch.num_graphs, time.perf_counter() - self._started))
+        self._times.append((batch.num_graphs, _now(pl_module) - self._started))
 
 
-def _synchronize(module: LightningModule) -> None:
+def _now(module: LightningModule) -> float:
+    """Seconds of a clock, when the device has finished its work."""
     if module.device.type == "cuda":
         torch.cuda.synchronize(module.device)
+    return time.perf_counter()

@@ -3,66 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sized
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from lightning.pytorch import Trainer
+from torch import Tensor, nn
 from torch_geometric.data import Batch
 
-from lieattn.compare._budget import NEVER, Budget, BudgetSchedule, CellCheckpoint, InferenceClock
+from lieattn import train
+from lieattn.bench import peak_memory
+from lieattn.compare._budget import NEVER, Budget, BudgetSchedule, InferenceClock
 from lieattn.compare._data import Sets
-from lieattn.compare._equivariance import EquivarianceProbe, Group, group_of
-from lieattn.compare._memory import scalar, training_memory
+from lieattn.compare._equivariance import EquivarianceProbe, group_of
 from lieattn.compare._models import build_task, count_parameters
-from lieattn.compare._settings import Cell, ModelSettings, Settings
+from lieattn.compare._settings import Cell, ModelSettings, Settings, Spec
 from lieattn.compare._store import CellStore, Record
-from lieattn.train import (
-    CheckpointError,
-    Constant,
-    NonFiniteError,
-    PointSetData,
-    PointSetTask,
-    read_checkpoint,
-    seed_generators,
-)
-
-Report = Callable[[int, float], None]
 
 _WARM_UP = 2  # e3nn's compiled code is optimized in its second run
 
 
 @dataclass
 class CellRunner:
-    """Runs cells of one comparison.
-
-    Attributes
-    ----------
-    settings, sets, store
-        The comparison, its data, and where records and progress are kept.
-    """
+    """Runs cells of one comparison: its settings and data, and where records and progress are kept."""
 
     settings: Settings
     sets: Sets
     store: CellStore
     _memory: dict[str, float] = field(default_factory=dict)  # by model
 
-    def run(self, cell: Cell, model: ModelSettings, report: Report | None = None) -> Record:
-        """Train and measure a cell, and write its record.
+    def run(self, cell: Cell, model: ModelSettings, report: Callable[[int, float], None] | None = None) -> Record:
+        """Train and measure a cell, with its ``model`` of the width chosen, and write its record.
 
         A cell in progress is continued. A training that diverges is a result: its record has the message under
-        ``failed`` and no metrics.
-
-        Parameters
-        ----------
-        cell
-            The cell.
-        model
-            Its model, of the width it is trained with.
-        report
-            Called with steps and seconds spent, after each step.
+        ``failed`` and no metrics. ``report`` is called with steps and seconds spent, after each step.
 
         Raises
         ------
@@ -73,15 +51,15 @@ class CellRunner:
         """
         key = self.settings.key(cell, model)
         folder = self.store.progress(cell, key)
-        seed_generators(cell.seed)
+        train.seed_generators(cell.seed)
         task = build_task(self.settings, cell.model, model)
         data = self.sets.data(cell)
-        budget = Budget(self.settings.budget, report)
-        if not isinstance(task.schedule, Constant):
+        budget = Budget(self.settings.budget, str(folder), report)
+        if not isinstance(task.schedule, train.Constant):
             task.schedule = BudgetSchedule(task.schedule, budget)
         trainer = _make_trainer(
             self.settings,
-            callbacks=[budget, CellCheckpoint(str(folder), budget)],
+            callbacks=[budget],
             max_epochs=-1,
             val_check_interval=NEVER,
             check_val_every_n_epoch=None,
@@ -89,31 +67,42 @@ class CellRunner:
         )
         task.to(trainer.strategy.root_device)
         group = group_of(cell.model, model, task.network)
-        record = _facts(cell, model, task, data, group)
-        chosen = self.settings.equivariance
-        targets = list(getattr(task, "targets", ["y"]))
-        probe = EquivarianceProbe(self.sets, chosen.clouds, chosen.elements, targets)
+        record: Record = {
+            **dataclasses.asdict(cell),
+            "clouds": len(cast(Sized, data.sets["train"])),
+            "parameters": count_parameters(task.network),
+            "chosen": model.chosen,
+            "group": None if group is None else group.name,
+            "guarantee": getattr(task.network, "guarantee", None),
+            "device": str(task.device),
+            "threads": torch.get_num_threads(),
+            "failed": None,
+        }
+        probe = EquivarianceProbe(self.sets, getattr(task, "targets", ("y",)))
         before = probe.measure(task.network, group)
         batches = _first_batches(data)
         record["peak_memory_mib"] = self._peak_memory(cell, model, task, batches[0])
         _warm_up(task, batches)
-        seed_generators(cell.seed)
+        train.seed_generators(cell.seed)
         try:
             _train(trainer, task, data, folder)
-        except NonFiniteError as error:
+        except train.NonFiniteError as error:
             record |= {"failed": str(error), **_spent(budget)}
         else:
-            _take_best(trainer, task, data, budget, folder)
+            if not budget.is_validated:  # as after a training that was continued
+                trainer.validate(task, data, verbose=False)
+            task.load_state_dict(budget.best or {})
+            trainer.save_checkpoint(folder / "best.ckpt", weights_only=True)
             record |= _spent(budget)
             if task.device.type == "cuda":
                 record["peak_memory_mib"] = torch.cuda.max_memory_allocated(task.device) / 2**20
-            record |= self._test(task, trainer)
+            record |= self._test(task)
             task.to(trainer.strategy.root_device)
             record["equivariance"] = {"before": before, "after": probe.measure(task.network, group)}
         self.store.save(cell, key, record)
         return record
 
-    def _peak_memory(self, cell: Cell, model: ModelSettings, task: PointSetTask, batch: Batch) -> float | None:
+    def _peak_memory(self, cell: Cell, model: ModelSettings, task: train.PointSetTask, batch: Batch) -> float | None:
         """Of a step on the CPU, which is measured with the first seed alone; on CUDA the training itself tells."""
         if task.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(task.device)
@@ -124,7 +113,7 @@ class CellRunner:
             self._memory[cell.model] = training_memory(model.network, batch)
         return self._memory[cell.model]
 
-    def _test(self, task: PointSetTask, trainer: Trainer) -> Record:
+    def _test(self, task: train.PointSetTask) -> Record:
         """Metrics on the test set as it is, and on the rotated one if it is wanted; forward passes are timed."""
         found: Record = {}
         for kind in ("metrics", "rotated_metrics") if self.settings.data.rotate_test else ("metrics",):
@@ -142,37 +131,15 @@ def _make_trainer(settings: Settings, **options: Any) -> Trainer:
     return Trainer(**{"inference_mode": False, "devices": 1, **quiet, **settings.trainer, **options})
 
 
-def _facts(cell: Cell, model: ModelSettings, task: PointSetTask, data: PointSetData, group: Group | None) -> Record:
-    return {
-        **dataclasses.asdict(cell),
-        "clouds": len(cast(Sized, data.sets["train"])),
-        "parameters": count_parameters(task.network),
-        "chosen": model.chosen,
-        "group": None if group is None else group.name,
-        "guarantee": getattr(task.network, "guarantee", None),
-        "device": str(task.device),
-        "threads": torch.get_num_threads(),
-        "failed": None,
-    }
-
-
-def _train(trainer: Trainer, task: PointSetTask, data: PointSetData, folder: Path) -> None:
+def _train(trainer: Trainer, task: train.PointSetTask, data: train.PointSetData, folder: Path) -> None:
     """Train, from the last checkpoint if there is one that can be read."""
     last = folder / "last.ckpt"
     if last.exists():
         try:
-            read_checkpoint(last)
-        except CheckpointError:
+            train.read_checkpoint(last)
+        except train.CheckpointError:
             last.unlink()
     trainer.fit(task, data, ckpt_path=last if last.exists() else None)
-
-
-def _take_best(trainer: Trainer, task: PointSetTask, data: PointSetData, budget: Budget, folder: Path) -> None:
-    """Validate the last weights if a continued training did not, and load the best ones."""
-    if not budget.is_validated:
-        trainer.validate(task, data, verbose=False)
-    task.load_state_dict(budget.best or {})
-    trainer.save_checkpoint(folder / "best.ckpt", weights_only=True)
 
 
 def _spent(budget: Budget) -> Record:
@@ -186,20 +153,44 @@ def _spent(budget: Budget) -> Record:
     }
 
 
-def _first_batches(data: PointSetData) -> list[Batch]:
+def _first_batches(data: train.PointSetData) -> list[Batch]:
     """The first batches in the order of the set, which need not be different ones."""
-    train = cast(Any, data.sets["train"])
-    size = min(data.batch_size, len(train))
-    clouds = [train[index % len(train)] for index in range(_WARM_UP * size)]
+    items = cast(Any, data.sets["train"])
+    size = min(data.batch_size, len(items))
+    clouds = [items[index % len(items)] for index in range(_WARM_UP * size)]
     return [Batch.from_data_list(clouds[start : start + size]) for start in range(0, len(clouds), size)]
 
 
-def _warm_up(task: PointSetTask, batches: list[Batch]) -> None:
+def _warm_up(task: train.PointSetTask, batches: list[Batch]) -> None:
     """Run some steps that leave no trace, so that compilation is not counted."""
     network = task.network
     state = {name: value.clone() for name, value in network.state_dict().items()}
     network.train()
     for batch in batches:
-        scalar(network(task.cast(batch.clone().to(task.device)))).backward()
+        _scalar(network(task.cast(batch.clone().to(task.device)))).backward()
     network.zero_grad(set_to_none=True)
     network.load_state_dict(state)
+
+
+def training_memory(network: Spec, batch: Batch) -> float:
+    """Peak resident memory in MiB of a forward and backward pass above that before it, on the CPU.
+
+    It is measured in a process of its own. Weights, gradients and the state of the optimizer are in the memory before;
+    NaN where the system does not tell.
+    """
+    # As bytes, since tensors sent to another process would need shared memory.
+    return peak_memory(partial(_problem, network, pickle.dumps(batch)))
+
+
+def _problem(network: Spec, batch: bytes) -> Callable[[], Iterator[Tensor]]:
+    return partial(_step, train.build(nn.Module, network, "the network"), pickle.loads(batch))
+
+
+def _step(network: nn.Module, batch: Batch) -> Iterator[Tensor]:
+    yield _scalar(network(batch))
+
+
+def _scalar(outputs: Tensor | Mapping[str, Tensor]) -> Tensor:
+    """A number that depends on all outputs, to start a backward pass from."""
+    parts = outputs.values() if isinstance(outputs, Mapping) else [outputs]
+    return sum((part.square().mean() for part in parts), start=Tensor([0.0]).to(next(iter(parts)))).sum()

@@ -40,13 +40,7 @@ class TurnedClouds(Dataset[Data]):
 
 
 def random_rotation(dim: int, axis: str | bool = True, generator: torch.Generator | None = None) -> Tensor:
-    """Haar-distributed rotation ``[dim, dim]`` float64 of the space, or of the plane across an axis.
-
-    Raises
-    ------
-    UsageError
-        If an axis is given in another dimension than 3.
-    """
+    """Haar-distributed rotation ``[dim, dim]`` float64 of the space, or about an axis (in 3 dimensions only)."""
     if not isinstance(axis, str):
         return SO(dim).sample(generator=generator, dtype=torch.float64)
     if dim != 3:
@@ -58,30 +52,24 @@ def random_rotation(dim: int, axis: str | bool = True, generator: torch.Generato
 
 
 def turned(cloud: Data, matrix: Tensor, vectors: Sequence[str], tensors: Sequence[str]) -> Data:
-    """Multiply positions, vectors ``[..., dim]`` and tensors ``[..., dim, dim]`` by an orthogonal matrix.
+    """Multiply positions, vectors ``[..., dim]`` and tensors ``[..., dim, dim]`` by an orthogonal matrix, in float64.
 
-    Computed in float64. Attributes that the cloud does not have are skipped; several vectors may stand side by side.
-
-    Raises
-    ------
-    UsageError
-        If an attribute has another shape.
+    Attributes that the cloud does not have are skipped; several vectors may stand side by side. UsageError is raised if
+    an attribute has another shape.
     """
     moved, dim = copy.copy(cloud), len(matrix)
     for name in dict.fromkeys(["pos", *vectors, *tensors]):
         value = cloud.get(name)
         if value is None:
             continue
-        shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        matrix = matrix.to(value.device) if isinstance(value, Tensor) else matrix
-        if name in tensors:
-            if not isinstance(value, Tensor) or value.shape[-2:] != (dim, dim):
-                raise UsageError(f"data.tensors: {name} must be [..., {dim}, {dim}] to be turned, got {shape}")
-            result = matrix @ value.double() @ matrix.mT
-        else:
-            if not isinstance(value, Tensor) or value.ndim < 1 or value.shape[-1] % dim:
-                raise UsageError(f"data.vectors: {name} must be [..., {dim}] to be turned, got {shape}")
-            result = (value.double().unflatten(-1, (-1, dim)) @ matrix.mT).flatten(-2)
+        shape = list(value.shape) if isinstance(value, Tensor) else [type(value).__name__]
+        if name in tensors and shape[-2:] != [dim, dim]:
+            raise UsageError(f"data.tensors: {name} must be [..., {dim}, {dim}] to be turned, got {shape}")
+        if name not in tensors and (not isinstance(value, Tensor) or value.ndim < 1 or shape[-1] % dim):
+            raise UsageError(f"data.vectors: {name} must be [..., {dim}] to be turned, got {shape}")
+        matrix = matrix.to(value.device)
+        values = value.double() if name in tensors else value.double().unflatten(-1, (-1, dim))
+        result = matrix @ values @ matrix.mT if name in tensors else (values @ matrix.mT).flatten(-2)
         moved[name] = result.to(value.dtype)
     return moved
 
@@ -89,10 +77,7 @@ def turned(cloud: Data, matrix: Tensor, vectors: Sequence[str], tensors: Sequenc
 class Sets:
     """The data sets of a comparison, built once; each cell gets copies, so that no cell leaves a trace in the next.
 
-    Attributes
-    ----------
-    vectors, tensors
-        Attributes that rotate with the points.
+    ``vectors`` and ``tensors`` are the names of the attributes that rotate with the points.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -122,16 +107,12 @@ class Sets:
         # The first ones of one order: a larger share contains the smaller ones.
         train = Subset(train, order[: max(1, round(cell.fraction * size))].tolist())
         axis = self.settings.data.rotate_train
-        if axis:
-            train, val = self._turned(train, axis), self._turned(val, axis)
-        return self._loaders(cell.seed, train=train, val=val)
+        return self._loaders(cell.seed, train=self._turned(train, axis), val=self._turned(val, axis))
 
     def test_data(self, *, rotated: bool) -> PointSetData:
         """The test set, the same for all cells, and rotated in the same way."""
-        test: Dataset[Data] = copy.deepcopy(self._sets["test"])
-        if rotated:
-            test = self._turned(test, self.settings.data.rotate_test)
-        return self._loaders(0, test=test)
+        test = copy.deepcopy(self._sets["test"])
+        return self._loaders(0, test=self._turned(test, rotated and self.settings.data.rotate_test))
 
     def clouds(self, count: int) -> list[Data]:
         """The first clouds of the test set."""
@@ -142,8 +123,8 @@ class Sets:
         data = self.settings.data
         return PointSetData(**sets, batch_size=data.batch_size, eval_batch_size=data.eval_batch_size, seed=seed)
 
-    def _turned(self, source: Dataset[Data], axis: str | bool) -> TurnedClouds:
-        return TurnedClouds(source, axis, self.vectors, self.tensors)
+    def _turned(self, source: Dataset[Data], axis: str | bool) -> Dataset[Data]:
+        return TurnedClouds(source, axis, self.vectors, self.tensors) if axis else source
 
 
 def _with_root(spec: Spec, root: str | None) -> Spec:

@@ -25,21 +25,8 @@ _MODELS = "models.json"
 def in_processes(command: Sequence[str], models: Matched, jobs: int) -> int:
     """Run a ``lieattn`` command in several processes, with ``--claims`` and a folder where they claim cells.
 
-    SIGINT and SIGTERM are passed on, once to each process, so that all of them save their state.
-
-    Parameters
-    ----------
-    command
-        What follows ``lieattn``.
-    models
-        The models as they were matched.
-    jobs
-        Processes; they divide the threads that torch may use.
-
-    Returns
-    -------
-    int
-        The highest exit status, 128 + n for a process that signal n ended.
+    They share the threads that torch may use. SIGINT and SIGTERM are passed on, once to each, so that all of them save
+    their state. Returned is the highest exit status, 128 + n for a process that signal n ended.
     """
     threads = max(1, torch.get_num_threads() // jobs)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TQDM_DISABLE": "1"}
@@ -82,10 +69,8 @@ def _passing_on(children: list[subprocess.Popen[bytes]]) -> Iterator[None]:
             if child.poll() is None:
                 child.send_signal(signum)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {signum: signal.signal(signum, send) for signum in (signal.SIGINT, signal.SIGTERM)}
+    signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {signum: signal.signal(signum, send) for signum in signals}
     try:
         yield
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -83,49 +82,26 @@ def _match(name: str, model: ModelSettings, target: int, tolerance: float) -> tu
 
 def _nearest(name: str, model: ModelSettings, target: int) -> list[tuple[ModelSettings, int]]:
     """Close in on the target from both sides, in multiples of the step: the widths next to it with their counts."""
-    counts: dict[int, int] = {}  # by multiple of the step
     width = str(model.width)
-
-    def count(multiple: int) -> int:
-        if multiple not in counts:
-            counts[multiple] = _count(name, model.with_arguments(**{width: multiple * model.step}))
-        return counts[multiple]
-
     start = model.init_args.get(width, 8 * model.step)
     if not isinstance(start, int) or start < 1:
         raise UsageError(f"models.{name}.width: expected an integer argument {width}, got {start!r}")
-    below, above = _bracket(count, max(1, round(start / model.step)), target)
+    found: dict[int, tuple[ModelSettings, int]] = {}  # by multiple of the step
+    below, above, multiple = 0, None, max(1, round(start / model.step))
     for _ in range(_MOST_TRIALS):
-        if above is None or below is None or above - below <= 1:
+        sized = model.with_arguments(**{width: multiple * model.step})
+        count = _count(name, sized)
+        found[multiple] = sized, count
+        if count <= target:
+            below = multiple
+        else:
+            above = multiple
+        if above is not None and above - below <= 1:
             break
         # Counts grow about as the square of the width.
-        guess = round(below * (target / count(below)) ** 0.5)
-        middle = min(max(guess, below + 1), above - 1)
-        if count(middle) <= target:
-            below = middle
-        else:
-            above = middle
-    return [
-        (model.with_arguments(**{width: multiple * model.step}), counts[multiple])
-        for multiple in (below, above)
-        if multiple is not None
-    ]
-
-
-def _bracket(count: Callable[[int], int], start: int, target: int) -> tuple[int | None, int | None]:
-    """Multiples with at most the target count and with more; None below if even the first has more."""
-    below = above = start
-    for _ in range(_MOST_TRIALS):
-        if count(below) <= target:
-            break
-        if below == 1:
-            return None, 1
-        above, below = below, max(1, min(below - 1, int(below * (target / count(below)) ** 0.5)))
-    for _ in range(_MOST_TRIALS):
-        if count(above) > target:
-            return below, above
-        below, above = above, max(above + 1, int(above * (target / count(above)) ** 0.5) + 1)
-    return below, None
+        guess = max(below + 1, round(multiple * (target / count) ** 0.5))
+        multiple = guess if above is None else min(guess, above - 1)
+    return [found[multiple] for multiple in (below, above) if multiple in found]
 
 
 def _arguments(model: ModelSettings) -> str:

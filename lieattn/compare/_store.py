@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lieattn.compare._settings import Cell
 
@@ -20,14 +20,8 @@ class CellStore:
     """The folder ``cells`` of a comparison.
 
     Each finished cell is ``NAME.json``, which holds its record and the key of the settings it was made with. While a
-    cell is in progress, the folder ``NAME`` holds its last checkpoint; afterwards, its best weights.
-
-    Parameters
-    ----------
-    folder
-        Where the comparison is kept.
-    warn
-        Called with a message where a file is damaged or belongs to other settings.
+    cell is in progress, the folder ``NAME`` holds its last checkpoint; afterwards, its best weights. ``warn`` is called
+    with a message where a file is damaged or belongs to other settings.
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
@@ -49,8 +43,7 @@ class CellStore:
         if content["key"] != key:
             self.warn(f"{path} was made with other settings: the cell is run again")
             return None
-        record: Record = content["record"]
-        return record
+        return cast(Record, content["record"])
 
     def save(self, cell: Cell, key: str, record: Record) -> None:
         """Write the record of a finished cell, and leave nothing of its progress but the best weights."""

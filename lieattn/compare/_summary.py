@@ -31,25 +31,19 @@ _COUNTED = (
 
 
 def report(settings: Settings, metric: str, higher_is_better: bool, records: Sequence[Record]) -> dict[str, Any]:
-    """The content of the JSON file, in plain values: every record, and a summary of each model and share of the data.
+    """The content of the JSON file, in plain values: the records, and a summary of each model and share of the data.
 
-    Parameters
-    ----------
-    settings
-        The comparison.
-    metric, higher_is_better
-        Name of the number compared, such as ``"accuracy"``.
-    records
-        Finished cells.
+    ``metric`` is the name of the number compared, such as ``"accuracy"``.
     """
-    budget = settings.budget
     groups = {(fraction, model): list[Record]() for fraction in settings.fractions for model in settings.models}
     for record in records:
         groups[record["fraction"], record["model"]].append(record)
     return {
         "metric": metric,
         "higher_is_better": higher_is_better,
-        "budget": {"steps": budget.steps} if budget.steps is not None else {"seconds": budget.seconds},
+        "budget": {
+            name: spent for name in ("steps", "seconds") if (spent := getattr(settings.budget, name)) is not None
+        },
         "counted": _COUNTED,
         "environment": {
             "machine": platform.machine(),
@@ -74,11 +68,8 @@ def tables(content: dict[str, Any]) -> str:
     ]
     if rotated:
         results.append((f"rotated {metric}", lambda row: _spread(metric, row["rotated"])))
-    results += [
-        ("steps", lambda row: f"{row['steps']['mean']:.0f}"),
-        ("seconds", lambda row: f"{row['seconds']['mean']:.1f}"),
-    ]
-    largest = max((row["fraction"] for row in rows), default=1.0)
+    results.append(("steps", lambda row: f"{row['steps']['mean']:.0f}"))
+    results.append(("seconds", lambda row: f"{row['seconds']['mean']:.1f}"))
     costs: list[tuple[str, Callable[[Summary], str]]] = [
         ("model", lambda row: row["model"]),
         ("parameters", lambda row: str(row["parameters"])),
@@ -89,17 +80,9 @@ def tables(content: dict[str, Any]) -> str:
         ("group", lambda row: row["group"] or ""),
         *((title, partial(_change, kind)) for kind, title in _KINDS.items()),
     ]
-    return "\n".join(
-        [
-            _table(results, rows),
-            "",
-            textwrap.fill(f"{_RESULTS} {_COUNTED}.", _WIDTH),
-            "",
-            _table(costs, [row for row in rows if row["fraction"] == largest]),
-            "",
-            textwrap.fill(_ERRORS, _WIDTH),
-        ]
-    )
+    whole = [row for row in rows if row["fraction"] == max(other["fraction"] for other in rows)]
+    notes = [textwrap.fill(note, _WIDTH) for note in (f"{_RESULTS} {_COUNTED}.", _ERRORS)]
+    return "\n\n".join([_table(results, rows), notes[0], _table(costs, whole), notes[1]])
 
 
 def _summary(metric: str, records: list[Record]) -> Summary:
@@ -150,8 +133,8 @@ def _spread(metric: str, value: dict[str, float] | None) -> str:
         return "-"
     mean, std = value["mean"], value["std"]
     if metric == "accuracy":
-        return f"{100 * mean:.1f}" + ("" if math.isnan(std) else f" ± {100 * std:.1f}") + " %"
-    return f"{mean:.4g}" + ("" if math.isnan(std) else f" ± {std:.2g}")
+        return (f"{100 * mean:.1f}" if math.isnan(std) else f"{100 * mean:.1f} ± {100 * std:.1f}") + " %"
+    return f"{mean:.4g}" if math.isnan(std) else f"{mean:.4g} ± {std:.2g}"
 
 
 def _number(value: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from lieattn._checks import check_floating
 
 
+@dataclass(frozen=True, eq=False)
 class Movable:
     """What frozen dataclasses of tensors share: moving all of their tensors, and those of the values they hold."""
 

@@ -132,7 +132,7 @@ def attentive_convolution(
             maps = _maps(scores, levels, kernels)
             gated = plain.gate(kept, levels)
         elif stride == 1 and uses_cpu_kernel(x):
-            from lieattn.ops.kernels._attentive_launch import gated_sums
+            from lieattn.ops.kernels.attentive._launch import gated_sums
 
             gated = gated_sums(*operands, window)
         else:

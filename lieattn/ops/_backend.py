@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from threading import Lock
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
 from lieattn.geometry import Neighbors, Padding
-from lieattn.ops._terms import Normalization, Pattern, RelativeTerms
+from lieattn.ops._terms import Normalization, Pattern, Problem, RelativeTerms
 
 Backend = Literal["auto", "plain", "dense", "numba", "triton"]
 _VARIABLE = "LIEATTN_BACKEND"
@@ -90,7 +90,7 @@ def backend(name: Backend) -> Iterator[None]:
     ...     pass
     """
     name = _checked(name, "name")
-    if not _installed(name):
+    if not _INSTALLED.get(name, True):
         raise ValueError(f"name: backend {name!r} needs the package {_PACKAGES[name]}, which is not installed")
     request = object()
     with _State.lock:
@@ -103,15 +103,6 @@ def backend(name: Backend) -> Iterator[None]:
             _State.asked = next(reversed(_State.requests.values()), _State.default)
 
 
-# Constants, which torch.compile can look at.
-_NUMBA_INSTALLED = find_spec("numba") is not None
-
-
-def has_numba() -> bool:
-    """Whether the fused kernel for CPUs can be compiled."""
-    return _NUMBA_INSTALLED
-
-
 def _recent_triton() -> bool:
     """Whether Triton is installed and takes the kernels; it does from 3.7 on."""
     try:
@@ -121,22 +112,13 @@ def _recent_triton() -> bool:
     return (int(major), int(minor)) >= (3, 7)
 
 
-_TRITON_INSTALLED = _recent_triton()
-
-
-def has_triton() -> bool:
-    """Whether the fused kernel for CUDA can be compiled."""
-    return _TRITON_INSTALLED
-
-
-def _installed(name: str) -> bool:
-    """Whether the package that a backend needs is there."""
-    return (name != "numba" or has_numba()) and (name != "triton" or has_triton())
+# Constants, which torch.compile can look at.
+_INSTALLED = {"numba": find_spec("numba") is not None, "triton": _recent_triton()}
 
 
 def uses_cpu_kernel(tensor: Tensor) -> bool:
     """Whether kernels for CPUs are there, may be used, and can read this tensor."""
-    return tensor.device.type == "cpu" and has_numba() and _State.asked in ("auto", "numba")
+    return tensor.device.type == "cpu" and _INSTALLED["numba"] and _State.asked in ("auto", "numba")
 
 
 def fused_backend(device: torch.device) -> Literal["numba", "triton"]:
@@ -170,138 +152,109 @@ def explain(
     >>> print(explain(x, x, x, return_weights=True))
     plain (not numba: weights are returned, and the kernel never stores them)
     """
-    return choose(query, key, value, neighbors, terms or RelativeTerms(), pattern, normalize, dropout, return_weights)
+    problem = Problem(
+        query, key, value, cast(Neighbors, neighbors), terms or RelativeTerms(), pattern, normalize, dropout
+    )
+    return choose(problem, return_weights=return_weights, parts_of_clouds=neighbors is None)
 
 
-def choose(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
-    neighbors: Neighbors | None,
-    terms: RelativeTerms,
-    pattern: Pattern,
-    normalize: Normalization,
-    dropout: float,
-    return_weights: bool,
-) -> Choice:
-    """The evaluator of the operator, for :func:`group_attention` and :func:`explain`."""
+def choose(problem: Problem, *, return_weights: bool, parts_of_clouds: bool = False) -> Choice:
+    """The evaluator of the operator, for :func:`group_attention` and :func:`explain`.
+
+    ``parts_of_clouds`` says that the neighbors are not whole clouds, so that their lists are not looked at.
+    """
     obstacles = {}
-    if neighbors is not None:
-        reason = _dense_obstacle(query, key, value, neighbors, terms, pattern, normalize, dropout, return_weights)
+    if not parts_of_clouds:
+        reason = _dense_obstacle(problem, return_weights)
         if reason is None:
             return Choice("dense", {})
         obstacles["dense"] = reason
-    name = fused_backend(value.device)
-    reason = _fused_obstacle(query, key, value, terms, pattern, normalize, dropout, return_weights)
+    name = fused_backend(problem.value.device)
+    reason = _fused_obstacle(problem, name, return_weights)
     if reason is None:
         return Choice(name, obstacles)
-    obstacles[name] = reason
-    return Choice("plain", obstacles)
+    return Choice("plain", {**obstacles, name: reason})
 
 
-def _dense_obstacle(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
-    neighbors: Neighbors,
-    terms: RelativeTerms,
-    pattern: Pattern,
-    normalize: Normalization,
-    dropout: float,
-    return_weights: bool,
-) -> str | None:
-    """Reason why torch's scaled dot product attention does not evaluate these arguments; None if it does."""
-    if _State.asked not in ("auto", "dense"):
-        return f"backend {_State.asked!r} was asked for"
-    if neighbors.whole_clouds is None:
+def _dense_obstacle(problem: Problem, return_weights: bool) -> str | None:
+    """Reason why matrix products over whole clouds do not evaluate these arguments; None if they do."""
+    p, asked = problem, _State.asked
+    if asked not in ("auto", "dense"):
+        return f"backend {asked!r} was asked for"
+    whole = p.neighbors.whole_clouds
+    if whole is None:
         return "points are not known to attend to their whole clouds"
-    if terms.displacement_bias is not None:
-        return _biased_obstacle(value, neighbors, terms, pattern, dropout, return_weights)
-    if query is None or key is None:
+    biased = p.terms.displacement_bias is not None
+    if p.query is None and not biased:
         return "there are no queries"
-    given = next(iter(terms.tables()), None)
-    faster = _State.asked == "auto" and _kernel_is_faster(query, value, neighbors.whole_clouds, pattern)
-    drops = pattern == "framewise" and value.device.type == "cpu"  # by plain maths of torch, faster than the kernel
+    other = next((name for name in p.terms.tables() if name != "displacement_bias"), None)
+    patterns = ("joint",) if biased else ("joint", "framewise")
+    drops = p.pattern == "framewise" and p.value.device.type == "cpu"  # by plain maths of torch, faster than the kernel
     obstacles = (
-        (neighbors.num_points == 0, "there are no points"),
-        (pattern not in ("joint", "framewise"), f"it has no pattern {pattern!r}"),
-        (normalize != "softmax", f"it has no normalize={normalize!r}"),
-        (given is not None, f"terms.{given} is given"),
-        (return_weights, "weights are returned, and it never stores them"),
-        (dropout > 0 and not drops, "dropout would not draw the same weights again for second derivatives"),
-        (faster, "the fused kernel is faster where heads fill its vectors and have few channels"),
-    )
-    return next((reason for found, reason in obstacles if found), None)
-
-
-def _biased_obstacle(
-    value: Tensor, neighbors: Neighbors, terms: RelativeTerms, pattern: Pattern, dropout: float, return_weights: bool
-) -> str | None:
-    """Reason why matrix products do not evaluate scores with a bias for each pair of elements."""
-    other = next((name for name in terms.tables() if name != "displacement_bias"), None)
-    fiber, whole = value.shape[1], neighbors.whole_clouds
-    fused = value.device.type != "cpu" or has_numba()
-    few = whole is None or (fiber > 1 and whole.shape[1] * fiber < _ENOUGH_KEYS)
-    obstacles = (
-        (neighbors.num_points == 0, "there are no points"),
-        (pattern != "joint", f"with terms.displacement_bias it has no pattern {pattern!r}"),
+        (p.neighbors.num_points == 0, "there are no points"),
+        (p.pattern not in patterns, f"it has no pattern {p.pattern!r}{' with terms.displacement_bias' * biased}"),
+        (p.normalize != "softmax" and not biased, f"it has no normalize={p.normalize!r}"),
         (other is not None, f"terms.{other} is given"),
         (return_weights, "weights are returned, and it never stores them as lists"),
-        (dropout > 0, "dropout would not draw the same weights again for second derivatives"),
-        (_State.asked == "auto" and value.device.type == "cuda", "the fused kernel stores no squares of scores"),
-        (_State.asked == "auto" and fused and few, "the fused kernel is faster for few keys of several frames"),
+        (p.dropout > 0 and not drops, "dropout would not draw the same weights again for second derivatives"),
     )
-    return next((reason for found, reason in obstacles if found), None)
+    reason = next((reason for found, reason in obstacles if found), None)
+    if reason is not None or asked == "dense":
+        return reason
+    return _faster_with_bias(p, whole) if biased else _faster_without_bias(p, whole)
 
 
-def _kernel_is_faster(query: Tensor, value: Tensor, clouds: Padding, pattern: Pattern) -> bool:
-    """Whether measurements on CPUs say so: products of 8 channels leave torch's matrix products idle."""
-    if value.device.type != "cpu" or not has_numba() or value.dtype not in (torch.float32, torch.float64):
-        return False
+def _faster_with_bias(problem: Problem, clouds: Padding) -> str | None:
+    """Why the fused kernel is better than matrix products where every pair of elements has a bias."""
+    value = problem.value
+    if value.device.type == "cuda":
+        return "the fused kernel stores no squares of scores"
+    few = value.shape[1] > 1 and clouds.shape[1] * value.shape[1] < _ENOUGH_KEYS
+    return "the fused kernel is faster for few keys of several frames" if few and _INSTALLED["numba"] else None
+
+
+def _faster_without_bias(problem: Problem, clouds: Padding) -> str | None:
+    """Where measurements on CPUs favor the fused kernel: matrix products of 8 channels leave torch's idle."""
+    value, query = problem.value, cast(Tensor, problem.query)
+    if value.device.type != "cpu" or not _INSTALLED["numba"] or value.dtype not in (torch.float32, torch.float64):
+        return None
     filled, channels = value.shape[2] % 8 == 0, max(query.shape[-1], value.shape[-1])
-    keys = clouds.shape[1] * (value.shape[1] if pattern == "joint" else 1)
-    return filled and channels <= 8 and (keys < 16 or (pattern == "joint" and value.shape[1] > 4))
+    joint = problem.pattern == "joint"
+    keys = clouds.shape[1] * (value.shape[1] if joint else 1)
+    if filled and channels <= 8 and (keys < 16 or (joint and value.shape[1] > 4)):
+        return "the fused kernel is faster where heads fill its vectors and have few channels"
+    return None
 
 
-def _fused_obstacle(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
-    terms: RelativeTerms,
-    pattern: Pattern,
-    normalize: Normalization,
-    dropout: float,
-    return_weights: bool,
-) -> str | None:
+def _fused_obstacle(problem: Problem, name: str, return_weights: bool) -> str | None:
     """Reason why the fused kernel of the device does not evaluate these arguments; None if it does."""
-    name = fused_backend(value.device)
+    p = problem
     if _State.asked not in ("auto", name):
         return f"backend {_State.asked!r} was asked for"
-    if not _installed(name):
+    if not _INSTALLED.get(name, True):
         return f"the package {_PACKAGES[name]} is not installed"
-    for tensor in (query, key, value, *terms.tables().values()):
-        if tensor is not None and tensor.device.type != ("cpu" if name == "numba" else value.device.type):
+    for tensor in (p.query, p.key, p.value, *p.terms.tables().values()):
+        if tensor is not None and tensor.device.type != ("cpu" if name == "numba" else p.value.device.type):
             return f"it runs on {'CPUs' if name == 'numba' else 'CUDA'}, the operands are on {tensor.device}"
         if tensor is not None and tensor.dtype not in _COMPUTED:
             return f"it computes in float32 and float64, the operands are {tensor.dtype}"
     if return_weights:
         return "weights are returned, and the kernel never stores them"
-    if pattern == "pooled":
-        return _missing_pooled_case(query, normalize, dropout, name)
-    return _missing_case(terms, pattern, normalize)
+    return _missing_pooled_case(p, name) if p.pattern == "pooled" else _missing_case(p)
 
 
-def _missing_pooled_case(query: Tensor | None, normalize: Normalization, dropout: float, name: str) -> str | None:
-    if name != "numba":
-        return "pattern 'pooled' has a kernel for CPUs only"
-    if query is None:
-        return "pattern 'pooled' without queries: weights of tables alone"
-    if dropout > 0:
-        return "dropout with pattern 'pooled'"
-    return None if normalize == "softmax" else f"normalize={normalize!r} with pattern 'pooled'"
+def _missing_pooled_case(problem: Problem, name: str) -> str | None:
+    obstacles = (
+        (name != "numba", "pattern 'pooled' has a kernel for CPUs only"),
+        (problem.query is None, "pattern 'pooled' without queries: weights of tables alone"),
+        (problem.normalize != "softmax", f"normalize={problem.normalize!r} with pattern 'pooled'"),
+        (problem.dropout > 0, "dropout with pattern 'pooled'"),
+    )
+    return next((reason for found, reason in obstacles if found), None)
 
 
-def _missing_case(terms: RelativeTerms, pattern: Pattern, normalize: Normalization) -> str | None:
+def _missing_case(problem: Problem) -> str | None:
+    terms = problem.terms
     if terms.key_psi is not None:
         return "terms.key_psi multiplies the keys"
     if terms.fiber_key is not None and terms.fiber_key.ndim == 5:
@@ -310,9 +263,9 @@ def _missing_case(terms: RelativeTerms, pattern: Pattern, normalize: Normalizati
         table = getattr(terms, name)
         if table is not None and table.shape[2] > 1:
             return f"terms.{name} tells key frames apart"
-    if pattern == "query_sum":
+    if problem.pattern == "query_sum":
         if terms.displacement_bias is not None and terms.displacement_bias.shape[2] > 1:
             return "terms.displacement_bias tells key frames apart, which makes a query sum cubic in the frames"
-        if normalize in ("mean", "none"):
-            return f"normalize={normalize!r} with pattern {pattern!r}: weights of a query sum that are no products"
+        if problem.normalize in ("mean", "none"):
+            return f"normalize={problem.normalize!r} with pattern 'query_sum': its weights are no products"
     return None

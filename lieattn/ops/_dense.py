@@ -1,62 +1,85 @@
-"""Softmax attention over whole clouds: rectangles for torch's scaled dot product attention.
+"""Attention over whole clouds: rectangles and matrix products.
 
-Clouds are filled up to the size of the largest one, and what is filled up is masked. Torch then chooses one of its own
-kernels, none of which can be differentiated twice: where that is asked for, the gradient is taken through plain maths.
-So are small clouds on CPUs, such as molecules, for which plain maths is faster.
+Clouds are padded to the size of the largest one, and the padding is masked. Without a bias, torch chooses one of its
+own kernels of scaled dot product attention, none of which can be differentiated twice: where that is asked for, the
+gradient is taken through plain maths. So are small clouds on CPUs, such as molecules, for which plain maths is faster.
+A bias for each pair of elements is added to scores that are stored, as large as the bias.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn.geometry import Padding
-from lieattn.ops._precision import without_autocast
+from lieattn.geometry import Neighbors, Padding
+from lieattn.ops._terms import Problem, without_autocast
 
 _SHORT = 32  # rows up to which plain maths took less time than torch's kernel on a CPU, forward and backward
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, padding: Padding, *, joint: bool, dropout: float = 0.0) -> Tensor:
-    """Attend to all points of the cloud, over all frames (``joint``) or within each frame.
+def attend(problem: Problem) -> Tensor:
+    """Evaluate the operator on checked operands, every point attending to all of its cloud."""
+    clouds = cast(Padding, problem.neighbors.whole_clouds)
+    if problem.terms.displacement_bias is None:
+        query, key = cast(Tensor, problem.query), cast(Tensor, problem.key)
+        return _attend(query, key, problem.value, clouds, joint=problem.pattern == "joint", dropout=problem.dropout)
+    with without_autocast(problem.value.device):
+        return _attend_with_bias(problem.to(problem.common_dtype), clouds)
+
+
+def whole_cloud_attention(
+    query: Tensor, key: Tensor, value: Tensor, padding: Padding, *, dropout: float = 0.0, scale: float | None = None
+) -> Tensor:
+    """Framewise softmax attention over all pairs of each cloud, through torch's scaled dot product attention.
+
+    The same numbers as :func:`group_attention` with ``pattern="framewise"`` on ``AllPairs`` neighborhoods, without
+    neighbor lists: for small clouds, and for encodings that are in the queries and keys already. Second derivatives
+    go through plain maths.
 
     Parameters
     ----------
     query, key, value
-        ``[points, fiber, heads, dim]``, the query scaled.
+        ``[points, fiber, heads, dim]``.
     padding
-        Layout of the clouds.
-    joint
-        Whether keys range over all frames.
+        Layout of the clouds, :func:`lieattn.geometry.padding`.
     dropout
         Probability of dropping a weight.
+    scale
+        Factor of the products; 1/sqrt(dim) if absent.
 
     Returns
     -------
     Tensor
-        ``[points, fiber, heads, value_dim]``, of the dtype of ``value``.
+        ``[points, fiber, heads, dim]``.
     """
+    query = query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    return _attend(query, key, value, padding, joint=False, dropout=dropout)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, padding: Padding, *, joint: bool, dropout: float = 0.0
+) -> Tensor:
+    """Attend to all points of the cloud, over all frames (``joint``) or within each frame; the query is scaled."""
     fiber, heads = value.shape[1:3]
     dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
-    query, key, rows = (_to_rows(padding.pad(signal.to(dtype)), joint) for signal in (query, key, value))
+
+    def to_rows(signal: Tensor) -> Tensor:
+        padded = padding.pad(signal.to(dtype))
+        return (padded.flatten(1, 2) if joint else padded.flatten(2, 3)).transpose(1, 2)
+
     mask = padding.mask
     if mask is not None:
         mask = (mask.repeat_interleave(fiber, dim=1) if joint else mask)[:, None, None]
     # Autocast would round positions that are worked into queries and keys.
     with without_autocast(value.device):
-        out = scaled_dot_product(query, key, rows, mask, dropout=dropout)
-    if joint:
-        places = out.transpose(1, 2).unflatten(1, (-1, fiber))
-    else:
-        places = out.transpose(1, 2).unflatten(2, (fiber, heads))
+        out = scaled_dot_product(to_rows(query), to_rows(key), to_rows(value), mask, dropout=dropout)
+    places = out.transpose(1, 2)
+    places = places.unflatten(1, (-1, fiber)) if joint else places.unflatten(2, (fiber, heads))
     return padding.unpad(places).to(value.dtype)
-
-
-def _to_rows(signal: Tensor, joint: bool) -> Tensor:
-    """``[clouds, places, fiber, heads, dim]`` to what is a batch, what attends, and its channels."""
-    return (signal.flatten(1, 2) if joint else signal.flatten(2, 3)).transpose(1, 2)
 
 
 def scaled_dot_product(
@@ -75,7 +98,7 @@ def scaled_dot_product(
         differentiated once.
     """
     if _is_short(query, key) and dropout == 0:
-        return _plain(query, key, value, mask)
+        return _plain_maths(query, key, value, mask)
     watched = torch.is_grad_enabled() and any(signal.requires_grad for signal in (query, key, value))
     if not watched or dropout > 0 or torch.compiler.is_compiling():
         return F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=1.0)
@@ -105,15 +128,59 @@ class _Attention(torch.autograd.Function):
         query, key, value, mask = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         again = torch.is_grad_enabled()
-        leaves, out = ((query, key, value), _plain(query, key, value, mask)) if again else ctx.inner
+        leaves, out = ((query, key, value), _plain_maths(query, key, value, mask)) if again else ctx.inner
         through = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
         found = iter(torch.autograd.grad(out, through, grad, retain_graph=True, create_graph=again))
         return (*(next(found) if want else None for want in wanted), None)
 
 
-def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+def _plain_maths(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     score = query @ key.mT
     if mask is not None:
         # Finite, so that clouds without points keep finite derivatives.
         score = score + score.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(score.dtype).min / 2)
     return score.softmax(-1) @ value
+
+
+def _attend_with_bias(problem: Problem, padding: Padding) -> Tensor:
+    """Attend over all frames, with a bias for each pair of elements; operands have one dtype."""
+    query, key, value, normalize = problem.query, problem.key, problem.value, problem.normalize
+    fiber, heads = value.shape[1:3]
+
+    def to_rows(signal: Tensor) -> Tensor:
+        return padding.pad(signal).flatten(1, 2).transpose(1, 2).flatten(0, 1)
+
+    bias = cast(Tensor, problem.terms.displacement_bias)
+    bias = bias if problem.terms.row is None else bias.index_select(0, problem.terms.row)
+    score = _squares(bias.expand(-1, fiber, fiber, heads), problem.neighbors, padding)
+    mask = None if padding.mask is None else padding.mask.repeat_interleave(fiber, dim=1)
+    if query is not None and key is not None:
+        score = torch.baddbmm(score, to_rows(query), to_rows(key).mT)
+    score = score.unflatten(0, (-1, heads))
+    if normalize == "softmax":
+        if mask is not None:
+            score = score.masked_fill(~mask[:, None, None], float("-inf"))
+        weight = score.softmax(dim=-1)
+    else:
+        weight = score.exp() if normalize == "exp-mean" else score
+        if mask is not None:
+            weight = weight * mask[:, None, None]
+        if normalize != "none":
+            count = score.shape[-1] if mask is None else mask.sum(dim=1)[:, None, None, None]
+            weight = weight / count
+    out = (weight.flatten(0, 1) @ to_rows(value)).unflatten(0, (-1, heads))
+    return padding.unpad(out.transpose(1, 2).unflatten(1, (-1, fiber)))
+
+
+def _squares(bias: Tensor, neighbors: Neighbors, padding: Padding) -> Tensor:
+    """Scores of edges as ``[clouds * heads, places * fiber, places * fiber]``, zero where no edge is."""
+    clouds, places = padding.shape
+    if padding.place is None:
+        # Edges are sorted by target, then source, so they are the squares already.
+        square = bias.unflatten(0, (clouds, places, places))
+    else:
+        target, source = padding.place[neighbors.target], padding.place[neighbors.source]
+        flat = bias.new_zeros(clouds * places * places, *bias.shape[1:])
+        square = flat.index_copy(0, target * places + source % places, bias).unflatten(0, (clouds, places, places))
+    size = places * bias.shape[1]
+    return square.permute(0, 5, 1, 3, 2, 4).reshape(-1, size, size)

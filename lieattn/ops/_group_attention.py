@@ -4,9 +4,9 @@ Every layer of the four papers is
 
     out(g) = Σ_{g' in N(g)} w(g, g') · V(g⁻¹ g') f(g'),    w = normalize over N(g) of score(f(g), f(g'), g⁻¹ g')
 
-over elements g = (x_i, h_a) that lie above the points x_i. This file checks the operands and chooses who evaluates
-it: ``_plain.py``, which says what is meant, or ``_dense.py`` or a fused kernel of ``kernels/``, which give the same
-numbers faster.
+over elements g = (x_i, h_a) that lie above the points x_i. ``_reference.py`` is this formula. This file
+checks the operands and hands them to the evaluator that ``_backend.py`` chooses: plain maths (``_plain.py``,
+``_pooled.py``), matrix products over whole clouds (``_dense.py``), or a fused kernel of ``kernels/``.
 """
 
 from __future__ import annotations
@@ -14,22 +14,19 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn.geometry import Neighbors, Padding
+from lieattn.geometry import Neighbors
 from lieattn.ops import _dense as dense
-from lieattn.ops import _dense_bias as dense_bias
 from lieattn.ops import _plain as plain
 from lieattn.ops import _pooled as pooled
 from lieattn.ops._backend import choose
-from lieattn.ops._precision import common_dtype, widened, without_autocast
 from lieattn.ops._rotary import opposite, turn_pairs
-from lieattn.ops._terms import Normalization, Pattern, RelativeTerms, check_operands
-from lieattn.ops.kernels import _fused as fused
-from lieattn.ops.kernels import _pooled_fused as pooled_fused
+from lieattn.ops._terms import Normalization, Pattern, Problem, RelativeTerms, check_operands, without_autocast
+from lieattn.ops.kernels.attention import _operator as kernel
+from lieattn.ops.kernels.pooled import _operator as pooled_kernel
 
 
 def group_attention(
@@ -141,41 +138,27 @@ def group_attention(
             return_weights=return_weights,
         )
         return (turn_pairs(out, opposite(phases)) if turns_back else out), weights
-    check_operands(query, key, value, neighbors, terms, pattern, normalize, dropout)
+    problem = Problem(query, key, value, neighbors, terms, pattern, normalize, dropout)
+    check_operands(problem)
     if query is not None:
-        query = query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    name = choose(query, key, value, neighbors, terms, pattern, normalize, dropout, return_weights).backend
-    weights = None
+        problem = replace(problem, query=query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale))
+    name, weights = choose(problem, return_weights=return_weights).backend, None
     if name == "dense":
-        layout = cast(Padding, neighbors.whole_clouds)
-        if terms.displacement_bias is not None:
-            out = dense_bias.attend(query, key, value, neighbors, layout, terms.displacement_bias, terms.row, normalize)
-        else:
-            joint, query, key = pattern == "joint", cast(Tensor, query), cast(Tensor, key)
-            out = dense.attend(query, key, value, layout, joint=joint, dropout=dropout)
-    elif name != "plain" and pattern == "pooled":
-        out = pooled_fused.attend(cast(Tensor, query), cast(Tensor, key), value, neighbors, terms)
-    elif name != "plain":
-        out = fused.attend(query, key, value, neighbors, terms, pattern, normalize, dropout)
-    else:
+        out = dense.attend(problem)
+    elif name == "plain":
         evaluate = pooled.attend if pattern == "pooled" else plain.attend
-        dtype = common_dtype(query, key, value, *terms.tables().values())
+        drop = partial(F.dropout, p=dropout) if dropout > 0 else None
         with without_autocast(value.device):
-            out, weights = evaluate(
-                None if query is None else query.to(dtype),
-                None if key is None else key.to(dtype),
-                value.to(dtype),
-                neighbors,
-                pattern=pattern,
-                normalize=normalize,
-                terms=widened(terms, dtype),
-                drop=partial(F.dropout, p=dropout) if dropout > 0 else None,
-                return_weights=return_weights,
-            )
-        out = out.to(value.dtype) if value.dtype.itemsize < 4 else out
-    # Frames that no operand tells apart are evaluated once.
-    frames, keys = value.shape[1] if pattern in ("joint", "framewise") else out.shape[1], value.shape[1]
+            out, weights = evaluate(problem.to(problem.common_dtype), drop, return_weights)
+    else:
+        out = pooled_kernel.attend(problem) if pattern == "pooled" else kernel.attend(problem)
+    if value.dtype.itemsize < 4:
+        out = out.to(value.dtype)
+    keys = value.shape[1]
+    frames = keys if pattern in ("joint", "framewise") else out.shape[1]
+    if out.shape[1] != frames:  # frames that no operand tells apart are evaluated once
+        out = out.expand(-1, frames, -1, -1)
     if weights is not None:
-        size = {"joint": (frames, keys), "query_sum": (frames, -1, keys)}.get(pattern, (frames,))
-        weights = weights.expand(-1, *size, -1)
-    return out.expand(-1, frames, -1, -1), weights
+        sizes = {"joint": (frames, keys), "query_sum": (frames, -1, keys)}.get(pattern, (frames,))
+        weights = weights.expand(-1, *sizes, -1)
+    return out, weights

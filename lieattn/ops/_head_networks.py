@@ -174,7 +174,7 @@ def _kernel_takes(name: str, rows: Tensor) -> bool:
 
 @torch.library.custom_op("lieattn::head_networks", mutates_args=())
 def _kernel_forward(rows: Tensor, parameters: list[Tensor]) -> Tensor:
-    from lieattn.ops.kernels._head_networks_launch import run_forward
+    from lieattn.ops.kernels.head_networks._launch import run_forward
 
     return run_forward(rows, parameters)
 
@@ -186,7 +186,7 @@ def _(rows: Tensor, parameters: list[Tensor]) -> Tensor:
 
 @torch.library.custom_op("lieattn::head_networks_backward", mutates_args=())
 def _kernel_backward(grad: Tensor, rows: Tensor, parameters: list[Tensor], wanted: bool) -> list[Tensor]:
-    from lieattn.ops.kernels._head_networks_launch import run_backward
+    from lieattn.ops.kernels.head_networks._launch import run_backward
 
     to_rows, to_parameters = run_backward(grad, rows, parameters, wanted)
     return [rows.new_empty(0) if to_rows is None else to_rows, *to_parameters]

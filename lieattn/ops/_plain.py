@@ -1,4 +1,4 @@
-"""The operator in plain maths: the reference for every other evaluation, and what serves where they cannot.
+"""The operator in plain maths: for what no faster evaluator has, and for derivatives of any order.
 
 Gathers, small matrix products and the scatter and softmax of PyTorch Geometric: differentiable as often as one
 likes, on any device. It stores tensors of the size edges x fiber x fiber.
@@ -13,46 +13,37 @@ import torch
 from torch import Tensor
 
 from lieattn.geometry import Neighbors
-from lieattn.ops._terms import Normalization, Pattern, RelativeTerms
+from lieattn.ops._terms import Normalization, Pattern, Problem, RelativeTerms
 
 
 def attend(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
-    neighbors: Neighbors,
-    *,
-    pattern: Pattern,
-    normalize: Normalization,
-    terms: RelativeTerms,
-    drop: Callable[[Tensor], Tensor] | None = None,
-    return_weights: bool = False,
+    problem: Problem, drop: Callable[[Tensor], Tensor] | None = None, return_weights: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Evaluate :func:`lieattn.ops.group_attention` on checked operands with a scaled query, but for ``"pooled"``.
+    """Evaluate the operator on checked operands of one dtype, but for the pattern ``"pooled"``.
 
     ``drop`` is applied to the weights, ``[edges, heads, out, query]`` for the softmax of a query sum and
     ``[edges, heads, out, query, key]`` otherwise.
     """
-    summed = pattern == "query_sum"
+    query, value, neighbors, terms = problem.query, problem.value, problem.neighbors, problem.terms
+    summed = problem.pattern == "query_sum"
     # Axes from here on: [edges, heads, out, query, key]; out is 1 where it is the query frame.
     rows = _Rows(terms.row, summed)
-    content = _content_score(query, key, value, neighbors, terms, rows, tied=pattern == "framewise")
+    content = _content_score(problem, rows)
     position = _position_score(query, neighbors, terms, rows)
-    if normalize == "softmax":
+    if problem.normalize == "softmax":
         inner, outer = _softmax_factors(content, position, neighbors)
     else:
         if query is None and terms.displacement_bias is None and terms.fiber_bias is None:
             content = content + 1  # no scores: a convolution, every weight is 1
-        inner = _plain_weights(content, position, neighbors, normalize)
-        outer = None
-    weights = _public_weights(inner, outer, pattern) if return_weights else None
+        inner, outer = _plain_weights(content, position, neighbors, problem.normalize), None
+    weights = _public_weights(inner, outer, problem.pattern) if return_weights else None
     if drop is not None:
         # The query sum drops a key point as a whole, so that its weights stay a product of two factors.
         if summed and outer is not None:
             outer = drop(outer)
         else:
             inner = drop(inner)
-    message = _weighted_values(inner, value, neighbors, terms, rows, tied=pattern == "framewise")
+    message = _weighted_values(inner, value, neighbors, terms, rows, tied=problem.pattern == "framewise")
     message = _close_fiber(message, outer, summed)
     return _sum_to_targets(message, neighbors).transpose(1, 2), weights
 
@@ -70,17 +61,10 @@ class _Rows:
         return edges.unsqueeze(3 if self.summed else 2)
 
 
-def _content_score(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
-    neighbors: Neighbors,
-    terms: RelativeTerms,
-    rows: _Rows,
-    *,
-    tied: bool,
-) -> Tensor:
+def _content_score(problem: Problem, rows: _Rows) -> Tensor:
     """Scores that tell key frames apart: [edges, heads, out | 1, query, key], key 1 if frames are tied."""
+    query, key, value, terms = problem.query, problem.key, problem.value, problem.terms
+    neighbors, tied = problem.neighbors, problem.pattern == "framewise"
     keys = 1 if tied else value.shape[1]
     score = value.new_zeros(()).expand(neighbors.num_edges, value.shape[2], 1, 1, keys)
     if query is not None and key is not None:

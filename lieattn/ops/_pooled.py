@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -16,38 +17,27 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lieattn.geometry import Neighbors
-from lieattn.ops._terms import Normalization, Pattern, RelativeTerms
+from lieattn.ops._terms import Problem
 
 # Entries of the largest tensor of a portion: small enough for a cache, large enough to be worth the calls.
 _PORTION = {"cpu": 2**19, "cuda": 2**25}
 
 
 def attend(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
-    neighbors: Neighbors,
-    *,
-    pattern: Pattern = "pooled",
-    normalize: Normalization,
-    terms: RelativeTerms,
-    drop: Callable[[Tensor], Tensor] | None = None,
-    return_weights: bool = False,
+    problem: Problem, drop: Callable[[Tensor], Tensor] | None = None, return_weights: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Evaluate :func:`lieattn.ops.group_attention` on checked operands with a scaled query.
+    """Evaluate the pattern ``"pooled"`` on checked operands of one dtype.
 
     ``drop`` is applied to the weights ``[edges, out, heads]``.
     """
-    problem = _Problem(query, key, value, terms, normalize, drop)
-    portions = _portions(neighbors, terms.row, problem.entries(terms.row is not None))
+    row = problem.terms.row
+    portions = _portions(problem.neighbors, row, _entries(problem))
+    evaluate = partial(_attend, problem, drop)
     if len(portions) == 1:
-        out, weights = problem.attend(portions[0])
+        out, weights = evaluate(portions[0])
         return out, weights if return_weights else None
     again = torch.is_grad_enabled()
-    parts = [
-        checkpoint(problem.attend, portion, use_reentrant=False) if again else problem.attend(portion)
-        for portion in portions
-    ]
+    parts = [checkpoint(evaluate, portion, use_reentrant=False) if again else evaluate(portion) for portion in portions]
     out = torch.cat([part for part, _ in parts])
     return out, torch.cat([weights for _, weights in parts]) if return_weights else None
 
@@ -92,67 +82,54 @@ def _portions(neighbors: Neighbors, index: Tensor | None, entries: int) -> list[
     ]
 
 
-@dataclass(frozen=True)
-class _Problem:
-    """Operands that all portions share."""
+def _entries(problem: Problem) -> int:
+    """Entries that an edge takes in the largest tensor."""
+    query, key, value, terms = problem.query, problem.key, problem.value, problem.terms
+    outs = [1 if t is None else t.shape[1] for t in (terms.positional_key, terms.beta, query, terms.key_psi, terms.psi)]
+    pairs = [] if terms.row is not None else [t.shape[2] for t in (terms.key_psi, terms.psi) if t is not None]
+    width = value.shape[-1] if key is None else max(value.shape[-1], key.shape[-1])
+    return max(outs) * max(pairs, default=1) * value.shape[2] * width
 
-    query: Tensor | None
-    key: Tensor | None
-    value: Tensor
-    terms: RelativeTerms
-    normalize: Normalization
-    drop: Callable[[Tensor], Tensor] | None
 
-    def entries(self, repeats: bool) -> int:
-        """Entries that an edge takes in the largest tensor."""
-        outs, keys = [1], [1]
-        for table in (self.terms.positional_key, self.terms.beta, self.query):
-            outs.append(1 if table is None else table.shape[1])
-        for table in (self.terms.key_psi, self.terms.psi):
-            if table is not None:
-                outs.append(table.shape[1])
-                keys.append(1 if repeats else table.shape[2])
-        width = self.value.shape[-1] if self.key is None else max(self.value.shape[-1], self.key.shape[-1])
-        return max(outs) * max(keys) * self.value.shape[2] * width
+def _attend(problem: Problem, drop: Callable[[Tensor], Tensor] | None, part: _Portion) -> tuple[Tensor, Tensor]:
+    """Output ``[targets, out, heads, value_dim]`` and weights ``[edges, out, heads]`` of a portion."""
+    from torch_geometric.utils import scatter
 
-    def attend(self, part: _Portion) -> tuple[Tensor, Tensor]:
-        """Output ``[targets, out, heads, value_dim]`` and weights ``[edges, out, heads]`` of a portion."""
-        from torch_geometric.utils import scatter
+    terms = problem.terms
+    values = _summed(problem.value, terms.psi, part)
+    weights = _weights(problem, part, values)
+    if terms.beta is not None:
+        values = values + terms.beta[:, :, 0].index_select(0, part.index)
+    message = (weights if drop is None else drop(weights))[..., None] * values
+    return scatter(message, part.target, dim=0, dim_size=part.targets, reduce="sum"), weights
 
-        terms = self.terms
-        values = _summed(self.value, terms.psi, part)
-        weights = self._weights(part, values)
-        if terms.beta is not None:
-            values = values + terms.beta[:, :, 0].index_select(0, part.index)
-        message = (weights if self.drop is None else self.drop(weights))[..., None] * values
-        return scatter(message, part.target, dim=0, dim_size=part.targets, reduce="sum"), weights
 
-    def _weights(self, part: _Portion, values: Tensor) -> Tensor:
-        """Weights, given the sums over the frames of the values, which may be those of the keys too."""
-        from torch_geometric.utils import softmax
+def _weights(problem: Problem, part: _Portion, values: Tensor) -> Tensor:
+    """Weights, given the sums over the frames of the values, which may be those of the keys too."""
+    from torch_geometric.utils import softmax
 
-        terms, score = self.terms, None
-        if self.query is not None and self.key is not None:
-            query = self.query[part.first : part.first + part.targets].index_select(0, part.target)
-            same = self.key is self.value and terms.key_psi is terms.psi
-            keys = values if same else _summed(self.key, terms.key_psi, part)
-            if terms.positional_key is not None:
-                keys = keys + terms.positional_key.index_select(0, part.index)
-            score = (query * keys).sum(-1)
-        if terms.displacement_bias is not None:
-            bias = terms.displacement_bias[:, :, 0].index_select(0, part.index)
-            score = bias if score is None else score + bias
-        heads = self.value.shape[2]
-        if score is None:
-            score = values.new_full((), float(self.normalize != "softmax")).expand(len(part.source), 1, heads)
-        else:
-            score = score.expand(-1, -1, heads)
-        if self.normalize == "softmax":
-            return softmax(score, part.target, num_nodes=part.targets)
-        if self.normalize == "none":
-            return score
-        count = part.degree.index_select(0, part.target).to(score.dtype)[:, None, None]
-        return (score.exp() if self.normalize == "exp-mean" else score) / count
+    terms, normalize, score = problem.terms, problem.normalize, None
+    if problem.query is not None and problem.key is not None:
+        query = problem.query[part.first : part.first + part.targets].index_select(0, part.target)
+        same = problem.key is problem.value and terms.key_psi is terms.psi
+        keys = values if same else _summed(problem.key, terms.key_psi, part)
+        if terms.positional_key is not None:
+            keys = keys + terms.positional_key.index_select(0, part.index)
+        score = (query * keys).sum(-1)
+    if terms.displacement_bias is not None:
+        bias = terms.displacement_bias[:, :, 0].index_select(0, part.index)
+        score = bias if score is None else score + bias
+    heads = problem.value.shape[2]
+    if score is None:
+        score = values.new_full((), float(normalize != "softmax")).expand(len(part.source), 1, heads)
+    else:
+        score = score.expand(-1, -1, heads)
+    if normalize == "softmax":
+        return softmax(score, part.target, num_nodes=part.targets)
+    if normalize == "none":
+        return score
+    count = part.degree.index_select(0, part.target).to(score.dtype)[:, None, None]
+    return (score.exp() if normalize == "exp-mean" else score) / count
 
 
 def _summed(signal: Tensor, psi: Tensor | None, part: _Portion) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lieattn.geometry import Neighbors
-from lieattn.ops._terms import ROW_TABLES, Normalization, Pattern, RelativeTerms, check_operands
+from lieattn.ops._terms import ROW_TABLES, Normalization, Pattern, Problem, RelativeTerms, check_operands
 
 # Weights of all keys, [keys, heads], from their scores.
 _NORMALIZE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -38,7 +38,7 @@ def reference_attention(
     the output ``[points, out, heads, value_dim]`` are those of :func:`group_attention`.
     """
     terms = terms or RelativeTerms()
-    check_operands(query, key, value, neighbors, terms, pattern, normalize, dropout=0.0)
+    check_operands(Problem(query, key, value, neighbors, terms, pattern, normalize))
     i, j, row = neighbors.target, neighbors.source, terms.row
     # Axes: [edges, output frame, query frame, key frame, heads, channels]; scores are without channels. Only the query
     # sum has query frames beside the output frames; elsewhere they are the output frames, and their axis has size 1.

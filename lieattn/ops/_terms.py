@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from lieattn.geometry import Neighbors
 
 Pattern = Literal["joint", "framewise", "pooled", "query_sum"]
 Normalization = Literal["softmax", "mean", "exp-mean", "none"]
+_PATTERNS, _NORMALIZATIONS = get_args(Pattern), get_args(Normalization)
+# The terms, and those of them that have a row for each type of displacement.
+_TABLES = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta", "key_psi")
 ROW_TABLES = ("positional_key", "displacement_bias", "psi", "beta", "key_psi")
-
-
-_NO_TABLES = ("row", "rotary", "rotary_values")
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +67,7 @@ class RelativeTerms:
 
     def tables(self) -> dict[str, Tensor]:
         """The terms that are given, by their names."""
-        every = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NO_TABLES}
-        return {name: table for name, table in every.items() if table is not None}
+        return {name: table for name in _TABLES if (table := getattr(self, name)) is not None}
 
     def plus(self, other: RelativeTerms) -> RelativeTerms:
         """Both sets of terms together.
@@ -75,9 +76,8 @@ class RelativeTerms:
         displacement but not the same ``row``.
         """
         mine, theirs = self.tables(), other.tables()
-        for name in mine:
-            if name in theirs:
-                raise ValueError(f"both sets of relative terms give {name!r}")
+        if both := mine.keys() & theirs.keys():
+            raise ValueError(f"both sets of relative terms give {min(both)!r}")
         owners = [terms for terms in (self, other) if any(name in ROW_TABLES for name in terms.tables())]
         if len(owners) == 2 and self.row is not other.row:
             raise ValueError("row: the displacement tables of both sets of relative terms must share one row index")
@@ -88,36 +88,74 @@ class RelativeTerms:
         return RelativeTerms(**mine, **theirs, row=row, rotary=turning.rotary, rotary_values=turning.rotary_values)
 
 
-def check_operands(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
-    neighbors: Neighbors,
-    terms: RelativeTerms,
-    pattern: Pattern,
-    normalize: Normalization,
-    dropout: float,
-) -> None:
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A call of the operator: its operands, the query scaled, and its options; see :func:`group_attention`."""
+
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor
+    neighbors: Neighbors
+    terms: RelativeTerms
+    pattern: Pattern
+    normalize: Normalization
+    dropout: float = 0.0
+
+    @property
+    def queries(self) -> int:
+        """Query frames."""
+        if self.query is not None:
+            return self.query.shape[1]
+        if self.pattern == "framewise":
+            return self.value.shape[1]
+        # Without queries, frames are told apart by the tables alone.
+        frames = 1 if self.terms.fiber_bias is None else self.terms.fiber_bias.shape[0]
+        return frames if self.pattern == "query_sum" else max(frames, self._table_frames)
+
+    @property
+    def outs(self) -> int:
+        """Output frames."""
+        return self._table_frames if self.pattern == "query_sum" else self.queries
+
+    @property
+    def _table_frames(self) -> int:
+        return max((table.shape[1] for name, table in self.terms.tables().items() if name in ROW_TABLES), default=1)
+
+    @property
+    def common_dtype(self) -> torch.dtype:
+        """Widest dtype of the operands, float32 at least: half precision would round scores and their statistics."""
+        dtype = torch.float32
+        for tensor in (self.query, self.key, self.value, *self.terms.tables().values()):
+            dtype = dtype if tensor is None else torch.promote_types(dtype, tensor.dtype)
+        return dtype
+
+    def to(self, dtype: torch.dtype) -> Problem:
+        """The same problem with all operands in a dtype."""
+        query, key = (None if signal is None else signal.to(dtype) for signal in (self.query, self.key))
+        terms = replace(self.terms, **{name: table.to(dtype) for name, table in self.terms.tables().items()})
+        return replace(self, query=query, key=key, value=self.value.to(dtype), terms=terms)
+
+
+def check_operands(problem: Problem) -> None:
     """Raise ValueError, naming the argument, if the operator cannot take these operands together."""
-    for argument, option, allowed in (("pattern", pattern, Pattern), ("normalize", normalize, Normalization)):
-        if option not in get_args(allowed):
-            raise ValueError(f"{argument}: expected one of {get_args(allowed)}, got {option!r}")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout: expected a probability in [0, 1), got {dropout}")
-    _check_signals(query, key, value, neighbors)
-    fiber = value.shape[1]
-    queries = fiber if query is None else query.shape[1]
-    if pattern in ("joint", "framewise") and queries != fiber:
-        raise ValueError(f"query: pattern {pattern!r} needs a fiber of {fiber} as in value, got {queries}")
-    types = neighbors.num_edges
-    if terms.row is not None:
-        if terms.row.shape != (neighbors.num_edges,):
-            raise ValueError(
-                f"terms.row: expected [{neighbors.num_edges}], one row of the displacement tables for each edge, got "
-                f"{tuple(terms.row.shape)}"
-            )
-        types = -1
-    _check_terms(terms, types, queries, fiber, value, query, pattern)
+    p = problem
+    for argument, option, allowed in (("pattern", p.pattern, _PATTERNS), ("normalize", p.normalize, _NORMALIZATIONS)):
+        if option not in allowed:
+            raise ValueError(f"{argument}: expected one of {allowed}, got {option!r}")
+    if not 0 <= p.dropout < 1:
+        raise ValueError(f"dropout: expected a probability in [0, 1), got {p.dropout}")
+    _check_signals(p.query, p.key, p.value, p.neighbors)
+    fiber, edges = p.value.shape[1], p.neighbors.num_edges
+    queries = fiber if p.query is None else p.query.shape[1]
+    if p.pattern in ("joint", "framewise") and queries != fiber:
+        raise ValueError(f"query: pattern {p.pattern!r} needs a fiber of {fiber} as in value, got {queries}")
+    if p.terms.row is not None and p.terms.row.shape != (edges,):
+        raise ValueError(
+            f"terms.row: expected [{edges}], one row of the displacement tables for each edge, got "
+            f"{tuple(p.terms.row.shape)}"
+        )
+    if tables := p.terms.tables():
+        _check_tables(p, tables, queries)
 
 
 def _check_signals(query: Tensor | None, key: Tensor | None, value: Tensor, neighbors: Neighbors) -> None:
@@ -141,34 +179,26 @@ def _check_signals(query: Tensor | None, key: Tensor | None, value: Tensor, neig
             raise ValueError(f"key: has a fiber of {key.shape[1]}, value has one of {value.shape[1]}")
 
 
-def _check_terms(
-    terms: RelativeTerms,
-    types: int,
-    queries: int,
-    keys: int,
-    value: Tensor,
-    query: Tensor | None,
-    pattern: Pattern,
-) -> None:
-    heads, value_dim = value.shape[2:]
+def _check_tables(problem: Problem, tables: dict[str, Tensor], queries: int) -> None:
+    terms, query, pattern = problem.terms, problem.query, problem.pattern
+    keys, heads, value_dim = problem.value.shape[1:]
     dim = -1 if query is None else query.shape[-1]
+    rows = problem.neighbors.num_edges if terms.row is None else -1
     out = -1 if pattern in ("query_sum", "pooled") else keys
     # An entry -1 stands for any size; an axis may always be 1 where one entry serves all.
-    expected = {
-        "positional_key": (types, out, heads, dim),
-        "displacement_bias": (types, out, keys, heads),
+    expected: dict[str, tuple[int, ...]] = {
+        "positional_key": (rows, out, heads, dim),
+        "displacement_bias": (rows, out, keys, heads),
         "fiber_key": (queries, keys, heads, dim),
         "fiber_bias": (queries, keys, heads),
-        "psi": (types, out, keys, heads, value_dim),
-        "beta": (types, out, keys, heads, value_dim),
-        "key_psi": (types, out, keys, heads, dim),
+        "psi": (rows, out, keys, heads, value_dim),
+        "beta": (rows, out, keys, heads, value_dim),
+        "key_psi": (rows, out, keys, heads, dim),
     }
-    for name, shape in expected.items():
-        table = getattr(terms, name)
-        if table is None:
-            continue
+    for name, table in tables.items():
         if name in ("positional_key", "fiber_key", "key_psi") and query is None:
             raise ValueError(f"terms.{name}: is multiplied with the query, but query is None")
+        shape = expected[name]
         if name == "fiber_key" and table.ndim == 5 and out == -1:
             shape = (-1, *shape)
         fits = table.ndim == len(shape) and all(
@@ -180,8 +210,8 @@ def _check_terms(
         reason = _reason_against(name, pattern, table)
         if reason is not None:
             raise ValueError(f"terms.{name}: {reason}")
-    if pattern == "pooled":
-        _check_pooled_frames(query, terms)
+    if out == -1:
+        _check_output_frames(query if pattern == "pooled" else None, terms)
 
 
 def _reason_against(name: str, pattern: Pattern, table: Tensor) -> str | None:
@@ -197,14 +227,20 @@ def _reason_against(name: str, pattern: Pattern, table: Tensor) -> str | None:
     return None
 
 
-def _check_pooled_frames(query: Tensor | None, terms: RelativeTerms) -> None:
+def _check_output_frames(query: Tensor | None, terms: RelativeTerms) -> None:
     """Refuse queries and tables that do not have one number of output frames."""
     sizes = {} if query is None else {"query": query.shape[1]}
-    for name in ROW_TABLES:
-        table = getattr(terms, name)
-        if table is not None:
-            sizes[f"terms.{name}"] = table.shape[1]
+    sizes |= {f"terms.{name}": table.shape[1] for name, table in terms.tables().items() if name in ROW_TABLES}
+    if terms.fiber_key is not None and terms.fiber_key.ndim == 5:
+        sizes["terms.fiber_key"] = terms.fiber_key.shape[0]
     several = {argument: size for argument, size in sizes.items() if size > 1}
     if len(set(several.values())) > 1:
         found = ", ".join(f"{argument} has {size}" for argument, size in several.items())
         raise ValueError(f"{next(iter(several))}: expected one number of output frames everywhere, but {found}")
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Context in which products are taken in the dtype of their operands."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()

@@ -40,10 +40,7 @@ __all__ = [
 ]
 
 # Those that do not import Lightning come first.
-_HOMES = (
-    *("_errors", "_checkpoint", "_generators", "_input", "_schedule"),
-    *("_last_checkpoint", "_data", "_classifier", "_regressor"),
-)
+_HOMES = "_errors _checkpoint _generators _input _schedule _last_checkpoint _data _classifier _regressor".split()
 
 
 def __getattr__(name: str) -> Any:

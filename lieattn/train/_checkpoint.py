@@ -7,23 +7,23 @@ the kind of input, and the states of the random generators.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from lieattn.train._errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
-
     from lieattn.train._task import PointSetTask
 
 KEY = "lieattn"
 
 T = TypeVar("T")
+M = TypeVar("M", bound=nn.Module)
 
 
 def describe_group(network: nn.Module) -> dict[str, Any] | None:
@@ -33,28 +33,18 @@ def describe_group(network: nn.Module) -> dict[str, Any] | None:
 
 
 def check_group(checkpoint: dict[str, Any], network: nn.Module) -> None:
-    """Refuse the checkpoint of a network on another group.
-
-    Raises
-    ------
-    CheckpointError
-        If both groups are known and differ; the message names them.
-    """
+    """Raise CheckpointError, which names both groups, for the checkpoint of a network on another group."""
     saved, present = checkpoint.get(KEY, {}).get("group"), describe_group(network)
     if saved is not None and present is not None and saved != present:
+        words = "{name} (order {order}, in {dim} dimensions)"
         raise CheckpointError(
-            f"the checkpoint was trained for {_group_in_words(saved)}, the network is built for "
-            f"{_group_in_words(present)}: give the network the group of the checkpoint"
+            f"the checkpoint was trained for {words.format(**saved)}, the network is built for "
+            f"{words.format(**present)}: give the network the group of the checkpoint"
         )
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read a checkpoint without running code from it.
-
-    Parameters
-    ----------
-    path
-        A file that ``lieattn fit`` or a ``Trainer`` with a ``PointSetTask`` has written.
+    """Read a checkpoint of ``lieattn fit``, or of a ``Trainer`` with a ``PointSetTask``, without running code from it.
 
     Raises
     ------
@@ -77,112 +67,73 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 def load_network(path: str | Path) -> nn.Module:
     """Build the network of a checkpoint again and load its weights, in eval mode on the CPU.
 
-    The checkpoint names the network's class, which is imported: load files from people you trust.
-
-    Parameters
-    ----------
-    path
-        A checkpoint of ``lieattn fit``; one of a bare ``Trainer`` does not say how the network was built.
+    The checkpoint must be one of ``lieattn fit``: that of a bare ``Trainer`` does not say how the network was built. It
+    names the network's class, which is imported: load files from people you trust.
 
     Raises
     ------
     CheckpointError
         If it cannot be read, has no configuration, or the weights do not fit.
     """
-    return network_of(read_checkpoint(path), str(path))
+    checkpoint = read_checkpoint(path)
+    spec = checkpoint[KEY]["config"].get("model", {}).get("init_args", {}).get("network")
+    if spec is None:
+        reason = "because it was not trained by `lieattn fit`"
+        raise CheckpointError(f"{path} does not say how its network was built, {reason}")
+    network = build(nn.Module, spec, f"the network of {path}")
+    check_group(checkpoint, network)
+    weights = {key: value for key, value in checkpoint["state_dict"].items() if key.startswith("network.")}
+    return _with_weights(network, {key.removeprefix("network."): value for key, value in weights.items()}, path)
 
 
 def load_task(path: str | Path) -> PointSetTask:
     """Build the task of a checkpoint again, whose predictions are in the units of the data, in eval mode on the CPU.
 
-    The checkpoint names the classes, which are imported: load files from people you trust.
-
-    Parameters
-    ----------
-    path
-        A checkpoint of ``lieattn fit``.
-
-    Raises
-    ------
-    CheckpointError
-        As :func:`load_network`.
+    ``path`` and errors are those of :func:`load_network`.
     """
     from lieattn.train._task import PointSetTask
 
     checkpoint = read_checkpoint(path)
     task = build(PointSetTask, _part(checkpoint, path, "model"), f"the task of {path}")  # type: ignore[type-abstract]
     check_group(checkpoint, task.network)
-    weights = checkpoint["state_dict"]
-    task.to(next((value.dtype for value in weights.values() if value.is_floating_point()), None))
-    try:
-        task.load_state_dict(weights)
-    except RuntimeError as error:
-        raise CheckpointError(f"the weights of {path} do not fit its network: {error}") from error
-    return task.eval()
+    return _with_weights(task, checkpoint["state_dict"], path)
 
 
 def load_data(path: str | Path, split: str = "test") -> Dataset[Any]:
-    """Data set of the configuration in a checkpoint of ``lieattn fit``.
-
-    Parameters
-    ----------
-    path
-        The checkpoint.
-    split
-        ``"train"``, ``"val"``, ``"test"`` or ``"predict"``.
+    """Data set ``"train"``, ``"val"``, ``"test"`` or ``"predict"`` of the configuration in a checkpoint.
 
     Raises
     ------
     CheckpointError
-        If it cannot be read, or its configuration has no such data set.
+        If the checkpoint cannot be read, or its configuration has no such data set.
     """
     sets = _part(read_checkpoint(path), path, "data")
     if sets.get(split) is None:
         raise CheckpointError(f"{path} was trained without a data set for {split!r}")
-    dataset: Dataset[Any] = build(Dataset, sets[split], f"the data of {path}")
-    return dataset
+    return build(Dataset, sets[split], f"the data of {path}")
 
 
 def _part(checkpoint: dict[str, Any], path: str | Path, name: str) -> dict[str, Any]:
-    part = checkpoint[KEY]["config"].get(name)
+    part: dict[str, Any] | None = checkpoint[KEY]["config"].get(name)
     if part is None:
         raise CheckpointError(f"{path} has no configuration, because it was not trained by `lieattn fit`")
-    found: dict[str, Any] = part
-    return found
+    return part
 
 
-def network_of(checkpoint: dict[str, Any], path: str) -> nn.Module:
-    """Network of a checkpoint that was read already; ``path`` is for messages."""
-    spec = checkpoint[KEY]["config"].get("model", {}).get("init_args", {}).get("network")
-    if spec is None:
-        raise CheckpointError(
-            f"{path} does not say how its network was built, because it was not trained by `lieattn fit`"
-        )
-    network = build(nn.Module, spec, f"the network of {path}")
-    check_group(checkpoint, network)
-    prefix = "network."
-    weights = {
-        key.removeprefix(prefix): value for key, value in checkpoint["state_dict"].items() if key.startswith(prefix)
-    }
-    network.to(next((value.dtype for value in weights.values() if value.is_floating_point()), None))
+def _with_weights(module: M, weights: Mapping[str, Tensor], path: str | Path) -> M:
+    """The module in eval mode with the weights, and in their precision."""
+    module.to(next((value.dtype for value in weights.values() if value.is_floating_point()), None))
     try:
-        network.load_state_dict(weights)
+        module.load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(f"the weights of {path} do not fit its network: {error}") from error
-    return network.eval()
+    return module.eval()
 
 
-def build(base: type[T], spec: dict[str, Any], what: str) -> T:
-    """Build an object from ``class_path`` and ``init_args``, as configuration files have them.
+def build(base: type[T], spec: Mapping[str, Any], what: str) -> T:
+    """Build an instance of ``base`` from ``class_path`` and ``init_args``, as configuration files have them.
 
-    Parameters
-    ----------
-    base
-        What it must be an instance of.
-    spec
-        ``{"class_path": ..., "init_args": ...}``, nested where an argument is an object.
-    what
-        What it is called in messages.
+    Arguments may be such objects themselves; ``what`` is the name of the object in messages.
 
     Raises
     ------
@@ -192,7 +143,7 @@ def build(base: type[T], spec: dict[str, Any], what: str) -> T:
     from jsonargparse import ArgumentError, ArgumentParser
 
     register_types()
-    parser: ArgumentParser = ArgumentParser(exit_on_error=False)
+    parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(base, "object", required=True)
     try:
         config = parser.parse_object({"object": spec})
@@ -211,7 +162,3 @@ def register_types() -> None:
 
     # FiniteGroup is final, the others are dataclasses: jsonargparse would accept their own constructors alone.
     set_parsing_settings(subclasses_enabled=[Group, HomogeneousSpace])
-
-
-def _group_in_words(group: dict[str, Any]) -> str:
-    return f"{group['name']} (order {group['order']}, in {group['dim']} dimensions)"

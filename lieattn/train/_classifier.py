@@ -16,8 +16,8 @@ from lieattn.train._task import OptimizerFactory, PointSetTask
 class PointSetClassifier(PointSetTask):
     """Train a network on clouds with one label, or several, with cross entropy.
 
-    Logged are ``loss`` and ``accuracy``, prefixed by ``train/``, ``val/`` and ``test/``. See
-    :class:`~lieattn.train.PointSetTask` for checkpoints and continuation.
+    Logged are ``loss`` and ``accuracy``, prefixed by ``train/``, ``val/`` and ``test/``. ValueError is raised in
+    training if logits and labels do not have their shapes.
 
     Parameters
     ----------
@@ -30,13 +30,7 @@ class PointSetClassifier(PointSetTask):
         Number of labels of each cloud, all with the same number of classes; ``data.y`` is ``[clouds, labels]`` for more
         than one. The loss is the mean over them, and the accuracy counts each by itself.
     optimizer, schedule
-        See :class:`~lieattn.train.PointSetTask`.
-
-    Raises
-    ------
-    ValueError
-        If ``classes`` is less than 2 or ``labels`` less than 1; in training, if logits and labels do not have their
-        shapes.
+        See :class:`~lieattn.train.PointSetTask`, also for checkpoints and continuation.
     """
 
     monitor: ClassVar[tuple[str, str]] = ("val/accuracy", "max")
@@ -50,10 +44,9 @@ class PointSetClassifier(PointSetTask):
         labels: int = 1,
     ) -> None:
         super().__init__(network, optimizer, schedule)
-        if classes < 2:
-            raise ValueError(f"classes: expected at least 2, got {classes}")
-        if labels < 1:
-            raise ValueError(f"labels: expected at least 1, got {labels}")
+        for name, count, least in (("classes", classes, 2), ("labels", labels, 1)):
+            if count < least:
+                raise ValueError(f"{name}: expected at least {least}, got {count}")
         self.classes, self.labels = classes, labels
         self.train_accuracy, self.val_accuracy, self.test_accuracy = (
             MulticlassAccuracy(num_classes=classes, average="micro") for _ in range(3)

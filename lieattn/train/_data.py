@@ -1,9 +1,9 @@
-"""Point sets in batches, in an order that a run continued in the middle of an epoch finds again."""
+"""Point sets in batches, in an order that a run continued in the middle of an epoch reproduces."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Iterator, Sized
 from typing import Any, cast
 
 import numpy as np
@@ -20,9 +20,8 @@ from lieattn.train._generators import random_state, seed_generators, set_random_
 class EpochSampler(DistributedSampler[Any]):
     """Indices in an order that depends on (seed, epoch) alone, and that can start in the middle.
 
-    It yields pairs (epoch, index): what a data set draws at random for an item follows from the two, whichever
-    process asks for it. With several replicas, replica r of n takes every n-th index, from the r-th on; missing
-    ones at the end are filled up from the beginning.
+    It yields pairs (epoch, index): what a data set draws at random for an item follows from the two, in whichever
+    process.
 
     Parameters
     ----------
@@ -33,13 +32,13 @@ class EpochSampler(DistributedSampler[Any]):
     seed
         Seed of the order.
     replicas, rank
-        Number of processes that share the items, and the number of this one.
+        Number of processes that share the items, and the number of this one. Replica r of n takes every n-th index,
+        from the r-th on; missing ones at the end are filled up from the beginning.
     """
 
     def __init__(self, size: int, *, shuffle: bool = True, seed: int = 0, replicas: int = 1, rank: int = 0) -> None:
-        super().__init__(
-            cast("Dataset[Any]", range(size)), num_replicas=replicas, rank=rank, shuffle=shuffle, seed=seed
-        )
+        items = cast("Dataset[Any]", range(size))
+        super().__init__(items, num_replicas=replicas, rank=rank, shuffle=shuffle, seed=seed)
         self._skip = 0
 
     def start(self, epoch: int, skip: int) -> None:
@@ -54,29 +53,29 @@ class EpochSampler(DistributedSampler[Any]):
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         epoch, size = self.epoch, len(cast(Sized, self.dataset))
-        if self.shuffle:
-            # A pair of numbers, not their sum: seed 0 in epoch 1 is not seed 1 in epoch 0.
-            order = np.random.default_rng([self.seed, epoch]).permutation(size)
-        else:
-            order = np.arange(size)
+        # A pair of numbers, not their sum: seed 0 in epoch 1 is not seed 1 in epoch 0.
+        shuffled = np.random.default_rng([self.seed, epoch])
+        order = shuffled.permutation(size) if self.shuffle else np.arange(size)
         mine = np.resize(order, self.total_size)[self.rank :: self.num_replicas]
         for index in mine[self._skip :].tolist():
             yield epoch, index
 
 
 class _TrainingSampler(EpochSampler):
-    """Goes where the training is, because Lightning's count of epochs is one too high after some restarts."""
+    """Follows the training, because Lightning's count of epochs is one too high after some restarts."""
 
-    def __init__(self, size: int, place: Callable[[], dict[str, int]], **options: Any) -> None:
-        super().__init__(size, **options)
-        self._place = place
+    def __init__(self, size: int, data: PointSetData, **options: Any) -> None:
+        super().__init__(size, shuffle=data.shuffle, seed=data.seed, **options)
+        self._data = data
 
     def set_epoch(self, epoch: int) -> None:
-        place = self._place()
-        if place:
-            self.start(place["epoch"], place["batch"] * place["batch_size"])
+        if place := self._data.state_dict():
+            self.start_at(place)
         else:
             super().set_epoch(epoch)
+
+    def start_at(self, place: dict[str, int]) -> None:
+        self.start(place["epoch"], place["batch"] * place["batch_size"])
 
 
 class _SeededItems(Dataset[Data]):
@@ -101,17 +100,15 @@ class _SeededItems(Dataset[Data]):
 
 
 class _ResumableLoader(DataLoader):
-    """A loader that tells Lightning where it is, so that it may be continued in the middle of an epoch."""
+    """A loader that tells Lightning its place, so that it may be continued in the middle of an epoch."""
 
-    def __init__(self, *args: Any, place: Callable[[], dict[str, int]], **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._place = place
+    sampler: _TrainingSampler
 
     def state_dict(self) -> dict[str, int]:
-        return self._place()
+        return self.sampler._data.state_dict()
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        cast(EpochSampler, self.sampler).start(state["epoch"], state["batch"] * state["batch_size"])
+        self.sampler.start_at(state)
 
 
 class PointSetData(LightningDataModule):
@@ -159,13 +156,10 @@ class PointSetData(LightningDataModule):
         shuffle: bool = True,
     ) -> None:
         super().__init__()
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("eval_batch_size", batch_size if eval_batch_size is None else eval_batch_size, 1),
-            ("workers", workers, 0),
-            ("seed", 0 if seed is None else seed, 0),
-        ):
-            if value < least:
+        counts = {"batch_size": batch_size, "eval_batch_size": eval_batch_size, "workers": workers, "seed": seed}
+        for name, value in counts.items():
+            least = int(name.endswith("size"))
+            if value is not None and value < least:
                 raise ValueError(f"{name}: expected at least {least}, got {value}")
         self.sets: dict[str, Dataset[Any] | None] = {"train": train, "val": val, "test": test, "predict": predict}
         self.batch_size = batch_size
@@ -182,21 +176,12 @@ class PointSetData(LightningDataModule):
         """Batches of the training set, from where a loaded checkpoint was on."""
         items = self._items("train")
         replicas, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
-        sampler = _TrainingSampler(
-            len(items),
-            self.state_dict,
-            shuffle=self.shuffle,
-            seed=self.seed,
-            replicas=replicas,
-            rank=rank,
-        )
+        sampler = _TrainingSampler(len(items), self, replicas=replicas, rank=rank)
         if self._resume is not None:
             self._check_resume(len(items), replicas)
             sampler.start(self._resume["epoch"], self._resume["batch"] * self.batch_size)
             self._resume = None
-        return _ResumableLoader(
-            items, batch_size=self.batch_size, sampler=sampler, place=self.state_dict, **self._workers()
-        )
+        return _ResumableLoader(items, batch_size=self.batch_size, sampler=sampler, **self._workers())
 
     def val_dataloader(self) -> DataLoader:
         """Batches of the validation set, in its order."""
@@ -217,28 +202,25 @@ class PointSetData(LightningDataModule):
             return {}
         done = trainer.fit_loop.total_batch_idx + 1
         epoch, batch = divmod(done, int(trainer.num_training_batches))
-        return {
-            "epoch": epoch,
-            "batch": batch,
-            "items": len(cast(Sized, self.sets["train"])),
-            "processes": trainer.world_size,
-            "batch_size": self.batch_size,
-            "seed": self.seed,
-        }
+        fixed = self._fixed(len(cast(Sized, self.sets["train"])), trainer.world_size)
+        return {"epoch": epoch, "batch": batch, **fixed}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Take the place of a checkpoint, for the next training loader."""
         self._resume = state_dict
 
     def _check_resume(self, items: int, processes: int) -> None:
-        state = self._resume or {}
-        present = {"items": items, "processes": processes, "batch_size": self.batch_size, "seed": self.seed}
+        state, present = self._resume or {}, self._fixed(items, processes)
         changed = [f"{key} was {state[key]}, is {value}" for key, value in present.items() if state[key] != value]
         if changed and state["batch"]:
             raise UsageError(
                 f"the checkpoint is from the middle of epoch {state['epoch']}, which can only be continued as it "
                 f"began: {'; '.join(changed)}"
             )
+
+    def _fixed(self, items: int, processes: int) -> dict[str, int]:
+        """What must not change in the middle of an epoch."""
+        return {"items": items, "processes": processes, "batch_size": self.batch_size, "seed": self.seed}
 
     def _items(self, name: str) -> _SeededItems:
         source = self.sets[name]

@@ -22,16 +22,6 @@ def describe_input(batch: Batch) -> dict[str, Any]:
     ``values`` that integers have or the ``range`` of other numbers; of those of clouds the ``value`` of the first one.
     """
     x, pos, grid = batch.get("x"), batch.get("pos"), batch.get("grid")
-    return {
-        "points": math.ceil((batch.num_nodes or 0) / batch.num_graphs),
-        "channels": None if x is None else int(x[0].numel()),
-        "dim": None if pos is None else int(pos.shape[1]),
-        "grid": None if grid is None else grid[0].tolist(),
-        "attributes": _attributes(batch),
-    }
-
-
-def _attributes(batch: Batch) -> dict[str, Any]:
     of_points, first = set(batch.node_attrs()), batch.get_example(0)
     found: dict[str, Any] = {}
     for name, value in batch.to_dict().items():
@@ -45,7 +35,13 @@ def _attributes(batch: Batch) -> dict[str, Any]:
             found[name] = {"shape": list(value.shape[1:]), "range": [float(value.min()), float(value.max())]}
         elif len(values := value.unique().tolist()) <= _MOST_NUMBERS:
             found[name] = {"shape": list(value.shape[1:]), "values": values}
-    return found
+    return {
+        "points": math.ceil((batch.num_nodes or 0) / batch.num_graphs),
+        "channels": None if x is None else int(x[0].numel()),
+        "dim": None if pos is None else int(pos.shape[1]),
+        "grid": None if grid is None else grid[0].tolist(),
+        "attributes": found,
+    }
 
 
 def random_clouds(kind: dict[str, Any] | None, number: int, seed: int, vectors: tuple[str, ...] = ()) -> list[Data]:
@@ -54,16 +50,11 @@ def random_clouds(kind: dict[str, Any] | None, number: int, seed: int, vectors: 
     Parameters
     ----------
     kind
-        What :func:`describe_input` gives; older checkpoints have no ``attributes``.
+        The entry ``"input"`` of a checkpoint's ``"lieattn"``; UsageError is raised if it is unknown.
     number, seed
         How many clouds, and of what seed.
     vectors
         Names of attributes that are drawn as normally distributed vectors.
-
-    Raises
-    ------
-    UsageError
-        If the kind is not known.
     """
     if kind is None or kind["dim"] is None:
         raise UsageError("the checkpoint does not know the kind of its clouds: give a data set with --data")

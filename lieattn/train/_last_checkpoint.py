@@ -16,40 +16,26 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class TrainingInterrupted(Exception):  # noqa: N818 - it reports a wish of the user, no error
-    """A signal stopped the training after its state was saved.
-
-    Attributes
-    ----------
-    signum
-        The signal.
-    path
-        The checkpoint to continue from.
-    """
+    """The signal ``signum`` stopped the training after its state was saved to ``path``."""
 
     def __init__(self, signum: int, step: int, path: Path) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name} after step {step}; the state is in {path}")
-        self.signum = signum
-        self.path = path
+        self.signum, self.path = signum, path
 
 
 class LastCheckpoint(Checkpoint):
     """Keep ``last.ckpt``: at the end of every epoch, every n steps, and when SIGINT or SIGTERM come.
 
     On a signal the step is finished, the state saved and :class:`TrainingInterrupted` raised; a second signal
-    stops at once. The last step of an epoch saves after the validation that follows it. The file is replaced in
-    one go: whenever the process is killed, there is a whole one.
+    stops at once. The last step of an epoch saves after the validation that follows it. The file is replaced
+    atomically: there is a whole one, even if the process is killed.
 
     Parameters
     ----------
     dirpath
         Folder of the file; ``checkpoints`` in the trainer's ``default_root_dir`` by default.
     every_n_train_steps
-        Optimizer steps between two savings within an epoch; 0 for none.
-
-    Raises
-    ------
-    ValueError
-        If ``every_n_train_steps`` is negative.
+        Optimizer steps between two savings within an epoch; 0 for none, ValueError for less.
     """
 
     def __init__(self, dirpath: str | None = None, every_n_train_steps: int = 0) -> None:

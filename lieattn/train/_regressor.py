@@ -26,7 +26,8 @@ class PointSetRegressor(PointSetTask):
     all components.
 
     Logged are ``loss`` and ``error`` (for several targets also ``error_NAME``), prefixed by ``train/``, ``val/`` and
-    ``test/``. See :class:`~lieattn.train.PointSetTask` for checkpoints and continuation.
+    ``test/``. ValueError is raised if options do not fit together; in training, if a target is missing or has another
+    shape than its prediction.
 
     Parameters
     ----------
@@ -44,12 +45,7 @@ class PointSetRegressor(PointSetTask):
         Target whose scale another one takes instead of its own, such as ``{"energy": "force"}``, which a force that
         is a gradient of the energy needs; ``{"y": "none"}`` leaves the unit of y alone.
     optimizer, schedule
-        See :class:`~lieattn.train.PointSetTask`.
-
-    Raises
-    ------
-    ValueError
-        If options do not fit together; in training, if a target is missing or has another shape than its prediction.
+        See :class:`~lieattn.train.PointSetTask`, also for checkpoints and continuation.
     """
 
     monitor: ClassVar[tuple[str, str]] = ("val/error", "min")
@@ -106,16 +102,14 @@ class PointSetRegressor(PointSetTask):
         items = [cast(Any, data)[index] for index in range(len(cast(Sized, data)))]
         scales: dict[str, Tensor] = {}
         for name in self.targets:
-            values = [item[name] for item in items if isinstance(item.get(name), Tensor)]
+            values = [item[name].double() for item in items if isinstance(item.get(name), Tensor)]
             if len(values) != len(items):
                 raise ValueError(f"data: {len(items) - len(values)} of {len(items)} training clouds have no {name}")
+            columns = torch.cat([value.reshape(1, -1) if value.ndim <= 1 else value for value in values])
             # Per component: numbers of the same cloud may differ in unit, so each has a shift and scale of its own.
-            columns = torch.cat(
-                [value.double().reshape(1, -1) if value.ndim <= 1 else value.double() for value in values]
-            )
-            mean = columns.mean(dim=0) if name in self.shifted else torch.zeros((), dtype=torch.float64)
-            spread = (columns - mean).square()
-            spread = spread.mean(dim=0).sqrt() if name in self.shifted else spread.mean().sqrt()
+            axes = [0] if name in self.shifted else list(range(columns.ndim))
+            mean = columns.mean(dim=axes) if name in self.shifted else columns.new_zeros(())
+            spread = (columns - mean).square().mean(dim=axes).sqrt()
             scales[name] = torch.where(spread > 0, spread, 1.0)
             self._set("shift", name, mean)
         for name in self.targets:

@@ -12,17 +12,7 @@ class Schedule(abc.ABC):
 
     @abc.abstractmethod
     def factor(self, step: int, steps: float, steps_per_epoch: int) -> float:
-        """Factor of the learning rate for one step.
-
-        Parameters
-        ----------
-        step
-            Number of steps already done.
-        steps
-            Steps of the whole training; infinite if it has no end.
-        steps_per_epoch
-            Steps of one epoch.
-        """
+        """Factor of the rate after ``step`` of ``steps`` steps, which are infinite for a training without end."""
 
 
 @final
@@ -38,17 +28,14 @@ class Constant(Schedule):
 class WarmupCosine(Schedule):
     """Linear warm-up, then half a cosine down to ``floor`` at the last step, both per step.
 
+    ValueError is raised if an argument is out of range, or the training has no end or ends during the warm-up.
+
     Parameters
     ----------
     warmup_epochs
         Length of the warm-up, at least 0; the first step has 1/n of the rate for a warm-up of n steps.
     floor
         Factor at the end, in [0, 1].
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range, or the training has no end or ends during the warm-up.
 
     Examples
     --------

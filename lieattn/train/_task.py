@@ -33,11 +33,6 @@ class PointSetTask(LightningModule, ABC):
     of the random generators, so that a run continued from one, with a :class:`~lieattn.train.PointSetData`, ends
     with the weights of a run that was never interrupted.
 
-    Attributes
-    ----------
-    monitor
-        Logged number that is best where it is largest or smallest, and which of the two: ``"max"`` or ``"min"``.
-
     Parameters
     ----------
     network
@@ -54,6 +49,7 @@ class PointSetTask(LightningModule, ABC):
     """
 
     monitor: ClassVar[tuple[str, str]]
+    """Logged number that is best where it is largest or smallest, and which of the two: ``"max"`` or ``"min"``."""
 
     def __init__(
         self, network: nn.Module, optimizer: OptimizerFactory | None = None, schedule: Schedule | None = None

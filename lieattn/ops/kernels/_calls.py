@@ -1,0 +1,159 @@
+"""What the kernels for CPUs have in common: how they are called, on which threads, and their scratch memory.
+
+The targets are cut into as many parts as there are threads, with about as many edges each. A part writes to memory
+of its own, and what several parts contribute to is added up in their order: the result depends on the number of
+threads (in its last bits), never on their timing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lieattn.geometry import Neighbors
+
+_MOST_WINDOWS = 8
+Ranges = list[tuple[int, int]]
+
+
+class Lists(NamedTuple):
+    """Addresses of the int64 neighbor lists and of the type of each edge."""
+
+    row_ptr: int
+    source: int
+    kind: int
+
+
+def record(numbers: Any) -> Any:
+    """A named tuple of integers as a structure, which compiled functions pass on by its address.
+
+    Tuples are passed by value, entry by entry, and take several times as long to compile.
+    """
+    return np.array([tuple(numbers)], dtype=_record_type(numbers._fields))[0]
+
+
+@cache
+def _record_type(names: tuple[str, ...]) -> np.dtype[np.void]:
+    return np.dtype([(name, np.int64) for name in names])
+
+
+def scratch_addresses(parts: Any, memory: Tensor, lanes: int) -> list[Any]:
+    """Addresses of the parts of scratch memory, a named tuple of numbers of vectors, in each row of ``memory``."""
+    starts = list(itertools.accumulate(parts, initial=0))[:-1]
+    size = memory.element_size() * lanes
+    return [record(type(parts)(*(row.data_ptr() + size * at for at in starts))) for row in memory]
+
+
+def check_lists(neighbors: Neighbors, index: Tensor | None, tables: Iterable[Tensor | None]) -> None:
+    """Raise ValueError where a kernel, which does not check, would read memory that is not its own.
+
+    ``tables`` have a row for each type of displacement.
+    """
+    row_ptr, source = neighbors.row_ptr, neighbors.source
+    if int(row_ptr[0]) != 0 or int(row_ptr[-1]) != len(source) or bool((row_ptr.diff() < 0).any()):
+        raise ValueError(f"neighbors: row_ptr must ascend from 0 to the number of edges, {len(source)}")
+    types = min((len(table) for table in tables if table is not None), default=None)
+    for name, numbers, limit in (("neighbors: source", source, len(row_ptr) - 1), ("terms.row", index, types)):
+        if numbers is None or limit is None or len(numbers) == 0:
+            continue
+        low, high = (int(bound) for bound in numbers.aminmax())
+        if low < 0 or high >= limit:
+            raise ValueError(f"{name}: expected numbers from 0 to {limit - 1}, got {low} to {high}")
+
+
+def list_addresses(row_ptr: Tensor, source: Tensor, index: Tensor | None) -> Any:
+    """Addresses of contiguous lists, which must outlive the call."""
+    return record(Lists(row_ptr.data_ptr(), source.data_ptr(), 0 if index is None else index.data_ptr()))
+
+
+def largest_degree(row_ptr: Tensor) -> int:
+    """Largest number of edges of a target."""
+    return int(row_ptr.diff().max()) if len(row_ptr) > 1 else 0
+
+
+def cut_targets(row_ptr: Tensor, number: int) -> Ranges:
+    """Cut the targets into ranges of about as many edges each; empty ones are left out."""
+    edges = int(row_ptr[-1])
+    cuts = torch.searchsorted(row_ptr, torch.arange(1, number) * edges // max(number, 1)).tolist()
+    bounds = [0, *cuts, len(row_ptr) - 1]
+    return [(low, high) for low, high in itertools.pairwise(bounds) if low < high]
+
+
+def cut_with_windows(row_ptr: Tensor, source: Tensor, number: int) -> tuple[Ranges, Ranges]:
+    """Parts and the range of source points that each one sees.
+
+    Where clouds follow one another the ranges hardly overlap. In a large cloud in random order each is the whole
+    cloud: then there are fewer parts, since every one holds gradients of its range.
+    """
+    points = len(row_ptr) - 1
+    while True:
+        parts = cut_targets(row_ptr, number)
+        windows = []
+        for low, high in parts:
+            seen = source[int(row_ptr[low]) : int(row_ptr[high])]
+            windows.append((int(seen.min()), int(seen.max()) + 1) if len(seen) else (0, 0))
+        if number <= _MOST_WINDOWS or sum(high - low for low, high in windows) <= _MOST_WINDOWS * points:
+            return parts, windows
+        number //= 2
+
+
+class PartGradients:
+    """Gradients that the parts of a call add to: packed operands ``[blocks, rows, ...]``.
+
+    The first part has all of them. The others have keys and values for their windows of the points only, and share
+    with the first what no two of them write to: queries and, where edges have rows of their own, the tables.
+    """
+
+    def __init__(self, packed: dict[str, Tensor], zeros: Callable[..., Tensor], windows: Ranges, indexed: bool) -> None:
+        given, self.windows = [name for name, operand in packed.items() if operand.numel()], windows
+        self.windowed = [name for name in given if name in ("key", "value")]
+        tables = [name for name in given if name not in ("query", "key", "value")]
+        self.summed = [name for name in tables if indexed or name in ("fiber_key", "fiber_bias")]
+        self.of_parts = [{name: zeros(operand.dtype, *operand.shape) for name, operand in packed.items()}]
+        for low, high in windows[1:]:
+            own = {}
+            for name in (*self.windowed, *self.summed):
+                blocks, rows, *row = packed[name].shape
+                own[name] = zeros(packed[name].dtype, blocks, high - low if name in self.windowed else rows, *row)
+            self.of_parts.append(self.of_parts[0] | own)
+
+    def total(self) -> dict[str, Tensor]:
+        """Sums over the parts, in their order."""
+        totals = self.of_parts[0]
+        for (low, high), own in zip(self.windows[1:], self.of_parts[1:], strict=True):
+            for name in self.windowed:
+                totals[name][:, low:high] += own[name]
+            for name in self.summed:
+                totals[name] += own[name]
+        return totals
+
+
+def run(kernel: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
+    """Call a kernel with each of these arguments, on the threads that torch may use."""
+    if len(calls) < 2 or torch.get_num_threads() == 1:
+        for arguments in calls:
+            kernel(*arguments)
+        return
+    # The calling thread works too, so the pool needs one thread less.
+    pool = _pool(os.getpid(), torch.get_num_threads() - 1)
+    others = [pool.submit(kernel, *arguments) for arguments in calls[1:]]
+    try:
+        kernel(*calls[0])
+    finally:
+        wait(others)  # whatever happens, nobody may write to memory that is given back
+    for done in others:
+        done.result()
+
+
+@lru_cache(maxsize=1)
+def _pool(process: int, threads: int) -> ThreadPoolExecutor:
+    """Threads of this process; a fork makes its own, since threads do not survive it."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="lieattn")

@@ -1,0 +1,416 @@
+# mypy: allow-untyped-defs
+"""Backward pass: one walk over targets that computes the weights again and spreads their gradients.
+
+With W[h, g] the outer weights, inner[g, m] as in the forward pass, U[g] = Σ_m inner v, y[h] = ψ · grad_out[h] and
+b[h] = β · grad_out[h], an edge has
+
+    x[h, g] = ⟨y[h], U[g]⟩ + b[h],                      gradient of W,
+    s[h, g] = W (x - Σ_edges W x),                      gradient of the outer score,
+    u[g] = Σ_h W y,                                     gradient of U,
+    c[g, m] = inner (⟨u[g], v[m]⟩ - ⟨u[g], U[g]⟩ + Σ_h s),   gradient of the inner score,
+
+and everything else is a product of these with q, k, v and the tables. Gradients of keys and values are summed in a
+window of source points that belongs to one call alone, those of the tables in arrays that do: no two threads
+write to one place, and sums are taken in one order.
+"""
+
+from lieattn.ops.kernels.attention._edges import (
+    dropout_factor,
+    edge_values,
+    edge_weights,
+    outer_dropout,
+    point_scores,
+    positional_keys,
+    prefetch_source,
+    row_sums,
+)
+from lieattn.ops.kernels.attention._forward import start_level
+from lieattn.ops.kernels.attention._operands import EXP_MEAN, SOFTMAX
+from lieattn.ops.kernels.vectors._products import (
+    add_row,
+    combine,
+    compiled,
+    dot_products,
+    prefetch_row,
+    row,
+    scale_row,
+    set_all,
+)
+from lieattn.ops.kernels.vectors._vectors import (
+    add_to,
+    add_up,
+    at_address,
+    exp,
+    fill,
+    integer_at,
+    load,
+    multiply_add,
+    offset,
+    stay_apart,
+    store,
+)
+
+
+@compiled
+def backward(p, s, lists, first, last, seed, grad_out, norm, to, window, scratch, lanes):
+    """Gradients of what the targets ``first`` to ``last`` computed.
+
+    ``norm`` is the logarithm of the sum of exponentials [points, pairs]. ``grads`` are arrays like the operands,
+    added to; those of key and value begin with the source point ``window``.
+    """
+    wide = len(lanes)
+    grad_at, norm_at = at_address(grad_out, lanes), at_address(norm, lanes)
+    for target in range(first, last):
+        begin, end = integer_at(lists.row_ptr, target), integer_at(lists.row_ptr, target + 1)
+        if begin == end:
+            continue
+        size = s.queries * s.depth * wide
+        query = row(at_address(p.query, lanes), target, size)
+        grad_query = row(at_address(to.query, lanes), target, size)
+        grad = row(grad_at, target, s.outs * s.width * wide)
+        point_scores(p, s, query, at_address(scratch.base, lanes), lanes)
+        set_all(at_address(scratch.slopes, lanes), s.queries * s.columns, 0.0, lanes)
+        set_all(at_address(scratch.mean, lanes), s.pairs, 0.0, lanes)
+        _levels(s, row(norm_at, target, s.pairs * wide), end - begin, at_address(scratch.level, lanes), lanes)
+        # The mean of x over all edges must be known before any gradient: long lists are walked twice.
+        if s.normalize == SOFTMAX and end - begin > s.chunk:
+            for start in range(begin, end, s.chunk):
+                edges = min(s.chunk, end - start)
+                _weigh(p, s, lists, start, edges, seed, query, grad, scratch, True, lanes)
+        once = s.normalize == SOFTMAX and end - begin <= s.chunk
+        for start in range(begin, end, s.chunk):
+            edges = min(s.chunk, end - start)
+            _weigh(p, s, lists, start, edges, seed, query, grad, scratch, once, lanes)
+            for e in range(edges):
+                ahead = integer_at(lists.source, start + e + 1) if e + 1 < edges else -1
+                _spread(p, s, lists, start + e, ahead, e, seed, query, grad, to, grad_query, window, scratch, lanes)
+        _to_frames(p, s, to, query, at_address(scratch.slopes, lanes), grad_query, lanes)
+
+
+@compiled
+def _split(s):
+    """Whether dropout falls on single pairs of query and key frame."""
+    return s.threshold > 0 and s.tied_out and not s.tied_key
+
+
+@compiled
+def _weigh(p, s, lists, start, edges, seed, query, grad, scratch, average, lanes):
+    """Compute inner and outer weights, U and x of a chunk of edges, and, if ``average``, add up W x."""
+    stay_apart()
+    wide = len(lanes)
+    for e in range(edges):
+        edge = start + e
+        source = integer_at(lists.source, edge)
+        prefetch_source(p, s, lists, edge + 1, start + edges, lanes)
+        kind = integer_at(lists.kind, edge) if s.indexed else edge
+        weights = row(at_address(scratch.inner, lanes), e, s.queries * s.columns * wide)
+        weight = row(at_address(scratch.outer, lanes), e, s.pairs * wide)
+        steep = row(at_address(scratch.slant, lanes), e, s.pairs * wide)
+        value = row(at_address(scratch.values, lanes), e, s.queries * s.width * wide)
+        share = row(at_address(scratch.shares, lanes), e, s.queries * wide)
+        behind = at_address(scratch.masked, lanes) if _split(s) else weights
+        base, stage = at_address(scratch.base, lanes), at_address(scratch.stage, lanes)
+        small = at_address(scratch.small, lanes)
+        edge_weights(p, s, query, source, kind, edge, seed, base, stage, weights, behind, small, weight, lanes)
+        edge_values(p, s, source, behind, value, lanes)
+        row_sums(s, behind, share, lanes)
+        _normalized(s, weight, at_address(scratch.level, lanes), small, lanes)
+        y = pulled_back(p, s, grad, kind, at_address(scratch.pulled, lanes), at_address(scratch.shift, lanes), lanes)
+        outer_gradients(s, y, at_address(scratch.shift, lanes), value, share, steep, lanes)
+        if s.threshold > 0 and not _split(s):
+            outer_dropout(s, steep, edge, seed, lanes)
+        if average:
+            mean = at_address(scratch.mean, lanes)
+            for at in range(0, s.pairs * wide, wide):
+                store(mean, at, multiply_add(load(weight, at, lanes), load(steep, at, lanes), load(mean, at, lanes)))
+
+
+@compiled
+def _spread(p, s, lists, edge, ahead, e, seed, query, grad, to, grad_query, window, scratch, lanes):
+    """Add the gradients of one edge to where they belong."""
+    stay_apart()
+    wide = len(lanes)
+    source = integer_at(lists.source, edge)
+    if ahead >= 0:
+        prefetch_row(at_address(to.key, lanes), ahead - window, s.keys * s.depth * wide)
+        prefetch_row(at_address(to.value, lanes), ahead - window, s.keys * s.width * wide)
+    kind = integer_at(lists.kind, edge) if s.indexed else edge
+    weights = row(at_address(scratch.inner, lanes), e, s.queries * s.columns * wide)
+    weight = row(at_address(scratch.outer, lanes), e, s.pairs * wide)
+    steep = row(at_address(scratch.slant, lanes), e, s.pairs * wide)
+    value = row(at_address(scratch.values, lanes), e, s.queries * s.width * wide)
+    share = row(at_address(scratch.shares, lanes), e, s.queries * wide)
+    for pair in range(s.pairs):
+        at = pair * wide
+        lean = load(steep, at, lanes) - load(at_address(scratch.mean, lanes), at, lanes)
+        store(steep, at, load(weight, at, lanes) * lean)
+    if s.threshold > 0 and not _split(s):
+        outer_dropout(s, weight, edge, seed, lanes)
+    y = pulled_back(p, s, grad, kind, at_address(scratch.pulled, lanes), at_address(scratch.shift, lanes), lanes)
+    if s.has_psi or s.has_beta:
+        value_table_gradients(s, to, kind, grad, weight, value, share, lanes)
+    shift, back = at_address(scratch.shift, lanes), at_address(scratch.back, lanes)
+    slope = at_address(scratch.slope, lanes)
+    frame_gradients(p, s, source, y, weight, back, slope, lanes)
+    inner_gradients(s, shift, weights, weight, steep, value, share, back, slope, edge, seed, _split(s), lanes)
+    _to_source(s, to, source - window, query, weights, scratch, edge, seed, lanes)
+    _to_query(s, row(at_address(p.key, lanes), source, s.keys * s.depth * wide), slope, grad_query, lanes)
+    if s.has_rho:
+        stage, turn = at_address(scratch.stage, lanes), at_address(scratch.turn, lanes)
+        rho_gradients(p, s, to, kind, query, steep, stage, turn, grad_query, lanes)
+    if s.has_bias:
+        bias_gradients(s, to, kind, slope, steep, lanes)
+    add_row(at_address(scratch.slopes, lanes), slope, s.queries * s.columns, lanes)
+
+
+@compiled
+def _levels(s, norm, degree, level, lanes):
+    """What the exponent of an outer weight subtracts."""
+    for pair in range(s.pairs):
+        at = pair * len(lanes)
+        if s.normalize == SOFTMAX:
+            store(level, at, load(norm, at, lanes))
+        else:
+            store(level, at, fill(level, start_level(s, degree), lanes))
+
+
+@compiled
+def _normalized(s, outer, level, mass, lanes):
+    stay_apart()
+    wide = len(lanes)
+    for pair in range(s.pairs):
+        at = pair * wide
+        weight = exp(load(outer, at, lanes) - load(level, at, lanes))
+        store(outer, at, weight * load(mass, pair % s.queries * wide, lanes))
+
+
+@compiled
+def _to_source(s, to, place, query, inner, scratch, edge, seed, lanes):
+    """Gradients of key and value at the source of an edge."""
+    stay_apart()
+    wide = len(lanes)
+    depth, width = s.depth * wide, s.width * wide
+    slope, back = at_address(scratch.slope, lanes), at_address(scratch.back, lanes)
+    masked = at_address(scratch.masked, lanes)
+    key = row(at_address(to.key, lanes), place, s.keys * depth)
+    value = row(at_address(to.value, lanes), place, s.keys * width)
+    if s.tied_key:
+        for g in range(s.queries):
+            scale_row(row(key, g, depth), row(query, g, depth), load(slope, g * wide, lanes), s.depth, lanes)
+            scale_row(row(value, g, width), row(back, g, width), load(inner, g * wide, lanes), s.width, lanes)
+        return
+    weights = inner
+    if _split(s):
+        for pair in range(s.queries * s.columns):
+            kept = dropout_factor(s, inner, seed, edge * s.queries * s.columns + pair, lanes)
+            store(masked, pair * wide, load(inner, pair * wide, lanes) * kept)
+        weights = masked
+    combine(slope, wide, s.keys * wide, s.keys, s.queries, query, depth, s.depth, True, key, depth, lanes)
+    combine(weights, wide, s.keys * wide, s.keys, s.queries, back, width, s.width, True, value, width, lanes)
+
+
+@compiled
+def _to_query(s, key, slope, grad_query, lanes):
+    stay_apart()
+    wide = len(lanes)
+    size = s.depth * wide
+    if s.tied_key:
+        for g in range(s.queries):
+            scale_row(row(grad_query, g, size), row(key, g, size), load(slope, g * wide, lanes), s.depth, lanes)
+        return
+    combine(slope, s.keys * wide, wide, s.queries, s.keys, key, size, s.depth, True, grad_query, size, lanes)
+
+
+@compiled
+def _to_frames(p, s, to, query, slopes, grad_query, lanes):
+    """Gradients through the scores that all edges of a point share."""
+    stay_apart()
+    wide = len(lanes)
+    size = s.depth * wide
+    for g in range(s.queries):
+        for m in range(s.columns):
+            slope = load(slopes, (g * s.columns + m) * wide, lanes)
+            pair = g * s.keys + (g if s.tied_key else m)
+            if s.has_fiber_bias:
+                table = at_address(to.fiber_bias, lanes)
+                store(table, pair * wide, load(table, pair * wide, lanes) + slope)
+            if s.has_fiber_key:
+                key = row(at_address(p.fiber_key, lanes), pair, size)
+                scale_row(row(at_address(to.fiber_key, lanes), pair, size), row(query, g, size), slope, s.depth, lanes)
+                scale_row(row(grad_query, g, size), key, slope, s.depth, lanes)
+
+
+@compiled
+def pulled_back(p, s, grad, kind, pulled, shift, lanes):
+    """Return y = ψ · grad_out, [outs, width], and write b = β · grad_out to ``shift``, [outs]."""
+    stay_apart()
+    wide = len(lanes)
+    if s.has_beta:
+        for h in range(s.outs):
+            total = fill(shift, 0.0, lanes)
+            for d in range(s.width):
+                beta = load(at_address(p.beta, lanes), kind * s.beta_type + h * s.beta_out + d * wide, lanes)
+                total = multiply_add(beta, load(grad, (h * s.width + d) * wide, lanes), total)
+            store(shift, h * wide, total)
+    if not s.has_psi:
+        return grad
+    for h in range(s.outs):
+        for d in range(s.width):
+            psi = load(at_address(p.psi, lanes), kind * s.psi_type + h * s.psi_out + d * wide, lanes)
+            at = (h * s.width + d) * wide
+            store(pulled, at, psi * load(grad, at, lanes))
+    return pulled
+
+
+@compiled
+def outer_gradients(s, y, shift, values, shares, x, lanes):
+    """x[h, g] = ⟨y[h], U[g]⟩ + b[h] Σ_m inner."""
+    stay_apart()
+    wide = len(lanes)
+    size = s.width * wide
+    if s.tied_out:
+        for g in range(s.queries):
+            at, place = row(y, g, size), row(x, g, wide)
+            dot_products(at, 0, 1, row(values, g, size), 0, 1, s.width, False, place, 0, 0, lanes)
+    else:
+        dot_products(y, size, s.outs, values, size, s.queries, s.width, False, x, s.queries * wide, wide, lanes)
+    if s.has_beta:
+        for pair in range(s.pairs):
+            h, g = (pair if s.tied_out else pair // s.queries), pair % s.queries
+            b, share = load(shift, h * wide, lanes), load(shares, g * wide, lanes)
+            store(x, pair * wide, multiply_add(b, share, load(x, pair * wide, lanes)))
+
+
+@compiled
+def frame_gradients(p, s, source, y, outer, back, slope, lanes):
+    """Write u to ``back`` and ⟨u, v⟩ to ``slope``."""
+    stay_apart()
+    wide = len(lanes)
+    size = s.width * wide
+    value = row(at_address(p.value, lanes), source, s.keys * size)
+    if s.tied_out:
+        for g in range(s.queries):
+            set_all(row(back, g, size), s.width, 0.0, lanes)
+            scale_row(row(back, g, size), row(y, g, size), load(outer, g * wide, lanes), s.width, lanes)
+    else:
+        combine(outer, wide, s.queries * wide, s.queries, s.outs, y, size, s.width, False, back, size, lanes)
+    if s.tied_key:
+        for g in range(s.queries):
+            at, place = row(back, g, size), row(slope, g, wide)
+            dot_products(at, 0, 1, row(value, g, size), 0, 1, s.width, False, place, 0, 0, lanes)
+    else:
+        dot_products(back, size, s.queries, value, size, s.keys, s.width, False, slope, s.keys * wide, wide, lanes)
+
+
+@compiled
+def inner_gradients(s, shift, inner, outer, steep, values, shares, back, slope, edge, seed, split, lanes):
+    """Turn ⟨u, v⟩ in ``slope`` into c; for weights that are sums, write the gradient of p to ``steep``."""
+    stay_apart()
+    wide = len(lanes)
+    product = s.normalize == SOFTMAX or s.normalize == EXP_MEAN
+    for g in range(s.queries):
+        moved, lean = _frame_sums(s, g, shift, outer, steep, lanes)
+        middle = fill(slope, 0.0, lanes)
+        if product:
+            middle = moved * load(shares, g * wide, lanes) - lean
+            for d in range(s.width):
+                at = (g * s.width + d) * wide
+                middle = multiply_add(load(back, at, lanes), load(values, at, lanes), middle)
+        total = fill(slope, 0.0, lanes)
+        for m in range(s.columns):
+            at = (g * s.columns + m) * wide
+            change = load(slope, at, lanes) + moved
+            if split:
+                change = change * dropout_factor(s, slope, seed, (edge * s.queries + g) * s.columns + m, lanes)
+            if product:
+                change = load(inner, at, lanes) * (change - middle)
+            store(slope, at, change)
+            total = total + change
+        if not product:
+            store(steep, g * wide, total)
+
+
+@compiled
+def _frame_sums(s, g, shift, outer, steep, lanes):
+    """Σ_h W b and Σ_h s of a query frame."""
+    wide = len(lanes)
+    moved, lean = fill(outer, 0.0, lanes), fill(outer, 0.0, lanes)
+    for h in range(g if s.tied_out else 0, g + 1 if s.tied_out else s.outs):
+        at = (h if s.tied_out else h * s.queries + g) * wide
+        lean = lean + load(steep, at, lanes)
+        if s.has_beta:
+            moved = multiply_add(load(outer, at, lanes), load(shift, h * wide, lanes), moved)
+    return moved, lean
+
+
+@compiled
+def rho_gradients(p, s, to, kind, query, steep, stage, turn, grad_query, lanes):
+    """Gradients through ⟨q, ρ⟩, to the query and to the table."""
+    stay_apart()
+    wide = len(lanes)
+    size = s.depth * wide
+    rho, rho_out = positional_keys(p, s, kind, stage, lanes)
+    table = at_address(to.rho, lanes)
+    if s.tied_out:
+        for g in range(s.queries):
+            slope = load(steep, g * wide, lanes)
+            scale_row(row(grad_query, g, size), offset(rho, g * rho_out), slope, s.depth, lanes)
+            set_all(row(turn, g, size), s.depth, 0.0, lanes)
+            scale_row(row(turn, g, size), row(query, g, size), slope, s.depth, lanes)
+    else:
+        stride = s.queries * wide
+        combine(steep, wide, stride, s.queries, s.outs, rho, rho_out, s.depth, True, grad_query, size, lanes)
+        if not s.rho_shared:
+            table = offset(table, kind * s.rho_type)
+            combine(steep, stride, wide, s.outs, s.queries, query, size, s.depth, True, table, s.rho_out, lanes)
+            return
+        combine(steep, stride, wide, s.outs, s.queries, query, size, s.depth, False, turn, size, lanes)
+    for h in range(s.outs):
+        for d in range(s.depth):
+            change = load(turn, h * size + d * wide, lanes)
+            if s.rho_shared:
+                add_to(table, kind * s.rho_type + h * s.rho_out + d, add_up(change))
+            else:
+                at = kind * s.rho_type + h * s.rho_out + d * wide
+                store(table, at, load(table, at, lanes) + change)
+
+
+@compiled
+def bias_gradients(s, to, kind, slope, steep, lanes):
+    """Gradient of the bias of the displacement."""
+    stay_apart()
+    wide, table = len(lanes), at_address(to.bias, lanes)
+    if s.bias_key == 0:
+        for pair in range(s.pairs):
+            h = pair if s.tied_out else pair // s.queries
+            at = kind * s.bias_type + h * s.bias_out
+            store(table, at, load(table, at, lanes) + load(steep, pair * wide, lanes))
+        return
+    for g in range(s.queries):
+        for m in range(s.columns):
+            at = kind * s.bias_type + g * s.bias_out + m * s.bias_key
+            change = load(slope, (g * s.columns + m) * wide, lanes)
+            store(table, at, load(table, at, lanes) + change)
+
+
+@compiled
+def value_table_gradients(s, to, kind, grad, outer, values, shares, lanes):
+    """Gradients of ψ and β."""
+    stay_apart()
+    wide = len(lanes)
+    size = s.width * wide
+    for pair in range(s.pairs):
+        h, g = (pair if s.tied_out else pair // s.queries), pair % s.queries
+        weight = load(outer, pair * wide, lanes)
+        share = weight * load(shares, g * wide, lanes)
+        for d in range(s.width):
+            slope = load(grad, h * size + d * wide, lanes)
+            if s.has_psi:
+                at = kind * s.psi_type + h * s.psi_out + d * wide
+                value = weight * load(values, g * size + d * wide, lanes)
+                table = at_address(to.psi, lanes)
+                store(table, at, multiply_add(slope, value, load(table, at, lanes)))
+            if s.has_beta:
+                at = kind * s.beta_type + h * s.beta_out + d * wide
+                table = at_address(to.beta, lanes)
+                store(table, at, multiply_add(slope, share, load(table, at, lanes)))

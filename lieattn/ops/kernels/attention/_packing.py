@@ -1,0 +1,91 @@
+# mypy: allow-untyped-defs
+"""Between signals and vectors of heads, in one pass."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lieattn.ops.kernels._heads import HeadRange
+from lieattn.ops.kernels._memory import NUMPY_TYPES, Workspace
+from lieattn.ops.kernels.attention._bundle import Bundle
+from lieattn.ops.kernels.vectors._products import compiled, copy_row
+from lieattn.ops.kernels.vectors._vectors import (
+    at_address,
+    gather,
+    load,
+    offset,
+    store,
+)
+
+
+def pack(signal: Tensor, bundle: Bundle, part: HeadRange, memory: Workspace) -> Tensor:
+    """``[groups clouds points, fiber, heads, dim]`` to ``[blocks, groups points, fiber, dim, lanes]``.
+
+    The heads of a bundle of clouds follow one another; lanes beyond the last are zero. The result lies
+    in the workspace.
+    """
+    rows, fiber, heads, dim = signal.shape
+    points = rows // (bundle.clouds * bundle.groups)
+    packed = memory.empty(signal.dtype, part.blocks, bundle.groups * points, fiber, dim, part.lanes)
+    if packed.numel():
+        given, (begin, end) = signal.contiguous(), _clouds(part, heads)
+        # What follows the last head stays zero, for the lanes that are left.
+        row = memory.zeros(signal.dtype, (end - begin) * heads + part.lanes, dim)
+        sizes = bundle.groups, bundle.clouds, points, fiber, heads, dim, part.first, part.heads, begin, end
+        vector = (NUMPY_TYPES[signal.dtype](0),) * part.lanes
+        _pack(given.data_ptr(), packed.data_ptr(), row.data_ptr(), *sizes, vector)
+    return packed
+
+
+def unpack(packed: Tensor, bundle: Bundle, part: HeadRange, signal: Tensor) -> None:
+    """The inverse of :func:`pack`: write the heads of the range; ``signal`` may be a slice of heads."""
+    _, rows, fiber, dim, _ = packed.shape
+    if packed.numel():
+        point, frame, head, _ = signal.stride()
+        sizes = bundle.groups, bundle.clouds, rows // bundle.groups, fiber, signal.shape[2], dim
+        places = point, frame, head, part.first, part.heads, part.lanes
+        _unpack(packed.data_ptr(), signal.data_ptr(), *sizes, *places, (NUMPY_TYPES[packed.dtype](0),))
+
+
+def _clouds(part: HeadRange, heads: int) -> tuple[int, int]:
+    """First cloud of a bundle with heads in the range, and the one after the last."""
+    return part.first // heads, -(-(part.first + part.heads) // heads)
+
+
+@compiled
+def _pack(signal, packed, bundled, groups, clouds, points, fiber, heads, dim, first, filled, begin, end, lanes):
+    """``bundled`` is memory for one frame of the heads of a bundle: they are read in a row and written in a row."""
+    signal_at, packed_at, bundled_at = at_address(signal, lanes), at_address(packed, lanes), at_address(bundled, lanes)
+    wide, length = len(lanes), heads * dim
+    rows, size = groups * points, fiber * dim * wide
+    blocks = (filled + wide - 1) // wide
+    for row in range(rows):
+        point = row // points * clouds * points + row % points
+        for frame in range(fiber):
+            for cloud in range(begin, end):
+                given = ((point + cloud * points) * fiber + frame) * length
+                copy_row(offset(bundled_at, (cloud - begin) * length), offset(signal_at, given), length, lanes)
+            for block in range(blocks):
+                at = offset(packed_at, (block * rows + row) * size + frame * dim * wide)
+                start = (first - begin * heads + block * wide) * dim
+                for d in range(dim):
+                    store(at, d * wide, gather(bundled_at, start + d, dim, lanes))
+
+
+@compiled
+def _unpack(
+    packed, signal, groups, clouds, points, fiber, heads, dim, a_point, a_frame, a_head, first, filled, wide, one
+):
+    signal_at, packed_at = at_address(signal, one), at_address(packed, one)
+    rows, size = groups * points, fiber * dim * wide
+    for row in range(rows):
+        point = row // points * clouds * points + row % points
+        for lane in range(filled):
+            head = first + lane
+            given = (point + head // heads * points) * a_point + head % heads * a_head
+            start = (lane // wide * rows + row) * size + lane % wide
+            for frame in range(fiber):
+                source = offset(packed_at, start + frame * dim * wide)
+                at = offset(signal_at, given + frame * a_frame)
+                for d in range(dim):
+                    store(at, d, load(source, d * wide, one))

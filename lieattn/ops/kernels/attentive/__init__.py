@@ -1,0 +1,1 @@
+"""Attentive group convolution on grids, on CPUs."""

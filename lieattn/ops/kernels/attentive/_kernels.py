@@ -1,0 +1,280 @@
+# mypy: allow-untyped-defs
+"""Kernels of attentive group convolution: responses of one output, one input pose at a time, never all of them.
+
+For a sample, an output channel with its pose and an input pose, the responses of the input channels
+
+    t_c(y) = Σ_p x_c(y + p) ψ_c(p)
+
+are all that channel and spatial attention look at. They are made, reduced, and made again in the backward pass.
+"""
+
+from lieattn.ops.kernels.attentive._planes import (
+    TAPS_TOGETHER,
+    add_lanes,
+    channel_gradients,
+    channel_scores,
+    correlate,
+    reduce_plane,
+    tap_products,
+)
+from lieattn.ops.kernels.vectors._products import compiled, row
+from lieattn.ops.kernels.vectors._vectors import (
+    add_up,
+    at_address,
+    exp,
+    fill,
+    load,
+    load_one,
+    maximum,
+    multiply_add,
+    offset,
+    pick_equal,
+    pick_greater,
+    stay_apart,
+    store,
+)
+
+
+@compiled
+def gather_channels(s, t, score, kept, mean, largest, winner, mask, lanes):
+    """Sum ``kept``, mean, maximum and its channel over the channels of responses times their scores."""
+    stay_apart()
+    wide = len(lanes)
+    share = fill(t, 1 / s.channels, lanes)
+    for i in range(0, s.length, wide):
+        total = top = load_one(score, 0, lanes) * load(t, i, lanes)
+        first = fill(t, 0.0, lanes)
+        for c in range(1, s.channels):
+            value = load_one(score, c, lanes) * load(t, c * s.length + i, lanes)
+            total = total + value
+            first = pick_greater(value, top, fill(t, float(c), lanes), first)
+            top = maximum(top, value)
+        here = load(mask, i, lanes)
+        total, top = total * here, top * here
+        store(kept, i, total)
+        store(mean, i, share * total)
+        store(largest, i, top)
+        store(winner, i, first)
+
+
+@compiled
+def attend_to(p, s, tables, sample, out, pose, scratch, lanes):
+    """Responses of one output and input pose, their statistics and channel scores, all left in ``scratch``."""
+    stay_apart()
+    responses, numbers = at_address(scratch.responses, lanes), at_address(scratch.numbers, lanes)
+    mask, lowest = at_address(tables.mask, lanes), at_address(tables.lowest, lanes)
+    mean, top = numbers, offset(numbers, s.channels)
+    score, place = offset(numbers, 2 * s.channels), offset(numbers, 6 * s.channels)
+    hidden = offset(numbers, 7 * s.channels)
+    pair = out * s.fiber + pose
+    x = row(at_address(p.x, lanes), sample * s.fiber + pose, s.channels * s.source)
+    kernel = row(at_address(p.kernel, lanes), pair, s.channels * s.taps)
+    for c in range(s.channels):
+        t = row(responses, c, s.length)
+        correlate(t, s.length, row(x, c, s.source), row(kernel, c, s.taps), s.taps, tables.taps, False, lanes)
+        score[c] = 1.0
+        if s.has_channel:
+            total, largest, at = reduce_plane(t, s.length, mask, lowest, lanes)
+            mean[c], top[c], place[c] = total / s.positions, largest, at
+    if s.has_channel:
+        matrix = s.hidden * s.channels
+        first, second = row(at_address(p.first, lanes), pair, matrix), row(at_address(p.second, lanes), pair, matrix)
+        channel_scores(s, first, second, mean, top, hidden, score)
+
+
+@compiled
+def spatial_levels(p, s, tables, pair, scratch, lanes):
+    """Spatial attention before the sigmoid, from mean and maximum, in the second row of ``scratch.shares``."""
+    stay_apart()
+    mean = offset(at_address(scratch.planes, lanes), s.margin)
+    largest = offset(mean, 2 * s.margin + s.length)
+    kernel = row(at_address(p.spatial, lanes), pair, 2 * s.spatial_taps)
+    other = offset(kernel, s.spatial_taps)
+    level = offset(at_address(scratch.shares, lanes), s.length)
+    correlate(level, s.length, mean, kernel, s.spatial_taps, tables.spatial_taps, False, lanes)
+    correlate(level, s.length, largest, other, s.spatial_taps, tables.spatial_taps, True, lanes)
+
+
+@compiled
+def sigmoid(level, one):
+    """1 / (1 + exp(-level)) of vectors; ``one`` is the vector of ones."""
+    return one / (one + exp(one - one - level))
+
+
+@compiled
+def attentive_forward(p, s, tables, begin, end, gated_at, scratch, lanes):
+    """Sums Σ_h̃ α_X Σ_c α_C t for the outputs ``begin`` to ``end``, counted sample by sample.
+
+    The result is ``[samples, outs, length]``.
+    """
+    wide = len(lanes)
+    gated = at_address(gated_at, lanes)
+    responses, numbers = at_address(scratch.responses, lanes), at_address(scratch.numbers, lanes)
+    mean = offset(at_address(scratch.planes, lanes), s.margin)
+    largest = offset(mean, 2 * s.margin + s.length)
+    kept = at_address(scratch.shares, lanes)
+    level = offset(kept, s.length)
+    winner, mask = at_address(scratch.winner, lanes), at_address(tables.mask, lanes)
+    one = fill(gated, 1.0, lanes)
+    for number in range(begin, end):
+        sample, out = number // s.outs, number % s.outs
+        to = row(gated, number, s.length)
+        for pose in range(s.fiber):
+            attend_to(p, s, tables, sample, out, pose, scratch, lanes)
+            gather_channels(s, responses, offset(numbers, 2 * s.channels), kept, mean, largest, winner, mask, lanes)
+            if s.has_spatial:
+                spatial_levels(p, s, tables, out * s.fiber + pose, scratch, lanes)
+            for i in range(0, s.length, wide):
+                share = load(kept, i, lanes)
+                if s.has_spatial:
+                    share = share * sigmoid(load(level, i, lanes), one)
+                if pose > 0:
+                    share = share + load(to, i, lanes)
+                store(to, i, share)
+
+
+@compiled
+def gate_gradients(p, s, tables, pair, grad, scratch, lanes):
+    """From the gradient of the gated sum to that of Σ_c α_C t, in ``scratch.shares``, and of the spatial levels."""
+    stay_apart()
+    wide = len(lanes)
+    kept = at_address(scratch.shares, lanes)
+    level = offset(kept, s.length)
+    slope = offset(at_address(scratch.slope_of_map, lanes), s.margin)
+    one = fill(grad, 1.0, lanes)
+    if s.has_spatial:
+        spatial_levels(p, s, tables, pair, scratch, lanes)
+    for i in range(0, s.length, wide):
+        given = load(grad, i, lanes)
+        if s.has_spatial:
+            gate = sigmoid(load(level, i, lanes), one)
+            store(slope, i, given * load(kept, i, lanes) * gate * (one - gate))
+            given = given * gate
+        store(kept, i, given)
+
+
+@compiled
+def spatial_gradients(p, s, tables, pair, scratch, lanes):
+    """Backward pass of the spatial levels: kernels, and the gradients of mean and maximum in ``scratch.shares``."""
+    stay_apart()
+    padded, taps = 2 * s.margin + s.length, s.spatial_taps
+    mean = offset(at_address(scratch.planes, lanes), s.margin)
+    slope = offset(at_address(scratch.slope_of_map, lanes), s.margin)
+    kernel = row(at_address(p.spatial, lanes), pair, 2 * taps)
+    sums, groups = at_address(scratch.spatial, lanes), -(-taps // TAPS_TOGETHER) * TAPS_TOGETHER
+    shares = offset(at_address(scratch.shares, lanes), s.length)
+    for q in range(2):
+        own = row(kernel, q, taps)
+        correlate(row(shares, q, s.length), s.length, slope, own, taps, tables.mirrored, False, lanes)
+        to = row(sums, q, groups * len(lanes))
+        tap_products(to, slope, row(mean, q, padded), s.length, taps, tables.spatial_taps, lanes)
+
+
+@compiled
+def response_slopes(s, tables, scratch, lanes):
+    """Gradients of α_C t in ``scratch.slopes`` from those of sum, mean and maximum over the channels."""
+    stay_apart()
+    wide = len(lanes)
+    mask, winner = at_address(tables.mask, lanes), at_address(scratch.winner, lanes)
+    slopes = offset(at_address(scratch.slopes, lanes), s.reach)
+    kept = at_address(scratch.shares, lanes)
+    of_mean = offset(kept, s.length)
+    of_top = offset(of_mean, s.length)
+    share, zero = fill(kept, 1 / s.channels, lanes), fill(kept, 0.0, lanes)
+    for i in range(0, s.length, wide):
+        here = load(mask, i, lanes)
+        base = load(kept, i, lanes) * here
+        top, first = zero, zero
+        if s.has_spatial:
+            base = multiply_add(share * here, load(of_mean, i, lanes), base)
+            top, first = load(of_top, i, lanes) * here, load(winner, i, lanes)
+        for c in range(s.channels):
+            value = base
+            if s.has_spatial:
+                value = base + pick_equal(first, fill(kept, float(c), lanes), top, zero)
+            store(slopes, c * (s.reach + s.source) + i, value)
+
+
+@compiled
+def through_scores(p, s, tables, grads, pair, scratch, lanes):
+    """From gradients of α_C t to those of t, in ``scratch.slopes``, with those of the channel attention."""
+    stay_apart()
+    wide = len(lanes)
+    responses, numbers = at_address(scratch.responses, lanes), at_address(scratch.numbers, lanes)
+    mask, place = at_address(tables.mask, lanes), offset(numbers, 6 * s.channels)
+    slopes = offset(at_address(scratch.slopes, lanes), s.reach)
+    mean, top = numbers, offset(numbers, s.channels)
+    score, slope = offset(numbers, 2 * s.channels), offset(numbers, 3 * s.channels)
+    slope_mean, slope_top = offset(numbers, 4 * s.channels), offset(numbers, 5 * s.channels)
+    matrix = s.hidden * s.channels
+    stride = s.reach + s.source
+    for c in range(s.channels):
+        total = fill(slopes, 0.0, lanes)
+        for i in range(0, s.length, wide):
+            total = multiply_add(load(slopes, c * stride + i, lanes), load(responses, c * s.length + i, lanes), total)
+        slope[c] = add_up(total)
+    first, second = row(at_address(p.first, lanes), pair, matrix), row(at_address(p.second, lanes), pair, matrix)
+    to_first = row(at_address(grads.first, lanes), pair, matrix)
+    to_second = row(at_address(grads.second, lanes), pair, matrix)
+    hidden = offset(numbers, 7 * s.channels)
+    channel_gradients(
+        s, first, second, mean, top, hidden, score, slope, to_first, to_second, slope_mean, slope_top
+    )  # fmt: skip
+    for c in range(s.channels):
+        factor, share = load_one(score, c, lanes), fill(slopes, slope_mean[c] / s.positions, lanes)
+        for i in range(0, s.length, wide):
+            value = factor * load(slopes, c * stride + i, lanes)
+            store(slopes, c * stride + i, multiply_add(share, load(mask, i, lanes), value))
+        # One of several equal maxima takes the gradient, as in torch.
+        slopes[c * stride + int(place[c])] += slope_top[c]
+
+
+@compiled
+def attentive_backward(p, s, tables, begin, end, grad_at, grads, scratch, lanes):
+    """Gradients for the pairs (input pose, sample) ``begin`` to ``end``, counted pose by pose.
+
+    ``grad_at`` is the gradient of what :func:`attentive_forward` writes, 0 where there is no pixel. Different pairs
+    write to different parts of ``grads.x``; all add to the other gradients.
+    """
+    responses, numbers = at_address(scratch.responses, lanes), at_address(scratch.numbers, lanes)
+    mean = offset(at_address(scratch.planes, lanes), s.margin)
+    largest = offset(mean, 2 * s.margin + s.length)
+    winner, mask = at_address(scratch.winner, lanes), at_address(tables.mask, lanes)
+    kept = at_address(scratch.shares, lanes)
+    slopes = offset(at_address(scratch.slopes, lanes), s.reach)
+    stride = s.reach + s.source
+    kernel_sums, spatial_sums = at_address(scratch.kernel, lanes), at_address(scratch.spatial, lanes)
+    groups = -(-s.taps // TAPS_TOGETHER) * TAPS_TOGETHER * len(lanes)
+    number = begin
+    while number < end:
+        pose = number // s.samples
+        last = min(end, (pose + 1) * s.samples)
+        for out in range(s.outs):
+            pair = out * s.fiber + pose
+            kernel = row(at_address(p.kernel, lanes), pair, s.channels * s.taps)
+            for sample in range(number - pose * s.samples, last - pose * s.samples):
+                plane = sample * s.fiber + pose
+                x = row(at_address(p.x, lanes), plane, s.channels * s.source)
+                attend_to(p, s, tables, sample, out, pose, scratch, lanes)
+                if s.has_spatial:
+                    score = offset(numbers, 2 * s.channels)
+                    gather_channels(s, responses, score, kept, mean, largest, winner, mask, lanes)
+                grad = row(at_address(grad_at, lanes), sample * s.outs + out, s.length)
+                gate_gradients(p, s, tables, pair, grad, scratch, lanes)
+                if s.has_spatial:
+                    spatial_gradients(p, s, tables, pair, scratch, lanes)
+                response_slopes(s, tables, scratch, lanes)
+                if s.has_channel:
+                    through_scores(p, s, tables, grads, pair, scratch, lanes)
+                for c in range(s.channels):
+                    slope, sums = row(slopes, c, stride), row(kernel_sums, c, groups)
+                    tap_products(sums, slope, row(x, c, s.source), s.length, s.taps, tables.taps, lanes)
+                    if s.wants_input:
+                        to = row(at_address(grads.x, lanes), plane * s.channels + c, s.source)
+                        correlate(to, s.source, slope, row(kernel, c, s.taps), s.taps, tables.back, True, lanes)
+            to = row(at_address(grads.kernel, lanes), pair, s.channels * s.taps)
+            add_lanes(to, kernel_sums, s.channels, s.taps, lanes)
+            if s.has_spatial:
+                to = row(at_address(grads.spatial, lanes), pair, 2 * s.spatial_taps)
+                add_lanes(to, spatial_sums, 2, s.spatial_taps, lanes)
+        number = last

@@ -1,0 +1,1 @@
+"""A small network for every head, on CPUs."""

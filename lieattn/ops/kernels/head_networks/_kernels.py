@@ -1,0 +1,227 @@
+# mypy: allow-untyped-defs
+"""The networks of the heads on the CPU: small matrices, and vectors of rows.
+
+A tile of so many vectors of rows goes through all layers of one head after another while it is in the cache. In the
+backward pass it goes through them again, and what belongs to the weights is added up in vectors whose lanes are summed
+at the very end.
+"""
+
+from lieattn.ops.kernels.vectors._products import compiled, dot_products, row
+from lieattn.ops.kernels.vectors._vectors import (
+    at_address,
+    exp,
+    fill,
+    gather,
+    load,
+    load_one,
+    multiply_add,
+    offset,
+    stay_apart,
+    store,
+)
+
+TILE = 8
+"""Vectors of rows in a tile; even."""
+ZERO, BIAS, KEEP = 0, 1, 2  # what a product is added to
+
+
+@compiled
+def mix(weight, to_out, to_in, outs, ins, x, x_row, start, bias, out, out_row, lanes):
+    """Compute ``out[i] = start + Σ_r weight[i, r] x[r]`` for a tile, with ``weight`` at ``i * to_out + r * to_in``."""
+    stay_apart()
+    wide = len(lanes)
+    fours = outs - outs % 4
+    for t in range(0, TILE * wide, 2 * wide):
+        u = t + wide
+        for i in range(0, fours, 4):
+            a0, a1 = _begin(start, bias, i, out, out_row, t, lanes), _begin(start, bias, i, out, out_row, u, lanes)
+            j = i + 1
+            b0, b1 = _begin(start, bias, j, out, out_row, t, lanes), _begin(start, bias, j, out, out_row, u, lanes)
+            j = i + 2
+            c0, c1 = _begin(start, bias, j, out, out_row, t, lanes), _begin(start, bias, j, out, out_row, u, lanes)
+            j = i + 3
+            d0, d1 = _begin(start, bias, j, out, out_row, t, lanes), _begin(start, bias, j, out, out_row, u, lanes)
+            for r in range(ins):
+                x0, x1 = load(x, r * x_row + t, lanes), load(x, r * x_row + u, lanes)
+                at = i * to_out + r * to_in
+                w = load_one(weight, at, lanes)
+                a0, a1 = multiply_add(w, x0, a0), multiply_add(w, x1, a1)
+                w = load_one(weight, at + to_out, lanes)
+                b0, b1 = multiply_add(w, x0, b0), multiply_add(w, x1, b1)
+                w = load_one(weight, at + 2 * to_out, lanes)
+                c0, c1 = multiply_add(w, x0, c0), multiply_add(w, x1, c1)
+                w = load_one(weight, at + 3 * to_out, lanes)
+                d0, d1 = multiply_add(w, x0, d0), multiply_add(w, x1, d1)
+            at = i * out_row + t
+            store(out, at, a0)
+            store(out, at + wide, a1)
+            store(out, at + out_row, b0)
+            store(out, at + out_row + wide, b1)
+            store(out, at + 2 * out_row, c0)
+            store(out, at + 2 * out_row + wide, c1)
+            store(out, at + 3 * out_row, d0)
+            store(out, at + 3 * out_row + wide, d1)
+        for i in range(fours, outs):
+            a0, a1 = _begin(start, bias, i, out, out_row, t, lanes), _begin(start, bias, i, out, out_row, u, lanes)
+            for r in range(ins):
+                w = load_one(weight, i * to_out + r * to_in, lanes)
+                a0 = multiply_add(w, load(x, r * x_row + t, lanes), a0)
+                a1 = multiply_add(w, load(x, r * x_row + u, lanes), a1)
+            store(out, i * out_row + t, a0)
+            store(out, i * out_row + u, a1)
+
+
+@compiled
+def _begin(start, bias, i, out, out_row, t, lanes):
+    if start == BIAS:
+        return load_one(bias, i, lanes)
+    if start == KEEP:
+        return load(out, i * out_row + t, lanes)
+    return fill(out, 0.0, lanes)
+
+
+@compiled
+def activate(u, vectors, lanes):
+    """Replace u by u σ(u), the swish."""
+    stay_apart()
+    wide = len(lanes)
+    one, zero = fill(u, 1.0, lanes), fill(u, 0.0, lanes)
+    for at in range(0, vectors * wide, wide):
+        value = load(u, at, lanes)
+        store(u, at, value / (one + exp(zero - value)))
+
+
+@compiled
+def activate_with_slope(u, slope, vectors, lanes):
+    """Replace u by its swish, and write the derivative to ``slope``."""
+    stay_apart()
+    wide = len(lanes)
+    one, zero = fill(u, 1.0, lanes), fill(u, 0.0, lanes)
+    for at in range(0, vectors * wide, wide):
+        value = load(u, at, lanes)
+        share = one / (one + exp(zero - value))
+        value = value * share
+        store(u, at, value)
+        store(slope, at, multiply_add(value, one - share, share))
+
+
+@compiled
+def multiply(out, x, vectors, lanes):
+    """Multiply a table of vectors by another, entry by entry."""
+    wide = len(lanes)
+    for at in range(0, vectors * wide, wide):
+        store(out, at, load(out, at, lanes) * load(x, at, lanes))
+
+
+@compiled
+def add_rows(out, x, rows, lanes):
+    """Add the sum of each row of a tile to a vector."""
+    wide = len(lanes)
+    for i in range(rows):
+        total = load(out, i * wide, lanes)
+        for t in range(TILE):
+            total = total + load(x, (i * TILE + t) * wide, lanes)
+        store(out, i * wide, total)
+
+
+@compiled
+def forward(
+    x, x_row, tail, count, first, last, weights, parameters, heads, inputs, hidden, out, out_tail, scratch, lanes
+):
+    """Outputs ``[heads, count]`` of the rows ``first`` to ``last``, which begin and end a tile.
+
+    Rows are ``[inputs, x_row]``, or ``[count, inputs]`` where ``x_row`` is 0. The tile in which they end is read from
+    ``tail`` and written to ``out_tail``. ``weights`` are, for each head, so many ``parameters``: w1 [inputs, hidden],
+    b1, w2 [hidden, hidden], b2, w3 [hidden], b3 one after another.
+    """
+    size = TILE * len(lanes)
+    h1 = row(at_address(scratch, lanes), inputs, size)
+    h2 = row(h1, hidden, size)
+    for begin in range(first, last, size):
+        columns, stride = _columns(x, x_row, tail, begin, count, inputs, scratch, lanes)
+        end, apart = _place(out, out_tail, begin, count, lanes)
+        for head in range(heads):
+            w1, b1, w2, b2, w3, b3 = _parts(row(at_address(weights, lanes), head, parameters), inputs, hidden, 1)
+            mix(w1, 1, hidden, hidden, inputs, columns, stride, BIAS, b1, h1, size, lanes)
+            activate(h1, hidden * TILE, lanes)
+            mix(w2, 1, hidden, hidden, hidden, h1, size, BIAS, b2, h2, size, lanes)
+            activate(h2, hidden * TILE, lanes)
+            final = row(end, head, apart)
+            mix(w3, 1, 1, 1, hidden, h2, size, BIAS, b3, final, size, lanes)
+            activate(final, TILE, lanes)
+
+
+@compiled
+def _columns(x, x_row, tail, begin, count, inputs, scratch, lanes):
+    """A tile as vectors of rows: a pointer, and how far one input is from the next."""
+    wide = len(lanes)
+    size = TILE * wide
+    if begin + size > count:
+        return at_address(tail, lanes), size
+    if x_row:
+        return offset(at_address(x, lanes), begin), x_row
+    rows, columns = offset(at_address(x, lanes), begin * inputs), at_address(scratch, lanes)
+    for i in range(inputs):
+        for t in range(0, size, wide):
+            store(columns, i * size + t, gather(rows, t * inputs + i, inputs, lanes))
+    return columns, size
+
+
+@compiled
+def _place(values, tail, begin, count, lanes):
+    """Where a tile of ``[heads, count]`` is, and how far one head is from the next."""
+    size = TILE * len(lanes)
+    if begin + size > count:
+        return at_address(tail, lanes), size
+    return offset(at_address(values, lanes), begin), count
+
+
+@compiled
+def backward(
+    x, x_row, tail, count, first, last, weights, parameters, heads, inputs, hidden, grad, grad_tail, to_weights, to_x,
+    to_x_row, wanted, scratch, lanes,
+):  # fmt: skip
+    """Gradients: added to vectors ``to_weights``, ordered as the weights, and, if wanted, to ``[inputs, to_x_row]``."""
+    wide = len(lanes)
+    size, many = TILE * wide, hidden * TILE
+    h1 = row(at_address(scratch, lanes), inputs, size)
+    s1, h2 = row(h1, hidden, size), row(h1, 2 * hidden, size)
+    s2, d1, d2 = row(h1, 3 * hidden, size), row(h1, 4 * hidden, size), row(h1, 5 * hidden, size)
+    h3, d3 = row(h1, 6 * hidden, size), row(h1, 6 * hidden + 1, size)
+    for begin in range(first, last, size):
+        columns, stride = _columns(x, x_row, tail, begin, count, inputs, scratch, lanes)
+        end, apart = _place(grad, grad_tail, begin, count, lanes)
+        for head in range(heads):
+            w1, b1, w2, b2, w3, b3 = _parts(row(at_address(weights, lanes), head, parameters), inputs, hidden, 1)
+            totals = row(at_address(to_weights, lanes), head, parameters * wide)
+            g1, gb1, g2, gb2, g3, gb3 = _parts(totals, inputs, hidden, wide)
+            mix(w1, 1, hidden, hidden, inputs, columns, stride, BIAS, b1, h1, size, lanes)
+            activate_with_slope(h1, s1, many, lanes)
+            mix(w2, 1, hidden, hidden, hidden, h1, size, BIAS, b2, h2, size, lanes)
+            activate_with_slope(h2, s2, many, lanes)
+            mix(w3, 1, 1, 1, hidden, h2, size, BIAS, b3, h3, size, lanes)
+            activate_with_slope(h3, d3, TILE, lanes)
+            multiply(d3, row(end, head, apart), TILE, lanes)
+            dot_products(h2, size, hidden, d3, size, 1, TILE, True, g3, wide, wide, lanes)
+            add_rows(gb3, d3, 1, lanes)
+            mix(w3, 1, 1, hidden, 1, d3, size, ZERO, b3, d2, size, lanes)
+            multiply(d2, s2, many, lanes)
+            dot_products(h1, size, hidden, d2, size, hidden, TILE, True, g2, hidden * wide, wide, lanes)
+            add_rows(gb2, d2, hidden, lanes)
+            mix(w2, hidden, 1, hidden, hidden, d2, size, ZERO, b2, d1, size, lanes)
+            multiply(d1, s1, many, lanes)
+            dot_products(columns, stride, inputs, d1, size, hidden, TILE, True, g1, hidden * wide, wide, lanes)
+            add_rows(gb1, d1, hidden, lanes)
+            if wanted:
+                to_tile = offset(at_address(to_x, lanes), begin)
+                mix(w1, hidden, 1, inputs, hidden, d1, size, KEEP, b1, to_tile, to_x_row, lanes)
+
+
+@compiled
+def _parts(weights, inputs, hidden, width):
+    """Pointers to w1, b1, w2, b2, w3, b3."""
+    b1 = offset(weights, inputs * hidden * width)
+    w2 = offset(b1, hidden * width)
+    b2 = offset(w2, hidden * hidden * width)
+    w3 = offset(b2, hidden * width)
+    return weights, b1, w2, b2, w3, offset(w3, hidden * width)

@@ -1,0 +1,94 @@
+"""Run the networks of the heads on the threads that torch may use, rows cut into parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lieattn.ops.kernels._calls import run
+from lieattn.ops.kernels._memory import NUMPY_TYPES, Workspace, new_empty
+from lieattn.ops.kernels.head_networks._kernels import TILE, backward, forward
+
+_LANES = {torch.float32: 16, torch.float64: 8}
+
+
+def run_forward(rows: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """Outputs ``[heads, rows]`` of rows ``[rows, inputs]``."""
+    with Workspace() as memory:
+        job = _Job(rows, parameters, memory)
+        out, out_tail = new_empty(rows.dtype, job.heads, len(rows)), memory.empty(rows.dtype, job.heads, job.tile)
+        scratch = memory.empty(rows.dtype, len(job.cuts), (job.inputs + 2 * job.hidden) * job.tile)
+        calls = [
+            (*job.given(cut), out.data_ptr(), out_tail.data_ptr(), scratch[number].data_ptr(), job.lanes)
+            for number, cut in enumerate(job.cuts)
+        ]
+        run(forward, calls)
+        out[:, job.whole :] = out_tail[:, : len(rows) - job.whole]
+        return out
+
+
+def run_backward(
+    grad: Tensor, rows: Tensor, parameters: Sequence[Tensor], wanted: bool
+) -> tuple[Tensor | None, list[Tensor]]:
+    """Gradients of the rows, if wanted, and of the parameters, for those ``[heads, rows]`` of the outputs."""
+    with Workspace() as memory:
+        return _backward(_Job(rows, parameters, memory), grad.contiguous(), parameters, wanted)
+
+
+def _backward(
+    job: _Job, grad: Tensor, parameters: Sequence[Tensor], wanted: bool
+) -> tuple[Tensor | None, list[Tensor]]:
+    memory, dtype, parts = job.memory, grad.dtype, len(job.cuts)
+    grad_tail = memory.zeros(dtype, job.heads, job.tile)
+    grad_tail[:, : grad.shape[1] - job.whole] = grad[:, job.whole :]
+    to_weights = memory.zeros(dtype, parts, job.heads, job.weights.shape[1], len(job.lanes))
+    to_x = memory.zeros(dtype, job.inputs, job.places if wanted else 1)
+    scratch = memory.empty(dtype, parts, (job.inputs + 6 * job.hidden + 2) * job.tile)
+    calls = [
+        (
+            *(*job.given(cut), grad.data_ptr(), grad_tail.data_ptr(), to_weights[number].data_ptr()),
+            *(to_x.data_ptr(), job.places, wanted, scratch[number].data_ptr(), job.lanes),
+        )
+        for number, cut in enumerate(job.cuts)
+    ]
+    run(backward, calls)
+    flat = to_weights.sum(dim=(0, 3))
+    found = flat.split([p[0].numel() for p in parameters], dim=1)
+    gradients = [part.reshape(p.shape).clone() for part, p in zip(found, parameters, strict=True)]
+    to_rows = None
+    if wanted:
+        to_rows = torch.empty_like(job.rows).copy_(to_x.T[: len(job.rows)])
+    return to_rows, gradients
+
+
+class _Job:
+    """Rows and weights as the kernels read them."""
+
+    def __init__(self, rows: Tensor, parameters: Sequence[Tensor], memory: Workspace) -> None:
+        self.by_columns = rows.stride(0) < rows.stride(1)
+        self.rows = rows.T.contiguous().T if self.by_columns else rows.contiguous()
+        self.memory = memory
+        self.heads, self.inputs, self.hidden = parameters[0].shape
+        count = _LANES[rows.dtype]
+        self.lanes: tuple[Any, ...] = (NUMPY_TYPES[rows.dtype](0),) * count
+        self.tile = TILE * count
+        tiles = -(-len(rows) // self.tile)
+        self.places = tiles * self.tile
+        # Kernels read whole tiles: the rows behind the last whole one are followed by zeros.
+        self.whole = len(rows) // self.tile * self.tile
+        self.tail = memory.zeros(rows.dtype, self.inputs, self.tile)
+        self.tail[:, : len(rows) - self.whole] = rows[self.whole :].T
+        self.weights = torch.cat([p.flatten(1) for p in parameters], dim=1).contiguous()
+        threads = max(1, min(torch.get_num_threads(), tiles))
+        bounds = [tiles * number // threads * self.tile for number in range(threads + 1)]
+        self.cuts = list(pairwise(bounds))
+
+    def given(self, cut: tuple[int, int]) -> tuple[int, ...]:
+        """What both kernels are given for the rows of a cut."""
+        weights = self.weights.data_ptr(), self.weights.shape[1], self.heads, self.inputs, self.hidden
+        x_row = len(self.rows) if self.by_columns else 0
+        return self.rows.data_ptr(), x_row, self.tail.data_ptr(), len(self.rows), *cut, *weights

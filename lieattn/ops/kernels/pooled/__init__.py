@@ -1,0 +1,1 @@
+"""Fused attention with the pattern ``"pooled"``, on CPUs."""

@@ -1,0 +1,1 @@
+"""Fused attention in Triton, for CUDA."""

@@ -1,0 +1,275 @@
+"""Backward kernels of Triton: each walks over its edges, computes their weights again, and sums in one order.
+
+In the letters of ``attention/_backward.py``: W the outer weights, U[g] = Σ_m inner v, y[h] = ψ · grad_out[h],
+b[h] = β · grad_out[h],
+
+    x[h, g] = ⟨y[h], U[g]⟩ + b[h],                      gradient of W,
+    s[h, g] = W (x - Σ_edges W x),                      gradient of the outer score (``steep``),
+    u[g] = Σ_h W y,                                     gradient of U,
+    c[g, m] = inner (⟨u[g], v[m]⟩ - ⟨u[g], U[g]⟩ + Σ_h s),   gradient of the inner score (``slope``).
+
+Gradients of queries are sums over the edges of a target, those of keys and values over the edges of a source, those
+of tables over the edges of a type: three kernels, and no two programs write to one place.
+"""
+
+import triton
+import triton.language as tl
+
+from lieattn.ops.kernels.triton._edges import (
+    edge_weights,
+    fiber_values,
+    levels,
+    shares_of_outputs,
+    to_outputs,
+    to_queries,
+)
+from lieattn.ops.kernels.triton._tiles import (
+    base_tile,
+    combine,
+    dot_products,
+    kept_keys,
+    kept_pairs,
+    kind_of,
+    norm_places,
+    put_signal,
+    query_tile,
+    signal_tile,
+    table_tile,
+)
+
+
+@triton.jit
+def _pulled_back(p, strides, s, grad, kind, head):  # type: ignore[no-untyped-def]
+    """Return y [O, W] and b [O]."""
+    y = grad
+    shift = tl.zeros([s.O], s.dtype)
+    if p.psi is not None:
+        y = grad * table_tile(p.psi, kind, head, strides.psi, s.outs, s.width, s.O, s.W, s.dtype)
+    if p.beta is not None:
+        beta = table_tile(p.beta, kind, head, strides.beta, s.outs, s.width, s.O, s.W, s.dtype)
+        shift += tl.sum(beta * grad, 1)
+    return y, shift
+
+
+@triton.jit
+def _weight_gradients(p, s, y, shift, values, share, edge, head, seed, threshold):  # type: ignore[no-untyped-def]
+    """X behind dropout, [P, G]."""
+    if s.tied_out:
+        x = tl.sum(y * values, 1)[None, :]
+        if p.beta is not None:
+            x += (shift * share)[None, :]
+    else:
+        x = dot_products(y, values, s.dot_pairs, s.precision, s.dtype)
+        if p.beta is not None:
+            x += shift[:, None] * share[None, :]
+    if s.dropout == 2:
+        x = x * kept_pairs(s, edge, head, seed, threshold)
+    return x
+
+
+@triton.jit
+def _weights_again(p, strides, s, query, base, level, source, kind, edge, head, seed, threshold):  # type: ignore[no-untyped-def]
+    """Return inner and inner behind dropout [G, M], W [P, G], U [G, W] and Σ_m inner [G]."""
+    inner, outer = edge_weights(p, strides, s, query, base, source, kind, head)
+    masked = inner
+    if s.dropout == 1:
+        masked = inner * kept_keys(s, edge, head, seed, threshold)
+    values = fiber_values(p, s, masked, source, head)
+    return inner, masked, tl.exp(outer - level), values, tl.sum(masked, 1)
+
+
+@triton.jit
+def _slopes(p, strides, s, query, base, grad, level, mean, source, kind, edge, head, seed, threshold):  # type: ignore[no-untyped-def]
+    """Return slope and inner behind dropout [G, M], steep and W behind dropout [P, G], u and U [G, W], Σ_m inner."""
+    inner, masked, weight, values, share = _weights_again(
+        p, strides, s, query, base, level, source, kind, edge, head, seed, threshold
+    )
+    y, shift = _pulled_back(p, strides, s, grad, kind, head)
+    steep = weight * (_weight_gradients(p, s, y, shift, values, share, edge, head, seed, threshold) - mean)
+    if s.dropout == 2:
+        weight = weight * kept_pairs(s, edge, head, seed, threshold)
+    back = to_queries(s, weight, y)
+    value = signal_tile(p.value, source, head, s.keys, s.heads, s.width, s.K, s.W, s.dtype)
+    if s.tied_key:
+        slope = tl.sum(back * value, 1)[:, None]
+    else:
+        slope = dot_products(back, value, s.dot_keys, s.precision, s.dtype)
+    moved = tl.zeros([s.G], s.dtype)
+    if p.beta is not None:
+        moved += tl.sum(weight * (shift[None, :] if s.tied_out else shift[:, None]), 0)
+        slope += moved[:, None]
+    if s.dropout == 1:
+        slope = slope * kept_keys(s, edge, head, seed, threshold)
+    if s.product:
+        middle = moved * share + tl.sum(back * values, 1) - tl.sum(steep, 0)
+        slope = inner * (slope - middle[:, None])
+    else:
+        slope = tl.where(tl.arange(0, s.M)[None, :] < s.columns, slope, 0.0)
+        steep = tl.sum(slope, 1)[None, :]
+    return slope, masked, steep, weight, back, values, share
+
+
+@triton.jit
+def _means(p, strides, lists, s, query, base, grad, level, point, head, seed, threshold):  # type: ignore[no-untyped-def]
+    """Σ W x over the edges of a target, [P, G]."""
+    mean = tl.zeros([s.P, s.G], s.dtype)
+    for edge in range(tl.load(lists.row_ptr + point), tl.load(lists.row_ptr + point + 1)):
+        source = tl.load(lists.source + edge)
+        kind = kind_of(lists, edge)
+        _, _, weight, values, share = _weights_again(
+            p, strides, s, query, base, level, source, kind, edge, head, seed, threshold
+        )
+        y, shift = _pulled_back(p, strides, s, grad, kind, head)
+        mean += weight * _weight_gradients(p, s, y, shift, values, share, edge, head, seed, threshold)
+    return mean
+
+
+@triton.jit
+def _target(p, strides, lists, s, grad_out, norm, means, point, head):  # type: ignore[no-untyped-def]
+    """What an edge needs of its target: queries, shared scores, gradient, norms and means."""
+    query = query_tile(p, s, point, head)
+    base = base_tile(p, strides, s, point, head)
+    grad = signal_tile(grad_out, point, head, s.outs, s.heads, s.width, s.O, s.W, s.dtype)
+    level = levels(strides, s, lists, norm, point, head)
+    mean = tl.zeros([s.P, s.G], s.dtype)
+    if s.softmax:
+        at, exists = norm_places(s, point, head)
+        mean += tl.load(means + at, mask=exists, other=0.0)
+    return query, base, grad, level, mean
+
+
+@triton.jit(do_not_specialize=["seed", "threshold"])
+def backward_targets(p, strides, lists, s, grad_out, norm, means, grad_query, slopes, seed, threshold):  # type: ignore[no-untyped-def]
+    """Write ``means``, the gradient of queries without the shared scores, and that of the shared scores.
+
+    ``slopes`` is ``[points, heads, queries, columns]``; None where there are no shared scores.
+    """
+    point = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    query = query_tile(p, s, point, head)
+    base = base_tile(p, strides, s, point, head)
+    grad = signal_tile(grad_out, point, head, s.outs, s.heads, s.width, s.O, s.W, s.dtype)
+    level = levels(strides, s, lists, norm, point, head)
+    mean = tl.zeros([s.P, s.G], s.dtype)
+    if s.softmax:
+        mean += _means(p, strides, lists, s, query, base, grad, level, point, head, seed, threshold)
+        at, exists = norm_places(s, point, head)
+        tl.store(means + at, mean, mask=exists)
+    total = tl.zeros([s.G, s.D], s.dtype)
+    shared = tl.zeros([s.G, s.M], s.dtype)
+    for edge in range(tl.load(lists.row_ptr + point), tl.load(lists.row_ptr + point + 1)):
+        source = tl.load(lists.source + edge)
+        kind = kind_of(lists, edge)
+        slope, _, steep, _, _, _, _ = _slopes(
+            p, strides, s, query, base, grad, level, mean, source, kind, edge, head, seed, threshold
+        )
+        shared += slope
+        if p.query is not None:
+            key = signal_tile(p.key, source, head, s.keys, s.heads, s.depth, s.K, s.D, s.dtype)
+            if s.tied_key:
+                total += slope * key
+            else:
+                total += combine(slope, key, s.dot_keys, s.precision, s.dtype)
+            if p.rho is not None:
+                rho = table_tile(p.rho, kind, head, strides.rho, s.outs, s.depth, s.O, s.D, s.dtype)
+                total += to_queries(s, steep, rho)
+    if p.query is not None:
+        put_signal(grad_query, total, point, head, s.queries, s.heads, s.depth, s.G, s.D)
+    if slopes is not None:
+        g = tl.arange(0, s.G)[:, None]
+        m = tl.arange(0, s.M)[None, :]
+        place = ((point * s.heads + head) * s.queries + g) * s.columns + m
+        tl.store(slopes + place, shared, mask=(g < s.queries) & (m < s.columns))
+
+
+@triton.jit(do_not_specialize=["seed", "threshold"])
+def backward_sources(  # type: ignore[no-untyped-def]
+    p, strides, lists, s, grad_out, norm, means, column_ptr, column_edge, grad_key, grad_value, seed, threshold
+):
+    """Write the gradients of keys and values: a program walks over the edges that leave one source point."""
+    point = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    of_key = tl.zeros([s.K, s.D], s.dtype)
+    of_value = tl.zeros([s.K, s.W], s.dtype)
+    for number in range(tl.load(column_ptr + point), tl.load(column_ptr + point + 1)):
+        edge = tl.load(column_edge + number)
+        target = tl.load(lists.target + edge)
+        query, base, grad, level, mean = _target(p, strides, lists, s, grad_out, norm, means, target, head)
+        slope, masked, _, _, back, _, _ = _slopes(
+            p, strides, s, query, base, grad, level, mean, point, kind_of(lists, edge), edge, head, seed, threshold
+        )
+        if s.tied_key:
+            of_key += slope * query
+            of_value += masked * back
+        else:
+            of_key += combine(tl.trans(slope), query, s.dot_keys, s.precision, s.dtype)
+            of_value += combine(tl.trans(masked), back, s.dot_keys, s.precision, s.dtype)
+    if p.query is not None:
+        put_signal(grad_key, of_key, point, head, s.keys, s.heads, s.depth, s.K, s.D)
+    put_signal(grad_value, of_value, point, head, s.keys, s.heads, s.width, s.K, s.W)
+
+
+@triton.jit
+def _type_sums(p, strides, lists, s, grad_out, norm, means, kind, type_edge, first, last, head, seed, threshold):  # type: ignore[no-untyped-def]
+    """Gradients of one row of the tables from some of its edges: of ρ, of the bias (both forms), of ψ and of β."""
+    of_rho = tl.zeros([s.O, s.D], s.dtype)
+    of_bias = tl.zeros([s.O], s.dtype)
+    of_pairs = tl.zeros([s.G, s.M], s.dtype)
+    of_psi = tl.zeros([s.O, s.W], s.dtype)
+    of_beta = tl.zeros([s.O, s.W], s.dtype)
+    for number in range(first, last):
+        edge = tl.load(type_edge + number)
+        target = tl.load(lists.target + edge)
+        source = tl.load(lists.source + edge)
+        query, base, grad, level, mean = _target(p, strides, lists, s, grad_out, norm, means, target, head)
+        slope, _, steep, weight, _, values, share = _slopes(
+            p, strides, s, query, base, grad, level, mean, source, kind, edge, head, seed, threshold
+        )
+        of_pairs += slope
+        if s.tied_out:
+            of_bias += tl.sum(steep, 0)
+        else:
+            of_bias += tl.sum(steep, 1)
+        if p.rho is not None:
+            of_rho += to_outputs(s, steep, query)
+        if p.psi is not None:
+            of_psi += grad * to_outputs(s, weight, values)
+        if p.beta is not None:
+            of_beta += grad * shares_of_outputs(s, weight, share)[:, None]
+    return of_rho, of_bias, of_pairs, of_psi, of_beta
+
+
+@triton.jit(do_not_specialize=["seed", "threshold"])
+def backward_types(  # type: ignore[no-untyped-def]
+    p, strides, lists, s, grad_out, norm, means, type_ptr, type_edge, splits, each: tl.constexpr,
+    grad_rho, grad_bias, grad_psi, grad_beta, seed, threshold
+):  # fmt: skip
+    """Write the gradients of the tables of displacements, ``[types, splits, outs, heads, *]``.
+
+    The edges of a type are cut into ``splits`` parts, a program each; their sums are added up afterwards. A program
+    takes ``each`` heads; the gradient of ρ is summed over these, ``[types, splits, outs, heads / each, *]``.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    kind = row // splits
+    begin = tl.load(type_ptr + kind)
+    count = tl.load(type_ptr + kind + 1) - begin
+    first = begin + count * (row % splits) // splits
+    last = begin + count * (row % splits + 1) // splits
+    rho = tl.zeros([s.O, s.D], s.dtype)
+    for number in range(each):
+        head = tl.program_id(1) * each + number
+        of_rho, of_bias, of_pairs, of_psi, of_beta = _type_sums(
+            p, strides, lists, s, grad_out, norm, means, kind, type_edge, first, last, head, seed, threshold
+        )
+        rho += of_rho
+        if p.psi is not None:
+            put_signal(grad_psi, of_psi, row, head, s.outs, s.heads, s.width, s.O, s.W)
+        if p.beta is not None:
+            put_signal(grad_beta, of_beta, row, head, s.outs, s.heads, s.width, s.O, s.W)
+        if p.bias is not None:
+            if s.full_bias:
+                put_signal(grad_bias, of_pairs, row, head, s.queries, s.heads, s.columns, s.G, s.M)
+            else:
+                put_signal(grad_bias, of_bias[:, None], row, head, s.outs, s.heads, 1, s.O, 1)
+    if p.rho is not None:
+        put_signal(grad_rho, rho, row, tl.program_id(1), s.outs, s.heads // each, s.depth, s.O, s.D)

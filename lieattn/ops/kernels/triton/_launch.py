@@ -1,0 +1,255 @@
+"""Run the Triton kernels: the same calls as those of ``attention/_launch.py``, for tensors on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from lieattn.ops._terms import Problem
+from lieattn.ops.kernels._heads import lanes_of, norm_shape
+from lieattn.ops.kernels.attention._bundle import SINGLE, Bundle
+from lieattn.ops.kernels.attention._operands import operands_of
+from lieattn.ops.kernels.triton._backward import backward_sources, backward_targets, backward_types
+from lieattn.ops.kernels.triton._forward import forward
+from lieattn.ops.kernels.triton._tiles import Lists, Operands, Shape, Strides
+
+_EDGES_A_PROGRAM = 64  # of one type, where a type has many
+_MOST_SPLITS = 256
+_MATRIX = 16  # the smallest side of a product that matrix units take
+
+
+def run_forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
+    """Output ``[points, outs, heads, width]`` and logarithms of the sums ``[points, pairs, heads]``."""
+    call, value = _Call(problem), problem.value
+    out = value.new_empty(call.points, problem.outs, *value.shape[2:])
+    norm = call.empty(*norm_shape(problem)).zero_()
+    call.run(forward, call.points, out, norm if norm.numel() else None, seed, call.threshold)
+    return out, norm
+
+
+def run_backward(problem: Problem, seed: int, grad_out: Tensor, norm: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of signals and tables in the order of :func:`operands_of`; empty tensors for those absent."""
+    call = _Call(problem)
+    grads = {name: None if t is None else torch.empty_like(t) for name, t in operands_of(problem).items()}
+    slopes = None
+    if problem.terms.fiber_key is not None or problem.terms.fiber_bias is not None:
+        slopes = call.empty(call.points, problem.value.shape[2], problem.queries, call.columns)
+    given = (grad_out.contiguous(), *((norm, torch.empty_like(norm)) if norm.numel() else (None, None)))
+    draw = (seed, call.threshold)
+    if problem.query is not None or slopes is not None or norm.numel():
+        call.run(backward_targets, call.points, *given, grads["query"], slopes, *draw)
+    edges = _grouped(problem.neighbors.source, call.points)
+    call.run(backward_sources, call.points, *given, *edges, grads["key"], grads["value"], *draw)
+    _add_shared_scores(call, slopes, grads)
+    if any(grads[name] is not None for name in ("rho", "bias", "psi", "beta")):
+        grads |= _table_gradients(call, given, draw)
+    return tuple(problem.value.new_empty(0) if grad is None else grad for grad in grads.values())
+
+
+def bundle(problem: Problem) -> Bundle:
+    """Clouds that share vectors: none, since a program works on one head."""
+    return SINGLE
+
+
+class _Call:
+    """What the kernels of one call are told."""
+
+    def __init__(self, problem: Problem) -> None:
+        a, neighbors = problem, problem.neighbors
+        self.problem, self.points, self.edges = a, neighbors.num_points, neighbors.num_edges
+        self.dtype = a.value.dtype if a.value.dtype == torch.float64 else torch.float32
+        self.threshold = int(a.dropout * 2**32)
+        self.shape = _shape(a, self.dtype)
+        self.columns = self.shape.columns.value
+        target = torch.repeat_interleave(neighbors.row_ptr.diff(), output_size=self.edges)
+        row = None if a.terms.row is None else a.terms.row.contiguous()
+        self.lists = Lists(neighbors.row_ptr.contiguous(), neighbors.source.contiguous(), target, row)
+        base = _shared_scores(a, self.dtype)
+        tables = _expanded_tables(a)
+        query, key, value = (None if t is None else t.contiguous() for t in (a.query, a.key, a.value))
+        self.operands = Operands(query, key, value, base, **tables)
+        self.strides = Strides(
+            base=(0, 0) if base is None else (base.stride(0) if len(base) > 1 else 0, base.stride(1)),
+            **{name: (0,) * 4 if table is None else table.stride() for name, table in tables.items()},
+        )
+
+    def empty(self, *shape: int) -> Tensor:
+        """Tensor of the dtype that sums are taken in."""
+        return self.problem.value.new_empty(shape, dtype=self.dtype)
+
+    def run(self, kernel: Any, rows: int, *arguments: Any, heads: int | None = None) -> None:
+        """Start a program for each row and head, or each of so many groups of heads."""
+        heads = self.problem.value.shape[2] if heads is None else heads
+        if rows == 0 or heads == 0:
+            return
+        told = (self.operands, self.strides, self.lists, self.shape)
+        with torch.cuda.device_of(self.problem.value):
+            kernel[(rows, heads)](*told, *arguments, num_warps=_warps(self.shape))
+
+
+def _shape(a: Problem, dtype: torch.dtype) -> Shape:
+    heads, width = a.value.shape[2:]
+    depth = 0 if a.query is None else a.query.shape[-1]
+    tied_out, tied_key = a.pattern != "query_sum", a.pattern == "framewise"
+    columns = 1 if tied_key else a.value.shape[1]
+    product = a.normalize in ("softmax", "exp-mean")
+    scoreless = a.query is None and a.terms.displacement_bias is None and a.terms.fiber_bias is None
+    frames = {
+        name: _padded(size) for name, size in (("O", a.outs), ("G", a.queries), ("M", columns), ("K", a.value.shape[1]))
+    }
+    dot_keys = not tied_key and min(frames["G"], frames["M"]) >= _MATRIX
+    dot_pairs = not tied_out and min(frames["O"], frames["G"]) >= _MATRIX
+    least = _MATRIX if dot_keys or dot_pairs else 1
+    sizes = {
+        "outs": a.outs,
+        "queries": a.queries,
+        "keys": a.value.shape[1],
+        "columns": columns,
+        "pairs": a.queries if tied_out else a.outs * a.queries,
+        "depth": depth,
+        "width": width,
+        "heads": heads,
+        "lanes": lanes_of(heads, dtype),
+        **frames,
+        "P": 1 if tied_out else frames["O"],
+        "D": max(_padded(depth), least),
+        "W": max(_padded(width), least),
+        "tied_out": tied_out,
+        "tied_key": tied_key,
+        "softmax": a.normalize == "softmax",
+        "product": product,
+        "counted": a.normalize in ("mean", "exp-mean"),
+        "full_bias": a.terms.displacement_bias is not None and a.terms.displacement_bias.shape[2] > 1,
+        "dropout": 0 if a.dropout == 0 else 1 if tied_out and not tied_key else 2,
+        "constant": float(scoreless and a.normalize != "softmax"),
+        "dot_keys": dot_keys,
+        "dot_pairs": dot_pairs,
+        # Half precisions are exact in TF32; wider numbers are multiplied as they are.
+        "precision": "tf32" if a.value.dtype.itemsize < 4 else "ieee",
+        "dtype": tl.float64 if dtype == torch.float64 else tl.float32,
+    }
+    return Shape(**{name: tl.constexpr(size) for name, size in sizes.items()})
+
+
+def _warps(shape: Shape) -> int:
+    """Warps of a program: one for small fibers, whose tiles fit its registers."""
+    s = Shape(*(size.value for size in shape))
+    frames = max(s.G * s.M, s.P * s.G)
+    tile = max(s.G, s.O, s.K) * max(s.D, s.W)
+    cube = frames if s.dot_keys or s.dot_pairs else frames * max(s.D, s.W)
+    largest = max(cube, tile)
+    return 1 if largest <= 512 else 4 if largest <= 2048 else 8
+
+
+def _padded(size: int) -> int:
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _expanded_tables(a: Problem) -> dict[str, Tensor | None]:
+    """Tables of displacements with all frames, heads and channels, in the memory they are in."""
+    outs, heads, width = a.outs, *a.value.shape[2:]
+    rho, bias = a.terms.positional_key, a.terms.displacement_bias
+    if rho is not None and a.query is not None:
+        rho = rho.expand(-1, outs, heads, a.query.shape[-1])
+    if bias is not None:
+        bias = bias.expand(-1, outs, -1, heads).transpose(2, 3)
+    psi, beta = (None if t is None else t[:, :, 0].expand(-1, outs, heads, width) for t in (a.terms.psi, a.terms.beta))
+    return {"rho": rho, "bias": bias, "psi": psi, "beta": beta}
+
+
+def _fiber_tables(a: Problem, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    """``[queries, columns, heads, depth]`` and ``[queries, columns, heads]``; columns is 1 if frames attend alone."""
+    frames = (a.queries, a.value.shape[1], a.value.shape[2])
+    key, bias = a.terms.fiber_key, a.terms.fiber_bias
+    if key is not None and a.query is not None:
+        key = key.to(dtype).expand(*frames, a.query.shape[-1])
+        key = key.diagonal().permute(2, 0, 1)[:, None] if a.pattern == "framewise" else key
+    if bias is not None:
+        bias = bias.to(dtype).expand(frames)
+        bias = bias.diagonal().T[:, None] if a.pattern == "framewise" else bias
+    return key, bias
+
+
+def _shared_scores(a: Problem, dtype: torch.dtype) -> Tensor | None:
+    """⟨q, ρ(g, m)⟩ + b(g, m), ``[points or 1, heads, queries, columns]``."""
+    key, bias = _fiber_tables(a, dtype)
+    base = None if bias is None else bias.permute(2, 0, 1)[None]
+    if key is not None and a.query is not None:
+        content = torch.einsum("pghd,gmhd->phgm", a.query.to(dtype), key)
+        base = content if base is None else content + base
+    return None if base is None else base.contiguous()
+
+
+def _add_shared_scores(call: _Call, slopes: Tensor | None, grads: dict[str, Tensor | None]) -> None:
+    """Gradients through the shared scores, to the tables of frames and to the query."""
+    a = call.problem
+    if slopes is None:
+        return
+    key, _ = _fiber_tables(a, call.dtype)
+    if a.terms.fiber_bias is not None:
+        grads["fiber_bias"] = _all_frames(a, slopes.sum(0).permute(1, 2, 0), a.terms.fiber_bias)
+    if key is not None and a.query is not None and a.terms.fiber_key is not None:
+        change = torch.einsum("phgm,pghd->gmhd", slopes, a.query.to(call.dtype))
+        grads["fiber_key"] = _all_frames(a, change, a.terms.fiber_key)
+        of_query = torch.einsum("phgm,gmhd->pghd", slopes, key)
+        if grads["query"] is not None:
+            grads["query"] = (grads["query"] + of_query).to(a.query.dtype)
+
+
+def _all_frames(a: Problem, grad: Tensor, like: Tensor) -> Tensor:
+    if a.pattern == "framewise":
+        frames = torch.arange(a.queries, device=grad.device)
+        square = grad.new_zeros(a.queries, a.queries, *grad.shape[2:])
+        square[frames, frames] = grad[:, 0]
+        grad = square
+    return grad.sum_to_size(like.shape).to(like.dtype).contiguous()
+
+
+def _grouped(group: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Edges by group, in the order they have, and where each group begins."""
+    ordered, edges = torch.sort(group, stable=True)
+    bounds = torch.arange(groups + 1, device=group.device)
+    return torch.searchsorted(ordered, bounds), edges
+
+
+def _table_gradients(call: _Call, given: tuple[Any, ...], draw: tuple[int, int]) -> dict[str, Tensor | None]:
+    """Gradients of the tables of displacements."""
+    a, index = call.problem, call.lists.index
+    tables = {name: operands_of(a)[name] for name in ("rho", "bias", "psi", "beta")}
+    heads, width = a.value.shape[2:]
+    types = max(len(table) for table in tables.values() if table is not None)
+    splits = each = 1
+    if index is None:
+        bounds = torch.arange(types + 1, device=a.value.device)
+        edges = (bounds, bounds)
+        if a.terms.positional_key is not None and a.terms.positional_key.shape[2] == 1:
+            each = heads  # or there would be a row for each edge and head
+    else:
+        edges = _grouped(index, types)
+        splits = max(1, min(_MOST_SPLITS, call.edges // (max(types, 1) * _EDGES_A_PROGRAM)))
+    shapes = {
+        "rho": (heads // each, call.shape.depth.value),
+        "bias": (heads, call.columns if call.shape.full_bias.value else 1),
+        "psi": (heads, width),
+        "beta": (heads, width),
+    }
+    sums = {
+        name: None if table is None else call.empty(types, splits, a.outs, *shapes[name])
+        for name, table in tables.items()
+    }
+    call.run(backward_types, types * splits, *given, *edges, splits, each, *sums.values(), *draw, heads=heads // each)
+    return {name: _table_gradient(name, tables[name], total) for name, total in sums.items()}
+
+
+def _table_gradient(name: str, table: Tensor | None, sums: Tensor | None) -> Tensor | None:
+    if table is None or sums is None:
+        return None
+    total = sums[: len(table)].sum(1)
+    if name == "bias":
+        total = total.transpose(2, 3)
+    elif name != "rho":
+        total = total[:, :, None]
+    return total.sum_to_size(table.shape).to(table.dtype).contiguous()

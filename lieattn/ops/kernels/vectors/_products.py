@@ -1,0 +1,225 @@
+# mypy: allow-untyped-defs
+"""Products of small tables of vectors, one product a lane, that the kernels are made of.
+
+A table is a pointer and strides in elements; the vectors of a row follow one another. Tiles of 2 x 4 results stay in
+registers, so that an operand is loaded for several products. Larger ones are faster alone and slower in the kernels.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba import types
+
+from lieattn.ops.kernels.vectors._vectors import fill, load, multiply_add, offset, prefetch, stay_apart, store
+
+_NOT_COMPILED = ("__init__.py", "_bundle.py", "_dropout.py", "_launch.py", "_layout.py", "_operator.py")
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Compile at the first call, without the interpreter's lock; cached on disk wherever a folder can be written."""
+    try:
+        dispatcher: Any = numba.njit(function, cache=True, nogil=True, error_model="numpy")
+    except RuntimeError:  # neither the package nor the user's cache folder can be written
+        dispatcher = numba.njit(function, nogil=True, error_model="numpy")
+    else:
+        # Numba looks at the file of the function alone: a change to what it calls would go unnoticed.
+        with suppress(AttributeError):
+            dispatcher._cache._cache_file._source_stamp = _source_stamp()
+    find = dispatcher.get_call_template
+
+    def find_once(arguments: tuple[types.Type, ...], keywords: dict[str, types.Type]) -> Any:
+        return find(tuple(types.unliteral(argument) for argument in arguments), keywords)
+
+    # Numba would compile a function once more for every constant it is called with.
+    dispatcher.get_call_template = find_once
+    return dispatcher
+
+
+@cache
+def _source_stamp() -> tuple[tuple[int, int], ...]:
+    """Time and size of the files that kernels may be compiled from."""
+    paths = sorted(Path(__file__).parents[1].glob("*/*.py"))
+    found = (path.stat() for path in paths if path.parent.name != "triton" and path.name not in _NOT_COMPILED)
+    return tuple((file.st_mtime_ns, file.st_size) for file in found)
+
+
+@compiled
+def dot_products(x, x_row, rows, y, y_row, columns, depth, keep, out, out_row, out_column, lanes):
+    """Compute ``out[i, j] = Σ_d x[i, d] y[j, d]``, or add to ``out`` if ``keep``."""
+    stay_apart()
+    wide = len(lanes)
+    zero = fill(x, 0.0, lanes)
+    even, fours = rows - rows % 2, columns - columns % 4
+    for i in range(0, even, 2):
+        x0, x1 = offset(x, i * x_row), offset(x, (i + 1) * x_row)
+        for j in range(0, fours, 4):
+            y0, y1, y2, y3 = _four_rows(y, j, y_row)
+            a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = zero
+            for at in range(0, depth * wide, wide):
+                shared = load(y0, at, lanes), load(y1, at, lanes), load(y2, at, lanes), load(y3, at, lanes)
+                a00, a01, a02, a03 = _fold(load(x0, at, lanes), shared, (a00, a01, a02, a03))
+                a10, a11, a12, a13 = _fold(load(x1, at, lanes), shared, (a10, a11, a12, a13))
+            at = i * out_row + j * out_column
+            _put_four(out, at, out_column, (a00, a01, a02, a03), keep, lanes)
+            _put_four(out, at + out_row, out_column, (a10, a11, a12, a13), keep, lanes)
+    for i in range(rows):
+        for j in range(fours if i < even else 0, columns):
+            total = zero
+            for d in range(depth):
+                total = multiply_add(load(x, i * x_row + d * wide, lanes), load(y, j * y_row + d * wide, lanes), total)
+            _put(out, i * out_row + j * out_column, total, keep, lanes)
+
+
+@compiled
+def combine(weight, weight_row, weight_column, rows, columns, y, y_row, depth, keep, out, out_row, lanes):
+    """Compute ``out[i, d] = Σ_r weight[i, r] y[r, d]``, or add to ``out`` if ``keep``."""
+    stay_apart()
+    wide = len(lanes)
+    zero = fill(y, 0.0, lanes)
+    fours = depth - depth % 4
+    for at in range(0, fours * wide, 4 * wide):
+        for i in range(0, rows - 1, 2):
+            a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = zero
+            for r in range(columns):
+                place = i * weight_row + r * weight_column
+                shared = _four_vectors(y, r * y_row + at, lanes)
+                a00, a01, a02, a03 = _fold(load(weight, place, lanes), shared, (a00, a01, a02, a03))
+                a10, a11, a12, a13 = _fold(load(weight, place + weight_row, lanes), shared, (a10, a11, a12, a13))
+            _put_four(out, i * out_row + at, wide, (a00, a01, a02, a03), keep, lanes)
+            _put_four(out, (i + 1) * out_row + at, wide, (a10, a11, a12, a13), keep, lanes)
+        if rows % 2:
+            i = rows - 1
+            a00 = a01 = a02 = a03 = zero
+            for r in range(columns):
+                w0 = load(weight, i * weight_row + r * weight_column, lanes)
+                a00, a01, a02, a03 = _fold(w0, _four_vectors(y, r * y_row + at, lanes), (a00, a01, a02, a03))
+            _put_four(out, i * out_row + at, wide, (a00, a01, a02, a03), keep, lanes)
+    if fours < depth:
+        _combine_rest(
+            weight, weight_row, weight_column, rows, columns, y, y_row, fours, depth, keep, out, out_row, lanes
+        )
+
+
+@compiled
+def _combine_rest(weight, weight_row, weight_column, rows, columns, y, y_row, fours, depth, keep, out, out_row, lanes):
+    """The channels from ``fours`` on, in tiles of 4 x 2 results."""
+    wide = len(lanes)
+    zero = fill(y, 0.0, lanes)
+    quads, pairs = rows - rows % 4, depth - depth % 2
+    for d in range(fours, pairs, 2):
+        at = d * wide
+        for i in range(0, quads, 4):
+            w0, w1, w2, w3 = _four_rows(weight, i, weight_row)
+            a00 = a01 = a10 = a11 = a20 = a21 = a30 = a31 = zero
+            for r in range(columns):
+                place, other = r * weight_column, r * y_row + at
+                shared = load(w0, place, lanes), load(w1, place, lanes), load(w2, place, lanes), load(w3, place, lanes)
+                a00, a10, a20, a30 = _fold(load(y, other, lanes), shared, (a00, a10, a20, a30))
+                a01, a11, a21, a31 = _fold(load(y, other + wide, lanes), shared, (a01, a11, a21, a31))
+            first = i * out_row + at
+            _put_four(out, first, out_row, (a00, a10, a20, a30), keep, lanes)
+            _put_four(out, first + wide, out_row, (a01, a11, a21, a31), keep, lanes)
+    for i in range(rows):
+        for d in range(pairs if i < quads else fours, depth):
+            total = zero
+            for r in range(columns):
+                w0 = load(weight, i * weight_row + r * weight_column, lanes)
+                total = multiply_add(w0, load(y, r * y_row + d * wide, lanes), total)
+            _put(out, i * out_row + d * wide, total, keep, lanes)
+
+
+@compiled
+def _four_rows(table, first, length):
+    """Pointers to four rows of a table."""
+    start = offset(table, first * length)
+    return start, offset(start, length), offset(start, 2 * length), offset(start, 3 * length)
+
+
+@compiled
+def _four_vectors(table, at, lanes):
+    wide = len(lanes)
+    return (
+        load(table, at, lanes),
+        load(table, at + wide, lanes),
+        load(table, at + 2 * wide, lanes),
+        load(table, at + 3 * wide, lanes),
+    )
+
+
+@compiled
+def _fold(factor, four, sums):
+    """Add four products to four sums."""
+    return (
+        multiply_add(factor, four[0], sums[0]),
+        multiply_add(factor, four[1], sums[1]),
+        multiply_add(factor, four[2], sums[2]),
+        multiply_add(factor, four[3], sums[3]),
+    )
+
+
+@compiled
+def _put(out, at, value, keep, lanes):
+    if keep:
+        value = value + load(out, at, lanes)
+    store(out, at, value)
+
+
+@compiled
+def _put_four(out, at, step, four, keep, lanes):
+    """Write four vectors, ``step`` elements apart."""
+    _put(out, at, four[0], keep, lanes)
+    _put(out, at + step, four[1], keep, lanes)
+    _put(out, at + 2 * step, four[2], keep, lanes)
+    _put(out, at + 3 * step, four[3], keep, lanes)
+
+
+@compiled
+def prefetch_row(table, number, length):
+    """Ask for a row of a table, every 16 elements: a cache line of float32."""
+    for at in range(0, length, 16):
+        prefetch(table, number * length + at)
+
+
+@compiled
+def set_all(out, vectors, number, lanes):
+    """Set all lanes of so many vectors to a number."""
+    value = fill(out, number, lanes)
+    for at in range(vectors):
+        store(out, at * len(lanes), value)
+
+
+@compiled
+def copy_row(out, x, elements, lanes):
+    """Copy so many elements, of which the last ones need not fill a vector."""
+    wide, one = len(lanes), (lanes[0],)
+    whole = elements - elements % wide
+    for at in range(0, whole, wide):
+        store(out, at, load(x, at, lanes))
+    for at in range(whole, elements):
+        store(out, at, load(x, at, one))
+
+
+@compiled
+def add_row(out, x, vectors, lanes):
+    """Add a row of vectors to another."""
+    for at in range(vectors):
+        place = at * len(lanes)
+        store(out, place, load(out, place, lanes) + load(x, place, lanes))
+
+
+@compiled
+def scale_row(out, x, factor, vectors, lanes):
+    """Add ``factor * x`` to a row of vectors."""
+    for at in range(vectors):
+        place = at * len(lanes)
+        store(out, place, multiply_add(factor, load(x, place, lanes), load(out, place, lanes)))
+
+
+@compiled
+def row(table, number, length):
+    """Pointer to a row of a table."""
+    return offset(table, number * length)

@@ -235,6 +235,45 @@ def test_three_dimensions():
         torch.testing.assert_close(model(Data(x=batch.x, pos=group.act(h, pos))), expected, rtol=1e-10, atol=1e-10)
 
 
+def radius(length):
+    return {"class_path": "lieattn.geometry.Radius", "init_args": {"radius": length}}
+
+
+@pytest.mark.parametrize(
+    ("frames", "stages"),
+    [
+        ({"class_path": "lieattn.groups.cyclic", "init_args": {"n": 4}}, {"blocks": [1, 1], "crops": [1, 0]}),
+        ({"class_path": "lieattn.geometry.PrincipalFrames"}, [1]),
+        (
+            {
+                "class_path": "lieattn.geometry.FiniteFrames",
+                "init_args": {
+                    "group": {"class_path": "lieattn.groups.tetrahedral"},
+                    "pose": {"class_path": "lieattn.geometry.PrincipalFrames"},
+                },
+            },
+            [2],
+        ),
+    ],
+    ids=["C4", "principal", "posed"],
+)
+def test_networks_from_configuration_files(frames, stages):
+    from jsonargparse import ArgumentParser
+
+    from lieattn.train._checkpoint import register_types
+
+    register_types()
+    options = {"frames": frames, "blocks": stages, "channels": 8, "heads": 2, "neighborhood": radius(2.0)}
+    options |= {"dropout": {"attention": 0.2}, "readout": {"pool": "mean"}, "options": {"values": False}}
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--network", type=torch.nn.Module)
+    config = parser.parse_object({"network": {"class_path": "lieattn.models.GSANet", "init_args": options}})
+    network = parser.instantiate(config).network
+    assert isinstance(network, GSANet)
+    assert network.head.pool == "mean"
+    assert list(network.stages.blocks) == (stages["blocks"] if isinstance(stages, dict) else stages)
+
+
 # --- frames ---------------------------------------------------------------------------------------------------
 
 SPACES = {  # frames, the motions that leave the outputs alone, and options

@@ -95,7 +95,7 @@ class GSANet(Network):
 
     def __init__(
         self,
-        frames: FiniteGroup | Frames | ScaleFrames,
+        frames: FiniteGroup | FiniteFrames | ScaleFrames | Frames,
         in_channels: int = 1,
         out_channels: int = 10,
         *,

@@ -854,6 +854,10 @@ REFUSED = {
     "readout: expected": lambda: network(SE3, Principal(), readout={"order": "lieconv"}),
     "pool: expected one of": lambda: network(SE3, Principal(), readout={"pool": "min"}),
     "norm: readout": lambda: network(SE3, Principal(), readout={"order": "point_first", "norm": True}),
+    "coordinates: .* has no logarithms": lambda: network(None, octahedral(), lifting={"coordinates": "log"}),
+    "convention: .* has no logarithms": lambda: network(
+        None, octahedral(), lifting={"coordinates": PublishedCoordinates()}
+    ),
     "frames: expected some": lambda: network(SE3, None),
     "space: expected a HomogeneousSpace": lambda: network(SE(3), Principal()),
     "downsampling: expected a share": lambda: ConvolutionOptions(downsampling=0.0),

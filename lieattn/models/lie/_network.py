@@ -65,9 +65,11 @@ class LieNetwork(Network):
     ) -> None:
         super().__init__()
         check_neighborhood(neighborhood)
-        self.inputs = in_channels if isinstance(in_channels, Species | SortedDistances) else None
-        self.in_channels: int = getattr(in_channels, "channels", in_channels)
-        check_count("in_channels", self.in_channels)
+        self.inputs = None
+        if isinstance(in_channels, Species | SortedDistances):
+            self.inputs, in_channels = in_channels, in_channels.channels
+        check_count("in_channels", in_channels)
+        self.in_channels = in_channels
         self.frames = FiniteFrames(frames) if isinstance(frames, FiniteGroup) else frames
         self.space = natural_space(self.frames) if space is None else space
         if not isinstance(self.space, HomogeneousSpace):
@@ -239,6 +241,8 @@ def share_of_neighbors(neighbors: Neighbors, share: float, generator: torch.Gene
 def _num_coordinates(space: HomogeneousSpace, frames: Frames | ScaleFrames | None, lifting: Lifting) -> int:
     if isinstance(lifting.coordinates, PairCoordinates):
         return lifting.coordinates.count(space)
+    if lifting.coordinates == "log" and isinstance(space.stabilizer, FiniteGroup):
+        raise ValueError(f"coordinates: {space.group.name} has no logarithms; give a space such as Euclidean(SE(3))")
     return num_coordinates(space, lifting.coordinates) + isinstance(frames, ScaleFrames)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from torch import Tensor, nn
 
@@ -183,7 +183,8 @@ class Readout:
     def head(self, channels: int, out_channels: int, dim: int, order: Order) -> nn.Module:
         """The head of a network whose paper has this order."""
         if self.kind == "vector":
-            return VectorHead(channels, dim, outputs=out_channels, pool=self.pool, activation=self.activation)
+            pool = cast(Literal["mean", "sum", "none"], self.pool)
+            return VectorHead(channels, dim, outputs=out_channels, pool=pool, activation=self.activation)
         return InvariantHead(
             channels,
             out_channels,

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from lieattn.geometry import AllPairs, FiniteFrames, LiftedGraph, Nearest, SampledFrames
-from lieattn.groups import SE, SO, Group, RotationDilations, SemidirectProduct, cyclic, quaternion_from_rotation
+from lieattn.groups import (
+    SE,
+    SO,
+    FiniteGroup,
+    Group,
+    RotationDilations,
+    SemidirectProduct,
+    cyclic,
+    quaternion_from_rotation,
+)
 from lieattn.models.lie import AttentionOptions, LieTransformer, Lifting, PairCoordinates, Readout, Species
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
@@ -126,6 +135,8 @@ class PublishedCoordinates(PairCoordinates):
     def count(self, space: HomogeneousSpace) -> int:
         """How many there are; raises ValueError for spaces that have none."""
         group, rotations = space.group, isinstance(_linear(space.group), SO)
+        if self.convention == "log" and isinstance(_linear(group), FiniteGroup):
+            raise ValueError(f"convention: {group.name} has no logarithms; give a space such as Euclidean(SE(3))")
         if self.convention == "quaternion" and not (rotations and group.dim == 3):
             raise ValueError(f"convention: 'quaternion' is for SO(3) and SE(3), not for {group.name}")
         if self.convention == "grid" and not (group.is_affine and rotations and group.dim == 2):

@@ -26,9 +26,8 @@ from lieattn.geometry import (
     PrincipalFrames,
     Radius,
     SampledFrames,
-    in_frames,
     lift,
-    padding,
+    point_clouds,
 )
 from lieattn.groups import SE, SO, RotationDilations, Translations, cyclic, dihedral, octahedral, tetrahedral
 from lieattn.models import (
@@ -56,7 +55,8 @@ from lieattn.models import (
     Stages,
     published_table,
 )
-from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
+from lieattn.models.framewise import FramewiseOptions
+from lieattn.models.irreps import DistanceTransformer, RadialOptions, SE3Transformer, TensorFieldNetwork
 from lieattn.models.published import PublishedCoordinates
 from lieattn.nn import (
     AffineSelfConvolution,
@@ -85,6 +85,7 @@ from lieattn.nn.relative import (
     RotaryPhases,
     TableEncoding,
     TableKernel,
+    rotary_terms,
 )
 from lieattn.spaces import Euclidean, Orbits, Sphere
 from lieattn.testing import relative_error
@@ -127,12 +128,12 @@ def lie_block(layers: nn.Module, inputs: Inputs) -> Outputs:
 
 
 def framewise_block(layers: nn.Module, inputs: Inputs) -> Outputs:
-    group = tetrahedral()
-    graph = lifted(inputs, group, Radius(2.0))
-    frames = group.elements.to(graph.pos)
-    phases = layers["phases"](in_frames(group, graph.pos))
-    edges = layers["edges"](graph.pos, graph.neighbors, frames, inputs["x"], inputs["vel"][:, None])
-    return layers["block"](inputs["field"], phases, padding(graph.batch, graph.num_clouds), edges)
+    group, clouds = tetrahedral(), point_clouds(inputs["pos"], batch=inputs["batch"])
+    graph = lift(clouds, group, AllPairs())
+    local = lift(clouds, group, Radius(2.0), length=1.0)
+    terms = layers["edges"](local, inputs["x"], inputs["vel"][:, None])
+    rotary = rotary_terms(layers["phases"], graph, values=True)
+    return layers["block"](inputs["field"], graph, rotary, (local, terms))
 
 
 def rows_of_three(network: nn.Module, inputs: Inputs) -> Outputs:
@@ -161,12 +162,15 @@ def convolutions(*args, lifting=None, **options):
     return LieConvNet(*args, channels=8, lifting=lifting or Lifting(local=0), **options)
 
 
-def framewise(group, **options):
-    return FramewiseTransformer(group, 3, 2, **{"channels": 8, "layers": 2, "heads": 2, "widening": 2, **options})
+def framewise(frames, *, cutoff=None, basis=8, hidden=16, positions=True, **options):
+    own = FramewiseOptions(mlp_ratio=2, cutoff=cutoff, basis=basis, hidden=hidden, positions=positions)
+    return FramewiseTransformer(frames, 3, 2, options=own, **{"channels": 8, "layers": 2, "heads": 2, **options})
 
 
 def steerable(model, **options):
-    return model(3, 2, neighborhood=Radius(2.0), channels=4, layers=1, vector_inputs=("vel",), hidden=4, **options)
+    radial = RadialOptions(basis=4, hidden=4)
+    settings = {"channels": 4, "layers": 1, "vector_inputs": ("vel",), "radial": radial}
+    return model(3, 2, neighborhood=Radius(2.0), **settings, **options)
 
 
 def affine(group, positions):
@@ -486,14 +490,13 @@ WEIGHTS = {
         lambda: FiniteSE2Transformer(4, 2, channels=4, layers=1, content="constant", normalize="mean"),
         lambda network, inputs: on_data(network, inputs)[:, None],
     ),
-    "framewise_c4": Weights(lambda: framewise(cyclic(4), scale=1.5)),
+    "framewise_c4": Weights(lambda: framewise(cyclic(4), length=1.5)),
     "framewise_tetrahedral": Weights(
         lambda: framewise(
-            tetrahedral(),
+            FiniteFrames(tetrahedral(), PrincipalFrames()),
             vector_inputs=("vel",),
             kind="vector",
-            readout="point",
-            poses=PrincipalFrames(),
+            pool="none",
             neighborhood=Radius(2.0),
             basis=4,
             hidden=4,
@@ -501,14 +504,14 @@ WEIGHTS = {
         )
     ),
     "framewise_octahedral": Weights(
-        lambda: framewise(octahedral(), layers=1, neighborhood=Nearest(4), cutoff=3.0, basis=4, hidden=4, readout="sum")
+        lambda: framewise(octahedral(), layers=1, neighborhood=Nearest(4), cutoff=3.0, basis=4, hidden=4, pool="sum")
     ),
     "framewise_block": Weights(
         lambda: nn.ModuleDict(
             {
                 "phases": RotaryPhases(3, 2, 4),
                 "edges": EdgeNetwork(3, 3, cutoff=2.0, in_vectors=1, basis=4, hidden=4),
-                "block": FramewiseBlock(tetrahedral(), 8, heads=2, widening=2, messages=4),
+                "block": FramewiseBlock(tetrahedral(), 8, heads=2, mlp_ratio=2, messages=4),
             }
         ),
         framewise_block,
@@ -590,11 +593,9 @@ WEIGHTS = {
         on_graph(tetrahedral(), Radius(2.0)),
     ),
     # --- models of irreps
-    "irreps_tensor_field": Weights(lambda: steerable(TensorFieldNetwork, degree=1, basis=4)),
-    "irreps_se3": Weights(lambda: steerable(SE3Transformer, degree=1, basis=4, heads=2, kind="vector")),
-    "irreps_distances": Weights(
-        lambda: steerable(DistanceTransformer, basis=4, heads=2, kind="vector", readout="point")
-    ),
+    "irreps_tensor_field": Weights(lambda: steerable(TensorFieldNetwork, degree=1)),
+    "irreps_se3": Weights(lambda: steerable(SE3Transformer, degree=1, heads=2, kind="vector")),
+    "irreps_distances": Weights(lambda: steerable(DistanceTransformer, heads=2, kind="vector", pool="none")),
     # --- fields, forces, dynamics
     "field_vector": Weights(
         lambda: FieldModel(

@@ -2,14 +2,17 @@
 
 import pytest
 import torch
+import yaml
 from torch_geometric.data import Batch, Data
 
 from lieattn.geometry import AllPairs, FiniteFrames, Nearest, PrincipalFrames, Radius, SampledFrames
-from lieattn.groups import SE, SO, E, Sim, Translations, cyclic, octahedral, tetrahedral
-from lieattn.models import AttentionOptions, LieTransformer, Lifting, Readout
-from lieattn.nn import LieSelfAttention
+from lieattn.groups import SE, SO, E, Sim, Translations, cyclic, dihedral_about, octahedral, tetrahedral
+from lieattn.models import AttentionOptions, FieldModel, LieConvNet, LieTransformer, Lifting, Readout, Species
+from lieattn.models.published import PublishedCoordinates
+from lieattn.nn import LieSelfAttention, VectorHead
 from lieattn.spaces import Euclidean, Orbits
 from lieattn.testing import TOLERANCE, randomize, relative_error
+from lieattn.train._checkpoint import build
 
 DOUBLE = torch.float64
 EXACT = {
@@ -225,3 +228,125 @@ def test_without_distances_the_convolution_sees_coordinates(frames):
     with torch.no_grad():
         model.local.convolution.weight.zero_()
     assert relative_error(model(data), expected) > 1e-4
+
+
+# --- every network of the family --------------------------------------------------------------------------------------
+
+OPTIONS = {"channels": 8, "layers": 2, "neighborhood": Radius(2.5), "vector_inputs": ("vel",)}
+
+
+@pytest.mark.usefixtures("every_backend")
+@pytest.mark.parametrize("kind", ["invariant", "vector"])
+@pytest.mark.parametrize("frames", [PrincipalFrames(), octahedral()], ids=["axes", "O"])
+def test_vectors_into_and_out_of_convolutions(frames, kind):
+    readout = Readout(kind=kind, pool="none" if kind == "vector" else "sum")
+    model = LieConvNet(3, 2, frames=frames, readout=readout, **OPTIONS)
+    model, data = randomize(model.double(), spread=0.7), cloud(3)
+    expected = model(data)
+    assert expected.shape == ((11, 2, 3) if kind == "vector" else (2, 2))
+    matrix = rotation(3, 1) if isinstance(frames, PrincipalFrames) else frames.elements[5]
+    assert relative_error(model(turned(data, matrix)), expected @ matrix.T if kind == "vector" else expected) < 1e-9
+    assert model.kind == kind
+    assert model.vector_inputs == ("vel",)
+
+
+@pytest.mark.parametrize("network", [LieTransformer, LieConvNet])
+def test_fields_of_any_type_come_out(network):
+    options = {**OPTIONS, "heads": 2} if network is LieTransformer else OPTIONS
+    model = FieldModel(network(3, 1, frames=PrincipalFrames(), **options), VectorHead(8, 3), start={"vel": 0.5})
+    model, data = randomize(model.double(), spread=0.7), cloud(3)
+    matrix = rotation(3, 1)
+    assert relative_error(model(turned(data, matrix)), model(data) @ matrix.T) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("frames", "space"),
+    [
+        (PrincipalFrames(), Euclidean(SE(3))),
+        (PrincipalFrames(improper=True), Euclidean(E(3))),
+        (SampledFrames(2), Euclidean(SE(3))),
+        (octahedral(), Euclidean(octahedral())),
+        (FiniteFrames(cyclic(4)), Euclidean(cyclic(4))),
+        (FiniteFrames(dihedral_about(2), PrincipalFrames()), Euclidean(SE(3))),
+        (None, Euclidean(Translations(3))),
+    ],
+    ids=str,
+)
+def test_the_space_is_that_of_the_frames(frames, space):
+    model = LieTransformer(3, frames=frames, neighborhood=AllPairs(), channels=8, layers=1, heads=2)
+    assert model.space == space
+    assert model(cloud(space.dim, dtype=torch.float32)).shape == (2, 1)
+
+
+def test_networks_without_positions_that_change_can_be_compiled_and_exported():
+    """What a graph computes is computed by ``geometry``: tracing sees tensors only."""
+    for frames, readout in ((PrincipalFrames(), Readout()), (octahedral(), Readout(kind="vector"))):
+        model, data = network(None, frames, kind=readout.kind).float().eval(), cloud(3, dtype=torch.float32)
+        geometry = model.geometry(data)
+
+        class Call(torch.nn.Module):
+            def __init__(self, model, geometry, vel):
+                super().__init__()
+                self.model, self.geometry, self.vel = model, geometry, vel
+
+            def forward(self, x):
+                return self.model(Data(x=x, vel=self.vel), self.geometry)
+
+        call = Call(model, geometry, data.vel)
+        exported = torch.export.export(call, (data.x,)).module()
+        other = torch.randn_like(data.x)
+        torch.testing.assert_close(exported(other), call(other), rtol=1e-5, atol=1e-5)
+
+
+def from_file(text):
+    return build(torch.nn.Module, yaml.safe_load(text), "network")
+
+
+def test_options_in_configuration_files():
+    """Groups of options are nested keys; features, frames and coordinates are named by class."""
+    model = from_file("""
+        class_path: lieattn.models.LieTransformer
+        init_args:
+          in_channels: {class_path: lieattn.models.Species, init_args: {species: [1, 6, 8]}}
+          frames:
+            class_path: lieattn.geometry.FiniteFrames
+            init_args: {group: {class_path: lieattn.groups.cyclic, init_args: {n: 3}}}
+          space:
+            class_path: lieattn.spaces.Euclidean
+            init_args: {group: {class_path: lieattn.groups.SE, init_args: {dim: 2}}}
+          neighborhood: {class_path: lieattn.geometry.Radius, init_args: {radius: 2.5}}
+          channels: 8
+          heads: 2
+          lifting:
+            coordinates: {class_path: lieattn.models.published.PublishedCoordinates, init_args: {convention: grid}}
+            bound: true
+          attention: {kernel: combined, features: product, norm: batch_pre}
+          readout: {kind: vector, pool: sum}
+    """)
+    assert model.inputs == Species([1, 6, 8])
+    assert model.lifting == Lifting(PublishedCoordinates("grid"), bound=True)
+    assert (model.space, model.frames) == (Euclidean(SE(2)), FiniteFrames(cyclic(3)))
+    assert isinstance(model.head, VectorHead)
+    assert model.blocks[0].attention.score.features == "product"
+    model = from_file("""
+        class_path: lieattn.models.LieConvNet
+        init_args:
+          in_channels: 2
+          frames: {class_path: lieattn.groups.octahedral}
+          neighborhood: {class_path: lieattn.geometry.AllPairs}
+          channels: 8
+          layers: 3
+          lifting: {local: 0, neighbor_dropout: 0.5}
+          convolution: {downsampling: 0.125, rank: 3}
+          readout: {pool: max}
+    """)
+    assert model.share == 0.5
+    assert (model.lifting, model.local) == (Lifting(local=0, neighbor_dropout=0.5), None)
+    with pytest.raises(ValueError, match="neighbor_dropout: expected a probability"):
+        from_file("""
+            class_path: lieattn.models.LieConvNet
+            init_args:
+              in_channels: 2
+              neighborhood: {class_path: lieattn.geometry.AllPairs}
+              lifting: {neighbor_dropout: 1.5}
+        """)

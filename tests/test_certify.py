@@ -13,7 +13,7 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool, global_mean_pool
 
-from lieattn.certify import Certificate, certify
+from lieattn.certify import Certificate, certify, moved
 from lieattn.cli import main
 from lieattn.geometry import AllPairs, FiniteFrames, PixelSquare, PrincipalFrames, Radius, SampledFrames
 from lieattn.groups import (
@@ -46,7 +46,6 @@ from lieattn.models import (
     HamiltonianDynamics,
     LieConvNet,
     LieTransformer,
-    Lifting,
     Symmetry,
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
@@ -215,6 +214,74 @@ def test_the_network_and_the_data_stay_as_they_were():
     for key, value in network.state_dict().items():
         assert value.dtype == before[key].dtype
         assert torch.equal(value, before[key])
+
+
+def test_data_given_one_by_one_stay_as_they_were():
+    data = clouds()
+    before = [cloud.clone() for cloud in data]
+    certify(Pairs(cyclic(4)), data)
+    for cloud, known in zip(data, before, strict=True):
+        assert set(cloud.keys()) == set(known.keys())
+        assert all(cloud[key].dtype == known[key].dtype and torch.equal(cloud[key], known[key]) for key in known.keys())
+
+
+class Blind(Pairs):
+    """Sees the features and how many points there are."""
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        return global_add_pool(data.x, data.batch)
+
+
+class Named(Pairs):
+    def forward(self, data: Batch) -> dict[str, torch.Tensor]:
+        return {"constant": data.x.new_ones(data.num_graphs, 1), "seen": super().forward(data)}
+
+
+@pytest.mark.parametrize("dtypes", [[torch.float32], [torch.float64], [torch.float32, torch.float64]], ids=str)
+def test_what_does_not_depend_on_its_input_is_vacuous(dtypes):
+    alike = clouds()
+    for cloud in alike:
+        cloud.x = torch.ones_like(cloud.x)
+    certificate = certify(Blind(cyclic(4)), alike, dtypes=dtypes)
+    assert certificate.vacuous == ("",)
+    assert (certificate.verdict, certificate.promised, certificate.passed) == ("vacuous", True, False)
+    assert certificate.spread == 0
+    assert "vacuous" in certificate.table()
+    assert " ok" not in certificate.table()
+    content = json.loads(certificate.to_json())
+    assert (content["verdict"], content["vacuous"], content["passed"]) == ("vacuous", [""], False)
+    assert Certificate.from_json(certificate.to_json()) == certificate
+    assert certify(Pairs(cyclic(4)), alike[0], dtypes=dtypes).verdict == "kept"
+
+
+def test_an_output_is_vacuous_by_itself():
+    certificate = certify(Named(cyclic(4)), clouds())
+    assert certificate.vacuous == ("constant",)
+    lines = certificate.table().splitlines()
+    assert all(line.endswith("vacuous") for line in lines if "(constant)" in line and "outside" not in line)
+    assert all(line.endswith("ok") for line in lines if "(seen)" in line and "outside" not in line)
+    assert certify(Leaking(cyclic(4)), clouds()).verdict == "failed"
+    network = Named()
+    network.symmetry = None
+    assert certify(network, clouds()).verdict == "not promised"
+
+
+def test_a_symmetry_may_be_without_translations():
+    torch.manual_seed(0)
+    network = Absolute()
+    network.symmetry = Symmetry(cyclic(4), translations=False)
+    assert certify(network, clouds()).passed
+    network.symmetry = Symmetry(cyclic(4))
+    assert failed(certify(network, clouds())) == {"element"}
+
+
+def test_clouds_are_moved_by_hand():
+    cloud = clouds()[0]
+    other = moved(cloud, cyclic(4).elements[1], torch.tensor([1.0, 2.0], dtype=torch.float64))
+    expected = cloud.pos.double() @ cyclic(4).elements[1].T + torch.tensor([1.0, 2.0])
+    torch.testing.assert_close(other.pos, expected)
+    assert cloud.pos.dtype == torch.float32
+    assert other.x is cloud.x
 
 
 def test_certificates_are_reproducible_and_depend_on_the_seed():
@@ -629,8 +696,8 @@ class Counting(FramewiseTransformer):
         (FramewiseTransformer, {"kind": "vector"}, set()),
         (Peeking, {"kind": "vector"}, {"element"}),
         (Fixed, {"kind": "vector"}, {"element"}),
-        (FramewiseTransformer, {"readout": "point"}, set()),
-        (Counting, {"readout": "point"}, {"permutation", "alone"}),
+        (FramewiseTransformer, {"pool": "none"}, set()),
+        (Counting, {"pool": "none"}, {"permutation", "alone"}),
     ],
 )
 def test_vectors_and_outputs_of_points_can_fail(network, options, checks):
@@ -782,6 +849,23 @@ def test_command_measures_a_regressor_of_energies_and_forces(tmp_path, capsys):
     assert "'forces' is not among" in capsys.readouterr().err
     assert main(["certify", path, "--input", "pos=position+vector"]) == 2
     assert "data.pos: expected 6 components" in capsys.readouterr().err
+
+
+def test_command_says_when_a_promise_is_vacuous(tmp_path, capsys):
+    path = checkpoint(tmp_path / "c.ckpt", Constant(), {"class_path": f"{__name__}.Constant"})
+    assert main(["certify", path, "--json", str(tmp_path / "c.json")]) == 1
+    printed = capsys.readouterr().out
+    assert "guarantee vacuous" in printed
+    assert json.loads((tmp_path / "c.json").read_text())["verdict"] == "vacuous"
+
+
+class Constant(nn.Module):
+    """Gives every cloud the same."""
+
+    symmetry = SE(3)
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        return data.pos.new_ones(data.num_graphs, 1)
 
 
 def test_command_says_when_nothing_is_promised(tmp_path, capsys):

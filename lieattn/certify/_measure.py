@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import warnings
@@ -28,8 +29,9 @@ from lieattn.certify._moves import (
 )
 from lieattn.groups import FiniteGroup, Group
 from lieattn.models import Symmetry
+from lieattn.testing import TOLERANCE
 
-TOLERANCES: Mapping[torch.dtype, float] = {torch.float64: 1e-10, torch.float32: 1e-5}
+TOLERANCES: Mapping[torch.dtype, float] = TOLERANCE
 """Largest error allowed per dtype, in units of max(1, largest output)."""
 
 
@@ -143,15 +145,18 @@ def certify(
             moves.append(permutation(clouds, dim, exact and not ordered, generator))
         still = outside_of(group, dim, rotations, generator)
         moves += [motion("outside", element, clouds, False, generator) for element in still]
-    centered = group is not None and group.is_affine
-    changed = [scrambled(cloud, kinds["pos"], dim, centered=centered, generator=generator) for cloud in clouds]
+    centered = group is not None and (group.is_affine or isinstance(group, FiniteGroup))
+    others = [
+        [scrambled(c, kinds["pos"], dim, centered=centered, scaled=scaled, generator=generator) for c in clouds]
+        for scaled in (True, False)
+    ]
     rows: list[Row] = []
     for dtype in dtypes:
         probe = _Probe(copy.deepcopy(network).to(dtype).eval(), dtype, as_images)
         rows += _rows(probe, clouds, moves, kinds, outputs, limits[dtype], exact)
     finest = min(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
     probe = _Probe(copy.deepcopy(network).to(finest).eval(), finest, as_images)
-    spreads, sizes = _spreads(probe, clouds, changed)
+    spreads, sizes = _spreads(probe, clouds, others)
     rounding = TOLERANCES.get(finest, limits[finest])
     return Certificate(
         guarantee=str(getattr(network, "guarantee", "the network states no guarantee")),
@@ -268,25 +273,25 @@ def _rows(
 
 
 def _spreads(
-    probe: _Probe, clouds: list[Data], scrambled_clouds: list[Data]
+    probe: _Probe, clouds: list[Data], others: Sequence[list[Data]]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """By how much outputs differ between clouds, see :class:`Certificate`, and the largest of each."""
+    """By how much outputs differ between clouds, see :class:`Certificate`, and the largest of each.
+
+    Of the other clouds, the first are taken that the network does not refuse.
+    """
     reference, sizes = probe(clouds), _sizes(clouds)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what a network thinks of such clouds is not asked
-            changed = probe(scrambled_clouds)
-    except ValueError:
-        changed = reference
+    changed: Mapping[str, Tensor] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what a network thinks of such clouds is not asked
+        for given in others:
+            with contextlib.suppress(ValueError):
+                changed = changed or probe(given)
     spreads, largest = {}, {}
     for name, value in reference.items():
-        groups = [value]
-        if len(value) == len(sizes):
-            groups = [value[sizes == size] for size in sizes.unique()]
-        apart = max(float((group.amax(dim=0) - group.amin(dim=0)).max()) for group in groups)
-        other = changed.get(name, value)
-        moved_by = float((other - value).abs().max()) if other.shape == value.shape else math.inf
-        spreads[name], largest[name] = max(apart, moved_by), float(value.abs().max())
+        alike = [value[sizes == size] for size in sizes.unique()] if len(value) == len(sizes) else [value]
+        apart = [float((some.amax(dim=0) - some.amin(dim=0)).max()) for some in alike]
+        spreads[name] = max(*apart, float((changed.get(name, value) - value).abs().max()))
+        largest[name] = float(value.abs().max())
     return spreads, largest
 
 

@@ -14,7 +14,7 @@ from lieattn.certify._elements import Element, random_rotation
 from lieattn.certify._kinds import Kind, transform
 from lieattn.geometry import Raster, pixel_positions, point_clouds
 
-_TURNS = 6  # random rotations, of which each point of a scrambled cloud takes one
+_MOTIONS = 6  # of which each point of a scrambled cloud takes one
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +107,8 @@ def permutation(clouds: Sequence[Data], dim: int, promised: bool, generator: tor
     return Move("permutation", "", promised, torch.eye(dim, dtype=torch.float64), still, orders)
 
 
-def scrambled(cloud: Data, kind: Kind, dim: int, *, centered: bool, generator: torch.Generator) -> Data:
-    """A cloud with each point turned by a random rotation of its own; of an image, with its pixels exchanged.
+def scrambled(cloud: Data, kind: Kind, dim: int, *, centered: bool, scaled: bool, generator: torch.Generator) -> Data:
+    """A cloud with each point moved by a random motion of its own; of an image, with its pixels exchanged.
 
     Parameters
     ----------
@@ -119,9 +119,11 @@ def scrambled(cloud: Data, kind: Kind, dim: int, *, centered: bool, generator: t
     dim
         Dimension of the positions.
     centered
-        Whether the points turn about their mean; otherwise about the origin, which keeps points of spheres there.
+        Whether the points turn about their mean; otherwise about the origin.
+    scaled
+        Whether their distances from there change too; otherwise points of spheres stay there.
     generator
-        Of the rotations.
+        Of the motions.
     """
     other = copy.copy(cloud)
     if cloud.get("grid") is not None:
@@ -130,12 +132,13 @@ def scrambled(cloud: Data, kind: Kind, dim: int, *, centered: bool, generator: t
         return other
     pos = cloud.pos.detach().cpu().double()
     center = pos[:, :dim].mean(dim=0) if centered else pos.new_zeros(dim)
-    turns = torch.stack([random_rotation(dim, generator)[0] for _ in range(_TURNS)])
-    chosen = torch.randint(_TURNS, (len(pos),), generator=generator)
+    factors = 0.5 + torch.rand(_MOTIONS, generator=generator, dtype=torch.float64) if scaled else pos.new_ones(_MOTIONS)
+    chosen = torch.randint(_MOTIONS, (len(pos),), generator=generator)
     other.pos = pos.clone()
     for number in chosen.unique().tolist():
-        turn, rows = turns[number], (chosen == number).nonzero()[:, 0]
-        other.pos[rows] = transform("data.pos", kind, pos[rows], turn, (center - turn @ center).expand(len(rows), -1))
+        linear, rows = factors[number] * random_rotation(dim, generator)[0], (chosen == number).nonzero()[:, 0]
+        shift = (center - linear @ center).expand(len(rows), -1)
+        other.pos[rows] = transform("data.pos", kind, pos[rows], linear, shift)
     return other
 
 

@@ -19,12 +19,19 @@ from lieattn.train import UsageError, build, load_network, random_clouds, read_c
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCES}
 _DEFAULTS = ", ".join(f"{name}={TOLERANCES[dtype]:g}" for name, dtype in _DTYPES.items())
+_VERDICTS = {
+    "not promised": "nothing is promised exactly: the errors are for information",
+    "failed": "guarantee NOT kept: an error is beyond its tolerance",
+    "vacuous": "guarantee vacuous: an output does not depend on its input, so it is invariant to everything",
+    "kept": "guarantee kept",
+}
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Print the certificate of a checkpoint, and write it as JSON if ``--json`` is given.
 
-    The exit status is 0, 1 if an error is beyond its tolerance, 2 for a checkpoint or data that cannot be used.
+    The exit status is 0, 1 if an error is beyond its tolerance or an output does not depend on its input, 2 for a
+    checkpoint or data that cannot be used.
     """
     options = _parser(name).parse_args(arguments)
     try:
@@ -62,11 +69,7 @@ def _text(certificate: Certificate, source: str, weights: dict[str, Tensor]) -> 
         if key.startswith("scale_"):  # of a regressor
             numbers = ", ".join(f"{number:.4g}" for number in scale.flatten().tolist())
             lines.append(f"units: 1 in the outputs is {numbers} in those of {key.removeprefix('scale_')}")
-    verdict = "nothing is promised exactly: the errors are for information"
-    if certificate.promised:
-        kept = "guarantee kept", "guarantee NOT kept: an error is beyond its tolerance"
-        verdict = kept[not certificate.passed]
-    return "\n".join([*lines, "", certificate.table(), "", verdict, ""])
+    return "\n".join([*lines, "", certificate.table(), "", _VERDICTS[certificate.verdict], ""])
 
 
 def _parser(name: str) -> argparse.ArgumentParser:

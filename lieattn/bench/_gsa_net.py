@@ -37,7 +37,7 @@ class Cubic(nn.Module):
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """Same as the layer's own, ``[points, (fiber,) channels]`` to ``[points, fiber, channels]``."""
         layer, grid = self.layer, graph.grid
-        if grid is None or layer.encoding is None:
+        if grid is None or layer.encoding is None or layer.scale is None:
             raise ValueError("graph: the cubic formula is for images with pixel squares and a positional encoding")
         images, (height, width) = graph.num_clouds, grid[0].tolist()
         field = x[:, None] if x.ndim == 2 else x

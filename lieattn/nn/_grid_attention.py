@@ -312,9 +312,16 @@ class GridInputAttention(nn.Module):
         self.spatial: GridConvolution | None = None
         if attention != "channel":
             layer = GridLiftingConvolution if lifting else GridGroupConvolution
-            border = spatial_dilation * (spatial_size // 2)
-            options = {"pad": border, "dilation": spatial_dilation, "init_scale": init_scale}
-            self.spatial = layer(group, 2, 1, spatial_size, measure=None if lifting else measure, **options)
+            self.spatial = layer(
+                group,
+                2,
+                1,
+                spatial_size,
+                pad=spatial_dilation * (spatial_size // 2),
+                dilation=spatial_dilation,
+                measure=None if lifting else measure,
+                init_scale=init_scale,
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """``[batch, channels, (order,) rows, columns]`` to the same shape."""
@@ -335,8 +342,8 @@ class GridInputAttention(nn.Module):
             seen = torch.sigmoid(level.amax(dim=2, keepdim=True) if self.lifting else level)
             removed = seen * removed
         if self.lifting:
-            removed, scores, seen = (None if part is None else part[:, :, 0] for part in (removed, scores, seen))
-        return x - removed, AttentionMaps(scores, seen) if return_maps else None
+            scores, seen = (None if part is None else part[:, :, 0] for part in (scores, seen))
+        return x - removed.view_as(x), AttentionMaps(scores, seen) if return_maps else None
 
 
 class GridPoseAttention(nn.Module):

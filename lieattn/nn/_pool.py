@@ -91,8 +91,8 @@ class GridPool(nn.Module):
         """
         cell, pooled, exact = pooling_cells(grid, self.size)
         if not exact and self.inexact != "allow":
-            sides = grid[(grid % self.size != 0).any(dim=1)][0].tolist()
-            message = _drops_pixels(*sides, self.size)
+            rows, columns = grid[(grid % self.size != 0).any(dim=1)][0].tolist()
+            message = _drops_pixels(rows, columns, self.size)
             complain(self.inexact, message if advice is None else f"{message}; {advice()}")
         return cell, pooled
 

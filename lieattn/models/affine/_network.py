@@ -39,7 +39,7 @@ _STAGES, _EXPANSION, _HEADS = 3, 4, 8
 class MeanReadout(nn.Linear):
     """Linear map of the mean over frames and pixels."""
 
-    def forward(self, input: Tensor, graph: PointClouds) -> Tensor:
+    def forward(self, input: Tensor, graph: PointClouds) -> Tensor:  # type: ignore[override]
         """Field ``[points, fiber, channels]`` to ``[images, out_features]``."""
         return super().forward(graph.mean(input.mean(dim=1)))
 

@@ -53,8 +53,15 @@ def cropped(clouds: PointClouds, margin: int) -> tuple[Tensor | None, PointCloud
     if clouds.grid is None:
         raise ValueError("data: cropping pixels needs the raster of each cloud, grid [clouds, 2]")
     kept, grid = crop(clouds.grid, margin)
-    left = {"pos": clouds.pos[kept], "batch": clouds.batch[kept], "num_clouds": clouds.num_clouds, "grid": grid}
-    return kept, PointClouds(**left, cell=clouds.cell, pbc=clouds.pbc)
+    left = PointClouds(
+        pos=clouds.pos[kept],
+        batch=clouds.batch[kept],
+        num_clouds=clouds.num_clouds,
+        grid=grid,
+        cell=clouds.cell,
+        pbc=clouds.pbc,
+    )
+    return kept, left
 
 
 def pooled(clouds: PointClouds, pool: GridPool, advice: Callable[[], str]) -> tuple[Tensor, PointClouds]:

@@ -27,7 +27,7 @@ from lieattn.geometry import (
     point_clouds,
     scaled,
 )
-from lieattn.groups import FiniteGroup, Translations, check_group, trivial
+from lieattn.groups import FiniteGroup, Translations, trivial
 from lieattn.models._network import GroupField, Network, Symmetry, VectorEmbedding, features
 from lieattn.models.gsa._geometry import POOL, GSAGeometry, Step, cropped, exact_inputs, pooled
 from lieattn.models.gsa._options import Dropouts, GSAHead, GSAOptions, GSAReadout, Inexact, Stages
@@ -110,9 +110,10 @@ class GSANet(Network):
         options: GSAOptions | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(frames, FiniteGroup) or not callable(frames) or isinstance(frames, type):
-            check_group("frames", frames)
+        if isinstance(frames, FiniteGroup):
             frames = FiniteFrames(frames)
+        elif isinstance(frames, type) or not callable(frames):
+            raise TypeError(f"frames: expected a FiniteGroup such as cyclic(4), or PrincipalFrames(), got {frames!r}")
         check_neighborhood(neighborhood)
         for argument, count, least in (("in_channels", in_channels, 1), ("out_channels", out_channels, 1)):
             check_count(argument, count, least)
@@ -190,8 +191,8 @@ class GSANet(Network):
         At the paper's 96 x 96 the last pooling drops a row and a column, which breaks rotations: the preset warns.
         At 88 x 88 all sizes stay even and the network is exact.
         """
-        layout = {"expansions": (1, 2, 2, 2), "crops": (0, 2, 1, 1), "norm_between": True, "pool_last": True}
-        preset = {"channels": 12, "blocks": Stages((0, 1, 2, 1), inexact=inexact, **layout), "dropout": _PAPER_DROPOUT}
+        stages = Stages((0, 1, 2, 1), (1, 2, 2, 2), (0, 2, 1, 1), pool_last=True, norm_between=True, inexact=inexact)
+        preset = {"channels": 12, "blocks": stages, "dropout": _PAPER_DROPOUT}
         return cls(group, 3, 2, **{**preset, "neighborhood": PixelSquare(size), "options": _PAPER, **options})
 
     def _encoding(self, heads: int, channels: int) -> RelativeFunction | list[RelativeFunction] | None:

@@ -182,7 +182,7 @@ class GSAHead(nn.Linear):
         self.fiber_pool = FiberPool("max")
         self.pool, self.order = pool, order
 
-    def forward(self, input: Tensor, graph: LiftedGraph) -> Tensor:
+    def forward(self, input: Tensor, graph: LiftedGraph) -> Tensor:  # type: ignore[override]
         """Field ``[points, fiber, in_features]`` to ``[clouds, out_features]``, or ``[points, out_features]``."""
         y: Tensor = super().forward(input)
         if self.pool == "none":

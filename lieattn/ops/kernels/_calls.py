@@ -58,7 +58,8 @@ def check_lists(neighbors: Neighbors, index: Tensor | None, tables: Iterable[Ten
     ``tables`` have a row for each type of displacement.
     """
     row_ptr, source = neighbors.row_ptr, neighbors.source
-    if int(row_ptr[0]) != 0 or int(row_ptr[-1]) != len(source) or bool((row_ptr.diff() < 0).any()):
+    descends = len(row_ptr) > 1 and int(row_ptr.diff().min()) < 0
+    if descends or int(row_ptr[0]) != 0 or int(row_ptr[-1]) != len(source):
         raise ValueError(f"neighbors: row_ptr must ascend from 0 to the number of edges, {len(source)}")
     types = min((len(table) for table in tables if table is not None), default=None)
     for name, numbers, limit in (("neighbors: source", source, len(row_ptr) - 1), ("terms.row", index, types)):

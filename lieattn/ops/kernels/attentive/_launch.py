@@ -195,8 +195,9 @@ def _pixels(planes: Tensor, layout: _Planes) -> Tensor:
 
 
 def _plain_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    operands, needed = ctx.saved_tensors, ctx.needs_input_grad[1:]
-    gated = plain.gated_sums(*operands, ctx.window)
+    x, kernel, first, second, spatial = operands = ctx.saved_tensors
+    needed = ctx.needs_input_grad[1:]
+    gated = plain.gated_sums(x, kernel, first, second, spatial, ctx.window)
     wanted = [operand for operand, needs in zip(operands, needed, strict=True) if needs]
     found = iter(torch.autograd.grad(gated, wanted, grad, create_graph=True, allow_unused=True))
     return tuple(next(found) if needs else None for needs in needed)

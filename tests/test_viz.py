@@ -21,7 +21,8 @@ pytest.importorskip("matplotlib")
 from lieattn import viz
 from lieattn.geometry import Nearest, Radius
 from lieattn.groups import cyclic, dihedral, octahedral
-from lieattn.models import GSANet
+from lieattn.models import Dropouts, GSANet, GSAOptions, Stages
+from lieattn.models.published import published_table
 from lieattn.testing import randomize
 
 QUARTERS = [0.0, math.pi / 2]
@@ -108,7 +109,7 @@ def test_rows_differ_outside_the_group(c4, digit):
 
 
 def test_without_equivariance_the_title_says_so(digit):
-    network = randomize(make(cyclic(4), frame_encoding="published"), spread=1.5)
+    network = randomize(make(cyclic(4), options=GSAOptions(frame_table=published_table(cyclic(4)))), spread=1.5)
     assert measured(viz.feature_fields(network, digit, QUARTERS))[0] > 1e-3
 
 
@@ -144,7 +145,7 @@ def test_attention_panels_show_normalized_weights(c4, digit, head):
 
 
 def test_crops_and_pooling_move_the_points(digit):
-    network = make(cyclic(4), blocks=(1, 1), crops=(1, 0))
+    network = make(cyclic(4), blocks=Stages((1, 1), crops=(1, 0)))
     assert viz.stabilized_fields(network, digit, QUARTERS, layer=1).shape[1] == 36
     assert viz.stabilized_fields(network, digit, QUARTERS, layer=2).shape[1] == 9
     figure = viz.feature_fields(network, digit, QUARTERS)
@@ -166,7 +167,7 @@ def test_clouds_without_a_raster_and_norms(c4):
 
 def test_observing_leaves_no_trace(digit):
     """Dropout is off for the picture only; data, gradients, hooks and the modes of the modules stay."""
-    network = make(cyclic(4), attention_dropout=0.5).train()
+    network = make(cyclic(4), dropout=Dropouts(attention=0.5)).train()
     network.blocks[0].eval()
     pos = digit.pos.clone()
     modes = [module.training for module in network.modules()]

@@ -10,13 +10,7 @@ from lieattn.nn._affine_self_conv import (
     SimpleAffineSelfConvolution,
     StandAloneSelfAttention,
 )
-from lieattn.nn._attention import (
-    FramewiseAttention,
-    GroupAttention,
-    GroupSelfAttention,
-    LieSelfAttention,
-    LiftingSelfAttention,
-)
+from lieattn.nn._attention import GroupAttention
 from lieattn.nn._blocks import BlockNorm, FramewiseBlock, LieBlock, LieBottleneck, PreNormBlock
 from lieattn.nn._convolution import (
     AttentiveConvolution,
@@ -38,6 +32,12 @@ from lieattn.nn._grid_fields import act_on_grid, from_grid, grid_images, to_grid
 from lieattn.nn._heads import DipoleHead, FieldHead, InvariantHead, PolarizabilityHead, VectorHead
 from lieattn.nn._linear import GroupLinear
 from lieattn.nn._norm import CloudNorm, FiberNorm, FieldBatchNorm, PointBatchNorm
+from lieattn.nn._paper_attention import (
+    FramewiseAttention,
+    GroupSelfAttention,
+    LieSelfAttention,
+    LiftingSelfAttention,
+)
 from lieattn.nn._pool import CloudPool, FiberPool, GridPool, GridSpatialPool, pooled_positions
 from lieattn.nn._squeeze_excite import GroupSqueezeExcite
 

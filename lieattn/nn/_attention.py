@@ -1,32 +1,25 @@
-"""Attention: one layer around the operator, and the layers of the papers as choices of its slots."""
+"""Attention: one layer around the operator."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
 from lieattn._checks import check_count, check_dropout, check_features
-from lieattn.geometry import LiftedGraph, num_coordinates
+from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn._linear import GroupLinear
 from lieattn.nn.relative import (
-    CoordinateEncoding,
-    FeaturePart,
-    Kernel,
-    LocationPart,
-    PerHeadMLP,
     RelativeFunction,
     SumOfTerms,
-    pair_score,
 )
 from lieattn.nn.relative._base import check_lifted_to
-from lieattn.ops import Activation, Normalization, Pattern, RelativeTerms, group_attention
-from lieattn.spaces import HomogeneousSpace
+from lieattn.ops import Normalization, Pattern, RelativeTerms, group_attention
 
 
 class GroupAttention(nn.Module):
@@ -114,7 +107,7 @@ class GroupAttention(nn.Module):
     ) -> None:
         super().__init__()
         check_count("in_channels", in_channels)
-        head_channels = _head_channels(out_channels, heads, head_channels)
+        head_channels = checked_head_channels(out_channels, heads, head_channels)
         check_dropout("dropout", dropout)
         for argument, option, allowed in (("pattern", pattern, Pattern), ("normalize", normalize, Normalization)):
             if option not in get_args(allowed):
@@ -226,275 +219,6 @@ class GroupAttention(nn.Module):
             raise ValueError(f"encoding: {name} is for {encoding.dim} dimensions, {group.name} acts on {group.dim}")
 
 
-class LiftingSelfAttention(GroupAttention):
-    r"""Lifting self-attention of GSA-Nets (Eq. 14): from features on points to a field on the group.
-
-    .. math::
-        f'(x_i, h) = b + \sum_e W_e \sum_{j \in N(i)} \operatorname{softmax}_j
-        \big( \langle q_e(x_i), k_e(x_j) + \rho(h^{-1}(x_j - x_i)) \rangle / \sqrt{C_{in}} \big) v_e(x_j)
-
-    :class:`GroupAttention` in the pattern ``"query_sum"`` with keys of one frame. On a fiber of scales the features of
-    a point are those of all its nodes.
-
-    **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the features stay with their points, the output
-    is translated by h: f'(·, a) becomes f'(·, h⁻¹a). Exact for every H where neighborhoods are balls.
-
-    Parameters
-    ----------
-    group
-        H, or a homogeneous space, whose frames are chosen when points are lifted.
-    in_channels, out_channels, heads, head_channels, normalize, dropout
-        See :class:`GroupAttention`.
-    encoding
-        Positional encoding; GSA's network of each coordinate if absent.
-    """
-
-    def __init__(
-        self,
-        group: FiniteGroup | HomogeneousSpace,
-        in_channels: int,
-        out_channels: int,
-        *,
-        heads: int = 1,
-        head_channels: int | None = None,
-        encoding: RelativeFunction | Sequence[RelativeFunction] | None = None,
-        normalize: Normalization = "softmax",
-        dropout: float = 0.0,
-    ) -> None:
-        finite, dim = _finite_or_space(group)
-        check_count("in_channels", in_channels)
-        width = _head_channels(out_channels, heads, head_channels)
-        super().__init__(
-            in_channels,
-            out_channels,
-            heads=heads,
-            head_channels=width,
-            pattern="query_sum",
-            encoding=CoordinateEncoding(dim, width) if encoding is None else encoding,
-            normalize=normalize,
-            # The authors divide by the root of the layer's input channels, not of the channels of a head.
-            scale=1 / math.sqrt(in_channels),
-            dropout=dropout,
-            lifting=True,
-            group=finite,
-        )
-
-    def _linear(self, in_channels: int, out_channels: int) -> nn.Module:
-        return nn.Linear(in_channels, out_channels)
-
-
-class GroupSelfAttention(GroupAttention):
-    r"""Self-attention on the group, from a field to a field.
-
-    With ``pattern="query_sum"`` it is the group self-attention of GSA-Nets (Eq. 16, corrected): queries of all
-    frames g are summed, and the output frame h enters by the positional encoding,
-
-    .. math::
-        f'(x_i, h) = b + \sum_e W_e \sum_g \sum_{(j, m)} \operatorname{softmax}_{(j, m)}
-        \big( \langle q_e(x_i, g), k_e(x_j, m) + \rho(h^{-1}(x_j - x_i), g^{-1} m) \rangle / \sqrt{C_{in}} \big)
-        v_e(x_j, m) .
-
-    ``"joint"`` keeps the query frame as the output frame (LieTransformer); ``"framewise"`` attends within each
-    frame, with frames mixed elsewhere by :class:`lieattn.nn.GroupLinear`.
-
-    **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the field is translated by h, the output is
-    translated by h. Exact for every H where neighborhoods are balls.
-
-    Parameters
-    ----------
-    group
-        H; or a homogeneous space, whose frames are chosen when points are lifted. Pairs of frames are then seen by a
-        network of the relative element in place of a table.
-    in_channels, out_channels, heads, head_channels, normalize, dropout
-        See :class:`GroupAttention`.
-    pattern
-        See above.
-    encoding
-        Positional encoding; GSA's network if absent.
-    """
-
-    def __init__(
-        self,
-        group: FiniteGroup | HomogeneousSpace,
-        in_channels: int,
-        out_channels: int,
-        *,
-        heads: int = 1,
-        head_channels: int | None = None,
-        pattern: Literal["joint", "framewise", "query_sum"] = "query_sum",
-        encoding: RelativeFunction | Sequence[RelativeFunction] | None = None,
-        normalize: Normalization = "softmax",
-        dropout: float = 0.0,
-    ) -> None:
-        if pattern not in ("joint", "framewise", "query_sum"):
-            raise ValueError(f"pattern: expected 'joint', 'framewise' or 'query_sum', got {pattern!r}")
-        finite, dim = _finite_or_space(group)
-        check_count("in_channels", in_channels)
-        width = _head_channels(out_channels, heads, head_channels)
-        if encoding is None and finite is not None:
-            encoding = CoordinateEncoding(dim, width, finite)
-        elif encoding is None:
-            pairs = PerHeadMLP(heads, num_coordinates(cast(HomogeneousSpace, group)))
-            encoding = [CoordinateEncoding(dim, width), pairs]
-        super().__init__(
-            in_channels,
-            out_channels,
-            heads=heads,
-            head_channels=width,
-            pattern=pattern,
-            encoding=encoding,
-            normalize=normalize,
-            scale=1 / math.sqrt(in_channels),
-            dropout=dropout,
-            group=finite,
-        )
-
-    def _linear(self, in_channels: int, out_channels: int) -> nn.Module:
-        return nn.Linear(in_channels, out_channels)
-
-
-class FramewiseAttention(GroupAttention):
-    r"""Rotary self-attention of every frame with itself, with group-tied projections.
-
-    With :math:`R_a(x)` the rotation of channel pairs by the angles of :class:`RotaryPhases`, and q, k, v and the
-    output group-tied linear maps,
-
-    .. math::
-        f'(x_i, a) = W_o R_a(x_i)^{-1} \sum_j \operatorname{softmax}_j
-        \big( \langle R_a(x_i) q(x_i, a), R_a(x_j) k(x_j, a) \rangle / \sqrt d \big) R_a(x_j) v(x_j, a) .
-
-    Scores and values see :math:`h_a^{-1}(x_j - x_i)` alone, so geometry counts where features are constant too.
-
-    **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the field is translated by h, so is the output.
-
-    **Cost.** That of attention with |H| heads on tokens of |H| channels; the maps cost less, see
-    :class:`GroupLinear`. Over whole clouds (``AllPairs``) it is torch's scaled dot product attention.
-
-    Parameters
-    ----------
-    group
-        H.
-    channels
-        Channels per frame, divisible by ``heads`` into even numbers.
-    heads
-        Heads of each frame.
-    encoding
-        ``RotaryEncoding(group.dim, heads, channels // heads, values=True)``, or None where a network gives the terms.
-    dropout
-        On the attention weights.
-    """
-
-    def __init__(
-        self,
-        group: FiniteGroup,
-        channels: int,
-        *,
-        heads: int = 1,
-        encoding: RelativeFunction | None = None,
-        dropout: float = 0.0,
-    ) -> None:
-        check_count("channels", channels)
-        check_count("heads", heads)
-        if channels % (2 * heads):
-            raise ValueError(f"heads: {channels} channels do not fall into {heads} heads of even width")
-        super().__init__(
-            channels, channels, heads=heads, pattern="framewise", encoding=encoding, dropout=dropout, group=group
-        )
-
-    def _build(self, channels: int, out_channels: int) -> None:
-        group = cast(FiniteGroup, self.group)
-        self.projection = GroupLinear(group, self.in_channels, 3 * channels)
-        self.output = GroupLinear(group, channels, out_channels)
-
-    def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        query, key, value = self.projection(x).unflatten(-1, (3, self.heads, -1)).unbind(dim=2)
-        return query, key, value
-
-
-class LieSelfAttention(GroupAttention):
-    r"""Self-attention of LieTransformer (arXiv 2012.10885, Algorithm 1), in the joint pattern.
-
-    .. math::
-        f'(g) = b + W \Big[ \sum_{g' \in N(g)} \operatorname{normalize}_{g'}
-        \big( \operatorname{score}_e(f(g), f(g'), g^{-1} g') \big)\, V_e f(g') \Big]_e
-
-    The kernels, choices of its score, are
-
-    * ``"sum"``: ⟨q, k⟩ / √d + network(g⁻¹ g'), the authors' ``mlp``;
-    * ``"content"``: the first summand alone, ``"location"`` the second;
-    * ``"relative_position"``: (⟨q, k⟩ + ⟨E(g⁻¹ g'), q + v⟩ + ⟨u, k⟩) / √d;
-    * ``"combined"``: a network of features and g⁻¹ g' together, see :class:`lieattn.nn.relative.CombinedScore`.
-
-    :func:`lieattn.models.published_kernel` translates the authors' names and four-digit codes.
-
-    **Equivariance.** That of :class:`GroupAttention`.
-
-    Parameters
-    ----------
-    channels
-        Channels of the field, divisible by ``heads``.
-    coordinates
-        Number of coordinates of a relative element, ``graph.relative.num_coordinates``.
-    heads
-        Attention heads.
-    kernel
-        See above.
-    normalize
-        ``"softmax"``, ``"mean"`` or ``"exp-mean"``, see :func:`lieattn.ops.group_attention`.
-    hidden
-        Units of the networks of each head.
-    activation
-        Of those networks, after each of their layers.
-    features, location, feature_channels
-        Of the kernel ``"combined"``.
-    dropout
-        On the attention weights.
-    """
-
-    def __init__(
-        self,
-        channels: int,
-        coordinates: int,
-        *,
-        heads: int = 8,
-        kernel: Kernel = "sum",
-        normalize: Normalization = "softmax",
-        hidden: int = 16,
-        activation: Activation = "silu",
-        features: FeaturePart = "mixed",
-        location: LocationPart = "coordinates",
-        feature_channels: int | None = None,
-        dropout: float = 0.0,
-    ) -> None:
-        check_count("channels", channels)
-        check_count("coordinates", coordinates)
-        check_count("heads", heads)
-        if channels % heads:
-            raise ValueError(f"heads: expected a divisor of {channels} channels, got {heads}")
-        if normalize not in ("softmax", "mean", "exp-mean"):
-            raise ValueError(f"normalize: expected 'softmax', 'mean' or 'exp-mean', got {normalize!r}")
-        if kernel not in get_args(Kernel):
-            raise ValueError(f"kernel: expected one of {get_args(Kernel)}, got {kernel!r}")
-        super().__init__(channels, channels, heads=heads, normalize=normalize, dropout=dropout)
-        combined = {"features": features, "location": location, "feature_channels": feature_channels}
-        self.score = pair_score(kernel, channels, coordinates, heads, hidden, activation, **combined)
-
-    def _build(self, channels: int, out_channels: int) -> None:
-        self.value, self.output = nn.Linear(self.in_channels, channels), nn.Linear(channels, out_channels)
-
-    def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        return *self.score.project(x), self._split(self.value(x))
-
-    def _terms(self, x: Tensor, graph: LiftedGraph) -> RelativeTerms:
-        return self.score(graph, x)
-
-    def scores(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Scores before they are normalized, ``[edges, fiber, fiber, heads]``."""
-        x = self._checked(x, graph)
-        found = self._operate(*self._project(x), graph, self._terms(x, graph), normalize="none", return_weights=True)
-        return cast(Tensor, found[1])
-
-
 def measured(terms: RelativeTerms, graph: LiftedGraph, normalize: Normalization) -> RelativeTerms:
     """Terms whose sums over the keys are integrals over the group (GSA-Nets, Eqs. 20 and 21).
 
@@ -530,16 +254,7 @@ def spread_features(x: Tensor, graph: LiftedGraph, channels: int) -> Tensor:
     return graph.spread(x)[:, None]
 
 
-def _finite_or_space(group: FiniteGroup | HomogeneousSpace) -> tuple[FiniteGroup | None, int]:
-    """Finite group, if it is one, and dimension of the positions."""
-    if isinstance(group, FiniteGroup):
-        return group, group.dim
-    if isinstance(group, HomogeneousSpace):
-        return None, group.group.dim
-    raise TypeError(f"group: expected a FiniteGroup such as cyclic(4), or a HomogeneousSpace, got {group!r}")
-
-
-def _head_channels(out_channels: int, heads: int, head_channels: int | None) -> int:
+def checked_head_channels(out_channels: int, heads: int, head_channels: int | None) -> int:
     check_count("out_channels", out_channels)
     check_count("heads", heads)
     if head_channels is None and out_channels % heads:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from lieattn._checks import check_count, check_dropout
 from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.groups import FiniteGroup
-from lieattn.nn._attention import FramewiseAttention
 from lieattn.nn._convolution import FrameMessages, LieConvolution
 from lieattn.nn._linear import GroupLinear
 from lieattn.nn._norm import CloudNorm, FiberNorm, norm_layer
+from lieattn.nn._paper_attention import FramewiseAttention
 from lieattn.nn.relative import RelativeFunction
 from lieattn.ops import Activation, RelativeTerms
 from lieattn.ops import activation as activation_named

@@ -25,6 +25,7 @@ from lieattn.nn.relative import (
 from lieattn.ops import Activation, Normalization, RelativeTerms
 from lieattn.spaces import HomogeneousSpace
 
+
 class LiftingSelfAttention(GroupAttention):
     r"""Lifting self-attention of GSA-Nets (Eq. 14): from features on points to a field on the group.
 

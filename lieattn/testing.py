@@ -37,14 +37,14 @@ def random_cloud(
     return pos, batch
 
 
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Largest difference, relative to the largest expected entry or 1; infinite if anything is not finite."""
+def relative_error(found: Tensor, expected: Tensor, floor: float = 1.0) -> float:
+    """Largest difference over the largest expected entry or the floor; infinite if anything is not finite."""
     if not (torch.isfinite(found).all() and torch.isfinite(expected).all()):
         return float("inf")
     if expected.numel() == 0:
         return 0.0
     found, expected = found.detach(), expected.detach()
-    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=floor))
 
 
 def equivariance_error(

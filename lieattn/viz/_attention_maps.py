@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lieattn.groups import FiniteGroup
 from lieattn.models import AttentiveNetwork
 from lieattn.nn import act_on_grid
-from lieattn.viz._draw import require_matplotlib
+from lieattn.testing import relative_error
+from lieattn.viz._draw import blank_figure, require_matplotlib
+from lieattn.viz._observe import observed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,14 +60,9 @@ def attention_picture(
             f"network: expected attention 'input' or 'pose', whose maps are shared by all output channels, got "
             f"{network.attention!r}"
         )
-    training = network.training
-    network.eval()
-    try:
-        with torch.no_grad():
-            images = network.images(images)
-            maps = [found.spatial for found in network.attention_maps(images).values()]
-    finally:
-        network.train(training)
+    with observed(network):
+        images = network.images(images)
+        maps = [found.spatial for found in network.attention_maps(images).values()]
     product = images.new_ones(len(images), network.group.order, *images.shape[-2:])
     for found in maps:
         if found is None or (found.ndim == 4 and not planar):
@@ -104,16 +102,13 @@ def attention_under_group(
         If there is not one square image, or the network has another kind of attention.
     """
     require_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     if image.ndim != 3 or image.shape[-1] != image.shape[-2]:
         raise ValueError(f"image: expected one square image [channels, rows, columns], got {tuple(image.shape)}")
     group = network.group
     moved = torch.cat([act_on_grid(group, h, image[None]) for h in range(group.order)])
     pictures = attention_picture(network, moved, passed=passed)
-    figure = Figure(figsize=(_CELL * group.order, 2 * _CELL + 0.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank_figure(_CELL * group.order, 2 * _CELL + 0.4)
+    figure.set_layout_engine("constrained")
     axes = figure.subplots(2, group.order, squeeze=False)
     top = float(pictures.sum(dim=1).max())
     for h in range(group.order):
@@ -122,34 +117,23 @@ def attention_under_group(
         axes[0][h].set_title(f"element {h}", fontsize=9)
         axes[1][h].imshow(pictures[h].sum(dim=0).cpu(), cmap="viridis", vmin=0, vmax=top)
         if arrows:
-            _draw_poses(axes[1][h], network, pictures[h], longest=float(pictures.max()))
-        for axis in (axes[0][h], axes[1][h]):
+            _draw_poses(axes[1][h], group, pictures[h], longest=float(pictures.max()))
+        for axis in axes[:, h]:
             axis.set_axis_off()
     what = "attention that passes" if passed else "attention that is subtracted"
-    figure.suptitle(f"{what}; columns moved back differ by {_difference(network, pictures):.1e}", fontsize=10)
+    figure.suptitle(f"{what}; columns moved back differ by {_difference(group, pictures):.1e}", fontsize=10)
     return figure
 
 
-def _draw_poses(axes: Axes, network: AttentiveNetwork, picture: Tensor, longest: float) -> None:
+def _draw_poses(axes: Axes, group: FiniteGroup, picture: Tensor, longest: float) -> None:
     rows, columns = torch.meshgrid(*(torch.arange(side) for side in picture.shape[-2:]), indexing="ij")
-    up = network.group.elements @ torch.tensor([0.0, 1.0], dtype=torch.float64)
-    for pose, (right, upward) in enumerate(up.tolist()):
-        length = picture[pose].cpu()
-        axes.quiver(
-            columns,
-            rows,
-            right * length,
-            upward * length,
-            color="white",
-            scale=max(longest, 1e-30) / _ARROW,
-            scale_units="x",
-            width=0.004,
-        )
+    style: dict[str, Any] = {"color": "white", "scale_units": "x", "width": 0.004}
+    for (right, upward), length in zip(group.elements[:, :, 1].tolist(), picture.cpu(), strict=True):
+        axes.quiver(columns, rows, right * length, upward * length, scale=max(longest, 1e-30) / _ARROW, **style)
 
 
-def _difference(network: AttentiveNetwork, pictures: Tensor) -> float:
+def _difference(group: FiniteGroup, pictures: Tensor) -> float:
     """Largest difference of the pictures from the moved first one, relative to its largest entry."""
-    group = network.group
     first = pictures[group.identity_index][None, None]
-    worst = max(float((act_on_grid(group, h, first)[0, 0] - pictures[h]).abs().max()) for h in range(group.order))
-    return worst / max(float(first.abs().max()), 1e-30)
+    expected = torch.cat([act_on_grid(group, h, first)[0] for h in range(group.order)])
+    return relative_error(pictures, expected, floor=1e-30)

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lieattn.viz._draw import COLORS, FAINT, GRAY, INK, blank_figure, require_matplotlib
+from lieattn.viz._draw import COLORS, INK, MARKERS, blank_figure, chart_axes, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h")
 _PANEL, _GAP, _BOTTOM, _HEIGHT = 3.2, 0.75, 0.55, 2.7  # inches
 
 
@@ -43,7 +42,7 @@ def comparison(report: Mapping[str, Any]) -> Figure:
         raise ValueError("report: expected at least one finished training, got none")
     models = list(dict.fromkeys(row["model"] for row in rows))
     styles: dict[str, Any] = {
-        model: {"color": COLORS[number % len(COLORS)], "marker": _MARKERS[number % len(_MARKERS)]}
+        model: {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
         for number, model in enumerate(models)
     }
     largest = max(row["fraction"] for row in rows)
@@ -68,18 +67,8 @@ def _panels(count: int, models: Sequence[str]) -> tuple[Figure, list[Axes]]:
     legend = 0.5 + 0.075 * max(len(model) for model in models)
     across, down = count * (_PANEL + _GAP) + 0.1 + legend, _BOTTOM + _HEIGHT + 0.3
     figure = blank_figure(across, down)
-    panels = []
-    for number in range(count):
-        left = 0.7 + number * (_PANEL + _GAP)
-        place = (left / across, _BOTTOM / down, _PANEL / across, _HEIGHT / down)
-        axes = figure.add_axes(place)
-        axes.tick_params(labelsize=8, color=GRAY, labelcolor=INK, which="both")
-        axes.grid(axis="y", color=FAINT, linewidth=0.6, which="both")
-        axes.set_axisbelow(True)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-        panels.append(axes)
-    return figure, panels
+    lefts = [0.7 + number * (_PANEL + _GAP) for number in range(count)]
+    return figure, [chart_axes(figure, left, _BOTTOM, _PANEL, _HEIGHT) for left in lefts]
 
 
 def _draw_training(axes: Axes, report: Mapping[str, Any], rows: list[Any], styles: Mapping[str, Any]) -> None:

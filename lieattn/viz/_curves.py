@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lieattn.viz._draw import COLORS, FAINT, GRAY, INK, blank_figure, require_matplotlib
+from lieattn.viz._draw import COLORS, INK, MARKERS, blank_figure, chart_axes, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def accuracy_by_angle(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
@@ -89,16 +87,10 @@ def training_curves(histories: Mapping[str, Sequence[float]], ylabel: str) -> Fi
 def _chart(xlabel: str, ylabel: str, names: Iterable[str]) -> tuple[Figure, Axes]:
     """One pair of axes with room for the names of its lines at the right."""
     left, width, right = 0.65, 3.9, 0.3 + 0.1 * max(len(name) for name in names)
-    across = left + width + right
-    figure = blank_figure(across, 3.4)
-    axes = figure.add_axes((left / across, 0.15, width / across, 0.8))
+    figure = blank_figure(left + width + right, 3.4)
+    axes = chart_axes(figure, left, 0.51, width, 2.72)
     axes.set_xlabel(xlabel, size=9, color=INK)
     axes.set_ylabel(ylabel, size=9, color=INK)
-    axes.tick_params(labelsize=8, color=GRAY, labelcolor=INK)
-    axes.grid(axis="y", color=FAINT, linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
     return figure, axes
 
 
@@ -106,7 +98,7 @@ def _draw_lines(axes: Axes, lines: Mapping[str, tuple[Any, Any]]) -> None:
     """Lines with their names at their right ends, moved apart where they would overlap."""
     ends = {}
     for number, (name, (x, y)) in enumerate(lines.items()):
-        color, marker = COLORS[number % len(COLORS)], _MARKERS[number % len(_MARKERS)]
+        color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
         axes.plot(x, y, color=color, marker=marker, markersize=3.5, linewidth=1.4, clip_on=False)
         ends[name] = (float(y[np.isfinite(y)][-1]), color)
     axes.autoscale_view()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lieattn.geometry import LiftedGraph, PointClouds, point_clouds
 from lieattn.groups import FiniteGroup
-from lieattn.viz._observe import View, neighbor_keys
+from lieattn.viz._observe import Observer, View
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 INK, GRAY, FAINT = "#222222", "#777777", "#dddddd"
 # Okabe and Ito's colors, told apart by color-blind readers too.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h")
 # Sizes of a grid of panels, in inches.
 _LEFT, _RIGHT, _TOP, _BOTTOM, _GAP, _BLOCK_GAP = 0.68, 0.95, 1.05, 0.12, 0.04, 0.2
 
@@ -30,10 +31,9 @@ _LEFT, _RIGHT, _TOP, _BOTTOM, _GAP, _BLOCK_GAP = 0.68, 0.95, 1.05, 0.12, 0.04, 0
 class Sheet:
     """A grid of square panels in blocks of columns: inputs in the first, then blocks of one panel an element h."""
 
-    def __init__(
-        self, views: Sequence[View], group: FiniteGroup, headings: Sequence[str], widths: Sequence[int]
-    ) -> None:
-        self.views, self.group = views, group
+    def __init__(self, observer: Observer, headings: Sequence[str], widths: Sequence[int]) -> None:
+        self.views = views = observer.views
+        self.group = group = observer.group
         side = min(1.45, max(0.62, 10.5 / sum(widths)))
         # Blocks of columns stand further apart than the columns of one block.
         blocks = [block for block, width in enumerate(widths) for _ in range(width)]
@@ -88,12 +88,24 @@ class Sheet:
 
 
 def blank_figure(width: float, height: float) -> Figure:
+    """A figure without pyplot, of a size in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
     return figure
+
+
+def chart_axes(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
+    """Axes of a chart at a place in inches: faint lines across, and no frame at the top and right."""
+    across, down = figure.get_size_inches()
+    axes = figure.add_axes((left / across, bottom / down, width / across, height / down))
+    axes.tick_params(labelsize=8, color=GRAY, labelcolor=INK, which="both")
+    axes.grid(axis="y", color=FAINT, linewidth=0.6, which="both")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
 
 
 def save(figure: Figure, path: str | Path) -> Path:
@@ -182,10 +194,9 @@ def extent(clouds: PointClouds) -> tuple[Tensor, float]:
     return center, reach + _spacing(clouds)
 
 
-def neighbor_reach(graph: LiftedGraph, point: int) -> float:
+def neighbor_reach(graph: LiftedGraph, keys: Tensor, point: int) -> float:
     """Half width of a panel around a point that holds its neighbors however they are turned."""
-    away = graph.pos[neighbor_keys(graph, point)] - graph.pos[point]
-    return float(away.norm(dim=1).max()) + _spacing(graph)
+    return float((graph.pos[keys] - graph.pos[point]).norm(dim=1).max()) + _spacing(graph)
 
 
 def look_at(axes: Axes, center: Tensor, reach: float) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from lieattn.models import GSANet
@@ -20,20 +19,7 @@ from lieattn.viz._draw import (
     neighbor_reach,
     require_matplotlib,
 )
-from lieattn.viz._observe import (
-    check_choice,
-    layer_attention,
-    layer_clouds,
-    layer_field,
-    layer_graph,
-    layer_name,
-    layer_number,
-    neighbor_keys,
-    query_point,
-    rotated_view,
-    rotated_views,
-    stabilized,
-)
+from lieattn.viz._observe import Observer, check_choice, query_point
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,25 +58,26 @@ def feature_fields(
         layer or channel.
     """
     require_matplotlib()
-    views, layer = rotated_views(network, data, angles), layer_number(network, layer)
-    fields = torch.stack([layer_field(network, view, layer) for view in views])
-    stable = stabilized(fields, views, network.group)
+    observer = Observer(network, data, angles, layer)
+    fields = observer.fields()
+    stable = observer.stabilized(fields)
     check_choice("channel", channel, fields.shape[-1])
     shown, stable_shown = (f.norm(dim=-1) if channel is None else f[..., channel] for f in (fields, stable))
-    group, norm = network.group, color_scale(shown)
-    sheet = Sheet(views, group, ("input", "field $f(x, h)$", "stabilized field"), (1, group.order, group.order))
-    at_rest = layer_clouds(rotated_view(network, data, 0.0).geometry, layer)
-    for row, view in enumerate(views):
-        clouds = layer_clouds(view.geometry, layer)
-        for h in range(group.order):
-            field_axes, stable_axes = sheet.axes[row][1 + h], sheet.axes[row][1 + group.order + h]
-            draw_points(field_axes, clouds, shown[row, :, h], view.angle, "viridis", norm)
-            draw_points(stable_axes, at_rest, stable_shown[row, :, h], 0.0, "viridis", norm)
-            for axes, drawn in ((field_axes, clouds), (stable_axes, at_rest)):
+    order, norm = observer.group.order, color_scale(shown)
+    sheet = Sheet(observer, ("input", "field $f(x, h)$", "stabilized field"), (1, order, order))
+    at_rest = observer.view(0.0).clouds(observer.layer)
+    for row, view in enumerate(observer.views):
+        clouds = view.clouds(observer.layer)
+        for h in range(order):
+            for axes, drawn, values, angle in (
+                (sheet.axes[row][1 + h], clouds, shown, view.angle),
+                (sheet.axes[row][1 + order + h], at_rest, stable_shown, 0.0),
+            ):
+                draw_points(axes, drawn, values[row, :, h], angle, "viridis", norm)
                 look_at(axes, *extent(drawn))
-                draw_frame(axes, group, h)
+                draw_frame(axes, observer.group, h)
     what = "norm over channels" if channel is None else f"channel {channel}"
-    sheet.title(f"Field of {layer_name(layer)}, {what}", stable)
+    sheet.title(f"Field of {observer.name}, {what}", stable)
     sheet.colorbar("viridis", norm, "feature")
     return sheet.figure
 
@@ -112,8 +99,8 @@ def stabilized_fields(network: GSANet, data: Any, angles: Sequence[float], *, la
     Tensor
         ``[angles, points, fiber, channels]`` on the CPU.
     """
-    views, layer = rotated_views(network, data, angles), layer_number(network, layer)
-    return stabilized(torch.stack([layer_field(network, view, layer) for view in views]), views, network.group)
+    observer = Observer(network, data, angles, layer)
+    return observer.stabilized(observer.fields())
 
 
 def attention_maps(
@@ -149,24 +136,22 @@ def attention_maps(
         As for :func:`feature_fields`, or if there is no such point or head, or the point has no neighbors.
     """
     require_matplotlib()
-    views, layer = rotated_views(network, data, angles), layer_number(network, layer)
-    at_rest = rotated_view(network, data, 0.0)
-    point = query_point(layer_graph(at_rest.geometry, layer), point)
-    maps = torch.stack([layer_attention(network, view, layer, point, head) for view in views])
-    group, norm = network.group, color_scale(maps[maps > 0])
-    sheet = Sheet(views, group, ("input", "attention of output frame $h$"), (1, group.order))
-    reach = max(neighbor_reach(layer_graph(view.geometry, layer), point) for view in views)
-    for row, view in enumerate(views):
-        graph = layer_graph(view.geometry, layer)
-        keys, query = neighbor_keys(graph, point), graph.pos[point]
+    observer = Observer(network, data, angles, layer)
+    layer = observer.layer
+    point = query_point(observer.view(0.0).graph(layer), point)
+    maps = observer.attention(point, head)
+    norm = color_scale(maps[maps > 0])
+    sheet = Sheet(observer, ("input", "attention of output frame $h$"), (1, observer.group.order))
+    reach = max(neighbor_reach(view.graph(layer), view.keys(layer, point), point) for view in observer.views)
+    for row, view in enumerate(observer.views):
+        graph, keys = view.graph(layer), view.keys(layer, point)
         draw_neighborhood(sheet.axes[row][0], graph, keys, point, view.angle)
         for h, axes in enumerate(sheet.axes[row][1:]):
             draw_points(axes, graph, maps[row, :, h], view.angle, "magma", norm, keys)
-            axes.plot(*query.tolist(), "o", ms=3.5, mfc="white", mec="black", mew=0.7)
-            look_at(axes, query, reach)
-            draw_frame(axes, group, h)
+            axes.plot(*graph.pos[point].tolist(), "o", ms=3.5, mfc="white", mec="black", mew=0.7)
+            look_at(axes, graph.pos[point], reach)
+            draw_frame(axes, observer.group, h)
     heads = "mean over heads" if head is None else f"head {head}"
-    stable = stabilized(maps[..., None], views, group)
-    sheet.title(f"Attention of {layer_name(layer)}, point {point}, {heads}", stable)
+    sheet.title(f"Attention of {observer.name}, point {point}, {heads}", observer.stabilized(maps[..., None]))
     sheet.colorbar("magma", norm, "attention weight")
     return sheet.figure

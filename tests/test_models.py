@@ -18,7 +18,7 @@ from lieattn.geometry import (
     pixel_positions,
 )
 from lieattn.groups import SE, SO, E, cyclic, dihedral, octahedral, reflection, tetrahedral, trivial
-from lieattn.models import GSANet, GSAOptions, GSAReadout, Stages, published_table
+from lieattn.models import FieldModel, GSANet, GSAOptions, GSAReadout, Stages, published_table
 from lieattn.nn import VectorHead
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
@@ -334,14 +334,15 @@ def test_vectors_go_in_and_out(name):
     model, group = of_frames(name, vector_inputs=("vel",))
     model, data, dim = randomize(model), cloud(model.space.group.dim), model.space.group.dim
     for pool in ("none", "mean"):
-        head = randomize(VectorHead(8, dim, pool=pool).double())
-        expected = head(*model.field(data))
+        whole = FieldModel(model, randomize(VectorHead(8, dim, pool=pool).double()))
+        assert (whole.kind, whole.vector_inputs) == ("vector", ("vel",))
+        expected = whole(data)
         assert expected.abs().max() > 1e-3
         still = data.clone()
         still.vel = torch.zeros_like(data.vel)
-        assert (head(*model.field(still)) - expected).abs().max() > 1e-3, "vectors must be seen"
+        assert (whole(still) - expected).abs().max() > 1e-3, "vectors must be seen"
         for moved, matrix in motions(group, data):
-            error = (head(*model.field(moved)) - expected @ matrix.mT).abs().max() / expected.abs().max().clamp(min=1)
+            error = (whole(moved) - expected @ matrix.mT).abs().max() / expected.abs().max().clamp(min=1)
             assert error < 1e-10, f"{error:.1e}"
 
 

@@ -11,13 +11,13 @@ from lieattn.nn import (
     GroupLinear,
     GroupSelfAttention,
     IrrepsToFiber,
-    MLPEncoding,
     band_limit,
     fiber_linear,
     irreps_linear,
     lift_field,
     project_field,
 )
+from lieattn.nn.relative import MLPEncoding
 from lieattn.ops import backend
 from lieattn.reps import Irreps, Pseudoscalar, Pseudovector, Scalar, SymmetricTensor, Vector
 from lieattn.testing import TOLERANCE, equivariance_error, randomize, relative_error

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import AllPairs, Nearest, PrincipalFrames, Radius, lift, lift_elements, point_clouds
-from lieattn.groups import SE, cyclic, octahedral, tetrahedral
-from lieattn.models import EnergyForces, GSANet, LieTransformer
+from lieattn.geometry import AllPairs, GivenFrames, Nearest, PrincipalFrames, Radius, lift
+from lieattn.groups import SE, cyclic, octahedral, tetrahedral, trivial
+from lieattn.models import EnergyForces, GSANet, LieTransformer, Species
 from lieattn.nn import (
     CloudPool,
     DipoleHead,
@@ -15,12 +15,11 @@ from lieattn.nn import (
     FieldHead,
     GroupLinear,
     GroupSelfAttention,
-    MLPEncoding,
     PolarizabilityHead,
-    PseudovectorHead,
     VectorHead,
     lift_field,
 )
+from lieattn.nn.relative import MLPEncoding
 from lieattn.ops import backend
 from lieattn.reps import Pseudovector, Scalar, SymmetricTensor, Vector
 from lieattn.spaces import Euclidean
@@ -54,7 +53,7 @@ class Energy(nn.Module):
         charge = data.z.to(data.pos.dtype)[:, None]
         values = torch.cat([charge, data.vel], dim=1) if self.rep.dim > 1 else charge
         x = self.attention(lift_field(values, graph, self.rep), graph)
-        return CloudPool("sum")(FiberPool("mean")(torch.tanh(self.linear(x))), graph.batch, graph.num_clouds)
+        return CloudPool("sum")(FiberPool("mean")(torch.tanh(self.linear(x))), graph)
 
 
 def molecule(group, points=6, seed=0, **more):
@@ -73,7 +72,7 @@ def model(group, **options):
 def test_fields_on_points(group):
     d = group.dim
     heads = [FieldHead(CHANNELS, Scalar()), VectorHead(CHANNELS, d, hidden=7), FieldHead(CHANNELS, SymmetricTensor(d))]
-    heads += [PseudovectorHead(CHANNELS)] if d == 3 else []
+    heads += [FieldHead(CHANNELS, Pseudovector())] if d == 3 else []
     x = draw(5, group.order, CHANNELS)
     for head in heads:
         randomize(head.double())
@@ -111,8 +110,8 @@ def test_dipoles_and_polarizabilities(group):
 
 def test_charges_sum_to_the_total():
     head = randomize(DipoleHead(CHANNELS).double())
-    clouds = point_clouds(draw(7, 3), batch=torch.tensor([1, 0, 1, 1, 0, 1, 0]))
-    x, total = draw(7, 4, CHANNELS, seed=1), torch.tensor([-1.0, 2.0], dtype=torch.float64)
+    clouds = lift(draw(7, 3), trivial(3), AllPairs(), batch=torch.tensor([1, 0, 1, 1, 0, 1, 0]))
+    x, total = draw(7, 1, CHANNELS, seed=1), torch.tensor([-1.0, 2.0], dtype=torch.float64)
 
     def sums(charges):
         return charges.new_zeros(2).index_add(0, clouds.batch, charges)
@@ -130,19 +129,29 @@ def test_dipole_is_charge_times_position():
     nn.init.zeros_(head.vector.linear2.weight)
     head.charge = nn.Identity()
     x = torch.tensor([1.0, -1.0], dtype=torch.float64)[:, None, None]
-    clouds = point_clouds(torch.tensor([[7.0, 0, 1], [5.0, 0, 1]], dtype=torch.float64))
-    frames = torch.eye(3, dtype=torch.float64)[None]
-    assert head(x, clouds, frames).tolist() == [[2, 0, 0]]
+    graph = lift(torch.tensor([[7.0, 0, 1], [5.0, 0, 1]], dtype=torch.float64), trivial(3), AllPairs())
+    assert head(x, graph).tolist() == [[2, 0, 0]]
 
 
 def test_heads_take_frames_of_every_point():
     """As frames made of the data give them: exact for every rotation and mirror."""
-    head, pseudo = VectorHead(CHANNELS).double(), PseudovectorHead(CHANNELS).double()
+    head, pseudo = VectorHead(CHANNELS).double(), FieldHead(CHANNELS, Pseudovector()).double()
     frames, x = rotations(5 * 4).reshape(5, 4, 3, 3), draw(5, 4, CHANNELS)
     R = -rotations(1, seed=4)[0]
     torch.testing.assert_close(head(x, R @ frames), head(x, frames) @ R.T)
     torch.testing.assert_close(pseudo(x, R @ frames), -pseudo(x, frames) @ R.T)
-    assert isinstance(pseudo.rep, Pseudovector)
+    several = VectorHead(CHANNELS, outputs=2).double()
+    assert several(x, frames).shape == (5, 2, 3)
+    torch.testing.assert_close(several(x, R @ frames), several(x, frames) @ R.T)
+
+
+def test_dipoles_take_frames_of_every_point():
+    head, pos, x = randomize(DipoleHead(CHANNELS).double()), draw(5, 3), draw(5, 4, CHANNELS, seed=1)
+    frames, R = rotations(5 * 4).reshape(5, 4, 3, 3), rotations(1, seed=4)[0]
+    still = head(x, lift(pos, GivenFrames(frames), AllPairs()))
+    turned = head(x, lift(pos @ R.T, GivenFrames(R @ frames), AllPairs()))
+    torch.testing.assert_close(turned, still @ R.T)
+    assert head.kind == "vector"
 
 
 def test_heads_keep_single_precision_under_autocast():
@@ -154,15 +163,17 @@ def test_heads_keep_single_precision_under_autocast():
 
 
 def test_errors_of_heads():
-    clouds = point_clouds(draw(4, 3))
-    with pytest.raises(ValueError, match="frames: give them"):
-        PolarizabilityHead(CHANNELS).double()(draw(4, 1, CHANNELS), clouds)
+    graph = lift(draw(4, 3), octahedral(), AllPairs())
     with pytest.raises(ValueError, match="total: expected shape"):
-        DipoleHead(CHANNELS).double()(draw(4, 24, CHANNELS), clouds, octahedral(), torch.zeros(3))
+        DipoleHead(CHANNELS).double()(draw(4, 24, CHANNELS), graph, torch.zeros(3))
     with pytest.raises(ValueError, match="total: expected none"):
-        DipoleHead(CHANNELS, neutral=False).double()(draw(4, 24, CHANNELS), clouds, octahedral(), torch.zeros(1))
+        DipoleHead(CHANNELS, neutral=False).double()(draw(4, 24, CHANNELS), graph, torch.zeros(1))
     with pytest.raises(ValueError, match="one row for each of 4 points"):
-        PolarizabilityHead(CHANNELS).double()(draw(5, 24, CHANNELS), clouds, octahedral())
+        PolarizabilityHead(CHANNELS).double()(draw(5, 24, CHANNELS), graph)
+    with pytest.raises(TypeError, match="graph: expected a lifted graph, whose clouds are pooled"):
+        VectorHead(CHANNELS, pool="mean").double()(draw(4, 24, CHANNELS), octahedral())
+    with pytest.raises(ValueError, match="pool: expected 'mean', 'sum' or 'none'"):
+        VectorHead(CHANNELS, pool="max")
     with pytest.raises(ValueError, match="hidden: expected an integer"):
         VectorHead(3, hidden=0)
     with pytest.raises(TypeError, match="rep: expected a Representation"):
@@ -223,7 +234,8 @@ def test_forces_of_a_published_network():
     force = EnergyForces(network.double())(data).force
     assert torch.isfinite(force).all()
     torch.testing.assert_close(force.sum(dim=0), torch.zeros(3).double(), atol=1e-10, rtol=0)
-    assert "invariant" in EnergyForces(network).guarantee
+    assert EnergyForces(network).symmetry == network.symmetry
+    assert "T acting on" in EnergyForces(network).guarantee
 
 
 @pytest.mark.usefixtures("every_backend")
@@ -231,14 +243,7 @@ def test_forces_with_frames_made_of_the_data():
     """Exact for every rotation, not for a finite group only; the frames' own gradients included."""
     frames = PrincipalFrames("cloud")
     network = LieTransformer(
-        None,
-        space=Euclidean(SE(3)),
-        frames=frames,
-        neighborhood=AllPairs(),
-        channels=8,
-        layers=1,
-        heads=2,
-        inputs="species",
+        Species(), space=Euclidean(SE(3)), frames=frames, neighborhood=AllPairs(), channels=8, layers=1, heads=2
     )
     forces = EnergyForces(randomize(network, spread=1.0).double()).eval()
     data = molecule(octahedral(), 5)
@@ -263,10 +268,10 @@ def test_forces_with_frames_made_of_the_data():
 def test_vectors_in_and_out_with_frames_made_of_the_data():
     velocities, pos = draw(9, 3), draw(9, 3, seed=1)
     head = randomize(VectorHead(3).double())
-    space, frames = Euclidean(SE(3)), PrincipalFrames("neighborhood")
+    frames = PrincipalFrames("neighborhood")
 
     def call(velocities, pos):
-        graph = lift_elements(pos, space, frames, Nearest(6))
+        graph = lift(pos, frames, Nearest(6))
         return head(torch.tanh(lift_field(velocities, graph, Vector(3))), graph)
 
     out = call(velocities, pos)

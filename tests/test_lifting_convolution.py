@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from lieattn.geometry import AllPairs, Nearest, Neighbors, Radius, point_clouds
-from lieattn.geometry import find_neighbors as neighbors_of
-from lieattn.groups import SO, octahedral, tetrahedral
-from lieattn.nn import EdgeNetwork, FrameMessages, LiftingConvolution, bessel_functions, smooth_lengths, smooth_window
+from lieattn.geometry import AllPairs, GivenFrames, Nearest, Neighbors, Radius, lift
+from lieattn.groups import SO, FiniteGroup, octahedral, tetrahedral
+from lieattn.nn import FrameMessages, LiftingConvolution
+from lieattn.nn.relative import EdgeNetwork
+from lieattn.ops import bessel_functions, smooth_lengths, smooth_window
 from lieattn.testing import TOLERANCE, randomize, relative_error
 from tests.cases import GROUPS
 
@@ -23,8 +24,8 @@ class Lifting(torch.nn.Module):
         self.edges = EdgeNetwork(dim, in_channels, cutoff=CUTOFF, in_vectors=in_vectors, basis=3, hidden=5)
         self.lift, self.messages = LiftingConvolution(5, 4), FrameMessages(5, 4)
 
-    def forward(self, *given):
-        return self.lift(self.edges(*given))
+    def forward(self, graph, x=None, v=None):
+        return self.lift(self.edges(graph, x, v), graph)
 
 
 def layer(dim, *, dtype=DOUBLE, **options):
@@ -33,19 +34,25 @@ def layer(dim, *, dtype=DOUBLE, **options):
 
 def inputs(points, dim, dtype=DOUBLE, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    pos, x, v = (torch.randn(points, n, generator=generator, dtype=DOUBLE).to(dtype) for n in (dim, 2, dim))
-    batch = torch.arange(points) % 2
-    return pos, neighbors_of(point_clouds(pos, batch=batch), AllPairs()), x, v[:, None]
+    return tuple(torch.randn(points, n, generator=generator, dtype=DOUBLE).to(dtype) for n in (dim, 2, dim))
 
 
-def literal(conv, pos, neighbors, frames, x, v, field=None):
+def seen(pos, frames, neighborhood=None, clouds=2):
+    """Points of clouds by turns, lifted to a group, or with frames ``[fiber, dim, dim]`` or of every point."""
+    if not isinstance(frames, FiniteGroup):
+        frames = GivenFrames(frames if frames.ndim == 4 else frames.expand(len(pos), -1, -1, -1))
+    return lift(pos, frames, neighborhood or AllPairs(), batch=torch.arange(len(pos)) % clouds)
+
+
+def literal(conv, pos, frames, x, v, field=None):
     """Every point, frame and neighbor by itself; the lifted field, or messages of a field."""
     silu, edges = torch.nn.functional.silu, conv.edges
     fields = []
     for i in range(len(pos)):
-        sources = neighbors.source[neighbors.target == i]
         total, weight = torch.zeros(len(frames), 4, dtype=pos.dtype), 0.0
-        for j in sources[sources != i].tolist():
+        for j in range(i % 2, len(pos), 2):
+            if j == i:
+                continue
             edge = pos[j] - pos[i]
             r = edge.norm() / CUTOFF
             if r >= 1:
@@ -55,8 +62,8 @@ def literal(conv, pos, neighbors, frames, x, v, field=None):
             e = edge / (edge.square().sum() + 0.01 * CUTOFF**2).sqrt()
             invariants = edges.radial(radial) + edges.own(x[i]) + edges.other(x[j])
             for a, frame in enumerate(frames):
-                seen = torch.cat([frame.inverse() @ arrow for arrow in (e, *v[i], *v[j])])
-                signal = w * silu(edges.hidden(silu(invariants + edges.arrows(seen))))
+                around = torch.cat([frame.inverse() @ arrow for arrow in (e, v[i], v[j])])
+                signal = w * silu(edges.hidden(silu(invariants + edges.arrows(around))))
                 if field is None:
                     total[a] += conv.lift.output(signal)
                 else:
@@ -68,32 +75,43 @@ def literal(conv, pos, neighbors, frames, x, v, field=None):
 
 def test_it_is_what_it_says():
     conv, group = layer(3), tetrahedral()
-    pos, neighbors, x, v = inputs(9, 3)
-    found = conv(pos, neighbors, group.elements, x, v)
-    torch.testing.assert_close(found, literal(conv, pos, neighbors, group.elements, x, v), atol=1e-12, rtol=1e-12)
+    pos, x, v = inputs(9, 3)
+    found = conv(seen(pos, group), x, v[:, None])
+    torch.testing.assert_close(found, literal(conv, pos, group.elements, x, v), atol=1e-12, rtol=1e-12)
     assert found.abs().max() > 1e-2
+
+
+def messages(conv, field, graph, x, v):
+    return conv.messages(field, graph, conv.edges(graph, x, v[:, None]))
 
 
 def test_messages_are_what_they_say():
     conv, group = layer(3), tetrahedral()
-    pos, neighbors, x, v = inputs(9, 3)
+    pos, x, v = inputs(9, 3)
     field = torch.randn(9, 12, 4, dtype=DOUBLE)
-    found = conv.messages(field, conv.edges(pos, neighbors, group.elements, x, v))
-    expected = literal(conv, pos, neighbors, group.elements, x, v, field)
+    found = messages(conv, field, seen(pos, group), x, v)
+    expected = literal(conv, pos, group.elements, x, v, field)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
     assert found.abs().max() > 1e-2
 
 
 @every_group
 def test_messages_commute_with_finite_groups(group):
-    conv, frames = layer(group.dim), group.elements
-    pos, neighbors, x, v = inputs(7, group.dim)
+    conv = layer(group.dim)
+    pos, x, v = inputs(7, group.dim)
     field = torch.randn(7, group.order, 4, dtype=DOUBLE)
-    expected = conv.messages(field, conv.edges(pos, neighbors, frames, x, v))
+    expected = messages(conv, field, seen(pos, group), x, v)
     for h in range(0, group.order, max(1, group.order // 12)):
-        edges = conv.edges(group.act(h, pos) - 0.4, neighbors, frames, x, group.act(h, v))
-        found = conv.messages(group.translate(h, field), edges)
+        graph = seen(group.act(h, pos) - 0.4, group)
+        found = messages(conv, group.translate(h, field), graph, x, group.act(h, v))
         assert relative_error(found, group.translate(h, expected)) < 1e-10
+
+
+def test_messages_need_the_same_frames_over_all_points():
+    conv, (pos, x, v) = layer(3), inputs(6, 3)
+    frames = SO(3).sample(6, 2, generator=torch.Generator().manual_seed(1), dtype=DOUBLE)
+    with pytest.raises(ValueError, match="graph: messages within frames need the same frames"):
+        messages(conv, torch.zeros(6, 2, 4, dtype=DOUBLE), seen(pos, frames), x, v)
 
 
 @every_group
@@ -101,113 +119,108 @@ def test_messages_commute_with_finite_groups(group):
 def test_finite_groups_translate_the_field(group, dtype):
     if group.order > 24 and dtype == torch.float32:
         pytest.skip("large groups are tested in float64")
-    conv, frames = layer(group.dim, dtype=dtype), group.elements.to(dtype)
-    pos, neighbors, x, v = inputs(7, group.dim, dtype)
-    expected = conv(pos, neighbors, frames, x, v)
+    conv = layer(group.dim, dtype=dtype)
+    pos, x, v = inputs(7, group.dim, dtype)
+    expected = conv(seen(pos, group), x, v[:, None])
     for h in range(0, group.order, max(1, group.order // 12)):
         moved = group.act(h, pos) + 0.7
-        found = conv(moved, neighbors, frames, x, group.act(h, v))
+        found = conv(seen(moved, group), x, group.act(h, v)[:, None])
         assert relative_error(found, group.translate(h, expected)) < TOLERANCE[dtype]
 
 
 def test_other_rotations_are_seen_unless_the_frames_turn_along():
     conv, group = layer(3), octahedral()
-    pos, neighbors, x, v = inputs(7, 3)
+    pos, x, v = inputs(7, 3)
     rotation = SO(3).sample(generator=torch.Generator().manual_seed(1), dtype=DOUBLE)
-    expected = conv(pos, neighbors, group.elements, x, v)
-    still = conv(pos @ rotation.T, neighbors, group.elements, x, v @ rotation.T)
-    along = conv(pos @ rotation.T, neighbors, rotation @ group.elements, x, v @ rotation.T)
+    expected = conv(seen(pos, group), x, v[:, None])
+    turned = v[:, None] @ rotation.T
+    still = conv(seen(pos @ rotation.T, group), x, turned)
+    along = conv(seen(pos @ rotation.T, rotation @ group.elements), x, turned)
     assert relative_error(still, expected) > 1e-3
     assert relative_error(along, expected) < 1e-10
 
 
 def test_every_point_may_have_frames_of_its_own():
     conv = layer(3)
-    pos, neighbors, x, v = inputs(6, 3)
+    pos, x, v = inputs(6, 3)
     frames = SO(3).sample(6, 2, generator=torch.Generator().manual_seed(1), dtype=DOUBLE)
-    found = conv(pos, neighbors, frames, x, v)
+    found = conv(seen(pos, frames), x, v[:, None])
     for i in range(6):
-        torch.testing.assert_close(found[i], conv(pos, neighbors, frames[i], x, v)[i], atol=1e-12, rtol=1e-12)
+        alone = conv(seen(pos, frames[i]), x, v[:, None])[i]
+        torch.testing.assert_close(found[i], alone, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("attribute", ["pos", "x", "v"])
 def test_everything_counts(attribute):
     """Control: a layer that sees nothing is equivariant too."""
-    conv, frames = layer(3), tetrahedral().elements
-    given = dict(zip(("pos", "neighbors", "x", "v"), inputs(6, 3), strict=True))
+    conv, given = layer(3), dict(zip(("pos", "x", "v"), inputs(6, 3), strict=True))
+
+    def call(pos, x, v):
+        return conv(seen(pos, tetrahedral()), x, v[:, None])
+
     other = {**given, attribute: given[attribute].roll(1, dims=0)}
-    pos, neighbors, x, v = given.values()
-    assert (
-        relative_error(
-            conv(*[other[n] for n in ("pos", "neighbors")], frames, other["x"], other["v"]),
-            conv(pos, neighbors, frames, x, v),
-        )
-        > 1e-3
-    )
+    assert relative_error(call(**other), call(**given)) > 1e-3
 
 
 def test_nothing_beside_positions_is_needed():
     conv = layer(2, in_channels=0, in_vectors=0)
-    pos, neighbors, _, _ = inputs(6, 2)
-    found = conv(pos, neighbors, GROUPS["C4"].elements, pos[:, :0], pos[:, None][:, :0])
+    found = conv(seen(inputs(6, 2)[0], GROUPS["C4"]))
     assert found.shape == (6, 4, 4)
     assert found.abs().max() > 1e-2
 
 
 def test_isolated_points_have_a_field_of_zero():
-    conv, frames = layer(3), tetrahedral().elements
+    conv = layer(3)
     pos = torch.tensor([[0.0, 0, 0], [1, 0, 0], [50, 0, 0]], dtype=DOUBLE)
     x, v = torch.randn(3, 2, dtype=DOUBLE), torch.randn(3, 1, 3, dtype=DOUBLE)
     for neighborhood in (Radius(CUTOFF), Nearest(3), AllPairs()):
-        found = conv(pos, neighborhood(pos, torch.zeros(3, dtype=torch.int64)), frames, x, v)
+        found = conv(seen(pos, tetrahedral(), neighborhood, clouds=1), x, v)
         assert (found[2] == 0).all()
         assert (found[:2] != 0).any(dim=-1).all()
 
 
 def test_fields_are_continuous_at_the_cutoff_and_where_points_coincide():
-    conv, frames = layer(3), tetrahedral().elements
+    conv = layer(3)
     x, v = torch.randn(2, 2, dtype=DOUBLE), torch.randn(2, 1, 3, dtype=DOUBLE)
-    neighbors = AllPairs()(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
     for length in (0.0, CUTOFF):
         outs = []
         for shift in (-1e-7, 0.0, 1e-7):
             pos = torch.tensor([[0.0, 0, 0], [length + shift, 0, 0]], dtype=DOUBLE)
-            outs.append(conv(pos, neighbors, frames, x, v))
+            outs.append(conv(seen(pos, tetrahedral(), clouds=1), x, v))
         assert relative_error(outs[0], outs[1]) < 1e-5
         assert relative_error(outs[2], outs[1]) < 1e-5
 
 
 @pytest.mark.parametrize("points", [0, 1, 4])
 def test_degenerate_clouds_have_finite_gradients(points):
-    conv, frames = layer(3), tetrahedral().elements
+    conv = layer(3)
     pos = torch.zeros(points, 3, dtype=DOUBLE, requires_grad=True)
-    neighbors = AllPairs()(pos.detach(), torch.zeros(points, dtype=torch.int64))
-    out = conv(pos, neighbors, frames, torch.ones(points, 2, dtype=DOUBLE), torch.zeros(points, 1, 3, dtype=DOUBLE))
+    x, v = torch.ones(points, 2, dtype=DOUBLE), torch.zeros(points, 1, 3, dtype=DOUBLE)
+    out = conv(seen(pos, tetrahedral(), clouds=1), x, v)
     assert out.shape == (points, 12, 4)
     (gradient,) = torch.autograd.grad(out.sum(), pos)
     assert gradient.isfinite().all()
 
 
 def test_first_and_second_derivatives():
-    conv, frames = layer(2), GROUPS["C3"].elements
-    pos, neighbors, x, v = inputs(4, 2)
-    leaves = tuple(value.requires_grad_() for value in (pos, x, v))
+    conv = layer(2)
+    leaves = tuple(value.requires_grad_() for value in inputs(4, 2))
 
     def call(pos, x, v):
-        return conv(pos, neighbors, frames, x, v)
+        return conv(seen(pos, GROUPS["C3"]), x, v[:, None])
 
     assert torch.autograd.gradcheck(call, leaves)
     assert torch.autograd.gradgradcheck(call, leaves)
 
 
 def test_clouds_do_not_see_each_other():
-    conv, frames = layer(3), tetrahedral().elements
-    pos, neighbors, x, v = inputs(8, 3)
-    found = conv(pos, neighbors, frames, x, v)
+    conv, group = layer(3), tetrahedral()
+    pos, x, v = inputs(8, 3)
+    found = conv(seen(pos, group), x, v[:, None])
     for cloud in (0, 1):
         one = slice(cloud, None, 2)
-        alone = AllPairs()(pos[one], torch.zeros(4, dtype=torch.int64))
-        torch.testing.assert_close(found[one], conv(pos[one], alone, frames, x[one], v[one]), atol=1e-12, rtol=1e-12)
+        alone = conv(seen(pos[one], group, clouds=1), x[one], v[one, None])
+        torch.testing.assert_close(found[one], alone, atol=1e-12, rtol=1e-12)
 
 
 def test_loops_are_edges_to_oneself_but_not_to_images():
@@ -251,9 +264,9 @@ def test_window_and_lengths():
 def test_bad_inputs_are_named(change, message):
     shapes = {"pos": (5, 3), "x": (5, 2), "vectors": (5, 1, 3)} | change
     given = {name: torch.zeros(shape, dtype=DOUBLE) for name, shape in shapes.items()}
-    neighbors = AllPairs()(torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64))
+    graph = seen(given["pos"], GROUPS["C3"] if given["pos"].shape[1] == 2 else tetrahedral())
     with pytest.raises(ValueError, match=message):
-        layer(3)(given["pos"], neighbors, tetrahedral().elements, given["x"], given["vectors"])
+        layer(3)(graph, given["x"], given["vectors"])
 
 
 @pytest.mark.parametrize("options", [{"cutoff": 0.0}, {"basis": 0}, {"hidden": 0}, {"in_vectors": -1}], ids=str)

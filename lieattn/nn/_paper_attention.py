@@ -278,9 +278,10 @@ class LieSelfAttention(GroupAttention):
         super().__init__(channels, channels, heads=heads, normalize=normalize, dropout=dropout)
         combined = {"features": features, "location": location, "feature_channels": feature_channels}
         self.score = pair_score(kernel, channels, coordinates, heads, hidden, activation, **combined)
+        self.value, self.output = nn.Linear(channels, channels), nn.Linear(channels, channels)
 
     def _build(self, channels: int, out_channels: int) -> None:
-        self.value, self.output = nn.Linear(self.in_channels, channels), nn.Linear(channels, out_channels)
+        """Make nothing: the score has queries and keys, and its parameters come first."""
 
     def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         return *self.score.project(x), self._split(self.value(x))

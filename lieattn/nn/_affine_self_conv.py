@@ -97,7 +97,7 @@ class _AffineAttention(GroupAttention):
 
     def _embed(self, channels: int) -> None:
         """Make embeddings and affine maps."""
-        super()._build(channels, channels)
+        self._build_projections(channels)
         self.query_map = FiberAffine(self.group, channels, lifting=self.lifting)
         self.key_map, self.value_map = (self._affine_map(channels) for _ in range(2))
 
@@ -249,7 +249,7 @@ class StandAloneSelfAttention(_AffineAttention):
     """
 
     def _embed(self, channels: int) -> None:
-        GroupAttention._build(self, channels, channels)
+        self._build_projections(channels)
         self.axis_keys: AxisKeys = self._positions.axis_keys(self.group, self.heads, channels // self.heads)
 
     def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:

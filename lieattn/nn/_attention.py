@@ -124,10 +124,13 @@ class GroupAttention(nn.Module):
             self._check_encoding(self.encoding)
 
     def _build(self, channels: int, out_channels: int) -> None:
-        """Make the projections."""
+        """Make the projections and the output map."""
+        self._build_projections(channels)
+        self.output = self._linear(channels, out_channels)
+
+    def _build_projections(self, channels: int) -> None:
         for name in ("query", "key", "value"):
             setattr(self, name, self._linear(self.in_channels, channels))
-        self.output = self._linear(channels, out_channels)
 
     def _linear(self, in_channels: int, out_channels: int) -> nn.Module:
         if self.group is None or self.lifting:

@@ -41,7 +41,7 @@ class ModelSettings:
     """A network to compare, with the arguments that are chosen so that its number of parameters fits.
 
     Where no multiple of ``step`` as ``width`` does, all combinations of ``adjust`` are tried in their order, such as
-    those of ``{"widening": [4, 3, 5]}``.
+    those of ``{"options.mlp_ratio": [4, 3, 5]}``; dots lead to options of an argument.
     """
 
     class_path: str
@@ -66,11 +66,12 @@ class ModelSettings:
     def chosen(self) -> dict[str, Any]:
         """The arguments that are chosen, with their present values."""
         names = [*([self.width] if self.width else []), *self.adjust]
-        return {name: self.init_args.get(name) for name in names}
+        return {name: reduce(_entry, name.split("."), self.init_args) for name in names}
 
     def with_arguments(self, **arguments: Any) -> ModelSettings:
         """The same model with other arguments, such as its width."""
-        return dataclasses.replace(self, init_args={**self.init_args, **arguments})
+        nested = (_nested(name.split("."), value) for name, value in arguments.items())
+        return dataclasses.replace(self, init_args=reduce(_merged, nested, self.init_args))
 
 
 @dataclass(frozen=True)
@@ -250,6 +251,15 @@ def _merged(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
+def _nested(names: Sequence[str], value: Any) -> dict[str, Any]:
+    """``{first: {second: value}}``."""
+    return reduce(lambda inner, name: {name: inner}, reversed(names), value)
+
+
+def _entry(content: Any, name: str) -> Any:
+    return content.get(name) if isinstance(content, dict) else None
+
+
 def _overlay(content: Any, change: str) -> dict[str, Any]:
     """The setting of ``--set`` as a configuration file would have it."""
     path, equals, text = change.partition("=")
@@ -259,7 +269,7 @@ def _overlay(content: Any, change: str) -> dict[str, Any]:
     if not equals or not isinstance(content, dict):
         raise UsageError(f"--set {change}: expected SETTING=VALUE or SECTION.SETTING=VALUE, of sections that exist")
     try:
-        return reduce(lambda inner, name: {name: inner}, reversed(names), yaml.safe_load(text))
+        return _nested(names, yaml.safe_load(text))
     except yaml.YAMLError as error:
         raise UsageError(f"--set {change}: {error}") from error
 

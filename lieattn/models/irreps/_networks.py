@@ -33,15 +33,12 @@ class RadialOptions:
 
     Attributes
     ----------
-    cutoff
-        Distance at which they vanish, in the unit of the positions; the neighborhood's own length if absent.
     basis
         Number of Bessel functions.
     hidden
         Hidden units of the networks of them.
     """
 
-    cutoff: float | None = None
     basis: int = 8
     hidden: int = 32
 
@@ -61,6 +58,7 @@ class _PointNetwork(EquivariantModule):
         channels: int,
         vector_inputs: Sequence[str],
         neighborhood: Neighborhood,
+        cutoff: float | None,
         radial: RadialOptions,
         outputs: PointOutputs,
     ) -> None:
@@ -70,7 +68,7 @@ class _PointNetwork(EquivariantModule):
             check_count(argument, count)
         self.in_channels, self.out_channels, self.outputs = in_channels, out_channels, outputs
         self.vector_inputs = tuple(vector_inputs)
-        self.neighborhood, self.cutoff, self.basis = neighborhood, cutoff_of(neighborhood, radial.cutoff), radial.basis
+        self.neighborhood, self.cutoff, self.basis = neighborhood, cutoff_of(neighborhood, cutoff), radial.basis
 
     @property
     def symmetry(self) -> Symmetry:
@@ -144,7 +142,9 @@ class TensorFieldNetwork(_SteerableNetwork):
     out_channels
         Numbers, or vectors, for each cloud or point.
     neighborhood
-        Who sees whom; the length of a :class:`lieattn.geometry.Radius` is the cutoff.
+        Who sees whom.
+    cutoff
+        Distance at which neighbors count nothing; the neighborhood's own length if absent.
     channels, degree
         Copies of each irrep, and the largest degree of features and harmonics.
     layers
@@ -165,6 +165,7 @@ class TensorFieldNetwork(_SteerableNetwork):
         out_channels: int,
         *,
         neighborhood: Neighborhood,
+        cutoff: float | None = None,
         channels: int = 32,
         degree: int = 2,
         layers: int = 4,
@@ -181,6 +182,7 @@ class TensorFieldNetwork(_SteerableNetwork):
             degree=degree,
             vector_inputs=vector_inputs,
             neighborhood=neighborhood,
+            cutoff=cutoff,
             radial=radial,
             outputs=PointOutputs(kind, pool),
         )
@@ -196,7 +198,7 @@ class SE3Transformer(_SteerableNetwork):
     ----------
     heads
         Attention heads; they divide ``channels``.
-    in_channels, out_channels, neighborhood, channels, degree, layers, vector_inputs, radial, kind, pool
+    in_channels, out_channels, neighborhood, cutoff, channels, degree, layers, vector_inputs, radial, kind, pool
         See :class:`TensorFieldNetwork`.
     """
 
@@ -206,6 +208,7 @@ class SE3Transformer(_SteerableNetwork):
         out_channels: int,
         *,
         neighborhood: Neighborhood,
+        cutoff: float | None = None,
         channels: int = 32,
         degree: int = 2,
         layers: int = 4,
@@ -223,6 +226,7 @@ class SE3Transformer(_SteerableNetwork):
             degree=degree,
             vector_inputs=vector_inputs,
             neighborhood=neighborhood,
+            cutoff=cutoff,
             radial=radial,
             outputs=PointOutputs(kind, pool),
         )
@@ -244,7 +248,7 @@ class DistanceTransformer(_PointNetwork):
         Attention heads; they divide ``channels``.
     radial
         Functions of the distance; 16 Bessel functions if absent.
-    in_channels, out_channels, neighborhood, channels, layers, vector_inputs, kind, pool
+    in_channels, out_channels, neighborhood, cutoff, channels, layers, vector_inputs, kind, pool
         See :class:`TensorFieldNetwork`.
     """
 
@@ -254,6 +258,7 @@ class DistanceTransformer(_PointNetwork):
         out_channels: int,
         *,
         neighborhood: Neighborhood,
+        cutoff: float | None = None,
         channels: int = 64,
         layers: int = 4,
         heads: int = 4,
@@ -269,6 +274,7 @@ class DistanceTransformer(_PointNetwork):
             channels=channels,
             vector_inputs=vector_inputs,
             neighborhood=neighborhood,
+            cutoff=cutoff,
             radial=radial,
             outputs=PointOutputs(kind, pool),
         )

@@ -54,6 +54,14 @@ def check_neighborhood(neighborhood: object) -> None:
         raise TypeError(f"neighborhood: expected a definition such as Radius(1.5), got {neighborhood!r}")
 
 
+def check_none(argument: str, where: Tensor, fault: str) -> None:
+    """Raise ValueError if ``where`` ``[*]`` holds anywhere, and say where first."""
+    if where.any():
+        first = where.nonzero()[0].tolist() if where.ndim else []
+        place = f"{argument}[{', '.join(map(str, first))}]" if first else argument
+        raise ValueError(f"{argument}: {place} {fault}")
+
+
 def check_features(x: Tensor, weight: Tensor) -> None:
     """Refuse features that a layer with these weights cannot multiply; autocast takes care of dtypes itself."""
     if not isinstance(x, Tensor):

@@ -1,8 +1,8 @@
 """Algebra: groups as values, their elements as tensors.
 
 ``Group`` is the interface of all of them, in ``_group``. Finite groups of matrices are in ``_finite`` and ``_catalog``;
-Lie groups in ``_rotations``, ``_dilations`` and ``_semidirect``, which also has R^d x| H for both kinds of H. Their
-exponentials and logarithms rest on ``_series``, ``_skew`` and ``_quaternions``.
+Lie groups in ``_rotations`` and ``_semidirect``, which also has R^d x| H for both kinds of H. Their exponentials and
+logarithms rest on ``_series`` and ``_skew``.
 """
 
 from lieattn.groups._catalog import (
@@ -23,13 +23,12 @@ from lieattn.groups._catalog import (
     tetrahedral,
     trivial,
 )
-from lieattn.groups._dilations import Dilations, RotationDilations
 from lieattn.groups._finite import FiniteGroup, check_group
 from lieattn.groups._group import Group, LieGroup
-from lieattn.groups._quaternions import quaternion_from_rotation, rotation_from_quaternion
 from lieattn.groups._real_irreps import RealIrrep, real_irreps
-from lieattn.groups._rotations import SO, O
+from lieattn.groups._rotations import SO, Dilations, O, RotationDilations
 from lieattn.groups._semidirect import SE, E, SemidirectProduct, Sim, Translations
+from lieattn.groups._skew import quaternion_from_rotation, rotation_from_quaternion
 
 __all__ = [  # noqa: RUF022 - its order puts SE and SO before SemidirectProduct
     "Dilations",

@@ -37,12 +37,7 @@ def dihedral(n: int) -> FiniteGroup:
 def reflection(dim: int, axis: int | Sequence[float] = -1) -> FiniteGroup:
     """Group of order 2 of the mirror that reverses one direction of R^dim.
 
-    Parameters
-    ----------
-    dim
-        Dimension of the space.
-    axis
-        The direction that is reversed: a coordinate axis, or any non-zero vector of ``dim`` components.
+    ``axis`` is a coordinate axis, or any non-zero vector of ``dim`` components.
     """
     check_count("dim", dim)
     if isinstance(axis, int):
@@ -66,30 +61,18 @@ def inversion(dim: int = 3) -> FiniteGroup:
 def cyclic_about(n: int, axis: Sequence[float] = (0.0, 0.0, 1.0)) -> FiniteGroup:
     """C_n about an axis of R^3, turning counter-clockwise seen from the tip of ``axis``.
 
-    Parameters
-    ----------
-    n
-        Number of rotations.
-    axis
-        Three components, not all zero; any length.
+    ``axis`` has three components, not all zero, and any length.
     """
     check_count("n", n)
-    matrices = _rotations_about(n, axis)
-    return FiniteGroup(f"C{n}{_axis_name(axis)}", matrices)
+    return FiniteGroup(f"C{n}{_axis_name(axis)}", _rotations_about(n, axis))
 
 
 def dihedral_about(n: int, axis: Sequence[float] = (0.0, 0.0, 1.0)) -> FiniteGroup:
     """D_n as rotations of R^3: the n rotations about an axis, then each after a half turn across it; order 2n.
 
-    D_2 about a coordinate axis consists of the diagonal matrices with entries ±1 and determinant 1.
-
-    Parameters
-    ----------
-    n
-        Number of rotations about the axis.
-    axis
-        Three components, not all zero; any length. The half turn is about the direction across it that is nearest
-        to the x axis, or to the y axis where the axis itself is nearer to x than to y and z.
+    The half turn is about the direction across the axis that is nearest to the x axis, or to the y axis where the axis
+    itself is nearer to x than to y and z. D_2 about a coordinate axis consists of the diagonal matrices with entries
+    ±1 and determinant 1.
     """
     check_count("n", n)
     direction = _unit_vector(axis, 3)
@@ -153,12 +136,8 @@ def direct_product(first: FiniteGroup, second: FiniteGroup, name: str | None = N
 def commuting_product(first: FiniteGroup, second: FiniteGroup, name: str | None = None) -> FiniteGroup:
     """H K inside one space, for subgroups that commute and share the identity alone.
 
-    Element k h has index k·|H| + h, so that ``first`` comes first.
-
-    Raises
-    ------
-    ValueError
-        If the spaces differ, or two elements do not commute (the message names them).
+    Element k h has index k·|H| + h, so that ``first`` comes first. ValueError is raised if the spaces differ, or two
+    elements do not commute (the message names them).
     """
     check_group("first", first)
     check_group("second", second)

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lieattn.groups._group import Group, check_none, far, tolerance
+from lieattn._checks import check_none
+from lieattn.groups._group import Group, far, tolerance
 from lieattn.groups._matrices import (
     cayley_table,
     checked_matrices,
@@ -34,22 +35,18 @@ class FiniteGroup(Group):
     object), compare by value, and hold their matrices on the CPU in float64; ask :meth:`matrices` for another device
     or dtype. Elements are matrices, as in every :class:`Group`, or their indices where it says so.
 
-    Build one with :meth:`from_matrices`, :meth:`from_permutations` or :meth:`generate`, or take one from
-    the catalog (:func:`lieattn.groups.cyclic` and its neighbors).
+    Build one with :meth:`from_matrices`, :meth:`from_permutations` or :meth:`generate`, or take one from the catalog
+    (:func:`lieattn.groups.cyclic` and its neighbors). ``name`` is what it is called in messages and checkpoints.
 
     Attributes
     ----------
-    name
-        What the group is called in messages and checkpoints.
     elements
         ``[order, dim, dim]`` float64, the matrices in the order of their indices.
     cayley
         ``[order, order]`` int64, ``cayley[g, h]`` is the index of g h.
-    inverse_index
-        ``[order]`` int64, ``inverse_index[g]`` is the index of g⁻¹.
-    relative_index
-        ``[order, order]`` int64, ``relative_index[g, h]`` is the index of g⁻¹ h: what is left of h when the frame
-        g is divided out. It is the same for k g and k h.
+    inverse_index, relative_index
+        ``[order]`` and ``[order, order]`` int64: ``inverse_index[g]`` is the index of g⁻¹, and ``relative_index[g, h]``
+        that of g⁻¹ h, which is h seen from the frame g. It is the same for k g and k h.
     identity_index
         Index of the identity.
     """
@@ -67,15 +64,8 @@ class FiniteGroup(Group):
         identity = int((cayley == torch.arange(len(cayley))).all(dim=1).nonzero()[0])
         inverse = (cayley == identity).to(torch.int64).argmax(dim=1)
         super().__init__(name, dim=matrices.shape[-1], size=matrices.shape[-1], algebra_dim=0)
-        tables = {
-            "elements": matrices,
-            "cayley": cayley,
-            "identity_index": identity,
-            "inverse_index": inverse,
-            "relative_index": cayley[inverse],
-        }
-        for table, value in tables.items():
-            object.__setattr__(self, table, value)
+        vars(self).update(elements=matrices, cayley=cayley, identity_index=identity)
+        vars(self).update(inverse_index=inverse, relative_index=cayley[inverse])
 
     @classmethod
     def from_matrices(
@@ -85,23 +75,11 @@ class FiniteGroup(Group):
         *,
         tolerance: float | None = None,
     ) -> FiniteGroup:
-        """Group from the list of all its matrices, in the order given.
+        """Group from the list of all its matrices ``[order, dim, dim]``, of any real dtype, in the order given.
 
-        Parameters
-        ----------
-        matrices
-            ``[order, dim, dim]``, closed under product; any real dtype.
-        name
-            What to call it.
-        tolerance
-            Largest entry by which a product may miss an element; 1e-9, or 1e-5 for matrices given in
-            single precision.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If dtype or shape do not fit, two elements coincide, a matrix is singular, or a product is not in the
-            list (the message names the two factors).
+        A product may miss its element by the ``tolerance`` (largest entry): 1e-9, or 1e-5 in single precision, if
+        absent. TypeError or ValueError is raised if dtype or shape do not fit, two elements coincide, a matrix is
+        singular, or a product is not in the list (the message names the two factors).
         """
         given = torch.as_tensor(np.asarray(matrices) if not isinstance(matrices, Tensor) else matrices)
         if tolerance is None:
@@ -112,37 +90,17 @@ class FiniteGroup(Group):
     def from_permutations(cls, permutations: Sequence[Sequence[int]] | Tensor, name: str = "custom") -> FiniteGroup:
         """Group of permutations of d points, acting on R^d by permutation matrices, P e_i = e_p(i).
 
-        Parameters
-        ----------
-        permutations
-            ``[order, d]`` integers: ``permutations[g][i]`` is where element g sends i.
-        name
-            What to call it.
-
-        Raises
-        ------
-        ValueError
-            If a row is not a permutation of 0..d-1, or the list is not closed.
+        ``permutations[g][i]`` is where element g sends i, integers ``[order, d]``. ValueError is raised if a row is
+        not a permutation of 0..d-1, or the list is not closed.
         """
         return cls(name, permutation_matrices(f"permutations of {name!r}", permutations))
 
     @classmethod
     def generate(cls, generators: Tensor, name: str = "custom", *, max_order: int = 1000) -> FiniteGroup:
-        """Group generated by some matrices: the identity first, then by length of the word.
+        """Group generated by matrices ``[generators, dim, dim]``: the identity first, then by length of the word.
 
-        Parameters
-        ----------
-        generators
-            ``[generators, dim, dim]``, at least one; taken in float64.
-        name
-            What to call it.
-        max_order
-            Where to give up: matrices that generate an infinite group never close.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If dtype or shape do not fit, or more than ``max_order`` elements are found.
+        TypeError or ValueError is raised if dtype or shape do not fit, or more than ``max_order`` elements are found:
+        matrices that generate an infinite group never close.
         """
         generators = real_matrices(f"generators of {name!r}", generators)
         found = torch.eye(generators.shape[-1], dtype=torch.float64)[None]
@@ -178,10 +136,7 @@ class FiniteGroup(Group):
     def element(self, g: int | Tensor, like: Tensor, *, argument: str = "g") -> Tensor:
         """Matrices ``[*, dim, dim]`` of elements given by their indices ``[*]``; floating tensors are returned as is.
 
-        Raises
-        ------
-        ValueError
-            If there is no such element; the message names the ``argument``.
+        ValueError, naming the ``argument``, is raised if there is no such element.
         """
         if isinstance(g, Tensor):
             if g.is_floating_point():
@@ -190,32 +145,15 @@ class FiniteGroup(Group):
         return rows(argument, g, self.matrices(like), self.name)
 
     def index(self, matrices: Tensor, *, tolerance: float = 1e-6) -> Tensor:
-        """Indices of elements given as matrices: the nearest element, if it is near enough.
+        """Indices ``[*]`` int64 of elements given as matrices ``[*, dim, dim]``: the nearest element, if near enough.
 
-        Matrices are compared by distance, never by rounded entries, so that elements computed in another
-        way (a conjugate, a product of logarithms, single precision) are found.
-
-        Parameters
-        ----------
-        matrices
-            ``[*, dim, dim]``, any floating dtype.
-        tolerance
-            Largest entry by which a matrix may miss its element.
-
-        Returns
-        -------
-        Tensor
-            ``[*]`` int64.
-
-        Raises
-        ------
-        ValueError
-            If a matrix is not an element; the message gives the first one and its distance.
+        Matrices are compared by distance (largest entry), never by rounded entries, so that elements computed in
+        another way (a conjugate, a product of logarithms, single precision) are found. ValueError is raised if one is
+        farther than ``tolerance`` from every element; the message gives the first one and its distance.
         """
         if matrices.shape[-2:] != (self.dim, self.dim):
-            raise ValueError(
-                f"matrices: expected [*, {self.dim}, {self.dim}] for {self.name}, got {tuple(matrices.shape)}"
-            )
+            size = f"[*, {self.dim}, {self.dim}]"
+            raise ValueError(f"matrices: expected {size} for {self.name}, got {tuple(matrices.shape)}")
         distance, found = self._nearest(matrices)
         missed = ~(distance <= tolerance)
         if missed.any():
@@ -238,13 +176,7 @@ class FiniteGroup(Group):
     # --- the interface of groups ----------------------------------------------------------------------------------
 
     def inverse(self, g: Tensor) -> Tensor:
-        """The inverses of matrices ``[*, dim, dim]``, looked up in the group and so without rounding.
-
-        Raises
-        ------
-        ValueError
-            If a matrix is not an element.
-        """
+        """Inverses of matrices ``[*, dim, dim]``, looked up, so without rounding; ValueError if one is no element."""
         return self.matrices(g)[self.inverse_index.to(g.device)[self.index(g)]]
 
     def act(self, g: int | Tensor, points: Tensor) -> Tensor:
@@ -280,8 +212,7 @@ class FiniteGroup(Group):
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Uniform elements ``[*shape, dim, dim]``."""
-        device = None if generator is None else generator.device
-        index = torch.randint(self.order, shape, generator=generator, device=device)
+        index = torch.randint(self.order, shape, generator=generator, device=generator.device if generator else None)
         return self.elements.to(index.device)[index]
 
     def finite_subgroup(self, count: int) -> FiniteGroup:
@@ -303,25 +234,14 @@ class FiniteGroup(Group):
     def translate(self, g: int, f: Tensor) -> Tensor:
         """Left regular representation: (g · f)(h) = f(g⁻¹ h), for f ``[*, order, channels]``."""
         if f.ndim < 2 or f.shape[-2] != self.order:
-            raise ValueError(
-                f"f: expected a signal on {self.name} with shape [*, {self.order}, channels], got {tuple(f.shape)}"
-            )
+            size = f"[*, {self.order}, channels]"
+            raise ValueError(f"f: expected a signal on {self.name} with shape {size}, got {tuple(f.shape)}")
         return f[..., self.permutation(g).to(f.device), :]
 
     def conjugate(self, by: Tensor, name: str | None = None) -> FiniteGroup:
         """Group B H B⁻¹ in the same order, so with the same tables: H about another axis, for example.
 
-        Parameters
-        ----------
-        by
-            ``[dim, dim]`` invertible.
-        name
-            What to call it; the old name if absent.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If ``by`` is not an invertible matrix of this size.
+        TypeError or ValueError is raised if ``by`` is not an invertible matrix ``[dim, dim]``.
         """
         if by.shape != (self.dim, self.dim):
             raise ValueError(f"by: expected [{self.dim}, {self.dim}] for {self.name}, got {tuple(by.shape)}")

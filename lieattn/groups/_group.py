@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_count, kind
+from lieattn._checks import check_count, check_none, kind
 from lieattn.groups._series import norm
 
 if TYPE_CHECKING:
     from lieattn.groups._finite import FiniteGroup
-
-_TOLERANCE = {torch.float64: 1e-6}
-_TOLERANCE_ELSE = 1e-4
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,9 +44,7 @@ class Group:
         check_count("dim", self.dim)
         check_count("algebra_dim", self.algebra_dim, least=0)
         if self.size not in (self.dim, self.dim + 1):
-            raise ValueError(
-                f"size: expected {self.dim} (linear maps) or {self.dim + 1} (affine ones), got {self.size}"
-            )
+            raise ValueError(f"size: expected {self.dim} (linear) or {self.dim + 1} (affine), got {self.size}")
 
     def __repr__(self) -> str:
         return self.name
@@ -117,13 +112,7 @@ class Group:
         return torch.linalg.matrix_exp(self.hat(a))
 
     def log(self, g: Tensor) -> Tensor:
-        """Coordinates ``[*, algebra_dim]`` of least angle whose exponential is ``g``.
-
-        Raises
-        ------
-        ValueError
-            If an element lies in a component of the group that the exponential does not reach.
-        """
+        """Coordinates ``[*, algebra_dim]`` of least angle with exponential ``g``; ValueError where there is none."""
         raise NotImplementedError(f"{self.name} gives no logarithm: define log, or use coordinates, which need none")
 
     def exp_integral(self, a: Tensor) -> Tensor:
@@ -170,26 +159,13 @@ class Group:
     ) -> Tensor:
         """Independent random elements ``[*shape, size, size]``, uniform (Haar) if the group is compact.
 
-        Parameters
-        ----------
-        shape
-            Leading axes.
-        generator
-            Where the randomness comes from; torch's default one if absent. The draw is made where the generator
-            lives and in float64, so the elements do not depend on ``dtype`` and ``device``.
-        dtype, device
-            Of the result; torch's default ones if absent.
+        The draw is made in float64 on the device of the generator (torch's default one if absent), so the elements do
+        not depend on ``dtype`` and ``device``, which are those of the result (torch's defaults if absent).
         """
         return _finish(self.draw(shape, generator), dtype, device)
 
     def finite_subgroup(self, count: int) -> FiniteGroup:
-        """Finite subgroup of ``count`` elements, of which :meth:`design` is made.
-
-        Raises
-        ------
-        ValueError
-            If the group is not compact or there is no such number of elements.
-        """
+        """Finite subgroup of ``count`` elements, of which :meth:`design` is made; ValueError where there is none."""
         raise ValueError(f"{self.name} has no designs: no finite set of elements stands for all of them")
 
     def design(
@@ -228,13 +204,11 @@ class Group:
         if not isinstance(g, Tensor) or not g.is_floating_point():
             raise TypeError(f"{argument}: expected floating matrices of {self.name}, got {kind(g)}")
         if g.shape[-2:] != (self.size, self.size):
-            raise ValueError(
-                f"{argument}: expected elements [*, {self.size}, {self.size}] of {self.name}, got {tuple(g.shape)}"
-            )
-        detached = g.detach()
-        finite = torch.isfinite(detached).flatten(-2).all(-1)
-        check_none(argument, ~finite, f"is not an element of {self.name}: it has an entry that is not finite")
-        for fault, where in self.faults(detached).items():
+            size = f"[*, {self.size}, {self.size}]"
+            raise ValueError(f"{argument}: expected elements {size} of {self.name}, got {tuple(g.shape)}")
+        infinite = ~torch.isfinite(g.detach()).flatten(-2).all(-1)
+        check_none(argument, infinite, f"is not an element of {self.name}: it has an entry that is not finite")
+        for fault, where in self.faults(g.detach()).items():
             check_none(argument, where, f"is not an element of {self.name}: {fault}")
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
@@ -274,7 +248,7 @@ def matvec(a: Tensor, v: Tensor) -> Tensor:
 
 def tolerance(dtype: torch.dtype) -> float:
     """How far from its group an element may be, largest entry."""
-    return _TOLERANCE.get(dtype, _TOLERANCE_ELSE)
+    return 1e-6 if dtype == torch.float64 else 1e-4
 
 
 def far(found: Tensor, expected: Tensor | float) -> Tensor:
@@ -282,26 +256,14 @@ def far(found: Tensor, expected: Tensor | float) -> Tensor:
     return (found - expected).abs() > tolerance(found.dtype)
 
 
-def check_none(argument: str, where: Tensor, fault: str) -> None:
-    """Raise ValueError if ``where`` ``[*]`` holds anywhere, and say where first."""
-    if where.any():
-        first = where.nonzero()[0].tolist() if where.ndim else []
-        place = f"{argument}[{', '.join(map(str, first))}]" if first else argument
-        raise ValueError(f"{argument}: {place} {fault}")
-
-
 def draw_normal(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
     """Standard normal float64 numbers, drawn where the generator lives."""
-    return torch.randn(shape, generator=generator, dtype=torch.float64, device=_device(generator))
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device if generator else "cpu")
 
 
 def draw_uniform(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
     """Uniform float64 numbers in [0, 1), drawn where the generator lives."""
-    return torch.rand(shape, generator=generator, dtype=torch.float64, device=_device(generator))
-
-
-def _device(generator: torch.Generator | None) -> torch.device:
-    return torch.device("cpu") if generator is None else generator.device
+    return torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device if generator else "cpu")
 
 
 def _finish(elements: Tensor, dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:

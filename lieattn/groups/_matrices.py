@@ -16,14 +16,12 @@ def real_matrices(argument: str, stack: Tensor) -> Tensor:
     if not isinstance(stack, Tensor) or stack.is_complex():
         raise TypeError(f"{argument}: expected a real tensor [order, dim, dim], got {kind(stack)}")
     if stack.ndim != 3 or stack.shape[-1] != stack.shape[-2] or 0 in stack.shape:
-        raise ValueError(
-            f"{argument}: expected shape [order, dim, dim] with order >= 1 and dim >= 1, got {tuple(stack.shape)}"
-        )
-    matrices = stack.detach().to(device="cpu", dtype=torch.float64).clone()
-    if not torch.isfinite(matrices).all():
-        first = int((~torch.isfinite(matrices)).flatten(1).any(1).nonzero()[0])
-        raise ValueError(f"{argument}: element {first} has an entry that is not finite")
-    return matrices
+        expected = "expected shape [order, dim, dim] with order >= 1 and dim >= 1"
+        raise ValueError(f"{argument}: {expected}, got {tuple(stack.shape)}")
+    infinite = ~torch.isfinite(stack).flatten(1).all(1)
+    if infinite.any():
+        raise ValueError(f"{argument}: element {int(infinite.nonzero()[0])} has an entry that is not finite")
+    return stack.detach().to(device="cpu", dtype=torch.float64).clone()
 
 
 def checked_matrices(elements: Tensor, name: str) -> Tensor:
@@ -49,23 +47,18 @@ def permutation_matrices(argument: str, permutations: Sequence[Sequence[int]] | 
         raise ValueError(f"{expected}, got {permutations!r}") from error
     if table.ndim != 2 or table.is_floating_point() or table.is_complex() or 0 in table.shape:
         raise ValueError(f"{expected}, got shape {tuple(table.shape)} of {table.dtype}")
-    table = table.to(torch.int64)
-    degree = table.shape[1]
+    table, degree = table.to(torch.int64), table.shape[1]
     for g, row in enumerate(table.tolist()):
         if sorted(row) != list(range(degree)):
             raise ValueError(f"{argument}: row {g} is {row}, not a permutation of 0..{degree - 1}")
-    matrices = torch.zeros(table.shape[0], degree, degree, dtype=torch.float64)
-    matrices.scatter_(1, table[:, None, :], 1.0)
-    return matrices
+    return torch.nn.functional.one_hot(table, degree).mT.double()
 
 
 def cayley_table(matrices: Tensor, name: str, tolerance: float) -> Tensor:
     """Index of every product of two elements, or an error that names the factors of one that is missing."""
-    order = len(matrices)
-    table = torch.empty(order, order, dtype=torch.int64)
-    for g in range(order):
-        products = (matrices[g] @ matrices).flatten(1)
-        distance, table[g] = torch.cdist(products, matrices.flatten(1), p=math.inf).min(dim=-1)
+    table = torch.empty(len(matrices), len(matrices), dtype=torch.int64)
+    for g, matrix in enumerate(matrices):
+        distance, table[g] = torch.cdist((matrix @ matrices).flatten(1), matrices.flatten(1), p=math.inf).min(dim=-1)
         worst = int(distance.argmax())
         if not distance[worst] <= tolerance:
             raise ValueError(

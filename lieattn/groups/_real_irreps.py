@@ -50,17 +50,8 @@ def real_irreps(group: FiniteGroup) -> tuple[RealIrrep, ...]:
     A symmetric operator :math:`\sum_g a_g L_g` of left translations commutes with all right translations; for
     generic :math:`a_g = a_{g^{-1}}` its eigenspaces are irreducible under them. Equivalent eigenspaces are turned
     into one another by an averaged intertwiner. Degrees and copies satisfy Σ degree · copies = order; by real
-    type (Frobenius and Schur) copies are the degree, half of it, or a quarter.
-
-    Parameters
-    ----------
-    group
-        H.
-
-    Returns
-    -------
-    tuple of RealIrrep
-        In a fixed order, all float64 on the CPU.
+    type (Frobenius and Schur) copies are the degree, half of it, or a quarter. The order is fixed; all are float64 on
+    the CPU.
     """
     check_group("group", group)
     generator = torch.Generator().manual_seed(0)

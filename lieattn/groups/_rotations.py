@@ -1,4 +1,4 @@
-"""Rotations of the plane and of space, with and without reflections: SO(2), SO(3), O(2), O(3)."""
+"""Lie groups of linear maps: rotations of the plane and of space, with reflections or not, and dilations r R."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_count
+from lieattn._checks import check_count, check_none
 from lieattn.groups import _catalog
 from lieattn.groups._finite import FiniteGroup
-from lieattn.groups._group import LieGroup, check_none, draw_normal, draw_uniform, tolerance
-from lieattn.groups._quaternions import rotation_from_quaternion
+from lieattn.groups._group import LieGroup, draw_normal, draw_uniform, far, tolerance
+from lieattn.groups._series import expm1_ratio
 from lieattn.groups._skew import (
     from_skew,
     rotation_by,
+    rotation_from_quaternion,
     rotation_log,
     scaled_rotation_integral,
     skew,
@@ -75,8 +76,7 @@ class Rotational(LieGroup):
     def faults(self, g: Tensor) -> dict[str, Tensor]:
         """Matrices that do not preserve lengths."""
         error = (g.mT @ g - self.identity(g)).abs().amax((-2, -1))
-        allowed = tolerance(g.dtype)
-        worst = float(error.max()) if error.numel() else 0.0
+        worst, allowed = float(error.max()) if error.numel() else 0.0, tolerance(g.dtype)
         fault = f"its columns are not orthonormal (largest error of all {worst:.1e}, allowed {allowed:.0e})"
         return {fault: error > allowed}
 
@@ -90,11 +90,6 @@ class SO(Rotational):
     """Rotations of the plane, SO(2), or of space, SO(3).
 
     Coordinates of the Lie algebra are the angle, counter-clockwise, or the rotation vector.
-
-    Parameters
-    ----------
-    dim
-        2 or 3.
 
     Examples
     --------
@@ -124,12 +119,7 @@ class SO(Rotational):
 
         In the plane these are ``count`` equally spaced rotations, which average functions of angular degree below
         ``count`` exactly. In space ``count`` is 1, 2, 4, 12, 24 or 60 (C1, C2, D2, T, O, I): matrix elements of
-        degree at most 0, 0, 1, 2, 3 and 5 are averaged exactly.
-
-        Raises
-        ------
-        ValueError
-            If there is no such group.
+        degree at most 0, 0, 1, 2, 3 and 5 are averaged exactly. For others ValueError is raised.
         """
         check_count("count", count)
         if self.dim == 2:
@@ -148,24 +138,13 @@ class O(Rotational):  # noqa: E742 - the name of the group
     """Rotations and reflections of the plane, O(2), or of space, O(3).
 
     The exponential reaches the proper rotations alone, so the others have no logarithm.
-
-    Parameters
-    ----------
-    dim
-        2 or 3.
     """
 
     def __init__(self, dim: int) -> None:
         super().__init__("O", dim)
 
     def log(self, g: Tensor) -> Tensor:
-        """Angle ``[*, 1]`` or rotation vector ``[*, 3]`` of proper rotations, as for :class:`SO`.
-
-        Raises
-        ------
-        ValueError
-            If an element is improper.
-        """
+        """As for :class:`SO`; ValueError if an element is improper."""
         improper = torch.linalg.det(g.detach()) < 0
         check_none("g", improper, f"has no logarithm in {self.name}: it is improper (determinant -1)")
         return super().log(g)
@@ -187,18 +166,155 @@ class O(Rotational):  # noqa: E742 - the name of the group
         """Finite group of ``count`` elements, the identity first, half of them improper.
 
         In the plane ``count`` is even: the dihedral group. In space ``count`` is twice that of a group of rotations:
-        its elements and their products with the inversion, which average all odd degrees as well.
-
-        Raises
-        ------
-        ValueError
-            If there is no such group.
+        its elements and their products with the inversion, which average all odd degrees as well. For others
+        ValueError is raised.
         """
         check_count("count", count, least=2)
         if count % 2:
-            raise ValueError(
-                f"count: half of a design of {self.name} is improper, so expected an even number, got {count}"
-            )
+            raise ValueError(f"count: half of the design is improper: expected an even number, got {count}")
         if self.dim == 2:
             return _catalog.dihedral(count // 2)
         return _catalog.commuting_product(SO(3).finite_subgroup(count // 2), _catalog.inversion(3))
+
+
+class Dilations(LieGroup):
+    """The positive numbers R+ as dilations r I of R^d. The coordinate of the Lie algebra is log r."""
+
+    def __init__(self, dim: int = 2) -> None:
+        check_count("dim", dim)
+        super().__init__(f"R+({dim})", dim=dim, size=dim, algebra_dim=1)
+
+    def inverse(self, g: Tensor) -> Tensor:
+        """The inverse I / r."""
+        return g / _squared_scale(g)
+
+    def hat(self, a: Tensor) -> Tensor:
+        """``[*, d, d]`` from ``[*, 1]``."""
+        return a[..., None] * self.identity(a)
+
+    def vee(self, matrix: Tensor) -> Tensor:
+        """``[*, 1]`` from ``[*, d, d]``."""
+        return matrix[..., 0, 0, None]
+
+    def exp(self, a: Tensor) -> Tensor:
+        """Dilation by the exponential of ``[*, 1]``."""
+        return self.hat(torch.exp(a)) + torch.zeros_like(self.identity(a))
+
+    def log(self, g: Tensor) -> Tensor:
+        """Logarithm of r ``[*, 1]``."""
+        return log_scale(g)[..., None]
+
+    def exp_integral(self, a: Tensor) -> Tensor:
+        """``∫₀¹ exp(x a) dx`` in closed form."""
+        return self.hat(expm1_ratio(a))
+
+    def inverse_exp_integral(self, a: Tensor) -> Tensor:
+        """Its inverse in closed form."""
+        return self.hat(1 / expm1_ratio(a))
+
+    @property
+    def num_coordinates(self) -> int:
+        """One."""
+        return 1
+
+    def coordinates(self, g: Tensor) -> Tensor:
+        """Logarithm of r ``[*, 1]``, smooth everywhere and not dominated by large scales."""
+        return self.log(g)
+
+    def distance(self, g: Tensor, h: Tensor) -> Tensor:
+        """``|log(r_h / r_g)|`` ``[*]``; invariant from both sides."""
+        return log_scale(self.relative(g, h)).abs()
+
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Dilations with a standard normal log r; the group is not compact and has no uniform distribution."""
+        return self.exp(draw_normal((*shape, 1), generator))
+
+    def faults(self, g: Tensor) -> dict[str, Tensor]:
+        """Matrices other than positive multiples of the identity."""
+        positive = g[..., 0, 0] > 0
+        relative = g / torch.where(positive, g[..., 0, 0], 1.0)[..., None, None]
+        other = far(relative, self.identity(g)).flatten(-2).any(-1)
+        return {"it does not scale by a positive number": ~positive, "it is not a multiple of the identity": other}
+
+
+class RotationDilations(LieGroup):
+    """R+ x SO(d), d = 2 or 3: rotations with dilations, r R. Coordinates of the algebra: log r, then the rotation."""
+
+    def __init__(self, dim: int = 2) -> None:
+        rotations = SO(dim)
+        super().__init__(f"R+xSO({dim})", dim=dim, size=dim, algebra_dim=1 + rotations.algebra_dim)
+
+    @property
+    def rotations(self) -> SO:
+        """SO(d)."""
+        return SO(self.dim)
+
+    def split(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        """Logarithm of r ``[*]`` and the rotation ``[*, d, d]`` of elements."""
+        scale = log_scale(g)
+        return scale, g * torch.exp(-scale)[..., None, None]
+
+    def inverse(self, g: Tensor) -> Tensor:
+        """The inverse: the transpose, scaled back."""
+        return g.mT / _squared_scale(g)
+
+    def hat(self, a: Tensor) -> Tensor:
+        """``[*, d, d]`` from ``[*, algebra_dim]``."""
+        return a[..., :1, None] * self.identity(a) + self.rotations.hat(a[..., 1:])
+
+    def vee(self, matrix: Tensor) -> Tensor:
+        """``[*, algebra_dim]`` from ``[*, d, d]``."""
+        return torch.cat([matrix[..., 0, 0, None], self.rotations.vee(matrix)], dim=-1)
+
+    def exp(self, a: Tensor) -> Tensor:
+        """Rotation and dilation ``[*, d, d]`` with coordinates ``[*, algebra_dim]``."""
+        return torch.exp(a[..., :1, None]) * self.rotations.exp(a[..., 1:])
+
+    def log(self, g: Tensor) -> Tensor:
+        """Logarithm of r, then the logarithm of the rotation; at an angle of π as in :meth:`SO.log`."""
+        scale, rotation = self.split(g)
+        return torch.cat([scale[..., None], self.rotations.log(rotation)], dim=-1)
+
+    def exp_integral(self, a: Tensor) -> Tensor:
+        """``∫₀¹ exp(x a) dx`` in closed form."""
+        return scaled_rotation_integral(a[..., 0], a[..., 1:])
+
+    def inverse_exp_integral(self, a: Tensor) -> Tensor:
+        """Its inverse in closed form, for angles below 2π."""
+        return scaled_rotation_integral(a[..., 0], a[..., 1:], inverse=True)
+
+    @property
+    def num_coordinates(self) -> int:
+        """One, and those of the rotation."""
+        return 1 + self.rotations.num_coordinates
+
+    def coordinates(self, g: Tensor) -> Tensor:
+        """Logarithm of r, then the entries of the rotation, ``[*, num_coordinates]``."""
+        scale, rotation = self.split(g)
+        return torch.cat([scale[..., None], self.rotations.coordinates(rotation)], dim=-1)
+
+    def distance(self, g: Tensor, h: Tensor, *, alpha: float = 0.5) -> Tensor:
+        """``alpha`` times the angle plus ``1 - alpha`` times ``|log(r_h / r_g)|``; invariant from both sides."""
+        scale, rotation = self.split(self.relative(g, h))
+        return alpha * self.rotations.distance(self.identity(g), rotation) + (1 - alpha) * scale.abs()
+
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Uniform rotations with a standard normal log r; the group is not compact."""
+        rotation = self.rotations.draw(shape, generator)
+        return torch.exp(draw_normal((*shape, 1, 1), generator)) * rotation
+
+    def faults(self, g: Tensor) -> dict[str, Tensor]:
+        """Matrices whose columns are not orthogonal and equally long, and improper ones."""
+        degenerate = _squared_scale(g)[..., 0, 0] == 0
+        rotation = torch.where(degenerate[..., None, None], self.identity(g), self.split(g)[1])
+        faults = {f"after scaling, {fault}": where for fault, where in self.rotations.faults(rotation).items()}
+        return {"it is zero": degenerate} | faults
+
+
+def log_scale(g: Tensor) -> Tensor:
+    """Logarithm of r ``[*]`` of matrices r R with R orthogonal."""
+    return 0.5 * torch.log(_squared_scale(g)[..., 0, 0])
+
+
+def _squared_scale(g: Tensor) -> Tensor:
+    return (g * g).sum((-2, -1), keepdim=True) / g.shape[-1]

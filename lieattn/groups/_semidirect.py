@@ -8,21 +8,14 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_count
-from lieattn.groups._dilations import RotationDilations
 from lieattn.groups._finite import FiniteGroup, check_group
 from lieattn.groups._group import Group, LieGroup, draw_normal, far, matvec
-from lieattn.groups._rotations import SO, O
+from lieattn.groups._rotations import SO, O, RotationDilations
 from lieattn.groups._series import norm
 
 
 class Translations(LieGroup):
-    """The translations R^d, as matrices [[I, t], [0, 1]]. Coordinates of the Lie algebra are t.
-
-    Parameters
-    ----------
-    dim
-        d.
-    """
+    """The translations R^d, as matrices [[I, t], [0, 1]]. Coordinates of the Lie algebra are t."""
 
     def __init__(self, dim: int) -> None:
         check_count("dim", dim)
@@ -87,17 +80,7 @@ class SemidirectProduct(LieGroup):
     those of the matrix logarithm, t = V u with V the ``exp_integral`` of H, and not t itself. A finite H has none:
     the exponential reaches the translations alone, and inverses of linear parts are looked up in H.
 
-    Parameters
-    ----------
-    stabilizer
-        H, which keeps the origin where it is: a finite group or a Lie group.
-    name
-        What to call it; made of the name of H if absent.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If H is not a group of linear maps.
+    ``stabilizer`` is H, which keeps the origin where it is: a finite or Lie group of linear maps.
     """
 
     stabilizer: Group
@@ -108,12 +91,8 @@ class SemidirectProduct(LieGroup):
             raise ValueError(f"stabilizer: expected a group of linear maps, but {stabilizer.name} has translations")
         dim = stabilizer.dim
         object.__setattr__(self, "stabilizer", stabilizer)
-        super().__init__(
-            name or f"R^{dim} x| {stabilizer.name}",
-            dim=dim,
-            size=dim + 1,
-            algebra_dim=stabilizer.algebra_dim + dim,
-        )
+        size = {"dim": dim, "size": dim + 1, "algebra_dim": stabilizer.algebra_dim + dim}
+        super().__init__(name or f"R^{dim} x| {stabilizer.name}", **size)
 
     def element(self, linear: int | Tensor, translation: Tensor) -> Tensor:
         """Element ``[*, d + 1, d + 1]`` with linear part ``[*, d, d]`` in H and translation ``[*, d]``.
@@ -121,10 +100,8 @@ class SemidirectProduct(LieGroup):
         The linear parts of a finite H may be given by their indices ``[*]``.
         """
         if translation.shape[-1:] != (self.dim,) or not translation.is_floating_point():
-            raise ValueError(
-                f"translation: {self.name} takes floating vectors [*, {self.dim}], got {translation.dtype} "
-                f"{tuple(translation.shape)}"
-            )
+            got = f"{translation.dtype} {tuple(translation.shape)}"
+            raise ValueError(f"translation: {self.name} takes floating vectors [*, {self.dim}], got {got}")
         if isinstance(self.stabilizer, FiniteGroup):
             return affine(self.stabilizer.element(linear, translation, argument="linear"), translation)
         return affine(torch.as_tensor(linear), translation)

@@ -54,37 +54,29 @@ def transform(argument: str, kind: Kind, values: Tensor, linear: Tensor, shift: 
     ValueError
         If the values do not have the components of their kind.
     """
-    if isinstance(kind, tuple):
-        return _side_by_side(argument, kind, values, linear, shift)
     if kind == "invariant":
         return values
     if kind == "pseudoscalar":
         return values * torch.linalg.det(linear).sign()
     if kind == "tensor":
         if values.ndim < 3 or values.shape[-2:] != linear.shape:
-            raise ValueError(f"{argument}: expected tensors [rows, *, {_square(linear)}], got {tuple(values.shape)}")
+            size = f"{len(linear)}, {len(linear)}"
+            raise ValueError(f"{argument}: expected tensors [rows, *, {size}], got {tuple(values.shape)}")
         return linear @ values @ linear.mT
     components = _components(kind, len(linear))
     if values.ndim < 2 or values.shape[-1] != components:
         raise ValueError(
             f"{argument}: expected {components} components in the last axis for kind {kind}, got {tuple(values.shape)}"
         )
-    if isinstance(kind, Representation):
-        return kind.act(linear, values)
-    if kind == "pseudovector":
-        return Pseudovector().act(linear, values)
+    if isinstance(kind, tuple):
+        parts = values.split([_components(part, len(linear)) for part in kind], dim=-1)
+        moved = [transform(argument, one, part, linear, shift) for one, part in zip(kind, parts, strict=True)]
+        return torch.cat(moved, dim=-1)
+    rep = Pseudovector() if kind == "pseudovector" else kind
+    if isinstance(rep, Representation):
+        return rep.act(linear, values)
     turned = values @ linear.mT
     return turned + shift.view(len(shift), *[1] * (values.ndim - 2), -1) if kind == "position" else turned
-
-
-def _side_by_side(argument: str, kinds: tuple[Kind, ...], values: Tensor, linear: Tensor, shift: Tensor) -> Tensor:
-    widths = [_components(kind, len(linear)) for kind in kinds]
-    if values.ndim < 2 or values.shape[-1] != sum(widths):
-        raise ValueError(
-            f"{argument}: expected {sum(widths)} components in the last axis for {kinds}, got {tuple(values.shape)}"
-        )
-    parts = zip(kinds, values.split(widths, dim=-1), strict=True)
-    return torch.cat([transform(argument, kind, part, linear, shift) for kind, part in parts], dim=-1)
 
 
 def _components(kind: Kind, dim: int) -> int:
@@ -94,10 +86,6 @@ def _components(kind: Kind, dim: int) -> int:
     if isinstance(kind, tuple):
         return sum(_components(part, dim) for part in kind)
     return 1 if kind in ("invariant", "pseudoscalar") else dim
-
-
-def _square(linear: Tensor) -> str:
-    return f"{len(linear)}, {len(linear)}"
 
 
 def kinds_of_inputs(network: Any, given: Mapping[str, Kind] | None) -> dict[str, Kind]:

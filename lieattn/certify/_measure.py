@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -129,19 +130,16 @@ def certify(
     dim = _dimension(group, clouds, kinds["pos"])
     check_count("elements", elements)
     limits = {**TOLERANCES, **(tolerances or {})}
+    if not dtypes:
+        raise ValueError("dtypes: expected at least one, got none")
     for dtype in dtypes:
         if not dtype.is_floating_point or dtype not in limits:
             raise TypeError(f"dtypes: expected floating dtypes with a tolerance, got {dtype}")
-    if not dtypes:
-        raise ValueError("dtypes: expected at least one, got none")
     generator = torch.Generator().manual_seed(seed)
-    if as_images:
-        moves = list(_image_moves(promise, clouds, generator))
-    else:
+    moves = list(_motions(promise, clouds, elements, as_images, generator))
+    if not as_images:
         ordered = permute is None and bool(getattr(network, "sees_order", False))
-        permute = all(cloud.get("grid") is None for cloud in clouds) if permute is None else permute
-        moves = list(_motions(promise, clouds, elements, generator))
-        if permute:
+        if all(cloud.get("grid") is None for cloud in clouds) if permute is None else permute:
             moves.append(permutation(clouds, dim, exact and not ordered, generator))
         still = outside_of(group, dim, rotations, generator)
         moves += [motion("outside", element, clouds, False, generator) for element in still]
@@ -150,13 +148,10 @@ def certify(
         [scrambled(c, kinds["pos"], dim, centered=centered, scaled=scaled, generator=generator) for c in clouds]
         for scaled in (True, False)
     ]
-    rows: list[Row] = []
-    for dtype in dtypes:
-        probe = _Probe(copy.deepcopy(network).to(dtype).eval(), dtype, as_images)
-        rows += _rows(probe, clouds, moves, kinds, outputs, limits[dtype], exact)
+    probes = {dtype: _Probe(copy.deepcopy(network).to(dtype).eval(), dtype, as_images) for dtype in dtypes}
+    rows = [_rows(probes[dtype], clouds, moves, kinds, outputs, limits[dtype], exact) for dtype in dtypes]
     finest = min(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
-    probe = _Probe(copy.deepcopy(network).to(finest).eval(), finest, as_images)
-    spreads, sizes = _spreads(probe, clouds, others)
+    spreads, sizes = _spreads(probes[finest], clouds, others)
     rounding = TOLERANCES.get(finest, limits[finest])
     return Certificate(
         guarantee=str(getattr(network, "guarantee", "the network states no guarantee")),
@@ -166,36 +161,34 @@ def certify(
         points=sum(int(cloud.num_nodes or 0) for cloud in clouds),
         spread=max(spreads.values()),
         seed=seed,
-        rows=tuple(rows),
+        rows=tuple(chain(*rows)),
         vacuous=tuple(name for name, spread in spreads.items() if spread <= rounding * sizes[name]),
     )
 
 
-def _motions(promise: Symmetry, clouds: list[Data], count: int, generator: torch.Generator) -> Iterator[Move]:
-    if promise.group is None:
-        return
-    for element in elements_of(promise.group, count, generator, translations=promise.translations):
-        move = motion("element", element, clouds, True, generator)
-        yield move
-        written = raster_motion("raster", move, clouds)
-        if written is not None and any(bool((order.diff() != 1).any()) for order in written.orders or ()):
-            yield written
-
-
-def _image_moves(promise: Symmetry, clouds: list[Data], generator: torch.Generator) -> Iterator[Move]:
+def _motions(
+    promise: Symmetry, clouds: list[Data], count: int, as_images: bool, generator: torch.Generator
+) -> Iterator[Move]:
+    """By all elements that are tried; images are moved as points and, where the lattice is kept, in raster order."""
     group = promise.group
-    if not isinstance(group, FiniteGroup):
+    if as_images and not isinstance(group, FiniteGroup):
         raise ValueError(
             f"group: images as a tensor are moved by finite groups, got {group}; give the pixels as points for others"
         )
-    for element in elements_of(group, 0, generator, translations=promise.translations):
-        move = raster_motion("element", motion("element", element, clouds, True, generator), clouds)
-        if move is None:
+    if group is None:
+        return
+    for element in elements_of(group, count, generator, translations=promise.translations):
+        move = motion("element", element, clouds, True, generator)
+        written = raster_motion("element" if as_images else "raster", move, clouds)
+        if as_images and written is None:
             raise ValueError(
                 f"group: element {element.label} of {group.name} does not keep the pixels' lattice, so images as a "
                 f"tensor would have to be resampled; give their pixels as points"
             )
-        yield move
+        if not as_images:
+            yield move
+        if written is not None and (as_images or any((order.diff() != 1).any() for order in written.orders or ())):
+            yield written
 
 
 @dataclass(frozen=True)
@@ -208,10 +201,7 @@ class _Probe:
 
     def __call__(self, clouds: Sequence[Data]) -> dict[str, Tensor]:
         device = next((weight.device for weight in self.network.parameters()), torch.device("cpu"))
-        cast = [
-            copy.copy(cloud).apply(lambda value: value.to(self.dtype) if value.is_floating_point() else value)
-            for cloud in clouds
-        ]
+        cast = [copy.copy(cloud).apply(self._cast) for cloud in clouds]
         given = images_of_clouds(cast) if self.as_images else Batch.from_data_list(cast)
         with torch.no_grad():
             outputs: Any = self.network(given.to(device))
@@ -226,6 +216,9 @@ class _Probe:
         if not named:
             raise ValueError("network: expected outputs, got an empty mapping")
         return {name: value.detach().double().cpu() for name, value in named.items()}
+
+    def _cast(self, value: Tensor) -> Tensor:
+        return value.to(self.dtype) if value.is_floating_point() else value
 
 
 def _rows(

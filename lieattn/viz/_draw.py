@@ -116,7 +116,7 @@ def save(figure: Figure, path: str | Path) -> Path:
     return path
 
 
-def draw_points(
+def points(
     axes: Axes,
     clouds: PointClouds,
     values: Tensor,
@@ -157,11 +157,11 @@ def _spacing(clouds: PointClouds) -> float:
 
 def _draw_input(axes: Axes, view: View) -> None:
     clouds, values = point_clouds(view.data), view.data.x.mean(dim=1).cpu()
-    draw_points(axes, clouds, values, view.angle, "gray_r", color_scale(values), edgecolor=FAINT)
+    points(axes, clouds, values, view.angle, "gray_r", color_scale(values), edgecolor=FAINT)
     look_at(axes, *extent(clouds))
 
 
-def draw_neighborhood(axes: Axes, graph: LiftedGraph, keys: Tensor, point: int, angle: float) -> None:
+def neighborhood(axes: Axes, graph: LiftedGraph, keys: Tensor, point: int, angle: float) -> None:
     """Outline the neighbors of a point and fill the point."""
     from matplotlib.collections import PolyCollection
 
@@ -170,7 +170,7 @@ def draw_neighborhood(axes: Axes, graph: LiftedGraph, keys: Tensor, point: int, 
     axes.add_collection(PolyCollection(verts[[point]], facecolor=color, edgecolor=color, linewidth=0.7))
 
 
-def draw_frame(axes: Axes, group: FiniteGroup, h: int) -> None:
+def frame(axes: Axes, group: FiniteGroup, h: int) -> None:
     """Arrow h e_x in the lower left corner, and a stub h e_y where mirrors make a difference."""
     mirrors = _has_mirrors(group)
     along, across = 0.16 * group.elements[h].numpy().T

@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lieattn.models import GSANet
-from lieattn.viz._draw import (
-    Sheet,
-    color_scale,
-    draw_frame,
-    draw_neighborhood,
-    draw_points,
-    extent,
-    look_at,
-    neighbor_reach,
-    require_matplotlib,
-)
+from lieattn.viz import _draw as draw
 from lieattn.viz._observe import Observer, check_choice, query_point
 
 if TYPE_CHECKING:
@@ -57,14 +47,14 @@ def feature_fields(
         If ``network`` is no GSANet on the plane, ``data`` is not one cloud, there are no angles, or there is no such
         layer or channel.
     """
-    require_matplotlib()
+    draw.require_matplotlib()
     observer = Observer(network, data, angles, layer)
     fields = observer.fields()
     stable = observer.stabilized(fields)
     check_choice("channel", channel, fields.shape[-1])
     shown, stable_shown = (f.norm(dim=-1) if channel is None else f[..., channel] for f in (fields, stable))
-    order, norm = observer.group.order, color_scale(shown)
-    sheet = Sheet(observer, ("input", "field $f(x, h)$", "stabilized field"), (1, order, order))
+    order, norm = observer.group.order, draw.color_scale(shown)
+    sheet = draw.Sheet(observer, ("input", "field $f(x, h)$", "stabilized field"), (1, order, order))
     at_rest = observer.view(0.0).clouds(observer.layer)
     for row, view in enumerate(observer.views):
         clouds = view.clouds(observer.layer)
@@ -73,9 +63,9 @@ def feature_fields(
                 (sheet.axes[row][1 + h], clouds, shown, view.angle),
                 (sheet.axes[row][1 + order + h], at_rest, stable_shown, 0.0),
             ):
-                draw_points(axes, drawn, values[row, :, h], angle, "viridis", norm)
-                look_at(axes, *extent(drawn))
-                draw_frame(axes, observer.group, h)
+                draw.points(axes, drawn, values[row, :, h], angle, "viridis", norm)
+                draw.look_at(axes, *draw.extent(drawn))
+                draw.frame(axes, observer.group, h)
     what = "norm over channels" if channel is None else f"channel {channel}"
     sheet.title(f"Field of {observer.name}, {what}", stable)
     sheet.colorbar("viridis", norm, "feature")
@@ -135,22 +125,22 @@ def attention_maps(
     TypeError, ValueError
         As for :func:`feature_fields`, or if there is no such point or head, or the point has no neighbors.
     """
-    require_matplotlib()
+    draw.require_matplotlib()
     observer = Observer(network, data, angles, layer)
     layer = observer.layer
     point = query_point(observer.view(0.0).graph(layer), point)
     maps = observer.attention(point, head)
-    norm = color_scale(maps[maps > 0])
-    sheet = Sheet(observer, ("input", "attention of output frame $h$"), (1, observer.group.order))
-    reach = max(neighbor_reach(view.graph(layer), view.keys(layer, point), point) for view in observer.views)
+    norm = draw.color_scale(maps[maps > 0])
+    sheet = draw.Sheet(observer, ("input", "attention of output frame $h$"), (1, observer.group.order))
+    reach = max(draw.neighbor_reach(view.graph(layer), view.keys(layer, point), point) for view in observer.views)
     for row, view in enumerate(observer.views):
         graph, keys = view.graph(layer), view.keys(layer, point)
-        draw_neighborhood(sheet.axes[row][0], graph, keys, point, view.angle)
+        draw.neighborhood(sheet.axes[row][0], graph, keys, point, view.angle)
         for h, axes in enumerate(sheet.axes[row][1:]):
-            draw_points(axes, graph, maps[row, :, h], view.angle, "magma", norm, keys)
+            draw.points(axes, graph, maps[row, :, h], view.angle, "magma", norm, keys)
             axes.plot(*graph.pos[point].tolist(), "o", ms=3.5, mfc="white", mec="black", mew=0.7)
-            look_at(axes, graph.pos[point], reach)
-            draw_frame(axes, observer.group, h)
+            draw.look_at(axes, graph.pos[point], reach)
+            draw.frame(axes, observer.group, h)
     heads = "mean over heads" if head is None else f"head {head}"
     sheet.title(f"Attention of {observer.name}, point {point}, {heads}", observer.stabilized(maps[..., None]))
     sheet.colorbar("magma", norm, "attention weight")

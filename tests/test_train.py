@@ -68,7 +68,7 @@ class ToyNetwork(nn.Module):
 
     def __init__(self, group: FiniteGroup, width: int = 6, dropout: float = 0.3) -> None:
         super().__init__()
-        self.group = group
+        self.group = self.symmetry = group
         self.mlp = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Dropout(dropout), nn.Linear(width, 2))
 
     def forward(self, data: Batch) -> torch.Tensor:

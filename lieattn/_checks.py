@@ -49,7 +49,7 @@ def check_floating(argument: str, dtype: torch.dtype) -> None:
 
 
 def check_neighborhood(neighborhood: object) -> None:
-    """Refuse what is no definition of neighborhoods; the class of one is none either."""
+    """Raise TypeError unless a value is a neighborhood such as ``Radius(1.0)``; the class ``Radius`` is not one."""
     if isinstance(neighborhood, type) or not callable(neighborhood) or not hasattr(neighborhood, "length"):
         raise TypeError(f"neighborhood: expected a definition such as Radius(1.5), got {neighborhood!r}")
 

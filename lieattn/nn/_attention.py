@@ -153,7 +153,7 @@ class GroupAttention(nn.Module):
         terms = self._terms(x, graph) if terms is None else terms
         out, weights = self._operate(query, key, value, graph, terms, return_weights=return_weights)
         out = cast(Tensor, self.output(out.flatten(-2)))
-        # Terms without a fiber give one frame, which stands for all.
+        # The result is the same for all frames if no term depends on the output frame.
         return (out.expand(-1, graph.fiber, -1) if out.shape[1] != graph.fiber else out), weights
 
     def weights(self, x: Tensor, graph: LiftedGraph) -> Tensor:

@@ -85,9 +85,9 @@ class GridPool(nn.Module):
         self.size, self.inexact, self.reduction = size, inexact, _checked_reduction(reduction)
 
     def cells(self, grid: Tensor, advice: Callable[[], str] | None = None) -> tuple[Tensor, Tensor]:
-        """Cell of each point (-1: dropped) and the pooled grid ``[clouds, 2]``; complains as ``inexact`` says.
+        """Cell of each point (-1: dropped) and the pooled grid ``[clouds, 2]``; raises or warns as ``inexact`` says.
 
-        ``advice`` is asked for what a complaint should say besides, if there is one.
+        ``advice`` gives a sentence to append to the message.
         """
         cell, pooled, exact = pooling_cells(grid, self.size)
         if not exact and self.inexact != "allow":

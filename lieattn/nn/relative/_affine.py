@@ -134,7 +134,7 @@ class RelativePositionTable:
 
 @dataclass(frozen=True)
 class FourierFeatures:
-    """A small network of h_a⁻¹(x_j - x_i) / scale, for point clouds: one for every frame h_a⁻¹ h_b.
+    """A small network of h_a⁻¹(x_j - x_i) / length, for point clouds: one for every frame h_a⁻¹ h_b.
 
     psi and beta are linear in √2 cos(⟨ω, v⟩ + φ), and start with unit variance like a table of N(0, 1).
 
@@ -143,7 +143,7 @@ class FourierFeatures:
     hidden
         Number of frequencies ω.
     init_scale
-        Standard deviation of the frequencies at the start, in radians per scale.
+        Standard deviation of the frequencies at the start, in radians per ``graph.length``.
     """
 
     hidden: int = 32

@@ -167,7 +167,7 @@ class NetworkKernel(ConvolutionKernel):
     r"""A small network of the relative element: for point clouds, where nothing repeats.
 
     Its hidden units are :math:`\phi_m = \sin(\langle w_m, u \rangle + b_m)`, with u the coordinates of
-    h_a⁻¹(x_j - x_i) / scale and the entries of the matrix h_a⁻¹ h_b, never an angle. They give
+    h_a⁻¹(x_j - x_i) / length and the entries of the matrix h_a⁻¹ h_b, never an angle. They give
 
     * ``"full"``: :math:`\psi_{oc}(v, q) = \sum_m A_{moc} \phi_m(v, q)`;
     * ``"separable"``: :math:`\psi_{oc}(v, q) = \big( \sum_m B_{om} \phi_m(v) \big) A_{oc}(q)`, with one kernel of the

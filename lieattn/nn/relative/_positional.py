@@ -130,7 +130,7 @@ class KeyEncoding(RelativeFunction):
 
 
 class CoordinateEncoding(KeyEncoding):
-    """GSA's positional encoding: a small network for each coordinate of h_a⁻¹(x_j - x_i) / scale.
+    """GSA's positional encoding: a small network for each coordinate of h_a⁻¹(x_j - x_i) / length.
 
     Parameters are those of :class:`KeyEncoding`, and ``hidden``, the units of each network.
     """
@@ -203,7 +203,7 @@ class TableEncoding(KeyEncoding):
 class MLPEncoding(RelativeFunction):
     """A network of the relative element whose outputs are added to the scores, one for each head.
 
-    It sees the coordinates of h_a⁻¹(x_j - x_i) / scale and, between fibers, the entries of the matrix h_a⁻¹ h_b
+    It sees the coordinates of h_a⁻¹(x_j - x_i) / length and, between fibers, the entries of the matrix h_a⁻¹ h_b
     (LieTransformer's location kernel in smooth coordinates). With ``value_channels`` a second output multiplies
     and shifts the values, so that geometry is seen where features are constant.
 

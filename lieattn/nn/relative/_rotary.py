@@ -20,7 +20,7 @@ class RotaryPhases(nn.Module):
         Dimension of space.
     heads, channels
         Heads and channels of a head; half as many frequencies each.
-    spread
+    init_scale
         Standard deviation of the frequencies at the start, in radians per unit of length.
 
     Raises
@@ -29,11 +29,11 @@ class RotaryPhases(nn.Module):
         If the channels do not fall into pairs.
     """
 
-    def __init__(self, dim: int, heads: int, channels: int, *, spread: float = 1.0) -> None:
+    def __init__(self, dim: int, heads: int, channels: int, *, init_scale: float = 1.0) -> None:
         super().__init__()
         if channels % 2 or channels < 2:
             raise ValueError(f"channels: rotary pairs need an even number of channels a head, got {channels}")
-        self.frequencies = nn.Parameter(spread * torch.randn(heads, channels // 2, dim))
+        self.frequencies = nn.Parameter(init_scale * torch.randn(heads, channels // 2, dim))
 
     def forward(self, positions: Tensor) -> Tensor:
         """Cosines and sines ``[points, fiber, heads, channels / 2, 2]`` at positions ``[points, fiber, dim]``."""
@@ -59,7 +59,7 @@ class RotaryEncoding(RelativeFunction):
         Number of heads, each with frequencies of its own.
     channels
         Channels of a head, even.
-    spread
+    init_scale
         Standard deviation of the frequencies at the start, in radians per ``graph.length``.
     values
         Whether values are turned too, and what is attended turned back, so that geometry counts where features are
@@ -68,11 +68,11 @@ class RotaryEncoding(RelativeFunction):
 
     patterns = ("framewise",)
 
-    def __init__(self, dim: int, heads: int, channels: int, *, spread: float = 1.0, values: bool = False) -> None:
+    def __init__(self, dim: int, heads: int, channels: int, *, init_scale: float = 1.0, values: bool = False) -> None:
         super().__init__()
         check_count("dim", dim)
         self.dim, self.values = dim, values
-        self.phases = RotaryPhases(dim, heads, channels, spread=spread)
+        self.phases = RotaryPhases(dim, heads, channels, init_scale=init_scale)
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Terms with ``rotary``: phases of all points."""

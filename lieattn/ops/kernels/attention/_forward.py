@@ -90,7 +90,7 @@ def start_level(s, degree):
 
 @compiled
 def odd(vectors):
-    """Length of a row from whose columns one reads: with powers of two they would compete for a few cache lines."""
+    """Odd row length: with a power of two, the entries of a column would share few cache lines."""
     return vectors | 1
 
 

@@ -84,6 +84,17 @@ def test_directions_are_seen_beyond_distances(name):
 
 
 @every_model
+def test_constant_features_are_enough(name):
+    """Outputs of a network as it is made differ between clouds whose points are alike."""
+    torch.manual_seed(0)
+    settings = {"neighborhood": Radius(2.5), "channels": 8, "layers": 2}
+    network, data = MODELS[name](1, 1, **settings), cloud((6, 6, 6))
+    data.x = torch.ones(18, 1)
+    found = network(data).detach()
+    assert float(found.max() - found.min()) > 1e-3
+
+
+@every_model
 def test_clouds_do_not_see_each_other(name):
     network, data = model(name), cloud((3, 5, 1))
     alone = torch.cat([network(Batch.from_data_list([one])) for one in data.to_data_list()])

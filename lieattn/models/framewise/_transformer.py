@@ -155,6 +155,7 @@ class FramewiseTransformer(Network):
         check_length("length", length)
         self.frames, self.neighborhood, self.length = _finite(frames), neighborhood, length
         self.group = group = self.frames.group
+        self.space = natural_space(self.frames, group.dim)
         self.in_channels, self.positions = in_channels, options.positions
         self.vector_inputs = tuple(vector_inputs)
         self.embed_features = nn.Linear(in_channels, channels)
@@ -189,7 +190,7 @@ class FramewiseTransformer(Network):
     @property
     def symmetry(self) -> Symmetry:
         """R^d ⋊ H, or what the pose makes of it."""
-        return Symmetry.of_frames(natural_space(self.frames, self.group.dim), self.frames)
+        return Symmetry.of_frames(self.space, self.frames)
 
     def geometry(self, data: Any) -> FramewiseGeometry:
         """Lift the clouds; what :meth:`forward` makes itself if it is not given.
@@ -210,7 +211,7 @@ class FramewiseTransformer(Network):
         if self.training and isinstance(self.frames.pose, SampledFrames):
             generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         with torch.autocast(clouds.device.type, enabled=False):
-            graph = lift(clouds, self.frames, AllPairs(), length=self.length, generator=generator)
+            graph = lift(clouds, self.frames, AllPairs(), self.space, length=self.length, generator=generator)
             local = None
             if self.neighborhood is not None:
                 neighbors = find_neighbors(clouds, self.neighborhood)

@@ -270,20 +270,20 @@ def _spreads(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """By how much outputs differ between clouds, see :class:`Certificate`, and the largest of each.
 
-    Of the other clouds, the first are taken that the network does not refuse.
+    Of the other clouds, those do not count that the network refuses.
     """
     reference, sizes = probe(clouds), _sizes(clouds)
-    changed: Mapping[str, Tensor] = {}
+    changed = [reference]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a network thinks of such clouds is not asked
         for given in others:
             with contextlib.suppress(ValueError):
-                changed = changed or probe(given)
+                changed.append(probe(given))
     spreads, largest = {}, {}
     for name, value in reference.items():
         alike = [value[sizes == size] for size in sizes.unique()] if len(value) == len(sizes) else [value]
         apart = [float((some.amax(dim=0) - some.amin(dim=0)).max()) for some in alike]
-        spreads[name] = max(*apart, float((changed.get(name, value) - value).abs().max()))
+        spreads[name] = max(*apart, *(float((found[name] - value).abs().max()) for found in changed))
         largest[name] = float(value.abs().max())
     return spreads, largest
 

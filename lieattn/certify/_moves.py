@@ -133,7 +133,7 @@ def scrambled(cloud: Data, kind: Kind, dim: int, *, centered: bool, scaled: bool
     pos = cloud.pos.detach().cpu().double()
     center = pos[:, :dim].mean(dim=0) if centered else pos.new_zeros(dim)
     factors = 0.5 + torch.rand(_MOTIONS, generator=generator, dtype=torch.float64) if scaled else pos.new_ones(_MOTIONS)
-    chosen = torch.randint(_MOTIONS, (len(pos),), generator=generator)
+    chosen = torch.randperm(len(pos), generator=generator) % _MOTIONS
     other.pos = pos.clone()
     for number in chosen.unique().tolist():
         linear, rows = factors[number] * random_rotation(dim, generator)[0], (chosen == number).nonzero()[:, 0]

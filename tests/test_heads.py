@@ -172,7 +172,7 @@ def test_errors_of_heads():
         PolarizabilityHead(CHANNELS).double()(draw(5, 24, CHANNELS), graph)
     with pytest.raises(TypeError, match="graph: expected a lifted graph, whose clouds are pooled"):
         VectorHead(CHANNELS, pool="mean").double()(draw(4, 24, CHANNELS), octahedral())
-    with pytest.raises(ValueError, match="pool: expected 'mean', 'sum' or 'none'"):
+    with pytest.raises(ValueError, match="pool: expected one of"):
         VectorHead(CHANNELS, pool="max")
     with pytest.raises(ValueError, match="hidden: expected an integer"):
         VectorHead(3, hidden=0)

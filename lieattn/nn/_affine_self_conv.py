@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_count
+from lieattn._checks import check_count, check_counts
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn._attention import GroupAttention
@@ -20,27 +20,7 @@ from lieattn.ops import Normalization, RelativeTerms
 
 
 class _AffineAttention(GroupAttention):
-    """What the layers of this file share: the pooled pattern on the edges of a position, and a group-tied output.
-
-    Parameters
-    ----------
-    group
-        H.
-    in_channels, out_channels
-        Channels per frame.
-    positions
-        What psi and beta are: :class:`RelativePositionTable` for grids, :class:`FourierFeatures` for point clouds.
-    channels
-        Channels of queries, keys and values, over all heads; out_channels if absent.
-    heads
-        Heads, which take consecutive channels.
-    scale
-        Factor s of the scores; 1 / channels if absent, as in the paper.
-    normalize
-        See :func:`lieattn.ops.group_attention`.
-    dropout
-        On the attention weights.
-    """
+    """What the layers of this file share: the pooled pattern on the edges of a position, and a group-tied output."""
 
     lifts: ClassVar[bool] = False
     group: FiniteGroup
@@ -60,8 +40,7 @@ class _AffineAttention(GroupAttention):
     ) -> None:
         check_group("group", group)
         channels = out_channels if channels is None else channels
-        check_count("channels", channels)
-        check_count("heads", heads)
+        check_counts(channels=channels, heads=heads)
         if channels % heads:
             raise ValueError(f"heads: {heads} heads do not divide {channels} channels")
         if not isinstance(positions, RelativePositionTable | FourierFeatures):

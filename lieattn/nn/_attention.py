@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_count, check_dropout, check_features
+from lieattn._checks import check_choice, check_count, check_counts, check_dropout, check_features
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn._linear import GroupLinear
@@ -109,9 +109,8 @@ class GroupAttention(nn.Module):
         check_count("in_channels", in_channels)
         head_channels = checked_head_channels(out_channels, heads, head_channels)
         check_dropout("dropout", dropout)
-        for argument, option, allowed in (("pattern", pattern, Pattern), ("normalize", normalize, Normalization)):
-            if option not in get_args(allowed):
-                raise ValueError(f"{argument}: expected one of {get_args(allowed)}, got {option!r}")
+        check_choice("pattern", pattern, Pattern)
+        check_choice("normalize", normalize, Normalization)
         if scale is not None and not math.isfinite(scale):
             raise ValueError(f"scale: expected a finite number, got {scale}")
         self.in_channels, self.heads, self.head_channels = in_channels, heads, head_channels
@@ -258,8 +257,7 @@ def spread_features(x: Tensor, graph: LiftedGraph, channels: int) -> Tensor:
 
 
 def checked_head_channels(out_channels: int, heads: int, head_channels: int | None) -> int:
-    check_count("out_channels", out_channels)
-    check_count("heads", heads)
+    check_counts(out_channels=out_channels, heads=heads)
     if head_channels is None and out_channels % heads:
         raise ValueError(f"head_channels: give it, since {heads} heads do not divide {out_channels} channels")
     head_channels = out_channels // heads if head_channels is None else head_channels

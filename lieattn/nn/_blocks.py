@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_count, check_dropout
+from lieattn._checks import check_choice, check_count, check_dropout
 from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.groups import FiniteGroup
 from lieattn.nn._convolution import FrameMessages, LieConvolution
@@ -137,8 +137,7 @@ class LieBlock(nn.Module):
         eps: float = 1e-5,
     ) -> None:
         super().__init__()
-        if norm not in get_args(BlockNorm):
-            raise ValueError(f"norm: expected one of {get_args(BlockNorm)}, got {norm!r}")
+        check_choice("norm", norm, BlockNorm)
         self.attention = attention
         self.post = norm.endswith("_post")
         kind = norm.split("_")[0]

@@ -8,7 +8,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_count, check_features
+from lieattn._checks import check_choice, check_count, check_counts, check_features
 from lieattn.geometry import LiftedGraph
 from lieattn.nn._attention import GroupAttention, check_field, measured, spread_features
 from lieattn.nn._grid_kernels import published_measure
@@ -60,8 +60,7 @@ class GroupConvolution(nn.Module):
         super().__init__()
         if not isinstance(kernel, ConvolutionKernel):
             raise TypeError(f"kernel: expected a ConvolutionKernel such as NetworkKernel, got {type(kernel).__name__}")
-        if reduction not in ("sum", "mean"):
-            raise ValueError(f"reduction: expected 'sum' or 'mean', got {reduction!r}")
+        check_choice("reduction", reduction, ("sum", "mean"))
         if measure is not None and not math.isfinite(measure):
             raise ValueError(f"measure: expected a finite number, got {measure}")
         if measure is None:
@@ -121,10 +120,8 @@ class LieConvolution(nn.Module):
         divide: Literal["neighbors", "published", "none"] = "neighbors",
     ) -> None:
         super().__init__()
-        check_count("in_channels", in_channels)
-        check_count("out_channels", out_channels)
-        if divide not in ("neighbors", "published", "none"):
-            raise ValueError(f"divide: expected 'neighbors', 'published' or 'none', got {divide!r}")
+        check_counts(in_channels=in_channels, out_channels=out_channels)
+        check_choice("divide", divide, ("neighbors", "published", "none"))
         self.divide = divide
         self.kernel = RankKernel(coordinates, rank, hidden, activation)
         bound = 1 / math.sqrt(in_channels * rank)
@@ -240,8 +237,7 @@ class LiftingConvolution(nn.Module):
 
     def __init__(self, hidden: int, channels: int) -> None:
         super().__init__()
-        for argument, count in {"hidden": hidden, "channels": channels}.items():
-            check_count(argument, count)
+        check_counts(hidden=hidden, channels=channels)
         self.output = nn.Linear(hidden, channels, bias=False)
         keep_variance(self.output)
 
@@ -272,8 +268,7 @@ class FrameMessages(nn.Module):
 
     def __init__(self, hidden: int, channels: int) -> None:
         super().__init__()
-        for argument, count in {"hidden": hidden, "channels": channels}.items():
-            check_count(argument, count)
+        check_counts(hidden=hidden, channels=channels)
         self.kernel = nn.Linear(hidden, channels, bias=False)
         keep_variance(self.kernel, 2.0)  # beside what is attended, see EdgeNetwork
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_choice, check_count
+from lieattn._checks import check_choice, check_count, check_counts
 from lieattn.groups import FiniteGroup
 from lieattn.nn._grid_convolution import GridConvolution, GridGroupConvolution, GridLiftingConvolution, check_grid
 from lieattn.nn._grid_kernels import (
@@ -62,8 +62,8 @@ class ResponseAttention(nn.Module):
         init_scale: float,
     ) -> None:
         super().__init__()
-        check_choice("attention", attention, get_args(Attention))
-        check_choice("channel_action", channel_action, get_args(ChannelAction))
+        check_choice("attention", attention, Attention)
+        check_choice("channel_action", channel_action, ChannelAction)
         _check_odd("spatial_size", size)
         self.group, self.lifting, self.size = group, lifting, size
         fiber = () if lifting else (group.order,)
@@ -241,8 +241,7 @@ class ChannelGate(nn.Module):
 
     def __init__(self, group: FiniteGroup | None, channels: int, hidden: int) -> None:
         super().__init__()
-        check_count("channels", channels)
-        check_count("hidden", hidden)
+        check_counts(channels=channels, hidden=hidden)
         fiber = () if group is None else (group.order,)
         relative = torch.zeros(1, 1, dtype=torch.int64) if group is None else group.relative_index.clone()
         self.first, self.second = _uniform(hidden, channels, *fiber), _uniform(channels, hidden, *fiber)
@@ -304,7 +303,7 @@ class GridInputAttention(nn.Module):
     ) -> None:
         super().__init__()
         check_lattice_group("group", group)
-        check_choice("attention", attention, get_args(Attention))
+        check_choice("attention", attention, Attention)
         _check_odd("spatial_size", spatial_size)
         self.group, self.channels, self.lifting = group, channels, lifting
         hidden = max(1, channels // 2) if hidden is None else hidden

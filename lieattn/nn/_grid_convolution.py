@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -59,7 +59,7 @@ class GridConvolution(nn.Module):
         for argument, count in counts.items():
             check_count(argument, count)
         check_count("pad", pad, least=0)
-        check_choice("inexact", inexact, get_args(Inexact))
+        check_choice("inexact", inexact, Inexact)
         if measure is None:
             measure = 1.0 if self.lifting else self._natural_measure(group)
         if not math.isfinite(measure):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_count, check_features
+from lieattn._checks import check_choice, check_count, check_features
 from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.nn._fields import Frames, project_field
 from lieattn.nn._pool import CloudPool, FiberPool
@@ -55,10 +55,8 @@ class InvariantHead(nn.Module):
         norm: bool = False,
     ) -> None:
         super().__init__()
-        if readout not in ("pool_first", "point_first"):
-            raise ValueError(f"readout: expected 'pool_first' or 'point_first', got {readout!r}")
-        if pool not in get_args(Pooling):
-            raise ValueError(f"pool: expected one of {get_args(Pooling)}, got {pool!r}")
+        check_choice("readout", readout, ("pool_first", "point_first"))
+        check_choice("pool", pool, Pooling)
         if norm and readout == "point_first":
             raise ValueError("norm: readout 'point_first' has a linear map only, and no normalization")
         self.readout, self.activation = readout, activation
@@ -120,8 +118,7 @@ class FieldHead(nn.Module):
         check_representation("rep", rep)
         hidden = in_channels if hidden is None else hidden
         check_count("hidden", hidden)
-        if pool not in ("mean", "sum", "none"):
-            raise ValueError(f"pool: expected 'mean', 'sum' or 'none' for fields, got {pool!r}")
+        check_choice("pool", pool, ("mean", "sum", "none"))
         activation_named("activation", activation)
         self.rep, self.activation = rep, activation
         self.linear1 = nn.Linear(in_channels, hidden)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_count, check_features
+from lieattn._checks import check_counts, check_features
 from lieattn.groups import FiniteGroup, check_group, real_irreps
 from lieattn.ops import fourier_linear, fourier_pays, tied_linear
 
@@ -50,8 +50,7 @@ class GroupLinear(nn.Module):
     ) -> None:
         super().__init__()
         check_group("group", group)
-        check_count("in_channels", in_channels)
-        check_count("out_channels", out_channels)
+        check_counts(in_channels=in_channels, out_channels=out_channels)
         self.group = group
         bound = 1 / math.sqrt(group.order * in_channels)
         self.weight = nn.Parameter(torch.empty(group.order, out_channels, in_channels).uniform_(-bound, bound))

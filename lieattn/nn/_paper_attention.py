@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, cast, get_args
+from typing import Literal, cast
 
 from torch import Tensor, nn
 
-from lieattn._checks import check_count
+from lieattn._checks import check_choice, check_count, check_counts
 from lieattn.geometry import LiftedGraph, num_coordinates
 from lieattn.groups import FiniteGroup
 from lieattn.nn._attention import GroupAttention, checked_head_channels
@@ -126,8 +126,7 @@ class GroupSelfAttention(GroupAttention):
         normalize: Normalization = "softmax",
         dropout: float = 0.0,
     ) -> None:
-        if pattern not in ("joint", "framewise", "query_sum"):
-            raise ValueError(f"pattern: expected 'joint', 'framewise' or 'query_sum', got {pattern!r}")
+        check_choice("pattern", pattern, ("joint", "framewise", "query_sum"))
         finite, dim = _finite_or_space(group)
         check_count("in_channels", in_channels)
         width = checked_head_channels(out_channels, heads, head_channels)
@@ -193,8 +192,7 @@ class FramewiseAttention(GroupAttention):
         encoding: RelativeFunction | None = None,
         dropout: float = 0.0,
     ) -> None:
-        check_count("channels", channels)
-        check_count("heads", heads)
+        check_counts(channels=channels, heads=heads)
         if channels % (2 * heads):
             raise ValueError(f"heads: {channels} channels do not fall into {heads} heads of even width")
         super().__init__(
@@ -266,15 +264,11 @@ class LieSelfAttention(GroupAttention):
         feature_channels: int | None = None,
         dropout: float = 0.0,
     ) -> None:
-        check_count("channels", channels)
-        check_count("coordinates", coordinates)
-        check_count("heads", heads)
+        check_counts(channels=channels, coordinates=coordinates, heads=heads)
         if channels % heads:
             raise ValueError(f"heads: expected a divisor of {channels} channels, got {heads}")
-        if normalize not in ("softmax", "mean", "exp-mean"):
-            raise ValueError(f"normalize: expected 'softmax', 'mean' or 'exp-mean', got {normalize!r}")
-        if kernel not in get_args(Kernel):
-            raise ValueError(f"kernel: expected one of {get_args(Kernel)}, got {kernel!r}")
+        check_choice("normalize", normalize, ("softmax", "mean", "exp-mean"))
+        check_choice("kernel", kernel, Kernel)
         super().__init__(channels, channels, heads=heads, normalize=normalize, dropout=dropout)
         combined = {"features": features, "location": location, "feature_channels": feature_channels}
         self.score = pair_score(kernel, channels, coordinates, heads, hidden, activation, **combined)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -81,7 +81,7 @@ class GridPool(nn.Module):
     def __init__(self, size: int = 2, reduction: Reduction = "max", *, inexact: Inexact = "refuse") -> None:
         super().__init__()
         check_count("size", size)
-        check_choice("inexact", inexact, get_args(Inexact))
+        check_choice("inexact", inexact, Inexact)
         self.size, self.inexact, self.reduction = size, inexact, _checked_reduction(reduction)
 
     def cells(self, grid: Tensor, advice: Callable[[], str] | None = None) -> tuple[Tensor, Tensor]:
@@ -138,7 +138,7 @@ def _check_index(argument: str, index: Tensor, x: Tensor) -> None:
 
 
 def _checked_reduction(reduction: Reduction) -> Reduction:
-    check_choice("reduction", reduction, get_args(Reduction))
+    check_choice("reduction", reduction, Reduction)
     return reduction
 
 
@@ -173,9 +173,8 @@ class GridSpatialPool(nn.Module):
     ) -> None:
         super().__init__()
         check_count("size", size)
-        if reduction not in ("max", "mean"):
-            raise ValueError(f"reduction: expected 'max' or 'mean', got {reduction!r}")
-        check_choice("inexact", inexact, get_args(Inexact))
+        check_choice("reduction", reduction, ("max", "mean"))
+        check_choice("inexact", inexact, Inexact)
         self.size, self.reduction, self.inexact = size, reduction, inexact
 
     def forward(self, x: Tensor) -> Tensor:

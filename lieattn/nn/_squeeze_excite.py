@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_count, check_features
+from lieattn._checks import check_counts, check_features
 from lieattn.geometry import PointClouds
 
 
@@ -28,8 +28,7 @@ class GroupSqueezeExcite(nn.Module):
 
     def __init__(self, channels: int, reduction: int = 16) -> None:
         super().__init__()
-        check_count("channels", channels)
-        check_count("reduction", reduction)
+        check_counts(channels=channels, reduction=reduction)
         self.squeeze = nn.Linear(channels, max(1, channels // reduction))
         self.excite = nn.Linear(self.squeeze.out_features, channels)
 

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_count, check_length
+from lieattn._checks import check_count, check_counts, check_length
 from lieattn.geometry import LiftedGraph, Neighbors
 from lieattn.groups import FiniteGroup
 from lieattn.nn.relative._base import RelativeFunction, checked_offsets, distinct_vectors, rows_of_table
@@ -83,8 +83,7 @@ class RelativePositionTable:
     @classmethod
     def square(cls, size: int, *, dim: int = 2, spacing: float = 1.0, border: Border = "mask") -> RelativePositionTable:
         """Window of size x size pixels (in 3D, size³ voxels) around a point; ``size`` is odd."""
-        check_count("size", size)
-        check_count("dim", dim)
+        check_counts(size=size, dim=dim)
         check_length("spacing", spacing)
         if size % 2 == 0:
             raise ValueError(f"size: expected an odd number, since an even window has no center, got {size}")

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_count, check_length
+from lieattn._checks import check_counts, check_length
 from lieattn.geometry import LiftedGraph
 from lieattn.nn.relative._base import RelativeFunction
 from lieattn.ops import RelativeTerms, bessel_functions, smooth_lengths, smooth_window
@@ -50,10 +50,8 @@ class EdgeNetwork(RelativeFunction):
         self, dim: int, in_channels: int, *, cutoff: float, in_vectors: int = 0, basis: int = 8, hidden: int = 16
     ) -> None:
         super().__init__()
-        for argument, count in {"dim": dim, "basis": basis, "hidden": hidden}.items():
-            check_count(argument, count)
-        for argument, count in {"in_channels": in_channels, "in_vectors": in_vectors}.items():
-            check_count(argument, count, least=0)
+        check_counts(dim=dim, basis=basis, hidden=hidden)
+        check_counts(0, in_channels=in_channels, in_vectors=in_vectors)
         check_length("cutoff", cutoff)
         self.dim = dim
         self.cutoff, self.basis = float(cutoff), basis

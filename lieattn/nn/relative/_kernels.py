@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import abc
 import math
-from typing import Literal, Self, cast, get_args
+from typing import Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_count, check_length
+from lieattn._checks import check_choice, check_count, check_counts, check_length
 from lieattn.geometry import LiftedGraph, pixel_positions
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn.relative._base import (
@@ -49,8 +49,7 @@ class ConvolutionKernel(RelativeFunction):
     def __init__(self, group: FiniteGroup, in_channels: int, out_channels: int, *, lifting: bool = False) -> None:
         super().__init__()
         check_group("group", group)
-        check_count("in_channels", in_channels)
-        check_count("out_channels", out_channels)
+        check_counts(in_channels=in_channels, out_channels=out_channels)
         self.group, self.lifting = group, lifting
         self.in_channels, self.out_channels = in_channels, out_channels
         relative = torch.zeros(group.order, 1, dtype=torch.int64) if lifting else group.relative_index.clone()
@@ -208,8 +207,7 @@ class NetworkKernel(ConvolutionKernel):
         init_scale: float = 1.0,
     ) -> None:
         super().__init__(group, in_channels, out_channels, lifting=lifting)
-        if form not in get_args(Form):
-            raise ValueError(f"form: expected one of {get_args(Form)}, got {form!r}")
+        check_choice("form", form, Form)
         check_count("hidden", hidden)
         check_length("frequency", frequency)
         self.form, self.window = form, window
@@ -304,8 +302,7 @@ class RankKernel(RelativeFunction):
 
     def __init__(self, coordinates: int, rank: int = 16, hidden: int = 32, activation: Activation = "silu") -> None:
         super().__init__()
-        for name, count in (("coordinates", coordinates), ("rank", rank), ("hidden", hidden)):
-            check_count(name, count)
+        check_counts(coordinates=coordinates, rank=rank, hidden=hidden)
         self.linear1 = nn.Linear(coordinates, hidden)
         self.linear2 = nn.Linear(hidden, hidden)
         self.linear3 = nn.Linear(hidden, rank)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lieattn._checks import check_count
+from lieattn._checks import check_choice, check_count
 from lieattn.geometry import LiftedGraph, Neighbors
 from lieattn.nn.relative._base import RelativeFunction, check_coordinates
 from lieattn.nn.relative._per_head import PerHeadMLP
@@ -66,42 +66,29 @@ class ContentScore(PairScore):
         return RelativeTerms()
 
 
-class LocationScore(PairScore):
-    """A network of the relative element for each head: ``location_only``.
+class SumScore(PairScore):
+    """Dot product of the features plus a network of the relative element: ``mlp``, the authors' default.
 
     Parameters
     ----------
+    channels
+        Channels of the field, divisible by the heads; None for the network alone, ``location_only``.
     coordinates
         Number of coordinates of a relative element.
     heads, hidden, activation
         See :class:`PerHeadMLP`.
     """
 
-    def __init__(self, coordinates: int, heads: int, hidden: int = 16, activation: Activation = "silu") -> None:
-        super().__init__()
-        self.location = PerHeadMLP(heads, coordinates, hidden, activation)
-
-    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        """A bias for each pair of elements."""
-        return self.location(graph)
-
-
-class SumScore(PairScore):
-    """Dot product of the features plus a network of the relative element: ``mlp``, the authors' default.
-
-    Parameters are those of :class:`ContentScore` and :class:`LocationScore`.
-    """
-
     def __init__(
-        self, channels: int, coordinates: int, heads: int, hidden: int = 16, activation: Activation = "silu"
+        self, channels: int | None, coordinates: int, heads: int, hidden: int = 16, activation: Activation = "silu"
     ) -> None:
         super().__init__()
-        self.content = ContentScore(channels, heads)
+        self.content = None if channels is None else ContentScore(channels, heads)
         self.location = PerHeadMLP(heads, coordinates, hidden, activation)
 
     def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Query and key."""
-        return self.content.project(x)
+        return (None, None) if self.content is None else self.content.project(x)
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """A bias for each pair of elements."""
@@ -183,9 +170,8 @@ class CombinedScore(PairScore):
         feature_channels: int | None = None,
     ) -> None:
         super().__init__()
-        for argument, choice, allowed in (("features", features, FeaturePart), ("location", location, LocationPart)):
-            if choice not in get_args(allowed):
-                raise ValueError(f"{argument}: expected one of {get_args(allowed)}, got {choice!r}")
+        check_choice("features", features, FeaturePart)
+        check_choice("location", location, LocationPart)
         if feature_channels is None:
             feature_channels = max(2, channels // (4 * heads) // 2 * 2)
         check_count("feature_channels", feature_channels)
@@ -282,8 +268,6 @@ def pair_score(
         return ContentScore(channels, heads)
     if kernel == "relative_position":
         return RelativePositionScore(channels, coordinates, heads)
-    if kernel == "location":
-        return LocationScore(coordinates, heads, hidden, activation)
-    if kernel == "sum":
-        return SumScore(channels, coordinates, heads, hidden, activation)
+    if kernel in ("sum", "location"):
+        return SumScore(channels if kernel == "sum" else None, coordinates, heads, hidden, activation)
     return CombinedScore(channels, coordinates, heads, hidden, activation, **combined)

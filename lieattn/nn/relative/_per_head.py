@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_count
+from lieattn._checks import check_counts
 from lieattn.geometry import LiftedGraph
 from lieattn.nn.relative._base import RelativeFunction, check_coordinates
 from lieattn.ops import Activation, RelativeTerms, head_networks
@@ -39,8 +39,7 @@ class PerHeadMLP(RelativeFunction):
 
     def __init__(self, heads: int, in_channels: int, hidden: int = 16, activation: Activation = "silu") -> None:
         super().__init__()
-        for name, count in (("heads", heads), ("in_channels", in_channels), ("hidden", hidden)):
-            check_count(name, count)
+        check_counts(heads=heads, in_channels=in_channels, hidden=hidden)
         activation_named("activation", activation)
         self.activation: Activation = activation
         widths = (in_channels, hidden, hidden, 1)

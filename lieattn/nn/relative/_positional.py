@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_count
+from lieattn._checks import check_count, check_counts
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn.relative._base import (
@@ -277,8 +277,7 @@ class PositionalValues(RelativeFunction):
 
     def __init__(self, dim: int, heads: int, channels: int, hidden: int = 16) -> None:
         super().__init__()
-        for argument, count in (("dim", dim), ("heads", heads), ("channels", channels), ("hidden", hidden)):
-            check_count(argument, count)
+        check_counts(dim=dim, heads=heads, channels=channels, hidden=hidden)
         self.dim, self.heads = dim, heads
         self.linear1, self.linear2 = nn.Linear(dim, hidden), nn.Linear(hidden, 2 * heads * channels)
 

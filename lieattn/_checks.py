@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -16,16 +17,29 @@ def kind(value: object) -> str:
     return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 
+def check_tensor(argument: str, value: object, expected: str, dtype: torch.dtype | None = None) -> None:
+    """Refuse what is no tensor of the dtype, or of any floating one if absent."""
+    if not isinstance(value, Tensor) or not (value.is_floating_point() if dtype is None else value.dtype == dtype):
+        raise TypeError(f"{argument}: expected {expected}, got {kind(value)}")
+
+
 def check_count(argument: str, count: int, least: int = 1) -> None:
     """Refuse what is no integer of at least ``least``."""
     if not isinstance(count, Integral) or isinstance(count, bool) or count < least:
         raise ValueError(f"{argument}: expected an integer of at least {least}, got {count!r}")
 
 
-def check_choice(argument: str, value: object, allowed: tuple[object, ...]) -> None:
-    """Refuse what is not among the allowed values."""
-    if value not in allowed:
-        raise ValueError(f"{argument}: expected one of {allowed}, got {value!r}")
+def check_counts(least: int = 1, **counts: int) -> None:
+    """Refuse, by their names, what are no integers of at least ``least``."""
+    for argument, count in counts.items():
+        check_count(argument, count, least)
+
+
+def check_choice(argument: str, value: object, allowed: Any) -> None:
+    """Refuse what is not among the allowed values, a tuple of them or a ``Literal`` type."""
+    options = get_args(allowed) or allowed
+    if value not in options:
+        raise ValueError(f"{argument}: expected one of {options}, got {value!r}")
 
 
 def check_length(argument: str, length: float) -> None:

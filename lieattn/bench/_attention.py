@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Literal
 
@@ -40,11 +40,11 @@ def build(order: int, way: Literal["plain", "auto"]) -> Problem:
     return problem
 
 
+def cases() -> dict[str, dict[str, Callable[[], Problem]]]:
+    """Cases H4 and H8, ways ``plain`` and ``fused``."""
+    return {f"H{n}": {"plain": partial(build, n, "plain"), "fused": partial(build, n, "auto")} for n in (4, 8)}
+
+
 def run(repeats: int = 5) -> list[Record]:
-    """Records of cases H4 and H8, ways ``plain`` and ``fused``."""
-    ways: dict[str, Literal["plain", "auto"]] = {"plain": "plain", "fused": "auto"}
-    records = []
-    for order in (4, 8):
-        builders = {name: partial(build, order, way) for name, way in ways.items()}
-        records += compare(f"H{order}", builders, repeats=repeats)
-    return records
+    """Records of all cases."""
+    return compare(cases(), repeats=repeats)

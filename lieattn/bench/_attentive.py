@@ -112,20 +112,13 @@ def run(repeats: int = 3) -> list[Record]:
     Ways are ``literal`` (the wide layer would take tens of gigabytes), ``fused``, and ``plain``, the same without
     attention.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     ways: tuple[Way, ...] = ("literal", "fused", "plain")
-    try:
-        small = {str(way): partial(build_layer, *NARROW, way) for way in ways}
-        networks = {str(way): partial(build_network, way) for way in ways}
-        wide = {str(way): partial(build_layer, *WIDE, way) for way in ways[1:]}
-        return [
-            *compare("{0}x{0}p4".format(NARROW[0]), small, repeats=repeats),
-            *compare("alpha-p4-CNN", networks, repeats=repeats),
-            *compare("{0}x{0}p4".format(WIDE[0]), wide, repeats=1),
-        ]
-    finally:
-        torch.set_num_threads(threads)
+    cases = {
+        "{0}x{0}p4".format(NARROW[0]): {way: partial(build_layer, *NARROW, way) for way in ways},
+        "alpha-p4-CNN": {way: partial(build_network, way) for way in ways},
+    }
+    wide = {"{0}x{0}p4".format(WIDE[0]): {way: partial(build_layer, *WIDE, way) for way in ways[1:]}}
+    return compare(cases, repeats=repeats, threads=1) + compare(wide, repeats=1, threads=1)
 
 
 def remarks(records: list[Record]) -> list[str]:

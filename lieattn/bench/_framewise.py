@@ -58,16 +58,11 @@ def ordinary(group: FiniteGroup) -> Problem:
 
 def run(repeats: int = 9) -> list[Record]:
     """Records of one case for each group, ways ``torch`` and ``framewise``, on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        records = []
-        for name, group in GROUPS.items():
-            builders = {"torch": partial(ordinary, group), "framewise": partial(framewise, group)}
-            records += compare(name, builders, repeats=repeats)
-        return records
-    finally:
-        torch.set_num_threads(threads)
+    cases = {
+        name: {"torch": partial(ordinary, group), "framewise": partial(framewise, group)}
+        for name, group in GROUPS.items()
+    }
+    return compare(cases, repeats=repeats, threads=1)
 
 
 def _channels(group: FiniteGroup) -> int:

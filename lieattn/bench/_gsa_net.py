@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -32,13 +32,11 @@ class Cubic(nn.Module):
 
     def __init__(self, layer: LiftingSelfAttention | GroupSelfAttention) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer: Any = layer
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """Same as the layer's own, ``[points, (fiber,) channels]`` to ``[points, fiber, channels]``."""
-        layer, grid = self.layer, graph.grid
-        if grid is None or layer.encoding is None or layer.scale is None:
-            raise ValueError("graph: the cubic formula is for images with pixel squares and a positional encoding")
+        layer, grid = self.layer, cast(Tensor, graph.grid)
         images, (height, width) = graph.num_clouds, grid[0].tolist()
         field = x[:, None] if x.ndim == 2 else x
         sizes = (images, height, width, field.shape[1], layer.heads, layer.head_channels)
@@ -51,10 +49,10 @@ class Cubic(nn.Module):
         content = torch.einsum("beghwd,bemhwtd->beghwmt", query, keys)
         terms = layer.encoding(graph)
         order = _window_order(graph, side)
-        position = torch.einsum("beghwd,tod->beoghwt", query, _table(terms.positional_key)[order])
+        position = torch.einsum("beghwd,tod->beoghwt", query, terms.positional_key.squeeze(2)[order])
         score = content[:, :, None] + position[:, :, :, :, :, :, None]
         if terms.fiber_key is not None:
-            frames = torch.einsum("beghwd,gmd->beghwm", query, _table(terms.fiber_key))
+            frames = torch.einsum("beghwd,gmd->beghwm", query, terms.fiber_key.squeeze(2))
             score = score + frames[:, :, None, ..., None]
         score = score * layer.scale
         score = score.masked_fill(~inside[None, None, None, None, :, :, None, :], float("-inf"))
@@ -62,12 +60,6 @@ class Cubic(nn.Module):
         weight = nn.functional.dropout(weight, layer.dropout, layer.training)
         out = torch.einsum("beoghwmt,bemhwtd->bhwoed", weight, values)
         return layer.output(out.flatten(-2).flatten(0, 2))
-
-
-def _table(table: Tensor | None) -> Tensor:
-    if table is None:
-        raise ValueError("encoding: the cubic formula needs a positional key")
-    return table.squeeze(2)
 
 
 def _unfold(signal: Tensor, side: int) -> tuple[Tensor, Tensor]:
@@ -144,14 +136,9 @@ def build(order: int, way: Way) -> Problem:
 
 def run(repeats: int = 3) -> list[Record]:
     """Records of R4 and R8 on one thread, ways ``cubic``, ``plain``, ``fused``, ``joint``, and ``each`` for R8."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        records = []
-        for order in (4, 8):
-            ways = [way for way in get_args(Way) if way != "each" or order > _FITS]
-            builders = {way: partial(build, order, way) for way in ways}
-            records += compare(f"R{order}", builders, repeats=repeats)
-        return records
-    finally:
-        torch.set_num_threads(threads)
+    ways: tuple[Way, ...] = get_args(Way)
+    cases = {
+        f"R{order}": {way: partial(build, order, way) for way in ways if way != "each" or order > _FITS}
+        for order in (4, 8)
+    }
+    return compare(cases, repeats=repeats, threads=1)

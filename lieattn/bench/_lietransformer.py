@@ -58,8 +58,8 @@ def layer_of(coordinates: int) -> LieSelfAttention:
         return LieSelfAttention(CHANNELS, coordinates, heads=HEADS)
 
 
-def build(points: int, samples: int, way: Way, outputs: Callable[[Tensor], None] | None = None) -> Problem:
-    """The library's layer; ``outputs`` is called with the result of each step, if given."""
+def build(points: int, samples: int, way: Way) -> Problem:
+    """The library's layer."""
     pos, frames, field = clouds_of(points, samples)
     batch = torch.arange(len(pos)).repeat_interleave(points)
     given = GivenFrames(frames.flatten(0, 1))
@@ -71,15 +71,12 @@ def build(points: int, samples: int, way: Way, outputs: Callable[[Tensor], None]
             graph = lift(pos.flatten(0, 1), given, AllPairs(), batch=batch)
             if way == "log":
                 graph = graph.with_relative(graph.relative.with_coordinates(PublishedCoordinates()(graph)))
-            out = layer(x, graph)
-            if outputs is not None:
-                outputs(out)
-            yield out.square().mean()
+            yield layer(x, graph).square().mean()
 
     return problem
 
 
-def build_dense(points: int, samples: int, outputs: Callable[[Tensor], None] | None = None) -> Problem:
+def build_dense(points: int, samples: int) -> Problem:
     """The literal evaluation with the weights of the library's layer."""
     pos, frames, field = clouds_of(points, samples)
     x = field.flatten(1, 2).requires_grad_()
@@ -90,10 +87,7 @@ def build_dense(points: int, samples: int, outputs: Callable[[Tensor], None] | N
         elements = torch.eye(4).repeat(*frames.shape[:3], 1, 1)
         elements[..., :3, :3] = frames
         elements[..., :3, 3] = pos[:, :, None]
-        out = dense_attention(x, elements.flatten(1, 2), parameters)
-        if outputs is not None:
-            outputs(out.flatten(0, 1).unflatten(0, (-1, samples)))
-        yield out.square().mean()
+        yield dense_attention(x, elements.flatten(1, 2), parameters).square().mean()
 
     return problem
 
@@ -161,12 +155,13 @@ def build_local(points: int) -> Problem:
 
 def run(repeats: int = 3) -> list[Record]:
     """Records of all cases."""
-    records = []
     ways: tuple[Way, ...] = ("plain", "fused", "log")
-    for points, samples in CASES:
-        builders: dict[str, Callable[[], Problem]] = {"dense": partial(build_dense, points, samples)}
-        builders |= {way: partial(build, points, samples, way) for way in ways}
-        records += compare(f"{points}x{samples}", builders, repeats=repeats)
-    for points in LOCAL:
-        records += compare(f"radius {points}", {"fused": partial(build_local, points)}, repeats=repeats)
-    return records
+    cases: dict[str, dict[str, Callable[[], Problem]]] = {
+        f"{points}x{samples}": {
+            "dense": partial(build_dense, points, samples),
+            **{way: partial(build, points, samples, way) for way in ways},
+        }
+        for points, samples in CASES
+    }
+    cases |= {f"radius {points}": {"fused": partial(build_local, points)} for points in LOCAL}
+    return compare(cases, repeats=repeats)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
-import multiprocessing.connection
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,59 +54,59 @@ the next one is made, as with gradient accumulation.
 
 
 def compare(
-    case: str, builders: Mapping[str, Callable[[], Problem]], *, repeats: int = 5, memory: bool = True
+    cases: Mapping[str, Mapping[str, Callable[[], Problem]]],
+    *,
+    repeats: int = 5,
+    threads: int | None = None,
+    memory: bool = True,
 ) -> list[Record]:
-    """Measure several ways of one case, taking turns so that a busy machine disturbs all alike.
+    """Measure several ways of each case, taking turns so that a busy machine disturbs all alike.
 
     Parameters
     ----------
-    case
-        Name of the case.
-    builders
-        For each way a function that makes the problem; it must be importable (it is sent to a process).
+    cases
+        For each case and way a function that makes the problem; it must be importable (it is sent to a process).
     repeats
         Steps measured for each way, after one that warms up.
+    threads
+        Threads of torch meanwhile; those of the process if absent.
     memory
         Whether to measure peak memory too.
     """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        return [record for case, ways in cases.items() for record in _measured(case, ways, repeats, memory)]
+    finally:
+        torch.set_num_threads(before)
+
+
+def _measured(case: str, builders: Mapping[str, Callable[[], Problem]], repeats: int, memory: bool) -> Iterator[Record]:
     problems = {way: build() for way, build in builders.items()}
-    steps: dict[str, list[float]] = {way: [] for way in problems}
-    forwards: dict[str, list[float]] = {way: [] for way in problems}
-    for turn in range(repeats + 1):
-        for way, problem in problems.items():
-            forward, step = _timed(problem)
-            if turn:
-                forwards[way].append(forward)
-                steps[way].append(step)
+    turns = [{way: _timed(problem) for way, problem in problems.items()} for _ in range(repeats + 1)][1:]
     del problems
-    return [
-        Record(
+    for way, build in builders.items():
+        forwards, steps = zip(*(turn[way] for turn in turns), strict=True)
+        step = statistics.median(steps)
+        yield Record(
             case=case,
             way=way,
-            step_ms=statistics.median(steps[way]),
-            forward_ms=statistics.median(forwards[way]),
+            step_ms=step,
+            forward_ms=statistics.median(forwards),
             peak_mb=peak_memory(build) if memory else float("nan"),
-            spread=(max(steps[way]) - min(steps[way])) / statistics.median(steps[way]),
+            spread=(max(steps) - min(steps)) / step,
             threads=torch.get_num_threads(),
             repeats=repeats,
         )
-        for way, build in builders.items()
-    ]
 
 
 def peak_memory(build: Callable[[], Problem]) -> float:
-    """Peak resident memory in MiB of one step above that before it, in a fresh process."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_report_peak, args=(build, torch.get_num_threads(), sender))
-    process.start()
-    sender.close()
-    try:
-        return float(receiver.recv())
-    except EOFError:
-        return float("nan")
-    finally:
-        process.join()
+    """Peak resident memory in MiB of one step above that before it, in a fresh process; NaN if it fails."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(_peak, build, torch.get_num_threads()).result()
+        except (OSError, RuntimeError):  # it does not fit, or the system does not tell
+            return float("nan")
 
 
 def table(records: list[Record]) -> str:
@@ -115,18 +115,15 @@ def table(records: list[Record]) -> str:
         f"{'case':20}{'way':12}{'step ms':>10}{'forward ms':>12}{'peak MiB':>10}{'spread':>8}{'speed':>8}{'memory':>8}"
     )
     lines = [head, "-" * len(head)]
-    first: dict[str, Record] = {}
+    first = {record.case: record for record in reversed(records)}
     for record in records:
-        base = first.setdefault(record.case, record)
+        base = first[record.case]
+        speed, memory = base.step_ms / record.step_ms, record.peak_mb / max(base.peak_mb, 1e-9)
         lines.append(
             f"{record.case:20}{record.way:12}{record.step_ms:>10.1f}{record.forward_ms:>12.1f}{record.peak_mb:>10.1f}"
-            f"{record.spread:>8.0%}{base.step_ms / record.step_ms:>7.1f}x{_ratio(record, base):>7.2f}x"
+            f"{record.spread:>8.0%}{speed:>7.1f}x{memory:>7.2f}x"
         )
     return "\n".join(lines)
-
-
-def _ratio(record: Record, base: Record) -> float:
-    return record.peak_mb / max(base.peak_mb, 1e-9)
 
 
 def _timed(problem: Problem) -> tuple[float, float]:
@@ -141,48 +138,22 @@ def _timed(problem: Problem) -> tuple[float, float]:
     return 1e3 * forward, 1e3 * (time.perf_counter() - started)
 
 
-def _step(problem: Problem) -> None:
-    for loss in problem():
-        loss.backward()
-        del loss
-
-
-def _report_peak(build: Callable[[], Problem], threads: int, sender: multiprocessing.connection.Connection) -> None:
+def _peak(build: Callable[[], Problem], threads: int) -> float:
     torch.set_num_threads(threads)
     problem = build()
-    _step(problem)  # what is kept (gradients, compiled code) is not part of a step
-    _give_back()
-    before = _reset_peak()
-    _step(problem)
-    sender.send(_peak() - before)
-    sender.close()
-
-
-def _give_back() -> None:
-    """Return memory that the kernels or the C library keep to the system: the next step is to be seen whole."""
+    _timed(problem)  # what is kept (gradients, compiled code) is not part of a step
     release_memory()
     try:
-        ctypes.CDLL(None).malloc_trim(0)
+        ctypes.CDLL(None).malloc_trim(0)  # or the C library reuses what it has kept, and the step is not seen whole
     except (AttributeError, OSError, TypeError):
-        return
-
-
-def _reset_peak() -> float:
-    """Resident memory in MiB; the high-water mark is set back to it (Linux)."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return float("nan")
-    return _status("VmRSS")
-
-
-def _peak() -> float:
-    return _status("VmHWM")
+        pass
+    Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back (Linux)
+    before = _status("VmRSS")
+    _timed(problem)
+    return _status("VmHWM") - before
 
 
 def _status(field: str) -> float:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return float("nan")
+    """A number of this process in MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
     return next((float(line.split()[1]) / 1024 for line in lines if line.startswith(field)), float("nan"))

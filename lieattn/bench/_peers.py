@@ -38,11 +38,11 @@ def build(way: str, points: int) -> Problem:
     x, pos = torch.randn(1, points, CHANNELS, requires_grad=True), torch.randn(1, points, 3)
     if way in GROUPS:
         return _ours(GROUPS[way], x[0], pos[0])
-    layer, call = _PEER_LAYERS[way](importlib.import_module(PEERS[way]))
+    layer = _peer(way, importlib.import_module(PEERS[way]))
     mask = torch.ones(1, points, dtype=torch.bool)
 
     def problem() -> Iterator[Tensor]:
-        out: Any = call(layer, x, pos, mask)
+        out = layer(x, pos, mask=mask)
         yield (out[0] if isinstance(out, tuple) else out).square().mean()
 
     return problem
@@ -59,38 +59,22 @@ def _ours(group: FiniteGroup, x: Tensor, pos: Tensor) -> Problem:
     return problem
 
 
-_Layer = tuple[Any, Callable[..., Any]]
-_DIM_HEAD = CHANNELS // HEADS
-
-
-def _lie_transformer(package: Any) -> _Layer:
-    layer = package.LieTransformer(dim=CHANNELS, depth=1, heads=HEADS, dim_head=_DIM_HEAD, liftsamples=1)
-    return layer, lambda layer, x, pos, mask: layer(x, pos, mask=mask)
-
-
-def _se3_transformer(package: Any) -> _Layer:
-    options = {"heads": HEADS, "dim_head": _DIM_HEAD, "depth": 1, "num_degrees": 2, "num_neighbors": NEIGHBORS}
-    layer = package.SE3Transformer(dim=CHANNELS, **options)
-    return layer, lambda layer, x, pos, mask: layer(x, pos, mask, return_type=0)
-
-
-def _equiformer(package: Any) -> _Layer:
-    options = {"heads": (HEADS, HEADS), "dim_head": (_DIM_HEAD, _DIM_HEAD), "num_degrees": 2, "depth": 1}
-    layer = package.Equiformer(dim=(CHANNELS, CHANNELS // 2), num_neighbors=NEIGHBORS, input_degrees=1, **options)
-    return layer, lambda layer, x, pos, mask: layer(x, pos, mask).type0
-
-
-def _egnn(package: Any) -> _Layer:
-    layer = package.EGNN(dim=CHANNELS, num_nearest_neighbors=NEIGHBORS)
-    return layer, lambda layer, x, pos, mask: layer(x, pos)
-
-
-_PEER_LAYERS: dict[str, Callable[[Any], _Layer]] = {
-    "lie-transformer": _lie_transformer,
-    "se3-transformer": _se3_transformer,
-    "equiformer": _equiformer,
-    "egnn": _egnn,
-}
+def _peer(way: str, package: Any) -> Callable[..., Any]:
+    """One layer of a package, called with features, positions and a mask."""
+    width = CHANNELS // HEADS
+    near: dict[str, Any] = {"depth": 1, "num_degrees": 2, "num_neighbors": NEIGHBORS}
+    if way == "egnn":
+        layer = package.EGNN(dim=CHANNELS, num_nearest_neighbors=NEIGHBORS)
+        return lambda x, pos, mask: layer(x, pos)
+    if way == "equiformer":
+        several = {"heads": (HEADS, HEADS), "dim_head": (width, width)}
+        layer = package.Equiformer(dim=(CHANNELS, CHANNELS // 2), input_degrees=1, **near, **several)
+        return lambda *cloud, mask: layer(*cloud, mask=mask).type0
+    if way == "se3-transformer":
+        layer = package.SE3Transformer(dim=CHANNELS, heads=HEADS, dim_head=width, **near)
+        return partial(layer, return_type=0)
+    lie: Callable[..., Any] = package.LieTransformer(dim=CHANNELS, depth=1, heads=HEADS, dim_head=width, liftsamples=1)
+    return lie
 
 
 def remarks(records: list[Record]) -> list[str]:
@@ -106,7 +90,5 @@ def remarks(records: list[Record]) -> list[str]:
 def run(repeats: int = 5) -> list[Record]:
     """Records of cases N64 and N256 for this library and the peers that are installed."""
     ways = [*GROUPS, *(way for way, package in PEERS.items() if importlib.util.find_spec(package))]
-    records = []
-    for points in SIZES:
-        records += compare(f"N{points}", {way: partial(build, way, points) for way in ways}, repeats=repeats)
-    return records
+    cases = {f"N{points}": {way: partial(build, way, points) for way in ways} for points in SIZES}
+    return compare(cases, repeats=repeats)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
+from torch.utils.benchmark import Timer
 
 from lieattn.bench import _attention
 from lieattn.bench._measure import compare
@@ -45,9 +42,9 @@ class Roof:
 def ceilings() -> tuple[float, float]:
     """Billions of float32 operations a second of a matrix product, and of bytes a second of a copy."""
     a, b = torch.randn(_MATRIX, _MATRIX), torch.randn(_MATRIX, _MATRIX)
-    source, target = torch.randn(_COPY), torch.empty(_COPY)
-    product = _fastest(lambda: torch.mm(a, b))
-    copy = _fastest(lambda: target.copy_(source))
+    x, y, threads = torch.randn(_COPY), torch.empty(_COPY), torch.get_num_threads()
+    product = Timer("torch.mm(a, b)", globals={"a": a, "b": b}, num_threads=threads).blocked_autorange().median
+    copy = Timer("y.copy_(x)", globals={"x": x, "y": y}, num_threads=threads).blocked_autorange().median
     return 2 * _MATRIX**3 / product / 1e9, 2 * 4 * _COPY / copy / 1e9
 
 
@@ -55,20 +52,14 @@ def run(repeats: int = 5) -> list[Roof]:
     """Both passes of the cases of the ``attention`` benchmark, for ``plain`` and ``fused``."""
     flops, bandwidth = ceilings()
     rows = []
-    for order in (4, 8):
-        builders = {
-            "plain": partial(_attention.build, order, "plain"),
-            "fused": partial(_attention.build, order, "auto"),
-        }
-        work, traffic = _work(order)
-        for record in compare(f"H{order}", builders, repeats=repeats, memory=False):
-            times = {"forward": record.forward_ms, "backward": record.step_ms - record.forward_ms}
-            for pass_, milliseconds in times.items():
-                # Recomputed products, and for each of the two products its two gradients.
-                gflops = work * (1.0 if pass_ == "forward" else 2.5) / milliseconds / 1e6
-                gbytes = traffic * (1.0 if pass_ == "forward" else 2.0) / milliseconds / 1e6
-                share = (gflops / flops, gbytes / bandwidth)
-                rows.append(Roof(record.case, record.way, pass_, milliseconds, gflops, gbytes, *share))
+    for record in compare(_attention.cases(), repeats=repeats, memory=False):
+        work, traffic = _work(int(record.case.removeprefix("H")))
+        # Backward, the products are made again, and for each of the two products its two gradients.
+        passes = (("forward", record.forward_ms, 1, 1), ("backward", record.step_ms - record.forward_ms, 2.5, 2))
+        for name, milliseconds, products, signals in passes:
+            gflops, gbytes = products * work / milliseconds / 1e6, signals * traffic / milliseconds / 1e6
+            share = gflops / flops, gbytes / bandwidth
+            rows.append(Roof(record.case, record.way, name, milliseconds, gflops, gbytes, *share))
     return rows
 
 
@@ -91,13 +82,3 @@ def _work(order: int) -> tuple[float, float]:
     products = 2 * edges * _attention.HEADS * order * order * _attention.DIM * 2
     signals = 4 * 4 * _attention.IMAGES * side**2 * order * _attention.HEADS * _attention.DIM
     return float(products), float(signals)
-
-
-def _fastest(call: Callable[[], object], repeats: int = 7) -> float:
-    call()
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)

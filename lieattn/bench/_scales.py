@@ -58,12 +58,10 @@ def run(repeats: int = 8) -> list[ScaleError]:
 
 def table(records: list[ScaleError]) -> str:
     """Markdown, as in docs/exactness.md."""
-    levels = list(dict.fromkeys(record.way for record in records))
-    lines = [f"| layers | {' | '.join(levels)} |", "|---" * (len(levels) + 1) + "|"]
-    for case in dict.fromkeys(record.case for record in records):
-        errors = [f"{record.error:.1e}" for record in records if record.case == case]
-        lines.append(f"| {case} | {' | '.join(errors)} |")
-    return "\n".join(lines)
+    rows = {"layers": list(dict.fromkeys(record.way for record in records)), "---": ["---"] * (SCALES.levels - 1)}
+    for record in records:
+        rows.setdefault(record.case, []).append(f"{record.error:.1e}")
+    return "\n".join(f"| {' | '.join([name, *cells])} |" for name, cells in rows.items())
 
 
 def _network(layers: int) -> nn.ModuleList:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
@@ -54,10 +55,7 @@ def run(repeats: int = 3, *, largest: int = POINTS[-1]) -> list[Record]:
     sizes += [(BASE["points"], order, BASE["neighbors"]) for order in ORDERS]
     sizes += [(BASE["points"], BASE["order"], k) for k in NEIGHBORS]
     sizes += [(largest, 24, 16)]
-    records = []
-    for size in dict.fromkeys(sizes):
-        records += compare(_case(*size), {"fused": partial(build, *size)}, repeats=repeats)
-    return records
+    return compare({_case(*size): {"fused": partial(build, *size)} for size in sizes}, repeats=repeats)
 
 
 def exponents(records: list[Record]) -> dict[str, float]:
@@ -73,8 +71,8 @@ def exponents(records: list[Record]) -> dict[str, float]:
     for name, sweep in sweeps.items():
         found = [(size, by_case[case]) for size, case in sweep if case in by_case]
         if len(found) > 1:
-            fitted[f"time in {name}"] = _slope([(size, record.step_ms) for size, record in found])
-            fitted[f"memory in {name}"] = _slope([(size, max(record.peak_mb, 1.0)) for size, record in found])
+            fitted[f"time in {name}"] = _slope((size, record.step_ms) for size, record in found)
+            fitted[f"memory in {name}"] = _slope((size, max(record.peak_mb, 1.0)) for size, record in found)
     return fitted
 
 
@@ -83,8 +81,6 @@ def remarks(records: list[Record]) -> list[str]:
     return [f"exponent of {name}: {value:.2f}" for name, value in exponents(records).items()]
 
 
-def _slope(pairs: list[tuple[int, float]]) -> float:
-    x, y = ([math.log(pair[i]) for pair in pairs] for i in (0, 1))
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    spread = sum((a - mean_x) ** 2 for a in x)
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
+def _slope(pairs: Iterable[tuple[int, float]]) -> float:
+    logarithms = ((math.log(size), math.log(value)) for size, value in pairs)
+    return statistics.linear_regression(*zip(*logarithms, strict=True)).slope

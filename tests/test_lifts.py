@@ -20,6 +20,7 @@ from lieattn.geometry import (
     PrincipalFrames,
     Radius,
     SampledFrames,
+    Sites,
     farthest_by_distance,
     farthest_points,
     lift,
@@ -596,7 +597,7 @@ def test_clouds_of_a_batch_are_judged_one_by_one():
         both = lift_to(pos, space, PrincipalFrames(), AllPairs(), batch=batch)
     alone = lift_to(generic, space, PrincipalFrames(), AllPairs())
     assert torch.equal(both.frames[:6], alone.frames)
-    vague = PrincipalFrames().degenerate(both, both.neighbors, space)
+    vague = PrincipalFrames().degenerate(Sites(both, both.neighbors, space))
     assert vague.tolist() == [False] * 6 + [True] * 8
 
 
@@ -611,7 +612,7 @@ def test_gradients_through_principal_frames(name, frames):
         if name == "Sim(3)":
             pytest.skip("a group with dilations keeps no length")
         frames = PrincipalFrames(of="neighborhood", cutoff=6.0)
-    assert not frames.degenerate(point_clouds(pos), neighborhood(pos), space).any()
+    assert not frames.degenerate(Sites(point_clouds(pos), neighborhood(pos), space)).any()
 
     def call(pos):
         return functional(coordinates_of(lift_to(pos, space, frames, neighborhood)))[::3, :2]
@@ -640,7 +641,7 @@ def test_gradients_of_completed_axes_are_correct():
     def call(pos):
         return quietly(invariants_of, "cloud", pos, F64)[::5]
 
-    assert PrincipalFrames().degenerate(point_clouds(shape), AllPairs()(shape), SPACES["SE(3)"]).all()
+    assert PrincipalFrames().degenerate(Sites(point_clouds(shape), AllPairs()(shape), SPACES["SE(3)"])).all()
     assert torch.autograd.gradcheck(call, (shape.requires_grad_(),), fast_mode=True)
 
 
@@ -655,7 +656,7 @@ def test_principal_frames_of_a_space_of_ones_own():
         lift_to(random_points(Sphere()), Sideways(), PrincipalFrames(), AllPairs())
     only_scales = HomogeneousSpace("scales", SE(2), 2, Dilations(2))
     with pytest.raises(ValueError, match="principal axes are elements of"):
-        PrincipalFrames()(point_clouds(torch.rand(3, 2)), AllPairs()(torch.rand(3, 2)), only_scales)
+        PrincipalFrames()(Sites(point_clouds(torch.rand(3, 2)), AllPairs()(torch.rand(3, 2)), only_scales))
 
 
 # --- values ---------------------------------------------------------------------------------------------------

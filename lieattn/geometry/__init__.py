@@ -1,6 +1,7 @@
 """Point sets: neighborhoods, frames and lifting, computed once per batch and shared by all layers."""
 
-from lieattn.geometry._frames import FiniteFrames, Frames, GivenFrames, GroupFrames, SampledFrames
+from lieattn.geometry._clouds import Padding, padding
+from lieattn.geometry._frames import FiniteFrames, Frames, GivenFrames, GroupFrames, SampledFrames, Sites
 from lieattn.geometry._grid import Raster, crop, pixel_positions, pooling_cells
 from lieattn.geometry._lift import lift, natural_space
 from lieattn.geometry._lifted_graph import LiftedGraph
@@ -15,7 +16,6 @@ from lieattn.geometry._neighbors import (
     find_neighbors,
     scaled,
 )
-from lieattn.geometry._padding import Padding, padding
 from lieattn.geometry._point_clouds import PointClouds, flatten, point_clouds, unflatten
 from lieattn.geometry._principal_frames import DegenerateFramesWarning, PrincipalFrames, sign_group
 from lieattn.geometry._relative import RelativeElements, join_coordinates, num_coordinates
@@ -43,6 +43,7 @@ __all__ = [
     "RelativeElements",
     "SampledFrames",
     "ScaleFrames",
+    "Sites",
     "crop",
     "farthest_by_distance",
     "farthest_points",

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_count, kind
+from lieattn._checks import check_choice, check_count, check_tensor
+from lieattn.geometry._clouds import ranks
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._point_clouds import PointClouds
 from lieattn.groups import FiniteGroup, Group, SemidirectProduct, check_group
@@ -25,48 +26,42 @@ _BLOCK = 64  # places whose frames are drawn together
 
 
 class GroupFrames(NamedTuple):
-    """Frames that are the elements of a finite group, perhaps turned by one pose for each cloud.
+    """Frames that are the elements of a finite group H, perhaps turned by one pose for each cloud.
 
-    Attributes
-    ----------
-    group
-        H.
-    pose
-        ``[points, k, k]``, by which its elements are multiplied from the left, alike for all points of a cloud; None
-        for none.
+    Its elements are multiplied from the left by the ``pose`` ``[points, k, k]``, alike for all points of a cloud.
     """
 
     group: FiniteGroup
     pose: Tensor | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Sites:
+    """What frames are chosen for: clouds, their neighbor lists, and the space that is lifted.
+
+    ``weights`` ``[points]`` are for frames that average over points; random frames are drawn from the ``generator``.
+    """
+
+    clouds: PointClouds
+    neighbors: Neighbors
+    space: HomogeneousSpace
+    weights: Tensor | None = None
+    generator: torch.Generator | None = None
+
+    @property
+    def stabilizer(self) -> Group:
+        """Group that the frames belong to; ValueError where it is trivial."""
+        if self.space.stabilizer is None:
+            what = f"the stabilizer of {self.space.name} is trivial"
+            raise ValueError(f"frames: {what}, so there are none to choose: give None")
+        return self.space.stabilizer
+
+
 class Frames(Protocol):
     """A choice of frames for any clouds."""
 
-    def __call__(
-        self,
-        clouds: PointClouds,
-        neighbors: Neighbors,
-        space: HomogeneousSpace,
-        *,
-        weights: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor | GroupFrames:
-        """Elements of the stabilizer of the space, ``[points, fiber, k, k]``, or those of a finite group.
-
-        Parameters
-        ----------
-        clouds
-            The clouds.
-        neighbors
-            Their neighbor lists.
-        space
-            What is lifted.
-        weights
-            ``[points]``, for frames that average over points.
-        generator
-            Where random frames are drawn from.
-        """
+    def __call__(self, sites: Sites) -> Tensor | GroupFrames:
+        """Elements of the stabilizer of the space, ``[points, fiber, k, k]``, or those of a finite group."""
 
 
 @dataclass(frozen=True)
@@ -79,17 +74,9 @@ class FiniteFrames:
     **Equivariance.** Exact for R^d ⋊ H on any clouds; for other rotations an error that shrinks with the order. With
     principal axes as pose exact for all rigid motions; with a sampled pose in distribution.
 
-    Parameters
-    ----------
-    group
-        H, for example ``octahedral()`` for SE(3), ``cyclic(n)`` for SE(2) and the sphere.
-    pose
-        ``PrincipalFrames()`` or ``SampledFrames(1, per="cloud")``; None for the elements of H as they are.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the pose is none of these, or H lacks the signs of principal axes.
+    ``group`` is H, for example ``octahedral()`` for SE(3), ``cyclic(n)`` for SE(2) and the sphere; ``pose``
+    ``PrincipalFrames()`` or ``SampledFrames(1, per="cloud")``, or None for the elements of H as they are. TypeError or
+    ValueError is raised if the pose is none of these, or H lacks the signs of principal axes.
     """
 
     group: FiniteGroup
@@ -106,27 +93,13 @@ class FiniteFrames:
                 raise TypeError(f"pose: expected PrincipalFrames or SampledFrames, got {type(self.pose).__name__}")
             check(self.group)
 
-    @property
-    def proper(self) -> bool:
-        """Whether all elements of H are rotations."""
-        return bool((torch.linalg.det(self.group.elements) > 0).all())
-
-    def __call__(
-        self,
-        clouds: PointClouds,
-        neighbors: Neighbors,
-        space: HomogeneousSpace,
-        *,
-        weights: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> GroupFrames:
+    def __call__(self, sites: Sites) -> GroupFrames:
         """The group and the pose; raises ValueError if H is no subgroup of the stabilizer."""
-        stabilizer_of(space).check("frames", self.group.matrices(clouds.pos))
+        sites.stabilizer.check("frames", self.group.matrices(sites.clouds.pos))
         if self.pose is None:
             return GroupFrames(self.group)
-        chosen = self.pose(clouds, neighbors, space, weights=weights, generator=generator)
-        pose = chosen[:, 0] if isinstance(chosen, Tensor) else chosen.pose
-        return GroupFrames(self.group, pose)
+        chosen = self.pose(sites)
+        return GroupFrames(self.group, chosen[:, 0] if isinstance(chosen, Tensor) else chosen.pose)
 
 
 @dataclass(frozen=True)
@@ -163,33 +136,24 @@ class SampledFrames:
     def __post_init__(self) -> None:
         check_count("count", self.count)
         check_count("seed", self.seed, least=0)
-        if self.per not in ("point", "cloud"):
-            raise ValueError(f"per: expected 'point' or 'cloud', got {self.per!r}")
+        check_choice("per", self.per, ("point", "cloud"))
         if self.design not in (None, True, False):
             raise TypeError(f"design: expected True, False or None, got {self.design!r}")
 
-    def __call__(
-        self,
-        clouds: PointClouds,
-        neighbors: Neighbors,
-        space: HomogeneousSpace,
-        *,
-        weights: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def __call__(self, sites: Sites) -> Tensor:
         """Frames ``[points, fiber, k, k]``; raises ValueError for a design of a size that there is not."""
-        per_cloud = self.per == "cloud"
-        if generator is None:
-            place = torch.zeros_like(clouds.batch) if per_cloud else _place_in_cloud(clouds)
+        clouds, per_cloud = sites.clouds, self.per == "cloud"
+        if sites.generator is None:
+            place = torch.zeros_like(clouds.batch) if per_cloud else ranks(clouds.batch, clouds.num_clouds)
             blocks = int(place.max()) // _BLOCK + 1 if len(place) else 0
             # What is drawn for a place must not depend on how many there are, so blocks are drawn by themselves.
             generators = [torch.Generator().manual_seed(self.seed + (block << 32)) for block in range(blocks)]
-            drawn = [self._draw(stabilizer_of(space), _BLOCK, generator) for generator in generators]
-            frames = torch.cat(drawn) if drawn else self._draw(stabilizer_of(space), 0, torch.Generator())
+            drawn = [self._draw(sites.stabilizer, _BLOCK, generator) for generator in generators]
+            frames = torch.cat(drawn) if drawn else self._draw(sites.stabilizer, 0, torch.Generator())
         else:
             number = clouds.num_clouds if per_cloud else clouds.num_points
             place = clouds.batch if per_cloud else torch.arange(number, device=clouds.device)
-            frames = self._draw(stabilizer_of(space), number, generator)
+            frames = self._draw(sites.stabilizer, number, sites.generator)
         return frames.to(clouds.pos)[place]
 
     def _draw(self, group: Group, number: int, generator: torch.Generator) -> Tensor:
@@ -204,63 +168,37 @@ class GivenFrames:
 
     **Equivariance.** Exact if the frames turn with the points. Gradients flow into them.
 
-    Parameters
-    ----------
-    frames
-        Elements of the stabilizer, ``[points, fiber, k, k]``, or ``[clouds, fiber, k, k]`` with ``per="cloud"``.
-    per
-        ``"point"`` or ``"cloud"``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When points are lifted: if their number differs, or a matrix is no element of the stabilizer, for example not
-        orthogonal, or improper where the group is SE(3).
+    ``frames`` are elements of the stabilizer, ``[points, fiber, k, k]``, or ``[clouds, fiber, k, k]`` with
+    ``per="cloud"``. When points are lifted, TypeError or ValueError is raised if their number differs, or a matrix is
+    no element of the stabilizer, for example not orthogonal, or improper where the group is SE(3).
     """
 
     frames: Tensor
     per: Literal["point", "cloud"] = "point"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.frames, Tensor) or not self.frames.is_floating_point():
-            raise TypeError(f"frames: expected a floating tensor [points, fiber, k, k], got {kind(self.frames)}")
+        check_tensor("frames", self.frames, "a floating tensor [points, fiber, k, k]")
         if self.frames.ndim != 4 or self.frames.shape[1] == 0:
             raise ValueError(f"frames: expected [points, fiber, k, k] with a fiber, got {tuple(self.frames.shape)}")
-        if self.per not in ("point", "cloud"):
-            raise ValueError(f"per: expected 'point' or 'cloud', got {self.per!r}")
+        check_choice("per", self.per, ("point", "cloud"))
 
-    def __call__(
-        self,
-        clouds: PointClouds,
-        neighbors: Neighbors,
-        space: HomogeneousSpace,
-        *,
-        weights: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def __call__(self, sites: Sites) -> Tensor:
         """Frames ``[points, fiber, k, k]`` in the dtype of the points."""
+        clouds = sites.clouds
         number = clouds.num_clouds if self.per == "cloud" else clouds.num_points
         if len(self.frames) != number:
             raise ValueError(f"frames: expected those of {number} {self.per}s, got {len(self.frames)}")
         if self.frames.device != clouds.device:
             raise ValueError(f"frames: expected on {clouds.device} as the points, got on {self.frames.device}")
-        stabilizer_of(space).check("frames", self.frames)
+        sites.stabilizer.check("frames", self.frames)
         frames = self.frames.to(clouds.pos.dtype)
         return frames[clouds.batch] if self.per == "cloud" else frames
 
 
-def stabilizer_of(space: HomogeneousSpace) -> Group:
-    """Group that the frames of a space belong to; ValueError where it is trivial."""
-    if space.stabilizer is None:
-        raise ValueError(f"frames: the stabilizer of {space.name} is trivial, so there are none to choose: give None")
-    return space.stabilizer
+def keeps_lengths(group: Group, *, ratios: bool = False) -> bool:
+    """Whether elements keep all lengths, or their ratios alone; true of a group of one's own that does not say so.
 
-
-def gram_matrix(group: Group) -> Tensor | None:
-    """Gram matrices ``[*, dim, dim]`` of the columns of linear parts: identities if lengths are kept.
-
-    Of all elements of a finite stabilizer, else of a generic element; None where the group has no exponential to make
-    one.
+    All elements of a finite stabilizer are asked, else a generic one.
     """
     if isinstance(group, SemidirectProduct) and isinstance(group.stabilizer, FiniteGroup):
         linear = group.stabilizer.elements
@@ -268,8 +206,11 @@ def gram_matrix(group: Group) -> Tensor | None:
         try:
             linear = group.linear(group.exp(torch.linspace(0.3, 0.7, group.algebra_dim, dtype=torch.float64)))
         except NotImplementedError:
-            return None
-    return linear.mT @ linear
+            return True
+    gram = linear.mT @ linear
+    if ratios:
+        gram = gram / gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    return bool((gram - torch.eye(gram.shape[-1], dtype=gram.dtype)).abs().max() <= 1e-9)
 
 
 def _has_design(group: Group, count: int) -> bool:
@@ -278,12 +219,3 @@ def _has_design(group: Group, count: int) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _place_in_cloud(clouds: PointClouds) -> Tensor:
-    """Rank of each point among those of its cloud, in their order: ``[points]`` int64."""
-    order = clouds.batch.argsort(stable=True)
-    size = torch.bincount(clouds.batch, minlength=clouds.num_clouds)
-    place = torch.empty_like(clouds.batch)
-    place[order] = torch.arange(len(order), device=order.device)
-    return place - (size.cumsum(0) - size)[clouds.batch]

@@ -6,14 +6,14 @@ It belongs to the cloud like its coordinates and stays with it when these are tu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from lieattn._checks import check_count, check_floating
-from lieattn.geometry._clouds import check_grid
+from lieattn.geometry._clouds import check_grid, first_true, ranges
 from lieattn.geometry._lift import lift
 from lieattn.geometry._lifted_graph import LiftedGraph
 from lieattn.geometry._neighbor_lists import Neighbors
@@ -41,13 +41,7 @@ def pixel_positions(height: int, width: int, *, dtype: torch.dtype = torch.float
 
 @dataclass(frozen=True)
 class Raster:
-    """Equally large images, whose pixels are points in raster order, image after image.
-
-    Attributes
-    ----------
-    images, rows, columns
-        Number of images, and pixels along their sides.
-    """
+    """Equally large images of ``rows`` x ``columns`` pixels, which are points in raster order, image after image."""
 
     images: int
     rows: int
@@ -58,11 +52,7 @@ class Raster:
         """Raster on which points of images lie by their coordinates, and the point ``[points]`` at each pixel.
 
         Points that were moved by quarter turns, mirrors and translations lie on the raster of the moved images.
-
-        Raises
-        ------
-        ValueError
-            If the clouds are no images of one size, or points are on no upright lattice.
+        ValueError is raised if the clouds are no images of one size, or points are on no upright lattice.
         """
         if clouds.grid is None or clouds.pos.shape[1] != 2:
             raise ValueError("data: expected points of images, with grid [images, 2] and pos [points, 2]")
@@ -78,10 +68,8 @@ class Raster:
         pixels = torch.arange(rows * columns, device=pos.device)
         filled = len(pixels) == pos.shape[1] and bool((pixel == pixels).all())
         if not filled or float((steps - cells).abs().max()) > _OFF_LATTICE:
-            raise ValueError(
-                f"data: points are not on an upright lattice of {sides[0]} x {sides[1]} pixels; turn images by quarter "
-                f"turns only, or resample them"
-            )
+            lattice = f"an upright lattice of {sides[0]} x {sides[1]} pixels"
+            raise ValueError(f"data: points are not on {lattice}; turn images by quarter turns only, or resample them")
         first = len(pixels) * torch.arange(len(grid), device=pos.device)
         return cls(len(grid), rows, columns), (order + first[:, None]).flatten()
 
@@ -92,10 +80,9 @@ class Raster:
     def halved(self) -> Raster:
         """Raster after a 2 x 2 pooling; raises ValueError for odd sides, which would lose rows or columns."""
         if self.rows % 2 or self.columns % 2:
-            raise ValueError(
-                f"data: a 2 x 2 pooling needs even sides, got {self.rows} x {self.columns} pixels before one; expected "
-                f"images whose sides are multiples of the poolings together"
-            )
+            got = f"got {self.rows} x {self.columns} pixels before one"
+            expected = "expected images whose sides are multiples of the poolings together"
+            raise ValueError(f"data: a 2 x 2 pooling needs even sides, {got}; {expected}")
         return Raster(self.images, self.rows // 2, self.columns // 2)
 
     def lift(self, group: FiniteGroup, size: int, device: torch.device | None = None) -> LiftedGraph:
@@ -120,41 +107,22 @@ def _lifted_raster(raster: Raster, group: FiniteGroup, size: int, device: torch.
     found = one.neighbors
     none = Neighbors(found.row_ptr[:1], found.source[:0], found.target[:0])
     lists = Neighbors.collate([found] * images) if images else none
-    relative = replace(one.relative, pos=clouds.pos, batch=clouds.batch, neighbors=lists)
-    return LiftedGraph(**{part.name: getattr(clouds, part.name) for part in fields(PointClouds)}, relative=relative)
+    return LiftedGraph.over(clouds, space=one.space, neighbors=lists, length=one.length, group=one.group)
 
 
 def crop(grid: Tensor, margin: int) -> tuple[Tensor, Tensor]:
-    """Points that are left when ``margin`` pixels are cut off at each side.
+    """Points that are left when ``margin`` pixels are cut off at each side, and the sizes left.
 
-    Parameters
-    ----------
-    grid
-        ``[clouds, 2]`` int64, height and width of each image.
-    margin
-        Pixels to cut off at each of the four sides.
-
-    Returns
-    -------
-    kept
-        ``[points left]`` int64, indices into the points.
-    grid
-        ``[clouds, 2]``, the sizes left.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If ``grid`` or ``margin`` are not as above, or nothing would be left of an image.
+    Of images with heights and widths ``grid`` ``[clouds, 2]`` int64 these are the indices ``[points left]`` int64 and a
+    grid like the one given. TypeError or ValueError is raised if nothing would be left of an image.
     """
     check_grid(grid)
     check_count("margin", margin, least=0)
     left = grid - 2 * margin
     gone = (left < 1).any(dim=1)
     if gone.any():
-        first = int(gone.nonzero()[0])
-        raise ValueError(
-            f"margin: cutting {margin} pixels at each side leaves nothing of image {first}, {grid[first].tolist()}"
-        )
+        nothing = f"leaves nothing of image {first_true(gone)}, {grid[first_true(gone)].tolist()}"
+        raise ValueError(f"margin: cutting {margin} pixels at each side {nothing}")
     row, column, size, _ = _raster(grid)
     inside = (row >= margin) & (row < size[:, 0] - margin) & (column >= margin) & (column < size[:, 1] - margin)
     return inside.nonzero()[:, 0], left
@@ -163,20 +131,9 @@ def crop(grid: Tensor, margin: int) -> tuple[Tensor, Tensor]:
 def pooling_cells(grid: Tensor, size: int) -> tuple[Tensor, Tensor, bool]:
     """Cell of size x size pixels of each point, for pooling with a stride as large as the window.
 
-    Returns
-    -------
-    cell
-        ``[points]`` int64, index of the point's cell among the cells of all clouds; -1 for rows and columns
-        beyond the last full cell.
-    grid
-        ``[clouds, 2]``, the numbers of cells.
-    exact
-        Whether no image has such rows and columns, which quarter turns and mirrors ask for.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If ``grid`` is no int64 tensor ``[clouds, 2]``, or ``size`` no integer of at least 1.
+    These are ``[points]`` int64 indices among the cells of all clouds, -1 for rows and columns beyond the last full
+    cell; the numbers of cells ``[clouds, 2]``; and whether no image has such rows and columns, which quarter turns and
+    mirrors ask for.
     """
     check_grid(grid)
     check_count("size", size)
@@ -191,9 +148,6 @@ def pooling_cells(grid: Tensor, size: int) -> tuple[Tensor, Tensor, bool]:
 
 def _raster(grid: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Row, column, size of the image ``[points, 2]`` and number of the image, for each point."""
-    counts = grid.prod(dim=1)
-    cloud = torch.repeat_interleave(torch.arange(len(grid), device=grid.device), counts)
-    first = torch.cat([counts.new_zeros(1), counts.cumsum(0)[:-1]])[cloud]
-    within = torch.arange(len(cloud), device=grid.device) - first
+    cloud, within = ranges(grid.new_zeros(len(grid)), grid.prod(dim=1))
     size = grid[cloud]
     return within // size[:, 1], within % size[:, 1], size, cloud

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lieattn._checks import check_length, check_neighborhood
-from lieattn.geometry._frames import FiniteFrames, Frames, GivenFrames, GroupFrames, gram_matrix
+from lieattn.geometry._frames import FiniteFrames, Frames, GivenFrames, GroupFrames, Sites, keeps_lengths
 from lieattn.geometry._lifted_graph import LiftedGraph
 from lieattn.geometry._neighbors import Nearest, Neighborhood, PixelSquare, Radius, find_neighbors
 from lieattn.geometry._point_clouds import PointClouds, point_clouds
 from lieattn.geometry._principal_frames import PrincipalFrames
-from lieattn.geometry._relative import Chart, RelativeElements
+from lieattn.geometry._relative import Chart
 from lieattn.geometry._scales import ScaleFrames
 from lieattn.groups import SE, E, FiniteGroup, SemidirectProduct, Translations, trivial
 from lieattn.spaces import Euclidean, HomogeneousSpace
@@ -68,12 +68,9 @@ def lift(
     generator
         Where random frames are drawn from; their own seed if absent.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If shapes, dtypes, devices, batch indices or the dimension do not fit, a point is none of the space (such as
-        0 under rotations), frames are no elements of the stabilizer, or the group does not preserve the distances
-        that the neighborhood is made of.
+    TypeError or ValueError is raised if shapes, dtypes, devices, batch indices or the dimension do not fit, a point is
+    none of the space (such as 0 under rotations), frames are no elements of the stabilizer, or the group does not
+    preserve the distances that the neighborhood is made of.
 
     Examples
     --------
@@ -109,12 +106,11 @@ def lift(
     neighbors = find_neighbors(replace(clouds, pos=clouds.pos[:, : space.group.dim]), neighborhood)
     # Geometry keeps its precision under autocast.
     with torch.autocast(clouds.device.type, enabled=False):
-        chosen = _chosen(frames, clouds, neighbors, space, weights, generator)
+        chosen = _chosen(frames, Sites(clouds, neighbors, space, weights, generator))
         group, pose, elements = _laid_out(chosen, clouds, space)
-    relative = RelativeElements(
+    return LiftedGraph.over(
+        clouds,
         space=space,
-        pos=clouds.pos,
-        batch=clouds.batch,
         neighbors=neighbors,
         length=float(length),
         group=group,
@@ -122,19 +118,10 @@ def lift(
         elements=elements,
         chart=coordinates,
     )
-    return LiftedGraph(**{part.name: getattr(clouds, part.name) for part in fields(PointClouds)}, relative=relative)
 
 
 def natural_space(frames: Frames | ScaleFrames | None, dim: int | None = None) -> HomogeneousSpace:
-    """R^d under the motions that frames belong to.
-
-    Parameters
-    ----------
-    frames
-        See :func:`lift`.
-    dim
-        d; if absent that of the matrices of the frames, or 3 where they do not say.
-    """
+    """R^d under the motions that frames belong to; d is that of their matrices, or 3, where ``dim`` is absent."""
     if dim is None:
         dim = 3
         if isinstance(frames, FiniteFrames | ScaleFrames):
@@ -144,33 +131,26 @@ def natural_space(frames: Frames | ScaleFrames | None, dim: int | None = None) -
     if frames is None:
         return Euclidean(Translations(dim))
     if isinstance(frames, ScaleFrames) or (isinstance(frames, FiniteFrames) and frames.pose is None):
-        if frames.group.dim != dim:
-            raise ValueError(
-                f"points: {frames.group.name} acts on {frames.group.dim} coordinates, so expected [points, "
-                f"{frames.group.dim}], got [points, {dim}]"
-            )
+        own = frames.group.dim
+        if own != dim:
+            expected = f"acts on {own} coordinates, so expected [points, {own}]"
+            raise ValueError(f"points: {frames.group.name} {expected}, got [points, {dim}]")
         return Euclidean(SemidirectProduct(frames.group))
-    improper = isinstance(frames, FiniteFrames) and not frames.proper
+    improper = isinstance(frames, PrincipalFrames) and bool(frames.improper)
+    if isinstance(frames, FiniteFrames):
+        improper = not frames.group.is_proper
     if isinstance(frames, GivenFrames):
         improper = bool((torch.linalg.det(frames.frames.detach().double()) < 0).any())
-    if isinstance(frames, PrincipalFrames):
-        improper = bool(frames.improper)
     if dim not in (2, 3):
         raise ValueError(f"space: give one, since SE(d) and E(d) are known for 2 and 3 dimensions, not for {dim}")
     return Euclidean(E(dim) if improper else SE(dim))
 
 
-def _chosen(
-    frames: Frames | None,
-    clouds: PointClouds,
-    neighbors: Any,
-    space: HomogeneousSpace,
-    weights: Tensor | None,
-    generator: torch.Generator | None,
-) -> Tensor | GroupFrames | None:
+def _chosen(frames: Frames | None, sites: Sites) -> Tensor | GroupFrames | None:
     """Frames of the clouds; None where there are none to choose."""
+    space = sites.space
     if frames is not None:
-        return frames(clouds, neighbors, space, weights=weights, generator=generator)
+        return frames(sites)
     if space.stabilizer is not None:
         raise TypeError(f"frames: expected some, since points of {space.name} have frames in {space.stabilizer.name}")
     return GroupFrames(trivial(space.dim)) if isinstance(space.group, Translations) else None
@@ -201,13 +181,7 @@ def check_moves_along(neighborhood: Neighborhood, space: HomogeneousSpace, frame
         if not (finite or isinstance(group, Translations) or isinstance(frames, FiniteFrames)):
             raise ValueError(f"neighborhood: {neighborhood} does not turn with {group.name}; take a Radius")
         return
-    gram = gram_matrix(group)
-    if gram is None:
-        return  # a group of one's own may not say how it acts on lengths
-    if isinstance(neighborhood, Nearest):
-        gram = gram / gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]  # distances may all change alike
-    if (gram - torch.eye(gram.shape[-1], dtype=gram.dtype)).abs().max() > 1e-9:
-        raise ValueError(
-            f"neighborhood: {group.name} does not preserve distances, so {neighborhood} would not move along; take "
-            "AllPairs, Nearest where all distances change alike, or give the matrices in an orthonormal basis"
-        )
+    if not keeps_lengths(group, ratios=isinstance(neighborhood, Nearest)):
+        advice = "AllPairs, Nearest where all distances change alike, or give the matrices in an orthonormal basis"
+        what = f"{group.name} does not preserve distances, so {neighborhood} would not move along"
+        raise ValueError(f"neighborhood: {what}; take {advice}")

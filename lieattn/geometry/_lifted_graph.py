@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -43,6 +43,15 @@ class LiftedGraph(PointClouds):
     relative: RelativeElements
     log_measure: Tensor | None = None
     levels: int = 1
+
+    @classmethod
+    def over(
+        cls, clouds: PointClouds, *, log_measure: Tensor | None = None, levels: int = 1, **relative: Any
+    ) -> LiftedGraph:
+        """Graph over clouds with :class:`RelativeElements` of the given ``space``, ``neighbors`` and so on."""
+        found = RelativeElements(pos=clouds.pos, batch=clouds.batch, **relative)
+        own = {part.name: getattr(clouds, part.name) for part in fields(PointClouds)}
+        return cls(**own, relative=found, log_measure=log_measure, levels=levels)
 
     @property
     def neighbors(self) -> Neighbors:
@@ -106,19 +115,9 @@ class LiftedGraph(PointClouds):
         return (inverse @ centered.double()[:, None, :, None])[..., 0].to(places.dtype)
 
     def seen_in_frames(self, vectors: Tensor, points: Tensor | None = None) -> Tensor:
-        """Components of vectors in the frames, A_ia⁻¹ v for orthogonal frames.
+        """Components ``[n, fiber, count, dim]`` in the frames of vectors ``[n, count, dim]``, A_ia⁻¹ v if orthogonal.
 
-        Parameters
-        ----------
-        vectors
-            ``[n, count, dim]``.
-        points
-            ``[n]`` int64, over which point the frames of each row stand; row i belongs to point i if absent.
-
-        Returns
-        -------
-        Tensor
-            ``[n, fiber, count, dim]``.
+        The frames of row i stand over the point ``points[i]``, or i if absent.
         """
         pose, group = self.relative.pose, self.group
         if not self.relative.tied or group is None:
@@ -143,86 +142,56 @@ class LiftedGraph(PointClouds):
 
     def select_edges(self, kept: Tensor) -> LiftedGraph:
         """The same points with some of the edges, given by their indices ``[kept]`` in ascending order."""
-        relative, given, levels_up = self.relative, self.relative.given, self.relative.levels_up
+        relative, given = self.relative, self.relative.given
         if given is not None:
             given = given[kept if relative.row is None else relative.row[kept]]
-        selected = replace(
-            relative,
-            neighbors=relative.neighbors.select(kept),
-            given=given,
-            levels_up=None if levels_up is None else levels_up[kept],
-        )
-        log_measure = None if self.log_measure is None else self.log_measure[kept]
+        levels_up, log_measure = (None if x is None else x[kept] for x in (relative.levels_up, self.log_measure))
+        selected = replace(relative, neighbors=relative.neighbors.select(kept), given=given, levels_up=levels_up)
         return replace(self, relative=selected, log_measure=log_measure)
 
     def subset(self, kept: Tensor, neighborhood: Neighborhood) -> LiftedGraph:
-        """Some of the points with the elements over them, and neighbor lists of their own, with the same length.
+        """The points ``kept`` (int64 indices, for example of :func:`farthest_points`) with the elements over them.
 
-        Parameters
-        ----------
-        kept
-            ``[points kept]`` int64 indices, for example of :func:`farthest_points`.
-        neighborhood
-            Of the points that are kept.
+        They get neighbor lists of their own, from ``neighborhood``, and keep the length.
         """
         check_indices("kept", kept, dim=1, device=self.device)
         if self.levels > 1:
             raise ValueError("kept: a fiber of scales has no subset; lift the points that are kept")
-        clouds = PointClouds(
-            pos=self.pos[kept], batch=self.batch[kept], num_clouds=self.num_clouds, cell=self.cell, pbc=self.pbc
-        )
-        places = replace(clouds, pos=clouds.pos[:, : self.space.group.dim])
-        pose, elements = self.relative.pose, self.relative.elements
+        pos, batch, dim = self.pos[kept], self.batch[kept], self.space.group.dim
+        clouds = PointClouds(pos=pos[:, :dim], batch=batch, num_clouds=self.num_clouds, cell=self.cell, pbc=self.pbc)
+        pose, elements = (None if x is None else x[kept] for x in (self.relative.pose, self.relative.elements))
         found = replace(
             self.relative,
-            pos=clouds.pos,
-            batch=clouds.batch,
-            neighbors=find_neighbors(places, neighborhood),
-            pose=None if pose is None else pose[kept],
-            elements=None if elements is None else elements[kept],
+            pos=pos,
+            batch=batch,
+            neighbors=find_neighbors(clouds, neighborhood),
+            pose=pose,
+            elements=elements,
             given=None,
         )
-        return LiftedGraph(**{part.name: getattr(clouds, part.name) for part in fields(PointClouds)}, relative=found)
+        return replace(self, pos=pos, batch=batch, grid=None, log_measure=None, relative=found)
 
     @staticmethod
     def collate(graphs: Sequence[LiftedGraph]) -> LiftedGraph:
         """Disjoint union of graphs of one space with the same kind of frames, in their order.
 
-        Displacements shared between the graphs are not merged again; the index is shifted.
-
-        Raises
-        ------
-        ValueError
-            If there are no graphs, or they differ in space, group, fiber, length, chart or levels, in dtype, device, or
-            in having a raster.
+        Displacements shared between the graphs are not merged again; the index is shifted. ValueError is raised if
+        there are no graphs, or they differ in space, group, fiber, length, chart or levels, in dtype, device, or in
+        having a raster.
         """
-        clouds = collate_clouds("graphs", graphs, ("group", "space", "fiber", "length", "levels", "chart"))
+        clouds = collate_clouds("graphs", graphs, ("group", "space", "fiber", "length", "levels", "relative.chart"))
         parts = [graph.relative for graph in graphs]
-        first = parts[0]
-        joined = {name: _joined(name, parts) for name in ("pose", "elements", "dilation", "levels_up", "given")}
-        relative = RelativeElements(
-            space=first.space,
-            pos=clouds.pos,
-            batch=clouds.batch,
-            neighbors=Neighbors.collate([part.neighbors for part in parts]),
-            length=first.length,
-            group=first.group,
-            chart=first.chart,
-            **joined,
-        )
-        _join_rows(relative, parts)
         measures = [graph.log_measure for graph in graphs if graph.log_measure is not None]
-        return LiftedGraph(
-            **{part.name: getattr(clouds, part.name) for part in fields(PointClouds)},
-            relative=relative,
+        graph = LiftedGraph.over(
+            clouds,
+            neighbors=Neighbors.collate([part.neighbors for part in parts]),
             log_measure=torch.cat(measures) if measures else None,
             levels=graphs[0].levels,
+            **{name: getattr(parts[0], name) for name in ("space", "length", "group", "chart")},
+            **{name: _joined(name, parts) for name in ("pose", "elements", "dilation", "levels_up", "given")},
         )
-
-    @property
-    def chart(self) -> str:
-        """Kind of the coordinates of relative elements, see :class:`RelativeElements`."""
-        return self.relative.chart
+        _join_rows(graph.relative, parts)
+        return graph
 
 
 def _joined(name: str, parts: Sequence[RelativeElements]) -> Tensor | None:
@@ -234,22 +203,14 @@ def _joined(name: str, parts: Sequence[RelativeElements]) -> Tensor | None:
 
 def _join_rows(joined: RelativeElements, parts: Sequence[RelativeElements]) -> None:
     """Take over the rows that the graphs have found, and their positions where all have been computed."""
-    rows = [part.row for part in parts]
-    counts = [part.num_rows for part in parts]
-    edges = list(accumulate((part.neighbors.num_edges for part in parts), initial=0))
-    if all(row is None for row in rows):
-        object.__setattr__(joined, "_rows_known", True)
-    else:
-        shifts = accumulate(counts, initial=0)
-        own = [
-            torch.arange(n, device=joined.pos.device) if row is None else row
-            for row, n in zip(rows, counts, strict=True)
-        ]
-        index = torch.cat([row + shift for row, shift in zip(own, shifts, strict=False)])
-        object.__setattr__(joined, "_row", index)
-        object.__setattr__(joined, "_rows_known", True)
-        representatives = [part._rows() + first for part, first in zip(parts, edges, strict=False)]
-        object.__setattr__(joined, "_representatives", torch.cat(representatives))
+    kept, rows = vars(joined), [part.row for part in parts]
+    kept["_rows_known"] = True
+    if any(row is not None for row in rows):
+        starts = accumulate((part.num_rows for part in parts), initial=0)
+        edges = accumulate((part.neighbors.num_edges for part in parts), initial=0)
+        own = [p._rows() if row is None else row for p, row in zip(parts, rows, strict=True)]
+        kept["_row"] = torch.cat([row + first for row, first in zip(own, starts, strict=False)])
+        kept["_representatives"] = torch.cat([p._rows() + first for p, first in zip(parts, edges, strict=False)])
     positions = [part._positions for part in parts]
     if all(position is not None for position in positions):
-        object.__setattr__(joined, "_positions", torch.cat(cast(list[Tensor], positions)))
+        kept["_positions"] = torch.cat(cast(list[Tensor], positions))

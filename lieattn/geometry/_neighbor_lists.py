@@ -9,10 +9,8 @@ from typing import Self, cast
 import torch
 from torch import Tensor
 
-from lieattn._checks import kind
-from lieattn.geometry._clouds import check_indices, first_true
-from lieattn.geometry._movable import Movable
-from lieattn.geometry._padding import Padding, padding
+from lieattn._checks import check_tensor
+from lieattn.geometry._clouds import Movable, Padding, check_indices, first_true, padding
 from lieattn.geometry._search import sort_keys
 
 # Clouds are filled up to the largest where that leaves at most so many times the pairs: beyond it, lists are cheaper.
@@ -42,12 +40,7 @@ class Neighbors(Movable):
         is meant: floating ``[edges, dim]``, see :meth:`displacements`. Several images of one point, and images of the
         target itself, are edges of their own. None where all sources are meant as they are.
 
-    Raises
-    ------
-    TypeError
-        An argument is no int64 tensor.
-    ValueError
-        Shapes or devices do not fit together.
+    TypeError or ValueError is raised if tensors are not int64, or shapes or devices do not fit together.
 
     Examples
     --------
@@ -138,9 +131,8 @@ class Neighbors(Movable):
     def is_symmetric(self) -> bool:
         """Whether for every edge its reverse is an edge too, whatever the shifts."""
         # By source, the edges are the reversed edges in the order of the lists, if the two sets are equal.
-        return torch.equal(self.source[self.col_edge], self.target) and torch.equal(
-            self.target[self.col_edge], self.source
-        )
+        source, target = self.source[self.col_edge], self.target[self.col_edge]
+        return torch.equal(source, self.target) and torch.equal(target, self.source)
 
     def select(self, edges: Tensor) -> "Neighbors":
         """Return the lists with some of the edges, given by their indices in ascending order."""
@@ -150,30 +142,17 @@ class Neighbors(Movable):
 
     @classmethod
     def from_edge_index(cls, edge_index: Tensor, num_points: int) -> Self:
-        """Make neighbor lists of edges in any order.
+        """Make neighbor lists of edges in any order, int64 ``[2, edges]``: sources, then targets, no edge twice.
 
-        Parameters
-        ----------
-        edge_index
-            int64 ``[2, edges]``: source points, then target points, as in PyTorch Geometric. No edge twice.
-        num_points
-            Number of points, those without edges included.
-
-        Raises
-        ------
-        TypeError
-            ``edge_index`` is no int64 tensor.
-        ValueError
-            A wrong shape, a point that does not exist, or an edge that occurs twice.
+        TypeError or ValueError is raised for other shapes and dtypes, a point that does not exist, or an edge that
+        occurs twice.
         """
         check_edge_index(edge_index)
         outside = ((edge_index < 0) | (edge_index >= num_points)).any(dim=0)
         if outside.any():
             edge = first_true(outside)
-            raise ValueError(
-                f"edge_index: expected points from 0 to {num_points - 1}, got edge {edge} from "
-                f"{int(edge_index[0, edge])} to {int(edge_index[1, edge])}"
-            )
+            got = f"got edge {edge} from {int(edge_index[0, edge])} to {int(edge_index[1, edge])}"
+            raise ValueError(f"edge_index: expected points from 0 to {num_points - 1}, {got}")
         keys = sort_keys(edge_index[1] * num_points + edge_index[0])
         repeated = keys.diff() == 0
         if repeated.any():
@@ -191,12 +170,8 @@ class Neighbors(Movable):
     def collate(lists: Sequence["Neighbors"]) -> "Neighbors":
         """Return the disjoint union: the points of the first list, then those of the second, and so on.
 
-        Shifts are zero for the lists without.
-
-        Raises
-        ------
-        ValueError
-            There are no lists, or they are on different devices.
+        Shifts are zero for the lists without. ValueError is raised if there are no lists, or they are on different
+        devices.
         """
         if not lists:
             raise ValueError("lists: expected at least one Neighbors, got none")
@@ -207,14 +182,13 @@ class Neighbors(Movable):
         union = all_pairs_of_clouds(_joined_clouds(whole)) if len(whole) == len(lists) else None
         if union is not None:
             return union
-        pointers, sources, targets = [lists[0].row_ptr[:1]], [], []
-        points = edges = 0
-        for one in lists:
-            pointers.append(one.row_ptr[1:] + edges)
-            sources.append(one.source + points)
-            targets.append(one.target + points)
-            points, edges = points + one.num_points, edges + one.num_edges
-        return Neighbors(torch.cat(pointers), torch.cat(sources), torch.cat(targets), shift=_join_shifts(lists))
+        points = list(accumulate((one.num_points for one in lists), initial=0))
+        edges = accumulate((one.num_edges for one in lists), initial=0)
+        ends = [one.row_ptr[1:] + first for one, first in zip(lists, edges, strict=False)]
+        row_ptr = torch.cat([lists[0].row_ptr[:1], *ends])
+        source = torch.cat([one.source + first for one, first in zip(lists, points, strict=False)])
+        target = torch.cat([one.target + first for one, first in zip(lists, points, strict=False)])
+        return Neighbors(row_ptr, source, target, shift=_join_shifts(lists))
 
 
 class _AllOfClouds(Neighbors):
@@ -253,7 +227,8 @@ def all_pairs_of_clouds(cloud: Tensor) -> Neighbors | None:
     degree = torch.bincount(cloud, minlength=len(number))[cloud]
     edges = int(degree.sum())
     layout = padding(cloud, len(number))
-    return _AllOfClouds(cloud, degree, layout, edges) if _worth_filling(layout, edges) else None
+    filled = layout.shape[0] * layout.shape[1] ** 2
+    return _AllOfClouds(cloud, degree, layout, edges) if filled <= _MOST_FILLED * edges else None
 
 
 def check_edge_index(edge_index: Tensor) -> None:
@@ -269,17 +244,11 @@ def _joined_clouds(lists: Sequence[_AllOfClouds]) -> Tensor:
     return torch.cat([one._cloud + first for one, first in zip(lists, accumulate(counts, initial=0), strict=False)])
 
 
-def _worth_filling(layout: Padding, num_edges: int) -> bool:
-    return layout.shape[0] * layout.shape[1] ** 2 <= _MOST_FILLED * num_edges
-
-
 def _check_shift(shift: Tensor, num_edges: int, device: torch.device) -> None:
-    if not isinstance(shift, Tensor) or not shift.is_floating_point():
-        raise TypeError(f"shift: expected a floating tensor [edges, dim], got {kind(shift)}")
+    check_tensor("shift", shift, "a floating tensor [edges, dim]")
     if shift.dim() != 2 or len(shift) != num_edges or shift.device != device:
-        raise ValueError(
-            f"shift: expected [edges={num_edges}, dim] on {device}, got {tuple(shift.shape)} on {shift.device}"
-        )
+        got = f"{tuple(shift.shape)} on {shift.device}"
+        raise ValueError(f"shift: expected [edges={num_edges}, dim] on {device}, got {got}")
 
 
 def _join_shifts(lists: Sequence[Neighbors]) -> Tensor | None:

@@ -46,27 +46,10 @@ class _Neighborhood(abc.ABC):
         return self
 
     def __call__(self, pos: Tensor, batch: Tensor | None = None, ptr: Tensor | None = None) -> Neighbors:
-        """Find the neighbors.
+        """Neighbor lists on the device of ``pos``, coordinates ``[points, dim]`` of any floating dtype.
 
-        Parameters
-        ----------
-        pos
-            Coordinates ``[points, dim]`` of any floating dtype.
-        batch
-            Cloud of each point, int64 ``[points]``, sorted or not.
-        ptr
-            First point of each cloud and the number of points, int64 ``[clouds + 1]``. If neither is given,
-            all points are one cloud.
-
-        Returns
-        -------
-        Neighbors
-            Neighbor lists on the device of ``pos``.
-
-        Raises
-        ------
-        TypeError, ValueError
-            Wrong shapes, dtypes or devices, coordinates that are not finite, or invalid clouds.
+        For ``batch`` and ``ptr`` see :func:`point_clouds`. TypeError or ValueError is raised for wrong shapes, dtypes
+        or devices, coordinates that are not finite, or invalid clouds.
         """
         return self._find(pos, batch, ptr)
 
@@ -95,17 +78,8 @@ class Radius(_Neighborhood):
     included if the radius exceeds half the cell: ``radius(pos, batch, cell=cell, pbc=pbc)`` gives lists with a
     ``shift``.
 
-    Parameters
-    ----------
-    radius
-        Radius of the ball, in the unit of the coordinates.
-    include_self
-        Whether a point is its own neighbor. Its images are in any case.
-
-    Raises
-    ------
-    TypeError, ValueError
-        ``radius`` is no positive finite number, or ``include_self`` no bool.
+    A point is its own neighbor if ``include_self``; its images are in any case. TypeError or ValueError is raised if
+    ``radius`` is no positive finite number, or ``include_self`` no bool.
 
     Examples
     --------
@@ -138,39 +112,22 @@ class Radius(_Neighborhood):
         cell: Tensor | None = None,
         pbc: Tensor | None = None,
     ) -> Neighbors:
-        """Find the neighbors.
+        """As for the other neighborhoods; in clouds that repeat with shifts in the dtype of ``pos``.
 
-        Parameters
-        ----------
-        pos
-            Coordinates ``[points, dim]`` of any floating dtype, inside the cell or not.
-        batch, ptr
-            The clouds, as in :func:`point_clouds`.
-        cell
-            Vectors by which each cloud repeats, the rows of ``[clouds, dim, dim]``, or of ``[dim, dim]`` for all
-            clouds. The shifts of the lists are differentiable functions of them.
-        pbc
-            Along which of them a cloud repeats, bool ``[clouds, dim]`` or ``[dim]``; along all if absent.
-
-        Returns
-        -------
-        Neighbors
-            Neighbor lists on the device of ``pos``, with shifts in its dtype if a cloud repeats.
-
-        Raises
-        ------
-        TypeError, ValueError
-            Wrong shapes, dtypes or devices, coordinates that are not finite, invalid clouds, or a cell without
-            volume.
+        The shifts are differentiable functions of the vectors ``cell``. For these and ``pbc`` see :func:`point_clouds`.
         """
         checked = as_coordinates(pos)
         cloud, num_clouds = cloud_index(checked, batch, ptr)
         cell, pbc = lattices(cell, pbc, num_clouds, checked)
         if cell is None or pbc is None:
             return self._find(pos, batch, ptr)
+        return self._with_images(pos, cloud, cell, pbc)
+
+    def _with_images(self, pos: Tensor, cloud: Tensor, cell: Tensor, pbc: Tensor) -> Neighbors:
+        """Neighbor lists of checked clouds that repeat."""
         used, cloud = torch.unique(cloud, return_inverse=True)
-        cell, pbc = cell[used], pbc[used]
-        keys, images = images_within(checked, cloud, float(self.radius), self.include_self, cell.detach().double(), pbc)
+        cell, pbc, points = cell[used], pbc[used], pos.detach().double()
+        keys, images = images_within(points, cloud, float(self.radius), self.include_self, cell.detach().double(), pbc)
         neighbors = Neighbors.from_keys(keys, len(pos))
         lattice = torch.where(pbc[..., None], cell, 0.0)[cloud[neighbors.target]]
         # In the dtype of the cell or of the points, whichever is finer: shifts are long.
@@ -192,19 +149,7 @@ class Nearest(_Neighborhood):
     change its neighbors. ``ties="all"`` takes all of them: a point may have more than k others, and neighbors
     depend on the geometry alone, whatever the order of the points.
 
-    Parameters
-    ----------
-    k
-        Number of other points, at least 1.
-    include_self
-        Whether a point is its own neighbor, in addition to the k others.
-    ties
-        ``"index"`` or ``"all"``, see above.
-
-    Raises
-    ------
-    TypeError, ValueError
-        ``k`` is no integer from 1, ``include_self`` no bool, or ``ties`` unknown.
+    TypeError or ValueError is raised if ``k`` is no integer from 1, ``include_self`` no bool, or ``ties`` unknown.
 
     Examples
     --------
@@ -247,11 +192,6 @@ class PixelSquare(_Neighborhood):
         Distance of adjacent pixels, in the unit of the coordinates.
     include_self
         Whether a point is its own neighbor.
-
-    Raises
-    ------
-    TypeError, ValueError
-        ``size`` is no odd integer from 1, ``spacing`` no positive finite number, or ``include_self`` no bool.
     """
 
     size: int
@@ -261,9 +201,7 @@ class PixelSquare(_Neighborhood):
     def __post_init__(self) -> None:
         _check_integer("size", self.size)
         if self.size % 2 == 0:
-            raise ValueError(
-                f"size: expected an odd number, since an even square has no central pixel, got {self.size}"
-            )
+            raise ValueError(f"size: expected an odd number, so that there is a central pixel, got {self.size}")
         check_length("spacing", self.spacing)
         _check_flag(self.include_self)
 
@@ -283,18 +221,7 @@ class PixelSquare(_Neighborhood):
 
 @dataclass(frozen=True)
 class AllPairs(_Neighborhood):
-    """All points of the cloud; symmetric. Memory grows with the square of the size of the clouds.
-
-    Parameters
-    ----------
-    include_self
-        Whether a point is its own neighbor.
-
-    Raises
-    ------
-    TypeError
-        ``include_self`` is no bool.
-    """
+    """All points of the cloud; symmetric. Memory grows with the square of the size of the clouds."""
 
     include_self: bool = True
 
@@ -312,16 +239,8 @@ class Given(_Neighborhood):
 
     Calling it checks that the points exist and that no edge joins two clouds.
 
-    Parameters
-    ----------
-    edge_index
-        int64 ``[2, edges]``: source points, then target points, in any order, no edge twice. It may be on
-        another device than the points.
-
-    Raises
-    ------
-    TypeError, ValueError
-        ``edge_index`` is no int64 tensor ``[2, edges]``.
+    ``edge_index`` is int64 ``[2, edges]``: source points, then target points, in any order, no edge twice. It may be on
+    another device than the points.
     """
 
     edge_index: Tensor
@@ -337,42 +256,23 @@ class Given(_Neighborhood):
         neighbors = Neighbors.from_edge_index(self.edge_index.to(pos.device), len(pos))
         crossing = cloud[neighbors.source] != cloud[neighbors.target]
         if crossing.any():
-            edge = first_true(crossing)
-            raise ValueError(
-                f"edge_index: expected edges within clouds, got one from point "
-                f"{int(neighbors.source[edge])} to point {int(neighbors.target[edge])} of another cloud"
-            )
+            ends = [int(end[first_true(crossing)]) for end in (neighbors.source, neighbors.target)]
+            got = f"got one from point {ends[0]} to point {ends[1]} of another cloud"
+            raise ValueError(f"edge_index: expected edges within clouds, {got}")
         return neighbors
 
 
 def find_neighbors(clouds: PointClouds, neighborhood: Neighborhood) -> Neighbors:
-    """Neighbor lists of clouds, whether they repeat or not.
-
-    Raises
-    ------
-    ValueError
-        If they repeat and the neighborhood does not find images.
-    """
-    if clouds.cell is None:
+    """Neighbor lists of clouds; ValueError if they repeat and the neighborhood does not find images."""
+    if clouds.cell is None or clouds.pbc is None:
         return neighborhood(clouds.pos, clouds.batch)
     if not isinstance(neighborhood, Radius):
         raise ValueError(f"neighborhood: clouds that repeat have images within a Radius, got {neighborhood!r}")
-    lattices = {"cell": clouds.cell, "pbc": clouds.pbc}
-    if clouds.num_points == 0 or int(clouds.batch.max()) + 1 < clouds.num_clouds:
-        # The neighborhood counts clouds by their largest index.
-        last = int(clouds.batch.max()) + 1 if clouds.num_points else 0
-        lattices = {name: None if value is None else value[:last] for name, value in lattices.items()}
-    return neighborhood(clouds.pos, clouds.batch, **lattices)
+    return neighborhood._with_images(clouds.pos, clouds.batch, clouds.cell, clouds.pbc)
 
 
 def scaled(neighborhood: Neighborhood, factor: float) -> Neighborhood:
-    """The same neighborhood of points that are further apart by a factor.
-
-    Raises
-    ------
-    ValueError
-        If the definition does not say what that is.
-    """
+    """The same neighborhood of points further apart by a factor; ValueError if it does not say what that is."""
     if not isinstance(neighborhood, _Neighborhood):
         raise ValueError(f"neighborhood: {neighborhood} does not say how it grows; define scaled(factor)")
     return neighborhood.scaled(factor)

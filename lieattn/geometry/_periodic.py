@@ -7,7 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from lieattn._checks import kind
+from lieattn._checks import check_tensor
 from lieattn.geometry._clouds import first_true
 from lieattn.geometry._search import TIE_TOLERANCE, candidates_within
 
@@ -20,31 +20,11 @@ _MARGIN = 1 + 1e-9
 def lattices(
     cell: Tensor | None, pbc: Tensor | None, num_clouds: int, points: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Check lattices and give every cloud its own.
+    """Check lattices, see :func:`point_clouds`, and give every cloud its own.
 
-    Parameters
-    ----------
-    cell
-        Lattice vectors, the rows of ``[clouds, dim, dim]``, or of ``[dim, dim]`` for all clouds; None if nothing
-        repeats.
-    pbc
-        Along which of them the cloud repeats, bool ``[clouds, dim]`` or ``[dim]``; None: along all. The other
-        vectors are ignored.
-    num_clouds
-        Number of clouds.
-    points
-        Coordinates ``[points, dim]``.
-
-    Returns
-    -------
-    cell, pbc
-        ``[clouds, dim, dim]`` in the dtype given, and ``[clouds, dim]``; both None if nothing repeats.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Wrong dtypes, shapes or devices, or vectors that are not finite or span no volume (in the directions in
-        which the cloud repeats).
+    These are ``[clouds, dim, dim]`` in the dtype given, and ``[clouds, dim]``; both None if nothing repeats. TypeError
+    or ValueError is raised for wrong dtypes, shapes or devices, or vectors that are not finite or span no volume (in
+    the directions in which the cloud repeats).
     """
     if cell is None:
         if pbc is not None and (not isinstance(pbc, Tensor) or bool(pbc.any())):
@@ -63,23 +43,19 @@ def lattices(
     gram = units @ units.mT + torch.diag_embed((~pbc).double())
     flat = torch.linalg.det(gram) < _FLAT**2
     if flat.any():
-        first = first_true(flat)
-        raise ValueError(
-            f"cell: expected vectors that span a volume along pbc={pbc[first].tolist()}, got the cell "
-            f"{cell[first].tolist()} of cloud {first}, whose volume is zero"
-        )
+        i = first_true(flat)
+        got = f"got the cell {cell[i].tolist()} of cloud {i}, whose volume is zero"
+        raise ValueError(f"cell: expected vectors that span a volume along pbc={pbc[i].tolist()}, {got}")
     return cell, pbc
 
 
 def _checked(cell: Tensor, pbc: Tensor | None, num_clouds: int, points: Tensor) -> tuple[Tensor, Tensor]:
     """Dtypes, devices and shapes; one cell for every cloud."""
     dim = points.shape[1]
-    if not isinstance(cell, Tensor) or not cell.is_floating_point():
-        raise TypeError(f"cell: expected a floating tensor [clouds, dim, dim], got {kind(cell)}")
+    check_tensor("cell", cell, "a floating tensor [clouds, dim, dim]")
     if pbc is None:
         pbc = torch.ones(dim, dtype=torch.bool, device=cell.device)
-    if not isinstance(pbc, Tensor) or pbc.dtype != torch.bool:
-        raise TypeError(f"pbc: expected a bool tensor [clouds, dim], got {kind(pbc)}")
+    check_tensor("pbc", pbc, "a bool tensor [clouds, dim]", torch.bool)
     for name, given, own in (("cell", cell, (dim, dim)), ("pbc", pbc, (dim,))):
         if given.device != points.device:
             raise ValueError(f"{name}: expected on {points.device} as the points, got on {given.device}")
@@ -93,20 +69,8 @@ def images_within(
 ) -> tuple[Tensor, Tensor]:
     """Find all pairs of a point and an image of another, or of itself, no farther apart than ``radius``.
 
-    However many images that are: the radius may exceed the cell.
-
-    Parameters
-    ----------
-    pos
-        Float64 ``[points, dim]``, inside the cell or not.
-    cloud
-        Cloud of each point.
-    radius
-        As for :func:`pairs_within`, with the same tolerance.
-    include_self
-        Whether a point is its own neighbor; its images are in any case.
-    cell, pbc
-        Float64 ``[clouds, dim, dim]`` and bool ``[clouds, dim]``, as :func:`lattices` gives them.
+    However many images that are: the radius may exceed the cell. Points ``[points, dim]``, inside the cell or not, and
+    cells are float64; the tolerance is that of :func:`pairs_within`.
 
     Returns
     -------
@@ -124,9 +88,8 @@ def images_within(
     owner, image = _ghosts(fractional, cloud, complete, pbc, radius * _MARGIN)
     places = (fractional[owner] + image)[:, None] @ complete[cloud[owner]]
     found = []
-    for target, row, ghost in candidates_within(
-        places[:, 0], cloud[owner], radius * _MARGIN, torch.arange(n, device=pos.device)
-    ):
+    everything = torch.arange(n, device=pos.device)
+    for target, row, ghost in candidates_within(places[:, 0], cloud[owner], radius * _MARGIN, everything):
         i, j = target[row], owner[ghost]
         # Relative to the points as given, which may lie outside their cell.
         steps = image[ghost] + home[i] - home[j]
@@ -184,8 +147,4 @@ def _ghosts(fractional: Tensor, cloud: Tensor, cell: Tensor, pbc: Tensor, radius
 def _squared_distance(pos: Tensor, i: Tensor, j: Tensor, steps: Tensor, cell: Tensor) -> Tensor:
     # Every operation changes sign exactly when i and j are exchanged, so the lists are symmetric to the last bit.
     shift = (steps.to(pos.dtype)[..., None] * torch.where((steps != 0)[..., None], cell, 0.0)).unbind(1)
-    difference = pos[j] - pos[i]
-    total = shift[0]
-    for part in shift[1:]:
-        total = total + part
-    return (difference + total).square().sum(1)
+    return (pos[j] - pos[i] + sum(shift[1:], start=shift[0])).square().sum(1)

@@ -5,29 +5,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lieattn._checks import kind
-from lieattn.geometry._clouds import as_coordinates, check_grid, cloud_index
-from lieattn.geometry._movable import Movable
+from lieattn._checks import check_tensor
+from lieattn.geometry._clouds import Movable, as_coordinates, check_grid, cloud_index, first_true
 from lieattn.geometry._periodic import lattices
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PointClouds(Movable):
-    """Points of several clouds one after another. Make one with :func:`point_clouds`.
+    """Points of several clouds, of which some may be empty. Make one with :func:`point_clouds`.
 
     Attributes
     ----------
-    pos
-        ``[points, dim]`` floating coordinates.
-    batch
-        ``[points]`` int64, the cloud of each point, in any order.
-    num_clouds
-        How many clouds there are; a cloud may be empty.
+    pos, batch
+        ``[points, dim]`` floating coordinates, and ``[points]`` int64, the cloud of each point, in any order.
     grid
         ``[clouds, 2]`` int64 height and width if the clouds are images in raster order, else None.
     cell, pbc
@@ -108,10 +104,8 @@ def point_clouds(
         Along which of them a cloud repeats, bool ``[clouds, dim]`` or ``[dim]``; along all if absent. Vectors along
         which it does not are ignored and may be zero.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If shapes, dtypes, devices or batch indices do not fit, or a coordinate is not finite.
+    TypeError or ValueError is raised if shapes, dtypes, devices or batch indices do not fit, or a coordinate is not
+    finite.
     """
     if isinstance(points, PointClouds):
         if any(given is not None for given in (batch, ptr, mask, grid, cell, pbc)):
@@ -143,47 +137,30 @@ def _read(data: Any, given: dict[str, Tensor | None]) -> tuple[Any, ...]:
     """Points of a torch_geometric object, and its attributes where they are not given."""
     pos = getattr(data, "pos", None)
     if pos is None:
-        raise TypeError(
-            f"points: expected a tensor, or a torch_geometric Data or Batch with pos, got {type(data).__name__}"
-        )
+        expected = "expected a tensor, or a torch_geometric Data or Batch with pos"
+        raise TypeError(f"points: {expected}, got {type(data).__name__}")
     return pos, *(getattr(data, name, None) if value is None else value for name, value in given.items())
 
 
 def collate_clouds(argument: str, parts: Sequence[PointClouds], alike: Sequence[str] = ()) -> PointClouds:
-    """Disjoint union of clouds, in their order.
+    """Disjoint union of at least one of clouds, in their order, which are called ``argument`` in messages.
 
-    Parameters
-    ----------
-    argument
-        What the clouds are called in messages.
-    parts
-        At least one.
-    alike
-        Attributes that all must share, besides dtype, device and having a raster or a cell.
-
-    Raises
-    ------
-    ValueError
-        If there are none, or they differ.
+    ValueError is raised if they differ in the attributes ``alike``, dtype, device, or having a raster or a cell.
     """
     if not parts:
         raise ValueError(f"{argument}: expected at least one graph to collate, got none")
-    described = [{name: getattr(part, name) for name in alike} | _kind_of(part) for part in parts]
+    described = [{name: attrgetter(name)(part) for name in alike} | _kind_of(part) for part in parts]
     for number, one in enumerate(described):
         for what, mine in described[0].items():
             if mine != one[what]:
                 raise ValueError(f"{argument}: graph {number} has another {what} than graph 0: {one[what]} and {mine}")
     shifts = itertools.accumulate((part.num_clouds for part in parts), initial=0)
-    joined = {
-        name: torch.cat([getattr(part, name) for part in parts])
-        for name in ("grid", "cell", "pbc")
-        if getattr(parts[0], name) is not None
-    }
+    given = [name for name in ("grid", "cell", "pbc") if getattr(parts[0], name) is not None]
     return PointClouds(
         pos=torch.cat([part.pos for part in parts]),
         batch=torch.cat([part.batch + shift for part, shift in zip(parts, shifts, strict=False)]),
         num_clouds=sum(part.num_clouds for part in parts),
-        **joined,
+        **{name: torch.cat([getattr(part, name) for part in parts]) for name in given},
     )
 
 
@@ -209,8 +186,7 @@ def unflatten(flat: Tensor, mask: Tensor) -> Tensor:
 
 
 def _check_mask(mask: Tensor, device: torch.device, shape: torch.Size | None = None) -> None:
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        raise TypeError(f"mask: expected a bool tensor [clouds, N], got {kind(mask)}")
+    check_tensor("mask", mask, "a bool tensor [clouds, N]", torch.bool)
     if shape is not None and mask.shape != shape:
         raise ValueError(f"mask: expected shape {tuple(shape)}, got {tuple(mask.shape)}")
     if mask.device != device:
@@ -224,7 +200,7 @@ def _check_grid(grid: Tensor, cloud: Tensor, num_clouds: int) -> None:
     counts = torch.bincount(cloud, minlength=num_clouds)
     wrong = (counts != grid.prod(dim=1)) | (grid < 1).any(dim=1)
     if wrong.any():
-        first = int(wrong.nonzero()[0])
+        first = first_true(wrong)
         raise ValueError(f"grid: image {first} has {int(counts[first])} points, its grid is {grid[first].tolist()}")
     if (cloud[1:] < cloud[:-1]).any():
         raise ValueError("grid: images must be in raster order one after another, but batch is not sorted")

@@ -11,10 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_length
+from lieattn._checks import check_choice, check_length
 from lieattn.geometry._axes import Candidates, completed_axes, principal_axes
-from lieattn.geometry._frames import GroupFrames, gram_matrix, stabilizer_of
-from lieattn.geometry._neighbor_lists import Neighbors
+from lieattn.geometry._clouds import members, point_weights, ranges
+from lieattn.geometry._frames import GroupFrames, Sites, keeps_lengths
 from lieattn.geometry._point_clouds import PointClouds
 from lieattn.groups import SO, FiniteGroup, Group, O, RotationDilations, cyclic, dihedral_about
 from lieattn.spaces import HomogeneousSpace
@@ -70,11 +70,8 @@ class PrincipalFrames:
         Length at which weights of neighbors reach zero smoothly, as (1 - (r / cutoff)²)²: with the radius of the
         neighborhood as cutoff, frames do not jump when a point enters it. All weigh the same if absent.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is none of these; when points are lifted, if the stabilizer does not have all the frames, or
-        clouds that repeat should have one set of frames.
+    TypeError or ValueError is raised if an argument is none of these; when points are lifted, if the stabilizer does
+    not have all the frames, or clouds that repeat should have one set of frames.
     """
 
     of: Literal["cloud", "neighborhood"] = "cloud"
@@ -83,8 +80,7 @@ class PrincipalFrames:
     cutoff: float | None = None
 
     def __post_init__(self) -> None:
-        if self.of not in ("cloud", "neighborhood"):
-            raise ValueError(f"of: expected 'cloud' or 'neighborhood', got {self.of!r}")
+        check_choice("of", self.of, ("cloud", "neighborhood"))
         if self.improper not in (None, True, False):
             raise TypeError(f"improper: expected True, False or None, got {self.improper!r}")
         if not 0 < self.gap < 1:
@@ -94,20 +90,12 @@ class PrincipalFrames:
             if self.of == "cloud":
                 raise ValueError("cutoff: is of neighborhoods, but the frames are of clouds")
 
-    def __call__(
-        self,
-        clouds: PointClouds,
-        neighbors: Neighbors,
-        space: HomogeneousSpace,
-        *,
-        weights: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor | GroupFrames:
+    def __call__(self, sites: Sites) -> Tensor | GroupFrames:
         """Signs and axes of each cloud, or frames ``[points, fiber, k, k]`` of each point."""
-        group = stabilizer_of(space)
+        clouds, group = sites.clouds, sites.stabilizer
         signs = _signs(group, self.improper)
         with torch.autocast(clouds.device.type, enabled=False):
-            data = self._data(clouds, neighbors, space, weights)
+            data = self._data(sites)
             axes, isolated = principal_axes(data.moments, self.gap)
             vague = ~isolated.all(-1)
             if vague.any():
@@ -119,48 +107,59 @@ class PrincipalFrames:
                 axes = axes.index_put((rows,), completed)
             axes = _proper(axes)
             if isinstance(group, RotationDilations):
-                axes = axes * _radius(data.moments)[:, None, None]
+                squared = data.moments.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
+                axes = axes * torch.where(squared > 0, squared, 1.0).sqrt()
             if not data.per_point:
                 return GroupFrames(signs, axes.to(clouds.pos.dtype)[clouds.batch])
             return (axes[:, None] @ signs.matrices(axes)).to(clouds.pos.dtype)
 
     def check_pose(self, group: FiniteGroup) -> None:
         """Raise ValueError, naming the argument, unless principal axes of clouds can turn the elements of a group."""
-        proper = bool((torch.linalg.det(group.elements) > 0).all())
+        proper = group.is_proper
         if self.of != "cloud" or self.improper not in (None, not proper):
             raise ValueError(f"pose: expected principal axes of clouds, PrincipalFrames(), got {self}")
         signs = sign_group(group.dim, improper=not proper).elements
         distance = (group.elements[:, None] - signs).abs().amax(dim=(2, 3)).amin(dim=0)
         if distance.max() > 1e-9:
-            raise ValueError(
-                f"pose: principal axes are determined up to signs, and {group.name} does not contain all "
-                f"{'proper ' if proper else ''}diagonal matrices of signs"
-            )
+            missing = f"{group.name} does not contain all {'proper ' if proper else ''}diagonal matrices of signs"
+            raise ValueError(f"pose: principal axes are determined up to signs, and {missing}")
 
-    def degenerate(
-        self, clouds: PointClouds, neighbors: Neighbors, space: HomogeneousSpace, *, weights: Tensor | None = None
-    ) -> Tensor:
+    def degenerate(self, sites: Sites) -> Tensor:
         """Over which points second moments do not determine the axes, bool ``[points]``; without a warning."""
-        data = self._data(clouds, neighbors, space, weights)
+        data = self._data(sites)
         vague = ~principal_axes(data.moments.detach(), self.gap)[1].all(-1)
-        return vague if data.per_point else vague[clouds.batch]
+        return vague if data.per_point else vague[sites.clouds.batch]
 
-    def _data(
-        self, clouds: PointClouds, neighbors: Neighbors, space: HomogeneousSpace, weights: Tensor | None
-    ) -> _Data:
-        group = stabilizer_of(space)
+    def _data(self, sites: Sites) -> _Data:
+        clouds, group = sites.clouds, sites.space.group
+        if self.cutoff is not None and not keeps_lengths(group):
+            raise ValueError(f"cutoff: {group.name} does not preserve lengths, so leave it out")
+        ones = torch.ones(clouds.num_points, dtype=torch.float64, device=clouds.device)
+        weights = ones if sites.weights is None else point_weights(sites.weights, clouds.pos)
+        pos = clouds.pos[:, : group.dim].double()
+        basis = _local_basis(sites.space, sites.stabilizer, clouds.pos)
+        if self.of == "cloud":
+            if clouds.cell is not None:
+                raise ValueError("of: clouds that repeat have no center; take PrincipalFrames(of='neighborhood')")
+            if group.is_affine:
+                pos = pos - _mean(pos, weights, clouds.batch, clouds.num_clouds)[clouds.batch]
+            moments = _mean(pos[:, :, None] * pos[:, None, :], weights, clouds.batch, clouds.num_clouds)
+            if basis is None:
+                return _Data(moments, [_grouped(pos, clouds.batch)], per_point=False)
+            moments = basis.mT @ moments[clouds.batch] @ basis
+            return _Data(moments, [_all_points(clouds, pos, None, basis)], per_point=True)
+        target, seen = sites.neighbors.target, sites.neighbors.displacements(pos)
+        weights = weights[sites.neighbors.source]
         if self.cutoff is not None:
-            gram = gram_matrix(space.group)
-            if gram is not None and (gram - torch.eye(len(gram)).to(gram)).abs().max() > 1e-9:
-                raise ValueError(f"cutoff: {space.group.name} does not preserve lengths, so leave it out")
-        weights = _checked_weights(weights, clouds)
-        pos = clouds.pos[:, : space.group.dim].double()
-        basis = _local_basis(space, group, clouds.pos)
-        if self.of == "neighborhood":
-            return _of_neighborhoods(clouds, neighbors, pos, weights, basis, self.cutoff)
-        if clouds.cell is not None:
-            raise ValueError("of: clouds that repeat have no center; take PrincipalFrames(of='neighborhood')")
-        return _of_clouds(clouds, pos, weights, basis, centered=space.group.is_affine)
+            weights = weights * (1 - seen.square().sum(-1) / self.cutoff**2).clamp(min=0).square()
+        if basis is not None:
+            seen = (basis.mT[target] @ seen[..., None])[..., 0]
+        moments = _mean(seen[:, :, None] * seen[:, None, :], weights, target, clouds.num_points)
+        # Of what is cut off, axes must not be made either.
+        candidates = [_grouped(seen[weights > 0], target[weights > 0])]
+        if clouds.cell is None:
+            candidates.append(_all_points(clouds, pos, pos, basis))
+        return _Data(moments, candidates, per_point=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,39 +169,6 @@ class _Data:
     moments: Tensor
     candidates: list[Candidates]
     per_point: bool
-
-
-def _of_clouds(clouds: PointClouds, pos: Tensor, weights: Tensor, basis: Tensor | None, *, centered: bool) -> _Data:
-    number, batch = clouds.num_clouds, clouds.batch
-    seen = pos - _mean(pos, weights, batch, number)[batch] if centered else pos
-    moments = _mean(seen[:, :, None] * seen[:, None, :], weights, batch, number)
-    if basis is None:
-        return _Data(moments, [_grouped(seen, batch)], per_point=False)
-    moments = basis.mT @ moments[batch] @ basis
-    return _Data(moments, [_all_points(clouds, seen, None, basis)], per_point=True)
-
-
-def _of_neighborhoods(
-    clouds: PointClouds,
-    neighbors: Neighbors,
-    pos: Tensor,
-    weights: Tensor,
-    basis: Tensor | None,
-    cutoff: float | None,
-) -> _Data:
-    target = neighbors.target
-    seen = neighbors.displacements(pos)
-    weights = weights[neighbors.source]
-    if cutoff is not None:
-        weights = weights * (1 - seen.square().sum(-1) / cutoff**2).clamp(min=0).square()
-    if basis is not None:
-        seen = (basis.mT[target] @ seen[..., None])[..., 0]
-    moments = _mean(seen[:, :, None] * seen[:, None, :], weights, target, clouds.num_points)
-    # Of what is cut off, axes must not be made either.
-    candidates = [_grouped(seen[weights > 0], target[weights > 0])]
-    if clouds.cell is None:
-        candidates.append(_all_points(clouds, pos, pos, basis))
-    return _Data(moments, candidates, per_point=True)
 
 
 def _grouped(vectors: Tensor, row: Tensor) -> Candidates:
@@ -220,15 +186,12 @@ def _grouped(vectors: Tensor, row: Tensor) -> Candidates:
 
 def _all_points(clouds: PointClouds, pos: Tensor, center: Tensor | None, basis: Tensor | None) -> Candidates:
     """Candidates of some points: all points of their clouds, seen from their centers ``[points, dim]``."""
-    size = torch.bincount(clouds.batch, minlength=clouds.num_clouds)
-    order = clouds.batch.argsort(stable=True)
-    first = size.cumsum(0) - size
+    order, first, size = members(clouds.batch, clouds.num_clouds)
 
     def candidates(points: Tensor) -> tuple[Tensor, Tensor]:
         own = clouds.batch[points]
-        place = torch.repeat_interleave(torch.arange(len(points), device=points.device), size[own])
-        within = torch.arange(len(place), device=points.device) - (size[own].cumsum(0) - size[own])[place]
-        seen = pos[order[first[own][place] + within]]
+        place, position = ranges(first[own], size[own])
+        seen = pos[order[position]]
         if center is not None:
             seen = seen - center[points[place]]
         if basis is not None:
@@ -258,22 +221,19 @@ def _local_basis(space: HomogeneousSpace, group: Group, points: Tensor) -> Tenso
     found = space.group.linear(space.embed(turn))
     expected = torch.block_diag(torch.eye(dim - k, dtype=turn.dtype), turn)
     if not torch.allclose(found, expected):
-        raise ValueError(
-            f"frames: in {space.name}, {group.name} does not act on the last {k} of {dim} coordinates alone, so "
-            "principal axes are not known here; take GivenFrames"
-        )
+        what = f"in {space.name}, {group.name} does not act on the last {k} of {dim} coordinates alone"
+        raise ValueError(f"frames: {what}, so principal axes are not known here; take GivenFrames")
     return None if k == dim else space.group.linear(space.section(points))[..., -k:].double()
 
 
 def _signs(group: Group, improper: bool | None) -> FiniteGroup:
     """Sign matrices that frames are multiplied with."""
     if isinstance(group, FiniteGroup):
-        return sign_group(group.dim, improper=bool((torch.linalg.det(group.elements) < 0).any()))
+        return sign_group(group.dim, improper=not group.is_proper)
     # By their class: a group of one's own need not say what belongs to it.
     if not isinstance(group, SO | O | RotationDilations):
-        raise ValueError(
-            f"frames: principal axes are elements of SO(d), O(d) or R+xSO(d), not of {group.name}; take GivenFrames"
-        )
+        groups = "SO(d), O(d) or R+xSO(d)"
+        raise ValueError(f"frames: principal axes are elements of {groups}, not of {group.name}; take GivenFrames")
     if improper and not isinstance(group, O):
         raise ValueError(f"improper: {group.name} has no improper elements")
     return sign_group(group.dim, improper=isinstance(group, O) and improper is not False)
@@ -301,31 +261,9 @@ def _proper(axes: Tensor) -> Tensor:
     return torch.cat([axes[..., :-1], axes[..., -1:] * sign[:, None, None]], dim=-1)
 
 
-def _radius(moments: Tensor) -> Tensor:
-    """Root mean square radius ``[rows]``, 1 where it is 0."""
-    trace = moments.diagonal(dim1=-2, dim2=-1).sum(-1)
-    return torch.where(trace > 0, trace, 1.0).sqrt()
-
-
-def _checked_weights(weights: Tensor | None, clouds: PointClouds) -> Tensor:
-    if weights is None:
-        return torch.ones(clouds.num_points, dtype=torch.float64, device=clouds.device)
-    if not isinstance(weights, Tensor) or weights.shape != (clouds.num_points,) or weights.device != clouds.device:
-        shape = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
-        raise ValueError(f"weights: expected [points={clouds.num_points}] on {clouds.device}, got {shape}")
-    bad = ~(torch.isfinite(weights) & (weights >= 0))
-    if bad.any():
-        first = int(bad.nonzero()[0])
-        raise ValueError(f"weights: expected finite numbers from 0, got {float(weights[first])} for point {first}")
-    return weights.double()
-
-
 def _warn(frames: PrincipalFrames, moments: Tensor) -> None:
     """Issue the warning, unless all these moments vanish: where there is one place, nothing is lost."""
     if bool((moments.detach() != 0).any()):
-        warnings.warn(
-            f"{frames}: some eigenvalues of the second moments lie closer together than gap={frames.gap:g}, so axes "
-            "were completed by farthest points; what that costs is in the docstring",
-            DegenerateFramesWarning,
-            stacklevel=5,
-        )
+        what = f"some eigenvalues of the second moments lie closer together than gap={frames.gap:g}, so axes were "
+        what += "completed by farthest points; what that costs is in the docstring"
+        warnings.warn(f"{frames}: {what}", DegenerateFramesWarning, stacklevel=5)

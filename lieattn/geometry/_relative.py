@@ -10,13 +10,14 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from lieattn.geometry._displacements import distinct_displacements
-from lieattn.geometry._movable import Movable
+from lieattn.geometry._clouds import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations
 from lieattn.spaces import Euclidean, HomogeneousSpace, PositionDirection
 
 Chart = Literal["smooth", "log"]
+
+_ROUNDING_STEPS = 16
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -31,16 +32,10 @@ class RelativeElements(Movable):
 
     Attributes
     ----------
-    space
-        X with its group G.
-    pos
-        ``[points, *]``, points of X.
-    batch
-        ``[points]`` int64, the cloud of each point.
-    neighbors
-        The edges.
-    length
-        Length by which translations are divided.
+    space, neighbors, length
+        X with its group G, the edges, and the length by which translations are divided.
+    pos, batch
+        ``[points, *]``, points of X, and ``[points]`` int64, the cloud of each.
     group
         Finite group H whose elements stand over the points: over all of them, or those of a stabilizer; None where
         frames are no such set.
@@ -129,16 +124,11 @@ class RelativeElements(Movable):
     def pair_index(self) -> Tensor:
         """``[fiber, fiber]`` int64, the index in ``group`` of h_a⁻¹ h_b, which is the same for all edges.
 
-        Raises
-        ------
-        ValueError
-            If frames over different points are no elements of one finite group.
+        ValueError is raised if frames over different points are no elements of one finite group.
         """
         if not self.tied or self.group is None:
-            raise ValueError(
-                f"graph: frames over different points of {self.space.name} are related by no table of a finite group; "
-                "take frames of a finite group, or an encoding that sees coordinates"
-            )
+            what = f"frames over different points of {self.space.name} are related by no table of a finite group"
+            raise ValueError(f"graph: {what}; take frames of a finite group, or an encoding that sees coordinates")
         return self.group.relative_index.to(self.pos.device)
 
     @property
@@ -194,13 +184,10 @@ class RelativeElements(Movable):
             # Geometry keeps its precision under autocast, and what is kept must serve training too.
             with _exactly(self.pos.device.type), torch.inference_mode(self.pos.is_inference()):
                 found = compute()
-            if self._may_keep(found):
+            # What is computed without gradients must not stand for what has them, nor the trace of a graph for another.
+            if not torch.compiler.is_compiling() and (found.requires_grad or not self._differentiable()):
                 object.__setattr__(self, name, found)
         return found
-
-    def _may_keep(self, value: Tensor) -> bool:
-        # What is computed without gradients must not stand for what has them, nor the trace of one graph for another.
-        return not torch.compiler.is_compiling() and (value.requires_grad or not self._differentiable())
 
     def _differentiable(self) -> bool:
         sources = (self.pos, self.pose, self.elements, self.neighbors.shift)
@@ -213,7 +200,7 @@ class RelativeElements(Movable):
             with torch.no_grad(), torch.inference_mode(self.pos.is_inference()):
                 displacements = self.posed(self.neighbors.displacements(self.pos), self.neighbors.target)
                 if len(displacements):
-                    rows, index = distinct_displacements(displacements, self._extents())
+                    rows, index = _distinct(displacements, self._extents())
                     object.__setattr__(self, "_representatives", rows)
         object.__setattr__(self, "_row", index)
         object.__setattr__(self, "_rows_known", True)
@@ -237,12 +224,7 @@ class RelativeElements(Movable):
     def posed(self, vectors: Tensor, points: Tensor | None = None) -> Tensor:
         """Vectors ``[n, dim]`` as they are seen in the pose of their cloud, by which the elements are multiplied.
 
-        Parameters
-        ----------
-        vectors
-            ``[n, dim]``.
-        points
-            ``[n]`` int64, a point of the cloud of each; row i belongs to point i if absent.
+        Row i belongs to the cloud of the point ``points[i]``, or i if absent.
         """
         if self.pose is None:
             return vectors
@@ -291,26 +273,58 @@ class RelativeElements(Movable):
         group = self.space.group
         pairs = (self.num_rows, self.fiber, self.fiber)
         seen = self.positions[:, :, None] if group.is_affine else None
-        parts: list[Tensor]
-        if isinstance(group, Translations) and seen is not None:
-            parts = [seen]
+        parts = [] if seen is None else [seen]
+        if isinstance(group, Translations):
+            pass
         elif self.chart == "log":
             linear = self._linear_pairs()
             parts = [group.log(linear if seen is None else _assembled(linear, seen.expand(*pairs, -1)))]
+        elif isinstance(group, SemidirectProduct):
+            parts.append(group.stabilizer.coordinates(self._linear_pairs()))
         else:
             linear = self._linear_pairs()
-            if isinstance(group, SemidirectProduct):
-                numbers = group.stabilizer.coordinates(linear)
-            else:
-                numbers = linear.flatten(-2) if group.is_affine else group.coordinates(linear)
-            parts = [numbers] if seen is None else [seen, numbers]
+            parts.append(linear.flatten(-2) if group.is_affine else group.coordinates(linear))
         if self.levels_up is not None:
             parts.append(self.levels_up.to(self.pos.dtype)[:, None, None, None])
         if self.space.num_invariants:
             invariants = self.space.invariants(self.pos)
-            ends = (self.neighbors.target, self.neighbors.source)
-            parts += [invariants.index_select(0, end)[:, None, None] for end in ends]
+            for end in (self.neighbors.target, self.neighbors.source):
+                parts.append(invariants.index_select(0, end)[:, None, None])
         return join_coordinates([part.expand(*pairs, -1) for part in parts])
+
+
+def _distinct(displacements: Tensor, extent: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Find the distinct displacements, of which a 28 x 28 image with 5 x 5 neighborhoods has 25 on 19,000 edges.
+
+    They are told apart up to the rounding of the coordinates they were computed from.
+
+    Two displacements count as the same if they fall into one bin of at most 16 rounding steps of the largest
+    coordinate of their cloud, so a turned grid is recognized too, and what is shared differs by rounding alone.
+    Bins are powers of two wide and shared by clouds of the same width only: how finely a cloud is resolved does
+    not depend on the clouds beside it.
+
+    Of ``displacements`` ``[edges, dim]`` and the largest absolute coordinates ``extent`` ``[edges]`` of their clouds it
+    makes an edge for each distinct displacement, ``[types]`` int64, and the type of each edge, ``[edges]`` int64. If
+    fewer than half of the edges repeat, these are all edges and None.
+    """
+    edges = len(displacements)
+    everything = torch.arange(edges, device=displacements.device)
+    _, exponent = torch.frexp(_ROUNDING_STEPS / 2 * torch.finfo(displacements.dtype).eps * extent.double())
+    # Half a step off, since grids like to sit on multiples of it.
+    bins = torch.floor(torch.ldexp(displacements.detach().double(), -exponent[:, None]) + 0.5).to(torch.int64)
+    key = torch.zeros_like(everything)
+    types = 1
+    for axis in (exponent, *bins.unbind(dim=1)):
+        values, axis_key = torch.unique(axis, return_inverse=True)
+        # Both factors are at most the number of edges, so the product fits int64.
+        key = key * len(values) + axis_key
+        distinct, key = torch.unique(key, return_inverse=True)
+        types = len(distinct)
+        if 2 * types > edges:
+            return everything, None
+    first = torch.full((types,), edges, dtype=torch.int64, device=key.device)
+    first.scatter_reduce_(0, key, everything, reduce="amin")
+    return first, key
 
 
 def _exactly(device: str) -> AbstractContextManager[object]:
@@ -327,19 +341,9 @@ def num_coordinates(space: HomogeneousSpace, chart: Chart = "smooth") -> int:
 
 
 def join_coordinates(parts: Sequence[Tensor]) -> Tensor:
-    """Join coordinates of pairs along the last axis, which lies outermost in memory.
+    """Join coordinates ``[rows, fiber, fiber, k]`` of pairs along the last axis, which lies outermost in memory.
 
     Networks of the coordinates run over vectors of pairs, and most parts are the same for many pairs in a row.
-
-    Parameters
-    ----------
-    parts
-        ``[rows, fiber, fiber, k]`` each, alike but for k.
-
-    Returns
-    -------
-    Tensor
-        ``[rows, fiber, fiber, sum of k]``, in the dtype of the parts; not contiguous.
     """
     return torch.cat([part.movedim(-1, 0) for part in parts]).movedim(0, -1)
 

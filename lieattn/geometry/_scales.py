@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_count, check_length
+from lieattn.geometry._clouds import point_weights
 from lieattn.geometry._lifted_graph import LiftedGraph
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._neighbors import Neighborhood, find_neighbors, scaled
 from lieattn.geometry._point_clouds import PointClouds
-from lieattn.geometry._relative import RelativeElements
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.spaces import HomogeneousSpace
 
@@ -85,56 +85,34 @@ class ScaleFrames:
         length: float,
         volumes: Tensor | None = None,
     ) -> LiftedGraph:
-        """Graph of the nodes, what :func:`lift` gives for these frames.
+        """Graph of the nodes over clouds, with the neighborhood and the length on the scale 1: see :func:`lift`.
 
-        Parameters
-        ----------
-        clouds
-            The clouds of points.
-        neighborhood
-            On the scale 1.
-        space
-            R^d under a group with these frames.
-        length
-            Length that displacements on the scale 1 are divided by.
-        volumes
-            ``[points]`` positive: what part of space each point stands for.
+        The ``volumes`` ``[points]``, positive, say what part of space each point stands for.
         """
         dim = clouds.pos.shape[1]
         if self.group.dim != dim:
             raise ValueError(f"points: {self.group.name} acts on {self.group.dim} coordinates, got points with {dim}")
-        edges = self._edges(clouds, neighborhood)
-        log_measure = -dim * math.log(self.base) * edges.levels_up.to(clouds.pos.dtype)
+        neighbors, level, levels_up, point = self._edges(clouds, neighborhood)
+        log_measure = -dim * math.log(self.base) * levels_up.to(clouds.pos.dtype)
+        factors = torch.tensor(self.factors, dtype=torch.float64, device=clouds.device)
         if volumes is not None:
-            sizes = torch.tensor(self.factors, dtype=torch.float64, device=clouds.device).log()
-            log_measure = _checked_volumes(volumes, clouds).log()[edges.point]
-            log_measure = (log_measure - dim * sizes[edges.level + edges.levels_up]).to(clouds.pos.dtype)
-        pos = clouds.pos.repeat_interleave(self.levels, dim=0)
-        batch = clouds.batch.repeat_interleave(self.levels)
-        factors = torch.tensor(self.factors, dtype=pos.dtype, device=clouds.device)
-        relative = RelativeElements(
+            log_measure = point_weights(volumes, clouds.pos, positive=True).log()[point]
+            log_measure = (log_measure - dim * factors.log()[level + levels_up]).to(clouds.pos.dtype)
+        pos, batch = (x.repeat_interleave(self.levels, dim=0) for x in (clouds.pos, clouds.batch))
+        return LiftedGraph.over(
+            replace(clouds, pos=pos, batch=batch, grid=None),
             space=space,
-            pos=pos,
-            batch=batch,
-            neighbors=edges.neighbors,
+            neighbors=neighbors,
             length=length,
             group=self.group,
-            dilation=factors.repeat(clouds.num_points),
-            levels_up=edges.levels_up,
-        )
-        return LiftedGraph(
-            pos=pos,
-            batch=batch,
-            num_clouds=clouds.num_clouds,
-            cell=clouds.cell,
-            pbc=clouds.pbc,
-            relative=relative,
+            dilation=factors.to(pos.dtype).repeat(clouds.num_points),
+            levels_up=levels_up,
             log_measure=log_measure,
             levels=self.levels,
         )
 
-    def _edges(self, clouds: PointClouds, neighborhood: Neighborhood) -> _Edges:
-        """Edges between nodes of all scales."""
+    def _edges(self, clouds: PointClouds, neighborhood: Neighborhood) -> tuple[Neighbors, Tensor, Tensor, Tensor]:
+        """Edges between nodes of all scales, and for each the level of the target, the levels up, and the source."""
         levels, nodes = self.levels, clouds.num_points * self.levels
         parts: list[tuple[Tensor, ...]] = []
         for k, factor in enumerate(self.factors):
@@ -150,25 +128,4 @@ class ScaleFrames:
         if clouds.cell is not None:
             neighbors = replace(neighbors, shift=shift[order])
         level, levels_up = counts[order].unbind(1)
-        return _Edges(neighbors, level, levels_up, point[order])
-
-
-@dataclass(frozen=True, eq=False)
-class _Edges:
-    """Edges between nodes, in the order of their lists."""
-
-    neighbors: Neighbors
-    level: Tensor  # k of the target
-    levels_up: Tensor  # l - k
-    point: Tensor  # j
-
-
-def _checked_volumes(volumes: Tensor, clouds: PointClouds) -> Tensor:
-    if not isinstance(volumes, Tensor) or volumes.shape != (clouds.num_points,) or volumes.device != clouds.device:
-        shape = tuple(volumes.shape) if isinstance(volumes, Tensor) else type(volumes).__name__
-        raise ValueError(f"weights: expected [points={clouds.num_points}] on {clouds.device}, got {shape}")
-    bad = ~(torch.isfinite(volumes) & (volumes > 0))
-    if bad.any():
-        first = int(bad.nonzero()[0])
-        raise ValueError(f"weights: expected positive volumes, got {float(volumes[first])} for point {first}")
-    return volumes.double()
+        return neighbors, level, levels_up, point[order]

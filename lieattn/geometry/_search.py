@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lieattn.geometry._clouds import members, ranges
+
 if TYPE_CHECKING:
     from scipy.spatial import cKDTree
 
@@ -47,7 +49,7 @@ def pairs_within(
     n = len(pos)
     radius = radius * (1 + TIE_TOLERANCE)
     keys = [_self_keys(pos, include_self)]
-    if n and (method or _default_method(pos)) == "tree":
+    if n and _uses_tree(pos, method):
         p = 2.0 if norm == "euclidean" else np.inf
         found = _tree(pos, cloud, 3 * radius).query_pairs(radius * _MARGIN, p=p, output_type="ndarray")
         i, j = torch.from_numpy(found).unbind(1)
@@ -70,7 +72,7 @@ def pairs_nearest(
     others = torch.bincount(cloud)[cloud] - 1
     remaining = others.nonzero().squeeze(1)
     if len(remaining):
-        proposer = _tree_proposer if (method or _default_method(pos)) == "tree" else _cell_proposer
+        proposer = _tree_proposer if _uses_tree(pos, method) else _cell_proposer
         propose = proposer(pos, cloud, k)
         for effort in itertools.count():
             left = []
@@ -87,10 +89,8 @@ def pairs_nearest(
 def pairs_all(pos: Tensor, cloud: Tensor, include_self: bool) -> Tensor:
     """Return all pairs within each cloud."""
     n = len(pos)
-    size = torch.bincount(cloud)
-    order = cloud.argsort(stable=True)
-    first = size.cumsum(0) - size
-    i, position = _expand(first[cloud], size[cloud])
+    order, first, size = members(cloud, 0)
+    i, position = ranges(first[cloud], size[cloud])
     j = order[position]
     keys = i * n + j
     return keys if include_self else keys[i != j]
@@ -103,8 +103,8 @@ def sort_keys(keys: Tensor) -> Tensor:
     return keys.sort().values
 
 
-def _default_method(pos: Tensor) -> Method:
-    return "tree" if pos.device.type == "cpu" else "cells"
+def _uses_tree(pos: Tensor, method: Method | None) -> bool:
+    return method == "tree" or (method is None and pos.device.type == "cpu")
 
 
 def _self_keys(pos: Tensor, include_self: bool) -> Tensor:
@@ -234,7 +234,7 @@ def candidates_within(
         chunk = (count.sum(1).cumsum(0) - 1) // _CHUNK_PAIRS
         sizes = torch.unique_consecutive(chunk, return_counts=True)[1].tolist()
         for part, start, length in zip(block.split(sizes), first.split(sizes), count.split(sizes), strict=True):
-            segment, position = _expand(start.flatten(), length.flatten())
+            segment, position = ranges(start.flatten(), length.flatten())
             yield part, segment // len(around), order[position]
 
 
@@ -265,10 +265,3 @@ def _bounds(pos: Tensor, cloud: Tensor) -> tuple[Tensor, Tensor]:
     low = pos.new_zeros(shape).scatter_reduce(0, index, pos, "amin", include_self=False)
     high = pos.new_zeros(shape).scatter_reduce(0, index, pos, "amax", include_self=False)
     return low, high
-
-
-def _expand(first: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """List the ranges ``first[s] ... first[s] + count[s] - 1`` one after the other, each with its s."""
-    segment = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
-    position = torch.arange(len(segment), device=count.device) + (first - count.cumsum(0) + count)[segment]
-    return segment, position

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_count
-from lieattn.geometry._clouds import as_coordinates, check_indices, first_true
+from lieattn.geometry._clouds import as_coordinates, check_indices, first_true, members
 from lieattn.geometry._point_clouds import PointClouds, point_clouds
 from lieattn.geometry._search import TIE_TOLERANCE
 
@@ -53,11 +53,6 @@ def farthest_points(
         ``[points kept]`` int64 indices, cloud by cloud in the order in which they were chosen. Of points equally
         far, up to a relative 1e-5, the first one is taken.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If not exactly one of count and fraction is given, or an argument is not as above.
-
     Examples
     --------
     >>> farthest_points(torch.tensor([[0.0], [1.0], [2.0], [10.0]]), count=3).tolist()
@@ -65,12 +60,11 @@ def farthest_points(
     """
     clouds = point_clouds(points, batch=batch, ptr=ptr)
     pos = as_coordinates(clouds.pos)
-    size = torch.bincount(clouds.batch, minlength=clouds.num_clouds)
-    wanted = _wanted(size, count, fraction)
+    wanted = _wanted(clouds.counts, count, fraction)
     most = int(wanted.max()) if len(wanted) else 0
     chosen = torch.full((clouds.num_clouds, most), -1, dtype=torch.int64, device=clouds.device)
     if most:
-        current = _starts(clouds, pos, size, start, generator)
+        current = _starts(clouds, pos, start, generator)
         nearest = torch.full((len(pos),), torch.inf, dtype=pos.dtype, device=pos.device)
         for step in range(most):
             chosen[:, step] = current
@@ -86,27 +80,10 @@ def farthest_points(
 def farthest_by_distance(distance: Tensor, count: int, start: Tensor, mask: Tensor | None = None) -> Tensor:
     """Farthest-point subsampling of padded clouds from given distances, of group elements for example.
 
-    Parameters
-    ----------
-    distance
-        ``[clouds, N, N]`` floating distances.
-    count
-        Points to choose of each cloud, at most N.
-    start
-        First point of each cloud, int64 ``[clouds]``.
-    mask
-        ``[clouds, N]`` bool, which points are there; all if absent. Padding counts as 100 less than nothing away: a
-        cloud of fewer than ``count`` points has its first one chosen again.
-
-    Returns
-    -------
-    Tensor
-        ``[clouds, count]`` int64, in the order in which they were chosen; of points equally far the first.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If shapes or dtypes do not fit.
+    Of points with floating distances ``[clouds, N, N]`` these are ``[clouds, count]`` int64, in the order in which they
+    were chosen from the first point ``start`` ``[clouds]`` of each cloud on; of points equally far the first. Padding,
+    where the ``mask`` ``[clouds, N]`` bool is false, counts as 100 less than nothing away: a cloud of fewer than
+    ``count`` points has its first one chosen again.
     """
     if not isinstance(distance, Tensor) or not distance.is_floating_point():
         raise TypeError("distance: expected a floating tensor [clouds, N, N]")
@@ -144,15 +121,10 @@ def _wanted(size: Tensor, count: int | None, fraction: float | None) -> Tensor:
 
 
 def _starts(
-    clouds: PointClouds,
-    pos: Tensor,
-    size: Tensor,
-    start: Literal["outermost", "first"] | Tensor,
-    generator: torch.Generator | None,
+    clouds: PointClouds, pos: Tensor, start: Literal["outermost", "first"] | Tensor, generator: torch.Generator | None
 ) -> Tensor:
     """First point of each cloud, -1 where there is none."""
-    order = clouds.batch.argsort(stable=True)
-    first = size.cumsum(0) - size
+    order, first, size = members(clouds.batch, clouds.num_clouds)
     if isinstance(start, Tensor):
         return _given_starts(start, clouds, size)
     if start not in ("outermost", "first"):
@@ -163,9 +135,7 @@ def _starts(
     elif start == "first":
         place = torch.zeros_like(size)
     else:
-        total = pos.new_zeros(len(size), pos.shape[1]).index_add(0, clouds.batch, pos)
-        mean = total / size.clamp(min=1)[:, None]
-        return _first_farthest((pos - mean[clouds.batch]).square().sum(-1), clouds)
+        return _first_farthest((pos - clouds.mean(pos)[clouds.batch]).square().sum(-1), clouds)
     return torch.where(size > 0, order[(first + place).clamp(0, len(order) - 1)], -1)
 
 

@@ -64,7 +64,8 @@ def cyclic_about(n: int, axis: Sequence[float] = (0.0, 0.0, 1.0)) -> FiniteGroup
     ``axis`` has three components, not all zero, and any length.
     """
     check_count("n", n)
-    return FiniteGroup(f"C{n}{_axis_name(axis)}", _rotations_about(n, axis))
+    matrices = _rotations_about(n, axis)
+    return FiniteGroup(f"C{n}{_axis_name(axis)}", matrices)
 
 
 def dihedral_about(n: int, axis: Sequence[float] = (0.0, 0.0, 1.0)) -> FiniteGroup:
@@ -110,8 +111,8 @@ def pyritohedral() -> FiniteGroup:
 
 def full_tetrahedral() -> FiniteGroup:
     """T_d, all symmetries of the tetrahedron: order 24, the rotations first."""
-    group = _signed_permutations()
-    kept = group[_sign_product(group) > 0]
+    kept = _signed_permutations()
+    kept = kept[_sign_product(kept) > 0]
     return FiniteGroup("Td", torch.cat([kept[kept.det() > 0], kept[kept.det() < 0]]))
 
 
@@ -147,10 +148,8 @@ def commuting_product(first: FiniteGroup, second: FiniteGroup, name: str | None 
     difference = (left - second.elements @ first.elements[:, None]).abs().amax(dim=(-2, -1))
     if difference.max() > 1e-9:
         h, k = divmod(int(difference.argmax()), second.order)
-        raise ValueError(
-            f"element {h} of {first.name} and element {k} of {second.name} do not commute; use "
-            f"direct_product for an action on the sum of the two spaces"
-        )
+        pair = f"element {h} of {first.name} and element {k} of {second.name}"
+        raise ValueError(f"{pair} do not commute; use direct_product for an action on the sum of the two spaces")
     return FiniteGroup(name or f"{first.name}x{second.name}", left.transpose(0, 1).flatten(0, 1))
 
 
@@ -174,12 +173,9 @@ def _diagonal(*entries: float) -> Tensor:
 
 def _signed_permutations() -> Tensor:
     """The 48 matrices with one entry ±1 in each row and column, the identity first."""
-    matrices = [
-        torch.eye(3, dtype=torch.float64)[list(order)] * torch.tensor(signs, dtype=torch.float64)[:, None]
-        for order in itertools.permutations(range(3))
-        for signs in itertools.product((1.0, -1.0), repeat=3)
-    ]
-    return torch.stack(matrices)
+    orders = torch.eye(3, dtype=torch.float64)[torch.tensor(list(itertools.permutations(range(3))))]
+    signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=3)), dtype=torch.float64)
+    return (orders[:, None] * signs[:, :, None]).flatten(0, 1)
 
 
 def _sign_product(matrices: Tensor) -> Tensor:

@@ -125,6 +125,11 @@ class FiniteGroup(Group):
         return bool((gram - torch.eye(self.dim, dtype=gram.dtype)).abs().max() < 1e-9)
 
     @property
+    def is_proper(self) -> bool:
+        """Whether no element has a negative determinant."""
+        return bool((torch.linalg.det(self.elements) > 0).all())
+
+    @property
     def is_abelian(self) -> bool:
         """Whether g h = h g for all elements."""
         return bool(torch.equal(self.cayley, self.cayley.mT))
@@ -158,10 +163,9 @@ class FiniteGroup(Group):
         missed = ~(distance <= tolerance)
         if missed.any():
             first = int(missed.flatten().nonzero()[0])
-            raise ValueError(
-                f"matrices: number {first} is not an element of {self.name}: the nearest one is "
-                f"{float(distance.flatten()[first]):.1e} away (tolerance {tolerance:.0e})"
-            )
+            away = f"{float(distance.flatten()[first]):.1e} away (tolerance {tolerance:.0e})"
+            what = f"number {first} is not an element of {self.name}"
+            raise ValueError(f"matrices: {what}: the nearest one is {away}")
         return found
 
     def _nearest(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,11 +184,7 @@ class FiniteGroup(Group):
         return self.matrices(g)[self.inverse_index.to(g.device)[self.index(g)]]
 
     def act(self, g: int | Tensor, points: Tensor) -> Tensor:
-        """Move points or vectors ``[*, dim]``, v ↦ A v.
-
-        Elements are matrices ``[*, dim, dim]`` or indices ``[*]``, which broadcast against the leading axes of the
-        points. ValueError is raised if the points have another dimension, or there is no such element.
-        """
+        """Move points or vectors ``[*, dim]``, v ↦ A v, by elements ``[*, dim, dim]`` or their indices ``[*]``."""
         return super().act(self.element(g, points), points)
 
     def act_vectors(self, g: int | Tensor, vectors: Tensor) -> Tensor:

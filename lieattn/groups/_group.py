@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_count, check_none, kind
+from lieattn._checks import check_count, check_none, check_tensor
 from lieattn.groups._series import norm
 
 if TYPE_CHECKING:
@@ -107,6 +107,11 @@ class Group:
         """Coordinates ``[*, algebra_dim]`` of a matrix of the Lie algebra: the inverse of :meth:`hat`."""
         raise NotImplementedError(f"{self.name} gives no coordinates of its Lie algebra: define hat and vee")
 
+    def _checked_algebra(self, a: Tensor) -> Tensor:
+        if a.shape[-1:] != (self.algebra_dim,):
+            raise ValueError(f"a: expected coordinates [*, {self.algebra_dim}] of {self.name}, got {tuple(a.shape)}")
+        return a
+
     def exp(self, a: Tensor) -> Tensor:
         """Exponential ``[*, size, size]`` of coordinates ``[*, algebra_dim]``."""
         return torch.linalg.matrix_exp(self.hat(a))
@@ -201,8 +206,7 @@ class Group:
 
         Subclasses override :meth:`faults`, not this method.
         """
-        if not isinstance(g, Tensor) or not g.is_floating_point():
-            raise TypeError(f"{argument}: expected floating matrices of {self.name}, got {kind(g)}")
+        check_tensor(argument, g, f"floating matrices of {self.name}")
         if g.shape[-2:] != (self.size, self.size):
             size = f"[*, {self.size}, {self.size}]"
             raise ValueError(f"{argument}: expected elements {size} of {self.name}, got {tuple(g.shape)}")

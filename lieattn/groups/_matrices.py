@@ -61,11 +61,9 @@ def cayley_table(matrices: Tensor, name: str, tolerance: float) -> Tensor:
         distance, table[g] = torch.cdist((matrix @ matrices).flatten(1), matrices.flatten(1), p=math.inf).min(dim=-1)
         worst = int(distance.argmax())
         if not distance[worst] <= tolerance:
-            raise ValueError(
-                f"{name!r} is not closed under its product: elements[{g}] @ elements[{worst}] is "
-                f"{float(distance[worst]):.1e} away from every element (tolerance {tolerance:.0e}); "
-                f"give all elements, or generators to FiniteGroup.generate"
-            )
+            away = f"{float(distance[worst]):.1e} away from every element (tolerance {tolerance:.0e})"
+            what = f"{name!r} is not closed under its product: elements[{g}] @ elements[{worst}] is {away}"
+            raise ValueError(f"{what}; give all elements, or generators to FiniteGroup.generate")
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +15,6 @@ from lieattn.groups._finite import FiniteGroup
 from lieattn.groups._group import LieGroup, draw_normal, draw_uniform, far, tolerance
 from lieattn.groups._series import expm1_ratio
 from lieattn.groups._skew import (
-    from_skew,
     rotation_by,
     rotation_from_quaternion,
     rotation_log,
@@ -36,10 +36,12 @@ _ROTATIONS_3D: dict[int, Callable[[], FiniteGroup]] = {
 class Rotational(LieGroup):
     """What SO(d) and O(d) share: they have the same Lie algebra, and inverses are transposes."""
 
-    def __init__(self, letters: str, dim: int) -> None:
+    letters: ClassVar[str]
+
+    def __init__(self, dim: int) -> None:
         if dim not in (2, 3):
-            raise ValueError(f"dim: {letters}(d) is available for d = 2 and d = 3, got {dim!r}")
-        super().__init__(f"{letters}({dim})", dim=dim, size=dim, algebra_dim=1 if dim == 2 else 3)
+            raise ValueError(f"dim: {self.letters}(d) is available for d = 2 and d = 3, got {dim!r}")
+        super().__init__(f"{self.letters}({dim})", dim=dim, size=dim, algebra_dim=1 if dim == 2 else 3)
 
     def inverse(self, g: Tensor) -> Tensor:
         """The inverse, which is the transpose."""
@@ -47,15 +49,17 @@ class Rotational(LieGroup):
 
     def hat(self, a: Tensor) -> Tensor:
         """Skew matrix of an angle ``[*, 1]`` or a rotation vector ``[*, 3]``."""
-        return skew(self._checked(a))
+        return skew(self._checked_algebra(a))
 
     def vee(self, matrix: Tensor) -> Tensor:
         """Angle ``[*, 1]`` or rotation vector ``[*, 3]`` of a skew matrix."""
-        return from_skew(matrix)
+        if self.dim == 2:
+            return matrix[..., 1, 0, None]
+        return torch.stack([matrix[..., 2, 1], matrix[..., 0, 2], matrix[..., 1, 0]], dim=-1)
 
     def exp(self, a: Tensor) -> Tensor:
         """Rotation by an angle ``[*, 1]``, or about a vector ``[*, 3]`` by its length; any length."""
-        return rotation_by(self._checked(a))
+        return rotation_by(self._checked_algebra(a))
 
     def log(self, g: Tensor) -> Tensor:
         """Angle ``[*, 1]`` in (-π, π], or rotation vector ``[*, 3]`` of length at most π, of proper rotations.
@@ -80,11 +84,6 @@ class Rotational(LieGroup):
         fault = f"its columns are not orthonormal (largest error of all {worst:.1e}, allowed {allowed:.0e})"
         return {fault: error > allowed}
 
-    def _checked(self, a: Tensor) -> Tensor:
-        if a.shape[-1:] != (self.algebra_dim,):
-            raise ValueError(f"a: expected coordinates [*, {self.algebra_dim}] of {self.name}, got {tuple(a.shape)}")
-        return a
-
 
 class SO(Rotational):
     """Rotations of the plane, SO(2), or of space, SO(3).
@@ -101,8 +100,7 @@ class SO(Rotational):
     tensor([-1.,  2., -3.])
     """
 
-    def __init__(self, dim: int) -> None:
-        super().__init__("SO", dim)
+    letters = "SO"
 
     def distance(self, g: Tensor, h: Tensor) -> Tensor:
         """Angle ``[*]`` in [0, π] of the rotation g⁻¹ h; invariant from both sides."""
@@ -140,8 +138,7 @@ class O(Rotational):  # noqa: E742 - the name of the group
     The exponential reaches the proper rotations alone, so the others have no logarithm.
     """
 
-    def __init__(self, dim: int) -> None:
-        super().__init__("O", dim)
+    letters = "O"
 
     def log(self, g: Tensor) -> Tensor:
         """As for :class:`SO`; ValueError if an element is improper."""

@@ -45,18 +45,13 @@ class Translations(LieGroup):
         """Translation by ``[*, d]``."""
         return self.element(a)
 
-    def log(self, g: Tensor) -> Tensor:
-        """Translation ``[*, d]``."""
-        return self.translation(g)
+    # Coordinates of the Lie algebra and smooth ones are the translation.
+    log = coordinates = LieGroup.translation
 
     @property
     def num_coordinates(self) -> int:
         """As many as the space has dimensions."""
         return self.dim
-
-    def coordinates(self, g: Tensor) -> Tensor:
-        """Translation ``[*, d]``."""
-        return self.translation(g)
 
     def distance(self, g: Tensor, h: Tensor) -> Tensor:
         """Length ``[*]`` of the difference."""
@@ -139,13 +134,7 @@ class SemidirectProduct(LieGroup):
         return affine(self.stabilizer.exp(h), translation)
 
     def log(self, g: Tensor) -> Tensor:
-        """Coordinates ``[*, algebra_dim]``, the part in H as that group's logarithm gives it.
-
-        Raises
-        ------
-        ValueError
-            If the linear part has no logarithm in H.
-        """
+        """Coordinates ``[*, algebra_dim]``, the part in H as that group's logarithm gives it."""
         h = self.stabilizer.log(self.linear(g))
         u = matvec(self.stabilizer.inverse_exp_integral(h), self.translation(g))
         return torch.cat([h, u], dim=-1)
@@ -182,8 +171,7 @@ class SemidirectProduct(LieGroup):
         return found | {f"in its linear part, {f}": w for f, w in self.stabilizer.faults(self.linear(g)).items()}
 
     def _split(self, a: Tensor) -> tuple[Tensor, Tensor]:
-        if a.shape[-1:] != (self.algebra_dim,):
-            raise ValueError(f"a: expected coordinates [*, {self.algebra_dim}] of {self.name}, got {tuple(a.shape)}")
+        a = self._checked_algebra(a)
         return a[..., : -self.dim], a[..., -self.dim :]
 
 

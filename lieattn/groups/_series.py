@@ -8,7 +8,6 @@ argument, because a gradient of 0 times infinity would be NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -22,7 +21,11 @@ _ATAN_TERMS = 13
 
 def sine_ratio(s: Tensor) -> Tensor:
     """``sin θ / θ``."""
-    return _series_or(s, [(-1) ** k / math.factorial(2 * k + 1) for k in range(_SERIES_TERMS)], _sine_closed)
+    small = s < _SERIES_BELOW
+    coefficients = [(-1) ** k / math.factorial(2 * k + 1) for k in range(_SERIES_TERMS)]
+    series = _horner(torch.where(small, s, 0.0), coefficients)
+    angle = torch.where(small, 1.0, s).sqrt()
+    return torch.where(small, series, torch.sin(angle) / angle)
 
 
 def versine_ratio(s: Tensor) -> Tensor:
@@ -74,17 +77,6 @@ def norm(x: Tensor) -> Tensor:
     squared = (x * x).sum(-1)
     zero = squared == 0
     return torch.where(zero, 0.0, torch.where(zero, 1.0, squared).sqrt())
-
-
-def _sine_closed(s: Tensor) -> Tensor:
-    angle = s.sqrt()
-    return torch.sin(angle) / angle
-
-
-def _series_or(s: Tensor, coefficients: list[float], closed: Callable[[Tensor], Tensor]) -> Tensor:
-    small = s < _SERIES_BELOW
-    series = _horner(torch.where(small, s, 0.0), coefficients)
-    return torch.where(small, series, closed(torch.where(small, 1.0, s)))
 
 
 def _horner(x: Tensor, coefficients: list[float]) -> Tensor:

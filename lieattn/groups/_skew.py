@@ -26,13 +26,6 @@ def skew(a: Tensor) -> Tensor:
     return torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], dim=-1).unflatten(-1, (3, 3))
 
 
-def from_skew(matrix: Tensor) -> Tensor:
-    """Angle ``[*, 1]`` or rotation vector ``[*, 3]``: the inverse of :func:`skew`."""
-    if matrix.shape[-1] == 2:
-        return matrix[..., 1, 0, None]
-    return torch.stack([matrix[..., 2, 1], matrix[..., 0, 2], matrix[..., 1, 0]], dim=-1)
-
-
 def rotation_by(a: Tensor) -> Tensor:
     """Rotation by an angle ``[*, 1]`` or about a vector ``[*, 3]`` (Rodrigues)."""
     if a.shape[-1:] == (1,):

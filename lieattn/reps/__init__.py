@@ -4,8 +4,7 @@ A :class:`Representation` gives the matrix of every orthogonal map, ``rep.matrix
 ``[*, dim]``, ``rep.act(rotation, features)``. Sums and multiples are representations: ``2 * Vector(3) + Scalar()``.
 """
 
-from lieattn.reps._convert import to_irreps
-from lieattn.reps._irreps import Irreps, wigner_d
+from lieattn.reps._irreps import Irreps, to_irreps, wigner_d
 from lieattn.reps._representation import (
     DirectSum,
     Multiple,

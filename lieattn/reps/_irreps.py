@@ -11,33 +11,41 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_count
-from lieattn.reps._representation import Representation, check_orthogonal
-from lieattn.reps._tensor import determinant_sign
+from lieattn.reps._representation import (
+    DirectSum,
+    Multiple,
+    Representation,
+    block_diagonal,
+    check_orthogonal,
+    check_representation,
+)
+from lieattn.reps._tensor import (
+    Pseudoscalar,
+    Pseudovector,
+    Scalar,
+    SymmetricTensor,
+    TracelessSymmetric,
+    Vector,
+    determinant_sign,
+)
 
 MAX_DEGREE = 11
 """Largest degree l that e3nn has Clebsch-Gordan coefficients for."""
+_SIMPLE: dict[Representation, str] = {Scalar(): "0e", Pseudoscalar(): "0o", Vector(3): "1o", Pseudovector(): "1e"}
 
 
 @dataclass(frozen=True)
 class Irreps(Representation):
     """Irreducible representations of O(3), ``Irreps("2x0e + 1o + 2e")``, with the components and order of e3nn.
 
+    ``spec`` is anything that ``e3nn.o3.Irreps`` takes, kept as its string without empty terms; ValueError is raised if
+    e3nn cannot read it, nothing is in it, or a degree exceeds 11. ``parts`` are count, degree l and parity (1 or -1) of
+    each term, in their order.
+
     A proper rotation acts on degree l by the Wigner matrix D^l, of 2l + 1 rows; the point reflection by the parity,
     1 for ``e`` and -1 for ``o``. Degree 1 has the components x, y, z. Those of degree l are the coefficients of real
     spherical harmonics about the *y* axis, m = -l..l with e3nn's axes named y, z, x in the usual order: see
     :meth:`polar_z`. Copies of an irrep stand one after another, ``[copies, 2l + 1]`` flattened.
-
-    Attributes
-    ----------
-    spec
-        Anything that ``e3nn.o3.Irreps`` takes; kept as its string, without empty terms.
-    parts
-        Count, degree l and parity (1 or -1) of each term, in their order.
-
-    Raises
-    ------
-    ValueError
-        If e3nn cannot read it, nothing is in it, or a degree exceeds 11.
     """
 
     spec: str
@@ -57,11 +65,8 @@ class Irreps(Representation):
             raise ValueError(f"spec: expected at least one irrep, got {self.spec!r}")
         if irreps.lmax > MAX_DEGREE:
             raise ValueError(f"spec: degrees are limited to {MAX_DEGREE}, got {irreps.lmax} in {self.spec!r}")
-        object.__setattr__(self, "spec", str(irreps))
         parts = tuple((mul, ir.l, ir.p) for mul, ir in irreps)
-        object.__setattr__(self, "parts", parts)
-        object.__setattr__(self, "dim", irreps.dim)
-        object.__setattr__(self, "_isometries", _clebsch_gordan(irreps.lmax))
+        vars(self).update(spec=str(irreps), parts=parts, dim=irreps.dim, _isometries=_clebsch_gordan(irreps.lmax))
 
     @property
     def name(self) -> str:
@@ -82,14 +87,7 @@ class Irreps(Representation):
 
     def _evaluate(self, rotation: Tensor) -> Tensor:
         blocks = self._blocks(rotation)
-        out = rotation.new_zeros(*rotation.shape[:-2], self.dim, self.dim)
-        first = 0
-        for count, degree, parity in self.parts:
-            for _ in range(count):
-                last = first + 2 * degree + 1
-                out[..., first:last, first:last] = blocks[degree, parity]
-                first = last
-        return out
+        return block_diagonal([blocks[degree, parity] for count, degree, parity in self.parts for _ in range(count)])
 
     def _apply(self, rotation: Tensor, features: Tensor) -> Tensor:
         blocks = self._blocks(rotation)
@@ -119,22 +117,8 @@ def wigner_d(degree: int, rotation: Tensor) -> Tensor:
     so they lose no accuracy, and have the right gradients, at every rotation; Euler angles do neither where their axes
     coincide.
 
-    Parameters
-    ----------
-    degree
-        l, from 0 to 11.
-    rotation
-        ``[*, 3, 3]`` proper rotations.
-
-    Returns
-    -------
-    Tensor
-        ``[*, 2 l + 1, 2 l + 1]``, computed in float64 and given in the dtype of ``rotation``.
-
-    Raises
-    ------
-    ValueError
-        If the degree is out of range, or the matrices are not proper rotations.
+    The degree is at most 11; ``rotation`` ``[*, 3, 3]`` are proper rotations, and the result ``[*, 2 l + 1, 2 l + 1]``
+    is computed in float64 and given in their dtype. ValueError is raised for others.
     """
     check_count("degree", degree, 0)
     if degree > MAX_DEGREE:
@@ -177,3 +161,53 @@ def _o3() -> Any:
 @lru_cache(maxsize=256)
 def _parsed(spec: str) -> Any:
     return _o3().Irreps(spec)
+
+
+def to_irreps(rep: Representation) -> tuple[Irreps, Tensor]:
+    """Irreps of a representation of O(3), and the change of basis to them.
+
+    ``rep`` acts on R^3. The basis is an orthogonal Q ``[dim, dim]`` float64: ``features @ Q.T`` are features of the
+    irreps, and ``Q @ rep.matrix(R) == irreps.matrix(R) @ Q``. A feature with independent components of variance 1 stays
+    so, which is e3nn's component normalization. TypeError or ValueError is raised if it is not a representation of
+    O(3), or of a type that is not known here.
+    """
+    check_representation("rep", rep)
+    spec, basis = _decomposed(rep)
+    return Irreps(spec), basis
+
+
+def _decomposed(rep: Representation) -> tuple[str, Tensor]:
+    if isinstance(rep, Irreps):
+        return rep.spec, torch.eye(rep.dim, dtype=torch.float64)
+    if isinstance(rep, DirectSum | Multiple):
+        parts = rep.parts if isinstance(rep, DirectSum) else (rep.part,) * rep.count
+        pieces = [_decomposed(part) for part in parts]
+        return " + ".join(spec for spec, _ in pieces), torch.block_diag(*(basis for _, basis in pieces))
+    if rep in _SIMPLE:
+        return _SIMPLE[rep], torch.eye(rep.dim, dtype=torch.float64)
+    if rep == TracelessSymmetric(3):
+        return "2e", _traceless_to_degree_two()
+    if rep == SymmetricTensor(3):
+        full, traceless = SymmetricTensor(3), TracelessSymmetric(3)
+        trace = full.from_tensor(torch.eye(3, dtype=torch.float64)) / math.sqrt(3)
+        to_traceless = traceless.from_tensor(full.to_tensor(torch.eye(6, dtype=torch.float64))).T
+        return "0e + 2e", torch.cat([trace[None], _traceless_to_degree_two() @ to_traceless])
+    raise ValueError(f"rep: {rep.name} is no representation of O(3) whose irreps are known")
+
+
+def _traceless_to_degree_two() -> Tensor:
+    """Orthogonal ``[5, 5]`` from traceless symmetric matrices to the components of degree 2.
+
+    Every v gives a tensor v vᵀ and harmonics Y_2(v), linear in it; five directions determine the map, and
+    R ↦ D²(R) takes the harmonics of one direction, the axis y, to all others.
+    """
+    rep = TracelessSymmetric(3)
+    generic = torch.randn(12, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rotations = torch.linalg.matrix_exp(generic - generic.mT)
+    directions = rotations[:, :, 1]
+    tensors = rep.from_tensor(directions[:, :, None] * directions[:, None, :])
+    # About e3nn's axis y, only the component m = 0 of a harmonic is there.
+    harmonics = wigner_d(2, rotations)[:, :, 2]
+    solution = torch.linalg.lstsq(tensors, harmonics).solution.T
+    left, _, right = torch.linalg.svd(solution)
+    return left @ right

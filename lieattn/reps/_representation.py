@@ -10,21 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn._checks import check_count, kind
-
-_TOLERANCE = {torch.float64: 1e-6}
+from lieattn._checks import check_count, check_tensor
 
 
 class Representation(abc.ABC):
     """A map ρ from orthogonal matrices R of R^d to matrices that multiplies as they do: ρ(R S) = ρ(R) ρ(S).
 
     Representations are values: immutable, compared by what they are, without data on any device. All of the
-    library's are orthogonal, ρ(R)⁻¹ = ρ(R)ᵀ, for orthogonal R.
-
-    Attributes
-    ----------
-    orthogonal_only
-        Whether ρ is defined for orthogonal matrices alone; otherwise it takes every invertible one.
+    library's are orthogonal, ρ(R)⁻¹ = ρ(R)ᵀ, for orthogonal R. Where ``orthogonal_only`` is false ρ takes every
+    invertible matrix, else orthogonal ones alone.
     """
 
     orthogonal_only: ClassVar[bool] = True
@@ -51,10 +45,7 @@ class Representation(abc.ABC):
     def matrix(self, rotation: Tensor) -> Tensor:
         """Matrices ρ(R) ``[*, dim, dim]`` for R ``[*, d, d]``, computed in float64 and given in the dtype of R.
 
-        Raises
-        ------
-        TypeError, ValueError
-            If R is not floating, has another size, or is not orthogonal where it must be.
+        TypeError or ValueError is raised if R is not floating, has another size, or is not orthogonal where it must be.
         """
         self._check(rotation)
         with torch.autocast(rotation.device.type, enabled=False):
@@ -78,8 +69,7 @@ class Representation(abc.ABC):
 
     def _check(self, rotation: Tensor) -> None:
         d = self.space_dim
-        if not isinstance(rotation, Tensor) or not rotation.is_floating_point():
-            raise TypeError(f"rotation: expected a floating tensor [*, d, d], got {kind(rotation)}")
+        check_tensor("rotation", rotation, "a floating tensor [*, d, d]")
         shape = tuple(rotation.shape)
         if rotation.ndim < 2 or shape[-1] != shape[-2] or d not in (None, shape[-1]):
             raise ValueError(f"rotation: {self.name} takes matrices [*, {d or 'd'}, {d or 'd'}], got {shape}")
@@ -102,14 +92,34 @@ class Representation(abc.ABC):
         return self.name
 
 
+class _Composite(Representation):
+    """What sums and multiples share: ρ(R) is block diagonal."""
+
+    @property
+    @abc.abstractmethod
+    def _summands(self) -> tuple[Representation, ...]: ...
+
+    @property
+    def orthogonal_only(self) -> bool:  # type: ignore[override]
+        """Whether any summand is for orthogonal matrices alone."""
+        return any(part.orthogonal_only for part in self._summands)
+
+    @property
+    def dim(self) -> int:
+        """Sum of the dimensions of the summands."""
+        return sum(part.dim for part in self._summands)
+
+    @property
+    def space_dim(self) -> int | None:
+        """That of the summands."""
+        return next((part.space_dim for part in self._summands if part.space_dim is not None), None)
+
+
 @dataclass(frozen=True)
-class DirectSum(Representation):
+class DirectSum(_Composite):
     """Representations one after another: ρ(R) is block diagonal. Write it as ``Vector(3) + Scalar()``.
 
-    Attributes
-    ----------
-    parts
-        The summands, at least one, of spaces of one dimension.
+    ``parts`` are the summands, at least one, of spaces of one dimension.
     """
 
     parts: tuple[Representation, ...]
@@ -119,32 +129,20 @@ class DirectSum(Representation):
             raise ValueError(f"parts: expected a tuple of at least one representation, got {self.parts!r}")
         for part in self.parts:
             check_representation("parts", part)
-        dims = {part.space_dim for part in self.parts} - {None}
-        if len(dims) > 1:
+        if len({part.space_dim for part in self.parts} - {None}) > 1:
             raise ValueError(f"parts: act on spaces of different dimensions: {self.name}")
 
     @property
-    def orthogonal_only(self) -> bool:  # type: ignore[override]
-        """Whether any part is for orthogonal matrices alone."""
-        return any(part.orthogonal_only for part in self.parts)
+    def _summands(self) -> tuple[Representation, ...]:
+        return self.parts
 
     @property
     def name(self) -> str:
         """Names of the parts."""
         return " + ".join(part.name for part in self.parts)
 
-    @property
-    def dim(self) -> int:
-        """Sum of the parts' dimensions."""
-        return sum(part.dim for part in self.parts)
-
-    @property
-    def space_dim(self) -> int | None:
-        """That of the parts."""
-        return next((part.space_dim for part in self.parts if part.space_dim is not None), None)
-
     def _evaluate(self, rotation: Tensor) -> Tensor:
-        return _block_diagonal([part._evaluate(rotation) for part in self.parts])
+        return block_diagonal([part._evaluate(rotation) for part in self.parts])
 
     def _apply(self, rotation: Tensor, features: Tensor) -> Tensor:
         pieces = features.split([part.dim for part in self.parts], dim=-1)
@@ -152,16 +150,8 @@ class DirectSum(Representation):
 
 
 @dataclass(frozen=True)
-class Multiple(Representation):
-    """Copies of one representation, copy by copy: features are ``[*, count, part.dim]`` flattened.
-
-    Attributes
-    ----------
-    count
-        Number of copies.
-    part
-        The representation repeated.
-    """
+class Multiple(_Composite):
+    """``count`` copies of one ``part``, copy by copy: features are ``[*, count, part.dim]`` flattened."""
 
     count: int
     part: Representation
@@ -171,27 +161,16 @@ class Multiple(Representation):
         check_representation("part", self.part)
 
     @property
-    def orthogonal_only(self) -> bool:  # type: ignore[override]
-        """Whether the part is for orthogonal matrices alone."""
-        return self.part.orthogonal_only
+    def _summands(self) -> tuple[Representation, ...]:
+        return (self.part,) * self.count
 
     @property
     def name(self) -> str:
         """Count and name of the part."""
         return f"{self.count} * ({self.part.name})"
 
-    @property
-    def dim(self) -> int:
-        """Count times the part's dimension."""
-        return self.count * self.part.dim
-
-    @property
-    def space_dim(self) -> int | None:
-        """That of the part."""
-        return self.part.space_dim
-
     def _evaluate(self, rotation: Tensor) -> Tensor:
-        return _block_diagonal([self.part._evaluate(rotation)] * self.count)
+        return block_diagonal([self.part._evaluate(rotation)] * self.count)
 
     def _apply(self, rotation: Tensor, features: Tensor) -> Tensor:
         copies = features.unflatten(-1, (self.count, self.part.dim))
@@ -210,13 +189,17 @@ def check_orthogonal(argument: str, matrices: Tensor) -> None:
     The tolerance is 1e-6 in float64 and 1e-3 in lower precision. Nothing is checked while a graph is compiled.
     """
     error = _orthogonality_error(matrices)
-    if not error <= _TOLERANCE.get(matrices.dtype, 1e-3):
+    if not error <= _allowed(matrices):
         raise ValueError(f"{argument}: expected orthogonal matrices, but Rᵀ R differs from the identity by {error:.1e}")
 
 
 def is_orthogonal(matrices: Tensor) -> bool:
     """Whether :func:`check_orthogonal` would let a stack ``[*, d, d]`` pass."""
-    return _orthogonality_error(matrices) <= _TOLERANCE.get(matrices.dtype, 1e-3)
+    return _orthogonality_error(matrices) <= _allowed(matrices)
+
+
+def _allowed(matrices: Tensor) -> float:
+    return 1e-6 if matrices.dtype == torch.float64 else 1e-3
 
 
 def _orthogonality_error(matrices: Tensor) -> float:
@@ -231,7 +214,8 @@ def _parts(rep: Representation) -> tuple[Representation, ...]:
     return rep.parts if isinstance(rep, DirectSum) else (rep,)
 
 
-def _block_diagonal(blocks: list[Tensor]) -> Tensor:
+def block_diagonal(blocks: list[Tensor]) -> Tensor:
+    """Matrices with the blocks ``[*, k, k]`` on the diagonal."""
     if len(blocks) == 1:
         return blocks[0]
     size = sum(block.shape[-1] for block in blocks)

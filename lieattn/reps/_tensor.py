@@ -81,10 +81,7 @@ class _OfDimension(Representation):
 class Vector(_OfDimension):
     """Vectors, ρ(R) = R: velocities, forces, dipole moments. It takes every invertible matrix.
 
-    Attributes
-    ----------
-    d
-        Dimension of the space.
+    ``d`` is the dimension of the space.
     """
 
     orthogonal_only: ClassVar[bool] = False
@@ -142,10 +139,7 @@ class SymmetricTensor(_SymmetricMatrices):
     √2, so that their squares sum to those of the matrix and ρ(R) is orthogonal. See :meth:`to_tensor` and
     :meth:`from_tensor`. It takes every invertible matrix.
 
-    Attributes
-    ----------
-    d
-        Dimension of the space, at least 2.
+    ``d``, at least 2, is the dimension of the space.
     """
 
     orthogonal_only: ClassVar[bool] = False
@@ -161,20 +155,16 @@ class TracelessSymmetric(_SymmetricMatrices):
     The components refer to an orthonormal basis: the entries above the diagonal times √2, row by row, then the
     d - 1 diagonal matrices diag(1, ..., 1, -k, 0, ...) / √(k (k + 1)).
 
-    Attributes
-    ----------
-    d
-        Dimension of the space, at least 2.
+    ``d``, at least 2, is the dimension of the space.
     """
 
     def _orthonormal_basis(self) -> Tensor:
         off_diagonal = [_symmetric_unit(self.d, i, j) for i in range(self.d) for j in range(i + 1, self.d)]
-        diagonal = []
-        for k in range(1, self.d):
-            entries = torch.zeros(self.d, dtype=torch.float64)
-            entries[:k], entries[k] = 1, -k
-            diagonal.append(torch.diag(entries) / math.sqrt(k * (k + 1)))
-        return torch.stack([*off_diagonal, *diagonal])
+        ones = torch.ones(self.d, self.d, dtype=torch.float64)
+        entries = ones.tril(-1) - torch.diag(
+            torch.arange(self.d, dtype=torch.float64)
+        )  # 1, ..., 1, -k, 0, ... in row k
+        return torch.stack([*off_diagonal, *torch.diag_embed(entries[1:] / entries[1:].norm(dim=1, keepdim=True))])
 
 
 def determinant_sign(rotation: Tensor) -> Tensor:

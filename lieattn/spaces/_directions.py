@@ -1,4 +1,4 @@
-"""Directions in R^3 and rotations that take the first axis to them."""
+"""Spaces of directions: the sphere, positions with directions, and R^d without 0 as orbits of linear groups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,143 @@ import math
 import torch
 from torch import Tensor
 
-_UNIT_WITHIN = 1e-5
+from lieattn.groups import SE, SO, Dilations, Group, RotationDilations, check_group
+from lieattn.spaces._space import HomogeneousSpace
+
+
+class Sphere(HomogeneousSpace):
+    """S^2, the unit vectors of R^3, under SO(3): the origin is (1, 0, 0), its stabilizer SO(2) about this axis.
+
+    The section takes the origin to x by the least angle. No section of the sphere is continuous everywhere: this
+    one jumps at (-1, 0, 0), where it is the half turn about (0, 0, 1), and its derivative grows without bound near
+    there. What is averaged over the whole stabilizer does not depend on the choice.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("S^2", SO(3), 3, SO(2))
+
+    @property
+    def origin(self) -> Tensor:
+        """(1, 0, 0)."""
+        return torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+
+    def section(self, x: Tensor) -> Tensor:
+        """Rotations ``[*, 3, 3]`` by the least angle that take (1, 0, 0) to x ``[*, 3]``."""
+        return minimal_rotation(polar(x)[0])
+
+    def embed(self, h: Tensor) -> Tensor:
+        """Rotations ``[*, 3, 3]`` about (1, 0, 0) from ``[*, 2, 2]``."""
+        return about_first_axis(h)
+
+    def faults(self, x: Tensor) -> dict[str, Tensor]:
+        """Vectors that are not of unit length."""
+        return {"it is not a unit vector; divide by its length": not_unit(x)}
+
+
+class PositionDirection(HomogeneousSpace):
+    """R^3 x S^2, positions p with unit directions n, as ``(p, n)`` of 6 components, under SE(3).
+
+    The origin is the position 0 with direction (1, 0, 0); its stabilizer is SO(2) about this axis. The section is
+    that of :class:`Sphere` for the direction, followed by a translation by p, and jumps at the same directions.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("R^3 x S^2", SE(3), 6, SO(2))
+
+    @property
+    def origin(self) -> Tensor:
+        """(0, 0, 0, 1, 0, 0)."""
+        return torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+
+    def act(self, g: Tensor, x: Tensor) -> Tensor:
+        """Move positions and turn directions ``[*, 6]``."""
+        if x.shape[-1:] != (6,):
+            raise ValueError(f"x: expected positions and directions [*, 6], got {tuple(x.shape)}")
+        return torch.cat([self.group.act(g, x[..., :3]), self.group.act_vectors(g, x[..., 3:])], dim=-1)
+
+    def section(self, x: Tensor) -> Tensor:
+        """Rigid motions ``[*, 4, 4]`` that take the origin to x ``[*, 6]``."""
+        return SE(3).element(minimal_rotation(polar(x[..., 3:])[0]), x[..., :3])
+
+    def embed(self, h: Tensor) -> Tensor:
+        """Rotations about (1, 0, 0) as rigid motions ``[*, 4, 4]``, from ``[*, 2, 2]``."""
+        rotation = about_first_axis(h)
+        return SE(3).element(rotation, torch.zeros_like(rotation[..., 0]))
+
+    def faults(self, x: Tensor) -> dict[str, Tensor]:
+        """Directions that are not of unit length."""
+        return {"its direction, the last three components, is not a unit vector": not_unit(x[..., 3:])}
+
+
+class Orbits(HomogeneousSpace):
+    """R^d without 0 under rotations, dilations, or both.
+
+    ======================= ============================= =================== ==========================
+    group                   orbits                        invariants of x     stabilizer
+    ======================= ============================= =================== ==========================
+    ``SO(2)``               circles                       the radius ``|x|``  trivial
+    ``SO(3)``               spheres                       the radius ``|x|``  SO(2) about (1, 0, 0)
+    ``Dilations(d)``        rays                          direction ``x/|x|`` trivial
+    ``RotationDilations(2)``  the plane without 0         none                trivial
+    ``RotationDilations(3)``  space without 0             none                SO(2) about (1, 0, 0)
+    ======================= ============================= =================== ==========================
+
+    The representative of a sphere or circle is its point on the first axis. The point 0 is an orbit by itself with a
+    larger stabilizer and has to be left out. Sections in space jump at the negative first axis, as in :class:`Sphere`.
+    TypeError is raised for other groups.
+    """
+
+    def __init__(self, group: Group) -> None:
+        check_group("group", group, Group)
+        if not isinstance(group, SO | Dilations | RotationDilations):
+            raise TypeError(
+                f"group: expected SO(2), SO(3), Dilations(d) or RotationDilations(d), got {group!r}; "
+                "groups with translations act on a Euclidean space"
+            )
+        turning = not isinstance(group, Dilations)
+        invariants = {SO: 1, Dilations: group.dim, RotationDilations: 0}[type(group)]
+        stabilizer = SO(2) if turning and group.dim == 3 else None
+        super().__init__(f"R^{group.dim} under {group.name}", group, group.dim, stabilizer, invariants)
+
+    @property
+    def origin(self) -> Tensor:
+        """(1, 0, ..., 0)."""
+        return torch.eye(self.dim, dtype=torch.float64)[0]
+
+    def representative(self, x: Tensor) -> Tensor:
+        """Point ``[*, dim]`` of the orbit of x that ``section(x)`` takes to x."""
+        direction, length = polar(x)
+        if isinstance(self.group, Dilations):
+            return direction
+        first = super().representative(x)
+        return first if isinstance(self.group, RotationDilations) else length[..., None] * first
+
+    def invariants(self, x: Tensor) -> Tensor:
+        """Radius or direction of x, as in the table, ``[*, num_invariants]``."""
+        direction, length = polar(x)
+        if isinstance(self.group, Dilations):
+            return direction
+        return length[..., None] if isinstance(self.group, SO) else x[..., :0]
+
+    def section(self, x: Tensor) -> Tensor:
+        """Elements ``[*, dim, dim]`` that take the representative of its orbit to x ``[*, dim]``."""
+        direction, length = polar(x)
+        if isinstance(self.group, Dilations):
+            return length[..., None, None] * self.group.identity(x)
+        if self.dim == 2:
+            first, second = direction.unbind(-1)
+            rotation = torch.stack([first, -second, second, first], dim=-1).unflatten(-1, (2, 2))
+        else:
+            rotation = minimal_rotation(direction)
+        return rotation if isinstance(self.group, SO) else length[..., None, None] * rotation
+
+    def embed(self, h: Tensor) -> Tensor:
+        """Rotations ``[*, 3, 3]`` about (1, 0, 0) from ``[*, 2, 2]``."""
+        return about_first_axis(h)
+
+    def faults(self, x: Tensor) -> dict[str, Tensor]:
+        """Points at 0."""
+        return {f"it is 0, which {self.group.name} does not move; leave it out or shift the origin": at_origin(x)}
 
 
 def polar(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -25,7 +161,7 @@ def at_origin(x: Tensor) -> Tensor:
 
 def not_unit(n: Tensor) -> Tensor:
     """Where vectors ``[*, d]`` are not of unit length."""
-    return (torch.linalg.vector_norm(n, dim=-1) - 1).abs() > _UNIT_WITHIN
+    return (torch.linalg.vector_norm(n, dim=-1) - 1).abs() > 1e-5
 
 
 def minimal_rotation(n: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The interface of a space that a group acts on, and how its points are lifted to the group."""
+"""The interface of a space that a group acts on, how its points are lifted to the group, and Euclidean space."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_count, kind
-from lieattn.groups import Group, check_group
+from lieattn._checks import check_count, check_none, check_tensor
+from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, check_group
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,9 @@ class HomogeneousSpace:
     A space of your own overrides :meth:`section`, and where they differ from the defaults :meth:`representative`,
     :meth:`invariants`, :meth:`embed`, :meth:`act` and :meth:`faults`; docs/your_own_group.md has worked examples.
 
-    Attributes
-    ----------
-    name
-        What the space is called in messages.
-    group
-        G.
-    dim
-        Components of a point.
-    stabilizer
-        H as a group of matrices, or None if it is trivial. :meth:`embed` takes it into G.
-    num_invariants
-        How many invariants an orbit has; 0 if G is transitive.
+    ``name`` is what the space is called in messages, ``group`` is G, ``dim`` the number of components of a point,
+    ``stabilizer`` H as a group of matrices, which :meth:`embed` takes into G, or None if it is trivial, and
+    ``num_invariants`` the number of invariants of an orbit, 0 if G is transitive.
     """
 
     name: str
@@ -88,23 +79,9 @@ class HomogeneousSpace:
     def lift(self, x: Tensor, h: Tensor | None = None) -> Tensor:
         """Elements over points: ``section(x) h``.
 
-        Parameters
-        ----------
-        x
-            ``[*, dim]`` points.
-        h
-            Elements of the stabilizer: ``[fiber, k, k]``, the same for all points, or ``[*, fiber, k, k]``. The
-            section alone, a fiber of one element, if absent.
-
-        Returns
-        -------
-        Tensor
-            ``[*, fiber, m, m]``, each of which takes the representative of its orbit to its point.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If ``x`` does not hold points of this space, or ``h`` does not fit the stabilizer.
+        For points ``[*, dim]`` and elements h of the stabilizer, ``[fiber, k, k]``, the same for all points, or ``[*,
+        fiber, k, k]``, the result is ``[*, fiber, m, m]``; the section alone, a fiber of one element, if h is absent.
+        TypeError or ValueError is raised if ``x`` or ``h`` does not fit.
         """
         self.check("x", x)
         section = self.section(x)[..., None, :, :]
@@ -124,18 +101,37 @@ class HomogeneousSpace:
 
         Subclasses override :meth:`faults`, not this method.
         """
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            raise TypeError(f"{argument}: expected floating points of {self.name}, got {kind(x)}")
+        check_tensor(argument, x, f"floating points of {self.name}")
         if x.shape[-1:] != (self.dim,):
             raise ValueError(f"{argument}: expected points [*, {self.dim}] of {self.name}, got {tuple(x.shape)}")
-        detached = x.detach()
-        infinite = ~torch.isfinite(detached).all(-1)
-        for fault, where in {"it is not finite": infinite, **self.faults(detached)}.items():
-            if where.any():
-                first = where.nonzero()[0].tolist() if where.ndim else []
-                place = f"{argument}[{', '.join(map(str, first))}]" if first else argument
-                raise ValueError(f"{argument}: {place} is not a point of {self.name}: {fault}")
+        infinite = ~torch.isfinite(x.detach()).all(-1)
+        for fault, where in {"it is not finite": infinite, **self.faults(x.detach())}.items():
+            check_none(argument, where, f"is not a point of {self.name}: {fault}")
 
     def faults(self, x: Tensor) -> dict[str, Tensor]:
         """Reasons why vectors ``[*, dim]`` are not points: a description, and ``[*]`` bool where it holds."""
         return {}
+
+
+class Euclidean(HomogeneousSpace):
+    """R^d under R^d ⋊ H: the origin is 0, its stabilizer H, the section translates.
+
+    ``group`` is ``SE(d)``, ``E(d)``, ``Sim(d)``, ``Translations(d)`` or another ``SemidirectProduct``; a finite group H
+    is short for ``SemidirectProduct(H)``. TypeError is raised for others.
+    """
+
+    def __init__(self, group: Group) -> None:
+        check_group("group", group, Group)
+        if isinstance(group, FiniteGroup):
+            group = SemidirectProduct(group)
+        if not isinstance(group, SemidirectProduct | Translations):
+            raise TypeError(
+                f"group: expected Translations or a SemidirectProduct such as SE(3), got {group!r}; "
+                "a group that fixes 0 has Orbits"
+            )
+        stabilizer = group.stabilizer if isinstance(group, SemidirectProduct) else None
+        super().__init__(f"R^{group.dim} under {group.name}", group, group.dim, stabilizer)
+
+    def section(self, x: Tensor) -> Tensor:
+        """Translations by x, ``[*, d + 1, d + 1]``; smooth."""
+        return Translations(self.dim).element(x)

@@ -22,9 +22,9 @@ def principal_axes(moments: Tensor, gap: float) -> tuple[Tensor, Tensor]:
     Eigenvalues λ ≥ μ next to each other count as equal unless λ - μ > gap sqrt(λ₁ λ), with λ₁ the largest of the
     matrix: rounding ε of coordinates turns the eigenvectors by about ε sqrt(λ₁ λ) / (λ - μ).
 
-    Of positive semidefinite float64 matrices ``[rows, k, k]`` these are the columns of ``[rows, k, k]``, and ``[rows,
-    k]`` bool, whose eigenvalue equals neither neighbor. Axes are differentiable to all orders in rows whose eigenvalues
-    are all distinct, elsewhere to first order where they are determined.
+    ``moments`` ``[rows, k, k]`` are positive semidefinite and float64. Returns the eigenvectors as columns ``[rows, k,
+    k]``, and a bool mask ``[rows, k]`` of those whose eigenvalue equals neither neighbor. Axes are differentiable to
+    all orders in rows with distinct eigenvalues only, elsewhere to first order where they are determined.
     """
     values, axes = _descending(moments.detach())
     values = values.clamp(min=0)
@@ -45,9 +45,9 @@ def principal_axes(moments: Tensor, gap: float) -> tuple[Tensor, Tensor]:
 def completed_axes(axes: Tensor, isolated: Tensor, candidates: Sequence[Candidates], epsilon: float) -> Tensor:
     """Orthonormal axes ``[rows, k, k]``: those that are isolated first, the others from farthest points.
 
-    ``axes`` and ``isolated`` are those of :func:`principal_axes` in the rows in question alone. Each set of candidates
-    is asked where the one before does not determine an axis; epsilon is the rounding of the points relative to the
-    largest.
+    ``axes`` and ``isolated`` come from :func:`principal_axes`, for the rows in question alone. Each set of candidates
+    is asked where the one before does not determine an axis. ``epsilon`` is the rounding of the points, relative to
+    the largest.
     """
     k = axes.shape[-1]
     order = (~isolated).long().argsort(dim=-1, stable=True)

@@ -135,7 +135,7 @@ def point_weights(weights: Tensor, pos: Tensor, *, positive: bool = False) -> Te
 
 
 def members(batch: Tensor, num_clouds: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Points cloud by cloud ``[points]``, and for each cloud the first place of its points and their number."""
+    """Indices of the points sorted by cloud ``[points]``, and the start and size of each cloud among them."""
     size = torch.bincount(batch, minlength=num_clouds)
     return batch.argsort(stable=True), size.cumsum(0) - size, size
 
@@ -149,7 +149,7 @@ def ranks(batch: Tensor, num_clouds: int) -> Tensor:
 
 
 def ranges(first: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """List the ranges ``first[s] ... first[s] + count[s] - 1`` one after the other: the s of each number, and these."""
+    """Concatenate the ranges ``first[s] ... first[s] + count[s] - 1``: the s of each number, and the numbers."""
     segment = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
     position = torch.arange(len(segment), device=count.device) + (first - count.cumsum(0) + count)[segment]
     return segment, position

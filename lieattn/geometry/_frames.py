@@ -74,9 +74,9 @@ class FiniteFrames:
     **Equivariance.** Exact for R^d ⋊ H on any clouds; for other rotations an error that shrinks with the order. With
     principal axes as pose exact for all rigid motions; with a sampled pose in distribution.
 
-    ``group`` is H, for example ``octahedral()`` for SE(3), ``cyclic(n)`` for SE(2) and the sphere; ``pose``
-    ``PrincipalFrames()`` or ``SampledFrames(1, per="cloud")``, or None for the elements of H as they are. TypeError or
-    ValueError is raised if the pose is none of these, or H lacks the signs of principal axes.
+    ``group`` is H, for example ``octahedral()`` for SE(3), ``cyclic(n)`` for SE(2) and the sphere. ``pose`` is
+    ``PrincipalFrames()``, ``SampledFrames(1, per="cloud")``, or None for the elements of H as they are. TypeError or
+    ValueError is raised for other poses, or if H lacks the signs of principal axes.
     """
 
     group: FiniteGroup
@@ -196,9 +196,9 @@ class GivenFrames:
 
 
 def keeps_lengths(group: Group, *, ratios: bool = False) -> bool:
-    """Whether elements keep all lengths, or their ratios alone; true of a group of one's own that does not say so.
+    """Whether a group preserves lengths, or with ``ratios`` their ratios alone; true if it has no exponential.
 
-    All elements of a finite stabilizer are asked, else a generic one.
+    All elements of a finite stabilizer are tested, otherwise one generic element.
     """
     if isinstance(group, SemidirectProduct) and isinstance(group.stabilizer, FiniteGroup):
         linear = group.stabilizer.elements

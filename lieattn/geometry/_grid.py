@@ -113,8 +113,8 @@ def _lifted_raster(raster: Raster, group: FiniteGroup, size: int, device: torch.
 def crop(grid: Tensor, margin: int) -> tuple[Tensor, Tensor]:
     """Points that are left when ``margin`` pixels are cut off at each side, and the sizes left.
 
-    Of images with heights and widths ``grid`` ``[clouds, 2]`` int64 these are the indices ``[points left]`` int64 and a
-    grid like the one given. TypeError or ValueError is raised if nothing would be left of an image.
+    ``grid`` ``[clouds, 2]`` int64 has the height and width of each image. Returns indices ``[points left]`` int64 and
+    the new grid. ValueError is raised if nothing would be left of an image.
     """
     check_grid(grid)
     check_count("margin", margin, least=0)
@@ -131,9 +131,9 @@ def crop(grid: Tensor, margin: int) -> tuple[Tensor, Tensor]:
 def pooling_cells(grid: Tensor, size: int) -> tuple[Tensor, Tensor, bool]:
     """Cell of size x size pixels of each point, for pooling with a stride as large as the window.
 
-    These are ``[points]`` int64 indices among the cells of all clouds, -1 for rows and columns beyond the last full
-    cell; the numbers of cells ``[clouds, 2]``; and whether no image has such rows and columns, which quarter turns and
-    mirrors ask for.
+    Returns the index of each point's cell among those of all clouds, ``[points]`` int64, with -1 for rows and columns
+    beyond the last full cell; the numbers of cells ``[clouds, 2]``; and whether no image has such rows and columns,
+    which exactness for quarter turns and mirrors requires.
     """
     check_grid(grid)
     check_count("size", size)

@@ -115,7 +115,7 @@ class LiftedGraph(PointClouds):
         return (inverse @ centered.double()[:, None, :, None])[..., 0].to(places.dtype)
 
     def seen_in_frames(self, vectors: Tensor, points: Tensor | None = None) -> Tensor:
-        """Components ``[n, fiber, count, dim]`` in the frames of vectors ``[n, count, dim]``, A_ia⁻¹ v if orthogonal.
+        """Components of vectors ``[n, count, dim]`` in orthogonal frames, A_iaᵀ v: ``[n, fiber, count, dim]``.
 
         The frames of row i stand over the point ``points[i]``, or i if absent.
         """

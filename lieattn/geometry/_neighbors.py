@@ -112,9 +112,9 @@ class Radius(_Neighborhood):
         cell: Tensor | None = None,
         pbc: Tensor | None = None,
     ) -> Neighbors:
-        """As for the other neighborhoods; in clouds that repeat with shifts in the dtype of ``pos``.
+        """Neighbor lists on the device of ``pos``; where clouds repeat, with shifts in its dtype.
 
-        The shifts are differentiable functions of the vectors ``cell``. For these and ``pbc`` see :func:`point_clouds`.
+        For the arguments see :func:`point_clouds`. The shifts are differentiable functions of the ``cell``.
         """
         checked = as_coordinates(pos)
         cloud, num_clouds = cloud_index(checked, batch, ptr)

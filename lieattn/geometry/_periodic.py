@@ -22,9 +22,9 @@ def lattices(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Check lattices, see :func:`point_clouds`, and give every cloud its own.
 
-    These are ``[clouds, dim, dim]`` in the dtype given, and ``[clouds, dim]``; both None if nothing repeats. TypeError
-    or ValueError is raised for wrong dtypes, shapes or devices, or vectors that are not finite or span no volume (in
-    the directions in which the cloud repeats).
+    Returns ``[clouds, dim, dim]`` in the dtype given, and ``[clouds, dim]``; both None if nothing repeats. TypeError or
+    ValueError is raised for wrong dtypes, shapes or devices, or vectors that are not finite or span no volume (in the
+    directions in which the cloud repeats).
     """
     if cell is None:
         if pbc is not None and (not isinstance(pbc, Tensor) or bool(pbc.any())):

@@ -143,9 +143,10 @@ def _read(data: Any, given: dict[str, Tensor | None]) -> tuple[Any, ...]:
 
 
 def collate_clouds(argument: str, parts: Sequence[PointClouds], alike: Sequence[str] = ()) -> PointClouds:
-    """Disjoint union of at least one of clouds, in their order, which are called ``argument`` in messages.
+    """Disjoint union of clouds, in their order.
 
-    ValueError is raised if they differ in the attributes ``alike``, dtype, device, or having a raster or a cell.
+    ValueError, naming the ``argument``, is raised if there are none, or if they differ in the attributes ``alike``, in
+    dtype, in device, or in having a raster or a cell.
     """
     if not parts:
         raise ValueError(f"{argument}: expected at least one graph to collate, got none")

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Literal, cast, get_args
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
+from lieattn._checks import check_choice
 from lieattn.geometry._clouds import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
-from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations
+from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, affine
 from lieattn.spaces import Euclidean, HomogeneousSpace, PositionDirection
 
 Chart = Literal["smooth", "log"]
@@ -72,8 +73,7 @@ class RelativeElements(Movable):
     _coordinates: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.chart not in get_args(Chart):
-            raise ValueError(f"coordinates: expected one of {get_args(Chart)}, got {self.chart!r}")
+        check_choice("coordinates", self.chart, Chart)
 
     # --- what there is --------------------------------------------------------------------------------------------
 
@@ -278,7 +278,7 @@ class RelativeElements(Movable):
             pass
         elif self.chart == "log":
             linear = self._linear_pairs()
-            parts = [group.log(linear if seen is None else _assembled(linear, seen.expand(*pairs, -1)))]
+            parts = [group.log(linear if seen is None else affine(linear, seen.expand(*pairs, -1)))]
         elif isinstance(group, SemidirectProduct):
             parts.append(group.stabilizer.coordinates(self._linear_pairs()))
         else:
@@ -294,18 +294,18 @@ class RelativeElements(Movable):
 
 
 def _distinct(displacements: Tensor, extent: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Find the distinct displacements, of which a 28 x 28 image with 5 x 5 neighborhoods has 25 on 19,000 edges.
+    """Find displacements that are distinct up to the rounding of the coordinates they were computed from.
 
-    They are told apart up to the rounding of the coordinates they were computed from.
+    A 28 x 28 image with 5 x 5 neighborhoods has 19,000 edges and 25 distinct displacements.
 
     Two displacements count as the same if they fall into one bin of at most 16 rounding steps of the largest
     coordinate of their cloud, so a turned grid is recognized too, and what is shared differs by rounding alone.
     Bins are powers of two wide and shared by clouds of the same width only: how finely a cloud is resolved does
     not depend on the clouds beside it.
 
-    Of ``displacements`` ``[edges, dim]`` and the largest absolute coordinates ``extent`` ``[edges]`` of their clouds it
-    makes an edge for each distinct displacement, ``[types]`` int64, and the type of each edge, ``[edges]`` int64. If
-    fewer than half of the edges repeat, these are all edges and None.
+    ``extent`` ``[edges]`` is the largest absolute coordinate of the cloud of each edge. Returns one edge for each
+    distinct displacement, ``[types]`` int64, and the type of each edge, ``[edges]`` int64; all edges and None if fewer
+    than half of the edges repeat.
     """
     edges = len(displacements)
     everything = torch.arange(edges, device=displacements.device)
@@ -362,12 +362,3 @@ def _inverse(group: Group, linear: Tensor) -> Tensor:
     if isinstance(group, Translations):
         return linear
     return torch.linalg.inv(linear)
-
-
-def _assembled(linear: Tensor, translation: Tensor) -> Tensor:
-    """Matrices [[A, t], [0, 1]]."""
-    linear = linear.expand(*translation.shape, -1)
-    top = torch.cat([linear, translation[..., None]], dim=-1)
-    bottom = torch.zeros_like(top[..., :1, :])
-    bottom[..., -1] = 1
-    return torch.cat([top, bottom], dim=-2)

@@ -80,10 +80,10 @@ def farthest_points(
 def farthest_by_distance(distance: Tensor, count: int, start: Tensor, mask: Tensor | None = None) -> Tensor:
     """Farthest-point subsampling of padded clouds from given distances, of group elements for example.
 
-    Of points with floating distances ``[clouds, N, N]`` these are ``[clouds, count]`` int64, in the order in which they
-    were chosen from the first point ``start`` ``[clouds]`` of each cloud on; of points equally far the first. Padding,
-    where the ``mask`` ``[clouds, N]`` bool is false, counts as 100 less than nothing away: a cloud of fewer than
-    ``count`` points has its first one chosen again.
+    ``distance`` is ``[clouds, N, N]``, ``start`` ``[clouds]`` int64 the first point of each cloud, and ``mask``
+    ``[clouds, N]`` bool says which points exist. Returns ``[clouds, count]`` int64, in the order in which points were
+    chosen; of points equally far the first. Padding counts as -100 away: a cloud of fewer than ``count`` points has its
+    first one chosen again.
     """
     if not isinstance(distance, Tensor) or not distance.is_floating_point():
         raise TypeError("distance: expected a floating tensor [clouds, N, N]")

@@ -27,7 +27,7 @@ from lieattn.groups._finite import FiniteGroup, check_group
 from lieattn.groups._group import Group, LieGroup
 from lieattn.groups._real_irreps import RealIrrep, real_irreps
 from lieattn.groups._rotations import SO, Dilations, O, RotationDilations
-from lieattn.groups._semidirect import SE, E, SemidirectProduct, Sim, Translations
+from lieattn.groups._semidirect import SE, E, SemidirectProduct, Sim, Translations, affine
 from lieattn.groups._skew import quaternion_from_rotation, rotation_from_quaternion
 
 __all__ = [  # noqa: RUF022 - its order puts SE and SO before SemidirectProduct
@@ -44,6 +44,7 @@ __all__ = [  # noqa: RUF022 - its order puts SE and SO before SemidirectProduct
     "SemidirectProduct",
     "Sim",
     "Translations",
+    "affine",
     "check_group",
     "commuting_product",
     "cyclic",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_count, check_none, check_tensor
-from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, check_group
+from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, affine, check_group
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,7 @@ class HomogeneousSpace:
         if self.stabilizer is None or self.stabilizer.size == self.group.size:
             return h
         if self.group.is_affine and self.stabilizer.size == self.group.dim:
-            pad = torch.nn.functional.pad(h, (0, 1, 0, 1))
-            corner = torch.zeros_like(pad)
-            corner[..., -1, -1] = 1
-            return pad + corner
+            return affine(h, torch.zeros_like(h[..., 0]))
         raise NotImplementedError(f"{self.name} does not say how its stabilizer lies in its group: define embed")
 
     def lift(self, x: Tensor, h: Tensor | None = None) -> Tensor:

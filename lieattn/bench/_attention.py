@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lieattn.bench._measure import Problem, Record, compare
+from lieattn.bench._measure import Cases, Problem, Record, compare
 from lieattn.geometry import PixelSquare, lift, pixel_positions
 from lieattn.groups import cyclic
 from lieattn.ops import RelativeTerms, backend, group_attention
@@ -40,7 +40,7 @@ def build(order: int, way: Literal["plain", "auto"]) -> Problem:
     return problem
 
 
-def cases() -> dict[str, dict[str, Callable[[], Problem]]]:
+def cases() -> Cases:
     """Cases H4 and H8, ways ``plain`` and ``fused``."""
     return {f"H{n}": {"plain": partial(build, n, "plain"), "fused": partial(build, n, "auto")} for n in (4, 8)}
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn.bench._measure import Problem, Record, compare
+from lieattn.bench._measure import Cases, Problem, Record, compare
 from lieattn.groups import cyclic
 from lieattn.models import AttentiveCNN
 from lieattn.nn import GridAttentiveConvolution, GridAttentiveLifting, GridGroupConvolution
@@ -113,11 +113,11 @@ def run(repeats: int = 3) -> list[Record]:
     attention.
     """
     ways: tuple[Way, ...] = ("literal", "fused", "plain")
-    cases = {
+    cases: Cases = {
         "{0}x{0}p4".format(NARROW[0]): {way: partial(build_layer, *NARROW, way) for way in ways},
         "alpha-p4-CNN": {way: partial(build_network, way) for way in ways},
     }
-    wide = {"{0}x{0}p4".format(WIDE[0]): {way: partial(build_layer, *WIDE, way) for way in ways[1:]}}
+    wide: Cases = {"{0}x{0}p4".format(WIDE[0]): {way: partial(build_layer, *WIDE, way) for way in ways[1:]}}
     return compare(cases, repeats=repeats, threads=1) + compare(wide, repeats=1, threads=1)
 
 

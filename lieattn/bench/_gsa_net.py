@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from lieattn.bench._measure import Problem, Record, compare
+from lieattn.bench._measure import Cases, Problem, Record, compare
 from lieattn.geometry import LiftedGraph, pixel_positions
 from lieattn.groups import cyclic
 from lieattn.models import Dropouts, GSANet
@@ -137,7 +137,7 @@ def build(order: int, way: Way) -> Problem:
 def run(repeats: int = 3) -> list[Record]:
     """Records of R4 and R8 on one thread, ways ``cubic``, ``plain``, ``fused``, ``joint``, and ``each`` for R8."""
     ways: tuple[Way, ...] = get_args(Way)
-    cases = {
+    cases: Cases = {
         f"R{order}": {way: partial(build, order, way) for way in ways if way != "each" or order > _FITS}
         for order in (4, 8)
     }

@@ -19,7 +19,7 @@ points, not with their square.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Literal
 
@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn.bench._measure import Problem, Record, compare
+from lieattn.bench._measure import Cases, Problem, Record, compare
 from lieattn.geometry import AllPairs, GivenFrames, Neighborhood, Radius, lift
 from lieattn.groups import SO
 from lieattn.models.published import PublishedCoordinates
@@ -156,7 +156,7 @@ def build_local(points: int) -> Problem:
 def run(repeats: int = 3) -> list[Record]:
     """Records of all cases."""
     ways: tuple[Way, ...] = ("plain", "fused", "log")
-    cases: dict[str, dict[str, Callable[[], Problem]]] = {
+    cases: Cases = {
         f"{points}x{samples}": {
             "dense": partial(build_dense, points, samples),
             **{way: partial(build, points, samples, way) for way in ways},

@@ -52,20 +52,17 @@ Most problems yield once. One that does not fit into memory yields part by part,
 the next one is made, as with gradient accumulation.
 """
 
+Cases = Mapping[str, Mapping[str, Callable[[], Problem]]]
+"""For each case and way a function that makes the problem; it must be importable (it is sent to a process)."""
 
-def compare(
-    cases: Mapping[str, Mapping[str, Callable[[], Problem]]],
-    *,
-    repeats: int = 5,
-    threads: int | None = None,
-    memory: bool = True,
-) -> list[Record]:
+
+def compare(cases: Cases, *, repeats: int = 5, threads: int | None = None, memory: bool = True) -> list[Record]:
     """Measure several ways of each case, taking turns so that a busy machine disturbs all alike.
 
     Parameters
     ----------
     cases
-        For each case and way a function that makes the problem; it must be importable (it is sent to a process).
+        See :data:`Cases`.
     repeats
         Steps measured for each way, after one that warms up.
     threads

@@ -1,12 +1,12 @@
 """Pictures of networks: fields and attention of one cloud under rotation, accuracy and training curves.
 
 Every picture is a ``matplotlib.figure.Figure`` on an Agg canvas. Nothing touches pyplot, so they can be made without
-a display and in threads. Angles are in radians in the arguments and in degrees in the pictures.
+a display and in threads; without matplotlib their functions raise ImportError. Angles are in radians in the arguments
+and in degrees in the pictures.
 """
 
 from lieattn.viz._attention_maps import attention_picture, attention_under_group
-from lieattn.viz._comparison import comparison
-from lieattn.viz._curves import accuracy_by_angle, training_curves
+from lieattn.viz._charts import accuracy_by_angle, comparison, training_curves
 from lieattn.viz._draw import save
 from lieattn.viz._figures import attention_maps, feature_fields, stabilized_fields
 

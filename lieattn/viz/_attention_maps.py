@@ -96,8 +96,6 @@ def attention_under_group(
 
     Raises
     ------
-    ImportError
-        If matplotlib is not installed.
     ValueError
         If there is not one square image, or the network has another kind of attention.
     """

@@ -97,17 +97,6 @@ def blank_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def chart_axes(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
-    """Axes of a chart at a place in inches: faint lines across, and no frame at the top and right."""
-    across, down = figure.get_size_inches()
-    axes = figure.add_axes((left / across, bottom / down, width / across, height / down))
-    axes.tick_params(labelsize=8, color=GRAY, labelcolor=INK, which="both")
-    axes.grid(axis="y", color=FAINT, linewidth=0.6, which="both")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    return axes
-
-
 def save(figure: Figure, path: str | Path) -> Path:
     """Write a picture, in the format of the suffix of ``path``, and return where; folders are made as needed."""
     path = Path(path)

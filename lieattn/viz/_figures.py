@@ -41,8 +41,6 @@ def feature_fields(
 
     Raises
     ------
-    ImportError
-        If matplotlib is not installed.
     TypeError, ValueError
         If ``network`` is no GSANet on the plane, ``data`` is not one cloud, there are no angles, or there is no such
         layer or channel.
@@ -120,8 +118,6 @@ def attention_maps(
 
     Raises
     ------
-    ImportError
-        If matplotlib is not installed.
     TypeError, ValueError
         As for :func:`feature_fields`, or if there is no such point or head, or the point has no neighbors.
     """

@@ -116,13 +116,8 @@ class Observer:
 
     def _attention(self, layer: Any, view: View, point: int, head: int | None) -> Tensor:
         seen: list[tuple[Tensor, LiftedGraph]] = []
-        hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
-        try:
-            with observed(self.network):
-                self.network.features(view.data.x, view.geometry)
-        finally:
-            hook.remove()
-        with observed(self.network):
+        with observed(self.network), layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs)):
+            self.network.features(view.data.x, view.geometry)
             weights = layer.weights(*seen[0])
         graph = seen[0][1]
         first, end = graph.neighbors.row_ptr[point : point + 2].tolist()

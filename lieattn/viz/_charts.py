@@ -1,0 +1,223 @@
+"""Charts: accuracy against the angle, quantities against the epoch, and the errors of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.optimize import isotonic_regression
+
+from lieattn.viz._draw import COLORS, FAINT, GRAY, INK, MARKERS, blank_figure, require_matplotlib
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def accuracy_by_angle(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
+    """Draw accuracy against the angle by which the test set is rotated, one labeled line an entry.
+
+    Parameters
+    ----------
+    curves
+        From the name of a network or group to its angles in radians, in any order, and its accuracies in [0, 1].
+
+    Raises
+    ------
+    ValueError
+        If there are no curves, or one is empty, uneven, or not an accuracy.
+    """
+    lines = {}
+    for name, (angles, accuracies) in _named("curves", curves).items():
+        degrees, percent = np.rad2deg(np.asarray(angles, float)), 100 * np.asarray(accuracies, float)
+        if degrees.ndim != 1 or degrees.shape != percent.shape or not len(degrees):
+            raise ValueError(
+                f"curves[{name!r}]: expected as many accuracies as angles and at least one, got "
+                f"{percent.size} and {degrees.size}"
+            )
+        if not (np.isfinite(degrees).all() and ((percent >= 0) & (percent <= 100)).all()):
+            raise ValueError(f"curves[{name!r}]: expected finite angles and accuracies in [0, 1]")
+        order = np.argsort(degrees, kind="stable")
+        lines[name] = (degrees[order], percent[order])
+    from matplotlib.ticker import MultipleLocator
+
+    figure, axes = _labeled_lines("rotation of the test set (degrees)", "accuracy (%)", lines, ylim=(0, 102))
+    span = max(x[-1] for x, _ in lines.values()) - min(x[0] for x, _ in lines.values())
+    if span > 0:
+        steps = (1, 5, 15, 45, 90, 180, 360)
+        axes.xaxis.set_major_locator(MultipleLocator(next((s for s in steps if span / s <= 9), span / 4)))
+    return figure
+
+
+def training_curves(histories: Mapping[str, Sequence[float]], ylabel: str) -> Figure:
+    """Draw a quantity against the epoch, one labeled line an entry.
+
+    Parameters
+    ----------
+    histories
+        From the name of a network or group to its values after epochs 1, 2, ...; NaN where there is none.
+    ylabel
+        What the values are.
+
+    Raises
+    ------
+    ValueError
+        If there are no histories, or one has no finite value.
+    """
+    lines = {}
+    for name, values in _named("histories", histories).items():
+        history = np.asarray(values, float)
+        if history.ndim != 1 or not np.isfinite(history).any():
+            raise ValueError(f"histories[{name!r}]: expected a list with a finite value, got {values!r}")
+        lines[name] = (np.arange(1, len(history) + 1), history)
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = _labeled_lines("epoch", ylabel, lines)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
+    return figure
+
+
+def comparison(report: Mapping[str, Any]) -> Figure:
+    """Draw the report of ``lieattn compare``.
+
+    Panels: the error on the validation set during training, against the seconds that were counted, with the error on
+    the test set at the end; the test error against the number of parameters; and, where models were trained on several
+    shares of the data, against the number of clouds. Points are means over seeds, bars standard deviations. For
+    classification the error is the share of wrong labels.
+
+    Parameters
+    ----------
+    report
+        Content of the JSON file that the command writes.
+
+    Raises
+    ------
+    ValueError
+        If the report has no finished training.
+    """
+    require_matplotlib()
+    rows = [row for row in report["summary"] if row["test"]["mean"] is not None]
+    if not rows:
+        raise ValueError("report: expected at least one finished training, got none")
+    styles = {model: _style(number) for number, model in enumerate(dict.fromkeys(row["model"] for row in rows))}
+    shares = {row["fraction"] for row in rows}
+    panels = {
+        "validation during training, test at the end": "seconds of training",
+        "test": "parameters",
+        **({"test, by the size of the training set": "training clouds"} if len(shares) > 1 else {}),
+    }
+    legend = 0.5 + 0.075 * max(len(model) for model in styles)
+    figure, axes = _charts(list(panels.values()), 3.95 * len(panels) + legend, 3.55)
+    axes[0].set_ylabel("error rate" if report["higher_is_better"] else report["metric"], size=9, color=INK)
+    for panel, title in zip(axes, panels, strict=True):
+        panel.set_title(title, size=8.5, color=INK)
+
+    def errors(values: Any) -> Any:
+        return 1 - np.asarray(values, float) if report["higher_is_better"] else np.asarray(values, float)
+
+    def point(panel: Axes, x: float, row: Mapping[str, Any]) -> None:
+        spread = row["test"]["std"] or 0.0  # of a single seed there is none
+        style = {"markersize": 5, "linewidth": 1.2, "capsize": 2, **styles[row["model"]]}
+        panel.errorbar(x, float(errors(row["test"]["mean"])), yerr=spread, **style)
+
+    for row in (row for row in rows if row["fraction"] == max(shares)):
+        mean = _mean_history(report, row)
+        style = {"markersize": 3, "linewidth": 1.1, "alpha": 0.7, **styles[row["model"]]}
+        axes[0].plot(mean[:, 1], errors(mean[:, 2]), **style)
+        point(axes[0], row["seconds"]["mean"], row)
+        point(axes[1], row["parameters"], row)
+    axes[1].locator_params(axis="x", nbins=5)
+    for panel in axes[2:]:
+        panel.set_xscale("log")
+        for model, style in styles.items():
+            mine = sorted((row for row in rows if row["model"] == model), key=lambda row: row["clouds"])
+            means = errors([row["test"]["mean"] for row in mine])
+            panel.plot([row["clouds"] for row in mine], means, color=style["color"], linewidth=1.1, alpha=0.7)
+            for row in mine:
+                point(panel, row["clouds"], row)
+        sizes = sorted({row["clouds"] for row in rows})
+        panel.set_xticks(sizes, [str(size) for size in sizes])
+        panel.minorticks_off()
+    for panel in axes:
+        _logarithmic(panel)
+    handles = [axes[1].plot([], [], linestyle="", markersize=5, **style)[0] for style in styles.values()]
+    figure.legend(handles, list(styles), loc="outside right center", fontsize=8, frameon=False)
+    return figure
+
+
+def _mean_history(report: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
+    """Steps, seconds and value of each validation ``[validations, 3]``, means over the seeds of a row."""
+    histories = [
+        np.asarray(cell["history"], float)
+        for cell in report["cells"]
+        if (cell["model"], cell["fraction"]) == (row["model"], row["fraction"]) and cell["failed"] is None
+    ]
+    # Seeds may differ in the number of validations where these follow the clock.
+    shared = min(len(history) for history in histories)
+    return np.mean([history[:shared] for history in histories], axis=0)
+
+
+def _charts(xlabels: Sequence[str], width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """Charts side by side in a figure of a size in inches: faint lines across, and no frame at the top and right."""
+    figure = blank_figure(width, height)
+    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.1)
+    charts: list[Axes] = list(figure.subplots(1, len(xlabels), squeeze=False)[0])
+    for axes, xlabel in zip(charts, xlabels, strict=True):
+        axes.set_xlabel(xlabel, size=9, color=INK)
+        axes.tick_params(labelsize=8, color=GRAY, labelcolor=INK, which="both")
+        axes.grid(axis="y", color=FAINT, linewidth=0.6, which="both")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, charts
+
+
+def _labeled_lines(
+    xlabel: str, ylabel: str, lines: Mapping[str, tuple[Any, Any]], ylim: tuple[float, float] | None = None
+) -> tuple[Figure, Axes]:
+    """Lines with their names at their right ends, moved apart where they would overlap."""
+    figure, (axes,) = _charts([xlabel], 4.85 + 0.1 * max(map(len, lines)), 3.4)
+    axes.set_ylabel(ylabel, size=9, color=INK)
+    axes.set_ylim(ylim)
+    ends = []
+    for number, (name, (x, y)) in enumerate(lines.items()):
+        style = _style(number)
+        axes.plot(x, y, **style, markersize=3.5, linewidth=1.4, clip_on=False)
+        ends.append((float(y[np.isfinite(y)][-1]), name, style["color"]))
+    bottom, top = axes.get_ylim()
+    ends.sort(key=lambda end: end[0])
+    places = _apart([(height - bottom) / (top - bottom) for height, _, _ in ends], 0.065)
+    for place, (_, name, color) in zip(places, ends, strict=True):
+        axes.text(1.03, place, name, transform=axes.transAxes, color=color, size=9, va="center", weight="bold")
+    return figure, axes
+
+
+def _apart(places: Sequence[float], gap: float) -> Iterable[float]:
+    """Ascending places in [0, 1] moved as little as possible (least squares) to be at least a gap apart."""
+    shifts = gap * np.arange(len(places))
+    moved: Iterable[float] = shifts + np.clip(isotonic_regression(places - shifts).x, 0, max(0.0, 1 - shifts[-1]))
+    return moved
+
+
+def _style(number: int) -> dict[str, Any]:
+    return {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
+
+
+def _logarithmic(axes: Axes) -> None:
+    """Errors over several orders of size on a logarithmic axis; one that is 0 needs the linear one."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    low, high = axes.dataLim.y0, axes.dataLim.y1
+    if low > 0 and high / low > 3:
+        axes.set_yscale("log")
+        plain = FuncFormatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_major_formatter(plain)
+        axes.yaxis.set_minor_formatter(plain if high / low < 30 else NullFormatter())
+        axes.tick_params(axis="y", which="minor", labelsize=7)
+
+
+def _named(argument: str, entries: Mapping[str, Any]) -> Mapping[str, Any]:
+    require_matplotlib()
+    if not entries:
+        raise ValueError(f"{argument}: expected at least one named entry, got none")
+    return entries

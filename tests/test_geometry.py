@@ -582,9 +582,7 @@ LAYERS = {
     "joint mean": lambda g: GroupSelfAttention(g, 4, 4, pattern="joint", normalize="mean"),
     "joint exp-mean": lambda g: GroupSelfAttention(g, 4, 4, pattern="joint", normalize="exp-mean"),
     "joint MLP": lambda g: GroupSelfAttention(g, 4, 4, pattern="joint", encoding=MLPEncoding(g, 1, value_channels=4)),
-    "rotary": lambda g: GroupSelfAttention(
-        g, 4, 4, pattern="framewise", encoding=RotaryEncoding(g.dim, 1, 4)
-    ),
+    "rotary": lambda g: GroupSelfAttention(g, 4, 4, pattern="framewise", encoding=RotaryEncoding(g.dim, 1, 4)),
     "block": lambda g: PreNormBlock(GroupSelfAttention(g, 4, 8), 4, 8),
     "norm": lambda g: CloudNorm(4),
 }

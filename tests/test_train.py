@@ -33,7 +33,7 @@ from lieattn.train import (
     load_network,
     read_checkpoint,
 )
-from lieattn.train._generators import random_state, set_random_state
+from lieattn.train._data import random_state, set_random_state
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),

@@ -163,5 +163,5 @@ def run(repeats: int = 3) -> list[Record]:
         }
         for points, samples in CASES
     }
-    cases |= {f"radius {points}": {"fused": partial(build_local, points)} for points in LOCAL}
-    return compare(cases, repeats=repeats)
+    local: Cases = {f"radius {points}": {"fused": partial(build_local, points)} for points in LOCAL}
+    return compare({**cases, **local}, repeats=repeats)

@@ -41,6 +41,10 @@ def lift(
     finite group H stay, and moving the points by (t, h) in R^d ⋊ H permutes the fiber; principal axes move along
     exactly; sampled ones in distribution.
 
+    TypeError or ValueError is raised if shapes, dtypes, devices, batch indices or the dimension do not fit, a point is
+    none of the space (such as 0 under rotations), frames are no elements of the stabilizer, or the group does not
+    preserve the distances that the neighborhood is made of.
+
     Parameters
     ----------
     points
@@ -67,10 +71,6 @@ def lift(
         ``[points]`` nonnegative: masses, for frames that average over points; volumes, for fibers of scales.
     generator
         Where random frames are drawn from; their own seed if absent.
-
-    TypeError or ValueError is raised if shapes, dtypes, devices, batch indices or the dimension do not fit, a point is
-    none of the space (such as 0 under rotations), frames are no elements of the stabilizer, or the group does not
-    preserve the distances that the neighborhood is made of.
 
     Examples
     --------

@@ -24,6 +24,8 @@ class Neighbors(Movable):
     A value: its tensors must not be written to. The constructor takes them as they are and checks only
     shapes, dtypes and devices; :meth:`from_edge_index` sorts and checks edges in any order.
 
+    TypeError or ValueError is raised if tensors are not int64, or shapes or devices do not fit together.
+
     Parameters
     ----------
     row_ptr
@@ -39,8 +41,6 @@ class Neighbors(Movable):
         Where clouds repeat periodically, the lattice vector by which each edge's source is moved to the image that
         is meant: floating ``[edges, dim]``, see :meth:`displacements`. Several images of one point, and images of the
         target itself, are edges of their own. None where all sources are meant as they are.
-
-    TypeError or ValueError is raised if tensors are not int64, or shapes or devices do not fit together.
 
     Examples
     --------

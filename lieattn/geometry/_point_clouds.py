@@ -86,6 +86,9 @@ def point_clouds(
 ) -> PointClouds:
     """Read point clouds from tensors or a torch_geometric object.
 
+    TypeError or ValueError is raised if shapes, dtypes, devices or batch indices do not fit, or a coordinate is not
+    finite.
+
     Parameters
     ----------
     points
@@ -103,9 +106,6 @@ def point_clouds(
     pbc
         Along which of them a cloud repeats, bool ``[clouds, dim]`` or ``[dim]``; along all if absent. Vectors along
         which it does not are ignored and may be zero.
-
-    TypeError or ValueError is raised if shapes, dtypes, devices or batch indices do not fit, or a coordinate is not
-    finite.
     """
     if isinstance(points, PointClouds):
         if any(given is not None for given in (batch, ptr, mask, grid, cell, pbc)):

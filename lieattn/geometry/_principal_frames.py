@@ -58,6 +58,9 @@ class PrincipalFrames:
     **Derivatives.** Correct wherever frames are continuous, to all orders where no moments are degenerate and to first
     order elsewhere.
 
+    TypeError or ValueError is raised for other arguments; when points are lifted, if the stabilizer does
+    not have all the frames, or clouds that repeat should have one set of frames.
+
     Parameters
     ----------
     of
@@ -69,9 +72,6 @@ class PrincipalFrames:
     cutoff
         Length at which weights of neighbors reach zero smoothly, as (1 - (r / cutoff)²)²: with the radius of the
         neighborhood as cutoff, frames do not jump when a point enters it. All weigh the same if absent.
-
-    TypeError or ValueError is raised if an argument is none of these; when points are lifted, if the stabilizer does
-    not have all the frames, or clouds that repeat should have one set of frames.
     """
 
     of: Literal["cloud", "neighborhood"] = "cloud"

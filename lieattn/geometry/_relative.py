@@ -106,7 +106,8 @@ class RelativeElements(Movable):
     @property
     def row(self) -> Tensor | None:
         """``[edges]`` int64, the row that each edge reads; None where every edge has its own."""
-        if not self._rows_known:
+        # How many displacements are distinct depends on the data, which a trace does not know.
+        if not self._rows_known and not torch.compiler.is_compiling():
             self._share_rows()
         return self._row
 

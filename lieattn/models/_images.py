@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from lieattn._checks import check_count
+from lieattn._checks import check_counts
 from lieattn.geometry import Raster, point_clouds
 from lieattn.groups import FiniteGroup, check_group
-from lieattn.models._network import Network, Symmetry, VectorEmbedding
+from lieattn.models._network import GroupField, Network, Symmetry, VectorEmbedding
 from lieattn.nn import grid_images
 
 
 class ImageNetwork(Network):
-    """A network on equally large images, as tensors or as points of their pixels.
+    """A network on equally large images, as tensors or as points of their pixels; see :class:`AttentiveNetwork`.
 
-    Parameters
-    ----------
-    group
-        H: quarter turns and mirrors that keep the lattice of pixels.
-    in_channels, out_channels
-        Channels of the images, number of outputs.
-    stem_channels
-        Channels of the first field, to which vectors at the pixels are added.
-    vector_inputs
-        Attributes of the points with vectors ``[points, 2]`` that turn along.
+    ``limits`` are sentences about where the promise ends.
     """
+
+    limits: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -39,8 +33,7 @@ class ImageNetwork(Network):
     ) -> None:
         super().__init__()
         check_group("group", group)
-        check_count("in_channels", in_channels)
-        check_count("out_channels", out_channels)
+        check_counts(in_channels=in_channels, out_channels=out_channels)
         self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
         self.vector_inputs = tuple(vector_inputs)
         self.vectors = VectorEmbedding(self.vector_inputs, 2, stem_channels)
@@ -48,11 +41,25 @@ class ImageNetwork(Network):
     @property
     def symmetry(self) -> Symmetry:
         """The group, about the centers of the images."""
-        return Symmetry(self.group, "images about their centers", translations=False, notes=self._limits())
+        return Symmetry(self.group, "images about their centers", translations=False, notes=self.limits)
 
-    def _limits(self) -> tuple[str, ...]:
-        """Sentences about where the promise ends."""
-        return ()
+    def field(self, data: Any, geometry: Any = None) -> GroupField:
+        """Field behind the last block, in raster order, and the pixels of the raster that is left.
+
+        Parameters
+        ----------
+        data
+            Images ``[images, in_channels, rows, columns]``; or a torch_geometric ``Data`` or ``Batch`` of their pixels,
+            see :func:`lieattn.nn.grid_images`.
+        geometry
+            None: images need none.
+        """
+        x, raster = self.last_field(self.images(data), self.embedded_vectors(data))
+        return GroupField(x, raster.lift(self.group, 3, x.device))
+
+    @abc.abstractmethod
+    def last_field(self, images: Tensor, vectors: Tensor | None) -> tuple[Tensor, Raster]:
+        """Field ``[points, order, channels]`` behind the last block, and its raster."""
 
     def images(self, data: Any) -> Tensor:
         """Images ``[images, in_channels, rows, columns]`` of the data, checked."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -132,7 +132,8 @@ class Problem:
     def to(self, dtype: torch.dtype) -> Problem:
         """The same problem with all operands in a dtype."""
         query, key = (None if signal is None else signal.to(dtype) for signal in (self.query, self.key))
-        terms = replace(self.terms, **{name: table.to(dtype) for name, table in self.terms.tables().items()})
+        tables: Any = {name: table.to(dtype) for name, table in self.terms.tables().items()}
+        terms = replace(self.terms, **tables)
         return replace(self, query=query, key=key, value=self.value.to(dtype), terms=terms)
 
 

@@ -5,15 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lieattn.train._checkpoint import build, load_data, load_network, load_task, read_checkpoint, register_types
-    from lieattn.train._classifier import PointSetClassifier
-    from lieattn.train._data import EpochSampler, PointSetData
+    from lieattn.train._data import EpochSampler, PointSetData, seed_generators
     from lieattn.train._errors import CheckpointError, NonFiniteError, UsageError
-    from lieattn.train._generators import seed_generators
     from lieattn.train._input import random_clouds
     from lieattn.train._last_checkpoint import LastCheckpoint, TrainingInterrupted
-    from lieattn.train._regressor import PointSetRegressor
     from lieattn.train._schedule import Constant, Schedule, WarmupCosine
-    from lieattn.train._task import PointSetTask
+    from lieattn.train._tasks import PointSetClassifier, PointSetRegressor, PointSetTask
 
 __all__ = [
     "CheckpointError",
@@ -40,7 +37,7 @@ __all__ = [
 ]
 
 # Those that do not import Lightning come first.
-_HOMES = "_errors _checkpoint _generators _input _schedule _last_checkpoint _data _classifier _regressor".split()
+_HOMES = ("_errors", "_checkpoint", "_input", "_schedule", "_last_checkpoint", "_data", "_tasks")
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from lieattn.train._errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
-    from lieattn.train._task import PointSetTask
+    from lieattn.train._tasks import PointSetTask
 
 KEY = "lieattn"
 
@@ -91,7 +91,7 @@ def load_task(path: str | Path) -> PointSetTask:
 
     ``path`` and errors are those of :func:`load_network`.
     """
-    from lieattn.train._task import PointSetTask
+    from lieattn.train._tasks import PointSetTask
 
     checkpoint = read_checkpoint(path)
     task = build(PointSetTask, _part(checkpoint, path, "model"), f"the task of {path}")  # type: ignore[type-abstract]

@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator, Sized
 from typing import Any, cast
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import Dataset, DistributedSampler
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
 from lieattn.train._errors import UsageError
-from lieattn.train._generators import random_state, seed_generators, set_random_state
+
+
+def random_state() -> dict[str, Any]:
+    """States of the generators of Python, NumPy and torch (CPU and every CUDA device in use).
+
+    They are tensors and plain values, which load with ``weights_only``.
+    """
+    numpy: dict[str, Any] = np.random.get_state(legacy=False)
+    numpy["state"]["key"] = numpy["state"]["key"].tolist()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return {"python": random.getstate(), "numpy": numpy, "torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Return to a state of :func:`random_state`; CUDA devices that it does not know are left alone."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"].cpu())
+    if len(state["cuda"]) <= torch.cuda.device_count():
+        for device, cuda in enumerate(state["cuda"]):
+            torch.cuda.set_rng_state(cuda.cpu(), device)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the generators of Python, NumPy and torch's CPU, from one number below 2^64."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
 
 
 class EpochSampler(DistributedSampler[Any]):
@@ -90,13 +119,10 @@ class _SeededItems(Dataset[Data]):
 
     def __getitem__(self, key: int | tuple[int, int]) -> Data:
         epoch, index = key if isinstance(key, tuple) else (0, key)
-        state = random_state()
-        try:
-            words = np.random.SeedSequence([self.seed, epoch, index]).generate_state(1, np.uint64)
+        words = np.random.SeedSequence([self.seed, epoch, index]).generate_state(1, np.uint64)
+        with isolate_rng(include_cuda=False):
             seed_generators(int(words[0]))
             return self.source[index]
-        finally:
-            set_random_state(state)
 
 
 class _ResumableLoader(DataLoader):

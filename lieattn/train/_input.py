@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
+from lieattn.geometry import pixel_positions
 from lieattn.train._errors import UsageError
 
 _KNOWN = frozenset({"x", "pos", "grid", "batch", "ptr"})
@@ -65,10 +66,7 @@ def random_clouds(kind: dict[str, Any] | None, number: int, seed: int, vectors: 
             size = kind["points"] ** (1 / kind["dim"]) / 2
             cloud = Data(pos=size * torch.randn(kind["points"], kind["dim"], generator=generator))
         else:
-            height, width = kind["grid"]
-            rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-            pos = torch.stack([columns - (width - 1) / 2, (height - 1) / 2 - rows], dim=-1).reshape(-1, 2)
-            cloud = Data(pos=pos, grid=torch.tensor([[height, width]]))
+            cloud = Data(pos=pixel_positions(*kind["grid"]), grid=torch.tensor([kind["grid"]]))
         if kind["channels"] is not None:
             cloud.x = torch.rand(len(cloud.pos), kind["channels"], generator=generator)
         for name, attribute in kind.get("attributes", {}).items():

@@ -1,6 +1,5 @@
 """Affine Self Convolution: bottleneck residual networks on images."""
 
-from lieattn.models.affine._blocks import BottleneckBlock
-from lieattn.models.affine._network import AffineSelfConvNet
+from lieattn.models.affine._network import AffineSelfConvNet, BottleneckBlock
 
 __all__ = ["AffineSelfConvNet", "BottleneckBlock"]

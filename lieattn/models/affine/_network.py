@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_count
-from lieattn.geometry import PointClouds, Raster
+from lieattn._checks import check_choice, check_counts
+from lieattn.geometry import LiftedGraph, PointClouds, Raster
 from lieattn.groups import FiniteGroup, trivial
 from lieattn.models._images import ImageNetwork, plus_vectors
-from lieattn.models._network import GroupField, Symmetry
-from lieattn.models.affine._blocks import BottleneckBlock, Downsampling, PixelConvolution
+from lieattn.models._network import Symmetry
 from lieattn.nn import (
     AffineSelfConvolution,
     FieldBatchNorm,
     GridGroupConvolution,
     GridLiftingConvolution,
     GroupLinear,
+    GroupSqueezeExcite,
     SimpleAffineSelfConvolution,
     StandAloneSelfAttention,
     from_grid,
+    to_grid,
 )
 from lieattn.nn.relative import RelativePositionTable
 
 Layer = Literal["affine", "simple", "stand-alone", "convolution"]
+Downsampling = Literal["pooled", "strided"]
 _ATTENTION: dict[str, Callable[..., nn.Module]] = {
     "affine": AffineSelfConvolution,
     "simple": SimpleAffineSelfConvolution,
@@ -36,12 +38,107 @@ _ATTENTION: dict[str, Callable[..., nn.Module]] = {
 _STAGES, _EXPANSION, _HEADS = 3, 4, 8
 
 
+class PixelConvolution(nn.Module):
+    """Group convolution of a field on the pixels of a graph, of 3 x 3 pixels with zero border."""
+
+    def __init__(self, group: FiniteGroup, channels: int, *, stride: int = 1) -> None:
+        super().__init__()
+        self.convolution = GridGroupConvolution(
+            group, channels, channels, 3, stride=stride, pad=1, measure=1.0, inexact="allow"
+        )
+
+    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+        """Field ``[points, fiber, channels]``."""
+        if graph.grid is None:
+            raise ValueError("graph: a convolution of pixels needs the raster of each image, grid [clouds, 2]")
+        return from_grid(self.convolution(to_grid(x, graph.grid)))
+
+
 class MeanReadout(nn.Linear):
     """Linear map of the mean over frames and pixels."""
 
     def forward(self, input: Tensor, graph: PointClouds) -> Tensor:  # type: ignore[override]
         """Field ``[points, fiber, channels]`` to ``[images, out_features]``."""
         return super().forward(graph.mean(input.mean(dim=1)))
+
+
+class BottleneckBlock(nn.Module):
+    """Bottleneck residual block around a layer of space (Affine Self Convolution, section 5).
+
+    With norm a batch normalization and W group-tied linear maps without bias,
+
+        h = relu(norm(W x)),  h = layer(h),  h = norm(W relu(norm(h))),  h = squeeze_excite(h),
+        out = relu(h + shortcut(x)),
+
+    where downsampling takes the mean of 2 x 2 pixels behind the layer.
+
+    Parameters
+    ----------
+    group
+        H.
+    in_channels, width, out_channels
+        Channels of the input, of the layer, and of the output.
+    layer
+        ``layer(x, graph) -> x`` with ``width`` channels.
+    size
+        Side of its neighborhoods in pixels.
+    downsample
+        Whether the output has half the rows and columns.
+    strided_layer
+        Whether the layer halves them by itself.
+    shortcut
+        How x is thinned: ``"pooled"`` takes the mean of 2 x 2 pixels, which is exact; ``"strided"`` every second
+        pixel, which on even sides is not equivariant to quarter turns.
+    projection
+        Whether the shortcut has a linear map and a normalization; without, the channels must agree.
+    reduction
+        Of the squeeze-and-excite; None for none.
+    """
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        in_channels: int,
+        width: int,
+        out_channels: int,
+        layer: nn.Module,
+        *,
+        size: int,
+        downsample: bool = False,
+        strided_layer: bool = False,
+        shortcut: Downsampling = "pooled",
+        projection: bool = True,
+        reduction: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not projection and in_channels != out_channels:
+            raise ValueError(f"projection: needed from {in_channels} to {out_channels} channels")
+        self.group, self.size = group, size
+        self.downsample, self.strided_layer, self.shortcut = downsample, strided_layer, shortcut
+        self.linear1 = GroupLinear(group, in_channels, width, bias=False)
+        self.norm1 = FieldBatchNorm(width)
+        self.layer = layer
+        self.norm2 = FieldBatchNorm(width)
+        self.linear2 = GroupLinear(group, width, out_channels, bias=False)
+        self.norm3 = FieldBatchNorm(out_channels)
+        self.squeeze_excite = None if reduction is None else GroupSqueezeExcite(out_channels, reduction)
+        self.shortcut_linear = GroupLinear(group, in_channels, out_channels, bias=False) if projection else None
+        self.shortcut_norm = FieldBatchNorm(out_channels) if projection else None
+
+    def forward(self, x: Tensor, raster: Raster) -> tuple[Tensor, Raster]:
+        """Field on a raster to a field on the raster that is returned with it."""
+        after = raster.halved() if self.downsample else raster
+        h = F.relu(self.norm1(self.linear1(x)))
+        h = self.layer(h, raster.lift(self.group, self.size, x.device))
+        if self.downsample:
+            h = h if self.strided_layer else _pooled(h, raster)
+            x = _pooled(x, raster) if self.shortcut == "pooled" else raster.unflatten(x)[:, ::2, ::2].flatten(0, 2)
+        h = self.norm3(self.linear2(F.relu(self.norm2(h))))
+        if self.squeeze_excite is not None:
+            h = self.squeeze_excite(h, after.lift(self.group, self.size, x.device))
+        if self.shortcut_linear is not None and self.shortcut_norm is not None:
+            x = self.shortcut_norm(self.shortcut_linear(x))
+        return F.relu(h + x), after
 
 
 class AffineSelfConvNet(ImageNetwork):
@@ -102,23 +199,24 @@ class AffineSelfConvNet(ImageNetwork):
     ) -> None:
         planar = isinstance(group, FiniteGroup) and group.order == 1
         channels = (16 if planar else 8) if channels is None else channels
-        check_count("channels", channels)
+        check_counts(channels=channels, blocks=blocks)
+        check_choice("layer", layer, Layer)
+        check_choice("downsampling", downsampling, Downsampling)
         super().__init__(group, in_channels, out_channels, channels, vector_inputs)
-        check_count("blocks", blocks)
-        for argument, option, allowed in (("layer", layer, Layer), ("downsampling", downsampling, Downsampling)):
-            if option not in get_args(allowed):
-                raise ValueError(f"{argument}: expected one of {get_args(allowed)}, got {option!r}")
         if heads is None:
             heads = max(1, min(_HEADS, channels // 2)) if layer == "stand-alone" else _HEADS
         self.downsampling = downsampling
         window = RelativePositionTable.square(5, border="zero") if window is None else window
+        # Side in pixels of the square that holds the window.
+        side = 2 * round(max(abs(coordinate) for offset in window.offsets for coordinate in offset)) + 1
         self.stem = GridLiftingConvolution(group, in_channels, channels, 3, pad=1)
         self.stem_norm = FieldBatchNorm(channels)
         self.blocks = nn.ModuleList()
         before = channels
         for number in range(_STAGES * blocks):
             inside = channels * 2 ** (number // blocks)
-            first, halves = number % blocks == 0, number % blocks == 0 and number > 0
+            first = number % blocks == 0
+            halves = first and number > 0
             strided = halves and layer == "convolution" and downsampling == "strided"
             if layer == "convolution":
                 middle: nn.Module = PixelConvolution(group, inside, stride=2 if strided else 1)
@@ -130,7 +228,7 @@ class AffineSelfConvNet(ImageNetwork):
                 inside,
                 _EXPANSION * inside,
                 middle,
-                size=3 if layer == "convolution" else _side(window),
+                size=3 if layer == "convolution" else side,
                 downsample=halves,
                 strided_layer=strided,
                 shortcut=downsampling,
@@ -168,26 +266,15 @@ class AffineSelfConvNet(ImageNetwork):
         note = f"strided downsampling of even sides does not turn with {self.group.name}, use 'pooled'"
         return Symmetry(trivial(2), promised.acting, translations=False, notes=(note,))
 
-    def field(self, data: Any, geometry: Any = None) -> GroupField:
-        """Field behind the last block, in raster order, and the pixels of the raster that is left.
-
-        Parameters
-        ----------
-        data
-            Images ``[images, in_channels, rows, columns]``; or a torch_geometric ``Data`` or ``Batch`` of their pixels,
-            see :func:`lieattn.nn.grid_images`.
-        geometry
-            None: images need none.
-        """
-        images = self.images(data)
+    def last_field(self, images: Tensor, vectors: Tensor | None) -> tuple[Tensor, Raster]:
+        """Field behind the last block, in raster order, and its raster."""
         raster = Raster(len(images), *images.shape[-2:])
-        x = from_grid(plus_vectors(self.stem(images), self.embedded_vectors(data)))
-        x = F.relu(self.stem_norm(x))
+        x = F.relu(self.stem_norm(from_grid(plus_vectors(self.stem(images), vectors))))
         for block in self.blocks:
             x, raster = block(x, raster)
-        return GroupField(x, raster.lift(self.group, 3, x.device))
+        return x, raster
 
 
-def _side(window: RelativePositionTable) -> int:
-    """Side in pixels of the square that holds a window."""
-    return 2 * round(max(abs(coordinate) for offset in window.offsets for coordinate in offset)) + 1
+def _pooled(x: Tensor, raster: Raster) -> Tensor:
+    """Mean of 2 x 2 pixels: ``[points, *]`` to ``[points / 4, *]``."""
+    return raster.unflatten(x).unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).mean(dim=(2, 4)).flatten(0, 2)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Self, get_args
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor, nn
 
 from lieattn._checks import check_choice
 from lieattn.geometry import Raster
 from lieattn.groups import FiniteGroup
-from lieattn.models._images import ImageNetwork
-from lieattn.models._network import GroupField
+from lieattn.models._images import ImageNetwork, plus_vectors
 from lieattn.nn import (
     FieldBatchNorm,
     GridAttentiveConvolution,
@@ -39,17 +40,16 @@ class AttentiveNetwork(ImageNetwork):
 
     Parameters
     ----------
-    group
-        H.
-    in_channels, out_channels
-        Channels of the images, number of logits.
-    attention
-        Kind of attention of every convolution.
-    stem_channels, vector_inputs
+    group, in_channels, out_channels, attention, vector_inputs
         See :class:`lieattn.models.AttentiveCNN`.
+    stem_channels
+        Channels of the responses of the first layer.
     """
 
+    limits = ("poolings refuse images whose sides they do not divide",)
     own_readout: ClassVar[tuple[str, ...]] = ()
+    lifting: nn.Module
+    blocks: nn.ModuleList
 
     def __init__(
         self,
@@ -61,12 +61,9 @@ class AttentiveNetwork(ImageNetwork):
         vector_inputs: Sequence[str] = (),
     ) -> None:
         super().__init__(group, in_channels, out_channels, stem_channels, vector_inputs)
-        check_choice("attention", attention, get_args(AttentionKind))
+        check_choice("attention", attention, AttentionKind)
         self.attention: AttentionKind = attention
         self.reads_itself = True
-
-    def _limits(self) -> tuple[str, ...]:
-        return ("poolings refuse images whose sides they do not divide",)
 
     @property
     def kind(self) -> Any:
@@ -87,32 +84,25 @@ class AttentiveNetwork(ImageNetwork):
             return super().forward(data, geometry)
         return self.logits(self.fields(self.images(data), self.embedded_vectors(data))[-1])
 
-    def field(self, data: Any, geometry: Any = None) -> GroupField:
-        """Field behind the last block, in raster order, and the pixels of the raster that is left.
-
-        Parameters
-        ----------
-        data
-            Images ``[images, in_channels, rows, columns]``; or a torch_geometric ``Data`` or ``Batch`` of their pixels,
-            see :func:`lieattn.nn.grid_images`.
-        geometry
-            None: images need none.
-        """
-        x = self.fields(self.images(data), self.embedded_vectors(data))[-1]
-        raster = Raster(len(x), *x.shape[-2:])
-        return GroupField(from_grid(x), raster.lift(self.group, 3, x.device))
+    def last_field(self, images: Tensor, vectors: Tensor | None) -> tuple[Tensor, Raster]:
+        """Field behind the last block, in raster order, and its raster."""
+        x = self.fields(images, vectors)[-1]
+        return from_grid(x), Raster(len(x), *x.shape[-2:])
 
     def features(self, images: Tensor) -> list[Tensor]:
         """Fields behind every block, then the logits."""
         fields = self.fields(images)
         return [*fields, self.logits(fields[-1])]
 
-    @abc.abstractmethod
     def fields(self, images: Tensor, vectors: Tensor | None = None) -> list[Tensor]:
-        """Fields ``[images, channels, order, rows, columns]`` behind every block.
+        """Fields ``[images, channels, order, rows, columns]`` behind the first layer and every block.
 
         ``vectors`` ``[images, stem_channels, order, rows, columns]`` are added to the responses of the first layer.
         """
+        fields = [plus_vectors(self.lifting(images), vectors)]
+        for block in self.blocks:
+            fields.append(block(fields[-1]))
+        return fields
 
     @abc.abstractmethod
     def logits(self, field: Tensor) -> Tensor:
@@ -126,22 +116,14 @@ class AttentiveNetwork(ImageNetwork):
         """
         found: dict[str, AttentionMaps] = {}
 
-        def observer(name: str) -> Any:
-            def observe(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-                found[name] = layer.attend(inputs[0], return_maps=True)[1]
+        def observe(name: str, layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            found[name] = layer.attend(inputs[0], return_maps=True)[1]
 
-            return observe
-
-        handles = [
-            module.register_forward_hook(observer(name))
-            for name, module in self.named_modules()
-            if isinstance(module, _ATTENTIVE)
-        ]
-        try:
+        with ExitStack() as hooks:
+            for name, module in self.named_modules():
+                if isinstance(module, _ATTENTIVE):
+                    hooks.enter_context(module.register_forward_hook(partial(observe, name)))
             self(data)
-        finally:
-            for handle in handles:
-                handle.remove()
         return found
 
 
@@ -152,30 +134,28 @@ def convolution(
     size: int,
     *,
     attention: AttentionKind,
-    hidden: int,
     lifting: bool = False,
     pad: int = 0,
-    spatial_size: int = 7,
-    spatial_dilation: int = 1,
     init_scale: float = 1.0,
+    **spatial: Any,
 ) -> nn.Module:
     """Lifting or group convolution with a kind of attention: ``layer(x) -> x`` on grids.
 
-    With ``"input"`` and ``"pose"`` it is a gate and a convolution, named ``gate`` and ``convolution``.
+    With ``"input"`` and ``"pose"`` it is a gate and a convolution, named ``gate`` and ``convolution``. Sizes of the
+    attention, ``hidden``, ``spatial_size`` and ``spatial_dilation``, are ignored where a kind has none.
     """
-    sizes: tuple[FiniteGroup, int, int, int] = (group, in_channels, out_channels, size)
-    spatial = {"hidden": hidden, "spatial_size": spatial_size, "spatial_dilation": spatial_dilation}
+    sizes: Any = (group, in_channels, out_channels, size)
+    options: Any = {"pad": pad, "init_scale": init_scale}
     if attention in ("full", "channel", "spatial"):
         attentive: Any = GridAttentiveLifting if lifting else GridAttentiveConvolution
-        made: nn.Module = attentive(*sizes, attention=attention, **spatial, pad=pad, init_scale=init_scale)
+        made: nn.Module = attentive(*sizes, attention=attention, **spatial, **options)
         return made
-    plain = (GridLiftingConvolution if lifting else GridGroupConvolution)(*sizes, pad=pad, init_scale=init_scale)
+    plain: Any = (GridLiftingConvolution if lifting else GridGroupConvolution)(*sizes, **options)
     if attention == "none":
         return plain
-    gate: Any = GridPoseAttention if attention == "pose" else GridInputAttention
     layers = nn.Sequential()
-    options: dict[str, Any] = {} if attention == "pose" else spatial
-    layers.add_module("gate", gate(group, in_channels, lifting=lifting, init_scale=init_scale, **options))
+    gate: Any = GridPoseAttention if attention == "pose" else partial(GridInputAttention, **spatial)
+    layers.add_module("gate", gate(group, in_channels, lifting=lifting, init_scale=init_scale))
     layers.add_module("convolution", plain)
     return layers
 

@@ -5,6 +5,12 @@ by name, and outputs for each cloud or point that are numbers or vectors. They a
 included, for every rotation and not only those of a finite group.
 """
 
-from lieattn.models.irreps._networks import DistanceTransformer, RadialOptions, SE3Transformer, TensorFieldNetwork
+from lieattn.models.irreps._networks import (
+    DistanceTransformer,
+    PointOptions,
+    RadialOptions,
+    SE3Transformer,
+    TensorFieldNetwork,
+)
 
-__all__ = ["DistanceTransformer", "RadialOptions", "SE3Transformer", "TensorFieldNetwork"]
+__all__ = ["DistanceTransformer", "PointOptions", "RadialOptions", "SE3Transformer", "TensorFieldNetwork"]

@@ -1,16 +1,74 @@
-"""Layers of steerable features, on e3nn: gated maps, normalization, tensor product messages and attention."""
+"""Layers of steerable features, on e3nn: edges, gated maps, normalization, tensor product messages and attention."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from lieattn.models.irreps._edges import Edges
+from lieattn.geometry import Neighbors
 from lieattn.nn.relative import keep_variance
+from lieattn.ops import bessel_functions, smooth_window
+
+_TINY = 1e-6  # of the cutoff: closer points count as coincident, they have a distance but no direction
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """Edges ``[edges]`` without loops, from source to target, and what layers need of them.
+
+    Attributes
+    ----------
+    vectors
+        ``[edges, 3]``, x_source - x_target.
+    radial, window
+        ``[edges, basis]``, Bessel functions of the length times a window that vanishes smoothly at the cutoff, and
+        ``[edges]``, that window alone.
+    harmonics
+        ``[edges, (degree + 1)²]`` in e3nn's component normalization; zero above degree 0 where points coincide.
+    norm
+        ``[points]``, what sums over neighbors are multiplied by: one over the root of 1 + their windows.
+    """
+
+    target: Tensor
+    source: Tensor
+    vectors: Tensor
+    radial: Tensor
+    window: Tensor
+    harmonics: Tensor
+    norm: Tensor
+
+    def sum_to_targets(self, messages: Tensor) -> Tensor:
+        """Messages ``[edges, *]`` summed at their targets, times the norm: ``[points, *]``."""
+        total = messages.new_zeros(len(self.norm), *messages.shape[1:]).index_add(0, self.target, messages)
+        return total * self.norm.to(messages.dtype).view(-1, *[1] * (messages.ndim - 1))
+
+
+def find_edges(neighbors: Neighbors, pos: Tensor, *, degree: int, basis: int, cutoff: float) -> Edges:
+    """Edges of neighbor lists without those from a point to itself, with harmonics up to a degree.
+
+    Of the ``basis`` radial functions all vanish at the cutoff.
+    """
+    from e3nn import o3
+
+    keep = ~neighbors.is_loop
+    target, source = neighbors.target[keep], neighbors.source[keep]
+    vectors = neighbors.displacements(pos)[keep]
+    square = vectors.square().sum(dim=1)
+    apart = square > (_TINY * cutoff) ** 2
+    # Both branches of each where have finite derivatives, so coincident points do not spoil gradients.
+    length = torch.where(apart, square, 1.0).sqrt() * apart
+    direction = torch.where(apart[:, None], vectors, vectors.new_tensor([1.0, 0.0, 0.0]))
+    harmonics = o3.spherical_harmonics(list(range(degree + 1)), direction, normalize=True, normalization="component")
+    harmonics = torch.cat([harmonics[:, :1], harmonics[:, 1:] * apart[:, None]], dim=1)
+    window = smooth_window(length / cutoff)
+    radial = bessel_functions(length / cutoff, basis) * window[:, None]
+    norm = (1 + window.new_zeros(len(pos)).index_add(0, target, window)).rsqrt()
+    return Edges(target, source, vectors, radial, window, harmonics, norm)
 
 
 def hidden_irreps(channels: int, degree: int) -> Any:
@@ -31,15 +89,7 @@ def two_linears(
 
 
 class IrrepsNorm(nn.Module):
-    """Divide each type of irreps by its root mean square over copies and components; scalars are centered first.
-
-    **Equivariance.** Norms of irreps are invariant to O(3), and only scalars are shifted.
-
-    Parameters
-    ----------
-    irreps
-        Of the features.
-    """
+    """Divide each type of irreps by its root mean square over copies and components; scalars are centered first."""
 
     def __init__(self, irreps: Any, eps: float = 1e-6) -> None:
         super().__init__()
@@ -64,13 +114,7 @@ class IrrepsNorm(nn.Module):
 
 
 class GatedLinear(nn.Module):
-    """Linear map of irreps followed by a gate: scalars pass a swish, the rest is multiplied by sigmoids of scalars.
-
-    Parameters
-    ----------
-    irreps_in, irreps_out
-        Types of input and output.
-    """
+    """Linear map of irreps followed by a gate: scalars pass a swish, the rest is multiplied by sigmoids of scalars."""
 
     def __init__(self, irreps_in: Any, irreps_out: Any) -> None:
         super().__init__()
@@ -93,16 +137,7 @@ class TensorProductMessage(nn.Module):
 
     Each copy of an input irrep is multiplied with the harmonics by itself, and the linear map mixes copies: as in
     NequIP, and far cheaper than a weight for each pair of copies as in Tensor Field Networks (Thomas et al. 2018,
-    Eq. 3), of which it is a factorization.
-
-    Parameters
-    ----------
-    irreps_in, irreps_out
-        Types of the features and of the messages.
-    degree
-        Of the harmonics.
-    basis, hidden
-        Radial functions, and hidden units of the network that weighs the paths.
+    Eq. 3), of which it is a factorization. A network of the radial functions weighs the paths.
     """
 
     def __init__(self, irreps_in: Any, irreps_out: Any, degree: int, basis: int, hidden: int) -> None:
@@ -150,16 +185,8 @@ class IrrepsAttention(nn.Module):
         f'_i = W_o \sum_j \operatorname{softmax}_j \big( \langle W_q f_i, k_{ij} \rangle / \sqrt d \big) v_{ij},
         \qquad k_{ij}, v_{ij} \text{ linear in } f_j \otimes Y(x_j - x_i)
 
-    Weights carry the window of the distance, so they are continuous where neighbors come and go.
-
-    Parameters
-    ----------
-    irreps
-        Of features, keys and values; copies are divided among the heads.
-    heads
-        Attention heads; divides every number of copies.
-    degree, basis, hidden
-        See :class:`TensorProductMessage`.
+    Weights carry the window of the distance, so they are continuous where neighbors come and go. The copies of every
+    type are divided among the heads.
     """
 
     def __init__(self, irreps: Any, heads: int, degree: int, basis: int, hidden: int) -> None:
@@ -181,9 +208,9 @@ class IrrepsAttention(nn.Module):
         score = (query * key).sum(dim=-1) / math.sqrt(key.shape[-1])
         # log of the window: a neighbor at the cutoff has weight zero.
         score = score + edges.window.clamp(min=torch.finfo(score.dtype).tiny).log()[:, None]
-        weight = softmax(score, edges.target, num_nodes=edges.num_points)
+        weight = softmax(score, edges.target, num_nodes=len(edges.norm))
         message = weight[..., None] * self._by_head(self.value(x, edges))
-        total = x.new_zeros(edges.num_points, *message.shape[1:]).index_add(0, edges.target, message)
+        total = x.new_zeros(len(edges.norm), *message.shape[1:]).index_add(0, edges.target, message)
         return self.output(self._join(total))
 
     def _by_head(self, x: Tensor) -> Tensor:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_count
+from lieattn._checks import check_counts
 from lieattn.geometry import Neighborhood, Neighbors, find_neighbors, point_clouds
 from lieattn.groups import E
 from lieattn.models._network import EquivariantModule, Symmetry, features, vectors
 from lieattn.models._point_options import OutputKind, PointOutputs, Pool, cutoff_of
-from lieattn.models.irreps._edges import Edges, find_edges
 from lieattn.models.irreps._layers import (
+    Edges,
     GatedLinear,
     IrrepsAttention,
     IrrepsNorm,
     TensorProductMessage,
+    find_edges,
     hidden_irreps,
     two_linears,
 )
@@ -43,8 +45,30 @@ class RadialOptions:
     hidden: int = 32
 
     def __post_init__(self) -> None:
-        check_count("basis", self.basis)
-        check_count("hidden", self.hidden)
+        check_counts(basis=self.basis, hidden=self.hidden)
+
+
+class PointOptions(TypedDict, total=False):
+    """Options that all networks here share.
+
+    Attributes
+    ----------
+    neighborhood
+        Who sees whom.
+    cutoff
+        Distance at which neighbors count nothing; the neighborhood's own length if absent.
+    vector_inputs
+        Names of attributes with vectors ``[points, 3]``.
+    kind, pool
+        ``"invariant"`` numbers or ``"vector"`` outputs; ``"mean"``, ``"sum"`` or ``"max"`` over the points of each
+        cloud, or ``"none"`` for outputs at the points.
+    """
+
+    neighborhood: Required[Neighborhood]
+    cutoff: float | None
+    vector_inputs: Sequence[str]
+    kind: OutputKind
+    pool: Pool
 
 
 class _PointNetwork(EquivariantModule):
@@ -55,20 +79,19 @@ class _PointNetwork(EquivariantModule):
         in_channels: int,
         out_channels: int,
         *,
-        channels: int,
-        vector_inputs: Sequence[str],
         neighborhood: Neighborhood,
-        cutoff: float | None,
+        cutoff: float | None = None,
+        vector_inputs: Sequence[str] = (),
+        kind: OutputKind = "invariant",
+        pool: Pool = "mean",
+        channels: int,
         radial: RadialOptions,
-        outputs: PointOutputs,
     ) -> None:
         super().__init__()
-        counts = {"in_channels": in_channels, "out_channels": out_channels, "channels": channels}
-        for argument, count in counts.items():
-            check_count(argument, count)
-        self.in_channels, self.out_channels, self.outputs = in_channels, out_channels, outputs
-        self.vector_inputs = tuple(vector_inputs)
-        self.neighborhood, self.cutoff, self.basis = neighborhood, cutoff_of(neighborhood, cutoff), radial.basis
+        check_counts(in_channels=in_channels, out_channels=out_channels, channels=channels)
+        self.in_channels, self.out_channels, self.outputs = in_channels, out_channels, PointOutputs(kind, pool)
+        self.vector_inputs, self.radial = tuple(vector_inputs), radial
+        self.neighborhood, self.cutoff = neighborhood, cutoff_of(neighborhood, cutoff)
 
     @property
     def symmetry(self) -> Symmetry:
@@ -81,7 +104,7 @@ class _PointNetwork(EquivariantModule):
         return self.outputs.kind
 
     def forward(self, data: Any) -> Tensor:
-        """Outputs ``[clouds, out_channels]``, or vectors ``[clouds, out_channels, 3]`` (one: ``[clouds, 3]``).
+        """Outputs ``[clouds, out_channels]`` or ``[clouds, out_channels, 3]`` vectors, one vector without its axis.
 
         Without pooling they are those of the points.
 
@@ -97,19 +120,32 @@ class _PointNetwork(EquivariantModule):
         neighbors = find_neighbors(clouds, self.neighborhood)
         return self.outputs(self._at_points(invariants, directed, neighbors, clouds.pos), clouds)
 
+    @abc.abstractmethod
     def _at_points(self, x: Tensor, directed: Tensor, neighbors: Neighbors, pos: Tensor) -> Tensor:
         """Numbers ``[points, out_channels]`` or vectors ``[points, out_channels, 3]``."""
-        raise NotImplementedError
+
+    def _edges(self, neighbors: Neighbors, pos: Tensor, degree: int) -> Edges:
+        return find_edges(neighbors, pos, degree=degree, basis=self.radial.basis, cutoff=self.cutoff)
 
 
 class _SteerableNetwork(_PointNetwork):
     """Embedding and read-out around layers ``layer(x, edges) -> x``."""
 
-    def __init__(self, in_channels: int, out_channels: int, *, channels: int, degree: int, **options: Any) -> None:
-        super().__init__(in_channels, out_channels, channels=channels, **options)
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        channels: int,
+        degree: int,
+        radial: RadialOptions | None,
+        **options: Unpack[PointOptions],
+    ) -> None:
+        radial = RadialOptions() if radial is None else radial
+        super().__init__(in_channels, out_channels, channels=channels, radial=radial, **options)
         from e3nn import o3
 
-        check_count("degree", degree)
+        check_counts(degree=degree)
         self.degree = degree
         self.irreps = hidden_irreps(channels, degree)
         count = len(self.vector_inputs)
@@ -122,7 +158,7 @@ class _SteerableNetwork(_PointNetwork):
         self.head = o3.Linear(self.irreps, final, biases=True)
 
     def _at_points(self, x: Tensor, directed: Tensor, neighbors: Neighbors, pos: Tensor) -> Tensor:
-        edges = find_edges(neighbors, pos, degree=self.degree, basis=self.basis, cutoff=self.cutoff)
+        edges = self._edges(neighbors, pos, self.degree)
         x = self.embed(torch.cat([x, directed.flatten(1)], dim=1))
         for layer in self.layers:
             x = layer(x, edges)
@@ -141,22 +177,14 @@ class TensorFieldNetwork(_SteerableNetwork):
         Channels of the invariant features ``data.x`` ``[points, in_channels]``.
     out_channels
         Numbers, or vectors, for each cloud or point.
-    neighborhood
-        Who sees whom.
-    cutoff
-        Distance at which neighbors count nothing; the neighborhood's own length if absent.
     channels, degree
         Copies of each irrep, and the largest degree of features and harmonics.
     layers
         Convolutions.
-    vector_inputs
-        Names of attributes with vectors ``[points, 3]``.
     radial
         Functions of the distance, which weigh the paths.
-    kind
-        ``"invariant"`` numbers or ``"vector"`` outputs.
-    pool
-        ``"mean"``, ``"sum"`` or ``"max"`` over the points of each cloud, or ``"none"`` for outputs at the points.
+    **options
+        See :class:`PointOptions`.
     """
 
     def __init__(
@@ -164,29 +192,14 @@ class TensorFieldNetwork(_SteerableNetwork):
         in_channels: int,
         out_channels: int,
         *,
-        neighborhood: Neighborhood,
-        cutoff: float | None = None,
         channels: int = 32,
         degree: int = 2,
         layers: int = 4,
-        vector_inputs: Sequence[str] = (),
         radial: RadialOptions | None = None,
-        kind: OutputKind = "invariant",
-        pool: Pool = "mean",
+        **options: Unpack[PointOptions],
     ) -> None:
-        radial = RadialOptions() if radial is None else radial
-        super().__init__(
-            in_channels,
-            out_channels,
-            channels=channels,
-            degree=degree,
-            vector_inputs=vector_inputs,
-            neighborhood=neighborhood,
-            cutoff=cutoff,
-            radial=radial,
-            outputs=PointOutputs(kind, pool),
-        )
-        self.layers.extend(_Convolution(self.irreps, degree, radial) for _ in range(layers))
+        super().__init__(in_channels, out_channels, channels=channels, degree=degree, radial=radial, **options)
+        self.layers.extend(_Convolution(self.irreps, degree, self.radial) for _ in range(layers))
 
 
 class SE3Transformer(_SteerableNetwork):
@@ -198,7 +211,7 @@ class SE3Transformer(_SteerableNetwork):
     ----------
     heads
         Attention heads; they divide ``channels``.
-    in_channels, out_channels, neighborhood, cutoff, channels, degree, layers, vector_inputs, radial, kind, pool
+    in_channels, out_channels, channels, degree, layers, radial, **options
         See :class:`TensorFieldNetwork`.
     """
 
@@ -207,30 +220,15 @@ class SE3Transformer(_SteerableNetwork):
         in_channels: int,
         out_channels: int,
         *,
-        neighborhood: Neighborhood,
-        cutoff: float | None = None,
         channels: int = 32,
         degree: int = 2,
         layers: int = 4,
         heads: int = 4,
-        vector_inputs: Sequence[str] = (),
         radial: RadialOptions | None = None,
-        kind: OutputKind = "invariant",
-        pool: Pool = "mean",
+        **options: Unpack[PointOptions],
     ) -> None:
-        radial = RadialOptions() if radial is None else radial
-        super().__init__(
-            in_channels,
-            out_channels,
-            channels=channels,
-            degree=degree,
-            vector_inputs=vector_inputs,
-            neighborhood=neighborhood,
-            cutoff=cutoff,
-            radial=radial,
-            outputs=PointOutputs(kind, pool),
-        )
-        self.layers.extend(_AttentionBlock(self.irreps, heads, degree, radial) for _ in range(layers))
+        super().__init__(in_channels, out_channels, channels=channels, degree=degree, radial=radial, **options)
+        self.layers.extend(_AttentionBlock(self.irreps, heads, degree, self.radial) for _ in range(layers))
 
 
 class DistanceTransformer(_PointNetwork):
@@ -244,11 +242,11 @@ class DistanceTransformer(_PointNetwork):
 
     Parameters
     ----------
-    heads
-        Attention heads; they divide ``channels``.
+    channels, heads
+        Width, and attention heads, which divide it.
     radial
         Functions of the distance; 16 Bessel functions if absent.
-    in_channels, out_channels, neighborhood, cutoff, channels, layers, vector_inputs, kind, pool
+    in_channels, out_channels, layers, **options
         See :class:`TensorFieldNetwork`.
     """
 
@@ -257,40 +255,27 @@ class DistanceTransformer(_PointNetwork):
         in_channels: int,
         out_channels: int,
         *,
-        neighborhood: Neighborhood,
-        cutoff: float | None = None,
         channels: int = 64,
         layers: int = 4,
         heads: int = 4,
-        vector_inputs: Sequence[str] = (),
         radial: RadialOptions | None = None,
-        kind: OutputKind = "invariant",
-        pool: Pool = "mean",
+        **options: Unpack[PointOptions],
     ) -> None:
         radial = RadialOptions(basis=16) if radial is None else radial
-        super().__init__(
-            in_channels,
-            out_channels,
-            channels=channels,
-            vector_inputs=vector_inputs,
-            neighborhood=neighborhood,
-            cutoff=cutoff,
-            radial=radial,
-            outputs=PointOutputs(kind, pool),
-        )
+        super().__init__(in_channels, out_channels, channels=channels, radial=radial, **options)
         if channels % heads:
             raise ValueError(f"heads: {heads} heads do not divide {channels} channels")
         self.embed = nn.Linear(in_channels + len(self.vector_inputs), channels)
         self.layers = nn.ModuleList(_DistanceBlock(channels, heads, radial) for _ in range(layers))
         self.norm = nn.LayerNorm(channels)
-        if width := out_channels if kind == "invariant" else out_channels * len(self.vector_inputs):
+        if width := out_channels if self.kind == "invariant" else out_channels * len(self.vector_inputs):
             self.head = two_linears(channels, channels, width)
-        if kind == "vector":
+        if self.kind == "vector":
             self.pair = two_linears(2 * channels + radial.basis, channels, out_channels)
 
     def _at_points(self, x: Tensor, directed: Tensor, neighbors: Neighbors, pos: Tensor) -> Tensor:
         x = self.embed(torch.cat([x, directed.square().sum(dim=-1)], dim=1))
-        edges = find_edges(neighbors, pos, degree=1, basis=self.basis, cutoff=self.cutoff)
+        edges = self._edges(neighbors, pos, 1)
         radial, window = _with_loops(neighbors, edges)
         for layer in self.layers:
             x = layer(x, neighbors, radial, window)

@@ -1,0 +1,380 @@
+"""The Lightning modules: what they share, and those that learn labels, or numbers, vectors and tensors."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sized
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+import torch.distributed
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torch_geometric.data import Batch, Data
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
+
+from lieattn.train._checkpoint import KEY, check_group, describe_group
+from lieattn.train._data import random_state, set_random_state
+from lieattn.train._errors import NonFiniteError
+from lieattn.train._input import describe_input
+from lieattn.train._schedule import Constant, Schedule
+
+OptimizerFactory = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]
+_LOSSES = {"l1": torch.abs, "mse": torch.square}
+_STAGES = ("train", "val", "test")
+
+
+class PointSetTask(LightningModule, ABC):
+    """Train a network on point sets; subclasses say what its outputs are compared with.
+
+    Checkpoints load with ``weights_only=True`` and are refused by a network on another group. They keep the states
+    of the random generators, so that a run continued from one, with a :class:`~lieattn.train.PointSetData`, ends
+    with the weights of a run that was never interrupted.
+
+    Parameters
+    ----------
+    network
+        Called with a ``torch_geometric.data.Batch``.
+    optimizer
+        Makes the optimizer from the parameters; Adam at 1e-3 with weight decay 1e-4 by default.
+    schedule
+        How the learning rate changes over the steps; constant by default.
+
+    Raises
+    ------
+    NonFiniteError
+        In training, if the loss is NaN or infinite, or if weights to be saved are: the last good checkpoint stays.
+    """
+
+    monitor: ClassVar[tuple[str, str]]
+    """Logged number that is best where it is largest or smallest, and which of the two: ``"max"`` or ``"min"``."""
+
+    def __init__(
+        self, network: nn.Module, optimizer: OptimizerFactory | None = None, schedule: Schedule | None = None
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.make_optimizer = optimizer or _adam
+        self.schedule = schedule or Constant()
+        self.config: dict[str, Any] = {}
+        self._input: dict[str, Any] | None = None
+        self._random: list[dict[str, Any]] | None = None
+
+    @abstractmethod
+    def evaluate(self, batch: Batch, stage: str) -> Tensor:
+        """Loss of one batch, a scalar; logs it and the metrics under the prefix ``stage``."""
+
+    def cast(self, batch: Batch) -> Batch:
+        """Return the batch in the precision of the weights, where Lightning gave these another than float32."""
+        if self.dtype != torch.float64:
+            return batch
+        return copy.copy(batch).apply(lambda value: value.double() if value.is_floating_point() else value)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the loss of one batch, a scalar."""
+        if self._input is None:
+            self._input = describe_input(batch)
+        loss = self.evaluate(batch, "train")
+        if not torch.isfinite(loss):
+            raise NonFiniteError(
+                f"the training loss is {float(loss.detach())} at step {self.global_step} (epoch "
+                f"{self.current_epoch}); the last checkpoint is from before. Lower the learning rate, or clip "
+                f"gradients with trainer.gradient_clip_val"
+            )
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Log loss and metrics of one batch."""
+        self.evaluate(batch, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Log loss and metrics of one batch."""
+        self.evaluate(batch, "test")
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Any:
+        """Outputs for one batch."""
+        return self(batch)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Make the optimizer, and the schedule if the rate changes."""
+        optimizer = self.make_optimizer(self.parameters())
+        if isinstance(self.schedule, Constant):
+            return optimizer
+        self.trainer.fit_loop.setup_data()  # which counts the batches
+        steps = float(self.trainer.estimated_stepping_batches)
+        per_epoch = math.ceil(self.trainer.num_training_batches / self.trainer.accumulate_grad_batches)
+        scheduler = LambdaLR(optimizer, lambda step: self.schedule.factor(step, steps, per_epoch))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the entry ``"lieattn"``: configuration, group, kind of input, random generators."""
+        for name, weight in self.network.named_parameters():
+            if not torch.isfinite(weight).all():
+                raise NonFiniteError(
+                    f"weights of network.{name} are not finite after step {self.global_step}: nothing is saved, "
+                    f"the last checkpoint stays"
+                )
+        states: list[dict[str, Any]] = [random_state()]
+        if self.trainer.world_size > 1:
+            states *= self.trainer.world_size
+            torch.distributed.all_gather_object(states, states[0])
+        checkpoint[KEY] = {
+            "format": 1,
+            "config": self.config,
+            "group": describe_group(self.network),
+            "input": self._input,
+            "random": states,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Check the group, before any weight is loaded, and take the random generators."""
+        check_group(checkpoint, self.network)
+        entry = checkpoint.get(KEY, {})
+        self._input = entry.get("input", self._input)
+        self._random = entry.get("random")
+
+    def on_train_start(self) -> None:
+        """Set the random generators to their states of the checkpoint, if the processes are as many."""
+        if self._random is not None and len(self._random) == self.trainer.world_size:
+            set_random_state(self._random[self.trainer.global_rank])
+        self._random = None
+
+
+def _adam(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    return torch.optim.Adam(parameters, lr=1e-3, weight_decay=1e-4)
+
+
+class PointSetClassifier(PointSetTask):
+    """Train a network on clouds with one label, or several, with cross entropy.
+
+    Logged are ``loss`` and ``accuracy``, prefixed by ``train/``, ``val/`` and ``test/``. ValueError is raised in
+    training if logits and labels do not have their shapes.
+
+    Parameters
+    ----------
+    network
+        Called with a ``torch_geometric.data.Batch``; returns logits ``[clouds, labels * classes]``, those of one label
+        after the other.
+    classes
+        Number of classes, at least 2.
+    labels
+        Number of labels of each cloud, all with the same number of classes; ``data.y`` is ``[clouds, labels]`` for more
+        than one. The loss is the mean over them, and the accuracy counts each by itself.
+    optimizer, schedule
+        See :class:`~lieattn.train.PointSetTask`, also for checkpoints and continuation.
+    """
+
+    monitor: ClassVar[tuple[str, str]] = ("val/accuracy", "max")
+
+    def __init__(
+        self,
+        network: nn.Module,
+        classes: int,
+        optimizer: OptimizerFactory | None = None,
+        schedule: Schedule | None = None,
+        labels: int = 1,
+    ) -> None:
+        super().__init__(network, optimizer, schedule)
+        for name, count, least in (("classes", classes, 2), ("labels", labels, 1)):
+            if count < least:
+                raise ValueError(f"{name}: expected at least {least}, got {count}")
+        self.classes, self.labels = classes, labels
+        self.train_accuracy, self.val_accuracy, self.test_accuracy = (
+            MulticlassAccuracy(num_classes=classes, average="micro") for _ in range(3)
+        )
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits ``[clouds, classes]``, or ``[clouds, labels, classes]`` for more than one label."""
+        logits: Tensor = self.network(self.cast(batch))
+        width = self.labels * self.classes
+        if logits.shape != (batch.num_graphs, width):
+            several = f"{self.labels} labels of " if self.labels > 1 else ""
+            raise ValueError(
+                f"network: expected logits [{batch.num_graphs}, {width}] for {batch.num_graphs} clouds and "
+                f"{several}{self.classes} classes, got {list(logits.shape)}"
+            )
+        return logits if self.labels == 1 else logits.unflatten(1, (self.labels, self.classes))
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
+        """Logits ``[clouds, classes]``, by label if there are several."""
+        logits: Tensor = self(batch)
+        if self.labels == 1:
+            return logits
+        return {f"label_{number}": part for number, part in enumerate(logits.unbind(dim=1))}
+
+    def evaluate(self, batch: Batch, stage: str) -> Tensor:
+        """Cross entropy of one batch; logs it and the accuracy."""
+        labels = batch.y
+        shape = (batch.num_graphs,) if self.labels == 1 else (batch.num_graphs, self.labels)
+        if labels is None or labels.shape != shape:
+            found = "none" if labels is None else list(labels.shape)
+            count = "one label" if self.labels == 1 else f"{self.labels} labels"
+            raise ValueError(f"data: expected {count} y per cloud, {list(shape)}, got {found}")
+        logits, labels = self(batch).flatten(0, -2), labels.flatten()
+        loss = F.cross_entropy(logits, labels)
+        accuracy: MulticlassAccuracy = getattr(self, f"{stage}_accuracy")
+        accuracy(logits, labels)
+        options: dict[str, Any] = {"batch_size": batch.num_graphs, "on_epoch": True, "prog_bar": True}
+        self.log(f"{stage}/loss", loss, on_step=stage == "train", sync_dist=stage != "train", **options)
+        self.log(f"{stage}/accuracy", accuracy, on_step=False, **options)
+        return loss
+
+
+class PointSetRegressor(PointSetTask):
+    """Train a network on one or several attributes of the data.
+
+    Every target t is brought to (t - shift) / scale before the loss is taken, and predictions come in the units of the
+    data: prediction = shift + scale * output. Shifts and scales are measured on the training set when training
+    begins, and are kept in checkpoints. The error logged is the mean absolute one in the units of the data, over
+    all components.
+
+    Logged are ``loss`` and ``error`` (for several targets also ``error_NAME``), prefixed by ``train/``, ``val/`` and
+    ``test/``. ValueError is raised if options do not fit together; in training, if a target is missing or has another
+    shape than its prediction.
+
+    Parameters
+    ----------
+    network
+        Called with a ``torch_geometric.data.Batch``; returns a tensor shaped like the target, or a mapping from
+        names of targets to tensors, or a named tuple (:class:`lieattn.models.EnergyForces`).
+    targets
+        Name of an attribute of the data, or a mapping from names to their weights in the loss.
+    loss
+        ``"l1"`` or ``"mse"``.
+    shift
+        Names of the targets whose mean over the training set is subtracted: invariant numbers only, since a vector
+        minus a constant would not turn. All targets called ``y`` or ``energy`` if absent.
+    scale_of
+        Target whose scale another one takes instead of its own, such as ``{"energy": "force"}``, which a force that
+        is a gradient of the energy needs; ``{"y": "none"}`` leaves the unit of y alone.
+    optimizer, schedule
+        See :class:`~lieattn.train.PointSetTask`, also for checkpoints and continuation.
+    """
+
+    monitor: ClassVar[tuple[str, str]] = ("val/error", "min")
+    measured: Tensor
+
+    def __init__(
+        self,
+        network: nn.Module,
+        targets: str | dict[str, float] = "y",
+        loss: Literal["l1", "mse"] = "l1",
+        shift: list[str] | None = None,
+        scale_of: dict[str, str] | None = None,
+        optimizer: OptimizerFactory | None = None,
+        schedule: Schedule | None = None,
+    ) -> None:
+        super().__init__(network, optimizer, schedule)
+        self.targets = {targets: 1.0} if isinstance(targets, str) else dict(targets)
+        if loss not in _LOSSES:
+            raise ValueError(f"loss: expected one of {sorted(_LOSSES)}, got {loss!r}")
+        if not self.targets or any(not weight >= 0 for weight in self.targets.values()):
+            raise ValueError(f"targets: expected names with weights of at least 0, got {self.targets}")
+        shift = [name for name in self.targets if name in ("y", "energy")] if shift is None else shift
+        scale_of = scale_of or {}
+        for argument, names in (("shift", shift), ("scale_of", scale_of)):
+            if unknown := set(names) - set(self.targets):
+                raise ValueError(f"{argument}: {sorted(unknown)} are not among the targets {sorted(self.targets)}")
+        if unknown := set(scale_of.values()) - set(self.targets) - {"none"}:
+            raise ValueError(f"scale_of: {sorted(unknown)} are neither targets nor 'none'")
+        self.loss, self.shifted, self.scale_of = loss, tuple(shift), scale_of
+        for name in self.targets:
+            self.register_buffer(f"shift_{name}", torch.zeros(()))
+            self.register_buffer(f"scale_{name}", torch.ones(()))
+        self.register_buffer("measured", torch.tensor(False))
+        self.errors = nn.ModuleDict({f"{s}_{name}": MeanMetric() for s in _STAGES for name in self.targets})
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Predictions by target, in the units of the data."""
+        return {
+            name: self._statistic("shift", name) + self._statistic("scale", name) * value
+            for name, value in self._outputs(batch).items()
+        }
+
+    def on_fit_start(self) -> None:
+        """Measure shifts and scales on the training set, unless a checkpoint has brought them."""
+        if not self.measured:
+            self.measure(self.trainer.datamodule.sets["train"])  # type: ignore[attr-defined]
+
+    def measure(self, data: Iterable[Data]) -> None:
+        """Take shifts and scales from a training set.
+
+        The scale is the deviation from the shift (the root mean square, where nothing is subtracted); a target
+        that does not vary keeps the scale 1.
+        """
+        items = [cast(Any, data)[index] for index in range(len(cast(Sized, data)))]
+        scales: dict[str, Tensor] = {}
+        for name in self.targets:
+            values = [item[name].double() for item in items if isinstance(item.get(name), Tensor)]
+            if len(values) != len(items):
+                raise ValueError(f"data: {len(items) - len(values)} of {len(items)} training clouds have no {name}")
+            columns = torch.cat([value.reshape(1, -1) if value.ndim <= 1 else value for value in values])
+            # Per component: numbers of the same cloud may differ in unit, so each has a shift and scale of its own.
+            axes = [0] if name in self.shifted else list(range(columns.ndim))
+            mean = columns.mean(dim=axes) if name in self.shifted else columns.new_zeros(())
+            spread = (columns - mean).square().mean(dim=axes).sqrt()
+            scales[name] = torch.where(spread > 0, spread, 1.0)
+            self._set("shift", name, mean)
+        for name in self.targets:
+            source = self.scale_of.get(name, name)
+            self._set("scale", name, torch.ones(()) if source == "none" else scales[source])
+        self.measured.fill_(True)
+
+    def evaluate(self, batch: Batch, stage: str) -> Tensor:
+        """Weighted loss of one batch; logs it and the mean absolute errors."""
+        batch = self.cast(batch)
+        total = torch.zeros((), device=self.device)
+        options: dict[str, Any] = {"batch_size": batch.num_graphs, "on_epoch": True, "prog_bar": True}
+        for name, output in self._outputs(batch).items():
+            target = batch[name] if name in batch else None
+            if not isinstance(target, Tensor) or target.shape != output.shape:
+                found = "none" if target is None else tuple(target.shape)
+                raise ValueError(f"data.{name}: the network gives {tuple(output.shape)}, the target is {found}")
+            scale = self._statistic("scale", name)
+            difference = output - (target.to(output.dtype) - self._statistic("shift", name)) / scale
+            total = total + self.targets[name] * _LOSSES[self.loss](difference).mean()
+            error = cast(MeanMetric, self.errors[f"{stage}_{name}"])
+            error((difference.detach() * scale).abs())
+            label = "error" if len(self.targets) == 1 else f"error_{name}"
+            self.log(f"{stage}/{label}", error, on_step=False, **options)
+        self.log(f"{stage}/loss", total, on_step=stage == "train", sync_dist=stage != "train", **options)
+        if len(self.targets) > 1:
+            self.log(f"{stage}/error", total.detach(), on_step=False, sync_dist=True, **{**options, "prog_bar": False})
+        return total
+
+    def _outputs(self, batch: Batch) -> Mapping[str, Tensor]:
+        """Outputs of the network by target, before they are scaled."""
+        outputs = self.network(self.cast(batch))
+        if hasattr(outputs, "_asdict"):
+            outputs = outputs._asdict()
+        if isinstance(outputs, Tensor):
+            if len(self.targets) > 1:
+                raise ValueError(f"network: expected a mapping with {sorted(self.targets)}, got a tensor")
+            outputs = {next(iter(self.targets)): outputs}
+        if missing := set(self.targets) - set(outputs):
+            raise ValueError(f"network: gives {sorted(outputs)}, but {sorted(missing)} are to be learned")
+        return {name: outputs[name] for name in self.targets}
+
+    def _statistic(self, kind: str, name: str) -> Tensor:
+        statistic: Tensor = getattr(self, f"{kind}_{name}")
+        return statistic.to(self.dtype)
+
+    def _set(self, kind: str, name: str, value: Tensor) -> None:
+        present: Tensor = getattr(self, f"{kind}_{name}")
+        setattr(self, f"{kind}_{name}", value.to(present))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        # Statistics per component have a shape that is known only once they were measured.
+        for kind in ("shift", "scale"):
+            for name in self.targets:
+                key = f"{prefix}{kind}_{name}"
+                if key in state_dict:
+                    self._set(kind, name, state_dict[key])
+        super()._load_from_state_dict(state_dict, prefix, *rest)

@@ -18,32 +18,32 @@ def kind(value: object) -> str:
 
 
 def check_tensor(argument: str, value: object, expected: str, dtype: torch.dtype | None = None) -> None:
-    """Refuse what is no tensor of the dtype, or of any floating one if absent."""
+    """Raise TypeError unless a value is a tensor of the dtype, or of any floating dtype if it is absent."""
     if not isinstance(value, Tensor) or not (value.is_floating_point() if dtype is None else value.dtype == dtype):
         raise TypeError(f"{argument}: expected {expected}, got {kind(value)}")
 
 
 def check_count(argument: str, count: int, least: int = 1) -> None:
-    """Refuse what is no integer of at least ``least``."""
+    """Raise ValueError unless a value is an integer of at least ``least``."""
     if not isinstance(count, Integral) or isinstance(count, bool) or count < least:
         raise ValueError(f"{argument}: expected an integer of at least {least}, got {count!r}")
 
 
 def check_counts(least: int = 1, **counts: int) -> None:
-    """Refuse, by their names, what are no integers of at least ``least``."""
+    """Raise ValueError, naming the argument, unless all values are integers of at least ``least``."""
     for argument, count in counts.items():
         check_count(argument, count, least)
 
 
 def check_choice(argument: str, value: object, allowed: Any) -> None:
-    """Refuse what is not among the allowed values, a tuple of them or a ``Literal`` type."""
+    """Raise ValueError unless a value is one of those allowed, given as a tuple or a ``Literal`` type."""
     options = get_args(allowed) or allowed
     if value not in options:
         raise ValueError(f"{argument}: expected one of {options}, got {value!r}")
 
 
 def check_length(argument: str, length: float) -> None:
-    """Refuse what is no positive finite number."""
+    """Raise TypeError or ValueError unless a value is a positive finite number."""
     if isinstance(length, bool) or not isinstance(length, Real):
         raise TypeError(f"{argument}: expected a number, got {type(length).__name__}")
     if not (math.isfinite(length) and _LENGTHS[0] <= length <= _LENGTHS[1]):
@@ -51,13 +51,13 @@ def check_length(argument: str, length: float) -> None:
 
 
 def check_dropout(argument: str, dropout: float) -> None:
-    """Refuse what is no probability below 1."""
+    """Raise ValueError unless a value is a probability below 1."""
     if not 0 <= dropout < 1:
         raise ValueError(f"{argument}: expected a probability in [0, 1), got {dropout}")
 
 
 def check_floating(argument: str, dtype: torch.dtype) -> None:
-    """Refuse dtypes that cannot hold coordinates."""
+    """Raise ValueError unless a dtype is floating."""
     if not dtype.is_floating_point:
         raise ValueError(f"{argument}: expected a floating dtype, got {dtype}")
 
@@ -77,7 +77,7 @@ def check_none(argument: str, where: Tensor, fault: str) -> None:
 
 
 def check_features(x: Tensor, weight: Tensor) -> None:
-    """Refuse features that a layer with these weights cannot multiply; autocast takes care of dtypes itself."""
+    """Raise an error unless features fit the weights of a layer in dtype and device; autocast converts dtypes itself."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x: expected a tensor, got {type(x).__name__}")
     device = weight.device.type

@@ -45,7 +45,7 @@ class ImagePoints(Clouds):
     ValueError
         If shapes do not fit together, or an intensity or a label is out of range.
     TypeError
-        If images are neither uint8 nor floating, or labels are no integers.
+        If images are neither uint8 nor floating, or labels are not integers.
 
     Examples
     --------

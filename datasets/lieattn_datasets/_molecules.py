@@ -43,7 +43,7 @@ class Molecules(Clouds):
     Raises
     ------
     ValueError
-        If shapes do not fit together, a number is not finite, or a charge is no element.
+        If shapes do not fit together, a number is not finite, or a charge is not an atomic number.
 
     Examples
     --------
@@ -144,7 +144,7 @@ class MoleculeFeatures:
     Raises
     ------
     ValueError
-        If the species are empty, repeat or are no elements; or (when called) an atom is none of them.
+        If the species are empty, repeat or are not elements; or, when called, if an atom is not among them.
 
     Examples
     --------

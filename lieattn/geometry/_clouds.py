@@ -102,14 +102,14 @@ def cloud_index(points: Tensor | int, batch: Tensor | None = None, ptr: Tensor |
 
 
 def check_grid(grid: Tensor, device: torch.device | None = None) -> None:
-    """Refuse what is no int64 tensor ``[clouds, 2]`` on ``device`` (None: on any)."""
+    """Raise an error unless a value is an int64 tensor ``[clouds, 2]`` on ``device`` (any if None)."""
     check_indices("grid", grid, dim=2, device=device)
     if grid.shape[1] != 2:
         raise ValueError(f"grid: expected [clouds, 2], height and width of each image, got {tuple(grid.shape)}")
 
 
 def check_indices(name: str, value: Tensor, dim: int, device: torch.device | None = None) -> None:
-    """Refuse what is no int64 tensor with ``dim`` dimensions on ``device`` (None: on any)."""
+    """Raise an error unless a value is an int64 tensor with ``dim`` dimensions on ``device`` (any if None)."""
     check_tensor(name, value, "an int64 tensor", torch.int64)
     if value.dim() != dim:
         raise ValueError(f"{name}: expected {dim} dimension(s), got shape {tuple(value.shape)}")

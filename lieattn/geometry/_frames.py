@@ -94,7 +94,7 @@ class FiniteFrames:
             check(self.group)
 
     def __call__(self, sites: Sites) -> GroupFrames:
-        """The group and the pose; raises ValueError if H is no subgroup of the stabilizer."""
+        """The group and the pose; raises ValueError unless H is a subgroup of the stabilizer."""
         sites.stabilizer.check("frames", self.group.matrices(sites.clouds.pos))
         if self.pose is None:
             return GroupFrames(self.group)
@@ -107,11 +107,11 @@ class SampledFrames:
     """Random frames: for each point, or the same ones over all points of a cloud.
 
     **Equivariance.** In distribution only: the output for a turned cloud differs from the turned output by an error
-    that shrinks with ``count``. What is equivariant exactly are frames that turn with the cloud: see
+    that shrinks with ``count``. For exact equivariance take frames that turn with the cloud, such as
     :class:`PrincipalFrames`.
 
     Frames are drawn when points are lifted. Without a generator they come from ``seed`` and are the same at every
-    call, and the same for a cloud alone and in a batch: they depend on nothing but the seed and the place of the
+    call, and the same for a cloud alone and in a batch: they depend only on the seed and the index of the
     point in its cloud. With a generator given to :func:`lift`, as in training, they are new at every call.
 
     Parameters
@@ -146,7 +146,7 @@ class SampledFrames:
         if sites.generator is None:
             place = torch.zeros_like(clouds.batch) if per_cloud else ranks(clouds.batch, clouds.num_clouds)
             blocks = int(place.max()) // _BLOCK + 1 if len(place) else 0
-            # What is drawn for a place must not depend on how many there are, so blocks are drawn by themselves.
+            # Frames of a point must not depend on the number of points, so each block has its own generator.
             generators = [torch.Generator().manual_seed(self.seed + (block << 32)) for block in range(blocks)]
             drawn = [self._draw(sites.stabilizer, _BLOCK, generator) for generator in generators]
             frames = torch.cat(drawn) if drawn else self._draw(sites.stabilizer, 0, torch.Generator())
@@ -170,7 +170,7 @@ class GivenFrames:
 
     ``frames`` are elements of the stabilizer, ``[points, fiber, k, k]``, or ``[clouds, fiber, k, k]`` with
     ``per="cloud"``. When points are lifted, TypeError or ValueError is raised if their number differs, or a matrix is
-    no element of the stabilizer, for example not orthogonal, or improper where the group is SE(3).
+    not in the stabilizer, for example not orthogonal, or improper where the group is SE(3).
     """
 
     frames: Tensor

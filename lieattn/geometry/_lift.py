@@ -42,8 +42,8 @@ def lift(
     exactly; sampled ones in distribution.
 
     TypeError or ValueError is raised if shapes, dtypes, devices, batch indices or the dimension do not fit, a point is
-    none of the space (such as 0 under rotations), frames are no elements of the stabilizer, or the group does not
-    preserve the distances that the neighborhood is made of.
+    not in the space (such as 0 under rotations), frames are not in the stabilizer, or the group does not preserve
+    the distances on which the neighborhood is based.
 
     Parameters
     ----------

@@ -65,7 +65,7 @@ class LiftedGraph(PointClouds):
 
     @property
     def group(self) -> FiniteGroup | None:
-        """Finite group whose elements are the fiber, None where frames are no finite group."""
+        """Finite group whose elements are the fiber; None if the frames are not a finite group."""
         return self.relative.group
 
     @property

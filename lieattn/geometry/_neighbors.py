@@ -79,7 +79,7 @@ class Radius(_Neighborhood):
     ``shift``.
 
     A point is its own neighbor if ``include_self``; its images are in any case. TypeError or ValueError is raised if
-    ``radius`` is no positive finite number, or ``include_self`` no bool.
+    ``radius`` is not a positive finite number, or ``include_self`` not a bool.
 
     Examples
     --------
@@ -149,7 +149,7 @@ class Nearest(_Neighborhood):
     change its neighbors. ``ties="all"`` takes all of them: a point may have more than k others, and neighbors
     depend on the geometry alone, whatever the order of the points.
 
-    TypeError or ValueError is raised if ``k`` is no integer from 1, ``include_self`` no bool, or ``ties`` unknown.
+    TypeError or ValueError is raised if ``k`` is not a positive integer, ``include_self`` not a bool, or ``ties`` unknown.
 
     Examples
     --------

@@ -38,8 +38,8 @@ class RelativeElements(Movable):
     pos, batch
         ``[points, *]``, points of X, and ``[points]`` int64, the cloud of each.
     group
-        Finite group H whose elements stand over the points: over all of them, or those of a stabilizer; None where
-        frames are no such set.
+        Finite group H whose elements stand over the points: over all of them, or those of a stabilizer; None for
+        other frames.
     pose
         ``[points, dim, dim]``, by which the elements of H are multiplied from the left, the same for all points of a
         cloud; None for none.
@@ -125,7 +125,7 @@ class RelativeElements(Movable):
     def pair_index(self) -> Tensor:
         """``[fiber, fiber]`` int64, the index in ``group`` of h_a⁻¹ h_b, which is the same for all edges.
 
-        ValueError is raised if frames over different points are no elements of one finite group.
+        ValueError is raised unless the frames over all points are elements of one finite group.
         """
         if not self.tied or self.group is None:
             what = f"frames over different points of {self.space.name} are related by no table of a finite group"

@@ -900,7 +900,7 @@ def test_inexact_pooling_warns_or_is_silent_if_asked():
 
 STAGES = ("blocks", "expansions", "crops", "pool_last", "inexact")
 DROPOUTS = ("attention", "value", "input", "pool")
-OPTIONS = ("length", "frame_table", "activation", "init_scale")
+OPTIONS = ("length", "frame_table", "activation", "init_scale", "init")
 
 
 def network(group=None, neighborhood=BALL, **options):
@@ -944,6 +944,7 @@ NETWORK = [
     ("neighborhood a number", lambda: network(neighborhood=5), TypeError, ("neighborhood: ", "got 5")),
     ("no outputs", lambda: network(out_channels=0), ValueError, ("out_channels: ", "at least 1", "got 0")),
     ("init_scale negative", lambda: network(init_scale=-1), ValueError, ("init_scale: ", "at least 0", "got -1")),
+    ("init unknown", lambda: network(init="zero"), ValueError, ("init: ", "('balanced', 'paper')", "got 'zero'")),
     ("other channels", lambda: run(cloud(x=zeros(6, 2))), ValueError, ("data.x: ", "[points=6, 1]", "(6, 2)")),
     ("features without channels", lambda: run(cloud(x=zeros(6))), ValueError, ("data.x: ", "[points=6, 1]", "(6,)")),
     (

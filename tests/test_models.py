@@ -1,8 +1,12 @@
 """GSA-Nets: sizes of the paper, invariance under their groups, and what breaks it."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch_geometric.data import Batch, Data
 
 from lieattn.geometry import (
@@ -20,7 +24,7 @@ from lieattn.geometry import (
 from lieattn.groups import SE, SO, E, cyclic, dihedral, octahedral, reflection, tetrahedral, trivial
 from lieattn.models import FieldModel, GSANet, GSAOptions, GSAReadout, Stages, published_table
 from lieattn.nn import VectorHead
-from lieattn.spaces import Euclidean
+from lieattn.spaces import Euclidean, Sphere
 from lieattn.testing import randomize
 from tests.cases import SMALL_GROUPS
 
@@ -210,6 +214,17 @@ def test_start_does_not_depend_on_rounding():
     assert change(model, images(2, 8, 8, 2), group, moved) < 1e-4
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(("preset", "side"), [(GSANet.rot_mnist, 24), (GSANet.cifar10, 16), (GSANet.pcam, 56)])
+def test_presets_start_as_if_guessing(preset, side):
+    model = preset(trivial(2), size=3).eval()
+    paper = preset(trivial(2), size=3, options=replace(model.options, init="paper")).eval()
+    batch = images(2, side, side, model.in_channels)
+    outputs = model(batch)
+    assert (outputs.logsumexp(1) - outputs.mean(1)).max() < math.log(outputs.shape[1]) + 0.5
+    assert paper(batch).abs().max() > 2 * outputs.abs().max()
+
+
 def test_geometry_may_be_given():
     model, batch = network(cyclic(4)), images(2, 12, 12, 2)
     torch.testing.assert_close(model(batch, model.geometry(batch)), model(batch), rtol=0, atol=0)
@@ -374,6 +389,35 @@ def test_geometry_is_seen_where_features_are_constant(name):
         spread[values] = float(outputs.std(0).max() / outputs.abs().max())
     assert spread[True] > 1e-3
     assert spread[False] < 1e-5 or name == "principal of neighborhoods"
+
+
+STARTS = {
+    **SPACES,
+    "R^2": (trivial(2), None, {}),
+    "C8": (cyclic(8), None, {}),
+    "D4": (dihedral(4), None, {}),
+    "sampled": (SampledFrames(2), None, {"space": Euclidean(SE(3))}),
+    "sphere": (SampledFrames(2), None, {"space": Sphere(), "neighborhood": Nearest(8)}),
+    "no positions in values": (tetrahedral(), None, {"options": GSAOptions(values=False)}),
+}
+
+
+@pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")
+@pytest.mark.parametrize("points", [9, 50])
+@pytest.mark.parametrize(("pool", "order"), [("sum", None), ("mean", "frames_first"), ("max", "points_first")])
+@pytest.mark.parametrize("name", STARTS)
+@torch.no_grad()
+def test_first_loss_is_that_of_guessing(name, pool, order, points):
+    frames, _, options = STARTS[name]
+    options = {"neighborhood": Radius(1.5), "channels": 12, "heads": 2, "readout": GSAReadout(pool, order), **options}
+    model, labels = GSANet(frames, 1, 10, **options).eval(), torch.arange(10)
+    dim = model.space.group.dim
+    pos = torch.randn(10, points, dim)
+    pos = F.normalize(pos, dim=-1) if name == "sphere" else pos
+    clouds = [Data(x=torch.randn(points, 1), pos=p) for p in pos]
+    outputs = model(Batch.from_data_list(clouds))
+    assert 0 < outputs.std() < 1.5
+    assert abs(float(F.cross_entropy(outputs, labels)) - math.log(10)) < 0.5
 
 
 @pytest.mark.parametrize("pool", ["sum", "mean", "max", "none"])

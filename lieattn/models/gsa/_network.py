@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -210,6 +211,13 @@ class GSANet(Network):
 
         The first biases of the coordinate networks are the exception: at 0, as in the paper's code, these
         networks see the sign of a coordinate only and turn rounding errors into differences of per cents.
+
+        That is all with ``init="paper"``. Attention then hardly depends on positions at first, and outputs are large.
+        ``"balanced"`` changes three things:
+
+        - Query biases and codes of coordinates start with a deviation of order one, so that scores see positions.
+        - Units behind an activation have weights of mean 0: otherwise the positive mean of the activations prevails.
+        - The head is scaled down, so that outputs start near 0, also as sums over about a thousand points.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -224,6 +232,21 @@ class GSANet(Network):
         for module in self.modules():
             if isinstance(module, CoordinateNetwork):
                 nn.init.normal_(module.linear1.bias)
+        if self.options.init == "balanced":
+            self._balance()
+
+    @torch.no_grad()
+    def _balance(self) -> None:
+        head = cast(GSAHead, self.head)
+        for module in (*self.blocks.modules(), head):
+            if isinstance(module, nn.Linear) and module.in_features > 1:
+                module.weight -= module.weight.mean(dim=1, keepdim=True)
+        for module in self.modules():
+            if isinstance(module, LiftingSelfAttention | GroupSelfAttention):
+                nn.init.normal_(cast(nn.Linear, module.query).bias, std=_SPREAD)
+            elif isinstance(module, CoordinateNetwork):
+                nn.init.normal_(module.linear2.weight, std=_SPREAD)
+        head.weight *= _HEAD_OF_SUM if head.pool == "sum" else _HEAD
 
     @property
     def symmetry(self) -> Symmetry:
@@ -331,6 +354,8 @@ class GSANet(Network):
         return [*fields, x]
 
 
+# A balanced start: deviation of query biases and of codes of coordinates, factors of the head.
+_SPREAD, _HEAD, _HEAD_OF_SUM = 2.0, 0.1, 1 / 4096
 _PAPER_DROPOUT = Dropouts(attention=0.1, value=0.1)
 _PAPER, _ROT_MNIST = GSAOptions(values=False), GSAOptions(values=False, init_scale=1.0)
 

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from lieattn._checks import check_dropout, check_length
+from lieattn._checks import check_choice, check_dropout, check_length
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn import CloudPool, FiberPool
@@ -19,6 +19,7 @@ Pool = Literal["mean", "sum", "max", "none"]
 Order = Literal["points_first", "frames_first"]
 Activation = Literal["silu", "relu", "gelu"]
 Inexact = Literal["refuse", "warn", "allow"]
+Init = Literal["balanced", "paper"]
 
 
 @dataclass(frozen=True)
@@ -119,10 +120,9 @@ class GSAReadout:
     order: Order | None = None
 
     def __post_init__(self) -> None:
-        if self.pool not in get_args(Pool):
-            raise ValueError(f"pool: expected one of {get_args(Pool)}, got {self.pool!r}")
-        if self.order not in (None, *get_args(Order)):
-            raise ValueError(f"order: expected one of {get_args(Order)}, got {self.order!r}")
+        check_choice("pool", self.pool, Pool)
+        if self.order is not None:
+            check_choice("order", self.order, Order)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +143,9 @@ class GSAOptions:
         Of the blocks: ``"silu"`` (swish), ``"relu"`` or ``"gelu"``.
     init_scale
         Weights start normal with deviation init_scale / sqrt(fan in).
+    init
+        ``"balanced"`` starts with outputs near 0 and attention that depends on positions, ``"paper"`` as the authors'
+        code does; see :meth:`GSANet.reset_parameters`.
     """
 
     length: float | None = None
@@ -150,6 +153,7 @@ class GSAOptions:
     frame_table: Tensor | None = None
     activation: Activation = "silu"
     init_scale: float = math.sqrt(2)
+    init: Init = "balanced"
 
     def __post_init__(self) -> None:
         if self.length is not None:
@@ -158,6 +162,7 @@ class GSAOptions:
             raise ValueError(f"activation: expected 'silu', 'relu' or 'gelu', got {self.activation!r}")
         if not 0 <= self.init_scale < math.inf:
             raise ValueError(f"init_scale: expected a finite deviation of at least 0, got {self.init_scale}")
+        check_choice("init", self.init, Init)
 
     def equivariant(self, group: FiniteGroup | None) -> bool:
         """Whether pairs of frames are told apart by g⁻¹ m alone."""

@@ -77,7 +77,7 @@ def check_none(argument: str, where: Tensor, fault: str) -> None:
 
 
 def check_features(x: Tensor, weight: Tensor) -> None:
-    """Raise an error unless features fit the weights of a layer in dtype and device; autocast converts dtypes itself."""
+    """Raise an error unless features have the dtype and device of the weights; autocast converts dtypes."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x: expected a tensor, got {type(x).__name__}")
     device = weight.device.type

@@ -149,7 +149,7 @@ class Nearest(_Neighborhood):
     change its neighbors. ``ties="all"`` takes all of them: a point may have more than k others, and neighbors
     depend on the geometry alone, whatever the order of the points.
 
-    TypeError or ValueError is raised if ``k`` is not a positive integer, ``include_self`` not a bool, or ``ties`` unknown.
+    TypeError or ValueError is raised unless ``k`` is a positive integer, ``include_self`` a bool and ``ties`` known.
 
     Examples
     --------

@@ -180,7 +180,7 @@ class FiniteGroup(Group):
     # --- the interface of groups ----------------------------------------------------------------------------------
 
     def inverse(self, g: Tensor) -> Tensor:
-        """Inverses of matrices ``[*, dim, dim]``, looked up, so without rounding; ValueError if one is not in the group."""
+        """Inverses of matrices ``[*, dim, dim]``, looked up without rounding; ValueError outside the group."""
         return self.matrices(g)[self.inverse_index.to(g.device)[self.index(g)]]
 
     def act(self, g: int | Tensor, points: Tensor) -> Tensor:

@@ -98,13 +98,13 @@ def test_private_modules_of_other_parts_are_not_imported(path):
 
 
 def test_models_do_not_import_each_other():
-    """A family of models is a folder; what they share is in private files beside these.
+    """A family of models is a file or a folder; what they share is in private files beside these.
 
     Weights that were published know the network they belong to.
     """
     for path in FILES:
-        family = path.relative_to(LIBRARY).parts[1] if part(path) == "models" else ""
-        if family not in ("", "published") and path.parent != LIBRARY / "models":
+        family = path.relative_to(LIBRARY).parts[1].removesuffix(".py") if part(path) == "models" else "_"
+        if family != "published" and not family.startswith("_"):
             others = {name.split(".")[2] for name in imports_of(path) if name.startswith("lieattn.models.")}
             assert all(other.startswith("_") for other in others - {family}), f"{path.name} imports {others}"
 

@@ -1,4 +1,4 @@
-"""The published networks and ours, assembled from ``lieattn.nn``: a folder for each family."""
+"""The published networks and ours, assembled from ``lieattn.nn``: a file or folder for each family."""
 
 from lieattn.models._field_model import FieldModel
 from lieattn.models._network import EquivariantModule, GroupField, Network, Symmetry, VectorEmbedding, Wrapper

@@ -1,4 +1,4 @@
-"""What every model of the library is: a symmetry, a field on the group, and a head that reads it out."""
+"""What models share: a symmetry, a field on the group, a head that reads it out, and how data are read."""
 
 from __future__ import annotations
 
@@ -6,24 +6,31 @@ import abc
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
+from lieattn._checks import check_choice, check_counts, check_length, check_neighborhood
 from lieattn.geometry import (
     FiniteFrames,
     GivenFrames,
     LiftedGraph,
+    Neighborhood,
     PointClouds,
     PrincipalFrames,
+    Raster,
     SampledFrames,
     ScaleFrames,
+    point_clouds,
 )
-from lieattn.groups import FiniteGroup, Group, Translations
-from lieattn.nn import lift_field
+from lieattn.groups import FiniteGroup, Group, Translations, check_group
+from lieattn.nn import grid_images, lift_field
 from lieattn.reps import Vector
 from lieattn.spaces import Euclidean, HomogeneousSpace
+
+Pool = Literal["mean", "sum", "max", "none"]
+OutputKind = Literal["invariant", "vector"]
 
 
 @dataclass(frozen=True)
@@ -160,7 +167,7 @@ class Network(EquivariantModule):
     @property
     def kind(self) -> Any:
         """How the outputs transform, as the head says."""
-        return getattr(self.head, "kind", "invariant")
+        return getattr(getattr(self, "head", None), "kind", "invariant")
 
     def with_head(self, head: nn.Module) -> Self:
         """The same network with another head; all other weights are shared, and this one stays as it is."""
@@ -184,6 +191,73 @@ class Network(EquivariantModule):
         """Outputs of the head, ``[clouds, *]`` or ``[points, *]``; arguments as in :meth:`field`."""
         outputs: Tensor = self.head(*self.field(data, geometry))
         return outputs
+
+
+class ImageNetwork(Network):
+    """A network on equally large images, as tensors or as points of their pixels; see :class:`AttentiveNetwork`.
+
+    ``limits`` are sentences about where the promise ends.
+    """
+
+    limits: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        in_channels: int,
+        out_channels: int,
+        stem_channels: int,
+        vector_inputs: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        check_group("group", group)
+        check_counts(in_channels=in_channels, out_channels=out_channels)
+        self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
+        self.vector_inputs = tuple(vector_inputs)
+        self.vectors = VectorEmbedding(self.vector_inputs, 2, stem_channels)
+
+    @property
+    def symmetry(self) -> Symmetry:
+        """The group, about the centers of the images."""
+        return Symmetry(self.group, "images about their centers", translations=False, notes=self.limits)
+
+    def field(self, data: Any, geometry: Any = None) -> GroupField:
+        """Field behind the last block, in raster order, and the pixels of the raster that is left.
+
+        Parameters
+        ----------
+        data
+            Images ``[images, in_channels, rows, columns]``; or a torch_geometric ``Data`` or ``Batch`` of their pixels,
+            see :func:`lieattn.nn.grid_images`.
+        geometry
+            None: images need none.
+        """
+        x, raster = self.last_field(self.images(data), self.embedded_vectors(data))
+        return GroupField(x, raster.lift(self.group, 3, x.device))
+
+    @abc.abstractmethod
+    def last_field(self, images: Tensor, vectors: Tensor | None) -> tuple[Tensor, Raster]:
+        """Field ``[points, order, channels]`` behind the last block, and its raster."""
+
+    def images(self, data: Any) -> Tensor:
+        """Images ``[images, in_channels, rows, columns]`` of the data, checked."""
+        images = grid_images(data)
+        if images.shape[1] != self.in_channels or not images.is_floating_point():
+            raise ValueError(
+                f"data: expected floating images with {self.in_channels} channels, got {images.dtype} "
+                f"{tuple(images.shape)}"
+            )
+        return images
+
+    def embedded_vectors(self, data: Any) -> Tensor | None:
+        """Vector inputs on the raster ``[images, stem_channels, order, rows, columns]``, None without."""
+        if not self.vector_inputs:
+            return None
+        if isinstance(data, Tensor):
+            raise TypeError(f"data: vectors {self.vector_inputs} are attributes of points, got images as a tensor")
+        raster, order = Raster.read(point_clouds(data))
+        embedded = self.vectors(data, raster.lift(self.group, 1, order.device))
+        return None if embedded is None else raster.unflatten(embedded[order]).permute(0, 4, 3, 1, 2)
 
 
 class Wrapper(EquivariantModule):
@@ -261,6 +335,50 @@ def vectors(data: Any, names: tuple[str, ...], clouds: PointClouds) -> Tensor:
             raise ValueError(f"data.{name}: expected vectors {expected} as in pos, got {got}")
         found.append(value)
     return torch.stack(found, dim=1) if found else clouds.pos.new_zeros(expected[0], 0, expected[1])
+
+
+@dataclass(frozen=True)
+class PointOutputs:
+    """How ``"invariant"`` numbers or ``"vector"`` outputs of the points are pooled over each cloud, or not."""
+
+    kind: OutputKind = "invariant"
+    pool: Pool = "mean"
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, OutputKind)
+        check_choice("pool", self.pool, Pool)
+        if self.kind == "vector" and self.pool == "max":
+            raise ValueError("pool: vectors have no maximum that turns along; expected 'mean', 'sum' or 'none'")
+
+    def __call__(self, values: Tensor, clouds: PointClouds) -> Tensor:
+        """``[points, out_channels]`` or ``[points, out_channels, dim]`` to outputs; one vector loses its axis."""
+        if self.kind == "vector" and values.shape[1] == 1:
+            values = values[:, 0]
+        return values if self.pool == "none" else getattr(clouds, self.pool)(values)
+
+
+def cutoff_of(neighborhood: Neighborhood, cutoff: float | None) -> float:
+    """Distance at which neighbors count nothing: the one given, or the neighborhood's own length."""
+    check_neighborhood(neighborhood)
+    found = neighborhood.length if cutoff is None else cutoff
+    if found is None:
+        raise ValueError(f"cutoff: {neighborhood} has no length of its own; give the distance at which it ends")
+    check_length("cutoff", found)
+    return float(found)
+
+
+def new_generator() -> torch.Generator:
+    """A generator that continues torch's default one, for what training draws."""
+    return torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+
+
+def plus_vectors(x: Tensor, vectors: Tensor | None) -> Tensor:
+    """A field plus the vectors at its pixels, whose images may have a wider border."""
+    if vectors is None:
+        return x
+    border = (vectors.shape[-1] - x.shape[-1]) // 2
+    rows, columns = (slice(border, side - border) for side in vectors.shape[-2:])
+    return x + vectors[..., rows, columns]
 
 
 def _num_points(clouds: PointClouds) -> int:

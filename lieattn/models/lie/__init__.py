@@ -1,10 +1,16 @@
 """LieTransformer, LieConv, and the finite SE(2) variant: networks of coordinates of relative elements."""
 
-from lieattn.models.lie._convolution import LieConvGeometry, LieConvNet, image_points
 from lieattn.models.lie._finite_se2 import FiniteSE2Transformer
-from lieattn.models.lie._inputs import SortedDistances, Species
-from lieattn.models.lie._options import AttentionOptions, ConvolutionOptions, Lifting, PairCoordinates, Readout
-from lieattn.models.lie._transformer import LieTransformer
+from lieattn.models.lie._networks import LieConvGeometry, LieConvNet, LieTransformer, image_points
+from lieattn.models.lie._options import (
+    AttentionOptions,
+    ConvolutionOptions,
+    Lifting,
+    PairCoordinates,
+    Readout,
+    SortedDistances,
+    Species,
+)
 
 __all__ = [
     "AttentionOptions",

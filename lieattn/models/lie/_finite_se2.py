@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_count
+from lieattn._checks import check_choice, check_counts
 from lieattn.geometry import AllPairs, LiftedGraph, Neighborhood, lift, padding
 from lieattn.groups import cyclic
 from lieattn.models._network import GroupField, Network, Symmetry
@@ -72,14 +72,10 @@ class FiniteSE2Transformer(Network):
         hidden: int = 3,
     ) -> None:
         super().__init__()
-        counts = {"out_channels": out_channels, "channels": channels, "layers": layers, "heads": heads}
-        for argument, count in {**counts, "moments": moments}.items():
-            check_count(argument, count)
-        check_count("seeds", seeds, least=0)
-        if content not in get_args(Content):
-            raise ValueError(f"content: expected one of {get_args(Content)}, got {content!r}")
-        if normalize not in ("softmax", "mean"):
-            raise ValueError(f"normalize: expected 'softmax' or 'mean', got {normalize!r}")
+        check_counts(out_channels=out_channels, channels=channels, layers=layers, heads=heads, moments=moments)
+        check_counts(0, seeds=seeds)
+        check_choice("content", content, Content)
+        check_choice("normalize", normalize, ("softmax", "mean"))
         self.group = cyclic(rotations)
         self.neighborhood: Neighborhood = AllPairs() if neighborhood is None else neighborhood
         self.content, self.moments = content, moments
@@ -155,15 +151,7 @@ class FiniteSE2Transformer(Network):
 
 
 class FiniteSE2Layer(nn.Module):
-    """Attention and linear map of :class:`FiniteSE2Transformer`, on ``[points, rotations, channels]``.
-
-    Parameters
-    ----------
-    channels, heads, normalize, layer_norm
-        See :class:`FiniteSE2Transformer`.
-    hidden
-        Units of the location network.
-    """
+    """Attention and linear map of :class:`FiniteSE2Transformer`, on ``[points, rotations, channels]``."""
 
     def __init__(
         self, channels: int, heads: int, normalize: Normalization, layer_norm: bool = False, hidden: int = 3
@@ -179,12 +167,12 @@ class FiniteSE2Layer(nn.Module):
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """Field to a field of the same shape."""
         parts = self.attend
-        query, key, value = parts.query(x), parts.key(x), parts.value(x)
-        size = (parts.heads, -1)
+        value = parts.value(x)
+        q, k, v = (signal.unflatten(-1, (parts.heads, -1)) for signal in (parts.query(x), parts.key(x), value))
         out, _ = group_attention(
-            query.unflatten(-1, size),
-            key.unflatten(-1, size),
-            value.unflatten(-1, size),
+            q,
+            k,
+            v,
             graph.neighbors,
             normalize=self.normalize,
             terms=RelativeTerms(displacement_bias=self._location(graph, x.dtype), row=graph.relative.row),
@@ -202,13 +190,7 @@ class FiniteSE2Layer(nn.Module):
 
 
 class SetBlock(nn.Module):
-    """Attention block of the set transformer (arXiv 1810.00825), with the residual around the queries.
-
-    Parameters
-    ----------
-    channels, heads, layer_norm
-        See :class:`FiniteSE2Transformer`.
-    """
+    """Attention block of the set transformer (arXiv 1810.00825), with the residual around the queries."""
 
     def __init__(self, channels: int, heads: int, layer_norm: bool = False) -> None:
         super().__init__()
@@ -222,9 +204,9 @@ class SetBlock(nn.Module):
         q, k, v = (signal.unflatten(-1, (parts.heads, -1)).transpose(1, 2) for signal in signals)
         score = q @ k.mT / math.sqrt(query.shape[-1])
         if mask is not None:
-            score = score.masked_fill(~mask[:, None, None], -math.inf)
-            # An empty cloud has nothing to attend to.
-            score = score.masked_fill(~mask.any(dim=1)[:, None, None, None], 0.0)
+            # An empty cloud attends to its padding, which is all alike.
+            attended = mask | ~mask.any(dim=1, keepdim=True)
+            score = score.masked_fill(~attended[:, None, None], -math.inf)
         out = (score.softmax(dim=-1) @ v).transpose(1, 2).flatten(-2)
         return parts.finish(query + out)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,10 +27,8 @@ from lieattn.geometry import (
     num_coordinates,
 )
 from lieattn.groups import SO, FiniteGroup, O, Translations
-from lieattn.models._network import Network, Symmetry, VectorEmbedding, features, vectors
-from lieattn.models._point_options import cutoff_of
-from lieattn.models.lie._inputs import SortedDistances, Species
-from lieattn.models.lie._options import Lifting, PairCoordinates
+from lieattn.models._network import Network, Symmetry, VectorEmbedding, cutoff_of, features, new_generator, vectors
+from lieattn.models.lie._options import Lifting, PairCoordinates, SortedDistances, Species
 from lieattn.nn import LieConvolution, LiftingConvolution
 from lieattn.nn.relative import EdgeNetwork, keep_variance
 from lieattn.ops import bessel_functions, smooth_lengths, smooth_window
@@ -41,15 +39,7 @@ AnyFrames = FiniteGroup | FiniteFrames | PrincipalFrames | SampledFrames | Given
 
 
 class LieNetwork(Network):
-    """A network on lifted points that sees them through coordinates of relative elements.
-
-    Parameters
-    ----------
-    in_channels, frames, neighborhood, space, vector_inputs, lifting
-        See :class:`LieTransformer`.
-    channels
-        Of the field before the blocks.
-    """
+    """A network on lifted points that sees them through coordinates of relative elements; see the subclasses."""
 
     local: nn.Module | None
 
@@ -65,26 +55,25 @@ class LieNetwork(Network):
     ) -> None:
         super().__init__()
         check_neighborhood(neighborhood)
+        check_count("channels", channels)
         self.inputs = None
         if isinstance(in_channels, Species | SortedDistances):
             self.inputs, in_channels = in_channels, in_channels.channels
         check_count("in_channels", in_channels)
-        self.in_channels = in_channels
+        self.in_channels, self.vector_inputs = in_channels, tuple(vector_inputs)
         self.frames = FiniteFrames(frames) if isinstance(frames, FiniteGroup) else frames
         self.space = natural_space(self.frames) if space is None else space
         if not isinstance(self.space, HomogeneousSpace):
             raise TypeError(f"space: expected a HomogeneousSpace such as Euclidean(SE(3)), got {self.space!r}")
         if self.space.stabilizer is not None and frames is None:
             raise TypeError(f"frames: expected some such as PrincipalFrames(), since {self.space.name} needs them")
-        lifting = lifting or Lifting()
-        self.neighborhood, self.lifting = neighborhood, lifting
-        self.num_coordinates = lifting.radial + _num_coordinates(self.space, self.frames, lifting)
-        if lifting.radial:
+        self.neighborhood, self.lifting = neighborhood, lifting or Lifting()
+        self.num_coordinates = self.lifting.radial + self._num_coordinates(self.lifting.coordinates)
+        if self.lifting.radial:
             if not _keeps_distances(self.space):
                 raise ValueError(f"radial: distances are invariant under rigid motions, not in {self.space.name}")
-            cutoff_of(neighborhood, lifting.cutoff)
+            cutoff_of(neighborhood, self.lifting.cutoff)
         self.embed = nn.Linear(self.in_channels, channels)
-        self.vector_inputs = tuple(vector_inputs)
         self.sees_order = isinstance(self.frames, SampledFrames) and self.frames.per == "point"
         self.embed_vectors = VectorEmbedding(vector_inputs, self.space.group.dim, channels)
 
@@ -98,25 +87,29 @@ class LieNetwork(Network):
         jumps = f"coordinates of relative elements jump at half turns, elsewhere to {found.name}"
         return replace(found, group=shifts, notes=(*found.notes, jumps))
 
+    def _num_coordinates(self, chart: Literal["smooth", "log"] | PairCoordinates) -> int:
+        space = self.space
+        if isinstance(chart, PairCoordinates):
+            return chart.count(space)
+        if chart == "log" and isinstance(space.stabilizer, FiniteGroup):
+            name = space.group.name
+            raise ValueError(f"coordinates: {name} has no logarithms; give a space such as Euclidean(SE(3))")
+        return num_coordinates(space, chart) + isinstance(self.frames, ScaleFrames)
+
     def _local(self, channels: int) -> nn.Module | None:
         """The convolution before the blocks."""
         size, cutoff = self.lifting.local, self.lifting.cutoff
         if not size:
             return None
-        if _keeps_distances(self.space) and not isinstance(self.frames, ScaleFrames):
-            cutoff = self.neighborhood.length if cutoff is None else cutoff
-            if cutoff is not None:
-                in_vectors = len(self.vector_inputs)
-                return SeenByFrames(self.space.group.dim, self.in_channels, in_vectors, channels, size, cutoff)
-        return SeenInCoordinates(self.in_channels, channels, self.num_coordinates, size)
-
-    # --- geometry -------------------------------------------------------------------------------------------------
+        cutoff = self.neighborhood.length if cutoff is None else cutoff
+        if cutoff is None or not _keeps_distances(self.space) or isinstance(self.frames, ScaleFrames):
+            return SeenInCoordinates(self.in_channels, channels, self.num_coordinates, size)
+        in_vectors = len(self.vector_inputs)
+        return SeenByFrames(self.space.group.dim, self.in_channels, in_vectors, channels, size, cutoff)
 
     def _generator(self, generator: torch.Generator | None) -> torch.Generator | None:
         """Where training draws from: a generator that continues torch's default one, if none is given."""
-        if not self.training or generator is not None:
-            return generator
-        return torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        return new_generator() if self.training and generator is None else generator
 
     def _lifted(self, data: Any, generator: torch.Generator | None) -> LiftedGraph:
         """Lifted clouds with all neighbors."""
@@ -155,8 +148,6 @@ class LieNetwork(Network):
             )
         return graph if relative is graph.relative else graph.with_relative(relative)
 
-    # --- features -------------------------------------------------------------------------------------------------
-
     def _embedded(self, data: Any, graph: LiftedGraph) -> Tensor:
         """Field before the blocks, ``[points, fiber, channels]``."""
         x = self.point_features(data, graph)
@@ -175,17 +166,7 @@ class LieNetwork(Network):
 
 
 class SeenByFrames(nn.Module):
-    """What the frames of each point see of its neighbors: an edge network, and a lifting convolution.
-
-    **Equivariance.** The field stays with the elements where these, points and vectors move together.
-
-    Parameters
-    ----------
-    dim, in_channels, in_vectors, hidden, cutoff
-        See :class:`lieattn.nn.relative.EdgeNetwork`.
-    channels
-        Of the field.
-    """
+    """What the frames of each point see of its neighbors: an edge network, and a lifting convolution."""
 
     def __init__(self, dim: int, in_channels: int, in_vectors: int, channels: int, hidden: int, cutoff: float) -> None:
         super().__init__()
@@ -199,17 +180,7 @@ class SeenByFrames(nn.Module):
 
 
 class SeenInCoordinates(nn.Module):
-    """A convolution of features, and of a constant beside them, with kernels of the coordinates.
-
-    **Equivariance.** The field stays with the elements.
-
-    Parameters
-    ----------
-    in_channels, channels
-        Of the features and of the field.
-    coordinates, rank
-        See :class:`lieattn.nn.LieConvolution`.
-    """
+    """A convolution of features, and of a constant beside them, with kernels of the coordinates."""
 
     def __init__(self, in_channels: int, channels: int, coordinates: int, rank: int) -> None:
         super().__init__()
@@ -236,14 +207,6 @@ def share_of_neighbors(neighbors: Neighbors, share: float, generator: torch.Gene
     rank[order] = torch.arange(len(order), device=device)
     rank = rank - neighbors.row_ptr[neighbors.target]
     return (rank < (neighbors.degree * share).ceil()[neighbors.target]).nonzero()[:, 0]
-
-
-def _num_coordinates(space: HomogeneousSpace, frames: Frames | ScaleFrames | None, lifting: Lifting) -> int:
-    if isinstance(lifting.coordinates, PairCoordinates):
-        return lifting.coordinates.count(space)
-    if lifting.coordinates == "log" and isinstance(space.stabilizer, FiniteGroup):
-        raise ValueError(f"coordinates: {space.group.name} has no logarithms; give a space such as Euclidean(SE(3))")
-    return num_coordinates(space, lifting.coordinates) + isinstance(frames, ScaleFrames)
 
 
 def _keeps_distances(space: HomogeneousSpace) -> bool:

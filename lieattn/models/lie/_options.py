@@ -1,16 +1,18 @@
-"""Options of LieTransformer and LieConv, in groups; values."""
+"""Options of LieTransformer and LieConv, and features that their authors make of molecules and patterns."""
 
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast
 
+import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_count, check_dropout, check_length
-from lieattn.geometry import LiftedGraph
-from lieattn.models._point_options import OutputKind, Pool
+from lieattn._checks import check_choice, check_count, check_counts, check_dropout, check_length, kind
+from lieattn.geometry import LiftedGraph, PointClouds
+from lieattn.models._network import OutputKind, Pool
 from lieattn.nn import BlockNorm, InvariantHead, VectorHead
 from lieattn.nn.relative import FeaturePart, Kernel, LocationPart
 from lieattn.ops import Activation, Normalization
@@ -78,8 +80,7 @@ class Lifting:
         if self.coordinates not in ("smooth", "log") and not isinstance(self.coordinates, PairCoordinates):
             raise ValueError(f"coordinates: expected 'smooth', 'log' or PairCoordinates, got {self.coordinates!r}")
         check_dropout("neighbor_dropout", self.neighbor_dropout)
-        for argument, count in (("radial", self.radial), ("local", self.local)):
-            check_count(argument, count, least=0)
+        check_counts(0, radial=self.radial, local=self.local)
         for argument, length in (("length", self.length), ("cutoff", self.cutoff)):
             if length is not None:
                 check_length(argument, length)
@@ -89,8 +90,7 @@ class Lifting:
     @property
     def continuous(self) -> bool:
         """Whether coordinates depend continuously on relative elements: logarithms jump at half turns."""
-        chart = self.coordinates
-        return chart.continuous if isinstance(chart, PairCoordinates) else chart != "log"
+        return self.coordinates != "log" if isinstance(self.coordinates, str) else self.coordinates.continuous
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,7 @@ class Readout:
     activation: Activation = "silu"
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(OutputKind):
-            raise ValueError(f"kind: expected one of {get_args(OutputKind)}, got {self.kind!r}")
+        check_choice("kind", self.kind, OutputKind)
 
     def head(self, channels: int, out_channels: int, dim: int, order: Order) -> nn.Module:
         """The head of a network whose paper has this order."""
@@ -193,3 +192,75 @@ class Readout:
             activation=self.activation,
             norm=self.norm,
         )
+
+
+@dataclass(frozen=True)
+class Species:
+    """One-hot species times powers 0, 1, 2 of the charge, made of ``data.z``.
+
+    Channel ``3 a + q`` is (z / largest z of the table)^q for atoms of species a, 0 for others.
+
+    Attributes
+    ----------
+    species
+        Nuclear charges that are known.
+    """
+
+    species: Sequence[int] = (1, 6, 7, 8, 9)
+
+    @property
+    def channels(self) -> int:
+        """Number of features."""
+        return 3 * len(self.species)
+
+    def __call__(self, data: Any, clouds: PointClouds) -> Tensor:
+        """Features ``[points, channels]`` in torch's default dtype.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If z is no int64 tensor ``[points]``, or an atom is not in the table.
+        """
+        z = getattr(data, "z", None)
+        if not isinstance(z, Tensor) or z.dtype != torch.int64 or z.ndim != 1:
+            raise TypeError(f"data.z: expected int64 nuclear charges [points], got {kind(z)}")
+        one_hot = z[:, None] == torch.tensor(list(self.species), device=z.device)
+        unknown = ~one_hot.any(dim=1)
+        if unknown.any():
+            atom = int(unknown.nonzero()[0])
+            raise ValueError(f"data.z: expected charges among {list(self.species)}, got {int(z[atom])} for atom {atom}")
+        charge = z.to(torch.get_default_dtype()) / max(self.species)
+        power = charge[:, None] ** torch.arange(3, device=z.device)
+        return (one_hot[:, :, None] * power[:, None]).flatten(1)
+
+
+@dataclass(frozen=True)
+class SortedDistances:
+    """Distances of each point to the others of its cloud, largest first, zeros where there are fewer.
+
+    Invariant under E(d) and permutations; where points coincide gradients are 0.
+
+    Attributes
+    ----------
+    channels
+        Number of features; a cloud has at most one point more.
+    """
+
+    channels: int
+
+    def __post_init__(self) -> None:
+        check_count("channels", self.channels)
+
+    def __call__(self, data: Any, clouds: PointClouds) -> Tensor:
+        """Features ``[points, channels]``; ValueError if a cloud has more points."""
+        batch = clouds.batch
+        same = batch[:, None] == batch
+        most = int(same.sum(dim=1).max()) if len(batch) else 0
+        if most > self.channels + 1:
+            raise ValueError(f"data: expected at most {self.channels + 1} points in a cloud, got {most}")
+        squared = (clouds.pos[:, None] - clouds.pos).square().sum(-1)
+        apart = same & (squared > 0)
+        distance = torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)
+        ordered = distance.sort(dim=1, descending=True).values
+        missing = max(0, self.channels - ordered.shape[1])
+        return torch.nn.functional.pad(ordered, (0, missing))[:, : self.channels]

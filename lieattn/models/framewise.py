@@ -24,8 +24,18 @@ from lieattn.geometry import (
     sign_group,
 )
 from lieattn.groups import FiniteGroup
-from lieattn.models._network import GroupField, Network, Symmetry, features, vectors
-from lieattn.models._point_options import OutputKind, PointOutputs, Pool, cutoff_of
+from lieattn.models._network import (
+    GroupField,
+    Network,
+    OutputKind,
+    PointOutputs,
+    Pool,
+    Symmetry,
+    cutoff_of,
+    features,
+    new_generator,
+    vectors,
+)
 from lieattn.nn import FiberNorm, FramewiseBlock, LiftingConvolution, project_field
 from lieattn.nn.relative import EdgeNetwork, RotaryPhases
 from lieattn.ops import RelativeTerms
@@ -207,9 +217,7 @@ class FramewiseTransformer(Network):
             raise ValueError(
                 f"data.pos: {self.group.name} acts on {self.group.dim} coordinates, got {tuple(clouds.pos.shape)}"
             )
-        generator = None
-        if self.training and isinstance(self.frames.pose, SampledFrames):
-            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        generator = new_generator() if self.training and isinstance(self.frames.pose, SampledFrames) else None
         with torch.autocast(clouds.device.type, enabled=False):
             graph = lift(clouds, self.frames, AllPairs(), self.space, length=self.length, generator=generator)
             local = None

@@ -1,27 +1,129 @@
-"""The networks of the paper: the p4-CNN of rotated MNIST, All-CNN-C, a residual and a densely connected network."""
+"""Attentive group convolutional networks on images (Romero, Bekkers, Tomczak, Hoogendoorn, ICML 2020)."""
 
 from __future__ import annotations
 
+import abc
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
-from typing import Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_counts, check_dropout
+from lieattn._checks import check_choice, check_counts, check_dropout
+from lieattn.geometry import Raster
 from lieattn.groups import FiniteGroup
-from lieattn.models._images import plus_vectors
-from lieattn.models.attentive._network import AttentionKind, AttentiveNetwork, batch_norm, convolution, width_for
-from lieattn.nn import GridGroupConvolution, GridLiftingConvolution, GridSpatialPool
+from lieattn.models._network import ImageNetwork, plus_vectors
+from lieattn.nn import (
+    FieldBatchNorm,
+    GridAttentiveConvolution,
+    GridAttentiveLifting,
+    GridGroupConvolution,
+    GridInputAttention,
+    GridLiftingConvolution,
+    GridPoseAttention,
+    GridSpatialPool,
+    from_grid,
+)
+from lieattn.ops import AttentionMaps
 
+AttentionKind = Literal["none", "full", "channel", "spatial", "input", "pose"]
+
+_ATTENTIVE = (GridAttentiveConvolution, GridAttentiveLifting, GridInputAttention, GridPoseAttention)
 _PLANAR_SIDE = 4  # of the kernel that ends the p4-CNN
 _ALL_CNN_WIDTHS = {1: 96, 4: 48, 8: 32}  # of the paper; p4m is narrower than the rule gives
 _ALL_CNN_SCALE = 0.035
-_DENSE_DILATIONS, _TRANSITION_DILATIONS, _LIFTING_DILATION = (4, 4, 3, 2, 1), (4, 4, 3, 1), 4
-_deep_convolution = partial(convolution, init_scale=math.sqrt(2))
+_DEEP_SCALE = math.sqrt(2)
+# Side and dilation of the spatial kernels of each dense layer, and dilation in the transition behind it.
+_DENSE_LAYERS = ((7, 4, 4), (7, 4, 4), (7, 3, 3), (7, 2, 1), (5, 1, None))
+_batch_norm = partial(FieldBatchNorm, eps=2e-5, axis=1)  # the authors' ε
+
+
+class AttentiveNetwork(ImageNetwork):
+    """A network on grids whose logits do not change when the image moves.
+
+    Its own layers read the field out. With another head, see :meth:`with_head`, that one does. For parameters see
+    :class:`AttentiveCNN`; ``stem_channels`` are those of the responses of the first layer.
+    """
+
+    limits = ("poolings refuse images whose sides they do not divide",)
+    own_readout: ClassVar[tuple[str, ...]] = ()
+    lifting: nn.Module
+    blocks: nn.ModuleList
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        in_channels: int,
+        out_channels: int,
+        attention: AttentionKind,
+        stem_channels: int,
+        vector_inputs: Sequence[str] = (),
+    ) -> None:
+        super().__init__(group, in_channels, out_channels, stem_channels, vector_inputs)
+        check_choice("attention", attention, AttentionKind)
+        self.attention: AttentionKind = attention
+        self.reads_itself = True
+
+    def with_head(self, head: nn.Module) -> Self:
+        """The same network with another head in place of its own last layers; all other weights are shared."""
+        other = super().with_head(head)
+        other.reads_itself = False
+        for name in self.own_readout:
+            other._modules.pop(name)
+        return other
+
+    def forward(self, data: Any, geometry: Any = None) -> Tensor:
+        """Logits ``[images, out_channels]``, or what another head gives; arguments as in :meth:`field`."""
+        if not self.reads_itself:
+            return super().forward(data, geometry)
+        return self.logits(self.fields(self.images(data), self.embedded_vectors(data))[-1])
+
+    def last_field(self, images: Tensor, vectors: Tensor | None) -> tuple[Tensor, Raster]:
+        """Field behind the last block, in raster order, and its raster."""
+        x = self.fields(images, vectors)[-1]
+        return from_grid(x), Raster(len(x), *x.shape[-2:])
+
+    def features(self, images: Tensor) -> list[Tensor]:
+        """Fields behind every block, then the logits."""
+        fields = self.fields(images)
+        return [*fields, self.logits(fields[-1])]
+
+    def fields(self, images: Tensor, vectors: Tensor | None = None) -> list[Tensor]:
+        """Fields ``[images, channels, order, rows, columns]`` behind the first layer and every block.
+
+        ``vectors`` ``[images, stem_channels, order, rows, columns]`` are added to the responses of the first layer.
+        """
+        fields = [plus_vectors(self.lifting(images), vectors)]
+        for block in self.blocks:
+            fields.append(block(fields[-1]))
+        return fields
+
+    @abc.abstractmethod
+    def logits(self, field: Tensor) -> Tensor:
+        """Logits ``[images, out_channels]`` of the last field."""
+
+    def attention_maps(self, data: Any) -> dict[str, AttentionMaps]:
+        """Maps of every attentive layer, by its name and in the order of the layers.
+
+        They are the residual attention α⁻, which is subtracted: responses are multiplied by 1 - α⁻. The network is
+        observed as it is; call ``eval()`` first to leave dropout out.
+        """
+        found: dict[str, AttentionMaps] = {}
+
+        def observe(name: str, layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            found[name] = layer.attend(inputs[0], return_maps=True)[1]
+
+        with ExitStack() as hooks:
+            for name, module in self.named_modules():
+                if isinstance(module, _ATTENTIVE):
+                    hooks.enter_context(module.register_forward_hook(partial(observe, name)))
+            self(data)
+        return found
 
 
 class AttentiveCNN(AttentiveNetwork):
@@ -42,8 +144,8 @@ class AttentiveCNN(AttentiveNetwork):
     channels
         Channels per frame.
     attention
-        ``"none"``, ``"full"`` (α), ``"channel"`` (α_CH), ``"spatial"`` (α_SP), ``"input"`` (α_F) or ``"pose"``
-        (α_RH).
+        Of every convolution: ``"none"``; ``"full"`` (α), ``"channel"`` (α_CH) or ``"spatial"`` (α_SP) to its responses,
+        ``"input"`` (α_F) to its input, or ``"pose"`` (α_RH) to the frames of its input.
     reduction
         Hidden width of channel attention is channels / reduction; in the first layer all of them.
     spatial_size
@@ -51,8 +153,7 @@ class AttentiveCNN(AttentiveNetwork):
     dropout
         Behind layers 1, 3, 4, 5 and 6.
     vector_inputs
-        Attributes of the points with vectors ``[points, 2]``, whose components in the frames are added to the responses
-        of the first layer.
+        Attributes of the points with vectors ``[points, 2]``, seen in the frames and added to the first responses.
     """
 
     def __init__(
@@ -71,21 +172,13 @@ class AttentiveCNN(AttentiveNetwork):
         check_counts(channels=channels, reduction=reduction)
         check_dropout("dropout", dropout)
         super().__init__(group, in_channels, out_channels, attention, channels, vector_inputs)
-        self.layers = nn.ModuleList()
-        for number, (before, behind) in enumerate(pairwise([in_channels, *[channels] * 6, out_channels])):
-            layer = convolution(
-                group,
-                before,
-                behind,
-                _PLANAR_SIDE if number == 6 else 3,
-                attention=attention,
-                hidden=before if number == 0 else max(1, before // reduction),
-                lifting=number == 0,
-                spatial_size=spatial_size,
-                spatial_dilation=4 if number == 0 and attention == "input" else 1,
-            )
-            self.layers.append(layer)
-        self.norms = nn.ModuleList(batch_norm(channels) for _ in range(6))
+        make = partial(_convolution, group, attention=attention, hidden=max(1, channels // reduction))
+        dilation = 4 if attention == "input" else 1
+        layers = [make(in_channels, channels, 3, lifting=True, spatial_size=spatial_size, spatial_dilation=dilation)]
+        for behind, size in [*[(channels, 3)] * 5, (out_channels, _PLANAR_SIDE)]:
+            layers.append(make(channels, behind, size, spatial_size=spatial_size))
+        self.layers = nn.ModuleList(layers)
+        self.norms = nn.ModuleList(_batch_norm(channels) for _ in range(6))
         self.pool, self.dropout = GridSpatialPool(2, "max"), nn.Dropout(dropout)
         if group.order == 1:
             # Planar kernels start normal with deviation 1 / sqrt(fan in), as the authors' do.
@@ -149,27 +242,17 @@ class AttentiveAllCNN(AttentiveNetwork):
         input_dropout: float = 0.2,
         vector_inputs: Sequence[str] = (),
     ) -> None:
-        width = _ALL_CNN_WIDTHS.get(group.order, width_for(group, 96)) if channels is None else channels
+        width = _ALL_CNN_WIDTHS.get(group.order, _width_for(group, 96)) if channels is None else channels
         check_counts(channels=width, reduction=reduction)
         check_dropout("dropout", dropout)
         check_dropout("input_dropout", input_dropout)
         super().__init__(group, in_channels, out_channels, attention, width, vector_inputs)
         widths = [in_channels, *[width] * 3, *[2 * width] * 5, out_channels]
-        self.layers = nn.ModuleList()
-        for number, (before, behind) in enumerate(pairwise(widths)):
-            layer = convolution(
-                group,
-                before,
-                behind,
-                3 if number < 7 else 1,
-                attention=attention,
-                hidden=before if number == 0 else max(1, before // reduction),
-                lifting=number == 0,
-                pad=1 if number < 7 else 0,
-                init_scale=_ALL_CNN_SCALE,
-            )
-            self.layers.append(layer)
-        self.norms = nn.ModuleList(batch_norm(behind) for behind in widths[1:])
+        make = partial(_convolution, group, attention=attention, init_scale=_ALL_CNN_SCALE)
+        self.layers = nn.ModuleList([make(in_channels, width, 3, lifting=True, pad=1)])
+        for (before, behind), size in zip(pairwise(widths[1:]), [3] * 6 + [1] * 2, strict=True):
+            self.layers.append(make(before, behind, size, hidden=max(1, before // reduction), pad=size // 2))
+        self.norms = nn.ModuleList(_batch_norm(behind) for behind in widths[1:])
         self.pool = GridSpatialPool(2, "max")
         self.dropout, self.input_dropout = nn.Dropout(dropout), nn.Dropout(input_dropout)
 
@@ -200,12 +283,8 @@ class AttentiveResidualBlock(nn.Module):
 
     Parameters
     ----------
-    group
-        H.
-    in_channels, out_channels
-        Channels per frame.
-    attention, hidden
-        Kind of attention of every convolution, and the hidden width of its channel attention.
+    group, in_channels, out_channels, attention, hidden
+        Of its convolutions, see :class:`AttentiveResNet`.
     down
         Whether to halve rows and columns.
     """
@@ -221,12 +300,11 @@ class AttentiveResidualBlock(nn.Module):
         down: bool = False,
     ) -> None:
         super().__init__()
-        changes = down or in_channels != out_channels
-        make = partial(_deep_convolution, group, attention=attention, hidden=hidden)
-        self.norm1, self.norm2 = batch_norm(in_channels), batch_norm(out_channels)
+        make = partial(_convolution, group, init_scale=_DEEP_SCALE, attention=attention, hidden=hidden)
+        self.norm1, self.norm2 = _batch_norm(in_channels), _batch_norm(out_channels)
         self.layer1 = make(in_channels, out_channels, 3, pad=1)
         self.layer2 = make(out_channels, out_channels, 3, pad=1)
-        self.shortcut = make(in_channels, out_channels, 1) if changes else nn.Identity()
+        self.shortcut = make(in_channels, out_channels, 1) if down or in_channels != out_channels else nn.Identity()
         self.pool = GridSpatialPool(2, "max") if down else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -269,23 +347,22 @@ class AttentiveResNet(AttentiveNetwork):
         hidden: int = 2,
         vector_inputs: Sequence[str] = (),
     ) -> None:
-        widths = [width_for(group, planar) for planar in (32, 64, 128)] if channels is None else list(channels)
+        widths = [_width_for(group, planar) for planar in (32, 64, 128)] if channels is None else list(channels)
         if len(widths) != 3:
             raise ValueError(f"channels: expected the widths of three stages, got {widths}")
         check_counts(blocks=blocks)
         super().__init__(group, in_channels, out_channels, attention, widths[0], vector_inputs)
-        make = partial(_deep_convolution, group, attention=attention)
-        self.lifting = make(in_channels, widths[0], 3, hidden=in_channels, lifting=True, pad=1)
+        make = partial(_convolution, group, init_scale=_DEEP_SCALE, attention=attention, hidden=hidden)
+        self.lifting = make(in_channels, widths[0], 3, lifting=True, pad=1)
         self.blocks = nn.ModuleList()
         before = widths[0]
-        for stage, width in enumerate(widths):
-            for number in range(blocks):
-                down = stage > 0 and number == 0
-                block = AttentiveResidualBlock(group, before, width, attention=attention, hidden=hidden, down=down)
-                self.blocks.append(block)
-                before = width
-        self.norm = batch_norm(before)
-        self.head = make(before, out_channels, 1, hidden=hidden)
+        for number in range(3 * blocks):
+            width, down = widths[number // blocks], number > 0 and number % blocks == 0
+            block = AttentiveResidualBlock(group, before, width, attention=attention, hidden=hidden, down=down)
+            self.blocks.append(block)
+            before = width
+        self.norm = _batch_norm(before)
+        self.head = make(before, out_channels, 1)
 
     def logits(self, field: Tensor) -> Tensor:
         """Means over frames of the last convolution of means over positions."""
@@ -309,7 +386,7 @@ class AttentiveDenseBlock(nn.Module):
 
     def __init__(self, layer: nn.Module, in_channels: int) -> None:
         super().__init__()
-        self.norm, self.layer = batch_norm(in_channels), layer
+        self.norm, self.layer = _batch_norm(in_channels), layer
 
     def forward(self, x: Tensor) -> Tensor:
         """``[batch, in_channels, order, rows, columns]`` to more channels and two rows and columns less."""
@@ -317,14 +394,11 @@ class AttentiveDenseBlock(nn.Module):
 
 
 class AttentiveTransition(nn.Module):
-    """Between dense blocks: the 2 x 2 mean of conv(relu bn x); parameters as of :class:`AttentiveDenseBlock`.
-
-    **Equivariance.** That of its convolution, for even sides.
-    """
+    """Between dense blocks: the 2 x 2 mean of conv(relu bn x), for even sides; see :class:`AttentiveDenseBlock`."""
 
     def __init__(self, layer: nn.Module, in_channels: int) -> None:
         super().__init__()
-        self.norm, self.layer, self.pool = batch_norm(in_channels), layer, GridSpatialPool(2, "mean")
+        self.norm, self.layer, self.pool = _batch_norm(in_channels), layer, GridSpatialPool(2, "mean")
 
     def forward(self, x: Tensor) -> Tensor:
         """``[batch, in_channels, order, rows, columns]`` to half the rows and columns."""
@@ -337,19 +411,16 @@ class AttentiveDenseNet(AttentiveNetwork):
     A lifting layer to g channels; five dense blocks of one layer (normalization, relu, convolution of side 3 to g
     channels, put before the input less its outermost pixels); behind the first four a transition (normalization,
     relu, convolution of side 1, 2 x 2 mean); normalization, relu, a convolution of side 1 to the classes, means over
-    positions and frames. Sides are 96, 94, 92-46, 44-22, 20-10, 8-4, 2. Spatial kernels are dilated where images are
-    large.
+    positions and frames. Sides are 96, 94, 92-46, 44-22, 20-10, 8-4, 2. Spatial kernels are dilated on large images.
 
     **Equivariance.** As :class:`AttentiveCNN`.
 
     Parameters
     ----------
-    group, in_channels, out_channels, attention, vector_inputs
-        See :class:`AttentiveCNN`.
+    group, in_channels, out_channels, attention, hidden, vector_inputs
+        See :class:`AttentiveResNet`.
     growth
         g; 26 / sqrt(|H|) if absent: 26 planar, 13 on p4, 9 on p4m as in the paper.
-    hidden
-        See :class:`AttentiveResNet`.
     """
 
     own_readout = ("norm",)
@@ -365,26 +436,63 @@ class AttentiveDenseNet(AttentiveNetwork):
         hidden: int = 2,
         vector_inputs: Sequence[str] = (),
     ) -> None:
-        growth = width_for(group, 26) if growth is None else growth
+        growth = _width_for(group, 26) if growth is None else growth
         check_counts(growth=growth)
         super().__init__(group, in_channels, out_channels, attention, growth, vector_inputs)
-        lift = partial(_deep_convolution, group, attention=attention, hidden=in_channels, lifting=True)
-        self.lifting = lift(in_channels, growth, 3, spatial_dilation=_LIFTING_DILATION)
-        make = partial(_deep_convolution, group, attention=attention, hidden=hidden)
+        make = partial(_convolution, group, init_scale=_DEEP_SCALE, attention=attention, hidden=hidden)
+        self.lifting = make(in_channels, growth, 3, lifting=True, spatial_dilation=4)
         self.blocks = nn.ModuleList()
-        for number, dilation in enumerate(_DENSE_DILATIONS):
-            width = growth * (number + 1)
-            last = number == len(_DENSE_DILATIONS) - 1
-            layer = make(width, growth, 3, spatial_size=5 if last else 7, spatial_dilation=dilation)
+        width = growth
+        for size, dilation, transition in _DENSE_LAYERS:
+            layer = make(width, growth, 3, spatial_size=size, spatial_dilation=dilation)
             self.blocks.append(AttentiveDenseBlock(layer, width))
-            if not last:
-                width += growth
-                layer = make(width, width, 1, spatial_dilation=_TRANSITION_DILATIONS[number])
+            width += growth
+            if transition:
+                layer = make(width, width, 1, spatial_dilation=transition)
                 self.blocks.append(AttentiveTransition(layer, width))
-        self.norm = batch_norm(6 * growth)
-        self.head = make(6 * growth, out_channels, 1, spatial_size=3)
+        self.norm = _batch_norm(width)
+        self.head = make(width, out_channels, 1, spatial_size=3)
 
     def logits(self, field: Tensor) -> Tensor:
         """Means over positions and frames of the last convolution."""
         logits: Tensor = self.head(torch.relu(self.norm(field)))
         return logits.mean(dim=(2, 3, 4))
+
+
+def _convolution(
+    group: FiniteGroup,
+    in_channels: int,
+    out_channels: int,
+    size: int,
+    *,
+    attention: AttentionKind,
+    lifting: bool = False,
+    pad: int = 0,
+    init_scale: float = 1.0,
+    hidden: int = 1,
+    **spatial: Any,
+) -> nn.Module:
+    """Lifting or group convolution with a kind of attention: ``layer(x) -> x`` on grids.
+
+    With ``"input"`` and ``"pose"`` it is a gate and a convolution, named ``gate`` and ``convolution``. Sizes of the
+    attention, ``hidden`` (that of the image where it lifts), ``spatial_size`` and ``spatial_dilation``, are ignored
+    where a kind has none.
+    """
+    sizes: Any = (group, in_channels, out_channels, size)
+    options: Any = {"pad": pad, "init_scale": init_scale}
+    spatial["hidden"] = in_channels if lifting else hidden
+    if attention in ("full", "channel", "spatial"):
+        attentive: Any = GridAttentiveLifting if lifting else GridAttentiveConvolution
+        made: nn.Module = attentive(*sizes, attention=attention, **spatial, **options)
+        return made
+    plain: Any = (GridLiftingConvolution if lifting else GridGroupConvolution)(*sizes, **options)
+    if attention == "none":
+        return plain
+    gate: Any = GridPoseAttention if attention == "pose" else partial(GridInputAttention, **spatial)
+    gated = gate(group, in_channels, lifting=lifting, init_scale=init_scale)
+    return nn.Sequential(OrderedDict(gate=gated, convolution=plain))
+
+
+def _width_for(group: FiniteGroup, planar: int) -> int:
+    """Channels per frame with about as many parameters as so many planar channels: planar / sqrt(|H|)."""
+    return max(1, round(planar / group.order**0.5))

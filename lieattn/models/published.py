@@ -1,14 +1,19 @@
-"""What the authors of LieTransformer chose, translated to ours: kernels, coordinates, networks."""
+"""What the authors of the papers chose and published, translated to the networks of the library."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from lieattn._checks import check_choice, check_count
 from lieattn.geometry import AllPairs, FiniteFrames, LiftedGraph, Nearest, SampledFrames
 from lieattn.groups import (
     SE,
@@ -18,15 +23,39 @@ from lieattn.groups import (
     RotationDilations,
     SemidirectProduct,
     cyclic,
+    dihedral,
     quaternion_from_rotation,
+    trivial,
 )
+from lieattn.models.attentive import AttentionKind, AttentiveCNN, AttentiveNetwork
 from lieattn.models.lie import AttentionOptions, LieTransformer, Lifting, PairCoordinates, Readout, Species
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
+# Statistics of the training pixels in [0, 1] by which images are standardized.
+_MEAN, _DEVIATION = 0.13246, 0.30119
+_KINDS: dict[str, AttentionKind] = {"none": "none", "full": "full", "input": "input", "rh": "pose"}
+_GROUPS: dict[str, Callable[[], FiniteGroup]] = {
+    "z2": partial(trivial, 2),
+    "p4": partial(cyclic, 4),
+    "p4m": partial(dihedral, 4),
+}
+# Their index of each of our frames in p4m: they mirror after turning, MIR ROT^r, which is ROT^-r MIR.
+_MIRRORED = [0, 1, 2, 3, 4, 7, 6, 5]
+# Their names of our parameters and buffers.
+_NORM = {"weight": "gamma", "bias": "beta", "running_mean": "mean", "running_var": "var"}
+_LAYER = {
+    "weight": "kernel",
+    "convolution.weight": "kernel",
+    "attention.first": "W1",
+    "attention.second": "W2",
+    "attention.spatial": "psi_X",
+    "gate.channel.first": "W1",
+    "gate.channel.second": "W2",
+    "gate.spatial.weight": "psi_X",
+    "gate.weight": "w_H",
+}
 Convention = Literal["log", "quaternion", "grid"]
-
 _HALF_TURN = 1e-7  # how far from -π an angle counts as a half turn
-
 _KERNELS = {
     "mlp": "sum",
     "dot_product_only": "content",
@@ -42,18 +71,160 @@ _NORMALIZATIONS = {
 }
 _FEATURES = {"1": "product", "2": "linear", "3": "mixed"}
 _LOCATIONS = {"0": "coordinates", "1": "network", "2": "coordinates"}
-_FAILURES = (
-    ({"0": "leaves the weights undefined"}, "N"),
-    (
-        {
-            "0": "has neither sum nor network to join features and location",
-            "1": "adds parts whose shapes do not fit",
-            "3": "multiplies parts whose shapes do not fit",
-        },
-        "C",
-    ),
-    ({"0": "leaves no features for the network"}, "F"),
-)
+_FAILURES = {
+    "N0": "leaves the weights undefined",
+    "C0": "has neither sum nor network to join features and location",
+    "C1": "adds parts whose shapes do not fit",
+    "C3": "multiplies parts whose shapes do not fit",
+    "F0": "leaves no features for the network",
+}
+
+
+def published_attentive_cnn(weights: str | Path | Mapping[str, np.ndarray[Any, Any]]) -> AttentiveCNN:
+    """Rotated MNIST network with weights that the authors trained, in evaluation mode.
+
+    The weights are part of a repository under the MIT licence, copyright (c) 2019 Erik J Bekkers, whose notice must
+    stay with copies of them. They were trained on transposed images; :func:`lieattn.models.published_inputs` makes
+    these.
+
+    Parameters
+    ----------
+    weights
+        An .npz file, or its arrays: ``group`` (``"z2"``, ``"p4"`` or ``"p4m"``), for each layer ``conv1`` to ``conv7``
+        ``.kernel`` ``[out, in, (frames,) size, size]``, ``.attention`` and ``.W1``, ``.W2``, ``.psi_X`` or ``.w_H``
+        with it, for each normalization ``bn1`` to ``bn6`` ``.gamma``, ``.beta``, ``.mean``, ``.var``.
+
+    Raises
+    ------
+    ValueError
+        If an array is missing or has another shape than the network's.
+    """
+    if isinstance(weights, str | Path):
+        with np.load(weights, allow_pickle=False) as archive:
+            weights = dict(archive)
+    arrays = weights
+    kernel, name = _need(arrays, "conv1.kernel"), str(_need(arrays, "group"))
+    if name not in _GROUPS:
+        raise ValueError(f"weights: expected group 'z2', 'p4' or 'p4m', got {name!r}")
+    attention = _KINDS.get(str(arrays.get("conv1.attention", "none")), "none")
+    if attention == "full":
+        attention = "spatial" if "conv1.W1" not in arrays else "full" if "conv1.psi_X" in arrays else "channel"
+    channels, in_channels = kernel.shape[:2]
+    hidden = arrays["conv2.W1"].shape[0 if attention == "input" else 1] if "conv2.W1" in arrays else channels
+    network = AttentiveCNN(
+        _GROUPS[name](),
+        in_channels,
+        len(_need(arrays, "conv7.kernel")),
+        channels=channels,
+        attention=attention,
+        reduction=max(1, channels // hidden),
+        spatial_size=arrays["conv1.psi_X"].shape[-1] if "conv1.psi_X" in arrays else 7,
+    )
+    with torch.no_grad():
+        for number, layer in enumerate(network.layers, start=1):
+            order = _MIRRORED if name == "p4m" and number > 1 else None
+            for own, parameter in layer.named_parameters():
+                _copy(parameter, arrays, f"conv{number}.{_LAYER[own]}", order)
+        for number, norm in enumerate(network.norms, start=1):
+            for own, theirs in _NORM.items():
+                _copy(getattr(norm, own), arrays, f"bn{number}.{theirs}")
+    return network.eval()
+
+
+def published_inputs(images: Tensor | np.ndarray[Any, Any]) -> Tensor:
+    """Images as the published networks take them: transposed, standardized by the training pixels.
+
+    Parameters
+    ----------
+    images
+        ``[images, 28, 28]``, uint8 or floating in [0, 1], upright.
+
+    Returns
+    -------
+    Tensor
+        ``[images, 1, 28, 28]`` float32.
+    """
+    images = torch.as_tensor(images)
+    if images.ndim != 3:
+        raise ValueError(f"images: expected [images, rows, columns], got {tuple(images.shape)}")
+    scaled = images.to(torch.float32) / (1 if images.is_floating_point() else 255)
+    return ((scaled - _MEAN) / _DEVIATION).mT[:, None].contiguous()
+
+
+def published_accuracy(
+    network: AttentiveNetwork,
+    images: Tensor | np.ndarray[Any, Any],
+    labels: Tensor | np.ndarray[Any, Any],
+    *,
+    batch_size: int = 200,
+) -> float:
+    """Share of upright images ``[images, 28, 28]`` that a published network puts into their classes ``[images]``."""
+    check_count("batch_size", batch_size)
+    images, labels = torch.as_tensor(images), torch.as_tensor(labels)
+    if images.ndim != 3 or labels.shape != images.shape[:1] or len(images) == 0:
+        raise ValueError(f"labels: expected one for each of {len(images)} images, got {tuple(labels.shape)}")
+    correct = 0
+    with torch.no_grad():
+        for own, wanted in zip(images.split(batch_size), labels.split(batch_size), strict=True):
+            correct += int((network(published_inputs(own)).argmax(dim=1) == wanted).sum())
+    return correct / len(images)
+
+
+def _copy(own: Tensor, arrays: Mapping[str, np.ndarray[Any, Any]], name: str, order: list[int] | None = None) -> None:
+    found = torch.from_numpy(np.ascontiguousarray(_need(arrays, name)))
+    if found.numel() != own.numel():
+        raise ValueError(f"weights: {name} has shape {tuple(found.shape)}, the network needs {tuple(own.shape)}")
+    found = found.reshape(own.shape)
+    if order is not None:
+        # Kernels have their frames before rows and columns, matrices have them last.
+        axis = 2 if own.ndim == 5 else own.ndim - 1
+        found = found.index_select(axis, torch.tensor(order))
+    own.copy_(found)
+
+
+def _need(arrays: Mapping[str, np.ndarray[Any, Any]], name: str) -> np.ndarray[Any, Any]:
+    if name not in arrays:
+        raise ValueError(f"weights: array {name!r} is missing")
+    return arrays[name]
+
+
+def published_table(group: FiniteGroup) -> Tensor:
+    """Rows of the frame encoding in the authors' code, for ``(output, query, key)`` frames.
+
+    Eq. 16 and the code act on the relative frame with the output frame once more, although it is invariant
+    already; the layer that results is not equivariant. The code's index of a frame is that of its inverse
+    here (it encodes A_h (x_j - x_i) at h), and so is its row of the encoding.
+
+    Parameters
+    ----------
+    group
+        C_n as made by :func:`lieattn.groups.cyclic`, or any group with the tables of C_n or D_n.
+
+    Returns
+    -------
+    Tensor
+        ``[order, order, order]`` int64.
+
+    Raises
+    ------
+    ValueError
+        For other groups, of which the code knows nothing.
+    """
+    order = group.order
+    k = torch.arange(order)
+    h, g, m = k[:, None, None], k[None, :, None], k[None, None, :]
+    if torch.equal(group.cayley, cyclic(order).cayley):
+        theirs = (h + m - g) % order
+    elif order % 2 == 0 and torch.equal(group.cayley, dihedral(order // 2).cayley):
+        # The shift runs along the query axis there, forward or backward as the mirrored parts agree or not.
+        n = order // 2
+        mirrored = (g // n + h // n) % 2
+        turned = torch.where(mirrored == 0, g % n + h % n, g % n - h % n) % n
+        theirs = group.cayley[m.expand(order, order, order), group.inverse_index[mirrored * n + turned]]
+    else:
+        raise ValueError(f"group: the published table is for C_n and D_n only, got {group.name}")
+    inverse = group.inverse_index
+    return inverse[theirs[inverse][:, inverse][:, :, inverse]]
 
 
 def published_kernel(kernel: str, *, attention_fn: str = "softmax") -> dict[str, Any]:
@@ -85,14 +256,13 @@ def published_kernel(kernel: str, *, attention_fn: str = "softmax") -> dict[str,
     {'kernel': 'combined', 'normalize': 'mean', 'features': 'mixed', 'location': 'coordinates'}
     """
     if kernel in _KERNELS:
-        if attention_fn not in _NORMALIZATIONS:
-            raise ValueError(f"attention_fn: expected one of {list(_NORMALIZATIONS)}, got {attention_fn!r}")
+        check_choice("attention_fn", attention_fn, tuple(_NORMALIZATIONS))
         return {"kernel": _KERNELS[kernel], "normalize": _NORMALIZATIONS[attention_fn]}
     if len(kernel) != 4 or not kernel.isdigit():
         raise ValueError(f"kernel: expected one of {list(_KERNELS)} or four digits, got {kernel!r}")
-    for (reasons, letter), digit in zip(_FAILURES, kernel, strict=False):
-        if digit in reasons:
-            raise ValueError(f"kernel: {kernel!r} fails in the authors' code too: {letter} = {digit} {reasons[digit]}")
+    for letter, digit in zip("NCF", kernel, strict=False):
+        if reason := _FAILURES.get(letter + digit):
+            raise ValueError(f"kernel: {kernel!r} fails in the authors' code too: {letter} = {digit} {reason}")
     normalization, combination, features, location = list(kernel)
     if normalization not in "12" or combination != "2" or features not in _FEATURES or location not in _LOCATIONS:
         raise ValueError(
@@ -124,8 +294,7 @@ class PublishedCoordinates(PairCoordinates):
     convention: Convention = "log"
 
     def __post_init__(self) -> None:
-        if self.convention not in get_args(Convention):
-            raise ValueError(f"convention: expected one of {get_args(Convention)}, got {self.convention!r}")
+        check_choice("convention", self.convention, Convention)
 
     @property
     def continuous(self) -> bool:

@@ -1,0 +1,454 @@
+"""Forces of energies, and dynamics of Hamiltonians, for any network."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from lieattn._checks import check_tensor
+from lieattn.geometry import PointClouds
+from lieattn.models._network import Wrapper
+
+
+class EnergyAndForce(NamedTuple):
+    """What :class:`EnergyForces` gives.
+
+    Attributes
+    ----------
+    energy
+        ``[clouds]``.
+    force
+        ``[points, dim]``, in the unit of the energy over that of the positions: eV / Å for eV and Å.
+    """
+
+    energy: Tensor
+    force: Tensor
+
+
+class EnergyForces(Wrapper):
+    r"""Energy of every cloud, and the conservative forces :math:`F_i = -\partial E / \partial x_i`.
+
+    **Equivariance.** If the network is invariant to a group of motions, the forces turn with the points, F ↦ R F. If
+    it is invariant to translations, the forces of a cloud sum to zero.
+
+    Losses on forces are differentiated twice; every layer of the library can be. In training the results carry
+    gradients; in eval mode they are detached. Gradients are switched on inside where the caller has them off
+    (``torch.no_grad``, ``torch.inference_mode``).
+
+    Parameters
+    ----------
+    model
+        ``model(data)`` gives one energy for each cloud, ``[clouds]`` or ``[clouds, 1]``, and reads the positions from
+        ``data.pos``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch_geometric.data import Data
+    >>> class Spring(torch.nn.Module):
+    ...     def forward(self, data):
+    ...         return 0.5 * (data.pos[0] - data.pos[1]).square().sum().reshape(1)
+    >>> EnergyForces(Spring()).eval()(Data(pos=torch.tensor([[0.0], [2.0]]))).force
+    tensor([[ 2.],
+            [-2.]])
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        if not callable(model):
+            raise TypeError(f"model: expected a network, got {type(model).__name__}")
+        super().__init__(model)
+        self.model = model
+
+    @property
+    def kind(self) -> Mapping[str, str]:
+        """How the outputs transform."""
+        return {"energy": "invariant", "force": "vector"}
+
+    def forward(self, data: Any, *, create_graph: bool | None = None) -> EnergyAndForce:
+        """Energies ``[clouds]`` and forces ``[points, dim]``.
+
+        Parameters
+        ----------
+        data
+            torch_geometric ``Data`` or ``Batch`` with floating ``pos``; it is not changed. Positions that require
+            gradients are used as they are.
+        create_graph
+            Whether the results can be differentiated further; in training mode and where gradients are on, if absent.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If there are no floating positions, or the model does not give one energy a cloud.
+        """
+        pos = getattr(data, "pos", None)
+        if not isinstance(pos, Tensor) or not pos.is_floating_point():
+            raise TypeError(f"data: expected a torch_geometric Data or Batch with floating pos, got {data!r}")
+        if create_graph is None:
+            create_graph = self.training and torch.is_grad_enabled()
+
+        def energy(positions: Tensor) -> Tensor:
+            moved = copy.copy(data).apply(_usable)
+            moved.pos = positions
+            return _per_cloud(self.model(moved))
+
+        return EnergyAndForce(*_energy_and_force(energy, pos, create_graph=create_graph))
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """States of a roll-out.
+
+    Attributes
+    ----------
+    times
+        ``[times]``.
+    position, momentum
+        ``[times, points, dim]``, or ``[times, clouds, points, dim]`` if the initial state was so given.
+    """
+
+    times: Tensor
+    position: Tensor
+    momentum: Tensor
+
+
+@dataclass(frozen=True)
+class EnergyDrift:
+    """How far the energy strays on a roll-out, over all clouds.
+
+    Attributes
+    ----------
+    initial
+        Mean of the initial energies.
+    largest
+        Largest difference from the initial energy, at any time.
+    final
+        Largest difference at the last time.
+    relative
+        ``largest`` over the largest initial energy, in absolute values; infinite if that is zero and it strays.
+    """
+
+    initial: float
+    largest: float
+    final: float
+    relative: float
+
+    def __str__(self) -> str:
+        return f"energy {self.initial:.6g}, drift at most {self.largest:.2e} ({self.relative:.2e} of it)"
+
+
+def energy_drift(energy: Tensor) -> EnergyDrift:
+    """Summarize the energies ``[times, clouds]`` or ``[times]`` of a roll-out.
+
+    Raises
+    ------
+    ValueError
+        If there is no time or no cloud.
+    """
+    if energy.ndim not in (1, 2) or energy.numel() == 0:
+        raise ValueError(f"energy: expected [times] or [times, clouds] with entries, got {tuple(energy.shape)}")
+    energy = energy.detach().to(torch.float64)
+    strayed = (energy - energy[0]).abs()
+    largest, size = float(strayed.max()), float(energy[0].abs().max())
+    relative = largest / size if size else math.inf if largest else 0.0
+    return EnergyDrift(float(energy[0].mean()), largest, float(strayed[-1].max()), relative)
+
+
+class Given(TypedDict, total=False):
+    """What the methods of :class:`HamiltonianDynamics` may be given beside the state of the points.
+
+    Attributes
+    ----------
+    batch
+        ``[points]`` int64 cloud of each point; one cloud if absent.
+    attributes
+        What else ``data`` should carry, by name, as it is.
+    """
+
+    batch: Tensor | None
+    attributes: Mapping[str, Tensor] | None
+
+
+class HamiltonianDynamics(Wrapper):
+    r"""Dynamics with :math:`H(q, p) = \sum_i |p_i|^2 / (2 m_i) + V(q - \bar q)` and a learned potential V.
+
+    .. math::  \dot q = \partial H / \partial p = p / m, \qquad \dot p = -\partial H / \partial q
+
+    V is any invariant network on point clouds. It sees the positions relative to the mean of their cloud, so the
+    total momentum is conserved.
+
+    **Equivariance.** If V is invariant to a group of rotations and mirrors R, trajectories turn along: from
+    (R q, R p) starts R times the trajectory from (q, p).
+
+    States are given as ``[points, dim]`` with cloud indices, or as ``[clouds, points, dim]``; all arguments of a call
+    in the same form. In units that fit together, for example positions in Å, masses in u, energies in u Å² / ps².
+
+    Parameters
+    ----------
+    potential
+        ``potential(data)`` gives one energy a cloud, ``[clouds]`` or ``[clouds, 1]``, from a torch_geometric ``Data``
+        with ``pos`` (centered), ``mass``, ``batch``, ``x`` (the features, if given) and the attributes given.
+    center
+        Whether V sees positions relative to the mean.
+    method
+        Of ``torchdiffeq.odeint``: ``"rk4"`` is the 3/8 rule on the grid of times, ``"dopri5"`` adapts its steps.
+    rtol, atol
+        Tolerances of the methods that adapt their steps.
+    options
+        Further options of the method, for example ``{"step_size": 0.01}`` for steps finer than the times.
+    """
+
+    def __init__(
+        self,
+        potential: nn.Module | Callable[[Any], Tensor],
+        *,
+        center: bool = True,
+        method: str = "rk4",
+        rtol: float = 1e-7,
+        atol: float = 1e-9,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not callable(potential):
+            raise TypeError(f"potential: expected a function of data, got {type(potential).__name__}")
+        super().__init__(potential)
+        self.potential, self.vector_inputs = potential, ("momentum", "vel")
+        self.center, self.method, self.rtol, self.atol = center, method, rtol, atol
+        self.options = dict(options or {})
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """How the two halves of the output transform."""
+        return "position", "vector"
+
+    def hamiltonian(
+        self, position: Tensor, momentum: Tensor, mass: Tensor, features: Tensor | None = None, **given: Unpack[Given]
+    ) -> Tensor:
+        """Energies H ``[clouds]``; arguments as in :meth:`field`."""
+        system = _System(position, momentum, mass, features, **given)
+        kinetic = system.clouds.sum(system.momentum.square().sum(dim=1) / (2 * system.mass))
+        return kinetic + self._potential(system.position, system)
+
+    def field(
+        self, position: Tensor, momentum: Tensor, mass: Tensor, features: Tensor | None = None, **given: Unpack[Given]
+    ) -> tuple[Tensor, Tensor]:
+        """The field J ∇H = (∂H/∂p, -∂H/∂q): velocities and forces, in the shape of the positions.
+
+        The result carries gradients if the caller has them on, and is detached otherwise.
+
+        Parameters
+        ----------
+        position, momentum
+            q and p, ``[points, dim]`` or ``[clouds, points, dim]``.
+        mass
+            Positive, ``[points]`` or ``[clouds, points]``.
+        features
+            Features of the points that V takes as ``data.x``, ``[points, channels]`` or ``[clouds, points, channels]``.
+        **given
+            See :class:`Given`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If shapes or dtypes do not fit, or a mass is not positive.
+        """
+        system = _System(position, momentum, mass, features, **given)
+        velocity, force = self._field(system.position, system.momentum, system)
+        return velocity.reshape(position.shape), force.reshape(position.shape)
+
+    def trajectory(
+        self,
+        position: Tensor,
+        momentum: Tensor,
+        mass: Tensor,
+        times: Tensor,
+        features: Tensor | None = None,
+        **given: Unpack[Given],
+    ) -> Trajectory:
+        """Roll the dynamics out; arguments as in :meth:`field`.
+
+        Parameters
+        ----------
+        times
+            ``[times]`` at least one, increasing or decreasing; the state given is that of the first.
+
+        Raises
+        ------
+        ImportError
+            If torchdiffeq is not installed (``pip install lieattn[dynamics]``).
+        """
+        if not isinstance(times, Tensor) or times.ndim != 1 or len(times) == 0 or not times.is_floating_point():
+            raise ValueError(f"times: expected a floating tensor [times] with at least one, got {times!r}")
+        steps = times.diff()
+        if not bool((steps > 0).all() or (steps < 0).all()):
+            raise ValueError(f"times: expected increasing or decreasing ones, got {times.tolist()}")
+        system = _System(position, momentum, mass, features, **given)
+        times = times.to(position)
+        if len(times) == 1:
+            return Trajectory(times, position[None], momentum[None])
+        try:
+            from torchdiffeq import odeint
+        except ImportError as error:
+            raise ImportError("trajectories need the package torchdiffeq: pip install lieattn[dynamics]") from error
+        q, p = odeint(
+            lambda _, state: self._field(state[0], state[1], system),
+            (system.position, system.momentum),
+            times,
+            method=self.method,
+            rtol=self.rtol,
+            atol=self.atol,
+            options=self.options or None,
+        )
+        shape = (len(times), *position.shape)
+        return Trajectory(times, q.reshape(shape), p.reshape(shape))
+
+    def drift(
+        self, trajectory: Trajectory, mass: Tensor, features: Tensor | None = None, **given: Unpack[Given]
+    ) -> EnergyDrift:
+        """How far H strays on a trajectory; arguments as in :meth:`field`."""
+        states = zip(trajectory.position, trajectory.momentum, strict=True)
+        with torch.no_grad():
+            return energy_drift(torch.stack([self.hamiltonian(*state, mass, features, **given) for state in states]))
+
+    def forward(self, data: Any) -> Tensor:
+        """Roll out the clouds of a torch_geometric ``Data`` or ``Batch`` over their common times.
+
+        Parameters
+        ----------
+        data
+            With ``pos`` ``[points, dim]``, ``momentum`` likewise (or ``vel``, the velocities), ``mass`` ``[points]``,
+            ``time`` ``[clouds, times]`` from the given state on, the same for all clouds, and perhaps features ``x``.
+            Without ``mass``, masses are the first channel of ``x``, as in ``lieattn_datasets.Springs``.
+
+        Returns
+        -------
+        Tensor
+            Position, then momentum, ``[points, times, 2 dim]``, the state given included.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If something is missing, or the clouds have different times.
+        """
+        for name in ("pos", "time"):
+            if not isinstance(getattr(data, name, None), Tensor):
+                raise TypeError(f"data: expected a torch_geometric Data or Batch with pos and time, got {data!r}")
+        features, times = getattr(data, "x", None), data.time
+        mass, momentum = getattr(data, "mass", None), getattr(data, "momentum", None)
+        if mass is None and features is not None:
+            mass = features[:, 0]
+        if mass is not None and momentum is None and isinstance(getattr(data, "vel", None), Tensor):
+            momentum = data.vel * mass.reshape(-1, 1)
+        if mass is None or momentum is None:
+            raise TypeError(f"data: expected momentum or vel, and mass or features x that begin with it, got {data!r}")
+        if times.ndim != 2 or not torch.allclose(times, times[:1].expand_as(times), rtol=0, atol=1e-5):
+            raise ValueError(f"data: expected time [clouds, times], alike in all clouds, got {tuple(times.shape)}")
+        found = self.trajectory(
+            data.pos, momentum, mass.reshape(-1), times[0], features, batch=getattr(data, "batch", None)
+        )
+        return torch.cat([found.position, found.momentum], dim=-1).transpose(0, 1)
+
+    def _field(self, q: Tensor, p: Tensor, system: _System) -> tuple[Tensor, Tensor]:
+        graph = torch.is_grad_enabled()
+        _, force = _energy_and_force(lambda x: self._potential(x, system), q, create_graph=graph)
+        return p / system.mass[:, None], force
+
+    def _potential(self, q: Tensor, system: _System) -> Tensor:
+        clouds = system.clouds
+        if self.center:
+            q = q - clouds.mean(q)[clouds.batch]
+        energy = _per_cloud(self.potential(system.data(q)))
+        if len(energy) != clouds.num_clouds:
+            raise ValueError(
+                f"potential: expected one energy for each of {clouds.num_clouds} clouds, got {len(energy)}"
+            )
+        return energy
+
+
+class _System:
+    """What does not change along a trajectory, and the state that is given, one point after another."""
+
+    def __init__(
+        self,
+        position: Tensor,
+        momentum: Tensor,
+        mass: Tensor,
+        features: Tensor | None = None,
+        batch: Tensor | None = None,
+        attributes: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        for argument, value in (("position", position), ("momentum", momentum), ("mass", mass)):
+            check_tensor(argument, value, "a floating tensor")
+        shape = tuple(position.shape)
+        if position.ndim not in (2, 3):
+            raise ValueError(f"position: expected [points, dim] or [clouds, points, dim], got {shape}")
+        if momentum.shape != position.shape or momentum.dtype != position.dtype:
+            raise ValueError(
+                f"momentum: expected {position.dtype} {shape} as the positions, got {momentum.dtype} "
+                f"{tuple(momentum.shape)}"
+            )
+        if mass.shape != shape[:-1]:
+            raise ValueError(f"mass: expected {shape[:-1]}, one for each point, got {tuple(mass.shape)}")
+        if not bool((mass > 0).all()):
+            raise ValueError(f"mass: expected positive masses, got {float(mass.min())}")
+        if features is not None and (features.shape[:-1] != shape[:-1] or features.ndim != position.ndim):
+            raise ValueError(f"features: expected {shape[:-1]} and channels, got {tuple(features.shape)}")
+        if batch is not None and (position.ndim != 2 or batch.shape != shape[:1] or batch.dtype != torch.int64):
+            raise ValueError(f"batch: expected int64 [points] with positions [points, dim], got {tuple(batch.shape)}")
+        self.position, self.momentum = (value.reshape(-1, shape[-1]) for value in (position, momentum))
+        # Outside of inference mode, or gradients could not save what is made here.
+        with torch.inference_mode(False):
+            self.mass = _usable(mass).reshape(-1).to(position.dtype)
+            self.features = None if features is None else _usable(features).reshape(-1, features.shape[-1])
+            if batch is None:
+                number = len(position) if position.ndim == 3 else 1
+                batch = torch.arange(number, device=mass.device).repeat_interleave(shape[-2])
+            else:
+                batch, number = _usable(batch), int(batch.max()) + 1 if len(batch) else 0
+            self.clouds = PointClouds(pos=_usable(position).reshape(-1, shape[-1]), batch=batch, num_clouds=number)
+        self.attributes = dict(attributes or {})
+
+    def data(self, position: Tensor) -> Any:
+        """What the potential sees, with positions ``[points, dim]``."""
+        from torch_geometric.data import Data
+
+        given = {"mass": self.mass, "batch": self.clouds.batch, **self.attributes}
+        if self.features is not None:
+            given["x"] = self.features
+        return Data(pos=position, **given).apply(_usable)
+
+
+def _energy_and_force(energy: Callable[[Tensor], Tensor], pos: Tensor, *, create_graph: bool) -> tuple[Tensor, Tensor]:
+    """Energies ``[clouds]`` and minus the gradient of their sum, detached unless a graph is created."""
+    with torch.inference_mode(False), torch.enable_grad():
+        x = pos.clone() if pos.is_inference() else pos
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        values = energy(x)
+        gradient = None
+        if values.requires_grad:
+            (gradient,) = torch.autograd.grad(values.sum(), x, create_graph=create_graph, allow_unused=True)
+        force = torch.zeros_like(x) if gradient is None else -gradient
+    if not create_graph:
+        return values.detach(), force.detach()
+    return values, force
+
+
+def _usable(value: Any) -> Any:
+    """A tensor that gradients may save: one made in inference mode is copied, anything else is left alone."""
+    if isinstance(value, Tensor) and value.is_inference():
+        with torch.inference_mode(False):
+            return value.clone()
+    return value
+
+
+def _per_cloud(values: Tensor) -> Tensor:
+    """Energies ``[clouds]`` of what a model gives, ``[clouds]`` or ``[clouds, 1]``."""
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1:
+        raise ValueError(f"model: expected one energy a cloud, [clouds] or [clouds, 1], got {tuple(values.shape)}")
+    return values

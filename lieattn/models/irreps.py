@@ -1,0 +1,499 @@
+"""Models of steerable features, on e3nn, to compare regular-representation models with.
+
+All have the interface of :class:`lieattn.models.FramewiseTransformer`, and are equivariant to all of E(3).
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Required, Self, TypedDict, Unpack
+
+import torch
+from e3nn import o3
+from e3nn.nn import Gate
+from torch import Tensor, nn
+from torch_geometric.utils import softmax
+
+from lieattn._checks import check_counts
+from lieattn.geometry import Neighborhood, Neighbors, find_neighbors, point_clouds
+from lieattn.groups import E
+from lieattn.models._network import (
+    EquivariantModule,
+    OutputKind,
+    PointOutputs,
+    Pool,
+    Symmetry,
+    cutoff_of,
+    features,
+    vectors,
+)
+from lieattn.nn.relative import keep_variance
+from lieattn.ops import RelativeTerms, bessel_functions, group_attention, smooth_window
+
+__all__ = ["DistanceTransformer", "PointOptions", "RadialOptions", "SE3Transformer", "TensorFieldNetwork"]
+
+_TINY = 1e-6  # of the cutoff: closer points count as coincident, they have a distance but no direction
+
+
+@dataclass(frozen=True)
+class RadialOptions:
+    """Functions of the distance.
+
+    Attributes
+    ----------
+    basis, hidden
+        Number of Bessel functions, and hidden units of the networks of them.
+    """
+
+    basis: int = 8
+    hidden: int = 32
+
+    def __post_init__(self) -> None:
+        check_counts(basis=self.basis, hidden=self.hidden)
+
+
+class PointOptions(TypedDict, total=False):
+    """Options that all networks here share.
+
+    Attributes
+    ----------
+    neighborhood, cutoff
+        Who sees whom, and the distance at which neighbors count nothing, the neighborhood's own length if absent.
+    vector_inputs, kind, pool
+        See :class:`lieattn.models.FramewiseTransformer`.
+    """
+
+    neighborhood: Required[Neighborhood]
+    cutoff: float | None
+    vector_inputs: Sequence[str]
+    kind: OutputKind
+    pool: Pool
+
+
+class _PointNetwork(EquivariantModule):
+    """What all have in common: how data are read, and what outputs are."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        neighborhood: Neighborhood,
+        cutoff: float | None = None,
+        vector_inputs: Sequence[str] = (),
+        kind: OutputKind = "invariant",
+        pool: Pool = "mean",
+        channels: int,
+        radial: RadialOptions,
+        degree: int = 0,
+    ) -> None:
+        super().__init__()
+        check_counts(in_channels=in_channels, out_channels=out_channels, channels=channels)
+        self.in_channels, self.out_channels, self.outputs = in_channels, out_channels, PointOutputs(kind, pool)
+        self.vector_inputs, self.radial, self.degree = tuple(vector_inputs), radial, degree
+        self.neighborhood, self.cutoff = neighborhood, cutoff_of(neighborhood, cutoff)
+
+    @property
+    def symmetry(self) -> Symmetry:
+        """E(3)."""
+        return Symmetry(E(3))
+
+    @property
+    def kind(self) -> str:
+        """``"invariant"`` or ``"vector"``."""
+        return self.outputs.kind
+
+    def forward(self, data: Any) -> Tensor:
+        """Outputs ``[clouds | points, out_channels]``, vectors with a last axis of 3; one vector without its axis.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an attribute is missing or its shape does not fit.
+        """
+        clouds = point_clouds(data)
+        if clouds.pos.shape[1] != 3:
+            raise ValueError(f"data.pos: irreps of O(3) need 3 coordinates, got {tuple(clouds.pos.shape)}")
+        invariants, directed = features(data, self.in_channels, clouds), vectors(data, self.vector_inputs, clouds)
+        edges = self._edges(find_neighbors(clouds, self.neighborhood), clouds.pos)
+        return self.outputs(self._at_points(invariants, directed, edges), clouds)
+
+    @abc.abstractmethod
+    def _at_points(self, x: Tensor, directed: Tensor, edges: _Edges) -> Tensor:
+        """Numbers ``[points, out_channels]`` or vectors ``[points, out_channels, 3]``."""
+
+    def _edges(self, neighbors: Neighbors, pos: Tensor) -> _Edges:
+        keep = ~neighbors.is_loop
+        target, source = neighbors.target[keep], neighbors.source[keep]
+        vectors = neighbors.displacements(pos)[keep]
+        square = vectors.square().sum(dim=1)
+        apart = square > (_TINY * self.cutoff) ** 2
+        # Both branches of each where have finite derivatives, so coincident points do not spoil gradients.
+        length = torch.where(apart, square, 1.0).sqrt() * apart
+        direction = torch.where(apart[:, None], vectors, vectors.new_tensor([1.0, 0.0, 0.0]))
+        degrees = list(range(self.degree + 1))
+        harmonics = o3.spherical_harmonics(degrees, direction, normalize=True, normalization="component")
+        harmonics = torch.cat([harmonics[:, :1], harmonics[:, 1:] * apart[:, None]], dim=1)
+        window = smooth_window(length / self.cutoff)
+        radial = bessel_functions(length / self.cutoff, self.radial.basis) * window[:, None]
+        norm = (1 + window.new_zeros(len(pos)).index_add(0, target, window)).rsqrt()
+        return _Edges(neighbors, target, source, vectors, radial, window, harmonics, norm)
+
+
+class _SteerableNetwork(_PointNetwork):
+    """Embedding and read-out around layers ``layer(x, edges) -> x``."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        channels: int,
+        degree: int,
+        radial: RadialOptions | None,
+        **options: Unpack[PointOptions],
+    ) -> None:
+        check_counts(degree=degree)
+        radial = radial or RadialOptions()
+        super().__init__(in_channels, out_channels, channels=channels, radial=radial, degree=degree, **options)
+        # 0e, 1o, 2e, ...: the types of tensors made of positions alone.
+        self.irreps = o3.Irreps([(channels, (number, (-1) ** number)) for number in range(degree + 1)])
+        count = len(self.vector_inputs)
+        inputs = f"{in_channels}x0e + {count}x1o" if count else f"{in_channels}x0e"
+        self.embed = o3.Linear(inputs, self.irreps, biases=True)
+        self.layers = nn.ModuleList()
+        self.norm = _IrrepsNorm(self.irreps)
+        self.hidden = _GatedLinear(self.irreps)
+        self.head = o3.Linear(self.irreps, f"{out_channels}x{'0e' if self.kind == 'invariant' else '1o'}", biases=True)
+
+    def _at_points(self, x: Tensor, directed: Tensor, edges: _Edges) -> Tensor:
+        x = self.embed(torch.cat([x, directed.flatten(1)], dim=1))
+        for layer in self.layers:
+            x = layer(x, edges)
+        out: Tensor = self.head(self.hidden(self.norm(x)))
+        return out if self.kind == "invariant" else out.unflatten(1, (self.out_channels, 3))
+
+
+class TensorFieldNetwork(_SteerableNetwork):
+    """Tensor field network (Thomas et al. 2018): convolutions by tensor products, and gates.
+
+    **Equivariance.** E(3), up to rounding.
+
+    Parameters
+    ----------
+    in_channels, out_channels
+        See :class:`lieattn.models.FramewiseTransformer`.
+    channels, degree
+        Copies of each irrep, and the largest degree of features and harmonics.
+    layers
+        Convolutions.
+    radial
+        Functions of the distance, which weigh the paths.
+    **options
+        See :class:`PointOptions`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        channels: int = 32,
+        degree: int = 2,
+        layers: int = 4,
+        radial: RadialOptions | None = None,
+        **options: Unpack[PointOptions],
+    ) -> None:
+        super().__init__(in_channels, out_channels, channels=channels, degree=degree, radial=radial, **options)
+        self.layers.extend(_Convolution(self.irreps, degree, self.radial) for _ in range(layers))
+
+
+class SE3Transformer(_SteerableNetwork):
+    """SE(3)-Transformer (Fuchs et al. 2020): attention whose keys and values are tensor products.
+
+    **Equivariance.** E(3), up to rounding.
+
+    Parameters
+    ----------
+    heads
+        Attention heads; they divide ``channels``.
+    in_channels, out_channels, channels, degree, layers, radial, **options
+        See :class:`TensorFieldNetwork`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        channels: int = 32,
+        degree: int = 2,
+        layers: int = 4,
+        heads: int = 4,
+        radial: RadialOptions | None = None,
+        **options: Unpack[PointOptions],
+    ) -> None:
+        super().__init__(in_channels, out_channels, channels=channels, degree=degree, radial=radial, **options)
+        self.layers.extend(_AttentionBlock(self.irreps, heads, degree, self.radial) for _ in range(layers))
+
+
+class DistanceTransformer(_PointNetwork):
+    """A transformer of invariant features that sees positions by their distances alone.
+
+    Scores are dot products plus a function of the distance, values are multiplied by another. Vectors are made at
+    the end, as sums of x_j - x_i and of the vector inputs with invariant coefficients (as in EGNN, Satorras et al.
+    2021, Eq. 4); lengths of vector inputs are features.
+
+    **Equivariance.** E(3), up to rounding.
+
+    Parameters
+    ----------
+    channels, heads
+        Width, and attention heads, which divide it.
+    radial
+        Functions of the distance; 16 Bessel functions if absent.
+    in_channels, out_channels, layers, **options
+        See :class:`TensorFieldNetwork`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        channels: int = 64,
+        layers: int = 4,
+        heads: int = 4,
+        radial: RadialOptions | None = None,
+        **options: Unpack[PointOptions],
+    ) -> None:
+        radial = radial or RadialOptions(basis=16)
+        super().__init__(in_channels, out_channels, channels=channels, radial=radial, **options)
+        if channels % heads:
+            raise ValueError(f"heads: {heads} heads do not divide {channels} channels")
+        self.embed = nn.Linear(in_channels + len(self.vector_inputs), channels)
+        self.layers = nn.ModuleList(_DistanceBlock(channels, heads, radial) for _ in range(layers))
+        self.norm = nn.LayerNorm(channels)
+        if width := out_channels if self.kind == "invariant" else out_channels * len(self.vector_inputs):
+            self.head = _two_linears(channels, channels, width)
+        if self.kind == "vector":
+            self.pair = _two_linears(2 * channels + radial.basis, channels, out_channels)
+
+    def _at_points(self, x: Tensor, directed: Tensor, edges: _Edges) -> Tensor:
+        x = self.embed(torch.cat([x, directed.square().sum(dim=-1)], dim=1))
+        # For all edges of the lists: a point sees itself without radial functions and window.
+        others = ~edges.lists.is_loop
+        radial = edges.radial.new_zeros(len(others), self.radial.basis)
+        window = edges.window.new_zeros(len(others))
+        radial[others], window[others] = edges.radial, _log(edges.window)
+        for layer in self.layers:
+            x = layer(x, edges.lists, radial, window)
+        x = self.norm(x)
+        if self.kind == "invariant":
+            numbers: Tensor = self.head(x)
+            return numbers
+        both = torch.cat([x[edges.target], x[edges.source], edges.radial], dim=1)
+        out = edges.sum_to_targets(self.pair(both)[..., None] * (edges.window[:, None] * edges.vectors)[:, None])
+        if self.vector_inputs:
+            out = out + torch.einsum("pov,pvd->pod", self.head(x).unflatten(1, (self.out_channels, -1)), directed)
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class _Edges:
+    """Edges without loops, from source to target, and what layers need of them."""
+
+    lists: Neighbors  # with loops
+    target: Tensor
+    source: Tensor
+    vectors: Tensor  # [edges, 3], x_source - x_target
+    radial: Tensor  # [edges, basis], Bessel functions of the length times the window
+    window: Tensor  # [edges], vanishes smoothly at the cutoff
+    harmonics: Tensor  # [edges, (degree + 1)²], component normalization; 0 above degree 0 where points coincide
+    norm: Tensor  # [points], one over the root of 1 + the windows: what sums over neighbors are multiplied by
+
+    def sum_to_targets(self, messages: Tensor) -> Tensor:
+        """Messages ``[edges, *]`` summed at their targets, times the norm: ``[points, *]``."""
+        total = messages.new_zeros(len(self.norm), *messages.shape[1:]).index_add(0, self.target, messages)
+        return total * self.norm.to(messages.dtype).view(-1, *[1] * (messages.ndim - 1))
+
+
+class _Convolution(nn.Module):
+    """Residual layer: tensor product messages and a map of the point itself, through a gate."""
+
+    def __init__(self, irreps: Any, degree: int, radial: RadialOptions) -> None:
+        super().__init__()
+        self.norm = _IrrepsNorm(irreps)
+        self.message = _TensorProductMessage(irreps, degree, radial)
+        self.own = o3.Linear(irreps, irreps)
+        self.gate = _GatedLinear(irreps)
+
+    def forward(self, x: Tensor, edges: _Edges) -> Tensor:
+        y = self.norm(x)
+        return x + self.gate(self.own(y) + edges.sum_to_targets(self.message(y, edges)))
+
+
+class _AttentionBlock(nn.Module):
+    """Pre-norm block: attention, then a gated map."""
+
+    def __init__(self, irreps: Any, heads: int, degree: int, radial: RadialOptions) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = _IrrepsNorm(irreps), _IrrepsNorm(irreps)
+        self.attention = _IrrepsAttention(irreps, heads, degree, radial)
+        self.gate = _GatedLinear(irreps)
+        self.linear = o3.Linear(irreps, irreps)
+
+    def forward(self, x: Tensor, edges: _Edges) -> Tensor:
+        x = x + self.attention(self.norm1(x), edges)
+        return x + self.linear(self.gate(self.norm2(x)))
+
+
+class _DistanceBlock(nn.Module):
+    """Pre-norm block on scalars; the operator of the library with a fiber of one."""
+
+    def __init__(self, channels: int, heads: int, radial: RadialOptions) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(channels), nn.LayerNorm(channels)
+        self.projection, self.output = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
+        # What is seen of the geometry should count from the start: searched as for EdgeNetwork, for a fair comparison.
+        self.radial = _two_linears(radial.basis, radial.hidden, heads + channels, factors=(1.5, 2.0))
+        self.network = nn.Sequential(nn.Linear(channels, 4 * channels), nn.SiLU(), nn.Linear(4 * channels, channels))
+        keep_variance(self.output)
+
+    def forward(self, x: Tensor, neighbors: Neighbors, radial: Tensor, window: Tensor) -> Tensor:
+        query, key, value = self.projection(self.norm1(x)).unflatten(1, (3, 1, self.heads, -1)).unbind(dim=1)
+        bias, psi = self.radial(radial).split([self.heads, x.shape[1]], dim=1)
+        terms = RelativeTerms(
+            displacement_bias=(bias + window[:, None])[:, None, None],
+            psi=1 + psi.unflatten(1, (self.heads, -1))[:, None, None],
+        )
+        out, _ = group_attention(query, key, value, neighbors, terms=terms)
+        x = x + self.output(out.flatten(1))
+        return x + self.network(self.norm2(x))
+
+
+class _IrrepsNorm(nn.Module):
+    """Divide each type of irreps by its root mean square over copies and components; scalars are centered first."""
+
+    def __init__(self, irreps: Any, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.irreps, self.eps = irreps, eps
+        self.weight = nn.Parameter(torch.ones(irreps.num_irreps))
+        self.bias = nn.Parameter(torch.zeros(sum(count for count, kind in irreps if kind.is_scalar())))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts, weights = [], self.weight.split([count for count, _ in self.irreps])
+        for (count, kind), where, weight in zip(self.irreps, self.irreps.slices(), weights, strict=True):
+            part = x[:, where].unflatten(1, (count, kind.dim))
+            if kind.is_scalar():
+                part = part - part.mean(dim=1, keepdim=True)
+            scale = torch.rsqrt(part.square().mean(dim=(1, 2), keepdim=True) + self.eps)
+            part = part * scale * weight[:, None]
+            if kind.is_scalar():
+                part = part + self.bias[:, None]
+            parts.append(part.flatten(1))
+        return torch.cat(parts, dim=1)
+
+
+class _GatedLinear(nn.Module):
+    """Linear map of irreps followed by a gate: scalars pass a swish, the rest is multiplied by sigmoids of scalars."""
+
+    def __init__(self, irreps: Any) -> None:
+        super().__init__()
+        scalars = o3.Irreps([(count, kind) for count, kind in irreps if kind.is_scalar()])
+        gated = o3.Irreps([(count, kind) for count, kind in irreps if not kind.is_scalar()])
+        gates = o3.Irreps([(gated.num_irreps, "0e")] if len(gated) else [])
+        self.gate = Gate(scalars, [torch.nn.functional.silu] * len(scalars), gates, [torch.sigmoid] * len(gates), gated)
+        self.linear = o3.Linear(irreps, self.gate.irreps_in, biases=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate(self.linear(x))
+
+
+class _TensorProductMessage(nn.Module):
+    """Messages (f_j ⊗ Y(x_j - x_i)) weighted by a network of the distance, then mixed by a linear map.
+
+    Each copy of an irrep is multiplied with the harmonics by itself: as in NequIP, and far cheaper than a weight for
+    each pair of copies as in Tensor Field Networks (Thomas et al. 2018, Eq. 3), of which it is a factorization.
+    """
+
+    def __init__(self, irreps: Any, degree: int, radial: RadialOptions) -> None:
+        super().__init__()
+        harmonics = o3.Irreps.spherical_harmonics(degree)
+        middle: list[tuple[int, Any]] = []
+        paths = []
+        for one, (count, kind) in enumerate(irreps):
+            for other, (_, harmonic) in enumerate(harmonics):
+                for made in kind * harmonic:
+                    if made in irreps:
+                        paths.append((one, other, len(middle), "uvu", True))
+                        middle.append((count, made))
+        self.product = o3.TensorProduct(
+            irreps, harmonics, o3.Irreps(middle), paths, shared_weights=False, internal_weights=False
+        )
+        # Without biases, so that with the radial functions the messages vanish at the cutoff.
+        weights = self.product.weight_numel
+        self.radial = _two_linears(radial.basis, radial.hidden, weights, bias=False, factors=(1.0, 1.4))
+        self.linear = o3.Linear(o3.Irreps(middle), irreps)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """Make coupling coefficients anew where they are moved to float64: e3nn rounds them to the default dtype."""
+        super()._apply(fn, recurse)
+        for name, buffer in self.product.named_buffers():
+            _, found, degrees = name.rpartition("_w3j_")
+            if found and buffer.dtype == torch.float64 and not buffer.is_meta:
+                one, other, made = (int(degree) for degree in degrees.split("_"))
+                buffer.copy_(o3.wigner_3j(one, other, made, dtype=torch.float64))
+        return self
+
+    def forward(self, x: Tensor, edges: _Edges) -> Tensor:
+        return self.linear(self.product(x[edges.source], edges.harmonics, self.radial(edges.radial)))
+
+
+class _IrrepsAttention(nn.Module):
+    """Attention of SE(3)-Transformers (Fuchs et al. 2020, Eq. 10): keys and values are tensor products.
+
+    The copies of every type are divided among the heads.
+    """
+
+    def __init__(self, irreps: Any, heads: int, degree: int, radial: RadialOptions) -> None:
+        super().__init__()
+        if any(count % heads for count, _ in irreps):
+            raise ValueError(f"heads: {heads} heads do not divide the copies of {irreps}")
+        self.irreps, self.heads = irreps, heads
+        self.query, self.output = o3.Linear(irreps, irreps), o3.Linear(irreps, irreps)
+        self.key = _TensorProductMessage(irreps, degree, radial)
+        self.value = _TensorProductMessage(irreps, degree, radial)
+
+    def forward(self, x: Tensor, edges: _Edges) -> Tensor:
+        query, key = self._by_head(self.query(x))[edges.target], self._by_head(self.key(x, edges))
+        score = (query * key).sum(dim=-1) / math.sqrt(key.shape[-1])
+        weight = softmax(score + _log(edges.window)[:, None], edges.target, num_nodes=len(edges.norm))
+        message = weight[..., None] * self._by_head(self.value(x, edges))
+        total = x.new_zeros(len(edges.norm), *message.shape[1:]).index_add(0, edges.target, message)
+        sizes = [count * kind.dim // self.heads for count, kind in self.irreps]
+        return self.output(torch.cat([part.flatten(1) for part in total.split(sizes, dim=-1)], dim=-1))
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """``[*, irreps.dim]`` to ``[*, heads, irreps.dim / heads]``: copies are divided, irreps are not."""
+        parts = x.split([count * kind.dim for count, kind in self.irreps], dim=1)
+        return torch.cat([part.unflatten(1, (self.heads, part.shape[1] // self.heads)) for part in parts], dim=-1)
+
+
+def _two_linears(
+    inputs: int, hidden: int, outputs: int, *, bias: bool = True, factors: tuple[float, float] = (1.0, 1.0)
+) -> nn.Sequential:
+    """A network with weights that keep the size of signals, times factors."""
+    first, last = nn.Linear(inputs, hidden, bias), nn.Linear(hidden, outputs, bias)
+    keep_variance(first, factors[0])
+    keep_variance(last, factors[1])
+    return nn.Sequential(first, nn.SiLU(), last)
+
+
+def _log(window: Tensor) -> Tensor:
+    """What is added to scores, so that a neighbor at the cutoff has weight zero."""
+    return window.clamp(min=torch.finfo(window.dtype).tiny).log()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -59,25 +60,18 @@ class Symmetry:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        parts = []
-        if self.group is None:
-            parts.append("outputs are invariant to nothing exactly")
-        else:
-            parts.append(f"outputs are equivariant to {self.name} acting on {self.acting}, exactly up to rounding")
+        parts = ["outputs are invariant to nothing exactly"]
+        if self.group is not None:
+            parts = [f"outputs are equivariant to {self.name} acting on {self.acting}, exactly up to rounding"]
         if self.on_average is not None:
             parts.append(f"to {self.on_average.name} on average over frames only")
         return "; ".join([*parts, *self.notes])
 
     @classmethod
     def of_frames(cls, space: HomogeneousSpace, frames: Any) -> Symmetry:
-        """What follows from the frames of lifted points, where layers see relative elements alone.
+        """What follows from a space and the frames over its points, see :func:`lieattn.geometry.lift`.
 
-        Parameters
-        ----------
-        space
-            X with its group G.
-        frames
-            The frames over its points, see :func:`lieattn.geometry.lift`.
+        That holds where layers see relative elements alone.
         """
         group, shifts = space.group, Translations(space.group.dim) if isinstance(space, Euclidean) else None
         frames = FiniteFrames(frames) if isinstance(frames, FiniteGroup) else frames
@@ -106,15 +100,7 @@ class Symmetry:
 
 
 class GroupField(NamedTuple):
-    """A field on the group over the points of clouds.
-
-    Attributes
-    ----------
-    x
-        ``[points, fiber, channels]``.
-    graph
-        The points, with the frames over them.
-    """
+    """A field on the group ``x`` ``[points, fiber, channels]``, and the ``graph`` with the frames over the points."""
 
     x: Tensor
     graph: LiftedGraph
@@ -243,10 +229,8 @@ class ImageNetwork(Network):
         """Images ``[images, in_channels, rows, columns]`` of the data, checked."""
         images = grid_images(data)
         if images.shape[1] != self.in_channels or not images.is_floating_point():
-            raise ValueError(
-                f"data: expected floating images with {self.in_channels} channels, got {images.dtype} "
-                f"{tuple(images.shape)}"
-            )
+            got = f"{images.dtype} {tuple(images.shape)}"
+            raise ValueError(f"data: expected floating images with {self.in_channels} channels, got {got}")
         return images
 
     def embedded_vectors(self, data: Any) -> Tensor | None:
@@ -263,10 +247,7 @@ class ImageNetwork(Network):
 class Wrapper(EquivariantModule):
     """A module around another one, whose symmetry and inputs it shares.
 
-    Parameters
-    ----------
-    wrapped
-        The module inside. Nothing is promised where it is no :class:`EquivariantModule`.
+    Nothing is promised where ``wrapped``, the module inside, is no :class:`EquivariantModule`.
     """
 
     def __init__(self, wrapped: object) -> None:
@@ -280,6 +261,102 @@ class Wrapper(EquivariantModule):
     def symmetry(self) -> Symmetry:
         """That of the module inside."""
         return self._symmetry
+
+
+class FieldModel(Network):
+    r"""Vectors and tensors, at points or of clouds, from the field of a network.
+
+    .. math::  y = \sum_k c_k v_k + u \operatorname{head}(\operatorname{field}(\mathrm{data}))
+
+    with known vectors :math:`v_k` of the data: what would be predicted without a network, such as the wind of today,
+    or positions after motion on straight lines.
+
+    **Equivariance.** That of network and head; what is added turns with the data.
+
+    Parameters
+    ----------
+    network
+        Any network of the library with a field; its weights are shared, its own head is left out.
+    head
+        ``head(x, graph)``, such as :class:`lieattn.nn.VectorHead`, ``DipoleHead`` or ``PolarizabilityHead``.
+    start
+        Names of attributes :math:`v_k` and their factors c.
+    units
+        Names of attributes and the numbers that they are divided by before the network sees them; :math:`v_k` are not.
+    unit
+        u, so that outputs of the network are of the order of 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch_geometric.data import Data
+    >>> from lieattn.groups import tetrahedral
+    >>> from lieattn.models import FieldModel, FramewiseTransformer
+    >>> from lieattn.nn import VectorHead
+    >>> network = FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1, vector_inputs=("vel",))
+    >>> model = FieldModel(network, VectorHead(4), start={"pos": 1.0, "vel": 0.5})
+    >>> model(Data(x=torch.ones(5, 1), pos=torch.randn(5, 3), vel=torch.randn(5, 3))).shape
+    torch.Size([5, 3])
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        head: nn.Module,
+        *,
+        start: Mapping[str, float] | None = None,
+        units: Mapping[str, float] | None = None,
+        unit: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if not isinstance(network, Network):
+            raise TypeError(f"network: expected a Network, which has a field, got {type(network).__name__}")
+        self.start, self.units, self.unit = dict(start or {}), dict(units or {}), unit
+        for argument, numbers in (("units", self.units), ("unit", {"unit": unit})):
+            for name, number in numbers.items():
+                if not 0 < number < math.inf:
+                    raise ValueError(f"{argument}: expected positive numbers, got {number} for {name}")
+        # Weights that nothing trains are of no use in checkpoints and counts.
+        self.network, self.head = network.with_head(nn.Identity()), head
+        named = dict.fromkeys((*network.vector_inputs, *self.start))
+        self.vector_inputs = tuple(name for name in named if name != "pos")
+        self.sees_order = network.sees_order
+
+    @property
+    def symmetry(self) -> Symmetry:
+        """That of the network, for fields on the group."""
+        return self.network.symmetry
+
+    @property
+    def kind(self) -> Any:
+        """How the output transforms: as the head says, or as a position where it starts from one."""
+        return "position" if self.start.get("pos") == 1 else super().kind
+
+    def field(self, data: Any, geometry: Any = None) -> GroupField:
+        """That of the network, on data in its units."""
+        if self.units:
+            data, given = copy.copy(data), data
+            for name, number in self.units.items():
+                data[name] = _attribute(given, name) / number
+        return self.network.field(data, geometry)
+
+    def forward(self, data: Any, geometry: Any = None) -> Tensor:
+        """Vectors ``[points, dim]`` or what else the head gives; arguments as in :meth:`Network.field`.
+
+        The data carry the attributes of ``start`` too, and are not changed.
+
+        Raises
+        ------
+        ValueError
+            If an attribute of ``start`` or ``units`` is missing, or one of ``start`` has not the shape of the output.
+        """
+        output = self.unit * super().forward(data, geometry)
+        for name, factor in self.start.items():
+            known = _attribute(data, name)
+            if known.shape != output.shape:
+                raise ValueError(f"data.{name}: expected {tuple(output.shape)} as the output, got {tuple(known.shape)}")
+            output = output + factor * known
+        return output
 
 
 class VectorEmbedding(nn.Module):
@@ -312,6 +389,13 @@ class VectorEmbedding(nn.Module):
         return embedded
 
 
+def _attribute(data: Any, name: str) -> Tensor:
+    value = getattr(data, name, None)
+    if not isinstance(value, Tensor):
+        raise ValueError(f"data.{name}: expected a tensor, got {type(value).__name__}")
+    return value
+
+
 def features(data: Any, channels: int, clouds: PointClouds) -> Tensor:
     """Invariant features ``data.x`` ``[points, channels]``, checked."""
     x = getattr(data, "x", None)
@@ -319,9 +403,8 @@ def features(data: Any, channels: int, clouds: PointClouds) -> Tensor:
         raise TypeError(f"data: expected a torch_geometric Data or Batch with features x, got {type(data).__name__}")
     points = _num_points(clouds)
     if x.shape != (points, channels) or not x.is_floating_point():
-        raise ValueError(
-            f"data.x: expected floating features [points={points}, {channels}], got {x.dtype} {tuple(x.shape)}"
-        )
+        got = f"{x.dtype} {tuple(x.shape)}"
+        raise ValueError(f"data.x: expected floating features [points={points}, {channels}], got {got}")
     return x
 
 

@@ -176,8 +176,7 @@ class AffineSelfConvNet(ImageNetwork):
         ``"pooled"``, or ``"strided"``: the shortcut takes every second pixel and a convolution has stride 2, as in
         residual networks elsewhere, which on even sides breaks quarter turns and mirrors.
     vector_inputs
-        Attributes of the points with vectors ``[points, 2]``, whose components in the frames are added to the field
-        of the lifting convolution.
+        Attributes of the points with vectors ``[points, 2]``, seen in the frames and added to the first field.
     """
 
     def __init__(

@@ -17,15 +17,7 @@ from lieattn.models._network import Wrapper
 
 
 class EnergyAndForce(NamedTuple):
-    """What :class:`EnergyForces` gives.
-
-    Attributes
-    ----------
-    energy
-        ``[clouds]``.
-    force
-        ``[points, dim]``, in the unit of the energy over that of the positions: eV / Å for eV and Å.
-    """
+    """Energies ``[clouds]``, and forces ``[points, dim]`` in the unit of the energy over that of the positions."""
 
     energy: Tensor
     force: Tensor
@@ -102,14 +94,9 @@ class EnergyForces(Wrapper):
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """States of a roll-out.
+    """States of a roll-out at ``times`` ``[times]``: position and momentum ``[times, points, dim]``.
 
-    Attributes
-    ----------
-    times
-        ``[times]``.
-    position, momentum
-        ``[times, points, dim]``, or ``[times, clouds, points, dim]`` if the initial state was so given.
+    If the initial state was given for each cloud, they are ``[times, clouds, points, dim]``.
     """
 
     times: Tensor
@@ -269,12 +256,9 @@ class HamiltonianDynamics(Wrapper):
         features: Tensor | None = None,
         **given: Unpack[Given],
     ) -> Trajectory:
-        """Roll the dynamics out; arguments as in :meth:`field`.
+        """Roll the dynamics out; arguments as in :meth:`field`, and times ``[times]``, increasing or decreasing.
 
-        Parameters
-        ----------
-        times
-            ``[times]`` at least one, increasing or decreasing; the state given is that of the first.
+        The state given is that of the first time.
 
         Raises
         ------
@@ -315,19 +299,15 @@ class HamiltonianDynamics(Wrapper):
             return energy_drift(torch.stack([self.hamiltonian(*state, mass, features, **given) for state in states]))
 
     def forward(self, data: Any) -> Tensor:
-        """Roll out the clouds of a torch_geometric ``Data`` or ``Batch`` over their common times.
+        """Roll out clouds over their common times: position, then momentum, ``[points, times, 2 dim]``.
 
         Parameters
         ----------
         data
-            With ``pos`` ``[points, dim]``, ``momentum`` likewise (or ``vel``, the velocities), ``mass`` ``[points]``,
-            ``time`` ``[clouds, times]`` from the given state on, the same for all clouds, and perhaps features ``x``.
-            Without ``mass``, masses are the first channel of ``x``, as in ``lieattn_datasets.Springs``.
-
-        Returns
-        -------
-        Tensor
-            Position, then momentum, ``[points, times, 2 dim]``, the state given included.
+            torch_geometric ``Data`` or ``Batch`` with ``pos`` ``[points, dim]``, ``momentum`` likewise (or ``vel``, the
+            velocities), ``mass`` ``[points]``, ``time`` ``[clouds, times]`` from the given state on, the same for all
+            clouds, and perhaps features ``x``. Without ``mass``, masses are the first channel of ``x``, as in
+            ``lieattn_datasets.Springs``.
 
         Raises
         ------
@@ -362,10 +342,8 @@ class HamiltonianDynamics(Wrapper):
         if self.center:
             q = q - clouds.mean(q)[clouds.batch]
         energy = _per_cloud(self.potential(system.data(q)))
-        if len(energy) != clouds.num_clouds:
-            raise ValueError(
-                f"potential: expected one energy for each of {clouds.num_clouds} clouds, got {len(energy)}"
-            )
+        if (count := clouds.num_clouds) != len(energy):
+            raise ValueError(f"potential: expected one energy for each of {count} clouds, got {len(energy)}")
         return energy
 
 
@@ -387,10 +365,8 @@ class _System:
         if position.ndim not in (2, 3):
             raise ValueError(f"position: expected [points, dim] or [clouds, points, dim], got {shape}")
         if momentum.shape != position.shape or momentum.dtype != position.dtype:
-            raise ValueError(
-                f"momentum: expected {position.dtype} {shape} as the positions, got {momentum.dtype} "
-                f"{tuple(momentum.shape)}"
-            )
+            got = f"{momentum.dtype} {tuple(momentum.shape)}"
+            raise ValueError(f"momentum: expected {position.dtype} {shape} as the positions, got {got}")
         if mass.shape != shape[:-1]:
             raise ValueError(f"mass: expected {shape[:-1]}, one for each point, got {tuple(mass.shape)}")
         if not bool((mass > 0).all()):
@@ -403,23 +379,21 @@ class _System:
         # Outside of inference mode, or gradients could not save what is made here.
         with torch.inference_mode(False):
             self.mass = _usable(mass).reshape(-1).to(position.dtype)
-            self.features = None if features is None else _usable(features).reshape(-1, features.shape[-1])
             if batch is None:
                 number = len(position) if position.ndim == 3 else 1
                 batch = torch.arange(number, device=mass.device).repeat_interleave(shape[-2])
             else:
                 batch, number = _usable(batch), int(batch.max()) + 1 if len(batch) else 0
             self.clouds = PointClouds(pos=_usable(position).reshape(-1, shape[-1]), batch=batch, num_clouds=number)
-        self.attributes = dict(attributes or {})
+        self.given = {"mass": self.mass, "batch": self.clouds.batch, **(attributes or {})}
+        if features is not None:
+            self.given["x"] = features.reshape(-1, features.shape[-1])
 
     def data(self, position: Tensor) -> Any:
         """What the potential sees, with positions ``[points, dim]``."""
         from torch_geometric.data import Data
 
-        given = {"mass": self.mass, "batch": self.clouds.batch, **self.attributes}
-        if self.features is not None:
-            given["x"] = self.features
-        return Data(pos=position, **given).apply(_usable)
+        return Data(pos=position, **self.given).apply(_usable)
 
 
 def _energy_and_force(energy: Callable[[Tensor], Tensor], pos: Tensor, *, create_graph: bool) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_count, check_length
+from lieattn._checks import check_counts, check_length
 from lieattn.geometry import (
     AllPairs,
     FiniteFrames,
@@ -117,8 +117,7 @@ class FramewiseTransformer(Network):
         Neighbors that a :class:`lieattn.nn.LiftingConvolution` in front of the blocks, and
         :class:`lieattn.nn.FrameMessages` in each of them, see with distances and directions; None for none of both.
     vector_inputs
-        Names of attributes of the data with vectors ``[points, dim]``, such as ``("vel",)``; each enters by its
-        components in the frames.
+        Attributes of the data with vectors ``[points, dim]``, such as ``("vel",)``, which enter as the frames see them.
     length
         Length, in the unit of the positions, over which rotary phases change by about one radian at the start.
     kind
@@ -159,11 +158,17 @@ class FramewiseTransformer(Network):
         options: FramewiseOptions | None = None,
     ) -> None:
         super().__init__()
-        options = FramewiseOptions() if options is None else options
-        for argument, count in {"in_channels": in_channels, "out_channels": out_channels, "layers": layers}.items():
-            check_count(argument, count)
+        options = options or FramewiseOptions()
+        check_counts(in_channels=in_channels, out_channels=out_channels, layers=layers)
         check_length("length", length)
-        self.frames, self.neighborhood, self.length = _finite(frames), neighborhood, length
+        if isinstance(frames, PrincipalFrames):
+            frames = FiniteFrames(sign_group(3, improper=bool(frames.improper)), frames)
+        elif isinstance(frames, FiniteGroup):
+            frames = FiniteFrames(frames)
+        elif not isinstance(frames, FiniteFrames):
+            found = type(frames).__name__
+            raise TypeError(f"frames: expected a finite group, FiniteFrames or PrincipalFrames, got {found}")
+        self.frames, self.neighborhood, self.length = frames, neighborhood, length
         self.group = group = self.frames.group
         self.space = natural_space(self.frames, group.dim)
         self.in_channels, self.positions = in_channels, options.positions
@@ -214,9 +219,8 @@ class FramewiseTransformer(Network):
         if clouds.cell is not None:
             raise ValueError("data.cell: attention over whole clouds knows no images; use a model with a Radius")
         if clouds.pos.shape[1] != self.group.dim:
-            raise ValueError(
-                f"data.pos: {self.group.name} acts on {self.group.dim} coordinates, got {tuple(clouds.pos.shape)}"
-            )
+            got = tuple(clouds.pos.shape)
+            raise ValueError(f"data.pos: {self.group.name} acts on {self.group.dim} coordinates, got {got}")
         generator = new_generator() if self.training and isinstance(self.frames.pose, SampledFrames) else None
         with torch.autocast(clouds.device.type, enabled=False):
             graph = lift(clouds, self.frames, AllPairs(), self.space, length=self.length, generator=generator)
@@ -227,15 +231,7 @@ class FramewiseTransformer(Network):
             return FramewiseGeometry(graph, graph.frame_positions(), local)
 
     def field(self, data: Any, geometry: FramewiseGeometry | None = None) -> GroupField:
-        """Field behind the last block, and the graph of all pairs.
-
-        Parameters
-        ----------
-        data
-            torch_geometric ``Data`` or ``Batch`` with ``x`` ``[points, in_channels]``, ``pos`` ``[points, dim]`` and
-            the vector inputs.
-        geometry
-            What :meth:`geometry` makes of the data.
+        """Field behind the last block, and the graph of all pairs; see :meth:`Network.field`.
 
         Raises
         ------
@@ -278,16 +274,3 @@ class _Head(nn.Sequential):
             return self.outputs(super().forward(x.mean(dim=1)), graph)
         values = project_field(super().forward(x), graph, self.out_channels * Vector(self.dim))
         return self.outputs(values.unflatten(1, (self.out_channels, self.dim)), graph)
-
-
-def _finite(frames: FiniteGroup | FiniteFrames | PrincipalFrames) -> FiniteFrames:
-    """Frames that are the elements of a finite group."""
-    if isinstance(frames, FiniteFrames):
-        return frames
-    if isinstance(frames, PrincipalFrames):
-        return FiniteFrames(sign_group(3, improper=bool(frames.improper)), frames)
-    if not isinstance(frames, FiniteGroup):
-        raise TypeError(
-            f"frames: expected a finite group, FiniteFrames or PrincipalFrames, got {type(frames).__name__}"
-        )
-    return FiniteFrames(frames)

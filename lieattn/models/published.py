@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,11 +34,7 @@ from lieattn.spaces import Euclidean, HomogeneousSpace
 # Statistics of the training pixels in [0, 1] by which images are standardized.
 _MEAN, _DEVIATION = 0.13246, 0.30119
 _KINDS: dict[str, AttentionKind] = {"none": "none", "full": "full", "input": "input", "rh": "pose"}
-_GROUPS: dict[str, Callable[[], FiniteGroup]] = {
-    "z2": partial(trivial, 2),
-    "p4": partial(cyclic, 4),
-    "p4m": partial(dihedral, 4),
-}
+_GROUPS = {"z2": partial(trivial, 2), "p4": partial(cyclic, 4), "p4m": partial(dihedral, 4)}
 # Their index of each of our frames in p4m: they mirror after turning, MIR ROT^r, which is ROT^-r MIR.
 _MIRRORED = [0, 1, 2, 3, 4, 7, 6, 5]
 # Their names of our parameters and buffers.
@@ -134,15 +130,7 @@ def published_attentive_cnn(weights: str | Path | Mapping[str, np.ndarray[Any, A
 def published_inputs(images: Tensor | np.ndarray[Any, Any]) -> Tensor:
     """Images as the published networks take them: transposed, standardized by the training pixels.
 
-    Parameters
-    ----------
-    images
-        ``[images, 28, 28]``, uint8 or floating in [0, 1], upright.
-
-    Returns
-    -------
-    Tensor
-        ``[images, 1, 28, 28]`` float32.
+    From upright ones ``[images, 28, 28]``, uint8 or floating in [0, 1], to ``[images, 1, 28, 28]`` float32.
     """
     images = torch.as_tensor(images)
     if images.ndim != 3:
@@ -189,7 +177,7 @@ def _need(arrays: Mapping[str, np.ndarray[Any, Any]], name: str) -> np.ndarray[A
 
 
 def published_table(group: FiniteGroup) -> Tensor:
-    """Rows of the frame encoding in the authors' code, for ``(output, query, key)`` frames.
+    """Rows ``[order, order, order]`` int64 of the frame encoding in the authors' code, by output, query and key frame.
 
     Eq. 16 and the code act on the relative frame with the output frame once more, although it is invariant
     already; the layer that results is not equivariant. The code's index of a frame is that of its inverse
@@ -199,11 +187,6 @@ def published_table(group: FiniteGroup) -> Tensor:
     ----------
     group
         C_n as made by :func:`lieattn.groups.cyclic`, or any group with the tables of C_n or D_n.
-
-    Returns
-    -------
-    Tensor
-        ``[order, order, order]`` int64.
 
     Raises
     ------
@@ -230,6 +213,8 @@ def published_table(group: FiniteGroup) -> Tensor:
 def published_kernel(kernel: str, *, attention_fn: str = "softmax") -> dict[str, Any]:
     """Options of :class:`lieattn.models.AttentionOptions` for a ``kernel_type`` and ``attention_fn`` of the authors.
 
+    These are ``kernel``, ``normalize`` and, for codes, ``features`` and ``location``.
+
     Parameters
     ----------
     kernel
@@ -239,11 +224,6 @@ def published_kernel(kernel: str, *, attention_fn: str = "softmax") -> dict[str,
     attention_fn
         ``"softmax"``, ``"dot_product"`` (also ``"mean"``), or ``"norm_exp"`` (also ``"exp_mean"``). A code's first
         digit takes its place, as in the authors' code.
-
-    Returns
-    -------
-    dict
-        ``kernel``, ``normalize`` and, for codes, ``features`` and ``location``.
 
     Raises
     ------
@@ -265,9 +245,8 @@ def published_kernel(kernel: str, *, attention_fn: str = "softmax") -> dict[str,
             raise ValueError(f"kernel: {kernel!r} fails in the authors' code too: {letter} = {digit} {reason}")
     normalization, combination, features, location = list(kernel)
     if normalization not in "12" or combination != "2" or features not in _FEATURES or location not in _LOCATIONS:
-        raise ValueError(
-            f"kernel: {kernel!r} is no code; N is 1 or 2, C is 2, F is 1, 2 or 3, and P is 0, 1 or 2 where they run"
-        )
+        known = "N is 1 or 2, C is 2, F is 1, 2 or 3, and P is 0, 1 or 2 where they run"
+        raise ValueError(f"kernel: {kernel!r} is no code; {known}")
     return {
         "kernel": "combined",
         "normalize": "softmax" if normalization == "1" else "mean",

@@ -1,8 +1,7 @@
 """LieTransformer, LieConv, and the finite SE(2) variant: networks of coordinates of relative elements."""
 
 from lieattn.models.lie._finite_se2 import FiniteSE2Transformer
-from lieattn.models.lie._networks import LieConvGeometry, LieConvNet, LieTransformer, image_points
-from lieattn.models.lie._options import (
+from lieattn.models.lie._network import (
     AttentionOptions,
     ConvolutionOptions,
     Lifting,
@@ -11,6 +10,7 @@ from lieattn.models.lie._options import (
     SortedDistances,
     Species,
 )
+from lieattn.models.lie._networks import LieConvGeometry, LieConvNet, LieTransformer, image_points
 
 __all__ = [
     "AttentionOptions",

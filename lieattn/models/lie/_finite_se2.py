@@ -111,17 +111,10 @@ class FiniteSE2Transformer(Network):
         return GroupField(x, graph)
 
     def forward(self, data: Any, geometry: LiftedGraph | None = None, slots: int | None = None) -> Tensor:
-        """Outputs ``[clouds, out_channels]`` or ``[clouds, seeds, out_channels]``.
+        """Outputs ``[clouds, out_channels]`` or ``[clouds, seeds, out_channels]``; see :meth:`Network.field`.
 
-        Parameters
-        ----------
-        data
-            torch_geometric ``Data`` or ``Batch`` with ``pos`` ``[points, 2]``.
-        geometry
-            What :meth:`geometry` gives for ``data``; made here if absent.
-        slots
-            Points of each cloud that means divide by, for weights of the authors' code, which counts padded points
-            at the origin; the number of its points if absent.
+        ``slots`` are points of each cloud that means divide by, for weights of the authors' code, which counts padded
+        points at the origin; the number of its points if absent.
         """
         x, graph = self.field(data, geometry, slots)
         pooled = _mean(x.mean(dim=1), graph, slots) if self.seeds is None else self._attended(self.seeds, x, graph)

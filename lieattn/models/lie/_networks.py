@@ -23,10 +23,11 @@ from lieattn.geometry import (
 )
 from lieattn.groups import SE, Translations
 from lieattn.models._network import GroupField, Symmetry
-from lieattn.models.lie._network import AnyFrames, LieNetwork
-from lieattn.models.lie._options import (
+from lieattn.models.lie._network import (
+    AnyFrames,
     AttentionOptions,
     ConvolutionOptions,
+    LieNetwork,
     Lifting,
     Readout,
     SortedDistances,
@@ -65,8 +66,8 @@ class LieTransformer(LieNetwork):
     channels, layers, heads
         Of the attention blocks.
     vector_inputs
-        Names of attributes of the data with vectors ``[points, dim]``, such as ``("vel",)``, for orthogonal frames;
-        each enters by its components in the frames.
+        Attributes of the data with vectors ``[points, dim]``, such as ``("vel",)``, for orthogonal frames; they enter
+        as the frames see them.
     lifting, attention, readout
         Further options.
 
@@ -149,16 +150,7 @@ class LieTransformer(LieNetwork):
         return self._prepared(self._lifted(data, generator), generator)
 
     def field(self, data: Any, geometry: LiftedGraph | None = None) -> GroupField:
-        """Field behind the last block and its graph.
-
-        Parameters
-        ----------
-        data
-            torch_geometric ``Data`` or ``Batch`` with ``pos`` ``[points, dim]`` and features ``x``
-            ``[points, in_channels]`` or what else makes them.
-        geometry
-            What :meth:`geometry` gives for ``data``; made here if absent.
-        """
+        """Field behind the last block and its graph; see :meth:`Network.field`."""
         graph = self.geometry(data) if geometry is None else geometry
         x = self._embedded(data, graph)
         for block in self.blocks:
@@ -172,10 +164,9 @@ class LieConvGeometry:
 
     Attributes
     ----------
-    graphs
-        Graph of the convolution of each block.
-    kept
-        For each block the points ``[points kept]`` int64 that go on; None where all do.
+    graphs, kept
+        For each block the graph of its convolution, and the points ``[points kept]`` int64 that go on; None where all
+        do.
     last
         The points behind the last block.
     """
@@ -293,7 +284,7 @@ class LieConvNet(LieNetwork):
         return LieConvGeometry(tuple(graphs), tuple(kept), graph)
 
     def field(self, data: Any, geometry: LieConvGeometry | None = None) -> GroupField:
-        """Field behind the last block and the points that are left there; arguments as in :class:`LieTransformer`."""
+        """Field behind the last block and the points that are left there; see :meth:`Network.field`."""
         geometry = self.geometry(data) if geometry is None else geometry
         x = self._embedded(data, geometry.graphs[0])
         for block, graph, kept in zip(self.blocks, geometry.graphs, geometry.kept, strict=True):
@@ -304,18 +295,9 @@ class LieConvNet(LieNetwork):
 def image_points(images: Tensor, radius: float | None = _DISC) -> tuple[Tensor, Tensor, Tensor]:
     """Images as point clouds about their centers, cut to a disc so that no corner comes or goes in a rotation.
 
-    Parameters
-    ----------
-    images
-        ``[images, channels, height, width]``.
-    radius
-        Of the disc in pixels, 15 as the authors have it for 28 x 28; None keeps all pixels.
-
-    Returns
-    -------
-    x, pos, batch
-        Values ``[points, channels]``, places in pixels ``[points, 2]`` (to the right and up, the center at 0) and image
-        ``[points]`` int64 of each pixel.
+    From images ``[images, channels, height, width]`` to the values ``[points, channels]``, the places in pixels
+    ``[points, 2]`` (to the right and up, the center at 0) and the image ``[points]`` int64 of each pixel. The radius is
+    in pixels, 15 as the authors have it for 28 x 28; None keeps all pixels.
     """
     if images.ndim != 4:
         raise ValueError(f"images: expected [images, channels, height, width], got {tuple(images.shape)}")

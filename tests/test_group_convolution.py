@@ -19,7 +19,7 @@ from lieattn.nn import (
     grid_images,
     to_grid,
 )
-from lieattn.nn._grid_kernels import published_measure
+from lieattn.nn._grid import published_measure
 from lieattn.nn.relative import ConvolutionKernel, NetworkKernel, TableKernel
 from lieattn.testing import assert_equivariant, random_cloud, randomize
 from tests.cases import SMALL_GROUPS

@@ -19,27 +19,41 @@ from lieattn.nn._convolution import (
     LieConvolution,
     LiftingConvolution,
 )
-from lieattn.nn._fiber_fourier import FiberToIrreps, IrrepsToFiber, band_limit, fiber_linear, irreps_linear
-from lieattn.nn._fields import lift_field, project_field
+from lieattn.nn._grid import GridGroupConvolution, GridLiftingConvolution, act_on_grid, from_grid, grid_images, to_grid
 from lieattn.nn._grid_attention import (
     GridAttentiveConvolution,
     GridAttentiveLifting,
     GridInputAttention,
     GridPoseAttention,
 )
-from lieattn.nn._grid_convolution import GridGroupConvolution, GridLiftingConvolution
-from lieattn.nn._grid_fields import act_on_grid, from_grid, grid_images, to_grid
-from lieattn.nn._heads import DipoleHead, FieldHead, InvariantHead, PolarizabilityHead, VectorHead
-from lieattn.nn._linear import GroupLinear
-from lieattn.nn._norm import CloudNorm, FiberNorm, FieldBatchNorm, PointBatchNorm
+from lieattn.nn._heads import (
+    DipoleHead,
+    FieldHead,
+    InvariantHead,
+    PolarizabilityHead,
+    VectorHead,
+    lift_field,
+    project_field,
+)
+from lieattn.nn._linear import FiberToIrreps, GroupLinear, IrrepsToFiber, band_limit, fiber_linear, irreps_linear
 from lieattn.nn._paper_attention import (
     FramewiseAttention,
     GroupSelfAttention,
     LieSelfAttention,
     LiftingSelfAttention,
 )
-from lieattn.nn._pool import CloudPool, FiberPool, GridPool, GridSpatialPool, pooled_positions
-from lieattn.nn._squeeze_excite import GroupSqueezeExcite
+from lieattn.nn._statistics import (
+    CloudNorm,
+    CloudPool,
+    FiberNorm,
+    FiberPool,
+    FieldBatchNorm,
+    GridPool,
+    GridSpatialPool,
+    GroupSqueezeExcite,
+    PointBatchNorm,
+    pooled_positions,
+)
 
 __all__ = [
     "AffineSelfConvolution",

@@ -20,7 +20,7 @@ from lieattn.ops import Normalization, RelativeTerms
 
 
 class _AffineAttention(GroupAttention):
-    """What the layers of this file share: the pooled pattern on the edges of a position, and a group-tied output."""
+    """The pooled pattern on the edges of a position, and a group-tied output."""
 
     lifts: ClassVar[bool] = False
     group: FiniteGroup
@@ -141,29 +141,22 @@ class AffineSelfConvolution(_AffineAttention):
 
     Parameters
     ----------
-    group
-        H.
-    in_channels, out_channels
-        Channels per frame.
+    group, in_channels, out_channels, heads, normalize, dropout
+        See :class:`GroupAttention`; heads take consecutive channels.
     positions
         What psi and beta are: :class:`RelativePositionTable` for grids, :class:`FourierFeatures` for point clouds.
     channels
         Channels of queries, keys and values, over all heads; out_channels if absent.
-    heads
-        Heads, which take consecutive channels.
     scale
         Factor s of the scores; 1 / channels if absent, as in the paper.
-    normalize
-        See :func:`lieattn.ops.group_attention`.
-    dropout
-        On the attention weights.
 
     Examples
     --------
     >>> import torch
     >>> from lieattn.geometry import PixelSquare, lift, pixel_positions
     >>> from lieattn.groups import cyclic
-    >>> from lieattn.nn import AffineSelfConvolution, RelativePositionTable
+    >>> from lieattn.nn import AffineSelfConvolution
+    >>> from lieattn.nn.relative import RelativePositionTable
     >>> layer = AffineSelfConvolution(cyclic(4), 3, 8, RelativePositionTable.square(5, border="zero"), heads=2)
     >>> graph = lift(pixel_positions(6, 6), cyclic(4), PixelSquare(5))
     >>> layer(torch.randn(36, 4, 3), graph).shape
@@ -245,16 +238,9 @@ class FiberAffine(nn.Module):
 
     .. math::  f'_c(x, h) = \sum_m \psi_c(h^{-1} m) f_c(x, m) + \beta_c
 
-    **Equivariance.** It commutes with the left regular representation of H.
+    For ``lifting`` there is one frame, and psi is a number for each channel.
 
-    Parameters
-    ----------
-    group
-        H.
-    channels
-        Channels per frame.
-    lifting
-        Whether there is one frame, psi then being a number for each channel.
+    **Equivariance.** It commutes with the left regular representation of H.
     """
 
     relative: Tensor

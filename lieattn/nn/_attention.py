@@ -54,16 +54,12 @@ class GroupAttention(nn.Module):
     ----------
     in_channels, out_channels
         Channels per frame.
-    heads
-        Attention heads.
-    head_channels
-        Channels of each head; out_channels / heads if absent.
-    pattern
-        How fibers are tied, see :func:`lieattn.ops.group_attention`.
+    heads, head_channels
+        Number of attention heads, and the channels of each; out_channels / heads if absent.
+    pattern, normalize
+        How fibers are tied and scores become weights, see :func:`lieattn.ops.group_attention`.
     encoding
         What the relative element adds; several functions are summed. None for features alone.
-    normalize
-        See :func:`lieattn.ops.group_attention`.
     scale
         Factor of the products with the query; 1 / sqrt(head_channels) if absent.
     dropout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, cast, get_args
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,8 @@ from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.groups import FiniteGroup
 from lieattn.nn._convolution import FrameMessages, LieConvolution
 from lieattn.nn._linear import GroupLinear
-from lieattn.nn._norm import CloudNorm, FiberNorm, norm_layer
 from lieattn.nn._paper_attention import FramewiseAttention
+from lieattn.nn._statistics import CloudNorm, FiberNorm, norm_layer
 from lieattn.nn.relative import RelativeFunction
 from lieattn.ops import Activation, RelativeTerms
 from lieattn.ops import activation as activation_named
@@ -33,18 +33,7 @@ class PreNormBlock(nn.Module):
 
     where skip is a linear map if the channels change and the identity otherwise, and the MLP is half as wide.
 
-    **Equivariance.** That of its attention layer.
-
-    Parameters
-    ----------
-    attention
-        ``attention(x, graph) -> x`` from ``in_channels`` to ``out_channels``.
-    in_channels, out_channels
-        Channels per frame.
-    dropout
-        On the output of the attention, after its activation.
-    activation
-        Function of a tensor, entry by entry.
+    **Equivariance.** That of its ``attention(x, graph) -> x``, a layer from ``in_channels`` to ``out_channels``.
     """
 
     def __init__(
@@ -81,15 +70,8 @@ class PreNormBlock(nn.Module):
     ) -> Tensor:
         """Field ``[points, fiber, in_channels]`` to ``[points kept, fiber, out_channels]``.
 
-        Parameters
-        ----------
-        x
-            Field on ``graph``.
-        graph
-            Geometry of the attention.
-        kept, kept_clouds
-            ``[points kept]`` int64 indices of the points that a crop keeps after the attention, and the clouds
-            they make; all points if absent.
+        ``kept`` ``[points kept]`` int64 are the points that a crop keeps after the attention, and ``kept_clouds`` the
+        clouds that they make; all points if absent.
         """
         y = self.attention(self.activation(self.norm_in(x, graph)), graph)
         y = self.dropout(self.activation(self.norm_attention(y, graph)))
@@ -104,27 +86,14 @@ class PreNormBlock(nn.Module):
 class LieBlock(nn.Module):
     """Attention and MLP with residuals, as in LieTransformer.
 
-    With norm as asked for, ``"..._pre"`` is
+    With ``norm`` ``"layer_pre"`` or ``"batch_pre"`` it is
 
         f <- f + attention(norm(f)),   f <- f + mlp(norm(f)),
 
-    and ``"..._post"`` is f <- f + norm(attention(f)), f <- f + norm(mlp(f)). The MLP keeps the width and has an
-    activation after both of its linear maps.
+    and with ``"layer_post"`` or ``"batch_post"`` f <- f + norm(attention(f)), f <- f + norm(mlp(f)); ``"none"`` leaves
+    the normalization out. The MLP keeps the width and has an activation after both of its linear maps.
 
-    **Equivariance.** That of its attention layer.
-
-    Parameters
-    ----------
-    attention
-        ``attention(x, graph) -> x``, from ``channels`` to ``channels``.
-    channels
-        Channels of the field.
-    norm
-        ``"layer_pre"``, ``"layer_post"``, ``"batch_pre"``, ``"batch_post"`` or ``"none"``.
-    activation
-        Of the MLP.
-    eps
-        Of the normalization.
+    **Equivariance.** That of its ``attention(x, graph) -> x``, a layer from ``channels`` to ``channels``.
     """
 
     def __init__(
@@ -175,16 +144,12 @@ class LieBottleneck(nn.Module):
     ----------
     in_channels, out_channels
         Channels of the fields; at least as many out as in.
-    coordinates
-        Number of coordinates of a relative element.
     widths
         Channels of the convolution's input and output; a quarter of those outside if absent.
     norm
         ``"batch"`` (the authors'), ``"layer"`` or ``"none"``.
-    activation
-        Between the maps and of the network of the kernel.
-    rank, hidden, divide
-        See :class:`LieConvolution`.
+    activation, coordinates, rank, hidden, divide
+        See :class:`LieConvolution`; the activation is that between the maps too.
     """
 
     def __init__(
@@ -205,8 +170,7 @@ class LieBottleneck(nn.Module):
             raise ValueError(
                 f"out_channels: expected at least {in_channels}, as many as in_channels, got {out_channels}"
             )
-        if norm not in get_args(Literal["batch", "layer", "none"]):
-            raise ValueError(f"norm: expected 'batch', 'layer' or 'none', got {norm!r}")
+        check_choice("norm", norm, ("batch", "layer", "none"))
         narrow_in, narrow_out = widths or (max(1, in_channels // 4), max(1, out_channels // 4))
         self.activation: Activation = activation
         self.norm_in, self.norm_down, self.norm_up = (
@@ -214,27 +178,14 @@ class LieBottleneck(nn.Module):
         )
         self.down = nn.Linear(in_channels, narrow_in)
         self.convolution = LieConvolution(
-            narrow_in,
-            narrow_out,
-            coordinates,
-            rank=rank,
-            hidden=hidden,
-            activation=activation,
-            divide=divide,
+            narrow_in, narrow_out, coordinates, rank=rank, hidden=hidden, activation=activation, divide=divide
         )
         self.up = nn.Linear(narrow_out, out_channels)
 
     def forward(self, x: Tensor, graph: LiftedGraph, kept: Tensor | None = None) -> Tensor:
         """Field ``[points, fiber, in_channels]`` to ``[points kept, fiber, out_channels]``.
 
-        Parameters
-        ----------
-        x
-            Field on ``graph``.
-        graph
-            Geometry of the convolution.
-        kept
-            ``[points kept]`` int64 indices of the points that subsampling keeps; all if absent.
+        ``kept`` ``[points kept]`` int64 are the points that subsampling keeps after the convolution; all if absent.
         """
         act = activation_named("activation", self.activation)
         y = self.convolution(act(self.norm_down(self.down(act(self.norm_in(x))))), graph)
@@ -247,13 +198,11 @@ class LieBottleneck(nn.Module):
 class FramewiseBlock(nn.Module):
     """Pre-norm transformer block: framewise attention, then a group-tied network with one hidden layer.
 
-    Where asked for, messages between neighbors run beside the attention.
-
     **Equivariance.** That of :class:`FramewiseAttention`.
 
     Parameters
     ----------
-    group, channels, heads
+    group, channels, heads, encoding
         See :class:`FramewiseAttention`.
     mlp_ratio
         Hidden channels of the network, as a multiple of ``channels``.
@@ -261,8 +210,6 @@ class FramewiseBlock(nn.Module):
         On attention weights and behind both branches.
     messages
         Channels of the ``EdgeNetwork`` whose :class:`FrameMessages` are added to what is attended; None for none.
-    encoding
-        Of the attention; None where a network gives the terms.
     """
 
     def __init__(
@@ -294,16 +241,8 @@ class FramewiseBlock(nn.Module):
     ) -> Tensor:
         """Field ``[points, fiber, channels]`` to the same.
 
-        Parameters
-        ----------
-        x
-            Field on ``graph``.
-        graph
-            Who attends to whom.
-        terms
-            Those of the attention, where a network evaluates them once for all blocks.
-        local
-            Graph of the messages, and the terms of its ``EdgeNetwork``; for blocks with messages.
+        ``terms`` are those of the attention, where a network evaluates them once for all blocks; ``local`` is the graph
+        of the messages with the terms of its ``EdgeNetwork``, for blocks with messages.
         """
         y = self.norm1(x)
         attended = self.attention(y, graph, terms)

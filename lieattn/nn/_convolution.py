@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lieattn._checks import check_choice, check_count, check_counts, check_features
 from lieattn.geometry import LiftedGraph
 from lieattn.nn._attention import GroupAttention, check_field, measured, spread_features
-from lieattn.nn._grid_kernels import published_measure
+from lieattn.nn._grid import published_measure
 from lieattn.nn.relative import ConvolutionKernel, RankKernel, keep_variance
 from lieattn.nn.relative._base import check_lifted_to
 from lieattn.ops import Activation, RelativeTerms, group_attention
@@ -88,8 +88,9 @@ class LieConvolution(nn.Module):
 
     .. math::  f'(g) = \sum_{g' \in N(g)} W(g^{-1} g')\, f(g') + b, \qquad W(u) = \sum_m k_m(u)\, W_m
 
-    with k a small network of the relative element. The sum over neighbors is taken before the matrices W_m: it is
-    the operator with scores k_m that are not normalized, one head for each m, and the same values for all heads.
+    with k a small network of the relative element, :class:`lieattn.nn.relative.RankKernel`. The sum over neighbors is
+    taken before the matrices W_m: it is the operator with scores k_m that are not normalized, one head for each m, and
+    the same values for all heads.
 
     **Equivariance.** That of :class:`GroupAttention`; on every graph.
 
@@ -97,12 +98,8 @@ class LieConvolution(nn.Module):
     ----------
     in_channels, out_channels
         Channels of the fields.
-    coordinates
-        Number of coordinates of a relative element.
-    rank
-        Number of matrices W_m.
-    hidden, activation
-        Of the network k.
+    coordinates, rank, hidden, activation
+        Number of coordinates of a relative element and of matrices W_m, and what the network k is made of.
     divide
         What the sum over neighbors is divided by: ``"neighbors"`` by their number, ``"published"`` divides the
         bias too, as the authors' code does, ``"none"`` leaves the sum.
@@ -132,17 +129,9 @@ class LieConvolution(nn.Module):
         """Field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``."""
         check_features(x, self.weight)
         x = check_field(x, graph, self.weight.shape[1])
-        terms = self.kernel(graph)
         values = x[:, :, None].expand(-1, -1, self.weight.shape[2], -1)
-        mixed, _ = group_attention(
-            None,
-            None,
-            values,
-            graph.neighbors,
-            pattern="joint",
-            normalize="none",
-            terms=measured(terms, graph, "none"),
-        )
+        terms = measured(self.kernel(graph), graph, "none")
+        mixed, _ = group_attention(None, None, values, graph.neighbors, normalize="none", terms=terms)
         out = torch.einsum("parc,ocr->pao", mixed, self.weight)
         if self.divide == "none":
             return out + self.bias
@@ -157,21 +146,11 @@ class AttentiveConvolution(nn.Module):
         f'(g) = b + \sum_e W_e \sum_{g' \in N(g)} A_e(g, g')\, W_V^e(g^{-1} g')\, V_e f(g'), \qquad
         W_V^e(u) = \sum_m k_m^e(u)\, W_m^e
 
-    with A the weights of a :class:`GroupAttention` in the joint pattern. On R^d that is W_V(x_j - x_i), so geometry is
-    seen also where features are constant.
+    with A the weights of ``attention``, a :class:`GroupAttention` in the joint pattern, which also makes the values and
+    the output. On R^d that is W_V(x_j - x_i), so geometry is seen also where features are constant. The other
+    parameters are those of :class:`LieConvolution`.
 
     **Equivariance.** That of :class:`GroupAttention`; on every graph.
-
-    Parameters
-    ----------
-    attention
-        Makes the weights, the values that W_V acts on, and the output.
-    coordinates
-        Number of coordinates of a relative element.
-    rank
-        Number of matrices W_m of each head.
-    hidden, activation
-        Of the network k.
     """
 
     def __init__(
@@ -204,15 +183,8 @@ class AttentiveConvolution(nn.Module):
         ranked = weights[..., None] * kernel.unflatten(-1, (attention.heads, self.rank))
         value = attention._project(x)[2]
         values = value[:, :, :, None].expand(-1, -1, -1, self.rank, -1).flatten(2, 3)
-        mixed, _ = group_attention(
-            None,
-            None,
-            values,
-            graph.neighbors,
-            pattern="joint",
-            normalize="none",
-            terms=RelativeTerms(displacement_bias=ranked.flatten(-2)),
-        )
+        terms = RelativeTerms(displacement_bias=ranked.flatten(-2))
+        mixed, _ = group_attention(None, None, values, graph.neighbors, normalize="none", terms=terms)
         summed = torch.einsum("pahrc,hrcd->pahd", mixed.unflatten(2, (attention.heads, self.rank)), self.weight)
         return cast(Tensor, attention.output(summed.flatten(-2)))
 
@@ -222,17 +194,11 @@ class LiftingConvolution(nn.Module):
 
     .. math::  f(x_i, a) = W \sum_j \psi_{ija} \Big/ \sqrt{1 + \textstyle\sum_j w(r_{ij})}
 
-    with ψ and w of :class:`lieattn.nn.relative.EdgeNetwork`. A point without neighbors has a field of zero.
+    with ψ, of ``hidden`` channels, and w of :class:`lieattn.nn.relative.EdgeNetwork`. A point without neighbors has a
+    field of zero.
 
     **Equivariance.** The field stays with the frames: with the same frames h_a, a in H, over all points it is
     translated by H.
-
-    Parameters
-    ----------
-    hidden
-        Channels of ψ.
-    channels
-        Channels of the field.
     """
 
     def __init__(self, hidden: int, channels: int) -> None:
@@ -252,18 +218,12 @@ class FrameMessages(nn.Module):
 
     .. math::  f'(x_i, a)_c = \sum_j (W \psi_{ija})_c \, f(x_j, a)_c \Big/ \sqrt{1 + \textstyle\sum_j w(r_{ij})}
 
-    with ψ and w of :class:`lieattn.nn.relative.EdgeNetwork`: the spatial factor of a separable group convolution (as in
-    PONITA, Bekkers et al. 2024, Eq. 13), whose other factor are maps such as :class:`GroupLinear`. It relates frames of
-    the same index, so all points have the same frames, or those of their cloud.
+    with ψ, of ``hidden`` channels, and w of :class:`lieattn.nn.relative.EdgeNetwork`: the spatial factor of a separable
+    group convolution (as in PONITA, Bekkers et al. 2024, Eq. 13), whose other factor are maps such as
+    :class:`GroupLinear`. It relates frames of the same index, so all points have the same frames, or those of their
+    cloud.
 
     **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the field is translated by h, so is the output.
-
-    Parameters
-    ----------
-    hidden
-        Channels of ψ.
-    channels
-        Channels of the field.
     """
 
     def __init__(self, hidden: int, channels: int) -> None:

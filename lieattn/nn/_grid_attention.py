@@ -10,8 +10,11 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_choice, check_count, check_counts
 from lieattn.groups import FiniteGroup
-from lieattn.nn._grid_convolution import GridConvolution, GridGroupConvolution, GridLiftingConvolution, check_grid
-from lieattn.nn._grid_kernels import (
+from lieattn.nn._grid import (
+    GridConvolution,
+    GridGroupConvolution,
+    GridLiftingConvolution,
+    check_grid,
     check_lattice_group,
     group_taps,
     lifting_taps,
@@ -26,21 +29,7 @@ ChannelAction = Literal["group", "cyclic"]
 
 
 class ResponseAttention(nn.Module):
-    """Weights of the attention to responses: matrices for the channels and a kernel for the positions.
-
-    Parameters
-    ----------
-    group
-        H.
-    in_channels, out_channels
-        Channels of the convolution.
-    attention, hidden, size, channel_action
-        See :class:`GridAttentiveConvolution`.
-    lifting
-        Whether responses have no input frame.
-    init_scale
-        The spatial kernel starts uniform in ±init_scale / sqrt(2 size²).
-    """
+    """Weights of :class:`GridAttentiveConvolution`: matrices for the channels and a kernel for the positions."""
 
     first: nn.Parameter | None
     second: nn.Parameter | None
@@ -50,14 +39,10 @@ class ResponseAttention(nn.Module):
 
     def __init__(
         self,
-        group: FiniteGroup,
-        in_channels: int,
-        out_channels: int,
-        *,
+        layer: GridConvolution,
         attention: Attention,
-        hidden: int,
+        hidden: int | None,
         size: int,
-        lifting: bool,
         channel_action: ChannelAction,
         init_scale: float,
     ) -> None:
@@ -65,11 +50,14 @@ class ResponseAttention(nn.Module):
         check_choice("attention", attention, Attention)
         check_choice("channel_action", channel_action, ChannelAction)
         _check_odd("spatial_size", size)
-        self.group, self.lifting, self.size = group, lifting, size
-        fiber = () if lifting else (group.order,)
+        group, in_channels, out_channels = layer.group, layer.in_channels, layer.out_channels
+        self.order, self.lifting = group.order, layer.lifting
+        fiber = () if layer.lifting else (group.order,)
         for name in ("first", "second", "spatial"):
             self.register_parameter(name, None)
         if attention != "spatial":
+            if hidden is None:
+                hidden = in_channels if layer.lifting else max(1, in_channels // 2)
             check_count("hidden", hidden)
             self.first = _uniform(out_channels, hidden, in_channels, *fiber)
             self.second = _uniform(out_channels, in_channels, hidden, *fiber)
@@ -81,7 +69,7 @@ class ResponseAttention(nn.Module):
         cyclic = (frames[None, :] - frames[:, None]) % group.order
         between = group.relative_index.clone() if channel_action == "group" else cyclic
         self.register_buffer("between", between, persistent=False)
-        taps = lifting_taps(group, size) if lifting else group_taps(group, size)
+        taps = lifting_taps(group, size) if layer.lifting else group_taps(group, size)
         self.register_buffer("taps", taps, persistent=False)
 
     def channel_matrices(self) -> tuple[Tensor, Tensor] | None:
@@ -89,21 +77,20 @@ class ResponseAttention(nn.Module):
         if self.first is None or self.second is None:
             return None
         if self.lifting:
-            order = self.group.order
-            first, second = (m[:, None, None].expand(-1, order, 1, -1, -1) for m in (self.first, self.second))
+            first, second = (m[:, None, None].expand(-1, self.order, 1, -1, -1) for m in (self.first, self.second))
         else:
             first, second = (permuted_copies(m, self.between).permute(0, 3, 4, 1, 2) for m in (self.first, self.second))
         return first, second
 
     def spatial_kernels(self) -> Tensor | None:
         """Spatial kernels ``[out, order, fiber, 2, size, size]`` of all pairs of frames."""
-        if self.spatial is None:
-            return None
-        return moved_kernels(self.spatial, self.taps, self.size).transpose(2, 3)
+        return None if self.spatial is None else moved_kernels(self.spatial, self.taps).transpose(2, 3)
 
 
 class _Attentive(GridConvolution):
     """What the two attentive layers share."""
+
+    attentive = True
 
     def __init__(
         self,
@@ -122,23 +109,8 @@ class _Attentive(GridConvolution):
         super().__init__(group, in_channels, out_channels, size, **options)
         check_count("spatial_dilation", spatial_dilation)
         self.spatial_dilation = spatial_dilation
-        if hidden is None:
-            hidden = in_channels if self.lifting else max(1, in_channels // 2)
-        self.attention = ResponseAttention(
-            group,
-            in_channels,
-            out_channels,
-            attention=attention,
-            hidden=hidden,
-            size=spatial_size,
-            lifting=self.lifting,
-            channel_action=channel_action,
-            init_scale=options.get("init_scale", 1.0),
-        )
-
-    @staticmethod
-    def _natural_measure(group: FiniteGroup) -> float:
-        return published_measure(group, attentive=True)
+        init_scale = options.get("init_scale", 1.0)
+        self.attention = ResponseAttention(self, attention, hidden, spatial_size, channel_action, init_scale)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[batch, in_channels, (order,) rows, columns]`` to ``[batch, out_channels, order, rows', columns']``."""
@@ -161,8 +133,9 @@ class _Attentive(GridConvolution):
 
     def responses(self, x: Tensor) -> Tensor:
         """What the layer attends to: ``[batch, out, order, in, fiber, rows', columns']``."""
-        windows = {"stride": self.stride, "pad": self.pad, "dilation": self.dilation}
-        return convolution_responses(self.checked(x), self.kernels(), **windows)
+        return convolution_responses(
+            self.checked(x), self.kernels(), stride=self.stride, pad=self.pad, dilation=self.dilation
+        )
 
 
 class GridAttentiveLifting(_Attentive, GridLiftingConvolution):
@@ -172,11 +145,10 @@ class GridAttentiveLifting(_Attentive, GridLiftingConvolution):
         f'_o(h, y) = \sum_c (1 - \alpha_X(o, h, y)\, \alpha_C(o, h, c)) \, t_{oc}(h, y)
 
     Channel attention looks at mean and maximum of t over positions through two matrices that do not depend on the
-    frame; spatial attention at mean and maximum of α_C t over the channels, through a kernel moved by h.
+    frame; spatial attention at mean and maximum of α_C t over the channels, through a kernel moved by h. Parameters are
+    those of :class:`GridAttentiveConvolution`.
 
     **Equivariance.** That of :class:`lieattn.nn.GridLiftingConvolution`; the attention maps are moved like the output.
-
-    Parameters are those of :class:`GridAttentiveConvolution`.
     """
 
 
@@ -223,18 +195,8 @@ class ChannelGate(nn.Module):
     .. math::
         \alpha = \sigma\big( W_2 \operatorname{relu}(W_1 s_{mean}) + W_2 \operatorname{relu}(W_1 s_{max}) \big)
 
-    On a field W1 and W2 are group convolutions of the frames, (W s)(h) = Σ_h̃ W(h⁻¹h̃) s(h̃), without a measure.
-
-    **Equivariance.** It commutes with the left regular representation of H.
-
-    Parameters
-    ----------
-    group
-        H, or None for planes.
-    channels
-        Channels of the field.
-    hidden
-        Hidden width.
+    On a field W1 and W2 are group convolutions of the frames, (W s)(h) = Σ_h̃ W(h⁻¹h̃) s(h̃), without a measure; for
+    planes there is no group.
     """
 
     relative: Tensor
@@ -270,22 +232,14 @@ class GridInputAttention(nn.Module):
 
     Parameters
     ----------
-    group
-        H: any group of quarter turns and mirrors that keep the lattice.
+    group, attention, hidden, spatial_size, spatial_dilation
+        See :class:`GridAttentiveConvolution`; the border keeps the size of the image.
     channels
         Channels of the input.
-    attention
-        ``"full"``, ``"channel"`` or ``"spatial"``.
-    hidden
-        Hidden width of the channel attention; half the channels if absent.
-    spatial_size, spatial_dilation
-        Odd side of the spatial kernel, and its dilation; the border keeps the size of the image.
     lifting
         Whether the input has no frames.
-    measure
-        Weight of the sum over frames; if absent that of :class:`lieattn.nn.GridGroupConvolution`.
-    init_scale
-        Scale of the initial spatial kernel.
+    measure, init_scale
+        Of the spatial kernel, see :class:`lieattn.nn.GridGroupConvolution`.
     """
 
     def __init__(
@@ -353,22 +307,10 @@ class GridPoseAttention(nn.Module):
         f' = (1 - \alpha_H) f
 
     On planes it is the maximum over frames of the lifting convolution of side 1, which is the same for all frames. As
-    in the authors' comparison there is a sigmoid in place of the softmax of co-attentive networks.
+    in the authors' comparison there is a sigmoid in place of the softmax of co-attentive networks. Parameters are those
+    of :class:`GridInputAttention`; weights start uniform in ±init_scale / sqrt(channels).
 
     **Equivariance.** Moving the image and permuting its frames does the same to f' and to the map.
-
-    Parameters
-    ----------
-    group
-        H.
-    channels
-        Channels of the input.
-    lifting
-        Whether the input has no frames.
-    measure
-        Weight of the sum over frames; if absent that of the authors' plain layer, 1 for lifting.
-    init_scale
-        Weights start uniform in ±init_scale / sqrt(channels).
     """
 
     relative: Tensor

@@ -1,4 +1,4 @@
-"""Read-outs of any type: numbers, vectors and tensors, at points or of whole clouds."""
+"""Fields of any type into and out of models on the group, and read-outs of these types."""
 
 from __future__ import annotations
 
@@ -8,12 +8,94 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_choice, check_count, check_features
+from lieattn._checks import check_choice, check_count, check_features, check_tensor
 from lieattn.geometry import LiftedGraph, PointClouds
-from lieattn.nn._fields import Frames, project_field
-from lieattn.nn._pool import CloudPool, FiberPool
+from lieattn.groups import FiniteGroup
+from lieattn.nn._statistics import CloudPool, FiberPool
 from lieattn.ops import activation as activation_named
-from lieattn.reps import Representation, SymmetricTensor, Vector, check_representation
+from lieattn.reps import Representation, SymmetricTensor, Vector, check_orthogonal, check_representation, is_orthogonal
+
+Frames = Tensor | FiniteGroup | LiftedGraph
+
+
+def lift_field(values: Tensor, frames: Frames, rep: Representation) -> Tensor:
+    r"""Lift a field on the points to the group: its components as every frame sees them.
+
+    .. math::  F(x, h) = \rho(h)^{-1} v(x)
+
+    The result is a field ``[points, fiber, rep.dim]`` of invariant channels, on which any layer may work; float32 at
+    least, also under autocast. TypeError or ValueError is raised if shapes, dtypes or devices do not fit, or frames are
+    not orthogonal where they must be.
+
+    **Equivariance.** If points and frames are turned by R and v is a field of type ρ, then v(R x) = ρ(R) v(x) is
+    lifted to the same channels at the turned frames: for a finite group, F is translated by the left regular
+    representation.
+
+    Parameters
+    ----------
+    values
+        v ``[points, rep.dim]``, in any unit, which the channels keep: velocities, charges, external fields.
+    frames
+        The linear parts h of the frames: orthogonal matrices ``[fiber, dim, dim]`` for the same frames over all
+        points or ``[points, fiber, dim, dim]``; or a finite group; or a lifted graph, which has ``frames``. Frames
+        that scale too are taken where ρ is defined for them (:attr:`lieattn.reps.Representation.orthogonal_only`).
+    rep
+        ρ, for example ``Vector(3)`` or ``Scalar() + 2 * Vector(3)``.
+    """
+    matrices = _frame_matrices(values, frames, rep, lifted=False)
+    return rep.act(_inverse(matrices, rep), values[:, None])
+
+
+def project_field(values: Tensor, frames: Frames, rep: Representation) -> Tensor:
+    r"""Project a field ``values`` ``[points, fiber, rep.dim]`` on the group to one of type ρ on the points.
+
+    .. math::  v(x) = \frac{1}{n} \sum_h \rho(h) F(x, h)
+
+    ``project_field(lift_field(v)) == v`` up to rounding, for any frames. See :func:`lift_field` for arguments and
+    errors.
+
+    **Equivariance.** If points and frames are turned by R and F is the same at the turned frames, the result is
+    ρ(R) v: exactly for finite groups and for frames that turn with the points; in distribution for frames drawn at
+    random.
+    """
+    return rep.act(_frame_matrices(values, frames, rep, lifted=True), values).mean(dim=1)
+
+
+def _frame_matrices(values: Tensor, frames: Frames, rep: Representation, *, lifted: bool) -> Tensor:
+    """Matrices of the frames, which fit values that are lifted or not."""
+    check_representation("rep", rep)
+    check_tensor("values", values, "a floating tensor")
+    if isinstance(frames, FiniteGroup):
+        matrices = frames.elements.to(values.device)
+    else:
+        matrices = frames if isinstance(frames, Tensor) else getattr(frames, "frames", frames)
+        check_tensor("frames", matrices, "floating matrices, a finite group or a lifted graph")
+    given = tuple(matrices.shape)
+    if len(given) not in (3, 4) or given[-1] != given[-2] or given[-3] == 0:
+        expected = "[fiber, dim, dim] or [points, fiber, dim, dim] with at least one frame"
+        raise ValueError(f"frames: expected {expected}, got {given}")
+    shape = (given[-3], rep.dim) if lifted else (rep.dim,)
+    if values.ndim != len(shape) + 1 or values.shape[1:] != shape:
+        raise ValueError(f"values: expected [points, {', '.join(map(str, shape))}], got {tuple(values.shape)}")
+    if matrices.device != values.device:
+        raise ValueError(f"frames: are on {matrices.device}, values on {values.device}")
+    if len(given) == 4 and len(matrices) != len(values):
+        raise ValueError(f"frames: expected those of {len(values)} points as in values, got {given}")
+    if rep.space_dim not in (None, given[-1]):
+        raise ValueError(f"frames: {rep.name} takes matrices of {rep.space_dim} dimensions, got {given}")
+    if rep.orthogonal_only:
+        check_orthogonal("frames", matrices)
+    return matrices
+
+
+def _inverse(matrices: Tensor, rep: Representation) -> Tensor:
+    if rep.orthogonal_only or is_orthogonal(matrices):
+        return matrices.mT
+    try:
+        return torch.linalg.inv(matrices.to(torch.float64))
+    except RuntimeError as error:
+        raise ValueError("frames: expected invertible matrices, but at least one is singular") from error
+
 
 Pooling = Literal["mean", "max", "sum", "none"]
 
@@ -36,10 +118,8 @@ class InvariantHead(nn.Module):
     pool
         ``"mean"`` or ``"max"`` over points and frames, ``"sum"`` over points of the mean over frames, or ``"none"`` for
         numbers of each point, where only frames are averaged.
-    activation
-        Name of the activation.
-    norm
-        Whether a layer normalization precedes each activation of ``"pool_first"``.
+    activation, norm
+        Name of the activation, and whether a layer normalization precedes each one of ``"pool_first"``.
     """
 
     kind = "invariant"
@@ -91,13 +171,11 @@ class FieldHead(nn.Module):
 
     Parameters
     ----------
-    in_channels
-        Channels of the field.
+    in_channels, hidden
+        Channels of the field, and of the hidden layer; as many if absent.
     rep
         ρ, the type of the output: ``Vector(3)`` for velocities, forces and normals, ``Pseudovector()`` for magnetic
         moments, ``2 * Vector(3) + Scalar()``.
-    hidden
-        Channels of the hidden layer; as many as of the field if absent.
     pool
         ``"none"`` for a field on the points; ``"mean"`` or ``"sum"`` over the points of each cloud.
     activation
@@ -149,18 +227,7 @@ class FieldHead(nn.Module):
 class VectorHead(FieldHead):
     """Vectors in the unit of the targets, ``[points | clouds, outputs, dim]``; one vector loses its axis.
 
-    See :class:`FieldHead`.
-
-    Parameters
-    ----------
-    in_channels
-        Channels of the field.
-    dim
-        Dimension of the space.
-    outputs
-        Vectors for each point or cloud.
-    hidden, pool, activation
-        See :class:`FieldHead`.
+    See :class:`FieldHead`; ``outputs`` is the number of vectors of ``dim`` components for each point or cloud.
     """
 
     def __init__(
@@ -192,21 +259,11 @@ class DipoleHead(nn.Module):
 
     .. math::  \mu = \sum_i q_i (x_i - \bar x) + \mu_i
 
-    The charges are shifted alike so that they sum to the total charge of the cloud, 0 if none is given. For a neutral
-    cloud the result does not depend on the origin; for a charged one it is the moment about the mean position.
+    The charges are shifted alike so that they sum to the total charge of the cloud, 0 if none is given; without
+    ``neutral`` they are as the network gives them. For a neutral cloud the result does not depend on the origin; for a
+    charged one it is the moment about the mean position. The rest is as in :class:`VectorHead`.
 
     **Equivariance.** Turned with the points by H; invariant to translations.
-
-    Parameters
-    ----------
-    in_channels
-        Channels of the field.
-    dim
-        Dimension of the space.
-    hidden
-        Channels of the hidden layer.
-    neutral
-        Whether charges are shifted to their total; otherwise they are as the network gives them.
     """
 
     kind = "vector"
@@ -237,16 +294,9 @@ class DipoleHead(nn.Module):
         return charge - (excess / graph.counts.clamp(min=1).to(charge))[graph.batch]
 
     def forward(self, x: Tensor, graph: LiftedGraph, total: Tensor | None = None) -> Tensor:
-        """Dipole moments ``[clouds, dim]``.
+        """Dipole moments ``[clouds, dim]`` of a field ``[points, fiber, in_channels]``.
 
-        Parameters
-        ----------
-        x
-            ``[points, fiber, in_channels]``.
-        graph
-            The points, with positions in Ångström for moments in e Å (1 e Å = 4.80320 Debye).
-        total
-            ``[clouds]`` total charges in e, 0 if absent.
+        With positions in Ångström, and ``total`` charges ``[clouds]`` in e, they are in e Å (1 e Å = 4.80320 Debye).
         """
         vectors = self.vector(x, graph)
         charges = self.charges(x, graph, total)
@@ -255,18 +305,9 @@ class DipoleHead(nn.Module):
 
 
 class PolarizabilityHead(nn.Module):
-    r"""Symmetric tensor of every cloud, trace included: :math:`\alpha = \sum_i \alpha_i`.
+    r"""Symmetric tensor of every cloud, trace included: :math:`\alpha = \sum_i \alpha_i`. See :class:`FieldHead`.
 
     **Equivariance.** α ↦ R α Rᵀ under R in H; invariant to translations.
-
-    Parameters
-    ----------
-    in_channels
-        Channels of the field.
-    dim
-        Dimension of the space.
-    hidden
-        Channels of the hidden layer.
     """
 
     kind = "tensor"

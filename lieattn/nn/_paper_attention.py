@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 from torch import Tensor, nn
 
@@ -24,63 +24,6 @@ from lieattn.nn.relative import (
 )
 from lieattn.ops import Activation, Normalization, RelativeTerms
 from lieattn.spaces import HomogeneousSpace
-
-
-class LiftingSelfAttention(GroupAttention):
-    r"""Lifting self-attention of GSA-Nets (Eq. 14): from features on points to a field on the group.
-
-    .. math::
-        f'(x_i, h) = b + \sum_e W_e \sum_{j \in N(i)} \operatorname{softmax}_j
-        \big( \langle q_e(x_i), k_e(x_j) + \rho(h^{-1}(x_j - x_i)) \rangle / \sqrt{C_{in}} \big) v_e(x_j)
-
-    :class:`GroupAttention` in the pattern ``"query_sum"`` with keys of one frame. On a fiber of scales the features of
-    a point are those of all its nodes.
-
-    **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the features stay with their points, the output
-    is translated by h: f'(·, a) becomes f'(·, h⁻¹a). Exact for every H where neighborhoods are balls.
-
-    Parameters
-    ----------
-    group
-        H, or a homogeneous space, whose frames are chosen when points are lifted.
-    in_channels, out_channels, heads, head_channels, normalize, dropout
-        See :class:`GroupAttention`.
-    encoding
-        Positional encoding; GSA's network of each coordinate if absent.
-    """
-
-    def __init__(
-        self,
-        group: FiniteGroup | HomogeneousSpace,
-        in_channels: int,
-        out_channels: int,
-        *,
-        heads: int = 1,
-        head_channels: int | None = None,
-        encoding: RelativeFunction | Sequence[RelativeFunction] | None = None,
-        normalize: Normalization = "softmax",
-        dropout: float = 0.0,
-    ) -> None:
-        finite, dim = _finite_or_space(group)
-        check_count("in_channels", in_channels)
-        width = checked_head_channels(out_channels, heads, head_channels)
-        super().__init__(
-            in_channels,
-            out_channels,
-            heads=heads,
-            head_channels=width,
-            pattern="query_sum",
-            encoding=CoordinateEncoding(dim, width) if encoding is None else encoding,
-            normalize=normalize,
-            # The authors divide by the root of the layer's input channels, not of the channels of a head.
-            scale=1 / math.sqrt(in_channels),
-            dropout=dropout,
-            lifting=True,
-            group=finite,
-        )
-
-    def _linear(self, in_channels: int, out_channels: int) -> nn.Module:
-        return nn.Linear(in_channels, out_channels)
 
 
 class GroupSelfAttention(GroupAttention):
@@ -105,13 +48,13 @@ class GroupSelfAttention(GroupAttention):
     group
         H; or a homogeneous space, whose frames are chosen when points are lifted. Pairs of frames are then seen by a
         network of the relative element in place of a table.
-    in_channels, out_channels, heads, head_channels, normalize, dropout
-        See :class:`GroupAttention`.
-    pattern
-        See above.
     encoding
-        Positional encoding; GSA's network if absent.
+        Positional encoding; GSA's network of each coordinate if absent.
+    in_channels, out_channels, heads, head_channels, pattern, normalize, dropout
+        See :class:`GroupAttention`, and above.
     """
+
+    lifts: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -126,15 +69,17 @@ class GroupSelfAttention(GroupAttention):
         normalize: Normalization = "softmax",
         dropout: float = 0.0,
     ) -> None:
-        check_choice("pattern", pattern, ("joint", "framewise", "query_sum"))
-        finite, dim = _finite_or_space(group)
+        check_choice("pattern", pattern, ("query_sum",) if self.lifts else ("joint", "framewise", "query_sum"))
+        if not isinstance(group, FiniteGroup | HomogeneousSpace):
+            raise TypeError(f"group: expected a FiniteGroup such as cyclic(4), or a HomogeneousSpace, got {group!r}")
+        finite, dim = (group, group.dim) if isinstance(group, FiniteGroup) else (None, group.group.dim)
         check_count("in_channels", in_channels)
         width = checked_head_channels(out_channels, heads, head_channels)
-        if encoding is None and finite is not None:
-            encoding = CoordinateEncoding(dim, width, finite)
-        elif encoding is None:
-            pairs = PerHeadMLP(heads, num_coordinates(cast(HomogeneousSpace, group)))
+        if encoding is None and isinstance(group, HomogeneousSpace) and not self.lifts:
+            pairs = PerHeadMLP(heads, num_coordinates(group))
             encoding = [CoordinateEncoding(dim, width), pairs]
+        elif encoding is None:
+            encoding = CoordinateEncoding(dim, width, None if self.lifts else finite)
         super().__init__(
             in_channels,
             out_channels,
@@ -143,13 +88,32 @@ class GroupSelfAttention(GroupAttention):
             pattern=pattern,
             encoding=encoding,
             normalize=normalize,
+            # The authors divide by the root of the layer's input channels, not of the channels of a head.
             scale=1 / math.sqrt(in_channels),
             dropout=dropout,
+            lifting=self.lifts,
             group=finite,
         )
 
     def _linear(self, in_channels: int, out_channels: int) -> nn.Module:
         return nn.Linear(in_channels, out_channels)
+
+
+class LiftingSelfAttention(GroupSelfAttention):
+    r"""Lifting self-attention of GSA-Nets (Eq. 14): from features on points to a field on the group.
+
+    .. math::
+        f'(x_i, h) = b + \sum_e W_e \sum_{j \in N(i)} \operatorname{softmax}_j
+        \big( \langle q_e(x_i), k_e(x_j) + \rho(h^{-1}(x_j - x_i)) \rangle / \sqrt{C_{in}} \big) v_e(x_j)
+
+    It has the parameters of :class:`GroupSelfAttention`, the pattern ``"query_sum"``, and keys of one frame. On a fiber
+    of scales the features of a point are those of all its nodes.
+
+    **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the features stay with their points, the output
+    is translated by h: f'(·, a) becomes f'(·, h⁻¹a). Exact for every H where neighborhoods are balls.
+    """
+
+    lifts = True
 
 
 class FramewiseAttention(GroupAttention):
@@ -173,10 +137,8 @@ class FramewiseAttention(GroupAttention):
     ----------
     group
         H.
-    channels
-        Channels per frame, divisible by ``heads`` into even numbers.
-    heads
-        Heads of each frame.
+    channels, heads
+        Channels per frame, and the heads, into which they fall by even numbers.
     encoding
         ``RotaryEncoding(group.dim, heads, channels // heads, values=True)``, or None where a network gives the terms.
     dropout
@@ -229,20 +191,16 @@ class LieSelfAttention(GroupAttention):
 
     Parameters
     ----------
-    channels
-        Channels of the field, divisible by ``heads``.
+    channels, heads
+        Channels of the field, divisible by the heads.
     coordinates
         Number of coordinates of a relative element, ``graph.relative.num_coordinates``.
-    heads
-        Attention heads.
     kernel
         See above.
     normalize
         ``"softmax"``, ``"mean"`` or ``"exp-mean"``, see :func:`lieattn.ops.group_attention`.
-    hidden
-        Units of the networks of each head.
-    activation
-        Of those networks, after each of their layers.
+    hidden, activation
+        Of the networks of each head: units, and what follows each of their layers.
     features, location, feature_channels
         Of the kernel ``"combined"``.
     dropout
@@ -288,12 +246,3 @@ class LieSelfAttention(GroupAttention):
         x = self._checked(x, graph)
         found = self._operate(*self._project(x), graph, self._terms(x, graph), normalize="none", return_weights=True)
         return cast(Tensor, found[1])
-
-
-def _finite_or_space(group: FiniteGroup | HomogeneousSpace) -> tuple[FiniteGroup | None, int]:
-    """Finite group, if it is one, and dimension of the positions."""
-    if isinstance(group, FiniteGroup):
-        return group, group.dim
-    if isinstance(group, HomogeneousSpace):
-        return None, group.group.dim
-    raise TypeError(f"group: expected a FiniteGroup such as cyclic(4), or a HomogeneousSpace, got {group!r}")

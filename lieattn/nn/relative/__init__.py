@@ -8,26 +8,34 @@ from lieattn.nn.relative._affine import (
     RelativePositionTable,
 )
 from lieattn.nn.relative._base import RelativeFunction, SumOfTerms
-from lieattn.nn.relative._edges import EdgeNetwork, keep_variance
-from lieattn.nn.relative._kernels import ConvolutionKernel, NetworkKernel, RankKernel, TableKernel
+from lieattn.nn.relative._kernels import (
+    ConvolutionKernel,
+    EdgeNetwork,
+    NetworkKernel,
+    RankKernel,
+    TableKernel,
+    keep_variance,
+)
 from lieattn.nn.relative._pair_scores import (
     CombinedScore,
     FeaturePart,
     Kernel,
     LocationPart,
+    PerHeadMLP,
     RelativePositionScore,
     pair_score,
 )
-from lieattn.nn.relative._per_head import PerHeadMLP
 from lieattn.nn.relative._positional import (
     CoordinateEncoding,
     CoordinateNetwork,
     FiberEncoding,
     MLPEncoding,
     PositionalValues,
+    RotaryEncoding,
+    RotaryPhases,
     TableEncoding,
+    rotary_terms,
 )
-from lieattn.nn.relative._rotary import RotaryEncoding, RotaryPhases, rotary_terms
 
 __all__ = [
     "AffineMap",

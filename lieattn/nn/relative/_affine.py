@@ -11,16 +11,16 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, cast, get_args
+from typing import Literal, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_count, check_counts, check_length
+from lieattn._checks import check_choice, check_count, check_counts, check_length
 from lieattn.geometry import LiftedGraph, Neighbors
 from lieattn.groups import FiniteGroup
-from lieattn.nn.relative._base import RelativeFunction, checked_offsets, distinct_vectors, rows_of_table
+from lieattn.nn.relative._base import RelativeFunction, rows_of_table, seen_offsets
 from lieattn.ops import RelativeTerms
 
 Border = Literal["mask", "zero"]
@@ -28,17 +28,10 @@ Border = Literal["mask", "zero"]
 
 @dataclass(frozen=True, eq=False)
 class AffineEdges:
-    """Edges with the row of the tables that each of them reads.
+    """Edges, and for each of them the ``index`` int64 of the row of the tables that it reads; None: row e is edge e's.
 
-    Attributes
-    ----------
-    neighbors
-        Neighbor lists; with ``padding`` they have one point more than the graph, the last one, without neighbors of
-        its own, which stands wherever a window has no point.
-    index
-        ``[edges]`` int64 rows of the tables; None: row e belongs to edge e.
-    padding
-        Whether there is such a point.
+    With ``padding`` the ``neighbors`` have one point more than the graph, the last one, without neighbors of its own,
+    which stands wherever a window has no point.
     """
 
     neighbors: Neighbors
@@ -71,8 +64,7 @@ class RelativePositionTable:
     tolerance: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.border not in get_args(Border):
-            raise ValueError(f"border: expected one of {get_args(Border)}, got {self.border!r}")
+        check_choice("border", self.border, Border)
         check_length("tolerance", self.tolerance)
         lengths = {len(offset) for offset in self.offsets}
         if len(lengths) != 1 or not all(math.isfinite(c) for offset in self.offsets for c in offset):
@@ -108,41 +100,28 @@ class RelativePositionTable:
     def edges(self, graph: LiftedGraph) -> AffineEdges:
         """Edges of a graph and their rows; found once and remembered as long as the graph exists.
 
-        Raises
-        ------
-        ValueError
-            If a displacement is not in the table.
+        ValueError is raised if a displacement is not in the table.
         """
         known = _EDGES.setdefault(graph, {})
         if self not in known:
             # What is remembered must serve training, even if it was found in inference mode.
             with torch.inference_mode(False), torch.no_grad():
-                known[self] = self._find(graph)
+                group = cast(FiniteGroup, graph.group)
+                rows = _rows(self, group)[0]
+                row = rows_of_table(graph, rows, self.tolerance)[:, group.identity_index]
+                shared = graph.relative.row
+                index = row if shared is None else row[shared]
+                found = AffineEdges(graph.neighbors, index)
+                known[self] = found if self.border == "mask" else _with_padding(graph.neighbors, index, len(rows))
         return known[self]
-
-    def _find(self, graph: LiftedGraph) -> AffineEdges:
-        group = cast(FiniteGroup, graph.group)
-        rows = _rows(self, group)[0]
-        row = rows_of_table(graph, rows, self.tolerance)[:, group.identity_index]
-        shared = graph.relative.row
-        index = row if shared is None else row[shared]
-        if self.border == "mask":
-            return AffineEdges(graph.neighbors, index)
-        return _with_padding(graph.neighbors, index, len(rows))
 
 
 @dataclass(frozen=True)
 class FourierFeatures:
     """A small network of h_a⁻¹(x_j - x_i) / length, for point clouds: one for every frame h_a⁻¹ h_b.
 
-    psi and beta are linear in √2 cos(⟨ω, v⟩ + φ), and start with unit variance like a table of N(0, 1).
-
-    Attributes
-    ----------
-    hidden
-        Number of frequencies ω.
-    init_scale
-        Standard deviation of the frequencies at the start, in radians per ``graph.length``.
+    psi and beta are linear in √2 cos(⟨ω, v⟩ + φ) with ``hidden`` frequencies ω, whose standard deviation starts as
+    ``init_scale``, in radians per ``graph.length``. They start with unit variance like a table of N(0, 1).
     """
 
     hidden: int = 32
@@ -153,11 +132,11 @@ class FourierFeatures:
         check_length("init_scale", self.init_scale)
 
     def affine_map(self, group: FiniteGroup, channels: int, *, lifting: bool = False, heads: int = 1) -> AffineMap:
-        """A new affine map; for ``lifting`` there is one key frame."""
+        """See :meth:`RelativePositionTable.affine_map`."""
         return WaveMap(group, channels, lifting, heads, self.hidden, self.init_scale)
 
     def axis_keys(self, group: FiniteGroup, heads: int, channels: int) -> AxisKeys:
-        """New keys made of the coordinates, ``channels`` for each head."""
+        """See :meth:`RelativePositionTable.axis_keys`."""
         return AxisWaves(group.dim, heads, channels, self.hidden, self.init_scale)
 
     def edges(self, graph: LiftedGraph) -> AffineEdges:
@@ -174,17 +153,13 @@ _EDGES: WeakKeyDictionary[LiftedGraph, dict[RelativePositionTable, AffineEdges]]
 @torch.inference_mode(False)
 def _rows(table: RelativePositionTable, group: FiniteGroup) -> tuple[Tensor, Tensor]:
     """Distinct h⁻¹ o ``[rows, dim]``, the offsets first, and the row of h_a⁻¹ times a row, ``[rows, order]`` int64."""
-    offsets = checked_offsets(torch.tensor(table.offsets, dtype=torch.float64), group)
-    inverses = group.elements[group.inverse_index]
-    # The identity need not be the first element.
-    seen = torch.cat([offsets, torch.einsum("aij,oj->aoi", inverses, offsets).flatten(0, 1)])
-    rows = distinct_vectors(seen, table.tolerance)
-    if table.border == "zero" and len(rows) != len(offsets):
+    rows = seen_offsets(torch.tensor(table.offsets, dtype=torch.float64), group, table.tolerance)
+    if table.border == "zero" and len(rows) != len(table.offsets):
         raise ValueError(
-            f"border: 'zero' needs distinct offsets that {group.name} maps to each other, but the {len(offsets)} "
+            f"border: 'zero' needs distinct offsets that {group.name} maps to each other, but the {len(table.offsets)} "
             f"offsets go to {len(rows)} places; use 'mask'"
         )
-    turned = torch.einsum("aij,rj->rai", inverses, rows)
+    turned = torch.einsum("aij,rj->rai", group.elements[group.inverse_index], rows)
     return rows, torch.cdist(turned.flatten(0, 1), rows).argmin(dim=-1).view(len(rows), group.order)
 
 
@@ -222,7 +197,7 @@ class AffineMap(RelativeFunction):
 
     @abc.abstractmethod
     def center(self) -> tuple[Tensor, Tensor]:
-        """Psi ``[frames, channels]`` of h_a⁻¹ h_b and beta ``[channels]`` at displacement 0."""
+        """Psi ``[frames, channels]`` of h_a⁻¹ h_b and beta ``[channels]`` at displacement 0, if there is such a row."""
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Terms with ``psi`` and ``beta``, for values."""
@@ -244,12 +219,7 @@ class AxisKeys(RelativeFunction):
 class TableMap(AffineMap):
     """psi ``[frames, rows, channels]`` and beta ``[rows, channels]``, N(0, 1) at the start.
 
-    Parameters
-    ----------
-    turned
-        ``[rows, order]`` int64, the row of h_a⁻¹ times the offset of a row.
-    zero
-        Row of displacement 0, None if there is none.
+    ``turned`` ``[rows, order]`` int64 is the row of h_a⁻¹ times the offset of a row, ``zero`` that of displacement 0.
     """
 
     turned: Tensor
@@ -264,11 +234,9 @@ class TableMap(AffineMap):
         self.register_buffer("turned", turned.clone(), persistent=False)
 
     def tables(self, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
-        """Tables with a row for each row of the window."""
         return self.psi[self.relative, self.turned[:, :, None]], self.beta[self.turned]
 
     def center(self) -> tuple[Tensor, Tensor]:
-        """The row of displacement 0; raises ValueError where the window has none."""
         if self.zero is None:
             raise ValueError("offsets: the query is the affine map at displacement 0, which is not among them")
         return self.psi[:, self.zero], self.beta[self.zero]
@@ -286,12 +254,10 @@ class WaveMap(AffineMap):
         self.beta = nn.Parameter(torch.randn(channels, hidden) / math.sqrt(hidden))
 
     def tables(self, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
-        """Tables with a row for each type of displacement of the graph."""
         waves = self.waves(graph.relative.positions)
         return torch.einsum("tam,abcm->tabc", waves, self.psi[self.relative]), waves @ self.beta.mT
 
     def center(self) -> tuple[Tensor, Tensor]:
-        """The waves at displacement 0."""
         waves = self.waves(self.waves.frequencies.new_zeros(self.waves.frequencies.shape[1]))
         return self.psi @ waves, self.beta @ waves
 
@@ -311,15 +277,7 @@ class Waves(nn.Module):
 
 
 class AxisTable(AxisKeys):
-    """A value for each coordinate that occurs along each axis, ``[values, heads, channels]``.
-
-    Parameters
-    ----------
-    rows
-        ``[rows, dim]`` offsets.
-    turned
-        See :class:`TableMap`.
-    """
+    """A value for each coordinate along each axis of the ``rows`` ``[rows, dim]``; see :class:`TableMap`."""
 
     turned: Tensor
 
@@ -328,13 +286,13 @@ class AxisTable(AxisKeys):
         self.axes = nn.ParameterList()
         places = []
         for coordinate, width in zip(rows.unbind(1), _axis_widths(rows.shape[1], channels), strict=True):
-            values = _distinct_numbers(coordinate, tolerance)
+            ascending = coordinate.sort().values
+            values = ascending[torch.cat([ascending.new_ones(1, dtype=torch.bool), ascending.diff() > tolerance])]
             places.append((coordinate[:, None] - values).abs().argmin(dim=1))
             self.axes.append(nn.Parameter(torch.randn(len(values), heads, width)))
         self.register_buffer("turned", torch.stack(places)[:, turned], persistent=False)
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        """Terms with ``positional_key``, a row for each row of the window."""
         parts = [axis[place] for axis, place in zip(self.axes, self.turned, strict=True)]
         return RelativeTerms(positional_key=torch.cat(parts, dim=-1))
 
@@ -350,7 +308,6 @@ class AxisWaves(AxisKeys):
             self.amplitudes.append(nn.Parameter(torch.randn(heads, width, hidden) / math.sqrt(hidden)))
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        """Terms with ``positional_key``, a row for each type of displacement of the graph."""
         coordinates = graph.relative.positions.split(1, dim=-1)
         parts = [
             torch.einsum("tam,ecm->taec", waves(coordinate), amplitude)
@@ -364,10 +321,3 @@ def _axis_widths(dim: int, channels: int) -> list[int]:
     if channels < dim:
         raise ValueError(f"channels: {dim} coordinates need at least {dim} channels a head, got {channels}")
     return [channels // dim] * (dim - 1) + [channels - channels // dim * (dim - 1)]
-
-
-def _distinct_numbers(numbers: Tensor, tolerance: float) -> Tensor:
-    """The numbers ``[*]`` in ascending order without repetitions."""
-    ascending = numbers.sort().values
-    new = torch.cat([ascending.new_ones(1, dtype=torch.bool), ascending.diff() > tolerance])
-    return ascending[new]

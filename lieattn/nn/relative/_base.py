@@ -16,7 +16,7 @@ from lieattn.ops import RelativeTerms
 
 
 class RelativeFunction(nn.Module, abc.ABC):
-    r"""A function of the relative elements :math:`g_{ia}^{-1} g_{jb}` of a graph: ``function(graph, x) -> terms``.
+    """A function of the relative elements :math:`g_{ia}^{-1} g_{jb}` of a graph: ``function(graph, x) -> terms``.
 
     What it gives are terms of the operator: keys, biases of scores, factors and summands of values, rotations of
     channel pairs. It is evaluated once for every row of ``graph.relative``.
@@ -40,12 +40,7 @@ class RelativeFunction(nn.Module, abc.ABC):
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Terms of the operator for the edges of a graph.
 
-        Parameters
-        ----------
-        graph
-            The lifted clouds.
-        x
-            Field ``[points, fiber, channels]``, for functions that see features too.
+        ``x`` is the field ``[points, fiber, channels]``, for functions that see features too.
         """
 
 
@@ -97,22 +92,19 @@ def checked_offsets(offsets: Tensor, group: FiniteGroup) -> Tensor:
     return offsets.to(torch.float64)
 
 
+def seen_offsets(offsets: Tensor, group: FiniteGroup, tolerance: float) -> Tensor:
+    """Distinct h⁻¹ o ``[rows, dim]`` for displacements o and h in H, these displacements first."""
+    offsets = checked_offsets(offsets, group)
+    # The identity need not be the first element.
+    turned = torch.einsum("aij,oj->aoi", group.elements[group.inverse_index], offsets)
+    return distinct_vectors(torch.cat([offsets, turned.flatten(0, 1)]), tolerance)
+
+
 def rows_of_table(graph: LiftedGraph, table: Tensor, tolerance: float) -> Tensor:
     """Row of a table of displacements that each frame sees, ``[rows of the graph, fiber]`` int64.
 
-    Parameters
-    ----------
-    graph
-        Lifted clouds on a grid.
-    table
-        ``[displacements, dim]``, in the unit of the points.
-    tolerance
-        How far a displacement may be from its row, in that unit.
-
-    Raises
-    ------
-    ValueError
-        For a displacement that is not in the table.
+    The ``table`` is ``[displacements, dim]``; it and the ``tolerance``, how far a displacement may be from its row, are
+    in the unit of the points. ValueError is raised for a displacement that is not in the table.
     """
     seen = graph.relative.positions.detach().to(torch.float64) * graph.length
     distance, row = torch.cdist(seen.flatten(0, 1), table.to(seen)).min(dim=-1)

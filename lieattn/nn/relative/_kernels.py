@@ -1,4 +1,4 @@
-"""Kernels of group convolution: functions of the relative element, as tables or as networks."""
+"""Kernels of convolutions: functions of the relative element, as tables or as networks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from typing import Literal, Self, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lieattn._checks import check_choice, check_count, check_counts, check_length
@@ -16,13 +17,13 @@ from lieattn.nn.relative._base import (
     RelativeFunction,
     check_coordinates,
     check_lifted_to,
-    checked_offsets,
-    distinct_vectors,
     rows_of_table,
+    seen_offsets,
 )
-from lieattn.ops import Activation, RelativeTerms, group_attention
+from lieattn.ops import Activation, RelativeTerms, bessel_functions, group_attention, smooth_lengths, smooth_window
 from lieattn.ops import activation as activation_named
 
+_NEAR = 0.1  # share of the cutoff below which directions of edges fade
 _MOST_TYPES = 512  # with more types than this, a table is contracted edge by edge
 Form = Literal["full", "separable"]
 
@@ -30,17 +31,10 @@ Form = Literal["full", "separable"]
 class ConvolutionKernel(RelativeFunction):
     """A kernel ψ_oc(u) of the relative element u = (h_a⁻¹(x_j - x_i), h_a⁻¹ h_b).
 
+    For ``lifting`` the input has no poses, and u is the displacement alone.
+
     **Equivariance.** It sees relative elements only, so its values do not change when points and frames are moved
     together by an element of R^d ⋊ H.
-
-    Parameters
-    ----------
-    group
-        H.
-    in_channels, out_channels
-        Channels per pose.
-    lifting
-        Whether the input has no poses: then u is the displacement alone.
     """
 
     relative: Tensor
@@ -82,7 +76,8 @@ class ConvolutionKernel(RelativeFunction):
         """Σ_j Σ_b Σ_c ψ_oc(u) x_c(j, b): ``[points, poses, in]`` to ``[points, fiber, out]``."""
         psi = cast(Tensor, self(graph).psi)
         values = psi.permute(0, 2, 4, 1, 3).flatten(3).flatten(1, 2)
-        source, target, kind = graph.neighbors.source, graph.neighbors.target, _kinds(graph)
+        source, target, row = graph.neighbors.source, graph.neighbors.target, graph.relative.row
+        kind = torch.arange(len(source), device=graph.device) if row is None else row
         if len(values) > _MOST_TYPES:
             messages = (x.flatten(1)[source, None] @ values[kind])[:, 0]
         else:
@@ -106,10 +101,9 @@ class TableKernel(ConvolutionKernel):
     ----------
     group, in_channels, out_channels, lifting
         See :class:`ConvolutionKernel`.
-    offsets
-        ``[offsets, dim]`` displacements x_j - x_i that occur, in the units of the points.
-    tolerance
-        How far a displacement may be from its row, in the units of the points.
+    offsets, tolerance
+        ``[offsets, dim]`` displacements x_j - x_i that occur, and how far one may be from its row, in the units of the
+        points.
     init_scale
         Values start uniform in ±init_scale / sqrt(in_channels · offsets), as on grids.
     """
@@ -129,10 +123,7 @@ class TableKernel(ConvolutionKernel):
     ) -> None:
         super().__init__(group, in_channels, out_channels, lifting=lifting)
         check_length("tolerance", tolerance)
-        offsets = checked_offsets(offsets, group)
-        inverses = group.elements[group.inverse_index]
-        seen = torch.cat([offsets, torch.einsum("aij,oj->aoi", inverses, offsets).flatten(0, 1)])
-        self.register_buffer("rows", distinct_vectors(seen, tolerance), persistent=False)
+        self.register_buffer("rows", seen_offsets(offsets, group, tolerance), persistent=False)
         self.tolerance = tolerance
         bound = init_scale / math.sqrt(in_channels * len(offsets))
         weight = torch.empty(out_channels, in_channels, self.poses, len(self.rows)).uniform_(-bound, bound)
@@ -158,7 +149,6 @@ class TableKernel(ConvolutionKernel):
         return cls(group, in_channels, out_channels, offsets, lifting=lifting, init_scale=init_scale)
 
     def values(self, graph: LiftedGraph) -> Tensor:
-        """Values; raises ValueError for a displacement that has no row."""
         return self.weight.permute(3, 2, 0, 1)[rows_of_table(graph, self.rows, self.tolerance)]
 
 
@@ -178,10 +168,8 @@ class NetworkKernel(ConvolutionKernel):
     ----------
     group, in_channels, out_channels, lifting
         See :class:`ConvolutionKernel`.
-    form
-        ``"full"`` or ``"separable"``.
-    hidden
-        Hidden units.
+    form, hidden
+        ``"full"`` or ``"separable"``, and the number of hidden units.
     frequency
         Scale of the first layer's weights at the start: how rough the kernel is, in radians per ``graph.length``.
     window
@@ -241,17 +229,17 @@ class NetworkKernel(ConvolutionKernel):
         return units
 
     def values(self, graph: LiftedGraph) -> Tensor:
-        """Values for every displacement, frame and relative pose."""
         units = self.features(graph)
         if self.form == "full":
             return torch.einsum("tabm,moc->taboc", units, self.mix)
         return torch.einsum("tam,mo,boc->taboc", units[:, :, 0], self.depth, self.mix)
 
     def convolve(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Evaluate through the operator, see :meth:`ConvolutionKernel.convolve`."""
         units = self.features(graph)
         if self.form == "full":
-            units = self._between(units)
+            if units.shape[2] > 1:  # input poses on the third axis in place of relative ones
+                index = self.relative[None, :, :, None].expand(len(units), -1, -1, units.shape[-1])
+                units = units.gather(2, index)
             value = x[:, :, None].expand(-1, -1, units.shape[-1], -1)
             summed = self._sweep(value, units[..., None], graph, "query_sum" if self.lifting else "joint")
             return torch.einsum("pamc,moc->pao", summed, self.mix)
@@ -261,41 +249,17 @@ class NetworkKernel(ConvolutionKernel):
         psi = (units @ self.depth)[:, :, :, None]
         return self._sweep(mixed[:, :, None], psi, graph, "query_sum" if self.lifting else "framewise")[:, :, 0]
 
-    def _between(self, units: Tensor) -> Tensor:
-        """Relative poses on the third axis replaced by input poses, where there are any."""
-        if units.shape[2] == 1:
-            return units
-        index = self.relative[None, :, :, None].expand(len(units), -1, -1, units.shape[-1])
-        return units.gather(2, index)
-
     def _sweep(
         self, value: Tensor, psi: Tensor, graph: LiftedGraph, pattern: Literal["joint", "framewise", "query_sum"]
     ) -> Tensor:
-        out, _ = group_attention(
-            None,
-            None,
-            value,
-            graph.neighbors,
-            pattern=pattern,
-            normalize="none",
-            terms=RelativeTerms(psi=psi, row=graph.relative.row),
-        )
-        return out
+        terms = RelativeTerms(psi=psi, row=graph.relative.row)
+        return group_attention(None, None, value, graph.neighbors, pattern=pattern, normalize="none", terms=terms)[0]
 
 
 class RankKernel(RelativeFunction):
-    """The network of LieConv that makes a few numbers of a relative element: three maps, each with activation.
+    """The network of LieConv that makes ``rank`` numbers of the ``coordinates`` of a relative element.
 
-    Parameters
-    ----------
-    coordinates
-        Number of coordinates of a relative element.
-    rank
-        Numbers made.
-    hidden
-        Units of both hidden layers.
-    activation
-        After each map.
+    Three linear maps with ``hidden`` units between them, each followed by the activation.
     """
 
     patterns = ("joint",)
@@ -318,6 +282,92 @@ class RankKernel(RelativeFunction):
         return RelativeTerms(displacement_bias=numbers, row=graph.relative.row)
 
 
-def _kinds(graph: LiftedGraph) -> Tensor:
-    row = graph.relative.row
-    return torch.arange(graph.neighbors.num_edges, device=graph.device) if row is None else row
+class EdgeNetwork(RelativeFunction):
+    r"""A network of what each frame sees of each neighbor of its point.
+
+    .. math::
+        \psi_{ija} = w(r_{ij}) \, \phi\big( h_{ia}^{-1} e_{ij},\; h_{ia}^{-1} v_i,\; h_{ia}^{-1} v_j,\;
+        R(r_{ij}),\; s_i,\; s_j \big)
+
+    with the distance r, Bessel functions R and a window w that vanishes smoothly at the cutoff, features s and
+    vectors v of the points, a network φ with two layers, and directions
+    :math:`e = (x_j - x_i) / \sqrt{r^2 + (0.1\,\text{cutoff})^2}`, which fade where points coincide.
+
+    **Equivariance.** Frames see components alone, so ψ stays with the frames where these and all vectors turn
+    together.
+
+    Parameters
+    ----------
+    dim
+        Dimension of space.
+    in_channels, in_vectors
+        Invariant features and vectors of each point; there may be none.
+    cutoff
+        Distance at which neighbors count nothing, in the unit of the positions.
+    basis, hidden
+        Number of Bessel functions, and units of both layers of φ.
+    """
+
+    dim: int
+
+    def __init__(
+        self, dim: int, in_channels: int, *, cutoff: float, in_vectors: int = 0, basis: int = 8, hidden: int = 16
+    ) -> None:
+        super().__init__()
+        check_counts(dim=dim, basis=basis, hidden=hidden)
+        check_counts(0, in_channels=in_channels, in_vectors=in_vectors)
+        check_length("cutoff", cutoff)
+        self.dim = dim
+        self.cutoff, self.basis = float(cutoff), basis
+        self.in_channels, self.in_vectors = in_channels, in_vectors
+        self.radial = nn.Linear(basis, hidden)
+        self.own, self.other = (nn.Linear(in_channels, hidden, bias=False) if in_channels else None for _ in range(2))
+        self.arrows = nn.Linear(dim * (1 + 2 * in_vectors), hidden, bias=False)
+        self.hidden = nn.Linear(hidden, hidden)
+        # Features are often sparse (types of atoms), so their weights start larger than those of distances. Found by
+        # search on HOMO energies: half of these factors, or twice that of the directions, learns more slowly.
+        for linear, factor in ((self.radial, 1.0), (self.own, 2.0), (self.other, 2.0), (self.arrows, 1.0)):
+            if linear is not None:
+                keep_variance(linear, factor)
+        keep_variance(self.hidden, math.sqrt(2))
+
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None, vectors: Tensor | None = None) -> RelativeTerms:
+        """Terms with ``psi`` ``[edges, fiber, 1, 1, hidden]``, over the root of 1 + the windows at the target.
+
+        Features ``x`` are ``[points, in_channels]`` and ``vectors`` ``[points, in_vectors, dim]``; None for none. Edges
+        from a point to itself count nothing, those to its images do.
+        """
+        points = graph.num_points
+        x = graph.pos.new_zeros(points, 0) if x is None else x
+        vectors = graph.pos.new_zeros(points, 0, self.dim) if vectors is None else vectors
+        expected = {
+            "pos": (graph.pos, (points, self.dim)),
+            "x": (x, (points, self.in_channels)),
+            "vectors": (vectors, (points, self.in_vectors, self.dim)),
+        }
+        for argument, (value, shape) in expected.items():
+            if value.shape != shape:
+                raise ValueError(f"{argument}: expected {shape}, got {tuple(value.shape)}")
+        neighbors = graph.neighbors
+        target, source = neighbors.target, neighbors.source
+        edges = neighbors.displacements(graph.pos) / self.cutoff
+        length = smooth_lengths(edges)
+        window = smooth_window(length) * ~neighbors.is_loop
+        directions = edges / (length.square() + _NEAR**2).sqrt()[:, None]
+        around = torch.cat([directions[:, None], vectors[target], vectors[source]], dim=1)
+        seen = graph.seen_in_frames(around, target)
+        invariants = self.radial(bessel_functions(length, self.basis))
+        if self.own is not None and self.other is not None:
+            invariants = invariants + self.own(x)[target] + self.other(x)[source]
+        y = F.silu(self.arrows(seen.flatten(-2)) + invariants[:, None])
+        norm = (1 + window.new_zeros(points).index_add(0, target, window)).rsqrt()
+        signals = F.silu(self.hidden(y)) * (window * norm[target])[:, None, None]
+        return RelativeTerms(psi=signals[:, :, None, None])
+
+
+def keep_variance(linear: nn.Linear, factor: float = 1.0) -> None:
+    """Draw weights anew so that signals keep their size through the swish, times a factor.
+
+    With torch's own weights the outputs of networks of distances begin small, beside those of the points.
+    """
+    nn.init.normal_(linear.weight, std=factor * math.sqrt(2 / linear.in_features))

@@ -3,17 +3,63 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lieattn._checks import check_choice, check_count
+from lieattn._checks import check_choice, check_count, check_counts
 from lieattn.geometry import LiftedGraph, Neighbors
 from lieattn.nn.relative._base import RelativeFunction, check_coordinates
-from lieattn.nn.relative._per_head import PerHeadMLP
-from lieattn.ops import Activation, RelativeTerms
+from lieattn.ops import Activation, RelativeTerms, head_networks
+from lieattn.ops import activation as activation_named
+
+
+class PerHeadMLP(RelativeFunction):
+    """A network of the coordinates of the relative element for every head, whose outputs are added to the scores.
+
+    Three linear maps, with ``hidden`` units between them, of the ``in_channels`` coordinates
+    (``graph.relative.num_coordinates``), each followed by the activation: ``"silu"`` (swish), ``"relu"``, ``"gelu"``,
+    ``"elu"`` or ``"none"``. The activation after the *last* map too is the authors': with the swish a score is then at
+    least -0.28. Between the maps it keeps nothing, see :func:`lieattn.ops.head_networks`: memory is that of the result
+    and not of the hidden units.
+    """
+
+    def __init__(self, heads: int, in_channels: int, hidden: int = 16, activation: Activation = "silu") -> None:
+        super().__init__()
+        check_counts(heads=heads, in_channels=in_channels, hidden=hidden)
+        activation_named("activation", activation)
+        self.activation: Activation = activation
+        widths = (in_channels, hidden, hidden, 1)
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for fan_in, fan_out in pairwise(widths):
+            bound = 1 / math.sqrt(fan_in)
+            self.weights.append(torch.empty(heads, fan_in, fan_out).uniform_(-bound, bound))
+            self.biases.append(torch.empty(heads, fan_out).uniform_(-bound, bound))
+
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
+        """Terms with ``displacement_bias``."""
+        return RelativeTerms(displacement_bias=self.numbers(graph.relative.coordinates), row=graph.relative.row)
+
+    def numbers(self, x: Tensor) -> Tensor:
+        """Numbers ``[*, heads]`` for inputs ``[*, in_channels]``, in the dtype of the weights."""
+        weight = self.weights[0]
+        check_coordinates(x, weight.shape[1])
+        with torch.autocast(weight.device.type, enabled=False):
+            rows = x.reshape(-1, x.shape[-1]).to(weight.dtype)
+            out = head_networks(rows, list(self.weights), list(self.biases), self.activation)
+        return out.unflatten(0, x.shape[:-1]) if x.ndim != 2 else out
+
+    def finish(self, first: Tensor) -> Tensor:
+        """What follows the first linear map: ``[*, heads, hidden]`` before its activation to ``[*, heads]``."""
+        act = activation_named("activation", self.activation)
+        x = act(first.flatten(0, -3)).transpose(0, 1)
+        for weight, bias in zip(list(self.weights)[1:], list(self.biases)[1:], strict=True):
+            x = act(torch.baddbmm(bias[:, None], x, weight))
+        return x[..., 0].T.unflatten(0, first.shape[:-2])
+
 
 Kernel = Literal["sum", "content", "location", "relative_position", "combined"]
 FeaturePart = Literal["product", "linear", "mixed"]
@@ -45,38 +91,23 @@ class _HeadLinear(nn.Linear):
 
 
 class ContentScore(PairScore):
-    """Scaled dot product of the features, ⟨q_i, k_j⟩ / √d: ``dot_product_only``.
-
-    Parameters
-    ----------
-    channels, heads
-        Channels of the field, divisible by the heads.
-    """
+    """Scaled dot product of the features, ⟨q_i, k_j⟩ / √d: ``dot_product_only``. The heads divide the channels."""
 
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
         self.query, self.key = (_HeadLinear(channels, heads, channels // heads) for _ in range(2))
 
     def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Query and key."""
         return self.query(x), self.key(x)
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        """No terms."""
         return RelativeTerms()
 
 
 class SumScore(PairScore):
     """Dot product of the features plus a network of the relative element: ``mlp``, the authors' default.
 
-    Parameters
-    ----------
-    channels
-        Channels of the field, divisible by the heads; None for the network alone, ``location_only``.
-    coordinates
-        Number of coordinates of a relative element.
-    heads, hidden, activation
-        See :class:`PerHeadMLP`.
+    Without ``channels`` it is the network alone, ``location_only``: :class:`PerHeadMLP` of the ``coordinates``.
     """
 
     def __init__(
@@ -87,11 +118,9 @@ class SumScore(PairScore):
         self.location = PerHeadMLP(heads, coordinates, hidden, activation)
 
     def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Query and key."""
         return (None, None) if self.content is None else self.content.project(x)
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        """A bias for each pair of elements."""
         return self.location(graph)
 
 
@@ -103,11 +132,6 @@ class RelativePositionScore(PairScore):
 
     with p the coordinates of the relative element, E linear, u and v learned. E p is never made: the product with E
     is taken once for every query.
-
-    Parameters
-    ----------
-    channels, coordinates, heads
-        See :class:`SumScore`.
     """
 
     def __init__(self, channels: int, coordinates: int, heads: int) -> None:
@@ -119,11 +143,9 @@ class RelativePositionScore(PairScore):
         self.position_bias = nn.Parameter(torch.zeros(heads, width))
 
     def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Query with u, and key."""
         return self.content.query(x) + self.content_bias, self.content.key(x)
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        """The product of positions with the query, as a bias of each pair."""
         heads, width = self.content_bias.shape
         biased = (self.content.query(x) + self.position_bias) / math.sqrt(width)
         matrix = self.position.weight.unflatten(0, (heads, width)).to(biased.dtype)
@@ -147,7 +169,7 @@ class CombinedScore(PairScore):
     Parameters
     ----------
     channels, coordinates, heads, hidden, activation
-        See :class:`SumScore`.
+        Channels of the field, divisible by the heads, and the rest as of :class:`PerHeadMLP`.
     features
         ``"product"``: the number ⟨q_i, k_j⟩ / √d; ``"linear"``: linear maps of f_i and f_j side by side;
         ``"mixed"``: the same, then a linear map that the heads share.
@@ -189,7 +211,6 @@ class CombinedScore(PairScore):
         self.combine = PerHeadMLP(heads, self.feature_width + location_width, hidden, activation)
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        """A bias for each pair of elements."""
         if x is None:
             raise TypeError("x: expected a field, for the score sees its features, got None")
         neighbors = graph.neighbors

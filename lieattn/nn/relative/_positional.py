@@ -1,4 +1,4 @@
-"""Positional encodings of GSA-Nets, by coordinates and by tables, and a network of the whole relative element."""
+"""Positional encodings of GSA-Nets, a network of the whole relative element, and rotary encodings."""
 
 from __future__ import annotations
 
@@ -24,15 +24,8 @@ from lieattn.ops import RelativeTerms
 class FiberEncoding(nn.Module):
     """Learned vector for each pair of frames: ``E[table[g, m]]``, with table[g, m] the index of g⁻¹ m.
 
-    Parameters
-    ----------
-    group
-        H.
-    channels
-        Length of a vector.
-    table
-        ``[order, order]`` or ``[order, order, order]`` int64 rows for (query, key) or (output, query, key) frames.
-        The default, g⁻¹ m, is the only choice that is equivariant; others import weights trained with them.
+    Another ``table``, ``[order, order]`` or ``[order, order, order]`` int64 rows for (query, key) or (output, query,
+    key) frames, imports weights that were trained with it; g⁻¹ m is the only choice that is equivariant.
     """
 
     table: Tensor
@@ -57,17 +50,10 @@ class FiberEncoding(nn.Module):
 
 
 class CoordinateNetwork(nn.Module):
-    """GSA's encoding of one coordinate: linear, normalization over the units, swish, linear.
+    """GSA's encoding of one coordinate: linear, normalization over the ``hidden`` units, swish, linear.
 
     The normalization uses the population variance and eps 1e-12, as the authors' code does. Its biases must not
     all vanish, or it tells coordinates apart by their sign only: so they start as torch draws them.
-
-    Parameters
-    ----------
-    channels
-        Length of the code.
-    hidden
-        Number of units.
     """
 
     def __init__(self, channels: int, hidden: int = 16) -> None:
@@ -84,20 +70,9 @@ class CoordinateNetwork(nn.Module):
 class KeyEncoding(RelativeFunction):
     """Encodings that make a key of the relative element and add ⟨q, ρ(u)⟩ to the score, for all heads alike.
 
-    The first channels of the key encode the displacement seen from the output frame, the others the frame
+    The first of the ``channels`` of a head encode the displacement seen from the output frame, the others the frame
     h_a⁻¹ h_b, as in the code of GSA-Nets (its Eqs. 14 and 16, with the correction that the group part depends on
-    h_a⁻¹ h_b alone). Where a point is lifted there is one frame for the keys, and no group part.
-
-    Parameters
-    ----------
-    dim
-        Dimension of the points.
-    channels
-        Channels of a head.
-    group
-        H for layers between fibers, None for lifting.
-    table
-        See :class:`FiberEncoding`.
+    h_a⁻¹ h_b alone). Where a point is lifted there is one frame for the keys, no group and no group part.
     """
 
     def __init__(self, dim: int, channels: int, group: FiniteGroup | None = None, table: Tensor | None = None) -> None:
@@ -132,7 +107,16 @@ class KeyEncoding(RelativeFunction):
 class CoordinateEncoding(KeyEncoding):
     """GSA's positional encoding: a small network for each coordinate of h_a⁻¹(x_j - x_i) / length.
 
-    Parameters are those of :class:`KeyEncoding`, and ``hidden``, the units of each network.
+    Parameters
+    ----------
+    dim, channels
+        Dimension of the points and channels of a head.
+    group
+        H for layers between fibers, None for lifting.
+    table
+        See :class:`FiberEncoding`.
+    hidden
+        Units of each network.
     """
 
     def __init__(
@@ -147,7 +131,6 @@ class CoordinateEncoding(KeyEncoding):
         self.axes = nn.ModuleList(CoordinateNetwork(width, hidden) for width in self.axis_channels)
 
     def encode_position(self, graph: LiftedGraph) -> Tensor:
-        """Codes of the coordinates, one after another."""
         dtype = next(self.axes.parameters()).dtype
         positions = graph.relative.positions
         if positions.shape[-1] != self.dim:
@@ -164,16 +147,12 @@ class TableEncoding(KeyEncoding):
 
     Parameters
     ----------
-    group
-        H.
-    offsets
-        ``[offsets, dim]`` displacements x_j - x_i that occur, in the units of the points.
-    channels
-        Channels of a head.
+    group, channels
+        H, and the channels of a head.
+    offsets, tolerance
+        See :class:`TableKernel`.
     lifting
         Whether the layer lifts: then there is no group part.
-    tolerance
-        How far a displacement may be from its row, in the units of the points.
     """
 
     rows: Tensor
@@ -196,7 +175,6 @@ class TableEncoding(KeyEncoding):
         self.weight = nn.Parameter(torch.randn(len(self.rows), self.position_channels))
 
     def encode_position(self, graph: LiftedGraph) -> Tensor:
-        """Rows of the table; raises ValueError for a displacement that has none."""
         return self.weight[rows_of_table(graph, self.rows, self.tolerance)]
 
 
@@ -204,21 +182,17 @@ class MLPEncoding(RelativeFunction):
     """A network of the relative element whose outputs are added to the scores, one for each head.
 
     It sees the coordinates of h_a⁻¹(x_j - x_i) / length and, between fibers, the entries of the matrix h_a⁻¹ h_b
-    (LieTransformer's location kernel in smooth coordinates). With ``value_channels`` a second output multiplies
-    and shifts the values, so that geometry is seen where features are constant.
+    (LieTransformer's location kernel in smooth coordinates).
 
     Parameters
     ----------
-    group
-        H.
-    heads
-        Number of heads.
-    hidden
-        Units of the hidden layer.
+    group, heads, hidden
+        H, number of heads and units of the hidden layer.
     between_frames
         Whether key frames are told apart (pattern ``"joint"``); otherwise the displacement alone counts.
     value_channels
-        Channels of a head's values, for ψ and β; None for neither.
+        Channels of a head's values, which a second output multiplies and shifts, so that geometry is seen where
+        features are constant; None for neither.
     """
 
     relative: Tensor
@@ -263,16 +237,8 @@ class MLPEncoding(RelativeFunction):
 class PositionalValues(RelativeFunction):
     r"""Values that see positions, :math:`\psi(u) v + \beta(u)` in place of v: constant features do not hide these.
 
-    ψ - 1 and β are a network with one hidden layer of the position h_a⁻¹(x_j - x_i) / length that a frame sees.
-
-    Parameters
-    ----------
-    dim
-        Dimension of the points.
-    heads, channels
-        Number of heads, channels of the values of each.
-    hidden
-        Units of the hidden layer.
+    ψ - 1 and β, for the ``channels`` of each head, are a network with one hidden layer of the position
+    h_a⁻¹(x_j - x_i) / length that a frame sees.
     """
 
     def __init__(self, dim: int, heads: int, channels: int, hidden: int = 16) -> None:
@@ -287,3 +253,58 @@ class PositionalValues(RelativeFunction):
         psi, beta = self.linear2(F.silu(self.linear1(positions)))[:, :, None].chunk(2, dim=-1)
         psi, beta = (part.unflatten(-1, (self.heads, -1)) for part in (1 + psi, beta))
         return RelativeTerms(psi=psi, beta=beta, row=graph.relative.row)
+
+
+class RotaryPhases(nn.Module):
+    r"""Phases of rotary encodings whose frequencies turn with the frame: :math:`\langle\omega, h_a^{-1} x_i\rangle`.
+
+    There are half as many frequencies as ``channels``, an even number, for each head; ``init_scale`` is their standard
+    deviation at the start, in radians per unit of length.
+    """
+
+    def __init__(self, dim: int, heads: int, channels: int, *, init_scale: float = 1.0) -> None:
+        super().__init__()
+        if channels % 2 or channels < 2:
+            raise ValueError(f"channels: rotary pairs need an even number of channels a head, got {channels}")
+        self.frequencies = nn.Parameter(init_scale * torch.randn(heads, channels // 2, dim))
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Cosines and sines ``[points, fiber, heads, channels / 2, 2]`` at positions ``[points, fiber, dim]``."""
+        exact = torch.promote_types(self.frequencies.dtype, torch.float32)
+        frequencies = self.frequencies.to(exact)
+        # Not a matrix product, which autocast would round: an angle is not known better than its rounding.
+        angle = (positions.to(exact)[:, :, None, None] * frequencies).sum(dim=-1)
+        return torch.stack([angle.cos(), angle.sin()], dim=-1)
+
+
+class RotaryEncoding(RelativeFunction):
+    """Rotary encoding with frequencies that turn with the frame, for the framewise pattern.
+
+    Pairs of channels of q(x_i, a) and k(x_j, a) are turned by the angles ⟨ω, h_a⁻¹ x⟩, so their product depends on
+    h_a⁻¹(x_j - x_i); turning x back is turning the frequencies along. Keys of other frames would be turned by other
+    angles: hence framewise only, and on graphs whose points have the same frames. Parameters are those of
+    :class:`RotaryPhases`, per ``graph.length``; with ``values`` these are turned too, and what is attended turned back,
+    so that geometry counts where features are constant.
+    """
+
+    patterns = ("framewise",)
+
+    def __init__(self, dim: int, heads: int, channels: int, *, init_scale: float = 1.0, values: bool = False) -> None:
+        super().__init__()
+        check_count("dim", dim)
+        self.dim, self.values = dim, values
+        self.phases = RotaryPhases(dim, heads, channels, init_scale=init_scale)
+
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
+        """Terms with ``rotary``: phases of all points."""
+        return rotary_terms(self.phases, graph, values=self.values)
+
+
+def rotary_terms(phases: RotaryPhases, graph: LiftedGraph, *, values: bool) -> RelativeTerms:
+    """Terms that turn channel pairs by the phases of the points of a graph, those of the values too if asked for.
+
+    ValueError is raised if the points of a cloud have frames of their own.
+    """
+    if not graph.relative.tied:
+        raise ValueError("graph: rotary encodings need the same frames over all points of a cloud")
+    return RelativeTerms(rotary=phases(graph.frame_positions()), rotary_values=values)

@@ -1,0 +1,321 @@
+"""Fields on grids of pixels, and group convolutions of them through conv2d: in integers, never by rotating floats."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lieattn._checks import check_choice, check_count, check_counts, check_features
+from lieattn.geometry import Raster, point_clouds
+from lieattn.groups import FiniteGroup, check_group
+from lieattn.nn._statistics import Inexact, complain
+
+
+def to_grid(x: Tensor, grid: Tensor) -> Tensor:
+    """Lay out a field on the pixels of equally large images as a grid.
+
+    Takes ``x`` ``[points, channels]`` or ``[points, fiber, channels]``, points in raster order, image after image, and
+    ``grid`` ``[images, 2]`` int64, rows and columns of each image, all alike; returns ``[images, channels, rows,
+    columns]`` or ``[images, channels, fiber, rows, columns]``. ValueError is raised if the images differ in size, or
+    the points are not their pixels.
+    """
+    if grid.ndim != 2 or grid.shape[1] != 2 or len(grid) == 0 or bool((grid != grid[0]).any()):
+        raise ValueError(f"grid: expected [images, 2] with one size for all images, got {grid.tolist()}")
+    rows, columns = grid[0].tolist()
+    if x.ndim not in (2, 3) or x.shape[0] != len(grid) * rows * columns:
+        raise ValueError(f"x: expected [points={len(grid) * rows * columns}, (fiber,) channels], got {tuple(x.shape)}")
+    planes = x.reshape(len(grid), rows, columns, *x.shape[1:])
+    return planes.movedim(-1, 1) if x.ndim == 2 else planes.permute(0, 4, 3, 1, 2)
+
+
+def from_grid(x: Tensor) -> Tensor:
+    """Pixels of a grid field as points in raster order, the inverse of :func:`to_grid`."""
+    if x.ndim not in (4, 5):
+        raise ValueError(f"x: expected [images, channels, (fiber,) rows, columns], got {tuple(x.shape)}")
+    return x.movedim(1, -1).flatten(0, 2) if x.ndim == 4 else x.permute(0, 3, 4, 2, 1).flatten(0, 2)
+
+
+def act_on_grid(group: FiniteGroup, h: int, x: Tensor) -> Tensor:
+    """Move an image or a field about the center of the image: (h · f)(h̃, y) = f(h⁻¹h̃, h⁻¹y).
+
+    ``group`` is any group of quarter turns and mirrors that keep the lattice, ``h`` the index of an element, and ``x``
+    ``[batch, channels, rows, columns]``, or a field ``[batch, channels, order, rows, columns]``. The result has the
+    shape of ``x``, with rows and columns exchanged where h exchanges them.
+    """
+    check_lattice_group("group", group)
+    if x.ndim not in (4, 5) or (x.ndim == 5 and x.shape[2] != group.order):
+        raise ValueError(
+            f"x: expected [batch, channels, rows, columns] or [batch, channels, {group.order}, rows, columns], got "
+            f"{tuple(x.shape)}"
+        )
+    if x.ndim == 5:
+        x = x[:, :, group.permutation(h).to(x.device)]
+    matrix = group.elements[int(group.inverse_index[h])].round().tolist()
+    if matrix[0][0]:
+        reversed_axes = [axis for axis, sign in ((-1, matrix[0][0]), (-2, matrix[1][1])) if sign < 0]
+        return x.flip(reversed_axes)
+    # The transpose reads (right, up) at (-up, -right).
+    reversed_axes = [axis for axis, sign in ((-2, matrix[0][1]), (-1, matrix[1][0])) if sign > 0]
+    return x.mT.flip(reversed_axes)
+
+
+def grid_images(data: Any) -> Tensor:
+    """Images of a batch of point clouds, each pixel put where its coordinates say.
+
+    So an image whose points were moved by quarter turns, mirrors and translations is read as the moved image; points
+    that are not on an upright lattice are refused, since a grid network would have to resample them.
+
+    Parameters
+    ----------
+    data
+        torch_geometric ``Data`` or ``Batch`` with features ``x`` ``[points, channels]``, coordinates ``pos``
+        ``[points, 2]`` (right, up) and ``grid`` ``[images, 2]``, points image after image; or images
+        ``[images, channels, rows, columns]``, which are returned as they are.
+
+    Returns
+    -------
+    Tensor
+        ``[images, channels, rows, columns]``. TypeError or ValueError is raised if there are no features, coordinates
+        or grid, images differ in size, or points are on no upright lattice.
+    """
+    if isinstance(data, Tensor):
+        if data.ndim != 4:
+            raise ValueError(f"data: expected images [images, channels, rows, columns], got {tuple(data.shape)}")
+        return data
+    x, pos = getattr(data, "x", None), getattr(data, "pos", None)
+    if not isinstance(x, Tensor) or not isinstance(pos, Tensor) or x.ndim != 2:
+        raise TypeError(
+            "data: expected images as a tensor, or a torch_geometric Data or Batch with x [points, channels] and pos, "
+            f"got {type(data).__name__}"
+        )
+    raster, order = Raster.read(point_clouds(data))
+    return raster.unflatten(x[order]).movedim(-1, 1)
+
+
+def check_lattice_group(argument: str, group: FiniteGroup) -> None:
+    """Refuse groups that do not map the square lattice of pixels and its square windows to themselves."""
+    check_group(argument, group)
+    entries = group.elements.round().abs()
+    integer = bool((group.elements.abs() - entries).abs().max() < 1e-9)
+    moves = integer and bool((entries.sum(dim=-1) == 1).all())
+    if group.dim != 2 or not moves:
+        raise ValueError(
+            f"{argument}: expected a planar group of quarter turns and mirrors along rows, columns or diagonals, such "
+            f"as cyclic(4) or dihedral(4), got {group.name}; for other groups use the layers on point clouds"
+        )
+
+
+def lifting_taps(group: FiniteGroup, size: int) -> Tensor:
+    """Entry h⁻¹p of a planar kernel for each pose h and cell p, ``[order, size²]`` int64 into the size² entries.
+
+    Cells are numbered row by row from the top, and the group acts on (right, up) about the center of the kernel.
+    """
+    check_lattice_group("group", group)
+    check_count("size", size)
+    steps = 2 * torch.arange(size) - (size - 1)
+    row, column = torch.meshgrid(steps, steps, indexing="ij")
+    place = torch.stack([column, -row], dim=-1).reshape(-1, 2)
+    inverse = group.elements[group.inverse_index].round().to(torch.int64)
+    right, up = torch.einsum("hij,pj->hpi", inverse, place).unbind(-1)
+    return (size - 1 - up) // 2 * size + (size - 1 + right) // 2
+
+
+def group_taps(group: FiniteGroup, size: int) -> Tensor:
+    """Entry (h⁻¹h̃, h⁻¹p) of a kernel on the group, ``[order, order, size²]`` int64 into its order · size² entries."""
+    cells = lifting_taps(group, size)
+    return group.relative_index[:, :, None] * size**2 + cells[:, None]
+
+
+class _PermutedCopies(torch.autograd.Function):
+    """Copies of the last axis in several orders.
+
+    Torch would add up the gradient entry by entry; since every order is a permutation, it can be read in the inverse
+    order and summed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, orders: Tensor) -> Tensor:
+        ctx.save_for_backward(orders)
+        return weight.index_select(-1, orders.flatten()).unflatten(-1, orders.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (orders,) = ctx.saved_tensors
+        copies, entries = orders.shape
+        starts = entries * torch.arange(copies, device=orders.device)[:, None]
+        places = (orders.argsort(dim=1) + starts).flatten()
+        return grads[0].flatten(-2).index_select(-1, places).unflatten(-1, orders.shape).sum(dim=-2), None
+
+
+def permuted_copies(weight: Tensor, orders: Tensor) -> Tensor:
+    """``weight[..., orders]`` ``[*, copies, entries]``, where each row of ``orders`` ``[copies, entries]`` permutes."""
+    return cast(Tensor, _PermutedCopies.apply(weight, orders))
+
+
+def moved_kernels(weight: Tensor, taps: Tensor) -> Tensor:
+    """Kernels ``[out, order, in, fiber, size, size]`` of all output poses, with a fiber of 1 for planar kernels.
+
+    ``weight`` is ``[out, in, (fiber,) size, size]``, ``taps`` those of :func:`lifting_taps` or :func:`group_taps`.
+    """
+    moved = permuted_copies(weight.flatten(2), taps.flatten(1))
+    return moved.unflatten(-1, (-1, *weight.shape[-2:])).transpose(1, 2)
+
+
+def published_measure(group: FiniteGroup, *, attentive: bool = False) -> float:
+    """Weight of the sum over the input fiber in the authors' code.
+
+    2π/n for n rotations. With mirrors the plain layer takes it twice (π on p4m), while the attentive layers take 2π/|H|
+    (π/4 on p4m); the two agree on rotations. Groups without rotations, or of other dimensions, have weight 1.
+    """
+    rotations = int((torch.linalg.det(group.elements) > 0).sum())
+    if group.dim != 2 or rotations == 1:
+        return 1.0
+    if attentive:
+        return 2 * math.pi / group.order
+    return 2 * math.pi / rotations * (group.order // rotations)
+
+
+class GridConvolution(nn.Module):
+    """What the two convolutions share: the kernel, its copies by an integer index, and exact strides."""
+
+    lifting: ClassVar[bool] = False
+    attentive: ClassVar[bool] = False
+    taps: Tensor
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        in_channels: int,
+        out_channels: int,
+        size: int,
+        *,
+        stride: int = 1,
+        pad: int = 0,
+        dilation: int = 1,
+        measure: float | None = None,
+        init_scale: float = 1.0,
+        inexact: Inexact = "refuse",
+    ) -> None:
+        super().__init__()
+        taps = lifting_taps(group, size) if self.lifting else group_taps(group, size)
+        check_counts(in_channels=in_channels, out_channels=out_channels, stride=stride, dilation=dilation)
+        check_count("pad", pad, least=0)
+        check_choice("inexact", inexact, Inexact)
+        if measure is None:
+            measure = 1.0 if self.lifting else published_measure(group, attentive=self.attentive)
+        if not math.isfinite(measure):
+            raise ValueError(f"measure: expected a finite number, got {measure}")
+        self.group, self.size, self.in_channels, self.out_channels = group, size, in_channels, out_channels
+        self.stride, self.pad, self.dilation, self.inexact = stride, pad, dilation, inexact
+        self.measure = float(measure)
+        fiber = () if self.lifting else (group.order,)
+        bound = init_scale / math.sqrt(in_channels * size**2)
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels, *fiber, size, size).uniform_(-bound, bound))
+        self.register_buffer("taps", taps, persistent=False)
+        # Only what reverses rows or columns asks for samples that are symmetric about the center.
+        self._turns = bool((group.elements.round() < 0).any())
+
+    def kernels(self) -> Tensor:
+        """Kernel seen from every output frame: ``[out, order, in, fiber, size, size]``."""
+        return moved_kernels(self.weight, self.taps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[batch, in_channels, (order,) rows, columns]`` to ``[batch, out_channels, order, rows', columns']``."""
+        kernels = self.kernels().flatten(0, 1).flatten(1, 2)
+        if self.measure != 1:
+            kernels = self.measure * kernels
+        out = F.conv2d(self.checked(x).flatten(1, 2), kernels, None, self.stride, self.pad, self.dilation)
+        return out.unflatten(1, (self.out_channels, self.group.order))
+
+    def checked(self, x: Tensor) -> Tensor:
+        """The input with an axis for the fiber, also where it lifts; refuses or warns of what does not fit."""
+        x = check_grid(x, None if self.lifting else self.group, self.in_channels, self.weight)
+        rows, columns = x.shape[-2:]
+        for side in (rows, columns):
+            reach = side + 2 * self.pad - self.dilation * (self.size - 1) - 1
+            if reach < 0:
+                raise ValueError(
+                    f"x: a kernel of side {self.size} with dilation {self.dilation} and pad {self.pad} does not fit "
+                    f"into {rows} x {columns} pixels"
+                )
+            rest = reach % self.stride
+            if rest and self._turns:
+                exact = " or ".join(str(s) for s in (side - rest, side + self.stride - rest) if s > 0)
+                complain(
+                    self.inexact,
+                    f"stride {self.stride} samples {side} pixels off center, so the result would not turn with "
+                    f"{self.group.name}; exact would be {exact} pixels, or stride 1 and pooling by {self.stride}",
+                )
+        return x
+
+    def extra_repr(self) -> str:
+        """Sizes, for printing."""
+        return (
+            f"{self.group.name}, {self.in_channels}, {self.out_channels}, size={self.size}, stride={self.stride}, "
+            f"pad={self.pad}, dilation={self.dilation}, measure={self.measure:.6g}"
+        )
+
+
+class GridLiftingConvolution(GridConvolution):
+    r"""Lifting convolution on a grid: from planes to a field on the group.
+
+    .. math::  f'_o(h, y) = \sum_c \sum_p f_c(y + p) \psi_{oc}(h^{-1} p)
+
+    with zero border and without bias. Parameters are those of :class:`GridGroupConvolution`; the measure is 1 if
+    absent.
+
+    **Equivariance.** Moving the image by h about its center moves the output and permutes its frames:
+    f'(h̃, y) becomes f'(h⁻¹h̃, h⁻¹y), exactly, for even and odd sizes. For stride s this needs
+    (rows + 2 pad - dilation (size - 1) - 1) divisible by s.
+    """
+
+    lifting = True
+
+
+class GridGroupConvolution(GridConvolution):
+    r"""Group convolution on a grid: from a field to a field on the group.
+
+    .. math::  f'_o(h, y) = \mu \sum_c \sum_{\tilde h} \sum_p f_c(\tilde h, y + p)
+        \psi_{oc}(h^{-1} \tilde h, h^{-1} p)
+
+    with zero border and without bias.
+
+    **Equivariance.** Moving and permuting the input, f(h̃, y) becomes f(h⁻¹h̃, h⁻¹y), does the same to the output;
+    strides as in :class:`GridLiftingConvolution`.
+
+    Parameters
+    ----------
+    group
+        H: any group of quarter turns and mirrors that keep the lattice.
+    in_channels, out_channels
+        Channels of the input and per frame of the output.
+    size
+        Side of the kernel, odd or even.
+    stride, pad, dilation
+        As for :func:`torch.nn.functional.conv2d`.
+    measure
+        Weight μ of the sum over frames; if absent that of the authors' code, π/2 on p4, π on p4m.
+    init_scale
+        Weights start uniform in ±init_scale / sqrt(in_channels · size²); the authors leave the group's order out.
+    inexact
+        What to do with an image on which the stride breaks the symmetry: ``"refuse"``, ``"warn"`` or ``"allow"``.
+    """
+
+
+def check_grid(x: Tensor, group: FiniteGroup | None, channels: int, weight: Tensor) -> Tensor:
+    """A field ``[batch, channels, order, rows, columns]`` like the weight; planes, without a group, get a fiber."""
+    check_features(x, weight)
+    if group is None:
+        if x.ndim != 4 or x.shape[1] != channels:
+            raise ValueError(f"x: expected planes [batch, {channels}, rows, columns], got {tuple(x.shape)}")
+        return x[:, :, None]
+    if x.ndim != 5 or x.shape[1:3] != (channels, group.order):
+        raise ValueError(
+            f"x: expected a field on {group.name} [batch, {channels}, {group.order}, rows, columns], got "
+            f"{tuple(x.shape)}"
+        )
+    return x

@@ -1,0 +1,315 @@
+"""What sums over points, frames or pixels: pooling, normalizations, squeeze-and-excite."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lieattn._checks import check_choice, check_count, check_counts, check_features
+from lieattn.geometry import PointClouds, pooling_cells
+
+Reduction = Literal["sum", "mean", "max"]
+Inexact = Literal["refuse", "warn", "allow"]
+
+
+class FiberPool(nn.Module):
+    """Reduce a field over its fiber to a scalar field; ``reduction`` is ``"max"``, ``"mean"`` or ``"sum"``.
+
+    **Equivariance.** The group permutes the fiber, so the result does not turn.
+    """
+
+    def __init__(self, reduction: Reduction = "max") -> None:
+        super().__init__()
+        check_choice("reduction", reduction, Reduction)
+        self.reduction: Reduction = reduction
+
+    def forward(self, x: Tensor, graph: PointClouds | None = None) -> Tensor:
+        """``[*, fiber, channels]`` to ``[*, channels]``."""
+        if x.ndim < 2:
+            raise ValueError(f"x: expected a field [*, fiber, channels], got {tuple(x.shape)}")
+        return x.amax(dim=-2) if self.reduction == "max" else getattr(x, self.reduction)(dim=-2)
+
+
+class CloudPool(nn.Module):
+    """Reduce over the points of each cloud; ``reduction`` is ``"sum"``, ``"mean"`` or ``"max"``, zero for no points.
+
+    **Equivariance.** Invariant to permutations of the points; the fiber is left alone.
+    """
+
+    def __init__(self, reduction: Reduction = "mean") -> None:
+        super().__init__()
+        check_choice("reduction", reduction, Reduction)
+        self.reduction: Reduction = reduction
+
+    def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
+        """``[points, *]`` to ``[clouds, *]``."""
+        reduce: Callable[[Tensor], Tensor] = getattr(graph, self.reduction)
+        return reduce(x)
+
+
+class GridPool(nn.Module):
+    """Pool size x size pixels of an image, with a stride as large as the window.
+
+    **Equivariance.** To quarter turns and mirrors of the raster where no rows or columns are dropped; to every
+    motion of the coordinates that keeps the raster.
+
+    Parameters
+    ----------
+    size
+        Side of a cell in pixels.
+    reduction
+        ``"max"``, ``"mean"`` or ``"sum"``.
+    inexact
+        What to do with an image whose height or width is no multiple of ``size``: its last rows or columns would
+        be dropped, and a turned image would lose others, so the result would not turn along. ``"refuse"`` raises
+        ValueError, ``"warn"`` warns once a call, ``"allow"`` says nothing.
+    """
+
+    def __init__(self, size: int = 2, reduction: Reduction = "max", *, inexact: Inexact = "refuse") -> None:
+        super().__init__()
+        check_count("size", size)
+        check_choice("inexact", inexact, Inexact)
+        check_choice("reduction", reduction, Reduction)
+        self.size, self.inexact, self.reduction = size, inexact, reduction
+
+    def cells(self, grid: Tensor, advice: Callable[[], str] | None = None) -> tuple[Tensor, Tensor]:
+        """Cell of each point (-1: dropped) and the pooled grid ``[clouds, 2]``; raises or warns as ``inexact`` says.
+
+        ``advice`` gives a sentence to append to the message.
+        """
+        cell, pooled, exact = pooling_cells(grid, self.size)
+        if not exact and self.inexact != "allow":
+            rows, columns = grid[(grid % self.size != 0).any(dim=1)][0].tolist()
+            message = _drops_pixels(rows, columns, self.size)
+            complain(self.inexact, message if advice is None else f"{message}; {advice()}")
+        return cell, pooled
+
+    def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
+        """``[points, *]`` on the rasters of a graph to ``[cells, *]``."""
+        if graph.grid is None:
+            raise ValueError("graph: pooling pixels needs the raster of each cloud, grid [clouds, 2]")
+        cell, grid = self.cells(graph.grid)
+        return self.reduce(x, cell, int(grid.prod(dim=1).sum()))
+
+    def reduce(self, x: Tensor, cell: Tensor, num_cells: int) -> Tensor:
+        """``[points, *]`` to ``[cells, *]``, for cells that :meth:`cells` has found."""
+        return _reduce(x, cell, num_cells, self.reduction)
+
+
+class GridSpatialPool(nn.Module):
+    """Pool size x size cells of the positions of a field on a grid, pose by pose.
+
+    See :class:`GridPool`; ``reduction`` is ``"max"`` or ``"mean"``.
+    """
+
+    def __init__(
+        self, size: int = 2, reduction: Literal["max", "mean"] = "max", *, inexact: Inexact = "refuse"
+    ) -> None:
+        super().__init__()
+        check_count("size", size)
+        check_choice("reduction", reduction, ("max", "mean"))
+        check_choice("inexact", inexact, Inexact)
+        self.size, self.reduction, self.inexact = size, reduction, inexact
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[*, rows, columns]`` to ``[*, rows / size, columns / size]``."""
+        if x.ndim < 3:
+            raise ValueError(f"x: expected [*, rows, columns], got {tuple(x.shape)}")
+        rows, columns = x.shape[-2:]
+        if rows < self.size or columns < self.size:
+            raise ValueError(f"x: no cell of {self.size} x {self.size} fits into {rows} x {columns} pixels")
+        if rows % self.size or columns % self.size:
+            complain(self.inexact, _drops_pixels(rows, columns, self.size))
+        pool = F.max_pool2d if self.reduction == "max" else F.avg_pool2d
+        pooled = pool(x.flatten(0, -4) if x.ndim > 4 else x, self.size)
+        return pooled.unflatten(0, x.shape[:-3]) if x.ndim > 4 else pooled
+
+
+def pooled_positions(pos: Tensor, cell: Tensor, num_cells: int) -> Tensor:
+    """Centers of the cells: the mean ``[cells, dim]`` of their points' coordinates ``[points, dim]``."""
+    return _reduce(pos, cell, num_cells, "mean")
+
+
+def complain(inexact: Inexact, message: str) -> None:
+    """Raise ValueError or warn, as ``inexact`` says, where an image breaks the symmetry."""
+    if inexact == "refuse":
+        raise ValueError(message)
+    if inexact == "warn":
+        warnings.warn(message, stacklevel=4)
+
+
+def _drops_pixels(rows: int, columns: int, size: int) -> str:
+    fits = [-(-side // size) * size for side in (rows, columns)]
+    return (
+        f"pooling {size} x {size} drops rows or columns of a {rows} x {columns} image, which breaks rotations; "
+        f"{fits[0]} x {fits[1]} would be exact"
+    )
+
+
+def _reduce(x: Tensor, cell: Tensor, num_cells: int, reduction: Reduction) -> Tensor:
+    from torch_geometric.utils import scatter
+
+    if cell.shape != x.shape[:1]:
+        raise ValueError(f"cell: expected one entry for each of {len(x)} points, got {tuple(cell.shape)}")
+    kept = cell >= 0
+    return scatter(x[kept], cell[kept], dim=0, dim_size=num_cells, reduce=reduction)
+
+
+class _Affine(nn.Module):
+    """A gain and a shift for each channel, and the eps of the statistics that they follow."""
+
+    def __init__(self, channels: int, eps: float) -> None:
+        super().__init__()
+        check_count("channels", channels)
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+
+class CloudNorm(_Affine):
+    """Joint normalization of GSA-Nets: over all points, frames and channels of a cloud together.
+
+    Population variance, ``eps`` inside the square root, then a gain and a shift for each channel. Statistics are
+    taken in at least float32.
+
+    **Equivariance.** Statistics are sums over points and frames, so it commutes with any group and permutation.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-12) -> None:
+        super().__init__(channels, eps)
+
+    def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
+        """Normalize ``[points, *, channels]`` over the clouds of a graph."""
+        if x.shape[0] != graph.num_points or x.shape[-1] != len(self.weight):
+            raise ValueError(f"x: expected [points={graph.num_points}, *, {len(self.weight)}], got {tuple(x.shape)}")
+        wide = x if x.dtype == torch.float64 else x.float()
+        per_point = wide.flatten(1)
+        counts = graph.counts.clamp(min=1) * per_point.shape[1]
+
+        def mean(values: Tensor) -> Tensor:
+            return (graph.sum(values.sum(dim=1)) / counts)[graph.batch][:, None]
+
+        centered = per_point - mean(per_point)
+        normal = centered * torch.rsqrt(mean(centered.square()) + self.eps)
+        return normal.view_as(x).to(x.dtype) * self.weight + self.bias
+
+
+class FiberNorm(_Affine):
+    """Layer normalization over the fiber and channels of each point, with one gain and shift for each channel.
+
+    **Equivariance.** The group permutes the fiber, which leaves the statistics alone.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__(channels, eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize ``[points, fiber, channels]``."""
+        weight, bias = self.weight.expand(x.shape[-2:]), self.bias.expand(x.shape[-2:])
+        return F.layer_norm(x, x.shape[-2:], weight, bias, self.eps)
+
+
+class PointBatchNorm(_Affine):
+    """Batch normalization over all points and frames of a batch of clouds, as the authors have it.
+
+    (x - mean) / sqrt(max(variance, eps)) times a gain plus a shift, with the population variance, which is also what
+    the running average takes, with ``momentum`` for the share of a batch. In training mode statistics are those of the
+    batch, otherwise the running ones. A batch without points leaves the running statistics alone.
+
+    **Equivariance.** That of :class:`CloudNorm`.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__(channels, eps)
+        self.momentum = momentum
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize ``[points, *, channels]``."""
+        if x.shape[-1] != len(self.weight):
+            raise ValueError(f"x: expected {len(self.weight)} channels, got {x.shape[-1]}")
+        mean, variance = self.running_mean, self.running_var
+        if self.training and x.numel():
+            wide = (x if x.dtype == torch.float64 else x.float()).reshape(-1, x.shape[-1])
+            mean = wide.mean(dim=0)
+            variance = (wide - mean).square().mean(dim=0)
+            with torch.no_grad():
+                self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
+                self.running_var.lerp_(variance.to(self.running_var), self.momentum)
+        normal = (x - mean) * torch.rsqrt(variance.clamp(min=self.eps))
+        return normal.to(x.dtype) * self.weight + self.bias
+
+
+def norm_layer(norm: str, channels: int, eps: float = 1e-5) -> nn.Module:
+    """Normalization named ``"layer"``, ``"batch"`` or ``"none"``."""
+    if norm == "layer":
+        return nn.LayerNorm(channels, eps=eps)
+    return PointBatchNorm(channels, eps) if norm == "batch" else nn.Identity()
+
+
+class FieldBatchNorm(_BatchNorm):
+    """Batch normalization with one gain, shift, mean and variance a channel, over all points, images and frames.
+
+    Channels are on ``axis`` -1 of fields of points, ``[points, fiber, channels]``, and on 1 of fields on grids,
+    ``[batch, channels, (fiber,) rows, columns]``. The rest is torch's.
+
+    **Equivariance.** Statistics are sums over poses and positions, so it commutes with the group.
+    """
+
+    def __init__(self, channels: int, *, eps: float = 1e-5, momentum: float = 0.1, axis: int = -1) -> None:
+        check_count("channels", channels)
+        super().__init__(channels, eps=eps, momentum=momentum)
+        self.axis = axis
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.ndim < 2 or input.shape[1] != self.num_features:
+            raise ValueError(f"x: expected {self.num_features} channels on axis {self.axis}, got {tuple(input.shape)}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize a field."""
+        if self.axis == 1:
+            return super().forward(input)
+        return super().forward(input.flatten(0, -2)).view_as(input)
+
+
+class GroupSqueezeExcite(nn.Module):
+    r"""Group squeeze-and-excite (Affine Self Convolution, Eq. 15): every channel is scaled by what the cloud holds.
+
+    .. math::  f'_c(x, h) = f_c(x, h) \, \operatorname{sigmoid}(W_1 \operatorname{relu}(W_2 m + b_2) + b_1)_c
+
+    with m the mean of the field over the points of its cloud and over the fiber. The hidden layer has channels //
+    ``reduction`` units, at least 1; 16 on Z² and 4 on p4 in the paper.
+
+    **Equivariance.** The mean over points and frames is invariant, so it commutes with any group.
+    """
+
+    def __init__(self, channels: int, reduction: int = 16) -> None:
+        super().__init__()
+        check_counts(channels=channels, reduction=reduction)
+        self.squeeze = nn.Linear(channels, max(1, channels // reduction))
+        self.excite = nn.Linear(self.squeeze.out_features, channels)
+
+    def scale(self, x: Tensor, graph: PointClouds) -> Tensor:
+        """Factors ``[clouds, channels]`` for a field ``[points, *, channels]``."""
+        check_features(x, self.squeeze.weight)
+        if x.ndim < 2 or x.shape[0] != graph.num_points or x.shape[-1] != self.squeeze.in_features:
+            raise ValueError(
+                f"x: expected [points={graph.num_points}, *, {self.squeeze.in_features}], got {tuple(x.shape)}"
+            )
+        mean = graph.mean(x.flatten(1, -2).mean(dim=1) if x.ndim > 2 else x)
+        return self.excite(F.relu(self.squeeze(mean))).sigmoid()
+
+    def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
+        """Scale a field ``[points, *, channels]``."""
+        factors = self.scale(x, graph)[graph.batch]
+        return x * factors.view(len(x), *[1] * (x.ndim - 2), factors.shape[1])

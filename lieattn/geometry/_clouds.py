@@ -70,16 +70,10 @@ def as_coordinates(pos: Tensor) -> Tensor:
 def cloud_index(points: Tensor | int, batch: Tensor | None = None, ptr: Tensor | None = None) -> tuple[Tensor, int]:
     """Return the cloud of each point, int64 ``[points]``, and the number of clouds.
 
-    Parameters
-    ----------
-    points
-        The points (a tensor ``[points, ...]``) or their number.
-    batch
-        Cloud of each point, int64 ``[points]``, in any order; an id may be without points.
-    ptr
-        First point of each cloud and, last, the number of points: int64 ``[clouds + 1]``, which counts empty clouds
-        at the end. If ``batch`` is given too, both must describe the same clouds; all points are one cloud without
-        both. TypeError or ValueError is raised if they do not fit.
+    The ``points`` are a tensor ``[points, ...]`` or their number. ``batch`` is the cloud of each point, int64
+    ``[points]``, in any order; an id may be without points. ``ptr`` is the first point of each cloud and, last, the
+    number of points, int64 ``[clouds + 1]``, which counts empty clouds at the end. All points are one cloud without
+    both; if both are given they must describe the same clouds. TypeError or ValueError is raised if they do not fit.
     """
     number, device = (len(points), points.device) if isinstance(points, Tensor) else (points, None)
     if batch is not None:

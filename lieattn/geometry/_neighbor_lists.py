@@ -22,18 +22,15 @@ class Neighbors(Movable):
     """Neighbor lists in CSR form, sorted by target, then by source.
 
     A value: its tensors must not be written to. The constructor takes them as they are and checks only
-    shapes, dtypes and devices; :meth:`from_edge_index` sorts and checks edges in any order.
+    shapes, dtypes and devices; :meth:`from_edge_index` sorts and checks edges in any order. TypeError or ValueError is
+    raised if tensors are not int64, or shapes or devices do not fit together.
 
-    TypeError or ValueError is raised if tensors are not int64, or shapes or devices do not fit together.
-
-    Parameters
+    Attributes
     ----------
     row_ptr
         int64 ``[points + 1]``: the keys of target i are ``source[row_ptr[i]:row_ptr[i + 1]]``.
-    source
-        Key point of each edge, int64 ``[edges]``.
-    target
-        Query point of each edge, int64 ``[edges]``.
+    source, target
+        Key and query point of each edge, int64 ``[edges]``.
     whole_clouds
         Layout of the clouds filled up to the largest, where every point is known to attend to all points of its cloud,
         itself included; None where it is not, or filling up would waste too much.
@@ -203,12 +200,10 @@ class _AllOfClouds(Neighbors):
 
     @property
     def num_edges(self) -> int:
-        """Number of edges."""
         return self._num_edges
 
     @cached_property
     def source(self) -> Tensor:
-        """Key point of each edge."""
         layout = cast(Padding, self.whole_clouds)
         with torch.inference_mode(self.row_ptr.is_inference()):
             members = layout.pad(torch.arange(self.num_points, device=self.device))[self._cloud]
@@ -216,7 +211,6 @@ class _AllOfClouds(Neighbors):
 
     @cached_property
     def target(self) -> Tensor:
-        """Query point of each edge."""
         with torch.inference_mode(self.row_ptr.is_inference()):
             return torch.repeat_interleave(self.degree)
 

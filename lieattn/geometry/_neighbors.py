@@ -17,9 +17,8 @@ from torch import Tensor
 from lieattn._checks import check_length
 from lieattn.geometry._clouds import as_coordinates, cloud_index, first_true
 from lieattn.geometry._neighbor_lists import Neighbors, all_pairs_of_clouds, check_edge_index
-from lieattn.geometry._periodic import images_within, lattices
-from lieattn.geometry._point_clouds import PointClouds
-from lieattn.geometry._search import Method, Ties, pairs_all, pairs_nearest, pairs_within
+from lieattn.geometry._point_clouds import PointClouds, lattices
+from lieattn.geometry._search import Method, Ties, images_within, pairs_all, pairs_nearest, pairs_within
 
 
 class Neighborhood(Protocol):
@@ -76,10 +75,8 @@ class Radius(_Neighborhood):
 
     In clouds that repeat, all images within the ball are neighbors, several of one point and of the point itself
     included if the radius exceeds half the cell: ``radius(pos, batch, cell=cell, pbc=pbc)`` gives lists with a
-    ``shift``.
-
-    A point is its own neighbor if ``include_self``; its images are in any case. TypeError or ValueError is raised if
-    ``radius`` is not a positive finite number, or ``include_self`` not a bool.
+    ``shift``. A point is its own neighbor if ``include_self``; its images are in any case. TypeError or ValueError is
+    raised if ``radius`` is not a positive finite number, or ``include_self`` not a bool.
 
     Examples
     --------
@@ -100,7 +97,6 @@ class Radius(_Neighborhood):
         return float(self.radius)
 
     def scaled(self, factor: float) -> Radius:
-        """A ball with a radius larger by a factor."""
         return replace(self, radius=self.radius * factor)
 
     def __call__(
@@ -179,19 +175,11 @@ class Nearest(_Neighborhood):
 class PixelSquare(_Neighborhood):
     """The points of the axis-aligned square (in 3D, cube) around each point; symmetric.
 
-    Neighbors are all x_j with max over the axes of |x_j - x_i| <= (P - 1)/2 spacing, up to a relative 1e-5.
-    On the pixels of an image that is the P x P window, without what lies outside the image. **It turns with
+    Neighbors are all x_j with max over the axes of |x_j - x_i| <= (P - 1)/2 spacing, up to a relative 1e-5, with P =
+    ``size`` odd and ``spacing`` the distance of adjacent pixels. On the pixels of an image that is the P x P window,
+    without what lies outside the image; P = 1 leaves the point itself (and points at the same place). **It turns with
     the image only under rotations and reflections that map the square to itself** (those of p4 and p4m); for
     any others use :class:`Radius`.
-
-    Parameters
-    ----------
-    size
-        P, the odd number of pixels along a side. 1 leaves the point itself (and points at the same place).
-    spacing
-        Distance of adjacent pixels, in the unit of the coordinates.
-    include_self
-        Whether a point is its own neighbor.
     """
 
     size: int
@@ -211,7 +199,6 @@ class PixelSquare(_Neighborhood):
         return (max(int(self.size), 3) - 1) / 2 * float(self.spacing)
 
     def scaled(self, factor: float) -> PixelSquare:
-        """A square of as many pixels that are larger by a factor."""
         return replace(self, spacing=self.spacing * factor)
 
     def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from lieattn._checks import check_tensor
 from lieattn.geometry._clouds import Movable, as_coordinates, check_grid, cloud_index, first_true
-from lieattn.geometry._periodic import lattices
+
+_FLAT = 1e-8  # a cell is refused as flat if its volume, relative to the product of its edges, is smaller
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -140,6 +141,53 @@ def _read(data: Any, given: dict[str, Tensor | None]) -> tuple[Any, ...]:
         expected = "expected a tensor, or a torch_geometric Data or Batch with pos"
         raise TypeError(f"points: {expected}, got {type(data).__name__}")
     return pos, *(getattr(data, name, None) if value is None else value for name, value in given.items())
+
+
+def lattices(
+    cell: Tensor | None, pbc: Tensor | None, num_clouds: int, points: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Check lattices, see :func:`point_clouds`, and give every cloud its own.
+
+    Returns ``[clouds, dim, dim]`` in the dtype given, and ``[clouds, dim]``; both None if nothing repeats. TypeError or
+    ValueError is raised for wrong dtypes, shapes or devices, or vectors that are not finite or span no volume (in the
+    directions in which the cloud repeats).
+    """
+    if cell is None:
+        if pbc is not None and (not isinstance(pbc, Tensor) or bool(pbc.any())):
+            raise ValueError("pbc: says that clouds repeat, but there is no cell")
+        return None, None
+    cell, pbc = _checked_lattices(cell, pbc, num_clouds, points)
+    if not pbc.any():
+        return None, None
+    used = torch.where(pbc[..., None], cell.detach().double(), 0.0)
+    infinite = ~torch.isfinite(used).flatten(1).all(-1)
+    if infinite.any():
+        raise ValueError(f"cell: expected finite vectors, got {cell[first_true(infinite)].tolist()}")
+    lengths = torch.linalg.vector_norm(used, dim=-1)
+    units = used / torch.where(lengths == 0, 1.0, lengths)[..., None]
+    # The squared volume that the unit vectors span, with 1 in place of those that are not used.
+    gram = units @ units.mT + torch.diag_embed((~pbc).double())
+    flat = torch.linalg.det(gram) < _FLAT**2
+    if flat.any():
+        i = first_true(flat)
+        got = f"got the cell {cell[i].tolist()} of cloud {i}, whose volume is zero"
+        raise ValueError(f"cell: expected vectors that span a volume along pbc={pbc[i].tolist()}, {got}")
+    return cell, pbc
+
+
+def _checked_lattices(cell: Tensor, pbc: Tensor | None, num_clouds: int, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Dtypes, devices and shapes; one cell for every cloud."""
+    dim = points.shape[1]
+    check_tensor("cell", cell, "a floating tensor [clouds, dim, dim]")
+    if pbc is None:
+        pbc = torch.ones(dim, dtype=torch.bool, device=cell.device)
+    check_tensor("pbc", pbc, "a bool tensor [clouds, dim]", torch.bool)
+    for name, given, own in (("cell", cell, (dim, dim)), ("pbc", pbc, (dim,))):
+        if given.device != points.device:
+            raise ValueError(f"{name}: expected on {points.device} as the points, got on {given.device}")
+        if given.shape not in (own, (num_clouds, *own)):
+            raise ValueError(f"{name}: expected {list(own)} or {[num_clouds, *own]}, got {list(given.shape)}")
+    return cell.expand(num_clouds, dim, dim), pbc.expand(num_clouds, dim)
 
 
 def collate_clouds(argument: str, parts: Sequence[PointClouds], alike: Sequence[str] = ()) -> PointClouds:

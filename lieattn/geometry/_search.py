@@ -4,9 +4,9 @@ Points come as float64 coordinates ``pos`` ``[points, dim]`` and the cloud of ea
 int64 ``[points]``, ids from 0 and not much larger than the number of points. Pairs are returned as sorted
 int64 keys ``target * points + source``.
 
-There are two ways to search: SciPy's k-d tree (``"tree"``) on the CPU, a cell list in torch (``"cells"``) on
-any device. Both only propose candidates, generously; the same float64 arithmetic decides, so they give the
-same pairs.
+There are two ways to search: SciPy's k-d tree (``"tree"``) on the CPU, a cell list in torch (``"cells"``) on any
+device. Both only propose candidates, generously; the same float64 arithmetic decides, so they give the same pairs. In
+clouds that repeat, images of the points are searched with the cell list.
 """
 
 import itertools
@@ -265,3 +265,69 @@ def _bounds(pos: Tensor, cloud: Tensor) -> tuple[Tensor, Tensor]:
     low = pos.new_zeros(shape).scatter_reduce(0, index, pos, "amin", include_self=False)
     high = pos.new_zeros(shape).scatter_reduce(0, index, pos, "amax", include_self=False)
     return low, high
+
+
+def images_within(
+    pos: Tensor, cloud: Tensor, radius: float, include_self: bool, cell: Tensor, pbc: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Find all pairs of a point and an image of another, or of itself, no farther apart than ``radius``.
+
+    However many images that are: the radius may exceed the cell. Points ``[points, dim]``, inside the cell or not, and
+    cells are float64; the tolerance is that of :func:`pairs_within`. Returns sorted keys, int64 ``[edges]``, and how
+    often each lattice vector is added to the source, int64 ``[edges, dim]``, ascending for equal keys.
+    """
+    n = len(pos)
+    if n == 0:
+        return cloud, pos.long()
+    complete = complete_cells(cell, pbc)
+    radius = radius * (1 + TIE_TOLERANCE)
+    # Fractional coordinates, in [0, 1) along periodic vectors, and the steps that are taken off.
+    fractional = (pos[:, None] @ torch.linalg.inv(complete)[cloud])[:, 0]
+    home = torch.where(pbc[cloud], fractional.floor(), 0.0)
+    fractional, home = fractional - home, home.long()
+    owner, image = _ghosts(fractional, cloud, complete, pbc, radius * _MARGIN)
+    places = (fractional[owner] + image)[:, None] @ complete[cloud[owner]]
+    found = []
+    everything = torch.arange(n, device=pos.device)
+    for target, row, ghost in candidates_within(places[:, 0], cloud[owner], radius * _MARGIN, everything):
+        i, j = target[row], owner[ghost]
+        # Relative to the points as given, which may lie outside their cell.
+        steps = image[ghost] + home[i] - home[j]
+        keep = cloud[i] == cloud[j]
+        keep &= _squared_distance_to_images(pos, i, j, steps, cell[cloud[i]]) <= radius * radius
+        keep &= include_self | (i != j) | (steps != 0).any(1)
+        found.append((i[keep] * n + j[keep], steps[keep]))
+    keys, steps = (torch.cat(parts) for parts in zip(*found, strict=True))
+    order = torch.arange(len(keys), device=keys.device)
+    for axis in (*reversed(steps.unbind(1)), keys):
+        order = order[axis[order].argsort(stable=True)]
+    return keys[order], steps[order]
+
+
+def complete_cells(cell: Tensor, pbc: Tensor) -> Tensor:
+    """Cells ``[clouds, dim, dim]`` whose unused vectors are replaced by unit vectors across the used ones."""
+    used = torch.where(pbc[..., None], cell, 0.0)
+    # Right singular vectors of vanishing singular values come last and span what the used vectors leave.
+    across = torch.linalg.svd(used).Vh
+    rank = (~pbc).long().cumsum(1) - 1 + pbc.sum(1, keepdim=True)
+    filled = across.gather(1, rank.clamp(min=0)[..., None].expand_as(across))
+    return torch.where(pbc[..., None], cell, filled)
+
+
+def _ghosts(fractional: Tensor, cloud: Tensor, cell: Tensor, pbc: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+    """Points, and then images, that reach within the radius of the cells: the point of each, its steps ``[*, dim]``."""
+    reach = radius * torch.linalg.vector_norm(torch.linalg.inv(cell), dim=1)  # in fractions of each height
+    most = torch.where(pbc, reach.floor() + 1, 0.0).amax(0).long().tolist()
+    around = sorted(itertools.product(*(range(-m, m + 1) for m in most)), key=any)  # no step first
+    steps = torch.tensor(around, device=cell.device)[:, None]
+    reach = reach[cloud] * _MARGIN + 1e-9
+    moved = fractional + steps
+    inside = torch.where(pbc[cloud], (moved >= -reach) & (moved <= 1 + reach), steps == 0)
+    step, owner = inside.all(-1).nonzero().unbind(1)
+    return owner, steps[step, 0]
+
+
+def _squared_distance_to_images(pos: Tensor, i: Tensor, j: Tensor, steps: Tensor, cell: Tensor) -> Tensor:
+    # Every operation changes sign exactly when i and j are exchanged, so the lists are symmetric to the last bit.
+    shift = (steps.to(pos.dtype)[..., None] * torch.where((steps != 0)[..., None], cell, 0.0)).unbind(1)
+    return (pos[j] - pos[i] + sum(shift[1:], start=shift[0])).square().sum(1)

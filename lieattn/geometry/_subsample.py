@@ -28,30 +28,24 @@ def farthest_points(
 ) -> Tensor:
     """Farthest-point subsampling of each cloud: again and again the point farthest from those chosen already.
 
+    Returns indices ``[points kept]`` int64, cloud by cloud in the order in which they were chosen. Of points equally
+    far, up to a relative 1e-5, the first one is taken.
+
     **Equivariance.** Depends on distances alone, so it commutes with rotations, reflections and translations; with
     the outermost point as start, also with permutations of points, unless points are equally far.
 
     Parameters
     ----------
-    points
+    points, batch, ptr
         Point clouds in any of the forms that :func:`point_clouds` takes; clouds that repeat are taken as they are.
-    count
-        Points to keep of each cloud; all of a smaller one.
-    fraction
-        Instead of the count: share of each cloud, rounded, at least one point of a cloud that has any.
-    batch, ptr
-        The clouds, see :func:`point_clouds`.
+    count, fraction
+        Points to keep of each cloud, all of a smaller one; or its share, rounded, at least one point of a cloud that
+        has any.
     start
         First point of each cloud: the one farthest from their mean, the first one, or indices ``[clouds]`` int64
         (any number for an empty cloud).
     generator
         Draws the first points instead.
-
-    Returns
-    -------
-    Tensor
-        ``[points kept]`` int64 indices, cloud by cloud in the order in which they were chosen. Of points equally
-        far, up to a relative 1e-5, the first one is taken.
 
     Examples
     --------
@@ -126,7 +120,14 @@ def _starts(
     """First point of each cloud, -1 where there is none."""
     order, first, size = members(clouds.batch, clouds.num_clouds)
     if isinstance(start, Tensor):
-        return _given_starts(start, clouds, size)
+        _check_starts(start, clouds.num_clouds, torch.where(size > 0, clouds.num_points, -1), clouds.device)
+        start = torch.where(size > 0, start, -1)
+        own = torch.arange(clouds.num_clouds, device=clouds.device)
+        foreign = (start >= 0) & (clouds.batch[start.clamp(min=0)] != own)
+        if foreign.any():
+            cloud = first_true(foreign)
+            raise ValueError(f"start: expected a point of cloud {cloud}, got {int(start[cloud])} of another one")
+        return start
     if start not in ("outermost", "first"):
         raise ValueError(f"start: expected 'outermost', 'first' or indices of points, got {start!r}")
     if generator is not None:
@@ -137,17 +138,6 @@ def _starts(
     else:
         return _first_farthest((pos - clouds.mean(pos)[clouds.batch]).square().sum(-1), clouds)
     return torch.where(size > 0, order[(first + place).clamp(0, len(order) - 1)], -1)
-
-
-def _given_starts(start: Tensor, clouds: PointClouds, size: Tensor) -> Tensor:
-    _check_starts(start, clouds.num_clouds, torch.where(size > 0, clouds.num_points, -1), clouds.device)
-    start = torch.where(size > 0, start, -1)
-    own = torch.arange(clouds.num_clouds, device=clouds.device)
-    foreign = (start >= 0) & (clouds.batch[start.clamp(min=0)] != own)
-    if foreign.any():
-        cloud = first_true(foreign)
-        raise ValueError(f"start: expected a point of cloud {cloud}, got {int(start[cloud])} of another one")
-    return start
 
 
 def _check_starts(start: Tensor, clouds: int, limit: Tensor, device: torch.device) -> None:

@@ -2,7 +2,7 @@
 
 ``Group`` is the interface of all of them, in ``_group``. Finite groups of matrices are in ``_finite`` and ``_catalog``;
 Lie groups in ``_rotations`` and ``_semidirect``, which also has R^d x| H for both kinds of H. Their exponentials and
-logarithms rest on ``_series`` and ``_skew``.
+logarithms rest on ``_skew``.
 """
 
 from lieattn.groups._catalog import (

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_count
-from lieattn.groups._finite import FiniteGroup, check_group
-from lieattn.groups._matrices import snap
+from lieattn.groups._finite import FiniteGroup, check_group, snap
 
 
 def trivial(dim: int = 2) -> FiniteGroup:

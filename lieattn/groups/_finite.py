@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -9,18 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_none
+from lieattn._checks import check_none, kind
 from lieattn.groups._group import Group, far, tolerance
-from lieattn.groups._matrices import (
-    cayley_table,
-    checked_matrices,
-    new_elements,
-    permutation_matrices,
-    real_matrices,
-    rows,
-    snap,
-)
-from lieattn.groups._series import norm
+from lieattn.groups._skew import norm
 
 CLOSURE_TOLERANCE = 1e-9
 """How far (largest entry) a product may be from the element it is taken for."""
@@ -188,15 +180,12 @@ class FiniteGroup(Group):
         return super().act(self.element(g, points), points)
 
     def act_vectors(self, g: int | Tensor, vectors: Tensor) -> Tensor:
-        """The same as :meth:`act`."""
         return super().act_vectors(self.element(g, vectors), vectors)
 
     def hat(self, a: Tensor) -> Tensor:
-        """Zero ``[*, dim, dim]`` from no coordinates, ``[*, 0]``."""
         return a.new_zeros(*a.shape[:-1], self.dim, self.dim)
 
     def vee(self, matrix: Tensor) -> Tensor:
-        """No coordinates, ``[*, 0]``."""
         return matrix[..., 0, :0]
 
     def log(self, g: Tensor) -> Tensor:
@@ -211,7 +200,6 @@ class FiniteGroup(Group):
         return norm((relative - self.identity(relative)).flatten(-2))
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Uniform elements ``[*shape, dim, dim]``."""
         index = torch.randint(self.order, shape, generator=generator, device=generator.device if generator else None)
         return self.elements.to(index.device)[index]
 
@@ -222,7 +210,6 @@ class FiniteGroup(Group):
         return self
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
-        """Matrices that are not among :attr:`elements`."""
         return {"it is not one of its matrices": ~(self._nearest(g)[0] <= tolerance(g.dtype))}
 
     # --- signals and other groups ---------------------------------------------------------------------------------
@@ -296,3 +283,84 @@ _LOW_PRECISION = (torch.float32, torch.float16, torch.bfloat16)
 
 def _rebuild(name: str, elements: np.ndarray[Any, Any]) -> FiniteGroup:
     return FiniteGroup(name, torch.from_numpy(elements), tolerance=1e-5)
+
+
+def real_matrices(argument: str, stack: Tensor) -> Tensor:
+    """A float64 copy of finite matrices ``[order, dim, dim]``, or an error that names the argument."""
+    if not isinstance(stack, Tensor) or stack.is_complex():
+        raise TypeError(f"{argument}: expected a real tensor [order, dim, dim], got {kind(stack)}")
+    if stack.ndim != 3 or stack.shape[-1] != stack.shape[-2] or 0 in stack.shape:
+        expected = "expected shape [order, dim, dim] with order >= 1 and dim >= 1"
+        raise ValueError(f"{argument}: {expected}, got {tuple(stack.shape)}")
+    infinite = ~torch.isfinite(stack).flatten(1).all(1)
+    if infinite.any():
+        raise ValueError(f"{argument}: element {int(infinite.nonzero()[0])} has an entry that is not finite")
+    return stack.detach().to(device="cpu", dtype=torch.float64).clone()
+
+
+def checked_matrices(elements: Tensor, name: str) -> Tensor:
+    """A copy of matrices that are distinct and invertible."""
+    matrices = real_matrices(f"matrices of {name!r}", elements)
+    flat = matrices.flatten(1)
+    distance = torch.cdist(flat, flat, p=math.inf).fill_diagonal_(math.inf)
+    if distance.min() < 1e-6:
+        i, j = divmod(int(distance.argmin()), len(flat))
+        raise ValueError(f"matrices of {name!r}: elements {i} and {j} are the same")
+    singular = torch.linalg.det(matrices).abs() < 1e-9
+    if singular.any():
+        raise ValueError(f"matrices of {name!r}: element {int(singular.nonzero()[0])} has no inverse")
+    return matrices
+
+
+def permutation_matrices(argument: str, permutations: Sequence[Sequence[int]] | Tensor) -> Tensor:
+    """P e_i = e_p(i) for each row of a table of permutations."""
+    expected = f"{argument}: expected a table of integers [order, points]"
+    try:
+        table = torch.as_tensor(permutations)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{expected}, got {permutations!r}") from error
+    if table.ndim != 2 or table.is_floating_point() or table.is_complex() or 0 in table.shape:
+        raise ValueError(f"{expected}, got shape {tuple(table.shape)} of {table.dtype}")
+    table, degree = table.to(torch.int64), table.shape[1]
+    for g, row in enumerate(table.tolist()):
+        if sorted(row) != list(range(degree)):
+            raise ValueError(f"{argument}: row {g} is {row}, not a permutation of 0..{degree - 1}")
+    return torch.nn.functional.one_hot(table, degree).mT.double()
+
+
+def cayley_table(matrices: Tensor, name: str, tolerance: float) -> Tensor:
+    """Index of every product of two elements, or an error that names the factors of one that is missing."""
+    table = torch.empty(len(matrices), len(matrices), dtype=torch.int64)
+    for g, matrix in enumerate(matrices):
+        distance, table[g] = torch.cdist((matrix @ matrices).flatten(1), matrices.flatten(1), p=math.inf).min(dim=-1)
+        worst = int(distance.argmax())
+        if not distance[worst] <= tolerance:
+            away = f"{float(distance[worst]):.1e} away from every element (tolerance {tolerance:.0e})"
+            what = f"{name!r} is not closed under its product: elements[{g}] @ elements[{worst}] is {away}"
+            raise ValueError(f"{what}; give all elements, or generators to FiniteGroup.generate")
+    return table
+
+
+def rows(argument: str, index: int | Tensor, table: Tensor, name: str) -> Tensor:
+    """``table[index]``, with an error that names the group if it has no such element."""
+    try:
+        return table[index]
+    except IndexError as error:
+        raise ValueError(f"{argument}: expected indices 0..{len(table) - 1} of {name}, got {index}") from error
+
+
+def new_elements(products: Tensor, found: Tensor) -> Tensor:
+    """Those products that are neither found already nor repeated, in their order."""
+    fresh: list[Tensor] = []
+    known = found.flatten(1)
+    for product in products:
+        if torch.cdist(product.reshape(1, -1), known, p=math.inf).min() > 1e-6:
+            fresh.append(product)
+            known = torch.cat([known, product.reshape(1, -1)])
+    return torch.stack(fresh) if fresh else products[:0]
+
+
+def snap(matrices: Tensor) -> Tensor:
+    """Make entries that are a half-integer up to rounding exactly that: quarter turns stay exact."""
+    halves = torch.round(2 * matrices) / 2
+    return torch.where((matrices - halves).abs() < 1e-14, halves, matrices)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_count, check_none, check_tensor
-from lieattn.groups._series import norm
+from lieattn.groups._skew import norm
 
 if TYPE_CHECKING:
     from lieattn.groups._finite import FiniteGroup

@@ -13,8 +13,8 @@ from lieattn._checks import check_count, check_none
 from lieattn.groups import _catalog
 from lieattn.groups._finite import FiniteGroup
 from lieattn.groups._group import LieGroup, draw_normal, draw_uniform, far, tolerance
-from lieattn.groups._series import expm1_ratio
 from lieattn.groups._skew import (
+    expm1_ratio,
     rotation_by,
     rotation_from_quaternion,
     rotation_log,
@@ -44,7 +44,6 @@ class Rotational(LieGroup):
         super().__init__(f"{self.letters}({dim})", dim=dim, size=dim, algebra_dim=1 if dim == 2 else 3)
 
     def inverse(self, g: Tensor) -> Tensor:
-        """The inverse, which is the transpose."""
         return g.mT
 
     def hat(self, a: Tensor) -> Tensor:
@@ -70,15 +69,12 @@ class Rotational(LieGroup):
         return rotation_log(g)
 
     def exp_integral(self, a: Tensor) -> Tensor:
-        """``∫₀¹ exp(x a) dx`` in closed form."""
         return scaled_rotation_integral(torch.zeros_like(a[..., 0]), a)
 
     def inverse_exp_integral(self, a: Tensor) -> Tensor:
-        """Its inverse in closed form, for angles below 2π."""
         return scaled_rotation_integral(torch.zeros_like(a[..., 0]), a, inverse=True)
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
-        """Matrices that do not preserve lengths."""
         error = (g.mT @ g - self.identity(g)).abs().amax((-2, -1))
         worst, allowed = float(error.max()) if error.numel() else 0.0, tolerance(g.dtype)
         fault = f"its columns are not orthonormal (largest error of all {worst:.1e}, allowed {allowed:.0e})"
@@ -127,7 +123,6 @@ class SO(Rotational):
         return _ROTATIONS_3D[count]()
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
-        """Matrices that do not preserve lengths, and improper ones."""
         improper = torch.linalg.det(g) < 0
         return super().faults(g) | {"it is improper, a rotation with a reflection (determinant -1)": improper}
 
@@ -162,9 +157,8 @@ class O(Rotational):  # noqa: E742 - the name of the group
     def finite_subgroup(self, count: int) -> FiniteGroup:
         """Finite group of ``count`` elements, the identity first, half of them improper.
 
-        In the plane ``count`` is even: the dihedral group. In space ``count`` is twice that of a group of rotations:
-        its elements and their products with the inversion, which average all odd degrees as well. For others
-        ValueError is raised.
+        In the plane it is the dihedral group, in space the elements of a group of rotations and their products with the
+        inversion, which average all odd degrees as well. ValueError is raised where there is none.
         """
         check_count("count", count, least=2)
         if count % 2:
@@ -182,15 +176,12 @@ class Dilations(LieGroup):
         super().__init__(f"R+({dim})", dim=dim, size=dim, algebra_dim=1)
 
     def inverse(self, g: Tensor) -> Tensor:
-        """The inverse I / r."""
         return g / _squared_scale(g)
 
     def hat(self, a: Tensor) -> Tensor:
-        """``[*, d, d]`` from ``[*, 1]``."""
         return a[..., None] * self.identity(a)
 
     def vee(self, matrix: Tensor) -> Tensor:
-        """``[*, 1]`` from ``[*, d, d]``."""
         return matrix[..., 0, 0, None]
 
     def exp(self, a: Tensor) -> Tensor:
@@ -202,16 +193,13 @@ class Dilations(LieGroup):
         return log_scale(g)[..., None]
 
     def exp_integral(self, a: Tensor) -> Tensor:
-        """``∫₀¹ exp(x a) dx`` in closed form."""
         return self.hat(expm1_ratio(a))
 
     def inverse_exp_integral(self, a: Tensor) -> Tensor:
-        """Its inverse in closed form."""
         return self.hat(1 / expm1_ratio(a))
 
     @property
     def num_coordinates(self) -> int:
-        """One."""
         return 1
 
     def coordinates(self, g: Tensor) -> Tensor:
@@ -227,7 +215,6 @@ class Dilations(LieGroup):
         return self.exp(draw_normal((*shape, 1), generator))
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
-        """Matrices other than positive multiples of the identity."""
         positive = g[..., 0, 0] > 0
         relative = g / torch.where(positive, g[..., 0, 0], 1.0)[..., None, None]
         other = far(relative, self.identity(g)).flatten(-2).any(-1)
@@ -252,19 +239,15 @@ class RotationDilations(LieGroup):
         return scale, g * torch.exp(-scale)[..., None, None]
 
     def inverse(self, g: Tensor) -> Tensor:
-        """The inverse: the transpose, scaled back."""
         return g.mT / _squared_scale(g)
 
     def hat(self, a: Tensor) -> Tensor:
-        """``[*, d, d]`` from ``[*, algebra_dim]``."""
         return a[..., :1, None] * self.identity(a) + self.rotations.hat(a[..., 1:])
 
     def vee(self, matrix: Tensor) -> Tensor:
-        """``[*, algebra_dim]`` from ``[*, d, d]``."""
         return torch.cat([matrix[..., 0, 0, None], self.rotations.vee(matrix)], dim=-1)
 
     def exp(self, a: Tensor) -> Tensor:
-        """Rotation and dilation ``[*, d, d]`` with coordinates ``[*, algebra_dim]``."""
         return torch.exp(a[..., :1, None]) * self.rotations.exp(a[..., 1:])
 
     def log(self, g: Tensor) -> Tensor:
@@ -273,16 +256,13 @@ class RotationDilations(LieGroup):
         return torch.cat([scale[..., None], self.rotations.log(rotation)], dim=-1)
 
     def exp_integral(self, a: Tensor) -> Tensor:
-        """``∫₀¹ exp(x a) dx`` in closed form."""
         return scaled_rotation_integral(a[..., 0], a[..., 1:])
 
     def inverse_exp_integral(self, a: Tensor) -> Tensor:
-        """Its inverse in closed form, for angles below 2π."""
         return scaled_rotation_integral(a[..., 0], a[..., 1:], inverse=True)
 
     @property
     def num_coordinates(self) -> int:
-        """One, and those of the rotation."""
         return 1 + self.rotations.num_coordinates
 
     def coordinates(self, g: Tensor) -> Tensor:
@@ -301,7 +281,6 @@ class RotationDilations(LieGroup):
         return torch.exp(draw_normal((*shape, 1, 1), generator)) * rotation
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
-        """Matrices whose columns are not orthogonal and equally long, and improper ones."""
         degenerate = _squared_scale(g)[..., 0, 0] == 0
         rotation = torch.where(degenerate[..., None, None], self.identity(g), self.split(g)[1])
         faults = {f"after scaling, {fault}": where for fault, where in self.rotations.faults(rotation).items()}

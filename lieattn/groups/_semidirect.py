@@ -11,7 +11,7 @@ from lieattn._checks import check_count
 from lieattn.groups._finite import FiniteGroup, check_group
 from lieattn.groups._group import Group, LieGroup, draw_normal, far, matvec
 from lieattn.groups._rotations import SO, O, RotationDilations
-from lieattn.groups._series import norm
+from lieattn.groups._skew import norm
 
 
 class Translations(LieGroup):
@@ -26,23 +26,18 @@ class Translations(LieGroup):
         return affine(torch.eye(self.dim, dtype=translation.dtype, device=translation.device), translation)
 
     def product(self, g: Tensor, h: Tensor) -> Tensor:
-        """The sum of the translations."""
         return self.element(self.translation(g) + self.translation(h))
 
     def inverse(self, g: Tensor) -> Tensor:
-        """The opposite translation."""
         return self.element(-self.translation(g))
 
     def hat(self, a: Tensor) -> Tensor:
-        """``[*, d + 1, d + 1]`` from ``[*, d]``."""
         return self.element(a) - self.identity(a)
 
     def vee(self, matrix: Tensor) -> Tensor:
-        """``[*, d]`` from ``[*, d + 1, d + 1]``."""
         return self.translation(matrix)
 
     def exp(self, a: Tensor) -> Tensor:
-        """Translation by ``[*, d]``."""
         return self.element(a)
 
     # Coordinates of the Lie algebra and smooth ones are the translation.
@@ -50,7 +45,6 @@ class Translations(LieGroup):
 
     @property
     def num_coordinates(self) -> int:
-        """As many as the space has dimensions."""
         return self.dim
 
     def distance(self, g: Tensor, h: Tensor) -> Tensor:
@@ -62,7 +56,6 @@ class Translations(LieGroup):
         return self.element(draw_normal((*shape, self.dim), generator))
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
-        """Matrices with another linear part than the identity."""
         turned = far(self.linear(g), torch.eye(self.dim, dtype=g.dtype, device=g.device)).flatten(-2).any(-1)
         return super().faults(g) | {"its linear part is not the identity": turned}
 
@@ -107,7 +100,6 @@ class SemidirectProduct(LieGroup):
         return affine(linear, self.act(g, self.translation(h)))
 
     def inverse(self, g: Tensor) -> Tensor:
-        """The inverse (A⁻¹, -A⁻¹ t)."""
         linear = self.stabilizer.inverse(self.linear(g))
         return affine(linear, -self.stabilizer.act(linear, self.translation(g)))
 
@@ -118,17 +110,14 @@ class SemidirectProduct(LieGroup):
         return affine(linear, self.stabilizer.act(inverse, self.translation(h) - self.translation(g)))
 
     def hat(self, a: Tensor) -> Tensor:
-        """``[*, d + 1, d + 1]`` from ``[*, algebra_dim]``."""
         h, u = self._split(a)
         top = torch.cat([self.stabilizer.hat(h), u[..., None]], dim=-1)
         return torch.cat([top, torch.zeros_like(top[..., :1, :])], dim=-2)
 
     def vee(self, matrix: Tensor) -> Tensor:
-        """``[*, algebra_dim]`` from ``[*, d + 1, d + 1]``."""
         return torch.cat([self.stabilizer.vee(self.linear(matrix)), self.translation(matrix)], dim=-1)
 
     def exp(self, a: Tensor) -> Tensor:
-        """Element with coordinates ``[*, algebra_dim]``, of any size."""
         h, u = self._split(a)
         translation = matvec(self.stabilizer.exp_integral(h), u)
         return affine(self.stabilizer.exp(h), translation)
@@ -141,11 +130,9 @@ class SemidirectProduct(LieGroup):
 
     @property
     def num_coordinates(self) -> int:
-        """The number of H plus d."""
         return self.stabilizer.num_coordinates + self.dim
 
     def coordinates(self, g: Tensor) -> Tensor:
-        """Smooth coordinates of the linear part, then the translation, ``[*, num_coordinates]``."""
         return torch.cat([self.stabilizer.coordinates(self.linear(g)), self.translation(g)], dim=-1)
 
     def distance(self, g: Tensor, h: Tensor, *, alpha: float = 0.2) -> Tensor:
@@ -166,7 +153,6 @@ class SemidirectProduct(LieGroup):
         return affine(self.stabilizer.draw(shape, generator), draw_normal((*shape, self.dim), generator))
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
-        """Faults of the last row and of the linear part."""
         found = super().faults(g)
         return found | {f"in its linear part, {f}": w for f, w in self.stabilizer.faults(self.linear(g)).items()}
 

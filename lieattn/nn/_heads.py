@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +68,7 @@ def _frame_matrices(values: Tensor, frames: Frames, rep: Representation, *, lift
     if isinstance(frames, FiniteGroup):
         matrices = frames.elements.to(values.device)
     else:
-        matrices = frames if isinstance(frames, Tensor) else getattr(frames, "frames", frames)
+        matrices = frames if isinstance(frames, Tensor) else cast(Tensor, getattr(frames, "frames", frames))
         check_tensor("frames", matrices, "floating matrices, a finite group or a lifted graph")
     given = tuple(matrices.shape)
     if len(given) not in (3, 4) or given[-1] != given[-2] or given[-3] == 0:

@@ -70,7 +70,6 @@ class Irreps(Representation):
 
     @property
     def name(self) -> str:
-        """The spec in e3nn's spelling."""
         return f"Irreps({self.spec!r})"
 
     def to_e3nn(self) -> Any:

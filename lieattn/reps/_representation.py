@@ -106,12 +106,10 @@ class _Composite(Representation):
 
     @property
     def dim(self) -> int:
-        """Sum of the dimensions of the summands."""
         return sum(part.dim for part in self._summands)
 
     @property
     def space_dim(self) -> int | None:
-        """That of the summands."""
         return next((part.space_dim for part in self._summands if part.space_dim is not None), None)
 
 
@@ -138,7 +136,6 @@ class DirectSum(_Composite):
 
     @property
     def name(self) -> str:
-        """Names of the parts."""
         return " + ".join(part.name for part in self.parts)
 
     def _evaluate(self, rotation: Tensor) -> Tensor:
@@ -166,7 +163,6 @@ class Multiple(_Composite):
 
     @property
     def name(self) -> str:
-        """Count and name of the part."""
         return f"{self.count} * ({self.part.name})"
 
     def _evaluate(self, rotation: Tensor) -> Tensor:

@@ -63,26 +63,20 @@ class _OfDimension(Representation):
 
     @property
     def name(self) -> str:
-        """Name with the dimension."""
         return f"{type(self).__name__}({self.d})"
 
     @property
     def dim(self) -> int:
-        """Dimension of the space."""
         return self.d
 
     @property
     def space_dim(self) -> int:
-        """Dimension of the space."""
         return self.d
 
 
 @dataclass(frozen=True)
 class Vector(_OfDimension):
-    """Vectors, ρ(R) = R: velocities, forces, dipole moments. It takes every invertible matrix.
-
-    ``d`` is the dimension of the space.
-    """
+    """Vectors of R^d, ρ(R) = R: velocities, forces, dipole moments. It takes every invertible matrix."""
 
     orthogonal_only: ClassVar[bool] = False
 
@@ -104,7 +98,6 @@ class _SymmetricMatrices(_OfDimension):
 
     @property
     def dim(self) -> int:
-        """Number of independent entries."""
         return len(self._basis)
 
     def _orthonormal_basis(self) -> Tensor:
@@ -133,13 +126,11 @@ class _SymmetricMatrices(_OfDimension):
 
 @dataclass(frozen=True)
 class SymmetricTensor(_SymmetricMatrices):
-    """Symmetric tensors of rank 2, T ↦ R T Rᵀ: polarizabilities, stresses, moments of inertia.
+    """Symmetric tensors of rank 2, T ↦ R T Rᵀ, for d from 2: polarizabilities, stresses, moments of inertia.
 
     The d (d + 1) / 2 components are taken in the order of the upper triangle, row by row, those off the diagonal times
     √2, so that their squares sum to those of the matrix and ρ(R) is orthogonal. See :meth:`to_tensor` and
     :meth:`from_tensor`. It takes every invertible matrix.
-
-    ``d``, at least 2, is the dimension of the space.
     """
 
     orthogonal_only: ClassVar[bool] = False
@@ -150,20 +141,17 @@ class SymmetricTensor(_SymmetricMatrices):
 
 @dataclass(frozen=True)
 class TracelessSymmetric(_SymmetricMatrices):
-    """Symmetric tensors of rank 2 without trace, T ↦ R T Rᵀ: quadrupole moments, anisotropies.
+    """Symmetric tensors of rank 2 without trace, T ↦ R T Rᵀ, for d from 2: quadrupole moments, anisotropies.
 
     The components refer to an orthonormal basis: the entries above the diagonal times √2, row by row, then the
     d - 1 diagonal matrices diag(1, ..., 1, -k, 0, ...) / √(k (k + 1)).
-
-    ``d``, at least 2, is the dimension of the space.
     """
 
     def _orthonormal_basis(self) -> Tensor:
         off_diagonal = [_symmetric_unit(self.d, i, j) for i in range(self.d) for j in range(i + 1, self.d)]
         ones = torch.ones(self.d, self.d, dtype=torch.float64)
-        entries = ones.tril(-1) - torch.diag(
-            torch.arange(self.d, dtype=torch.float64)
-        )  # 1, ..., 1, -k, 0, ... in row k
+        # 1, ..., 1, -k, 0, ... in row k
+        entries = ones.tril(-1) - torch.diag(torch.arange(self.d, dtype=torch.float64))
         return torch.stack([*off_diagonal, *torch.diag_embed(entries[1:] / entries[1:].norm(dim=1, keepdim=True))])
 
 

@@ -24,19 +24,15 @@ class Sphere(HomogeneousSpace):
 
     @property
     def origin(self) -> Tensor:
-        """(1, 0, 0)."""
         return torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
 
     def section(self, x: Tensor) -> Tensor:
-        """Rotations ``[*, 3, 3]`` by the least angle that take (1, 0, 0) to x ``[*, 3]``."""
         return minimal_rotation(polar(x)[0])
 
     def embed(self, h: Tensor) -> Tensor:
-        """Rotations ``[*, 3, 3]`` about (1, 0, 0) from ``[*, 2, 2]``."""
         return about_first_axis(h)
 
     def faults(self, x: Tensor) -> dict[str, Tensor]:
-        """Vectors that are not of unit length."""
         return {"it is not a unit vector; divide by its length": not_unit(x)}
 
 
@@ -52,26 +48,21 @@ class PositionDirection(HomogeneousSpace):
 
     @property
     def origin(self) -> Tensor:
-        """(0, 0, 0, 1, 0, 0)."""
         return torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
 
     def act(self, g: Tensor, x: Tensor) -> Tensor:
-        """Move positions and turn directions ``[*, 6]``."""
         if x.shape[-1:] != (6,):
             raise ValueError(f"x: expected positions and directions [*, 6], got {tuple(x.shape)}")
         return torch.cat([self.group.act(g, x[..., :3]), self.group.act_vectors(g, x[..., 3:])], dim=-1)
 
     def section(self, x: Tensor) -> Tensor:
-        """Rigid motions ``[*, 4, 4]`` that take the origin to x ``[*, 6]``."""
         return SE(3).element(minimal_rotation(polar(x[..., 3:])[0]), x[..., :3])
 
     def embed(self, h: Tensor) -> Tensor:
-        """Rotations about (1, 0, 0) as rigid motions ``[*, 4, 4]``, from ``[*, 2, 2]``."""
         rotation = about_first_axis(h)
         return SE(3).element(rotation, torch.zeros_like(rotation[..., 0]))
 
     def faults(self, x: Tensor) -> dict[str, Tensor]:
-        """Directions that are not of unit length."""
         return {"its direction, the last three components, is not a unit vector": not_unit(x[..., 3:])}
 
 
@@ -107,11 +98,9 @@ class Orbits(HomogeneousSpace):
 
     @property
     def origin(self) -> Tensor:
-        """(1, 0, ..., 0)."""
         return torch.eye(self.dim, dtype=torch.float64)[0]
 
     def representative(self, x: Tensor) -> Tensor:
-        """Point ``[*, dim]`` of the orbit of x that ``section(x)`` takes to x."""
         direction, length = polar(x)
         if isinstance(self.group, Dilations):
             return direction
@@ -126,7 +115,6 @@ class Orbits(HomogeneousSpace):
         return length[..., None] if isinstance(self.group, SO) else x[..., :0]
 
     def section(self, x: Tensor) -> Tensor:
-        """Elements ``[*, dim, dim]`` that take the representative of its orbit to x ``[*, dim]``."""
         direction, length = polar(x)
         if isinstance(self.group, Dilations):
             return length[..., None, None] * self.group.identity(x)
@@ -138,11 +126,9 @@ class Orbits(HomogeneousSpace):
         return rotation if isinstance(self.group, SO) else length[..., None, None] * rotation
 
     def embed(self, h: Tensor) -> Tensor:
-        """Rotations ``[*, 3, 3]`` about (1, 0, 0) from ``[*, 2, 2]``."""
         return about_first_axis(h)
 
     def faults(self, x: Tensor) -> dict[str, Tensor]:
-        """Points at 0."""
         return {f"it is 0, which {self.group.name} does not move; leave it out or shift the origin": at_origin(x)}
 
 

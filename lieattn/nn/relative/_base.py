@@ -45,13 +45,7 @@ class RelativeFunction(nn.Module, abc.ABC):
 
 
 class SumOfTerms(RelativeFunction):
-    """Several functions together: each gives other terms.
-
-    Parameters
-    ----------
-    parts
-        The functions.
-    """
+    """Several functions together: each gives other terms."""
 
     def __init__(self, parts: Sequence[RelativeFunction]) -> None:
         super().__init__()

@@ -36,12 +36,7 @@ from lieattn.nn._heads import (
     project_field,
 )
 from lieattn.nn._linear import FiberToIrreps, GroupLinear, IrrepsToFiber, band_limit, fiber_linear, irreps_linear
-from lieattn.nn._paper_attention import (
-    FramewiseAttention,
-    GroupSelfAttention,
-    LieSelfAttention,
-    LiftingSelfAttention,
-)
+from lieattn.nn._paper_attention import FramewiseAttention, GroupSelfAttention, LieSelfAttention, LiftingSelfAttention
 from lieattn.nn._statistics import (
     CloudNorm,
     CloudPool,

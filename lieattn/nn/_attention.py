@@ -14,10 +14,7 @@ from lieattn._checks import check_choice, check_count, check_counts, check_dropo
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn._linear import GroupLinear
-from lieattn.nn.relative import (
-    RelativeFunction,
-    SumOfTerms,
-)
+from lieattn.nn.relative import RelativeFunction, SumOfTerms
 from lieattn.nn.relative._base import check_lifted_to
 from lieattn.ops import Normalization, Pattern, RelativeTerms, group_attention
 

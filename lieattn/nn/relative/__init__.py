@@ -1,12 +1,6 @@
 """Functions of the relative element: all that a layer ever sees of the geometry, ``function(graph, x) -> terms``."""
 
-from lieattn.nn.relative._affine import (
-    AffineMap,
-    AffinePositions,
-    AxisKeys,
-    FourierFeatures,
-    RelativePositionTable,
-)
+from lieattn.nn.relative._affine import AffineMap, AffinePositions, AxisKeys, FourierFeatures, RelativePositionTable
 from lieattn.nn.relative._base import RelativeFunction, SumOfTerms
 from lieattn.nn.relative._kernels import (
     ConvolutionKernel,

@@ -13,13 +13,7 @@ from torch import Tensor, nn
 from lieattn._checks import check_choice, check_count, check_counts, check_length
 from lieattn.geometry import LiftedGraph, pixel_positions
 from lieattn.groups import FiniteGroup, check_group
-from lieattn.nn.relative._base import (
-    RelativeFunction,
-    check_coordinates,
-    check_lifted_to,
-    rows_of_table,
-    seen_offsets,
-)
+from lieattn.nn.relative._base import RelativeFunction, check_coordinates, check_lifted_to, rows_of_table, seen_offsets
 from lieattn.ops import Activation, RelativeTerms, bessel_functions, group_attention, smooth_lengths, smooth_window
 from lieattn.ops import activation as activation_named
 

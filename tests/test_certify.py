@@ -55,8 +55,7 @@ from lieattn.nn.relative import RelativePositionTable
 from lieattn.reps import Irreps, SymmetricTensor, Vector
 from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
 from lieattn.testing import randomize
-from lieattn.train._checkpoint import KEY, describe_group
-from lieattn.train._input import describe_input, random_clouds
+from lieattn.train._checkpoint import KEY, describe_group, describe_input, random_clouds
 
 
 class Pairs(nn.Module):

@@ -23,8 +23,8 @@ from lieattn.cli import main
 from lieattn.compare import Cell, CellStore, ModelSettings, Sets, match_models, read_settings
 from lieattn.compare import _budget as budgets
 from lieattn.compare import _cell as cells
+from lieattn.compare._cell import EquivarianceProbe
 from lieattn.compare._data import TurnedClouds, random_rotation, turned
-from lieattn.compare._equivariance import EquivarianceProbe
 from lieattn.compare._models import count_parameters
 from lieattn.compare._settings import BudgetSettings
 from lieattn.groups import SO, FiniteGroup, LieGroup, cyclic, octahedral
@@ -70,7 +70,7 @@ class Distances(nn.Module):
         super().__init__()
         if channels % heads:
             raise ValueError(f"heads: {heads} do not divide {channels} channels")
-        self.group = group
+        self.symmetry = group
         self.mlp = nn.Sequential(nn.Linear(2, channels), nn.Tanh(), nn.Linear(channels, outputs))
 
     def see(self, data: Batch) -> torch.Tensor:
@@ -93,7 +93,7 @@ class Arrows(nn.Module):
 
     def __init__(self, spoil: float = 0.0) -> None:
         super().__init__()
-        self.scale, self.group = nn.Parameter(torch.tensor(0.5)), octahedral()
+        self.scale, self.symmetry = nn.Parameter(torch.tensor(0.5)), octahedral()
         self.spoil = spoil
 
     def forward(self, data: Batch) -> torch.Tensor:
@@ -750,3 +750,11 @@ def test_model_settings_keep_their_other_arguments():
     changed = model.with_arguments(channels=8)
     assert changed.init_args == {"heads": 2, "channels": 8}
     assert changed.chosen == {"channels": 8}
+
+
+def test_options_of_arguments_are_adjusted_too():
+    model = ModelSettings("a.B", {"options": {"basis": 8}}, width="channels", adjust={"options.hidden": [16, 8]})
+    assert model.chosen == {}
+    changed = model.with_arguments(**{"options.hidden": 16})
+    assert changed.init_args == {"options": {"basis": 8, "hidden": 16}}
+    assert changed.choice == "options.hidden = 16"

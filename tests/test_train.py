@@ -20,7 +20,9 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_mean_pool
 
 from lieattn.cli import COMMANDS, main
-from lieattn.groups import FiniteGroup, cyclic
+from lieattn.groups import FiniteGroup, cyclic, tetrahedral
+from lieattn.models import FieldModel, FramewiseTransformer, Lifting
+from lieattn.nn import VectorHead
 from lieattn.train import (
     CheckpointError,
     Constant,
@@ -30,9 +32,11 @@ from lieattn.train import (
     PointSetClassifier,
     PointSetData,
     WarmupCosine,
+    build,
     load_network,
     read_checkpoint,
 )
+from lieattn.train._checkpoint import describe_group
 from lieattn.train._data import random_state, set_random_state
 
 pytestmark = [
@@ -435,6 +439,48 @@ def test_network_is_built_from_the_checkpoint_alone(finished):
     assert network.group == cyclic(4)
     saved = weights(finished / "checkpoints/last.ckpt")
     assert torch.equal(network.mlp[0].weight, saved["network.mlp.0.weight"])
+
+
+def spec(path: str, **arguments) -> dict:
+    return {"class_path": f"lieattn.{path}", "init_args": arguments}
+
+
+LIE = {"in_channels": 2, "neighborhood": spec("geometry.Radius", radius=2.0), "channels": 8, "layers": 1}
+
+
+@pytest.mark.parametrize("nested", [True, False], ids=["keys", "class"])
+def test_options_are_nested_keys_or_objects(nested):
+    options = {"Lifting": {"local": 0, "radial": 3}, "AttentionOptions": {"hidden": 4}, "Readout": {"kind": "vector"}}
+    given = [value if nested else spec(f"models.{name}", **value) for name, value in options.items()]
+    arguments = dict(zip(("lifting", "attention", "readout"), given, strict=True))
+    network = build(
+        nn.Module, spec("models.LieTransformer", frames=spec("geometry.PrincipalFrames"), **LIE, **arguments), "a"
+    )
+    assert network.lifting == Lifting(local=0, radial=3)
+    assert network.kind == "vector"
+
+
+@pytest.mark.parametrize(
+    ("frames", "group"),
+    [
+        (spec("groups.octahedral"), "R^3 x| O"),
+        (spec("geometry.PrincipalFrames"), "SE(3)"),
+        (spec("geometry.SampledFrames", count=2), "R^3"),
+        (
+            spec("geometry.FiniteFrames", group=spec("groups.tetrahedral"), pose=spec("geometry.PrincipalFrames")),
+            "SE(3)",
+        ),
+        (spec("geometry.ScaleFrames", group=spec("groups.tetrahedral"), levels=2), "R^3 x| T"),
+    ],
+)
+def test_frames_from_configurations(frames, group):
+    assert build(nn.Module, spec("models.LieTransformer", frames=frames, **LIE), "a").symmetry.name == group
+
+
+def test_groups_are_found_inside_of_other_modules():
+    network = FieldModel(FramewiseTransformer(tetrahedral(), 1, 1, channels=4, layers=1), VectorHead(4, 3))
+    assert describe_group(network) == {"name": "T", "order": 12, "dim": 3}
+    assert describe_group(nn.Linear(2, 2)) is None
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
 from lieattn.certify import TOLERANCES, Certificate, Kind, certify
-from lieattn.train import UsageError, build, load_network, random_clouds, read_checkpoint
+from lieattn.train import build, load_network, random_clouds, read_checkpoint, read_yaml
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCES}
 _DEFAULTS = ", ".join(f"{name}={TOLERANCES[dtype]:g}" for name, dtype in _DTYPES.items())
@@ -130,12 +129,7 @@ def _test_clouds(entry: dict[str, Any], network: nn.Module, options: argparse.Na
     """Clouds to measure on, and where they are from."""
     spec = None if options.random else entry["config"].get("data", {}).get("test")
     if options.data is not None:
-        try:
-            spec = yaml.safe_load(options.data.read_text())
-        except (OSError, yaml.YAMLError) as error:
-            raise UsageError(f"--data {options.data} cannot be read: {error}") from error
-        if not isinstance(spec, dict):
-            raise UsageError(f"--data {options.data}: expected class_path and init_args of a data set")
+        spec = read_yaml(options.data, "class_path and init_args of a data set")
     if spec is not None:
         dataset: Any = build(Dataset, spec, "the data set")
         number = min(options.clouds, len(dataset))

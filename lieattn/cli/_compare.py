@@ -81,7 +81,8 @@ def _compare(options: argparse.Namespace, folder: Path, command: list[str]) -> i
         if cell not in records and (options.models is None or cell.model in options.models)
     ]
     if not part:
-        _say("\n".join(_matched(name, model, count) for name, (model, count) in models.items()))
+        for name, (model, count) in models.items():
+            _say(f"{name}: {count} parameters" + (f" with {model.choice}" if model.choice else ""))
         _say(f"{len(records)} of {len(cells)} cells are finished, {len(missing)} to run; results in {folder}")
     if options.plan:
         compare.Sets(settings)  # raises where the data does not fit
@@ -115,11 +116,6 @@ def _finished(settings: Settings, models: Matched, store: compare.CellStore) -> 
     """Records of the cells that need not be run."""
     found = {cell: store.load(cell, settings.key(cell, models[cell.model][0])) for cell in settings.cells()}
     return {cell: record for cell, record in found.items() if record is not None}
-
-
-def _matched(name: str, model: ModelSettings, count: int) -> str:
-    chosen = ", ".join(f"{argument} = {value}" for argument, value in model.chosen.items() if value is not None)
-    return f"{name}: {count} parameters" + (f" with {chosen}" if chosen else "")
 
 
 def _run(runner: compare.CellRunner, cell: Cell, model: ModelSettings, number: str) -> Record:

@@ -1,12 +1,14 @@
-"""One cell of a comparison: train under the budget, take the best weights, measure."""
+"""One cell of a comparison: train under the budget, take the best weights, measure, equivariance included."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,12 +19,14 @@ from torch_geometric.data import Batch
 
 from lieattn import train
 from lieattn.bench import peak_memory
+from lieattn.certify import Kind, certify
 from lieattn.compare._budget import NEVER, Budget, BudgetSchedule, InferenceClock
 from lieattn.compare._data import Sets
-from lieattn.compare._equivariance import EquivarianceProbe, group_of
 from lieattn.compare._models import build_task, count_parameters
 from lieattn.compare._settings import Cell, ModelSettings, Settings, Spec
 from lieattn.compare._store import CellStore, Record
+from lieattn.groups import SO, Group
+from lieattn.models import Symmetry
 
 _WARM_UP = 2  # e3nn's compiled code is optimized in its second run
 
@@ -80,9 +84,9 @@ class CellRunner:
         }
         probe = EquivarianceProbe(self.sets, getattr(task, "targets", ("y",)))
         before = probe.measure(task.network, group)
-        batches = _first_batches(data)
+        batches = list(islice(data.train_dataloader(), _WARM_UP)) * _WARM_UP
         record["peak_memory_mib"] = self._peak_memory(cell, model, task, batches[0])
-        _warm_up(task, batches)
+        _warm_up(task, batches[:_WARM_UP])
         train.seed_generators(cell.seed)
         try:
             _train(trainer, task, data, folder)
@@ -125,6 +129,80 @@ class CellRunner:
         return found
 
 
+class EquivarianceProbe:
+    """Measures the relative error ‖f(g x) - g f(x)‖ / ‖f(x)‖ of networks on clouds of the test set, in eval mode.
+
+    Outputs for those ``targets`` that are among the vectors or tensors of the data should transform with the points,
+    all others should stay. :func:`lieattn.certify.certify` moves the clouds and compares; every error is the largest
+    over the elements: ``own`` over the model's own group (all elements of a finite one), ``rotations`` over elements of
+    SO(d), ``reflections`` over random reflections. Translations are added to the own group unless the clouds have
+    other vectors or tensors, such as later positions, for which a translation is not defined.
+    """
+
+    def __init__(self, sets: Sets, targets: Iterable[str]) -> None:
+        self.elements = sets.settings.equivariance.elements
+        self.clouds = sets.clouds(sets.settings.equivariance.clouds)
+        self.dim = int(self.clouds[0].pos.shape[1])
+        kinds: dict[str, Kind] = {**dict.fromkeys(sets.vectors, "vector"), **dict.fromkeys(sets.tensors, "tensor")}
+        self.outputs = {name: kinds.get(name, "invariant") for name in targets}
+        self.inputs: dict[str, Kind] = {}
+        for name, kind in kinds.items():
+            value = self.clouds[0].get(name)
+            if value is not None and name != "pos":
+                several = value.shape[-1] // self.dim if kind == "vector" else 1
+                self.inputs |= {"pos": "vector", name: (kind,) * several if several > 1 else kind}
+
+    def measure(self, network: nn.Module, group: Group | None) -> dict[str, float | None]:
+        """Errors by kind; ``own`` is None for a network without a group."""
+        if group is not None and group.dim != self.dim:
+            raise train.UsageError(f"group: {group.name} acts on {group.dim} coordinates, the clouds have {self.dim}")
+        own = None if group is None else self._largest(network, group)["element"]
+        free = self._largest(network, SO(self.dim), outside=self.elements)
+        return {"own": own, "rotations": free["element"], "reflections": free["outside"]}
+
+    def _largest(self, network: nn.Module, group: Group, outside: int = 0) -> dict[str, float]:
+        """Largest errors under elements of the group, and under what is not in it."""
+        dtype = next((weight.dtype for weight in network.parameters()), torch.float32)
+        certificate = certify(
+            _Targets(network, tuple(self.outputs)),
+            self.clouds,
+            group,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            dtypes=[dtype],
+            tolerances={dtype: math.inf},
+            elements=self.elements,
+            rotations=outside,
+            permute=False,
+        )
+        largest: dict[str, float] = {}
+        for row in certificate.rows:
+            largest[row.check] = max(largest.get(row.check, 0.0), row.relative, key=lambda x: (math.isnan(x), x))
+        return largest
+
+
+class _Targets(nn.Module):
+    """The outputs of a network that are for targets, by their names."""
+
+    def __init__(self, network: nn.Module, targets: tuple[str, ...]) -> None:
+        super().__init__()
+        self.network, self.targets = network, targets
+        self.vector_inputs = getattr(network, "vector_inputs", ())
+
+    def forward(self, data: Batch) -> dict[str, Tensor]:
+        outputs = train.named_outputs(self.network(data), self.targets[0])
+        return {name: outputs[name] for name in self.targets}
+
+
+def group_of(name: str, model: ModelSettings, network: nn.Module) -> Group | None:
+    """The group given for a model, or that of the ``symmetry`` of its network."""
+    if model.group is not None:
+        return train.build(Group, model.group, f"models.{name}.group")
+    symmetry = getattr(network, "symmetry", None)
+    found = symmetry.group if isinstance(symmetry, Symmetry) else symmetry
+    return found if isinstance(found, Group) else None
+
+
 def _make_trainer(settings: Settings, **options: Any) -> Trainer:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     # Forces are gradients, which inference mode forbids.
@@ -151,14 +229,6 @@ def _spent(budget: Budget) -> Record:
         "validation": budget.best_value,
         "history": budget.history,
     }
-
-
-def _first_batches(data: train.PointSetData) -> list[Batch]:
-    """The first batches in the order of the set, which need not be different ones."""
-    items = cast(Any, data.sets["train"])
-    size = min(data.batch_size, len(items))
-    clouds = [items[index % len(items)] for index in range(_WARM_UP * size)]
-    return [Batch.from_data_list(clouds[start : start + size]) for start in range(0, len(clouds), size)]
 
 
 def _warm_up(task: train.PointSetTask, batches: list[Batch]) -> None:
@@ -190,7 +260,6 @@ def _step(network: nn.Module, batch: Batch) -> Iterator[Tensor]:
     yield _scalar(network(batch))
 
 
-def _scalar(outputs: Tensor | Mapping[str, Tensor]) -> Tensor:
+def _scalar(outputs: Any) -> Tensor:
     """A number that depends on all outputs, to start a backward pass from."""
-    parts = outputs.values() if isinstance(outputs, Mapping) else [outputs]
-    return sum((part.square().mean() for part in parts), start=Tensor([0.0]).to(next(iter(parts)))).sum()
+    return torch.stack([part.square().mean() for part in train.named_outputs(outputs, "").values()]).sum()

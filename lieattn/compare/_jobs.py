@@ -44,11 +44,8 @@ def in_processes(command: Sequence[str], models: Matched, jobs: int) -> int:
 
 def given_models(settings: Settings, folder: Path) -> Matched:
     """The models as the process that distributes the cells has matched them."""
-    models: Matched = {}
-    for name, (arguments, count) in json.loads((folder / _MODELS).read_text()).items():
-        given = {key: value for key, value in arguments.items() if value is not None}
-        models[name] = settings.models[name].with_arguments(**given), count
-    return models
+    chosen = json.loads((folder / _MODELS).read_text())
+    return {name: (settings.models[name].with_arguments(**given), count) for name, (given, count) in chosen.items()}
 
 
 def claim(folder: Path, number: int) -> bool:

@@ -73,7 +73,7 @@ def _match(name: str, model: ModelSettings, target: int, tolerance: float) -> tu
         reached.sort(key=lambda found: abs(found[1] - target))
         if abs(reached[0][1] - target) <= tolerance * target:
             return reached[0]
-    nearest = " and ".join(f"{count} ({_arguments(found)})" for found, count in reached[:2])
+    nearest = " and ".join(f"{count} ({found.choice or 'as configured'})" for found, count in reached[:2])
     raise UsageError(
         f"models.{name}: cannot have {target} parameters within {100 * tolerance:g} %; the nearest counts are "
         f"{nearest}. Choose a smaller step, let other arguments adjust, or set parameters or tolerance"
@@ -83,7 +83,7 @@ def _match(name: str, model: ModelSettings, target: int, tolerance: float) -> tu
 def _nearest(name: str, model: ModelSettings, target: int) -> list[tuple[ModelSettings, int]]:
     """Close in on the target from both sides, in multiples of the step: the widths next to it with their counts."""
     width = str(model.width)
-    start = model.init_args.get(width, 8 * model.step)
+    start = model.chosen.get(width, 8 * model.step)
     if not isinstance(start, int) or start < 1:
         raise UsageError(f"models.{name}.width: expected an integer argument {width}, got {start!r}")
     found: dict[int, tuple[ModelSettings, int]] = {}  # by multiple of the step
@@ -92,20 +92,13 @@ def _nearest(name: str, model: ModelSettings, target: int) -> list[tuple[ModelSe
         sized = model.with_arguments(**{width: multiple * model.step})
         count = _count(name, sized)
         found[multiple] = sized, count
-        if count <= target:
-            below = multiple
-        else:
-            above = multiple
+        below, above = (multiple, above) if count <= target else (below, multiple)
         if above is not None and above - below <= 1:
             break
         # Counts grow about as the square of the width.
         guess = max(below + 1, round(multiple * (target / count) ** 0.5))
         multiple = guess if above is None else min(guess, above - 1)
     return [found[multiple] for multiple in (below, above) if multiple in found]
-
-
-def _arguments(model: ModelSettings) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in model.chosen.items()) or "as configured"
 
 
 def _count(name: str, model: ModelSettings) -> int:

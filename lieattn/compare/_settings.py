@@ -17,7 +17,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from lieattn._checks import check_count
-from lieattn.train import UsageError
+from lieattn.train import UsageError, read_yaml
 
 T = TypeVar("T")
 
@@ -31,8 +31,6 @@ class Spec(TypedDict):
 
 _FORMAT = 1  # of the cell files; part of their key
 _NAME = re.compile(r"\w[\w .+()-]*")
-_AXES = (False, True, "x", "y", "z")
-_SETS = ("train", "val", "test")
 _TRAINER = ("accelerator", "deterministic", "devices", "gradient_clip_val", "precision")
 
 
@@ -64,9 +62,15 @@ class ModelSettings:
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """The arguments that are chosen, with their present values."""
+        """The arguments that are chosen, with their present values where they have some."""
         names = [*([self.width] if self.width else []), *self.adjust]
-        return {name: reduce(_entry, name.split("."), self.init_args) for name in names}
+        values = {name: _at(self.init_args, name.split(".")) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def choice(self) -> str:
+        """The same in words, such as ``"channels = 14, options.mlp_ratio = 5"``."""
+        return ", ".join(f"{name} = {value}" for name, value in self.chosen.items())
 
     def with_arguments(self, **arguments: Any) -> ModelSettings:
         """The same model with other arguments, such as its width."""
@@ -95,12 +99,12 @@ class DataSettings:
     tensors: list[str] | None = None  # likewise
 
     def __post_init__(self) -> None:
-        if unknown := set(self.limit) - set(_SETS):
-            raise UsageError(f"limit: expected some of {list(_SETS)}, got {sorted(unknown)}")
+        if unknown := set(self.limit) - {"train", "val", "test"}:
+            raise UsageError(f"limit: expected some of ['train', 'val', 'test'], got {sorted(unknown)}")
         limits = {f"limit.{name}": count for name, count in self.limit.items()}
         _check_counts(batch_size=self.batch_size, eval_batch_size=self.eval_batch_size, **limits)
         for name, axis in (("rotate_train", self.rotate_train), ("rotate_test", self.rotate_test)):
-            if axis not in _AXES:
+            if axis not in (False, True, "x", "y", "z"):
                 raise UsageError(f"{name}: expected true, false, or an axis x, y or z, got {axis!r}")
 
 
@@ -225,13 +229,7 @@ def read_settings(paths: Sequence[str | Path], root: str | None = None, changes:
     """
     content: dict[str, Any] = {}
     for path in paths:
-        try:
-            overlay = yaml.safe_load(Path(path).read_text())
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise UsageError(f"{path} cannot be read: {error}") from error
-        if not isinstance(overlay, dict):
-            raise UsageError(f"{path}: expected sections task, models, data and budget, got {overlay!r}")
-        content = _merged(content, overlay)
+        content = _merged(content, read_yaml(path, "sections task, models, data and budget"))
     for change in changes:
         content = _merged(content, _overlay(content, change))
     try:
@@ -256,17 +254,16 @@ def _nested(names: Sequence[str], value: Any) -> dict[str, Any]:
     return reduce(lambda inner, name: {name: inner}, reversed(names), value)
 
 
-def _entry(content: Any, name: str) -> Any:
-    return content.get(name) if isinstance(content, dict) else None
+def _at(content: Any, names: Sequence[str], missing: Any = None) -> Any:
+    """Value at ``content[first][second]``; None where something on the way is no section."""
+    return reduce(lambda inner, name: inner.get(name, missing) if isinstance(inner, dict) else None, names, content)
 
 
 def _overlay(content: Any, change: str) -> dict[str, Any]:
     """The setting of ``--set`` as a configuration file would have it."""
     path, equals, text = change.partition("=")
     names = path.split(".")
-    for name in names[:-1]:
-        content = content.get(name, {}) if isinstance(content, dict) else None
-    if not equals or not isinstance(content, dict):
+    if not equals or not isinstance(_at(content, names[:-1], {}), dict):
         raise UsageError(f"--set {change}: expected SETTING=VALUE or SECTION.SETTING=VALUE, of sections that exist")
     try:
         return _nested(names, yaml.safe_load(text))

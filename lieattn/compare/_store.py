@@ -37,13 +37,12 @@ class CellStore:
             content = json.loads(path.read_text())
             if not isinstance(content, dict) or not {"key", "record"} <= set(content):
                 raise ValueError("it is not what `lieattn compare` writes")
+            problem = "was made with other settings" if content["key"] != key else None
         except (OSError, ValueError) as error:
-            self.warn(f"{path} is damaged ({error}): the cell is run again")
-            return None
-        if content["key"] != key:
-            self.warn(f"{path} was made with other settings: the cell is run again")
-            return None
-        return cast(Record, content["record"])
+            problem = f"is damaged ({error})"
+        if problem is not None:
+            self.warn(f"{path} {problem}: the cell is run again")
+        return cast(Record, content["record"]) if problem is None else None
 
     def save(self, cell: Cell, key: str, record: Record) -> None:
         """Write the record of a finished cell, and leave nothing of its progress but the best weights."""

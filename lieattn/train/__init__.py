@@ -4,13 +4,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lieattn.train._checkpoint import build, load_data, load_network, load_task, read_checkpoint, register_types
+    from lieattn.train._checkpoint import (
+        CheckpointError,
+        UsageError,
+        build,
+        load_data,
+        load_network,
+        load_task,
+        random_clouds,
+        read_checkpoint,
+        read_yaml,
+        register_types,
+    )
     from lieattn.train._data import EpochSampler, PointSetData, seed_generators
-    from lieattn.train._errors import CheckpointError, NonFiniteError, UsageError
-    from lieattn.train._input import random_clouds
     from lieattn.train._last_checkpoint import LastCheckpoint, TrainingInterrupted
     from lieattn.train._schedule import Constant, Schedule, WarmupCosine
-    from lieattn.train._tasks import PointSetClassifier, PointSetRegressor, PointSetTask
+    from lieattn.train._tasks import NonFiniteError, PointSetClassifier, PointSetRegressor, PointSetTask, named_outputs
 
 __all__ = [
     "CheckpointError",
@@ -30,14 +39,16 @@ __all__ = [
     "load_data",
     "load_network",
     "load_task",
+    "named_outputs",
     "random_clouds",
     "read_checkpoint",
+    "read_yaml",
     "register_types",
     "seed_generators",
 ]
 
 # Those that do not import Lightning come first.
-_HOMES = ("_errors", "_checkpoint", "_input", "_schedule", "_last_checkpoint", "_data", "_tasks")
+_HOMES = ("_checkpoint", "_schedule", "_last_checkpoint", "_data", "_tasks")
 
 
 def __getattr__(name: str) -> Any:

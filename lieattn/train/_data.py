@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, DistributedSampler
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
-from lieattn.train._errors import UsageError
+from lieattn.train._checkpoint import UsageError
 
 
 def random_state() -> dict[str, Any]:
@@ -204,22 +204,22 @@ class PointSetData(LightningDataModule):
         replicas, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
         sampler = _TrainingSampler(len(items), self, replicas=replicas, rank=rank)
         if self._resume is not None:
-            self._check_resume(len(items), replicas)
-            sampler.start(self._resume["epoch"], self._resume["batch"] * self.batch_size)
+            self._check_resume(self._resume, self._fixed(len(items), replicas))
+            sampler.start_at(self._resume)
             self._resume = None
-        return _ResumableLoader(items, batch_size=self.batch_size, sampler=sampler, **self._workers())
+        return self._loader(items, self.batch_size, _ResumableLoader, sampler=sampler)
 
     def val_dataloader(self) -> DataLoader:
         """Batches of the validation set, in its order."""
-        return self._eval_dataloader("val")
+        return self._loader(self._items("val"), self.eval_batch_size)
 
     def test_dataloader(self) -> DataLoader:
         """Batches of the test set, in its order."""
-        return self._eval_dataloader("test")
+        return self._loader(self._items("test"), self.eval_batch_size)
 
     def predict_dataloader(self) -> DataLoader:
         """Batches of the set to predict, by default the test set, in its order."""
-        return self._eval_dataloader("test" if self.sets["predict"] is None else "predict")
+        return self._loader(self._items("test" if self.sets["predict"] is None else "predict"), self.eval_batch_size)
 
     def state_dict(self) -> dict[str, int]:
         """Where the training is: the epoch, the batches done in it, and what its order depends on."""
@@ -235,8 +235,7 @@ class PointSetData(LightningDataModule):
         """Take the place of a checkpoint, for the next training loader."""
         self._resume = state_dict
 
-    def _check_resume(self, items: int, processes: int) -> None:
-        state, present = self._resume or {}, self._fixed(items, processes)
+    def _check_resume(self, state: dict[str, int], present: dict[str, int]) -> None:
         changed = [f"{key} was {state[key]}, is {value}" for key, value in present.items() if state[key] != value]
         if changed and state["batch"]:
             raise UsageError(
@@ -257,13 +256,9 @@ class PointSetData(LightningDataModule):
             raise UsageError(f"data.{name}: the data set is empty")
         return items
 
-    def _eval_dataloader(self, name: str) -> DataLoader:
-        return DataLoader(self._items(name), batch_size=self.eval_batch_size, shuffle=False, **self._workers())
-
-    def _workers(self) -> dict[str, Any]:
+    def _loader(
+        self, items: Dataset[Data], batch_size: int, kind: type[DataLoader] = DataLoader, **options: Any
+    ) -> DataLoader:
+        options |= {"num_workers": self.workers, "persistent_workers": self.workers > 0}
         # A generator of its own, because a loader draws a number from it whenever an epoch begins.
-        return {
-            "num_workers": self.workers,
-            "persistent_workers": self.workers > 0,
-            "generator": torch.Generator().manual_seed(self.seed),
-        }
+        return kind(items, batch_size=batch_size, generator=torch.Generator().manual_seed(self.seed), **options)

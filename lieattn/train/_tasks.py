@@ -20,15 +20,17 @@ from torch_geometric.data import Batch, Data
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from lieattn.train._checkpoint import KEY, check_group, describe_group
+from lieattn.train._checkpoint import KEY, check_group, describe_group, describe_input
 from lieattn.train._data import random_state, set_random_state
-from lieattn.train._errors import NonFiniteError
-from lieattn.train._input import describe_input
 from lieattn.train._schedule import Constant, Schedule
 
 OptimizerFactory = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]
 _LOSSES = {"l1": torch.abs, "mse": torch.square}
 _STAGES = ("train", "val", "test")
+
+
+class NonFiniteError(FloatingPointError):
+    """Training met a loss or weights that are NaN or infinite."""
 
 
 class PointSetTask(LightningModule, ABC):
@@ -145,6 +147,13 @@ class PointSetTask(LightningModule, ABC):
         if self._random is not None and len(self._random) == self.trainer.world_size:
             set_random_state(self._random[self.trainer.global_rank])
         self._random = None
+
+
+def named_outputs(outputs: Any, name: str) -> dict[str, Tensor]:
+    """Outputs of a network by name, from a mapping, a named tuple, or one tensor, which gets the name given."""
+    if isinstance(outputs, Tensor):
+        return {name: outputs}
+    return outputs._asdict() if hasattr(outputs, "_asdict") else dict(outputs)
 
 
 def _adam(parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -351,13 +360,10 @@ class PointSetRegressor(PointSetTask):
 
     def _outputs(self, batch: Batch) -> Mapping[str, Tensor]:
         """Outputs of the network by target, before they are scaled."""
-        outputs = self.network(self.cast(batch))
-        if hasattr(outputs, "_asdict"):
-            outputs = outputs._asdict()
-        if isinstance(outputs, Tensor):
-            if len(self.targets) > 1:
-                raise ValueError(f"network: expected a mapping with {sorted(self.targets)}, got a tensor")
-            outputs = {next(iter(self.targets)): outputs}
+        found = self.network(self.cast(batch))
+        if isinstance(found, Tensor) and len(self.targets) > 1:
+            raise ValueError(f"network: expected a mapping with {sorted(self.targets)}, got a tensor")
+        outputs = named_outputs(found, next(iter(self.targets)))
         if missing := set(self.targets) - set(outputs):
             raise ValueError(f"network: gives {sorted(outputs)}, but {sorted(missing)} are to be learned")
         return {name: outputs[name] for name in self.targets}

@@ -23,9 +23,8 @@ from lieattn.cli import main
 from lieattn.compare import Cell, CellStore, ModelSettings, Sets, match_models, read_settings
 from lieattn.compare import _budget as budgets
 from lieattn.compare import _cell as cells
+from lieattn.compare._build import TurnedClouds, count_parameters, random_rotation, turned
 from lieattn.compare._cell import EquivarianceProbe
-from lieattn.compare._data import TurnedClouds, random_rotation, turned
-from lieattn.compare._models import count_parameters
 from lieattn.compare._settings import BudgetSettings
 from lieattn.groups import SO, FiniteGroup, LieGroup, cyclic, octahedral
 from lieattn.viz import comparison, save

@@ -25,27 +25,17 @@ GROUPS = (tetrahedral(), octahedral())
 
 @dataclass(frozen=True)
 class LiftError:
-    """Error of one lift.
+    """Error of one lift: root mean square of y(g x) - y(x) relative to the standard deviation of y over the clouds.
 
-    Attributes
-    ----------
-    case, way
-        The lift, and the motions that the clouds were moved by.
-    fiber
-        Frames over each point.
-    float64, float32
-        Root mean square of y(g x) - y(x) over motions, clouds and outputs, relative to the standard deviation of y over
-        the clouds: at 1 a cloud is as far from itself, moved, as from another one.
-    repeats
-        Number of motions.
+    At 1 a cloud is as far from itself, moved, as from another one.
     """
 
-    case: str
-    way: str
-    fiber: int
-    float64: float
+    case: str  # the lift
+    way: str  # the motions that the clouds were moved by
+    fiber: int  # frames over each point
+    float64: float  # error in this precision
     float32: float
-    repeats: int
+    repeats: int  # number of motions
 
 
 def run(repeats: int = 6) -> list[LiftError]:

@@ -15,28 +15,16 @@ _MATRIX, _COPY = 1536, 2**26
 
 @dataclass(frozen=True)
 class Roof:
-    """One pass of the kernel against the ceilings.
-
-    Attributes
-    ----------
-    case, way, pass_
-        Size, way, and ``"forward"`` or ``"backward"``.
-    step_ms
-        Milliseconds of the pass.
-    gflops, gbytes
-        Billions of operations and bytes a second: those the mathematics needs, not those a way happens to do.
-    compute, bandwidth
-        The same as fractions of the measured ceilings: a large matrix product, a large copy.
-    """
+    """One pass of the kernel against the ceilings; counted is what the mathematics needs, not what a way does."""
 
     case: str
     way: str
-    pass_: str
-    step_ms: float
+    pass_: str  # "forward" or "backward"
+    step_ms: float  # of the pass
     gflops: float
-    gbytes: float
-    compute: float
-    bandwidth: float
+    gbytes: float  # a second, as well
+    compute: float  # fraction of the speed of a large matrix product
+    bandwidth: float  # fraction of that of a large copy
 
 
 def ceilings() -> tuple[float, float]:

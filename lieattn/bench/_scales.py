@@ -19,23 +19,15 @@ SCALES = ScaleFrames(GROUP, base=2**0.5, levels=7, first=0.5)
 
 @dataclass(frozen=True)
 class ScaleError:
-    """Error on one scale.
+    """Root mean square of the field of the dilated cloud on scale k + 1 less that of the cloud on scale k.
 
-    Attributes
-    ----------
-    case, way
-        The layers, and the scale k.
-    error
-        Root mean square over clouds, points, frames and channels of the field of the dilated cloud on scale k + 1 less
-        that of the cloud on scale k, relative to the standard deviation of the latter over points.
-    repeats
-        Number of clouds.
+    It is relative to the standard deviation of the latter over points.
     """
 
-    case: str
-    way: str
+    case: str  # the layers
+    way: str  # the scale k
     error: float
-    repeats: int
+    repeats: int  # number of clouds
 
 
 def run(repeats: int = 8) -> list[ScaleError]:

@@ -7,8 +7,6 @@ import copy
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -17,13 +15,15 @@ from torch_geometric.data import Batch, Data
 
 from lieattn._checks import check_count
 from lieattn.certify._certificate import Certificate, Row
-from lieattn.certify._elements import elements_of, outside_of
-from lieattn.certify._kinds import Kind, kinds_of_inputs, kinds_of_outputs
 from lieattn.certify._moves import (
+    Kind,
     Move,
+    check_kind,
     clouds_of_images,
+    elements_of,
     images_of_clouds,
     motion,
+    outside_of,
     permutation,
     raster_motion,
     scrambled,
@@ -126,7 +126,7 @@ def certify(
     clouds = clouds_of_images(data) if isinstance(data, Tensor) else _clouds(data)
     promise = _promised(network, group)
     group, exact = promise.group, promise.group is not None
-    kinds = kinds_of_inputs(network, inputs)
+    kinds = _kinds_of_inputs(network, inputs)
     dim = _dimension(group, clouds, kinds["pos"])
     check_count("elements", elements)
     limits = {**TOLERANCES, **(tolerances or {})}
@@ -148,8 +148,12 @@ def certify(
         [scrambled(c, kinds["pos"], dim, centered=centered, scaled=scaled, generator=generator) for c in clouds]
         for scaled in (True, False)
     ]
-    probes = {dtype: _Probe(copy.deepcopy(network).to(dtype).eval(), dtype, as_images) for dtype in dtypes}
-    rows = [_rows(probes[dtype], clouds, moves, kinds, outputs, limits[dtype], exact) for dtype in dtypes]
+    probes = {dtype: _Probe(network, dtype, as_images) for dtype in dtypes}
+    rows = [
+        row
+        for dtype, probe in probes.items()
+        for row in _rows(probe, clouds, moves, kinds, outputs, limits[dtype], exact)
+    ]
     finest = min(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
     spreads, sizes = _spreads(probes[finest], clouds, others)
     rounding = TOLERANCES.get(finest, limits[finest])
@@ -161,7 +165,7 @@ def certify(
         points=sum(int(cloud.num_nodes or 0) for cloud in clouds),
         spread=max(spreads.values()),
         seed=seed,
-        rows=tuple(chain(*rows)),
+        rows=tuple(rows),
         vacuous=tuple(name for name, spread in spreads.items() if spread <= rounding * sizes[name]),
     )
 
@@ -191,13 +195,12 @@ def _motions(
             yield written
 
 
-@dataclass(frozen=True)
 class _Probe:
     """Outputs of a network in one precision, by name and in float64 on the CPU; the name of a single one is empty."""
 
-    network: nn.Module
-    dtype: torch.dtype
-    as_images: bool
+    def __init__(self, network: nn.Module, dtype: torch.dtype, as_images: bool) -> None:
+        self.network = copy.deepcopy(network).to(dtype).eval()
+        self.dtype, self.as_images = dtype, as_images
 
     def __call__(self, clouds: Sequence[Data]) -> dict[str, Tensor]:
         device = next((weight.device for weight in self.network.parameters()), torch.device("cpu"))
@@ -229,7 +232,7 @@ def _rows(
     outputs: Kind | Mapping[str, Kind] | None,
     tolerance: float,
     exact: bool,
-) -> list[Row]:
+) -> Iterator[Row]:
     """All measurements in one precision."""
     sizes = _sizes(clouds)
     reference = probe(clouds)
@@ -239,15 +242,9 @@ def _rows(
                 f"network: expected outputs {name} [clouds, *] or [points, *] with {len(sizes)} clouds and "
                 f"{int(sizes.sum())} points, got {tuple(value.shape)}"
             )
-    kinds = kinds_of_outputs(probe.network, outputs, reference)
-    dtype, rows = str(probe.dtype).removeprefix("torch."), []
-
-    def compare(check: str, label: str, promised: bool, found: Mapping[str, Tensor], move: Move | None) -> None:
-        for name, value in reference.items():
-            expected = value if move is None else move.expected(name, kinds[name], value, sizes)
-            allowed = tolerance * max(1.0, float(value.abs().max())) if promised else None
-            rows.append(_row(check, label, name, dtype, found.get(name), expected, allowed))
-
+    kinds = _kinds_of_outputs(probe.network, outputs, reference)
+    dtype = str(probe.dtype).removeprefix("torch.")
+    allowed = {name: tolerance * max(1.0, float(value.abs().max())) for name, value in reference.items()}
     for move in moves:
         changed = move.apply(clouds, inputs)
         try:
@@ -255,14 +252,18 @@ def _rows(
         except ValueError:
             if move.promised:
                 raise
-            label = f"{move.label}, refused"
-            rows += [Row(move.check, label, name, dtype, math.nan, math.nan, None, None) for name in reference]
-        else:
-            compare(move.check, move.label, move.promised, found, move)
+            for name in reference:
+                yield Row(move.check, f"{move.label}, refused", name, dtype, math.nan, math.nan, None, None)
+            continue
+        for name, value in reference.items():
+            expected = move.expected(name, kinds[name], value, sizes)
+            limit = allowed[name] if move.promised else None
+            yield _row(move.check, move.label, name, dtype, found.get(name), expected, limit)
     if len(clouds) > 1:
         parts = [probe([cloud]) for cloud in clouds]
-        compare("alone", "", exact, {name: torch.cat([part[name] for part in parts]) for name in reference}, None)
-    return rows
+        for name, value in reference.items():
+            limit = allowed[name] if exact else None
+            yield _row("alone", "", name, dtype, torch.cat([part[name] for part in parts]), value, limit)
 
 
 def _spreads(
@@ -342,3 +343,27 @@ def _dimension(group: Group | None, clouds: list[Data], kind: Kind) -> int:
                 f"position, say so: inputs={{'pos': ('position', 'vector')}}"
             )
     return dim
+
+
+def _kinds_of_inputs(network: Any, given: Mapping[str, Kind] | None) -> dict[str, Kind]:
+    """Kinds of positions, periodic cells, the vectors that a network names, and what is given, by attribute."""
+    named: dict[str, Kind] = {name: "vector" for name in getattr(network, "vector_inputs", ())}
+    for name, kind in (given or {}).items():
+        check_kind(f"inputs[{name!r}]", kind)
+    return {"pos": "position", "cell": "vector", **named, **(given or {})}
+
+
+def _kinds_of_outputs(
+    network: Any, given: Kind | Mapping[str, Kind] | None, outputs: Mapping[str, Tensor]
+) -> dict[str, Kind]:
+    """Kind of every output, by name; invariant where neither the caller nor the network says more."""
+    stated = getattr(network, "kind", "invariant") if given is None else given
+    if not isinstance(stated, Mapping):
+        check_kind("outputs", stated)
+        return dict.fromkeys(outputs, stated)
+    for name, kind in stated.items():
+        check_kind(f"outputs[{name!r}]", kind)
+        if name not in outputs:
+            known = sorted(outputs) if outputs.keys() != {""} else "one tensor"
+            raise ValueError(f"outputs: {name!r} is not among what the network gives, which is {known}")
+    return {name: stated.get(name, "invariant") for name in outputs}

@@ -1,60 +1,189 @@
-"""Changes of the clouds, and what outputs should make of them."""
+"""What clouds are moved by, how inputs and outputs transform, and the clouds that were moved."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn.certify._elements import Element, random_rotation
-from lieattn.certify._kinds import Kind, transform
 from lieattn.geometry import Raster, pixel_positions, point_clouds
+from lieattn.groups import SO, FiniteGroup, Group, O, RotationDilations, SemidirectProduct, Translations, reflection
+from lieattn.reps import Pseudovector, Representation
 
+Kind = str | Representation | tuple[Any, ...]
+"""``"invariant"``, ``"position"``, ``"vector"``, ``"pseudovector"``, ``"pseudoscalar"``, ``"tensor"`` (matrices), a
+:class:`lieattn.reps.Representation`, or a tuple of kinds whose components follow each other in the last axis."""
+
+_KINDS = ("invariant", "position", "vector", "pseudovector", "pseudoscalar", "tensor")
+_NEAR = 1e-3  # radians, of the element near the identity
 _MOTIONS = 6  # of which each point of a scrambled cloud takes one
+
+
+# --- how values transform ---------------------------------------------------------------------------------------
+
+
+def check_kind(argument: str, kind: object) -> None:
+    """Raise TypeError or ValueError, naming the argument, for what is no kind."""
+    expected = f"expected one of {_KINDS}, a Representation or a tuple of those"
+    if isinstance(kind, tuple):
+        if not kind:
+            raise ValueError(f"{argument}: expected kinds in the tuple, got none")
+        for part in kind:
+            check_kind(argument, part)
+        if "tensor" in kind:
+            raise ValueError(f"{argument}: a tensor has two axes and cannot stand beside others in a tuple")
+    elif isinstance(kind, str) and kind not in _KINDS:
+        raise ValueError(f"{argument}: {expected}, got {kind!r}")
+    elif not isinstance(kind, str | Representation):
+        raise TypeError(f"{argument}: {expected}, got {kind!r}")
+
+
+def transform(argument: str, kind: Kind, values: Tensor, linear: Tensor, shift: Tensor) -> Tensor:
+    """Values ``[rows, *, components]`` float64 after the motion x ↦ A x + t, with another t ``[rows, d]`` for each row.
+
+    ValueError is raised, with the name of the argument, if they do not have the components of their kind.
+    """
+    if kind == "invariant":
+        return values
+    if kind == "pseudoscalar":
+        return values * torch.linalg.det(linear).sign()
+    if kind == "tensor":
+        if values.ndim < 3 or values.shape[-2:] != linear.shape:
+            size = f"{len(linear)}, {len(linear)}"
+            raise ValueError(f"{argument}: expected tensors [rows, *, {size}], got {tuple(values.shape)}")
+        return linear @ values @ linear.mT
+    components = _components(kind, len(linear))
+    if values.ndim < 2 or values.shape[-1] != components:
+        raise ValueError(
+            f"{argument}: expected {components} components in the last axis for kind {kind}, got {tuple(values.shape)}"
+        )
+    if isinstance(kind, tuple):
+        parts = values.split([_components(part, len(linear)) for part in kind], dim=-1)
+        moved = [transform(argument, one, part, linear, shift) for one, part in zip(kind, parts, strict=True)]
+        return torch.cat(moved, dim=-1)
+    rep = Pseudovector() if kind == "pseudovector" else kind
+    if isinstance(rep, Representation):
+        return rep.act(linear, values)
+    turned = values @ linear.mT
+    return turned + shift.view(len(shift), *[1] * (values.ndim - 2), -1) if kind == "position" else turned
+
+
+def _components(kind: Kind, dim: int) -> int:
+    """Entries of the last axis; of what is invariant one, in a tuple."""
+    if isinstance(kind, Representation):
+        return kind.dim
+    if isinstance(kind, tuple):
+        return sum(_components(part, dim) for part in kind)
+    return 1 if kind in ("invariant", "pseudoscalar") else dim
+
+
+# --- elements ---------------------------------------------------------------------------------------------------
+
+
+class Element(NamedTuple):
+    """A motion x ↦ A x + t; t is None if any translation may go with A, so that each cloud gets another one."""
+
+    label: str
+    linear: Tensor
+    translation: Tensor | None
+
+
+def elements_of(
+    group: Group, count: int, generator: torch.Generator, *, translations: bool = True
+) -> Iterator[Element]:
+    """All elements of a finite group, or of a Lie group ``count`` random ones, then special ones.
+
+    Those of a finite group come with translations or without. Special are, as far as the group has them: an element
+    near the identity, a half turn, a reflection, the inversion.
+    """
+    if isinstance(group, SemidirectProduct) and isinstance(group.stabilizer, FiniteGroup):
+        group = group.stabilizer
+    finite = isinstance(group, FiniteGroup)
+    free = translations if finite else isinstance(group, SemidirectProduct | Translations)
+    still = None if free else torch.zeros(group.dim, dtype=torch.float64)
+    if isinstance(group, FiniteGroup):
+        yield from (Element(str(index), matrix, still) for index, matrix in enumerate(group.elements))
+        return
+    for number, g in enumerate(group.sample(count, generator=generator, dtype=torch.float64)):
+        yield Element(f"random {number}", group.linear(g), None if free else group.translation(g))
+    turns = group.stabilizer if isinstance(group, SemidirectProduct) else group
+    if not turns.is_affine:
+        yield from (Element(label, matrix, still) for label, matrix in _special(turns, generator))
+
+
+def _special(group: Group, generator: torch.Generator) -> Iterator[tuple[str, Tensor]]:
+    direction = torch.randn(group.algebra_dim, generator=generator, dtype=torch.float64)
+    direction = direction / direction.norm()
+    try:
+        yield "near identity", group.exp(_NEAR * direction)
+    except NotImplementedError:
+        return
+    if not isinstance(group, SO | O | RotationDilations):
+        return
+    angle = torch.randn(SO(group.dim).algebra_dim, generator=generator, dtype=torch.float64)
+    yield "half turn", SO(group.dim).exp(math.pi * angle / angle.norm())
+    if isinstance(group, O):
+        yield "reflection", _reflection(group.dim, generator)
+        if group.dim == 3:
+            yield "inversion", -torch.eye(3, dtype=torch.float64)
+
+
+def outside_of(group: Group | None, dim: int, count: int, generator: torch.Generator) -> Iterator[Element]:
+    """Random rotations to compare with; reflections if all rotations belong to the group, nothing if these do too."""
+    turns: Any = group.stabilizer if isinstance(group, SemidirectProduct) else group
+    if isinstance(turns, O) or dim == 1:
+        return
+    still = torch.zeros(dim, dtype=torch.float64)
+    for _ in range(count):
+        if isinstance(turns, SO | RotationDilations):
+            yield Element("random reflection", _reflection(dim, generator), still)
+        else:
+            matrix, label = _rotation(dim, generator)
+            yield Element(label, matrix, still)
+
+
+def _reflection(dim: int, generator: torch.Generator) -> Tensor:
+    return reflection(dim, torch.randn(dim, generator=generator, dtype=torch.float64).tolist()).elements[1]
+
+
+def _rotation(dim: int, generator: torch.Generator) -> tuple[Tensor, str]:
+    """A rotation and its label; on a line a sign, in more than three dimensions of the first three coordinates."""
+    if dim == 1:
+        return 2.0 * torch.randint(2, (1, 1), generator=generator).double() - 1, "random sign"
+    matrix = SO(min(dim, 3)).sample(generator=generator, dtype=torch.float64)
+    if dim == 2:
+        return matrix, f"{math.degrees(float(SO(2).log(matrix))) % 360:.1f} degrees"
+    return torch.block_diag(matrix, torch.eye(dim - 3, dtype=torch.float64)), "random rotation"
+
+
+# --- moves ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Move:
-    """A change of all clouds by one motion, each with a translation of its own, and perhaps another order of points.
+    """A change of all clouds by one motion, each with a translation of its own, and perhaps another order of points."""
 
-    Attributes
-    ----------
-    check, label
-        See :class:`Row`.
-    promised
-        Whether outputs should follow; otherwise it is measured for comparison.
-    linear
-        A ``[dim, dim]`` float64.
-    shifts
-        t of each cloud, ``[clouds, dim]`` float64.
-    orders
-        For each cloud the new order of its points; None where it stays.
-    grids
-        For each cloud the new (rows, columns); None where they stay.
-    """
-
-    check: str
+    check: str  # see Row
     label: str
-    promised: bool
-    linear: Tensor
-    shifts: Tensor
-    orders: tuple[Tensor, ...] | None = None
-    grids: tuple[tuple[int, int], ...] | None = None
+    promised: bool  # whether outputs should follow; otherwise it is measured for comparison
+    linear: Tensor  # [dim, dim] float64
+    shifts: Tensor  # of each cloud, [clouds, dim] float64
+    orders: tuple[Tensor, ...] | None = None  # for each cloud the new order of its points; None where it stays
+    grids: tuple[tuple[int, int], ...] | None = None  # for each cloud the new (rows, columns); None where they stay
 
     def apply(self, clouds: Sequence[Data], kinds: Mapping[str, Kind]) -> list[Data]:
         """The clouds changed; attributes of the kinds given move along, all in float64."""
-        changed = []
-        for number, cloud in enumerate(clouds):
-            other = moved(cloud, self.linear, self.shifts[number], kinds)
-            if self.orders is not None:
-                _reorder(other, self.orders[number], other.node_attrs())
-            if self.grids is not None:
-                other.grid = other.grid.new_tensor([self.grids[number]])
-            changed.append(other)
+        changed = [moved(cloud, self.linear, shift, kinds) for cloud, shift in zip(clouds, self.shifts, strict=True)]
+        for cloud, order in zip(changed, self.orders or (), strict=False):
+            _reorder(cloud, order, cloud.node_attrs())
+        for cloud, grid in zip(changed, self.grids or (), strict=False):
+            cloud.grid = cloud.grid.new_tensor([grid])
         return changed
 
     def expected(self, name: str, kind: Kind, values: Tensor, sizes: Tensor) -> Tensor:
@@ -93,11 +222,15 @@ def moved(cloud: Data, linear: Tensor, shift: Tensor | None = None, kinds: Mappi
 
 def motion(check: str, element: Element, clouds: Sequence[Data], promised: bool, generator: torch.Generator) -> Move:
     """Move all clouds by an element; where it leaves translations open, they are of about the size of each cloud."""
-    if element.translation is None:
-        shifts = _shifts(clouds, len(element.linear), generator)
-    else:
-        shifts = element.translation.expand(len(clouds), -1)
-    return Move(check, element.label, promised, element.linear, shifts)
+    dim = len(element.linear)
+    if element.translation is not None:
+        return Move(check, element.label, promised, element.linear, element.translation.expand(len(clouds), -1))
+    shifts = []
+    for cloud in clouds:
+        pos = cloud.pos.detach().cpu().double()[:, :dim]
+        extent = float((pos - pos.mean(dim=0)).norm(dim=1).max()) or 1.0
+        shifts.append(extent * torch.randn(dim, generator=generator, dtype=torch.float64))
+    return Move(check, element.label, promised, element.linear, torch.stack(shifts))
 
 
 def permutation(clouds: Sequence[Data], dim: int, promised: bool, generator: torch.Generator) -> Move:
@@ -107,23 +240,24 @@ def permutation(clouds: Sequence[Data], dim: int, promised: bool, generator: tor
     return Move("permutation", "", promised, torch.eye(dim, dtype=torch.float64), still, orders)
 
 
+def raster_motion(check: str, move: Move, clouds: Sequence[Data]) -> Move | None:
+    """The same motion of images, their pixels then in raster order; None unless all end on upright lattices.
+
+    So a network that takes pixels by their places in the raster, and never looks at coordinates, sees the image move.
+    """
+    try:
+        read = [Raster.read(point_clouds(moved(cloud, move.linear))) for cloud in clouds]
+    except ValueError:
+        return None
+    grids = tuple((raster.rows, raster.columns) for raster, _ in read)
+    return replace(move, check=check, orders=tuple(order for _, order in read), grids=grids)
+
+
 def scrambled(cloud: Data, kind: Kind, dim: int, *, centered: bool, scaled: bool, generator: torch.Generator) -> Data:
     """A cloud with each point moved by a random motion of its own; of an image, with its pixels exchanged.
 
-    Parameters
-    ----------
-    cloud
-        The cloud, which stays as it is.
-    kind
-        Kind of ``pos``.
-    dim
-        Dimension of the positions.
-    centered
-        Whether the points turn about their mean; otherwise about the origin.
-    scaled
-        Whether their distances from there change too; otherwise points of spheres stay there.
-    generator
-        Of the motions.
+    Positions of this ``kind`` turn about their mean, if ``centered``, otherwise about the origin; their distances from
+    there change too, if ``scaled``, otherwise points of spheres stay there.
     """
     other = copy.copy(cloud)
     if cloud.get("grid") is not None:
@@ -136,36 +270,14 @@ def scrambled(cloud: Data, kind: Kind, dim: int, *, centered: bool, scaled: bool
     chosen = torch.randperm(len(pos), generator=generator) % _MOTIONS
     other.pos = pos.clone()
     for number in chosen.unique().tolist():
-        linear, rows = factors[number] * random_rotation(dim, generator)[0], (chosen == number).nonzero()[:, 0]
+        linear, rows = factors[number] * _rotation(dim, generator)[0], (chosen == number).nonzero()[:, 0]
         shift = (center - linear @ center).expand(len(rows), -1)
         other.pos[rows] = transform("data.pos", kind, pos[rows], linear, shift)
     return other
 
 
-def raster_motion(check: str, move: Move, clouds: Sequence[Data]) -> Move | None:
-    """The same motion of images, their pixels then in raster order; None unless all end on upright lattices.
-
-    So a network that takes pixels by their places in the raster, and never looks at coordinates, sees the image move.
-    """
-    orders, grids = [], []
-    for cloud in clouds:
-        try:
-            raster, order = Raster.read(point_clouds(moved(cloud, move.linear)))
-        except ValueError:
-            return None
-        orders.append(order)
-        grids.append((raster.rows, raster.columns))
-    return replace(move, check=check, orders=tuple(orders), grids=tuple(grids))
-
-
 def clouds_of_images(images: Tensor) -> list[Data]:
-    """Pixels of floating images ``[images, channels, rows, columns]`` as points, row after row from the top.
-
-    Raises
-    ------
-    ValueError
-        For other tensors.
-    """
+    """Pixels of floating images ``[images, channels, rows, columns]`` as points in raster order, else ValueError."""
     if images.ndim != 4 or images.numel() == 0 or not images.is_floating_point():
         raise ValueError(
             f"data: expected floating images [images, channels, rows, columns], got {images.dtype} "
@@ -180,15 +292,6 @@ def images_of_clouds(clouds: Sequence[Data]) -> Tensor:
     return torch.stack([cloud.x.mT.unflatten(1, cloud.grid[0].tolist()) for cloud in clouds])
 
 
-def _reorder(cloud: Data, order: Tensor, names: Sequence[str]) -> None:
+def _reorder(cloud: Data, order: Tensor, names: Iterable[str]) -> None:
     for name in names:
         cloud[name] = cloud[name][order.to(cloud[name].device)]
-
-
-def _shifts(clouds: Sequence[Data], dim: int, generator: torch.Generator) -> Tensor:
-    shifts = []
-    for cloud in clouds:
-        pos = cloud.pos.detach().cpu().double()[:, :dim]
-        extent = float((pos - pos.mean(dim=0)).norm(dim=1).max()) or 1.0
-        shifts.append(extent * torch.randn(dim, generator=generator, dtype=torch.float64))
-    return torch.stack(shifts)

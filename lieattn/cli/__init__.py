@@ -30,7 +30,7 @@ COMMANDS = {
     "predict": Command("write a checkpoint's predictions to a table", "lieattn.cli._fit:run"),
     "certify": Command("measure how equivariant a checkpoint is", "lieattn.cli._certify:run"),
     "compare": Command("train several models under one budget and compare them", "lieattn.cli._compare:run"),
-    "bench": Command("measure speed and memory on this machine", "lieattn.bench._command:run", ()),
+    "bench": Command("measure speed and memory on this machine", "lieattn.bench._measure:run", ()),
     "info": Command("versions, and which backend is used for what", "lieattn.cli._info:run", ()),
 }
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import logging
+import multiprocessing
+import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from lieattn import compare
@@ -27,23 +33,28 @@ def run(name: str, arguments: Sequence[str]) -> int:
     """
     options = _parser(name).parse_args(arguments)
     folder = options.out or Path("runs") / options.config[-1].stem
+    status = _status(name, partial(_compare, options, folder))
+    if status > 128:
+        again = shlex.join(["lieattn", name, *arguments])
+        _say(f"lieattn {name}: stopped; finished cells are kept in {folder}\nTo continue: {again}")
+    return status
+
+
+def _status(name: str, work: Callable[[], int]) -> int:
+    """Exit status of the work, or of how it was stopped."""
     logger = logging.getLogger("lightning.pytorch")
     level = logger.level
     logger.setLevel(logging.WARNING)  # or every trainer of every cell is announced
     try:
         with without_warnings(".*`max_epochs` was not set", ".*GPU available but not used"):
-            status = _compare(options, folder, [name, *arguments])
+            return work()
     except (TrainingInterrupted, KeyboardInterrupt) as stop:
-        status = 128 + (stop.signum if isinstance(stop, TrainingInterrupted) else signal.SIGINT)
+        return 128 + (stop.signum if isinstance(stop, TrainingInterrupted) else signal.SIGINT)
     except ValueError as error:
         _say("\n".join([f"lieattn {name}: {error}", *getattr(error, "__notes__", [])]))
         return 2
     finally:
         logger.setLevel(level)
-    if status > 128 and options.claims is None:
-        again = shlex.join(["lieattn", name, *arguments])
-        _say(f"lieattn {name}: stopped; finished cells are kept in {folder}\nTo continue: {again}")
-    return status
 
 
 def _parser(name: str) -> argparse.ArgumentParser:
@@ -64,43 +75,88 @@ def _parser(name: str) -> argparse.ArgumentParser:
     add("--models", **several, metavar="NAME", help="run cells of these models only")
     jobs = "processes that train cells at once, each on its share of the threads (OMP_NUM_THREADS); default 1"
     add("--jobs", type=int, default=1, metavar="N", help=jobs)
-    add("--claims", type=Path, help=argparse.SUPPRESS)  # what --jobs gives to its processes
     add("--plan", action="store_true", help="show widths and missing cells, and train nothing")
     return parser
 
 
-def _compare(options: argparse.Namespace, folder: Path, command: list[str]) -> int:
-    settings, part = _settings(options), options.claims is not None
-    models = compare.given_models(settings, options.claims) if part else compare.match_models(settings)
-    store = compare.CellStore(folder, _say)
+def _compare(options: argparse.Namespace, folder: Path) -> int:
+    settings = _settings(options)
+    models, store = compare.match_models(settings), compare.CellStore(folder, _say)
     cells = settings.cells()
-    records = _finished(settings, models, store)
-    missing = [
-        number
-        for number, cell in enumerate(cells)
-        if cell not in records and (options.models is None or cell.model in options.models)
-    ]
-    if not part:
-        for name, (model, count) in models.items():
-            _say(f"{name}: {count} parameters" + (f" with {model.choice}" if model.choice else ""))
-        _say(f"{len(records)} of {len(cells)} cells are finished, {len(missing)} to run; results in {folder}")
+    records = _finished(settings, models, store, cells)
+    missing = [cell for cell in cells if cell not in records and cell.model in (options.models or models)]
+    for name, (model, count) in models.items():
+        _say(f"{name}: {count} parameters" + (f" with {model.choice}" if model.choice else ""))
+    _say(f"{len(records)} of {len(cells)} cells are finished, {len(missing)} to run; results in {folder}")
     if options.plan:
         compare.Sets(settings)  # raises where the data does not fit
         return 0
-    if options.jobs > 1 and len(missing) > 1 and not part:
-        status = compare.in_processes(command, models, min(options.jobs, len(missing)))
-        records = _finished(settings, models, store)
-        if any(cells[number] not in records for number in missing):
+    jobs, work = min(options.jobs, len(missing)), partial(_run_cells, settings, models, missing, store)
+    if jobs > 1:
+        status = _in_processes(work, jobs)
+        records |= _finished(settings, models, store, missing)
+        if any(cell not in records for cell in missing):
             return max(status, 1)
     else:
-        runner = compare.CellRunner(settings, compare.Sets(settings), store)
-        for count, number in enumerate(missing, start=1):
-            if not part or compare.claim(options.claims, number):
-                cell = cells[number]
-                records[cell] = _run(runner, cell, models[cell.model][0], f"{count}/{len(missing)}")
-    if not part:
-        _report(settings, models, [records[cell] for cell in cells if cell in records], options.json, folder)
+        records |= work()
+    _report(settings, models, [records[cell] for cell in cells if cell in records], options.json, folder)
     return 1 if any(record["failed"] for record in records.values()) else 0
+
+
+def _run_cells(
+    settings: Settings, models: Matched, cells: list[Cell], store: compare.CellStore, claimed: Any = None
+) -> dict[Cell, Record]:
+    """Run cells one after the other; of processes that share the number ``claimed``, each runs those that are left."""
+    runner, records = compare.CellRunner(settings, compare.Sets(settings), store), {}
+    for number, cell in enumerate(cells):
+        if claimed is not None:
+            with claimed.get_lock():
+                if number < claimed.value:
+                    continue
+                claimed.value = number + 1
+        place, bar = f"{number + 1}/{len(cells)}", claimed is None
+        records[cell] = _run(runner, cell, models[cell.model][0], place, bar)
+    return records
+
+
+def _in_processes(work: Callable[..., Any], jobs: int) -> int:
+    """Work in several processes, which share the threads that torch may use and are stopped together.
+
+    SIGINT and SIGTERM are passed on, once to each, so that all of them save their state. Returned is the highest exit
+    status, 128 + n for a process that signal n ended.
+    """
+    context = multiprocessing.get_context("spawn")
+    given = work, context.Value("i", 0), max(1, torch.get_num_threads() // jobs)
+    children = [context.Process(target=_share, args=given) for _ in range(jobs)]
+
+    def pass_on(signum: int, frame: FrameType | None) -> None:
+        for child in children:
+            if child.is_alive() and child.pid is not None:
+                os.kill(child.pid, signum)
+
+    signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {signum: signal.signal(signum, pass_on) for signum in signals}
+    try:
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    codes = [child.exitcode or 0 for child in children]
+    return max(code if code >= 0 else 128 - code for code in codes)
+
+
+def _share(work: Callable[..., Any], claimed: Any, threads: int) -> None:
+    os.setsid()  # or a terminal would send the signal once more
+    torch.set_num_threads(threads)
+
+    def take_part() -> int:
+        work(claimed)
+        return 0
+
+    sys.exit(_status("compare", take_part))
 
 
 def _settings(options: argparse.Namespace) -> Settings:
@@ -112,19 +168,22 @@ def _settings(options: argparse.Namespace) -> Settings:
     return settings
 
 
-def _finished(settings: Settings, models: Matched, store: compare.CellStore) -> dict[Cell, Record]:
-    """Records of the cells that need not be run."""
-    found = {cell: store.load(cell, settings.key(cell, models[cell.model][0])) for cell in settings.cells()}
+def _finished(
+    settings: Settings, models: Matched, store: compare.CellStore, cells: Sequence[Cell]
+) -> dict[Cell, Record]:
+    """Records of those cells that need not be run."""
+    found = {cell: store.load(cell, settings.key(cell, models[cell.model][0])) for cell in cells}
     return {cell: record for cell, record in found.items() if record is not None}
 
 
-def _run(runner: compare.CellRunner, cell: Cell, model: ModelSettings, number: str) -> Record:
-    """Run one cell, with a bar for its budget and a line for its result."""
+def _run(runner: compare.CellRunner, cell: Cell, model: ModelSettings, place: str, bar: bool) -> Record:
+    """Run one cell, with a bar for its budget on a terminal and a line for its result."""
     budget = runner.settings.budget
     unit, total = ("step", budget.steps) if budget.steps is not None else ("s", budget.seconds)
-    with tqdm(total=total, desc=f"{number} {cell}", unit=unit, leave=False, disable=None) as bar:
+    hidden = None if bar else True  # None: unless on a terminal
+    with tqdm(total=total, desc=f"{place} {cell}", unit=unit, leave=False, disable=hidden) as shown:
         try:
-            record = runner.run(cell, model, lambda *spent: bar.update(round(spent[unit == "s"], 1) - bar.n))
+            record = runner.run(cell, model, lambda *spent: shown.update(round(spent[unit == "s"], 1) - shown.n))
         except Exception as error:
             error.add_note(f"in the cell: {cell}")
             raise
@@ -132,7 +191,7 @@ def _run(runner: compare.CellRunner, cell: Cell, model: ModelSettings, number: s
     if record["failed"] is None:
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in record["metrics"].items())
         result = f"{metrics}; {record['steps']} steps, {record['seconds']:.1f} s"
-    _say(f"[{number}] {cell}: {result}")
+    _say(f"[{place}] {cell}: {result}")
     return record
 
 

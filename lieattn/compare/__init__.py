@@ -1,9 +1,7 @@
 """Comparisons of networks under one budget: settings, data, cells that are trained and measured, and what they say."""
 
+from lieattn.compare._build import Matched, Sets, build_task, match_models
 from lieattn.compare._cell import CellRunner
-from lieattn.compare._data import Sets
-from lieattn.compare._jobs import claim, given_models, in_processes
-from lieattn.compare._models import Matched, build_task, match_models
 from lieattn.compare._settings import Cell, ModelSettings, Settings, read_settings
 from lieattn.compare._store import CellStore, Record, finite, write_json
 from lieattn.compare._summary import report, tables
@@ -18,10 +16,7 @@ __all__ = [
     "Sets",
     "Settings",
     "build_task",
-    "claim",
     "finite",
-    "given_models",
-    "in_processes",
     "match_models",
     "read_settings",
     "report",

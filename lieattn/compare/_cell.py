@@ -21,8 +21,7 @@ from lieattn import train
 from lieattn.bench import peak_memory
 from lieattn.certify import Kind, certify
 from lieattn.compare._budget import NEVER, Budget, BudgetSchedule, InferenceClock
-from lieattn.compare._data import Sets
-from lieattn.compare._models import build_task, count_parameters
+from lieattn.compare._build import Sets, build_task, count_parameters, kinds_of
 from lieattn.compare._settings import Cell, ModelSettings, Settings, Spec
 from lieattn.compare._store import CellStore, Record
 from lieattn.groups import SO, Group
@@ -145,12 +144,9 @@ class EquivarianceProbe:
         self.dim = int(self.clouds[0].pos.shape[1])
         kinds: dict[str, Kind] = {**dict.fromkeys(sets.vectors, "vector"), **dict.fromkeys(sets.tensors, "tensor")}
         self.outputs = {name: kinds.get(name, "invariant") for name in targets}
-        self.inputs: dict[str, Kind] = {}
-        for name, kind in kinds.items():
-            value = self.clouds[0].get(name)
-            if value is not None and name != "pos":
-                several = value.shape[-1] // self.dim if kind == "vector" else 1
-                self.inputs |= {"pos": "vector", name: (kind,) * several if several > 1 else kind}
+        self.inputs = kinds_of(self.clouds[0], sets.vectors, sets.tensors)
+        if len(self.inputs) == 1:
+            self.inputs = {}  # positions, which may be shifted too
 
     def measure(self, network: nn.Module, group: Group | None) -> dict[str, float | None]:
         """Errors by kind; ``own`` is None for a network without a group."""

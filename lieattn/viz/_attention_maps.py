@@ -13,7 +13,7 @@ from lieattn.models import AttentiveNetwork
 from lieattn.nn import act_on_grid
 from lieattn.testing import relative_error
 from lieattn.viz._draw import blank_figure, require_matplotlib
-from lieattn.viz._observe import observed
+from lieattn.viz._figures import observed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

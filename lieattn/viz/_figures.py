@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from lieattn.models import GSANet
+from lieattn.certify import moved
+from lieattn.geometry import LiftedGraph, PointClouds, point_clouds
+from lieattn.groups import SO, FiniteGroup
+from lieattn.models import GSAGeometry, GSANet
 from lieattn.viz import _draw as draw
-from lieattn.viz._observe import Observer, check_choice, query_point
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
+
+_IN_GROUP = 1e-6
+# Sizes of a grid of panels, in inches.
+_LEFT, _RIGHT, _TOP, _BOTTOM, _GAP, _BLOCK_GAP = 0.68, 0.95, 1.05, 0.12, 0.04, 0.2
 
 
 def feature_fields(
@@ -52,7 +64,7 @@ def feature_fields(
     check_choice("channel", channel, fields.shape[-1])
     shown, stable_shown = (f.norm(dim=-1) if channel is None else f[..., channel] for f in (fields, stable))
     order, norm = observer.group.order, draw.color_scale(shown)
-    sheet = draw.Sheet(observer, ("input", "field $f(x, h)$", "stabilized field"), (1, order, order))
+    sheet = Sheet(observer, ("input", "field $f(x, h)$", "stabilized field"), (1, order, order))
     at_rest = observer.view(0.0).clouds(observer.layer)
     for row, view in enumerate(observer.views):
         clouds = view.clouds(observer.layer)
@@ -124,10 +136,14 @@ def attention_maps(
     draw.require_matplotlib()
     observer = Observer(network, data, angles, layer)
     layer = observer.layer
-    point = query_point(observer.view(0.0).graph(layer), point)
+    at_rest = observer.view(0.0).graph(layer)
+    if point is None:
+        point = int((at_rest.pos - at_rest.pos.mean(dim=0)).norm(dim=1).argmin())
+    if not 0 <= point < at_rest.num_points:
+        raise ValueError(f"point: expected one of the layer's points 0..{at_rest.num_points - 1}, got {point}")
     maps = observer.attention(point, head)
     norm = draw.color_scale(maps[maps > 0])
-    sheet = draw.Sheet(observer, ("input", "attention of output frame $h$"), (1, observer.group.order))
+    sheet = Sheet(observer, ("input", "attention of output frame $h$"), (1, observer.group.order))
     reach = max(draw.neighbor_reach(view.graph(layer), view.keys(layer, point), point) for view in observer.views)
     for row, view in enumerate(observer.views):
         graph, keys = view.graph(layer), view.keys(layer, point)
@@ -141,3 +157,220 @@ def attention_maps(
     sheet.title(f"Attention of {observer.name}, point {point}, {heads}", observer.stabilized(maps[..., None]))
     sheet.colorbar("magma", norm, "attention weight")
     return sheet.figure
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """A cloud after a rotation, with the element of the group that the rotation is, or the nearest one."""
+
+    angle: float
+    element: int
+    in_group: bool
+    data: Any
+    geometry: GSAGeometry
+
+    def graph(self, layer: int) -> LiftedGraph:
+        """The graph that the attention of a layer works on."""
+        return self._steps[layer - 1].graph if layer else self.geometry.lifting
+
+    def clouds(self, layer: int) -> PointClouds:
+        """The points that a layer's output lives on, after its crop."""
+        return self._steps[layer - 1].clouds if layer else self.geometry.lifting
+
+    @property
+    def _steps(self) -> list[Any]:
+        return [step for stage in self.geometry.stages for step in stage]
+
+    def keys(self, layer: int, point: int) -> Tensor:
+        """The neighbors of a point."""
+        neighbors = self.graph(layer).neighbors
+        first, end = neighbors.row_ptr[point : point + 2].tolist()
+        return neighbors.source[first:end].cpu()
+
+
+class Observer:
+    """Views of one cloud under rotations, and what a layer of a network makes of them.
+
+    Parameters
+    ----------
+    network, data, angles, layer
+        See :func:`lieattn.viz.feature_fields`.
+    """
+
+    def __init__(self, network: GSANet, data: Any, angles: Sequence[float], layer: int) -> None:
+        if not isinstance(network, GSANet):
+            raise TypeError(f"network: expected a GSANet, got {type(network).__name__}")
+        if network.group is None or network.group.dim != 2:
+            raise ValueError(f"network: expected a group of the plane, got {network.group!r}")
+        angles = [float(angle) for angle in angles]
+        if not angles or not all(math.isfinite(angle) for angle in angles):
+            raise ValueError(f"angles: expected at least one finite angle in radians, got {angles}")
+        if getattr(data, "x", None) is None:
+            raise TypeError(f"data: expected a torch_geometric Data with x and pos, got {data!r}")
+        clouds = point_clouds(data)
+        if clouds.num_clouds != 1 or clouds.num_points == 0:
+            raise ValueError(
+                f"data: expected one cloud with points, got {clouds.num_points} points in {clouds.num_clouds} clouds; "
+                f"take one with batch[i]"
+            )
+        blocks = len(network.blocks)
+        if not isinstance(layer, int) or not -blocks - 1 <= layer <= blocks:
+            raise ValueError(
+                f"layer: expected 0 (lifting) to {blocks} (the last block) or {-blocks - 1} to -1, got {layer!r}"
+            )
+        self.network, self.data, self.layer = network, data, layer % (blocks + 1)
+        self.group: FiniteGroup = network.group
+        self.views = [self.view(angle) for angle in angles]
+
+    @property
+    def name(self) -> str:
+        """Name of the layer."""
+        return f"block {self.layer}" if self.layer else "the lifting layer"
+
+    def view(self, angle: float) -> View:
+        """The cloud after a rotation."""
+        matrix = SO(2).exp(torch.tensor([angle], dtype=torch.float64))
+        distance = (self.group.elements - matrix).abs().amax(dim=(1, 2))
+        # A rotation outside is compared with rotations only: a mirror may be nearer, but would turn the picture over.
+        distance[torch.linalg.det(self.group.elements) < 0] = math.inf
+        element = int(distance.argmin())
+        in_group = bool(distance[element] < _IN_GROUP)
+        # The group's own matrix where there is one: its quarter turns are exact.
+        rotated = moved(self.data, self.group.elements[element] if in_group else matrix)
+        parameter = next(self.network.parameters())
+        rotated.x, rotated.pos = self.data.x.to(parameter), rotated.pos.to(parameter)
+        rotated = rotated.to(parameter.device)
+        return View(angle, element, in_group, rotated, self.network.geometry(rotated))
+
+    def fields(self) -> Tensor:
+        """``[views, points, fiber, channels]`` on the CPU."""
+        with observed(self.network):
+            found = [self.network.features(view.data.x, view.geometry)[self.layer].cpu() for view in self.views]
+        return torch.stack(found)
+
+    def attention(self, point: int, head: int | None) -> Tensor:
+        """Weights ``[views, points, fiber]`` of the keys of one query, normalized to 1."""
+        layer: Any = self.network.blocks[self.layer - 1].attention if self.layer else self.network.lifting
+        check_choice("head", head, layer.heads)
+        return torch.stack([self._attention(layer, view, point, head) for view in self.views])
+
+    def _attention(self, layer: Any, view: View, point: int, head: int | None) -> Tensor:
+        seen: list[tuple[Tensor, LiftedGraph]] = []
+        with observed(self.network), layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs)):
+            self.network.features(view.data.x, view.geometry)
+            weights = layer.weights(*seen[0])
+        graph = seen[0][1]
+        first, end = graph.neighbors.row_ptr[point : point + 2].tolist()
+        if first == end:
+            raise ValueError(f"point: {point} has no neighbors in {self.name}")
+        by_key = weights[first:end].sum(dim=(2, 3))  # [neighbors, fiber, heads]
+        by_key = (by_key / by_key.sum(dim=0)).cpu()
+        dense = by_key.new_zeros(graph.num_points, by_key.shape[1])
+        dense[view.keys(self.layer, point)] = by_key.mean(dim=-1) if head is None else by_key[..., head]
+        return dense
+
+    def stabilized(self, fields: Tensor) -> Tensor:
+        """Fields ``[views, points, fiber, channels]`` with the fiber of each permuted back."""
+        back = [int(self.group.inverse_index[view.element]) for view in self.views]
+        return torch.stack([self.group.translate(h, field) for h, field in zip(back, fields, strict=True)])
+
+
+@contextmanager
+def observed(network: nn.Module) -> Iterator[None]:
+    """Evaluation without gradients; every module gets its own mode back."""
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def check_choice(name: str, choice: int | None, count: int) -> None:
+    """Raise ValueError for what is no index below a count."""
+    if choice is not None and not 0 <= choice < count:
+        raise ValueError(f"{name}: expected one of 0..{count - 1} or None, got {choice}")
+
+
+class Sheet:
+    """A grid of square panels in blocks of columns: inputs in the first, then blocks of one panel an element h."""
+
+    def __init__(self, observer: Observer, headings: Sequence[str], widths: Sequence[int]) -> None:
+        self.views = views = observer.views
+        self.group = group = observer.group
+        side = min(1.45, max(0.62, 10.5 / sum(widths)))
+        # Blocks of columns stand further apart than the columns of one block.
+        blocks = [block for block, width in enumerate(widths) for _ in range(width)]
+        lefts = [_LEFT + column * (side + _GAP) + block * _BLOCK_GAP for column, block in enumerate(blocks)]
+        tops = [_TOP + number * (side + _GAP) for number in range(len(views))]
+        self.right, self.bottom = lefts[-1] + side, tops[-1] + side
+        self.size = (self.right + _RIGHT, self.bottom + _BOTTOM)
+        self.figure = draw.blank_figure(*self.size)
+        self.axes = [[self._axes(left, top, side, side) for left in lefts] for top in tops]
+        for view, top, row in zip(views, tops, self.axes, strict=True):
+            for axes in row:
+                axes.set_aspect("equal")
+                axes.set_axis_off()
+            _draw_input(row[0], view)
+            label = _degrees(view.angle) + ("" if view.in_group else "\noutside")
+            self._text(_LEFT - 0.08, top + side / 2, label, ha="right", va="center", size=8)
+        for block, heading in enumerate(headings):
+            inside = [left for left, own in zip(lefts, blocks, strict=True) if own == block]
+            self._text((inside[0] + inside[-1] + side) / 2, _TOP - 0.24, heading, ha="center", size=9)
+            for h, left in enumerate(inside if block else ()):
+                self._text(left + side / 2, _TOP - 0.03, _element_name(group, h), ha="center", size=7.5)
+
+    def title(self, what: str, stable: Tensor) -> None:
+        """State what is drawn, and the largest difference between stabilized rows ``[views, ...]``."""
+        self._text(0.25, 0.3, f"{what}, {self.group.name}", size=10, weight="bold")
+        inside = stable[torch.tensor([view.in_group for view in self.views])]
+        measured = f"largest difference between stabilized rows: {_spread(stable)}"
+        if 1 < len(inside) < len(stable):
+            measured += f"; between those in the group: {_spread(inside)}"
+        measured += f" (largest value {float(stable.abs().max()):.2g})"
+        if draw.has_mirrors(self.group):
+            measured += "; m: mirrored frame"
+        self._text(0.25, 0.52, measured, size=8, color=draw.GRAY)
+
+    def colorbar(self, cmap: str, norm: Normalize, label: str) -> None:
+        """Draw the color scale at the right."""
+        from matplotlib.cm import ScalarMappable
+
+        height = min(self.bottom - _TOP, 3.0)
+        place = self._axes(self.right + 0.15, (self.bottom + _TOP - height) / 2, 0.11, height)
+        bar = self.figure.colorbar(ScalarMappable(norm, cmap), cax=place)
+        bar.set_label(label, size=8, color=draw.INK)
+        bar.ax.tick_params(labelsize=7, length=2, color=draw.GRAY, labelcolor=draw.INK)
+        bar.ax.set_frame_on(False)
+
+    def _axes(self, left: float, top: float, width: float, height: float) -> Axes:
+        across, down = self.size
+        return self.figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down))
+
+    def _text(self, left: float, top: float, text: str, *, color: str = draw.INK, **style: Any) -> None:
+        self.figure.text(left / self.size[0], 1 - top / self.size[1], text, color=color, **style)
+
+
+def _draw_input(axes: Axes, view: View) -> None:
+    clouds, values = point_clouds(view.data), view.data.x.mean(dim=1).cpu()
+    draw.points(axes, clouds, values, view.angle, "gray_r", draw.color_scale(values), edgecolor=draw.FAINT)
+    draw.look_at(axes, *draw.extent(clouds))
+
+
+def _spread(rows: Tensor) -> str:
+    """Largest difference between two rows."""
+    largest = float((rows.amax(dim=0) - rows.amin(dim=0)).max())
+    return f"{largest:.1e}" if largest else "0"
+
+
+def _degrees(angle: float) -> str:
+    return f"{round(math.degrees(angle), 1):g}°"
+
+
+def _element_name(group: FiniteGroup, h: int) -> str:
+    """Angle of h e_x, marked m where a mirror comes first."""
+    matrix = group.elements[h]
+    angle = math.atan2(float(matrix[1, 0]), float(matrix[0, 0])) % (2 * math.pi)
+    return _degrees(angle) + (" m" if torch.linalg.det(matrix) < 0 else "")

@@ -1,0 +1,249 @@
+"""What the cells of a comparison are made of: data sets built once and rotated at random, models of matched widths."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import itertools
+from collections.abc import Iterable, Sequence, Sized
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
+from torch_geometric.data import Data
+
+from lieattn.certify import Kind, moved
+from lieattn.compare._settings import Cell, ModelSettings, Settings, Spec
+from lieattn.groups import SO
+from lieattn.train import PointSetData, PointSetTask, UsageError, build
+
+Matched = dict[str, tuple[ModelSettings, int]]
+"""Models with the arguments that were chosen, and their parameter counts, by name."""
+
+_MOST_TRIALS = 60
+
+
+class TurnedClouds(Dataset[Data]):
+    """A data set whose clouds are rotated at random whenever they are loaded, ``vectors`` and ``tensors`` included.
+
+    Rotations are those of :func:`random_rotation`, drawn from torch's global generator, which a
+    :class:`~lieattn.train.PointSetData` seeds for each item.
+    """
+
+    def __init__(
+        self, source: Dataset[Data], axis: str | bool, vectors: Sequence[str] = (), tensors: Sequence[str] = ()
+    ) -> None:
+        self.source, self.axis, self.vectors, self.tensors = source, axis, vectors, tensors
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.source))
+
+    def __getitem__(self, index: int) -> Data:
+        cloud = self.source[index]
+        return turned(cloud, random_rotation(cloud.pos.shape[1], self.axis), self.vectors, self.tensors)
+
+
+def random_rotation(dim: int, axis: str | bool = True, generator: torch.Generator | None = None) -> Tensor:
+    """Haar-distributed rotation ``[dim, dim]`` float64 of the space, or about an axis (in 3 dimensions only)."""
+    if not isinstance(axis, str):
+        return SO(dim).sample(generator=generator, dtype=torch.float64)
+    if dim != 3:
+        raise UsageError(f"data: only clouds in 3 dimensions turn about an axis, these have {dim}")
+    others = [index for index, name in enumerate("xyz") if name != axis]
+    matrix = torch.eye(3, dtype=torch.float64)
+    matrix[np.ix_(others, others)] = SO(2).sample(generator=generator, dtype=torch.float64)
+    return matrix
+
+
+def kinds_of(cloud: Data, vectors: Iterable[str], tensors: Iterable[str]) -> dict[str, Kind]:
+    """How the attributes of a cloud turn, positions included; several vectors may stand side by side.
+
+    Attributes that the cloud does not have are skipped. UsageError is raised if one has another shape.
+    """
+    kinds: dict[str, Kind] = {"pos": "vector"}
+    dim = int(cloud.pos.shape[1])
+    for name, kind in {**dict.fromkeys(vectors, "vector"), **dict.fromkeys(tensors, "tensor")}.items():
+        value = cloud.get(name)
+        if value is None:
+            continue
+        shape: list[Any] = list(value.shape) if isinstance(value, Tensor) else [type(value).__name__]
+        if kind == "tensor" and (len(shape) < 3 or shape[-2:] != [dim, dim]):
+            raise UsageError(f"data.tensors: {name} must be [..., {dim}, {dim}] to be turned, got {shape}")
+        if kind == "vector" and (len(shape) < 2 or shape[-1] % dim):
+            raise UsageError(f"data.vectors: {name} must be [..., {dim}] to be turned, got {shape}")
+        kinds[name] = kind if kind == "tensor" else (kind,) * (shape[-1] // dim)
+    return kinds
+
+
+def turned(cloud: Data, matrix: Tensor, vectors: Iterable[str], tensors: Iterable[str]) -> Data:
+    """Positions, vectors ``[..., dim]`` and tensors ``[..., dim, dim]`` multiplied by an orthogonal matrix."""
+    kinds = kinds_of(cloud, vectors, tensors)
+    other = moved(cloud, matrix, kinds=kinds)
+    for name in kinds:
+        other[name] = other[name].to(cloud[name])
+    return other
+
+
+class Sets:
+    """The data sets of a comparison, built once; each cell gets copies, so that no cell leaves a trace in the next.
+
+    ``vectors`` and ``tensors`` are the names of the attributes that rotate with the points.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        data = settings.data
+        self._sets: dict[str, Dataset[Data]] = {}
+        for name in ("train", "val", "test"):
+            built: Any = build(Dataset, _with_root(getattr(data, name), settings.root), f"data.{name}")
+            if not len(built):
+                raise UsageError(f"data.{name}: the data set is empty")
+            self._sets[name] = _limited(built, data.limit.get(name))
+            if name == "train":
+                self.vectors = tuple(getattr(built, "vectors", ()) if data.vectors is None else data.vectors)
+                self.tensors = tuple(getattr(built, "tensors", ()) if data.tensors is None else data.tensors)
+        (cloud,) = self.clouds(1)
+        if not isinstance(cloud.get("pos"), Tensor):
+            raise UsageError("data.test: expected clouds with positions pos")
+        for axis in (data.rotate_train, data.rotate_test):
+            if axis:  # which raises now, before anything is trained, if an attribute cannot be rotated
+                turned(cloud, random_rotation(cloud.pos.shape[1], axis), self.vectors, self.tensors)
+
+    def data(self, cell: Cell) -> PointSetData:
+        """Training and validation data of a cell."""
+        train, val = copy.deepcopy(self._sets["train"]), copy.deepcopy(self._sets["val"])
+        size = len(cast(Sized, train))
+        order = np.random.default_rng([cell.seed, size]).permutation(size)
+        # The first ones of one order: a larger share contains the smaller ones.
+        train = Subset(train, order[: max(1, round(cell.fraction * size))].tolist())
+        axis = self.settings.data.rotate_train
+        return self._loaders(cell.seed, train=self._turned(train, axis), val=self._turned(val, axis))
+
+    def test_data(self, *, rotated: bool) -> PointSetData:
+        """The test set, the same for all cells, and rotated in the same way."""
+        test = copy.deepcopy(self._sets["test"])
+        return self._loaders(0, test=self._turned(test, rotated and self.settings.data.rotate_test))
+
+    def clouds(self, count: int) -> list[Data]:
+        """The first clouds of the test set."""
+        test = copy.deepcopy(self._sets["test"])
+        return [test[index] for index in range(min(count, len(cast(Sized, test))))]
+
+    def _loaders(self, seed: int, **sets: Any) -> PointSetData:
+        data = self.settings.data
+        return PointSetData(**sets, batch_size=data.batch_size, eval_batch_size=data.eval_batch_size, seed=seed)
+
+    def _turned(self, source: Dataset[Data], axis: str | bool) -> Dataset[Data]:
+        return TurnedClouds(source, axis, self.vectors, self.tensors) if axis else source
+
+
+def _with_root(spec: Spec, root: str | None) -> Spec:
+    """Give a data set the folder of the data, if its class takes a ``root`` and the configuration gives none."""
+    arguments = spec.get("init_args", {})
+    if root is None or "root" in arguments:
+        return spec
+    module, _, name = spec["class_path"].rpartition(".")
+    try:
+        takes = "root" in inspect.signature(getattr(importlib.import_module(module), name)).parameters
+    except (ImportError, AttributeError, ValueError):  # reported when the data set is built
+        return spec
+    return {"class_path": spec["class_path"], "init_args": {**arguments, "root": root}} if takes else spec
+
+
+def _limited(source: Dataset[Data], count: int | None) -> Dataset[Data]:
+    size = len(cast(Sized, source))
+    if count is None or count >= size:
+        return source
+    return Subset(source, sorted(np.random.default_rng(0).permutation(size)[:count].tolist()))
+
+
+def count_parameters(network: nn.Module) -> int:
+    """Number of trainable parameters."""
+    return sum(weight.numel() for weight in network.parameters() if weight.requires_grad)
+
+
+def match_models(settings: Settings) -> Matched:
+    """Choose the width of every model.
+
+    Raises
+    ------
+    UsageError
+        If a network cannot be built, or no width comes within the tolerance; the message names the model and the
+        nearest counts.
+    """
+    target = settings.parameters
+    matched: Matched = {}
+    for name, model in settings.models.items():
+        if target is None:
+            target = _count(name, model)
+            matched[name] = model, target
+        else:
+            matched[name] = _match(name, model, target, settings.tolerance)
+    return matched
+
+
+def build_task(settings: Settings, name: str, model: ModelSettings) -> PointSetTask:
+    """Build the Lightning module of a model, from torch's global generator.
+
+    Raises
+    ------
+    UsageError
+        If a part cannot be built, or the schedule does not fit into one epoch, which the budget counts as.
+    """
+    parts = {"optimizer": model.optimizer or settings.optimizer, "schedule": settings.schedule}
+    arguments: dict[str, Any] = {**settings.task.get("init_args", {}), "network": model.network}
+    arguments |= {key: part for key, part in parts.items() if part is not None}
+    spec = {"class_path": settings.task["class_path"], "init_args": arguments}
+    task = build(PointSetTask, spec, f"the task with models.{name}")  # type: ignore[type-abstract]
+    try:
+        task.schedule.factor(0, 1000, 1000)
+    except ValueError as error:
+        raise UsageError(
+            f"schedule: the whole budget counts as one epoch (a warm-up of 0.05 epochs is its first 5 %): {error}"
+        ) from error
+    task.config = {"model": spec}
+    return task
+
+
+def _match(name: str, model: ModelSettings, target: int, tolerance: float) -> tuple[ModelSettings, int]:
+    """Take the first combination of adjusted arguments with a width whose count is within the tolerance."""
+    reached: list[tuple[ModelSettings, int]] = []
+    for values in itertools.product(*model.adjust.values()):
+        adjusted = model.with_arguments(**dict(zip(model.adjust, values, strict=True)))
+        reached += [(adjusted, _count(name, adjusted))] if model.width is None else _nearest(name, adjusted, target)
+        reached.sort(key=lambda found: abs(found[1] - target))
+        if abs(reached[0][1] - target) <= tolerance * target:
+            return reached[0]
+    nearest = " and ".join(f"{count} ({found.choice or 'as configured'})" for found, count in reached[:2])
+    raise UsageError(
+        f"models.{name}: cannot have {target} parameters within {100 * tolerance:g} %; the nearest counts are "
+        f"{nearest}. Choose a smaller step, let other arguments adjust, or set parameters or tolerance"
+    )
+
+
+def _nearest(name: str, model: ModelSettings, target: int) -> list[tuple[ModelSettings, int]]:
+    """Close in on the target from both sides, in multiples of the step: the widths next to it with their counts."""
+    width = str(model.width)
+    start = model.chosen.get(width, 8 * model.step)
+    if not isinstance(start, int) or start < 1:
+        raise UsageError(f"models.{name}.width: expected an integer argument {width}, got {start!r}")
+    found: dict[int, tuple[ModelSettings, int]] = {}  # by multiple of the step
+    below, above, multiple = 0, None, max(1, round(start / model.step))
+    for _ in range(_MOST_TRIALS):
+        sized = model.with_arguments(**{width: multiple * model.step})
+        count = _count(name, sized)
+        found[multiple] = sized, count
+        below, above = (multiple, above) if count <= target else (below, multiple)
+        if above is not None and above - below <= 1:
+            break
+        # Counts grow about as the square of the width.
+        guess = max(below + 1, round(multiple * (target / count) ** 0.5))
+        multiple = guess if above is None else min(guess, above - 1)
+    return [found[multiple] for multiple in (below, above) if multiple in found]
+
+
+def _count(name: str, model: ModelSettings) -> int:
+    return count_parameters(build(nn.Module, model.network, f"models.{name}"))

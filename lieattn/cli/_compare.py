@@ -21,7 +21,7 @@ import torch
 from tqdm import tqdm
 
 from lieattn import compare
-from lieattn.cli._quiet import without_warnings
+from lieattn.cli._fit import without_warnings
 from lieattn.compare import Cell, Matched, ModelSettings, Record, Settings
 from lieattn.train import TrainingInterrupted
 

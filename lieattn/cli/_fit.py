@@ -8,7 +8,9 @@ import logging
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,19 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from lieattn import train
-from lieattn.cli._quiet import without_warnings
 
 # Forces are gradients, which inference mode forbids.
 _DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False}
+# No workers for small data, one folder of checkpoints for a run and its continuation, evaluation without the callbacks
+# of the training, no validation set; and Lightning's own use of other packages.
+_EXPECTED = (
+    ".*does not have many workers",
+    ".*Checkpoint directory .* exists and is not empty",
+    ".*callbacks used to create the checkpoint need to be provided",
+    ".*have no `val_dataloader`",
+    ".*LeafSpec.* is deprecated",
+    r"\s*.*(JsonargparseDeprecationWarning|was deprecated in v4)",
+)
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
@@ -57,6 +68,15 @@ def run(name: str, arguments: Sequence[str]) -> int:
         _say(f"lieattn: {error}")
         return 1 if isinstance(error, train.NonFiniteError) else 2
     return 0
+
+
+@contextmanager
+def without_warnings(*others: str) -> Iterator[None]:
+    """Ignore the warnings that are expected of Lightning, and those whose message matches ``others``."""
+    with warnings.catch_warnings():
+        for message in (*_EXPECTED, *others):
+            warnings.filterwarnings("ignore", message)
+        yield
 
 
 class _PointSetCLI(LightningCLI):

@@ -2,9 +2,8 @@
 
 from lieattn.compare._build import Matched, Sets, build_task, match_models
 from lieattn.compare._cell import CellRunner
+from lieattn.compare._records import CellStore, Record, finite, report, tables, write_json
 from lieattn.compare._settings import Cell, ModelSettings, Settings, read_settings
-from lieattn.compare._store import CellStore, Record, finite, write_json
-from lieattn.compare._summary import report, tables
 
 __all__ = [
     "Cell",

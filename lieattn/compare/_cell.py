@@ -22,8 +22,8 @@ from lieattn.bench import peak_memory
 from lieattn.certify import Kind, certify
 from lieattn.compare._budget import NEVER, Budget, BudgetSchedule, InferenceClock
 from lieattn.compare._build import Sets, build_task, count_parameters, kinds_of
+from lieattn.compare._records import CellStore, Record
 from lieattn.compare._settings import Cell, ModelSettings, Settings, Spec
-from lieattn.compare._store import CellStore, Record
 from lieattn.groups import SO, Group
 from lieattn.models import Symmetry
 

@@ -189,13 +189,7 @@ class View:
 
 
 class Observer:
-    """Views of one cloud under rotations, and what a layer of a network makes of them.
-
-    Parameters
-    ----------
-    network, data, angles, layer
-        See :func:`lieattn.viz.feature_fields`.
-    """
+    """Views of one cloud under rotations, and what a layer of a network makes of them."""
 
     def __init__(self, network: GSANet, data: Any, angles: Sequence[float], layer: int) -> None:
         if not isinstance(network, GSANet):

@@ -383,9 +383,9 @@ class VectorEmbedding(nn.Module):
         """``[points, fiber, channels]``, None without names."""
         if self.linear is None:
             return None
-        found = graph.spread(vectors(data, self.names, graph)).unbind(dim=1)
-        seen = [lift_field(value, graph, Vector(value.shape[1])) for value in found]
-        embedded: Tensor = self.linear(torch.cat(seen, dim=-1))
+        found = graph.spread(vectors(data, self.names, graph))
+        seen = lift_field(found.flatten(1), graph, len(self.names) * Vector(found.shape[2]))
+        embedded: Tensor = self.linear(seen)
         return embedded
 
 

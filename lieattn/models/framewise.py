@@ -178,14 +178,9 @@ class FramewiseTransformer(Network):
         self.embed_vectors = nn.Linear(width, channels, bias=False) if width else None
         self.edges = self.lifting = None
         if neighborhood is not None:
-            self.edges = EdgeNetwork(
-                group.dim,
-                in_channels,
-                cutoff=cutoff_of(neighborhood, options.cutoff),
-                in_vectors=len(self.vector_inputs),
-                basis=options.basis,
-                hidden=options.hidden,
-            )
+            seen, cutoff = len(self.vector_inputs), cutoff_of(neighborhood, options.cutoff)
+            sizes = {"basis": options.basis, "hidden": options.hidden}
+            self.edges = EdgeNetwork(group.dim, in_channels, cutoff=cutoff, in_vectors=seen, **sizes)
             self.lifting = LiftingConvolution(options.hidden, channels)
         self.phases = RotaryPhases(group.dim, heads, channels // heads)
         self.blocks = nn.ModuleList(

@@ -37,19 +37,10 @@ _KINDS: dict[str, AttentionKind] = {"none": "none", "full": "full", "input": "in
 _GROUPS = {"z2": partial(trivial, 2), "p4": partial(cyclic, 4), "p4m": partial(dihedral, 4)}
 # Their index of each of our frames in p4m: they mirror after turning, MIR ROT^r, which is ROT^-r MIR.
 _MIRRORED = [0, 1, 2, 3, 4, 7, 6, 5]
-# Their names of our parameters and buffers.
+# Their names of our parameters and buffers of normalizations.
 _NORM = {"weight": "gamma", "bias": "beta", "running_mean": "mean", "running_var": "var"}
-_LAYER = {
-    "weight": "kernel",
-    "convolution.weight": "kernel",
-    "attention.first": "W1",
-    "attention.second": "W2",
-    "attention.spatial": "psi_X",
-    "gate.channel.first": "W1",
-    "gate.channel.second": "W2",
-    "gate.spatial.weight": "psi_X",
-    "gate.weight": "w_H",
-}
+# Parameters of layers by a part of their names; all others are kernels.
+_LAYER = {"first": "W1", "second": "W2", "spatial": "psi_X", "gate": "w_H"}
 Convention = Literal["log", "quaternion", "grid"]
 _HALF_TURN = 1e-7  # how far from -π an angle counts as a half turn
 _KERNELS = {
@@ -120,7 +111,8 @@ def published_attentive_cnn(weights: str | Path | Mapping[str, np.ndarray[Any, A
         for number, layer in enumerate(network.layers, start=1):
             order = _MIRRORED if name == "p4m" and number > 1 else None
             for own, parameter in layer.named_parameters():
-                _copy(parameter, arrays, f"conv{number}.{_LAYER[own]}", order)
+                theirs = next((_LAYER[part] for part in reversed(own.split(".")) if part in _LAYER), "kernel")
+                _copy(parameter, arrays, f"conv{number}.{theirs}", order)
         for number, norm in enumerate(network.norms, start=1):
             for own, theirs in _NORM.items():
                 _copy(getattr(norm, own), arrays, f"bn{number}.{theirs}")

@@ -22,11 +22,7 @@ Way = Literal["literal", "fused", "plain"]
 
 
 class LiteralLayer(nn.Module):
-    """An attentive layer evaluated literally: all responses of all pairs of channels and poses, then the attention.
-
-    The responses are made by a depth-wise convolution, weighted, reduced over channels for the spatial attention, and
-    multiplied by what the two attentions leave before they are summed (Romero et al. 2020, Eqs. 14-20).
-    """
+    """An attentive layer evaluated literally, response by response (Romero et al. 2020, Eqs. 14-20)."""
 
     def __init__(self, layer: GridAttentiveConvolution | GridAttentiveLifting) -> None:
         super().__init__()
@@ -107,11 +103,7 @@ def build_network(way: Way) -> Problem:
 
 
 def run(repeats: int = 3) -> list[Record]:
-    """Records of cases ``10x10p4``, ``alpha-p4-CNN`` and ``96x96p4`` on one thread.
-
-    Ways are ``literal`` (the wide layer would take tens of gigabytes), ``fused``, and ``plain``, the same without
-    attention.
-    """
+    """Records of all cases, the wide layer without the literal way, which would take tens of gigabytes."""
     ways: tuple[Way, ...] = ("literal", "fused", "plain")
     cases: Cases = {
         "{0}x{0}p4".format(NARROW[0]): {way: partial(build_layer, *NARROW, way) for way in ways},

@@ -23,11 +23,9 @@ Way = Literal["cubic", "plain", "fused", "joint", "each"]
 
 
 class Cubic(nn.Module):
-    """A layer of GSA-Nets evaluated literally, on whole images: scores [B, heads, h, g, H, W, m, P, P].
+    """A layer of GSA-Nets evaluated literally (Eqs. 14 and 16, with the corrected table of frames), on whole images.
 
-    The formula of the paper and its code (Eqs. 14 and 16) with the corrected table of frames: keys are unfolded to
-    the neighborhood of every pixel, the positional terms of every output frame are added to the scores of every
-    pair of frames, and one softmax runs over frames and pixels of the neighborhood.
+    Scores are [B, heads, h, g, H, W, m, P, P]; one softmax runs over frames and pixels of the neighborhood.
     """
 
     def __init__(self, layer: LiftingSelfAttention | GroupSelfAttention) -> None:
@@ -110,9 +108,8 @@ def images() -> Batch:
 def build(order: int, way: Way) -> Problem:
     """Forward pass and loss of the R4 or R8 network with 5 x 5 neighborhoods, without dropout.
 
-    The geometry (neighbor lists, displacements) is there for all ways, as the workers of a data loader make it.
-    The scores of the cubic formula for R8 take 3 GB a copy at batch 8, so it goes through the batch image by image. So
-    does the way ``"each"``, the fused kernel otherwise: its memory is the one to set beside that of the formula.
+    The geometry is made before, as by a data loader. The scores of the cubic formula for R8 take 3 GB a copy at batch
+    8, so it goes image by image; so does ``"each"``, the fused kernel otherwise, for the memory beside that.
     """
     torch.manual_seed(0)
     network = GSANet.rot_mnist(cyclic(order), dropout=Dropouts())

@@ -1,20 +1,7 @@
 """One SE(3) attention layer of LieTransformer, geometry included, against the literal dense evaluation.
 
-Cases ``18x1`` ... ``256x1`` are points times frames, whole clouds as neighborhoods. A step lifts the clouds with given
-frames, takes the coordinates of all pairs, and runs the layer forward and backward. The ways:
-
-``dense``
-    The formulas as they stand, on padded tensors: the inverse of every g_j, the product g_j⁻¹ g_i and its
-    logarithm for all pairs, the pairs once for each head, and the network of each head on every pair.
-``plain``
-    The library's layer in plain maths, on smooth coordinates.
-``fused``
-    The library as it comes.
-``log``
-    The same on the logarithms, the very numbers of ``dense``.
-
-``radius 256`` to ``radius 4096`` show a neighborhood of fixed radius at constant density: time and memory grow with the
-points, not with their square.
+Cases ``18x1`` ... ``256x1`` are points times frames, whole clouds as neighborhoods; in ``radius 256`` ... ``radius
+4096`` time and memory grow with the points, not with their square.
 """
 
 from __future__ import annotations
@@ -59,7 +46,7 @@ def layer_of(coordinates: int) -> LieSelfAttention:
 
 
 def build(points: int, samples: int, way: Way) -> Problem:
-    """The library's layer."""
+    """The library's layer: in plain maths, as it comes, or as it comes on logarithms, the very numbers of ``dense``."""
     pos, frames, field = clouds_of(points, samples)
     batch = torch.arange(len(pos)).repeat_interleave(points)
     given = GivenFrames(frames.flatten(0, 1))
@@ -93,7 +80,7 @@ def build_dense(points: int, samples: int) -> Problem:
 
 
 def dense_attention(x: Tensor, elements: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Attention of ``[clouds, N, channels]`` on elements ``[clouds, N, 4, 4]``, everything for all pairs."""
+    """Attention of ``[clouds, N, channels]`` on elements ``[clouds, N, 4, 4]``, every formula for all pairs."""
 
     def linear(name: str, signal: Tensor) -> Tensor:
         return F.linear(signal, parameters[f"{name}.weight"], parameters[f"{name}.bias"])

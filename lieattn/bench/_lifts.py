@@ -1,8 +1,4 @@
-"""How far each lift is from invariance to rigid motions: a whole LieTransformer on clouds that are turned and shifted.
-
-The model is random and deliberately far from smooth: two blocks of 32 channels with large weights, 16 outputs for a
-cloud. The clouds are random too: 4 of 18 points, about as many as a molecule of QM9 has.
-"""
+"""How far each lift is from invariance to rigid motions: a whole LieTransformer, random and deliberately not smooth."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """One layer of this library beside layers of the same width from other packages.
 
 The peers differ in what they compute (sampled lifts, irreps, invariant distances); what is compared is the time of a
-layer of 32 channels in 4 heads on one cloud with 16 neighbors, forward and backward. Install those you want:
-``pip install lie-transformer-pytorch se3-transformer-pytorch equiformer-pytorch egnn-pytorch``.
+layer of 32 channels in 4 heads on one cloud with 16 neighbors.
 """
 
 from __future__ import annotations

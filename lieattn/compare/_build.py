@@ -27,11 +27,7 @@ _MOST_TRIALS = 60
 
 
 class TurnedClouds(Dataset[Data]):
-    """A data set whose clouds are rotated at random whenever they are loaded, ``vectors`` and ``tensors`` included.
-
-    Rotations are those of :func:`random_rotation`, drawn from torch's global generator, which a
-    :class:`~lieattn.train.PointSetData` seeds for each item.
-    """
+    """A data set whose clouds are rotated whenever they are loaded, by torch's global generator."""
 
     def __init__(
         self, source: Dataset[Data], axis: str | bool, vectors: Sequence[str] = (), tensors: Sequence[str] = ()
@@ -166,14 +162,7 @@ def count_parameters(network: nn.Module) -> int:
 
 
 def match_models(settings: Settings) -> Matched:
-    """Choose the width of every model.
-
-    Raises
-    ------
-    UsageError
-        If a network cannot be built, or no width comes within the tolerance; the message names the model and the
-        nearest counts.
-    """
+    """Choose the width of every model; UsageError names the model and the nearest counts if none is near enough."""
     target = settings.parameters
     matched: Matched = {}
     for name, model in settings.models.items():
@@ -186,13 +175,7 @@ def match_models(settings: Settings) -> Matched:
 
 
 def build_task(settings: Settings, name: str, model: ModelSettings) -> PointSetTask:
-    """Build the Lightning module of a model, from torch's global generator.
-
-    Raises
-    ------
-    UsageError
-        If a part cannot be built, or the schedule does not fit into one epoch, which the budget counts as.
-    """
+    """Build the Lightning module of a model; UsageError if a part or the schedule does not fit."""
     parts = {"optimizer": model.optimizer or settings.optimizer, "schedule": settings.schedule}
     arguments: dict[str, Any] = {**settings.task.get("init_args", {}), "network": model.network}
     arguments |= {key: part for key, part in parts.items() if part is not None}

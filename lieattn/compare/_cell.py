@@ -44,13 +44,7 @@ class CellRunner:
 
         A cell in progress is continued. A training that diverges is a result: its record has the message under
         ``failed`` and no metrics. ``report`` is called with steps and seconds spent, after each step.
-
-        Raises
-        ------
-        TrainingInterrupted
-            On SIGINT and SIGTERM while training, after the state was saved.
-        UsageError
-            If parts of the configuration do not fit together.
+        TrainingInterrupted is raised on signals, after the state was saved, UsageError if parts do not fit together.
         """
         key = self.settings.key(cell, model)
         folder = self.store.progress(cell, key)
@@ -129,13 +123,11 @@ class CellRunner:
 
 
 class EquivarianceProbe:
-    """Measures the relative error ‖f(g x) - g f(x)‖ / ‖f(x)‖ of networks on clouds of the test set, in eval mode.
+    """Relative errors ‖f(g x) - g f(x)‖ / ‖f(x)‖ by :func:`lieattn.certify.certify`, on clouds of the test set.
 
-    Outputs for those ``targets`` that are among the vectors or tensors of the data should transform with the points,
-    all others should stay. :func:`lieattn.certify.certify` moves the clouds and compares; every error is the largest
-    over the elements: ``own`` over the model's own group (all elements of a finite one), ``rotations`` over elements of
-    SO(d), ``reflections`` over random reflections. Translations are added to the own group unless the clouds have
-    other vectors or tensors, such as later positions, for which a translation is not defined.
+    Outputs for those ``targets`` that are among the vectors or tensors of the data should transform with the points.
+    Errors are the largest over the elements: ``own`` of the model's own group, ``rotations`` of SO(d), ``reflections``.
+    Translations are added unless the clouds have other vectors or tensors, such as later positions.
     """
 
     def __init__(self, sets: Sets, targets: Iterable[str]) -> None:
@@ -239,21 +231,18 @@ def _warm_up(task: train.PointSetTask, batches: list[Batch]) -> None:
 
 
 def training_memory(network: Spec, batch: Batch) -> float:
-    """Peak resident memory in MiB of a forward and backward pass above that before it, on the CPU.
-
-    It is measured in a process of its own. Weights, gradients and the state of the optimizer are in the memory before;
-    NaN where the system does not tell.
-    """
+    """Peak resident memory in MiB of a forward and backward pass on the CPU, above that of weights and gradients."""
     # As bytes, since tensors sent to another process would need shared memory.
     return peak_memory(partial(_problem, network, pickle.dumps(batch)))
 
 
 def _problem(network: Spec, batch: bytes) -> Callable[[], Iterator[Tensor]]:
-    return partial(_step, train.build(nn.Module, network, "the network"), pickle.loads(batch))
+    built, clouds = train.build(nn.Module, network, "the network"), pickle.loads(batch)
 
+    def step() -> Iterator[Tensor]:
+        yield _scalar(built(clouds))
 
-def _step(network: nn.Module, batch: Batch) -> Iterator[Tensor]:
-    yield _scalar(network(batch))
+    return step
 
 
 def _scalar(outputs: Any) -> Tensor:

@@ -220,12 +220,8 @@ def read_settings(paths: Sequence[str | Path], root: str | None = None, changes:
 
     Sections are merged, whatever their depth; any other value of a later file replaces that of the earlier ones, and an
     object of another ``class_path`` replaces the whole object. ``changes`` such as ``"data.batch_size=16"``, with
-    values in YAML, and the folder ``root`` of the data replace what the files say.
-
-    Raises
-    ------
-    UsageError
-        If a file cannot be read, or a change or setting is unknown, missing or out of range; the message names it.
+    values in YAML, and the folder ``root`` of the data replace what the files say. UsageError is raised, and names it,
+    if a file cannot be read, or a change or setting is unknown, missing or out of range.
     """
     content: dict[str, Any] = {}
     for path in paths:

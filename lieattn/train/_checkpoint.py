@@ -63,10 +63,7 @@ def check_group(checkpoint: dict[str, Any], network: nn.Module) -> None:
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint of ``lieattn fit``, or of a ``Trainer`` with a ``PointSetTask``, without running code from it.
 
-    Raises
-    ------
-    CheckpointError
-        If the file is missing, damaged, or not such a checkpoint.
+    CheckpointError is raised if the file is missing, damaged, or not such a checkpoint.
     """
     path = Path(path)
     if not path.is_file():
@@ -85,12 +82,8 @@ def load_network(path: str | Path) -> nn.Module:
     """Build the network of a checkpoint again and load its weights, in eval mode on the CPU.
 
     The checkpoint must be one of ``lieattn fit``: that of a bare ``Trainer`` does not say how the network was built. It
-    names the network's class, which is imported: load files from people you trust.
-
-    Raises
-    ------
-    CheckpointError
-        If it cannot be read, has no configuration, or the weights do not fit.
+    names the network's class, which is imported: load files from people you trust. CheckpointError is raised if it
+    cannot be read, has no configuration, or the weights do not fit.
     """
     return _loaded(path, nn.Module, "network", ("model", "init_args", "network"), "network.")
 
@@ -106,13 +99,7 @@ def load_task(path: str | Path) -> PointSetTask:
 
 
 def load_data(path: str | Path, split: str = "test") -> Dataset[Any]:
-    """Data set ``"train"``, ``"val"``, ``"test"`` or ``"predict"`` of the configuration in a checkpoint.
-
-    Raises
-    ------
-    CheckpointError
-        If the checkpoint cannot be read, or its configuration has no such data set.
-    """
+    """Data set ``"train"``, ``"val"``, ``"test"`` or ``"predict"`` of a checkpoint; CheckpointError if it has none."""
     return build(Dataset, _spec(read_checkpoint(path), path, f"{split} set", ("data", split)), f"the data of {path}")
 
 
@@ -156,12 +143,8 @@ def read_yaml(path: str | Path, expected: str) -> dict[str, Any]:
 def build(base: type[T], spec: Mapping[str, Any], what: str) -> T:
     """Build an instance of ``base`` from ``class_path`` and ``init_args``, as configuration files have them.
 
-    Arguments may be such objects themselves; ``what`` is the name of the object in messages.
-
-    Raises
-    ------
-    UsageError
-        If a class does not exist or an argument does not fit; the message names it.
+    Arguments may be such objects themselves. UsageError is raised if a class does not exist or an argument does not
+    fit; its message calls the object ``what``.
     """
     from jsonargparse import ArgumentError, ArgumentParser
 
@@ -216,16 +199,9 @@ def describe_input(batch: Batch) -> dict[str, Any]:
 
 
 def random_clouds(kind: dict[str, Any] | None, number: int, seed: int, vectors: tuple[str, ...] = ()) -> list[Data]:
-    """Clouds of a kind: images of noise, or normally distributed points about a unit apart.
+    """Clouds of a kind, see :func:`describe_input`: images of noise, or normally distributed points about a unit apart.
 
-    Parameters
-    ----------
-    kind
-        The entry ``"input"`` of a checkpoint's ``"lieattn"``; UsageError is raised if it is unknown.
-    number, seed
-        How many clouds, and of what seed.
-    vectors
-        Names of attributes that are drawn as normally distributed vectors.
+    Attributes named in ``vectors`` are normally distributed vectors. UsageError is raised if the kind is unknown.
     """
     if kind is None or kind["dim"] is None:
         raise UsageError("the checkpoint does not know the kind of its clouds: give a data set with --data")

@@ -40,18 +40,8 @@ class ScaleFrames:
     n reach ≤ k and k + 1 ≤ levels - 1 - n reach. Nearer to the ends keys are missing; docs/exactness.md has the
     error measured. Dilations by other factors are as wrong as turns between the elements of H are.
 
-    Parameters
-    ----------
-    group
-        H, orthogonal; ``trivial(dim)`` for dilations alone.
-    base
-        Ratio of neighboring scales, above 1.
-    levels
-        How many there are.
-    first
-        The finest scale, on which the neighborhood is as it is given.
-    reach
-        How many scales up and down an element sees.
+    H is orthogonal, ``trivial(dim)`` for dilations alone. There are ``levels`` scales with the ratio ``base``, above 1;
+    on the scale 1 the neighborhood is as it is given.
     """
 
     group: FiniteGroup

@@ -16,7 +16,7 @@ from typing import Any, NotRequired, TypedDict, TypeVar
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
-from lieattn._checks import check_count
+from lieattn._checks import check_count, check_counts
 from lieattn.train import UsageError, read_yaml
 
 T = TypeVar("T")
@@ -102,7 +102,7 @@ class DataSettings:
         if unknown := set(self.limit) - {"train", "val", "test"}:
             raise UsageError(f"limit: expected some of ['train', 'val', 'test'], got {sorted(unknown)}")
         limits = {f"limit.{name}": count for name, count in self.limit.items()}
-        _check_counts(batch_size=self.batch_size, eval_batch_size=self.eval_batch_size, **limits)
+        check_counts(batch_size=self.batch_size, eval_batch_size=self.eval_batch_size, **limits)
         for name, axis in (("rotate_train", self.rotate_train), ("rotate_test", self.rotate_test)):
             if axis not in (False, True, "x", "y", "z"):
                 raise UsageError(f"{name}: expected true, false, or an axis x, y or z, got {axis!r}")
@@ -121,7 +121,9 @@ class BudgetSettings:
             raise UsageError("expected either steps or seconds")
         if self.seconds is not None and not 0 < self.seconds < math.inf:
             raise UsageError(f"seconds: expected a positive number, got {self.seconds!r}")
-        _check_counts(steps=self.steps, evaluations=self.evaluations)
+        if self.steps is not None:
+            check_count("steps", self.steps)
+        check_count("evaluations", self.evaluations)
 
 
 @dataclass(frozen=True)
@@ -132,13 +134,7 @@ class EquivarianceSettings:
     elements: int = 8
 
     def __post_init__(self) -> None:
-        _check_counts(clouds=self.clouds, elements=self.elements)
-
-
-def _check_counts(**counts: int | None) -> None:
-    for name, count in counts.items():
-        if count is not None:
-            check_count(name, count)
+        check_counts(clouds=self.clouds, elements=self.elements)
 
 
 @dataclass(frozen=True)
@@ -189,7 +185,8 @@ class Settings:
         for name, values in (("seeds", self.seeds), ("fractions", self.fractions)):
             if len(set(values)) < len(values):
                 raise UsageError(f"{name}: expected different ones, got {values}")
-        _check_counts(parameters=self.parameters)
+        if self.parameters is not None:
+            check_count("parameters", self.parameters)
         if not 0 < self.tolerance < 1:
             raise UsageError(f"tolerance: expected a number in (0, 1), got {self.tolerance}")
         if unknown := set(self.trainer) - set(_TRAINER):

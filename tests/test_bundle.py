@@ -14,7 +14,7 @@ pytest.importorskip("numba")
 from lieattn.ops._terms import Problem
 from lieattn.ops.kernels._heads import head_ranges
 from lieattn.ops.kernels._memory import Workspace
-from lieattn.ops.kernels.attention import _layout
+from lieattn.ops.kernels.attention import _launch
 from lieattn.ops.kernels.attention._bundle import Bundle, bundle
 from lieattn.ops.kernels.attention._dropout import dropout_mask
 from lieattn.ops.kernels.attention._packing import pack, unpack
@@ -101,7 +101,7 @@ def test_a_few_bundles():
 @pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum"])
 def test_positional_keys_of_all_heads(pattern, frames, shared, monkeypatch):
     """Large tables stay without lanes, small ones are repeated; an axis of one serves all frames."""
-    monkeypatch.setattr(_layout, "_REPEATED_BYTES", 0 if shared else 2**30)
+    monkeypatch.setattr(_launch, "_REPEATED_BYTES", 0 if shared else 2**30)
     signals, neighbors, terms, index = copies(4, 3)
     rho = terms.positional_key[:, :frames]
     terms = RelativeTerms(positional_key=rho, displacement_bias=terms.displacement_bias)

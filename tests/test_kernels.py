@@ -18,8 +18,7 @@ from tests.test_ops import DIM, HEADS, VALUE, problem
 
 pytest.importorskip("numba")
 from lieattn.ops.kernels import _calls
-from lieattn.ops.kernels.attention import _layout, _operator
-from lieattn.ops.kernels.pooled import _operator as _pooled_operator
+from lieattn.ops.kernels.attention import _launch, _operator
 
 NAMES = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta")
 OF_EDGES = ("positional_key", "displacement_bias", "psi", "beta")
@@ -175,7 +174,7 @@ def test_long_lists_in_chunks(pattern, normalize, monkeypatch):
     options = {"pattern": pattern, "normalize": normalize}
     wanted = results(signals, neighbors, tables, index, "plain", **options)
     for room in (1, 2**14):
-        monkeypatch.setattr(_layout, "_SCRATCH_BYTES", room)
+        monkeypatch.setattr(_launch, "_SCRATCH_BYTES", room)
         assert_same(results(signals, neighbors, tables, index, "numba", **options), wanted, 1e-11)
 
 
@@ -299,16 +298,15 @@ def test_half_precision_computes_in_single(dtype):
 
 
 def test_registration_with_torch():
-
     signals, neighbors, tables, index = problem("query_sum", TERMS["all"], fiber=2, points=5)
-    given = [s.requires_grad_() for s in (*signals, *(getattr(tables, name) for name in NAMES))]
+    given = [*(s.requires_grad_() for s in (*signals, *(getattr(tables, name) for name in NAMES))), None]
     lists = (neighbors.row_ptr, neighbors.source, neighbors.target, index)
     options = (torch.tensor(0), "query_sum", "softmax", 0.0)
     torch.library.opcheck(_operator._forward, (*given, *lists, *options))
     out, norm = _operator._forward(*given, *lists, *options)
     arguments = (torch.randn_like(out), norm.detach(), *given, *lists, *options)
     torch.library.opcheck(_operator._backward, arguments)
-    absent = (*given[:3], *(None,) * 6, *lists[:3], None, *options)
+    absent = (*given[:3], *(None,) * 7, *lists[:3], None, *options)
     torch.library.opcheck(_operator._forward, absent)
 
 
@@ -388,9 +386,8 @@ def test_the_choice_is_explained():
 def test_the_explained_choice_is_the_one_taken(pattern, dropout, monkeypatch):
     """The kernels evaluate what is explained to be theirs, and nothing else."""
     calls = []
-    for module in (_operator, _pooled_operator):
-        forward = module._forward
-        monkeypatch.setattr(module, "_forward", lambda *a, forward=forward: calls.append(a) or forward(*a))
+    forward = _operator._forward
+    monkeypatch.setattr(_operator, "_forward", lambda *a: calls.append(a) or forward(*a))
     x, neighbors = torch.randn(7, 3, 2, 4), Radius(4.0)(torch.randn(7, 2))
     choice = explain(x, x, x, neighbors, pattern=pattern, dropout=dropout)
     group_attention(x, x, x, neighbors, pattern=pattern, dropout=dropout)

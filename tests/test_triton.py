@@ -80,7 +80,7 @@ def problem(case, fiber=3, heads=2, depth=3, width=2, dtype=torch.float64, index
 
 def problem_of(signals, neighbors, terms, pattern, normalize, dropout=0.0):
     """All operands, absent ones too, and the problem that they pose to a kernel."""
-    names = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta")
+    names = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta", "key_psi")
     operands = [*signals, *(getattr(terms, name) for name in names)]
     query, key, value, *tables = (None if t is None else t.detach() for t in operands)
     terms = RelativeTerms(*tables, row=terms.row)
@@ -222,7 +222,7 @@ def test_is_a_proper_operator():
     from lieattn.ops.kernels.attention import _operator
 
     signals, neighbors, terms, index, pattern, normalize, _ = problem("framewise, exp-mean", fiber=2, heads=1)
-    tables = (terms.positional_key, *(None,) * 5)
+    tables = (terms.positional_key, *(None,) * 6)
     lists = neighbors.row_ptr, neighbors.source, neighbors.target, index, torch.tensor(SEED)
     with backend("triton"):
         torch.library.opcheck(_operator._forward, (*signals, *tables, *lists, pattern, normalize, 0.0))

@@ -129,7 +129,11 @@ def attentive_convolution(
         maps = None
         if return_maps:
             kept, levels, scores = plain.attend(*operands, window)
-            maps = _maps(scores, levels, kernels)
+            outs = kernels.shape[:2]
+            maps = AttentionMaps(
+                None if scores is None else scores.unflatten(1, outs).transpose(3, 4)[..., None, None],
+                None if levels is None else torch.sigmoid(levels).unflatten(1, outs).unsqueeze(3),
+            )
             gated = plain.gate(kept, levels)
         elif stride == 1 and uses_cpu_kernel(x):
             from lieattn.ops.kernels.attentive._launch import gated_sums
@@ -157,14 +161,6 @@ def convolution_responses(x: Tensor, kernels: Tensor, *, stride: int = 1, pad: i
     outs = kernels.flatten(0, 1).transpose(1, 2).flatten(-2)
     t = plain.responses(F.pad(x, (pad,) * 4).transpose(1, 2), outs, window)
     return t.unflatten(1, kernels.shape[:2]).transpose(3, 4)
-
-
-def _maps(scores: Tensor | None, levels: Tensor | None, kernels: Tensor) -> AttentionMaps:
-    outs = kernels.shape[:2]
-    return AttentionMaps(
-        None if scores is None else scores.unflatten(1, outs).transpose(3, 4)[..., None, None],
-        None if levels is None else torch.sigmoid(levels).unflatten(1, outs).unsqueeze(3),
-    )
 
 
 def _check(x: Tensor, kernels: Tensor, channel: tuple[Tensor, Tensor] | None, spatial: Tensor | None) -> None:

@@ -6,7 +6,7 @@ Poses of the output are counted with its channels: ``outs`` is their product.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,11 +36,6 @@ def responses(x: Tensor, kernel: Tensor, window: Window) -> Tensor:
     return planes.unflatten(1, (fiber, channels, outs)).permute(0, 3, 1, 2, 4, 5)
 
 
-def channel_attention(t: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Channel attention ``[samples, outs, fiber, in]`` of responses, from their mean and maximum over positions."""
-    return torch.sigmoid(channel_levels(t.flatten(-2).mean(-1), t.flatten(-2).max(-1).values, first, second))
-
-
 def channel_levels(mean: Tensor, top: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """W2 relu(W1 mean) + W2 relu(W1 max), matrices ``[outs, fiber, hidden, in]`` and ``[outs, fiber, in, hidden]``."""
     hidden = sum(torch.relu(torch.einsum("ofnc,...ofc->...ofn", first, part)) for part in (mean, top))
@@ -68,23 +63,14 @@ def attend(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Sums Σ_c α_C t and spatial levels, both ``[samples, outs, fiber, *, *]``, and the channel attention.
 
-    Parameters
-    ----------
-    x
-        ``[samples, fiber, in, rows, columns]``, padded.
-    kernel
-        ``[outs, fiber, in, size²]``.
-    first, second
-        Matrices of the channel attention, ``[outs, fiber, hidden, in]`` and ``[outs, fiber, in, hidden]``, or None.
-    spatial
-        ``[outs, fiber, 2, spatial_size²]``, or None.
-    window
-        Sizes.
+    ``x`` is padded, ``[samples, fiber, in, rows, columns]``, ``kernel`` ``[outs, fiber, in, size²]``, ``first`` and
+    ``second`` are those of :func:`channel_levels`, ``spatial`` ``[outs, fiber, 2, spatial_size²]``.
     """
     t = responses(x, kernel, window)
     scores = None
     if first is not None and second is not None:
-        scores = channel_attention(t, first, second)
+        pixels = t.flatten(-2)
+        scores = torch.sigmoid(channel_levels(pixels.mean(-1), pixels.max(-1).values, first, second))
         t = scores[..., None, None] * t
     kept = t.sum(dim=3)
     levels = None if spatial is None else spatial_levels(t.mean(dim=3), t.max(dim=3).values, spatial, window)
@@ -103,16 +89,13 @@ def gated_sums(
     parts = []
     for start in range(0, outs, at_once):
         own = slice(start, start + at_once)
-        tables = (kernel[own], _part(first, own), _part(second, own), _part(spatial, own))
+        tables = (None if table is None else table[own] for table in (first, second, spatial))
+        operands: Any = (x, kernel[own], *tables, window)
         if torch.is_grad_enabled():
-            parts.append(checkpoint(_gated, x, *tables, window, use_reentrant=False, preserve_rng_state=False))
+            parts.append(checkpoint(_gated, *operands, use_reentrant=False, preserve_rng_state=False))
         else:
-            parts.append(_gated(x, *tables, window))
+            parts.append(_gated(*operands))
     return torch.cat(parts, dim=1)
-
-
-def _part(table: Tensor | None, own: slice) -> Tensor | None:
-    return None if table is None else table[own]
 
 
 def _gated(

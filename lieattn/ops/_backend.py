@@ -233,7 +233,7 @@ def _fused_obstacle(problem: Problem, name: str, return_weights: bool) -> str | 
         return f"backend {_State.asked!r} was asked for"
     if not _INSTALLED.get(name, True):
         return f"the package {_PACKAGES[name]} is not installed"
-    for tensor in (p.query, p.key, p.value, *p.terms.tables().values()):
+    for tensor in p.operands().values():
         if tensor is not None and tensor.device.type != ("cpu" if name == "numba" else p.value.device.type):
             return f"it runs on {'CPUs' if name == 'numba' else 'CUDA'}, the operands are on {tensor.device}"
         if tensor is not None and tensor.dtype not in _COMPUTED:

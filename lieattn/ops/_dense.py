@@ -87,27 +87,17 @@ def scaled_dot_product(
 ) -> Tensor:
     """Torch's scaled dot product attention without its scale, differentiable as often as one likes.
 
-    Parameters
-    ----------
-    query, key, value
-        ``[clouds, heads, rows, dim]``.
-    mask
-        ``[clouds, 1, 1, rows]`` bool, which keys there are; None: all.
-    dropout
-        Probability of dropping a weight; then torch takes plain maths on CPUs, and on GPUs a kernel that can be
-        differentiated once.
+    Signals are ``[clouds, heads, rows, dim]``; ``mask`` ``[clouds, 1, 1, rows]`` says which keys there are. With
+    dropout torch takes plain maths on CPUs, and on GPUs a kernel that can be differentiated once.
     """
-    if _is_short(query, key) and dropout == 0:
+    compiled = torch.compiler.is_compiling()
+    if query.device.type == "cpu" and key.shape[2] <= _SHORT and dropout == 0 and not compiled:
         return _plain_maths(query, key, value, mask)
     watched = torch.is_grad_enabled() and any(signal.requires_grad for signal in (query, key, value))
-    if not watched or dropout > 0 or torch.compiler.is_compiling():
+    if not watched or dropout > 0 or compiled:
         return F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=1.0)
     out: Tensor = _Attention.apply(query, key, value, mask)
     return out
-
-
-def _is_short(query: Tensor, key: Tensor) -> bool:
-    return query.device.type == "cpu" and key.shape[2] <= _SHORT and not torch.compiler.is_compiling()
 
 
 class _Attention(torch.autograd.Function):

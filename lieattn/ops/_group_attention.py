@@ -26,7 +26,6 @@ from lieattn.ops._backend import choose
 from lieattn.ops._rotary import opposite, turn_pairs
 from lieattn.ops._terms import Normalization, Pattern, Problem, RelativeTerms, check_operands, without_autocast
 from lieattn.ops.kernels.attention import _operator as kernel
-from lieattn.ops.kernels.pooled import _operator as pooled_kernel
 
 
 def group_attention(
@@ -151,7 +150,7 @@ def group_attention(
         with without_autocast(value.device):
             out, weights = evaluate(problem.to(problem.common_dtype), drop, return_weights)
     else:
-        out = pooled_kernel.attend(problem) if pattern == "pooled" else kernel.attend(problem)
+        out = kernel.attend(problem)
     if value.dtype.itemsize < 4:
         out = out.to(value.dtype)
     keys = value.shape[1]

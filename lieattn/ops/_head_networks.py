@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,13 +18,6 @@ _BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}
 _KERNEL_ROWS = 64  # below it, calling the kernel costs more than it saves
 
 
-class _Slope(NamedTuple):
-    """An activation f, and the product of its derivative with a gradient, both differentiable."""
-
-    value: Callable[[Tensor], Tensor]
-    pull: Callable[[Tensor, Tensor], Tensor]  # (gradient, argument)
-
-
 _aten = torch.ops.aten
 
 
@@ -36,12 +29,13 @@ def _pull_silu(grad: Tensor, u: Tensor) -> Tensor:
     return grad * (share * (1 + u * (1 - share)))
 
 
-_SLOPES: dict[str, _Slope] = {
-    "silu": _Slope(F.silu, _pull_silu),
-    "relu": _Slope(F.relu, lambda grad, u: _aten.threshold_backward(grad, u, 0)),
-    "gelu": _Slope(F.gelu, lambda grad, u: _aten.gelu_backward(grad, u)),
-    "elu": _Slope(F.elu, lambda grad, u: grad * torch.where(u > 0, 1.0, u.clamp(max=0).exp())),
-    "none": _Slope(lambda u: u, lambda grad, u: grad),
+# An activation f(u), and the product of its derivative with a gradient, (gradient, u); both are differentiable.
+_SLOPES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "silu": (F.silu, _pull_silu),
+    "relu": (F.relu, lambda grad, u: _aten.threshold_backward(grad, u, 0)),
+    "gelu": (F.gelu, lambda grad, u: _aten.gelu_backward(grad, u)),
+    "elu": (F.elu, lambda grad, u: grad * torch.where(u > 0, 1.0, u.clamp(max=0).exp())),
+    "none": (lambda u: u, lambda grad, u: grad),
 }
 
 
@@ -49,7 +43,7 @@ def activation(argument: str, name: str) -> Callable[[Tensor], Tensor]:
     """Function of an activation's name; raises ValueError, naming the argument, for an unknown one."""
     if name not in _SLOPES:
         raise ValueError(f"{argument}: expected one of {get_args(Activation)}, got {name!r}")
-    return _SLOPES[name].value
+    return _SLOPES[name][0]
 
 
 def head_networks(
@@ -103,7 +97,7 @@ class _HeadNetworks(torch.autograd.Function):
         if _kernel_takes(name, rows):
             return _kernel_forward(rows, list(parameters))
         heads, _, hidden = parameters[0].shape
-        act = _SLOPES[name].value
+        act, _ = _SLOPES[name]
         out = rows.new_empty(heads, len(rows))
         for begin, block in _blocks(rows, heads * hidden):
             x = block.expand(heads, *block.shape)
@@ -146,10 +140,9 @@ def _plain_backward(
                 change = change @ layers[number][0].mT
         if wanted:
             to_rows.append(change.sum(dim=0))
-    to_all = None
-    if wanted:
-        to_all = torch.cat(to_rows) if to_rows else torch.zeros_like(rows)
-    return [to_all, *totals]
+    if not wanted:
+        return [None, *totals]
+    return [torch.cat(to_rows) if to_rows else torch.zeros_like(rows), *totals]
 
 
 def _layers(parameters: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -164,12 +157,8 @@ def _blocks(rows: Tensor, width: int) -> list[tuple[int, Tensor]]:
 
 def _kernel_takes(name: str, rows: Tensor) -> bool:
     """Whether the kernel evaluates these rows."""
-    return (
-        name == "silu"
-        and uses_cpu_kernel(rows)
-        and rows.dtype in (torch.float32, torch.float64)
-        and len(rows) >= _KERNEL_ROWS
-    )
+    known = name == "silu" and rows.dtype in (torch.float32, torch.float64)
+    return known and len(rows) >= _KERNEL_ROWS and uses_cpu_kernel(rows)
 
 
 @torch.library.custom_op("lieattn::head_networks", mutates_args=())

@@ -7,13 +7,15 @@ likes, on any device. It stores tensors of the size edges x fiber x fiber.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from lieattn.geometry import Neighbors
 from lieattn.ops._terms import Normalization, Pattern, Problem, RelativeTerms
+
+_Rows = Callable[[Tensor], Tensor]
 
 
 def attend(
@@ -24,12 +26,15 @@ def attend(
     ``drop`` is applied to the weights, ``[edges, heads, out, query]`` for the softmax of a query sum and
     ``[edges, heads, out, query, key]`` otherwise.
     """
+    from torch_geometric.utils import scatter
+
     query, value, neighbors, terms = problem.query, problem.value, problem.neighbors, problem.terms
     summed = problem.pattern == "query_sum"
     # Axes from here on: [edges, heads, out, query, key]; out is 1 where it is the query frame.
-    rows = _Rows(terms.row, summed)
+    # Displacement tables at the edges, their frame axis put on the out or on the query axis.
+    rows = partial(_to_edges, terms.row, 3 if summed else 2)
     content = _content_score(problem, rows)
-    position = _position_score(query, neighbors, terms, rows)
+    position = _position_score(problem, rows)
     if problem.normalize == "softmax":
         inner, outer = _softmax_factors(content, position, neighbors)
     else:
@@ -45,20 +50,13 @@ def attend(
             inner = drop(inner)
     message = _weighted_values(inner, value, neighbors, terms, rows, tied=problem.pattern == "framewise")
     message = _close_fiber(message, outer, summed)
-    return _sum_to_targets(message, neighbors).transpose(1, 2), weights
+    out = scatter(message, neighbors.target, dim=0, dim_size=neighbors.num_points, reduce="sum")
+    return out.transpose(1, 2), weights
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Displacement tables brought to the edges, their frame axis put on the out or on the query axis."""
-
-    index: Tensor | None
-    summed: bool
-
-    def __call__(self, table: Tensor) -> Tensor:
-        """``[types, out, *, heads, **]`` with heads moved to axis 1 already: ``[edges, heads, out, query, *]``."""
-        edges = table if self.index is None else table.index_select(0, self.index)
-        return edges.unsqueeze(3 if self.summed else 2)
+def _to_edges(index: Tensor | None, axis: int, table: Tensor) -> Tensor:
+    """``[types, out, *, heads, **]`` with heads moved to axis 1 already: ``[edges, heads, out, query, *]``."""
+    return (table if index is None else table.index_select(0, index)).unsqueeze(axis)
 
 
 def _content_score(problem: Problem, rows: _Rows) -> Tensor:
@@ -97,13 +95,13 @@ def _fiber_score(query: Tensor, fiber_key: Tensor, tied: bool) -> Tensor:
     return torch.einsum("pghd,ogmhd->phogm", query, table)
 
 
-def _position_score(query: Tensor | None, neighbors: Neighbors, terms: RelativeTerms, rows: _Rows) -> Tensor | None:
+def _position_score(problem: Problem, rows: _Rows) -> Tensor | None:
     """Scores of the displacement, the same for all key frames: [edges, heads, out | 1, query | 1]."""
-    score = None
+    query, neighbors, terms, score = problem.query, problem.neighbors, problem.terms, None
     if terms.positional_key is not None and query is not None:
         at_target = _by_head(query, neighbors.target)
         rho = rows(terms.positional_key.transpose(1, 2)).expand(*(-1,) * 4, query.shape[-1])
-        if not rows.summed:
+        if problem.pattern != "query_sum":
             score = (rho * at_target[:, :, None]).sum(-1)
         elif rho.shape[1] == 1:  # shared by the heads: one matrix product an edge
             product = rho[:, 0, :, 0] @ at_target.flatten(1, 2).mT
@@ -170,12 +168,6 @@ def _close_fiber(message: Tensor, outer: Tensor | None, summed: bool) -> Tensor:
     if message.shape[2] == 1:
         return outer @ message[:, :, 0]
     return (outer[..., None, :] @ message)[..., 0, :]
-
-
-def _sum_to_targets(message: Tensor, neighbors: Neighbors) -> Tensor:
-    from torch_geometric.utils import scatter
-
-    return scatter(message, neighbors.target, dim=0, dim_size=neighbors.num_points, reduce="sum")
 
 
 def _public_weights(inner: Tensor, outer: Tensor | None, pattern: Pattern) -> Tensor:

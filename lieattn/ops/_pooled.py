@@ -8,9 +8,9 @@ is stored. Targets are taken in portions, and what a portion computes is compute
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,44 +42,34 @@ def attend(
     return out, torch.cat([weights for _, weights in parts]) if return_weights else None
 
 
-@dataclass(frozen=True)
-class _Portion:
+class _Portion(NamedTuple):
     """Edges of consecutive targets: ``target`` counts from the first one, ``source`` through all points."""
 
-    first: int
-    targets: int
+    targets: slice
     source: Tensor
     target: Tensor
     degree: Tensor
-    index: Tensor
+    row: Tensor
     repeats: bool
 
 
 def _portions(neighbors: Neighbors, index: Tensor | None, entries: int) -> list[_Portion]:
     """Cut the targets where their edges exceed what a portion may store, ``entries`` an edge."""
     limit = max(1, _PORTION.get(neighbors.device.type, _PORTION["cuda"]) // entries)
-    bounds = [0, neighbors.num_points]
-    edges = [0, neighbors.num_edges]
-    if neighbors.num_edges > limit:
-        marks = torch.arange(0, neighbors.num_edges, limit, device=neighbors.device)
+    points, edges, degree = neighbors.num_points, neighbors.num_edges, neighbors.degree
+    bounds, starts = [0, points], [0, edges]
+    if edges > limit:
+        marks = torch.arange(limit, edges, limit, device=neighbors.device)
         inner = torch.searchsorted(neighbors.row_ptr, marks, right=True) - 1
-        inner = torch.cat([inner, inner.new_tensor([neighbors.num_points])]).unique()
-        inner[0] = 0
-        bounds, edges = inner.tolist(), neighbors.row_ptr[inner].tolist()
-    degree = neighbors.degree
-    rows = torch.arange(neighbors.num_edges, device=neighbors.device) if index is None else index
-    return [
-        _Portion(
-            first,
-            last - first,
-            neighbors.source[start:end],
-            neighbors.target[start:end] - first,
-            degree[first:last],
-            rows[start:end],
-            index is not None,
-        )
-        for (first, last), (start, end) in zip(pairwise(bounds), pairwise(edges), strict=True)
-    ]
+        bounds[1:1] = sorted(set(inner.tolist()) - {0})
+        starts = neighbors.row_ptr[bounds].tolist()
+    rows = torch.arange(edges, device=neighbors.device) if index is None else index
+    portions = []
+    for (first, last), (start, end) in zip(pairwise(bounds), pairwise(starts), strict=True):
+        own, near = slice(first, last), slice(start, end)
+        target = neighbors.target[near] - first
+        portions.append(_Portion(own, neighbors.source[near], target, degree[own], rows[near], index is not None))
+    return portions
 
 
 def _entries(problem: Problem) -> int:
@@ -99,9 +89,9 @@ def _attend(problem: Problem, drop: Callable[[Tensor], Tensor] | None, part: _Po
     values = _summed(problem.value, terms.psi, part)
     weights = _weights(problem, part, values)
     if terms.beta is not None:
-        values = values + terms.beta[:, :, 0].index_select(0, part.index)
+        values = values + terms.beta[:, :, 0].index_select(0, part.row)
     message = (weights if drop is None else drop(weights))[..., None] * values
-    return scatter(message, part.target, dim=0, dim_size=part.targets, reduce="sum"), weights
+    return scatter(message, part.target, dim=0, dim_size=len(part.degree), reduce="sum"), weights
 
 
 def _weights(problem: Problem, part: _Portion, values: Tensor) -> Tensor:
@@ -110,14 +100,14 @@ def _weights(problem: Problem, part: _Portion, values: Tensor) -> Tensor:
 
     terms, normalize, score = problem.terms, problem.normalize, None
     if problem.query is not None and problem.key is not None:
-        query = problem.query[part.first : part.first + part.targets].index_select(0, part.target)
+        query = problem.query[part.targets].index_select(0, part.target)
         same = problem.key is problem.value and terms.key_psi is terms.psi
         keys = values if same else _summed(problem.key, terms.key_psi, part)
         if terms.positional_key is not None:
-            keys = keys + terms.positional_key.index_select(0, part.index)
+            keys = keys + terms.positional_key.index_select(0, part.row)
         score = (query * keys).sum(-1)
     if terms.displacement_bias is not None:
-        bias = terms.displacement_bias[:, :, 0].index_select(0, part.index)
+        bias = terms.displacement_bias[:, :, 0].index_select(0, part.row)
         score = bias if score is None else score + bias
     heads = problem.value.shape[2]
     if score is None:
@@ -125,7 +115,7 @@ def _weights(problem: Problem, part: _Portion, values: Tensor) -> Tensor:
     else:
         score = score.expand(-1, -1, heads)
     if normalize == "softmax":
-        return softmax(score, part.target, num_nodes=part.targets)
+        return softmax(score, part.target, num_nodes=len(part.degree))
     if normalize == "none":
         return score
     count = part.degree.index_select(0, part.target).to(score.dtype)[:, None, None]
@@ -137,7 +127,7 @@ def _summed(signal: Tensor, psi: Tensor | None, part: _Portion) -> Tensor:
     if psi is not None and psi.shape[2] > 1:
         return _contract(psi, signal, part)
     seen = signal.sum(dim=1).index_select(0, part.source)[:, None]
-    return seen if psi is None else seen * psi[:, :, 0].index_select(0, part.index)
+    return seen if psi is None else seen * psi[:, :, 0].index_select(0, part.row)
 
 
 def _contract(psi: Tensor, signal: Tensor, part: _Portion) -> Tensor:
@@ -149,6 +139,6 @@ def _contract(psi: Tensor, signal: Tensor, part: _Portion) -> Tensor:
         if len(points) * len(psi) <= 2 * len(part.source):
             place = (here.cumsum(0) - 1).index_select(0, part.source)
             every = torch.einsum("tambc,pmbc->ptabc", psi, signal.index_select(0, points))
-            return every.flatten(0, 1).index_select(0, place * len(psi) + part.index)
+            return every.flatten(0, 1).index_select(0, place * len(psi) + part.row)
     at_edges = signal.index_select(0, part.source)
-    return torch.einsum("eambc,embc->eabc", psi.index_select(0, part.index), at_edges)
+    return torch.einsum("eambc,embc->eabc", psi.index_select(0, part.row), at_edges)

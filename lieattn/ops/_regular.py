@@ -10,7 +10,6 @@ from torch import Tensor
 
 # A product with the small Fourier matrix runs at about a quarter of the speed of a large matrix product.
 _TRANSFORM_COST = 4
-
 # What its many small steps take beside their operations, for every point: as long as so many of a large product.
 _OVERHEAD = 24_000
 
@@ -19,19 +18,9 @@ def expand_kernel(kernel: Tensor, relative: Tensor) -> Tensor:
     """Write a kernel on H as the matrix W[g, :, h, :] = kernel[g⁻¹ h] that commutes with H.
 
     A linear map between signals on H commutes with the left regular representation if and only if it has
-    this form; it has |H| times fewer parameters than a dense map.
-
-    Parameters
-    ----------
-    kernel
-        ``[order, out_channels, in_channels]``.
-    relative
-        ``[order, order]`` int64, index of g⁻¹ h (:attr:`lieattn.groups.FiniteGroup.relative_index`).
-
-    Returns
-    -------
-    Tensor
-        ``[order, out_channels, order, in_channels]``.
+    this form; it has |H| times fewer parameters than a dense map. ``kernel`` is ``[order, out_channels, in_channels]``,
+    ``relative`` the index ``[order, order]`` of g⁻¹ h (:attr:`lieattn.groups.FiniteGroup.relative_index`); gives
+    ``[order, out_channels, order, in_channels]``.
     """
     return kernel[relative].transpose(1, 2)
 
@@ -58,10 +47,8 @@ def fourier_linear(
 
     Parameters
     ----------
-    x
-        ``[*, order, in_channels]``.
-    kernel
-        ``[order, out_channels, in_channels]``.
+    x, kernel
+        As for :func:`tied_linear`, which also gives the shape of the result.
     fourier
         ``[order, order]``, the bases of all irreps one below the other, copy by copy
         (:class:`lieattn.groups.RealIrrep`).
@@ -69,11 +56,6 @@ def fourier_linear(
         For each irrep its matrices ``[order, degree, degree]``, in the same dtype as ``x``.
     copies
         For each irrep how often the regular representation contains it.
-
-    Returns
-    -------
-    Tensor
-        ``[*, order, out_channels]``.
     """
     order, out_channels, in_channels = kernel.shape
     spectrum = fourier @ x.reshape(-1, order, in_channels)

@@ -14,8 +14,12 @@ from lieattn.geometry import Neighbors
 Pattern = Literal["joint", "framewise", "pooled", "query_sum"]
 Normalization = Literal["softmax", "mean", "exp-mean", "none"]
 _PATTERNS, _NORMALIZATIONS = get_args(Pattern), get_args(Normalization)
-# The terms, and those of them that have a row for each type of displacement.
-_TABLES = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta", "key_psi")
+# The terms with their names in the kernels, and those of them that have a row for each type of displacement.
+_TABLES = {
+    "positional_key": "rho",
+    "displacement_bias": "bias",
+    **{name: name for name in ("fiber_key", "fiber_bias", "psi", "beta", "key_psi")},
+}
 ROW_TABLES = ("positional_key", "displacement_bias", "psi", "beta", "key_psi")
 
 
@@ -115,17 +119,22 @@ class Problem:
     @property
     def outs(self) -> int:
         """Output frames."""
-        return self._table_frames if self.pattern == "query_sum" else self.queries
+        return self._table_frames if self.pattern == "query_sum" else max(self.queries, self._table_frames)
 
     @property
     def _table_frames(self) -> int:
         return max((table.shape[1] for name, table in self.terms.tables().items() if name in ROW_TABLES), default=1)
 
+    def operands(self) -> dict[str, Tensor | None]:
+        """Signals and tables, by the names that kernels have for them."""
+        tables = {short: getattr(self.terms, name) for name, short in _TABLES.items()}
+        return {"query": self.query, "key": self.key, "value": self.value, **tables}
+
     @property
     def common_dtype(self) -> torch.dtype:
         """Widest dtype of the operands, float32 at least: half precision would round scores and their statistics."""
         dtype = torch.float32
-        for tensor in (self.query, self.key, self.value, *self.terms.tables().values()):
+        for tensor in self.operands().values():
             dtype = dtype if tensor is None else torch.promote_types(dtype, tensor.dtype)
         return dtype
 

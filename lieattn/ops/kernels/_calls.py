@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,20 +24,12 @@ _MOST_WINDOWS = 8
 Ranges = list[tuple[int, int]]
 
 
-class Lists(NamedTuple):
-    """Addresses of the int64 neighbor lists and of the type of each edge."""
+def record(numbers: Mapping[str, int]) -> Any:
+    """Integers as a structure with these names, which compiled functions pass on by its address.
 
-    row_ptr: int
-    source: int
-    kind: int
-
-
-def record(numbers: Any) -> Any:
-    """A named tuple of integers as a structure, which compiled functions pass on by its address.
-
-    Tuples are passed by value, entry by entry, and take several times as long to compile.
+    Named tuples are passed by value, entry by entry, and take several times as long to compile.
     """
-    return np.array([tuple(numbers)], dtype=_record_type(numbers._fields))[0]
+    return np.array([tuple(numbers.values())], dtype=_record_type(tuple(numbers)))[0]
 
 
 @cache
@@ -45,11 +37,12 @@ def _record_type(names: tuple[str, ...]) -> np.dtype[np.void]:
     return np.dtype([(name, np.int64) for name in names])
 
 
-def scratch_addresses(parts: Any, memory: Tensor, lanes: int) -> list[Any]:
-    """Addresses of the parts of scratch memory, a named tuple of numbers of vectors, in each row of ``memory``."""
-    starts = list(itertools.accumulate(parts, initial=0))[:-1]
-    size = memory.element_size() * lanes
-    return [record(type(parts)(*(row.data_ptr() + size * at for at in starts))) for row in memory]
+def scratch_addresses(parts: Mapping[str, int], memory: Tensor, lanes: int) -> list[Any]:
+    """Addresses of the parts of scratch memory, given as numbers of vectors, in each row of ``memory``."""
+    starts, size = list(itertools.accumulate(parts.values(), initial=0)), memory.element_size() * lanes
+    return [
+        record({name: row.data_ptr() + size * at for name, at in zip(parts, starts, strict=False)}) for row in memory
+    ]
 
 
 def check_lists(neighbors: Neighbors, index: Tensor | None, tables: Iterable[Tensor | None]) -> None:
@@ -68,16 +61,6 @@ def check_lists(neighbors: Neighbors, index: Tensor | None, tables: Iterable[Ten
         low, high = (int(bound) for bound in numbers.aminmax())
         if low < 0 or high >= limit:
             raise ValueError(f"{name}: expected numbers from 0 to {limit - 1}, got {low} to {high}")
-
-
-def list_addresses(row_ptr: Tensor, source: Tensor, index: Tensor | None) -> Any:
-    """Addresses of contiguous lists, which must outlive the call."""
-    return record(Lists(row_ptr.data_ptr(), source.data_ptr(), 0 if index is None else index.data_ptr()))
-
-
-def largest_degree(row_ptr: Tensor) -> int:
-    """Largest number of edges of a target."""
-    return int(row_ptr.diff().max()) if len(row_ptr) > 1 else 0
 
 
 def cut_targets(row_ptr: Tensor, number: int) -> Ranges:

@@ -15,9 +15,14 @@ write to one place, and sums are taken in one order.
 """
 
 from lieattn.ops.kernels.attention._edges import (
+    EXP_MEAN,
+    SOFTMAX,
     dropout_factor,
+    edge_signals,
     edge_values,
     edge_weights,
+    frame_products,
+    make_signals,
     outer_dropout,
     point_scores,
     positional_keys,
@@ -25,12 +30,11 @@ from lieattn.ops.kernels.attention._edges import (
     row_sums,
 )
 from lieattn.ops.kernels.attention._forward import start_level
-from lieattn.ops.kernels.attention._operands import EXP_MEAN, SOFTMAX
 from lieattn.ops.kernels.vectors._products import (
     add_row,
     combine,
     compiled,
-    dot_products,
+    copy_row,
     prefetch_row,
     row,
     scale_row,
@@ -71,7 +75,11 @@ def backward(p, s, lists, first, last, seed, grad_out, norm, to, window, scratch
         point_scores(p, s, query, at_address(scratch.base, lanes), lanes)
         set_all(at_address(scratch.slopes, lanes), s.queries * s.columns, 0.0, lanes)
         set_all(at_address(scratch.mean, lanes), s.pairs, 0.0, lanes)
-        _levels(s, row(norm_at, target, s.pairs * wide), end - begin, at_address(scratch.level, lanes), lanes)
+        # What the exponents of the outer weights subtract.
+        if s.normalize == SOFTMAX:
+            copy_row(at_address(scratch.level, lanes), row(norm_at, target, s.pairs * wide), s.pairs * wide, lanes)
+        else:
+            set_all(at_address(scratch.level, lanes), s.pairs, start_level(s, end - begin), lanes)
         # The mean of x over all edges must be known before any gradient: long lists are walked twice.
         if s.normalize == SOFTMAX and end - begin > s.chunk:
             for start in range(begin, end, s.chunk):
@@ -88,9 +96,17 @@ def backward(p, s, lists, first, last, seed, grad_out, norm, to, window, scratch
 
 
 @compiled
-def _split(s):
-    """Whether dropout falls on single pairs of query and key frame."""
-    return s.threshold > 0 and s.tied_out and not s.tied_key
+def _of_edge(s, scratch, e, lanes):
+    """Pointers to what is kept for an edge of a chunk: inner and outer weights, x, U, Σ_m inner, keys and values."""
+    wide = len(lanes)
+    return (
+        row(at_address(scratch.inner, lanes), e, s.queries * s.columns * wide),
+        row(at_address(scratch.outer, lanes), e, s.pairs * wide),
+        row(at_address(scratch.slant, lanes), e, s.pairs * wide),
+        row(at_address(scratch.values, lanes), e, s.queries * s.width * wide),
+        row(at_address(scratch.shares, lanes), e, s.queries * wide),
+        row(at_address(scratch.made, lanes), e, s.queries * (s.depth + s.width) * wide),
+    )
 
 
 @compiled
@@ -103,21 +119,20 @@ def _weigh(p, s, lists, start, edges, seed, query, grad, scratch, average, lanes
         source = integer_at(lists.source, edge)
         prefetch_source(p, s, lists, edge + 1, start + edges, lanes)
         kind = integer_at(lists.kind, edge) if s.indexed else edge
-        weights = row(at_address(scratch.inner, lanes), e, s.queries * s.columns * wide)
-        weight = row(at_address(scratch.outer, lanes), e, s.pairs * wide)
-        steep = row(at_address(scratch.slant, lanes), e, s.pairs * wide)
-        value = row(at_address(scratch.values, lanes), e, s.queries * s.width * wide)
-        share = row(at_address(scratch.shares, lanes), e, s.queries * wide)
-        behind = at_address(scratch.masked, lanes) if _split(s) else weights
+        weights, weight, steep, value, share, made = _of_edge(s, scratch, e, lanes)
+        behind = at_address(scratch.masked, lanes) if s.split else weights
         base, stage = at_address(scratch.base, lanes), at_address(scratch.stage, lanes)
         small = at_address(scratch.small, lanes)
-        edge_weights(p, s, query, source, kind, edge, seed, base, stage, weights, behind, small, weight, lanes)
-        edge_values(p, s, source, behind, value, lanes)
+        if s.pooled:
+            make_signals(p, s, source, kind, made, lanes)
+        keys, values = edge_signals(p, s, source, made, lanes)
+        edge_weights(p, s, query, keys, kind, edge, seed, base, stage, weights, behind, small, weight, lanes)
+        edge_values(s, values, behind, value, lanes)
         row_sums(s, behind, share, lanes)
         _normalized(s, weight, at_address(scratch.level, lanes), small, lanes)
         y = pulled_back(p, s, grad, kind, at_address(scratch.pulled, lanes), at_address(scratch.shift, lanes), lanes)
         outer_gradients(s, y, at_address(scratch.shift, lanes), value, share, steep, lanes)
-        if s.threshold > 0 and not _split(s):
+        if s.threshold > 0 and not s.split:
             outer_dropout(s, steep, edge, seed, lanes)
         if average:
             mean = at_address(scratch.mean, lanes)
@@ -132,29 +147,26 @@ def _spread(p, s, lists, edge, ahead, e, seed, query, grad, to, grad_query, wind
     wide = len(lanes)
     source = integer_at(lists.source, edge)
     if ahead >= 0:
-        prefetch_row(at_address(to.key, lanes), ahead - window, s.keys * s.depth * wide)
+        prefetch_row(at_address(to.key, lanes), ahead - window, s.key_frames * s.depth * wide)
         prefetch_row(at_address(to.value, lanes), ahead - window, s.keys * s.width * wide)
     kind = integer_at(lists.kind, edge) if s.indexed else edge
-    weights = row(at_address(scratch.inner, lanes), e, s.queries * s.columns * wide)
-    weight = row(at_address(scratch.outer, lanes), e, s.pairs * wide)
-    steep = row(at_address(scratch.slant, lanes), e, s.pairs * wide)
-    value = row(at_address(scratch.values, lanes), e, s.queries * s.width * wide)
-    share = row(at_address(scratch.shares, lanes), e, s.queries * wide)
+    weights, weight, steep, value, share, made = _of_edge(s, scratch, e, lanes)
     for pair in range(s.pairs):
         at = pair * wide
         lean = load(steep, at, lanes) - load(at_address(scratch.mean, lanes), at, lanes)
         store(steep, at, load(weight, at, lanes) * lean)
-    if s.threshold > 0 and not _split(s):
+    if s.threshold > 0 and not s.split:
         outer_dropout(s, weight, edge, seed, lanes)
     y = pulled_back(p, s, grad, kind, at_address(scratch.pulled, lanes), at_address(scratch.shift, lanes), lanes)
     if s.has_psi or s.has_beta:
         value_table_gradients(s, to, kind, grad, weight, value, share, lanes)
     shift, back = at_address(scratch.shift, lanes), at_address(scratch.back, lanes)
     slope = at_address(scratch.slope, lanes)
-    frame_gradients(p, s, source, y, weight, back, slope, lanes)
-    inner_gradients(s, shift, weights, weight, steep, value, share, back, slope, edge, seed, _split(s), lanes)
-    _to_source(s, to, source - window, query, weights, scratch, edge, seed, lanes)
-    _to_query(s, row(at_address(p.key, lanes), source, s.keys * s.depth * wide), slope, grad_query, lanes)
+    keys, values = edge_signals(p, s, source, made, lanes)
+    frame_gradients(s, values, y, weight, back, slope, lanes)
+    inner_gradients(s, shift, weights, weight, steep, value, share, back, slope, edge, seed, lanes)
+    _to_source(p, s, to, source, window, kind, query, weights, scratch, edge, seed, lanes)
+    _to_query(s, keys, slope, grad_query, lanes)
     if s.has_rho:
         stage, turn = at_address(scratch.stage, lanes), at_address(scratch.turn, lanes)
         rho_gradients(p, s, to, kind, query, steep, stage, turn, grad_query, lanes)
@@ -164,18 +176,8 @@ def _spread(p, s, lists, edge, ahead, e, seed, query, grad, to, grad_query, wind
 
 
 @compiled
-def _levels(s, norm, degree, level, lanes):
-    """What the exponent of an outer weight subtracts."""
-    for pair in range(s.pairs):
-        at = pair * len(lanes)
-        if s.normalize == SOFTMAX:
-            store(level, at, load(norm, at, lanes))
-        else:
-            store(level, at, fill(level, start_level(s, degree), lanes))
-
-
-@compiled
 def _normalized(s, outer, level, mass, lanes):
+    """From outer scores to weights."""
     stay_apart()
     wide = len(lanes)
     for pair in range(s.pairs):
@@ -185,28 +187,64 @@ def _normalized(s, outer, level, mass, lanes):
 
 
 @compiled
-def _to_source(s, to, place, query, inner, scratch, edge, seed, lanes):
+def _to_source(p, s, to, source, window, kind, query, inner, scratch, edge, seed, lanes):
     """Gradients of key and value at the source of an edge."""
     stay_apart()
     wide = len(lanes)
     depth, width = s.depth * wide, s.width * wide
     slope, back = at_address(scratch.slope, lanes), at_address(scratch.back, lanes)
     masked = at_address(scratch.masked, lanes)
-    key = row(at_address(to.key, lanes), place, s.keys * depth)
-    value = row(at_address(to.value, lanes), place, s.keys * width)
+    to_key = row(at_address(to.key, lanes), source - window, s.key_frames * depth)
+    to_value = row(at_address(to.value, lanes), source - window, s.keys * width)
+    key, value = to_key, to_value
+    if s.pooled:
+        key, value = edge_signals(p, s, source, at_address(scratch.unmade, lanes), lanes)
+        set_all(key, s.queries * (s.depth + s.width), 0.0, lanes)
     if s.tied_key:
         for g in range(s.queries):
             scale_row(row(key, g, depth), row(query, g, depth), load(slope, g * wide, lanes), s.depth, lanes)
             scale_row(row(value, g, width), row(back, g, width), load(inner, g * wide, lanes), s.width, lanes)
+        if s.pooled:
+            _unmake(p, s, to, source, kind, key, value, to_key, to_value, lanes)
         return
     weights = inner
-    if _split(s):
+    if s.split:
         for pair in range(s.queries * s.columns):
             kept = dropout_factor(s, inner, seed, edge * s.queries * s.columns + pair, lanes)
             store(masked, pair * wide, load(inner, pair * wide, lanes) * kept)
         weights = masked
     combine(slope, wide, s.keys * wide, s.keys, s.queries, query, depth, s.depth, True, key, depth, lanes)
     combine(weights, wide, s.keys * wide, s.keys, s.queries, back, width, s.width, True, value, width, lanes)
+
+
+@compiled
+def _unmake(p, s, to, source, kind, key, value, to_key, to_value, lanes):
+    """Backward pass of :func:`make_signals`, from the gradients of what it made."""
+    stay_apart()
+    wide = len(lanes)
+    at, signal = kind * s.key_psi_type, row(at_address(p.key, lanes), source, s.key_frames * s.depth * wide)
+    psi, to_psi = offset(at_address(p.key_psi, lanes), at), offset(at_address(to.key_psi, lanes), at)
+    _unmix(
+        s, key, s.depth, signal, s.key_frames, s.has_key_psi, psi, s.key_psi_out, s.key_psi_frame, to_key, to_psi, lanes
+    )
+    at, signal = kind * s.psi_type, row(at_address(p.value, lanes), source, s.keys * s.width * wide)
+    psi, to_psi = offset(at_address(p.psi, lanes), at), offset(at_address(to.psi, lanes), at)
+    _unmix(s, value, s.width, signal, s.keys, s.mixed_psi, psi, s.psi_out, s.psi_frame, to_value, to_psi, lanes)
+
+
+@compiled
+def _unmix(s, slope, width, signal, frames, has_psi, psi, psi_out, psi_frame, to_signal, to_psi, lanes):
+    wide = len(lanes)
+    for h in range(s.queries):
+        for d in range(0, width * wide, wide):
+            change = load(slope, h * width * wide + d, lanes)
+            if not has_psi:
+                store(to_signal, d, load(to_signal, d, lanes) + change)
+                continue
+            for m in range(frames):
+                here, there = m * width * wide + d, h * psi_out + m * psi_frame + d
+                store(to_psi, there, multiply_add(change, load(signal, here, lanes), load(to_psi, there, lanes)))
+                store(to_signal, here, multiply_add(change, load(psi, there, lanes), load(to_signal, here, lanes)))
 
 
 @compiled
@@ -267,13 +305,7 @@ def outer_gradients(s, y, shift, values, shares, x, lanes):
     """x[h, g] = ⟨y[h], U[g]⟩ + b[h] Σ_m inner."""
     stay_apart()
     wide = len(lanes)
-    size = s.width * wide
-    if s.tied_out:
-        for g in range(s.queries):
-            at, place = row(y, g, size), row(x, g, wide)
-            dot_products(at, 0, 1, row(values, g, size), 0, 1, s.width, False, place, 0, 0, lanes)
-    else:
-        dot_products(y, size, s.outs, values, size, s.queries, s.width, False, x, s.queries * wide, wide, lanes)
+    frame_products(s.tied_out, y, s.outs, values, s.width * wide, s.queries, s.width, False, x, lanes)
     if s.has_beta:
         for pair in range(s.pairs):
             h, g = (pair if s.tied_out else pair // s.queries), pair % s.queries
@@ -282,28 +314,22 @@ def outer_gradients(s, y, shift, values, shares, x, lanes):
 
 
 @compiled
-def frame_gradients(p, s, source, y, outer, back, slope, lanes):
+def frame_gradients(s, value, y, outer, back, slope, lanes):
     """Write u to ``back`` and ⟨u, v⟩ to ``slope``."""
     stay_apart()
     wide = len(lanes)
     size = s.width * wide
-    value = row(at_address(p.value, lanes), source, s.keys * size)
     if s.tied_out:
         for g in range(s.queries):
             set_all(row(back, g, size), s.width, 0.0, lanes)
             scale_row(row(back, g, size), row(y, g, size), load(outer, g * wide, lanes), s.width, lanes)
     else:
         combine(outer, wide, s.queries * wide, s.queries, s.outs, y, size, s.width, False, back, size, lanes)
-    if s.tied_key:
-        for g in range(s.queries):
-            at, place = row(back, g, size), row(slope, g, wide)
-            dot_products(at, 0, 1, row(value, g, size), 0, 1, s.width, False, place, 0, 0, lanes)
-    else:
-        dot_products(back, size, s.queries, value, size, s.keys, s.width, False, slope, s.keys * wide, wide, lanes)
+    frame_products(s.tied_key, back, s.queries, value, size, s.keys, s.width, False, slope, lanes)
 
 
 @compiled
-def inner_gradients(s, shift, inner, outer, steep, values, shares, back, slope, edge, seed, split, lanes):
+def inner_gradients(s, shift, inner, outer, steep, values, shares, back, slope, edge, seed, lanes):
     """Turn ⟨u, v⟩ in ``slope`` into c; for weights that are sums, write the gradient of p to ``steep``."""
     stay_apart()
     wide = len(lanes)
@@ -320,7 +346,7 @@ def inner_gradients(s, shift, inner, outer, steep, values, shares, back, slope, 
         for m in range(s.columns):
             at = (g * s.columns + m) * wide
             change = load(slope, at, lanes) + moved
-            if split:
+            if s.split:
                 change = change * dropout_factor(s, slope, seed, (edge * s.queries + g) * s.columns + m, lanes)
             if product:
                 change = load(inner, at, lanes) * (change - middle)

@@ -20,15 +20,7 @@ _OVERHEAD = 4  # lanes: a vector of 8 takes 0.6 of the time of one of 16
 
 @dataclass(frozen=True)
 class Bundle:
-    """How clouds are put side by side.
-
-    Attributes
-    ----------
-    clouds
-        Clouds of a bundle, b; 1 where there is nothing to gain.
-    groups
-        Bundles.
-    """
+    """How clouds are put side by side: ``groups`` bundles of ``clouds``, 1 where there is nothing to gain."""
 
     clouds: int
     groups: int

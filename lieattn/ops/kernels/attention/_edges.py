@@ -11,7 +11,6 @@ A weight is inner · exp(outer - L) · mass, with L[h, g] the logarithm of the s
 
 import numba
 
-from lieattn.ops.kernels.attention._operands import MEAN, NONE
 from lieattn.ops.kernels.vectors._products import combine, compiled, dot_products, prefetch_row, row, set_all
 from lieattn.ops.kernels.vectors._vectors import (
     at_address,
@@ -27,6 +26,8 @@ from lieattn.ops.kernels.vectors._vectors import (
     stay_apart,
     store,
 )
+
+SOFTMAX, EXP_MEAN, MEAN, NONE = range(4)
 
 
 @compiled
@@ -54,7 +55,7 @@ def prefetch_source(p, s, lists, edge, end, lanes):
     if edge < end:
         wide = len(lanes)
         source = integer_at(lists.source, edge)
-        prefetch_row(at_address(p.key, lanes), source, s.keys * s.depth * wide)
+        prefetch_row(at_address(p.key, lanes), source, s.key_frames * s.depth * wide)
         prefetch_row(at_address(p.value, lanes), source, s.keys * s.width * wide)
 
 
@@ -72,12 +73,52 @@ def positional_keys(p, s, kind, stage, lanes):
 
 
 @compiled
-def edge_weights(p, s, query, source, kind, edge, seed, base, stage, inner, masked, mass, outer, lanes):
+def edge_signals(p, s, source, made, lanes):
+    """Pointers to keys and values of an edge: at its source, or, where every query frame has its own, in ``made``."""
+    depth, width = s.depth * len(lanes), s.width * len(lanes)
+    if s.pooled:
+        return made, row(made, s.queries, depth)
+    key = row(at_address(p.key, lanes), source, s.key_frames * depth)
+    return key, row(at_address(p.value, lanes), source, s.keys * width)
+
+
+@compiled
+def make_signals(p, s, source, kind, made, lanes):
+    """Make keys and values of an edge in ``made``: for each query frame, sums over the frames of the source."""
+    stay_apart()
+    depth, width = s.depth * len(lanes), s.width * len(lanes)
+    key, value = row(at_address(p.key, lanes), source, s.key_frames * depth), offset(made, s.queries * depth)
+    psi = offset(at_address(p.key_psi, lanes), kind * s.key_psi_type)
+    _mix_frames(s, made, s.depth, key, s.key_frames, s.has_key_psi, psi, s.key_psi_out, s.key_psi_frame, lanes)
+    psi, signal = (
+        offset(at_address(p.psi, lanes), kind * s.psi_type),
+        row(at_address(p.value, lanes), source, s.keys * width),
+    )
+    _mix_frames(s, value, s.width, signal, s.keys, s.mixed_psi, psi, s.psi_out, s.psi_frame, lanes)
+
+
+@compiled
+def _mix_frames(s, out, width, signal, frames, has_psi, psi, psi_out, psi_frame, lanes):
+    """Σ_m psi[h, m] signal[m] for every query frame h; without ``psi`` there is one frame m."""
+    wide = len(lanes)
+    for h in range(s.queries):
+        for d in range(0, width * wide, wide):
+            total = load(signal, d, lanes)
+            if has_psi:
+                total = load(psi, h * psi_out + d, lanes) * total
+                for m in range(1, frames):
+                    factor = load(psi, h * psi_out + m * psi_frame + d, lanes)
+                    total = multiply_add(factor, load(signal, m * width * wide + d, lanes), total)
+            store(out, h * width * wide + d, total)
+
+
+@compiled
+def edge_weights(p, s, query, key, kind, edge, seed, base, stage, inner, masked, mass, outer, lanes):
     """Compute ``inner``, ``mass`` and ``outer`` of an edge, and ``masked``, the inner weights behind dropout."""
     stay_apart()
     wide = len(lanes)
     _outer_scores(p, s, query, kind, stage, outer, lanes)
-    _inner_scores(p, s, query, source, kind, base, inner, lanes)
+    _inner_scores(p, s, query, key, kind, base, inner, lanes)
     if s.normalize == MEAN or s.normalize == NONE:
         # Output and query frame are one here: these weights are sums, not products.
         for g in range(s.queries):
@@ -89,7 +130,7 @@ def edge_weights(p, s, query, source, kind, edge, seed, base, stage, inner, mask
             store(mass, g * wide, fill(outer, 1.0, lanes))
     else:
         _softmax(s, inner, mass, outer, lanes)
-    if s.threshold > 0 and s.tied_out and not s.tied_key:
+    if s.split:
         for pair in range(s.queries * s.columns):
             kept = dropout_factor(s, inner, seed, edge * s.queries * s.columns + pair, lanes)
             store(masked, pair * wide, load(inner, pair * wide, lanes) * kept)
@@ -110,9 +151,7 @@ def _outer_scores(p, s, query, kind, stage, outer, lanes):
         rho, rho_out = positional_keys(p, s, kind, stage, lanes)
         size = s.depth * wide
         if s.tied_out:
-            for g in range(s.queries):
-                at, place = offset(rho, g * rho_out), row(outer, g, wide)
-                dot_products(at, 0, 1, row(query, g, size), 0, 1, s.depth, has_bias, place, 0, 0, lanes)
+            frame_products(True, query, s.queries, rho, rho_out, 1, s.depth, has_bias, outer, lanes)
         else:
             dot_products(
                 rho, rho_out, s.outs, query, size, s.queries, s.depth, has_bias, outer, s.queries * wide, wide, lanes
@@ -120,7 +159,7 @@ def _outer_scores(p, s, query, kind, stage, outer, lanes):
 
 
 @compiled
-def _inner_scores(p, s, query, source, kind, base, inner, lanes):
+def _inner_scores(p, s, query, key, kind, base, inner, lanes):
     stay_apart()
     wide = len(lanes)
     for g in range(s.queries):
@@ -132,16 +171,8 @@ def _inner_scores(p, s, query, source, kind, base, inner, lanes):
                     at_address(p.bias, lanes), kind * s.bias_type + g * s.bias_out + m * s.bias_key, lanes
                 )
             store(inner, at, total)
-    size = s.depth * wide
-    key = row(at_address(p.key, lanes), source, s.keys * size)
-    if s.depth == 0:
-        return
-    if s.tied_key:
-        for g in range(s.queries):
-            q, k = row(query, g, size), row(key, g, size)
-            dot_products(q, 0, 1, k, 0, 1, s.depth, True, row(inner, g, wide), 0, 0, lanes)
-    else:
-        dot_products(query, size, s.queries, key, size, s.keys, s.depth, True, inner, s.keys * wide, wide, lanes)
+    if s.depth > 0:
+        frame_products(s.tied_key, query, s.queries, key, s.depth * wide, s.keys, s.depth, True, inner, lanes)
 
 
 @compiled
@@ -158,10 +189,10 @@ def _softmax(s, inner, mass, outer, lanes):
             level = maximum(level, load(inner, at, lanes))
         total = fill(inner, 0.0, lanes)
         for at in range(start, end, wide):
-            weight = exp(load(inner, at, lanes) - level)
+            weight = exp(load(inner, at, lanes) - level) if s.columns > 1 else one
             total = total + weight
             store(inner, at, weight)
-        share = one / total
+        share = one / total if s.columns > 1 else one
         for at in range(start, end, wide):
             store(inner, at, load(inner, at, lanes) * share)
         store(mass, g * wide, total)
@@ -170,18 +201,34 @@ def _softmax(s, inner, mass, outer, lanes):
 
 
 @compiled
-def edge_values(p, s, source, weights, values, lanes):
+def frame_products(tied, x, rows, y, y_row, columns, depth, keep, out, lanes):
+    """⟨x[i], y[j]⟩ for all pairs of frames, or ⟨x[i], y[i]⟩ if they are tied; see :func:`dot_products`."""
+    stay_apart()
+    wide = len(lanes)
+    size = depth * wide
+    if not tied:
+        dot_products(x, size, rows, y, y_row, columns, depth, keep, out, columns * wide, wide, lanes)
+        return
+    for i in range(rows):
+        total = fill(out, 0.0, lanes)
+        for at in range(0, size, wide):
+            total = multiply_add(load(x, i * size + at, lanes), load(y, i * y_row + at, lanes), total)
+        store(out, i * wide, total + load(out, i * wide, lanes) if keep else total)
+
+
+@compiled
+def edge_values(s, value, weights, values, lanes):
     """Σ_m weights[g, m] v[m]: [queries, width]."""
     stay_apart()
     wide = len(lanes)
     size = s.width * wide
-    value = row(at_address(p.value, lanes), source, s.keys * size)
-    if s.tied_key:
-        for g in range(s.queries):
-            weight, place = row(weights, g, wide), row(values, g, size)
-            combine(weight, 0, 0, 1, 1, row(value, g, size), 0, s.width, False, place, 0, lanes)
-    else:
+    if not s.tied_key:
         combine(weights, s.keys * wide, wide, s.queries, s.keys, value, size, s.width, False, values, size, lanes)
+        return
+    for g in range(s.queries):
+        weight = load(weights, g * wide, lanes)
+        for at in range(g * size, (g + 1) * size, wide):
+            store(values, at, weight * load(value, at, lanes))
 
 
 @compiled

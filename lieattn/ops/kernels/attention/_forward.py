@@ -6,14 +6,18 @@ import math
 import numpy as np
 
 from lieattn.ops.kernels.attention._edges import (
+    EXP_MEAN,
+    MEAN,
+    SOFTMAX,
     dropout_factor,
+    edge_signals,
     edge_values,
     edge_weights,
+    make_signals,
     point_scores,
     prefetch_source,
     row_sums,
 )
-from lieattn.ops.kernels.attention._operands import EXP_MEAN, MEAN, SOFTMAX
 from lieattn.ops.kernels.vectors._products import combine, compiled, row, set_all
 from lieattn.ops.kernels.vectors._vectors import (
     at_address,
@@ -36,46 +40,57 @@ def forward(p, s, lists, first, last, seed, out, top, total, scratch, lanes):
     for each pair of frames, [points, pairs]; leaves the entries of points without edges alone.
     """
     wide = len(lanes)
-    out_at, top_at, total_at = at_address(out, lanes), at_address(top, lanes), at_address(total, lanes)
-    base, inner = at_address(scratch.base, lanes), at_address(scratch.inner, lanes)
-    masked, stage = at_address(scratch.masked, lanes), at_address(scratch.stage, lanes)
-    sums, values = at_address(scratch.sums, lanes), at_address(scratch.values, lanes)
-    mass, shares = at_address(scratch.mass, lanes), at_address(scratch.shares, lanes)
-    outer = at_address(scratch.outer, lanes)
-    split = s.threshold > 0 and s.tied_out and not s.tied_key
-    if not split:
-        masked = inner
+    sums = at_address(scratch.sums, lanes)
     for target in range(first, last):
         begin, end = integer_at(lists.row_ptr, target), integer_at(lists.row_ptr, target + 1)
         if begin == end:
             continue
         query = row(at_address(p.query, lanes), target, s.queries * s.depth * wide)
-        point_scores(p, s, query, base, lanes)
-        here = row(top_at, target, s.pairs * wide)
-        norm = row(total_at, target, s.pairs * wide)
+        point_scores(p, s, query, at_address(scratch.base, lanes), lanes)
+        here = row(at_address(top, lanes), target, s.pairs * wide)
+        norm = row(at_address(total, lanes), target, s.pairs * wide)
         set_all(here, s.pairs, start_level(s, end - begin), lanes)
         set_all(norm, s.pairs, 0.0, lanes)
         set_all(sums, s.pairs * s.width, 0.0, lanes)
         for start in range(begin, end, s.chunk):
             edges = min(s.chunk, end - start)
-            for e in range(edges):
-                source = integer_at(lists.source, start + e)
-                prefetch_source(p, s, lists, start + e + 1, end, lanes)
-                kind = integer_at(lists.kind, start + e) if s.indexed else start + e
-                weight, part = row(outer, e, odd(s.pairs) * wide), row(mass, e, s.queries * wide)
-                edge_weights(
-                    p, s, query, source, kind, start + e, seed, base, stage, inner, masked, part, weight, lanes
-                )
-                edge_values(p, s, source, masked, row(values, e, odd(s.queries * s.width) * wide), lanes)
-                if s.has_beta:
-                    row_sums(s, masked, row(shares, e, s.queries * wide), lanes)
+            _weigh(p, s, lists, start, edges, end, seed, query, scratch, lanes)
             for g in range(s.queries):
-                _outer_weights(s, g, start, edges, seed, split, mass, outer, here, norm, sums, lanes)
+                _outer_weights(s, g, start, edges, seed, scratch, here, norm, lanes)
                 if not s.has_psi and not s.has_beta:
-                    _add_values(s, g, edges, values, outer, sums, lanes)
+                    _add_values(s, g, edges, scratch, lanes)
             if s.has_psi or s.has_beta:
-                _add_affine_values(p, s, lists, start, edges, values, shares, outer, sums, lanes)
-        _close(s, sums, norm, row(out_at, target, s.outs * s.width * wide), lanes)
+                _add_affine_values(p, s, lists, start, edges, scratch, lanes)
+        _close(s, sums, norm, row(at_address(out, lanes), target, s.outs * s.width * wide), lanes)
+
+
+@compiled
+def _weigh(p, s, lists, start, edges, end, seed, query, scratch, lanes):
+    """Compute outer scores and U of a chunk of edges."""
+    stay_apart()
+    wide = len(lanes)
+    base, inner, stage = (
+        at_address(scratch.base, lanes),
+        at_address(scratch.inner, lanes),
+        at_address(scratch.stage, lanes),
+    )
+    masked = at_address(scratch.masked, lanes) if s.split else inner
+    mass, shares = at_address(scratch.mass, lanes), at_address(scratch.shares, lanes)
+    outer, values = at_address(scratch.outer, lanes), at_address(scratch.values, lanes)
+    made = at_address(scratch.made, lanes)
+    for e in range(edges):
+        edge = start + e
+        source = integer_at(lists.source, edge)
+        prefetch_source(p, s, lists, edge + 1, end, lanes)
+        kind = integer_at(lists.kind, edge) if s.indexed else edge
+        if s.pooled:
+            make_signals(p, s, source, kind, made, lanes)
+        key, value = edge_signals(p, s, source, made, lanes)
+        weight, part = row(outer, e, odd(s.pairs) * wide), row(mass, e, s.queries * wide)
+        edge_weights(p, s, query, key, kind, edge, seed, base, stage, inner, masked, part, weight, lanes)
+        edge_values(s, value, masked, row(values, e, odd(s.queries * s.width) * wide), lanes)
+        if s.has_beta:
+            row_sums(s, masked, row(shares, e, s.queries * wide), lanes)
 
 
 @compiled
@@ -95,11 +110,13 @@ def odd(vectors):
 
 
 @compiled
-def _outer_weights(s, g, start, edges, seed, split, mass, outer, top, total, sums, lanes):
+def _outer_weights(s, g, start, edges, seed, scratch, top, total, lanes):
     """Turn the outer scores of query frame g into weights relative to the running maximum; rescale what was summed."""
     stay_apart()
     wide = len(lanes)
     step = odd(s.pairs) * wide
+    mass, outer = at_address(scratch.mass, lanes), at_address(scratch.outer, lanes)
+    sums = at_address(scratch.sums, lanes)
     for pair in range(g, s.pairs, s.queries):
         level = load(top, pair * wide, lanes)
         if s.normalize == SOFTMAX:
@@ -117,18 +134,20 @@ def _outer_weights(s, g, start, edges, seed, split, mass, outer, top, total, sum
             at = e * step + pair * wide
             weight = exp(load(outer, at, lanes) - level) * load(mass, (e * s.queries + g) * wide, lanes)
             added = added + weight
-            if s.threshold > 0 and not split:
+            if s.threshold > 0 and not s.split:
                 weight = weight * dropout_factor(s, outer, seed, (start + e) * s.pairs + pair, lanes)
             store(outer, at, weight)
         store(total, pair * wide, added)
 
 
 @compiled
-def _add_values(s, g, edges, values, outer, sums, lanes):
+def _add_values(s, g, edges, scratch, lanes):
     """Add the weighted values of query frame g."""
     stay_apart()
     wide = len(lanes)
     size = s.width * wide
+    outer, values = at_address(scratch.outer, lanes), at_address(scratch.values, lanes)
+    sums = at_address(scratch.sums, lanes)
     combine(
         row(outer, g, wide), s.queries * wide, odd(s.pairs) * wide, 1 if s.tied_out else s.outs, edges,
         row(values, g, size), odd(s.queries * s.width) * wide, s.width,
@@ -137,11 +156,13 @@ def _add_values(s, g, edges, values, outer, sums, lanes):
 
 
 @compiled
-def _add_affine_values(p, s, lists, start, edges, values, shares, outer, sums, lanes):
+def _add_affine_values(p, s, lists, start, edges, scratch, lanes):
     """Add the weighted values ψ v + β."""
     stay_apart()
     wide = len(lanes)
     size = s.width * wide
+    outer, values = at_address(scratch.outer, lanes), at_address(scratch.values, lanes)
+    sums, shares = at_address(scratch.sums, lanes), at_address(scratch.shares, lanes)
     one, zero = fill(sums, 1.0, lanes), fill(sums, 0.0, lanes)
     for e in range(edges):
         kind = integer_at(lists.kind, start + e) if s.indexed else start + e

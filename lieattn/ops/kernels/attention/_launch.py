@@ -1,105 +1,95 @@
-"""Run the kernels of attention on the threads that torch may use; see ``kernels/_calls.py``."""
+"""Between the tensors of the operator and the kernels, where a vector of heads is innermost, and the calls of these.
+
+A signal ``[rows, fiber, heads, dim]`` becomes ``[blocks, rows, fiber, dim, lanes]``: its heads are cut into blocks of
+as many lanes as a vector has, the last one filled up with zeros. A kernel works on one block.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lieattn.ops._terms import ROW_TABLES, Problem
 from lieattn.ops.kernels._calls import (
     PartGradients,
+    Ranges,
     check_lists,
     cut_targets,
     cut_with_windows,
-    largest_degree,
-    list_addresses,
     record,
     run,
     scratch_addresses,
 )
-from lieattn.ops.kernels._heads import norm_shape
-from lieattn.ops.kernels._memory import Workspace, new_empty
+from lieattn.ops.kernels._heads import HeadRange, block_seed, lanes_of, norm_shape
+from lieattn.ops.kernels._memory import NUMPY_TYPES, Workspace, new_empty
 from lieattn.ops.kernels.attention._backward import backward
-from lieattn.ops.kernels.attention._bundle import Bundle, bundle
+from lieattn.ops.kernels.attention._bundle import SINGLE, Bundle, bundle
+from lieattn.ops.kernels.attention._edges import EXP_MEAN, MEAN, NONE, SOFTMAX
 from lieattn.ops.kernels.attention._forward import forward
-from lieattn.ops.kernels.attention._layout import Layout
-from lieattn.ops.kernels.attention._operands import SOFTMAX, backward_scratch, forward_scratch, operands_of
+from lieattn.ops.kernels.attention._packing import pack, unpack
 
-_Given = tuple[Tensor, Tensor, Tensor | None]  # row_ptr, source, type of displacement
+_NORMALIZATIONS = {"softmax": SOFTMAX, "exp-mean": EXP_MEAN, "mean": MEAN, "none": NONE}
+_SCRATCH_BYTES = 2**19
+_REPEATED_BYTES = 2**20  # smaller tables are repeated for each lane
+_SIGNALS = ("query", "key", "value")
 
 
 def run_forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
     """Output ``[points, outs, heads, width]`` and logarithms of the sums ``[points, pairs, heads]``."""
-    bundled = _bundled(problem)
-    value = problem.value
+    bundled, value = _bundled(problem), problem.value
     out = new_empty(value.dtype, len(value), problem.outs, *value.shape[2:])
     norm = new_empty(value.dtype, *norm_shape(problem))
     with Workspace() as memory:
         for part in bundled.head_ranges(problem):
-            _forward(Layout(problem, bundled, part, memory), bundled.lists(problem), seed, out, norm)
+            _forward(_Layout(problem, bundled, part, memory), seed, out, norm)
     return out, norm
 
 
-def _forward(layout: Layout, given: _Given, seed: int, result: Tensor, norm: Tensor) -> None:
-    row_ptr, _, index = given
-    lists, sizes = list_addresses(*given), layout.sizes(largest_degree(row_ptr), index is not None)
+def _forward(layout: _Layout, seed: int, result: Tensor, norm: Tensor) -> None:
+    row_ptr, sizes, memory, dtype = layout.row_ptr, layout.sizes, layout.memory, result.dtype
     points = len(row_ptr) - 1
-    dtype, memory = layout.problem.value.dtype, layout.memory
     # The kernel leaves points without edges alone.
     make = memory.zeros if points == 0 or int(row_ptr.diff().min()) == 0 else memory.empty
-    out = make(dtype, layout.blocks, points, sizes.outs, sizes.width, layout.lanes)
-    top = make(dtype, layout.blocks, points, sizes.pairs, layout.lanes)
-    total = make(dtype, *top.shape)
+    out = make(dtype, layout.blocks, points, sizes["outs"], sizes["width"], layout.lanes)
+    top, total = (make(dtype, layout.blocks, points, sizes["pairs"], layout.lanes) for _ in range(2))
+
+    def results(block: int, number: int) -> tuple[int, ...]:
+        return out[block].data_ptr(), top[block].data_ptr(), total[block].data_ptr()
+
     parts = cut_targets(row_ptr, torch.get_num_threads())
-    needed = forward_scratch(sizes)
-    scratch = memory.empty(dtype, layout.blocks * len(parts), sum(needed), layout.lanes)
-    addresses = iter(scratch_addresses(needed, scratch, layout.lanes))
-    calls: list[tuple[Any, ...]] = []
-    for block in range(layout.blocks):
-        operands, start = layout.operands(block, layout.packed), layout.seed(seed, block)
-        results = out[block].data_ptr(), top[block].data_ptr(), total[block].data_ptr()
-        for part in parts:
-            calls.append((operands, record(sizes), lists, *part, start, *results, next(addresses), layout.vector))
-    run(forward, calls)
-    layout.unpack(out, result)
-    if sizes.normalize == SOFTMAX:
-        layout.unpack(total.log_().add_(top)[..., None, :], norm[..., None])
+    layout.run(forward, seed, layout.scratch(backward=False), parts, results)
+    unpack(out, layout.bundle, layout.part, result)
+    if norm.numel():
+        unpack(total.log_().add_(top)[..., None, :], layout.bundle, layout.part, norm[..., None])
 
 
 def run_backward(problem: Problem, seed: int, grad_out: Tensor, norm: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of signals and tables in the order of :func:`operands`; empty tensors for those absent."""
+    """Gradients of signals and tables in the order of :meth:`Problem.operands`; empty tensors for those absent."""
     bundled = _bundled(problem)
     grads: dict[str, Tensor] = {}
     with Workspace() as memory:
         for part in bundled.head_ranges(problem):
-            _backward(Layout(problem, bundled, part, memory), bundled.lists(problem), seed, grad_out, norm, grads)
-    return tuple(grads.get(name, problem.value.new_empty(0)) for name in operands_of(problem))
+            _backward(_Layout(problem, bundled, part, memory), seed, grad_out, norm, grads)
+    return tuple(grads.get(name, problem.value.new_empty(0)) for name in problem.operands())
 
 
-def _backward(
-    layout: Layout, given: _Given, seed: int, grad_out: Tensor, norm: Tensor, grads: dict[str, Tensor]
-) -> None:
-    row_ptr, source, index = given
-    lists, sizes = list_addresses(*given), layout.sizes(largest_degree(row_ptr), index is not None)
-    norm = layout.pack(norm[..., None]) if sizes.normalize == SOFTMAX else grad_out.new_empty(layout.blocks, 0)
+def _backward(layout: _Layout, seed: int, grad_out: Tensor, norm: Tensor, grads: dict[str, Tensor]) -> None:
+    norm = layout.pack(norm[..., None]) if norm.numel() else grad_out.new_empty(layout.blocks, 0)
     grad = layout.pack(grad_out)
-    parts, windows = cut_with_windows(row_ptr, source, torch.get_num_threads())
-    results = PartGradients(layout.packed, layout.memory.zeros, windows, index is not None)
-    needed = backward_scratch(sizes)
-    scratch = layout.memory.empty(norm.dtype, layout.blocks * len(parts), sum(needed), layout.lanes)
-    addresses = iter(scratch_addresses(needed, scratch, layout.lanes))
-    calls: list[tuple[Any, ...]] = []
-    for block in range(layout.blocks):
-        operands = layout.operands(block, layout.packed)
-        incoming = layout.seed(seed, block), grad[block].data_ptr(), norm[block].data_ptr()
-        for number, part in enumerate(parts):
-            outgoing = layout.operands(block, results.of_parts[number])
-            window = windows[number][0] if number else 0
-            told = operands, record(sizes), lists, *part, *incoming, outgoing, window
-            calls.append((*told, next(addresses), layout.vector))
-    run(backward, calls)
+    parts, windows = cut_with_windows(layout.row_ptr, layout.source, torch.get_num_threads())
+    results = PartGradients(layout.packed, layout.memory.zeros, windows, layout.index is not None)
+
+    def own(block: int, number: int) -> tuple[object, ...]:
+        window = windows[number][0] if number else 0
+        to = _addresses(block, results.of_parts[number])
+        return grad[block].data_ptr(), norm[block].data_ptr(), to, window
+
+    layout.run(backward, seed, layout.scratch(backward=True), parts, own)
     for name, total in results.total().items():
         layout.add_gradient(name, total, grads)
 
@@ -108,3 +98,201 @@ def _bundled(problem: Problem) -> Bundle:
     tables = (table for name, table in problem.terms.tables().items() if name in ROW_TABLES)
     check_lists(problem.neighbors, problem.terms.row, tables)
     return bundle(problem)
+
+
+class _Layout:
+    """How the operands of one call lie in memory, and the way back for their gradients: a range of the heads."""
+
+    def __init__(self, problem: Problem, bundle: Bundle, part: HeadRange, memory: Workspace) -> None:
+        self.problem, self.bundle, self.part, self.memory = problem, bundle, part, memory
+        self.given = problem.operands()
+        self.lanes, self.blocks = part.lanes, part.blocks
+        self.packed = {name: self._pack_table(name, table) for name, table in self.given.items()}
+        self.row_ptr, self.source, self.index = bundle.lists(problem)
+        self.sizes = self._sizes()
+
+    def pack(self, signal: Tensor) -> Tensor:
+        """A signal ``[points, fiber, heads, dim]`` to ``[blocks, rows, fiber, dim, lanes]``, bundled."""
+        return pack(signal, self.bundle, self.part, self.memory)
+
+    def run(
+        self,
+        kernel: Callable[..., None],
+        seed: int,
+        scratch: dict[str, int],
+        parts: Ranges,
+        results: Callable[[int, int], tuple[Any, ...]],
+    ) -> None:
+        """Call a kernel for every block of heads and part of the targets; ``results(block, number)`` is their own."""
+        dtype = self.problem.value.dtype
+        memory = self.memory.empty(dtype, self.blocks * len(parts), sum(scratch.values()), self.lanes)
+        addresses = iter(scratch_addresses(scratch, memory, self.lanes))
+        kind = 0 if self.index is None else self.index.data_ptr()
+        lists = record({"row_ptr": self.row_ptr.data_ptr(), "source": self.source.data_ptr(), "kind": kind})
+        # A tuple whose type tells a kernel the type and number of lanes.
+        vector = (NUMPY_TYPES[dtype](0),) * self.lanes
+        # A head drops the same weights however long its vector is.
+        before = self.part.first // lanes_of(self._heads, dtype)
+        calls: list[tuple[Any, ...]] = []
+        for block in range(self.blocks):
+            told = _addresses(block, self.packed), record(self.sizes), lists
+            start = np.uint64(block_seed(seed, before + block))
+            for number, part in enumerate(parts):
+                calls.append((*told, *part, start, *results(block, number), next(addresses), vector))
+        run(kernel, calls)
+
+    @property
+    def _heads(self) -> int:
+        """Heads of a bundle, of which this layout has a range."""
+        return self.bundle.clouds * self.problem.value.shape[2]
+
+    def add_gradient(self, name: str, packed: Tensor, grads: dict[str, Tensor]) -> None:
+        """Add this range's part of the gradient of an operand, from that of its packed form."""
+        given = self.given[name]
+        if given is None:
+            return
+        if name in _SIGNALS:
+            if name not in grads:
+                grads[name] = new_empty(given.dtype, *given.shape)
+            unpack(packed, self.bundle, self.part, grads[name])  # which writes other heads in every range
+            return
+        grad = self._table_gradient(name, packed).sum_to_size(given.shape).contiguous()
+        grads[name] = grads[name].add_(grad) if name in grads else grad
+
+    def _table_gradient(self, name: str, packed: Tensor) -> Tensor:
+        if name == "rho" and self._shared_rho:
+            return packed.sum(0)[:, :, None]
+        rows, fiber, dim = packed.shape[1:4]
+        shape, whole = (rows, fiber, self._heads, dim), self.part.heads == self._heads
+        grad = new_empty(packed.dtype, *shape) if whole else packed.new_zeros(shape)
+        own = grad.narrow(2, self.part.first, self.part.heads)
+        unpack(packed, SINGLE, HeadRange(0, self.part.heads, self.lanes), own)
+        if self.bundle.clouds > 1:  # they have the tables in common
+            grad = grad.unflatten(2, (self.bundle.clouds, -1)).sum(2)
+        if name == "fiber_bias":
+            return grad[..., 0]
+        if name == "bias":
+            return grad.transpose(2, 3)
+        if name in ("psi", "beta", "key_psi"):
+            return grad.unflatten(1, (self._frames(name), -1))
+        return grad
+
+    def _sizes(self) -> dict[str, int]:
+        """Sizes, strides in elements, and switches: all integers, so that Numba compiles each kernel once.
+
+        A stride of 0 stands for an axis of size 1 that serves all entries.
+        """
+        a, t = self.problem, self.problem.terms
+        outs, queries, keys = a.outs, a.queries, a.value.shape[1]
+        tied_out, pooled = a.pattern != "query_sum", a.pattern == "pooled"
+        tied_key = pooled or a.pattern == "framewise"
+        scoreless = a.query is None and t.displacement_bias is None and t.fiber_bias is None
+        sizes = {
+            "outs": outs,
+            "queries": queries,
+            "keys": keys,  # frames of a value over a point, and of a key but for the pattern "pooled"
+            "key_frames": 0 if a.key is None else a.key.shape[1],
+            "pairs": queries if tied_out else outs * queries,  # of output and query frames
+            "columns": 1 if tied_key else keys,  # key frames over a point that one query frame attends to
+            "depth": 0 if a.query is None else a.query.shape[-1],  # channels of queries and keys
+            "width": a.value.shape[-1],  # channels of values
+            "tied_out": tied_out,  # the output frame is the query frame
+            "tied_key": tied_key,  # the key frame is the query frame
+            "pooled": pooled,  # every query frame has a key and a value of its own, which an edge makes
+            "normalize": _NORMALIZATIONS[a.normalize],
+            "indexed": self.index is not None,  # edges name the row of the displacement tables
+            "has_fiber_key": t.fiber_key is not None,
+            "has_fiber_bias": t.fiber_bias is not None,
+            "rho_shared": self._shared_rho,  # one entry for all heads, not a vector
+            "constant": scoreless and a.normalize != "softmax",  # added to all scores
+            "threshold": int(a.dropout * 2**32),
+            "split": a.dropout > 0 and tied_out and not tied_key,  # dropout falls on pairs of query and key frame
+        }
+        for name in ("rho", "bias", "psi", "beta", "key_psi"):
+            sizes |= self._strides(name)
+        # Where an edge makes its values, what it makes them with is not applied to what is attended to.
+        sizes["mixed_psi"], sizes["has_psi"] = sizes["has_psi"] * pooled, sizes["has_psi"] * (not pooled)
+        full = t.displacement_bias is not None and t.displacement_bias.shape[2] > 1
+        sizes["bias_key"] = self.lanes if full else 0
+        # Edges that are worked on together: their scratch fits the cache.
+        edge = queries * (sizes["columns"] + a.value.shape[-1] + 2) + 2 * sizes["pairs"]
+        fitting = _SCRATCH_BYTES // (edge * self.lanes * a.value.element_size())
+        degree = int(self.row_ptr.diff().max()) if len(self.row_ptr) > 1 else 0
+        sizes["chunk"] = max(1, min(degree, max(4, fitting)))
+        return {name: int(size) for name, size in sizes.items()}
+
+    def scratch(self, backward: bool) -> dict[str, int]:
+        """Vectors in the parts of the scratch memory of a call."""
+        outs, queries, pairs, columns, depth, width, chunk, pooled = (
+            self.sizes[name] for name in ("outs", "queries", "pairs", "columns", "depth", "width", "chunk", "pooled")
+        )
+        square, made = queries * columns, pooled * queries * (depth + width)
+        both = {"base": square, "masked": square, "stage": outs * depth, "shares": chunk * queries}
+        if not backward:
+            chunks = {"values": chunk * (queries * width + 1), "mass": chunk * queries, "outer": chunk * (pairs + 1)}
+            return both | chunks | {"inner": square, "sums": pairs * width, "made": made}
+        return both | {
+            "slope": square,
+            "slopes": square,
+            "turn": outs * depth,
+            "mean": pairs,
+            "level": pairs,
+            "pulled": outs * width,
+            "shift": outs,
+            "back": queries * width,
+            "small": queries,
+            "unmade": made,
+            "made": chunk * made,
+            "inner": chunk * square,
+            "values": chunk * queries * width,
+            "outer": chunk * pairs,
+            "slant": chunk * pairs,
+        }
+
+    @property
+    def _shared_rho(self) -> bool:
+        """Whether positional keys lie in memory without lanes: one entry serves all heads."""
+        return self.packed["rho"].ndim == 4
+
+    def _frames(self, name: str) -> int:
+        """Output frames of a table of displacements."""
+        table = self.given[name]
+        return 1 if table is None else table.shape[1]
+
+    def _strides(self, name: str) -> dict[str, int]:
+        """Whether there is a table, and its strides by type, output frame and key frame."""
+        packed, outs = self.packed[name], self._frames(name)
+        if packed.ndim < 3:
+            return {f"has_{name}": 0, f"{name}_type": 0, f"{name}_out": 0, f"{name}_frame": 0}
+        frames, frame = packed.shape[2] // outs, math.prod(packed.shape[3:])
+        steps = {f"{name}_out": frames * frame * (outs > 1), f"{name}_frame": frame * (frames > 1)}
+        return {f"has_{name}": 1, f"{name}_type": packed.shape[2] * frame, **steps}
+
+    def _pack_table(self, name: str, table: Tensor | None) -> Tensor:
+        a = self.problem
+        if table is None:
+            return a.value.new_empty(self.blocks, 0)
+        if name in _SIGNALS:
+            return self.pack(table)
+        heads, depth = a.value.shape[2], 0 if a.query is None else a.query.shape[-1]
+        if name == "rho":
+            table = table.expand(-1, -1, -1, depth)
+            repeated = table.numel() * self.lanes * table.element_size()
+            if table.shape[2] == 1 and self.part.heads > 1 and repeated > _REPEATED_BYTES:
+                return table[None, :, :, 0].contiguous().expand(self.blocks, -1, -1, -1)
+            table = table.expand(-1, -1, heads, -1)
+        elif name == "fiber_key":
+            table = table.expand(a.queries, a.value.shape[1], heads, depth)
+        elif name == "fiber_bias":
+            table = table[..., None].expand(a.queries, a.value.shape[1], heads, 1)
+        elif name == "bias":
+            table = table.transpose(2, 3).expand(-1, -1, heads, -1)
+        else:
+            table = table.flatten(1, 2).expand(-1, -1, heads, depth if name == "key_psi" else a.value.shape[-1])
+        table = table.repeat(1, 1, self.bundle.clouds, 1).narrow(2, self.part.first, self.part.heads)
+        return pack(table, SINGLE, HeadRange(0, self.part.heads, self.lanes), self.memory)
+
+
+def _addresses(block: int, tensors: dict[str, Tensor]) -> Any:
+    """Addresses of one block; the same names serve the gradients. Absent operands are never read."""
+    return record({name: tensor[block].data_ptr() for name, tensor in tensors.items()})

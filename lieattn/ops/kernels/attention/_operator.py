@@ -1,4 +1,8 @@
-"""The fused kernels as operators of torch, for CPUs and CUDA."""
+"""The fused kernels as operators of torch, for CPUs and CUDA.
+
+The gradient of a kernel is a kernel, that of the gradient plain maths: so derivatives of any order are exact, and
+torch.compile knows the operators.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,19 @@ from torch import Tensor
 
 from lieattn.geometry import Neighbors
 from lieattn.ops import _plain as plain
+from lieattn.ops import _pooled as pooled
 from lieattn.ops._backend import fused_backend
 from lieattn.ops._terms import Problem, RelativeTerms
-from lieattn.ops.kernels._derivatives import register_derivatives
 from lieattn.ops.kernels._heads import norm_shape
 from lieattn.ops.kernels.attention._dropout import dropout_mask
 
-_OPERANDS = 9
+_OPERANDS, _TENSORS = 10, 15
 _INPUTS = (
     "Tensor? query, Tensor? key, Tensor value, Tensor? positional_key, Tensor? displacement_bias, Tensor? fiber_key, "
-    "Tensor? fiber_bias, Tensor? psi, Tensor? beta, Tensor row_ptr, Tensor source, Tensor target, Tensor? index, "
-    "Tensor seed, str pattern, str normalize, float dropout"
+    "Tensor? fiber_bias, Tensor? psi, Tensor? beta, Tensor? key_psi, Tensor row_ptr, Tensor source, Tensor target, "
+    "Tensor? index, Tensor seed, str pattern, str normalize, float dropout"
 )
+_Gradients = list[Tensor | None]
 
 
 def attend(problem: Problem) -> Tensor:
@@ -30,22 +35,30 @@ def attend(problem: Problem) -> Tensor:
     Computes in the widest dtype of the operands, half precisions in float32. Signals in half precision are left as
     they are where the kernel widens them itself.
     """
-    p, t, dtype = problem, problem.terms, problem.common_dtype
+    p, row, dtype = problem, problem.terms.row, problem.common_dtype
     alike = all(signal is None or signal.dtype == p.value.dtype for signal in (p.query, p.key))
     narrow = dtype == torch.float32 and alike and fused_backend(p.value.device) == "triton"
-    signals = (_prepared(signal, p.value.dtype if narrow else dtype) for signal in (p.query, p.key, p.value))
-    tables = (t.positional_key, t.displacement_bias, t.fiber_key, t.fiber_bias, t.psi, t.beta)
+    operands = {
+        name: None if t is None else t.to(p.value.dtype if narrow and name in ("query", "key", "value") else dtype)
+        for name, t in p.operands().items()
+    }
+    if p.pattern == "pooled":
+        _pool_frames(operands, p.outs)
+    given = (None if t is None else t.contiguous() for t in operands.values())
     lists = p.neighbors.row_ptr.contiguous(), p.neighbors.source.contiguous(), p.neighbors.target
-    index = None if t.row is None else t.row.contiguous()
     # Drawn by torch, so that torch.manual_seed governs the mask and a compiled graph draws a new one each time.
     seed = torch.randint(2**62, ()) if p.dropout > 0 else torch.zeros((), dtype=torch.int64)
-    operands = (*signals, *(_prepared(table, dtype) for table in tables))
-    out, _ = _forward(*operands, *lists, index, seed, p.pattern, p.normalize, p.dropout)
+    index = None if row is None else row.contiguous()
+    out, _ = _forward(*given, *lists, index, seed, p.pattern, p.normalize, p.dropout)
     return cast(Tensor, out)
 
 
-def _prepared(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if tensor is None else tensor.to(dtype).contiguous()
+def _pool_frames(operands: dict[str, Tensor | None], outs: int) -> None:
+    """Sum the frames of keys and values that no table tells apart, and give every output frame its query."""
+    for name, table in (("key", operands["key_psi"]), ("value", operands["psi"])):
+        if table is None or table.shape[2] == 1:
+            operands[name] = cast(Tensor, operands[name]).sum(dim=1, keepdim=True)
+    operands["query"] = cast(Tensor, operands["query"]).expand(-1, outs, -1, -1)
 
 
 def _launcher(device: torch.device) -> ModuleType:
@@ -60,27 +73,16 @@ def _launcher(device: torch.device) -> ModuleType:
 
 
 def _problem(inputs: tuple[Any, ...]) -> Problem:
-    query, key, value, rho, bias, fiber_key, fiber_bias, psi, beta = inputs[:_OPERANDS]
-    row_ptr, source, target, index, _, pattern, normalize, dropout = inputs[_OPERANDS:]
-    terms = RelativeTerms(rho, bias, fiber_key, fiber_bias, psi, beta, row=index)
-    return Problem(query, key, value, Neighbors(row_ptr, source, target), terms, pattern, normalize, dropout)
+    query, key, value, *terms = inputs[:_OPERANDS]
+    row_ptr, source, target, index, _, *options = inputs[_OPERANDS:]
+    terms.append(index)
+    return Problem(query, key, value, Neighbors(row_ptr, source, target), RelativeTerms(*terms), *options)
 
 
 @torch.library.custom_op("lieattn::group_attention", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor)")
 def _forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-    problem, seed = _problem(inputs), inputs[_OPERANDS + 4]
+    problem, seed = _problem(inputs), inputs[_TENSORS - 1]
     return cast(tuple[Tensor, Tensor], _launcher(problem.value.device).run_forward(problem, int(seed)))
-
-
-@torch.library.custom_op(
-    "lieattn::group_attention_backward",
-    mutates_args=(),
-    schema=f"(Tensor grad_out, Tensor norm, {_INPUTS}) -> ({', '.join(['Tensor'] * _OPERANDS)})",
-)
-def _backward(grad_out: Tensor, norm: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    problem, seed = _problem(inputs), inputs[_OPERANDS + 4]
-    launch = _launcher(problem.value.device)
-    return cast(tuple[Tensor, ...], launch.run_backward(problem, int(seed), grad_out, norm))
 
 
 @_forward.register_fake
@@ -91,6 +93,23 @@ def _(*inputs: Any) -> tuple[Tensor, Tensor]:
     return out, value.new_empty(norm_shape(problem), dtype=torch.promote_types(value.dtype, torch.float32))
 
 
+@torch.library.custom_op(
+    "lieattn::group_attention_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad_out, Tensor norm, {_INPUTS}) -> ({', '.join(['Tensor'] * _OPERANDS)})",
+)
+def _backward(grad_out: Tensor, norm: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    """Gradients of the operands, empty tensors for those that are None."""
+    problem, seed = _problem(inputs), inputs[_TENSORS - 1]
+    launch = _launcher(problem.value.device)
+    return cast(tuple[Tensor, ...], launch.run_backward(problem, int(seed), grad_out, norm))
+
+
+@_backward.register_fake
+def _(grad_out: Tensor, norm: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    return tuple(grad_out.new_empty(0) if t is None else t.new_empty(t.shape) for t in inputs[:_OPERANDS])
+
+
 def _plain(*inputs: Any) -> Tensor:
     """The plain evaluation, with the weights dropped that the kernels drop."""
     problem = _problem(inputs)
@@ -98,10 +117,65 @@ def _plain(*inputs: Any) -> Tensor:
 
     def drop(weights: Tensor) -> Tensor:
         bundled = _launcher(wide.value.device).bundle(wide)
-        mask = dropout_mask(wide, int(inputs[_OPERANDS + 4]), bundled)
+        mask = dropout_mask(wide, int(inputs[_TENSORS - 1]), bundled)
         return weights * (mask if weights.ndim == mask.ndim else mask[..., 0])
 
-    return plain.attend(wide, drop if problem.dropout > 0 else None)[0]
+    evaluate = pooled.attend if problem.pattern == "pooled" else plain.attend
+    return evaluate(wide, drop if problem.dropout > 0 else None)[0]
 
 
-register_derivatives(_forward, _backward, _plain, _OPERANDS, saved=(1,))
+def _keep_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.options = inputs[_TENSORS:]
+    ctx.save_for_backward(output[1], *inputs[:_TENSORS])
+
+
+def _differentiate(ctx: Any, grad_out: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    found: _Gradients = [None] * len(ctx.needs_input_grad)
+    if grad_out is not None:
+        grads = _backward(grad_out.contiguous(), *ctx.saved_tensors, *ctx.options)
+        found[:_OPERANDS] = [grad if ctx.needs_input_grad[i] else None for i, grad in enumerate(grads)]
+    return tuple(found)
+
+
+def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    grad_out, _, *rest = inputs
+    ctx.set_materialize_grads(False)
+    ctx.options = rest[_TENSORS:]
+    ctx.save_for_backward(grad_out, *rest[:_TENSORS])
+
+
+def _differentiate_twice(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Pull ``grads`` back through the gradients of the operands, to the gradient of the output and the operands."""
+    tensors, further = list(ctx.saved_tensors), torch.is_grad_enabled()
+    wanted = [ctx.needs_input_grad[0], *ctx.needs_input_grad[2 : 2 + _OPERANDS]]
+    with torch.enable_grad():
+        if not further:  # nothing is differentiated a third time: a graph of its own
+            for i, want in enumerate(wanted):
+                tensors[i] = None if tensors[i] is None else tensors[i].detach().requires_grad_(want)
+        out = _plain(*tensors[1:], *ctx.options)
+        first = _gradients([out], tensors[1:], wanted[1:], [tensors[0].to(out.dtype)], create_graph=True)
+        pairs = [
+            (one, grad)
+            for one, grad in zip(first, grads, strict=True)
+            if one is not None and grad is not None and one.requires_grad
+        ]
+        found = _gradients(
+            [one for one, _ in pairs], tensors, wanted, [grad for _, grad in pairs], create_graph=further
+        )
+    return (found[0], None, *found[1:], *[None] * (len(ctx.needs_input_grad) - 2 - _OPERANDS))
+
+
+def _gradients(
+    outputs: list[Tensor], inputs: list[Any], wanted: list[bool], grads: list[Tensor], *, create_graph: bool
+) -> _Gradients:
+    """Gradients with respect to the first inputs, None for those not wanted."""
+    through = [tensor for tensor, want in zip(inputs, wanted, strict=False) if want]
+    if not through or not outputs:
+        return [None] * len(wanted)
+    found = iter(torch.autograd.grad(outputs, through, grads, create_graph=create_graph, allow_unused=True))
+    return [next(found) if want else None for want in wanted]
+
+
+_forward.register_autograd(_differentiate, setup_context=_keep_forward)
+_backward.register_autograd(_differentiate_twice, setup_context=_keep_backward)

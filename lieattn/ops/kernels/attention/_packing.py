@@ -9,13 +9,7 @@ from lieattn.ops.kernels._heads import HeadRange
 from lieattn.ops.kernels._memory import NUMPY_TYPES, Workspace
 from lieattn.ops.kernels.attention._bundle import Bundle
 from lieattn.ops.kernels.vectors._products import compiled, copy_row
-from lieattn.ops.kernels.vectors._vectors import (
-    at_address,
-    gather,
-    load,
-    offset,
-    store,
-)
+from lieattn.ops.kernels.vectors._vectors import at_address, gather, load, offset, store
 
 
 def pack(signal: Tensor, bundle: Bundle, part: HeadRange, memory: Workspace) -> Tensor:

@@ -6,23 +6,23 @@ For a sample, an output channel with its pose and an input pose, the responses o
     t_c(y) = Σ_p x_c(y + p) ψ_c(p)
 
 are all that channel and spatial attention look at. They are made, reduced, and made again in the backward pass.
+Addresses are those of ``_launch.py``: operands ``x`` [samples, fiber, channels, source], ``kernel`` [outs, fiber,
+channels, taps], ``first`` and ``second`` [outs, fiber, hidden, channels] and its transpose, ``spatial`` [outs, fiber,
+2, spatial_taps]; the same names serve the gradients.
 """
 
-from lieattn.ops.kernels.attentive._planes import (
-    TAPS_TOGETHER,
-    add_lanes,
-    channel_gradients,
-    channel_scores,
-    correlate,
-    reduce_plane,
-    tap_products,
-)
+import math
+
 from lieattn.ops.kernels.vectors._products import compiled, row
 from lieattn.ops.kernels.vectors._vectors import (
+    add_to,
     add_up,
     at_address,
+    count_lanes,
     exp,
     fill,
+    integer_at,
+    largest_lane,
     load,
     load_one,
     maximum,
@@ -30,9 +30,146 @@ from lieattn.ops.kernels.vectors._vectors import (
     offset,
     pick_equal,
     pick_greater,
+    smallest_lane,
     stay_apart,
     store,
 )
+
+TAPS_TOGETHER = 5
+
+
+@compiled
+def correlate(out, length, x, taps, count, offsets, keep, lanes):
+    """Compute ``out[i] = Σ_t taps[t] x[i + offsets[t]]``, or add to ``out`` if ``keep``."""
+    stay_apart()
+    wide = len(lanes)
+    zero = fill(x, 0.0, lanes)
+    blocks = length - length % (4 * wide)
+    for i in range(0, blocks, 4 * wide):
+        a0 = a1 = a2 = a3 = zero
+        if keep:
+            a0, a1 = load(out, i, lanes), load(out, i + wide, lanes)
+            a2, a3 = load(out, i + 2 * wide, lanes), load(out, i + 3 * wide, lanes)
+        for t in range(count):
+            weight, at = load_one(taps, t, lanes), i + integer_at(offsets, t)
+            a0 = multiply_add(weight, load(x, at, lanes), a0)
+            a1 = multiply_add(weight, load(x, at + wide, lanes), a1)
+            a2 = multiply_add(weight, load(x, at + 2 * wide, lanes), a2)
+            a3 = multiply_add(weight, load(x, at + 3 * wide, lanes), a3)
+        store(out, i, a0)
+        store(out, i + wide, a1)
+        store(out, i + 2 * wide, a2)
+        store(out, i + 3 * wide, a3)
+    for i in range(blocks, length, wide):
+        total = load(out, i, lanes) if keep else zero
+        for t in range(count):
+            total = multiply_add(load_one(taps, t, lanes), load(x, i + integer_at(offsets, t), lanes), total)
+        store(out, i, total)
+
+
+@compiled
+def tap_products(out, x, y, length, count, offsets, lanes):
+    """Add the lanes of ``Σ_i x[i] y[i + offsets[t]]`` to the vector ``out[t]``; taps come in whole groups."""
+    stay_apart()
+    wide = len(lanes)
+    for t in range(0, count, TAPS_TOGETHER):
+        o0, o1, o2 = integer_at(offsets, t), integer_at(offsets, t + 1), integer_at(offsets, t + 2)
+        o3, o4 = integer_at(offsets, t + 3), integer_at(offsets, t + 4)
+        at = t * wide
+        a0, a1, a2 = load(out, at, lanes), load(out, at + wide, lanes), load(out, at + 2 * wide, lanes)
+        a3, a4 = load(out, at + 3 * wide, lanes), load(out, at + 4 * wide, lanes)
+        for i in range(0, length, wide):
+            factor = load(x, i, lanes)
+            a0 = multiply_add(factor, load(y, i + o0, lanes), a0)
+            a1 = multiply_add(factor, load(y, i + o1, lanes), a1)
+            a2 = multiply_add(factor, load(y, i + o2, lanes), a2)
+            a3 = multiply_add(factor, load(y, i + o3, lanes), a3)
+            a4 = multiply_add(factor, load(y, i + o4, lanes), a4)
+        store(out, at, a0)
+        store(out, at + wide, a1)
+        store(out, at + 2 * wide, a2)
+        store(out, at + 3 * wide, a3)
+        store(out, at + 4 * wide, a4)
+
+
+@compiled
+def add_lanes(out, sums, rows, count, whole, lanes):
+    """Add up the lanes of ``sums`` into ``out``, rows of ``count`` of ``whole`` numbers, and set ``sums`` to 0."""
+    stay_apart()
+    wide = len(lanes)
+    zero = fill(out, 0.0, lanes)
+    for r in range(rows):
+        for t in range(whole):
+            at = (r * whole + t) * wide
+            if t < count:
+                add_to(out, r * count + t, add_up(load(sums, at, lanes)))
+            store(sums, at, zero)
+
+
+@compiled
+def reduce_plane(t, length, mask, lowest, lanes):
+    """Sum and largest of the pixels of a plane, and where the first of the largest is."""
+    stay_apart()
+    wide = len(lanes)
+    total, largest = fill(t, 0.0, lanes), load(t, 0, lanes) + load(lowest, 0, lanes)
+    where, start, step = fill(t, 0.0, lanes), fill(t, 0.0, lanes), fill(t, float(wide), lanes)
+    for i in range(0, length, wide):
+        value = load(t, i, lanes)
+        total = multiply_add(value, load(mask, i, lanes), total)
+        value = value + load(lowest, i, lanes)
+        where = pick_greater(value, largest, start, where)
+        largest = maximum(largest, value)
+        start = start + step
+    top = largest_lane(largest)
+    beyond = fill(t, float(length), lanes)
+    place = smallest_lane(pick_equal(largest, fill(t, top, lanes), where + count_lanes(where), beyond))
+    return add_up(total), top, min(place, float(length - 1))
+
+
+@compiled
+def channel_scores(s, first, second, mean, top, hidden, score):
+    """Channel attention of one output and input pose; ``hidden`` keeps the hidden values before the relu."""
+    for n in range(s.hidden):
+        of_mean = of_top = 0.0
+        for c in range(s.channels):
+            weight = first[n * s.channels + c]
+            of_mean += weight * mean[c]
+            of_top += weight * top[c]
+        hidden[n] = of_mean
+        hidden[s.hidden + n] = of_top
+    for c in range(s.channels):
+        level = 0.0
+        for n in range(s.hidden):
+            level += second[c * s.hidden + n] * (max(hidden[n], 0.0) + max(hidden[s.hidden + n], 0.0))
+        score[c] = 1 / (1 + math.exp(-level))
+
+
+@compiled
+def channel_gradients(
+    s, first, second, mean, top, hidden, score, slope, grad_first, grad_second, slope_mean, slope_top
+):
+    """Backward pass of :func:`channel_scores`; ``slope`` is that of the scores, ``hidden`` ends with scratch."""
+    back = 2 * s.hidden
+    for n in range(2 * s.hidden):
+        hidden[back + n] = 0.0
+    for c in range(s.channels):
+        level = slope[c] * score[c] * (1 - score[c])
+        for n in range(s.hidden):
+            weight = level * second[c * s.hidden + n]
+            of_mean, of_top = max(hidden[n], 0.0), max(hidden[s.hidden + n], 0.0)
+            grad_second[c * s.hidden + n] += level * (of_mean + of_top)
+            if of_mean > 0:
+                hidden[back + n] += weight
+            if of_top > 0:
+                hidden[back + s.hidden + n] += weight
+    for c in range(s.channels):
+        of_mean = of_top = 0.0
+        for n in range(s.hidden):
+            to_mean, to_top = hidden[back + n], hidden[back + s.hidden + n]
+            grad_first[n * s.channels + c] += to_mean * mean[c] + to_top * top[c]
+            of_mean += to_mean * first[n * s.channels + c]
+            of_top += to_top * first[n * s.channels + c]
+        slope_mean[c], slope_top[c] = of_mean, of_top
 
 
 @compiled
@@ -161,12 +298,12 @@ def spatial_gradients(p, s, tables, pair, scratch, lanes):
     mean = offset(at_address(scratch.planes, lanes), s.margin)
     slope = offset(at_address(scratch.slope_of_map, lanes), s.margin)
     kernel = row(at_address(p.spatial, lanes), pair, 2 * taps)
-    sums, groups = at_address(scratch.spatial, lanes), -(-taps // TAPS_TOGETHER) * TAPS_TOGETHER
+    sums = at_address(scratch.spatial, lanes)
     shares = offset(at_address(scratch.shares, lanes), s.length)
     for q in range(2):
         own = row(kernel, q, taps)
         correlate(row(shares, q, s.length), s.length, slope, own, taps, tables.mirrored, False, lanes)
-        to = row(sums, q, groups * len(lanes))
+        to = row(sums, q, s.whole_spatial_taps * len(lanes))
         tap_products(to, slope, row(mean, q, padded), s.length, taps, tables.spatial_taps, lanes)
 
 
@@ -244,7 +381,6 @@ def attentive_backward(p, s, tables, begin, end, grad_at, grads, scratch, lanes)
     slopes = offset(at_address(scratch.slopes, lanes), s.reach)
     stride = s.reach + s.source
     kernel_sums, spatial_sums = at_address(scratch.kernel, lanes), at_address(scratch.spatial, lanes)
-    groups = -(-s.taps // TAPS_TOGETHER) * TAPS_TOGETHER * len(lanes)
     number = begin
     while number < end:
         pose = number // s.samples
@@ -267,14 +403,14 @@ def attentive_backward(p, s, tables, begin, end, grad_at, grads, scratch, lanes)
                 if s.has_channel:
                     through_scores(p, s, tables, grads, pair, scratch, lanes)
                 for c in range(s.channels):
-                    slope, sums = row(slopes, c, stride), row(kernel_sums, c, groups)
+                    slope, sums = row(slopes, c, stride), row(kernel_sums, c, s.whole_taps * len(lanes))
                     tap_products(sums, slope, row(x, c, s.source), s.length, s.taps, tables.taps, lanes)
                     if s.wants_input:
                         to = row(at_address(grads.x, lanes), plane * s.channels + c, s.source)
                         correlate(to, s.source, slope, row(kernel, c, s.taps), s.taps, tables.back, True, lanes)
             to = row(at_address(grads.kernel, lanes), pair, s.channels * s.taps)
-            add_lanes(to, kernel_sums, s.channels, s.taps, lanes)
+            add_lanes(to, kernel_sums, s.channels, s.taps, s.whole_taps, lanes)
             if s.has_spatial:
                 to = row(at_address(grads.spatial, lanes), pair, 2 * s.spatial_taps)
-                add_lanes(to, spatial_sums, 2, s.spatial_taps, lanes)
+                add_lanes(to, spatial_sums, 2, s.spatial_taps, s.whole_spatial_taps, lanes)
         number = last

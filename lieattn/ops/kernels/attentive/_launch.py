@@ -1,9 +1,13 @@
-"""Attentive group convolution on the CPU: layout of the planes, threads, and the operator of torch."""
+"""Attentive group convolution on the CPU: layout of the planes, threads, and the operator of torch.
+
+A plane is one row of memory with ``stride`` entries from one image row to the next; entries to the right of the image
+are computed and masked.
+"""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -13,50 +17,51 @@ from torch import Tensor
 
 from lieattn.ops import _attentive_plain as plain
 from lieattn.ops._attentive_plain import Window
-from lieattn.ops.kernels._calls import record, run, scratch_addresses
+from lieattn.ops.kernels._calls import Ranges, record, run, scratch_addresses
 from lieattn.ops.kernels._memory import NUMPY_TYPES
-from lieattn.ops.kernels.attentive._kernels import attentive_backward, attentive_forward
-from lieattn.ops.kernels.attentive._planes import (
-    TAPS_TOGETHER,
-    AttentiveOperands,
-    AttentiveSizes,
-    AttentiveTables,
-    attentive_scratch,
-)
+from lieattn.ops.kernels.attentive._kernels import TAPS_TOGETHER, attentive_backward, attentive_forward
 
-
-@dataclass(frozen=True, eq=False)
-class _Planes:
-    """Planes of one image size: a row takes ``stride`` entries."""
-
-    rows: int  # of the responses
-    columns: int
-    stride: int
-    length: int
-    source: int
-    reach: int
-    margin: int
-    taps: Tensor
-    spatial_taps: Tensor
-    mask: Tensor
-    lowest: Tensor
+_Tensors = dict[str, Tensor | None]
 
 
 @lru_cache(maxsize=64)
-def _planes(rows: int, columns: int, window: Window, lanes: int, dtype: torch.dtype) -> _Planes:
+def _planes(
+    rows: int, columns: int, window: Window, lanes: int, dtype: torch.dtype
+) -> tuple[dict[str, int], dict[str, Tensor]]:
+    """Sizes in elements, and tables, of the planes of one image size."""
     span = window.dilation * (window.size - 1)
     out_rows, out_columns = rows - span, columns - span
     border = window.spatial_dilation * (window.spatial_size // 2)
     stride = max(columns, out_columns + border)
     taps = _offsets(window.size, window.dilation, stride, 0)
-    spatial = _offsets(window.spatial_size, window.spatial_dilation, stride, border)
+    spatial_taps = _offsets(window.spatial_size, window.spatial_dilation, stride, border)
     length = _whole(out_rows * stride, lanes)
     mask = torch.zeros(length, dtype=dtype)
-    mask[: out_rows * stride].view(out_rows, stride)[:, :out_columns] = 1
-    reach, margin = int(taps.max()), border * (stride + 1)
-    source = _whole(max(rows * stride, length + reach), lanes)
-    lowest = torch.where(mask > 0, 0.0, -torch.inf).to(dtype)
-    return _Planes(out_rows, out_columns, stride, length, source, reach, margin, taps, spatial, mask, lowest)
+    _pixels(mask, out_rows, out_columns, stride).fill_(1)
+    reach = int(taps.max())
+    sizes = {
+        "rows": out_rows,
+        "columns": out_columns,
+        "stride": stride,
+        "positions": out_rows * out_columns,
+        "length": length,  # of a plane of responses
+        "source": _whole(max(rows * stride, length + reach), lanes),  # of a plane of inputs
+        "reach": reach,  # largest offset of a tap
+        "margin": border * (stride + 1),  # zeros before and after a plane, for the spatial kernel
+        "taps": window.size**2,
+        "spatial_taps": window.spatial_size**2,
+        "whole_taps": len(taps),  # filled up to whole groups
+        "whole_spatial_taps": len(spatial_taps),
+    }
+    tables = {
+        "taps": taps,
+        "spatial_taps": spatial_taps,
+        "mirrored": -spatial_taps,
+        "back": -taps,
+        "mask": mask,  # 1, or 0 where there is no pixel
+        "lowest": torch.where(mask > 0, 0.0, -torch.inf).to(dtype),  # 0, or minus infinity there
+    }
+    return sizes, tables
 
 
 def _offsets(size: int, dilation: int, stride: int, border: int) -> Tensor:
@@ -70,104 +75,100 @@ def _whole(size: int, lanes: int) -> int:
     return -(-size // lanes) * lanes
 
 
-class _Problem:
+def _pixels(planes: Tensor, rows: int, columns: int, stride: int) -> Tensor:
+    """The image ``[*, rows, columns]`` of planes."""
+    return planes[..., : rows * stride].unflatten(-1, (rows, stride))[..., :columns]
+
+
+class _Call:
     """Sizes, packed operands and tables of one call; holds the memory whose addresses it gives."""
 
-    def __init__(self, operands: tuple[Any, ...], window: Window, wants_input: bool) -> None:
-        x, kernel, first, _, spatial = operands
-        self.dtype, self.window = x.dtype, window
-        self.lanes = 64 // x.element_size()
-        self.vector = (NUMPY_TYPES[x.dtype](0),) * self.lanes
-        self.image = x.shape
-        self.planes = _planes(x.shape[-2], x.shape[-1], window, self.lanes, x.dtype)
-        self.x = self._pack(x)
-        self.tables = [None if t is None else t.contiguous() for t in operands[1:]]
-        planes, (samples, fiber, channels) = self.planes, x.shape[:3]
-        self.sizes = AttentiveSizes(
-            samples=samples,
-            outs=kernel.shape[0],
-            fiber=fiber,
-            channels=channels,
-            hidden=0 if first is None else first.shape[-2],
-            taps=window.size**2,
-            spatial_taps=window.spatial_size**2,
-            positions=planes.rows * planes.columns,
-            length=planes.length,
-            source=planes.source,
-            reach=planes.reach,
-            margin=planes.margin,
-            has_channel=int(first is not None),
-            has_spatial=int(spatial is not None),
-            wants_input=int(wants_input),
-        )
-        backward = (-planes.spatial_taps).contiguous(), (-planes.taps).contiguous()
-        self.kept = (planes, backward)
-        tables = planes.taps, planes.spatial_taps, *backward, planes.mask, planes.lowest
-        self.offsets = record(AttentiveTables(*(table.data_ptr() for table in tables)))
-
-    def _pack(self, x: Tensor) -> Tensor:
-        """Planes with rows of ``stride`` entries, ``[samples, fiber, channels, source]``."""
-        padded = F.pad(x, (0, self.planes.stride - x.shape[-1])).flatten(-2)
+    def __init__(self, operands: tuple[Any, ...], window: Window, wants_input: bool = False) -> None:
+        x, kernel, first, second, spatial = operands
+        self.dtype, self.lanes, self.image = x.dtype, 64 // x.element_size(), x.shape[-2:]
+        planes, self.tables = _planes(*self.image, window, self.lanes, x.dtype)
+        samples, fiber, channels = x.shape[:3]
+        self.sizes = planes | {
+            "samples": samples,
+            "outs": kernel.shape[0],  # output channels times poses
+            "fiber": fiber,
+            "channels": channels,
+            "hidden": 0 if first is None else first.shape[-2],
+            "has_channel": int(first is not None),
+            "has_spatial": int(spatial is not None),
+            "wants_input": int(wants_input),  # whether the gradient with respect to the input is asked for
+        }
         # Where nothing is added, nothing is copied, and the planes are where the caller had them.
-        return F.pad(padded, (0, self.planes.source - padded.shape[-1])).contiguous()
+        padded = F.pad(x, (0, planes["stride"] - x.shape[-1])).flatten(-2)
+        padded = F.pad(padded, (0, planes["source"] - padded.shape[-1]))  # [samples, fiber, channels, source]
+        given = {"x": padded, "kernel": kernel, "first": first, "second": second, "spatial": spatial}
+        self.operands = {name: None if t is None else t.contiguous() for name, t in given.items()}
 
-    def unpack_input(self, grad: Tensor) -> Tensor:
-        """The pixels of planes like those of :meth:`_pack`."""
-        rows, columns = self.image[-2:]
-        return grad[..., : rows * self.planes.stride].unflatten(-1, (rows, -1))[..., :columns]
+    def pixels(self, planes: Tensor) -> Tensor:
+        """The image of planes of responses."""
+        return _pixels(planes, *(self.sizes[name] for name in ("rows", "columns", "stride")))
 
-    def scratch(self, calls: int) -> tuple[Tensor, list[Any]]:
-        """Zeroed memory for so many calls, and the addresses of its parts for each of them."""
-        needed = attentive_scratch(self.sizes, self.lanes)
-        memory = torch.zeros(calls, sum(needed), dtype=self.dtype)
-        return memory, scratch_addresses(needed, memory, lanes=1)
+    def parts(self, fibers: str) -> Ranges:
+        """Ranges of the samples times the ``fibers`` or outputs, one for each thread."""
+        count = self.sizes["samples"] * self.sizes[fibers]
+        number = max(1, min(torch.get_num_threads(), count))
+        bounds = [count * part // number for part in range(number + 1)]
+        return [(low, high) for low, high in itertools.pairwise(bounds) if low < high]
+
+    def run(self, kernel: Callable[..., None], parts: Ranges, planes: Tensor, grads: list[_Tensors] | None) -> None:
+        """Call a kernel for each part, with planes it reads or writes and, if given, gradients to add to."""
+        needed = self._scratch()
+        memory = torch.zeros(len(parts), sum(needed.values()), dtype=self.dtype)
+        told = _addresses(self.operands), record(self.sizes), _addresses(self.tables)
+        own = [()] * len(parts) if grads is None else [(_addresses(grad),) for grad in grads]
+        vector = (NUMPY_TYPES[self.dtype](0),) * self.lanes
+        calls = [
+            (*told, *part, planes.data_ptr(), *to, scratch, vector)
+            for part, to, scratch in zip(parts, own, scratch_addresses(needed, memory, lanes=1), strict=True)
+        ]
+        run(kernel, calls)
+
+    def _scratch(self) -> dict[str, int]:
+        """Elements of what a call writes to and forgets, in whole vectors; zero at the start."""
+        s, channels, length = self.sizes, self.sizes["channels"], self.sizes["length"]
+        padded = 2 * s["margin"] + length
+        sizes = {
+            "responses": channels * length,
+            "slopes": channels * (s["reach"] + s["source"]),
+            "planes": 2 * padded,  # mean and maximum over the channels
+            "winner": length,  # number of the channel with the maximum
+            "kernel": channels * s["whole_taps"] * self.lanes,  # a vector each: gradient of the kernel
+            "spatial": 2 * s["whole_spatial_taps"] * self.lanes,
+            "shares": 3 * length,
+            "slope_of_map": padded,
+            "numbers": 7 * channels + 4 * s["hidden"],  # statistics and hidden values
+        }
+        return {name: _whole(size, self.lanes) for name, size in sizes.items()}
 
 
-def _addresses(tensors: list[Tensor | None]) -> Any:
-    return record(AttentiveOperands(*(0 if tensor is None else tensor.data_ptr() for tensor in tensors)))
+def _addresses(tensors: _Tensors | dict[str, Tensor]) -> Any:
+    """Addresses; absent operands are never read."""
+    return record({name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()})
 
 
-def _parts(count: int) -> list[tuple[int, int]]:
-    number = max(1, min(torch.get_num_threads(), count))
-    bounds = [count * part // number for part in range(number + 1)]
-    return [(low, high) for low, high in itertools.pairwise(bounds) if low < high]
-
-
-def _forward(problem: _Problem) -> Tensor:
-    s = problem.sizes
-    gated = torch.empty(s.samples, s.outs, s.length, dtype=problem.dtype)
-    parts = _parts(s.samples * s.outs)
-    scratch, addresses = problem.scratch(len(parts))
-    operands, sizes = _addresses([problem.x, *problem.tables]), record(s)
-    calls = [
-        (operands, sizes, problem.offsets, *part, gated.data_ptr(), own, problem.vector)
-        for part, own in zip(parts, addresses, strict=True)
+def _backward(call: _Call, grad: Tensor) -> list[Tensor | None]:
+    parts, planes = call.parts("fiber"), grad.new_zeros(*grad.shape[:2], call.sizes["length"])
+    call.pixels(planes).copy_(grad)
+    x, tables = call.operands["x"], {name: t for name, t in call.operands.items() if name != "x"}
+    grad_input = {"x": torch.zeros_like(x) if x is not None and call.sizes["wants_input"] else None}
+    grads = [
+        grad_input | {name: None if t is None else torch.zeros_like(t) for name, t in tables.items()} for _ in parts
     ]
-    run(attentive_forward, calls)
-    del scratch  # held until the kernels are done
-    return gated
-
-
-def _backward(problem: _Problem, grad: Tensor) -> list[Tensor | None]:
-    parts = _parts(problem.sizes.samples * problem.sizes.fiber)
-    scratch, addresses = problem.scratch(len(parts))
-    operands, sizes = _addresses([problem.x, *problem.tables]), record(problem.sizes)
-    grad_input = torch.zeros_like(problem.x) if problem.sizes.wants_input else None
-    grads = [[grad_input, *(None if t is None else torch.zeros_like(t) for t in problem.tables)] for _ in parts]
-    calls = [
-        (operands, sizes, problem.offsets, *part, grad.data_ptr(), _addresses(result), own, problem.vector)
-        for part, result, own in zip(parts, grads, addresses, strict=True)
-    ]
-    run(attentive_backward, calls)
-    del scratch
+    call.run(attentive_backward, parts, planes, grads)
     totals = grads[0]
-    for own in grads[1:]:
-        for total, share in zip(totals[1:], own[1:], strict=True):
-            if total is not None and share is not None:
-                total += share
-    if grad_input is not None:
-        totals[0] = problem.unpack_input(grad_input)
-    return totals
+    for own, name in itertools.product(grads[1:], tables):
+        total, share = totals[name], own[name]
+        if total is not None and share is not None:
+            total += share
+    if totals["x"] is not None:
+        rows, columns = call.image
+        totals["x"] = _pixels(totals["x"], rows, columns, call.sizes["stride"])
+    return list(totals.values())
 
 
 class _Fused(torch.autograd.Function):
@@ -177,30 +178,21 @@ class _Fused(torch.autograd.Function):
     def forward(ctx: Any, window: Window, *operands: Tensor | None) -> Tensor:
         ctx.save_for_backward(*operands)
         ctx.window = window
-        problem = _Problem(operands, window, wants_input=False)
-        return _pixels(_forward(problem), problem.planes)
+        call = _Call(operands, window)
+        planes = torch.empty(*(call.sizes[name] for name in ("samples", "outs", "length")), dtype=call.dtype)
+        call.run(attentive_forward, call.parts("outs"), planes, None)
+        return call.pixels(planes)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            return (None, *_plain_gradients(ctx, grads[0]))
-        problem = _Problem(ctx.saved_tensors, ctx.window, wants_input=ctx.needs_input_grad[1])
-        packed = torch.zeros(*grads[0].shape[:2], problem.planes.length, dtype=problem.dtype)
-        _pixels(packed, problem.planes).copy_(grads[0])
-        return (None, *_backward(problem, packed))
-
-
-def _pixels(planes: Tensor, layout: _Planes) -> Tensor:
-    return planes[..., : layout.rows * layout.stride].unflatten(-1, (layout.rows, -1))[..., : layout.columns]
-
-
-def _plain_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, kernel, first, second, spatial = operands = ctx.saved_tensors
-    needed = ctx.needs_input_grad[1:]
-    gated = plain.gated_sums(x, kernel, first, second, spatial, ctx.window)
-    wanted = [operand for operand, needs in zip(operands, needed, strict=True) if needs]
-    found = iter(torch.autograd.grad(gated, wanted, grad, create_graph=True, allow_unused=True))
-    return tuple(next(found) if needs else None for needs in needed)
+        x, kernel, first, second, spatial = operands = ctx.saved_tensors
+        needed = ctx.needs_input_grad[1:]
+        if not torch.is_grad_enabled():
+            return (None, *_backward(_Call(operands, ctx.window, wants_input=needed[0]), grads[0]))
+        gated = plain.gated_sums(x, kernel, first, second, spatial, ctx.window)
+        wanted = [operand for operand, needs in zip(operands, needed, strict=True) if needs]
+        found = iter(torch.autograd.grad(gated, wanted, grads[0], create_graph=True, allow_unused=True))
+        return (None, *(next(found) if needs else None for needs in needed))
 
 
 def gated_sums(

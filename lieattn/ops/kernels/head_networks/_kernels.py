@@ -32,52 +32,54 @@ def mix(weight, to_out, to_in, outs, ins, x, x_row, start, bias, out, out_row, l
     wide = len(lanes)
     fours = outs - outs % 4
     for t in range(0, TILE * wide, 2 * wide):
-        u = t + wide
         for i in range(0, fours, 4):
-            a0, a1 = _begin(start, bias, i, out, out_row, t, lanes), _begin(start, bias, i, out, out_row, u, lanes)
-            j = i + 1
-            b0, b1 = _begin(start, bias, j, out, out_row, t, lanes), _begin(start, bias, j, out, out_row, u, lanes)
-            j = i + 2
-            c0, c1 = _begin(start, bias, j, out, out_row, t, lanes), _begin(start, bias, j, out, out_row, u, lanes)
-            j = i + 3
-            d0, d1 = _begin(start, bias, j, out, out_row, t, lanes), _begin(start, bias, j, out, out_row, u, lanes)
+            a, b = _begin(start, bias, i, out, out_row, t, lanes), _begin(start, bias, i + 1, out, out_row, t, lanes)
+            c, d = (
+                _begin(start, bias, i + 2, out, out_row, t, lanes),
+                _begin(start, bias, i + 3, out, out_row, t, lanes),
+            )
             for r in range(ins):
-                x0, x1 = load(x, r * x_row + t, lanes), load(x, r * x_row + u, lanes)
-                at = i * to_out + r * to_in
-                w = load_one(weight, at, lanes)
-                a0, a1 = multiply_add(w, x0, a0), multiply_add(w, x1, a1)
-                w = load_one(weight, at + to_out, lanes)
-                b0, b1 = multiply_add(w, x0, b0), multiply_add(w, x1, b1)
-                w = load_one(weight, at + 2 * to_out, lanes)
-                c0, c1 = multiply_add(w, x0, c0), multiply_add(w, x1, c1)
-                w = load_one(weight, at + 3 * to_out, lanes)
-                d0, d1 = multiply_add(w, x0, d0), multiply_add(w, x1, d1)
+                at, two = i * to_out + r * to_in, _two(x, r * x_row + t, lanes)
+                a = _fold(load_one(weight, at, lanes), two, a)
+                b = _fold(load_one(weight, at + to_out, lanes), two, b)
+                c = _fold(load_one(weight, at + 2 * to_out, lanes), two, c)
+                d = _fold(load_one(weight, at + 3 * to_out, lanes), two, d)
             at = i * out_row + t
-            store(out, at, a0)
-            store(out, at + wide, a1)
-            store(out, at + out_row, b0)
-            store(out, at + out_row + wide, b1)
-            store(out, at + 2 * out_row, c0)
-            store(out, at + 2 * out_row + wide, c1)
-            store(out, at + 3 * out_row, d0)
-            store(out, at + 3 * out_row + wide, d1)
+            _put(out, at, a, lanes)
+            _put(out, at + out_row, b, lanes)
+            _put(out, at + 2 * out_row, c, lanes)
+            _put(out, at + 3 * out_row, d, lanes)
         for i in range(fours, outs):
-            a0, a1 = _begin(start, bias, i, out, out_row, t, lanes), _begin(start, bias, i, out, out_row, u, lanes)
+            a = _begin(start, bias, i, out, out_row, t, lanes)
             for r in range(ins):
-                w = load_one(weight, i * to_out + r * to_in, lanes)
-                a0 = multiply_add(w, load(x, r * x_row + t, lanes), a0)
-                a1 = multiply_add(w, load(x, r * x_row + u, lanes), a1)
-            store(out, i * out_row + t, a0)
-            store(out, i * out_row + u, a1)
+                a = _fold(load_one(weight, i * to_out + r * to_in, lanes), _two(x, r * x_row + t, lanes), a)
+            _put(out, i * out_row + t, a, lanes)
+
+
+@compiled
+def _two(table, at, lanes):
+    return load(table, at, lanes), load(table, at + len(lanes), lanes)
+
+
+@compiled
+def _fold(factor, two, sums):
+    """Add two products to two sums."""
+    return multiply_add(factor, two[0], sums[0]), multiply_add(factor, two[1], sums[1])
+
+
+@compiled
+def _put(out, at, two, lanes):
+    store(out, at, two[0])
+    store(out, at + len(lanes), two[1])
 
 
 @compiled
 def _begin(start, bias, i, out, out_row, t, lanes):
-    if start == BIAS:
-        return load_one(bias, i, lanes)
+    """The two vectors that a row of a product is added to."""
     if start == KEEP:
-        return load(out, i * out_row + t, lanes)
-    return fill(out, 0.0, lanes)
+        return _two(out, i * out_row + t, lanes)
+    value = load_one(bias, i, lanes) if start == BIAS else fill(out, 0.0, lanes)
+    return value, value
 
 
 @compiled

@@ -52,7 +52,7 @@ def _pulled_back(p, strides, s, grad, kind, head):  # type: ignore[no-untyped-de
 
 
 @triton.jit
-def _weight_gradients(p, s, y, shift, values, share, edge, head, seed, threshold):  # type: ignore[no-untyped-def]
+def _weight_gradients(p, s, y, shift, values, share, edge, head, draw):  # type: ignore[no-untyped-def]
     """X behind dropout, [P, G]."""
     if s.tied_out:
         x = tl.sum(y * values, 1)[None, :]
@@ -63,31 +63,31 @@ def _weight_gradients(p, s, y, shift, values, share, edge, head, seed, threshold
         if p.beta is not None:
             x += shift[:, None] * share[None, :]
     if s.dropout == 2:
-        x = x * kept_pairs(s, edge, head, seed, threshold)
+        x = x * kept_pairs(s, edge, head, draw)
     return x
 
 
 @triton.jit
-def _weights_again(p, strides, s, query, base, level, source, kind, edge, head, seed, threshold):  # type: ignore[no-untyped-def]
+def _weights_again(p, strides, s, target, source, kind, edge, head, draw):  # type: ignore[no-untyped-def]
     """Return inner and inner behind dropout [G, M], W [P, G], U [G, W] and Σ_m inner [G]."""
+    query, base, _, level, _ = target
     inner, outer = edge_weights(p, strides, s, query, base, source, kind, head)
     masked = inner
     if s.dropout == 1:
-        masked = inner * kept_keys(s, edge, head, seed, threshold)
+        masked = inner * kept_keys(s, edge, head, draw)
     values = fiber_values(p, s, masked, source, head)
     return inner, masked, tl.exp(outer - level), values, tl.sum(masked, 1)
 
 
 @triton.jit
-def _slopes(p, strides, s, query, base, grad, level, mean, source, kind, edge, head, seed, threshold):  # type: ignore[no-untyped-def]
+def _slopes(p, strides, s, target, source, kind, edge, head, draw):  # type: ignore[no-untyped-def]
     """Return slope and inner behind dropout [G, M], steep and W behind dropout [P, G], u and U [G, W], Σ_m inner."""
-    inner, masked, weight, values, share = _weights_again(
-        p, strides, s, query, base, level, source, kind, edge, head, seed, threshold
-    )
+    _, _, grad, _, mean = target
+    inner, masked, weight, values, share = _weights_again(p, strides, s, target, source, kind, edge, head, draw)
     y, shift = _pulled_back(p, strides, s, grad, kind, head)
-    steep = weight * (_weight_gradients(p, s, y, shift, values, share, edge, head, seed, threshold) - mean)
+    steep = weight * (_weight_gradients(p, s, y, shift, values, share, edge, head, draw) - mean)
     if s.dropout == 2:
-        weight = weight * kept_pairs(s, edge, head, seed, threshold)
+        weight = weight * kept_pairs(s, edge, head, draw)
     back = to_queries(s, weight, y)
     value = signal_tile(p.value, source, head, s.keys, s.heads, s.width, s.K, s.W, s.dtype)
     if s.tied_key:
@@ -99,7 +99,7 @@ def _slopes(p, strides, s, query, base, grad, level, mean, source, kind, edge, h
         moved += tl.sum(weight * (shift[None, :] if s.tied_out else shift[:, None]), 0)
         slope += moved[:, None]
     if s.dropout == 1:
-        slope = slope * kept_keys(s, edge, head, seed, threshold)
+        slope = slope * kept_keys(s, edge, head, draw)
     if s.product:
         middle = moved * share + tl.sum(back * values, 1) - tl.sum(steep, 0)
         slope = inner * (slope - middle[:, None])
@@ -110,29 +110,14 @@ def _slopes(p, strides, s, query, base, grad, level, mean, source, kind, edge, h
 
 
 @triton.jit
-def _means(p, strides, lists, s, query, base, grad, level, point, head, seed, threshold):  # type: ignore[no-untyped-def]
-    """Σ W x over the edges of a target, [P, G]."""
-    mean = tl.zeros([s.P, s.G], s.dtype)
-    for edge in range(tl.load(lists.row_ptr + point), tl.load(lists.row_ptr + point + 1)):
-        source = tl.load(lists.source + edge)
-        kind = kind_of(lists, edge)
-        _, _, weight, values, share = _weights_again(
-            p, strides, s, query, base, level, source, kind, edge, head, seed, threshold
-        )
-        y, shift = _pulled_back(p, strides, s, grad, kind, head)
-        mean += weight * _weight_gradients(p, s, y, shift, values, share, edge, head, seed, threshold)
-    return mean
-
-
-@triton.jit
 def _target(p, strides, lists, s, grad_out, norm, means, point, head):  # type: ignore[no-untyped-def]
-    """What an edge needs of its target: queries, shared scores, gradient, norms and means."""
+    """What an edge needs of its target: queries, shared scores, gradient, norms and means, if these are known."""
     query = query_tile(p, s, point, head)
     base = base_tile(p, strides, s, point, head)
     grad = signal_tile(grad_out, point, head, s.outs, s.heads, s.width, s.O, s.W, s.dtype)
     level = levels(strides, s, lists, norm, point, head)
     mean = tl.zeros([s.P, s.G], s.dtype)
-    if s.softmax:
+    if means is not None:
         at, exists = norm_places(s, point, head)
         mean += tl.load(means + at, mask=exists, other=0.0)
     return query, base, grad, level, mean
@@ -146,23 +131,26 @@ def backward_targets(p, strides, lists, s, grad_out, norm, means, grad_query, sl
     """
     point = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    query = query_tile(p, s, point, head)
-    base = base_tile(p, strides, s, point, head)
-    grad = signal_tile(grad_out, point, head, s.outs, s.heads, s.width, s.O, s.W, s.dtype)
-    level = levels(strides, s, lists, norm, point, head)
-    mean = tl.zeros([s.P, s.G], s.dtype)
+    begin, end = tl.load(lists.row_ptr + point), tl.load(lists.row_ptr + point + 1)
+    draw = (seed, threshold)
+    query, base, grad, level, mean = _target(p, strides, lists, s, grad_out, norm, None, point, head)
     if s.softmax:
-        mean += _means(p, strides, lists, s, query, base, grad, level, point, head, seed, threshold)
+        for edge in range(begin, end):
+            source = tl.load(lists.source + edge)
+            kind = kind_of(lists, edge)
+            known = (query, base, grad, level, mean)
+            _, _, weight, values, share = _weights_again(p, strides, s, known, source, kind, edge, head, draw)
+            y, shift = _pulled_back(p, strides, s, grad, kind, head)
+            mean += weight * _weight_gradients(p, s, y, shift, values, share, edge, head, draw)
         at, exists = norm_places(s, point, head)
         tl.store(means + at, mean, mask=exists)
+    target = (query, base, grad, level, mean)
     total = tl.zeros([s.G, s.D], s.dtype)
     shared = tl.zeros([s.G, s.M], s.dtype)
-    for edge in range(tl.load(lists.row_ptr + point), tl.load(lists.row_ptr + point + 1)):
+    for edge in range(begin, end):
         source = tl.load(lists.source + edge)
         kind = kind_of(lists, edge)
-        slope, _, steep, _, _, _, _ = _slopes(
-            p, strides, s, query, base, grad, level, mean, source, kind, edge, head, seed, threshold
-        )
+        slope, _, steep, _, _, _, _ = _slopes(p, strides, s, target, source, kind, edge, head, draw)
         shared += slope
         if p.query is not None:
             key = signal_tile(p.key, source, head, s.keys, s.heads, s.depth, s.K, s.D, s.dtype)
@@ -193,16 +181,14 @@ def backward_sources(  # type: ignore[no-untyped-def]
     of_value = tl.zeros([s.K, s.W], s.dtype)
     for number in range(tl.load(column_ptr + point), tl.load(column_ptr + point + 1)):
         edge = tl.load(column_edge + number)
-        target = tl.load(lists.target + edge)
-        query, base, grad, level, mean = _target(p, strides, lists, s, grad_out, norm, means, target, head)
-        slope, masked, _, _, back, _, _ = _slopes(
-            p, strides, s, query, base, grad, level, mean, point, kind_of(lists, edge), edge, head, seed, threshold
-        )
+        target = _target(p, strides, lists, s, grad_out, norm, means, tl.load(lists.target + edge), head)
+        kind = kind_of(lists, edge)
+        slope, masked, _, _, back, _, _ = _slopes(p, strides, s, target, point, kind, edge, head, (seed, threshold))
         if s.tied_key:
-            of_key += slope * query
+            of_key += slope * target[0]
             of_value += masked * back
         else:
-            of_key += combine(tl.trans(slope), query, s.dot_keys, s.precision, s.dtype)
+            of_key += combine(tl.trans(slope), target[0], s.dot_keys, s.precision, s.dtype)
             of_value += combine(tl.trans(masked), back, s.dot_keys, s.precision, s.dtype)
     if p.query is not None:
         put_signal(grad_key, of_key, point, head, s.keys, s.heads, s.depth, s.K, s.D)
@@ -210,7 +196,7 @@ def backward_sources(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _type_sums(p, strides, lists, s, grad_out, norm, means, kind, type_edge, first, last, head, seed, threshold):  # type: ignore[no-untyped-def]
+def _type_sums(p, strides, lists, s, grad_out, norm, means, kind, type_edge, first, last, head, draw):  # type: ignore[no-untyped-def]
     """Gradients of one row of the tables from some of its edges: of ρ, of the bias (both forms), of ψ and of β."""
     of_rho = tl.zeros([s.O, s.D], s.dtype)
     of_bias = tl.zeros([s.O], s.dtype)
@@ -219,12 +205,10 @@ def _type_sums(p, strides, lists, s, grad_out, norm, means, kind, type_edge, fir
     of_beta = tl.zeros([s.O, s.W], s.dtype)
     for number in range(first, last):
         edge = tl.load(type_edge + number)
-        target = tl.load(lists.target + edge)
         source = tl.load(lists.source + edge)
-        query, base, grad, level, mean = _target(p, strides, lists, s, grad_out, norm, means, target, head)
-        slope, _, steep, weight, _, values, share = _slopes(
-            p, strides, s, query, base, grad, level, mean, source, kind, edge, head, seed, threshold
-        )
+        target = _target(p, strides, lists, s, grad_out, norm, means, tl.load(lists.target + edge), head)
+        query, _, grad, _, _ = target
+        slope, _, steep, weight, _, values, share = _slopes(p, strides, s, target, source, kind, edge, head, draw)
         of_pairs += slope
         if s.tied_out:
             of_bias += tl.sum(steep, 0)
@@ -259,7 +243,7 @@ def backward_types(  # type: ignore[no-untyped-def]
     for number in range(each):
         head = tl.program_id(1) * each + number
         of_rho, of_bias, of_pairs, of_psi, of_beta = _type_sums(
-            p, strides, lists, s, grad_out, norm, means, kind, type_edge, first, last, head, seed, threshold
+            p, strides, lists, s, grad_out, norm, means, kind, type_edge, first, last, head, (seed, threshold)
         )
         rho += of_rho
         if p.psi is not None:

@@ -127,12 +127,12 @@ def shares_of_outputs(s, weight, share):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def message(p, strides, s, inner, weight, source, kind, edge, head, seed, threshold):  # type: ignore[no-untyped-def]
+def message(p, strides, s, inner, weight, source, kind, edge, head, draw):  # type: ignore[no-untyped-def]
     """What an edge adds to the output, [O, W], with dropout."""
     if s.dropout == 1:
-        inner = inner * kept_keys(s, edge, head, seed, threshold)
+        inner = inner * kept_keys(s, edge, head, draw)
     if s.dropout == 2:
-        weight = weight * kept_pairs(s, edge, head, seed, threshold)
+        weight = weight * kept_pairs(s, edge, head, draw)
     total = to_outputs(s, weight, fiber_values(p, s, inner, source, head))
     if p.psi is not None:
         total = total * table_tile(p.psi, kind, head, strides.psi, s.outs, s.width, s.O, s.W, s.dtype)

@@ -8,36 +8,8 @@ from lieattn.ops.kernels.triton._tiles import base_tile, kind_of, norm_places, p
 
 
 @triton.jit
-def _attend_online(p, strides, lists, s, norm, point, head, seed, threshold):  # type: ignore[no-untyped-def]
-    """One walk over the edges with a running maximum, for output frames that are query frames."""
-    query = query_tile(p, s, point, head)
-    base = base_tile(p, strides, s, point, head)
-    top = tl.full([s.P, s.G], -3.0e38, s.dtype)
-    total = tl.zeros([s.P, s.G], s.dtype)
-    result = tl.zeros([s.O, s.W], s.dtype)
-    for edge in range(tl.load(lists.row_ptr + point), tl.load(lists.row_ptr + point + 1)):
-        source = tl.load(lists.source + edge)
-        kind = kind_of(lists, edge)
-        inner, outer = edge_weights(p, strides, s, query, base, source, kind, head)
-        level = tl.maximum(top, outer)
-        shrink = tl.exp(top - level)
-        weight = tl.exp(outer - level)
-        total = total * shrink + weight
-        top = level
-        added = message(p, strides, s, inner, weight, source, kind, edge, head, seed, threshold)
-        result = result * tl.sum(shrink, 0)[:, None] + added
-    # A point without edges gives zero.
-    total = tl.where(total > 0, total, 1.0)
-    at, exists = norm_places(s, point, head)
-    tl.store(norm + at, top + tl.log(total), mask=exists)
-    return result / tl.sum(total, 0)[:, None]
-
-
-@triton.jit
-def _measure(p, strides, lists, s, norm, point, head):  # type: ignore[no-untyped-def]
+def _measure(p, strides, lists, s, query, base, norm, point, head):  # type: ignore[no-untyped-def]
     """Logarithm of the sum of exponentials for each pair of output and query frame, [P, G], kept in ``norm``."""
-    query = query_tile(p, s, point, head)
-    base = base_tile(p, strides, s, point, head)
     top = tl.full([s.P, s.G], -3.0e38, s.dtype)
     total = tl.zeros([s.P, s.G], s.dtype)
     for edge in range(tl.load(lists.row_ptr + point), tl.load(lists.row_ptr + point + 1)):
@@ -52,38 +24,41 @@ def _measure(p, strides, lists, s, norm, point, head):  # type: ignore[no-untype
     return tl.where(exists, level, float("inf"))
 
 
-@triton.jit
-def _attend(p, strides, lists, s, level, point, head, seed, threshold):  # type: ignore[no-untyped-def]
-    """One walk over the edges with norms that are known."""
-    query = query_tile(p, s, point, head)
-    base = base_tile(p, strides, s, point, head)
-    result = tl.zeros([s.O, s.W], s.dtype)
-    for edge in range(tl.load(lists.row_ptr + point), tl.load(lists.row_ptr + point + 1)):
-        source = tl.load(lists.source + edge)
-        kind = kind_of(lists, edge)
-        inner, outer = edge_weights(p, strides, s, query, base, source, kind, head)
-        result += message(
-            p, strides, s, inner, tl.exp(outer - level), source, kind, edge, head, seed, threshold
-        )  # fmt: skip
-    return result
-
-
 @triton.jit(do_not_specialize=["seed", "threshold"])
 def forward(p, strides, lists, s, out, norm, seed, threshold):  # type: ignore[no-untyped-def]
     """Write ``out`` [points, outs, heads, width] and, for the softmax, ``norm``.
 
-    A query sum walks the edges twice: with norms that are known it adds up over the query frames right away, where a
-    running maximum would have to keep a row of values for each pair of output and query frame.
+    One walk over the edges with a running maximum serves output frames that are query frames. A query sum walks the
+    edges twice: with norms that are known it adds up over the query frames right away, where a running maximum would
+    have to keep a row of values for each pair of output and query frame.
     """
     point = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    if s.softmax:
-        if s.tied_out:
-            result = _attend_online(p, strides, lists, s, norm, point, head, seed, threshold)
-        else:
-            level = _measure(p, strides, lists, s, norm, point, head)
-            result = _attend(p, strides, lists, s, level, point, head, seed, threshold)
-    else:
-        level = levels(strides, s, lists, norm, point, head)
-        result = _attend(p, strides, lists, s, level, point, head, seed, threshold)
+    query = query_tile(p, s, point, head)
+    base = base_tile(p, strides, s, point, head)
+    online: tl.constexpr = s.softmax and s.tied_out
+    top = tl.full([s.P, s.G], -3.0e38, s.dtype)
+    total = tl.zeros([s.P, s.G], s.dtype)
+    result = tl.zeros([s.O, s.W], s.dtype)
+    if s.softmax and not s.tied_out:
+        top = _measure(p, strides, lists, s, query, base, norm, point, head)
+    if not s.softmax:
+        top = levels(strides, s, lists, norm, point, head)
+    for edge in range(tl.load(lists.row_ptr + point), tl.load(lists.row_ptr + point + 1)):
+        source = tl.load(lists.source + edge)
+        kind = kind_of(lists, edge)
+        inner, outer = edge_weights(p, strides, s, query, base, source, kind, head)
+        if online:
+            level = tl.maximum(top, outer)
+            shrink = tl.exp(top - level)
+            total = total * shrink + tl.exp(outer - level)
+            result = result * tl.sum(shrink, 0)[:, None]
+            top = level
+        result += message(p, strides, s, inner, tl.exp(outer - top), source, kind, edge, head, (seed, threshold))
+    if online:
+        # A point without edges gives zero.
+        total = tl.where(total > 0, total, 1.0)
+        at, exists = norm_places(s, point, head)
+        tl.store(norm + at, top + tl.log(total), mask=exists)
+        result = result / tl.sum(total, 0)[:, None]
     put_signal(out, result, point, head, s.outs, s.heads, s.width, s.O, s.W)

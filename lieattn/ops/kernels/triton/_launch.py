@@ -11,7 +11,6 @@ from torch import Tensor
 from lieattn.ops._terms import Problem
 from lieattn.ops.kernels._heads import lanes_of, norm_shape
 from lieattn.ops.kernels.attention._bundle import SINGLE, Bundle
-from lieattn.ops.kernels.attention._operands import operands_of
 from lieattn.ops.kernels.triton._backward import backward_sources, backward_targets, backward_types
 from lieattn.ops.kernels.triton._forward import forward
 from lieattn.ops.kernels.triton._tiles import Lists, Operands, Shape, Strides
@@ -31,9 +30,9 @@ def run_forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def run_backward(problem: Problem, seed: int, grad_out: Tensor, norm: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of signals and tables in the order of :func:`operands_of`; empty tensors for those absent."""
+    """Gradients of signals and tables in the order of :meth:`Problem.operands`; empty tensors for those absent."""
     call = _Call(problem)
-    grads = {name: None if t is None else torch.empty_like(t) for name, t in operands_of(problem).items()}
+    grads = {name: None if t is None else torch.empty_like(t) for name, t in problem.operands().items()}
     slopes = None
     if problem.terms.fiber_key is not None or problem.terms.fiber_bias is not None:
         slopes = call.empty(call.points, problem.value.shape[2], problem.queries, call.columns)
@@ -95,7 +94,6 @@ def _shape(a: Problem, dtype: torch.dtype) -> Shape:
     depth = 0 if a.query is None else a.query.shape[-1]
     tied_out, tied_key = a.pattern != "query_sum", a.pattern == "framewise"
     columns = 1 if tied_key else a.value.shape[1]
-    product = a.normalize in ("softmax", "exp-mean")
     scoreless = a.query is None and a.terms.displacement_bias is None and a.terms.fiber_bias is None
     frames = {
         name: _padded(size) for name, size in (("O", a.outs), ("G", a.queries), ("M", columns), ("K", a.value.shape[1]))
@@ -107,12 +105,12 @@ def _shape(a: Problem, dtype: torch.dtype) -> Shape:
         "outs": a.outs,
         "queries": a.queries,
         "keys": a.value.shape[1],
-        "columns": columns,
+        "columns": columns,  # key frames over a point that one query frame attends to
         "pairs": a.queries if tied_out else a.outs * a.queries,
         "depth": depth,
         "width": width,
         "heads": heads,
-        "lanes": lanes_of(heads, dtype),
+        "lanes": lanes_of(heads, dtype),  # heads of a block, as the arrays that outlive a kernel are laid out
         **frames,
         "P": 1 if tied_out else frames["O"],
         "D": max(_padded(depth), least),
@@ -120,13 +118,16 @@ def _shape(a: Problem, dtype: torch.dtype) -> Shape:
         "tied_out": tied_out,
         "tied_key": tied_key,
         "softmax": a.normalize == "softmax",
-        "product": product,
-        "counted": a.normalize in ("mean", "exp-mean"),
+        # Weights are exponentials: a factor for the key fiber times one for the neighbors.
+        "product": a.normalize in ("softmax", "exp-mean"),
+        "counted": a.normalize in ("mean", "exp-mean"),  # the normalization is the number of keys
+        # The bias of the displacement tells key frames apart.
         "full_bias": a.terms.displacement_bias is not None and a.terms.displacement_bias.shape[2] > 1,
+        # 0: none, 1: of pairs of query and key frame, 2: of pairs of output and query frame
         "dropout": 0 if a.dropout == 0 else 1 if tied_out and not tied_key else 2,
         "constant": float(scoreless and a.normalize != "softmax"),
-        "dot_keys": dot_keys,
-        "dot_pairs": dot_pairs,
+        "dot_keys": dot_keys,  # matrix units for products over [G, M]
+        "dot_pairs": dot_pairs,  # and for those over [O, G]
         # Half precisions are exact in TF32; wider numbers are multiplied as they are.
         "precision": "tf32" if a.value.dtype.itemsize < 4 else "ieee",
         "dtype": tl.float64 if dtype == torch.float64 else tl.float32,
@@ -218,7 +219,7 @@ def _grouped(group: Tensor, groups: int) -> tuple[Tensor, Tensor]:
 def _table_gradients(call: _Call, given: tuple[Any, ...], draw: tuple[int, int]) -> dict[str, Tensor | None]:
     """Gradients of the tables of displacements."""
     a, index = call.problem, call.lists.index
-    tables = {name: operands_of(a)[name] for name in ("rho", "bias", "psi", "beta")}
+    tables = {name: a.operands()[name] for name in ("rho", "bias", "psi", "beta")}
     heads, width = a.value.shape[2:]
     types = max(len(table) for table in tables.values() if table is not None)
     splits = each = 1
@@ -241,15 +242,11 @@ def _table_gradients(call: _Call, given: tuple[Any, ...], draw: tuple[int, int])
         for name, table in tables.items()
     }
     call.run(backward_types, types * splits, *given, *edges, splits, each, *sums.values(), *draw, heads=heads // each)
-    return {name: _table_gradient(name, tables[name], total) for name, total in sums.items()}
-
-
-def _table_gradient(name: str, table: Tensor | None, sums: Tensor | None) -> Tensor | None:
-    if table is None or sums is None:
-        return None
-    total = sums[: len(table)].sum(1)
-    if name == "bias":
-        total = total.transpose(2, 3)
-    elif name != "rho":
-        total = total[:, :, None]
-    return total.sum_to_size(table.shape).to(table.dtype).contiguous()
+    grads: dict[str, Tensor | None] = {}
+    for name, table in tables.items():
+        total = sums[name]
+        if table is not None and total is not None:
+            total = total[: len(table)].sum(1)
+            total = total.transpose(2, 3) if name == "bias" else total if name == "rho" else total[:, :, None]
+            grads[name] = total.sum_to_size(table.shape).to(table.dtype).contiguous()
+    return grads

@@ -5,6 +5,7 @@ powers of two: ``[G, M]`` for pairs of query and key frame, ``[P, G]`` for pairs
 1 if the output frame is the query frame. Frames that are padding never weigh anything.
 """
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import triton
@@ -46,37 +47,12 @@ class Lists(NamedTuple):
     index: Any
 
 
-class Shape(NamedTuple):
-    """What a kernel is compiled for: sizes, their padded counterparts in capitals, and switches."""
-
-    outs: Any
-    queries: Any
-    keys: Any
-    columns: Any  # key frames over a point that one query frame attends to
-    pairs: Any
-    depth: Any
-    width: Any
-    heads: Any
-    lanes: Any  # heads of a block, as the arrays that outlive a kernel are laid out
-    O: Any  # noqa: E741
-    G: Any
-    M: Any  # of columns
-    K: Any  # of keys
-    P: Any
-    D: Any
-    W: Any
-    tied_out: Any
-    tied_key: Any
-    softmax: Any
-    product: Any  # weights are exponentials: a factor for the key fiber times one for the neighbors
-    counted: Any  # the normalization is the number of keys
-    full_bias: Any  # the bias of the displacement tells key frames apart
-    dropout: Any  # 0: none, 1: of pairs of query and key frame, 2: of pairs of output and query frame
-    constant: Any
-    dot_keys: Any  # matrix units for products over [G, M]
-    dot_pairs: Any  # and for those over [O, G]
-    precision: Any
-    dtype: Any
+# What a kernel is compiled for: sizes, their padded counterparts in capitals, and switches; see ``_launch.py``.
+Shape = namedtuple(
+    "Shape",
+    "outs queries keys columns pairs depth width heads lanes O G M K P D W tied_out tied_key softmax product counted "
+    "full_bias dropout constant dot_keys dot_pairs precision dtype",
+)
 
 
 @triton.jit
@@ -164,8 +140,9 @@ def norm_places(s, point, head):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def kept(s, head, counter, seed, threshold):  # type: ignore[no-untyped-def]
+def kept(s, head, counter, draw):  # type: ignore[no-untyped-def]
     """0 where a weight is dropped, 1 / (1 - probability) elsewhere: the numbers of the kernel for CPUs."""
+    seed, threshold = draw
     state = seed.to(tl.uint64) + (head // s.lanes).to(tl.uint64) * 0xD1B54A32D192ED03
     state = state + counter.to(tl.uint64) * 0x9E3779B97F4A7C15
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
@@ -180,14 +157,14 @@ def kept(s, head, counter, seed, threshold):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def kept_keys(s, edge, head, seed, threshold):  # type: ignore[no-untyped-def]
+def kept_keys(s, edge, head, draw):  # type: ignore[no-untyped-def]
     """Dropout factors of pairs of query and key frame, [G, M]."""
     pair = tl.arange(0, s.G)[:, None] * s.columns + tl.arange(0, s.M)[None, :]
-    return kept(s, head, pair + edge * (s.queries * s.columns), seed, threshold)
+    return kept(s, head, pair + edge * (s.queries * s.columns), draw)
 
 
 @triton.jit
-def kept_pairs(s, edge, head, seed, threshold):  # type: ignore[no-untyped-def]
+def kept_pairs(s, edge, head, draw):  # type: ignore[no-untyped-def]
     """Dropout factors of pairs of output and query frame, [P, G]."""
     pair = tl.arange(0, s.P)[:, None] * s.queries + tl.arange(0, s.G)[None, :]
-    return kept(s, head, pair + edge * s.pairs, seed, threshold)
+    return kept(s, head, pair + edge * s.pairs, draw)

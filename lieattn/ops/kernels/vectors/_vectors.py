@@ -8,19 +8,16 @@ machine's registers. The type and number of lanes are those of a tuple, ``lanes 
 Pointers are addresses of one element type; ``offset`` moves them by elements. Nothing here checks bounds.
 """
 
+import inspect
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import extending
 from numba.core import cgutils, types
-from numba.extending import models, overload, register_model
-
-# A decorated function is called from compiled code with fewer arguments than it declares.
-intrinsic: Any = extending.intrinsic
+from numba.extending import intrinsic, models, overload, register_model
 
 
 class Vector(types.Type):
@@ -34,12 +31,82 @@ class Vector(types.Type):
 @register_model(Vector)
 class _VectorModel(models.PrimitiveModel):
     def __init__(self, dmm: Any, fe_type: Vector) -> None:
-        super().__init__(dmm, fe_type, ir.VectorType(element_type(fe_type.dtype), fe_type.count))
+        super().__init__(dmm, fe_type, ir.VectorType(_element(fe_type.dtype), fe_type.count))
 
 
-def element_type(dtype: types.Float) -> ir.Type:
+def _element(dtype: types.Float) -> ir.Type:
     """LLVM's type of an element."""
     return ir.FloatType() if dtype.bitwidth == 32 else ir.DoubleType()
+
+
+def _vector(pointer: Any, lanes: Any) -> Vector:
+    """Vector of the elements of a pointer, as many lanes as a tuple has entries."""
+    return Vector(pointer.dtype, lanes.count)
+
+
+class _Code(NamedTuple):
+    """Where an instruction writes LLVM's code, and the types of its arguments and its result."""
+
+    context: Any
+    builder: Any
+    signature: Any
+
+    def place(self, pointer: ir.Value, elements: ir.Value, kind: ir.Type | None = None) -> ir.Value:
+        """Pointer so many elements further on, to a ``kind`` of value; the first argument is the pointer."""
+        at = self.builder.gep(pointer, [elements], source_etype=_element(self.signature.args[0].dtype))
+        return at if kind is None else self.builder.bitcast(at, kind.as_pointer())
+
+    def call(self, name: str, result: ir.Type, operands: list[ir.Value]) -> ir.Value:
+        """Call a function of LLVM."""
+        function = ir.FunctionType(result, [operand.type for operand in operands])
+        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, function, name), operands)
+
+    def spread(self, element: ir.Value, count: int) -> ir.Value:
+        """Vector with an element in all lanes."""
+        zero = ir.Constant(ir.IntType(32), 0)
+        empty = ir.Constant(ir.VectorType(element.type, count), ir.Undefined)
+        index = ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count)
+        single = self.builder.insert_element(empty, element, zero)
+        return self.builder.shuffle_vector(single, single, index)
+
+    def multiply_add(self, factor: ir.Value, other: ir.Value, summand: ir.Value) -> ir.Value:
+        """Vectors ``factor * other + summand``, rounded once where the machine can."""
+        kind = factor.type
+        name = f"llvm.fmuladd.v{kind.count}{'f32' if isinstance(kind.element, ir.FloatType) else 'f64'}"
+        return self.call(name, kind, [factor, other, summand])
+
+    def fold(self, value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+        """Combine the lower half of the lanes with the upper one until one lane is left."""
+        count = value.type.count
+        while count > 1:
+            count //= 2
+            low, high = (
+                self.builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(ir.IntType(32), count), list(part)))
+                for part in (range(count), range(count, 2 * count))
+            )
+            value = combine(low, high)
+        return self.builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+
+
+def _instruction(typed: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Make an intrinsic of Numba from its signature, given the types of the arguments, and a writer of its code.
+
+    The writer takes a :class:`_Code` and LLVM's values of the arguments.
+    """
+
+    def decorate(write: Callable[..., Any]) -> Any:
+        def define(typingctx: Any, *given: Any) -> Any:
+            def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                result = write(_Code(context, builder, signature), *args)
+                return context.get_dummy_value() if result is None else result
+
+            return typed(*given), build
+
+        define.__name__, define.__doc__ = write.__name__, write.__doc__
+        define.__signature__ = inspect.signature(write)  # type: ignore[attr-defined]
+        return intrinsic(define)
+
+    return decorate
 
 
 def _same(vector: ir.Value | ir.Type, value: float) -> ir.Constant:
@@ -48,174 +115,89 @@ def _same(vector: ir.Value | ir.Type, value: float) -> ir.Constant:
     return ir.Constant(kind, [value] * kind.count)
 
 
-@intrinsic
-def stay_apart(typingctx: Any) -> Any:
+@_instruction(lambda: types.void())
+def stay_apart(code: _Code) -> None:
     """Keep LLVM from copying the function that says so into its callers, which multiplies the time to compile."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.function.attributes.add("noinline")
-        return context.get_dummy_value()
-
-    return types.void(), build
+    code.builder.function.attributes.add("noinline")
 
 
-@intrinsic
-def at_address(typingctx: Any, number: Any, elements: Any) -> Any:
+@_instruction(lambda number, elements: types.CPointer(elements.dtype)(types.int64, elements))
+def at_address(code: _Code, number: ir.Value, elements: ir.Value) -> ir.Value:
     """Pointer to an address in memory, whose elements are of the type of the entries of a tuple."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(elements.dtype)(types.int64, elements), build
+    return code.builder.inttoptr(number, code.context.get_value_type(code.signature.return_type))
 
 
-@intrinsic
-def integer_at(typingctx: Any, number: Any, elements: Any) -> Any:
+@_instruction(lambda number, elements: types.int64(types.int64, types.int64))
+def integer_at(code: _Code, number: ir.Value, elements: ir.Value) -> ir.Value:
     """The int64 so many elements from an address on."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word = ir.IntType(64)
-        at = builder.gep(builder.inttoptr(args[0], word.as_pointer()), [args[1]], source_etype=word)
-        return builder.load(at, typ=word)
-
-    return types.int64(types.int64, types.int64), build
+    word = ir.IntType(64)
+    at = code.builder.gep(code.builder.inttoptr(number, word.as_pointer()), [elements], source_etype=word)
+    return code.builder.load(at, typ=word)
 
 
-@intrinsic
-def offset(typingctx: Any, pointer: Any, elements: Any) -> Any:
+@_instruction(lambda pointer, elements: pointer(pointer, types.int64))
+def offset(code: _Code, pointer: ir.Value, elements: ir.Value) -> ir.Value:
     """Pointer a number of elements further on."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.gep(args[0], [args[1]], source_etype=element_type(signature.args[0].dtype))
-
-    return pointer(pointer, types.int64), build
+    return code.place(pointer, elements)
 
 
-@intrinsic
-def load(typingctx: Any, pointer: Any, elements: Any, lanes: Any) -> Any:
+@_instruction(lambda pointer, elements, lanes: _vector(pointer, lanes)(pointer, types.int64, lanes))
+def load(code: _Code, pointer: ir.Value, elements: ir.Value, lanes: ir.Value) -> ir.Value:
     """Vector of the elements from ``pointer + elements`` on, as many as ``lanes`` has entries."""
-    vector = Vector(pointer.dtype, lanes.count)
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        element = element_type(pointer.dtype)
-        at = builder.gep(args[0], [args[1]], source_etype=element)
-        kind = ir.VectorType(element, vector.count)
-        at = builder.bitcast(at, kind.as_pointer())
-        return builder.load(at, align=pointer.dtype.bitwidth // 8, typ=kind)
-
-    return vector(pointer, types.int64, lanes), build
+    vector = code.signature.return_type
+    kind = ir.VectorType(_element(vector.dtype), vector.count)
+    return code.builder.load(code.place(pointer, elements, kind), align=vector.dtype.bitwidth // 8, typ=kind)
 
 
-@intrinsic
-def load_one(typingctx: Any, pointer: Any, elements: Any, lanes: Any) -> Any:
+@_instruction(lambda pointer, elements, lanes: _vector(pointer, lanes)(pointer, types.int64, lanes))
+def load_one(code: _Code, pointer: ir.Value, elements: ir.Value, lanes: ir.Value) -> ir.Value:
     """Vector with the one element at ``pointer + elements`` in all lanes."""
-    vector = Vector(pointer.dtype, lanes.count)
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        element = element_type(pointer.dtype)
-        at = builder.gep(args[0], [args[1]], source_etype=element)
-        return broadcast(builder, builder.load(at, typ=element), vector.count)
-
-    return vector(pointer, types.int64, lanes), build
+    vector = code.signature.return_type
+    return code.spread(code.builder.load(code.place(pointer, elements), typ=_element(vector.dtype)), vector.count)
 
 
-@intrinsic
-def store(typingctx: Any, pointer: Any, elements: Any, value: Any) -> Any:
+@_instruction(lambda pointer, elements, value: types.void(pointer, types.int64, value))
+def store(code: _Code, pointer: ir.Value, elements: ir.Value, value: ir.Value) -> None:
     """Write the lanes of a vector from ``pointer + elements`` on."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        at = builder.gep(args[0], [args[1]], source_etype=element_type(pointer.dtype))
-        at = builder.bitcast(at, args[2].type.as_pointer())
-        builder.store(args[2], at, align=pointer.dtype.bitwidth // 8)
-        return context.get_dummy_value()
-
-    return types.void(pointer, types.int64, value), build
+    align = code.signature.args[0].dtype.bitwidth // 8
+    code.builder.store(value, code.place(pointer, elements, value.type), align=align)
 
 
-@intrinsic
-def prefetch(typingctx: Any, pointer: Any, elements: Any) -> Any:
+@_instruction(lambda pointer, elements: types.void(pointer, types.int64))
+def prefetch(code: _Code, pointer: ir.Value, elements: ir.Value) -> None:
     """Ask for the cache line of an element before it is needed; any address will do."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        at = builder.gep(args[0], [args[1]], source_etype=element_type(signature.args[0].dtype))
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        reading, kept, data = (ir.Constant(word, number) for number in (0, 2, 1))
-        builder.call(function, [builder.bitcast(at, byte), reading, kept, data])
-        return context.get_dummy_value()
-
-    return types.void(pointer, types.int64), build
+    reading, kept, data = (ir.Constant(ir.IntType(32), number) for number in (0, 2, 1))
+    at = code.place(pointer, elements, ir.IntType(8))
+    code.call("llvm.prefetch.p0", ir.VoidType(), [at, reading, kept, data])
 
 
-@intrinsic
-def add_to(typingctx: Any, pointer: Any, elements: Any, number: Any) -> Any:
+@_instruction(lambda pointer, elements, number: types.void(pointer, types.int64, number))
+def add_to(code: _Code, pointer: ir.Value, elements: ir.Value, number: ir.Value) -> None:
     """Add a number to the element at ``pointer + elements``."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        element = element_type(pointer.dtype)
-        at = builder.gep(args[0], [args[1]], source_etype=element)
-        builder.store(builder.fadd(builder.load(at, typ=element), args[2]), at)
-        return context.get_dummy_value()
-
-    return types.void(pointer, types.int64, number), build
+    at = code.place(pointer, elements)
+    code.builder.store(code.builder.fadd(code.builder.load(at, typ=number.type), number), at)
 
 
-@intrinsic
-def fill(typingctx: Any, pointer: Any, number: Any, lanes: Any) -> Any:
+@_instruction(lambda pointer, number, lanes: _vector(pointer, lanes)(pointer, types.float64, lanes))
+def fill(code: _Code, pointer: ir.Value, number: ir.Value, lanes: ir.Value) -> ir.Value:
     """Vector with a number in all lanes, of the element type of ``pointer``."""
-    vector = Vector(pointer.dtype, lanes.count)
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        element = context.cast(builder, args[1], types.float64, pointer.dtype)
-        return broadcast(builder, element, vector.count)
-
-    return vector(pointer, types.float64, lanes), build
+    vector = code.signature.return_type
+    return code.spread(code.context.cast(code.builder, number, types.float64, vector.dtype), vector.count)
 
 
-def broadcast(builder: Any, element: ir.Value, count: int) -> ir.Value:
-    """Vector with an element in all lanes."""
-    zero = ir.Constant(ir.IntType(32), 0)
-    single = builder.insert_element(ir.Constant(ir.VectorType(element.type, count), ir.Undefined), element, zero)
-    index = ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count)
-    return builder.shuffle_vector(single, single, index)
-
-
-@intrinsic
-def add_up(typingctx: Any, vector: Any) -> Any:
+@_instruction(lambda vector: vector.dtype(vector))
+def add_up(code: _Code, vector: ir.Value) -> ir.Value:
     """Sum of the lanes, by halves, so that the order is always the same."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _fold_halves(builder, args[0], builder.fadd)
-
-    return vector.dtype(vector), build
+    return code.fold(vector, code.builder.fadd)
 
 
-def _fold_halves(builder: Any, value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
-    """Combine the lower half of the lanes with the upper one until one lane is left."""
-    count = value.type.count
-    while count > 1:
-        count //= 2
-        low, high = (
-            builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(ir.IntType(32), count), list(part)))
-            for part in (range(count), range(count, 2 * count))
-        )
-        value = combine(low, high)
-    return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+def _operator(python: Any, instruction: str) -> None:
+    """Let vectors of one type be arguments of an operator of Python."""
 
+    @_instruction(lambda left, right: left(left, right))
+    def operate(code: _Code, left: ir.Value, right: ir.Value) -> ir.Value:
+        return getattr(code.builder, instruction)(left, right)
 
-def _arithmetic(instruction: str) -> Any:
-    @intrinsic
-    def operate(typingctx: Any, left: Any, right: Any) -> Any:
-        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return getattr(builder, instruction)(*args)
-
-        return left(left, right), build
-
-    return operate
-
-
-def _operator(python: Any, operate: Any) -> None:
     @overload(python)
     def find(left: Any, right: Any) -> Any:
         def both(left: Any, right: Any) -> Any:
@@ -224,37 +206,22 @@ def _operator(python: Any, operate: Any) -> None:
         return both if isinstance(left, Vector) and left == right else None
 
 
-_operator(operator.add, _arithmetic("fadd"))
-_operator(operator.sub, _arithmetic("fsub"))
-_operator(operator.mul, _arithmetic("fmul"))
-_operator(operator.truediv, _arithmetic("fdiv"))
+_operator(operator.add, "fadd")
+_operator(operator.sub, "fsub")
+_operator(operator.mul, "fmul")
+_operator(operator.truediv, "fdiv")
 
 
-@intrinsic
-def multiply_add(typingctx: Any, factor: Any, other: Any, summand: Any) -> Any:
+@_instruction(lambda factor, other, summand: factor(factor, other, summand))
+def multiply_add(code: _Code, factor: ir.Value, other: ir.Value, summand: ir.Value) -> ir.Value:
     """``factor * other + summand``, rounded once where the machine can."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _multiply_add(builder, *args)
-
-    return factor(factor, other, summand), build
+    return code.multiply_add(factor, other, summand)
 
 
-def _multiply_add(builder: Any, factor: ir.Value, other: ir.Value, summand: ir.Value) -> ir.Value:
-    kind = factor.type
-    name = f"llvm.fmuladd.v{kind.count}{'f32' if isinstance(kind.element, ir.FloatType) else 'f64'}"
-    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
-    return builder.call(function, [factor, other, summand])
-
-
-@intrinsic
-def maximum(typingctx: Any, left: Any, right: Any) -> Any:
+@_instruction(lambda left, right: left(left, right))
+def maximum(code: _Code, left: ir.Value, right: ir.Value) -> ir.Value:
     """The larger lanes; where ``right`` is not a number, ``left``."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered(">", args[1], args[0]), args[1], args[0])
-
-    return left(left, right), build
+    return code.builder.select(code.builder.fcmp_ordered(">", right, left), right, left)
 
 
 # ln 2 as a sum of two numbers of which the first has trailing zeros, so that its multiples are exact.
@@ -273,17 +240,10 @@ def _series(degree: int) -> list[float]:
 _SERIES = {32: _series(6), 64: [1 / math.factorial(degree) for degree in range(14)]}
 
 
-@intrinsic
-def exp(typingctx: Any, vector: Any) -> Any:
+@_instruction(lambda vector: vector(vector))
+def exp(code: _Code, x: ir.Value) -> ir.Value:
     """Exponential, within 2 units in the last place; zero from half the smallest normal number down."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _exp(builder, args[0], vector.dtype.bitwidth)
-
-    return vector(vector), build
-
-
-def _exp(builder: Any, x: ir.Value, bits: int) -> ir.Value:
+    builder, bits = code.builder, code.signature.return_type.dtype.bitwidth
     mantissa, (high, low) = _MANTISSA[bits], _LN2[bits]
     bias = 2 ** (bits - mantissa - 2) - 1
     # At these ends the exponent of the power of two is that of zero and of infinity.
@@ -292,68 +252,58 @@ def _exp(builder: Any, x: ir.Value, bits: int) -> ir.Value:
     x = builder.select(builder.fcmp_ordered(">", x, highest), highest, x)
     # Adding 1.5 * 2^mantissa rounds to an integer and leaves it in the low bits.
     shift = _same(x, 1.5 * 2.0**mantissa)
-    shifted = _multiply_add(builder, x, _same(x, 1 / math.log(2)), shift)
+    shifted = code.multiply_add(x, _same(x, 1 / math.log(2)), shift)
     power = builder.fsub(shifted, shift)
-    rest = _multiply_add(builder, power, _same(x, -high), x)
-    rest = _multiply_add(builder, power, _same(x, -low), rest)
+    rest = code.multiply_add(power, _same(x, -high), x)
+    rest = code.multiply_add(power, _same(x, -low), rest)
     *lower, leading = _SERIES[bits]
     series = _same(x, leading)
     for coefficient in reversed(lower):
-        series = _multiply_add(builder, series, rest, _same(x, coefficient))
+        series = code.multiply_add(series, rest, _same(x, coefficient))
     integers = ir.VectorType(ir.IntType(bits), x.type.count)
     exponent = builder.add(builder.bitcast(shifted, integers), _same(integers, bias))
     exponent = builder.shl(exponent, _same(integers, mantissa))
     return builder.fmul(series, builder.bitcast(exponent, x.type))
 
 
-@intrinsic
-def keep_mask(typingctx: Any, pointer: Any, counter: Any, threshold: Any, lanes: Any) -> Any:
+@_instruction(
+    lambda pointer, counter, threshold, lanes: _vector(pointer, lanes)(pointer, types.uint64, types.uint64, lanes)
+)
+def keep_mask(code: _Code, pointer: ir.Value, counter: ir.Value, threshold: ir.Value, lanes: ir.Value) -> ir.Value:
     """1 in lanes to keep and 0 in lanes to drop: a hash of counter and lane, dropped if below the threshold.
 
     The hash is the finalizer of MurmurHash3, on 32 bits; the threshold is the probability times 2^32.
     """
-    vector = Vector(pointer.dtype, lanes.count)
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word, count = ir.IntType(32), vector.count
-        integers = ir.VectorType(word, count)
-        value = broadcast(builder, builder.trunc(args[1], word), count)
-        value = builder.add(value, ir.Constant(integers, [lane * 0x9E3779B9 % 2**32 for lane in range(count)]))
-        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
-            value = builder.xor(value, builder.lshr(value, _same(integers, shift)))
-            value = builder.mul(value, _same(integers, factor))
-        bound = broadcast(builder, builder.trunc(args[2], word), count)
-        kept = builder.icmp_unsigned(">=", value, bound)
-        return builder.uitofp(kept, ir.VectorType(element_type(pointer.dtype), count))
-
-    return vector(pointer, types.uint64, types.uint64, lanes), build
+    builder, vector, word = code.builder, code.signature.return_type, ir.IntType(32)
+    count, integers = vector.count, ir.VectorType(word, vector.count)
+    value = code.spread(builder.trunc(counter, word), count)
+    value = builder.add(value, ir.Constant(integers, [lane * 0x9E3779B9 % 2**32 for lane in range(count)]))
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        value = builder.xor(value, builder.lshr(value, _same(integers, shift)))
+        value = builder.mul(value, _same(integers, factor))
+    kept = builder.icmp_unsigned(">=", value, code.spread(builder.trunc(threshold, word), count))
+    return builder.uitofp(kept, ir.VectorType(_element(vector.dtype), count))
 
 
-def _choice(comparison: str) -> Any:
-    @intrinsic
-    def choose(typingctx: Any, left: Any, right: Any, chosen: Any, other: Any) -> Any:
-        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.select(builder.fcmp_ordered(comparison, args[0], args[1]), args[2], args[3])
+def _pick(comparison: str) -> Any:
+    @_instruction(lambda left, right, chosen, other: left(left, right, chosen, other))
+    def pick(code: _Code, left: ir.Value, right: ir.Value, chosen: ir.Value, other: ir.Value) -> ir.Value:
+        return code.builder.select(code.builder.fcmp_ordered(comparison, left, right), chosen, other)
 
-        return left(left, right, chosen, other), build
-
-    return choose
+    return pick
 
 
-# ``pick_greater(left, right, chosen, other)``: the lanes of ``chosen`` where left > right, else of ``other``.
-pick_greater, pick_equal = _choice(">"), _choice("==")
+# The lanes of ``chosen`` where left > right, or left == right, else of ``other``.
+pick_greater, pick_equal = _pick(">"), _pick("==")
 
 
 def _extreme(comparison: str) -> Any:
-    @intrinsic
-    def reduce(typingctx: Any, vector: Any) -> Any:
-        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            def extreme(low: ir.Value, high: ir.Value) -> ir.Value:
-                return builder.select(builder.fcmp_ordered(comparison, high, low), high, low)
+    @_instruction(lambda vector: vector.dtype(vector))
+    def reduce(code: _Code, vector: ir.Value) -> ir.Value:
+        def extreme(low: ir.Value, high: ir.Value) -> ir.Value:
+            return code.builder.select(code.builder.fcmp_ordered(comparison, high, low), high, low)
 
-            return _fold_halves(builder, args[0], extreme)
-
-        return vector.dtype(vector), build
+        return code.fold(vector, extreme)
 
     return reduce
 
@@ -362,32 +312,23 @@ def _extreme(comparison: str) -> Any:
 largest_lane, smallest_lane = _extreme(">"), _extreme("<")
 
 
-@intrinsic
-def count_lanes(typingctx: Any, vector: Any) -> Any:
+@_instruction(lambda vector: vector(vector))
+def count_lanes(code: _Code, vector: ir.Value) -> ir.Value:
     """Vector 0, 1, 2, ... of the type of another."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return ir.Constant(args[0].type, [float(lane) for lane in range(vector.count)])
-
-    return vector(vector), build
+    return ir.Constant(vector.type, [float(lane) for lane in range(vector.type.count)])
 
 
-@intrinsic
-def gather(typingctx: Any, pointer: Any, elements: Any, stride: Any, lanes: Any) -> Any:
+@_instruction(
+    lambda pointer, elements, stride, lanes: _vector(pointer, lanes)(pointer, types.int64, types.int64, lanes)
+)
+def gather(code: _Code, pointer: ir.Value, elements: ir.Value, stride: ir.Value, lanes: ir.Value) -> ir.Value:
     """Vector of the elements at ``pointer + elements + lane * stride``."""
-    vector = Vector(pointer.dtype, lanes.count)
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        element, count = element_type(pointer.dtype), vector.count
-        word, size = ir.IntType(64), pointer.dtype.bitwidth // 8
-        first = builder.ptrtoint(builder.gep(args[0], [args[1]], source_etype=element), word)
-        lane = ir.Constant(ir.VectorType(word, count), [size * number for number in range(count)])
-        places = builder.add(broadcast(builder, first, count), builder.mul(broadcast(builder, args[2], count), lane))
-        places = builder.inttoptr(places, ir.VectorType(element.as_pointer(), count))
-        kind, every = ir.VectorType(element, count), ir.Constant(ir.VectorType(ir.IntType(1), count), [1] * count)
-        operands = [places, ir.Constant(ir.IntType(32), size), every, ir.Constant(kind, ir.Undefined)]
-        name = f"llvm.masked.gather.v{count}f{pointer.dtype.bitwidth}.v{count}p0"
-        function = ir.FunctionType(kind, [operand.type for operand in operands])
-        return builder.call(cgutils.get_or_insert_function(builder.module, function, name), operands)
-
-    return vector(pointer, types.int64, types.int64, lanes), build
+    builder, vector, word = code.builder, code.signature.return_type, ir.IntType(64)
+    element, count, size = _element(vector.dtype), vector.count, vector.dtype.bitwidth // 8
+    first = builder.ptrtoint(code.place(pointer, elements), word)
+    lane = ir.Constant(ir.VectorType(word, count), [size * number for number in range(count)])
+    places = builder.add(code.spread(first, count), builder.mul(code.spread(stride, count), lane))
+    places = builder.inttoptr(places, ir.VectorType(element.as_pointer(), count))
+    kind, every = ir.VectorType(element, count), ir.Constant(ir.VectorType(ir.IntType(1), count), [1] * count)
+    operands = [places, ir.Constant(ir.IntType(32), size), every, ir.Constant(kind, ir.Undefined)]
+    return code.call(f"llvm.masked.gather.v{count}f{vector.dtype.bitwidth}.v{count}p0", kind, operands)

@@ -1,1 +1,0 @@
-"""Fused attention with the pattern ``"pooled"``, on CPUs."""

@@ -7,7 +7,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,13 +40,11 @@ class Symmetry:
 
     Attributes
     ----------
-    group
-        Group of the motions for which that is exact, up to rounding: a finite one together with all translations, if
+    group, translations
+        Group of the motions for which that is exact, up to rounding, a finite one together with all translations if
         ``translations``; None for no motion.
     acting
         What the group acts on.
-    translations
-        Whether a finite group is promised together with the translations.
     on_average
         Group to which the network is symmetric on average over random frames only.
     notes
@@ -69,10 +67,7 @@ class Symmetry:
 
     @classmethod
     def of_frames(cls, space: HomogeneousSpace, frames: Any) -> Symmetry:
-        """What follows from a space and the frames over its points, see :func:`lieattn.geometry.lift`.
-
-        That holds where layers see relative elements alone.
-        """
+        """What follows from a space and frames over its points if layers see relative elements alone."""
         group, shifts = space.group, Translations(space.group.dim) if isinstance(space, Euclidean) else None
         frames = FiniteFrames(frames) if isinstance(frames, FiniteGroup) else frames
         chosen = frames.pose or frames.group if isinstance(frames, FiniteFrames) else frames
@@ -107,7 +102,7 @@ class GroupField(NamedTuple):
 
 
 class EquivariantModule(nn.Module, abc.ABC):
-    """A module that says what it promises: a :attr:`symmetry`, a value from which the sentence of it is made.
+    """A module that says what it promises: a :attr:`symmetry`.
 
     Attributes
     ----------
@@ -152,7 +147,6 @@ class Network(EquivariantModule):
 
     @property
     def kind(self) -> Any:
-        """How the outputs transform, as the head says."""
         return getattr(getattr(self, "head", None), "kind", "invariant")
 
     def with_head(self, head: nn.Module) -> Self:
@@ -175,14 +169,14 @@ class Network(EquivariantModule):
 
     def forward(self, data: Any, geometry: Any = None) -> Tensor:
         """Outputs of the head, ``[clouds, *]`` or ``[points, *]``; arguments as in :meth:`field`."""
-        outputs: Tensor = self.head(*self.field(data, geometry))
-        return outputs
+        return cast(Tensor, self.head(*self.field(data, geometry)))
 
 
 class ImageNetwork(Network):
-    """A network on equally large images, as tensors or as points of their pixels; see :class:`AttentiveNetwork`.
+    """A network on equally large images ``[images, in_channels, rows, columns]``, or on the points of their pixels.
 
-    ``limits`` are sentences about where the promise ends.
+    The points are those of :func:`lieattn.nn.grid_images`; ``limits`` are sentences about where the promise ends, and
+    ``stem_channels`` those of the field that vector inputs are added to.
     """
 
     limits: ClassVar[tuple[str, ...]] = ()
@@ -204,20 +198,10 @@ class ImageNetwork(Network):
 
     @property
     def symmetry(self) -> Symmetry:
-        """The group, about the centers of the images."""
         return Symmetry(self.group, "images about their centers", translations=False, notes=self.limits)
 
     def field(self, data: Any, geometry: Any = None) -> GroupField:
-        """Field behind the last block, in raster order, and the pixels of the raster that is left.
-
-        Parameters
-        ----------
-        data
-            Images ``[images, in_channels, rows, columns]``; or a torch_geometric ``Data`` or ``Batch`` of their pixels,
-            see :func:`lieattn.nn.grid_images`.
-        geometry
-            None: images need none.
-        """
+        """Field behind the last block, in raster order, and the pixels that are left; images need no geometry."""
         x, raster = self.last_field(self.images(data), self.embedded_vectors(data))
         return GroupField(x, raster.lift(self.group, 3, x.device))
 
@@ -240,15 +224,12 @@ class ImageNetwork(Network):
         if isinstance(data, Tensor):
             raise TypeError(f"data: vectors {self.vector_inputs} are attributes of points, got images as a tensor")
         raster, order = Raster.read(point_clouds(data))
-        embedded = self.vectors(data, raster.lift(self.group, 1, order.device))
-        return None if embedded is None else raster.unflatten(embedded[order]).permute(0, 4, 3, 1, 2)
+        embedded: Tensor = self.vectors(data, raster.lift(self.group, 1, order.device))
+        return raster.unflatten(embedded[order]).permute(0, 4, 3, 1, 2)
 
 
 class Wrapper(EquivariantModule):
-    """A module around another one, whose symmetry and inputs it shares.
-
-    Nothing is promised where ``wrapped``, the module inside, is no :class:`EquivariantModule`.
-    """
+    """A module around another one, ``wrapped``, whose symmetry and inputs it shares if that states them."""
 
     def __init__(self, wrapped: object) -> None:
         super().__init__()
@@ -259,7 +240,6 @@ class Wrapper(EquivariantModule):
 
     @property
     def symmetry(self) -> Symmetry:
-        """That of the module inside."""
         return self._symmetry
 
 
@@ -268,17 +248,15 @@ class FieldModel(Network):
 
     .. math::  y = \sum_k c_k v_k + u \operatorname{head}(\operatorname{field}(\mathrm{data}))
 
-    with known vectors :math:`v_k` of the data: what would be predicted without a network, such as the wind of today,
-    or positions after motion on straight lines.
+    with known vectors :math:`v_k` of the data, such as positions after motion on straight lines.
 
     **Equivariance.** That of network and head; what is added turns with the data.
 
     Parameters
     ----------
-    network
-        Any network of the library with a field; its weights are shared, its own head is left out.
-    head
-        ``head(x, graph)``, such as :class:`lieattn.nn.VectorHead`, ``DipoleHead`` or ``PolarizabilityHead``.
+    network, head
+        Any network with a field, whose weights are shared; a head such as :class:`lieattn.nn.VectorHead` in place of
+        its own.
     start
         Names of attributes :math:`v_k` and their factors c.
     units
@@ -324,16 +302,14 @@ class FieldModel(Network):
 
     @property
     def symmetry(self) -> Symmetry:
-        """That of the network, for fields on the group."""
         return self.network.symmetry
 
     @property
     def kind(self) -> Any:
-        """How the output transforms: as the head says, or as a position where it starts from one."""
+        """As the head says, or ``"position"`` for outputs that start from one."""
         return "position" if self.start.get("pos") == 1 else super().kind
 
     def field(self, data: Any, geometry: Any = None) -> GroupField:
-        """That of the network, on data in its units."""
         if self.units:
             data, given = copy.copy(data), data
             for name, number in self.units.items():
@@ -341,15 +317,7 @@ class FieldModel(Network):
         return self.network.field(data, geometry)
 
     def forward(self, data: Any, geometry: Any = None) -> Tensor:
-        """Vectors ``[points, dim]`` or what else the head gives; arguments as in :meth:`Network.field`.
-
-        The data carry the attributes of ``start`` too, and are not changed.
-
-        Raises
-        ------
-        ValueError
-            If an attribute of ``start`` or ``units`` is missing, or one of ``start`` has not the shape of the output.
-        """
+        """Vectors ``[points, dim]`` or what else the head gives, for data with the attributes of ``start`` too."""
         output = self.unit * super().forward(data, geometry)
         for name, factor in self.start.items():
             known = _attribute(data, name)
@@ -366,10 +334,8 @@ class VectorEmbedding(nn.Module):
 
     Parameters
     ----------
-    names
+    names, dim
         Attributes of the data with vectors ``[points, dim]``; without any there are no weights.
-    dim
-        Dimension of the space.
     channels
         Channels of the field.
     """
@@ -385,8 +351,7 @@ class VectorEmbedding(nn.Module):
             return None
         found = graph.spread(vectors(data, self.names, graph))
         seen = lift_field(found.flatten(1), graph, len(self.names) * Vector(found.shape[2]))
-        embedded: Tensor = self.linear(seen)
-        return embedded
+        return cast(Tensor, self.linear(seen))
 
 
 def _attribute(data: Any, name: str) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -73,21 +73,14 @@ class BottleneckBlock(nn.Module):
 
     Parameters
     ----------
-    group
-        H.
-    in_channels, width, out_channels
-        Channels of the input, of the layer, and of the output.
-    layer
-        ``layer(x, graph) -> x`` with ``width`` channels.
-    size
-        Side of its neighborhoods in pixels.
-    downsample
-        Whether the output has half the rows and columns.
-    strided_layer
-        Whether the layer halves them by itself.
+    group, in_channels, width, out_channels
+        H; channels of the input, of the layer, and of the output.
+    layer, size
+        ``layer(x, graph) -> x`` with ``width`` channels, and the side of its neighborhoods in pixels.
+    downsample, strided_layer
+        Whether the output has half the rows and columns, and whether the layer halves them by itself.
     shortcut
-        How x is thinned: ``"pooled"`` takes the mean of 2 x 2 pixels, which is exact; ``"strided"`` every second
-        pixel, which on even sides is not equivariant to quarter turns.
+        How x is thinned: ``"pooled"`` or ``"strided"``, see :class:`AffineSelfConvNet`.
     projection
         Whether the shortcut has a linear map and a normalization; without, the channels must agree.
     reduction
@@ -160,10 +153,8 @@ class AffineSelfConvNet(ImageNetwork):
     layer
         ``"affine"``, ``"simple"`` (Affine Self Convolutions), ``"stand-alone"`` (the self-attention they are compared
         with) or ``"convolution"`` (3 x 3).
-    blocks
-        Blocks of a stage, n; 3 make ResNet29.
-    channels
-        Channels c per frame; 16 without and 8 with a group in the paper.
+    blocks, channels
+        Blocks of a stage, n, 3 for ResNet29; channels c per frame, 16 without and 8 with a group in the paper.
     window
         What the attention sees; 5 x 5 pixels with a border of zeros if absent.
     heads
@@ -173,8 +164,8 @@ class AffineSelfConvNet(ImageNetwork):
     squeeze_excite
         Whether each block ends with a group squeeze-and-excite, of reduction 16 without and 4 with a group.
     downsampling
-        ``"pooled"``, or ``"strided"``: the shortcut takes every second pixel and a convolution has stride 2, as in
-        residual networks elsewhere, which on even sides breaks quarter turns and mirrors.
+        ``"pooled"``, the mean of 2 x 2 pixels; or ``"strided"``, every second pixel in the shortcut and convolutions of
+        stride 2, as in residual networks elsewhere, which on even sides breaks quarter turns and mirrors.
     vector_inputs
         Attributes of the points with vectors ``[points, 2]``, seen in the frames and added to the first field.
     """
@@ -207,34 +198,23 @@ class AffineSelfConvNet(ImageNetwork):
         window = RelativePositionTable.square(5, border="zero") if window is None else window
         # Side in pixels of the square that holds the window.
         side = 2 * round(max(abs(coordinate) for offset in window.offsets for coordinate in offset)) + 1
+        options: dict[str, Any] = {"size": 3 if layer == "convolution" else side, "shortcut": downsampling}
+        options["reduction"] = (16 if planar else 4) if squeeze_excite else None
         self.stem = GridLiftingConvolution(group, in_channels, channels, 3, pad=1)
         self.stem_norm = FieldBatchNorm(channels)
         self.blocks = nn.ModuleList()
         before = channels
         for number in range(_STAGES * blocks):
-            inside = channels * 2 ** (number // blocks)
-            first = number % blocks == 0
-            halves = first and number > 0
+            inside, first = channels * 2 ** (number // blocks), number % blocks == 0
+            after, halves = _EXPANSION * inside, first and number > 0
             strided = halves and layer == "convolution" and downsampling == "strided"
             if layer == "convolution":
                 middle: nn.Module = PixelConvolution(group, inside, stride=2 if strided else 1)
             else:
                 middle = _ATTENTION[layer](group, inside, inside, window, heads=heads, scale=scale)
-            block = BottleneckBlock(
-                group,
-                before,
-                inside,
-                _EXPANSION * inside,
-                middle,
-                size=3 if layer == "convolution" else side,
-                downsample=halves,
-                strided_layer=strided,
-                shortcut=downsampling,
-                projection=first,
-                reduction=(16 if planar else 4) if squeeze_excite else None,
-            )
-            self.blocks.append(block)
-            before = _EXPANSION * inside
+            options |= {"downsample": halves, "strided_layer": strided, "projection": first}
+            self.blocks.append(BottleneckBlock(group, before, inside, after, middle, **options))
+            before = after
         self.head = MeanReadout(before, out_channels)
         self.reset_parameters()
 
@@ -265,7 +245,7 @@ class AffineSelfConvNet(ImageNetwork):
         return Symmetry(trivial(2), promised.acting, translations=False, notes=(note,))
 
     def last_field(self, images: Tensor, vectors: Tensor | None) -> tuple[Tensor, Raster]:
-        """Field behind the last block, in raster order, and its raster."""
+        """See :class:`ImageNetwork`."""
         raster = Raster(len(images), *images.shape[-2:])
         x = F.relu(self.stem_norm(from_grid(plus_vectors(self.stem(images), vectors))))
         for block in self.blocks:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -44,10 +44,9 @@ _batch_norm = partial(FieldBatchNorm, eps=2e-5, axis=1)  # the authors' ε
 
 
 class AttentiveNetwork(ImageNetwork):
-    """A network on grids whose logits do not change when the image moves.
+    """A network on grids whose logits do not change when the image moves; for parameters see :class:`AttentiveCNN`.
 
-    Its own layers read the field out. With another head, see :meth:`with_head`, that one does. For parameters see
-    :class:`AttentiveCNN`; ``stem_channels`` are those of the responses of the first layer.
+    Its own last layers, of ``own_readout`` and the head, read the field out, or another head by :meth:`with_head`.
     """
 
     limits = ("poolings refuse images whose sides they do not divide",)
@@ -84,7 +83,7 @@ class AttentiveNetwork(ImageNetwork):
         return self.logits(self.fields(self.images(data), self.embedded_vectors(data))[-1])
 
     def last_field(self, images: Tensor, vectors: Tensor | None) -> tuple[Tensor, Raster]:
-        """Field behind the last block, in raster order, and its raster."""
+        """See :class:`ImageNetwork`."""
         x = self.fields(images, vectors)[-1]
         return from_grid(x), Raster(len(x), *x.shape[-2:])
 
@@ -108,10 +107,9 @@ class AttentiveNetwork(ImageNetwork):
         """Logits ``[images, out_channels]`` of the last field."""
 
     def attention_maps(self, data: Any) -> dict[str, AttentionMaps]:
-        """Maps of every attentive layer, by its name and in the order of the layers.
+        """Maps of every attentive layer by its name, in order; call ``eval()`` first to leave dropout out.
 
-        They are the residual attention α⁻, which is subtracted: responses are multiplied by 1 - α⁻. The network is
-        observed as it is; call ``eval()`` first to leave dropout out.
+        They are the residual attention α⁻, which is subtracted: responses are multiplied by 1 - α⁻.
         """
         found: dict[str, AttentionMaps] = {}
 
@@ -130,8 +128,8 @@ class AttentiveCNN(AttentiveNetwork):
     """The p4-CNN of rotated MNIST with attention: a lifting layer and six group convolutions, without border.
 
     Layers 1 to 6 with kernels of side 3, each with batch normalization and relu, 2 x 2 maximum pooling behind the
-    second; a layer with kernels of side 4 to the classes; the maximum over the frames. An image of 28 x 28 pixels
-    becomes 26, 24, 12, 10, 8, 6, 4, 1.
+    second; a layer with kernels of side 4 to the classes; the maximum over the frames. Sides are 28, 26, 24-12, 10, 8,
+    6, 4, 1.
 
     **Equivariance.** The logits do not change under H acting on the image about its center, exactly.
 
@@ -139,10 +137,8 @@ class AttentiveCNN(AttentiveNetwork):
     ----------
     group
         H; ``lieattn.groups.trivial(2)`` gives the planar network (20 channels in the paper).
-    in_channels, out_channels
-        Channels of the images, number of logits.
-    channels
-        Channels per frame.
+    in_channels, out_channels, channels
+        Channels of the images, number of logits, channels per frame.
     attention
         Of every convolution: ``"none"``; ``"full"`` (α), ``"channel"`` (α_CH) or ``"spatial"`` (α_SP) to its responses,
         ``"input"`` (α_F) to its input, or ``"pose"`` (α_RH) to the frames of its input.
@@ -193,7 +189,7 @@ class AttentiveCNN(AttentiveNetwork):
         return other
 
     def fields(self, images: Tensor, vectors: Tensor | None = None) -> list[Tensor]:
-        """Fields behind the six blocks."""
+        """Behind the six blocks."""
         fields, x = [], images
         for number, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=False)):
             x = torch.relu(norm(layer(x) if number else plus_vectors(layer(x), vectors)))
@@ -206,8 +202,7 @@ class AttentiveCNN(AttentiveNetwork):
         """Logits of the last field, whose side is that of the last kernel."""
         if field.shape[-2:] != (_PLANAR_SIDE, _PLANAR_SIDE):
             raise ValueError(f"data: expected images of 28 x 28 pixels, got fields of {tuple(field.shape[-2:])}")
-        logits: Tensor = self.layers[-1](self.dropout(field))
-        return logits.flatten(2).amax(dim=-1)
+        return cast(Tensor, self.layers[-1](self.dropout(field))).flatten(2).amax(dim=-1)
 
 
 class AttentiveAllCNN(AttentiveNetwork):
@@ -257,7 +252,7 @@ class AttentiveAllCNN(AttentiveNetwork):
         self.dropout, self.input_dropout = nn.Dropout(dropout), nn.Dropout(input_dropout)
 
     def fields(self, images: Tensor, vectors: Tensor | None = None) -> list[Tensor]:
-        """Fields behind the nine layers."""
+        """Behind the nine layers."""
         fields, x = [], self.input_dropout(images)
         for number, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
             x = layer(x) if number else plus_vectors(layer(x), vectors)
@@ -275,18 +270,11 @@ class AttentiveAllCNN(AttentiveNetwork):
 class AttentiveResidualBlock(nn.Module):
     """Pre-activation block: S(x) + conv2(relu bn2 P(conv1(relu bn1 x))).
 
-    Where it goes down, P is the 2 x 2 maximum, in place of strides, which would not be exact under turns; elsewhere it
-    is the identity. S is a convolution of side 1 of the raw input followed by P where the block goes down or widens,
-    and the identity elsewhere.
+    P is the 2 x 2 maximum where the block goes ``down``, in place of strides, which would not be exact under turns. S
+    is a convolution of side 1 followed by P where the block goes down or widens. Elsewhere both are the identity. See
+    :class:`AttentiveResNet` for parameters.
 
     **Equivariance.** That of its convolutions.
-
-    Parameters
-    ----------
-    group, in_channels, out_channels, attention, hidden
-        Of its convolutions, see :class:`AttentiveResNet`.
-    down
-        Whether to halve rows and columns.
     """
 
     def __init__(
@@ -316,8 +304,8 @@ class AttentiveResidualBlock(nn.Module):
 class AttentiveResNet(AttentiveNetwork):
     """Residual network of 6n + 2 layers with attention; the paper's ResNet44 has n = 7 blocks a stage.
 
-    A lifting layer; three stages of pre-activation blocks, the second and third going down by a 2 x 2 maximum;
-    normalization, relu, mean over positions, a group convolution of side 1 to the classes, mean over frames.
+    A lifting layer; three stages of :class:`AttentiveResidualBlock`, the second and third going down; normalization,
+    relu, mean over positions, a group convolution of side 1 to the classes, mean over frames.
 
     **Equivariance.** As :class:`AttentiveCNN`, for sides divisible by 4.
 
@@ -355,33 +343,25 @@ class AttentiveResNet(AttentiveNetwork):
         make = partial(_convolution, group, init_scale=_DEEP_SCALE, attention=attention, hidden=hidden)
         self.lifting = make(in_channels, widths[0], 3, lifting=True, pad=1)
         self.blocks = nn.ModuleList()
-        before = widths[0]
         for number in range(3 * blocks):
-            width, down = widths[number // blocks], number > 0 and number % blocks == 0
-            block = AttentiveResidualBlock(group, before, width, attention=attention, hidden=hidden, down=down)
-            self.blocks.append(block)
-            before = width
-        self.norm = _batch_norm(before)
-        self.head = make(before, out_channels, 1)
+            before, width = widths[max(0, number - 1) // blocks], widths[number // blocks]
+            sizes: Any = {"hidden": hidden, "down": number > 0 and number % blocks == 0}
+            self.blocks.append(AttentiveResidualBlock(group, before, width, attention=attention, **sizes))
+        self.norm = _batch_norm(widths[-1])
+        self.head = make(widths[-1], out_channels, 1)
 
     def logits(self, field: Tensor) -> Tensor:
         """Means over frames of the last convolution of means over positions."""
-        x = torch.relu(self.norm(field)).mean(dim=(-2, -1), keepdim=True)
-        logits: Tensor = self.head(x)
-        return logits.mean(dim=(2, 3, 4))
+        means = torch.relu(self.norm(field)).mean(dim=(-2, -1), keepdim=True)
+        return cast(Tensor, self.head(means)).mean(dim=(2, 3, 4))
 
 
 class AttentiveDenseBlock(nn.Module):
     """One dense layer: conv(relu bn x), put before x less its outermost pixels.
 
-    **Equivariance.** That of its convolution.
+    The ``layer(x) -> x`` from ``in_channels`` takes one pixel off each side.
 
-    Parameters
-    ----------
-    layer
-        ``layer(x) -> x`` that takes one pixel off each side.
-    in_channels
-        Channels per frame of the input.
+    **Equivariance.** That of its convolution.
     """
 
     def __init__(self, layer: nn.Module, in_channels: int) -> None:
@@ -408,10 +388,10 @@ class AttentiveTransition(nn.Module):
 class AttentiveDenseNet(AttentiveNetwork):
     """Densely connected network with attention, without borders; on 96 x 96 pixels all its sizes stay even.
 
-    A lifting layer to g channels; five dense blocks of one layer (normalization, relu, convolution of side 3 to g
-    channels, put before the input less its outermost pixels); behind the first four a transition (normalization,
-    relu, convolution of side 1, 2 x 2 mean); normalization, relu, a convolution of side 1 to the classes, means over
-    positions and frames. Sides are 96, 94, 92-46, 44-22, 20-10, 8-4, 2. Spatial kernels are dilated on large images.
+    A lifting layer to g channels; five :class:`AttentiveDenseBlock` with convolutions of side 3 to g channels; behind
+    the first four an :class:`AttentiveTransition` with one of side 1; normalization, relu, a convolution of side 1 to
+    the classes, means over positions and frames. Sides are 96, 94, 92-46, 44-22, 20-10, 8-4, 2. Spatial kernels are
+    dilated on large images.
 
     **Equivariance.** As :class:`AttentiveCNN`.
 
@@ -455,8 +435,7 @@ class AttentiveDenseNet(AttentiveNetwork):
 
     def logits(self, field: Tensor) -> Tensor:
         """Means over positions and frames of the last convolution."""
-        logits: Tensor = self.head(torch.relu(self.norm(field)))
-        return logits.mean(dim=(2, 3, 4))
+        return cast(Tensor, self.head(torch.relu(self.norm(field)))).mean(dim=(2, 3, 4))
 
 
 def _convolution(
@@ -472,19 +451,13 @@ def _convolution(
     hidden: int = 1,
     **spatial: Any,
 ) -> nn.Module:
-    """Lifting or group convolution with a kind of attention: ``layer(x) -> x`` on grids.
-
-    With ``"input"`` and ``"pose"`` it is a gate and a convolution, named ``gate`` and ``convolution``. Sizes of the
-    attention, ``hidden`` (that of the image where it lifts), ``spatial_size`` and ``spatial_dilation``, are ignored
-    where a kind has none.
-    """
+    """Lifting or group convolution with a kind of attention, which ignores sizes that it has not."""
     sizes: Any = (group, in_channels, out_channels, size)
     options: Any = {"pad": pad, "init_scale": init_scale}
     spatial["hidden"] = in_channels if lifting else hidden
     if attention in ("full", "channel", "spatial"):
         attentive: Any = GridAttentiveLifting if lifting else GridAttentiveConvolution
-        made: nn.Module = attentive(*sizes, attention=attention, **spatial, **options)
-        return made
+        return cast(nn.Module, attentive(*sizes, attention=attention, **spatial, **options))
     plain: Any = (GridLiftingConvolution if lifting else GridGroupConvolution)(*sizes, **options)
     if attention == "none":
         return plain

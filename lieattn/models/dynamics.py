@@ -29,9 +29,8 @@ class EnergyForces(Wrapper):
     **Equivariance.** If the network is invariant to a group of motions, the forces turn with the points, F ↦ R F. If
     it is invariant to translations, the forces of a cloud sum to zero.
 
-    Losses on forces are differentiated twice; every layer of the library can be. In training the results carry
-    gradients; in eval mode they are detached. Gradients are switched on inside where the caller has them off
-    (``torch.no_grad``, ``torch.inference_mode``).
+    In training the results carry gradients, so that losses on forces are differentiated twice; in eval mode they are
+    detached. Callers may have gradients off (``torch.no_grad``, ``torch.inference_mode``).
 
     Parameters
     ----------
@@ -59,24 +58,14 @@ class EnergyForces(Wrapper):
 
     @property
     def kind(self) -> Mapping[str, str]:
-        """How the outputs transform."""
+        """Energies are invariant, forces are vectors."""
         return {"energy": "invariant", "force": "vector"}
 
     def forward(self, data: Any, *, create_graph: bool | None = None) -> EnergyAndForce:
-        """Energies ``[clouds]`` and forces ``[points, dim]``.
+        """Energies ``[clouds]`` and forces ``[points, dim]`` of data, which are not changed.
 
-        Parameters
-        ----------
-        data
-            torch_geometric ``Data`` or ``Batch`` with floating ``pos``; it is not changed. Positions that require
-            gradients are used as they are.
-        create_graph
-            Whether the results can be differentiated further; in training mode and where gradients are on, if absent.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If there are no floating positions, or the model does not give one energy a cloud.
+        TypeError or ValueError is raised if there are no floating positions, or not one energy a cloud. Results can be
+        differentiated further with ``create_graph``; in training mode and where gradients are on, if it is absent.
         """
         pos = getattr(data, "pos", None)
         if not isinstance(pos, Tensor) or not pos.is_floating_point():
@@ -94,10 +83,7 @@ class EnergyForces(Wrapper):
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """States of a roll-out at ``times`` ``[times]``: position and momentum ``[times, points, dim]``.
-
-    If the initial state was given for each cloud, they are ``[times, clouds, points, dim]``.
-    """
+    """States of a roll-out at ``times`` ``[times]``: position and momentum ``[times, *]`` as the initial ones."""
 
     times: Tensor
     position: Tensor
@@ -112,10 +98,8 @@ class EnergyDrift:
     ----------
     initial
         Mean of the initial energies.
-    largest
-        Largest difference from the initial energy, at any time.
-    final
-        Largest difference at the last time.
+    largest, final
+        Largest difference from the initial energy, at any time and at the last one.
     relative
         ``largest`` over the largest initial energy, in absolute values; infinite if that is zero and it strays.
     """
@@ -130,13 +114,7 @@ class EnergyDrift:
 
 
 def energy_drift(energy: Tensor) -> EnergyDrift:
-    """Summarize the energies ``[times, clouds]`` or ``[times]`` of a roll-out.
-
-    Raises
-    ------
-    ValueError
-        If there is no time or no cloud.
-    """
+    """Summarize the energies ``[times, clouds]`` or ``[times]`` of a roll-out; at least one."""
     if energy.ndim not in (1, 2) or energy.numel() == 0:
         raise ValueError(f"energy: expected [times] or [times, clouds] with entries, got {tuple(energy.shape)}")
     energy = energy.detach().to(torch.float64)
@@ -147,15 +125,7 @@ def energy_drift(energy: Tensor) -> EnergyDrift:
 
 
 class Given(TypedDict, total=False):
-    """What the methods of :class:`HamiltonianDynamics` may be given beside the state of the points.
-
-    Attributes
-    ----------
-    batch
-        ``[points]`` int64 cloud of each point; one cloud if absent.
-    attributes
-        What else ``data`` should carry, by name, as it is.
-    """
+    """Beside the state: ``batch`` ``[points]`` int64, one cloud if absent; by name ``attributes`` that V reads."""
 
     batch: Tensor | None
     attributes: Mapping[str, Tensor] | None
@@ -166,14 +136,14 @@ class HamiltonianDynamics(Wrapper):
 
     .. math::  \dot q = \partial H / \partial p = p / m, \qquad \dot p = -\partial H / \partial q
 
-    V is any invariant network on point clouds. It sees the positions relative to the mean of their cloud, so the
-    total momentum is conserved.
+    V is any invariant network on point clouds. It sees positions relative to the mean of their cloud, so the total
+    momentum is conserved.
 
     **Equivariance.** If V is invariant to a group of rotations and mirrors R, trajectories turn along: from
     (R q, R p) starts R times the trajectory from (q, p).
 
-    States are given as ``[points, dim]`` with cloud indices, or as ``[clouds, points, dim]``; all arguments of a call
-    in the same form. In units that fit together, for example positions in Å, masses in u, energies in u Å² / ps².
+    States are given as ``[points, dim]`` with cloud indices, or as ``[clouds, points, dim]``, in units that fit
+    together, for example positions in Å, masses in u, energies in u Å² / ps².
 
     Parameters
     ----------
@@ -182,12 +152,9 @@ class HamiltonianDynamics(Wrapper):
         with ``pos`` (centered), ``mass``, ``batch``, ``x`` (the features, if given) and the attributes given.
     center
         Whether V sees positions relative to the mean.
-    method
-        Of ``torchdiffeq.odeint``: ``"rk4"`` is the 3/8 rule on the grid of times, ``"dopri5"`` adapts its steps.
-    rtol, atol
-        Tolerances of the methods that adapt their steps.
-    options
-        Further options of the method, for example ``{"step_size": 0.01}`` for steps finer than the times.
+    method, rtol, atol, options
+        Of ``torchdiffeq.odeint``: ``"rk4"`` is the 3/8 rule on the grid of times, ``"dopri5"`` adapts its steps to the
+        tolerances; ``options={"step_size": 0.01}`` makes steps finer than the times.
     """
 
     def __init__(
@@ -209,7 +176,7 @@ class HamiltonianDynamics(Wrapper):
 
     @property
     def kind(self) -> tuple[str, str]:
-        """How the two halves of the output transform."""
+        """Positions and momenta."""
         return "position", "vector"
 
     def hamiltonian(
@@ -234,14 +201,9 @@ class HamiltonianDynamics(Wrapper):
         mass
             Positive, ``[points]`` or ``[clouds, points]``.
         features
-            Features of the points that V takes as ``data.x``, ``[points, channels]`` or ``[clouds, points, channels]``.
+            What V takes as ``data.x``, ``[points, channels]`` or ``[clouds, points, channels]``.
         **given
             See :class:`Given`.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If shapes or dtypes do not fit, or a mass is not positive.
         """
         system = _System(position, momentum, mass, features, **given)
         velocity, force = self._field(system.position, system.momentum, system)
@@ -258,12 +220,7 @@ class HamiltonianDynamics(Wrapper):
     ) -> Trajectory:
         """Roll the dynamics out; arguments as in :meth:`field`, and times ``[times]``, increasing or decreasing.
 
-        The state given is that of the first time.
-
-        Raises
-        ------
-        ImportError
-            If torchdiffeq is not installed (``pip install lieattn[dynamics]``).
+        The state given is that of the first time. It needs torchdiffeq (``pip install lieattn[dynamics]``).
         """
         if not isinstance(times, Tensor) or times.ndim != 1 or len(times) == 0 or not times.is_floating_point():
             raise ValueError(f"times: expected a floating tensor [times] with at least one, got {times!r}")
@@ -278,17 +235,10 @@ class HamiltonianDynamics(Wrapper):
             from torchdiffeq import odeint
         except ImportError as error:
             raise ImportError("trajectories need the package torchdiffeq: pip install lieattn[dynamics]") from error
-        q, p = odeint(
-            lambda _, state: self._field(state[0], state[1], system),
-            (system.position, system.momentum),
-            times,
-            method=self.method,
-            rtol=self.rtol,
-            atol=self.atol,
-            options=self.options or None,
-        )
-        shape = (len(times), *position.shape)
-        return Trajectory(times, q.reshape(shape), p.reshape(shape))
+        solver = {"method": self.method, "rtol": self.rtol, "atol": self.atol, "options": self.options or None}
+        start = (system.position, system.momentum)
+        states = odeint(lambda _, state: self._field(state[0], state[1], system), start, times, **solver)
+        return Trajectory(times, *(state.reshape(len(times), *position.shape) for state in states))
 
     def drift(
         self, trajectory: Trajectory, mass: Tensor, features: Tensor | None = None, **given: Unpack[Given]
@@ -301,18 +251,9 @@ class HamiltonianDynamics(Wrapper):
     def forward(self, data: Any) -> Tensor:
         """Roll out clouds over their common times: position, then momentum, ``[points, times, 2 dim]``.
 
-        Parameters
-        ----------
-        data
-            torch_geometric ``Data`` or ``Batch`` with ``pos`` ``[points, dim]``, ``momentum`` likewise (or ``vel``, the
-            velocities), ``mass`` ``[points]``, ``time`` ``[clouds, times]`` from the given state on, the same for all
-            clouds, and perhaps features ``x``. Without ``mass``, masses are the first channel of ``x``, as in
-            ``lieattn_datasets.Springs``.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If something is missing, or the clouds have different times.
+        The data have ``pos`` ``[points, dim]``, ``momentum`` likewise or velocities ``vel``, ``mass`` ``[points]``,
+        ``time`` ``[clouds, times]`` from the given state on, the same for all clouds, and perhaps features ``x``.
+        Without ``mass``, masses are the first channel of ``x``, as in ``lieattn_datasets.Springs``.
         """
         for name in ("pos", "time"):
             if not isinstance(getattr(data, name, None), Tensor):
@@ -327,9 +268,8 @@ class HamiltonianDynamics(Wrapper):
             raise TypeError(f"data: expected momentum or vel, and mass or features x that begin with it, got {data!r}")
         if times.ndim != 2 or not torch.allclose(times, times[:1].expand_as(times), rtol=0, atol=1e-5):
             raise ValueError(f"data: expected time [clouds, times], alike in all clouds, got {tuple(times.shape)}")
-        found = self.trajectory(
-            data.pos, momentum, mass.reshape(-1), times[0], features, batch=getattr(data, "batch", None)
-        )
+        batch = getattr(data, "batch", None)
+        found = self.trajectory(data.pos, momentum, mass.reshape(-1), times[0], features, batch=batch)
         return torch.cat([found.position, found.momentum], dim=-1).transpose(0, 1)
 
     def _field(self, q: Tensor, p: Tensor, system: _System) -> tuple[Tensor, Tensor]:
@@ -338,10 +278,12 @@ class HamiltonianDynamics(Wrapper):
         return p / system.mass[:, None], force
 
     def _potential(self, q: Tensor, system: _System) -> Tensor:
+        from torch_geometric.data import Data
+
         clouds = system.clouds
         if self.center:
             q = q - clouds.mean(q)[clouds.batch]
-        energy = _per_cloud(self.potential(system.data(q)))
+        energy = _per_cloud(self.potential(Data(pos=q, **system.given).apply(_usable)))
         if (count := clouds.num_clouds) != len(energy):
             raise ValueError(f"potential: expected one energy for each of {count} clouds, got {len(energy)}")
         return energy
@@ -351,14 +293,9 @@ class _System:
     """What does not change along a trajectory, and the state that is given, one point after another."""
 
     def __init__(
-        self,
-        position: Tensor,
-        momentum: Tensor,
-        mass: Tensor,
-        features: Tensor | None = None,
-        batch: Tensor | None = None,
-        attributes: Mapping[str, Tensor] | None = None,
+        self, position: Tensor, momentum: Tensor, mass: Tensor, features: Tensor | None, **given: Unpack[Given]
     ) -> None:
+        batch = given.get("batch")
         for argument, value in (("position", position), ("momentum", momentum), ("mass", mass)):
             check_tensor(argument, value, "a floating tensor")
         shape = tuple(position.shape)
@@ -385,15 +322,9 @@ class _System:
             else:
                 batch, number = _usable(batch), int(batch.max()) + 1 if len(batch) else 0
             self.clouds = PointClouds(pos=_usable(position).reshape(-1, shape[-1]), batch=batch, num_clouds=number)
-        self.given = {"mass": self.mass, "batch": self.clouds.batch, **(attributes or {})}
+        self.given = {"mass": self.mass, "batch": self.clouds.batch, **(given.get("attributes") or {})}
         if features is not None:
             self.given["x"] = features.reshape(-1, features.shape[-1])
-
-    def data(self, position: Tensor) -> Any:
-        """What the potential sees, with positions ``[points, dim]``."""
-        from torch_geometric.data import Data
-
-        return Data(pos=position, **self.given).apply(_usable)
 
 
 def _energy_and_force(energy: Callable[[Tensor], Tensor], pos: Tensor, *, create_graph: bool) -> tuple[Tensor, Tensor]:
@@ -420,9 +351,7 @@ def _usable(value: Any) -> Any:
 
 
 def _per_cloud(values: Tensor) -> Tensor:
-    """Energies ``[clouds]`` of what a model gives, ``[clouds]`` or ``[clouds, 1]``."""
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
+    values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.ndim != 1:
         raise ValueError(f"model: expected one energy a cloud, [clouds] or [clouds, 1], got {tuple(values.shape)}")
     return values

@@ -68,21 +68,11 @@ class FramewiseOptions:
 
 
 class FramewiseGeometry(NamedTuple):
-    """Geometry of a batch, see :meth:`FramewiseTransformer.geometry`.
+    """Geometry of a batch, see :meth:`FramewiseTransformer.geometry`."""
 
-    Attributes
-    ----------
-    graph
-        All pairs of the points of each cloud.
-    positions
-        ``[points, fiber, dim]``, relative to the mean of the cloud and over the length, as the frames see them.
-    local
-        The same points with their neighborhoods; None without.
-    """
-
-    graph: LiftedGraph
-    positions: Tensor
-    local: LiftedGraph | None
+    graph: LiftedGraph  # all pairs of the points of each cloud
+    positions: Tensor  # [points, fiber, dim], seen from the frames at the mean of the cloud, over the length
+    local: LiftedGraph | None  # the same points with their neighborhoods; None without
 
 
 class FramewiseTransformer(Network):
@@ -103,16 +93,10 @@ class FramewiseTransformer(Network):
         H; or ``FiniteFrames(H, pose)``, whose elements stand in one frame for each cloud: ``PrincipalFrames()`` for
         groups that contain the signs of the axes, such as T, O and I, or ``SampledFrames(1, per="cloud")``. In space
         ``PrincipalFrames()`` alone is short for them with the group of the signs, of order 4.
-    in_channels
-        Channels of the invariant features ``data.x`` ``[points, in_channels]``.
-    out_channels
-        Numbers, or vectors, for each cloud or point.
-    channels
-        Channels per frame, even.
-    layers
-        Number of blocks.
-    heads
-        Heads of each frame.
+    in_channels, out_channels
+        Channels of the invariant features ``data.x``; numbers, or vectors, for each cloud or point.
+    channels, layers, heads
+        Channels per frame, even; blocks; heads of each frame.
     neighborhood
         Neighbors that a :class:`lieattn.nn.LiftingConvolution` in front of the blocks, and
         :class:`lieattn.nn.FrameMessages` in each of them, see with distances and directions; None for none of both.
@@ -183,17 +167,9 @@ class FramewiseTransformer(Network):
             self.edges = EdgeNetwork(group.dim, in_channels, cutoff=cutoff, in_vectors=seen, **sizes)
             self.lifting = LiftingConvolution(options.hidden, channels)
         self.phases = RotaryPhases(group.dim, heads, channels // heads)
-        self.blocks = nn.ModuleList(
-            FramewiseBlock(
-                group,
-                channels,
-                heads=heads,
-                mlp_ratio=options.mlp_ratio,
-                dropout=options.dropout,
-                messages=None if neighborhood is None else options.hidden,
-            )
-            for _ in range(layers)
-        )
+        block: dict[str, Any] = {"heads": heads, "mlp_ratio": options.mlp_ratio, "dropout": options.dropout}
+        block["messages"] = None if neighborhood is None else options.hidden
+        self.blocks = nn.ModuleList(FramewiseBlock(group, channels, **block) for _ in range(layers))
         self.norm = FiberNorm(channels)
         self.head = _Head(channels, out_channels, group.dim, PointOutputs(kind, pool))
 
@@ -203,13 +179,7 @@ class FramewiseTransformer(Network):
         return Symmetry.of_frames(self.space, self.frames)
 
     def geometry(self, data: Any) -> FramewiseGeometry:
-        """Lift the clouds; what :meth:`forward` makes itself if it is not given.
-
-        Raises
-        ------
-        ValueError
-            If the positions do not fit the group, or clouds repeat periodically.
-        """
+        """Lift the clouds; ValueError if the positions do not fit the group, or clouds repeat periodically."""
         clouds = point_clouds(data)
         if clouds.cell is not None:
             raise ValueError("data.cell: attention over whole clouds knows no images; use a model with a Radius")
@@ -226,13 +196,7 @@ class FramewiseTransformer(Network):
             return FramewiseGeometry(graph, graph.frame_positions(), local)
 
     def field(self, data: Any, geometry: FramewiseGeometry | None = None) -> GroupField:
-        """Field behind the last block, and the graph of all pairs; see :meth:`Network.field`.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If an attribute is missing or its shape does not fit.
-        """
+        """Field behind the last block, and the graph of all pairs; see :meth:`Network.field`."""
         graph, positions, local = self.geometry(data) if geometry is None else geometry
         invariants, directed = features(data, self.in_channels, graph), vectors(data, self.vector_inputs, graph)
         x = self.embed_features(invariants)[:, None].expand(-1, graph.fiber, -1)

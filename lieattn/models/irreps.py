@@ -9,7 +9,7 @@ import abc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Required, Self, TypedDict, Unpack
+from typing import Any, Required, Self, TypedDict, Unpack, cast
 
 import torch
 from e3nn import o3
@@ -40,13 +40,7 @@ _TINY = 1e-6  # of the cutoff: closer points count as coincident, they have a di
 
 @dataclass(frozen=True)
 class RadialOptions:
-    """Functions of the distance.
-
-    Attributes
-    ----------
-    basis, hidden
-        Number of Bessel functions, and hidden units of the networks of them.
-    """
+    """Functions of the distance: the number of Bessel functions, and hidden units of the networks of them."""
 
     basis: int = 8
     hidden: int = 32
@@ -56,14 +50,9 @@ class RadialOptions:
 
 
 class PointOptions(TypedDict, total=False):
-    """Options that all networks here share.
+    """Options that all networks here share; see :class:`lieattn.models.FramewiseTransformer`.
 
-    Attributes
-    ----------
-    neighborhood, cutoff
-        Who sees whom, and the distance at which neighbors count nothing, the neighborhood's own length if absent.
-    vector_inputs, kind, pool
-        See :class:`lieattn.models.FramewiseTransformer`.
+    ``cutoff`` is the distance at which neighbors count nothing, the neighborhood's own length if absent.
     """
 
     neighborhood: Required[Neighborhood]
@@ -107,13 +96,7 @@ class _PointNetwork(EquivariantModule):
         return self.outputs.kind
 
     def forward(self, data: Any) -> Tensor:
-        """Outputs ``[clouds | points, out_channels]``, vectors with a last axis of 3; one vector without its axis.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If an attribute is missing or its shape does not fit.
-        """
+        """Outputs ``[clouds | points, out_channels]``, vectors with a last axis of 3; one vector without its axis."""
         clouds = point_clouds(data)
         if clouds.pos.shape[1] != 3:
             raise ValueError(f"data.pos: irreps of O(3) need 3 coordinates, got {tuple(clouds.pos.shape)}")
@@ -143,41 +126,7 @@ class _PointNetwork(EquivariantModule):
         return _Edges(neighbors, target, source, vectors, radial, window, harmonics, norm)
 
 
-class _SteerableNetwork(_PointNetwork):
-    """Embedding and read-out around layers ``layer(x, edges) -> x``."""
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        channels: int,
-        degree: int,
-        radial: RadialOptions | None,
-        **options: Unpack[PointOptions],
-    ) -> None:
-        check_counts(degree=degree)
-        radial = radial or RadialOptions()
-        super().__init__(in_channels, out_channels, channels=channels, radial=radial, degree=degree, **options)
-        # 0e, 1o, 2e, ...: the types of tensors made of positions alone.
-        self.irreps = o3.Irreps([(channels, (number, (-1) ** number)) for number in range(degree + 1)])
-        count = len(self.vector_inputs)
-        inputs = f"{in_channels}x0e + {count}x1o" if count else f"{in_channels}x0e"
-        self.embed = o3.Linear(inputs, self.irreps, biases=True)
-        self.layers = nn.ModuleList()
-        self.norm = _IrrepsNorm(self.irreps)
-        self.hidden = _GatedLinear(self.irreps)
-        self.head = o3.Linear(self.irreps, f"{out_channels}x{'0e' if self.kind == 'invariant' else '1o'}", biases=True)
-
-    def _at_points(self, x: Tensor, directed: Tensor, edges: _Edges) -> Tensor:
-        x = self.embed(torch.cat([x, directed.flatten(1)], dim=1))
-        for layer in self.layers:
-            x = layer(x, edges)
-        out: Tensor = self.head(self.hidden(self.norm(x)))
-        return out if self.kind == "invariant" else out.unflatten(1, (self.out_channels, 3))
-
-
-class TensorFieldNetwork(_SteerableNetwork):
+class TensorFieldNetwork(_PointNetwork):
     """Tensor field network (Thomas et al. 2018): convolutions by tensor products, and gates.
 
     **Equivariance.** E(3), up to rounding.
@@ -207,11 +156,33 @@ class TensorFieldNetwork(_SteerableNetwork):
         radial: RadialOptions | None = None,
         **options: Unpack[PointOptions],
     ) -> None:
-        super().__init__(in_channels, out_channels, channels=channels, degree=degree, radial=radial, **options)
-        self.layers.extend(_Convolution(self.irreps, degree, self.radial) for _ in range(layers))
+        check_counts(degree=degree)
+        radial = radial or RadialOptions()
+        super().__init__(in_channels, out_channels, channels=channels, radial=radial, degree=degree, **options)
+        # 0e, 1o, 2e, ...: the types of tensors made of positions alone.
+        self.irreps = o3.Irreps([(channels, (number, (-1) ** number)) for number in range(degree + 1)])
+        count = len(self.vector_inputs)
+        inputs = f"{in_channels}x0e + {count}x1o" if count else f"{in_channels}x0e"
+        self.embed = o3.Linear(inputs, self.irreps, biases=True)
+        self.layers = nn.ModuleList()
+        self.norm = _IrrepsNorm(self.irreps)
+        self.hidden = _GatedLinear(self.irreps)
+        self.head = o3.Linear(self.irreps, f"{out_channels}x{'0e' if self.kind == 'invariant' else '1o'}", biases=True)
+        self.layers.extend(self._layer() for _ in range(layers))
+
+    def _layer(self) -> nn.Module:
+        """A layer ``layer(x, edges) -> x``."""
+        return _Convolution(self.irreps, self.degree, self.radial)
+
+    def _at_points(self, x: Tensor, directed: Tensor, edges: _Edges) -> Tensor:
+        x = self.embed(torch.cat([x, directed.flatten(1)], dim=1))
+        for layer in self.layers:
+            x = layer(x, edges)
+        out: Tensor = self.head(self.hidden(self.norm(x)))
+        return out if self.kind == "invariant" else out.unflatten(1, (self.out_channels, 3))
 
 
-class SE3Transformer(_SteerableNetwork):
+class SE3Transformer(TensorFieldNetwork):
     """SE(3)-Transformer (Fuchs et al. 2020): attention whose keys and values are tensor products.
 
     **Equivariance.** E(3), up to rounding.
@@ -236,8 +207,12 @@ class SE3Transformer(_SteerableNetwork):
         radial: RadialOptions | None = None,
         **options: Unpack[PointOptions],
     ) -> None:
-        super().__init__(in_channels, out_channels, channels=channels, degree=degree, radial=radial, **options)
-        self.layers.extend(_AttentionBlock(self.irreps, heads, degree, self.radial) for _ in range(layers))
+        self.heads = heads
+        sizes: Any = {"channels": channels, "degree": degree, "layers": layers, "radial": radial}
+        super().__init__(in_channels, out_channels, **sizes, **options)
+
+    def _layer(self) -> nn.Module:
+        return _AttentionBlock(self.irreps, self.heads, self.degree, self.radial)
 
 
 class DistanceTransformer(_PointNetwork):
@@ -253,10 +228,8 @@ class DistanceTransformer(_PointNetwork):
     ----------
     channels, heads
         Width, and attention heads, which divide it.
-    radial
-        Functions of the distance; 16 Bessel functions if absent.
-    in_channels, out_channels, layers, **options
-        See :class:`TensorFieldNetwork`.
+    in_channels, out_channels, layers, radial, **options
+        See :class:`TensorFieldNetwork`; 16 Bessel functions if absent.
     """
 
     def __init__(
@@ -293,8 +266,7 @@ class DistanceTransformer(_PointNetwork):
             x = layer(x, edges.lists, radial, window)
         x = self.norm(x)
         if self.kind == "invariant":
-            numbers: Tensor = self.head(x)
-            return numbers
+            return cast(Tensor, self.head(x))
         both = torch.cat([x[edges.target], x[edges.source], edges.radial], dim=1)
         out = edges.sum_to_targets(self.pair(both)[..., None] * (edges.window[:, None] * edges.vectors)[:, None])
         if self.vector_inputs:
@@ -406,7 +378,7 @@ class _GatedLinear(nn.Module):
         super().__init__()
         scalars = o3.Irreps([(count, kind) for count, kind in irreps if kind.is_scalar()])
         gated = o3.Irreps([(count, kind) for count, kind in irreps if not kind.is_scalar()])
-        gates = o3.Irreps([(gated.num_irreps, "0e")] if len(gated) else [])
+        gates = o3.Irreps([(gated.num_irreps, "0e")] if gated else [])
         self.gate = Gate(scalars, [torch.nn.functional.silu] * len(scalars), gates, [torch.sigmoid] * len(gates), gated)
         self.linear = o3.Linear(irreps, self.gate.irreps_in, biases=True)
 
@@ -480,8 +452,7 @@ class _IrrepsAttention(nn.Module):
 
     def _by_head(self, x: Tensor) -> Tensor:
         """``[*, irreps.dim]`` to ``[*, heads, irreps.dim / heads]``: copies are divided, irreps are not."""
-        parts = x.split([count * kind.dim for count, kind in self.irreps], dim=1)
-        return torch.cat([part.unflatten(1, (self.heads, part.shape[1] // self.heads)) for part in parts], dim=-1)
+        return torch.cat([x[:, where].unflatten(1, (self.heads, -1)) for where in self.irreps.slices()], dim=-1)
 
 
 def _two_linears(

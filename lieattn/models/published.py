@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_choice, check_count
-from lieattn.geometry import AllPairs, FiniteFrames, LiftedGraph, Nearest, SampledFrames
+from lieattn.geometry import FiniteFrames, LiftedGraph, Nearest, SampledFrames
 from lieattn.groups import (
     SE,
     SO,
@@ -28,7 +28,8 @@ from lieattn.groups import (
     trivial,
 )
 from lieattn.models.attentive import AttentionKind, AttentiveCNN, AttentiveNetwork
-from lieattn.models.lie import AttentionOptions, LieTransformer, Lifting, PairCoordinates, Readout, Species
+from lieattn.models.lie._network import AttentionOptions, Lifting, PairCoordinates, Readout
+from lieattn.models.lie._networks import LieTransformer
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
 # Statistics of the training pixels in [0, 1] by which images are standardized.
@@ -41,6 +42,7 @@ _MIRRORED = [0, 1, 2, 3, 4, 7, 6, 5]
 _NORM = {"weight": "gamma", "bias": "beta", "running_mean": "mean", "running_var": "var"}
 # Parameters of layers by a part of their names; all others are kernels.
 _LAYER = {"first": "W1", "second": "W2", "spatial": "psi_X", "gate": "w_H"}
+Values = Tensor | np.ndarray[Any, Any]
 Convention = Literal["log", "quaternion", "grid"]
 _HALF_TURN = 1e-7  # how far from -π an angle counts as a half turn
 _KERNELS = {
@@ -72,7 +74,7 @@ def published_attentive_cnn(weights: str | Path | Mapping[str, np.ndarray[Any, A
 
     The weights are part of a repository under the MIT licence, copyright (c) 2019 Erik J Bekkers, whose notice must
     stay with copies of them. They were trained on transposed images; :func:`lieattn.models.published_inputs` makes
-    these.
+    these. ValueError is raised if an array is missing or has another shape than the network's.
 
     Parameters
     ----------
@@ -80,11 +82,6 @@ def published_attentive_cnn(weights: str | Path | Mapping[str, np.ndarray[Any, A
         An .npz file, or its arrays: ``group`` (``"z2"``, ``"p4"`` or ``"p4m"``), for each layer ``conv1`` to ``conv7``
         ``.kernel`` ``[out, in, (frames,) size, size]``, ``.attention`` and ``.W1``, ``.W2``, ``.psi_X`` or ``.w_H``
         with it, for each normalization ``bn1`` to ``bn6`` ``.gamma``, ``.beta``, ``.mean``, ``.var``.
-
-    Raises
-    ------
-    ValueError
-        If an array is missing or has another shape than the network's.
     """
     if isinstance(weights, str | Path):
         with np.load(weights, allow_pickle=False) as archive:
@@ -119,7 +116,7 @@ def published_attentive_cnn(weights: str | Path | Mapping[str, np.ndarray[Any, A
     return network.eval()
 
 
-def published_inputs(images: Tensor | np.ndarray[Any, Any]) -> Tensor:
+def published_inputs(images: Values) -> Tensor:
     """Images as the published networks take them: transposed, standardized by the training pixels.
 
     From upright ones ``[images, 28, 28]``, uint8 or floating in [0, 1], to ``[images, 1, 28, 28]`` float32.
@@ -131,13 +128,7 @@ def published_inputs(images: Tensor | np.ndarray[Any, Any]) -> Tensor:
     return ((scaled - _MEAN) / _DEVIATION).mT[:, None].contiguous()
 
 
-def published_accuracy(
-    network: AttentiveNetwork,
-    images: Tensor | np.ndarray[Any, Any],
-    labels: Tensor | np.ndarray[Any, Any],
-    *,
-    batch_size: int = 200,
-) -> float:
+def published_accuracy(network: AttentiveNetwork, images: Values, labels: Values, *, batch_size: int = 200) -> float:
     """Share of upright images ``[images, 28, 28]`` that a published network puts into their classes ``[images]``."""
     check_count("batch_size", batch_size)
     images, labels = torch.as_tensor(images), torch.as_tensor(labels)
@@ -173,21 +164,11 @@ def published_table(group: FiniteGroup) -> Tensor:
 
     Eq. 16 and the code act on the relative frame with the output frame once more, although it is invariant
     already; the layer that results is not equivariant. The code's index of a frame is that of its inverse
-    here (it encodes A_h (x_j - x_i) at h), and so is its row of the encoding.
-
-    Parameters
-    ----------
-    group
-        C_n as made by :func:`lieattn.groups.cyclic`, or any group with the tables of C_n or D_n.
-
-    Raises
-    ------
-    ValueError
-        For other groups, of which the code knows nothing.
+    here (it encodes A_h (x_j - x_i) at h), and so is its row of the encoding. ValueError is raised for groups that have
+    not the tables of C_n or D_n, of which the code knows nothing.
     """
     order = group.order
-    k = torch.arange(order)
-    h, g, m = k[:, None, None], k[None, :, None], k[None, None, :]
+    h, g, m = torch.meshgrid(*[torch.arange(order)] * 3, indexing="ij")
     if torch.equal(group.cayley, cyclic(order).cayley):
         theirs = (h + m - g) % order
     elif order % 2 == 0 and torch.equal(group.cayley, dihedral(order // 2).cayley):
@@ -195,7 +176,7 @@ def published_table(group: FiniteGroup) -> Tensor:
         n = order // 2
         mirrored = (g // n + h // n) % 2
         turned = torch.where(mirrored == 0, g % n + h % n, g % n - h % n) % n
-        theirs = group.cayley[m.expand(order, order, order), group.inverse_index[mirrored * n + turned]]
+        theirs = group.cayley[m, group.inverse_index[mirrored * n + turned]]
     else:
         raise ValueError(f"group: the published table is for C_n and D_n only, got {group.name}")
     inverse = group.inverse_index
@@ -205,7 +186,8 @@ def published_table(group: FiniteGroup) -> Tensor:
 def published_kernel(kernel: str, *, attention_fn: str = "softmax") -> dict[str, Any]:
     """Options of :class:`lieattn.models.AttentionOptions` for a ``kernel_type`` and ``attention_fn`` of the authors.
 
-    These are ``kernel``, ``normalize`` and, for codes, ``features`` and ``location``.
+    These are ``kernel``, ``normalize`` and, for codes, ``features`` and ``location``. ValueError is raised for names
+    that do not exist, and for codes that fail in the authors' code; the message says why.
 
     Parameters
     ----------
@@ -216,11 +198,6 @@ def published_kernel(kernel: str, *, attention_fn: str = "softmax") -> dict[str,
     attention_fn
         ``"softmax"``, ``"dot_product"`` (also ``"mean"``), or ``"norm_exp"`` (also ``"exp_mean"``). A code's first
         digit takes its place, as in the authors' code.
-
-    Raises
-    ------
-    ValueError
-        For names that do not exist, and for codes that fail in the authors' code; the message says why.
 
     Examples
     --------
@@ -269,11 +246,11 @@ class PublishedCoordinates(PairCoordinates):
 
     @property
     def continuous(self) -> bool:
-        """Whether they depend continuously on the relative element: logarithms and quaternions jump at half turns."""
+        """Logarithms and quaternions jump at half turns."""
         return self.convention == "grid"
 
     def count(self, space: HomogeneousSpace) -> int:
-        """How many there are; raises ValueError for spaces that have none."""
+        """See :class:`lieattn.models.PairCoordinates`."""
         group, rotations = space.group, isinstance(_linear(space.group), SO)
         if self.convention == "log" and isinstance(_linear(group), FiniteGroup):
             raise ValueError(f"convention: {group.name} has no logarithms; give a space such as Euclidean(SE(3))")
@@ -337,27 +314,15 @@ def published_qm9(out_channels: int = 1, **options: Any) -> LieTransformer:
 
     Theirs takes 25 of the nearest 50 *elements*, at random; this one about as many points with all of their frames.
     """
-    preset = {
-        "frames": SampledFrames(4),
-        "neighborhood": Nearest(12),
-        "channels": 1504,
-        "layers": 11,
-        "lifting": Lifting(PublishedCoordinates("quaternion"), bound=True, neighbor_dropout=0.5, local=0),
-        "attention": AttentionOptions("combined", normalize="mean", hidden=6, feature_channels=8),
-        "readout": Readout(order="point_first"),
-    }
-    return LieTransformer(Species(), out_channels, **{**preset, **options})
+    preset = {"frames": SampledFrames(4), "neighborhood": Nearest(12), "channels": 1504, "layers": 11}
+    preset["lifting"] = Lifting(PublishedCoordinates("quaternion"), bound=True, neighbor_dropout=0.5, local=0)
+    preset["attention"] = AttentionOptions("combined", normalize="mean", hidden=6, feature_channels=8)
+    preset["readout"] = Readout(order="point_first")
+    return LieTransformer.qm9(out_channels, **{**preset, **options})
 
 
 def published_springs(rotations: int = 2, **options: Any) -> LieTransformer:
     """Potential of particles on springs, invariant to R^2 ⋊ C_n: 139,353 parameters. Inputs are (mass, k)."""
-    preset = {
-        "space": Euclidean(SE(2)),
-        "frames": FiniteFrames(cyclic(rotations)),
-        "neighborhood": AllPairs(),
-        "channels": 80,
-        "layers": 3,
-        "lifting": Lifting(PublishedCoordinates("grid"), local=0),
-        "attention": AttentionOptions(normalize="mean"),
-    }
-    return LieTransformer(2, 1, **{**preset, **options})
+    preset = {"space": Euclidean(SE(2)), "frames": FiniteFrames(cyclic(rotations)), "channels": 80, "layers": 3}
+    preset["lifting"] = Lifting(PublishedCoordinates("grid"), local=0)
+    return LieTransformer.springs(**{**preset, **options})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +22,7 @@ class FiniteSE2Transformer(Network):
     """Attention on R^2 ⋊ C_n in the manner of set transformers, from positions alone (arXiv 2012.10885, code).
 
     Every layer is o = V f + Σ A V f, then o + relu(W o), each followed by a layer normalization if asked for, with
-    scores q k / √channels plus a network for every head of (h_a⁻¹ (x_j - x_i), index of h_a⁻¹ h_b). Note the
-    residual around the *values*.
+    scores q k / √channels plus a network for every head of (h_a⁻¹ (x_j - x_i), index of h_a⁻¹ h_b).
 
     **Equivariance.** Outputs are invariant to translations and to C_n acting on the positions, exactly up to rounding,
     with neighborhoods that turn with the points.
@@ -33,26 +32,19 @@ class FiniteSE2Transformer(Network):
     rotations
         n.
     out_channels
-        The result is ``[clouds, out_channels]``, or ``[clouds, seeds, out_channels]``.
-    channels, layers, heads
-        Of the attention layers.
-    content
+        Numbers for each cloud, or each seed.
+    channels, layers, heads, normalize, layer_norm, hidden
+        Of the attention layers, which have ``hidden`` units in the network of each head; ``normalize`` is
+        ``"softmax"`` or ``"mean"``.
+    content, moments
         What an element knows at first: ``"pairwise_distances"``, a network of the mean of the powers 1 ... moments of
         the distances from its point to those of the cloud; ``"centroidal"``, a network of h_a⁻¹ (x_i - center);
         ``"constant"``, one learned vector, with which a softmax sees no positions.
-    moments
-        Number of those powers.
-    normalize
-        ``"softmax"`` or ``"mean"``.
-    layer_norm
-        Whether there are layer normalizations.
     seeds
         0: the read-out is the mean over all elements and two linear maps (``only_eqv_sa``); else the attention of as
         many learned queries to all elements, a set block, and a linear map (``set_transf``).
     neighborhood
         Whole clouds if absent.
-    hidden
-        Units of the location network of each head.
     """
 
     def __init__(
@@ -95,7 +87,6 @@ class FiniteSE2Transformer(Network):
 
     @property
     def symmetry(self) -> Symmetry:
-        """C_n with the translations."""
         return Symmetry(self.group, acting="the positions")
 
     def geometry(self, data: Any) -> LiftedGraph:
@@ -103,7 +94,6 @@ class FiniteSE2Transformer(Network):
         return lift(data, self.group, self.neighborhood, length=1.0)
 
     def field(self, data: Any, geometry: LiftedGraph | None = None, slots: int | None = None) -> GroupField:
-        """Field behind the last layer, ``[points, rotations, channels]``; arguments as in :meth:`forward`."""
         graph = self.geometry(data) if geometry is None else geometry
         x = self._contents(graph, slots)
         for layer in self.layers:
@@ -118,8 +108,7 @@ class FiniteSE2Transformer(Network):
         """
         x, graph = self.field(data, geometry, slots)
         pooled = _mean(x.mean(dim=1), graph, slots) if self.seeds is None else self._attended(self.seeds, x, graph)
-        outputs: Tensor = self.head(pooled)
-        return outputs
+        return cast(Tensor, self.head(pooled))
 
     def _contents(self, graph: LiftedGraph, slots: int | None) -> Tensor:
         shape = (graph.num_points, self.group.order, -1)
@@ -136,7 +125,6 @@ class FiniteSE2Transformer(Network):
         return self.embed(mean.to(dtype))[:, None].expand(shape)
 
     def _attended(self, seeds: Tensor, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Seeds of every cloud behind attention to its elements, ``[clouds, seeds, channels]``."""
         layout = padding(graph.batch, graph.num_clouds)
         mask = None if layout.mask is None else layout.mask.repeat_interleave(self.group.order, dim=1)
         pooled = self.pool(seeds.expand(graph.num_clouds, -1, -1), layout.pad(x).flatten(1, 2), mask)
@@ -158,20 +146,11 @@ class FiniteSE2Layer(nn.Module):
         self.location_bias2 = nn.Parameter(torch.empty(heads).uniform_(-1, 1) / math.sqrt(hidden))
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Field to a field of the same shape."""
-        parts = self.attend
-        value = parts.value(x)
-        q, k, v = (signal.unflatten(-1, (parts.heads, -1)) for signal in (parts.query(x), parts.key(x), value))
-        out, _ = group_attention(
-            q,
-            k,
-            v,
-            graph.neighbors,
-            normalize=self.normalize,
-            terms=RelativeTerms(displacement_bias=self._location(graph, x.dtype), row=graph.relative.row),
-            scale=1 / math.sqrt(x.shape[-1]),
-        )
-        return parts.finish(value + out.flatten(-2))
+        terms = RelativeTerms(displacement_bias=self._location(graph, x.dtype), row=graph.relative.row)
+        q, k, v = self.attend.signals(x, x)
+        scale = 1 / math.sqrt(x.shape[-1])
+        out, _ = group_attention(q, k, v, graph.neighbors, normalize=self.normalize, terms=terms, scale=scale)
+        return self.attend.finish(v + out)
 
     def _location(self, graph: LiftedGraph, dtype: torch.dtype) -> Tensor:
         """Scores ``[types, rotations, rotations, heads]``: translation and index meet behind the first map."""
@@ -191,17 +170,13 @@ class SetBlock(nn.Module):
 
     def forward(self, queries: Tensor, keys: Tensor, mask: Tensor | None = None) -> Tensor:
         """``[clouds, q, channels]`` attending to ``[clouds, k, channels]`` where the mask ``[clouds, k]`` is true."""
-        parts = self.attend
-        query = parts.query(queries)
-        signals = (query, parts.key(keys), parts.value(keys))
-        q, k, v = (signal.unflatten(-1, (parts.heads, -1)).transpose(1, 2) for signal in signals)
-        score = q @ k.mT / math.sqrt(query.shape[-1])
+        q, k, v = (signal.transpose(1, 2) for signal in self.attend.signals(queries, keys))
+        score = q @ k.mT / math.sqrt(queries.shape[-1])
         if mask is not None:
             # An empty cloud attends to its padding, which is all alike.
             attended = mask | ~mask.any(dim=1, keepdim=True)
             score = score.masked_fill(~attended[:, None, None], -math.inf)
-        out = (score.softmax(dim=-1) @ v).transpose(1, 2).flatten(-2)
-        return parts.finish(query + out)
+        return self.attend.finish((q + score.softmax(dim=-1) @ v).transpose(1, 2))
 
 
 class _SetProjections(nn.Module):
@@ -215,9 +190,14 @@ class _SetProjections(nn.Module):
         self.query, self.key, self.value, self.output = (nn.Linear(channels, channels) for _ in range(4))
         self.norm0, self.norm1 = (nn.LayerNorm(channels) if layer_norm else nn.Identity() for _ in range(2))
 
+    def signals(self, queries: Tensor, keys: Tensor) -> list[Tensor]:
+        """Queries, keys and values ``[*, heads, channels of a head]``."""
+        made = (self.query(queries), self.key(keys), self.value(keys))
+        return [signal.unflatten(-1, (self.heads, -1)) for signal in made]
+
     def finish(self, x: Tensor) -> Tensor:
-        """What follows the attention and its residual."""
-        x = self.norm0(x)
+        """What follows the attention and its residual ``[*, heads, channels of a head]``."""
+        x = self.norm0(x.flatten(-2))
         y: Tensor = self.norm1(x + F.relu(self.output(x)))
         return y
 

@@ -59,10 +59,7 @@ Order = Literal["pool_first", "point_first"]
 
 
 class PairCoordinates(abc.ABC):
-    """Coordinates of relative elements in place of those that a graph has by itself.
-
-    For example :class:`lieattn.models.published.PublishedCoordinates`.
-    """
+    """Coordinates of relative elements, such as :class:`lieattn.models.published.PublishedCoordinates`."""
 
     @property
     def continuous(self) -> bool:
@@ -85,14 +82,13 @@ class Lifting:
     Attributes
     ----------
     coordinates
-        ``"smooth"``, ``"log"`` (see :class:`lieattn.geometry.RelativeElements`), or others, made of the graph.
+        ``"smooth"``, ``"log"`` (see :class:`lieattn.geometry.RelativeElements`), or others in their place.
     length
         Length by which translations are divided; the neighborhood's own if absent, or 1.
     bound
         Whether coordinates p become p tanh(|p| / 7) / |p|.
     neighbor_dropout
-        Share of the neighbors of a point that a training step leaves out, drawn anew each time; a point keeps itself.
-        In eval mode all neighbors are used.
+        Share of the neighbors of a point, other than itself, that each training step leaves out at random.
     radial
         Number of Bessel functions of the distance that scores and kernels see beside the coordinates; for rigid
         motions.
@@ -132,16 +128,9 @@ class Lifting:
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """Of the blocks of LieTransformer.
+    """Options of LieTransformer, see :class:`lieattn.nn.LieSelfAttention`, and of :class:`lieattn.nn.LieBlock`.
 
-    Attributes
-    ----------
-    kernel, normalize, hidden, features, location, feature_channels, dropout
-        See :class:`lieattn.nn.LieSelfAttention`.
-    activation
-        Of the networks of the scores and of the MLPs.
-    norm, eps
-        See :class:`lieattn.nn.LieBlock`.
+    The activation is that of the networks of the scores and of the MLPs.
     """
 
     kernel: Kernel = "sum"
@@ -162,10 +151,8 @@ class ConvolutionOptions:
 
     Attributes
     ----------
-    rank, hidden
-        Of the kernel.
-    norm, activation
-        Of the blocks and behind the last one.
+    rank, hidden, norm, activation
+        Of the kernels and blocks; a normalization follows the last one too.
     downsampling
         Share of the points that is left behind all blocks; each keeps the same share.
     widening
@@ -218,23 +205,17 @@ class Readout:
 
     def head(self, channels: int, out_channels: int, dim: int, order: Order) -> nn.Module:
         """The head of a network whose paper has this order."""
+        options: dict[str, Any] = {"outputs": out_channels, "pool": self.pool, "activation": self.activation}
         if self.kind == "vector":
-            pool = cast(Literal["mean", "sum", "none"], self.pool)
-            return VectorHead(channels, dim, outputs=out_channels, pool=pool, activation=self.activation)
-        options: dict[str, Any] = {"readout": self.order or order, "pool": self.pool, "activation": self.activation}
-        return InvariantHead(channels, out_channels, norm=self.norm, **options)
+            return VectorHead(channels, dim, **options)
+        return InvariantHead(channels, readout=self.order or order, norm=self.norm, **options)
 
 
 @dataclass(frozen=True)
 class Species:
-    """One-hot species times powers 0, 1, 2 of the charge, made of ``data.z``.
+    """One-hot species times powers 0, 1, 2 of the charge, made of ``data.z``; ``species`` are the charges known.
 
     Channel ``3 a + q`` is (z / largest z of the table)^q for atoms of species a, 0 for others.
-
-    Attributes
-    ----------
-    species
-        Nuclear charges that are known.
     """
 
     species: Sequence[int] = (1, 6, 7, 8, 9)
@@ -245,13 +226,7 @@ class Species:
         return 3 * len(self.species)
 
     def __call__(self, data: Any, clouds: PointClouds) -> Tensor:
-        """Features ``[points, channels]`` in torch's default dtype.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If z is no int64 tensor ``[points]``, or an atom is not in the table.
-        """
+        """Features ``[points, channels]`` in torch's default dtype; z must be int64 ``[points]``, of known species."""
         z = getattr(data, "z", None)
         if not isinstance(z, Tensor) or z.dtype != torch.int64 or z.ndim != 1:
             raise TypeError(f"data.z: expected int64 nuclear charges [points], got {kind(z)}")
@@ -267,14 +242,9 @@ class Species:
 
 @dataclass(frozen=True)
 class SortedDistances:
-    """Distances of each point to the others of its cloud, largest first, zeros where there are fewer.
+    """Distances of each point to the others of its cloud, largest first, zeros where there are fewer than channels.
 
     Invariant under E(d) and permutations; where points coincide gradients are 0.
-
-    Attributes
-    ----------
-    channels
-        Number of features; a cloud has at most one point more.
     """
 
     channels: int
@@ -326,7 +296,15 @@ class LieNetwork(Network):
         if self.space.stabilizer is not None and frames is None:
             raise TypeError(f"frames: expected some such as PrincipalFrames(), since {self.space.name} needs them")
         self.neighborhood, self.lifting = neighborhood, lifting or Lifting()
-        self.num_coordinates = self.lifting.radial + self._num_coordinates(self.lifting.coordinates)
+        chart = self.lifting.coordinates
+        if isinstance(chart, PairCoordinates):
+            count = chart.count(self.space)
+        elif chart == "log" and isinstance(self.space.stabilizer, FiniteGroup):
+            name = self.space.group.name
+            raise ValueError(f"coordinates: {name} has no logarithms; give a space such as Euclidean(SE(3))")
+        else:
+            count = num_coordinates(self.space, chart) + isinstance(self.frames, ScaleFrames)
+        self.num_coordinates = self.lifting.radial + count
         if self.lifting.radial:
             if not _keeps_distances(self.space):
                 raise ValueError(f"radial: distances are invariant under rigid motions, not in {self.space.name}")
@@ -337,22 +315,12 @@ class LieNetwork(Network):
 
     @property
     def symmetry(self) -> Symmetry:
-        """That of the frames; translations alone where coordinates of relative elements jump."""
         found = Symmetry.of_frames(self.space, self.frames)
         if self.frames is None or self.lifting.continuous:
             return found
         shifts = Translations(self.space.group.dim) if isinstance(self.space, Euclidean) else None
         jumps = f"coordinates of relative elements jump at half turns, elsewhere to {found.name}"
         return replace(found, group=shifts, notes=(*found.notes, jumps))
-
-    def _num_coordinates(self, chart: Literal["smooth", "log"] | PairCoordinates) -> int:
-        space = self.space
-        if isinstance(chart, PairCoordinates):
-            return chart.count(space)
-        if chart == "log" and isinstance(space.stabilizer, FiniteGroup):
-            name = space.group.name
-            raise ValueError(f"coordinates: {name} has no logarithms; give a space such as Euclidean(SE(3))")
-        return num_coordinates(space, chart) + isinstance(self.frames, ScaleFrames)
 
     def _local(self, channels: int) -> nn.Module | None:
         """The convolution before the blocks."""
@@ -365,17 +333,14 @@ class LieNetwork(Network):
         in_vectors = len(self.vector_inputs)
         return SeenByFrames(self.space.group.dim, self.in_channels, in_vectors, channels, size, cutoff)
 
-    def _generator(self, generator: torch.Generator | None) -> torch.Generator | None:
-        """Where training draws from: a generator that continues torch's default one, if none is given."""
-        return new_generator() if self.training and generator is None else generator
-
-    def _lifted(self, data: Any, generator: torch.Generator | None) -> LiftedGraph:
-        """Lifted clouds with all neighbors."""
-        chart = self.lifting.coordinates
-        given: dict[str, Any] = {"length": self.lifting.length, "coordinates": chart, "generator": generator}
+    def _lifted(self, data: Any, generator: torch.Generator | None) -> tuple[LiftedGraph, torch.Generator | None]:
+        """Lifted clouds with all neighbors, and where training draws from: torch's default generator continued."""
+        generator = new_generator() if self.training and generator is None else generator
+        chart, length = self.lifting.coordinates, self.lifting.length
+        given: dict[str, Any] = {"length": length, "coordinates": chart, "generator": generator}
         if isinstance(chart, PairCoordinates):
             given |= {"length": 1.0, "coordinates": "smooth"}
-        return lift(data, self.frames, self.neighborhood, self.space, **given)
+        return lift(data, self.frames, self.neighborhood, self.space, **given), generator
 
     def _prepared(self, graph: LiftedGraph, generator: torch.Generator | None) -> LiftedGraph:
         """The graph with the neighbors and the coordinates that the options ask for, evaluated."""
@@ -409,8 +374,9 @@ class LieNetwork(Network):
 
     def point_features(self, data: Any, graph: LiftedGraph) -> Tensor:
         """What the embedding sees of each point, ``[points, in_channels]``."""
-        made = None if self.inputs is None else self.inputs(data, graph).to(self.embed.weight)
-        return graph.spread(features(data, self.in_channels, graph) if made is None else made)
+        if self.inputs is None:
+            return graph.spread(features(data, self.in_channels, graph))
+        return graph.spread(self.inputs(data, graph).to(self.embed.weight))
 
 
 class SeenByFrames(nn.Module):
@@ -423,8 +389,7 @@ class SeenByFrames(nn.Module):
 
     def forward(self, x: Tensor, vectors: Tensor, graph: LiftedGraph) -> Tensor:
         """Field ``[points, fiber, channels]`` of features ``[points, in_channels]`` and vectors."""
-        field: Tensor = self.convolution(self.edges(graph, x, vectors), graph)
-        return field
+        return cast(Tensor, self.convolution(self.edges(graph, x, vectors), graph))
 
 
 class SeenInCoordinates(nn.Module):
@@ -440,8 +405,8 @@ class SeenInCoordinates(nn.Module):
 
     def forward(self, x: Tensor, vectors: Tensor, graph: LiftedGraph) -> Tensor:
         """Field ``[points, fiber, channels]`` of features ``[points, in_channels]``; vectors are not seen."""
-        field: Tensor = self.convolution(F.pad(x, (0, 1), value=1.0)[:, None].expand(-1, graph.fiber, -1), graph)
-        return field
+        seen = F.pad(x, (0, 1), value=1.0)[:, None].expand(-1, graph.fiber, -1)
+        return cast(Tensor, self.convolution(seen, graph))
 
 
 def share_of_neighbors(neighbors: Neighbors, share: float, generator: torch.Generator | None = None) -> Tensor:

@@ -37,14 +37,15 @@ from lieattn.nn import LieBlock, LieBottleneck, LieSelfAttention, PointBatchNorm
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
 _DISC = 15.0  # pixels; what the authors keep of a 28 x 28 image
+_PAPER: dict[str, Any] = {"neighborhood": AllPairs(), "lifting": Lifting(local=0)}
 
 
 class LieTransformer(LieNetwork):
     r"""Self-attention on points lifted to a group, and outputs for every cloud or point.
 
     Points x_i of X = G/H are lifted to group elements g_ia; a linear map embeds the features, the same over the whole
-    fiber; a convolution adds what each element sees of its neighbors; blocks of :class:`lieattn.nn.LieSelfAttention`
-    and an MLP follow; the field is pooled.
+    fiber; a convolution adds what each element sees of its neighbors; :class:`lieattn.nn.LieBlock` follow; the field is
+    pooled.
 
     **Equivariance.** Outputs do not change, or turn along, when all elements move by one element of G.
     :attr:`guarantee` says in words for which motions of the *points* that is so with the frames chosen: exactly for a
@@ -66,8 +67,7 @@ class LieTransformer(LieNetwork):
     channels, layers, heads
         Of the attention blocks.
     vector_inputs
-        Attributes of the data with vectors ``[points, dim]``, such as ``("vel",)``, for orthogonal frames; they enter
-        as the frames see them.
+        Attributes of the data with vectors ``[points, dim]``, which enter as the frames see them, if orthogonal.
     lifting, attention, readout
         Further options.
 
@@ -113,32 +113,19 @@ class LieTransformer(LieNetwork):
     @classmethod
     def qm9(cls, out_channels: int = 1, **options: Any) -> LieTransformer:
         """Network for molecules with the widths of the paper, on average invariant to SE(3)."""
-        preset = {"frames": SampledFrames(1), "neighborhood": AllPairs(), "lifting": Lifting(local=0)}
-        return cls(Species(), out_channels, **{**preset, **options})
+        return cls(Species(), out_channels, **{**_PAPER, "frames": SampledFrames(1), **options})
 
     @classmethod
     def constellation(cls, repetitions: int = 2, *, samples: int = 4, **options: Any) -> LieTransformer:
         """Network that counts four patterns among points of the plane, ``[clouds, 4 * (repetitions + 1)]`` logits."""
-        preset = {
-            "space": Euclidean(SE(2)),
-            "frames": SampledFrames(samples),
-            "neighborhood": AllPairs(),
-            "lifting": Lifting(local=0),
-        }
+        preset = {**_PAPER, "space": Euclidean(SE(2)), "frames": SampledFrames(samples)}
         return cls(SortedDistances(17 * repetitions - 1), 4 * (repetitions + 1), **{**preset, **options})
 
     @classmethod
     def springs(cls, **options: Any) -> LieTransformer:
         """Potential of particles on springs, invariant to translations: 841,641 parameters. Inputs are (mass, k)."""
-        preset = {
-            "space": Euclidean(Translations(2)),
-            "neighborhood": AllPairs(),
-            "channels": 160,
-            "layers": 5,
-            "lifting": Lifting(local=0),
-            "attention": AttentionOptions(normalize="mean"),
-        }
-        return cls(2, 1, **{**preset, **options})
+        preset = {"space": Euclidean(Translations(2)), "channels": 160, "layers": 5}
+        return cls(2, 1, **{**_PAPER, **preset, "attention": AttentionOptions(normalize="mean"), **options})
 
     def geometry(self, data: Any, *, generator: torch.Generator | None = None) -> LiftedGraph:
         """Lifted clouds with the coordinates of all pairs.
@@ -146,11 +133,9 @@ class LieTransformer(LieNetwork):
         In training mode random frames and neighbors that are left out are new at every call, drawn from the generator
         or torch's default one; in eval mode the same data gives the same graph.
         """
-        generator = self._generator(generator)
-        return self._prepared(self._lifted(data, generator), generator)
+        return self._prepared(*self._lifted(data, generator))
 
     def field(self, data: Any, geometry: LiftedGraph | None = None) -> GroupField:
-        """Field behind the last block and its graph; see :meth:`Network.field`."""
         graph = self.geometry(data) if geometry is None else geometry
         x = self._embedded(data, graph)
         for block in self.blocks:
@@ -162,13 +147,8 @@ class LieTransformer(LieNetwork):
 class LieConvGeometry:
     """Geometry of a forward pass: what :meth:`LieConvNet.geometry` makes of data.
 
-    Attributes
-    ----------
-    graphs, kept
-        For each block the graph of its convolution, and the points ``[points kept]`` int64 that go on; None where all
-        do.
-    last
-        The points behind the last block.
+    For each block the graph of its convolution, and the points ``[points kept]`` int64 that go on, None for all; then
+    the points behind the last block.
     """
 
     graphs: tuple[LiftedGraph, ...]
@@ -234,31 +214,18 @@ class LieConvNet(LieNetwork):
 
         With frames it is invariant to rotations too.
         """
-        frames = options.get("frames")
-        preset = {
-            "space": Euclidean(Translations(3)) if frames is None else None,
-            "neighborhood": AllPairs(),
-            "channels": 1536,
-            "lifting": Lifting(local=0),
-        }
-        return cls(Species(), out_channels, **{**preset, **options})
+        space = Euclidean(Translations(3)) if options.get("frames") is None else None
+        return cls(Species(), out_channels, **{**_PAPER, "space": space, "channels": 1536, **options})
 
     @classmethod
     def images(cls, in_channels: int = 1, out_channels: int = 10, *, frames: AnyFrames, **options: Any) -> LieConvNet:
         """Network for images as points, see :func:`image_points`: a tenth of the pixels is left at the end."""
-        preset = {
-            "space": Euclidean(SE(2)),
-            "frames": frames,
-            "neighborhood": Radius(3.0),
-            "channels": 128,
-            "lifting": Lifting(local=0),
-            "convolution": ConvolutionOptions(downsampling=0.1),
-        }
+        preset = {**_PAPER, "space": Euclidean(SE(2)), "frames": frames, "neighborhood": Radius(3.0), "channels": 128}
+        preset["convolution"] = ConvolutionOptions(downsampling=0.1)
         return cls(in_channels, out_channels, **{**preset, **options})
 
     @property
     def symmetry(self) -> Symmetry:
-        """That of the frames."""
         found = super().symmetry
         if self.share == 1:
             return found
@@ -267,9 +234,8 @@ class LieConvNet(LieNetwork):
 
     def geometry(self, data: Any, *, generator: torch.Generator | None = None) -> LieConvGeometry:
         """Graph of every block, the points lifted once; in training mode random parts are new at every call."""
-        generator = self._generator(generator)
-        graph, neighborhood = self._lifted(data, generator), self.neighborhood
-        dim = self.space.group.dim
+        graph, generator = self._lifted(data, generator)
+        neighborhood, dim = self.neighborhood, self.space.group.dim
         graphs: list[LiftedGraph] = []
         kept: list[Tensor | None] = []
         for _ in self.blocks:
@@ -284,7 +250,6 @@ class LieConvNet(LieNetwork):
         return LieConvGeometry(tuple(graphs), tuple(kept), graph)
 
     def field(self, data: Any, geometry: LieConvGeometry | None = None) -> GroupField:
-        """Field behind the last block and the points that are left there; see :meth:`Network.field`."""
         geometry = self.geometry(data) if geometry is None else geometry
         x = self._embedded(data, geometry.graphs[0])
         for block, graph, kept in zip(self.blocks, geometry.graphs, geometry.kept, strict=True):
@@ -297,7 +262,7 @@ def image_points(images: Tensor, radius: float | None = _DISC) -> tuple[Tensor, 
 
     From images ``[images, channels, height, width]`` to the values ``[points, channels]``, the places in pixels
     ``[points, 2]`` (to the right and up, the center at 0) and the image ``[points]`` int64 of each pixel. The radius is
-    in pixels, 15 as the authors have it for 28 x 28; None keeps all pixels.
+    in pixels; None keeps all of them.
     """
     if images.ndim != 4:
         raise ValueError(f"images: expected [images, channels, height, width], got {tuple(images.shape)}")

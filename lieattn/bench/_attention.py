@@ -28,13 +28,8 @@ def build(order: int, way: Literal["plain", "auto"]) -> Problem:
 
     def problem() -> Iterator[Tensor]:
         with backend(way):
-            out, _ = group_attention(
-                query,
-                key,
-                value,
-                graph.neighbors,
-                terms=RelativeTerms(positional_key=rho, row=graph.relative.row),
-            )
+            terms = RelativeTerms(positional_key=rho, row=graph.relative.row)
+            out, _ = group_attention(query, key, value, graph.neighbors, terms=terms)
         yield out.square().mean()
 
     return problem

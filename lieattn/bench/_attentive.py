@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -104,7 +104,7 @@ def build_network(way: Way) -> Problem:
 
 def run(repeats: int = 3) -> list[Record]:
     """Records of all cases, the wide layer without the literal way, which would take tens of gigabytes."""
-    ways: tuple[Way, ...] = ("literal", "fused", "plain")
+    ways: tuple[Way, ...] = get_args(Way)
     cases: Cases = {
         "{0}x{0}p4".format(NARROW[0]): {way: partial(build_layer, *NARROW, way) for way in ways},
         "alpha-p4-CNN": {way: partial(build_network, way) for way in ways},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -29,11 +29,15 @@ NEAR = 20  # neighbors of a point within the radius, on average
 Way = Literal["plain", "fused", "log"]
 
 
-def clouds_of(points: int, samples: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Positions ``[clouds, points, 3]``, rotations ``[clouds, points, samples, 3, 3]``, field of the elements."""
+def clouds_of(points: int, samples: int, local: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Positions ``[clouds, points, 3]``, rotations ``[clouds, points, samples, 3, 3]``, field of the elements.
+
+    Points are normally distributed, or ``local``: one cloud of unit density.
+    """
     generator = torch.Generator().manual_seed(0)
-    clouds = CLOUDS.get(points, 1)
-    pos = torch.randn(clouds, points, 3, generator=generator)
+    clouds = 1 if local else CLOUDS.get(points, 1)
+    draw, size = (torch.rand, points ** (1 / 3)) if local else (torch.randn, 1.0)
+    pos = size * draw(clouds, points, 3, generator=generator)
     frames = SO(3).sample(clouds, points, samples, generator=generator)
     return pos, frames, torch.randn(clouds, points, samples, CHANNELS, generator=generator)
 
@@ -45,9 +49,13 @@ def layer_of(coordinates: int) -> LieSelfAttention:
         return LieSelfAttention(CHANNELS, coordinates, heads=HEADS)
 
 
-def build(points: int, samples: int, way: Way) -> Problem:
-    """The library's layer: in plain maths, as it comes, or as it comes on logarithms, the very numbers of ``dense``."""
-    pos, frames, field = clouds_of(points, samples)
+def build(points: int, samples: int, way: Way, local: bool = False) -> Problem:
+    """The library's layer: in plain maths, as it comes, or as it comes on logarithms, the very numbers of ``dense``.
+
+    Neighborhoods are whole clouds or, ``local``, balls that hold :data:`NEAR` points of a unit density.
+    """
+    pos, frames, field = clouds_of(points, samples, local)
+    neighborhood: Neighborhood = Radius((0.75 * NEAR / torch.pi) ** (1 / 3)) if local else AllPairs()
     batch = torch.arange(len(pos)).repeat_interleave(points)
     given = GivenFrames(frames.flatten(0, 1))
     x = field.flatten(0, 1).requires_grad_()
@@ -55,7 +63,7 @@ def build(points: int, samples: int, way: Way) -> Problem:
 
     def problem() -> Iterator[Tensor]:
         with backend("plain" if way == "plain" else "auto"):
-            graph = lift(pos.flatten(0, 1), given, AllPairs(), batch=batch)
+            graph = lift(pos.flatten(0, 1), given, neighborhood, batch=batch)
             if way == "log":
                 graph = graph.with_relative(graph.relative.with_coordinates(PublishedCoordinates()(graph)))
             yield layer(x, graph).square().mean()
@@ -122,33 +130,14 @@ def rigid_log(g: Tensor) -> Tensor:
     return torch.cat([w, (inverse @ translation[..., None])[..., 0]], dim=-1)
 
 
-def build_local(points: int) -> Problem:
-    """The library's layer on a cloud of constant density with neighborhoods of a fixed radius."""
-    generator = torch.Generator().manual_seed(0)
-    side = points ** (1 / 3)
-    pos = side * torch.rand(points, 3, generator=generator)
-    frames = GivenFrames(SO(3).sample(points, 1, generator=generator))
-    x = torch.randn(points, 1, CHANNELS, generator=generator, requires_grad=True)
-    layer = layer_of(12)
-    # A ball of this radius holds so many points of a unit density.
-    neighborhood: Neighborhood = Radius((0.75 * NEAR / torch.pi) ** (1 / 3))
-
-    def problem() -> Iterator[Tensor]:
-        graph = lift(pos, frames, neighborhood)
-        yield layer(x, graph).square().mean()
-
-    return problem
-
-
 def run(repeats: int = 3) -> list[Record]:
     """Records of all cases."""
-    ways: tuple[Way, ...] = ("plain", "fused", "log")
     cases: Cases = {
         f"{points}x{samples}": {
             "dense": partial(build_dense, points, samples),
-            **{way: partial(build, points, samples, way) for way in ways},
+            **{way: partial(build, points, samples, way) for way in get_args(Way)},
         }
         for points, samples in CASES
     }
-    local: Cases = {f"radius {points}": {"fused": partial(build_local, points)} for points in LOCAL}
+    local: Cases = {f"radius {points}": {"fused": partial(build, points, 1, "fused", local=True)} for points in LOCAL}
     return compare({**cases, **local}, repeats=repeats)

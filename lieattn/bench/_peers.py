@@ -35,9 +35,7 @@ def build(way: str, points: int) -> Problem:
     """Make a layer and a random cloud ``[1, points, 3]``, and its forward pass."""
     torch.manual_seed(0)
     x, pos = torch.randn(1, points, CHANNELS, requires_grad=True), torch.randn(1, points, 3)
-    if way in GROUPS:
-        return _ours(GROUPS[way], x[0], pos[0])
-    layer = _peer(way, importlib.import_module(PEERS[way]))
+    layer = _ours(GROUPS[way]) if way in GROUPS else _peer(way, importlib.import_module(PEERS[way]))
     mask = torch.ones(1, points, dtype=torch.bool)
 
     def problem() -> Iterator[Tensor]:
@@ -47,15 +45,15 @@ def build(way: str, points: int) -> Problem:
     return problem
 
 
-def _ours(group: FiniteGroup, x: Tensor, pos: Tensor) -> Problem:
+def _ours(group: FiniteGroup) -> Callable[..., Tensor]:
     lifting = LiftingSelfAttention(group, CHANNELS, CHANNELS, heads=HEADS)
     attention = GroupSelfAttention(group, CHANNELS, CHANNELS, heads=HEADS, pattern="joint")
 
-    def problem() -> Iterator[Tensor]:
-        graph = lift(pos, group, Nearest(NEIGHBORS))
-        yield attention(lifting(x, graph), graph).square().mean()
+    def layer(x: Tensor, pos: Tensor, mask: Tensor) -> Tensor:
+        graph = lift(pos[0], group, Nearest(NEIGHBORS))
+        return attention(lifting(x[0], graph), graph)
 
-    return problem
+    return layer
 
 
 def _peer(way: str, package: Any) -> Callable[..., Any]:

@@ -58,7 +58,7 @@ def run(repeats: int = 3, *, largest: int = POINTS[-1]) -> list[Record]:
     return compare({_case(*size): {"fused": partial(build, *size)} for size in sizes}, repeats=repeats)
 
 
-def exponents(records: list[Record]) -> dict[str, float]:
+def remarks(records: list[Record]) -> list[str]:
     """Slopes of log time and log memory against the log of each size, least squares."""
     by_case = {record.case: record for record in records}
     order, neighbors, points = BASE["order"], BASE["neighbors"], BASE["points"]
@@ -67,18 +67,14 @@ def exponents(records: list[Record]) -> dict[str, float]:
         "order": [(h, _case(points, h, neighbors)) for h in ORDERS],
         "neighbors": [(k, _case(points, order, k)) for k in NEIGHBORS],
     }
-    fitted = {}
+    lines = []
     for name, sweep in sweeps.items():
         found = [(size, by_case[case]) for size, case in sweep if case in by_case]
         if len(found) > 1:
-            fitted[f"time in {name}"] = _slope((size, record.step_ms) for size, record in found)
-            fitted[f"memory in {name}"] = _slope((size, max(record.peak_mb, 1.0)) for size, record in found)
-    return fitted
-
-
-def remarks(records: list[Record]) -> list[str]:
-    """Lines of text with the exponents."""
-    return [f"exponent of {name}: {value:.2f}" for name, value in exponents(records).items()]
+            time = _slope((size, record.step_ms) for size, record in found)
+            memory = _slope((size, max(record.peak_mb, 1.0)) for size, record in found)
+            lines += [f"exponent of time in {name}: {time:.2f}", f"exponent of memory in {name}: {memory:.2f}"]
+    return lines
 
 
 def _slope(pairs: Iterable[tuple[int, float]]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,6 @@ from lieattn.models import AttentiveNetwork
 from lieattn.nn import act_on_grid
 from lieattn.testing import relative_error
 from lieattn.viz._draw import blank_figure, require_matplotlib
-from lieattn.viz._figures import observed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,23 +48,20 @@ def attention_picture(
     Returns
     -------
     Tensor
-        ``[images, order, rows, columns]``; the sum over the poses is the picture.
-
-    Raises
-    ------
-    ValueError
-        If the network has another kind of attention.
+        ``[images, order, rows, columns]``; the sum over the poses is the picture. ValueError is raised if the network
+        has another kind of attention.
     """
     if network.attention not in ("input", "pose"):
         raise ValueError(
             f"network: expected attention 'input' or 'pose', whose maps are shared by all output channels, got "
             f"{network.attention!r}"
         )
-    with observed(network):
+    network = copy.deepcopy(network).eval()
+    with torch.no_grad():
         images = network.images(images)
-        maps = [found.spatial for found in network.attention_maps(images).values()]
+        maps = network.attention_maps(images)
     product = images.new_ones(len(images), network.group.order, *images.shape[-2:])
-    for found in maps:
+    for found in (layer.spatial for layer in maps.values()):
         if found is None or (found.ndim == 4 and not planar):
             continue
         layer = found if found.ndim == 4 else found[:, 0]
@@ -85,19 +82,12 @@ def attention_under_group(
 
     Parameters
     ----------
-    network
-        See :func:`attention_picture`.
+    network, passed
+        See :func:`attention_picture`, also for errors.
     image
-        ``[in_channels, rows, columns]`` with as many rows as columns.
+        ``[in_channels, rows, columns]`` with as many rows as columns, else ValueError.
     arrows
         Whether to draw the poses.
-    passed
-        Whether to show what passes in place of what is subtracted.
-
-    Raises
-    ------
-    ValueError
-        If there is not one square image, or the network has another kind of attention.
     """
     require_matplotlib()
     if image.ndim != 3 or image.shape[-1] != image.shape[-2]:

@@ -18,15 +18,8 @@ if TYPE_CHECKING:
 def accuracy_by_angle(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
     """Draw accuracy against the angle by which the test set is rotated, one labeled line an entry.
 
-    Parameters
-    ----------
-    curves
-        From the name of a network or group to its angles in radians, in any order, and its accuracies in [0, 1].
-
-    Raises
-    ------
-    ValueError
-        If there are no curves, or one is empty, uneven, or not an accuracy.
+    ``curves`` has, by the name of a network or group, its angles in radians, in any order, and its accuracies in
+    [0, 1]. ValueError is raised if there are none, or one is empty, uneven, or not an accuracy.
     """
     lines = {}
     for name, (angles, accuracies) in _named("curves", curves).items():
@@ -53,17 +46,8 @@ def accuracy_by_angle(curves: Mapping[str, tuple[Sequence[float], Sequence[float
 def training_curves(histories: Mapping[str, Sequence[float]], ylabel: str) -> Figure:
     """Draw a quantity against the epoch, one labeled line an entry.
 
-    Parameters
-    ----------
-    histories
-        From the name of a network or group to its values after epochs 1, 2, ...; NaN where there is none.
-    ylabel
-        What the values are.
-
-    Raises
-    ------
-    ValueError
-        If there are no histories, or one has no finite value.
+    ``histories`` has, by the name of a network or group, the values after epochs 1, 2, ..., NaN where there is none;
+    ``ylabel`` says what they are. ValueError is raised if there are no histories, or one has no finite value.
     """
     lines = {}
     for name, values in _named("histories", histories).items():
@@ -86,15 +70,8 @@ def comparison(report: Mapping[str, Any]) -> Figure:
     shares of the data, against the number of clouds. Points are means over seeds, bars standard deviations. For
     classification the error is the share of wrong labels.
 
-    Parameters
-    ----------
-    report
-        Content of the JSON file that the command writes.
-
-    Raises
-    ------
-    ValueError
-        If the report has no finished training.
+    ``report`` is the content of the JSON file that the command writes; ValueError is raised if it has no finished
+    training.
     """
     require_matplotlib()
     rows = [row for row in report["summary"] if row["test"]["mean"] is not None]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lieattn.certify import moved
 from lieattn.geometry import LiftedGraph, PointClouds, point_clouds
@@ -54,8 +54,8 @@ def feature_fields(
     Raises
     ------
     TypeError, ValueError
-        If ``network`` is no GSANet on the plane, ``data`` is not one cloud, there are no angles, or there is no such
-        layer or channel.
+        If ``network`` is no GSANet on the plane, ``data`` is not one cloud, or there are no angles or no such layer or
+        channel.
     """
     draw.require_matplotlib()
     observer = Observer(network, data, angles, layer)
@@ -65,12 +65,11 @@ def feature_fields(
     shown, stable_shown = (f.norm(dim=-1) if channel is None else f[..., channel] for f in (fields, stable))
     order, norm = observer.group.order, draw.color_scale(shown)
     sheet = Sheet(observer, ("input", "field $f(x, h)$", "stabilized field"), (1, order, order))
-    at_rest = observer.view(0.0).clouds(observer.layer)
+    at_rest = observer.view(0.0).clouds
     for row, view in enumerate(observer.views):
-        clouds = view.clouds(observer.layer)
         for h in range(order):
             for axes, drawn, values, angle in (
-                (sheet.axes[row][1 + h], clouds, shown, view.angle),
+                (sheet.axes[row][1 + h], view.clouds, shown, view.angle),
                 (sheet.axes[row][1 + order + h], at_rest, stable_shown, 0.0),
             ):
                 draw.points(axes, drawn, values[row, :, h], angle, "viridis", norm)
@@ -87,17 +86,8 @@ def stabilized_fields(network: GSANet, data: Any, angles: Sequence[float], *, la
 
     Points keep their order when a cloud is rotated, so only the fiber is left to permute back: by the element of the
     group that the rotation is, or by the rotation in the group nearest to it. If the network is equivariant and the
-    rotations are in its group, all rows are equal up to rounding.
-
-    Parameters
-    ----------
-    network, data, angles, layer
-        As for :func:`feature_fields`, and so are the errors.
-
-    Returns
-    -------
-    Tensor
-        ``[angles, points, fiber, channels]`` on the CPU.
+    rotations are in its group, all rows are equal up to rounding. Parameters and errors are those of
+    :func:`feature_fields`; fields ``[angles, points, fiber, channels]`` are returned on the CPU.
     """
     observer = Observer(network, data, angles, layer)
     return observer.stabilized(observer.fields())
@@ -122,21 +112,16 @@ def attention_maps(
     Parameters
     ----------
     network, data, angles, layer
-        As for :func:`feature_fields`; the layer's attention is meant.
+        As for :func:`feature_fields`, also for errors; the layer's attention is meant.
     point
-        Index of the query among the points the layer attends on; the one nearest to the center if absent.
+        Index of the query among the points the layer attends on, which has neighbors, else ValueError; the one nearest
+        to the center if absent.
     head
-        Which head; the mean over all heads if absent.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As for :func:`feature_fields`, or if there is no such point or head, or the point has no neighbors.
+        Which head, ValueError if there is none such; the mean over all heads if absent.
     """
     draw.require_matplotlib()
     observer = Observer(network, data, angles, layer)
-    layer = observer.layer
-    at_rest = observer.view(0.0).graph(layer)
+    at_rest = observer.view(0.0).graph
     if point is None:
         point = int((at_rest.pos - at_rest.pos.mean(dim=0)).norm(dim=1).argmin())
     if not 0 <= point < at_rest.num_points:
@@ -144,9 +129,9 @@ def attention_maps(
     maps = observer.attention(point, head)
     norm = draw.color_scale(maps[maps > 0])
     sheet = Sheet(observer, ("input", "attention of output frame $h$"), (1, observer.group.order))
-    reach = max(draw.neighbor_reach(view.graph(layer), view.keys(layer, point), point) for view in observer.views)
+    reach = max(draw.neighbor_reach(view.graph, view.keys(point), point) for view in observer.views)
     for row, view in enumerate(observer.views):
-        graph, keys = view.graph(layer), view.keys(layer, point)
+        graph, keys = view.graph, view.keys(point)
         draw.neighborhood(sheet.axes[row][0], graph, keys, point, view.angle)
         for h, axes in enumerate(sheet.axes[row][1:]):
             draw.points(axes, graph, maps[row, :, h], view.angle, "magma", norm, keys)
@@ -169,23 +154,13 @@ class View:
     data: Any
     geometry: GSAGeometry
 
-    def graph(self, layer: int) -> LiftedGraph:
-        """The graph that the attention of a layer works on."""
-        return self._steps[layer - 1].graph if layer else self.geometry.lifting
+    graph: LiftedGraph  # that the attention of the layer works on
+    clouds: PointClouds  # points that its output lives on, after its crop
 
-    def clouds(self, layer: int) -> PointClouds:
-        """The points that a layer's output lives on, after its crop."""
-        return self._steps[layer - 1].clouds if layer else self.geometry.lifting
-
-    @property
-    def _steps(self) -> list[Any]:
-        return [step for stage in self.geometry.stages for step in stage]
-
-    def keys(self, layer: int, point: int) -> Tensor:
+    def keys(self, point: int) -> Tensor:
         """The neighbors of a point."""
-        neighbors = self.graph(layer).neighbors
-        first, end = neighbors.row_ptr[point : point + 2].tolist()
-        return neighbors.source[first:end].cpu()
+        first, end = self.graph.neighbors.row_ptr[point : point + 2].tolist()
+        return self.graph.neighbors.source[first:end].cpu()
 
 
 class Observer:
@@ -212,7 +187,7 @@ class Observer:
             raise ValueError(
                 f"layer: expected 0 (lifting) to {blocks} (the last block) or {-blocks - 1} to -1, got {layer!r}"
             )
-        self.network, self.data, self.layer = network, data, layer % (blocks + 1)
+        self.network, self.data, self.layer = copy.deepcopy(network).eval(), data, layer % (blocks + 1)
         self.group: FiniteGroup = network.group
         self.views = [self.view(angle) for angle in angles]
 
@@ -234,11 +209,14 @@ class Observer:
         parameter = next(self.network.parameters())
         rotated.x, rotated.pos = self.data.x.to(parameter), rotated.pos.to(parameter)
         rotated = rotated.to(parameter.device)
-        return View(angle, element, in_group, rotated, self.network.geometry(rotated))
+        geometry = self.network.geometry(rotated)
+        steps = [(geometry.lifting, geometry.lifting)]
+        steps += [(step.graph, step.clouds) for stage in geometry.stages for step in stage]
+        return View(angle, element, in_group, rotated, geometry, *steps[self.layer])
 
     def fields(self) -> Tensor:
         """``[views, points, fiber, channels]`` on the CPU."""
-        with observed(self.network):
+        with torch.no_grad():
             found = [self.network.features(view.data.x, view.geometry)[self.layer].cpu() for view in self.views]
         return torch.stack(found)
 
@@ -246,40 +224,25 @@ class Observer:
         """Weights ``[views, points, fiber]`` of the keys of one query, normalized to 1."""
         layer: Any = self.network.blocks[self.layer - 1].attention if self.layer else self.network.lifting
         check_choice("head", head, layer.heads)
-        return torch.stack([self._attention(layer, view, point, head) for view in self.views])
-
-    def _attention(self, layer: Any, view: View, point: int, head: int | None) -> Tensor:
-        seen: list[tuple[Tensor, LiftedGraph]] = []
-        with observed(self.network), layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs)):
-            self.network.features(view.data.x, view.geometry)
-            weights = layer.weights(*seen[0])
-        graph = seen[0][1]
-        first, end = graph.neighbors.row_ptr[point : point + 2].tolist()
-        if first == end:
-            raise ValueError(f"point: {point} has no neighbors in {self.name}")
-        by_key = weights[first:end].sum(dim=(2, 3))  # [neighbors, fiber, heads]
-        by_key = (by_key / by_key.sum(dim=0)).cpu()
-        dense = by_key.new_zeros(graph.num_points, by_key.shape[1])
-        dense[view.keys(self.layer, point)] = by_key.mean(dim=-1) if head is None else by_key[..., head]
-        return dense
+        maps, seen = [], list[Any]()
+        with torch.no_grad(), layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs)):
+            for view in self.views:
+                self.network.features(view.data.x, view.geometry)
+                weights = layer.weights(*seen.pop())
+                first, end = view.graph.neighbors.row_ptr[point : point + 2].tolist()
+                if first == end:
+                    raise ValueError(f"point: {point} has no neighbors in {self.name}")
+                by_key = weights[first:end].sum(dim=(2, 3))  # [neighbors, fiber, heads]
+                by_key = (by_key / by_key.sum(dim=0)).cpu()
+                dense = by_key.new_zeros(view.graph.num_points, by_key.shape[1])
+                dense[view.keys(point)] = by_key.mean(dim=-1) if head is None else by_key[..., head]
+                maps.append(dense)
+        return torch.stack(maps)
 
     def stabilized(self, fields: Tensor) -> Tensor:
         """Fields ``[views, points, fiber, channels]`` with the fiber of each permuted back."""
         back = [int(self.group.inverse_index[view.element]) for view in self.views]
         return torch.stack([self.group.translate(h, field) for h, field in zip(back, fields, strict=True)])
-
-
-@contextmanager
-def observed(network: nn.Module) -> Iterator[None]:
-    """Evaluation without gradients; every module gets its own mode back."""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def check_choice(name: str, choice: int | None, count: int) -> None:

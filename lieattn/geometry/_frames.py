@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_choice, check_count, check_tensor
-from lieattn.geometry._clouds import ranks
+from lieattn.geometry._clouds import PointClouds, ranks
 from lieattn.geometry._neighbor_lists import Neighbors
-from lieattn.geometry._point_clouds import PointClouds
 from lieattn.groups import FiniteGroup, Group, SemidirectProduct, check_group
 from lieattn.spaces import HomogeneousSpace
 
@@ -110,9 +109,9 @@ class SampledFrames:
     that shrinks with ``count``. For exact equivariance take frames that turn with the cloud, such as
     :class:`PrincipalFrames`.
 
-    Frames are drawn when points are lifted. Without a generator they come from ``seed`` and are the same at every
-    call, and the same for a cloud alone and in a batch: they depend only on the seed and the index of the
-    point in its cloud. With a generator given to :func:`lift`, as in training, they are new at every call.
+    Without a generator frames depend only on the ``seed`` and the index of the point in its cloud: they are the same at
+    every call, and for a cloud alone and in a batch. With a generator given to :func:`lift`, as in training, they are
+    new at every call.
 
     Parameters
     ----------
@@ -183,7 +182,7 @@ class GivenFrames:
         check_choice("per", self.per, ("point", "cloud"))
 
     def __call__(self, sites: Sites) -> Tensor:
-        """Frames ``[points, fiber, k, k]`` in the dtype of the points."""
+        """Frames ``[points, fiber, k, k]``."""
         clouds = sites.clouds
         number = clouds.num_clouds if self.per == "cloud" else clouds.num_points
         if len(self.frames) != number:

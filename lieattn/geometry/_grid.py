@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_count, check_floating
-from lieattn.geometry._clouds import check_grid, first_true, ranges
-from lieattn.geometry._lift import lift
-from lieattn.geometry._lifted_graph import LiftedGraph
+from lieattn.geometry._clouds import PointClouds, check_grid, first_true, ranges
+from lieattn.geometry._lift import LiftedGraph, lift
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._neighbors import PixelSquare
-from lieattn.geometry._point_clouds import PointClouds
 from lieattn.groups import FiniteGroup
 
 _OFF_LATTICE = 1e-2  # of the spacing: coordinates far from the origin are rounded

@@ -1,23 +1,310 @@
-"""Lifting: from point clouds to a graph of group elements over the points, for every kind of group and frames."""
+"""Lifting: from point clouds to the graph of group elements over the points, which the layers of a network share."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_length, check_neighborhood
+from lieattn._checks import check_count, check_length, check_neighborhood
+from lieattn.geometry._clouds import PointClouds, check_indices, collate_clouds, point_clouds, point_weights
 from lieattn.geometry._frames import FiniteFrames, Frames, GivenFrames, GroupFrames, Sites, keeps_lengths
-from lieattn.geometry._lifted_graph import LiftedGraph
-from lieattn.geometry._neighbors import Nearest, Neighborhood, PixelSquare, Radius, find_neighbors
-from lieattn.geometry._point_clouds import PointClouds, point_clouds
+from lieattn.geometry._neighbor_lists import Neighbors
+from lieattn.geometry._neighbors import Nearest, Neighborhood, PixelSquare, Radius, find_neighbors, scaled
 from lieattn.geometry._principal_frames import PrincipalFrames
-from lieattn.geometry._relative import Chart
-from lieattn.geometry._scales import ScaleFrames
-from lieattn.groups import SE, E, FiniteGroup, SemidirectProduct, Translations, trivial
+from lieattn.geometry._relative import Chart, RelativeElements, in_frames
+from lieattn.groups import SE, E, FiniteGroup, SemidirectProduct, Translations, check_group, trivial
 from lieattn.spaces import Euclidean, HomogeneousSpace
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LiftedGraph(PointClouds):
+    """Point clouds lifted to a fiber of group elements over each point, with their neighbor lists.
+
+    Over the point x_i stand the elements g_ia. A field on them is a tensor ``[points, fiber, channels]``, and every
+    layer is ``layer(x, graph) -> x``. Make one with :func:`lift`.
+
+    Attributes
+    ----------
+    pos, batch, num_clouds, grid, cell, pbc
+        See :class:`PointClouds`; ``pos`` are points of the space.
+    relative
+        Relative elements of all edges.
+    log_measure
+        ``[edges]``, logarithm of the Haar measure of the source as the target sees it, see :class:`ScaleFrames`; None
+        where all weigh the same. It is added to the scores of a softmax; without one, its exponential multiplies the
+        values.
+    levels
+        Scales over each point. The points of the graph are the nodes i · levels + k.
+    """
+
+    relative: RelativeElements
+    log_measure: Tensor | None = None
+    levels: int = 1
+
+    @classmethod
+    def over(
+        cls, clouds: PointClouds, *, log_measure: Tensor | None = None, levels: int = 1, **relative: Any
+    ) -> LiftedGraph:
+        """Graph over clouds with :class:`RelativeElements` of the given ``space``, ``neighbors`` and so on."""
+        found = RelativeElements(pos=clouds.pos, batch=clouds.batch, **relative)
+        own = {part.name: getattr(clouds, part.name) for part in fields(PointClouds)}
+        return cls(**own, relative=found, log_measure=log_measure, levels=levels)
+
+    @property
+    def neighbors(self) -> Neighbors:
+        """Neighbor lists, sorted by target, with their transpose."""
+        return self.relative.neighbors
+
+    @property
+    def space(self) -> HomogeneousSpace:
+        """X with its group G."""
+        return self.relative.space
+
+    @property
+    def group(self) -> FiniteGroup | None:
+        """Finite group whose elements are the fiber; None if the frames are not a finite group."""
+        return self.relative.group
+
+    @property
+    def fiber(self) -> int:
+        """Number of elements over each point."""
+        return self.relative.fiber
+
+    @property
+    def length(self) -> float:
+        """Length by which the translations of relative elements are divided."""
+        return self.relative.length
+
+    @property
+    def frames(self) -> Tensor:
+        """Linear parts of the elements, which turn vectors of a frame into space.
+
+        ``[fiber, dim, dim]`` for the same frames over all points, else ``[points, fiber, dim, dim]``.
+        """
+        relative = self.relative
+        if relative.elements is not None:
+            return self.space.group.linear(relative.elements)
+        matrices = cast(FiniteGroup, relative.group).matrices(self.pos)
+        return matrices if relative.pose is None else relative.pose[:, None] @ matrices
+
+    @property
+    def elements(self) -> Tensor:
+        """``[points, fiber, m, m]``, g_ia."""
+        if self.relative.elements is not None:
+            return self.relative.elements
+        section = self.space.section(self.pos)[:, None]
+        if self.space.stabilizer is None:
+            return section
+        frames = self.space.embed(self.frames)
+        return self.space.group.product(section, frames if frames.ndim == 4 else frames[None])
+
+    def frame_positions(self) -> Tensor:
+        """Coordinates in each frame, relative to the mean of the cloud and over the length: ``[points, fiber, dim]``.
+
+        Differences of the coordinates of two points of a cloud are :attr:`RelativeElements.positions` where all points
+        have the same frames.
+        """
+        places = self.pos[:, : self.space.group.dim]
+        centered = (places - self.mean(places)[self.batch]) / self.length
+        if self.relative.tied:
+            return in_frames(cast(FiniteGroup, self.group), self.relative.posed(centered))
+        inverse = torch.linalg.inv(self.frames.double())
+        return (inverse @ centered.double()[:, None, :, None])[..., 0].to(places.dtype)
+
+    def seen_in_frames(self, vectors: Tensor, points: Tensor | None = None) -> Tensor:
+        """Components of vectors ``[n, count, dim]`` in orthogonal frames, A_iaᵀ v: ``[n, fiber, count, dim]``.
+
+        The frames of row i stand over the point ``points[i]``, or i if absent.
+        """
+        pose, group = self.relative.pose, self.group
+        if not self.relative.tied or group is None:
+            frames = self.frames if points is None else self.frames[points]
+            return torch.einsum("paji,pkj->paki", frames, vectors)
+        if pose is not None:
+            # Turning into the pose of the cloud first leaves the same few matrices for all rows.
+            vectors = torch.einsum("pji,pkj->pki", pose if points is None else pose[points], vectors)
+        return torch.einsum("aji,pkj->paki", group.matrices(vectors), vectors)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Features of points on all scales alike: ``[points, *]`` to ``[nodes, *]``."""
+        return x if self.levels == 1 else x.repeat_interleave(self.levels, dim=0)
+
+    def by_level(self, x: Tensor) -> Tensor:
+        """Fields scale by scale: ``[nodes, *]`` to ``[points, levels, *]``."""
+        return x.unflatten(0, (-1, self.levels))
+
+    def with_relative(self, relative: RelativeElements) -> LiftedGraph:
+        """The same clouds with other relative elements."""
+        return replace(self, relative=relative)
+
+    def select_edges(self, kept: Tensor) -> LiftedGraph:
+        """The same points with some of the edges, given by their indices ``[kept]`` in ascending order."""
+        relative, given = self.relative, self.relative.given
+        if given is not None:
+            given = given[kept if relative.row is None else relative.row[kept]]
+        levels_up, log_measure = (None if x is None else x[kept] for x in (relative.levels_up, self.log_measure))
+        selected = replace(relative, neighbors=relative.neighbors.select(kept), given=given, levels_up=levels_up)
+        return replace(self, relative=selected, log_measure=log_measure)
+
+    def subset(self, kept: Tensor, neighborhood: Neighborhood) -> LiftedGraph:
+        """The points ``kept`` (int64 indices, for example of :func:`farthest_points`) with the elements over them.
+
+        They get neighbor lists of their own, from ``neighborhood``, and keep the length.
+        """
+        check_indices("kept", kept, dim=1, device=self.device)
+        if self.levels > 1:
+            raise ValueError("kept: a fiber of scales has no subset; lift the points that are kept")
+        pos, batch, dim = self.pos[kept], self.batch[kept], self.space.group.dim
+        clouds = PointClouds(pos=pos[:, :dim], batch=batch, num_clouds=self.num_clouds, cell=self.cell, pbc=self.pbc)
+        neighbors = find_neighbors(clouds, neighborhood)
+        pose, elements = (None if x is None else x[kept] for x in (self.relative.pose, self.relative.elements))
+        own = replace(
+            self.relative, pos=pos, batch=batch, neighbors=neighbors, pose=pose, elements=elements, given=None
+        )
+        return replace(self, pos=pos, batch=batch, grid=None, log_measure=None, relative=own)
+
+    @staticmethod
+    def collate(graphs: Sequence[LiftedGraph]) -> LiftedGraph:
+        """Disjoint union of graphs of one space with the same kind of frames, in their order.
+
+        Displacements shared between the graphs are not merged again; the index is shifted. ValueError is raised if
+        there are no graphs, or they differ in space, group, fiber, length, chart or levels, in dtype, device, or in
+        having a raster.
+        """
+        clouds = collate_clouds("graphs", graphs, ("group", "space", "fiber", "length", "levels", "relative.chart"))
+        parts = [graph.relative for graph in graphs]
+        measures = [graph.log_measure for graph in graphs if graph.log_measure is not None]
+        graph = LiftedGraph.over(
+            clouds,
+            neighbors=Neighbors.collate([part.neighbors for part in parts]),
+            log_measure=torch.cat(measures) if measures else None,
+            levels=graphs[0].levels,
+            **{name: getattr(parts[0], name) for name in ("space", "length", "group", "chart")},
+            **{name: _joined(name, parts) for name in ("pose", "elements", "dilation", "levels_up", "given")},
+        )
+        _join_rows(graph.relative, parts)
+        return graph
+
+
+def _joined(name: str, parts: Sequence[RelativeElements]) -> Tensor | None:
+    values = [getattr(part, name) for part in parts]
+    if any((value is None) != (values[0] is None) for value in values):
+        raise ValueError(f"graphs: expected {name} of all graphs or of none")
+    return None if values[0] is None else torch.cat(values)
+
+
+def _join_rows(joined: RelativeElements, parts: Sequence[RelativeElements]) -> None:
+    """Take over the rows that the graphs have found, and their positions where all have been computed."""
+    kept, rows = vars(joined), [part.row for part in parts]
+    kept["_rows_known"] = True
+    if any(row is not None for row in rows):
+        starts = accumulate((part.num_rows for part in parts), initial=0)
+        edges = accumulate((part.neighbors.num_edges for part in parts), initial=0)
+        own = [p._rows() if row is None else row for p, row in zip(parts, rows, strict=True)]
+        kept["_row"] = torch.cat([row + first for row, first in zip(own, starts, strict=False)])
+        kept["_representatives"] = torch.cat([p._rows() + first for p, first in zip(parts, edges, strict=False)])
+    positions = [part._positions for part in parts]
+    if all(position is not None for position in positions):
+        kept["_positions"] = torch.cat(cast(list[Tensor], positions))
+
+
+@dataclass(frozen=True)
+class ScaleFrames:
+    r"""The elements of a finite group on several scales: :math:`h_a s_k` with :math:`s_k = first \cdot base^k`.
+
+    The scales are a truncated piece of the group of dilations by ``base``. A graph lifted to them has a node for every
+    point and scale, i · levels + k, with the frames h_a over each node. The element (x_i, h_a, s_k) sees all
+    (x_j, h_b, s_l) with x_j in its neighborhood, which grows with s_k, and \|l - k\| ≤ reach, in the coordinates of
+    g⁻¹ g', which are (h_a⁻¹ (x_j - x_i) / s_k, h_a⁻¹ h_b, l - k).
+
+    **Measure.** The Haar measure is dx dh ds / s^(d + 1): a point that stands for the volume ω has ω / s^d, the factor
+    1/\|h\| of GSA-Nets' Eqs. 20 and 21. With volumes, the ``weights`` of :func:`lift`, the source (j, l) has the
+    measure ω_j / s_l^d, which does not change if the cloud and with it the volumes are dilated. Without, it has
+    (s_l / s_k)^-d, a function of the relative element alone and the same under a softmax; 1 with ``reach=0``, which is
+    lifting (Eq. 20).
+
+    **Equivariance.** To R^d ⋊ H exactly. Dilating the cloud by base moves a field up by one scale: out(k + 1) of
+    the larger cloud is out(k) of the smaller one, for all scales that see no end of the fiber. A lifting layer
+    sees none; every further layer sees ``reach`` more scales, so after lifting and n layers this is exact for
+    n reach ≤ k and k + 1 ≤ levels - 1 - n reach. Nearer to the ends keys are missing; docs/exactness.md has the
+    error measured. Dilations by other factors are as wrong as turns between the elements of H are.
+
+    H is orthogonal, ``trivial(dim)`` for dilations alone. There are ``levels`` scales with the ratio ``base``, above 1;
+    on the scale 1 the neighborhood is as it is given.
+    """
+
+    group: FiniteGroup
+    base: float = 2.0
+    levels: int = 3
+    first: float = 1.0
+    reach: int = 1
+
+    def __post_init__(self) -> None:
+        check_group("group", self.group)
+        check_length("base", self.base)
+        check_length("first", self.first)
+        check_count("levels", self.levels)
+        check_count("reach", self.reach, least=0)
+        if self.base <= 1:
+            raise ValueError(f"base: expected a ratio above 1, got {self.base}")
+        if not self.group.is_orthogonal:
+            raise ValueError(f"group: expected an orthogonal group, got {self.group!r}")
+        check_length("the coarsest scale, first * base^(levels - 1)", self.factors[-1])
+
+    @property
+    def factors(self) -> list[float]:
+        """s_k of each level."""
+        return [float(self.first) * float(self.base) ** k for k in range(self.levels)]
+
+    def __call__(
+        self,
+        clouds: PointClouds,
+        neighborhood: Neighborhood,
+        space: HomogeneousSpace,
+        length: float,
+        volumes: Tensor | None = None,
+    ) -> LiftedGraph:
+        """Graph of the nodes; neighborhood and length are those on the scale 1, ``volumes`` ``[points]`` positive."""
+        dim, levels = clouds.pos.shape[1], self.levels
+        if self.group.dim != dim:
+            raise ValueError(f"points: {self.group.name} acts on {self.group.dim} coordinates, got points with {dim}")
+        nodes = clouds.num_points * levels
+        parts = []
+        for k, factor in enumerate(self.factors):
+            found = find_neighbors(clouds, scaled(neighborhood, factor))
+            shift = clouds.pos.new_zeros(found.num_edges, dim) if found.shift is None else found.shift
+            for step in range(max(-self.reach, -k), min(self.reach, levels - 1 - k) + 1):
+                parts.append(((found.target * levels + k) * nodes + found.source * levels + k + step, shift))
+        keys, shift = (torch.cat(column) for column in zip(*parts, strict=True))
+        order = keys.argsort(stable=True)
+        neighbors = Neighbors.from_keys(keys[order], nodes)
+        if clouds.cell is not None:
+            neighbors = replace(neighbors, shift=shift[order])
+        level = neighbors.source % levels
+        levels_up = level - neighbors.target % levels
+        log_measure = -dim * math.log(self.base) * levels_up.to(clouds.pos.dtype)
+        factors = torch.tensor(self.factors, dtype=torch.float64, device=clouds.device)
+        if volumes is not None:
+            log_volumes = point_weights(volumes, clouds.pos, positive=True).log()
+            log_measure = log_volumes[neighbors.source // levels] - dim * factors.log()[level]
+        pos, batch = (x.repeat_interleave(levels, dim=0) for x in (clouds.pos, clouds.batch))
+        return LiftedGraph.over(
+            replace(clouds, pos=pos, batch=batch, grid=None),
+            space=space,
+            neighbors=neighbors,
+            length=length,
+            group=self.group,
+            dilation=factors.to(pos.dtype).repeat(clouds.num_points),
+            levels_up=levels_up,
+            log_measure=log_measure.to(pos.dtype),
+            levels=levels,
+        )
 
 
 def lift(
@@ -108,16 +395,8 @@ def lift(
     with torch.autocast(clouds.device.type, enabled=False):
         chosen = _chosen(frames, Sites(clouds, neighbors, space, weights, generator))
         group, pose, elements = _laid_out(chosen, clouds, space)
-    return LiftedGraph.over(
-        clouds,
-        space=space,
-        neighbors=neighbors,
-        length=float(length),
-        group=group,
-        pose=pose,
-        elements=elements,
-        chart=coordinates,
-    )
+    found: dict[str, Any] = {"group": group, "pose": pose, "elements": elements, "chart": coordinates}
+    return LiftedGraph.over(clouds, space=space, neighbors=neighbors, length=float(length), **found)
 
 
 def natural_space(frames: Frames | ScaleFrames | None, dim: int | None = None) -> HomogeneousSpace:

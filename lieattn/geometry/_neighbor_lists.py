@@ -21,9 +21,8 @@ _MOST_FILLED = 4
 class Neighbors(Movable):
     """Neighbor lists in CSR form, sorted by target, then by source.
 
-    A value: its tensors must not be written to. The constructor takes them as they are and checks only
-    shapes, dtypes and devices; :meth:`from_edge_index` sorts and checks edges in any order. TypeError or ValueError is
-    raised if tensors are not int64, or shapes or devices do not fit together.
+    A value: its tensors must not be written to. The constructor takes them as they are and raises TypeError or
+    ValueError for wrong shapes, dtypes and devices only; :meth:`from_edge_index` sorts and checks edges in any order.
 
     Attributes
     ----------
@@ -61,11 +60,13 @@ class Neighbors(Movable):
         if len(self.row_ptr) == 0:
             raise ValueError("row_ptr: expected one entry more than there are points, got no entries")
         if len(self.source) != len(self.target):
-            raise ValueError(
-                f"source, target: expected one entry per edge, got {len(self.source)} and {len(self.target)}"
-            )
+            got = f"got {len(self.source)} and {len(self.target)}"
+            raise ValueError(f"source, target: expected one entry per edge, {got}")
         if self.shift is not None:
-            _check_shift(self.shift, self.num_edges, self.row_ptr.device)
+            check_tensor("shift", self.shift, "a floating tensor [edges, dim]")
+            if self.shift.dim() != 2 or len(self.shift) != self.num_edges or self.shift.device != self.device:
+                got = f"{tuple(self.shift.shape)} on {self.shift.device}"
+                raise ValueError(f"shift: expected [edges={self.num_edges}, dim] on {self.device}, got {got}")
 
     def __repr__(self) -> str:
         return f"Neighbors(points={self.num_points}, edges={self.num_edges}, device={self.device})"
@@ -176,9 +177,11 @@ class Neighbors(Movable):
             if one.device != lists[0].device:
                 raise ValueError(f"lists: expected all on {lists[0].device}, got list {number} on {one.device}")
         whole = [one for one in lists if isinstance(one, _AllOfClouds)]
-        union = all_pairs_of_clouds(_joined_clouds(whole)) if len(whole) == len(lists) else None
-        if union is not None:
-            return union
+        if len(whole) == len(lists):
+            clouds = accumulate((cast(Padding, one.whole_clouds).shape[0] for one in whole), initial=0)
+            cloud = torch.cat([one._cloud + first for one, first in zip(whole, clouds, strict=False)])
+            if (union := all_pairs_of_clouds(cloud)) is not None:
+                return union
         points = list(accumulate((one.num_points for one in lists), initial=0))
         edges = accumulate((one.num_edges for one in lists), initial=0)
         ends = [one.row_ptr[1:] + first for one, first in zip(lists, edges, strict=False)]
@@ -230,19 +233,6 @@ def check_edge_index(edge_index: Tensor) -> None:
     check_indices("edge_index", edge_index, dim=2)
     if len(edge_index) != 2:
         raise ValueError(f"edge_index: expected shape [2, edges], got {tuple(edge_index.shape)}")
-
-
-def _joined_clouds(lists: Sequence[_AllOfClouds]) -> Tensor:
-    """The cloud of each point of a union."""
-    counts = [cast(Padding, one.whole_clouds).shape[0] for one in lists]
-    return torch.cat([one._cloud + first for one, first in zip(lists, accumulate(counts, initial=0), strict=False)])
-
-
-def _check_shift(shift: Tensor, num_edges: int, device: torch.device) -> None:
-    check_tensor("shift", shift, "a floating tensor [edges, dim]")
-    if shift.dim() != 2 or len(shift) != num_edges or shift.device != device:
-        got = f"{tuple(shift.shape)} on {shift.device}"
-        raise ValueError(f"shift: expected [edges={num_edges}, dim] on {device}, got {got}")
 
 
 def _join_shifts(lists: Sequence[Neighbors]) -> Tensor | None:

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_length
-from lieattn.geometry._clouds import as_coordinates, cloud_index, first_true
+from lieattn.geometry._clouds import PointClouds, as_coordinates, cloud_index, first_true, lattices
 from lieattn.geometry._neighbor_lists import Neighbors, all_pairs_of_clouds, check_edge_index
-from lieattn.geometry._point_clouds import PointClouds, lattices
 from lieattn.geometry._search import Method, Ties, images_within, pairs_all, pairs_nearest, pairs_within
 
 
@@ -53,7 +52,7 @@ class _Neighborhood(abc.ABC):
         return self._find(pos, batch, ptr)
 
     def _find(self, pos: Tensor, batch: Tensor | None, ptr: Tensor | None, method: Method | None = None) -> Neighbors:
-        """Find the neighbors in a given way (None: the best one on the device)."""
+        """Neighbors by a given method, or the best one on the device."""
         pos = as_coordinates(pos)
         cloud, num_clouds = cloud_index(pos, batch, ptr)
         if num_clouds > len(pos):
@@ -116,7 +115,7 @@ class Radius(_Neighborhood):
         cloud, num_clouds = cloud_index(checked, batch, ptr)
         cell, pbc = lattices(cell, pbc, num_clouds, checked)
         if cell is None or pbc is None:
-            return self._find(pos, batch, ptr)
+            return self._find(pos, cloud, None)
         return self._with_images(pos, cloud, cell, pbc)
 
     def _with_images(self, pos: Tensor, cloud: Tensor, cell: Tensor, pbc: Tensor) -> Neighbors:

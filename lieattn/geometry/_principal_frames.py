@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -12,10 +13,8 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_choice, check_length
-from lieattn.geometry._axes import Candidates, completed_axes, principal_axes
-from lieattn.geometry._clouds import members, point_weights, ranges
+from lieattn.geometry._clouds import PointClouds, members, point_weights, ranges
 from lieattn.geometry._frames import GroupFrames, Sites, keeps_lengths
-from lieattn.geometry._point_clouds import PointClouds
 from lieattn.groups import SO, FiniteGroup, Group, O, RotationDilations, cyclic, dihedral_about
 from lieattn.spaces import HomogeneousSpace
 
@@ -29,11 +28,7 @@ class PrincipalFrames:
     r"""Principal axes as frames, with all choices of their signs as the fiber: exact for rigid motions.
 
     The frames over a point are :math:`V \operatorname{diag}(\pm 1, ..., \pm 1)` with the columns of V the eigenvectors,
-    by descending eigenvalue, of
-
-    .. math::
-        M = \frac{\sum_j w_j (x_j - c)(x_j - c)^T}{\sum_j w_j}
-
+    by descending eigenvalue, of :math:`M = \sum_j w_j (x_j - c)(x_j - c)^T / \sum_j w_j`
     over the cloud with c its weighted mean, or over the neighbors of a point with c the point itself. The fiber is
     2^(d-1) proper frames (4 in space, 2 in the plane), or all 2^d where reflections belong to the group. Where
     the stabilizer has dilations too, as for ``Sim(d)``, frames are multiplied by the root mean square radius
@@ -47,19 +42,18 @@ class PrincipalFrames:
     **Degenerate moments.** Eigenvectors are not determined where eigenvalues coincide, and jump where they cross. Two
     next to each other, λ ≥ μ, count as equal if λ - μ < ``gap`` sqrt(λ₁ λ) with λ₁ the largest. Then a
     :class:`DegenerateFramesWarning` is issued, and the axes that are undetermined are replaced, one after the other, by
-    the direction of the point farthest from the center across the axes found already, the first in the order of
-    points among equally far ones: of the neighborhood, and if all of that lies on these axes, of the cloud. If all
-    of that does too (points on a line, or at one place), the axis is arbitrary, but a function of the others. So
-    rigid motions stay exact for invariant outputs: what is arbitrary is then not seen by any point. What is lost is
-    independence of the order of points: where points are equally far that no symmetry in the group exchanges, and for
-    neighborhoods where points are equally far at all, since each of them chooses by itself. Frames as functions of
-    the points jump at the gap and where the farthest point changes, and so does what is made of them.
+    the direction of the point farthest from the center across the axes found already, the first among equally far
+    ones: of the neighborhood, and if all of that lies on these axes, of the cloud. If all of that does too (points on a
+    line, or at one place), the axis is arbitrary, but a function of the others. So rigid motions stay exact for
+    invariant outputs: what is arbitrary is then not seen by any point. What is lost is independence of the order of
+    points: where points are equally far that no symmetry in the group exchanges, and for neighborhoods where points are
+    equally far at all. Frames jump at the gap and where the farthest point changes.
 
     **Derivatives.** Correct wherever frames are continuous, to all orders where no moments are degenerate and to first
     order elsewhere.
 
-    TypeError or ValueError is raised for other arguments; when points are lifted, if the stabilizer does
-    not have all the frames, or clouds that repeat should have one set of frames.
+    When points are lifted, ValueError is raised if the stabilizer does not have all the frames, or clouds that repeat
+    should have one set of frames.
 
     Parameters
     ----------
@@ -97,14 +91,13 @@ class PrincipalFrames:
         with torch.autocast(clouds.device.type, enabled=False):
             data = self._data(sites)
             axes, isolated = principal_axes(data.moments, self.gap)
-            vague = ~isolated.all(-1)
-            if vague.any():
-                _warn(self, data.moments[vague])
-                rows = vague.nonzero()[:, 0]
-                candidates = [_of_rows(candidate, rows) for candidate in data.candidates]
+            rows = (~isolated.all(-1)).nonzero()[:, 0]
+            if len(rows):
+                _warn(self, data.moments[rows])
                 epsilon = torch.finfo(clouds.pos.dtype).eps
-                completed = completed_axes(axes[rows], isolated[rows], candidates, epsilon)
-                axes = axes.index_put((rows,), completed)
+                axes = axes.index_put(
+                    (rows,), completed_axes(axes[rows], isolated[rows], rows, data.candidates, epsilon)
+                )
             axes = _proper(axes)
             if isinstance(group, RotationDilations):
                 squared = data.moments.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
@@ -201,11 +194,6 @@ def _all_points(clouds: PointClouds, pos: Tensor, center: Tensor | None, basis: 
     return candidates
 
 
-def _of_rows(candidates: Candidates, rows: Tensor) -> Candidates:
-    """The same candidates, for rows counted among those given."""
-    return lambda chosen: candidates(rows[chosen])
-
-
 def _mean(numbers: Tensor, weights: Tensor, row: Tensor, rows: int) -> Tensor:
     """Weighted means of numbers ``[n, *]`` that belong to one row each: ``[rows, *]``, 0 where there are none."""
     weighted = numbers * weights.reshape(-1, *[1] * (numbers.ndim - 1))
@@ -267,3 +255,121 @@ def _warn(frames: PrincipalFrames, moments: Tensor) -> None:
         what = f"some eigenvalues of the second moments lie closer together than gap={frames.gap:g}, so axes were "
         what += "completed by farthest points; what that costs is in the docstring"
         warnings.warn(f"{frames}: {what}", DegenerateFramesWarning, stacklevel=5)
+
+
+# Points are equally far if their distances differ by less, relative to the largest.
+_TIE = 1e-5
+# Points of a neighborhood that lie so near to the axes found, relative to the farthest, do not determine another one.
+_ON_AXIS = 1e-3
+
+# Of some rows: (vectors ``[candidates, k]``, the place of their row among those asked for, in the order of points).
+Candidates = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def principal_axes(moments: Tensor, gap: float) -> tuple[Tensor, Tensor]:
+    """Eigenvectors by descending eigenvalue, and which of them are determined.
+
+    Eigenvalues λ ≥ μ next to each other count as equal unless λ - μ > gap sqrt(λ₁ λ), with λ₁ the largest of the
+    matrix: rounding ε of coordinates turns the eigenvectors by about ε sqrt(λ₁ λ) / (λ - μ).
+
+    ``moments`` ``[rows, k, k]`` are positive semidefinite and float64. Returns the eigenvectors as columns ``[rows, k,
+    k]``, and bool ``[rows, k]``, whether the eigenvalue equals neither neighbor. Axes are differentiable to all orders
+    in rows with distinct eigenvalues, elsewhere to first order where they are determined.
+    """
+    values, axes = _descending(moments.detach())
+    values = values.clamp(min=0)
+    open_gap = -values.diff(dim=-1) > gap * (values[:, :1] * values[:, :-1]).sqrt()
+    edge = torch.ones_like(open_gap[:, :1]) if open_gap.shape[1] else values > -1
+    isolated = torch.cat([edge, open_gap], dim=-1) & torch.cat([open_gap, edge], dim=-1)
+    if moments.shape[-1] == 1:
+        isolated = values > 0
+    if moments.requires_grad:
+        # Both add zero: they only carry derivatives.
+        good = isolated.all(-1).nonzero()[:, 0]
+        exact = _descending(moments[good])[1]
+        exact = exact * torch.where((exact * axes[good]).detach().sum(-2, keepdim=True) < 0, -1.0, 1.0)
+        rest = (~isolated.all(-1)).nonzero()[:, 0]
+        axes = axes.index_put((good,), exact).index_put((rest,), _first_order(moments[rest], values[rest], axes[rest]))
+    return axes, isolated
+
+
+def completed_axes(
+    axes: Tensor, isolated: Tensor, rows: Tensor, candidates: Sequence[Candidates], epsilon: float
+) -> Tensor:
+    """Orthonormal axes ``[rows, k, k]``: those that are isolated first, the others from farthest points.
+
+    Each set of candidates is asked, for these ``rows`` ``[rows]``, where the one before does not determine an axis;
+    ``epsilon`` is the rounding of the points, relative to the largest.
+    """
+    k = axes.shape[-1]
+    order = (~isolated).long().argsort(dim=-1, stable=True)
+    axes = axes.gather(-1, order[:, None].expand_as(axes))
+    number = isolated.sum(-1)
+    columns: list[Tensor] = []
+    for m in range(k):
+        found = torch.stack(columns, dim=-1) if columns else axes[..., :0]
+        column = axes[..., m]
+        open_rows = (m >= number).nonzero()[:, 0]
+        for level, candidate in enumerate(candidates):
+            if len(open_rows) == 0:
+                break
+            least = 16 * epsilon if level == len(candidates) - 1 else _ON_AXIS
+            directions, known = _farthest(*candidate(rows[open_rows]), found[open_rows], least, epsilon)
+            column = column.index_put((open_rows[known],), directions[known])
+            open_rows = open_rows[~known]
+        columns.append(column.index_put((open_rows,), _any_across(found[open_rows])))
+    return torch.stack(columns, dim=-1)
+
+
+def _descending(moments: Tensor) -> tuple[Tensor, Tensor]:
+    values, vectors = torch.linalg.eigh(moments)
+    return values.flip(-1), vectors.flip(-1)
+
+
+def _first_order(moments: Tensor, values: Tensor, axes: Tensor) -> Tensor:
+    """The same axes, with their first derivatives: dv_k = Σ_j v_j (v_jᵀ dM v_k) / (λ_k - λ_j) over λ_j ≠ λ_k."""
+    change = axes.mT @ (moments - moments.detach()) @ axes
+    difference = values[:, None, :] - values[:, :, None]
+    distinct = difference.abs() > 1e-12 * values[:, :1, None].clamp(min=1e-300)
+    return axes + axes @ torch.where(distinct, change / torch.where(distinct, difference, 1.0), 0.0)
+
+
+def _farthest(vectors: Tensor, row: Tensor, found: Tensor, least: float, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Unit vectors ``[rows, k]`` across the axes found, towards the farthest candidates; and where there is one."""
+    rows, k = found.shape[:2]
+    across = _across(vectors, found[row])
+    length = torch.linalg.vector_norm(across.detach(), dim=-1)
+    extent = _largest(torch.linalg.vector_norm(vectors.detach(), dim=-1), row, rows)
+    farthest = _largest(length, row, rows)
+    tied = length >= (farthest - _TIE * farthest - 16 * epsilon * extent)[row]
+    place = torch.arange(len(row), device=row.device)
+    first = torch.full((rows,), len(row), dtype=torch.int64, device=row.device)
+    first.scatter_reduce_(0, row[tied], place[tied], "amin")
+    known = farthest > least * extent
+    chosen = vectors.new_zeros(rows, k).index_put((known.nonzero()[:, 0],), across[first[known]])
+    # A second pass takes off what rounding has left of the axes found.
+    chosen = _across(chosen, found)
+    norm = torch.linalg.vector_norm(torch.where(known[:, None], chosen, 1.0), dim=-1, keepdim=True)
+    return chosen / norm, known
+
+
+def _any_across(found: Tensor) -> Tensor:
+    """Unit vectors ``[rows, k]`` across the axes found, functions of the lines they span: not of their signs."""
+    k = found.shape[1]
+    unit = torch.eye(k, dtype=found.dtype, device=found.device).expand(len(found), k, k)
+    across = _across(unit, found[:, None])
+    length = torch.linalg.vector_norm(across.detach(), dim=-1)
+    tied = length >= (1 - _TIE) * length.amax(-1, keepdim=True)
+    first = tied.long().argmax(-1)
+    chosen = across[torch.arange(len(found), device=found.device), first]
+    return chosen / torch.linalg.vector_norm(chosen, dim=-1, keepdim=True)
+
+
+def _across(vectors: Tensor, found: Tensor) -> Tensor:
+    """Vectors ``[*, k]`` less their parts along orthonormal columns ``[*, k, m]``."""
+    along = (vectors[..., None, :] @ found)[..., 0, :]
+    return vectors - (found @ along[..., None])[..., 0]
+
+
+def _largest(numbers: Tensor, row: Tensor, rows: int) -> Tensor:
+    return numbers.new_zeros(rows).scatter_reduce(0, row, numbers, "amax")

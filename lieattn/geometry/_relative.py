@@ -37,12 +37,9 @@ class RelativeElements(Movable):
         X with its group G, the edges, and the length by which translations are divided.
     pos, batch
         ``[points, *]``, points of X, and ``[points]`` int64, the cloud of each.
-    group
-        Finite group H whose elements stand over the points: over all of them, or those of a stabilizer; None for
-        other frames.
-    pose
-        ``[points, dim, dim]``, by which the elements of H are multiplied from the left, the same for all points of a
-        cloud; None for none.
+    group, pose
+        Finite group H whose elements stand over the points, and ``[points, dim, dim]``, by which they are multiplied
+        from the left, the same for all points of a cloud; None for other frames, and for none.
     elements
         ``[points, fiber, m, m]``, g_ia, where they are not made of ``group`` and ``pose``.
     chart
@@ -273,18 +270,15 @@ class RelativeElements(Movable):
     def _all_coordinates(self) -> Tensor:
         group = self.space.group
         pairs = (self.num_rows, self.fiber, self.fiber)
-        seen = self.positions[:, :, None] if group.is_affine else None
-        parts = [] if seen is None else [seen]
-        if isinstance(group, Translations):
-            pass
-        elif self.chart == "log":
+        parts = [self.positions[:, :, None]] if group.is_affine else []
+        if not isinstance(group, Translations):
             linear = self._linear_pairs()
-            parts = [group.log(linear if seen is None else affine(linear, seen.expand(*pairs, -1)))]
-        elif isinstance(group, SemidirectProduct):
-            parts.append(group.stabilizer.coordinates(self._linear_pairs()))
-        else:
-            linear = self._linear_pairs()
-            parts.append(linear.flatten(-2) if group.is_affine else group.coordinates(linear))
+            if self.chart == "log":
+                parts = [group.log(affine(linear, parts[0].expand(*pairs, -1)) if parts else linear)]
+            elif isinstance(group, SemidirectProduct):
+                parts.append(group.stabilizer.coordinates(linear))
+            else:
+                parts.append(linear.flatten(-2) if group.is_affine else group.coordinates(linear))
         if self.levels_up is not None:
             parts.append(self.levels_up.to(self.pos.dtype)[:, None, None, None])
         if self.space.num_invariants:
@@ -295,18 +289,12 @@ class RelativeElements(Movable):
 
 
 def _distinct(displacements: Tensor, extent: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Find displacements that are distinct up to the rounding of the coordinates they were computed from.
+    """One edge of each distinct displacement, int64 ``[types]``, and the type of each edge, int64 ``[edges]``.
 
-    A 28 x 28 image with 5 x 5 neighborhoods has 19,000 edges and 25 distinct displacements.
-
-    Two displacements count as the same if they fall into one bin of at most 16 rounding steps of the largest
-    coordinate of their cloud, so a turned grid is recognized too, and what is shared differs by rounding alone.
-    Bins are powers of two wide and shared by clouds of the same width only: how finely a cloud is resolved does
-    not depend on the clouds beside it.
-
-    ``extent`` ``[edges]`` is the largest absolute coordinate of the cloud of each edge. Returns one edge for each
-    distinct displacement, ``[types]`` int64, and the type of each edge, ``[edges]`` int64; all edges and None if fewer
-    than half of the edges repeat.
+    All edges and None if fewer than half of them repeat. A 28 x 28 image with 5 x 5 neighborhoods has 19,000 edges and
+    25 distinct displacements. Two are the same if they fall into one bin of at most 16 rounding steps of the largest
+    coordinate of their cloud, ``extent`` ``[edges]``, so a turned grid is recognized too. Bins are powers of two wide
+    and shared by clouds of the same width only: how finely a cloud is resolved does not depend on the clouds beside it.
     """
     edges = len(displacements)
     everything = torch.arange(edges, device=displacements.device)

@@ -7,9 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_count
-from lieattn.geometry._clouds import as_coordinates, check_indices, first_true, members
-from lieattn.geometry._point_clouds import PointClouds, point_clouds
+from lieattn._checks import check_count, check_tensor
+from lieattn.geometry._clouds import PointClouds, as_coordinates, check_indices, first_true, members, point_clouds
 from lieattn.geometry._search import TIE_TOLERANCE
 
 # How far away padding counts: behind every point that is there.
@@ -79,8 +78,7 @@ def farthest_by_distance(distance: Tensor, count: int, start: Tensor, mask: Tens
     chosen; of points equally far the first. Padding counts as -100 away: a cloud of fewer than ``count`` points has its
     first one chosen again.
     """
-    if not isinstance(distance, Tensor) or not distance.is_floating_point():
-        raise TypeError("distance: expected a floating tensor [clouds, N, N]")
+    check_tensor("distance", distance, "a floating tensor [clouds, N, N]")
     if distance.ndim != 3 or distance.shape[1] != distance.shape[2]:
         raise ValueError(f"distance: expected [clouds, N, N], got {tuple(distance.shape)}")
     clouds, size = distance.shape[:2]

@@ -1,9 +1,12 @@
-"""Finite groups as values: matrices, and the tables derived from them."""
+"""Finite groups as values: matrices, the tables derived from them, and their real irreducible representations."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, final
 
 import numpy as np
@@ -22,13 +25,12 @@ CLOSURE_TOLERANCE = 1e-9
 class FiniteGroup(Group):
     """A finite group H of invertible d x d matrices, with the tables its users need.
 
-    The matrices are the group: the tables are derived from them, so a new group is a function that returns matrices
-    and never a new class. Groups are immutable values: they are shared, not copied (a deep copy returns the same
-    object), compare by value, and hold their matrices on the CPU in float64; ask :meth:`matrices` for another device
-    or dtype. Elements are matrices, as in every :class:`Group`, or their indices where it says so.
+    Groups are immutable values: they are shared, not copied (a deep copy returns the same object), compare by value,
+    and hold their matrices on the CPU in float64; ask :meth:`matrices` for another device or dtype. Elements are
+    matrices, as in every :class:`Group`, or their indices where it says so.
 
     Build one with :meth:`from_matrices`, :meth:`from_permutations` or :meth:`generate`, or take one from the catalog
-    (:func:`lieattn.groups.cyclic` and its neighbors). ``name`` is what it is called in messages and checkpoints.
+    (:func:`lieattn.groups.cyclic` and its neighbors).
 
     Attributes
     ----------
@@ -85,7 +87,18 @@ class FiniteGroup(Group):
         ``permutations[g][i]`` is where element g sends i, integers ``[order, d]``. ValueError is raised if a row is
         not a permutation of 0..d-1, or the list is not closed.
         """
-        return cls(name, permutation_matrices(f"permutations of {name!r}", permutations))
+        expected = f"permutations of {name!r}: expected a table of integers [order, points]"
+        try:
+            table = torch.as_tensor(permutations)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{expected}, got {permutations!r}") from error
+        if table.ndim != 2 or table.is_floating_point() or table.is_complex() or 0 in table.shape:
+            raise ValueError(f"{expected}, got shape {tuple(table.shape)} of {table.dtype}")
+        degree = table.shape[1]
+        for g, row in enumerate(table.tolist()):
+            if sorted(row) != list(range(degree)):
+                raise ValueError(f"permutations of {name!r}: row {g} is {row}, not a permutation of 0..{degree - 1}")
+        return cls(name, torch.nn.functional.one_hot(table.long(), degree).mT.double())
 
     @classmethod
     def generate(cls, generators: Tensor, name: str = "custom", *, max_order: int = 1000) -> FiniteGroup:
@@ -144,9 +157,8 @@ class FiniteGroup(Group):
     def index(self, matrices: Tensor, *, tolerance: float = 1e-6) -> Tensor:
         """Indices ``[*]`` int64 of elements given as matrices ``[*, dim, dim]``: the nearest element, if near enough.
 
-        Matrices are compared by distance (largest entry), never by rounded entries, so that elements computed in
-        another way (a conjugate, a product of logarithms, single precision) are found. ValueError is raised if one is
-        farther than ``tolerance`` from every element; the message gives the first one and its distance.
+        ValueError is raised if one is farther than ``tolerance`` (largest entry) from every element; the message gives
+        the first one and its distance.
         """
         if matrices.shape[-2:] != (self.dim, self.dim):
             size = f"[*, {self.dim}, {self.dim}]"
@@ -312,22 +324,6 @@ def checked_matrices(elements: Tensor, name: str) -> Tensor:
     return matrices
 
 
-def permutation_matrices(argument: str, permutations: Sequence[Sequence[int]] | Tensor) -> Tensor:
-    """P e_i = e_p(i) for each row of a table of permutations."""
-    expected = f"{argument}: expected a table of integers [order, points]"
-    try:
-        table = torch.as_tensor(permutations)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{expected}, got {permutations!r}") from error
-    if table.ndim != 2 or table.is_floating_point() or table.is_complex() or 0 in table.shape:
-        raise ValueError(f"{expected}, got shape {tuple(table.shape)} of {table.dtype}")
-    table, degree = table.to(torch.int64), table.shape[1]
-    for g, row in enumerate(table.tolist()):
-        if sorted(row) != list(range(degree)):
-            raise ValueError(f"{argument}: row {g} is {row}, not a permutation of 0..{degree - 1}")
-    return torch.nn.functional.one_hot(table, degree).mT.double()
-
-
 def cayley_table(matrices: Tensor, name: str, tolerance: float) -> Tensor:
     """Index of every product of two elements, or an error that names the factors of one that is missing."""
     table = torch.empty(len(matrices), len(matrices), dtype=torch.int64)
@@ -364,3 +360,80 @@ def snap(matrices: Tensor) -> Tensor:
     """Make entries that are a half-integer up to rounding exactly that: quarter turns stay exact."""
     halves = torch.round(2 * matrices) / 2
     return torch.where((matrices - halves).abs() < 1e-14, halves, matrices)
+
+
+_SAME = 1e-6  # characters of different irreps differ by more, those of equal ones by rounding only
+_TRIALS = 16  # random operators among which the one with the best separated eigenvalues is taken
+
+
+@dataclass(frozen=True, eq=False)
+class RealIrrep:
+    """A real irreducible representation and its copies in the regular representation.
+
+    Attributes
+    ----------
+    matrices
+        ``[order, degree, degree]`` float64, orthogonal: ``matrices[g] @ matrices[h] == matrices[g h]``.
+    basis
+        ``[copies, degree, order]`` float64, orthonormal functions on H on which right translations act by
+        ``matrices``: with (R_k f)(x) = f(x k), ``basis[m, a] · (R_k f) = Σ_b matrices[k, a, b] basis[m, b] · f``.
+    """
+
+    matrices: Tensor
+    basis: Tensor
+
+    @property
+    def degree(self) -> int:
+        """Real dimension of the representation."""
+        return self.matrices.shape[1]
+
+    @property
+    def copies(self) -> int:
+        """How often it is contained in the regular representation."""
+        return self.basis.shape[0]
+
+
+@lru_cache(maxsize=64)
+def real_irreps(group: FiniteGroup) -> tuple[RealIrrep, ...]:
+    r"""All real irreducible representations of a finite group.
+
+    A symmetric operator :math:`\sum_g a_g L_g` of left translations commutes with all right translations; for
+    generic :math:`a_g = a_{g^{-1}}` its eigenspaces are irreducible under them. Equivalent eigenspaces are turned
+    into one another by an averaged intertwiner. Degrees and copies satisfy Σ degree · copies = order; by real
+    type (Frobenius and Schur) copies are the degree, half of it, or a quarter. The order is fixed; all are float64 on
+    the CPU.
+    """
+    check_group("group", group)
+    generator = torch.Generator().manual_seed(0)
+    identity = torch.eye(group.order, dtype=torch.float64)
+    right, left = identity[group.cayley.T], identity[group.relative_index]
+    weights = torch.randn(_TRIALS, group.order, generator=generator, dtype=torch.float64)
+    operators = torch.einsum("tg,gxy->txy", weights + weights[:, group.inverse_index], left)
+    found: list[tuple[Tensor, list[Tensor]]] = []
+    for space in max(map(_eigenspaces, operators), key=lambda spectrum: spectrum[0])[1]:
+        matrices = space.T @ right @ space
+        for known, copies in found:
+            if _equivalent(known, matrices):
+                random = torch.randn(known.shape[1:], generator=generator, dtype=torch.float64)
+                intertwiner = (matrices @ random @ known.mT).mean(dim=0)
+                # Between irreducible orthogonal representations it is orthogonal up to a factor.
+                copies.append(space @ intertwiner * math.sqrt(len(intertwiner)) / intertwiner.norm())
+                break
+        else:
+            found.append((matrices, [space]))
+    return tuple(RealIrrep(matrices, torch.stack(copies).mT.contiguous()) for matrices, copies in found)
+
+
+def _eigenspaces(operator: Tensor) -> tuple[float, tuple[Tensor, ...]]:
+    """Smallest gap between different eigenvalues, on which the accuracy depends, and a basis for each of them."""
+    values, vectors = torch.linalg.eigh(operator)
+    gaps = values.diff() / values.abs().max()
+    real = gaps > 1e-9
+    edges = [0, *(real.nonzero().flatten() + 1).tolist(), len(values)]
+    spaces = vectors.split([end - start for start, end in itertools.pairwise(edges)], dim=1)
+    return float(gaps[real].min()) if real.any() else math.inf, spaces
+
+
+def _equivalent(one: Tensor, other: Tensor) -> bool:
+    characters, others = (matrices.diagonal(dim1=1, dim2=2).sum(dim=-1) for matrices in (one, other))
+    return one.shape == other.shape and bool((characters - others).abs().max() < _SAME)

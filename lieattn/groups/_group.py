@@ -20,8 +20,7 @@ class Group:
     """A group G of matrices that acts on R^dim: the interface that :class:`FiniteGroup` and :class:`LieGroup` share.
 
     Elements are plain tensors ``[*, size, size]``. Everything broadcasts over the leading axes and runs on the device
-    and in the floating dtype of its input. No method but :meth:`check` looks for matrices that do not belong to the
-    group.
+    and in the floating dtype of its input. Only :meth:`check` looks for matrices that do not belong to the group.
 
     Attributes
     ----------
@@ -192,8 +191,8 @@ class Group:
     ) -> Tensor:
         """Designs turned at random, ``[*shape, count, size, size]``: one uniform element times :meth:`design`.
 
-        Each element is uniform, but those of one design are not independent: they average functions of low degree
-        exactly, as antithetic pairs do, which are the designs of 2 elements.
+        Each element is uniform, but those of one design are not independent: together they average functions of low
+        degree exactly.
         """
         turn = self.draw(shape, generator)
         design = self.design(count, dtype=torch.float64, device=turn.device)

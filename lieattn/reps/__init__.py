@@ -8,12 +8,17 @@ from lieattn.reps._irreps import Irreps, to_irreps, wigner_d
 from lieattn.reps._representation import (
     DirectSum,
     Multiple,
+    Pseudoscalar,
+    Pseudovector,
     Representation,
+    Scalar,
+    SymmetricTensor,
+    TracelessSymmetric,
+    Vector,
     check_orthogonal,
     check_representation,
     is_orthogonal,
 )
-from lieattn.reps._tensor import Pseudoscalar, Pseudovector, Scalar, SymmetricTensor, TracelessSymmetric, Vector
 
 __all__ = [
     "DirectSum",

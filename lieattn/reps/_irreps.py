@@ -14,18 +14,16 @@ from lieattn._checks import check_count
 from lieattn.reps._representation import (
     DirectSum,
     Multiple,
-    Representation,
-    block_diagonal,
-    check_orthogonal,
-    check_representation,
-)
-from lieattn.reps._tensor import (
     Pseudoscalar,
     Pseudovector,
+    Representation,
     Scalar,
     SymmetricTensor,
     TracelessSymmetric,
     Vector,
+    block_diagonal,
+    check_orthogonal,
+    check_representation,
     determinant_sign,
 )
 

@@ -1,6 +1,5 @@
 """Homogeneous spaces X = G/H: an origin, a section X → G, the stabilizer of the origin, and lifting points to G."""
 
-from lieattn.spaces._directions import Orbits, PositionDirection, Sphere
-from lieattn.spaces._space import Euclidean, HomogeneousSpace
+from lieattn.spaces._space import Euclidean, HomogeneousSpace, Orbits, PositionDirection, Sphere
 
 __all__ = ["Euclidean", "HomogeneousSpace", "Orbits", "PositionDirection", "Sphere"]

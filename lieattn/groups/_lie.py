@@ -1,9 +1,10 @@
-"""Lie groups of linear maps: rotations of the plane and of space, with reflections or not, and dilations r R."""
+"""Lie groups: rotations, reflections and dilations, translations, and the semidirect product SE(d), E(d), Sim(d)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from lieattn._checks import check_count, check_none
 from lieattn.groups import _catalog
-from lieattn.groups._finite import FiniteGroup
-from lieattn.groups._group import LieGroup, draw_normal, draw_uniform, far, tolerance
+from lieattn.groups._finite import FiniteGroup, check_group
+from lieattn.groups._group import Group, LieGroup, draw_normal, draw_uniform, far, matvec, tolerance
 from lieattn.groups._skew import (
     expm1_ratio,
+    norm,
     rotation_by,
     rotation_from_quaternion,
     rotation_log,
@@ -47,17 +49,14 @@ class Rotational(LieGroup):
         return g.mT
 
     def hat(self, a: Tensor) -> Tensor:
-        """Skew matrix of an angle ``[*, 1]`` or a rotation vector ``[*, 3]``."""
         return skew(self._checked_algebra(a))
 
     def vee(self, matrix: Tensor) -> Tensor:
-        """Angle ``[*, 1]`` or rotation vector ``[*, 3]`` of a skew matrix."""
         if self.dim == 2:
             return matrix[..., 1, 0, None]
         return torch.stack([matrix[..., 2, 1], matrix[..., 0, 2], matrix[..., 1, 0]], dim=-1)
 
     def exp(self, a: Tensor) -> Tensor:
-        """Rotation by an angle ``[*, 1]``, or about a vector ``[*, 3]`` by its length; any length."""
         return rotation_by(self._checked_algebra(a))
 
     def log(self, g: Tensor) -> Tensor:
@@ -88,8 +87,6 @@ class SO(Rotational):
 
     Examples
     --------
-    >>> import torch
-    >>> from lieattn.groups import SO
     >>> group = SO(3)
     >>> half_turn = group.exp(torch.tensor([0.0, torch.pi, 0.0]))
     >>> group.act(half_turn, torch.tensor([1.0, 2.0, 3.0])).round(decimals=3)
@@ -103,7 +100,6 @@ class SO(Rotational):
         return turning_angle(self.relative(g, h))
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Uniform rotations ``[*shape, dim, dim]``."""
         if self.dim == 2:
             return rotation_by(2 * math.pi * draw_uniform((*shape, 1), generator))
         return rotation_from_quaternion(draw_normal((*shape, 4), generator))
@@ -149,7 +145,6 @@ class O(Rotational):  # noqa: E742 - the name of the group
         return torch.where(improper, math.pi, turning_angle(proper))
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Uniform elements ``[*shape, dim, dim]``, improper with probability 1/2."""
         proper = SO(self.dim).draw(shape, generator)
         sign = torch.where(draw_uniform(shape, generator) < 0.5, -1.0, 1.0)
         return torch.cat([proper[..., :-1], proper[..., -1:] * sign[..., None, None]], dim=-1)
@@ -185,11 +180,9 @@ class Dilations(LieGroup):
         return matrix[..., 0, 0, None]
 
     def exp(self, a: Tensor) -> Tensor:
-        """Dilation by the exponential of ``[*, 1]``."""
         return self.hat(torch.exp(a)) + torch.zeros_like(self.identity(a))
 
     def log(self, g: Tensor) -> Tensor:
-        """Logarithm of r ``[*, 1]``."""
         return log_scale(g)[..., None]
 
     def exp_integral(self, a: Tensor) -> Tensor:
@@ -251,7 +244,6 @@ class RotationDilations(LieGroup):
         return torch.exp(a[..., :1, None]) * self.rotations.exp(a[..., 1:])
 
     def log(self, g: Tensor) -> Tensor:
-        """Logarithm of r, then the logarithm of the rotation; at an angle of π as in :meth:`SO.log`."""
         scale, rotation = self.split(g)
         return torch.cat([scale[..., None], self.rotations.log(rotation)], dim=-1)
 
@@ -266,7 +258,6 @@ class RotationDilations(LieGroup):
         return 1 + self.rotations.num_coordinates
 
     def coordinates(self, g: Tensor) -> Tensor:
-        """Logarithm of r, then the entries of the rotation, ``[*, num_coordinates]``."""
         scale, rotation = self.split(g)
         return torch.cat([scale[..., None], self.rotations.coordinates(rotation)], dim=-1)
 
@@ -294,3 +285,172 @@ def log_scale(g: Tensor) -> Tensor:
 
 def _squared_scale(g: Tensor) -> Tensor:
     return (g * g).sum((-2, -1), keepdim=True) / g.shape[-1]
+
+
+class Translations(LieGroup):
+    """The translations R^d, as matrices [[I, t], [0, 1]]. Coordinates of the Lie algebra are t."""
+
+    def __init__(self, dim: int) -> None:
+        check_count("dim", dim)
+        super().__init__(f"R^{dim}", dim=dim, size=dim + 1, algebra_dim=dim)
+
+    def element(self, translation: Tensor) -> Tensor:
+        """Element ``[*, d + 1, d + 1]`` with translation ``[*, d]``."""
+        return affine(torch.eye(self.dim, dtype=translation.dtype, device=translation.device), translation)
+
+    def product(self, g: Tensor, h: Tensor) -> Tensor:
+        return self.element(self.translation(g) + self.translation(h))
+
+    def inverse(self, g: Tensor) -> Tensor:
+        return self.element(-self.translation(g))
+
+    def hat(self, a: Tensor) -> Tensor:
+        return self.element(a) - self.identity(a)
+
+    def vee(self, matrix: Tensor) -> Tensor:
+        return self.translation(matrix)
+
+    def exp(self, a: Tensor) -> Tensor:
+        return self.element(a)
+
+    # Coordinates of the Lie algebra and smooth ones are the translation.
+    log = coordinates = LieGroup.translation
+
+    @property
+    def num_coordinates(self) -> int:
+        return self.dim
+
+    def distance(self, g: Tensor, h: Tensor) -> Tensor:
+        """Length ``[*]`` of the difference."""
+        return norm(self.translation(h) - self.translation(g))
+
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Standard normal translations; the group is not compact and has no uniform distribution."""
+        return self.element(draw_normal((*shape, self.dim), generator))
+
+    def faults(self, g: Tensor) -> dict[str, Tensor]:
+        turned = far(self.linear(g), torch.eye(self.dim, dtype=g.dtype, device=g.device)).flatten(-2).any(-1)
+        return super().faults(g) | {"its linear part is not the identity": turned}
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class SemidirectProduct(LieGroup):
+    """R^d ⋊ H: elements x ↦ A x + t with A in a group H of linear maps, as matrices [[A, t], [0, 1]].
+
+    Coordinates of the Lie algebra are those of H, then d for the translation: for SE(3) (ω, u). They are
+    those of the matrix logarithm, t = V u with V the ``exp_integral`` of H, and not t itself. A finite H has none:
+    the exponential reaches the translations alone, and inverses of linear parts are looked up in H.
+
+    ``stabilizer`` is H, which keeps the origin where it is: a finite or Lie group of linear maps.
+    """
+
+    stabilizer: Group
+
+    def __init__(self, stabilizer: Group, name: str | None = None) -> None:
+        check_group("stabilizer", stabilizer, Group)
+        if stabilizer.is_affine:
+            raise ValueError(f"stabilizer: expected a group of linear maps, but {stabilizer.name} has translations")
+        dim = stabilizer.dim
+        object.__setattr__(self, "stabilizer", stabilizer)
+        size = {"dim": dim, "size": dim + 1, "algebra_dim": stabilizer.algebra_dim + dim}
+        super().__init__(name or f"R^{dim} x| {stabilizer.name}", **size)
+
+    def element(self, linear: int | Tensor, translation: Tensor) -> Tensor:
+        """Element ``[*, d + 1, d + 1]`` with linear part ``[*, d, d]`` in H and translation ``[*, d]``.
+
+        The linear parts of a finite H may be given by their indices ``[*]``.
+        """
+        if translation.shape[-1:] != (self.dim,) or not translation.is_floating_point():
+            got = f"{translation.dtype} {tuple(translation.shape)}"
+            raise ValueError(f"translation: {self.name} takes floating vectors [*, {self.dim}], got {got}")
+        if isinstance(self.stabilizer, FiniteGroup):
+            return affine(self.stabilizer.element(linear, translation, argument="linear"), translation)
+        return affine(torch.as_tensor(linear), translation)
+
+    def product(self, g: Tensor, h: Tensor) -> Tensor:
+        linear = self.stabilizer.product(self.linear(g), self.linear(h))
+        return affine(linear, self.act(g, self.translation(h)))
+
+    def inverse(self, g: Tensor) -> Tensor:
+        linear = self.stabilizer.inverse(self.linear(g))
+        return affine(linear, -self.stabilizer.act(linear, self.translation(g)))
+
+    def relative(self, g: Tensor, h: Tensor) -> Tensor:
+        """The element g⁻¹ h = (A⁻¹ B, A⁻¹ (s - t)); subtracting first keeps it exact far from the origin."""
+        inverse = self.stabilizer.inverse(self.linear(g))
+        translation = self.stabilizer.act(inverse, self.translation(h) - self.translation(g))
+        return affine(self.stabilizer.product(inverse, self.linear(h)), translation)
+
+    def hat(self, a: Tensor) -> Tensor:
+        h, u = self._split(a)
+        top = torch.cat([self.stabilizer.hat(h), u[..., None]], dim=-1)
+        return torch.cat([top, torch.zeros_like(top[..., :1, :])], dim=-2)
+
+    def vee(self, matrix: Tensor) -> Tensor:
+        return torch.cat([self.stabilizer.vee(self.linear(matrix)), self.translation(matrix)], dim=-1)
+
+    def exp(self, a: Tensor) -> Tensor:
+        h, u = self._split(a)
+        return affine(self.stabilizer.exp(h), matvec(self.stabilizer.exp_integral(h), u))
+
+    def log(self, g: Tensor) -> Tensor:
+        h = self.stabilizer.log(self.linear(g))
+        u = matvec(self.stabilizer.inverse_exp_integral(h), self.translation(g))
+        return torch.cat([h, u], dim=-1)
+
+    @property
+    def num_coordinates(self) -> int:
+        return self.stabilizer.num_coordinates + self.dim
+
+    def coordinates(self, g: Tensor) -> Tensor:
+        return torch.cat([self.stabilizer.coordinates(self.linear(g)), self.translation(g)], dim=-1)
+
+    def distance(self, g: Tensor, h: Tensor, *, alpha: float = 0.2) -> Tensor:
+        """``alpha`` times the distance in H plus ``1 - alpha`` times that of the points, ``[*]``.
+
+        The points are those that g and h move the origin to; their distance is divided by the geometric mean of the
+        scales of g and h, if H has any. Left-invariant, symmetric, and a metric if H is orthogonal.
+        """
+        relative = self.relative(g, h)
+        linear = self.linear(relative)
+        unit = self.stabilizer.identity(linear)
+        moved = norm(self.translation(relative))
+        scale = torch.linalg.det(linear).abs() ** (-0.5 / self.dim)
+        return alpha * self.stabilizer.distance(unit, linear) + (1 - alpha) * scale * moved
+
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        """Linear parts as H draws them, with standard normal translations; the group is not compact."""
+        return affine(self.stabilizer.draw(shape, generator), draw_normal((*shape, self.dim), generator))
+
+    def faults(self, g: Tensor) -> dict[str, Tensor]:
+        found = super().faults(g)
+        return found | {f"in its linear part, {f}": w for f, w in self.stabilizer.faults(self.linear(g)).items()}
+
+    def _split(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        a = self._checked_algebra(a)
+        return a[..., : -self.dim], a[..., -self.dim :]
+
+
+def SE(dim: int) -> SemidirectProduct:  # noqa: N802 - the name of the group
+    """Rigid motions of R^2 or R^3, SE(d) = R^d ⋊ SO(d)."""
+    return SemidirectProduct(SO(dim), f"SE({dim})")
+
+
+def E(dim: int) -> SemidirectProduct:  # noqa: N802 - the name of the group
+    """Rigid motions and reflections of R^2 or R^3, E(d) = R^d ⋊ O(d)."""
+    return SemidirectProduct(O(dim), f"E({dim})")
+
+
+def Sim(dim: int) -> SemidirectProduct:  # noqa: N802 - the name of the group
+    """Similarities of R^2 or R^3: rigid motions and dilations, Sim(d) = R^d ⋊ (R+ x SO(d))."""
+    return SemidirectProduct(RotationDilations(dim), f"Sim({dim})")
+
+
+def affine(linear: Tensor, translation: Tensor) -> Tensor:
+    """Matrices [[A, t], [0, 1]] ``[*, d + 1, d + 1]`` from ``[*, d, d]`` and ``[*, d]``."""
+    dim = translation.shape[-1]
+    shape = torch.broadcast_shapes(linear.shape[:-2], translation.shape[:-1])
+    top = torch.cat([linear.expand(*shape, dim, dim), translation[..., None].expand(*shape, dim, 1)], dim=-1)
+    bottom = torch.zeros_like(top[..., :1, :])
+    bottom[..., -1] = 1
+    return torch.cat([top, bottom], dim=-2)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_count, check_counts
+from lieattn._checks import check_counts
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn._attention import GroupAttention
@@ -39,36 +39,26 @@ class _AffineAttention(GroupAttention):
         dropout: float = 0.0,
     ) -> None:
         check_group("group", group)
-        channels = out_channels if channels is None else channels
-        check_counts(channels=channels, heads=heads)
-        if channels % heads:
-            raise ValueError(f"heads: {heads} heads do not divide {channels} channels")
+        self.channels = out_channels if channels is None else channels
+        check_counts(channels=self.channels, heads=heads)
+        if self.channels % heads:
+            raise ValueError(f"heads: {heads} heads do not divide {self.channels} channels")
         if not isinstance(positions, RelativePositionTable | FourierFeatures):
             raise TypeError(f"positions: expected a RelativePositionTable or FourierFeatures, got {positions!r}")
-        self._positions = positions
+        self.positions = positions
         super().__init__(
             in_channels,
             out_channels,
             heads=heads,
-            head_channels=channels // heads,
+            head_channels=self.channels // heads,
             pattern="pooled",
             normalize=normalize,
             # The paper divides by all channels, neither by their root nor by those of a head.
-            scale=1 / channels if scale is None else scale,
+            scale=1 / self.channels if scale is None else scale,
             dropout=dropout,
             lifting=self.lifts,
             group=group,
         )
-
-    @property
-    def positions(self) -> AffinePositions:
-        """What psi and beta are."""
-        return self._positions
-
-    @property
-    def channels(self) -> int:
-        """Channels of queries, keys and values, over all heads."""
-        return self.heads * self.head_channels
 
     def _build(self, channels: int, out_channels: int) -> None:
         self._embed(channels)
@@ -81,14 +71,14 @@ class _AffineAttention(GroupAttention):
         self.key_map, self.value_map = (self._affine_map(channels) for _ in range(2))
 
     def _affine_map(self, channels: int) -> AffineMap:
-        return self._positions.affine_map(self.group, channels, lifting=self.lifting, heads=self.heads)
+        return self.positions.affine_map(self.group, channels, lifting=self.lifting, heads=self.heads)
 
     def attend(
         self, x: Tensor, graph: LiftedGraph, terms: RelativeTerms | None = None, *, return_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Field and, if asked for, weights ``[edges, fiber, heads]`` on the edges of ``positions.edges(graph)``."""
         x = self._checked(x, graph)
-        edges = self._positions.edges(graph)
+        edges = self.positions.edges(graph)
         query, key, value = self._project(x)
         terms = self._terms(x, graph) if terms is None else terms
         values = _padded(value, edges)
@@ -120,12 +110,12 @@ def _padded(signal: Tensor, edges: AffineEdges) -> Tensor:
 class AffineSelfConvolution(_AffineAttention):
     r"""Affine Self Convolution on the group (Diaconu, Worrall 2019, Eqs. 8-11 and 17-20), from a field to a field.
 
-    With Q, K and V group-tied linear maps of the field, each with an affine map of its own,
+    With Q, K and V group-tied linear maps of the field, each with an affine map of its own, channel by channel,
 
     .. math::
         A(h, x; y) = \sum_m \psi(h^{-1} m, h^{-1}(y - x)) f(m, y) + \beta(h^{-1}(y - x))
 
-    channel by channel, where beta is added once for each neighbor (Eq. 24), a head computes
+    where beta is added once for each neighbor (Eq. 24), a head computes
 
     .. math::
         z(h, x) = \sum_{y \in N(x)} \operatorname{softmax}_y
@@ -142,7 +132,7 @@ class AffineSelfConvolution(_AffineAttention):
     Parameters
     ----------
     group, in_channels, out_channels, heads, normalize, dropout
-        See :class:`GroupAttention`; heads take consecutive channels.
+        See :class:`GroupAttention`.
     positions
         What psi and beta are: :class:`RelativePositionTable` for grids, :class:`FourierFeatures` for point clouds.
     channels
@@ -165,10 +155,7 @@ class AffineSelfConvolution(_AffineAttention):
 
 
 class LiftingAffineSelfConvolution(_AffineAttention):
-    r"""Affine Self Convolution from features on points to a field on the group.
-
-    As :class:`AffineSelfConvolution`, whose parameters it has, with one frame of queries, keys and values: psi depends
-    on the displacement :math:`h^{-1}(y - x)` alone, and the frame h of the output enters by it.
+    """:class:`AffineSelfConvolution` from features on points to a field: psi depends on the displacement alone.
 
     **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the features stay with their points, the output
     is translated by h.
@@ -222,7 +209,7 @@ class StandAloneSelfAttention(_AffineAttention):
 
     def _embed(self, channels: int) -> None:
         self._build_projections(channels)
-        self.axis_keys: AxisKeys = self._positions.axis_keys(self.group, self.heads, channels // self.heads)
+        self.axis_keys: AxisKeys = self.positions.axis_keys(self.group, self.heads, channels // self.heads)
 
     def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         query = self.query(x).sum(dim=1, keepdim=True)
@@ -234,28 +221,18 @@ class StandAloneSelfAttention(_AffineAttention):
 
 
 class FiberAffine(nn.Module):
-    r"""The affine map of a query, at displacement 0: channel by channel, over the fiber of one point.
-
-    .. math::  f'_c(x, h) = \sum_m \psi_c(h^{-1} m) f_c(x, m) + \beta_c
-
-    For ``lifting`` there is one frame, and psi is a number for each channel.
-
-    **Equivariance.** It commutes with the left regular representation of H.
-    """
+    """The affine map of a query, at displacement 0, of fields over one frame for ``lifting``."""
 
     relative: Tensor
 
     def __init__(self, group: FiniteGroup, channels: int, *, lifting: bool = False) -> None:
         super().__init__()
-        check_group("group", group)
-        check_count("channels", channels)
         self.psi = nn.Parameter(torch.randn(1 if lifting else group.order, channels))
         self.beta = nn.Parameter(torch.randn(channels))
         relative = torch.zeros(1, 1, dtype=torch.int64) if lifting else group.relative_index.clone()
         self.register_buffer("relative", relative, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Field ``[points, fiber, channels]`` to one of the same shape."""
         return fiber_affine(x, self.psi, self.beta, self.relative)
 
 

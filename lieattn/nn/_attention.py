@@ -27,8 +27,7 @@ class GroupAttention(nn.Module):
         \big( \langle q_e(g), k_e(g') \rangle / s + \text{terms}_e(g^{-1} g') \big)\, V_e f(g') \Big]_e
 
     with queries, keys and values linear in the field, and an *encoding* that says what the relative element adds to
-    scores and values. The fiber pattern, the normalization and the encoding are the slots of
-    :func:`lieattn.ops.group_attention`; with them this is the layer of each of the papers, which are named presets:
+    scores and values. The layers of the papers are presets of it:
 
     ============================ ============= =========================================== =====================
     preset                       pattern       encoding                                    normalization
@@ -42,10 +41,9 @@ class GroupAttention(nn.Module):
     It works on every graph: over finite groups and Lie groups, sampled, given and principal frames, on any homogeneous
     space and on fibers of scales, where keys weigh what the Haar measure says (GSA-Nets, Eqs. 20 and 21).
 
-    **Equivariance.** If all elements move by one element of the group, g -> u g, and the field stays with them, the
-    output stays with them too: only relative elements are seen. For a finite group H over the points, moving these by
-    (t, h) in R^d ⋊ H and translating the field by h translates the output by h. Whether elements move with the points
-    is up to the frames.
+    **Equivariance.** If all elements move by one element of the group, g -> u g, and the field stays with them, so does
+    the output. For a finite group H over the points, moving these by (t, h) in R^d ⋊ H and translating the field by h
+    translates the output by h. Whether elements move with the points is up to the frames.
 
     Parameters
     ----------
@@ -116,7 +114,6 @@ class GroupAttention(nn.Module):
             self._check_encoding(self.encoding)
 
     def _build(self, channels: int, out_channels: int) -> None:
-        """Make the projections and the output map."""
         self._build_projections(channels)
         self.output = self._linear(channels, out_channels)
 
@@ -154,8 +151,7 @@ class GroupAttention(nn.Module):
 
     def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Query, key and value, ``[points, fiber, heads, head_channels]``."""
-        query, key, value = (self._split(layer(x)) for layer in (self.query, self.key, self.value))
-        return query, key, value
+        return self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x))
 
     def _split(self, signal: Tensor) -> Tensor:
         return signal.unflatten(-1, (self.heads, -1))
@@ -253,6 +249,5 @@ def checked_head_channels(out_channels: int, heads: int, head_channels: int | No
     check_counts(out_channels=out_channels, heads=heads)
     if head_channels is None and out_channels % heads:
         raise ValueError(f"head_channels: give it, since {heads} heads do not divide {out_channels} channels")
-    head_channels = out_channels // heads if head_channels is None else head_channels
-    check_count("head_channels", head_channels)
-    return head_channels
+    check_counts(head_channels=out_channels // heads if head_channels is None else head_channels)
+    return head_channels or out_channels // heads

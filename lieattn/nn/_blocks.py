@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -51,15 +51,11 @@ class PreNormBlock(nn.Module):
         if hidden < 1:
             raise ValueError(f"out_channels: the MLP is half as wide, so expected at least 2, got {out_channels}")
         self.activation = activation
-        self.norm_in = CloudNorm(in_channels)
-        self.attention = attention
-        self.norm_attention = CloudNorm(out_channels)
+        self.norm_in, self.attention, self.norm_attention = CloudNorm(in_channels), attention, CloudNorm(out_channels)
         self.dropout = nn.Dropout(dropout)
         self.skip = nn.Linear(in_channels, out_channels) if in_channels != out_channels else nn.Identity()
-        self.linear1 = nn.Linear(out_channels, hidden)
-        self.norm1 = CloudNorm(hidden)
-        self.linear2 = nn.Linear(hidden, out_channels)
-        self.norm2 = CloudNorm(out_channels)
+        self.linear1, self.norm1 = nn.Linear(out_channels, hidden), CloudNorm(hidden)
+        self.linear2, self.norm2 = nn.Linear(hidden, out_channels), CloudNorm(out_channels)
 
     def forward(
         self,
@@ -70,8 +66,7 @@ class PreNormBlock(nn.Module):
     ) -> Tensor:
         """Field ``[points, fiber, in_channels]`` to ``[points kept, fiber, out_channels]``.
 
-        ``kept`` ``[points kept]`` int64 are the points that a crop keeps after the attention, and ``kept_clouds`` the
-        clouds that they make; all points if absent.
+        ``kept`` int64 are the points that a crop keeps after the attention, and ``kept_clouds`` the clouds they make.
         """
         y = self.attention(self.activation(self.norm_in(x, graph)), graph)
         y = self.dropout(self.activation(self.norm_attention(y, graph)))
@@ -86,12 +81,9 @@ class PreNormBlock(nn.Module):
 class LieBlock(nn.Module):
     """Attention and MLP with residuals, as in LieTransformer.
 
-    With ``norm`` ``"layer_pre"`` or ``"batch_pre"`` it is
-
-        f <- f + attention(norm(f)),   f <- f + mlp(norm(f)),
-
-    and with ``"layer_post"`` or ``"batch_post"`` f <- f + norm(attention(f)), f <- f + norm(mlp(f)); ``"none"`` leaves
-    the normalization out. The MLP keeps the width and has an activation after both of its linear maps.
+    With ``norm`` ``"layer_pre"`` or ``"batch_pre"`` it is f <- f + attention(norm(f)), f <- f + mlp(norm(f)), with
+    ``"layer_post"`` or ``"batch_post"`` f <- f + norm(attention(f)), f <- f + norm(mlp(f)); ``"none"`` leaves the
+    normalization out. The MLP keeps the width and has an activation after both of its linear maps.
 
     **Equivariance.** That of its ``attention(x, graph) -> x``, a layer from ``channels`` to ``channels``.
     """
@@ -148,8 +140,10 @@ class LieBottleneck(nn.Module):
         Channels of the convolution's input and output; a quarter of those outside if absent.
     norm
         ``"batch"`` (the authors'), ``"layer"`` or ``"none"``.
-    activation, coordinates, rank, hidden, divide
-        See :class:`LieConvolution`; the activation is that between the maps too.
+    activation
+        Name of the activation, also between the layers of the kernel.
+    coordinates, **convolution
+        The number of coordinates and the other options of :class:`LieConvolution`.
     """
 
     def __init__(
@@ -161,32 +155,22 @@ class LieBottleneck(nn.Module):
         widths: tuple[int, int] | None = None,
         norm: Literal["batch", "layer", "none"] = "batch",
         activation: Activation = "silu",
-        rank: int = 16,
-        hidden: int = 32,
-        divide: Literal["neighbors", "published", "none"] = "neighbors",
+        **convolution: Any,
     ) -> None:
         super().__init__()
         if out_channels < in_channels:
-            raise ValueError(
-                f"out_channels: expected at least {in_channels}, as many as in_channels, got {out_channels}"
-            )
+            raise ValueError(f"out_channels: expected at least {in_channels}, the in_channels, got {out_channels}")
         check_choice("norm", norm, ("batch", "layer", "none"))
         narrow_in, narrow_out = widths or (max(1, in_channels // 4), max(1, out_channels // 4))
         self.activation: Activation = activation
-        self.norm_in, self.norm_down, self.norm_up = (
-            norm_layer(norm, width) for width in (in_channels, narrow_in, narrow_out)
-        )
+        normed = in_channels, narrow_in, narrow_out
+        self.norm_in, self.norm_down, self.norm_up = (norm_layer(norm, width) for width in normed)
         self.down = nn.Linear(in_channels, narrow_in)
-        self.convolution = LieConvolution(
-            narrow_in, narrow_out, coordinates, rank=rank, hidden=hidden, activation=activation, divide=divide
-        )
+        self.convolution = LieConvolution(narrow_in, narrow_out, coordinates, activation=activation, **convolution)
         self.up = nn.Linear(narrow_out, out_channels)
 
     def forward(self, x: Tensor, graph: LiftedGraph, kept: Tensor | None = None) -> Tensor:
-        """Field ``[points, fiber, in_channels]`` to ``[points kept, fiber, out_channels]``.
-
-        ``kept`` ``[points kept]`` int64 are the points that subsampling keeps after the convolution; all if absent.
-        """
+        """Field to ``[points kept, fiber, out_channels]``; ``kept`` int64 are those after the convolution, or all."""
         act = activation_named("activation", self.activation)
         y = self.convolution(act(self.norm_down(self.down(act(self.norm_in(x))))), graph)
         if kept is not None:
@@ -202,12 +186,10 @@ class FramewiseBlock(nn.Module):
 
     Parameters
     ----------
-    group, channels, heads, encoding
-        See :class:`FramewiseAttention`.
+    group, channels, heads, encoding, dropout
+        See :class:`FramewiseAttention`; dropout is applied behind both branches too.
     mlp_ratio
         Hidden channels of the network, as a multiple of ``channels``.
-    dropout
-        On attention weights and behind both branches.
     messages
         Channels of the ``EdgeNetwork`` whose :class:`FrameMessages` are added to what is attended; None for none.
     """
@@ -239,10 +221,9 @@ class FramewiseBlock(nn.Module):
         terms: RelativeTerms | None = None,
         local: tuple[LiftedGraph, RelativeTerms] | None = None,
     ) -> Tensor:
-        """Field ``[points, fiber, channels]`` to the same.
+        """Field ``[points, fiber, channels]`` to the same; ``terms`` as in :class:`GroupAttention`.
 
-        ``terms`` are those of the attention, where a network evaluates them once for all blocks; ``local`` is the graph
-        of the messages with the terms of its ``EdgeNetwork``, for blocks with messages.
+        ``local`` is the graph of the messages with the terms of its ``EdgeNetwork``, for blocks with messages.
         """
         y = self.norm1(x)
         attended = self.attention(y, graph, terms)

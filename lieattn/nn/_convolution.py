@@ -25,10 +25,9 @@ class GroupConvolution(nn.Module):
     .. math::  f'_o(x_i, h_a) = \mu \sum_{j \in N(i)} \sum_b \sum_c \psi_{oc}(h_a^{-1}(x_j - x_i), h_a^{-1} h_b)
         f_c(x_j, h_b)
 
-    with the sum over b absent where the kernel lifts. It is group attention whose weights are all 1 and whose values
-    are ψ f. A :class:`lieattn.nn.relative.TableKernel` on a grid gives the numbers of
-    :class:`lieattn.nn.GridGroupConvolution` with a border; a :class:`lieattn.nn.relative.NetworkKernel` serves any
-    cloud. Kernels that lift work on every graph, those between poses on the fiber of their finite group.
+    with the sum over b absent where the kernel lifts. A :class:`lieattn.nn.relative.TableKernel` on a grid gives the
+    numbers of :class:`lieattn.nn.GridGroupConvolution` with a border; a :class:`lieattn.nn.relative.NetworkKernel`
+    serves any cloud. Kernels that lift work on every graph, those between poses on the fiber of their finite group.
 
     **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the field is translated by h (features that are lifted
     stay as they are), the output is translated by h. Exact for every H where neighborhoods are balls.
@@ -88,9 +87,7 @@ class LieConvolution(nn.Module):
 
     .. math::  f'(g) = \sum_{g' \in N(g)} W(g^{-1} g')\, f(g') + b, \qquad W(u) = \sum_m k_m(u)\, W_m
 
-    with k a small network of the relative element, :class:`lieattn.nn.relative.RankKernel`. The sum over neighbors is
-    taken before the matrices W_m: it is the operator with scores k_m that are not normalized, one head for each m, and
-    the same values for all heads.
+    with k a small network of the relative element, :class:`lieattn.nn.relative.RankKernel`.
 
     **Equivariance.** That of :class:`GroupAttention`; on every graph.
 
@@ -101,8 +98,8 @@ class LieConvolution(nn.Module):
     coordinates, rank, hidden, activation
         Number of coordinates of a relative element and of matrices W_m, and what the network k is made of.
     divide
-        What the sum over neighbors is divided by: ``"neighbors"`` by their number, ``"published"`` divides the
-        bias too, as the authors' code does, ``"none"`` leaves the sum.
+        ``"neighbors"`` divides the sum by their number, ``"published"`` the bias too, as the authors' code does,
+        ``"none"`` neither.
     """
 
     def __init__(
@@ -129,6 +126,7 @@ class LieConvolution(nn.Module):
         """Field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``."""
         check_features(x, self.weight)
         x = check_field(x, graph, self.weight.shape[1])
+        # The sum over neighbors comes before the matrices: m is a head, and all heads have the same values.
         values = x[:, :, None].expand(-1, -1, self.weight.shape[2], -1)
         terms = measured(self.kernel(graph), graph, "none")
         mixed, _ = group_attention(None, None, values, graph.neighbors, normalize="none", terms=terms)
@@ -147,8 +145,7 @@ class AttentiveConvolution(nn.Module):
         W_V^e(u) = \sum_m k_m^e(u)\, W_m^e
 
     with A the weights of ``attention``, a :class:`GroupAttention` in the joint pattern, which also makes the values and
-    the output. On R^d that is W_V(x_j - x_i), so geometry is seen also where features are constant. The other
-    parameters are those of :class:`LieConvolution`.
+    the output: geometry is seen also where features are constant. For the rest see :class:`LieConvolution`.
 
     **Equivariance.** That of :class:`GroupAttention`; on every graph.
     """
@@ -209,8 +206,7 @@ class LiftingConvolution(nn.Module):
 
     def forward(self, terms: RelativeTerms, graph: LiftedGraph) -> Tensor:
         """Terms of an ``EdgeNetwork`` on a graph to a field ``[points, fiber, channels]``."""
-        field: Tensor = self.output(graph.neighbors.sum_to_targets(_signals(terms)))
-        return field
+        return cast(Tensor, self.output(graph.neighbors.sum_to_targets(_signals(terms))))
 
 
 class FrameMessages(nn.Module):
@@ -218,10 +214,8 @@ class FrameMessages(nn.Module):
 
     .. math::  f'(x_i, a)_c = \sum_j (W \psi_{ija})_c \, f(x_j, a)_c \Big/ \sqrt{1 + \textstyle\sum_j w(r_{ij})}
 
-    with ψ, of ``hidden`` channels, and w of :class:`lieattn.nn.relative.EdgeNetwork`: the spatial factor of a separable
-    group convolution (as in PONITA, Bekkers et al. 2024, Eq. 13), whose other factor are maps such as
-    :class:`GroupLinear`. It relates frames of the same index, so all points have the same frames, or those of their
-    cloud.
+    with ψ and w as in :class:`LiftingConvolution`: the spatial factor of a separable group convolution (as in PONITA,
+    Bekkers et al. 2024, Eq. 13). It relates frames of the same index, which all points of a cloud must share.
 
     **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the field is translated by h, so is the output.
     """

@@ -16,12 +16,10 @@ from lieattn.nn._statistics import Inexact, complain
 
 
 def to_grid(x: Tensor, grid: Tensor) -> Tensor:
-    """Lay out a field on the pixels of equally large images as a grid.
+    """Lay out a field ``[points, (fiber,) channels]`` as ``[images, channels, (fiber,) rows, columns]``.
 
-    Takes ``x`` ``[points, channels]`` or ``[points, fiber, channels]``, points in raster order, image after image, and
-    ``grid`` ``[images, 2]`` int64, rows and columns of each image, all alike; returns ``[images, channels, rows,
-    columns]`` or ``[images, channels, fiber, rows, columns]``. ValueError is raised if the images differ in size, or
-    the points are not their pixels.
+    Points are in raster order, image after image; ``grid`` ``[images, 2]`` int64 are rows and columns of each image.
+    ValueError is raised if the images differ in size, or the points are not their pixels.
     """
     if grid.ndim != 2 or grid.shape[1] != 2 or len(grid) == 0 or bool((grid != grid[0]).any()):
         raise ValueError(f"grid: expected [images, 2] with one size for all images, got {grid.tolist()}")
@@ -43,8 +41,7 @@ def act_on_grid(group: FiniteGroup, h: int, x: Tensor) -> Tensor:
     """Move an image or a field about the center of the image: (h · f)(h̃, y) = f(h⁻¹h̃, h⁻¹y).
 
     ``group`` is any group of quarter turns and mirrors that keep the lattice, ``h`` the index of an element, and ``x``
-    ``[batch, channels, rows, columns]``, or a field ``[batch, channels, order, rows, columns]``. The result has the
-    shape of ``x``, with rows and columns exchanged where h exchanges them.
+    ``[batch, channels, (order,) rows, columns]``; rows and columns are exchanged where h exchanges them.
     """
     check_lattice_group("group", group)
     if x.ndim not in (4, 5) or (x.ndim == 5 and x.shape[2] != group.order):
@@ -64,23 +61,12 @@ def act_on_grid(group: FiniteGroup, h: int, x: Tensor) -> Tensor:
 
 
 def grid_images(data: Any) -> Tensor:
-    """Images of a batch of point clouds, each pixel put where its coordinates say.
+    """Images ``[images, channels, rows, columns]`` of a batch of clouds, each pixel put where its coordinates say.
 
-    So an image whose points were moved by quarter turns, mirrors and translations is read as the moved image; points
-    that are not on an upright lattice are refused, since a grid network would have to resample them.
-
-    Parameters
-    ----------
-    data
-        torch_geometric ``Data`` or ``Batch`` with features ``x`` ``[points, channels]``, coordinates ``pos``
-        ``[points, 2]`` (right, up) and ``grid`` ``[images, 2]``, points image after image; or images
-        ``[images, channels, rows, columns]``, which are returned as they are.
-
-    Returns
-    -------
-    Tensor
-        ``[images, channels, rows, columns]``. TypeError or ValueError is raised if there are no features, coordinates
-        or grid, images differ in size, or points are on no upright lattice.
+    So an image whose points were moved by quarter turns, mirrors and translations is read as the moved image. ``data``
+    is a torch_geometric ``Data`` or ``Batch`` with features ``x`` ``[points, channels]``, coordinates ``pos``
+    ``[points, 2]`` (right, up) and ``grid`` ``[images, 2]``; images are returned as they are. TypeError or ValueError
+    is raised if one of them is absent, images differ in size, or points are on no upright lattice.
     """
     if isinstance(data, Tensor):
         if data.ndim != 4:
@@ -131,11 +117,7 @@ def group_taps(group: FiniteGroup, size: int) -> Tensor:
 
 
 class _PermutedCopies(torch.autograd.Function):
-    """Copies of the last axis in several orders.
-
-    Torch would add up the gradient entry by entry; since every order is a permutation, it can be read in the inverse
-    order and summed.
-    """
+    """Copies of the last axis in several orders: the gradient is read in the inverse orders, not added by entries."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, orders: Tensor) -> Tensor:
@@ -168,8 +150,8 @@ def moved_kernels(weight: Tensor, taps: Tensor) -> Tensor:
 def published_measure(group: FiniteGroup, *, attentive: bool = False) -> float:
     """Weight of the sum over the input fiber in the authors' code.
 
-    2π/n for n rotations. With mirrors the plain layer takes it twice (π on p4m), while the attentive layers take 2π/|H|
-    (π/4 on p4m); the two agree on rotations. Groups without rotations, or of other dimensions, have weight 1.
+    2π/n for n rotations, with mirrors twice that (π on p4m); the attentive layers take 2π/|H| (π/4 on p4m). Groups
+    without rotations, or of other dimensions, have weight 1.
     """
     rotations = int((torch.linalg.det(group.elements) > 0).sum())
     if group.dim != 2 or rotations == 1:
@@ -265,12 +247,10 @@ class GridLiftingConvolution(GridConvolution):
 
     .. math::  f'_o(h, y) = \sum_c \sum_p f_c(y + p) \psi_{oc}(h^{-1} p)
 
-    with zero border and without bias. Parameters are those of :class:`GridGroupConvolution`; the measure is 1 if
-    absent.
+    Parameters are those of :class:`GridGroupConvolution`; the measure is 1 if absent.
 
-    **Equivariance.** Moving the image by h about its center moves the output and permutes its frames:
-    f'(h̃, y) becomes f'(h⁻¹h̃, h⁻¹y), exactly, for even and odd sizes. For stride s this needs
-    (rows + 2 pad - dilation (size - 1) - 1) divisible by s.
+    **Equivariance.** Moving the image by h about its center makes f'(h⁻¹h̃, h⁻¹y) of f'(h̃, y), exactly, for even and odd
+    sizes. For stride s this needs (rows + 2 pad - dilation (size - 1) - 1) divisible by s.
     """
 
     lifting = True
@@ -284,8 +264,8 @@ class GridGroupConvolution(GridConvolution):
 
     with zero border and without bias.
 
-    **Equivariance.** Moving and permuting the input, f(h̃, y) becomes f(h⁻¹h̃, h⁻¹y), does the same to the output;
-    strides as in :class:`GridLiftingConvolution`.
+    **Equivariance.** f(h⁻¹h̃, h⁻¹y) in place of f(h̃, y) does the same to f'; strides as in
+    :class:`GridLiftingConvolution`.
 
     Parameters
     ----------

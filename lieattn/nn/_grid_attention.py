@@ -53,8 +53,7 @@ class ResponseAttention(nn.Module):
         group, in_channels, out_channels = layer.group, layer.in_channels, layer.out_channels
         self.order, self.lifting = group.order, layer.lifting
         fiber = () if layer.lifting else (group.order,)
-        for name in ("first", "second", "spatial"):
-            self.register_parameter(name, None)
+        self.first = self.second = self.spatial = None
         if attention != "spatial":
             if hidden is None:
                 hidden = in_channels if layer.lifting else max(1, in_channels // 2)
@@ -113,7 +112,6 @@ class _Attentive(GridConvolution):
         self.attention = ResponseAttention(self, attention, hidden, spatial_size, channel_action, init_scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, in_channels, (order,) rows, columns]`` to ``[batch, out_channels, order, rows', columns']``."""
         return self.attend(x)[0]
 
     def attend(self, x: Tensor, *, return_maps: bool = False) -> tuple[Tensor, AttentionMaps | None]:
@@ -144,9 +142,7 @@ class GridAttentiveLifting(_Attentive, GridLiftingConvolution):
     .. math::
         f'_o(h, y) = \sum_c (1 - \alpha_X(o, h, y)\, \alpha_C(o, h, c)) \, t_{oc}(h, y)
 
-    Channel attention looks at mean and maximum of t over positions through two matrices that do not depend on the
-    frame; spatial attention at mean and maximum of α_C t over the channels, through a kernel moved by h. Parameters are
-    those of :class:`GridAttentiveConvolution`.
+    See :class:`GridAttentiveConvolution`, for parameters too. Matrices of the channels do not depend on the frame.
 
     **Equivariance.** That of :class:`lieattn.nn.GridLiftingConvolution`; the attention maps are moved like the output.
     """
@@ -165,11 +161,10 @@ class GridAttentiveConvolution(_Attentive, GridGroupConvolution):
     :math:`h^{-1} \tilde h`, and every output channel has its own (Romero, Bekkers, Tomczak, Hoogendoorn 2020,
     Eqs. 14-20, as implemented: what attention gives is subtracted, the residual branch).
 
-    **Equivariance.** Moving and permuting the input, f(h̃, y) becomes f(h⁻¹h̃, h⁻¹y), does the same to the output
-    and to the maps: A[L_g f](g1, g2) = A[f](g⁻¹ g1, g⁻¹ g2).
+    **Equivariance.** That of :class:`lieattn.nn.GridGroupConvolution`, also of the maps:
+    A[L_g f](g1, g2) = A[f](g⁻¹ g1, g⁻¹ g2).
 
-    **Cost.** Time of a depth-wise convolution for every pair of channels; memory of one plane for every output
-    channel and pair of frames, since responses are never kept (see :func:`lieattn.ops.attentive_convolution`).
+    **Cost.** See :func:`lieattn.ops.attentive_convolution`.
 
     Parameters
     ----------
@@ -190,14 +185,7 @@ class GridAttentiveConvolution(_Attentive, GridGroupConvolution):
 
 
 class ChannelGate(nn.Module):
-    r"""Channel attention of a field, from statistics of its channels.
-
-    .. math::
-        \alpha = \sigma\big( W_2 \operatorname{relu}(W_1 s_{mean}) + W_2 \operatorname{relu}(W_1 s_{max}) \big)
-
-    On a field W1 and W2 are group convolutions of the frames, (W s)(h) = Σ_h̃ W(h⁻¹h̃) s(h̃), without a measure; for
-    planes there is no group.
-    """
+    """σ(W₂ relu(W₁ mean) + W₂ relu(W₁ max)) with group-tied W₁ and W₂; for planes there is no group."""
 
     relative: Tensor
 
@@ -224,9 +212,10 @@ class GridInputAttention(nn.Module):
 
     .. math::  f' = (1 - \alpha_X \alpha_C) f
 
-    :math:`\alpha_C` is a channel gate on mean and maximum of f over positions; :math:`\alpha_X` the sigmoid of
-    a group convolution of mean and maximum over the channels of :math:`\alpha_C f`. On planes the latter is a
-    lifting convolution and its maximum over the frames, so that the map of a plane is a plane.
+    :math:`\alpha_C = \sigma(W_2 \operatorname{relu}(W_1 s_{mean}) + W_2 \operatorname{relu}(W_1 s_{max}))`, with mean
+    and maximum of f over positions and group-tied W, without a measure; :math:`\alpha_X` is the sigmoid of a group
+    convolution of mean and maximum over the channels of :math:`\alpha_C f`, on planes of the maximum over the frames of
+    a lifting convolution.
 
     **Equivariance.** Moving the image and permuting its frames does the same to f' and to the maps.
 
@@ -265,15 +254,9 @@ class GridInputAttention(nn.Module):
         self.spatial: GridConvolution | None = None
         if attention != "channel":
             layer = GridLiftingConvolution if lifting else GridGroupConvolution
+            pad, measure = spatial_dilation * (spatial_size // 2), None if lifting else measure
             self.spatial = layer(
-                group,
-                2,
-                1,
-                spatial_size,
-                pad=spatial_dilation * (spatial_size // 2),
-                dilation=spatial_dilation,
-                measure=None if lifting else measure,
-                init_scale=init_scale,
+                group, 2, 1, spatial_size, pad=pad, dilation=spatial_dilation, measure=measure, init_scale=init_scale
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -306,9 +289,8 @@ class GridPoseAttention(nn.Module):
         \alpha_H(h, y) = \sigma\Big( \mu \sum_{c, \tilde h} w_c(h^{-1} \tilde h) f_c(\tilde h, y) \Big), \qquad
         f' = (1 - \alpha_H) f
 
-    On planes it is the maximum over frames of the lifting convolution of side 1, which is the same for all frames. As
-    in the authors' comparison there is a sigmoid in place of the softmax of co-attentive networks. Parameters are those
-    of :class:`GridInputAttention`; weights start uniform in ±init_scale / sqrt(channels).
+    On planes it is a lifting convolution. As in the authors' comparison there is a sigmoid in place of the softmax of
+    co-attentive networks. Parameters are those of :class:`GridInputAttention`.
 
     **Equivariance.** Moving the image and permuting its frames does the same to f' and to the map.
     """
@@ -330,8 +312,8 @@ class GridPoseAttention(nn.Module):
         self.group, self.channels, self.lifting = group, channels, lifting
         measure = published_measure(group) if measure is None else float(measure)
         self.measure = 1.0 if lifting else measure
-        self.weight = nn.Parameter(torch.empty(channels, *(() if lifting else (group.order,))))
-        nn.init.uniform_(self.weight, -init_scale / math.sqrt(channels), init_scale / math.sqrt(channels))
+        bound = init_scale / math.sqrt(channels)
+        self.weight = nn.Parameter(torch.empty(channels, *(() if lifting else (group.order,))).uniform_(-bound, bound))
         self.register_buffer("relative", group.relative_index.clone(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:

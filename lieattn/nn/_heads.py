@@ -23,18 +23,17 @@ def lift_field(values: Tensor, frames: Frames, rep: Representation) -> Tensor:
 
     .. math::  F(x, h) = \rho(h)^{-1} v(x)
 
-    The result is a field ``[points, fiber, rep.dim]`` of invariant channels, on which any layer may work; float32 at
-    least, also under autocast. TypeError or ValueError is raised if shapes, dtypes or devices do not fit, or frames are
-    not orthogonal where they must be.
+    The result is a field ``[points, fiber, rep.dim]`` of invariant channels; float32 at least, also under autocast.
+    TypeError or ValueError is raised if shapes, dtypes or devices do not fit, or frames are not orthogonal where they
+    must be.
 
-    **Equivariance.** If points and frames are turned by R and v is a field of type ρ, then v(R x) = ρ(R) v(x) is
-    lifted to the same channels at the turned frames: for a finite group, F is translated by the left regular
-    representation.
+    **Equivariance.** If points and frames are turned by R, v(R x) = ρ(R) v(x) is lifted to the same channels at the
+    turned frames: for a finite group, F is translated by the left regular representation.
 
     Parameters
     ----------
     values
-        v ``[points, rep.dim]``, in any unit, which the channels keep: velocities, charges, external fields.
+        v ``[points, rep.dim]``, in any unit, which the channels keep.
     frames
         The linear parts h of the frames: orthogonal matrices ``[fiber, dim, dim]`` for the same frames over all
         points or ``[points, fiber, dim, dim]``; or a finite group; or a lifted graph, which has ``frames``. Frames
@@ -55,14 +54,12 @@ def project_field(values: Tensor, frames: Frames, rep: Representation) -> Tensor
     errors.
 
     **Equivariance.** If points and frames are turned by R and F is the same at the turned frames, the result is
-    ρ(R) v: exactly for finite groups and for frames that turn with the points; in distribution for frames drawn at
-    random.
+    ρ(R) v; for frames drawn at random in distribution.
     """
     return rep.act(_frame_matrices(values, frames, rep, lifted=True), values).mean(dim=1)
 
 
 def _frame_matrices(values: Tensor, frames: Frames, rep: Representation, *, lifted: bool) -> Tensor:
-    """Matrices of the frames, which fit values that are lifted or not."""
     check_representation("rep", rep)
     check_tensor("values", values, "a floating tensor")
     if isinstance(frames, FiniteGroup):
@@ -103,10 +100,6 @@ Pooling = Literal["mean", "max", "sum", "none"]
 class InvariantHead(nn.Module):
     """Invariant numbers of every cloud or point, in one of the two ways of LieTransformer.
 
-    ``"pool_first"`` (its authors' ``model_1``) pools the field over points and frames, then applies three linear maps,
-    each behind the activation. ``"point_first"`` (their ``lieconv``) applies one linear map behind the activation to
-    every element and pools the results.
-
     **Equivariance.** Pooling forgets the order of points and frames. An empty cloud has a pooled field of zero.
 
     Parameters
@@ -114,7 +107,8 @@ class InvariantHead(nn.Module):
     channels, outputs
         Channels of the field, numbers for each cloud.
     readout
-        See above.
+        ``"pool_first"`` (the authors' ``model_1``) pools the field, then applies three linear maps, each behind the
+        activation; ``"point_first"`` (``lieconv``) applies one to every element and pools the results.
     pool
         ``"mean"`` or ``"max"`` over points and frames, ``"sum"`` over points of the mean over frames, or ``"none"`` for
         numbers of each point, where only frames are averaged.
@@ -166,21 +160,21 @@ class FieldHead(nn.Module):
 
     .. math::  v(x) = \frac{1}{n} \sum_h \rho(h) \big( W_2 \, \mathrm{silu}(W_1 F(x, h) + b_1) \big)
 
-    **Equivariance.** That of :func:`lieattn.nn.project_field`: if the field is translated by h in H, the result is
-    multiplied by ρ(h).
+    **Equivariance.** If the field is translated by h in H, the result is multiplied by ρ(h).
 
     Parameters
     ----------
     in_channels, hidden
         Channels of the field, and of the hidden layer; as many if absent.
     rep
-        ρ, the type of the output: ``Vector(3)`` for velocities, forces and normals, ``Pseudovector()`` for magnetic
-        moments, ``2 * Vector(3) + Scalar()``.
+        ρ, the type of the output: ``Vector(3)`` for forces, ``Pseudovector()`` for magnetic moments.
     pool
         ``"none"`` for a field on the points; ``"mean"`` or ``"sum"`` over the points of each cloud.
     activation
         Name of the activation.
     """
+
+    kind: Any
 
     def __init__(
         self,
@@ -198,22 +192,14 @@ class FieldHead(nn.Module):
         check_count("hidden", hidden)
         check_choice("pool", pool, ("mean", "sum", "none"))
         activation_named("activation", activation)
-        self.rep, self.activation = rep, activation
+        self.kind, self.rep, self.activation = rep, rep, activation
         self.linear1 = nn.Linear(in_channels, hidden)
         # A constant behind it would be projected on the invariants of ρ, which most types have not.
         self.linear2 = nn.Linear(hidden, rep.dim, bias=False)
         self.cloud_pool = None if pool == "none" else CloudPool(pool)
 
-    @property
-    def kind(self) -> Any:
-        """How the output transforms."""
-        return self.rep
-
-    def forward(self, x: Tensor, graph: LiftedGraph | Frames) -> Tensor:
-        """Field ``[points, fiber, in_channels]`` to ``[points | clouds, rep.dim]``.
-
-        Without pooling frames will do in place of a graph, as in :func:`lieattn.nn.project_field`.
-        """
+    def forward(self, x: Tensor, graph: Frames) -> Tensor:
+        """Field ``[points, fiber, in_channels]`` to ``[points | clouds, rep.dim]``; pooling needs a graph."""
         check_features(x, self.linear1.weight)
         act = activation_named("activation", self.activation)
         values = project_field(self.linear2(act(self.linear1(x))), graph, self.rep)
@@ -227,28 +213,14 @@ class FieldHead(nn.Module):
 class VectorHead(FieldHead):
     """Vectors in the unit of the targets, ``[points | clouds, outputs, dim]``; one vector loses its axis.
 
-    See :class:`FieldHead`; ``outputs`` is the number of vectors of ``dim`` components for each point or cloud.
+    See :class:`FieldHead` for the other options; ``outputs`` is the number of vectors of ``dim`` components.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        dim: int = 3,
-        *,
-        outputs: int = 1,
-        hidden: int | None = None,
-        pool: Literal["mean", "sum", "none"] = "none",
-        activation: str = "silu",
-    ) -> None:
-        super().__init__(in_channels, outputs * Vector(dim), hidden=hidden, pool=pool, activation=activation)
-        self.outputs, self.dim = outputs, dim
+    def __init__(self, in_channels: int, dim: int = 3, *, outputs: int = 1, **options: Any) -> None:
+        super().__init__(in_channels, outputs * Vector(dim), **options)
+        self.outputs, self.dim, self.kind = outputs, dim, "vector"
 
-    @property
-    def kind(self) -> Any:
-        """How the output transforms."""
-        return "vector"
-
-    def forward(self, x: Tensor, graph: LiftedGraph | Frames) -> Tensor:
+    def forward(self, x: Tensor, graph: Frames) -> Tensor:
         """Field ``[points, fiber, in_channels]`` to vectors."""
         vectors = super().forward(x, graph)
         return vectors if self.outputs == 1 else vectors.unflatten(1, (self.outputs, self.dim))
@@ -260,8 +232,7 @@ class DipoleHead(nn.Module):
     .. math::  \mu = \sum_i q_i (x_i - \bar x) + \mu_i
 
     The charges are shifted alike so that they sum to the total charge of the cloud, 0 if none is given; without
-    ``neutral`` they are as the network gives them. For a neutral cloud the result does not depend on the origin; for a
-    charged one it is the moment about the mean position. The rest is as in :class:`VectorHead`.
+    ``neutral`` they are as the network gives them. The rest is as in :class:`VectorHead`.
 
     **Equivariance.** Turned with the points by H; invariant to translations.
     """
@@ -277,10 +248,7 @@ class DipoleHead(nn.Module):
         self.neutral = neutral
 
     def charges(self, x: Tensor, graph: PointClouds, total: Tensor | None = None) -> Tensor:
-        """Partial charges ``[points]``, in the unit of the dipole over that of the positions.
-
-        ``total`` is the charge of each cloud, ``[clouds]``.
-        """
+        """Partial charges ``[points]``, in the unit of the dipole over that of the positions."""
         if total is not None and (not self.neutral or total.shape != (graph.num_clouds,)):
             expected = f"shape [{graph.num_clouds}], got {tuple(total.shape)}" if self.neutral else "none: not neutral"
             raise ValueError(f"total: expected {expected}")

@@ -29,19 +29,17 @@ from lieattn.spaces import HomogeneousSpace
 class GroupSelfAttention(GroupAttention):
     r"""Self-attention on the group, from a field to a field.
 
-    With ``pattern="query_sum"`` it is the group self-attention of GSA-Nets (Eq. 16, corrected): queries of all
-    frames g are summed, and the output frame h enters by the positional encoding,
+    With ``pattern="query_sum"`` it is that of GSA-Nets (Eq. 16, corrected): queries of all frames g are summed, and the
+    output frame h enters by the positional encoding,
 
     .. math::
         f'(x_i, h) = b + \sum_e W_e \sum_g \sum_{(j, m)} \operatorname{softmax}_{(j, m)}
         \big( \langle q_e(x_i, g), k_e(x_j, m) + \rho(h^{-1}(x_j - x_i), g^{-1} m) \rangle / \sqrt{C_{in}} \big)
         v_e(x_j, m) .
 
-    ``"joint"`` keeps the query frame as the output frame (LieTransformer); ``"framewise"`` attends within each
-    frame, with frames mixed elsewhere by :class:`lieattn.nn.GroupLinear`.
+    ``"joint"`` keeps the query frame as the output frame (LieTransformer); ``"framewise"`` attends within each frame.
 
-    **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the field is translated by h, the output is
-    translated by h. Exact for every H where neighborhoods are balls.
+    **Equivariance.** That of :class:`GroupAttention`, exact for every H where neighborhoods are balls.
 
     Parameters
     ----------
@@ -76,8 +74,7 @@ class GroupSelfAttention(GroupAttention):
         check_count("in_channels", in_channels)
         width = checked_head_channels(out_channels, heads, head_channels)
         if encoding is None and isinstance(group, HomogeneousSpace) and not self.lifts:
-            pairs = PerHeadMLP(heads, num_coordinates(group))
-            encoding = [CoordinateEncoding(dim, width), pairs]
+            encoding = [CoordinateEncoding(dim, width), PerHeadMLP(heads, num_coordinates(group))]
         elif encoding is None:
             encoding = CoordinateEncoding(dim, width, None if self.lifts else finite)
         super().__init__(
@@ -106,8 +103,8 @@ class LiftingSelfAttention(GroupSelfAttention):
         f'(x_i, h) = b + \sum_e W_e \sum_{j \in N(i)} \operatorname{softmax}_j
         \big( \langle q_e(x_i), k_e(x_j) + \rho(h^{-1}(x_j - x_i)) \rangle / \sqrt{C_{in}} \big) v_e(x_j)
 
-    It has the parameters of :class:`GroupSelfAttention`, the pattern ``"query_sum"``, and keys of one frame. On a fiber
-    of scales the features of a point are those of all its nodes.
+    Parameters are those of :class:`GroupSelfAttention`, the pattern is ``"query_sum"``. On a fiber of scales the
+    features of a point are those of all its nodes.
 
     **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the features stay with their points, the output
     is translated by h: f'(·, a) becomes f'(·, h⁻¹a). Exact for every H where neighborhoods are balls.
@@ -119,8 +116,7 @@ class LiftingSelfAttention(GroupSelfAttention):
 class FramewiseAttention(GroupAttention):
     r"""Rotary self-attention of every frame with itself, with group-tied projections.
 
-    With :math:`R_a(x)` the rotation of channel pairs by the angles of :class:`RotaryPhases`, and q, k, v and the
-    output group-tied linear maps,
+    With :math:`R_a(x)` the rotation of channel pairs by the angles of :class:`RotaryPhases`,
 
     .. math::
         f'(x_i, a) = W_o R_a(x_i)^{-1} \sum_j \operatorname{softmax}_j
@@ -128,21 +124,16 @@ class FramewiseAttention(GroupAttention):
 
     Scores and values see :math:`h_a^{-1}(x_j - x_i)` alone, so geometry counts where features are constant too.
 
-    **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the field is translated by h, so is the output.
+    **Equivariance.** That of :class:`GroupAttention`.
 
-    **Cost.** That of attention with |H| heads on tokens of |H| channels; the maps cost less, see
-    :class:`GroupLinear`. Over whole clouds (``AllPairs``) it is torch's scaled dot product attention.
+    **Cost.** Over whole clouds (``AllPairs``) it is torch's scaled dot product attention with |H| heads.
 
     Parameters
     ----------
-    group
-        H.
-    channels, heads
-        Channels per frame, and the heads, into which they fall by even numbers.
+    group, channels, heads, dropout
+        See :class:`GroupAttention`; channels fall into heads by even numbers.
     encoding
         ``RotaryEncoding(group.dim, heads, channels // heads, values=True)``, or None where a network gives the terms.
-    dropout
-        On the attention weights.
     """
 
     def __init__(
@@ -167,18 +158,13 @@ class FramewiseAttention(GroupAttention):
         self.output = GroupLinear(group, channels, out_channels)
 
     def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        query, key, value = self.projection(x).unflatten(-1, (3, self.heads, -1)).unbind(dim=2)
-        return query, key, value
+        return cast(tuple[Tensor, Tensor, Tensor], self.projection(x).unflatten(-1, (3, self.heads, -1)).unbind(dim=2))
 
 
 class LieSelfAttention(GroupAttention):
-    r"""Self-attention of LieTransformer (arXiv 2012.10885, Algorithm 1), in the joint pattern.
+    r"""Self-attention of LieTransformer (arXiv 2012.10885, Algorithm 1): :class:`GroupAttention` in the joint pattern.
 
-    .. math::
-        f'(g) = b + W \Big[ \sum_{g' \in N(g)} \operatorname{normalize}_{g'}
-        \big( \operatorname{score}_e(f(g), f(g'), g^{-1} g') \big)\, V_e f(g') \Big]_e
-
-    The kernels, choices of its score, are
+    The kernels, choices of the score before it is normalized, are
 
     * ``"sum"``: ⟨q, k⟩ / √d + network(g⁻¹ g'), the authors' ``mlp``;
     * ``"content"``: the first summand alone, ``"location"`` the second;
@@ -191,8 +177,8 @@ class LieSelfAttention(GroupAttention):
 
     Parameters
     ----------
-    channels, heads
-        Channels of the field, divisible by the heads.
+    channels, heads, dropout
+        See :class:`GroupAttention`; the heads divide the channels.
     coordinates
         Number of coordinates of a relative element, ``graph.relative.num_coordinates``.
     kernel
@@ -200,11 +186,9 @@ class LieSelfAttention(GroupAttention):
     normalize
         ``"softmax"``, ``"mean"`` or ``"exp-mean"``, see :func:`lieattn.ops.group_attention`.
     hidden, activation
-        Of the networks of each head: units, and what follows each of their layers.
+        See :class:`lieattn.nn.relative.PerHeadMLP`.
     features, location, feature_channels
         Of the kernel ``"combined"``.
-    dropout
-        On the attention weights.
     """
 
     def __init__(

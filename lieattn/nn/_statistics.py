@@ -54,21 +54,14 @@ class CloudPool(nn.Module):
 
 
 class GridPool(nn.Module):
-    """Pool size x size pixels of an image, with a stride as large as the window.
+    """Pool cells of size x size pixels of an image; ``reduction`` is ``"max"``, ``"mean"`` or ``"sum"``.
+
+    ``inexact`` says what to do with an image whose height or width is no multiple of ``size``: its last rows or columns
+    would be dropped, and a turned image would lose others. ``"refuse"`` raises ValueError, ``"warn"`` warns,
+    ``"allow"`` says nothing.
 
     **Equivariance.** To quarter turns and mirrors of the raster where no rows or columns are dropped; to every
     motion of the coordinates that keeps the raster.
-
-    Parameters
-    ----------
-    size
-        Side of a cell in pixels.
-    reduction
-        ``"max"``, ``"mean"`` or ``"sum"``.
-    inexact
-        What to do with an image whose height or width is no multiple of ``size``: its last rows or columns would
-        be dropped, and a turned image would lose others, so the result would not turn along. ``"refuse"`` raises
-        ValueError, ``"warn"`` warns once a call, ``"allow"`` says nothing.
     """
 
     def __init__(self, size: int = 2, reduction: Reduction = "max", *, inexact: Inexact = "refuse") -> None:
@@ -103,10 +96,7 @@ class GridPool(nn.Module):
 
 
 class GridSpatialPool(nn.Module):
-    """Pool size x size cells of the positions of a field on a grid, pose by pose.
-
-    See :class:`GridPool`; ``reduction`` is ``"max"`` or ``"mean"``.
-    """
+    """:class:`GridPool` of a field on a grid, pose by pose; ``reduction`` is ``"max"`` or ``"mean"``."""
 
     def __init__(
         self, size: int = 2, reduction: Literal["max", "mean"] = "max", *, inexact: Inexact = "refuse"
@@ -162,7 +152,7 @@ def _reduce(x: Tensor, cell: Tensor, num_cells: int, reduction: Reduction) -> Te
 
 
 class _Affine(nn.Module):
-    """A gain and a shift for each channel, and the eps of the statistics that they follow."""
+    """A gain and a shift for each channel."""
 
     def __init__(self, channels: int, eps: float) -> None:
         super().__init__()
@@ -175,8 +165,7 @@ class _Affine(nn.Module):
 class CloudNorm(_Affine):
     """Joint normalization of GSA-Nets: over all points, frames and channels of a cloud together.
 
-    Population variance, ``eps`` inside the square root, then a gain and a shift for each channel. Statistics are
-    taken in at least float32.
+    Population variance, ``eps`` inside the square root, then a gain and a shift for each channel.
 
     **Equivariance.** Statistics are sums over points and frames, so it commutes with any group and permutation.
     """
@@ -218,9 +207,8 @@ class FiberNorm(_Affine):
 class PointBatchNorm(_Affine):
     """Batch normalization over all points and frames of a batch of clouds, as the authors have it.
 
-    (x - mean) / sqrt(max(variance, eps)) times a gain plus a shift, with the population variance, which is also what
-    the running average takes, with ``momentum`` for the share of a batch. In training mode statistics are those of the
-    batch, otherwise the running ones. A batch without points leaves the running statistics alone.
+    (x - mean) / sqrt(max(variance, eps)) times a gain plus a shift, with the population variance, also in the running
+    average. A batch without points leaves the running statistics alone.
 
     **Equivariance.** That of :class:`CloudNorm`.
     """
@@ -260,8 +248,7 @@ def norm_layer(norm: str, channels: int, eps: float = 1e-5) -> nn.Module:
 class FieldBatchNorm(_BatchNorm):
     """Batch normalization with one gain, shift, mean and variance a channel, over all points, images and frames.
 
-    Channels are on ``axis`` -1 of fields of points, ``[points, fiber, channels]``, and on 1 of fields on grids,
-    ``[batch, channels, (fiber,) rows, columns]``. The rest is torch's.
+    Channels are on ``axis`` -1 for fields of points and 1 for fields on grids. The rest is torch's.
 
     **Equivariance.** Statistics are sums over poses and positions, so it commutes with the group.
     """
@@ -287,8 +274,8 @@ class GroupSqueezeExcite(nn.Module):
 
     .. math::  f'_c(x, h) = f_c(x, h) \, \operatorname{sigmoid}(W_1 \operatorname{relu}(W_2 m + b_2) + b_1)_c
 
-    with m the mean of the field over the points of its cloud and over the fiber. The hidden layer has channels //
-    ``reduction`` units, at least 1; 16 on Z² and 4 on p4 in the paper.
+    with m the mean of the field over the points of its cloud and over the fiber, and channels // ``reduction`` hidden
+    units, at least 1; 16 on Z² and 4 on p4 in the paper.
 
     **Equivariance.** The mean over points and frames is invariant, so it commutes with any group.
     """
@@ -302,10 +289,9 @@ class GroupSqueezeExcite(nn.Module):
     def scale(self, x: Tensor, graph: PointClouds) -> Tensor:
         """Factors ``[clouds, channels]`` for a field ``[points, *, channels]``."""
         check_features(x, self.squeeze.weight)
-        if x.ndim < 2 or x.shape[0] != graph.num_points or x.shape[-1] != self.squeeze.in_features:
-            raise ValueError(
-                f"x: expected [points={graph.num_points}, *, {self.squeeze.in_features}], got {tuple(x.shape)}"
-            )
+        channels = self.squeeze.in_features
+        if x.ndim < 2 or x.shape[0] != graph.num_points or x.shape[-1] != channels:
+            raise ValueError(f"x: expected [points={graph.num_points}, *, {channels}], got {tuple(x.shape)}")
         mean = graph.mean(x.flatten(1, -2).mean(dim=1) if x.ndim > 2 else x)
         return self.excite(F.relu(self.squeeze(mean))).sigmoid()
 

@@ -1,8 +1,4 @@
-"""The affine maps psi and beta of Affine Self Convolution: tables of offsets on grids, waves on point clouds.
-
-Both are functions of the relative element u = (h_a⁻¹(x_j - x_i), h_a⁻¹ h_b) alone: psi of all of it, beta of the
-displacement. A *position* is a value that says which of the two a layer uses and finds the edges it needs.
-"""
+"""The affine maps psi and beta of Affine Self Convolution: tables of offsets on grids, waves on point clouds."""
 
 from __future__ import annotations
 
@@ -28,11 +24,7 @@ Border = Literal["mask", "zero"]
 
 @dataclass(frozen=True, eq=False)
 class AffineEdges:
-    """Edges, and for each of them the ``index`` int64 of the row of the tables that it reads; None: row e is edge e's.
-
-    With ``padding`` the ``neighbors`` have one point more than the graph, the last one, without neighbors of its own,
-    which stands wherever a window has no point.
-    """
+    """Edges and the row of the tables that each reads (None: its own); with ``padding`` there is one point more."""
 
     neighbors: Neighbors
     index: Tensor | None
@@ -43,15 +35,13 @@ class AffineEdges:
 class RelativePositionTable:
     """A trainable value for every offset of a window: for grids, where offsets repeat (the papers).
 
-    The table has a row for each distinct h⁻¹ o, o one of the offsets and h in H: the offsets themselves where the
-    group maps the window to itself, more of them otherwise, so that it is equivariant for every H. Rows are looked up
-    once a graph and permuted by integers.
+    The table has a row for each distinct h⁻¹ o, o one of the offsets and h in H, so that it is equivariant for every H.
 
     Attributes
     ----------
     offsets
-        Displacements x_j - x_i that occur, in the units of the points. :meth:`square` makes those of k x k pixels.
-        They must be those of the graph's neighborhood: ``RelativePositionTable.square(5)`` with ``PixelSquare(5)``.
+        Displacements x_j - x_i that occur, in the units of the points: those of the graph's neighborhood, as
+        ``RelativePositionTable.square(5)`` for ``PixelSquare(5)``.
     border
         What a window sees where there is no point: ``"mask"`` nothing, so that the softmax is over fewer neighbors;
         ``"zero"`` an embedding of zero, so that beta alone takes part in the softmax.
@@ -98,10 +88,7 @@ class RelativePositionTable:
         return AxisTable(heads, channels, *_rows(self, group), self.tolerance)
 
     def edges(self, graph: LiftedGraph) -> AffineEdges:
-        """Edges of a graph and their rows; found once and remembered as long as the graph exists.
-
-        ValueError is raised if a displacement is not in the table.
-        """
+        """Edges of a graph and their rows, found once a graph; ValueError if a displacement is not in the table."""
         known = _EDGES.setdefault(graph, {})
         if self not in known:
             # What is remembered must serve training, even if it was found in inference mode.
@@ -211,16 +198,13 @@ def for_keys(terms: RelativeTerms) -> RelativeTerms:
 
 
 class AxisKeys(RelativeFunction):
-    """Keys whose channels depend on one coordinate of the displacement each (stand-alone self-attention)."""
+    """Keys whose channels depend on one coordinate of the displacement each."""
 
     patterns = ("pooled",)
 
 
 class TableMap(AffineMap):
-    """psi ``[frames, rows, channels]`` and beta ``[rows, channels]``, N(0, 1) at the start.
-
-    ``turned`` ``[rows, order]`` int64 is the row of h_a⁻¹ times the offset of a row, ``zero`` that of displacement 0.
-    """
+    """Tables with the row ``turned`` ``[rows, order]`` of h_a⁻¹ times a row's offset, ``zero`` of displacement 0."""
 
     turned: Tensor
 
@@ -271,7 +255,6 @@ class Waves(nn.Module):
         self.phases = nn.Parameter(2 * math.pi * torch.rand(hidden))
 
     def forward(self, displacements: Tensor) -> Tensor:
-        """Waves ``[*, hidden]`` at ``[*, dim]``."""
         angle = displacements.to(self.frequencies.dtype) @ self.frequencies.mT + self.phases
         return math.sqrt(2) * angle.cos()
 

@@ -18,11 +18,9 @@ from lieattn.ops import RelativeTerms
 class RelativeFunction(nn.Module, abc.ABC):
     """A function of the relative elements :math:`g_{ia}^{-1} g_{jb}` of a graph: ``function(graph, x) -> terms``.
 
-    What it gives are terms of the operator: keys, biases of scores, factors and summands of values, rotations of
-    channel pairs. It is evaluated once for every row of ``graph.relative``.
+    It is evaluated once for every row of ``graph.relative``.
 
-    **Equivariance.** It sees relative elements and invariant features alone, so its terms do not change when all
-    elements move by one element of the group.
+    **Equivariance.** Its terms do not change when all elements move by one element of the group.
 
     Attributes
     ----------
@@ -38,10 +36,7 @@ class RelativeFunction(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        """Terms of the operator for the edges of a graph.
-
-        ``x`` is the field ``[points, fiber, channels]``, for functions that see features too.
-        """
+        """Terms of the operator for the edges of a graph and the field ``x`` ``[points, fiber, channels]`` on it."""
 
 
 class SumOfTerms(RelativeFunction):
@@ -62,10 +57,8 @@ class SumOfTerms(RelativeFunction):
 
 
 def check_lifted_to(graph: LiftedGraph, group: FiniteGroup | None, what: str = "layer") -> None:
-    """Raise ValueError unless a graph is lifted to a finite group, with the same frames over all points of a cloud."""
-    if group is None:
-        return
-    if graph.group != group:
+    """Raise ValueError unless a graph is lifted to the finite group, if there is one."""
+    if group is not None and graph.group != group:
         found = graph.space.name if graph.group is None else graph.group.name
         raise ValueError(f"graph: is lifted to {found}, this {what} is for {group.name}")
 
@@ -95,11 +88,7 @@ def seen_offsets(offsets: Tensor, group: FiniteGroup, tolerance: float) -> Tenso
 
 
 def rows_of_table(graph: LiftedGraph, table: Tensor, tolerance: float) -> Tensor:
-    """Row of a table of displacements that each frame sees, ``[rows of the graph, fiber]`` int64.
-
-    The ``table`` is ``[displacements, dim]``; it and the ``tolerance``, how far a displacement may be from its row, are
-    in the unit of the points. ValueError is raised for a displacement that is not in the table.
-    """
+    """Row of a table ``[displacements, dim]`` that each frame sees, ``[rows of the graph, fiber]`` int64."""
     seen = graph.relative.positions.detach().to(torch.float64) * graph.length
     distance, row = torch.cdist(seen.flatten(0, 1), table.to(seen)).min(dim=-1)
     if len(distance) and distance.max() > tolerance:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from typing import Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +27,7 @@ class ConvolutionKernel(RelativeFunction):
 
     For ``lifting`` the input has no poses, and u is the displacement alone.
 
-    **Equivariance.** It sees relative elements only, so its values do not change when points and frames are moved
-    together by an element of R^d ⋊ H.
+    **Equivariance.** That of :class:`RelativeFunction`.
     """
 
     relative: Tensor
@@ -39,14 +38,10 @@ class ConvolutionKernel(RelativeFunction):
         check_group("group", group)
         check_counts(in_channels=in_channels, out_channels=out_channels)
         self.group, self.lifting = group, lifting
+        self.poses = 1 if lifting else group.order
         self.in_channels, self.out_channels = in_channels, out_channels
         relative = torch.zeros(group.order, 1, dtype=torch.int64) if lifting else group.relative_index.clone()
         self.register_buffer("relative", relative, persistent=False)
-
-    @property
-    def poses(self) -> int:
-        """Number of input poses: 1 for lifting."""
-        return self.relative.shape[1]
 
     @abc.abstractmethod
     def values(self, graph: LiftedGraph) -> Tensor:
@@ -58,8 +53,7 @@ class ConvolutionKernel(RelativeFunction):
         A head for each output channel sees all input channels, whose sum is the convolution: :meth:`convolve` gives the
         same with less work.
         """
-        if not self.lifting:
-            check_lifted_to(graph, self.group, "kernel")
+        check_lifted_to(graph, None if self.lifting else self.group, "kernel")
         values = self.values(graph)
         if not self.lifting:
             index = graph.relative.pair_index[None, :, :, None, None]
@@ -88,8 +82,7 @@ class ConvolutionKernel(RelativeFunction):
 class TableKernel(ConvolutionKernel):
     """A trainable value for every displacement that the frames can see: for grids, where displacements repeat.
 
-    The table has a row for each distinct h⁻¹ o, o one of the offsets and h in H, the offsets first: it is equivariant
-    for every H, also where h⁻¹ o is not on the grid.
+    The table has a row for each distinct h⁻¹ o, o one of the offsets and h in H, the offsets first.
 
     Parameters
     ----------
@@ -124,23 +117,10 @@ class TableKernel(ConvolutionKernel):
         self.weight = nn.Parameter(weight)
 
     @classmethod
-    def square(
-        cls,
-        group: FiniteGroup,
-        in_channels: int,
-        out_channels: int,
-        size: int,
-        *,
-        lifting: bool = False,
-        init_scale: float = 1.0,
-    ) -> Self:
-        """Table for size x size pixels around a point, whose values are those of a grid kernel, row by row.
-
-        ``table.weight`` ``[out, in, poses, size²]`` is the flattened weight of :class:`GridGroupConvolution`.
-        """
+    def square(cls, group: FiniteGroup, in_channels: int, out_channels: int, size: int, **options: Any) -> Self:
+        """Table for size x size pixels; its weight is that of :class:`GridGroupConvolution`, flattened."""
         check_count("size", size)
-        offsets = pixel_positions(size, size, dtype=torch.float64)
-        return cls(group, in_channels, out_channels, offsets, lifting=lifting, init_scale=init_scale)
+        return cls(group, in_channels, out_channels, pixel_positions(size, size, dtype=torch.float64), **options)
 
     def values(self, graph: LiftedGraph) -> Tensor:
         return self.weight.permute(3, 2, 0, 1)[rows_of_table(graph, self.rows, self.tolerance)]
@@ -153,10 +133,8 @@ class NetworkKernel(ConvolutionKernel):
     h_a⁻¹(x_j - x_i) / length and the entries of the matrix h_a⁻¹ h_b, never an angle. They give
 
     * ``"full"``: :math:`\psi_{oc}(v, q) = \sum_m A_{moc} \phi_m(v, q)`;
-    * ``"separable"``: :math:`\psi_{oc}(v, q) = \big( \sum_m B_{om} \phi_m(v) \big) A_{oc}(q)`, with one kernel of the
-      displacement an output channel, which costs as many times less as there are input channels.
-
-    Both are convolutions by group attention without scores: ψ multiplies the values.
+    * ``"separable"``: :math:`\psi_{oc}(v, q) = \big( \sum_m B_{om} \phi_m(v) \big) A_{oc}(q)`, which costs as many
+      times less as there are input channels.
 
     Parameters
     ----------
@@ -200,9 +178,8 @@ class NetworkKernel(ConvolutionKernel):
         self.frame = nn.Linear(group.dim**2, hidden, bias=False) if joint else None
         bound = init_scale / math.sqrt(in_channels)
         if form == "full":
-            self.mix = nn.Parameter(
-                bound * math.sqrt(6 / hidden) * (2 * torch.rand(hidden, out_channels, in_channels) - 1)
-            )
+            bound *= math.sqrt(6 / hidden)
+            self.mix = nn.Parameter(bound * (2 * torch.rand(hidden, out_channels, in_channels) - 1))
         else:
             self.depth = nn.Parameter(math.sqrt(6 / hidden) * (2 * torch.rand(hidden, out_channels) - 1))
             self.mix = nn.Parameter(bound * (2 * torch.rand(self.poses, out_channels, in_channels) - 1))
@@ -211,8 +188,6 @@ class NetworkKernel(ConvolutionKernel):
 
     def features(self, graph: LiftedGraph) -> Tensor:
         """Hidden units ``[rows, fiber, poses, hidden]``; of the displacement alone ``[rows, fiber, 1, hidden]``."""
-        if not self.lifting:
-            check_lifted_to(graph, self.group, "kernel")
         v = graph.relative.positions.to(self.position.weight.dtype)
         level = self.position(v)[:, :, None]
         if self.frame is not None:
@@ -267,7 +242,7 @@ class RankKernel(RelativeFunction):
         self.activation: Activation = activation
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        """Terms with ``displacement_bias`` ``[rows, fiber, fiber, rank]``: scores, one head for each number."""
+        """Terms with ``displacement_bias`` ``[rows, fiber, fiber, rank]``, one head for each number."""
         numbers = graph.relative.coordinates.to(self.linear1.weight.dtype)
         check_coordinates(numbers, self.linear1.in_features)
         act = activation_named("activation", self.activation)
@@ -287,8 +262,7 @@ class EdgeNetwork(RelativeFunction):
     vectors v of the points, a network φ with two layers, and directions
     :math:`e = (x_j - x_i) / \sqrt{r^2 + (0.1\,\text{cutoff})^2}`, which fade where points coincide.
 
-    **Equivariance.** Frames see components alone, so ψ stays with the frames where these and all vectors turn
-    together.
+    **Equivariance.** ψ stays with the frames where these and all vectors turn together.
 
     Parameters
     ----------
@@ -318,8 +292,7 @@ class EdgeNetwork(RelativeFunction):
         self.own, self.other = (nn.Linear(in_channels, hidden, bias=False) if in_channels else None for _ in range(2))
         self.arrows = nn.Linear(dim * (1 + 2 * in_vectors), hidden, bias=False)
         self.hidden = nn.Linear(hidden, hidden)
-        # Features are often sparse (types of atoms), so their weights start larger than those of distances. Found by
-        # search on HOMO energies: half of these factors, or twice that of the directions, learns more slowly.
+        # Features are often sparse (types of atoms), so their weights start larger than those of distances.
         for linear, factor in ((self.radial, 1.0), (self.own, 2.0), (self.other, 2.0), (self.arrows, 1.0)):
             if linear is not None:
                 keep_variance(linear, factor)
@@ -328,8 +301,7 @@ class EdgeNetwork(RelativeFunction):
     def forward(self, graph: LiftedGraph, x: Tensor | None = None, vectors: Tensor | None = None) -> RelativeTerms:
         """Terms with ``psi`` ``[edges, fiber, 1, 1, hidden]``, over the root of 1 + the windows at the target.
 
-        Features ``x`` are ``[points, in_channels]`` and ``vectors`` ``[points, in_vectors, dim]``; None for none. Edges
-        from a point to itself count nothing, those to its images do.
+        Features ``x`` are ``[points, in_channels]`` and ``vectors`` ``[points, in_vectors, dim]``; None for none.
         """
         points = graph.num_points
         x = graph.pos.new_zeros(points, 0) if x is None else x
@@ -360,8 +332,5 @@ class EdgeNetwork(RelativeFunction):
 
 
 def keep_variance(linear: nn.Linear, factor: float = 1.0) -> None:
-    """Draw weights anew so that signals keep their size through the swish, times a factor.
-
-    With torch's own weights the outputs of networks of distances begin small, beside those of the points.
-    """
+    """Draw weights anew so that signals keep their size through the swish, times a factor."""
     nn.init.normal_(linear.weight, std=factor * math.sqrt(2 / linear.in_features))

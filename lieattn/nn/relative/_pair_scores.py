@@ -22,9 +22,8 @@ class PerHeadMLP(RelativeFunction):
 
     Three linear maps, with ``hidden`` units between them, of the ``in_channels`` coordinates
     (``graph.relative.num_coordinates``), each followed by the activation: ``"silu"`` (swish), ``"relu"``, ``"gelu"``,
-    ``"elu"`` or ``"none"``. The activation after the *last* map too is the authors': with the swish a score is then at
-    least -0.28. Between the maps it keeps nothing, see :func:`lieattn.ops.head_networks`: memory is that of the result
-    and not of the hidden units.
+    ``"elu"`` or ``"none"``; also the last, as in the authors' code. Memory is that of the result, see
+    :func:`lieattn.ops.head_networks`.
     """
 
     def __init__(self, heads: int, in_channels: int, hidden: int = 16, activation: Activation = "silu") -> None:
@@ -32,9 +31,8 @@ class PerHeadMLP(RelativeFunction):
         check_counts(heads=heads, in_channels=in_channels, hidden=hidden)
         activation_named("activation", activation)
         self.activation: Activation = activation
-        widths = (in_channels, hidden, hidden, 1)
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
-        for fan_in, fan_out in pairwise(widths):
+        for fan_in, fan_out in pairwise((in_channels, hidden, hidden, 1)):
             bound = 1 / math.sqrt(fan_in)
             self.weights.append(torch.empty(heads, fan_in, fan_out).uniform_(-bound, bound))
             self.biases.append(torch.empty(heads, fan_out).uniform_(-bound, bound))
@@ -91,7 +89,7 @@ class _HeadLinear(nn.Linear):
 
 
 class ContentScore(PairScore):
-    """Scaled dot product of the features, ⟨q_i, k_j⟩ / √d: ``dot_product_only``. The heads divide the channels."""
+    """Scaled dot product of the features, ⟨q_i, k_j⟩ / √d: ``dot_product_only``."""
 
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
@@ -130,8 +128,7 @@ class RelativePositionScore(PairScore):
     .. math::
         \big( \langle q_i, k_j \rangle + \langle E p_{ij}, q_i + v \rangle + \langle u, k_j \rangle \big) / \sqrt d
 
-    with p the coordinates of the relative element, E linear, u and v learned. E p is never made: the product with E
-    is taken once for every query.
+    with p the coordinates of the relative element, E linear, u and v learned.
     """
 
     def __init__(self, channels: int, coordinates: int, heads: int) -> None:
@@ -139,8 +136,7 @@ class RelativePositionScore(PairScore):
         width = channels // heads
         self.content = ContentScore(channels, heads)
         self.position = nn.Linear(coordinates, channels)
-        self.content_bias = nn.Parameter(torch.zeros(heads, width))
-        self.position_bias = nn.Parameter(torch.zeros(heads, width))
+        self.content_bias, self.position_bias = (nn.Parameter(torch.zeros(heads, width)) for _ in range(2))
 
     def project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         return self.content.query(x) + self.content_bias, self.content.key(x)
@@ -151,6 +147,7 @@ class RelativePositionScore(PairScore):
         matrix = self.position.weight.unflatten(0, (heads, width)).to(biased.dtype)
         coordinates, row = graph.relative.coordinates, graph.relative.row
         check_coordinates(coordinates, matrix.shape[-1])
+        # E p is never made: the product with E is taken once for every query.
         pulled = torch.einsum("pahd,hdk->pahk", biased, matrix)
         constant = torch.einsum("pahd,hd->pah", biased, self.position.bias.view(heads, width).to(biased.dtype))
         if row is not None:
@@ -162,9 +159,6 @@ class RelativePositionScore(PairScore):
 
 class CombinedScore(PairScore):
     """A network of features and relative element together, for each head: the four-digit codes with C = 2.
-
-    Both parts enter the first linear map of the network, which is applied to each before they meet: no pair of
-    elements ever holds the features of both.
 
     Parameters
     ----------
@@ -230,7 +224,7 @@ class CombinedScore(PairScore):
         return RelativeTerms(displacement_bias=torch.cat(chunks))
 
     def _feature_parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """For each element query and key, or its share of the first linear map's result as receiver and as sender."""
+        """For each element query and key, or its shares of the first linear map's result: no pair holds features."""
         if self.content is not None:
             query, key = self.content.query(x), self.content.key(x)
             return query / math.sqrt(query.shape[-1]), key
@@ -240,8 +234,9 @@ class CombinedScore(PairScore):
             of_receiver, of_sender = self.mix.weight.chunk(2, dim=1)
             receiver = receiver @ of_receiver.mT + self.mix.bias
             sender = sender @ of_sender.mT
-            return torch.einsum("pahe,hem->pahm", receiver, first), torch.einsum("pahe,hem->pahm", sender, first)
-        of_receiver, of_sender = first.chunk(2, dim=1)
+            of_receiver, of_sender = first, first
+        else:
+            of_receiver, of_sender = first.chunk(2, dim=1)
         return torch.einsum("pahe,hem->pahm", receiver, of_receiver), torch.einsum("pahe,hem->pahm", sender, of_sender)
 
     def _bias(

@@ -24,8 +24,8 @@ from lieattn.ops import RelativeTerms
 class FiberEncoding(nn.Module):
     """Learned vector for each pair of frames: ``E[table[g, m]]``, with table[g, m] the index of g⁻¹ m.
 
-    Another ``table``, ``[order, order]`` or ``[order, order, order]`` int64 rows for (query, key) or (output, query,
-    key) frames, imports weights that were trained with it; g⁻¹ m is the only choice that is equivariant.
+    Another int64 ``table``, for (query, key) or (output, query, key) frames, imports weights that were trained with it;
+    g⁻¹ m is the only choice that is equivariant.
     """
 
     table: Tensor
@@ -52,8 +52,7 @@ class FiberEncoding(nn.Module):
 class CoordinateNetwork(nn.Module):
     """GSA's encoding of one coordinate: linear, normalization over the ``hidden`` units, swish, linear.
 
-    The normalization uses the population variance and eps 1e-12, as the authors' code does. Its biases must not
-    all vanish, or it tells coordinates apart by their sign only: so they start as torch draws them.
+    The biases must not all vanish, or it tells coordinates apart by their sign only.
     """
 
     def __init__(self, channels: int, hidden: int = 16) -> None:
@@ -70,9 +69,8 @@ class CoordinateNetwork(nn.Module):
 class KeyEncoding(RelativeFunction):
     """Encodings that make a key of the relative element and add ⟨q, ρ(u)⟩ to the score, for all heads alike.
 
-    The first of the ``channels`` of a head encode the displacement seen from the output frame, the others the frame
-    h_a⁻¹ h_b, as in the code of GSA-Nets (its Eqs. 14 and 16, with the correction that the group part depends on
-    h_a⁻¹ h_b alone). Where a point is lifted there is one frame for the keys, no group and no group part.
+    The first of the ``channels`` of a head encode the displacement seen from the output frame, the others, with a
+    group, the frame h_a⁻¹ h_b (GSA-Nets, Eqs. 14 and 16, with the correction that these depend on h_a⁻¹ h_b alone).
     """
 
     def __init__(self, dim: int, channels: int, group: FiniteGroup | None = None, table: Tensor | None = None) -> None:
@@ -109,23 +107,14 @@ class CoordinateEncoding(KeyEncoding):
 
     Parameters
     ----------
-    dim, channels
-        Dimension of the points and channels of a head.
-    group
-        H for layers between fibers, None for lifting.
-    table
-        See :class:`FiberEncoding`.
-    hidden
-        Units of each network.
+    dim, channels, hidden
+        Dimension of the points, channels of a head, and hidden units of each network.
+    group, table
+        H for layers between fibers, None for lifting; see :class:`FiberEncoding`.
     """
 
     def __init__(
-        self,
-        dim: int,
-        channels: int,
-        group: FiniteGroup | None = None,
-        table: Tensor | None = None,
-        hidden: int = 16,
+        self, dim: int, channels: int, group: FiniteGroup | None = None, table: Tensor | None = None, hidden: int = 16
     ) -> None:
         super().__init__(dim, channels, group, table)
         self.axes = nn.ModuleList(CoordinateNetwork(width, hidden) for width in self.axis_channels)
@@ -142,29 +131,13 @@ class CoordinateEncoding(KeyEncoding):
 class TableEncoding(KeyEncoding):
     """A learned vector for every displacement that the frames can see: for grids, where displacements repeat.
 
-    The table has a row for each distinct vector h⁻¹ o, o one of the given offsets and h in H, so it is
-    equivariant for every H, also where h⁻¹ o is not on the grid.
-
-    Parameters
-    ----------
-    group, channels
-        H, and the channels of a head.
-    offsets, tolerance
-        See :class:`TableKernel`.
-    lifting
-        Whether the layer lifts: then there is no group part.
+    ``channels`` are those of a head; layers with ``lifting`` have no group part. See :class:`TableKernel`.
     """
 
     rows: Tensor
 
     def __init__(
-        self,
-        group: FiniteGroup,
-        offsets: Tensor,
-        channels: int,
-        *,
-        lifting: bool = False,
-        tolerance: float = 1e-3,
+        self, group: FiniteGroup, offsets: Tensor, channels: int, *, lifting: bool = False, tolerance: float = 1e-3
     ) -> None:
         check_group("group", group)
         super().__init__(group.dim, channels, None if lifting else group)
@@ -281,10 +254,9 @@ class RotaryEncoding(RelativeFunction):
     """Rotary encoding with frequencies that turn with the frame, for the framewise pattern.
 
     Pairs of channels of q(x_i, a) and k(x_j, a) are turned by the angles ⟨ω, h_a⁻¹ x⟩, so their product depends on
-    h_a⁻¹(x_j - x_i); turning x back is turning the frequencies along. Keys of other frames would be turned by other
-    angles: hence framewise only, and on graphs whose points have the same frames. Parameters are those of
-    :class:`RotaryPhases`, per ``graph.length``; with ``values`` these are turned too, and what is attended turned back,
-    so that geometry counts where features are constant.
+    h_a⁻¹(x_j - x_i), for points with the same frames. Parameters are those of :class:`RotaryPhases`, per
+    ``graph.length``; with ``values`` these are turned too, and what is attended turned back, so that geometry counts
+    where features are constant.
     """
 
     patterns = ("framewise",)
@@ -301,10 +273,7 @@ class RotaryEncoding(RelativeFunction):
 
 
 def rotary_terms(phases: RotaryPhases, graph: LiftedGraph, *, values: bool) -> RelativeTerms:
-    """Terms that turn channel pairs by the phases of the points of a graph, those of the values too if asked for.
-
-    ValueError is raised if the points of a cloud have frames of their own.
-    """
+    """Terms that turn channel pairs by the phases of the points of a graph, which must have the same frames."""
     if not graph.relative.tied:
         raise ValueError("graph: rotary encodings need the same frames over all points of a cloud")
     return RelativeTerms(rotary=phases(graph.frame_positions()), rotary_values=values)

@@ -21,8 +21,7 @@ def randomize(module: nn.Module, seed: int = 0, spread: float = 0.5) -> nn.Modul
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.copy_(spread * noise)
+            parameter.copy_(spread * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return module.eval()
 
 
@@ -57,18 +56,14 @@ def equivariance_error(
     output_field: bool = True,
     seed: int = 0,
 ) -> float:
-    """Largest relative error of ``call`` over all elements of H, each with a random translation.
+    """Largest relative error of ``call(x, pos) -> y`` over all elements of H, each with a random translation.
 
     Parameters
     ----------
-    call
-        ``call(x, pos) -> y``.
-    group
-        H.
-    x
-        Input ``[points, fiber, channels]``, or invariant features ``[points, channels]``.
-    pos
-        ``[points, dim]``.
+    call, group
+        What is tested, and H.
+    x, pos
+        Input ``[points, fiber, channels]`` or invariant features ``[points, channels]``, and points ``[points, dim]``.
     input_field, output_field
         Whether input and output are translated by H; otherwise they are invariant.
     seed

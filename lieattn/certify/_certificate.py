@@ -26,8 +26,6 @@ class Row:
         Which element or rotation.
     output
         Which output, for a network that gives several by name.
-    dtype
-        Precision of weights and inputs.
     max_error
         Largest absolute difference of an output from what it should be.
     relative
@@ -50,26 +48,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a network promises and what was measured.
+    """What a network promises, in words, and the rows that were measured on so many ``clouds`` and ``points``.
 
     Attributes
     ----------
-    guarantee
-        The promise in words.
     group
         Name of the group; None for a network that promises nothing exactly.
     order
-        Number of its elements; None for a Lie group, of which some elements are drawn.
-    clouds, points
-        Size of the data measured on.
+        Number of its elements; None for a Lie group.
     spread
         Largest difference of an output between two clouds of as many points, or between a cloud and the same one with
         its points moved at random, each by itself; between points, if outputs are theirs. An error is small only next
         to this.
     seed
-        Seed of all that was drawn: elements, translations, permutations and rotations.
-    rows
-        The measurements.
+        Seed of all that was drawn.
     vacuous
         Names of outputs whose spread is no larger than rounding. What always gives the same is invariant to
         everything, so no promise about it says anything.
@@ -109,8 +101,8 @@ class Certificate:
         found: dict[str, float] = {}
         for row in self.rows:
             if row.check == check:
-                known = found.get(row.dtype, 0.0)
-                found[row.dtype] = known if math.isnan(known) or known > row.max_error else row.max_error
+                errors = found.get(row.dtype, 0.0), row.max_error
+                found[row.dtype] = max(errors, key=lambda error: (math.isnan(error), error))
         return found
 
     def table(self) -> str:
@@ -135,13 +127,7 @@ class Certificate:
 
     @classmethod
     def from_json(cls, text: str) -> Certificate:
-        """Certificate from what :meth:`to_json` wrote.
-
-        Raises
-        ------
-        ValueError
-            If the text is no JSON, or not that of a certificate.
-        """
+        """Certificate from what :meth:`to_json` wrote; ValueError for anything else."""
         content = json.loads(text)
         try:
             del content["passed"], content["verdict"]

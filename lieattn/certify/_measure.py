@@ -52,13 +52,12 @@ def certify(
 ) -> Certificate:
     """Measure the equivariance of a network's outputs.
 
-    The points x_i of each cloud are moved to A x_i + t, vectors and other inputs turn along, and the outputs are
-    compared with what they should become. A runs over a finite group, with translations t of about the size of the
-    cloud drawn for each cloud; of a Lie group, elements are drawn, and special ones added (near the identity, half
-    turns, reflections), with translations if the group has any: SE(3) has, SO(3) has none. Moves are computed in
-    float64 and rounded to the dtype tested, so an error in float32 includes that of the coordinates. Images are moved
-    twice, with their pixels in the order they had and, where the lattice is kept, in raster order. The network is
-    measured in eval mode on a copy: its own mode, dtype and weights stay as they are, and so do the data.
+    The points x_i of each cloud are moved to A x_i + t, other inputs turn along, and the outputs are compared with what
+    they should become. A runs over a finite group, with translations t of about the size of the cloud; of a Lie group,
+    elements are drawn, and special ones added (near the identity, half turns, reflections), with translations if the
+    group has any: SE(3) has, SO(3) has none. Moves are computed in float64 and rounded to the dtype tested. Images are
+    moved twice, with their pixels in the order they had and, where the lattice is kept, in raster order. What is
+    measured is a copy of the network in eval mode.
 
     A network that always gives the same is invariant to everything. So the clouds are changed in other ways too, each
     point by itself, and where an output differs between clouds by no more than rounding the verdict is *vacuous*.
@@ -78,12 +77,9 @@ def certify(
     group
         The group to test; by default what the network promises.
     inputs
-        Kinds of attributes of the data by name, beside ``vector_inputs`` and the vectors of a periodic ``cell``: see
-        ``outputs``.
+        :data:`Kind` of attributes of the data by name, beside ``vector_inputs`` and the vectors of a periodic ``cell``.
     outputs
-        Kind of the outputs, for several by name: ``"invariant"``, ``"vector"``, ``"pseudovector"``,
-        ``"pseudoscalar"``, ``"tensor"`` (matrices), ``"position"``, a :class:`lieattn.reps.Representation`, or a tuple
-        of kinds whose components follow each other. By default ``network.kind``, or invariant.
+        :data:`Kind` of the outputs, for several by name. By default ``network.kind``, or invariant.
     dtypes
         Floating dtypes of weights and inputs.
     tolerances
@@ -91,20 +87,18 @@ def certify(
     elements
         Number of random elements of a Lie group.
     rotations
-        Number of random rotations outside of the group (reflections, if all rotations are in it), measured for
-        comparison.
+        Number of random rotations outside of the group (reflections, if all rotations are in it), for comparison.
     permute
-        Whether to reorder the points of each cloud. By default unless the clouds are images: their ``grid``
-        says that the points are in raster order. For a network that ``sees_order`` nothing is promised.
+        Whether to reorder the points of each cloud. By default unless the clouds have a ``grid``, so that the points
+        are in raster order. For a network that ``sees_order`` nothing is promised.
     seed
-        Seed of elements, translations, permutations and rotations.
+        Seed of all that is drawn.
 
     Raises
     ------
-    TypeError
-        If a dtype is no floating dtype with a tolerance, or something is no group or kind.
-    ValueError
-        If there is no group or no cloud, dimensions differ, or outputs or inputs do not have the shape of their kind.
+    TypeError, ValueError
+        If a dtype is not floating or has no tolerance, there is no group or no cloud, something is no group or kind, or
+        dimensions and shapes do not fit.
 
     Examples
     --------
@@ -204,7 +198,7 @@ class _Probe:
 
     def __call__(self, clouds: Sequence[Data]) -> dict[str, Tensor]:
         device = next((weight.device for weight in self.network.parameters()), torch.device("cpu"))
-        cast = [copy.copy(cloud).apply(self._cast) for cloud in clouds]
+        cast = [copy.copy(cloud).apply(lambda v: v.to(self.dtype) if v.is_floating_point() else v) for cloud in clouds]
         given = images_of_clouds(cast) if self.as_images else Batch.from_data_list(cast)
         with torch.no_grad():
             outputs: Any = self.network(given.to(device))
@@ -219,9 +213,6 @@ class _Probe:
         if not named:
             raise ValueError("network: expected outputs, got an empty mapping")
         return {name: value.detach().double().cpu() for name, value in named.items()}
-
-    def _cast(self, value: Tensor) -> Tensor:
-        return value.to(self.dtype) if value.is_floating_point() else value
 
 
 def _rows(
@@ -280,13 +271,12 @@ def _spreads(
         for given in others:
             with contextlib.suppress(ValueError):
                 changed.append(probe(given))
-    spreads, largest = {}, {}
+    spreads = {}
     for name, value in reference.items():
         alike = [value[sizes == size] for size in sizes.unique()] if len(value) == len(sizes) else [value]
         apart = [float((some.amax(dim=0) - some.amin(dim=0)).max()) for some in alike]
         spreads[name] = max(*apart, *(float((found[name] - value).abs().max()) for found in changed))
-        largest[name] = float(value.abs().max())
-    return spreads, largest
+    return spreads, {name: float(value.abs().max()) for name, value in reference.items()}
 
 
 def _sizes(clouds: Sequence[Data]) -> Tensor:

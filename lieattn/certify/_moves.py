@@ -198,18 +198,10 @@ class Move:
 
 
 def moved(cloud: Data, linear: Tensor, shift: Tensor | None = None, kinds: Mapping[str, Kind] | None = None) -> Data:
-    """A cloud after the motion x ↦ A x + t, with float64 positions; the one given stays as it is.
+    """A cloud after the motion x ↦ A x + t, with A ``[dim, dim]`` float64 and t ``[dim]`` float64, 0 if absent.
 
-    Parameters
-    ----------
-    cloud
-        torch_geometric ``Data`` of one cloud.
-    linear
-        A ``[dim, dim]`` float64.
-    shift
-        t ``[dim]`` float64; 0 if absent.
-    kinds
-        Attributes that move along, with their kinds: ``{"pos": "position"}`` if absent.
+    ``kinds`` are the :data:`Kind` of attributes that move along, ``{"pos": "position"}`` if absent; these are float64
+    afterwards. The cloud given stays as it is.
     """
     other = copy.copy(cloud)
     shift = linear.new_zeros(len(linear)) if shift is None else shift

@@ -16,22 +16,22 @@ _TRAIN_PACKAGES = ("lightning", "jsonargparse", "tensorboard")
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: its line in the help, the function called with the name and the arguments after it, its needs."""
+    """A subcommand: its line in the help, the module whose ``run(name, arguments)`` it is, and what it needs."""
 
     help: str
-    function: str
+    module: str
     packages: tuple[str, ...] = _TRAIN_PACKAGES
 
 
 COMMANDS = {
-    "fit": Command("train a network", "lieattn.cli._fit:run"),
-    "validate": Command("loss and accuracy of a checkpoint on the validation set", "lieattn.cli._fit:run"),
-    "test": Command("loss and accuracy of a checkpoint on the test set", "lieattn.cli._fit:run"),
-    "predict": Command("write a checkpoint's predictions to a table", "lieattn.cli._fit:run"),
-    "certify": Command("measure how equivariant a checkpoint is", "lieattn.cli._certify:run"),
-    "compare": Command("train several models under one budget and compare them", "lieattn.cli._compare:run"),
-    "bench": Command("measure speed and memory on this machine", "lieattn.bench._measure:run", ()),
-    "info": Command("versions, and which backend is used for what", "lieattn.cli._info:run", ()),
+    "fit": Command("train a network", "lieattn.cli._fit"),
+    "validate": Command("loss and accuracy of a checkpoint on the validation set", "lieattn.cli._fit"),
+    "test": Command("loss and accuracy of a checkpoint on the test set", "lieattn.cli._fit"),
+    "predict": Command("write a checkpoint's predictions to a table", "lieattn.cli._fit"),
+    "certify": Command("measure how equivariant a checkpoint is", "lieattn.cli._certify"),
+    "compare": Command("train several models under one budget and compare them", "lieattn.cli._compare"),
+    "bench": Command("measure speed and memory on this machine", "lieattn.bench._measure", ()),
+    "info": Command("versions, and which backend is used for what", "lieattn.cli._info", ()),
 }
 
 
@@ -55,8 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         print(f'lieattn {name} needs {", ".join(missing)}: pip install "lieattn[train]"', file=sys.stderr)
         return 2
-    module, function = COMMANDS[name].function.split(":")
-    status: int = getattr(importlib.import_module(module), function)(name, rest)
+    status: int = importlib.import_module(COMMANDS[name].module).run(name, rest)
     return status
 
 

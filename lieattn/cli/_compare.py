@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import logging
 import multiprocessing
 import os
@@ -21,6 +22,7 @@ import torch
 from tqdm import tqdm
 
 from lieattn import compare
+from lieattn._checks import check_count
 from lieattn.cli._fit import without_warnings
 from lieattn.compare import Cell, Matched, ModelSettings, Record, Settings
 from lieattn.train import TrainingInterrupted
@@ -80,7 +82,10 @@ def _parser(name: str) -> argparse.ArgumentParser:
 
 
 def _compare(options: argparse.Namespace, folder: Path) -> int:
-    settings = _settings(options)
+    settings = compare.read_settings(options.config, options.root, options.set)
+    if unknown := [name for name in options.models or () if name not in settings.models]:
+        raise ValueError(f"--models: {unknown[0]!r} is not among {', '.join(settings.models)}")
+    check_count("--jobs", options.jobs)
     models, store = compare.match_models(settings), compare.CellStore(folder, _say)
     cells = settings.cells()
     records = _finished(settings, models, store, cells)
@@ -159,15 +164,6 @@ def _share(work: Callable[..., Any], claimed: Any, threads: int) -> None:
     sys.exit(_status("compare", take_part))
 
 
-def _settings(options: argparse.Namespace) -> Settings:
-    settings = compare.read_settings(options.config, options.root, options.set)
-    if unknown := [name for name in options.models or () if name not in settings.models]:
-        raise ValueError(f"--models: {unknown[0]!r} is not among {', '.join(settings.models)}")
-    if options.jobs < 1:
-        raise ValueError(f"--jobs: expected at least 1, got {options.jobs}")
-    return settings
-
-
 def _finished(
     settings: Settings, models: Matched, store: compare.CellStore, cells: Sequence[Cell]
 ) -> dict[Cell, Record]:
@@ -208,7 +204,7 @@ def _report(settings: Settings, models: Matched, records: list[Record], path: Pa
     elif any(record["failed"] is None for record in records):
         from lieattn.viz import comparison, save
 
-        written.append(save(comparison(compare.finite(content)), path.with_suffix(".png")))
+        written.append(save(comparison(json.loads(path.read_text())), path.with_suffix(".png")))
     _say("\n".join(f"written: {file}" for file in written))
 
 

@@ -2,7 +2,7 @@
 
 from lieattn.compare._build import Matched, Sets, build_task, match_models
 from lieattn.compare._cell import CellRunner
-from lieattn.compare._records import CellStore, Record, finite, report, tables, write_json
+from lieattn.compare._records import CellStore, Record, report, tables, write_json
 from lieattn.compare._settings import Cell, ModelSettings, Settings, read_settings
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "Sets",
     "Settings",
     "build_task",
-    "finite",
     "match_models",
     "read_settings",
     "report",

@@ -24,8 +24,7 @@ class Budget(LastCheckpoint):
     """Validate at even shares of the steps or seconds, stop when they are spent, and remember what was best.
 
     Counted is the time of the optimizer steps: forward pass, backward pass and update, from when a batch is on the
-    device. Not counted are the preparation of data, of batches and of the first step (compilation), validation and
-    checkpoints. The step in which the seconds end is finished. The trainer's ``val_check_interval`` is :data:`NEVER`.
+    device. The step in which the seconds end is finished. The trainer's ``val_check_interval`` is :data:`NEVER`.
 
     The state is saved every 30 seconds, and on SIGINT or SIGTERM, which stop the training; never between a step and the
     validation that belongs to it, which a continued training would leave out.
@@ -57,11 +56,6 @@ class Budget(LastCheckpoint):
         parts = self.budget.evaluations
         before = self._share(*self.history[-1][:2], parts=parts) if self.history else 0.0
         return int(self._share(self.steps, self.seconds, parts=parts)) > int(before)
-
-    @property
-    def is_validated(self) -> bool:
-        """Whether the present weights were validated."""
-        return bool(self.history) and self.history[-1][0] == self.steps
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End at once where a continued training had spent all."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -81,12 +80,17 @@ class CellRunner:
         record["peak_memory_mib"] = self._peak_memory(cell, model, task, batches[0])
         _warm_up(task, batches[:_WARM_UP])
         train.seed_generators(cell.seed)
+        last = folder / "last.ckpt"
         try:
-            _train(trainer, task, data, folder)
+            train.read_checkpoint(last)
+        except train.CheckpointError:
+            last.unlink(missing_ok=True)
+        try:
+            trainer.fit(task, data, ckpt_path=last if last.exists() else None)
         except train.NonFiniteError as error:
             record |= {"failed": str(error), **_spent(budget)}
         else:
-            if not budget.is_validated:  # as after a training that was continued
+            if not budget.history or budget.history[-1][0] != budget.steps:  # as after a training that was continued
                 trainer.validate(task, data, verbose=False)
             task.load_state_dict(budget.best or {})
             trainer.save_checkpoint(folder / "best.ckpt", weights_only=True)
@@ -195,17 +199,6 @@ def _make_trainer(settings: Settings, **options: Any) -> Trainer:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     # Forces are gradients, which inference mode forbids.
     return Trainer(**{"inference_mode": False, "devices": 1, **quiet, **settings.trainer, **options})
-
-
-def _train(trainer: Trainer, task: train.PointSetTask, data: train.PointSetData, folder: Path) -> None:
-    """Train, from the last checkpoint if there is one that can be read."""
-    last = folder / "last.ckpt"
-    if last.exists():
-        try:
-            train.read_checkpoint(last)
-        except train.CheckpointError:
-            last.unlink()
-    trainer.fit(task, data, ckpt_path=last if last.exists() else None)
 
 
 def _spent(budget: Budget) -> Record:

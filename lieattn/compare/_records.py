@@ -50,7 +50,7 @@ class CellStore:
 
     def load(self, cell: Cell, key: str) -> Record | None:
         """The record of a cell; None if it is to be run, because there is none or it was made with other settings."""
-        path = self._path(cell)
+        path = self.folder / f"{cell.name}.json"
         if not path.is_file():
             return None
         try:
@@ -66,7 +66,7 @@ class CellStore:
 
     def save(self, cell: Cell, key: str, record: Record) -> None:
         """Write the record of a finished cell, and leave nothing of its progress but the best weights."""
-        write_json(self._path(cell), {"key": key, "record": record})
+        write_json(self.folder / f"{cell.name}.json", {"key": key, "record": record})
         for name in ("last.ckpt", "key"):
             (self.folder / cell.name / name).unlink(missing_ok=True)
 
@@ -80,9 +80,6 @@ class CellStore:
         if not mark.is_file():
             replace_text(mark, key)
         return folder
-
-    def _path(self, cell: Cell) -> Path:
-        return self.folder / f"{cell.name}.json"
 
 
 def write_json(path: Path, content: Any) -> None:

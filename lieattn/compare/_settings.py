@@ -182,8 +182,8 @@ class Settings:
             raise UsageError(f"seeds: expected a list of integers of at least 0, got {self.seeds}")
         if not self.fractions or not all(0 < share <= 1 for share in self.fractions):
             raise UsageError(f"fractions: expected a list of numbers in (0, 1], got {self.fractions}")
-        for name, values in (("seeds", self.seeds), ("fractions", self.fractions)):
-            if len(set(values)) < len(values):
+        for name in ("seeds", "fractions"):
+            if len(set(values := getattr(self, name))) < len(values):
                 raise UsageError(f"{name}: expected different ones, got {values}")
         if self.parameters is not None:
             check_count("parameters", self.parameters)
@@ -215,16 +215,23 @@ class Settings:
 def read_settings(paths: Sequence[str | Path], root: str | None = None, changes: Sequence[str] = ()) -> Settings:
     """Read configuration files: a base, and others that change some of its settings.
 
-    Sections are merged, whatever their depth; any other value of a later file replaces that of the earlier ones, and an
-    object of another ``class_path`` replaces the whole object. ``changes`` such as ``"data.batch_size=16"``, with
-    values in YAML, and the folder ``root`` of the data replace what the files say. UsageError is raised, and names it,
-    if a file cannot be read, or a change or setting is unknown, missing or out of range.
+    Sections are merged, whatever their depth; any other value, and an object of another ``class_path``, replaces that
+    of the earlier files. ``changes`` such as ``"data.batch_size=16"``, with values in YAML, and the folder ``root`` of
+    the data replace what the files say. UsageError is raised if a file cannot be read, or a setting is unknown, missing
+    or out of range.
     """
     content: dict[str, Any] = {}
     for path in paths:
         content = _merged(content, read_yaml(path, "sections task, models, data and budget"))
     for change in changes:
-        content = _merged(content, _overlay(content, change))
+        path, equals, text = change.partition("=")
+        names = path.split(".")
+        if not equals or not isinstance(_at(content, names[:-1], {}), dict):
+            raise UsageError(f"--set {change}: expected SETTING=VALUE or SECTION.SETTING=VALUE, of sections that exist")
+        try:
+            content = _merged(content, _nested(names, yaml.safe_load(text)))
+        except yaml.YAMLError as error:
+            raise UsageError(f"--set {change}: {error}") from error
     try:
         return _settings({**content, **({} if root is None else {"root": root})})
     except ValueError as error:
@@ -252,21 +259,8 @@ def _at(content: Any, names: Sequence[str], missing: Any = None) -> Any:
     return reduce(lambda inner, name: inner.get(name, missing) if isinstance(inner, dict) else None, names, content)
 
 
-def _overlay(content: Any, change: str) -> dict[str, Any]:
-    """The setting of ``--set`` as a configuration file would have it."""
-    path, equals, text = change.partition("=")
-    names = path.split(".")
-    if not equals or not isinstance(_at(content, names[:-1], {}), dict):
-        raise UsageError(f"--set {change}: expected SETTING=VALUE or SECTION.SETTING=VALUE, of sections that exist")
-    try:
-        return _nested(names, yaml.safe_load(text))
-    except yaml.YAMLError as error:
-        raise UsageError(f"--set {change}: {error}") from error
-
-
 def _settings(content: dict[str, Any]) -> Settings:
-    parts = {name: content.pop(name, {}) for name in ("models", "data", "budget", "equivariance")}
-    models = parts["models"]
+    models = content.pop("models", {})
     if not isinstance(models, dict) or not models:
         raise UsageError(f"models: expected names with a class_path each, got {models!r}")
     for name in models:
@@ -274,14 +268,10 @@ def _settings(content: dict[str, Any]) -> Settings:
             raise UsageError(f"models: expected names of letters, digits, spaces and .+()-_, got {name!r}")
     if len({name.replace(" ", "_").casefold() for name in models}) < len(models):
         raise UsageError(f"models: names must differ in more than case and spaces, got {list(models)}")
-    return _parsed(
-        Settings,
-        content,
-        models={name: _parsed(ModelSettings, model, f"models.{name}: ") for name, model in models.items()},
-        data=_parsed(DataSettings, parts["data"], "data: "),
-        budget=_parsed(BudgetSettings, parts["budget"], "budget: "),
-        equivariance=_parsed(EquivarianceSettings, parts["equivariance"], "equivariance: "),
-    )
+    models = {name: _parsed(ModelSettings, model, f"models.{name}: ") for name, model in models.items()}
+    kinds = {"data": DataSettings, "budget": BudgetSettings, "equivariance": EquivarianceSettings}
+    parts: dict[str, Any] = {name: _parsed(kind, content.pop(name, {}), f"{name}: ") for name, kind in kinds.items()}
+    return _parsed(Settings, content, models=models, **parts)
 
 
 def _parsed(kind: type[T], content: Any, where: str = "", **given: Any) -> T:

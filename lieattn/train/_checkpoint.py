@@ -81,9 +81,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 def load_network(path: str | Path) -> nn.Module:
     """Build the network of a checkpoint again and load its weights, in eval mode on the CPU.
 
-    The checkpoint must be one of ``lieattn fit``: that of a bare ``Trainer`` does not say how the network was built. It
-    names the network's class, which is imported: load files from people you trust. CheckpointError is raised if it
-    cannot be read, has no configuration, or the weights do not fit.
+    The checkpoint must be one of ``lieattn fit``: that of a bare ``Trainer`` has no configuration. It names the
+    network's class, which is imported: load files from people you trust. CheckpointError is raised if it cannot be
+    read, has no configuration, or the weights do not fit.
     """
     return _loaded(path, nn.Module, "network", ("model", "init_args", "network"), "network.")
 

@@ -47,22 +47,11 @@ def seed_generators(seed: int) -> None:
 
 
 class EpochSampler(DistributedSampler[Any]):
-    """Indices in an order that depends on (seed, epoch) alone, and that can start in the middle.
+    """Indices of ``size`` items in an order that depends on (seed, epoch) alone, and that can start in the middle.
 
     It yields pairs (epoch, index): what a data set draws at random for an item follows from the two, in whichever
-    process.
-
-    Parameters
-    ----------
-    size
-        Number of items.
-    shuffle
-        Whether to shuffle, or to go through them in their order.
-    seed
-        Seed of the order.
-    replicas, rank
-        Number of processes that share the items, and the number of this one. Replica r of n takes every n-th index,
-        from the r-th on; missing ones at the end are filled up from the beginning.
+    process. Of several ``replicas``, the one of a ``rank`` r takes every n-th index from the r-th on; missing ones at
+    the end are filled up from the beginning.
     """
 
     def __init__(self, size: int, *, shuffle: bool = True, seed: int = 0, replicas: int = 1, rank: int = 0) -> None:
@@ -81,10 +70,9 @@ class EpochSampler(DistributedSampler[Any]):
             self.start(epoch, 0)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        epoch, size = self.epoch, len(cast(Sized, self.dataset))
-        # A pair of numbers, not their sum: seed 0 in epoch 1 is not seed 1 in epoch 0.
-        shuffled = np.random.default_rng([self.seed, epoch])
-        order = shuffled.permutation(size) if self.shuffle else np.arange(size)
+        epoch, order = self.epoch, np.arange(len(cast(Sized, self.dataset)))
+        if self.shuffle:  # by a pair of numbers, not their sum: seed 0 in epoch 1 is not seed 1 in epoch 0
+            order = np.random.default_rng([self.seed, epoch]).permutation(order)
         mine = np.resize(order, self.total_size)[self.rank :: self.num_replicas]
         for index in mine[self._skip :].tolist():
             yield epoch, index
@@ -148,10 +136,8 @@ class PointSetData(LightningDataModule):
     ----------
     train, val, test, predict
         Data sets of ``torch_geometric.data.Data``; those that are needed.
-    batch_size
-        Clouds in a batch, per process.
-    eval_batch_size
-        Clouds in a batch of the other three sets; ``batch_size`` by default.
+    batch_size, eval_batch_size
+        Clouds in a batch of the training set, per process, and of the other three; by default as many.
     workers
         Processes that prepare the batches; 0 for none.
     seed
@@ -164,8 +150,8 @@ class PointSetData(LightningDataModule):
     ValueError
         If a size is out of range.
     UsageError
-        When loading: if the set asked for was not given or is empty, or a checkpoint from the middle of an epoch
-        belongs to another seed, batch size, number of items or of processes.
+        In loading: if the set was not given or is empty, or a checkpoint from the middle of an epoch belongs to another
+        seed, batch size, number of items or of processes.
     """
 
     def __init__(
@@ -203,9 +189,15 @@ class PointSetData(LightningDataModule):
         items = self._items("train")
         replicas, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
         sampler = _TrainingSampler(len(items), self, replicas=replicas, rank=rank)
-        if self._resume is not None:
-            self._check_resume(self._resume, self._fixed(len(items), replicas))
-            sampler.start_at(self._resume)
+        if (place := self._resume) is not None:
+            present = self._fixed(len(items), replicas)
+            changed = [f"{key} was {place[key]}, is {value}" for key, value in present.items() if place[key] != value]
+            if changed and place["batch"]:
+                raise UsageError(
+                    f"the checkpoint is from the middle of epoch {place['epoch']}, which can only be continued as it "
+                    f"began: {'; '.join(changed)}"
+                )
+            sampler.start_at(place)
             self._resume = None
         return self._loader(items, self.batch_size, _ResumableLoader, sampler=sampler)
 
@@ -234,14 +226,6 @@ class PointSetData(LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Take the place of a checkpoint, for the next training loader."""
         self._resume = state_dict
-
-    def _check_resume(self, state: dict[str, int], present: dict[str, int]) -> None:
-        changed = [f"{key} was {state[key]}, is {value}" for key, value in present.items() if state[key] != value]
-        if changed and state["batch"]:
-            raise UsageError(
-                f"the checkpoint is from the middle of epoch {state['epoch']}, which can only be continued as it "
-                f"began: {'; '.join(changed)}"
-            )
 
     def _fixed(self, items: int, processes: int) -> dict[str, int]:
         """What must not change in the middle of an epoch."""

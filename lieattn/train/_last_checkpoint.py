@@ -72,11 +72,13 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give the signals back."""
-        self._give_back()
+        for signum, handler in self._handlers.items():
+            signal.signal(signum, handler)
+        self._handlers = {}
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Give the signals back."""
-        self._give_back()
+        self.on_train_end(trainer, pl_module)
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         if self._received is not None:
@@ -94,8 +96,3 @@ class LastCheckpoint(Checkpoint):
         trainer.save_checkpoint(path, weights_only=False)
         if stop:
             raise TrainingInterrupted(self._received or signal.SIGTERM, trainer.global_step, path)
-
-    def _give_back(self) -> None:
-        for signum, handler in self._handlers.items():
-            signal.signal(signum, handler)
-        self._handlers = {}

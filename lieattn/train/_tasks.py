@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sized
+from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -63,7 +65,7 @@ class PointSetTask(LightningModule, ABC):
     ) -> None:
         super().__init__()
         self.network = network
-        self.make_optimizer = optimizer or _adam
+        self.make_optimizer = optimizer or partial(torch.optim.Adam, lr=1e-3, weight_decay=1e-4)
         self.schedule = schedule or Constant()
         self.config: dict[str, Any] = {}
         self._input: dict[str, Any] | None = None
@@ -156,10 +158,6 @@ def named_outputs(outputs: Any, name: str) -> dict[str, Tensor]:
     return outputs._asdict() if hasattr(outputs, "_asdict") else dict(outputs)
 
 
-def _adam(parameters: Iterable[nn.Parameter]) -> Optimizer:
-    return torch.optim.Adam(parameters, lr=1e-3, weight_decay=1e-4)
-
-
 class PointSetClassifier(PointSetTask):
     """Train a network on clouds with one label, or several, with cross entropy.
 
@@ -241,12 +239,11 @@ class PointSetRegressor(PointSetTask):
 
     Every target t is brought to (t - shift) / scale before the loss is taken, and predictions come in the units of the
     data: prediction = shift + scale * output. Shifts and scales are measured on the training set when training
-    begins, and are kept in checkpoints. The error logged is the mean absolute one in the units of the data, over
-    all components.
+    begins, and are kept in checkpoints.
 
-    Logged are ``loss`` and ``error`` (for several targets also ``error_NAME``), prefixed by ``train/``, ``val/`` and
-    ``test/``. ValueError is raised if options do not fit together; in training, if a target is missing or has another
-    shape than its prediction.
+    Logged are ``loss`` and ``error``, the mean absolute one in the units of the data (for several targets also
+    ``error_NAME``), prefixed by ``train/``, ``val/`` and ``test/``. ValueError is raised if options do not fit
+    together; in training, if a target is missing or has another shape than its prediction.
 
     Parameters
     ----------
@@ -302,10 +299,8 @@ class PointSetRegressor(PointSetTask):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Predictions by target, in the units of the data."""
-        return {
-            name: self._statistic("shift", name) + self._statistic("scale", name) * value
-            for name, value in self._outputs(batch).items()
-        }
+        outputs = self._outputs(batch).items()
+        return {name: self._statistic("shift", name) + self._statistic("scale", name) * out for name, out in outputs}
 
     def on_fit_start(self) -> None:
         """Measure shifts and scales on the training set, unless a checkpoint has brought them."""
@@ -369,18 +364,14 @@ class PointSetRegressor(PointSetTask):
         return {name: outputs[name] for name in self.targets}
 
     def _statistic(self, kind: str, name: str) -> Tensor:
-        statistic: Tensor = getattr(self, f"{kind}_{name}")
-        return statistic.to(self.dtype)
+        return self.get_buffer(f"{kind}_{name}").to(self.dtype)
 
     def _set(self, kind: str, name: str, value: Tensor) -> None:
-        present: Tensor = getattr(self, f"{kind}_{name}")
-        setattr(self, f"{kind}_{name}", value.to(present))
+        setattr(self, f"{kind}_{name}", value.to(self.get_buffer(f"{kind}_{name}")))
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         # Statistics per component have a shape that is known only once they were measured.
-        for kind in ("shift", "scale"):
-            for name in self.targets:
-                key = f"{prefix}{kind}_{name}"
-                if key in state_dict:
-                    self._set(kind, name, state_dict[key])
+        for kind, name in itertools.product(("shift", "scale"), self.targets):
+            if (key := f"{prefix}{kind}_{name}") in state_dict:
+                self._set(kind, name, state_dict[key])
         super()._load_from_state_dict(state_dict, prefix, *rest)

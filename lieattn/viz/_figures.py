@@ -210,7 +210,7 @@ class Observer:
         rotated.x, rotated.pos = self.data.x.to(parameter), rotated.pos.to(parameter)
         rotated = rotated.to(parameter.device)
         geometry = self.network.geometry(rotated)
-        steps = [(geometry.lifting, geometry.lifting)]
+        steps: list[tuple[LiftedGraph, PointClouds]] = [(geometry.lifting, geometry.lifting)]
         steps += [(step.graph, step.clouds) for stage in geometry.stages for step in stage]
         return View(angle, element, in_group, rotated, geometry, *steps[self.layer])
 

@@ -317,7 +317,10 @@ class FieldModel(Network):
         return self.network.field(data, geometry)
 
     def forward(self, data: Any, geometry: Any = None) -> Tensor:
-        """Vectors ``[points, dim]`` or what else the head gives, for data with the attributes of ``start`` too."""
+        """Vectors ``[points, dim]`` or what else the head gives.
+
+        The data have the attributes of ``start`` too, and are not changed.
+        """
         output = self.unit * super().forward(data, geometry)
         for name, factor in self.start.items():
             known = _attribute(data, name)
@@ -328,16 +331,9 @@ class FieldModel(Network):
 
 
 class VectorEmbedding(nn.Module):
-    """Linear map of the components of vectors in the frames.
+    """Linear map to ``channels`` of the components in the frames of vectors ``[points, dim]``, attributes of the data.
 
     **Equivariance.** If points, frames and vectors turn together, the components stay with the frames.
-
-    Parameters
-    ----------
-    names, dim
-        Attributes of the data with vectors ``[points, dim]``; without any there are no weights.
-    channels
-        Channels of the field.
     """
 
     def __init__(self, names: Sequence[str], dim: int, channels: int) -> None:

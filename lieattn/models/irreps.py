@@ -127,7 +127,7 @@ class _PointNetwork(EquivariantModule):
 
 
 class TensorFieldNetwork(_PointNetwork):
-    """Tensor field network (Thomas et al. 2018): convolutions by tensor products, and gates.
+    """Tensor field network (Thomas et al. 2018): convolutions by tensor products, factorized as in NequIP, and gates.
 
     **Equivariance.** E(3), up to rounding.
 
@@ -387,11 +387,7 @@ class _GatedLinear(nn.Module):
 
 
 class _TensorProductMessage(nn.Module):
-    """Messages (f_j ⊗ Y(x_j - x_i)) weighted by a network of the distance, then mixed by a linear map.
-
-    Each copy of an irrep is multiplied with the harmonics by itself: as in NequIP, and far cheaper than a weight for
-    each pair of copies as in Tensor Field Networks (Thomas et al. 2018, Eq. 3), of which it is a factorization.
-    """
+    """Messages f_j ⊗ Y(x_j - x_i) weighted by a network of the distance, copy by copy as in NequIP, then mixed."""
 
     def __init__(self, irreps: Any, degree: int, radial: RadialOptions) -> None:
         super().__init__()
@@ -427,10 +423,7 @@ class _TensorProductMessage(nn.Module):
 
 
 class _IrrepsAttention(nn.Module):
-    """Attention of SE(3)-Transformers (Fuchs et al. 2020, Eq. 10): keys and values are tensor products.
-
-    The copies of every type are divided among the heads.
-    """
+    """Attention of SE(3)-Transformers (Fuchs et al. 2020, Eq. 10), whose heads divide the copies of every type."""
 
     def __init__(self, irreps: Any, heads: int, degree: int, radial: RadialOptions) -> None:
         super().__init__()

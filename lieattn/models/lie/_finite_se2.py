@@ -103,8 +103,7 @@ class FiniteSE2Transformer(Network):
     def forward(self, data: Any, geometry: LiftedGraph | None = None, slots: int | None = None) -> Tensor:
         """Outputs ``[clouds, out_channels]`` or ``[clouds, seeds, out_channels]``; see :meth:`Network.field`.
 
-        ``slots`` are points of each cloud that means divide by, for weights of the authors' code, which counts padded
-        points at the origin; the number of its points if absent.
+        Means are divided by ``slots`` if given, as in the authors' code, which counts padded points at the origin.
         """
         x, graph = self.field(data, geometry, slots)
         pooled = _mean(x.mean(dim=1), graph, slots) if self.seeds is None else self._attended(self.seeds, x, graph)

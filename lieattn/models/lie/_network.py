@@ -12,15 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import (
-    check_choice,
-    check_count,
-    check_counts,
-    check_dropout,
-    check_length,
-    check_neighborhood,
-    kind,
-)
+from lieattn._checks import check_choice, check_counts, check_dropout, check_length, check_neighborhood, kind
 from lieattn.geometry import (
     FiniteFrames,
     Frames,
@@ -250,7 +242,7 @@ class SortedDistances:
     channels: int
 
     def __post_init__(self) -> None:
-        check_count("channels", self.channels)
+        check_counts(channels=self.channels)
 
     def __call__(self, data: Any, clouds: PointClouds) -> Tensor:
         """Features ``[points, channels]``; ValueError if a cloud has more points."""
@@ -283,11 +275,10 @@ class LieNetwork(Network):
     ) -> None:
         super().__init__()
         check_neighborhood(neighborhood)
-        check_count("channels", channels)
         self.inputs = None
         if isinstance(in_channels, Species | SortedDistances):
             self.inputs, in_channels = in_channels, in_channels.channels
-        check_count("in_channels", in_channels)
+        check_counts(channels=channels, in_channels=in_channels)
         self.in_channels, self.vector_inputs = in_channels, tuple(vector_inputs)
         self.frames = FiniteFrames(frames) if isinstance(frames, FiniteGroup) else frames
         self.space = natural_space(self.frames) if space is None else space

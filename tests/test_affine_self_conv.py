@@ -25,7 +25,7 @@ from lieattn.nn import (
     from_grid,
     to_grid,
 )
-from lieattn.nn._affine_self_conv import FiberAffine
+from lieattn.nn._paper_attention import FiberAffine
 from lieattn.nn.relative import CoordinateEncoding, FourierFeatures, RelativePositionTable
 from lieattn.ops import RelativeTerms, group_attention
 from lieattn.testing import assert_equivariant, equivariance_error, randomize

@@ -4,12 +4,6 @@ Functions of the relative element, which the layers take as encodings and kernel
 """
 
 from lieattn.nn import relative
-from lieattn.nn._affine_self_conv import (
-    AffineSelfConvolution,
-    LiftingAffineSelfConvolution,
-    SimpleAffineSelfConvolution,
-    StandAloneSelfAttention,
-)
 from lieattn.nn._attention import GroupAttention
 from lieattn.nn._blocks import BlockNorm, FramewiseBlock, LieBlock, LieBottleneck, PreNormBlock
 from lieattn.nn._convolution import (
@@ -36,7 +30,16 @@ from lieattn.nn._heads import (
     project_field,
 )
 from lieattn.nn._linear import FiberToIrreps, GroupLinear, IrrepsToFiber, band_limit, fiber_linear, irreps_linear
-from lieattn.nn._paper_attention import FramewiseAttention, GroupSelfAttention, LieSelfAttention, LiftingSelfAttention
+from lieattn.nn._paper_attention import (
+    AffineSelfConvolution,
+    FramewiseAttention,
+    GroupSelfAttention,
+    LieSelfAttention,
+    LiftingAffineSelfConvolution,
+    LiftingSelfAttention,
+    SimpleAffineSelfConvolution,
+    StandAloneSelfAttention,
+)
 from lieattn.nn._statistics import (
     CloudNorm,
     CloudPool,

@@ -55,10 +55,8 @@ class GroupAttention(nn.Module):
         How fibers are tied and scores become weights, see :func:`lieattn.ops.group_attention`.
     encoding
         What the relative element adds; several functions are summed. None for features alone.
-    scale
-        Factor of the products with the query; 1 / sqrt(head_channels) if absent.
-    dropout
-        On the attention weights.
+    scale, dropout
+        Factor of the products with the query, 1 / sqrt(head_channels) if absent; dropout of the weights.
     lifting
         Whether the input are features of points, ``[points, in_channels]``, in place of a field.
     group

@@ -128,22 +128,11 @@ class LieBlock(nn.Module):
 class LieBottleneck(nn.Module):
     """Residual block of LieConv: down, convolution, up, each behind a normalization and the activation.
 
-    f is added to the first in_channels channels of the result, so channels may grow but not shrink.
+    f is added to the first in_channels channels of the result, so channels may grow but not shrink. ``widths`` are the
+    channels of the convolution's input and output, a quarter of those outside if absent; ``norm`` is ``"batch"`` (the
+    authors'), ``"layer"`` or ``"none"``. The rest is as in :class:`LieConvolution`.
 
     **Equivariance.** That of :class:`LieConvolution`.
-
-    Parameters
-    ----------
-    in_channels, out_channels
-        Channels of the fields; at least as many out as in.
-    widths
-        Channels of the convolution's input and output; a quarter of those outside if absent.
-    norm
-        ``"batch"`` (the authors'), ``"layer"`` or ``"none"``.
-    activation
-        Name of the activation, also between the layers of the kernel.
-    coordinates, **convolution
-        The number of coordinates and the other options of :class:`LieConvolution`.
     """
 
     def __init__(
@@ -182,16 +171,11 @@ class LieBottleneck(nn.Module):
 class FramewiseBlock(nn.Module):
     """Pre-norm transformer block: framewise attention, then a group-tied network with one hidden layer.
 
-    **Equivariance.** That of :class:`FramewiseAttention`.
+    The network has ``mlp_ratio`` times as many hidden channels. ``messages`` are the channels of the ``EdgeNetwork``
+    whose :class:`FrameMessages` are added to what is attended, None for none. The rest is as in
+    :class:`FramewiseAttention`; dropout is applied behind both branches too.
 
-    Parameters
-    ----------
-    group, channels, heads, encoding, dropout
-        See :class:`FramewiseAttention`; dropout is applied behind both branches too.
-    mlp_ratio
-        Hidden channels of the network, as a multiple of ``channels``.
-    messages
-        Channels of the ``EdgeNetwork`` whose :class:`FrameMessages` are added to what is attended; None for none.
+    **Equivariance.** That of :class:`FramewiseAttention`.
     """
 
     def __init__(

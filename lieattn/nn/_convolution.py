@@ -96,7 +96,7 @@ class LieConvolution(nn.Module):
     in_channels, out_channels
         Channels of the fields.
     coordinates, rank, hidden, activation
-        Number of coordinates of a relative element and of matrices W_m, and what the network k is made of.
+        See :class:`lieattn.nn.relative.RankKernel`.
     divide
         ``"neighbors"`` divides the sum by their number, ``"published"`` the bias too, as the authors' code does,
         ``"none"`` neither.

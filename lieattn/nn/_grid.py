@@ -269,10 +269,8 @@ class GridGroupConvolution(GridConvolution):
 
     Parameters
     ----------
-    group
-        H: any group of quarter turns and mirrors that keep the lattice.
-    in_channels, out_channels
-        Channels of the input and per frame of the output.
+    group, in_channels, out_channels
+        Any group of quarter turns and mirrors that keep the lattice; channels of the input and per frame of the output.
     size
         Side of the kernel, odd or even.
     stride, pad, dilation
@@ -294,8 +292,6 @@ def check_grid(x: Tensor, group: FiniteGroup | None, channels: int, weight: Tens
             raise ValueError(f"x: expected planes [batch, {channels}, rows, columns], got {tuple(x.shape)}")
         return x[:, :, None]
     if x.ndim != 5 or x.shape[1:3] != (channels, group.order):
-        raise ValueError(
-            f"x: expected a field on {group.name} [batch, {channels}, {group.order}, rows, columns], got "
-            f"{tuple(x.shape)}"
-        )
+        expected = f"[batch, {channels}, {group.order}, rows, columns]"
+        raise ValueError(f"x: expected a field on {group.name} {expected}, got {tuple(x.shape)}")
     return x

@@ -156,10 +156,9 @@ class GridAttentiveConvolution(_Attentive, GridGroupConvolution):
         f'_o(h, y) &= \mu \sum_{c, \tilde h} (1 - \alpha_X(o, h, \tilde h, y)\, \alpha_C(o, h, c, \tilde h))
         \, t_{oc}(y, h, \tilde h)
 
-    where :math:`\alpha_C` are the scores of channels, from mean and maximum of t over positions, and :math:`\alpha_X`
-    those of positions, from mean and maximum of :math:`\alpha_C t` over channels; all weights are taken at
-    :math:`h^{-1} \tilde h`, and every output channel has its own (Romero, Bekkers, Tomczak, Hoogendoorn 2020,
-    Eqs. 14-20, as implemented: what attention gives is subtracted, the residual branch).
+    with scores :math:`\alpha_C` of mean and maximum of t over positions, and :math:`\alpha_X` of mean and maximum of
+    :math:`\alpha_C t` over channels, whose weights are taken at :math:`h^{-1} \tilde h` (Romero, Bekkers, Tomczak,
+    Hoogendoorn 2020, Eqs. 14-20, as implemented: what attention gives is subtracted).
 
     **Equivariance.** That of :class:`lieattn.nn.GridGroupConvolution`, also of the maps:
     A[L_g f](g1, g2) = A[f](g⁻¹ g1, g⁻¹ g2).
@@ -223,10 +222,8 @@ class GridInputAttention(nn.Module):
     ----------
     group, attention, hidden, spatial_size, spatial_dilation
         See :class:`GridAttentiveConvolution`; the border keeps the size of the image.
-    channels
-        Channels of the input.
-    lifting
-        Whether the input has no frames.
+    channels, lifting
+        Channels of the input, and whether it has no frames.
     measure, init_scale
         Of the spatial kernel, see :class:`lieattn.nn.GridGroupConvolution`.
     """

@@ -164,14 +164,12 @@ class FieldHead(nn.Module):
 
     Parameters
     ----------
-    in_channels, hidden
-        Channels of the field, and of the hidden layer; as many if absent.
+    in_channels, hidden, activation
+        Channels of the field and of the hidden layer, as many if absent; name of its activation.
     rep
         ρ, the type of the output: ``Vector(3)`` for forces, ``Pseudovector()`` for magnetic moments.
     pool
         ``"none"`` for a field on the points; ``"mean"`` or ``"sum"`` over the points of each cloud.
-    activation
-        Name of the activation.
     """
 
     kind: Any
@@ -241,9 +239,8 @@ class DipoleHead(nn.Module):
 
     def __init__(self, in_channels: int, dim: int = 3, *, hidden: int | None = None, neutral: bool = True) -> None:
         super().__init__()
-        check_count("in_channels", in_channels)
-        hidden = in_channels if hidden is None else hidden
         self.vector = VectorHead(in_channels, dim, hidden=hidden)
+        hidden = self.vector.linear1.out_features
         self.charge = nn.Sequential(nn.Linear(in_channels, hidden), nn.SiLU(), nn.Linear(hidden, 1))
         self.neutral = neutral
 
@@ -262,10 +259,7 @@ class DipoleHead(nn.Module):
         return charge - (excess / graph.counts.clamp(min=1).to(charge))[graph.batch]
 
     def forward(self, x: Tensor, graph: LiftedGraph, total: Tensor | None = None) -> Tensor:
-        """Dipole moments ``[clouds, dim]`` of a field ``[points, fiber, in_channels]``.
-
-        With positions in Ångström, and ``total`` charges ``[clouds]`` in e, they are in e Å (1 e Å = 4.80320 Debye).
-        """
+        """Dipole moments ``[clouds, dim]`` of a field; with positions in Å and ``total`` ``[clouds]`` in e in e Å."""
         vectors = self.vector(x, graph)
         charges = self.charges(x, graph, total)
         centered = (graph.pos - graph.mean(graph.pos)[graph.batch]).to(charges.dtype)

@@ -162,8 +162,7 @@ class FiberToIrreps(_FiberFourier):
     group, channels
         H in O(3), and the channels of the field.
     irreps
-        The band: each irrep of O(3) once, for example ``"0e + 1o + 2e"``; by default :func:`band_limit`, with which
-        nothing is lost and :class:`IrrepsToFiber` is a left inverse.
+        The band: each irrep of O(3) once, as ``"0e + 1o + 2e"``; by default :func:`band_limit`, which loses nothing.
     """
 
     def forward(self, x: Tensor) -> Tensor:

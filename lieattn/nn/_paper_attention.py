@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal, cast
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lieattn._checks import check_choice, check_count, check_counts
 from lieattn.geometry import LiftedGraph, num_coordinates
-from lieattn.groups import FiniteGroup
+from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn._attention import GroupAttention, checked_head_channels
 from lieattn.nn._linear import GroupLinear
 from lieattn.nn.relative import (
+    AffineMap,
+    AffinePositions,
+    AxisKeys,
     CoordinateEncoding,
     FeaturePart,
+    FourierFeatures,
     Kernel,
     LocationPart,
     PerHeadMLP,
     RelativeFunction,
+    RelativePositionTable,
     pair_score,
 )
+from lieattn.nn.relative._affine import AffineEdges, for_keys
 from lieattn.ops import Activation, Normalization, RelativeTerms
 from lieattn.spaces import HomogeneousSpace
 
@@ -106,8 +115,8 @@ class LiftingSelfAttention(GroupSelfAttention):
     Parameters are those of :class:`GroupSelfAttention`, the pattern is ``"query_sum"``. On a fiber of scales the
     features of a point are those of all its nodes.
 
-    **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the features stay with their points, the output
-    is translated by h: f'(·, a) becomes f'(·, h⁻¹a). Exact for every H where neighborhoods are balls.
+    **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the features stay with their points, f'(·, a) becomes
+    f'(·, h⁻¹a). Exact for every H where neighborhoods are balls.
     """
 
     lifts = True
@@ -179,10 +188,8 @@ class LieSelfAttention(GroupAttention):
     ----------
     channels, heads, dropout
         See :class:`GroupAttention`; the heads divide the channels.
-    coordinates
-        Number of coordinates of a relative element, ``graph.relative.num_coordinates``.
-    kernel
-        See above.
+    coordinates, kernel
+        Number of coordinates of a relative element, ``graph.relative.num_coordinates``; the kernel, see above.
     normalize
         ``"softmax"``, ``"mean"`` or ``"exp-mean"``, see :func:`lieattn.ops.group_attention`.
     hidden, activation
@@ -230,3 +237,224 @@ class LieSelfAttention(GroupAttention):
         x = self._checked(x, graph)
         found = self._operate(*self._project(x), graph, self._terms(x, graph), normalize="none", return_weights=True)
         return cast(Tensor, found[1])
+
+
+class _AffineAttention(GroupAttention):
+    """The pooled pattern on the edges of a position, and a group-tied output."""
+
+    lifts: ClassVar[bool] = False
+    group: FiniteGroup
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        in_channels: int,
+        out_channels: int,
+        positions: AffinePositions,
+        *,
+        channels: int | None = None,
+        heads: int = 1,
+        scale: float | None = None,
+        normalize: Normalization = "softmax",
+        dropout: float = 0.0,
+    ) -> None:
+        check_group("group", group)
+        self.channels = out_channels if channels is None else channels
+        check_counts(channels=self.channels, heads=heads)
+        if self.channels % heads:
+            raise ValueError(f"heads: {heads} heads do not divide {self.channels} channels")
+        if not isinstance(positions, RelativePositionTable | FourierFeatures):
+            raise TypeError(f"positions: expected a RelativePositionTable or FourierFeatures, got {positions!r}")
+        self.positions = positions
+        super().__init__(
+            in_channels,
+            out_channels,
+            heads=heads,
+            head_channels=self.channels // heads,
+            pattern="pooled",
+            normalize=normalize,
+            # The paper divides by all channels, neither by their root nor by those of a head.
+            scale=1 / self.channels if scale is None else scale,
+            dropout=dropout,
+            lifting=self.lifts,
+            group=group,
+        )
+
+    def _build(self, channels: int, out_channels: int) -> None:
+        self._embed(channels)
+        self.output = GroupLinear(self.group, channels, out_channels, bias=False)
+
+    def _embed(self, channels: int) -> None:
+        """Make embeddings and affine maps."""
+        self._build_projections(channels)
+        self.query_map = FiberAffine(self.group, channels, lifting=self.lifting)
+        self.key_map, self.value_map = (self._affine_map(channels) for _ in range(2))
+
+    def _affine_map(self, channels: int) -> AffineMap:
+        return self.positions.affine_map(self.group, channels, lifting=self.lifting, heads=self.heads)
+
+    def attend(
+        self, x: Tensor, graph: LiftedGraph, terms: RelativeTerms | None = None, *, return_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Field and, if asked for, weights ``[edges, fiber, heads]`` on the edges of ``positions.edges(graph)``."""
+        x = self._checked(x, graph)
+        edges = self.positions.edges(graph)
+        query, key, value = self._project(x)
+        terms = self._terms(x, graph) if terms is None else terms
+        values = _padded(value, edges)
+        out, weights = self._operate(
+            _padded(cast(Tensor, query), edges),
+            values if key is value else _padded(cast(Tensor, key), edges),
+            values,
+            graph,
+            replace(terms, row=edges.index),
+            return_weights=return_weights,
+            neighbors=edges.neighbors,
+        )
+        return self.output(out[: graph.num_points].flatten(-2)), weights
+
+    def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        query, key, value = self.query_map(self.query(x)), self.key(x), self.value(x)
+        return self._split(query), self._split(key), self._split(value)
+
+    def _terms(self, x: Tensor, graph: LiftedGraph) -> RelativeTerms:
+        with torch.autocast(x.device.type, enabled=False):
+            return self.value_map(graph).plus(for_keys(self.key_map(graph)))
+
+
+def _padded(signal: Tensor, edges: AffineEdges) -> Tensor:
+    # The padding, one point more, has an embedding of zero.
+    return F.pad(signal, (0, 0, 0, 0, 0, 0, 0, 1)) if edges.padding else signal
+
+
+class AffineSelfConvolution(_AffineAttention):
+    r"""Affine Self Convolution on the group (Diaconu, Worrall 2019, Eqs. 8-11 and 17-20), from a field to a field.
+
+    With Q, K and V group-tied linear maps of the field, each with an affine map of its own, channel by channel,
+
+    .. math::
+        A(h, x; y) = \sum_m \psi(h^{-1} m, h^{-1}(y - x)) f(m, y) + \beta(h^{-1}(y - x))
+
+    where beta is added once for each neighbor (Eq. 24), a head computes
+
+    .. math::
+        z(h, x) = \sum_{y \in N(x)} \operatorname{softmax}_y
+        \big( s \langle A^Q(h, x; x), A^K(h, x; y) \rangle \big) A^V(h, x; y)
+
+    with one weight for a neighbor and all of its frames, and the heads are joined by a group-tied linear map.
+
+    **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the field is translated by h, the output is
+    translated by h. Exact for every H where neighborhoods are balls, and on grids for those that keep the window.
+
+    **Cost.** Time O(edges |H|² channels); a network as psi has a table of edges x |H|² x channels.
+
+    Parameters
+    ----------
+    group, in_channels, out_channels, heads, normalize, dropout
+        See :class:`GroupAttention`.
+    positions
+        What psi and beta are: :class:`RelativePositionTable` for grids, :class:`FourierFeatures` for point clouds.
+    channels
+        Channels of queries, keys and values, over all heads; out_channels if absent.
+    scale
+        Factor s of the scores; 1 / channels if absent, as in the paper.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lieattn.geometry import PixelSquare, lift, pixel_positions
+    >>> from lieattn.groups import cyclic
+    >>> from lieattn.nn import AffineSelfConvolution
+    >>> from lieattn.nn.relative import RelativePositionTable
+    >>> layer = AffineSelfConvolution(cyclic(4), 3, 8, RelativePositionTable.square(5, border="zero"), heads=2)
+    >>> graph = lift(pixel_positions(6, 6), cyclic(4), PixelSquare(5))
+    >>> layer(torch.randn(36, 4, 3), graph).shape
+    torch.Size([36, 4, 8])
+    """
+
+
+class LiftingAffineSelfConvolution(_AffineAttention):
+    """:class:`AffineSelfConvolution` from features on points to a field: psi depends on the displacement alone.
+
+    **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the features stay with their points, the output
+    is translated by h.
+    """
+
+    lifts = True
+
+
+class SimpleAffineSelfConvolution(_AffineAttention):
+    r"""Simple Affine Self Convolution (Diaconu, Worrall 2019, Eqs. 7 and 12-14), from a field to a field.
+
+    One affine map A of one embedding is query, key and value:
+
+    .. math::
+        z(h, x) = \sum_{y \in N(x)} \operatorname{softmax}_y
+        \big( s \langle A(h, x; x), A(h, x; y) \rangle \big) A(h, x; y) .
+
+    **Equivariance.** That of :class:`AffineSelfConvolution`, whose parameters it has.
+    """
+
+    def _embed(self, channels: int) -> None:
+        self.embedding = GroupLinear(self.group, self.in_channels, channels)
+        self.affine_map = self._affine_map(channels)
+        self.affine_map.center()  # refuses windows without it
+
+    def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        embedded = self.embedding(x)
+        query = fiber_affine(embedded, *self.affine_map.center(), self.affine_map.relative)
+        shared = self._split(embedded)
+        return self._split(query), shared, shared
+
+    def _terms(self, x: Tensor, graph: LiftedGraph) -> RelativeTerms:
+        with torch.autocast(x.device.type, enabled=False):
+            values = self.affine_map(graph)
+        return values.plus(for_keys(values))
+
+
+class StandAloneSelfAttention(_AffineAttention):
+    r"""Stand-alone self-attention, the baseline of the paper: psi = 1, and beta for the keys alone.
+
+    .. math::
+        z(h, x) = \sum_{y \in N(x)} \operatorname{softmax}_y
+        \big( s \langle \textstyle\sum_m q(m, x), \sum_m k(m, y) + \beta(h^{-1}(y - x)) \rangle \big)
+        \sum_m v(m, y)
+
+    The first channels of a head's beta depend on the first coordinate of the displacement alone, the next ones on the
+    second, and so on.
+
+    **Equivariance.** That of :class:`AffineSelfConvolution`, whose parameters it has.
+    """
+
+    def _embed(self, channels: int) -> None:
+        self._build_projections(channels)
+        self.axis_keys: AxisKeys = self.positions.axis_keys(self.group, self.heads, channels // self.heads)
+
+    def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        query = self.query(x).sum(dim=1, keepdim=True)
+        return self._split(query), self._split(self.key(x)), self._split(self.value(x))
+
+    def _terms(self, x: Tensor, graph: LiftedGraph) -> RelativeTerms:
+        with torch.autocast(x.device.type, enabled=False):
+            return self.axis_keys(graph)
+
+
+class FiberAffine(nn.Module):
+    """The affine map of a query, at displacement 0, of fields over one frame for ``lifting``."""
+
+    relative: Tensor
+
+    def __init__(self, group: FiniteGroup, channels: int, *, lifting: bool = False) -> None:
+        super().__init__()
+        self.psi = nn.Parameter(torch.randn(1 if lifting else group.order, channels))
+        self.beta = nn.Parameter(torch.randn(channels))
+        relative = torch.zeros(1, 1, dtype=torch.int64) if lifting else group.relative_index.clone()
+        self.register_buffer("relative", relative, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return fiber_affine(x, self.psi, self.beta, self.relative)
+
+
+def fiber_affine(x: Tensor, psi: Tensor, beta: Tensor, relative: Tensor) -> Tensor:
+    """Field ``[points, fiber, channels]`` times psi ``[frames, channels]`` at h⁻¹m, summed over m, plus beta."""
+    return torch.einsum("pmc,hmc->phc", x, psi[relative]) + beta

@@ -72,10 +72,7 @@ class GridPool(nn.Module):
         self.size, self.inexact, self.reduction = size, inexact, reduction
 
     def cells(self, grid: Tensor, advice: Callable[[], str] | None = None) -> tuple[Tensor, Tensor]:
-        """Cell of each point (-1: dropped) and the pooled grid ``[clouds, 2]``; raises or warns as ``inexact`` says.
-
-        ``advice`` gives a sentence to append to the message.
-        """
+        """Cell of each point (-1: dropped) and the pooled grid ``[clouds, 2]``; ``advice`` is appended to messages."""
         cell, pooled, exact = pooling_cells(grid, self.size)
         if not exact and self.inexact != "allow":
             rows, columns = grid[(grid % self.size != 0).any(dim=1)][0].tolist()

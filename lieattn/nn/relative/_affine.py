@@ -43,8 +43,7 @@ class RelativePositionTable:
         Displacements x_j - x_i that occur, in the units of the points: those of the graph's neighborhood, as
         ``RelativePositionTable.square(5)`` for ``PixelSquare(5)``.
     border
-        What a window sees where there is no point: ``"mask"`` nothing, so that the softmax is over fewer neighbors;
-        ``"zero"`` an embedding of zero, so that beta alone takes part in the softmax.
+        Where there is no point a window sees nothing, ``"mask"``, or an embedding of ``"zero"``, with beta alone.
     tolerance
         How far a displacement may be from its row, in the units of the points.
     """

@@ -82,17 +82,9 @@ class ConvolutionKernel(RelativeFunction):
 class TableKernel(ConvolutionKernel):
     """A trainable value for every displacement that the frames can see: for grids, where displacements repeat.
 
-    The table has a row for each distinct h⁻¹ o, o one of the offsets and h in H, the offsets first.
-
-    Parameters
-    ----------
-    group, in_channels, out_channels, lifting
-        See :class:`ConvolutionKernel`.
-    offsets, tolerance
-        ``[offsets, dim]`` displacements x_j - x_i that occur, and how far one may be from its row, in the units of the
-        points.
-    init_scale
-        Values start uniform in ±init_scale / sqrt(in_channels · offsets), as on grids.
+    The table has a row for each distinct h⁻¹ o, o one of the ``offsets`` ``[offsets, dim]`` that occur and h in H, the
+    offsets first; ``tolerance`` is how far a displacement may be from its row, in the units of the points. Values start
+    uniform in ±init_scale / sqrt(in_channels · offsets), as on grids. The rest is as in :class:`ConvolutionKernel`.
     """
 
     rows: Tensor
@@ -145,8 +137,7 @@ class NetworkKernel(ConvolutionKernel):
     frequency
         Scale of the first layer's weights at the start: how rough the kernel is, in radians per ``graph.length``.
     window
-        Whether to multiply by (1 - |v|²)² for |v| < 1 and 0 beyond, so that the output does not jump where a point
-        enters the neighborhood; for neighborhoods whose scale is their radius.
+        Whether to multiply by (1 - |v|²)² for |v| < 1 and 0 beyond: the output does not jump where a point enters.
     init_scale
         Scale of the values at the start.
     """
@@ -266,10 +257,8 @@ class EdgeNetwork(RelativeFunction):
 
     Parameters
     ----------
-    dim
-        Dimension of space.
-    in_channels, in_vectors
-        Invariant features and vectors of each point; there may be none.
+    dim, in_channels, in_vectors
+        Dimension of space, invariant features and vectors of each point; there may be none.
     cutoff
         Distance at which neighbors count nothing, in the unit of the positions.
     basis, hidden

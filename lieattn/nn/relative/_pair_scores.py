@@ -103,10 +103,7 @@ class ContentScore(PairScore):
 
 
 class SumScore(PairScore):
-    """Dot product of the features plus a network of the relative element: ``mlp``, the authors' default.
-
-    Without ``channels`` it is the network alone, ``location_only``: :class:`PerHeadMLP` of the ``coordinates``.
-    """
+    """Dot product of the features plus :class:`PerHeadMLP`: ``mlp``; without ``channels`` ``location_only``."""
 
     def __init__(
         self, channels: int | None, coordinates: int, heads: int, hidden: int = 16, activation: Activation = "silu"
@@ -164,13 +161,11 @@ class CombinedScore(PairScore):
     ----------
     channels, coordinates, heads, hidden, activation
         Channels of the field, divisible by the heads, and the rest as of :class:`PerHeadMLP`.
-    features
-        ``"product"``: the number ⟨q_i, k_j⟩ / √d; ``"linear"``: linear maps of f_i and f_j side by side;
-        ``"mixed"``: the same, then a linear map that the heads share.
+    features, feature_channels
+        ``"product"``: the number ⟨q_i, k_j⟩ / √d; ``"linear"``: linear maps of f_i and f_j side by side; ``"mixed"``:
+        the same, then a linear map that the heads share; and the channels a head that these take.
     location
         ``"network"``: the number that a network makes of the coordinates; ``"coordinates"``: themselves.
-    feature_channels
-        Channels a head that the features of a pair take (``"linear"``: half of them from each element).
     """
 
     def __init__(
@@ -276,10 +271,7 @@ def pair_score(
     activation: Activation = "silu",
     **combined: Any,
 ) -> PairScore:
-    """Score of one of LieTransformer's kernels, see :class:`lieattn.nn.LieSelfAttention`.
-
-    ``combined`` are the options of :class:`CombinedScore` alone.
-    """
+    """Score of a kernel, see :class:`lieattn.nn.LieSelfAttention`, with the options of :class:`CombinedScore`."""
     if kernel == "content":
         return ContentScore(channels, heads)
     if kernel == "relative_position":

@@ -154,18 +154,8 @@ class TableEncoding(KeyEncoding):
 class MLPEncoding(RelativeFunction):
     """A network of the relative element whose outputs are added to the scores, one for each head.
 
-    It sees the coordinates of h_a⁻¹(x_j - x_i) / length and, between fibers, the entries of the matrix h_a⁻¹ h_b
-    (LieTransformer's location kernel in smooth coordinates).
-
-    Parameters
-    ----------
-    group, heads, hidden
-        H, number of heads and units of the hidden layer.
-    between_frames
-        Whether key frames are told apart (pattern ``"joint"``); otherwise the displacement alone counts.
-    value_channels
-        Channels of a head's values, which a second output multiplies and shifts, so that geometry is seen where
-        features are constant; None for neither.
+    It sees h_a⁻¹(x_j - x_i) / length and, ``between_frames`` (pattern ``"joint"``), the entries of h_a⁻¹ h_b. A second
+    output acts on the ``value_channels`` of a head as :class:`PositionalValues` does.
     """
 
     relative: Tensor

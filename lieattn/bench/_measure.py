@@ -36,30 +36,16 @@ BENCHMARKS = {
 
 @dataclass(frozen=True)
 class Record:
-    """One way of doing one case.
-
-    Attributes
-    ----------
-    case, way
-        What was done, and how.
-    step_ms, forward_ms
-        Median milliseconds of forward and backward together, and of the forward pass alone.
-    peak_mb
-        Largest memory during a step above that before it, in MiB; NaN where the system does not tell.
-    spread
-        Range from the fastest to the slowest step, relative to the median.
-    threads, repeats
-        Threads of torch, number of steps measured.
-    """
+    """One way of doing one case; times are medians in milliseconds."""
 
     case: str
     way: str
-    step_ms: float
+    step_ms: float  # forward and backward together
     forward_ms: float
-    peak_mb: float
-    spread: float
-    threads: int
-    repeats: int
+    peak_mb: float  # largest memory during a step above that before it, in MiB; NaN where the system does not tell
+    spread: float  # range from the fastest to the slowest step, relative to the median
+    threads: int  # of torch
+    repeats: int  # number of steps measured
 
 
 Problem = Callable[[], Iterator[Tensor]]
@@ -74,18 +60,10 @@ Cases = Mapping[str, Mapping[str, Callable[[], Problem]]]
 
 
 def compare(cases: Cases, *, repeats: int = 5, threads: int | None = None, memory: bool = True) -> list[Record]:
-    """Measure several ways of each case, taking turns so that a busy machine disturbs all alike.
+    """Measure several ways of each of the :data:`Cases`, taking turns so that a busy machine disturbs all alike.
 
-    Parameters
-    ----------
-    cases
-        See :data:`Cases`.
-    repeats
-        Steps measured for each way, after one that warms up.
-    threads
-        Threads of torch meanwhile; those of the process if absent.
-    memory
-        Whether to measure peak memory too.
+    ``repeats`` steps of each way are measured, after one that warms up, on as many ``threads`` of torch, or those of
+    the process; ``memory`` says whether to measure peak memory too.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)

@@ -15,65 +15,39 @@ _HEADER = ("check", "dtype", "max error", "relative L2", "allowed", "verdict")
 class Row:
     """One measurement.
 
-    Attributes
-    ----------
-    check
-        ``"element"`` (moved by an element of the group and a translation), ``"raster"`` (an image moved likewise,
-        its pixels then written in raster order), ``"permutation"`` (points of each cloud in another order),
-        ``"alone"`` (each cloud without the rest of its batch) or ``"outside"`` (turned by a rotation or reflection
-        that is not in the group: information, nothing is promised).
-    label
-        Which element or rotation.
-    output
-        Which output, for a network that gives several by name.
-    max_error
-        Largest absolute difference of an output from what it should be.
-    relative
-        L2 norm of the difference over that of the outputs.
-    allowed
-        The largest ``max_error`` that passes; None where nothing is promised.
-    passed
-        Whether ``max_error <= allowed``, which NaN never is; None where nothing is promised.
+    ``check`` is ``"element"`` (moved by an element of the group and a translation), ``"raster"`` (an image moved
+    likewise, its pixels then written in raster order), ``"permutation"`` (points of each cloud in another order),
+    ``"alone"`` (each cloud without the rest of its batch) or ``"outside"`` (turned by a rotation or reflection that is
+    not in the group: information, nothing is promised).
     """
 
     check: str
-    label: str
-    output: str
-    dtype: str
-    max_error: float
-    relative: float
-    allowed: float | None
-    passed: bool | None
+    label: str  # which element or rotation
+    output: str  # which one, of a network that gives several by name
+    dtype: str  # of weights and inputs
+    max_error: float  # largest absolute difference of an output from what it should be
+    relative: float  # L2 norm of the difference over that of the outputs
+    allowed: float | None  # the largest ``max_error`` that passes; None where nothing is promised
+    passed: bool | None  # whether ``max_error <= allowed``, which NaN never is; None where nothing is promised
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a network promises, in words, and the rows that were measured on so many ``clouds`` and ``points``.
+    """What a network promises and what was measured.
 
-    Attributes
-    ----------
-    group
-        Name of the group; None for a network that promises nothing exactly.
-    order
-        Number of its elements; None for a Lie group.
-    spread
-        Largest difference of an output between two clouds of as many points, or between a cloud and the same one with
-        its points moved at random, each by itself; between points, if outputs are theirs. An error is small only next
-        to this.
-    seed
-        Seed of all that was drawn.
-    vacuous
-        Names of outputs whose spread is no larger than rounding. What always gives the same is invariant to
-        everything, so no promise about it says anything.
+    ``spread`` is the largest difference of an output between two clouds of as many points, or between a cloud and the
+    same one with its points moved at random, each by itself; between points, if outputs are theirs. An error is small
+    only next to this. An output in ``vacuous`` has a spread no larger than rounding: what always gives the same is
+    invariant to everything, so no promise about it says anything.
     """
 
-    guarantee: str
-    group: str | None
-    order: int | None
-    clouds: int
+    guarantee: str  # the promise in words
+    group: str | None  # None for a network that promises nothing exactly
+    order: int | None  # None for a Lie group, of which some elements are drawn
+    clouds: int  # measured on
     points: int
     spread: float
-    seed: int
+    seed: int  # of all that was drawn
     rows: tuple[Row, ...]
     vacuous: tuple[str, ...] = ()
 

@@ -19,10 +19,7 @@ from lieattn.train._checkpoint import UsageError
 
 
 def random_state() -> dict[str, Any]:
-    """States of the generators of Python, NumPy and torch (CPU and every CUDA device in use).
-
-    They are tensors and plain values, which load with ``weights_only``.
-    """
+    """States of the generators of Python, NumPy and torch (CPU, CUDA in use), which load with ``weights_only``."""
     numpy: dict[str, Any] = np.random.get_state(legacy=False)
     numpy["state"]["key"] = numpy["state"]["key"].tolist()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []

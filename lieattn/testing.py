@@ -58,16 +58,8 @@ def equivariance_error(
 ) -> float:
     """Largest relative error of ``call(x, pos) -> y`` over all elements of H, each with a random translation.
 
-    Parameters
-    ----------
-    call, group
-        What is tested, and H.
-    x, pos
-        Input ``[points, fiber, channels]`` or invariant features ``[points, channels]``, and points ``[points, dim]``.
-    input_field, output_field
-        Whether input and output are translated by H; otherwise they are invariant.
-    seed
-        Of the translations.
+    ``x`` are fields ``[points, fiber, channels]``, which H translates, or with ``input_field=False`` invariant features
+    ``[points, channels]``; ``output_field`` says the same of the output. ``pos`` is ``[points, dim]``.
     """
     generator = torch.Generator().manual_seed(seed)
     motions = SemidirectProduct(group)

@@ -164,13 +164,9 @@ def ranges(first: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
 class Padding(Movable):
     """Where each point stands when every cloud gets as many places as the largest one. See :func:`padding`.
 
-    Attributes
-    ----------
-    shape
-        (clouds, places of each).
-    place, mask
-        ``[points]`` int64, the place of each point, counted through all clouds, and ``[clouds, places]`` bool, where
-        points are; None, so that nothing is copied, if the clouds have one size and follow one another.
+    ``shape`` is (clouds, places of each). ``place`` ``[points]`` int64 is the place of each point, counted through all
+    clouds, and ``mask`` ``[clouds, places]`` bool says where points are; both are None, so that nothing is copied, if
+    the clouds have one size and follow one another.
     """
 
     shape: tuple[int, int]
@@ -372,8 +368,8 @@ def lattices(
 def collate_clouds(argument: str, parts: Sequence[PointClouds], alike: Sequence[str] = ()) -> PointClouds:
     """Disjoint union of clouds, in their order.
 
-    ValueError, naming the ``argument``, is raised if there are none, or if they differ in the attributes ``alike``, in
-    dtype, in device, or in having a raster or a cell.
+    ValueError is raised if there are none, or they differ in the attributes ``alike``, dtype, device, or in having a
+    raster or a cell.
     """
     if not parts:
         raise ValueError(f"{argument}: expected at least one graph to collate, got none")

@@ -173,9 +173,8 @@ class LiftedGraph(PointClouds):
     def collate(graphs: Sequence[LiftedGraph]) -> LiftedGraph:
         """Disjoint union of graphs of one space with the same kind of frames, in their order.
 
-        Displacements shared between the graphs are not merged again; the index is shifted. ValueError is raised if
-        there are no graphs, or they differ in space, group, fiber, length, chart or levels, in dtype, device, or in
-        having a raster.
+        ValueError is raised if there are no graphs, or they differ in space, group, fiber, length, chart or levels, in
+        dtype, device, or in having a raster.
         """
         clouds = collate_clouds("graphs", graphs, ("group", "space", "fiber", "length", "levels", "relative.chart"))
         parts = [graph.relative for graph in graphs]
@@ -325,35 +324,30 @@ def lift(
 
     **Equivariance.** Moving points and frames by g in G multiplies all elements by g from the left and leaves neighbor
     lists and relative elements alone. Whether frames move with the points is up to their choice: the elements of a
-    finite group H stay, and moving the points by (t, h) in R^d ⋊ H permutes the fiber; principal axes move along
-    exactly; sampled ones in distribution.
+    finite group H stay, and moving the points by (t, h) in R^d ⋊ H permutes the fiber.
 
-    TypeError or ValueError is raised if shapes, dtypes, devices, batch indices or the dimension do not fit, a point is
-    not in the space (such as 0 under rotations), frames are not in the stabilizer, or the group does not preserve
-    the distances on which the neighborhood is based.
+    TypeError or ValueError is raised for what :func:`point_clouds` refuses, if a point is not in the space (such as 0
+    under rotations), frames are not in the stabilizer, or the group does not preserve the distances on which the
+    neighborhood is based.
 
     Parameters
     ----------
-    points
+    points, batch, ptr, mask
         Point clouds in any of the forms that :func:`point_clouds` takes, which also reads rasters and periodic cells;
         points of the space, so for positions with directions 6 numbers each.
     frames
-        What stands over each point: ``FiniteFrames``, ``PrincipalFrames``, ``SampledFrames``, ``GivenFrames`` or
-        ``ScaleFrames``; a finite group is short for ``FiniteFrames(group)``. None where the stabilizer is trivial, and
-        only there.
+        ``FiniteFrames``, ``PrincipalFrames``, ``SampledFrames``, ``GivenFrames`` or ``ScaleFrames``; a finite group is
+        short for ``FiniteFrames(group)``. None where the stabilizer is trivial, and only there.
     neighborhood
         For example ``Radius(1.5)`` or ``AllPairs()``; of the positions, where points have directions too.
     space
         X with its group, for example ``Euclidean(SE(3))``, ``Orbits(SO(3))`` or ``Sphere()``. If absent, R^d under
         the motions that the frames belong to: R^d ⋊ H for a finite group, SE(d) otherwise (E(d) for improper frames),
         the translations for None.
-    batch, ptr, mask
-        See :func:`point_clouds`.
     length
         Length by which translations of relative elements are divided; the neighborhood's own if absent, or 1.
     coordinates
-        ``"smooth"`` or ``"log"``, see :class:`RelativeElements`. Logarithms jump where an angle is π; they are here
-        for weights that were trained with them.
+        ``"smooth"`` or ``"log"``, see :class:`RelativeElements`. Logarithms jump where an angle is π.
     weights
         ``[points]`` nonnegative: masses, for frames that average over points; volumes, for fibers of scales.
     generator
@@ -361,8 +355,7 @@ def lift(
 
     Examples
     --------
-    >>> import torch
-    >>> from lieattn.geometry import AllPairs, PrincipalFrames, Radius, lift
+    >>> from lieattn.geometry import AllPairs
     >>> from lieattn.groups import octahedral
     >>> lift(torch.randn(5, 3), octahedral(), Radius(1.0)).fiber
     24

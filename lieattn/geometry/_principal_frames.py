@@ -57,12 +57,11 @@ class PrincipalFrames:
 
     Parameters
     ----------
-    of
+    of, gap
         ``"cloud"``: one set of frames for all its points; ``"neighborhood"``: for each point those of its neighbors.
+        For the gap see above.
     improper
         Whether to include improper frames; where the stabilizer has them if absent.
-    gap
-        See above.
     cutoff
         Length at which weights of neighbors reach zero smoothly, as (1 - (r / cutoff)²)²: with the radius of the
         neighborhood as cutoff, frames do not jump when a point enters it. All weigh the same if absent.
@@ -98,7 +97,8 @@ class PrincipalFrames:
                 axes = axes.index_put(
                     (rows,), completed_axes(axes[rows], isolated[rows], rows, data.candidates, epsilon)
                 )
-            axes = _proper(axes)
+            improper = torch.linalg.det(axes.detach()) < 0
+            axes = torch.cat([axes[..., :-1], torch.where(improper[:, None, None], -1.0, 1.0) * axes[..., -1:]], dim=-1)
             if isinstance(group, RotationDilations):
                 squared = data.moments.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
                 axes = axes * torch.where(squared > 0, squared, 1.0).sqrt()
@@ -241,12 +241,6 @@ def sign_group(dim: int, *, improper: bool = False) -> FiniteGroup:
 def _generic_rotation(k: int) -> Tensor:
     skew = torch.linspace(0.3, 0.7, k * k, dtype=torch.float64).reshape(k, k)
     return torch.linalg.matrix_exp(skew - skew.T)
-
-
-def _proper(axes: Tensor) -> Tensor:
-    """Axes with the last one turned round where they are improper."""
-    sign = torch.where(torch.linalg.det(axes.detach()) < 0, -1.0, 1.0)
-    return torch.cat([axes[..., :-1], axes[..., -1:] * sign[:, None, None]], dim=-1)
 
 
 def _warn(frames: PrincipalFrames, moments: Tensor) -> None:

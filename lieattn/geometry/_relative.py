@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
@@ -180,7 +180,11 @@ class RelativeElements(Movable):
         found: Tensor | None = getattr(self, name)
         if found is None:
             # Geometry keeps its precision under autocast, and what is kept must serve training too.
-            with _exactly(self.pos.device.type), torch.inference_mode(self.pos.is_inference()):
+            device = self.pos.device.type
+            exactly = (
+                torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+            )
+            with exactly, torch.inference_mode(self.pos.is_inference()):
                 found = compute()
             # What is computed without gradients must not stand for what has them, nor the trace of a graph for another.
             if not torch.compiler.is_compiling() and (found.requires_grad or not self._differentiable()):
@@ -314,13 +318,6 @@ def _distinct(displacements: Tensor, extent: Tensor) -> tuple[Tensor, Tensor | N
     first = torch.full((types,), edges, dtype=torch.int64, device=key.device)
     first.scatter_reduce_(0, key, everything, reduce="amin")
     return first, key
-
-
-def _exactly(device: str) -> AbstractContextManager[object]:
-    """Context in which autocast rounds nothing."""
-    if torch.amp.is_autocast_available(device):
-        return torch.autocast(device, enabled=False)
-    return nullcontext()
 
 
 def num_coordinates(space: HomogeneousSpace, chart: Chart = "smooth") -> int:

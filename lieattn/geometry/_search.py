@@ -131,10 +131,9 @@ def _is_within(pos: Tensor, cloud: Tensor, i: Tensor, j: Tensor, radius: float, 
 
 
 def _choose(pos: Tensor, proposal: _Proposal, others: Tensor, k: int, ties: Ties) -> tuple[Tensor, Tensor]:
-    """Return the keys of the k nearest candidates, and for which of the points they are final.
+    """Keys of the k nearest candidates of points for which they are final, and which of the points these are.
 
-    Keys are returned for those points only: where the candidates reach beyond all points tied with the k-th,
-    or are all there are.
+    They are final where the candidates reach beyond all points tied with the k-th, or are all there are.
     """
     points, row, source, reach = proposal
     n, rows = len(pos), len(points)
@@ -201,10 +200,7 @@ def _cell_proposer(pos: Tensor, cloud: Tensor, k: int) -> Callable[[Tensor, int]
 
 
 def _typical_reach(pos: Tensor, cloud: Tensor, k: int) -> float:
-    """Guess a radius that holds k neighbors where points are dense: too large a start costs most.
-
-    It comes from the true k-th distances of a sample.
-    """
+    """Radius that holds k neighbors of a sample where points are dense: too large a start costs most."""
     n = len(pos)
     sample = torch.arange(0, n, max(1, n * n // _CHUNK_PAIRS), device=pos.device)
     distance = torch.cdist(pos[sample], pos, compute_mode="donot_use_mm_for_euclid_dist")
@@ -220,8 +216,7 @@ def candidates_within(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield parts of ``points`` with all points in the 3^dim cells around each: (part, row, source).
 
-    Candidates of ``part[row]`` are ``source``; row is ascending. Time and memory grow linearly with the
-    number of points at a fixed density.
+    Candidates of ``part[row]`` are ``source``; row is ascending.
     """
     key, steps = _cell_keys(pos[:, :3], cloud, radius)  # near in all coordinates is near in the first three
     sorted_key, order = key.sort()
@@ -244,7 +239,9 @@ def _cell_keys(pos: Tensor, cloud: Tensor, radius: float) -> tuple[Tensor, list[
     Cells are at least ``radius`` wide. Keys order by cloud, then by cell; an empty cell at either end of
     every axis keeps the neighbors of a border cell from wrapping around into another row or cloud.
     """
-    low, high = _bounds(pos, cloud)
+    shape, index = (int(cloud.max()) + 1, pos.shape[1]), cloud[:, None].expand_as(pos)
+    low = pos.new_zeros(shape).scatter_reduce(0, index, pos, "amin", include_self=False)
+    high = pos.new_zeros(shape).scatter_reduce(0, index, pos, "amax", include_self=False)
     extent = (high - low).amax(0)
     dim = pos.shape[1]
     most = min(_MAX_CELLS, int((2.0**62 / len(low)) ** (1 / dim)) - 4)
@@ -256,15 +253,6 @@ def _cell_keys(pos: Tensor, cloud: Tensor, radius: float) -> tuple[Tensor, list[
         key = key * spans[axis] + cell[:, axis]
     steps = [int(np.prod(spans[axis + 1 :], dtype=np.int64)) for axis in range(dim - 1)]
     return key, steps
-
-
-def _bounds(pos: Tensor, cloud: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the least and greatest coordinates of each cloud, ``[clouds, dim]`` (0 for empty clouds)."""
-    shape = (int(cloud.max()) + 1, pos.shape[1])
-    index = cloud[:, None].expand_as(pos)
-    low = pos.new_zeros(shape).scatter_reduce(0, index, pos, "amin", include_self=False)
-    high = pos.new_zeros(shape).scatter_reduce(0, index, pos, "amax", include_self=False)
-    return low, high
 
 
 def images_within(

@@ -38,8 +38,7 @@ def farthest_points(
     points, batch, ptr
         Point clouds in any of the forms that :func:`point_clouds` takes; clouds that repeat are taken as they are.
     count, fraction
-        Points to keep of each cloud, all of a smaller one; or its share, rounded, at least one point of a cloud that
-        has any.
+        Points to keep of each cloud, all of a smaller one; or their share, rounded, at least one point.
     start
         First point of each cloud: the one farthest from their mean, the first one, or indices ``[clouds]`` int64
         (any number for an empty cloud).

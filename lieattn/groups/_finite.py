@@ -39,8 +39,7 @@ class FiniteGroup(Group):
     cayley
         ``[order, order]`` int64, ``cayley[g, h]`` is the index of g h.
     inverse_index, relative_index
-        ``[order]`` and ``[order, order]`` int64: ``inverse_index[g]`` is the index of g⁻¹, and ``relative_index[g, h]``
-        that of g⁻¹ h, which is h seen from the frame g. It is the same for k g and k h.
+        ``[order]`` and ``[order, order]`` int64: the index of g⁻¹, and that of g⁻¹ h, which is h seen from the frame g.
     identity_index
         Index of the identity.
     """
@@ -370,13 +369,9 @@ _TRIALS = 16  # random operators among which the one with the best separated eig
 class RealIrrep:
     """A real irreducible representation and its copies in the regular representation.
 
-    Attributes
-    ----------
-    matrices
-        ``[order, degree, degree]`` float64, orthogonal: ``matrices[g] @ matrices[h] == matrices[g h]``.
-    basis
-        ``[copies, degree, order]`` float64, orthonormal functions on H on which right translations act by
-        ``matrices``: with (R_k f)(x) = f(x k), ``basis[m, a] · (R_k f) = Σ_b matrices[k, a, b] basis[m, b] · f``.
+    ``matrices`` are ``[order, degree, degree]`` float64, orthogonal: ``matrices[g] @ matrices[h] == matrices[g h]``.
+    ``basis`` ``[copies, degree, order]`` float64 are orthonormal functions on H on which right translations act by
+    them: with (R_k f)(x) = f(x k), ``basis[m, a] · (R_k f) = Σ_b matrices[k, a, b] basis[m, b] · f``.
     """
 
     matrices: Tensor

@@ -22,16 +22,9 @@ class Group:
     Elements are plain tensors ``[*, size, size]``. Everything broadcasts over the leading axes and runs on the device
     and in the floating dtype of its input. Only :meth:`check` looks for matrices that do not belong to the group.
 
-    Attributes
-    ----------
-    name
-        What the group is called in messages and checkpoints.
-    dim
-        Dimension of the space acted on.
-    size
-        Rows of the matrices: ``dim`` for a group of linear maps, ``dim + 1`` if there are translations.
-    algebra_dim
-        Dimension of the group and of its Lie algebra; 0 for a finite group.
+    ``name`` is what the group is called in messages and checkpoints, ``dim`` the dimension of the space acted on,
+    ``size`` the rows of the matrices, ``dim`` or, if there are translations, ``dim + 1``, and ``algebra_dim`` the
+    dimension of the group and of its Lie algebra, 0 for a finite group.
     """
 
     name: str
@@ -177,7 +170,7 @@ class Group:
     ) -> Tensor:
         """Equal-weight elements ``[count, size, size]`` that stand for the whole group: :meth:`finite_subgroup`.
 
-        Multiply by an element from the left to turn them. ValueError is raised where there is no such subgroup.
+        ValueError is raised where there is none.
         """
         return _finish(self.finite_subgroup(count).elements, dtype, device)
 

@@ -134,10 +134,8 @@ class Euclidean(HomogeneousSpace):
         if isinstance(group, FiniteGroup):
             group = SemidirectProduct(group)
         if not isinstance(group, SemidirectProduct | Translations):
-            raise TypeError(
-                f"group: expected Translations or a SemidirectProduct such as SE(3), got {group!r}; "
-                "a group that fixes 0 has Orbits"
-            )
+            expected = f"group: expected Translations or a SemidirectProduct such as SE(3), got {group!r}"
+            raise TypeError(f"{expected}; a group that fixes 0 has Orbits")
         stabilizer = group.stabilizer if isinstance(group, SemidirectProduct) else None
         super().__init__(f"R^{group.dim} under {group.name}", group, group.dim, stabilizer)
 
@@ -222,10 +220,8 @@ class Orbits(HomogeneousSpace):
     def __init__(self, group: Group) -> None:
         check_group("group", group, Group)
         if not isinstance(group, SO | Dilations | RotationDilations):
-            raise TypeError(
-                f"group: expected SO(2), SO(3), Dilations(d) or RotationDilations(d), got {group!r}; "
-                "groups with translations act on a Euclidean space"
-            )
+            expected = f"group: expected SO(2), SO(3), Dilations(d) or RotationDilations(d), got {group!r}"
+            raise TypeError(f"{expected}; groups with translations act on a Euclidean space")
         turning = not isinstance(group, Dilations)
         invariants = {SO: 1, Dilations: group.dim, RotationDilations: 0}[type(group)]
         stabilizer = SO(2) if turning and group.dim == 3 else None
@@ -264,7 +260,9 @@ class Orbits(HomogeneousSpace):
         return about_first_axis(h)
 
     def faults(self, x: Tensor) -> dict[str, Tensor]:
-        return {f"it is 0, which {self.group.name} does not move; leave it out or shift the origin": at_origin(x)}
+        # Or too short for its direction to be known.
+        zero = x.abs().amax(-1) < torch.finfo(x.dtype).tiny
+        return {f"it is 0, which {self.group.name} does not move; leave it out or shift the origin": zero}
 
 
 def polar(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -273,11 +271,6 @@ def polar(x: Tensor) -> tuple[Tensor, Tensor]:
     scaled = x / largest
     length = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
     return scaled / length, (length * largest)[..., 0]
-
-
-def at_origin(x: Tensor) -> Tensor:
-    """Where vectors ``[*, d]`` are 0, or too short for their direction to be known."""
-    return x.abs().amax(-1) < torch.finfo(x.dtype).tiny
 
 
 def not_unit(n: Tensor) -> Tensor:

@@ -41,7 +41,6 @@ from lieattn.ops import (
     expand_kernel,
     residual_branch,
 )
-from lieattn.ops import _attentive_plain as plain
 from lieattn.testing import randomize
 from lieattn.viz import attention_picture, attention_under_group
 from tests.parity import attentive_gconv as parity
@@ -180,7 +179,7 @@ def test_parts_and_threads_change_nothing(monkeypatch):
         return [out, *torch.autograd.grad(out.square().sum(), list(tensors.values()))]
 
     expected = run("plain")
-    monkeypatch.setattr(plain, "_AT_ONCE", 1)
+    monkeypatch.setattr("lieattn.ops._attentive._AT_ONCE", 1)
     in_parts = run("plain")
     with torch.no_grad():
         torch.testing.assert_close(evaluate(tensors, "full", "plain"), expected[0])

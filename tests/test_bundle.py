@@ -12,11 +12,10 @@ from tests.test_kernels import assert_same, results
 
 pytest.importorskip("numba")
 from lieattn.ops._terms import Problem
-from lieattn.ops.kernels._heads import head_ranges
-from lieattn.ops.kernels._memory import Workspace
+from lieattn.ops.kernels._calls import Workspace
 from lieattn.ops.kernels.attention import _launch
-from lieattn.ops.kernels.attention._bundle import Bundle, bundle
-from lieattn.ops.kernels.attention._dropout import dropout_mask
+from lieattn.ops.kernels.attention._bundle import Bundle, bundle, head_ranges
+from lieattn.ops.kernels.attention._operator import dropout_mask
 from lieattn.ops.kernels.attention._packing import pack, unpack
 
 POINTS, FIBER, DIM, VALUE, TYPES = 6, 3, 3, 5, 4

@@ -9,8 +9,8 @@ from lieattn.groups import SemidirectProduct, cyclic, octahedral, tetrahedral
 from lieattn.models import FramewiseTransformer
 from lieattn.nn import FiberNorm, FramewiseBlock
 from lieattn.nn.relative import RotaryEncoding, RotaryPhases
-from lieattn.ops import _dense, backend, group_attention, whole_cloud_attention
-from lieattn.ops._rotary import opposite, turn_pairs
+from lieattn.ops import _dense, backend, group_attention
+from lieattn.ops._terms import opposite, turn_pairs
 from lieattn.testing import TOLERANCE, assert_equivariant, random_cloud, randomize, relative_error
 from tests.cases import GROUPS, SMALL_GROUPS
 
@@ -43,7 +43,8 @@ def test_whole_clouds_are_all_pairs(sizes):
     signals = [torch.randn(len(batch), 3, 2, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     with backend("plain"):
         expected, _ = group_attention(*signals, graph.neighbors, pattern="framewise")
-    found = whole_cloud_attention(*signals, padding(batch, len(sizes)))
+    with backend("dense"):
+        found, _ = group_attention(*signals, graph.neighbors, pattern="framewise")
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
     cotangent = torch.randn_like(expected)
     for one, other in zip(
@@ -55,11 +56,12 @@ def test_whole_clouds_are_all_pairs(sizes):
 @pytest.mark.parametrize("short", [0, 32], ids=["torch's kernel", "plain maths"])
 def test_second_derivatives_of_whole_clouds(monkeypatch, short):
     monkeypatch.setattr(_dense, "_SHORT", short)
-    layout = padding(torch.tensor([0, 0, 1, 1, 1]), 3)
+    neighbors = lift(torch.randn(5, 2), cyclic(2), AllPairs(), batch=torch.tensor([0, 0, 2, 2, 2])).neighbors
     signals = [torch.randn(5, 2, 1, 2, dtype=torch.float64, requires_grad=True) for _ in range(3)]
 
     def call(*signals):
-        return whole_cloud_attention(*signals, layout)
+        with backend("dense"):
+            return group_attention(*signals, neighbors, pattern="framewise")[0]
 
     assert torch.autograd.gradcheck(call, signals)
     assert torch.autograd.gradgradcheck(call, signals)

@@ -17,7 +17,7 @@ from lieattn.geometry import Neighbors
 from lieattn.ops import RelativeTerms, backend, explain, group_attention
 from lieattn.ops import _plain as plain
 from lieattn.ops._terms import Problem
-from lieattn.ops.kernels.attention._dropout import dropout_mask
+from lieattn.ops.kernels.attention._operator import dropout_mask
 
 pytest.importorskip("triton", reason="triton is not installed: pip install lieattn[gpu]")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

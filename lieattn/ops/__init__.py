@@ -2,14 +2,13 @@
 
 from lieattn.ops._attentive import AttentionMaps, attentive_convolution, convolution_responses, residual_branch
 from lieattn.ops._backend import Choice, backend, explain
-from lieattn.ops._dense import whole_cloud_attention
 from lieattn.ops._group_attention import group_attention
 from lieattn.ops._head_networks import Activation, activation, head_networks
 from lieattn.ops._radial import bessel_functions, smooth_lengths, smooth_window
 from lieattn.ops._reference import reference_attention
 from lieattn.ops._regular import expand_kernel, fourier_linear, fourier_pays, tied_linear
 from lieattn.ops._terms import Normalization, Pattern, RelativeTerms
-from lieattn.ops.kernels._memory import release_memory
+from lieattn.ops.kernels._calls import release_memory
 
 __all__ = [
     "Activation",
@@ -35,5 +34,4 @@ __all__ = [
     "smooth_lengths",
     "smooth_window",
     "tied_linear",
-    "whole_cloud_attention",
 ]

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import reduce
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from lieattn.ops import _attentive_plain as plain
-from lieattn.ops._attentive_plain import Window
 from lieattn.ops._backend import uses_cpu_kernel
+
+_AT_ONCE = 2**24  # responses that plain maths holds at a time, and makes again for the backward pass
+
+
+class Window(NamedTuple):
+    """How the kernel is laid on padded planes, and the spatial kernel on the responses."""
+
+    size: int
+    dilation: int = 1
+    spatial_size: int = 1  # 1 without spatial attention
+    spatial_dilation: int = 1
+    stride: int = 1
+
+
+class Operands(NamedTuple):
+    """What is gated, poses of the output counted with its channels: ``outs`` is their product."""
+
+    x: Tensor  # padded, [samples, fiber, in, rows, columns]
+    kernel: Tensor  # [outs, fiber, in, size²]
+    first: Tensor | None  # W1, [outs, fiber, hidden, in]
+    second: Tensor | None  # W2, [outs, fiber, in, hidden]
+    spatial: Tensor | None  # [outs, fiber, 2, spatial_size²]
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionMaps:
-    """Attention of a layer, the residual α⁻ that is subtracted; what passes is 1 - channel · spatial.
-
-    Attributes
-    ----------
-    channel
-        Channel attention, or None.
-    spatial
-        Spatial attention, or None.
-    """
+    """Attention of a layer: its factors ``channel`` and ``spatial``, at least one; what passes is 1 - their product."""
 
     channel: Tensor | None = None
     spatial: Tensor | None = None
@@ -31,12 +47,10 @@ class AttentionMaps:
     @property
     def removed(self) -> Tensor:
         """The residual attention α⁻, the product of both."""
-        if self.channel is None or self.spatial is None:
-            only = self.channel if self.spatial is None else self.spatial
-            if only is None:
-                raise ValueError("these maps are empty: there is neither channel nor spatial attention")
-            return only
-        return self.channel * self.spatial
+        given = [factor for factor in (self.channel, self.spatial) if factor is not None]
+        if not given:
+            raise ValueError("these maps are empty: there is neither channel nor spatial attention")
+        return reduce(torch.mul, given)
 
     @property
     def passed(self) -> Tensor:
@@ -119,7 +133,7 @@ def attentive_convolution(
         filters = measure * kernels.flatten(0, 1).flatten(1, 2)
         out = F.conv2d(x.flatten(1, 2), filters, stride=stride, dilation=dilation)
         first, second = (None, None) if channel is None else (matrix.to(wide).flatten(0, 1) for matrix in channel)
-        operands = (
+        operands = Operands(
             x.transpose(1, 2),
             kernels.flatten(0, 1).transpose(1, 2).flatten(-2),
             first,
@@ -128,19 +142,19 @@ def attentive_convolution(
         )
         maps = None
         if return_maps:
-            kept, levels, scores = plain.attend(*operands, window)
+            kept, levels, scores = _attend(operands, window)
             outs = kernels.shape[:2]
             maps = AttentionMaps(
                 None if scores is None else scores.unflatten(1, outs).transpose(3, 4)[..., None, None],
                 None if levels is None else torch.sigmoid(levels).unflatten(1, outs).unsqueeze(3),
             )
-            gated = plain.gate(kept, levels)
+            gated = _gate(kept, levels)
         elif stride == 1 and uses_cpu_kernel(x):
-            from lieattn.ops.kernels.attentive._launch import gated_sums
+            from lieattn.ops.kernels.attentive._launch import Fused
 
-            gated = gated_sums(*operands, window)
+            gated = Fused.apply(window, *operands)
         else:
-            gated = plain.gated_sums(*operands, window)
+            gated = gated_sums(operands, window)
         out = torch.sub(out, gated, alpha=measure).unflatten(1, kernels.shape[:2]).to(narrow)
     return out, maps
 
@@ -159,7 +173,7 @@ def convolution_responses(x: Tensor, kernels: Tensor, *, stride: int = 1, pad: i
     _check(x, kernels, None, None)
     window = Window(size=kernels.shape[-1], dilation=dilation, stride=stride)
     outs = kernels.flatten(0, 1).transpose(1, 2).flatten(-2)
-    t = plain.responses(F.pad(x, (pad,) * 4).transpose(1, 2), outs, window)
+    t = _responses(F.pad(x, (pad,) * 4).transpose(1, 2), outs, window)
     return t.unflatten(1, kernels.shape[:2]).transpose(3, 4)
 
 
@@ -183,3 +197,73 @@ def _check(x: Tensor, kernels: Tensor, channel: tuple[Tensor, Tensor] | None, sp
             raise ValueError(
                 f"spatial: expected [{out}, {order}, {fiber}, 2, side, side] with odd side, got {tuple(spatial.shape)}"
             )
+
+
+def _responses(x: Tensor, kernel: Tensor, window: Window) -> Tensor:
+    """Responses t before any sum: ``[samples, fiber, in, rows, columns]`` to ``[samples, outs, fiber, in, *, *]``."""
+    outs, fiber, channels = kernel.shape[:3]
+    size = (window.size, window.size)
+    filters = kernel.reshape(outs, fiber * channels, *size).transpose(0, 1).reshape(-1, 1, *size)
+    planes = F.conv2d(x.flatten(1, 2), filters, stride=window.stride, dilation=window.dilation, groups=fiber * channels)
+    return planes.unflatten(1, (fiber, channels, outs)).permute(0, 3, 1, 2, 4, 5)
+
+
+def _channel_levels(mean: Tensor, top: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """W2 relu(W1 mean) + W2 relu(W1 max), matrices ``[outs, fiber, hidden, in]`` and ``[outs, fiber, in, hidden]``."""
+    hidden = sum(torch.relu(torch.einsum("ofnc,...ofc->...ofn", first, part)) for part in (mean, top))
+    return torch.einsum("ofcn,...ofn->...ofc", second, hidden)
+
+
+def _spatial_levels(mean: Tensor, top: Tensor, spatial: Tensor, window: Window) -> Tensor:
+    """Spatial attention before the sigmoid, from mean and maximum over channels, ``[samples, outs, fiber, *, *]``."""
+    outs, fiber = mean.shape[1:3]
+    planes = torch.stack([mean, top], dim=3).flatten(1, 3)
+    kernel = spatial.reshape(outs * fiber, 2, window.spatial_size, window.spatial_size)
+    border = window.spatial_dilation * (window.spatial_size // 2)
+    levels = F.conv2d(planes, kernel, padding=border, dilation=window.spatial_dilation, groups=outs * fiber)
+    return levels.unflatten(1, (outs, fiber))
+
+
+def _attend(operands: Operands, window: Window) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Sums Σ_c α_C t and spatial levels, both ``[samples, outs, fiber, *, *]``, and the channel attention."""
+    x, kernel, first, second, spatial = operands
+    t = _responses(x, kernel, window)
+    scores = None
+    if first is not None and second is not None:
+        pixels = t.flatten(-2)
+        scores = torch.sigmoid(_channel_levels(pixels.mean(-1), pixels.max(-1).values, first, second))
+        t = scores[..., None, None] * t
+    kept = t.sum(dim=3)
+    levels = None if spatial is None else _spatial_levels(t.mean(dim=3), t.max(dim=3).values, spatial, window)
+    return kept, levels, scores
+
+
+def _gate(kept: Tensor, levels: Tensor | None) -> Tensor:
+    """Sum over the fiber of Σ_c α_C t times the spatial attention."""
+    return (kept if levels is None else torch.sigmoid(levels) * kept).sum(dim=2)
+
+
+def _gated(operands: Operands, window: Window) -> Tensor:
+    return _gate(*_attend(operands, window)[:2])
+
+
+def gated_sums(operands: Operands, window: Window) -> Tensor:
+    """What attention takes away, Σ_h̃ α_X Σ_c α_C t ``[samples, outs, *, *]``; in parts where responses are many.
+
+    Plain maths: differentiable as often as one likes, on any device.
+    """
+    x, kernel, *tables = operands
+    outs, fiber, channels = kernel.shape[:3]
+    pixels = math.prod((side - window.dilation * (window.size - 1)) // window.stride for side in x.shape[-2:])
+    at_once = max(1, _AT_ONCE // max(1, x.shape[0] * fiber * channels * pixels))
+    if at_once >= outs:
+        return _gated(operands, window)
+    parts = []
+    for start in range(0, outs, at_once):
+        own = slice(start, start + at_once)
+        part = Operands(x, kernel[own], *(None if table is None else table[own] for table in tables))
+        if torch.is_grad_enabled():
+            parts.append(checkpoint(_gated, part, window, use_reentrant=False, preserve_rng_state=False))
+        else:
+            parts.append(_gated(part, window))
+    return torch.cat(parts, dim=1)

@@ -28,15 +28,7 @@ _COMPUTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Choice:
-    """Who evaluates the operator, and why nobody faster does.
-
-    Attributes
-    ----------
-    backend
-        ``"plain"``, ``"dense"``, ``"numba"`` or ``"triton"``.
-    obstacles
-        Reason, in words, for each faster backend that is not used.
-    """
+    """The ``backend`` that evaluates the operator, and by name, in words, the ``obstacles`` of each faster one."""
 
     backend: str
     obstacles: dict[str, str]
@@ -47,10 +39,9 @@ class Choice:
 
 
 def _checked(name: str, source: str) -> Backend:
-    for allowed in get_args(Backend):
-        if name == allowed:
-            return allowed
-    raise ValueError(f"{source}: expected one of {get_args(Backend)}, got {name!r}")
+    if name not in get_args(Backend):
+        raise ValueError(f"{source}: expected one of {get_args(Backend)}, got {name!r}")
+    return cast(Backend, name)
 
 
 class _State:

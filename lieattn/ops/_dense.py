@@ -8,7 +8,6 @@ A bias for each pair of elements is added to scores that are stored, as large as
 
 from __future__ import annotations
 
-import math
 from typing import Any, cast
 
 import torch
@@ -25,46 +24,15 @@ def attend(problem: Problem) -> Tensor:
     """Evaluate the operator on checked operands, every point attending to all of its cloud."""
     clouds = cast(Padding, problem.neighbors.whole_clouds)
     if problem.terms.displacement_bias is None:
-        query, key = cast(Tensor, problem.query), cast(Tensor, problem.key)
-        return _attend(query, key, problem.value, clouds, joint=problem.pattern == "joint", dropout=problem.dropout)
+        return _attend(problem, clouds)
     with without_autocast(problem.value.device):
         return _attend_with_bias(problem.to(problem.common_dtype), clouds)
 
 
-def whole_cloud_attention(
-    query: Tensor, key: Tensor, value: Tensor, padding: Padding, *, dropout: float = 0.0, scale: float | None = None
-) -> Tensor:
-    """Framewise softmax attention over all pairs of each cloud, through torch's scaled dot product attention.
-
-    The same numbers as :func:`group_attention` with ``pattern="framewise"`` on ``AllPairs`` neighborhoods, without
-    neighbor lists: for small clouds, and for encodings that are in the queries and keys already. Second derivatives
-    go through plain maths.
-
-    Parameters
-    ----------
-    query, key, value
-        ``[points, fiber, heads, dim]``.
-    padding
-        Layout of the clouds, :func:`lieattn.geometry.padding`.
-    dropout
-        Probability of dropping a weight.
-    scale
-        Factor of the products; 1/sqrt(dim) if absent.
-
-    Returns
-    -------
-    Tensor
-        ``[points, fiber, heads, dim]``.
-    """
-    query = query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    return _attend(query, key, value, padding, joint=False, dropout=dropout)
-
-
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, padding: Padding, *, joint: bool, dropout: float = 0.0
-) -> Tensor:
-    """Attend to all points of the cloud, over all frames (``joint``) or within each frame; the query is scaled."""
-    fiber, heads = value.shape[1:3]
+def _attend(problem: Problem, padding: Padding) -> Tensor:
+    """Attend to all points of the cloud, over all frames or, framewise, within each of them."""
+    query, key, value = cast(Tensor, problem.query), cast(Tensor, problem.key), problem.value
+    (fiber, heads), joint = value.shape[1:3], problem.pattern == "joint"
     dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
 
     def to_rows(signal: Tensor) -> Tensor:
@@ -76,15 +44,13 @@ def _attend(
         mask = (mask.repeat_interleave(fiber, dim=1) if joint else mask)[:, None, None]
     # Autocast would round positions that are worked into queries and keys.
     with without_autocast(value.device):
-        out = scaled_dot_product(to_rows(query), to_rows(key), to_rows(value), mask, dropout=dropout)
+        out = _scaled_dot_product(to_rows(query), to_rows(key), to_rows(value), mask, problem.dropout)
     places = out.transpose(1, 2)
     places = places.unflatten(1, (-1, fiber)) if joint else places.unflatten(2, (fiber, heads))
     return padding.unpad(places).to(value.dtype)
 
 
-def scaled_dot_product(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout: float = 0.0
-) -> Tensor:
+def _scaled_dot_product(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """Torch's scaled dot product attention without its scale, differentiable as often as one likes.
 
     Signals are ``[clouds, heads, rows, dim]``; ``mask`` ``[clouds, 1, 1, rows]`` says which keys there are. With

@@ -23,8 +23,16 @@ from lieattn.ops import _dense as dense
 from lieattn.ops import _plain as plain
 from lieattn.ops import _pooled as pooled
 from lieattn.ops._backend import choose
-from lieattn.ops._rotary import opposite, turn_pairs
-from lieattn.ops._terms import Normalization, Pattern, Problem, RelativeTerms, check_operands, without_autocast
+from lieattn.ops._terms import (
+    Normalization,
+    Pattern,
+    Problem,
+    RelativeTerms,
+    check_operands,
+    opposite,
+    turn_pairs,
+    without_autocast,
+)
 from lieattn.ops.kernels.attention import _operator as kernel
 
 
@@ -121,22 +129,10 @@ def group_attention(
         If shapes, devices or options do not fit; the message names the argument.
     """
     terms = terms or RelativeTerms()
-    if terms.rotary is not None:
-        phases, turns_back = terms.rotary, terms.rotary_values
+    phases, turns_back = terms.rotary, terms.rotary_values
+    if phases is not None:
         query, key = (None if signal is None else turn_pairs(signal, phases) for signal in (query, key))
-        out, weights = group_attention(
-            query,
-            key,
-            turn_pairs(value, phases) if turns_back else value,
-            neighbors,
-            pattern=pattern,
-            normalize=normalize,
-            terms=replace(terms, rotary=None),
-            scale=scale,
-            dropout=dropout,
-            return_weights=return_weights,
-        )
-        return (turn_pairs(out, opposite(phases)) if turns_back else out), weights
+        value = turn_pairs(value, phases) if turns_back else value
     problem = Problem(query, key, value, neighbors, terms, pattern, normalize, dropout)
     check_operands(problem)
     if query is not None:
@@ -157,6 +153,8 @@ def group_attention(
     frames = keys if pattern in ("joint", "framewise") else out.shape[1]
     if out.shape[1] != frames:  # frames that no operand tells apart are evaluated once
         out = out.expand(-1, frames, -1, -1)
+    if phases is not None and turns_back:
+        out = turn_pairs(out, opposite(phases))
     if weights is not None:
         sizes = {"joint": (frames, keys), "query_sum": (frames, -1, keys)}.get(pattern, (frames,))
         weights = weights.expand(-1, *sizes, -1)

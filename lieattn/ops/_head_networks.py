@@ -177,8 +177,7 @@ def _(rows: Tensor, parameters: list[Tensor]) -> Tensor:
 def _kernel_backward(grad: Tensor, rows: Tensor, parameters: list[Tensor], wanted: bool) -> list[Tensor]:
     from lieattn.ops.kernels.head_networks._launch import run_backward
 
-    to_rows, to_parameters = run_backward(grad, rows, parameters, wanted)
-    return [rows.new_empty(0) if to_rows is None else to_rows, *to_parameters]
+    return run_backward(grad, rows, parameters, wanted)
 
 
 @_kernel_backward.register_fake

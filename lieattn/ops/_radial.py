@@ -11,17 +11,7 @@ from torch import Tensor
 def bessel_functions(x: Tensor, count: int) -> Tensor:
     """Spherical Bessel functions sin(n π x) / x, which vanish at 1, scaled to order one (DimeNet, Eq. 7).
 
-    Parameters
-    ----------
-    x
-        ``[*]``, distances as fractions of the cutoff.
-    count
-        Number of functions.
-
-    Returns
-    -------
-    Tensor
-        ``[*, count]``, smooth at 0 too.
+    ``x`` ``[*]`` are distances as fractions of the cutoff; gives ``[*, count]``, smooth at 0 too.
     """
     order = torch.arange(1, count + 1, dtype=x.dtype, device=x.device)
     angle = math.pi * order * x[..., None]

@@ -45,17 +45,9 @@ def fourier_linear(
     :math:`\sum_k \rho(k) \otimes W(k)`: Σ degree² copies products a pair of channels instead of |H|² (for the
     rotations of the cube 64 instead of 576), at the price of two products with the orthogonal Fourier matrix.
 
-    Parameters
-    ----------
-    x, kernel
-        As for :func:`tied_linear`, which also gives the shape of the result.
-    fourier
-        ``[order, order]``, the bases of all irreps one below the other, copy by copy
-        (:class:`lieattn.groups.RealIrrep`).
-    irreps
-        For each irrep its matrices ``[order, degree, degree]``, in the same dtype as ``x``.
-    copies
-        For each irrep how often the regular representation contains it.
+    ``fourier`` ``[order, order]`` has the bases of all irreps one below the other, copy by copy
+    (:class:`lieattn.groups.RealIrrep`); ``irreps`` are the matrices ``[order, degree, degree]`` of each irrep, in the
+    dtype of ``x``, and ``copies`` how often the regular representation contains it.
     """
     order, out_channels, in_channels = kernel.shape
     spectrum = fourier @ x.reshape(-1, order, in_channels)

@@ -249,6 +249,23 @@ def _check_output_frames(query: Tensor | None, terms: RelativeTerms) -> None:
         raise ValueError(f"{next(iter(several))}: expected one number of output frames everywhere, but {found}")
 
 
+def turn_pairs(signal: Tensor, phases: Tensor) -> Tensor:
+    """Turn the channel pairs (2c, 2c + 1) of a signal ``[*, channels]`` by their phases ``[*, channels / 2, 2]``."""
+    pairs, phases = signal.unflatten(-1, (-1, 2)), phases.to(signal.dtype)
+    if signal.dtype in (torch.float32, torch.float64) and not torch.compiler.is_compiling():
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(phases))
+    else:  # no complex numbers of half precision, and none that torch.compile writes kernels for
+        (first, second), (cosine, sine) = pairs.unbind(-1), phases.unbind(-1)
+        turned = torch.stack([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
+    return turned.flatten(-2)
+
+
+def opposite(phases: Tensor) -> Tensor:
+    """Phases that turn back."""
+    cosine, sine = phases.unbind(-1)
+    return torch.stack([cosine, -sine], dim=-1)
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Context in which products are taken in the dtype of their operands."""
     if torch.amp.is_autocast_available(device.type):

@@ -14,7 +14,7 @@ window of source points that belongs to one call alone, those of the tables in a
 write to one place, and sums are taken in one order.
 """
 
-from lieattn.ops.kernels.attention._edges import (
+from lieattn.ops.kernels.attention._forward import (
     EXP_MEAN,
     SOFTMAX,
     dropout_factor,
@@ -28,8 +28,8 @@ from lieattn.ops.kernels.attention._edges import (
     positional_keys,
     prefetch_source,
     row_sums,
+    start_level,
 )
-from lieattn.ops.kernels.attention._forward import start_level
 from lieattn.ops.kernels.vectors._products import (
     add_row,
     combine,

@@ -1,7 +1,8 @@
-"""Clouds that are alike, such as images of one size: the heads of several of them share vectors.
+"""Vectors of heads: how heads are cut into them, and how the heads of clouds that are alike share them.
 
-With 9 heads, 7 of 16 lanes idle. Where the neighbor lists of b clouds are copies of those of the first, b clouds of
-p points with h heads are one cloud of p points with b h heads: 8 images with 9 heads fill 4 vectors of 16 and one of 8.
+With 9 heads, 7 of 16 lanes idle. Where the neighbor lists of b clouds (images of one size, say) are copies of those of
+the first, b clouds of p points with h heads are one cloud of p points with b h heads: 8 images with 9 heads fill 4
+vectors of 16 and one of 8.
 """
 
 from __future__ import annotations
@@ -12,10 +13,71 @@ import torch
 from torch import Tensor
 
 from lieattn.ops._terms import ROW_TABLES, Problem
-from lieattn.ops.kernels._heads import HeadRange, head_ranges, lanes_of
 
 _MOST_HEADS = 256  # of a bundle: more would not fill the vectors better, and every block has scratch memory
 _OVERHEAD = 4  # lanes: a vector of 8 takes 0.6 of the time of one of 16
+
+
+def lanes_of(heads: int, dtype: torch.dtype) -> int:
+    """Lanes of a vector: few choices, since each is compiled for itself."""
+    if dtype == torch.float64:
+        return 4
+    return 4 if heads <= 4 else 8 if heads <= 8 else 16
+
+
+@dataclass(frozen=True)
+class HeadRange:
+    """Heads that follow one another, in vectors of one length; ``first`` is a multiple of the longest."""
+
+    first: int
+    heads: int
+    lanes: int
+
+    @property
+    def blocks(self) -> int:
+        """Vectors that hold them."""
+        return -(-self.heads // self.lanes)
+
+
+def head_ranges(heads: int, dtype: torch.dtype) -> list[HeadRange]:
+    """Cut the heads into those that fill vectors and the last few, for which shorter vectors will do."""
+    lanes = lanes_of(heads, dtype)
+    rest = heads % lanes
+    if heads > lanes and rest > 0 and lanes_of(rest, dtype) < lanes:
+        return [HeadRange(0, heads - rest, lanes), HeadRange(heads - rest, rest, lanes_of(rest, dtype))]
+    return [HeadRange(0, heads, lanes)]
+
+
+def common_sizes(problem: Problem) -> dict[str, int]:
+    """Sizes and switches that all kernels are told."""
+    a, t, outs, queries, keys = problem, problem.terms, problem.outs, problem.queries, problem.value.shape[1]
+    tied_out, tied_key = a.pattern != "query_sum", a.pattern in ("framewise", "pooled")
+    scoreless = a.query is None and t.displacement_bias is None and t.fiber_bias is None
+    return {
+        "outs": outs,
+        "queries": queries,
+        "keys": keys,  # frames of a value over a point, and of a key but for the pattern "pooled"
+        "pairs": queries if tied_out else outs * queries,  # of output and query frames
+        "columns": 1 if tied_key else keys,  # key frames over a point that one query frame attends to
+        "depth": 0 if a.query is None else a.query.shape[-1],  # channels of queries and keys
+        "width": a.value.shape[-1],  # channels of values
+        "tied_out": tied_out,  # the output frame is the query frame
+        "tied_key": tied_key,  # the key frame is the query frame
+        "constant": scoreless and a.normalize != "softmax",  # added to all scores
+    }
+
+
+def norm_shape(problem: Problem) -> tuple[int, ...]:
+    """Shape of the logarithms of the sums that the backward pass needs, ``[points, pairs, heads]``."""
+    if problem.normalize != "softmax":
+        return (0,)
+    pairs = problem.queries if problem.pattern != "query_sum" else problem.outs * problem.queries
+    return len(problem.value), pairs, problem.value.shape[2]
+
+
+def block_seed(seed: int, block: int) -> int:
+    """Seed of a block of heads, 64 bits: blocks drop different weights."""
+    return (seed + block * 0xD1B54A32D192ED03) % 2**64
 
 
 @dataclass(frozen=True)

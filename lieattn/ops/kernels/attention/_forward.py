@@ -1,35 +1,271 @@
 # mypy: allow-untyped-defs
-"""Forward pass: for every target, a softmax over its edges with a running maximum."""
+"""Forward pass: for every target, a softmax over its edges with a running maximum.
+
+The weights of one edge serve the backward pass too. For query frame g and key frame m, c[g, m] is the part of the score
+that does not see the output frame h, and p[h, g] the part that does. The softmax over m is taken first:
+
+    inner[g, m] = softmax_m(c),  level[g] = max_m c,  mass[g] = Σ_m exp(c - level),  outer[h, g] = p + level.
+
+A weight is inner · exp(outer - L) · mass, with L[h, g] the logarithm of the sum over all edges.
+"""
 
 import math
 
+import numba
 import numpy as np
 
-from lieattn.ops.kernels.attention._edges import (
-    EXP_MEAN,
-    MEAN,
-    SOFTMAX,
-    dropout_factor,
-    edge_signals,
-    edge_values,
-    edge_weights,
-    make_signals,
-    point_scores,
-    prefetch_source,
-    row_sums,
-)
-from lieattn.ops.kernels.vectors._products import combine, compiled, row, set_all
+from lieattn.ops.kernels.vectors._products import combine, compiled, dot_products, prefetch_row, row, set_all
 from lieattn.ops.kernels.vectors._vectors import (
     at_address,
     exp,
     fill,
     integer_at,
+    keep_mask,
     load,
+    load_one,
     maximum,
     multiply_add,
+    offset,
     stay_apart,
     store,
 )
+
+SOFTMAX, EXP_MEAN, MEAN, NONE = range(4)
+
+
+@compiled
+def point_scores(p, s, query, base, lanes):
+    """Scores of pairs of frames that all edges of a point share: ⟨q, ρ(g, m)⟩ + b(g, m), [queries, columns]."""
+    stay_apart()
+    wide = len(lanes)
+    for g in range(s.queries):
+        for m in range(s.columns):
+            at = (g * s.columns + m) * wide
+            pair = g * s.keys + (g if s.tied_key else m)
+            total = fill(base, float(s.constant), lanes)
+            if s.has_fiber_bias:
+                total = total + load(at_address(p.fiber_bias, lanes), pair * wide, lanes)
+            if s.has_fiber_key:
+                for d in range(s.depth):
+                    key = load(at_address(p.fiber_key, lanes), (pair * s.depth + d) * wide, lanes)
+                    total = multiply_add(load(query, (g * s.depth + d) * wide, lanes), key, total)
+            store(base, at, total)
+
+
+@compiled
+def prefetch_source(p, s, lists, edge, end, lanes):
+    """Ask for key and value of an edge that comes next: in large clouds they are anywhere in memory."""
+    if edge < end:
+        wide = len(lanes)
+        source = integer_at(lists.source, edge)
+        prefetch_row(at_address(p.key, lanes), source, s.key_frames * s.depth * wide)
+        prefetch_row(at_address(p.value, lanes), source, s.keys * s.width * wide)
+
+
+@compiled
+def positional_keys(p, s, kind, stage, lanes):
+    """Positional keys of a type of displacement, [outs, depth]: where they lie, or in ``stage`` if heads share."""
+    wide = len(lanes)
+    if not s.rho_shared:
+        return offset(at_address(p.rho, lanes), kind * s.rho_type), s.rho_out
+    for h in range(s.outs):
+        for d in range(s.depth):
+            one = load_one(at_address(p.rho, lanes), kind * s.rho_type + h * s.rho_out + d, lanes)
+            store(stage, (h * s.depth + d) * wide, one)
+    return stage, s.depth * wide
+
+
+@compiled
+def edge_signals(p, s, source, made, lanes):
+    """Pointers to keys and values of an edge: at its source, or, where every query frame has its own, in ``made``."""
+    depth, width = s.depth * len(lanes), s.width * len(lanes)
+    if s.pooled:
+        return made, row(made, s.queries, depth)
+    key = row(at_address(p.key, lanes), source, s.key_frames * depth)
+    return key, row(at_address(p.value, lanes), source, s.keys * width)
+
+
+@compiled
+def make_signals(p, s, source, kind, made, lanes):
+    """Make keys and values of an edge in ``made``: for each query frame, sums over the frames of the source."""
+    stay_apart()
+    depth, width = s.depth * len(lanes), s.width * len(lanes)
+    key, value = row(at_address(p.key, lanes), source, s.key_frames * depth), offset(made, s.queries * depth)
+    psi = offset(at_address(p.key_psi, lanes), kind * s.key_psi_type)
+    _mix_frames(s, made, s.depth, key, s.key_frames, s.has_key_psi, psi, s.key_psi_out, s.key_psi_frame, lanes)
+    psi, signal = (
+        offset(at_address(p.psi, lanes), kind * s.psi_type),
+        row(at_address(p.value, lanes), source, s.keys * width),
+    )
+    _mix_frames(s, value, s.width, signal, s.keys, s.mixed_psi, psi, s.psi_out, s.psi_frame, lanes)
+
+
+@compiled
+def _mix_frames(s, out, width, signal, frames, has_psi, psi, psi_out, psi_frame, lanes):
+    """Σ_m psi[h, m] signal[m] for every query frame h; without ``psi`` there is one frame m."""
+    wide = len(lanes)
+    for h in range(s.queries):
+        for d in range(0, width * wide, wide):
+            total = load(signal, d, lanes)
+            if has_psi:
+                total = load(psi, h * psi_out + d, lanes) * total
+                for m in range(1, frames):
+                    factor = load(psi, h * psi_out + m * psi_frame + d, lanes)
+                    total = multiply_add(factor, load(signal, m * width * wide + d, lanes), total)
+            store(out, h * width * wide + d, total)
+
+
+@compiled
+def edge_weights(p, s, query, key, kind, edge, seed, base, stage, inner, masked, mass, outer, lanes):
+    """Compute ``inner``, ``mass`` and ``outer`` of an edge, and ``masked``, the inner weights behind dropout."""
+    stay_apart()
+    wide = len(lanes)
+    _outer_scores(p, s, query, kind, stage, outer, lanes)
+    _inner_scores(p, s, query, key, kind, base, inner, lanes)
+    if s.normalize == MEAN or s.normalize == NONE:
+        # Output and query frame are one here: these weights are sums, not products.
+        for g in range(s.queries):
+            extra = load(outer, g * wide, lanes)
+            for m in range(s.columns):
+                at = (g * s.columns + m) * wide
+                store(inner, at, load(inner, at, lanes) + extra)
+            store(outer, g * wide, fill(outer, 0.0, lanes))
+            store(mass, g * wide, fill(outer, 1.0, lanes))
+    else:
+        _softmax(s, inner, mass, outer, lanes)
+    if s.split:
+        for pair in range(s.queries * s.columns):
+            kept = dropout_factor(s, inner, seed, edge * s.queries * s.columns + pair, lanes)
+            store(masked, pair * wide, load(inner, pair * wide, lanes) * kept)
+
+
+@compiled
+def _outer_scores(p, s, query, kind, stage, outer, lanes):
+    stay_apart()
+    wide = len(lanes)
+    has_bias = s.has_bias and s.bias_key == 0
+    if has_bias:
+        for pair in range(s.pairs):
+            h = pair if s.tied_out else pair // s.queries
+            store(outer, pair * wide, load(at_address(p.bias, lanes), kind * s.bias_type + h * s.bias_out, lanes))
+    elif not s.has_rho:
+        set_all(outer, s.pairs, 0.0, lanes)
+    if s.has_rho:
+        rho, rho_out = positional_keys(p, s, kind, stage, lanes)
+        size = s.depth * wide
+        if s.tied_out:
+            frame_products(True, query, s.queries, rho, rho_out, 1, s.depth, has_bias, outer, lanes)
+        else:
+            dot_products(
+                rho, rho_out, s.outs, query, size, s.queries, s.depth, has_bias, outer, s.queries * wide, wide, lanes
+            )
+
+
+@compiled
+def _inner_scores(p, s, query, key, kind, base, inner, lanes):
+    stay_apart()
+    wide = len(lanes)
+    for g in range(s.queries):
+        for m in range(s.columns):
+            at = (g * s.columns + m) * wide
+            total = load(base, at, lanes)
+            if s.has_bias and s.bias_key != 0:
+                total = total + load(
+                    at_address(p.bias, lanes), kind * s.bias_type + g * s.bias_out + m * s.bias_key, lanes
+                )
+            store(inner, at, total)
+    if s.depth > 0:
+        frame_products(s.tied_key, query, s.queries, key, s.depth * wide, s.keys, s.depth, True, inner, lanes)
+
+
+@compiled
+def _softmax(s, inner, mass, outer, lanes):
+    """Softmax over the key frames of every query frame; its level goes to ``outer``."""
+    stay_apart()
+    wide = len(lanes)
+    one = fill(inner, 1.0, lanes)
+    for g in range(s.queries):
+        start = g * s.columns * wide
+        end = start + s.columns * wide
+        level = load(inner, start, lanes)
+        for at in range(start + wide, end, wide):
+            level = maximum(level, load(inner, at, lanes))
+        total = fill(inner, 0.0, lanes)
+        for at in range(start, end, wide):
+            weight = exp(load(inner, at, lanes) - level) if s.columns > 1 else one
+            total = total + weight
+            store(inner, at, weight)
+        share = one / total if s.columns > 1 else one
+        for at in range(start, end, wide):
+            store(inner, at, load(inner, at, lanes) * share)
+        store(mass, g * wide, total)
+        for pair in range(g, s.pairs, s.queries):
+            store(outer, pair * wide, load(outer, pair * wide, lanes) + level)
+
+
+@compiled
+def frame_products(tied, x, rows, y, y_row, columns, depth, keep, out, lanes):
+    """⟨x[i], y[j]⟩ for all pairs of frames, or ⟨x[i], y[i]⟩ if they are tied; see :func:`dot_products`."""
+    stay_apart()
+    wide = len(lanes)
+    size = depth * wide
+    if not tied:
+        dot_products(x, size, rows, y, y_row, columns, depth, keep, out, columns * wide, wide, lanes)
+        return
+    for i in range(rows):
+        total = fill(out, 0.0, lanes)
+        for at in range(0, size, wide):
+            total = multiply_add(load(x, i * size + at, lanes), load(y, i * y_row + at, lanes), total)
+        store(out, i * wide, total + load(out, i * wide, lanes) if keep else total)
+
+
+@compiled
+def edge_values(s, value, weights, values, lanes):
+    """Σ_m weights[g, m] v[m]: [queries, width]."""
+    stay_apart()
+    wide = len(lanes)
+    size = s.width * wide
+    if not s.tied_key:
+        combine(weights, s.keys * wide, wide, s.queries, s.keys, value, size, s.width, False, values, size, lanes)
+        return
+    for g in range(s.queries):
+        weight = load(weights, g * wide, lanes)
+        for at in range(g * size, (g + 1) * size, wide):
+            store(values, at, weight * load(value, at, lanes))
+
+
+@compiled
+def row_sums(s, weights, sums, lanes):
+    """Σ_m weights[g, m]: [queries]."""
+    stay_apart()
+    wide = len(lanes)
+    for g in range(s.queries):
+        total = fill(sums, 0.0, lanes)
+        for m in range(s.columns):
+            total = total + load(weights, (g * s.columns + m) * wide, lanes)
+        store(sums, g * wide, total)
+
+
+@compiled
+def dropout_factor(s, pointer, seed, counter, lanes):
+    """0 in lanes that are dropped, 1 / (1 - probability) in the others; the counter is hashed by SplitMix64."""
+    stay_apart()
+    state = numba.uint64(seed) + numba.uint64(counter) * numba.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ (state >> numba.uint64(30))) * numba.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> numba.uint64(27))) * numba.uint64(0x94D049BB133111EB)
+    state = state ^ (state >> numba.uint64(31))
+    kept = keep_mask(pointer, state, numba.uint64(s.threshold), lanes)
+    return kept * fill(pointer, 4294967296.0 / (4294967296.0 - s.threshold), lanes)
+
+
+@compiled
+def outer_dropout(s, outer, edge, seed, lanes):
+    """Multiply the outer weights of an edge by their dropout factors, where these belong to pairs of frames."""
+    stay_apart()
+    wide = len(lanes)
+    for pair in range(s.pairs):
+        kept = dropout_factor(s, outer, seed, edge * s.pairs + pair, lanes)
+        store(outer, pair * wide, load(outer, pair * wide, lanes) * kept)
 
 
 @compiled

@@ -16,21 +16,30 @@ from torch import Tensor
 
 from lieattn.ops._terms import ROW_TABLES, Problem
 from lieattn.ops.kernels._calls import (
+    NUMPY_TYPES,
     PartGradients,
     Ranges,
+    Workspace,
     check_lists,
     cut_targets,
     cut_with_windows,
+    new_empty,
     record,
     run,
     scratch_addresses,
 )
-from lieattn.ops.kernels._heads import HeadRange, block_seed, lanes_of, norm_shape
-from lieattn.ops.kernels._memory import NUMPY_TYPES, Workspace, new_empty
 from lieattn.ops.kernels.attention._backward import backward
-from lieattn.ops.kernels.attention._bundle import SINGLE, Bundle, bundle
-from lieattn.ops.kernels.attention._edges import EXP_MEAN, MEAN, NONE, SOFTMAX
-from lieattn.ops.kernels.attention._forward import forward
+from lieattn.ops.kernels.attention._bundle import (
+    SINGLE,
+    Bundle,
+    HeadRange,
+    block_seed,
+    bundle,
+    common_sizes,
+    lanes_of,
+    norm_shape,
+)
+from lieattn.ops.kernels.attention._forward import EXP_MEAN, MEAN, NONE, SOFTMAX, forward
 from lieattn.ops.kernels.attention._packing import pack, unpack
 
 _NORMALIZATIONS = {"softmax": SOFTMAX, "exp-mean": EXP_MEAN, "mean": MEAN, "none": NONE}
@@ -182,31 +191,19 @@ class _Layout:
 
         A stride of 0 stands for an axis of size 1 that serves all entries.
         """
-        a, t = self.problem, self.problem.terms
-        outs, queries, keys = a.outs, a.queries, a.value.shape[1]
-        tied_out, pooled = a.pattern != "query_sum", a.pattern == "pooled"
-        tied_key = pooled or a.pattern == "framewise"
-        scoreless = a.query is None and t.displacement_bias is None and t.fiber_bias is None
-        sizes = {
-            "outs": outs,
-            "queries": queries,
-            "keys": keys,  # frames of a value over a point, and of a key but for the pattern "pooled"
+        a, t, sizes = self.problem, self.problem.terms, common_sizes(self.problem)
+        pooled = a.pattern == "pooled"
+        sizes |= {
             "key_frames": 0 if a.key is None else a.key.shape[1],
-            "pairs": queries if tied_out else outs * queries,  # of output and query frames
-            "columns": 1 if tied_key else keys,  # key frames over a point that one query frame attends to
-            "depth": 0 if a.query is None else a.query.shape[-1],  # channels of queries and keys
-            "width": a.value.shape[-1],  # channels of values
-            "tied_out": tied_out,  # the output frame is the query frame
-            "tied_key": tied_key,  # the key frame is the query frame
             "pooled": pooled,  # every query frame has a key and a value of its own, which an edge makes
             "normalize": _NORMALIZATIONS[a.normalize],
             "indexed": self.index is not None,  # edges name the row of the displacement tables
             "has_fiber_key": t.fiber_key is not None,
             "has_fiber_bias": t.fiber_bias is not None,
             "rho_shared": self._shared_rho,  # one entry for all heads, not a vector
-            "constant": scoreless and a.normalize != "softmax",  # added to all scores
             "threshold": int(a.dropout * 2**32),
-            "split": a.dropout > 0 and tied_out and not tied_key,  # dropout falls on pairs of query and key frame
+            # Dropout falls on pairs of query and key frame.
+            "split": a.dropout > 0 and sizes["tied_out"] and not sizes["tied_key"],
         }
         for name in ("rho", "bias", "psi", "beta", "key_psi"):
             sizes |= self._strides(name)
@@ -215,7 +212,7 @@ class _Layout:
         full = t.displacement_bias is not None and t.displacement_bias.shape[2] > 1
         sizes["bias_key"] = self.lanes if full else 0
         # Edges that are worked on together: their scratch fits the cache.
-        edge = queries * (sizes["columns"] + a.value.shape[-1] + 2) + 2 * sizes["pairs"]
+        edge = sizes["queries"] * (sizes["columns"] + sizes["width"] + 2) + 2 * sizes["pairs"]
         fitting = _SCRATCH_BYTES // (edge * self.lanes * a.value.element_size())
         degree = int(self.row_ptr.diff().max()) if len(self.row_ptr) > 1 else 0
         sizes["chunk"] = max(1, min(degree, max(4, fitting)))

@@ -17,10 +17,10 @@ from lieattn.ops import _plain as plain
 from lieattn.ops import _pooled as pooled
 from lieattn.ops._backend import fused_backend
 from lieattn.ops._terms import Problem, RelativeTerms
-from lieattn.ops.kernels._heads import norm_shape
-from lieattn.ops.kernels.attention._dropout import dropout_mask
+from lieattn.ops.kernels.attention._bundle import SINGLE, Bundle, block_seed, lanes_of, norm_shape
 
 _OPERANDS, _TENSORS = 10, 15
+_WORD = 2**32 - 1
 _INPUTS = (
     "Tensor? query, Tensor? key, Tensor value, Tensor? positional_key, Tensor? displacement_bias, Tensor? fiber_key, "
     "Tensor? fiber_bias, Tensor? psi, Tensor? beta, Tensor? key_psi, Tensor row_ptr, Tensor source, Tensor target, "
@@ -122,6 +122,39 @@ def _plain(*inputs: Any) -> Tensor:
 
     evaluate = pooled.attend if problem.pattern == "pooled" else plain.attend
     return evaluate(wide, drop if problem.dropout > 0 else None)[0]
+
+
+def dropout_mask(problem: Problem, seed: int, bundle: Bundle = SINGLE) -> Tensor:
+    """Factors of the weights, 0 or 1 / (1 - dropout): the numbers that the kernels draw, for second derivatives.
+
+    ``[edges, heads, out, query, key]``, out 1 where it is the query frame, and key 1 where a key point is dropped
+    with its whole fiber or frames attend alone.
+    """
+    a = problem
+    heads, edges = a.value.shape[2] * bundle.clouds, a.neighbors.num_edges // bundle.clouds
+    lanes = lanes_of(heads, a.value.dtype)
+    outs = a.outs if a.pattern == "query_sum" else 1
+    keys = a.value.shape[1] if a.pattern == "joint" else 1
+    weights = outs * a.queries * keys
+    counter = torch.arange(edges * weights, device=a.value.device).reshape(edges, outs, a.queries, keys)
+    offsets, blocks = 0x9E3779B9 * torch.arange(lanes, device=counter.device).reshape(-1, 1, 1, 1), []
+    for block in range(-(-heads // lanes)):
+        state = counter * _signed(0x9E3779B97F4A7C15) + _signed(block_seed(seed, block))
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+            state = (state ^ ((state >> shift) & (2 ** (64 - shift) - 1))) * _signed(factor)
+        word = (state[:, None] + offsets) & _WORD
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+            word = ((word ^ (word >> shift)) * factor) & _WORD
+        blocks.append(word)
+    threshold = int(a.dropout * 2**32)
+    kept = torch.cat(blocks, dim=1)[:, :heads] >= threshold
+    kept = bundle.scatter_edges(kept)
+    return kept.to(a.value.dtype) * (2**32 / (2**32 - threshold))
+
+
+def _signed(word: int) -> int:
+    """The 64 bits of an unsigned word as torch's signed ones."""
+    return word - 2**64 if word >= 2**63 else word
 
 
 def _keep_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lieattn.ops.kernels._heads import HeadRange
-from lieattn.ops.kernels._memory import NUMPY_TYPES, Workspace
-from lieattn.ops.kernels.attention._bundle import Bundle
+from lieattn.ops.kernels._calls import NUMPY_TYPES, Workspace
+from lieattn.ops.kernels.attention._bundle import Bundle, HeadRange
 from lieattn.ops.kernels.vectors._products import compiled, copy_row
 from lieattn.ops.kernels.vectors._vectors import at_address, gather, load, offset, store
 
@@ -22,7 +21,9 @@ def pack(signal: Tensor, bundle: Bundle, part: HeadRange, memory: Workspace) -> 
     points = rows // (bundle.clouds * bundle.groups)
     packed = memory.empty(signal.dtype, part.blocks, bundle.groups * points, fiber, dim, part.lanes)
     if packed.numel():
-        given, (begin, end) = signal.contiguous(), _clouds(part, heads)
+        given = signal.contiguous()
+        # Clouds of a bundle with heads in the range.
+        begin, end = part.first // heads, -(-(part.first + part.heads) // heads)
         # What follows the last head stays zero, for the lanes that are left.
         row = memory.zeros(signal.dtype, (end - begin) * heads + part.lanes, dim)
         sizes = bundle.groups, bundle.clouds, points, fiber, heads, dim, part.first, part.heads, begin, end
@@ -39,11 +40,6 @@ def unpack(packed: Tensor, bundle: Bundle, part: HeadRange, signal: Tensor) -> N
         sizes = bundle.groups, bundle.clouds, rows // bundle.groups, fiber, signal.shape[2], dim
         places = point, frame, head, part.first, part.heads, part.lanes
         _unpack(packed.data_ptr(), signal.data_ptr(), *sizes, *places, (NUMPY_TYPES[packed.dtype](0),))
-
-
-def _clouds(part: HeadRange, heads: int) -> tuple[int, int]:
-    """First cloud of a bundle with heads in the range, and the one after the last."""
-    return part.first // heads, -(-(part.first + part.heads) // heads)
 
 
 @compiled

@@ -173,10 +173,14 @@ def channel_gradients(
 
 
 @compiled
-def gather_channels(s, t, score, kept, mean, largest, winner, mask, lanes):
-    """Sum ``kept``, mean, maximum and its channel over the channels of responses times their scores."""
+def gather_channels(s, tables, scratch, lanes):
+    """Sum, mean, maximum and its channel over the channels of responses times their scores, left in ``scratch``."""
     stay_apart()
     wide = len(lanes)
+    t, score = at_address(scratch.responses, lanes), offset(at_address(scratch.numbers, lanes), 2 * s.channels)
+    kept, mean = at_address(scratch.shares, lanes), offset(at_address(scratch.planes, lanes), s.margin)
+    largest, winner = offset(mean, 2 * s.margin + s.length), at_address(scratch.winner, lanes)
+    mask = at_address(tables.mask, lanes)
     share = fill(t, 1 / s.channels, lanes)
     for i in range(0, s.length, wide):
         total = top = load_one(score, 0, lanes) * load(t, i, lanes)
@@ -246,19 +250,15 @@ def attentive_forward(p, s, tables, begin, end, gated_at, scratch, lanes):
     """
     wide = len(lanes)
     gated = at_address(gated_at, lanes)
-    responses, numbers = at_address(scratch.responses, lanes), at_address(scratch.numbers, lanes)
-    mean = offset(at_address(scratch.planes, lanes), s.margin)
-    largest = offset(mean, 2 * s.margin + s.length)
     kept = at_address(scratch.shares, lanes)
     level = offset(kept, s.length)
-    winner, mask = at_address(scratch.winner, lanes), at_address(tables.mask, lanes)
     one = fill(gated, 1.0, lanes)
     for number in range(begin, end):
         sample, out = number // s.outs, number % s.outs
         to = row(gated, number, s.length)
         for pose in range(s.fiber):
             attend_to(p, s, tables, sample, out, pose, scratch, lanes)
-            gather_channels(s, responses, offset(numbers, 2 * s.channels), kept, mean, largest, winner, mask, lanes)
+            gather_channels(s, tables, scratch, lanes)
             if s.has_spatial:
                 spatial_levels(p, s, tables, out * s.fiber + pose, scratch, lanes)
             for i in range(0, s.length, wide):
@@ -373,11 +373,6 @@ def attentive_backward(p, s, tables, begin, end, grad_at, grads, scratch, lanes)
     ``grad_at`` is the gradient of what :func:`attentive_forward` writes, 0 where there is no pixel. Different pairs
     write to different parts of ``grads.x``; all add to the other gradients.
     """
-    responses, numbers = at_address(scratch.responses, lanes), at_address(scratch.numbers, lanes)
-    mean = offset(at_address(scratch.planes, lanes), s.margin)
-    largest = offset(mean, 2 * s.margin + s.length)
-    winner, mask = at_address(scratch.winner, lanes), at_address(tables.mask, lanes)
-    kept = at_address(scratch.shares, lanes)
     slopes = offset(at_address(scratch.slopes, lanes), s.reach)
     stride = s.reach + s.source
     kernel_sums, spatial_sums = at_address(scratch.kernel, lanes), at_address(scratch.spatial, lanes)
@@ -393,8 +388,7 @@ def attentive_backward(p, s, tables, begin, end, grad_at, grads, scratch, lanes)
                 x = row(at_address(p.x, lanes), plane, s.channels * s.source)
                 attend_to(p, s, tables, sample, out, pose, scratch, lanes)
                 if s.has_spatial:
-                    score = offset(numbers, 2 * s.channels)
-                    gather_channels(s, responses, score, kept, mean, largest, winner, mask, lanes)
+                    gather_channels(s, tables, scratch, lanes)
                 grad = row(at_address(grad_at, lanes), sample * s.outs + out, s.length)
                 gate_gradients(p, s, tables, pair, grad, scratch, lanes)
                 if s.has_spatial:

@@ -15,10 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn.ops import _attentive_plain as plain
-from lieattn.ops._attentive_plain import Window
-from lieattn.ops.kernels._calls import Ranges, record, run, scratch_addresses
-from lieattn.ops.kernels._memory import NUMPY_TYPES
+from lieattn.ops._attentive import Operands, Window, gated_sums
+from lieattn.ops.kernels._calls import NUMPY_TYPES, Ranges, record, run, scratch_addresses
 from lieattn.ops.kernels.attentive._kernels import TAPS_TOGETHER, attentive_backward, attentive_forward
 
 _Tensors = dict[str, Tensor | None]
@@ -83,7 +81,7 @@ def _pixels(planes: Tensor, rows: int, columns: int, stride: int) -> Tensor:
 class _Call:
     """Sizes, packed operands and tables of one call; holds the memory whose addresses it gives."""
 
-    def __init__(self, operands: tuple[Any, ...], window: Window, wants_input: bool = False) -> None:
+    def __init__(self, operands: Operands, window: Window, wants_input: bool = False) -> None:
         x, kernel, first, second, spatial = operands
         self.dtype, self.lanes, self.image = x.dtype, 64 // x.element_size(), x.shape[-2:]
         planes, self.tables = _planes(*self.image, window, self.lanes, x.dtype)
@@ -171,33 +169,25 @@ def _backward(call: _Call, grad: Tensor) -> list[Tensor | None]:
     return list(totals.values())
 
 
-class _Fused(torch.autograd.Function):
-    """Gated sums by the kernels; the gradient of their gradient is that of the plain evaluation."""
+class Fused(torch.autograd.Function):
+    """Gated sums by the kernels; the gradient of their gradient is that of the plain ``gated_sums``."""
 
     @staticmethod
-    def forward(ctx: Any, window: Window, *operands: Tensor | None) -> Tensor:
+    def forward(ctx: Any, window: Window, *operands: Any) -> Tensor:
         ctx.save_for_backward(*operands)
         ctx.window = window
-        call = _Call(operands, window)
+        call = _Call(Operands(*operands), window)
         planes = torch.empty(*(call.sizes[name] for name in ("samples", "outs", "length")), dtype=call.dtype)
         call.run(attentive_forward, call.parts("outs"), planes, None)
         return call.pixels(planes)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, kernel, first, second, spatial = operands = ctx.saved_tensors
+        operands = Operands(*ctx.saved_tensors)
         needed = ctx.needs_input_grad[1:]
         if not torch.is_grad_enabled():
             return (None, *_backward(_Call(operands, ctx.window, wants_input=needed[0]), grads[0]))
-        gated = plain.gated_sums(x, kernel, first, second, spatial, ctx.window)
-        wanted = [operand for operand, needs in zip(operands, needed, strict=True) if needs]
+        gated = gated_sums(operands, ctx.window)
+        wanted: list[Any] = [operand for operand, needs in zip(operands, needed, strict=True) if needs]
         found = iter(torch.autograd.grad(gated, wanted, grads[0], create_graph=True, allow_unused=True))
         return (None, *(next(found) if needs else None for needs in needed))
-
-
-def gated_sums(
-    x: Tensor, kernel: Tensor, first: Tensor | None, second: Tensor | None, spatial: Tensor | None, window: Window
-) -> Tensor:
-    """Evaluate :func:`lieattn.ops._attentive_plain.gated_sums`, with the same operands, by the kernels."""
-    gated: Tensor = _Fused.apply(window, x, kernel, first, second, spatial)
-    return gated

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lieattn.ops.kernels._calls import run
-from lieattn.ops.kernels._memory import NUMPY_TYPES, Workspace, new_empty
+from lieattn.ops.kernels._calls import NUMPY_TYPES, Workspace, new_empty, run
 from lieattn.ops.kernels.head_networks._kernels import TILE, backward, forward
 
 _LANES = {torch.float32: 16, torch.float64: 8}
@@ -31,38 +30,28 @@ def run_forward(rows: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         return out
 
 
-def run_backward(
-    grad: Tensor, rows: Tensor, parameters: Sequence[Tensor], wanted: bool
-) -> tuple[Tensor | None, list[Tensor]]:
-    """Gradients of the rows, if wanted, and of the parameters, for those ``[heads, rows]`` of the outputs."""
+def run_backward(grad: Tensor, rows: Tensor, parameters: Sequence[Tensor], wanted: bool) -> list[Tensor]:
+    """Gradients of the rows (empty if not wanted) and of the parameters, for those ``[heads, rows]`` of the outputs."""
     with Workspace() as memory:
-        return _backward(_Job(rows, parameters, memory), grad.contiguous(), parameters, wanted)
-
-
-def _backward(
-    job: _Job, grad: Tensor, parameters: Sequence[Tensor], wanted: bool
-) -> tuple[Tensor | None, list[Tensor]]:
-    memory, dtype, parts = job.memory, grad.dtype, len(job.cuts)
-    grad_tail = memory.zeros(dtype, job.heads, job.tile)
-    grad_tail[:, : grad.shape[1] - job.whole] = grad[:, job.whole :]
-    to_weights = memory.zeros(dtype, parts, job.heads, job.weights.shape[1], len(job.lanes))
-    to_x = memory.zeros(dtype, job.inputs, job.places if wanted else 1)
-    scratch = memory.empty(dtype, parts, (job.inputs + 6 * job.hidden + 2) * job.tile)
-    calls = [
-        (
-            *(*job.given(cut), grad.data_ptr(), grad_tail.data_ptr(), to_weights[number].data_ptr()),
-            *(to_x.data_ptr(), job.places, wanted, scratch[number].data_ptr(), job.lanes),
-        )
-        for number, cut in enumerate(job.cuts)
-    ]
-    run(backward, calls)
-    flat = to_weights.sum(dim=(0, 3))
-    found = flat.split([p[0].numel() for p in parameters], dim=1)
-    gradients = [part.reshape(p.shape).clone() for part, p in zip(found, parameters, strict=True)]
-    to_rows = None
-    if wanted:
-        to_rows = torch.empty_like(job.rows).copy_(to_x.T[: len(job.rows)])
-    return to_rows, gradients
+        job, grad, dtype = _Job(rows, parameters, memory), grad.contiguous(), grad.dtype
+        parts = len(job.cuts)
+        grad_tail = memory.zeros(dtype, job.heads, job.tile)
+        grad_tail[:, : len(rows) - job.whole] = grad[:, job.whole :]
+        to_weights = memory.zeros(dtype, parts, job.heads, job.weights.shape[1], len(job.lanes))
+        to_x = memory.zeros(dtype, job.inputs, job.places if wanted else 1)
+        scratch = memory.empty(dtype, parts, (job.inputs + 6 * job.hidden + 2) * job.tile)
+        calls = [
+            (
+                *(*job.given(cut), grad.data_ptr(), grad_tail.data_ptr(), to_weights[number].data_ptr()),
+                *(to_x.data_ptr(), job.places, wanted, scratch[number].data_ptr(), job.lanes),
+            )
+            for number, cut in enumerate(job.cuts)
+        ]
+        run(backward, calls)
+        found = to_weights.sum(dim=(0, 3)).split([p[0].numel() for p in parameters], dim=1)
+        gradients = [part.reshape(p.shape).clone() for part, p in zip(found, parameters, strict=True)]
+        to_rows = torch.empty_like(job.rows).copy_(to_x.T[: len(rows)]) if wanted else rows.new_empty(0)
+        return [to_rows, *gradients]
 
 
 class _Job:

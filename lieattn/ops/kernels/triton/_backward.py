@@ -15,26 +15,24 @@ of tables over the edges of a type: three kernels, and no two programs write to 
 import triton
 import triton.language as tl
 
-from lieattn.ops.kernels.triton._edges import (
-    edge_weights,
-    fiber_values,
-    levels,
-    shares_of_outputs,
-    to_outputs,
-    to_queries,
-)
-from lieattn.ops.kernels.triton._tiles import (
+from lieattn.ops.kernels.triton._forward import (
     base_tile,
     combine,
     dot_products,
+    edge_weights,
+    fiber_values,
     kept_keys,
     kept_pairs,
     kind_of,
+    levels,
     norm_places,
     put_signal,
     query_tile,
+    shares_of_outputs,
     signal_tile,
     table_tile,
+    to_outputs,
+    to_queries,
 )
 
 

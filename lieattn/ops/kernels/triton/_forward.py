@@ -1,10 +1,300 @@
-"""Forward kernel of Triton: a program attends from one target point in one head."""
+"""Forward kernel of Triton, and what the backward kernels share with it: tiles of numbers, and the weights of one edge.
+
+A program works on one target point (or source point, or type of displacement) and one head. Its tiles are padded to
+powers of two: ``[G, M]`` for pairs of query and key frame, ``[P, G]`` for pairs of output and query frame, where P is
+1 if the output frame is the query frame. Frames that are padding never weigh anything.
+
+For query frame g and key frame m, c[g, m] is the part of the score that does not see the output frame h, and
+p[h, g] the part that does:
+
+    inner[g, m] = softmax_m(c),  outer[h, g] = p + logsumexp_m c,  weight = inner · exp(outer - norm[h, g]).
+"""
+
+from collections import namedtuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from lieattn.ops.kernels.triton._edges import edge_weights, levels, message
-from lieattn.ops.kernels.triton._tiles import base_tile, kind_of, norm_places, put_signal, query_tile
+
+class Operands(NamedTuple):
+    """Pointers; None where there is no such operand.
+
+    Signals are contiguous ``[points, fiber, heads, channels]``; tables come with :class:`Strides`.
+    """
+
+    query: Any
+    key: Any
+    value: Any
+    base: Any  # scores of pairs of frames that all edges of a point share
+    rho: Any
+    bias: Any
+    psi: Any
+    beta: Any
+
+
+class Strides(NamedTuple):
+    """Strides in elements; 0 along an axis where one entry serves all."""
+
+    base: Any  # point, head; then [queries, columns] contiguous
+    rho: Any  # type, out, head, channel
+    bias: Any  # type, out, head, key frame
+    psi: Any  # type, out, head, channel
+    beta: Any  # type, out, head, channel
+
+
+class Lists(NamedTuple):
+    """Neighbor lists and the type of each edge; ``index`` is None where every edge is its own type."""
+
+    row_ptr: Any
+    source: Any
+    target: Any
+    index: Any
+
+
+# What a kernel is compiled for: sizes, their padded counterparts in capitals, and switches; see ``_launch.py``.
+Shape = namedtuple(
+    "Shape",
+    "outs queries keys columns pairs depth width heads lanes O G M K P D W tied_out tied_key softmax product counted "
+    "full_bias dropout constant dot_keys dot_pairs precision dtype",
+)
+
+
+@triton.jit
+def signal_tile(pointer, point, head, frames, heads, width, F, W, dtype):  # type: ignore[no-untyped-def]
+    """Channels of all frames over a point, [F, W]."""
+    f = tl.arange(0, F)[:, None]
+    d = tl.arange(0, W)[None, :]
+    at = ((point * frames + f) * heads + head) * width + d
+    return tl.load(pointer + at, mask=(f < frames) & (d < width), other=0.0).to(dtype)
+
+
+@triton.jit
+def put_signal(pointer, tile, point, head, frames, heads, width, F, W):  # type: ignore[no-untyped-def]
+    """Write a tile to where :func:`signal_tile` would read it."""
+    f = tl.arange(0, F)[:, None]
+    d = tl.arange(0, W)[None, :]
+    at = ((point * frames + f) * heads + head) * width + d
+    tl.store(pointer + at, tile, mask=(f < frames) & (d < width))
+
+
+@triton.jit
+def table_tile(pointer, kind, head, strides, frames, width, F, W, dtype):  # type: ignore[no-untyped-def]
+    """Entries of a table for one type of displacement, [F, W]."""
+    f = tl.arange(0, F)[:, None]
+    d = tl.arange(0, W)[None, :]
+    at = kind * strides[0] + f * strides[1] + head * strides[2] + d * strides[3]
+    return tl.load(pointer + at, mask=(f < frames) & (d < width), other=0.0).to(dtype)
+
+
+@triton.jit
+def dot_products(a, b, matrix, precision, dtype):  # type: ignore[no-untyped-def]
+    """Σ_d a[i, d] b[j, d]."""
+    if matrix:
+        return tl.dot(a, tl.trans(b), input_precision=precision, out_dtype=dtype)
+    else:
+        return tl.sum(a[:, None, :] * b[None, :, :], 2)
+
+
+@triton.jit
+def combine(weight, b, matrix, precision, dtype):  # type: ignore[no-untyped-def]
+    """Σ_r weight[i, r] b[r, d]."""
+    if matrix:
+        return tl.dot(weight, b, input_precision=precision, out_dtype=dtype)
+    else:
+        return tl.sum(weight[:, :, None] * b[None, :, :], 1)
+
+
+@triton.jit
+def kind_of(lists, edge):  # type: ignore[no-untyped-def]
+    """Row of the tables of displacements for an edge."""
+    if lists.index is None:
+        return edge
+    else:
+        return tl.load(lists.index + edge)
+
+
+@triton.jit
+def query_tile(p, s, point, head):  # type: ignore[no-untyped-def]
+    """Queries of a point, [G, D]; zeros where there are none."""
+    if p.query is None:
+        return tl.zeros([s.G, s.D], s.dtype)
+    else:
+        return signal_tile(p.query, point, head, s.queries, s.heads, s.depth, s.G, s.D, s.dtype)
+
+
+@triton.jit
+def base_tile(p, strides, s, point, head):  # type: ignore[no-untyped-def]
+    """Scores that all edges of a point share, [G, M]."""
+    if p.base is None:
+        return tl.zeros([s.G, s.M], s.dtype) + s.constant
+    else:
+        g = tl.arange(0, s.G)[:, None]
+        m = tl.arange(0, s.M)[None, :]
+        at = point * strides.base[0] + head * strides.base[1] + g * s.columns + m
+        return tl.load(p.base + at, mask=(g < s.queries) & (m < s.columns), other=0.0).to(s.dtype) + s.constant
+
+
+@triton.jit
+def norm_places(s, point, head):  # type: ignore[no-untyped-def]
+    """Offsets of the numbers kept for each pair of frames of a point, [P, G], and which of them exist."""
+    g = tl.arange(0, s.G)[None, :]
+    h = tl.arange(0, s.P)[:, None]
+    at = (point * s.pairs + h * s.queries + g) * s.heads + head
+    return at, (g < s.queries) & (h * s.queries + g < s.pairs)
+
+
+@triton.jit
+def kept(s, head, counter, draw):  # type: ignore[no-untyped-def]
+    """0 where a weight is dropped, 1 / (1 - probability) elsewhere: the numbers of the kernel for CPUs."""
+    seed, threshold = draw
+    state = seed.to(tl.uint64) + (head // s.lanes).to(tl.uint64) * 0xD1B54A32D192ED03
+    state = state + counter.to(tl.uint64) * 0x9E3779B97F4A7C15
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB
+    state = state ^ (state >> 31)
+    word = (state & 0xFFFFFFFF).to(tl.uint32) + ((head % s.lanes).to(tl.uint32) * 0x9E3779B9)
+    word = (word ^ (word >> 16)) * 0x85EBCA6B
+    word = (word ^ (word >> 13)) * 0xC2B2AE35
+    word = word ^ (word >> 16)
+    factor = 4294967296.0 / (4294967296.0 - threshold.to(s.dtype))
+    return tl.where(word.to(tl.int64) >= threshold.to(tl.int64), factor, 0.0)
+
+
+@triton.jit
+def kept_keys(s, edge, head, draw):  # type: ignore[no-untyped-def]
+    """Dropout factors of pairs of query and key frame, [G, M]."""
+    pair = tl.arange(0, s.G)[:, None] * s.columns + tl.arange(0, s.M)[None, :]
+    return kept(s, head, pair + edge * (s.queries * s.columns), draw)
+
+
+@triton.jit
+def kept_pairs(s, edge, head, draw):  # type: ignore[no-untyped-def]
+    """Dropout factors of pairs of output and query frame, [P, G]."""
+    pair = tl.arange(0, s.P)[:, None] * s.queries + tl.arange(0, s.G)[None, :]
+    return kept(s, head, pair + edge * s.pairs, draw)
+
+
+@triton.jit
+def _inner_scores(p, strides, s, query, base, source, kind, head):  # type: ignore[no-untyped-def]
+    score = base
+    if p.query is not None:
+        key = signal_tile(p.key, source, head, s.keys, s.heads, s.depth, s.K, s.D, s.dtype)
+        if s.tied_key:
+            score += tl.sum(query * key, 1)[:, None]
+        else:
+            score += dot_products(query, key, s.dot_keys, s.precision, s.dtype)
+    if s.full_bias:
+        g = tl.arange(0, s.G)[:, None]
+        m = tl.arange(0, s.M)[None, :]
+        at = kind * strides.bias[0] + g * strides.bias[1] + head * strides.bias[2] + m * strides.bias[3]
+        score += tl.load(p.bias + at, mask=(g < s.queries) & (m < s.columns), other=0.0).to(s.dtype)
+    return score
+
+
+@triton.jit
+def _outer_scores(p, strides, s, query, kind, head):  # type: ignore[no-untyped-def]
+    score = tl.zeros([s.P, s.G], s.dtype)
+    if p.rho is not None:
+        rho = table_tile(p.rho, kind, head, strides.rho, s.outs, s.depth, s.O, s.D, s.dtype)
+        if s.tied_out:
+            score += tl.sum(rho * query, 1)[None, :]
+        else:
+            score += dot_products(rho, query, s.dot_pairs, s.precision, s.dtype)
+    if p.bias is not None:
+        if not s.full_bias:
+            h = tl.arange(0, s.O)
+            at = kind * strides.bias[0] + h * strides.bias[1] + head * strides.bias[2]
+            bias = tl.load(p.bias + at, mask=h < s.outs, other=0.0).to(s.dtype)
+            if s.tied_out:
+                score += bias[None, :]
+            else:
+                score += bias[:, None]
+    return score
+
+
+@triton.jit
+def edge_weights(p, strides, s, query, base, source, kind, head):  # type: ignore[no-untyped-def]
+    """Return ``inner`` [G, M], zero in the padding, and ``outer`` [P, G]."""
+    columns = tl.arange(0, s.M)[None, :] < s.columns
+    score = _inner_scores(p, strides, s, query, base, source, kind, head)
+    outer = _outer_scores(p, strides, s, query, kind, head)
+    if s.product:
+        score = tl.where(columns, score, float("-inf"))
+        level = tl.max(score, 1)
+        inner = tl.exp(score - level[:, None])
+        mass = tl.sum(inner, 1)
+        return inner / mass[:, None], outer + (level + tl.log(mass))[None, :]
+    else:
+        # Output and query frame are one here: these weights are sums, not products.
+        return tl.where(columns, score + tl.sum(outer, 0)[:, None], 0.0), tl.zeros([s.P, s.G], s.dtype)
+
+
+@triton.jit
+def levels(strides, s, lists, norm, point, head):  # type: ignore[no-untyped-def]
+    """What the exponent of an outer weight subtracts, [P, G]; infinite in the padding."""
+    at, exists = norm_places(s, point, head)
+    if s.softmax:
+        level = tl.load(norm + at, mask=exists, other=0.0).to(s.dtype)
+    else:
+        level = tl.zeros([s.P, s.G], s.dtype)
+        if s.counted:
+            degree = tl.load(lists.row_ptr + point + 1) - tl.load(lists.row_ptr + point)
+            level += tl.log(tl.maximum(degree * s.columns, 1).to(s.dtype))
+    return tl.where(exists, level, float("inf"))
+
+
+@triton.jit
+def fiber_values(p, s, weights, source, head):  # type: ignore[no-untyped-def]
+    """Σ_m weights[g, m] v[m], [G, W]."""
+    value = signal_tile(p.value, source, head, s.keys, s.heads, s.width, s.K, s.W, s.dtype)
+    if s.tied_key:
+        return weights * value
+    else:
+        return combine(weights, value, s.dot_keys, s.precision, s.dtype)
+
+
+@triton.jit
+def to_outputs(s, weight, rows):  # type: ignore[no-untyped-def]
+    """Σ_g weight[h, g] rows[g], [O, *]."""
+    if s.tied_out:
+        return tl.sum(weight, 0)[:, None] * rows
+    else:
+        return combine(weight, rows, s.dot_pairs, s.precision, s.dtype)
+
+
+@triton.jit
+def to_queries(s, weight, rows):  # type: ignore[no-untyped-def]
+    """Σ_h weight[h, g] rows[h], [G, *]."""
+    if s.tied_out:
+        return tl.sum(weight, 0)[:, None] * rows
+    else:
+        return combine(tl.trans(weight), rows, s.dot_pairs, s.precision, s.dtype)
+
+
+@triton.jit
+def shares_of_outputs(s, weight, share):  # type: ignore[no-untyped-def]
+    """Σ_g weight[h, g] share[g], [O]."""
+    if s.tied_out:
+        return tl.sum(weight, 0) * share
+    else:
+        return tl.sum(weight * share[None, :], 1)
+
+
+@triton.jit
+def message(p, strides, s, inner, weight, source, kind, edge, head, draw):  # type: ignore[no-untyped-def]
+    """What an edge adds to the output, [O, W], with dropout."""
+    if s.dropout == 1:
+        inner = inner * kept_keys(s, edge, head, draw)
+    if s.dropout == 2:
+        weight = weight * kept_pairs(s, edge, head, draw)
+    total = to_outputs(s, weight, fiber_values(p, s, inner, source, head))
+    if p.psi is not None:
+        total = total * table_tile(p.psi, kind, head, strides.psi, s.outs, s.width, s.O, s.W, s.dtype)
+    if p.beta is not None:
+        beta = table_tile(p.beta, kind, head, strides.beta, s.outs, s.width, s.O, s.W, s.dtype)
+        total += shares_of_outputs(s, weight, tl.sum(inner, 1))[:, None] * beta
+    return total
 
 
 @triton.jit

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from lieattn.ops._terms import Problem
-from lieattn.ops.kernels._heads import lanes_of, norm_shape
-from lieattn.ops.kernels.attention._bundle import SINGLE, Bundle
+from lieattn.ops.kernels.attention._bundle import SINGLE, Bundle, common_sizes, lanes_of, norm_shape
 from lieattn.ops.kernels.triton._backward import backward_sources, backward_targets, backward_types
-from lieattn.ops.kernels.triton._forward import forward
-from lieattn.ops.kernels.triton._tiles import Lists, Operands, Shape, Strides
+from lieattn.ops.kernels.triton._forward import Lists, Operands, Shape, Strides, forward
 
 _EDGES_A_PROGRAM = 64  # of one type, where a type has many
 _MOST_SPLITS = 256
@@ -42,7 +40,8 @@ def run_backward(problem: Problem, seed: int, grad_out: Tensor, norm: Tensor) ->
         call.run(backward_targets, call.points, *given, grads["query"], slopes, *draw)
     edges = _grouped(problem.neighbors.source, call.points)
     call.run(backward_sources, call.points, *given, *edges, grads["key"], grads["value"], *draw)
-    _add_shared_scores(call, slopes, grads)
+    if slopes is not None:
+        _add_shared_scores(call, slopes, grads)
     if any(grads[name] is not None for name in ("rho", "bias", "psi", "beta")):
         grads |= _table_gradients(call, given, draw)
     return tuple(problem.value.new_empty(0) if grad is None else grad for grad in grads.values())
@@ -90,33 +89,21 @@ class _Call:
 
 
 def _shape(a: Problem, dtype: torch.dtype) -> Shape:
-    heads, width = a.value.shape[2:]
-    depth = 0 if a.query is None else a.query.shape[-1]
-    tied_out, tied_key = a.pattern != "query_sum", a.pattern == "framewise"
-    columns = 1 if tied_key else a.value.shape[1]
-    scoreless = a.query is None and a.terms.displacement_bias is None and a.terms.fiber_bias is None
-    frames = {
-        name: _padded(size) for name, size in (("O", a.outs), ("G", a.queries), ("M", columns), ("K", a.value.shape[1]))
-    }
+    common, heads = common_sizes(a), a.value.shape[2]
+    tied_out, tied_key = common["tied_out"], common["tied_key"]
+    names = {"O": "outs", "G": "queries", "M": "columns", "K": "keys"}
+    frames = {letter: _padded(common[name]) for letter, name in names.items()}
     dot_keys = not tied_key and min(frames["G"], frames["M"]) >= _MATRIX
     dot_pairs = not tied_out and min(frames["O"], frames["G"]) >= _MATRIX
     least = _MATRIX if dot_keys or dot_pairs else 1
     sizes = {
-        "outs": a.outs,
-        "queries": a.queries,
-        "keys": a.value.shape[1],
-        "columns": columns,  # key frames over a point that one query frame attends to
-        "pairs": a.queries if tied_out else a.outs * a.queries,
-        "depth": depth,
-        "width": width,
+        **common,
         "heads": heads,
         "lanes": lanes_of(heads, dtype),  # heads of a block, as the arrays that outlive a kernel are laid out
         **frames,
         "P": 1 if tied_out else frames["O"],
-        "D": max(_padded(depth), least),
-        "W": max(_padded(width), least),
-        "tied_out": tied_out,
-        "tied_key": tied_key,
+        "D": max(_padded(common["depth"]), least),
+        "W": max(_padded(common["width"]), least),
         "softmax": a.normalize == "softmax",
         # Weights are exponentials: a factor for the key fiber times one for the neighbors.
         "product": a.normalize in ("softmax", "exp-mean"),
@@ -125,7 +112,7 @@ def _shape(a: Problem, dtype: torch.dtype) -> Shape:
         "full_bias": a.terms.displacement_bias is not None and a.terms.displacement_bias.shape[2] > 1,
         # 0: none, 1: of pairs of query and key frame, 2: of pairs of output and query frame
         "dropout": 0 if a.dropout == 0 else 1 if tied_out and not tied_key else 2,
-        "constant": float(scoreless and a.normalize != "softmax"),
+        "constant": float(common["constant"]),
         "dot_keys": dot_keys,  # matrix units for products over [G, M]
         "dot_pairs": dot_pairs,  # and for those over [O, G]
         # Half precisions are exact in TF32; wider numbers are multiplied as they are.
@@ -161,52 +148,42 @@ def _expanded_tables(a: Problem) -> dict[str, Tensor | None]:
     return {"rho": rho, "bias": bias, "psi": psi, "beta": beta}
 
 
-def _fiber_tables(a: Problem, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """``[queries, columns, heads, depth]`` and ``[queries, columns, heads]``; columns is 1 if frames attend alone."""
-    frames = (a.queries, a.value.shape[1], a.value.shape[2])
-    key, bias = a.terms.fiber_key, a.terms.fiber_bias
-    if key is not None and a.query is not None:
-        key = key.to(dtype).expand(*frames, a.query.shape[-1])
-        key = key.diagonal().permute(2, 0, 1)[:, None] if a.pattern == "framewise" else key
-    if bias is not None:
-        bias = bias.to(dtype).expand(frames)
-        bias = bias.diagonal().T[:, None] if a.pattern == "framewise" else bias
-    return key, bias
+def _fiber_key(a: Problem, dtype: torch.dtype) -> Tensor | None:
+    """Keys of pairs of frames, ``[queries, keys, heads, depth]``."""
+    if a.terms.fiber_key is None or a.query is None:
+        return None
+    return a.terms.fiber_key.to(dtype).expand(a.queries, *a.value.shape[1:3], a.query.shape[-1])
 
 
 def _shared_scores(a: Problem, dtype: torch.dtype) -> Tensor | None:
-    """⟨q, ρ(g, m)⟩ + b(g, m), ``[points or 1, heads, queries, columns]``."""
-    key, bias = _fiber_tables(a, dtype)
-    base = None if bias is None else bias.permute(2, 0, 1)[None]
+    """⟨q, ρ(g, m)⟩ + b(g, m), ``[points or 1, heads, queries, columns]``; columns is 1 if frames attend alone."""
+    key, bias, base, tied = _fiber_key(a, dtype), a.terms.fiber_bias, None, a.pattern == "framewise"
+    if bias is not None:
+        bias = bias.to(dtype).expand(a.queries, *a.value.shape[1:3]).permute(2, 0, 1)
+        base = (bias.diagonal(dim1=1, dim2=2)[..., None] if tied else bias)[None]
     if key is not None and a.query is not None:
-        content = torch.einsum("pghd,gmhd->phgm", a.query.to(dtype), key)
+        content = torch.einsum("pghd,gghd->phg" if tied else "pghd,gmhd->phgm", a.query.to(dtype), key)
+        content = content[..., None] if tied else content
         base = content if base is None else content + base
     return None if base is None else base.contiguous()
 
 
-def _add_shared_scores(call: _Call, slopes: Tensor | None, grads: dict[str, Tensor | None]) -> None:
+def _add_shared_scores(call: _Call, slopes: Tensor, grads: dict[str, Tensor | None]) -> None:
     """Gradients through the shared scores, to the tables of frames and to the query."""
-    a = call.problem
-    if slopes is None:
-        return
-    key, _ = _fiber_tables(a, call.dtype)
-    if a.terms.fiber_bias is not None:
-        grads["fiber_bias"] = _all_frames(a, slopes.sum(0).permute(1, 2, 0), a.terms.fiber_bias)
-    if key is not None and a.query is not None and a.terms.fiber_key is not None:
-        change = torch.einsum("phgm,pghd->gmhd", slopes, a.query.to(call.dtype))
-        grads["fiber_key"] = _all_frames(a, change, a.terms.fiber_key)
-        of_query = torch.einsum("phgm,gmhd->pghd", slopes, key)
-        if grads["query"] is not None:
-            grads["query"] = (grads["query"] + of_query).to(a.query.dtype)
+    a, key = call.problem, _fiber_key(call.problem, call.dtype)
+    pairs = slopes[..., 0].diag_embed() if a.pattern == "framewise" else slopes
+    changes = {"fiber_bias": pairs.sum(0).permute(1, 2, 0)}
+    if key is not None and a.query is not None:
+        changes["fiber_key"] = torch.einsum("phgm,pghd->gmhd", pairs, a.query.to(call.dtype))
+        of_query = torch.einsum("phgm,gmhd->pghd", pairs, key)
+        grads["query"] = (cast(Tensor, grads["query"]) + of_query).to(a.query.dtype)
+    for name, change in changes.items():
+        grads[name] = _like(change, grads[name])
 
 
-def _all_frames(a: Problem, grad: Tensor, like: Tensor) -> Tensor:
-    if a.pattern == "framewise":
-        frames = torch.arange(a.queries, device=grad.device)
-        square = grad.new_zeros(a.queries, a.queries, *grad.shape[2:])
-        square[frames, frames] = grad[:, 0]
-        grad = square
-    return grad.sum_to_size(like.shape).to(like.dtype).contiguous()
+def _like(grad: Tensor, table: Tensor | None) -> Tensor | None:
+    """A gradient summed to the shape of its table; None where there is no table."""
+    return None if table is None else grad.sum_to_size(table.shape).to(table.dtype).contiguous()
 
 
 def _grouped(group: Tensor, groups: int) -> tuple[Tensor, Tensor]:
@@ -244,9 +221,9 @@ def _table_gradients(call: _Call, given: tuple[Any, ...], draw: tuple[int, int])
     call.run(backward_types, types * splits, *given, *edges, splits, each, *sums.values(), *draw, heads=heads // each)
     grads: dict[str, Tensor | None] = {}
     for name, table in tables.items():
-        total = sums[name]
-        if table is not None and total is not None:
+        if table is not None and (total := sums[name]) is not None:
             total = total[: len(table)].sum(1)
-            total = total.transpose(2, 3) if name == "bias" else total if name == "rho" else total[:, :, None]
-            grads[name] = total.sum_to_size(table.shape).to(table.dtype).contiguous()
+            grads[name] = _like(
+                total.transpose(2, 3) if name == "bias" else total if name == "rho" else total[:, :, None], table
+            )
     return grads

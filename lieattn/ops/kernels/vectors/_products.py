@@ -16,7 +16,7 @@ from numba import types
 
 from lieattn.ops.kernels.vectors._vectors import fill, load, multiply_add, offset, prefetch, stay_apart, store
 
-_NOT_COMPILED = ("__init__.py", "_bundle.py", "_dropout.py", "_launch.py", "_operator.py")
+_NOT_COMPILED = ("__init__.py", "_bundle.py", "_launch.py", "_operator.py")
 
 
 def compiled(function: Callable[..., Any]) -> Any:

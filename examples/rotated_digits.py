@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import TQDMProgressBar
 from torch import Tensor
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
 from lieattn import viz
@@ -80,14 +79,6 @@ class History(Callback):
             self.accuracy.append(float(trainer.callback_metrics["val/accuracy"]))
 
 
-class SmoothedClassifier(PointSetClassifier):
-    """Classifier whose training labels are 90 % certain: about a thousand digits are soon learned by heart."""
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Cross entropy of one batch."""
-        return F.cross_entropy(self(batch), batch.y, label_smoothing=0.1)
-
-
 def build(group: FiniteGroup, config: Config) -> GSANet:
     """Lifting on the 8 x 8 pixels, max pooling to 4 x 4, and two blocks of group self-attention."""
     return GSANet(
@@ -103,9 +94,10 @@ def build(group: FiniteGroup, config: Config) -> GSANet:
 def train(network: GSANet, sets: Mapping[str, ImagePoints], config: Config, folder: Path) -> History:
     """Train in place on upright digits."""
     history = History()
-    module = SmoothedClassifier(
+    module = PointSetClassifier(
         network,
         classes=10,
+        label_smoothing=0.1,  # about a thousand digits are soon learned by heart
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=config.rate, weight_decay=1e-4),
         schedule=WarmupCosine(warmup_epochs=config.epochs / 6),
     )

@@ -208,6 +208,10 @@ def test_warmup_then_cosine():
         (lambda: WarmupCosine(10).factor(0, 20, 5), "longer, finite training than 20 steps"),
         (lambda: WarmupCosine(1).factor(0, float("inf"), 5), "longer, finite training than inf steps"),
         (lambda: PointSetClassifier(ToyNetwork(cyclic(2)), 1), "classes: expected at least 2, got 1"),
+        (
+            lambda: PointSetClassifier(ToyNetwork(cyclic(2)), 2, label_smoothing=1.0),
+            "label_smoothing: expected a share",
+        ),
         (lambda: PointSetData(ToyClouds(), batch_size=0), "batch_size: expected at least 1, got 0"),
         (lambda: PointSetData(ToyClouds(), workers=-1), "workers: expected at least 0, got -1"),
         (lambda: PointSetData().train_dataloader(), "data.train: no data set was given"),
@@ -402,6 +406,17 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     with pytest.raises(NonFiniteError, match=r"network\.mlp\.0\.bias are not finite after step 3"):
         trainer.fit(model, data)
     assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 2
+
+
+@torch.no_grad()
+def test_labels_are_smoothed_in_training_alone(monkeypatch):
+    batch = Batch.from_data_list([ToyClouds()[number] for number in range(4)])
+    model = PointSetClassifier(ToyNetwork(cyclic(4)), 2, label_smoothing=0.2).eval()
+    monkeypatch.setattr(model, "log", lambda *_, **__: None)  # there is no trainer
+    log_probabilities = model(batch).log_softmax(1)
+    own, mean = -log_probabilities[torch.arange(4), batch.y].mean(), -log_probabilities.mean()
+    torch.testing.assert_close(model.evaluate(batch, "train"), 0.8 * own + 0.2 * mean)
+    torch.testing.assert_close(model.evaluate(batch, "val"), own)
 
 
 def test_shapes_of_logits_and_labels_are_checked():

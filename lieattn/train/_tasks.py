@@ -174,6 +174,8 @@ class PointSetClassifier(PointSetTask):
     labels
         Number of labels of each cloud, all with the same number of classes; ``data.y`` is ``[clouds, labels]`` for more
         than one. The loss is the mean over them, and the accuracy counts each by itself.
+    label_smoothing
+        Share of a label that training spreads evenly over all classes.
     optimizer, schedule
         See :class:`~lieattn.train.PointSetTask`, also for checkpoints and continuation.
     """
@@ -187,12 +189,15 @@ class PointSetClassifier(PointSetTask):
         optimizer: OptimizerFactory | None = None,
         schedule: Schedule | None = None,
         labels: int = 1,
+        label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(network, optimizer, schedule)
         for name, count, least in (("classes", classes, 2), ("labels", labels, 1)):
             if count < least:
                 raise ValueError(f"{name}: expected at least {least}, got {count}")
-        self.classes, self.labels = classes, labels
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"label_smoothing: expected a share in [0, 1), got {label_smoothing}")
+        self.classes, self.labels, self.label_smoothing = classes, labels, label_smoothing
         self.train_accuracy, self.val_accuracy, self.test_accuracy = (
             MulticlassAccuracy(num_classes=classes, average="micro") for _ in range(3)
         )
@@ -225,7 +230,7 @@ class PointSetClassifier(PointSetTask):
             count = "one label" if self.labels == 1 else f"{self.labels} labels"
             raise ValueError(f"data: expected {count} y per cloud, {list(shape)}, got {found}")
         logits, labels = self(batch).flatten(0, -2), labels.flatten()
-        loss = F.cross_entropy(logits, labels)
+        loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing if stage == "train" else 0.0)
         accuracy: MulticlassAccuracy = getattr(self, f"{stage}_accuracy")
         accuracy(logits, labels)
         options: dict[str, Any] = {"batch_size": batch.num_graphs, "on_epoch": True, "prog_bar": True}

@@ -127,15 +127,17 @@ def logits_at(network: GSANet, digits: list[Data], angles: Tensor) -> Tensor:
     return torch.cat([network(batch) for batch in DataLoader(turned, batch_size=BATCH)])
 
 
-def evaluate(network: GSANet, test: ImagePoints, config: Config) -> tuple[dict[str, float], list[float]]:
-    """Figures of one network, and its accuracy at every angle of ``SIXTEENTHS``."""
+def evaluate(
+    network: GSANet, group: FiniteGroup, test: ImagePoints, config: Config
+) -> tuple[dict[str, float], list[float]]:
+    """Figures of one network, which knows the group, and its accuracy at every angle of ``SIXTEENTHS``."""
     digits = [test[number] for number in range(len(test))]
     labels = torch.cat([digit.y for digit in digits])
     logits = [logits_at(network, digits, torch.full((len(digits),), angle)) for angle in SIXTEENTHS]
     correct = [float((turned.argmax(1) == labels).double().mean()) for turned in logits]
     generator = torch.Generator().manual_seed(config.seed)
     random = [logits_at(network, digits, 2 * math.pi * torch.rand(len(digits), generator=generator)) for _ in range(2)]
-    own = range(0, len(SIXTEENTHS), len(SIXTEENTHS) // network.group.order)
+    own = range(0, len(SIXTEENTHS), len(SIXTEENTHS) // group.order)
     eighths = range(0, len(SIXTEENTHS), 2)
 
     def change(angles: range) -> float:
@@ -184,7 +186,7 @@ def main(config: Config) -> dict[str, dict[str, float]]:
         network = build(group, config)
         print(f"\n{name}: training on {len(sets['train'])} upright digits", flush=True)
         history = train(network, sets, config, out)
-        figures, by_angle = evaluate(network, sets["test"], config)
+        figures, by_angle = evaluate(network, group, sets["test"], config)
         results[name] = {
             "parameters": sum(p.numel() for p in network.parameters()),
             **figures,

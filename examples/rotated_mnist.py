@@ -80,8 +80,15 @@ def build(group: FiniteGroup, network: str) -> GSANet:
         return GSANet.rot_mnist(group)
     if network != "small":
         raise ValueError(f"network: expected 'small' or 'paper', got {network!r}")
-    options = {"readout": GSAReadout("mean"), "options": GSAOptions(values=False)}
-    return GSANet(group, channels=20, blocks=(0, 2), heads=4, neighborhood=Radius(2.1), **options)
+    return GSANet(
+        group,
+        channels=20,
+        blocks=(0, 2),
+        heads=4,
+        neighborhood=Radius(2.1),
+        readout=GSAReadout("mean"),
+        options=GSAOptions(values=False),
+    )
 
 
 def main(config: Config) -> dict[str, float | str]:

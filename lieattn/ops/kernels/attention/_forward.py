@@ -190,14 +190,18 @@ def _softmax(s, inner, mass, outer, lanes):
         level = load(inner, start, lanes)
         for at in range(start + wide, end, wide):
             level = maximum(level, load(inner, at, lanes))
-        total = fill(inner, 0.0, lanes)
-        for at in range(start, end, wide):
-            weight = exp(load(inner, at, lanes) - level) if s.columns > 1 else one
-            total = total + weight
-            store(inner, at, weight)
-        share = one / total if s.columns > 1 else one
-        for at in range(start, end, wide):
-            store(inner, at, load(inner, at, lanes) * share)
+        total = one
+        if s.columns == 1:
+            store(inner, start, one)
+        else:
+            total = fill(inner, 0.0, lanes)
+            for at in range(start, end, wide):
+                weight = exp(load(inner, at, lanes) - level)
+                total = total + weight
+                store(inner, at, weight)
+            share = one / total
+            for at in range(start, end, wide):
+                store(inner, at, load(inner, at, lanes) * share)
         store(mass, g * wide, total)
         for pair in range(g, s.pairs, s.queries):
             store(outer, pair * wide, load(outer, pair * wide, lanes) + level)

@@ -1,9 +1,11 @@
 """The fused kernel against the plain evaluation: values, gradients, second derivatives, and the choice of a backend."""
 
+import concurrent.futures
 import itertools
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -345,6 +347,38 @@ def test_export():
     network, x = Network().eval(), torch.randn(10, 4, 4)
     exported = torch.export.export(network, (x,))
     torch.testing.assert_close(exported.module()(x), network(x))
+
+
+@pytest.mark.parametrize("interrupts", [1, 3])
+def test_interrupted_calls_wait_for_all_threads_and_keep_no_memory(monkeypatch, interrupts):
+    threads, done, left = torch.get_num_threads(), [], [KeyboardInterrupt] * interrupts
+
+    def waiting(futures):
+        if left:
+            raise left.pop()
+        return concurrent.futures.wait(futures)
+
+    def kernel(number):
+        if number:
+            time.sleep(0.2)
+            done.append(number)
+
+    def call():
+        with _calls.Workspace() as memory:
+            memory.empty(torch.float32, 1000)
+            _calls.run(kernel, [(number,) for number in range(3)])
+
+    monkeypatch.setattr(_calls, "wait", waiting)
+    monkeypatch.setattr(_calls, "_free", [])
+    torch.set_num_threads(3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    finally:
+        torch.set_num_threads(threads)
+    assert sorted(done) == [1, 2]
+    assert not left
+    assert _calls._free == []
 
 
 def test_memory_of_others_is_not_read():

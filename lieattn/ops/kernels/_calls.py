@@ -11,7 +11,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache, lru_cache
 from typing import Any, Self
 
@@ -138,9 +138,18 @@ def run(kernel: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
     try:
         kernel(*calls[0])
     finally:
-        wait(others)  # whatever happens, nobody may write to memory that is given back
+        _wait_for(others)
     for done in others:
         done.result()
+
+
+def _wait_for(others: list[Future[None]]) -> None:
+    """Wait until all are done, through interrupts too: nobody may write to memory that the call has given back."""
+    try:
+        wait(others)
+    except BaseException:
+        _wait_for(others)
+        raise
 
 
 @lru_cache(maxsize=1)
@@ -164,7 +173,9 @@ class Workspace:
         self.start, self.needed = 0, 0
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is not None:  # a thread that an interrupt left behind might still write here
+            return
         if len(self.block) < self.needed <= _MOST_KEPT:
             self.block = np.empty(self.needed, np.uint8)  # takes no memory before it is used
         kept = _free[:1]

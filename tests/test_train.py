@@ -300,6 +300,7 @@ def fit(
     workers: int = 0,
     noise: float = 0.1,
     batch_size: int = BATCH,
+    more: list[Callback] | None = None,
     **options,
 ) -> PointSetClassifier:
     seed_everything(7, verbose=False)
@@ -314,7 +315,7 @@ def fit(
     trainer = Trainer(
         default_root_dir=root,
         accelerator="cpu",
-        callbacks=[CrashAt(crash), last],
+        callbacks=[CrashAt(crash), last, *(more or [])],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -366,6 +367,31 @@ def test_middle_of_an_epoch_needs_the_same_batches(tmp_path):
         fit(tmp_path, crash=7)
     with pytest.raises(ValueError, match=r"middle of epoch 1, .* batch_size was 4, is 5"):
         fit(tmp_path, resume=True, batch_size=5)
+
+
+@pytest.mark.parametrize("batch_size", [2, 5, 9])
+def test_whole_epochs_may_be_continued_with_other_batches(tmp_path, monkeypatch, batch_size):
+    fit(tmp_path, max_epochs=2)
+    seen, validated = [], []
+
+    class Watched(ToyClouds):
+        def __getitem__(self, index):
+            if len(self) == ITEMS:  # the validation set has fewer
+                seen[-1].add(index)
+            return super().__getitem__(index)
+
+    class Epochs(Callback):
+        def on_train_epoch_start(self, trainer, module):
+            seen.append(set())
+
+        def on_validation_end(self, trainer, module):
+            if not trainer.sanity_checking:
+                validated.append(trainer.current_epoch)
+
+    monkeypatch.setitem(globals(), "ToyClouds", Watched)
+    fit(tmp_path, resume=True, batch_size=batch_size, more=[Epochs()])
+    assert seen == [set(range(ITEMS))] * (EPOCHS - 2)
+    assert validated == list(range(2, EPOCHS))
 
 
 def test_checkpoint_of_another_group_is_refused_before_weights_are_loaded(tmp_path):

@@ -177,6 +177,7 @@ class PointSetData(LightningDataModule):
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0")) if seed is None else seed
         self.shuffle = shuffle
         self._resume: dict[str, int] | None = None
+        self._start = (0, 0, 0)  # epoch and batch with which this fit began, and all batches before it
         if val is None:
             # Lightning validates whenever this hook is not its own.
             self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
@@ -195,6 +196,8 @@ class PointSetData(LightningDataModule):
                     f"began: {'; '.join(changed)}"
                 )
             sampler.start_at(place)
+            if "done" in place:
+                self._start = place["epoch"], place["batch"], place["done"]
             self._resume = None
         return self._loader(items, self.batch_size, _ResumableLoader, sampler=sampler)
 
@@ -215,10 +218,12 @@ class PointSetData(LightningDataModule):
         trainer = self.trainer
         if trainer is None or self.sets["train"] is None or not 0 < trainer.num_training_batches < float("inf"):
             return {}
+        # Before this fit an epoch may have had another number of batches.
+        first, batch, before = self._start
         done = trainer.fit_loop.total_batch_idx + 1
-        epoch, batch = divmod(done, int(trainer.num_training_batches))
+        epochs, batch = divmod(batch + done - before, int(trainer.num_training_batches))
         fixed = self._fixed(len(cast(Sized, self.sets["train"])), trainer.world_size)
-        return {"epoch": epoch, "batch": batch, **fixed}
+        return {"epoch": first + epochs, "batch": batch, "done": done, **fixed}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Take the place of a checkpoint, for the next training loader."""

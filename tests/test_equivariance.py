@@ -166,7 +166,7 @@ def prepared(name, case, dtype, seed=0):
     pos, batch = case.draw(generator, dtype)
     graph = case.lift(pos, batch)
     # Tied maps sum over the fiber: with larger weights scores would reach thousands, and float32 rounds these by 1e-4.
-    spread = min(0.5, 2 / graph.fiber**0.5)
+    spread = 0.5 if dtype == torch.float64 else min(0.5, 2 / graph.fiber**0.5)
     layer = randomize(LAYERS[name](Made(case, graph)).to(dtype), seed, spread)
     lifts = name.startswith("lifting")
     shape = (len(pos), CHANNELS) if lifts else (graph.num_points, graph.fiber, CHANNELS)

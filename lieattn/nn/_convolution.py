@@ -27,7 +27,7 @@ class GroupConvolution(nn.Module):
 
     with the sum over b absent where the kernel lifts. A :class:`lieattn.nn.relative.TableKernel` on a grid gives the
     numbers of :class:`lieattn.nn.GridGroupConvolution` with a border; a :class:`lieattn.nn.relative.NetworkKernel`
-    serves any cloud. Kernels that lift work on every graph, those between poses on the fiber of their finite group.
+    serves any cloud. Kernels that lift work on every graph, those between frames on the fiber of their finite group.
 
     **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the field is translated by h (features that are lifted
     stay as they are), the output is translated by h. Exact for every H where neighborhoods are balls.

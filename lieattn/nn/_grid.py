@@ -96,7 +96,7 @@ def check_lattice_group(argument: str, group: FiniteGroup) -> None:
 
 
 def lifting_taps(group: FiniteGroup, size: int) -> Tensor:
-    """Entry h⁻¹p of a planar kernel for each pose h and cell p, ``[order, size²]`` int64 into the size² entries.
+    """Entry h⁻¹p of a planar kernel for each frame h and cell p, ``[order, size²]`` int64 into the size² entries.
 
     Cells are numbered row by row from the top, and the group acts on (right, up) about the center of the kernel.
     """
@@ -139,7 +139,7 @@ def permuted_copies(weight: Tensor, orders: Tensor) -> Tensor:
 
 
 def moved_kernels(weight: Tensor, taps: Tensor) -> Tensor:
-    """Kernels ``[out, order, in, fiber, size, size]`` of all output poses, with a fiber of 1 for planar kernels.
+    """Kernels ``[out, order, in, fiber, size, size]`` of all output frames, with a fiber of 1 for planar kernels.
 
     ``weight`` is ``[out, in, (fiber,) size, size]``, ``taps`` those of :func:`lifting_taps` or :func:`group_taps`.
     """

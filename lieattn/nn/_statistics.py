@@ -93,7 +93,7 @@ class GridPool(nn.Module):
 
 
 class GridSpatialPool(nn.Module):
-    """:class:`GridPool` of a field on a grid, pose by pose; ``reduction`` is ``"max"`` or ``"mean"``."""
+    """:class:`GridPool` of a field on a grid, frame by frame; ``reduction`` is ``"max"`` or ``"mean"``."""
 
     def __init__(
         self, size: int = 2, reduction: Literal["max", "mean"] = "max", *, inexact: Inexact = "refuse"
@@ -247,7 +247,7 @@ class FieldBatchNorm(_BatchNorm):
 
     Channels are on ``axis`` -1 for fields of points and 1 for fields on grids. The rest is torch's.
 
-    **Equivariance.** Statistics are sums over poses and positions, so it commutes with the group.
+    **Equivariance.** Statistics are sums over frames and positions, so it commutes with the group.
     """
 
     def __init__(self, channels: int, *, eps: float = 1e-5, momentum: float = 0.1, axis: int = -1) -> None:

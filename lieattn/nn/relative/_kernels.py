@@ -25,7 +25,7 @@ Form = Literal["full", "separable"]
 class ConvolutionKernel(RelativeFunction):
     """A kernel ψ_oc(u) of the relative element u = (h_a⁻¹(x_j - x_i), h_a⁻¹ h_b).
 
-    For ``lifting`` the input has no poses, and u is the displacement alone.
+    For ``lifting`` the input has no frames, and u is the displacement alone.
 
     **Equivariance.** That of :class:`RelativeFunction`.
     """
@@ -45,10 +45,10 @@ class ConvolutionKernel(RelativeFunction):
 
     @abc.abstractmethod
     def values(self, graph: LiftedGraph) -> Tensor:
-        """Values ``[rows, fiber, poses, out, in]`` for each row, frame h_a, and relative pose h_a⁻¹ h_b."""
+        """Values ``[rows, fiber, frames, out, in]`` for each row, frame h_a, and relative frame h_a⁻¹ h_b."""
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
-        """Terms with ``psi`` ``[rows, fiber, poses, out, in]``, the input pose h_b itself on the third axis.
+        """Terms with ``psi`` ``[rows, fiber, frames, out, in]``, the input frame h_b itself on the third axis.
 
         A head for each output channel sees all input channels, whose sum is the convolution: :meth:`convolve` gives the
         same with less work.
@@ -61,7 +61,7 @@ class ConvolutionKernel(RelativeFunction):
         return RelativeTerms(psi=values, row=graph.relative.row)
 
     def convolve(self, x: Tensor, graph: LiftedGraph) -> Tensor:
-        """Σ_j Σ_b Σ_c ψ_oc(u) x_c(j, b): ``[points, poses, in]`` to ``[points, fiber, out]``."""
+        """Σ_j Σ_b Σ_c ψ_oc(u) x_c(j, b): ``[points, frames, in]`` to ``[points, fiber, out]``."""
         psi = cast(Tensor, self(graph).psi)
         values = psi.permute(0, 2, 4, 1, 3).flatten(3).flatten(1, 2)
         source, target, row = graph.neighbors.source, graph.neighbors.target, graph.relative.row
@@ -178,7 +178,7 @@ class NetworkKernel(ConvolutionKernel):
         self.register_buffer("matrices", matrices, persistent=False)
 
     def features(self, graph: LiftedGraph) -> Tensor:
-        """Hidden units ``[rows, fiber, poses, hidden]``; of the displacement alone ``[rows, fiber, 1, hidden]``."""
+        """Hidden units ``[rows, fiber, frames, hidden]``; of the displacement alone ``[rows, fiber, 1, hidden]``."""
         v = graph.relative.positions.to(self.position.weight.dtype)
         level = self.position(v)[:, :, None]
         if self.frame is not None:
@@ -197,7 +197,7 @@ class NetworkKernel(ConvolutionKernel):
     def convolve(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         units = self.features(graph)
         if self.form == "full":
-            if units.shape[2] > 1:  # input poses on the third axis in place of relative ones
+            if units.shape[2] > 1:  # input frames on the third axis in place of relative ones
                 index = self.relative[None, :, :, None].expand(len(units), -1, -1, units.shape[-1])
                 units = units.gather(2, index)
             value = x[:, :, None].expand(-1, -1, units.shape[-1], -1)

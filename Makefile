@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test fuzz lint clean
 
 setup: $(VENV)/.installed
 
@@ -30,6 +30,10 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed $(VENV)/.scatter
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Hours: random inputs against every entrance of the library, see docs/trust.md.
+fuzz: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

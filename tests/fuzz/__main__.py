@@ -1,0 +1,122 @@
+"""The long run: ``python -m tests.fuzz`` runs every target in processes of its own, and writes the report."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tqdm import tqdm
+
+from tests.fuzz import Finding, Verdict
+from tests.fuzz._report import write_table
+from tests.fuzz._target import GOOD
+from tests.fuzz.targets import TARGETS
+
+_CHUNK = 500  # inputs of a process; they are drawn from one seed
+_SECONDS = 1800  # that a chunk may take before it counts as a hang
+
+
+def main() -> int:
+    """Run the targets and write the report; 1 if something is not as it should be."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("targets", nargs="*", help=f"names of targets, all if absent: {', '.join(TARGETS)}")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the inputs of the long run (default: 1)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first chunk")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
+    parser.add_argument("--report", type=Path, default=Path("docs/fuzz.json"), help="where results are merged into")
+    parser.add_argument("--chunk", nargs=3, metavar=("TARGET", "SEED", "NUMBER"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.chunk:
+        _worker(options.chunk[0], int(options.chunk[1]), int(options.chunk[2]))
+        return 0
+    bad = False
+    for name in options.targets or TARGETS:
+        found = _long_run(name, options)
+        bad = bad or found["bad"]
+        _merge(options.report, name, found)
+    write_table(options.report)
+    return int(bad)
+
+
+def _worker(name: str, start: int, number: int) -> None:
+    """Print every finding as a line of JSON, so that what came before a crash is known."""
+    at = time.perf_counter()
+
+    def tell(finding: Finding) -> None:
+        nonlocal at
+        now = time.perf_counter()
+        detail = "" if finding.verdict in GOOD else finding.detail
+        sys.stdout.write(json.dumps([finding.verdict, detail, round(now - at, 2)]) + "\n")
+        sys.stdout.flush()
+        at = now
+
+    TARGETS[name].run(number, start, tell)
+
+
+def _long_run(name: str, options: argparse.Namespace) -> dict[str, object]:
+    """Counts of verdicts, the first details of each bad one, and the time of the slowest input."""
+    target, began = TARGETS[name], time.perf_counter()
+    number = max(1, round(target.long * options.share))
+    chunks = [(options.seed + at // _CHUNK, min(_CHUNK, number - at)) for at in range(0, number, _CHUNK)]
+    counts: collections.Counter[str] = collections.Counter()
+    details: dict[str, list[str]] = {}
+    slowest = 0.0
+    with ThreadPoolExecutor(options.jobs) as pool, tqdm(total=number, desc=target.name, unit="input") as bar:
+        for (start, size), rows in zip(
+            chunks, pool.map(lambda chunk: _in_a_process(name, *chunk), chunks), strict=True
+        ):
+            for verdict, detail, seconds in rows:
+                counts[verdict] += 1
+                slowest = max(slowest, seconds)
+                if verdict not in GOOD:
+                    details.setdefault(verdict, []).append(f"seed {start}: {detail}")
+            bar.update(size)
+            bar.set_postfix({verdict: count for verdict, count in counts.items() if verdict not in GOOD})
+    total = sum(counts.values())
+    unnamed = counts[Verdict.UNNAMED]
+    worse = sum(count for verdict, count in counts.items() if verdict not in {*GOOD, Verdict.UNNAMED})
+    return {
+        "name": target.name,
+        "inputs": total,
+        "verdicts": {verdict.value: counts[verdict] for verdict in Verdict},
+        "bad": worse > 0 or unnamed > target.unnamed * total,
+        "examples": {verdict: found[:20] for verdict, found in details.items()},
+        "slowest_seconds": slowest,
+        "minutes": round((time.perf_counter() - began) / 60, 1),
+        "jobs": options.jobs,
+        "seed": options.seed,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+    }
+
+
+def _in_a_process(name: str, start: int, number: int) -> list[tuple[str, str, float]]:
+    command = [sys.executable, "-m", "tests.fuzz", "--chunk", name, str(start), str(number)]
+    end = None
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        output, errors = done.stdout, done.stderr
+        if done.returncode != 0:
+            end = (Verdict.CRASH, f"exit code {done.returncode}: {errors[-500:]}", 0.0)
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+        end = (Verdict.HANG, f"after {output.count(chr(10))} inputs", float(_SECONDS))
+    rows = [tuple(json.loads(line)) for line in output.splitlines() if line.startswith("[")]
+    return [*rows, end] if end else rows
+
+
+def _merge(path: Path, name: str, found: dict[str, object]) -> None:
+    known = json.loads(path.read_text()) if path.exists() else {}
+    known[name] = found
+    path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

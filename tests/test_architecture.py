@@ -32,7 +32,7 @@ BELOW = {
     "testing": {"groups", "spaces", "reps", "geometry", "ops"},
 }
 CORE = frozenset(BELOW)
-FOUNDATION = "_checks"  # what all parts may import, and which imports none
+FOUNDATION = frozenset({"_checks", "_files"})  # what all parts may import, and which import none
 TOOLS = frozenset({"certify", "viz", "bench", "train", "compare", "cli"})
 BELOW |= {
     "certify": CORE,
@@ -42,7 +42,7 @@ BELOW |= {
     "compare": CORE | {"certify", "viz", "bench", "train"},
     "cli": CORE | TOOLS,
 }
-BELOW |= {FOUNDATION: set(), "__init__": CORE | TOOLS, "__main__": CORE | TOOLS}
+BELOW |= {name: set() for name in FOUNDATION} | {"__init__": CORE | TOOLS, "__main__": CORE | TOOLS}
 
 HEAVY = ("lightning", "matplotlib", "e3nn", "scipy", "torch_geometric", "sklearn", "trimesh", "h5py", "jsonargparse")
 MOST_LINES = 500
@@ -87,12 +87,12 @@ def test_every_part_of_the_library_has_its_place():
 def test_imports_point_downwards(path):
     mine = part(path)
     assert "lieattn" not in imports_of(path), "import what is used from the subpackages"
-    assert parts_imported(imports_of(path)) - {mine, FOUNDATION} <= BELOW[mine]
+    assert parts_imported(imports_of(path)) - {mine, *FOUNDATION} <= BELOW[mine]
 
 
 @every_file
 def test_private_modules_of_other_parts_are_not_imported(path):
-    own = {part(path), FOUNDATION}
+    own = {part(path), *FOUNDATION}
     foreign = {name for name in imports_of(path) if name.startswith("lieattn.") and name.split(".")[1] not in own}
     assert not {name for name in foreign if any(piece.startswith("_") for piece in name.split(".")[1:])}
 

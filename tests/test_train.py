@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -392,6 +393,13 @@ def test_whole_epochs_may_be_continued_with_other_batches(tmp_path, monkeypatch,
     fit(tmp_path, resume=True, batch_size=batch_size, more=[Epochs()])
     assert seen == [set(range(ITEMS))] * (EPOCHS - 2)
     assert validated == list(range(2, EPOCHS))
+
+
+def test_checkpoints_are_made_beside_the_file_that_they_replace(tmp_path, monkeypatch):
+    """A move from the folder for temporary files, which may be on another disk, is a copy that a kill cuts off."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    fit(tmp_path, max_epochs=2)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["last.ckpt"]
 
 
 def test_checkpoint_of_another_group_is_refused_before_weights_are_loaded(tmp_path):

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lieattn._files import replace_text
 from lieattn.ops import release_memory
 
 BENCHMARKS = {
@@ -172,6 +173,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
     for remark in module.remarks(records) if hasattr(module, "remarks") else ():
         print(remark)
     if options.json is not None:
-        options.json.write_text(json.dumps([asdict(record) for record in records], indent=1) + "\n")
+        replace_text(options.json, json.dumps([asdict(record) for record in records], indent=1) + "\n")
         print(f"records: {options.json}")
     return 0

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
+from lieattn._files import replace_text
 from lieattn.certify import TOLERANCES, Certificate, Kind, certify
 from lieattn.train import build, load_network, random_clouds, read_checkpoint, read_yaml
 
@@ -52,8 +53,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
         return 2
     sys.stdout.write(_text(certificate, source, checkpoint["state_dict"]))
     if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(certificate.to_json() + "\n")
+        replace_text(options.json, certificate.to_json() + "\n")
     return 0 if certificate.passed else 1
 
 

@@ -24,6 +24,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from lieattn import train
+from lieattn._files import replacing
 
 # Forces are gradients, which inference mode forbids.
 _DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False}
@@ -151,8 +152,7 @@ def _columns(name: str, values: Tensor) -> dict[str, Tensor]:
 
 def _write_table(path: Path, columns: dict[str, Tensor]) -> None:
     rows = list(zip(*(column.tolist() for column in columns.values()), strict=True))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
+    with replacing(path) as part, part.open("w", newline="") as file:
         csv.writer(file).writerows([columns, *rows])
     _say(f"predictions, {len(rows)} rows: {path}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 import shutil
 import statistics
@@ -16,6 +15,7 @@ from typing import Any, cast
 
 import torch
 
+from lieattn._files import replace_text
 from lieattn.compare._settings import Cell, Settings
 
 Record = dict[str, Any]
@@ -85,17 +85,6 @@ class CellStore:
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file atomically; numbers that are not finite become null."""
     replace_text(path, json.dumps(finite(content), indent=2, allow_nan=False) + "\n")
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file atomically: if the process is killed, either the old or the new file is there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
 
 
 def finite(value: Any) -> Any:

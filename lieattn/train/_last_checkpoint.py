@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import threading
@@ -9,8 +10,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from lieattn._files import replacing
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -23,12 +28,25 @@ class TrainingInterrupted(Exception):  # noqa: N818 - it reports a wish of the u
         self.signum, self.path = signum, path
 
 
+class _WholeFiles(TorchCheckpointIO):
+    """Writes checkpoints whole or not at all, also where the folder for temporary files is on another disk."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        if "://" in str(path):  # not a file of this machine
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        buffer = io.BytesIO()  # since torch's own writing to files tells of a full disk in its own way
+        torch.save(checkpoint, buffer)
+        with replacing(path) as part:
+            part.write_bytes(buffer.getbuffer())
+
+
 class LastCheckpoint(Checkpoint):
     """Keep ``last.ckpt``: at the end of every epoch, every n steps, and when SIGINT or SIGTERM come.
 
     On a signal the step is finished, the state saved and :class:`TrainingInterrupted` raised; a second signal
-    stops at once. The last step of an epoch saves after the validation that follows it. The file is replaced
-    atomically: there is a whole one, even if the process is killed.
+    stops at once. The last step of an epoch saves after the validation that follows it. All checkpoints of the trainer
+    are replaced atomically: there is a whole one, even if the process is killed or the disk is full.
 
     Parameters
     ----------
@@ -49,6 +67,11 @@ class LastCheckpoint(Checkpoint):
     def path(self, trainer: Trainer) -> Path:
         """Where the file of a trainer is."""
         return Path(self.dirpath or Path(trainer.default_root_dir) / "checkpoints") / "last.ckpt"
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Replace Lightning's own way to write files, unless another one was chosen."""
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = _WholeFiles()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take over the signals; Lightning would stop in the middle of a step."""

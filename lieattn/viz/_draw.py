@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lieattn._files import replacing
 from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.groups import FiniteGroup
 
@@ -36,8 +37,8 @@ def blank_figure(width: float, height: float) -> Figure:
 def save(figure: Figure, path: str | Path) -> Path:
     """Write a picture, in the format of the suffix of ``path``, and return where; folders are made as needed."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=figure.dpi)
+    with replacing(path) as part:
+        figure.savefig(part, dpi=figure.dpi, format=path.suffix.removeprefix(".") or None)
     return path
 
 

@@ -1,6 +1,9 @@
 """Molecules of lieattn_datasets, on files that the tests write in the formats of the real ones."""
 
+import os
 import pickle
+import re
+import shutil
 import sys
 
 import numpy as np
@@ -17,6 +20,13 @@ RANDOM = np.random.default_rng(3)
 HARTREE = 27.211386245988
 ATOM_HARTREE = {1: -0.500273, 6: -37.846772, 7: -54.583861, 8: -75.064579}
 SIZES = np.array([3, 5, 4, 3, 6, 3, 4, 5])
+
+
+class Hostile:
+    """A file with one of these makes the file MARK when it is unpickled."""
+
+    def __reduce__(self):
+        return os.system, ("touch MARK",)
 
 
 def geometry(sizes=SIZES, species=(1, 6, 7, 8)):
@@ -243,7 +253,7 @@ class TestQM9Subset:
         ("changes", "message"),
         [
             ({"split_test": np.array([7, 4])}, "each of its 8 molecules in exactly one split"),
-            ({"target_names": np.array(TARGETS[::-1], dtype="S9")}, "expected .molecules, 19. named mu"),
+            ({"target_names": np.array(TARGETS[::-1], dtype="S9")}, "targets named C, B, A, .*, expected mu, alpha"),
             ({"offsets": np.array([0, 3, 8])}, "does not hold molecules: offsets must rise"),
             ({"z": np.full(SIZES.sum(), 16, dtype=np.uint8)}, "holds atoms other than"),
         ],
@@ -329,33 +339,124 @@ def prepared(count=20):
     return molecules
 
 
-class TestQM9:
-    def test_prepared_file_then_processed(self, tmp_path):
-        raw = tmp_path / "raw"
-        raw.mkdir()
-        molecules = prepared()
-        torch.save(molecules, raw / "qm9_v3.pt")
-        first = ld.QM9(tmp_path, "all", verify=False, references=False)
-        (raw / "qm9_v3.pt").unlink()
-        again = ld.QM9(tmp_path, "all", verify=False, references=False)  # from the processed file alone
-        for dataset in (first, again):
-            for source, data in zip(molecules, dataset, strict=True):
-                assert data.z.tolist() == source["z"].tolist()
-                assert data.gdb_number.item() == source["idx"] + 1
-                torch.testing.assert_close(data.pos, source["pos"])
-                torch.testing.assert_close(data.y, source["y"])
-        less = ld.QM9(tmp_path, "all", targets=("u0", "cv"), verify=False)
-        np.testing.assert_allclose(less.targets[:, 0], [molecule["y"][0, 12] for molecule in molecules])
-        heat = [float(molecule["y"][0, 11]) - 2.981 * len(molecule["z"]) for molecule in molecules]
-        np.testing.assert_allclose(less.targets[:, 1], heat)
-        assert less.target_units == ("eV", "cal/(mol K)")
+HEADER = "mol_id,A,B,C,mu,alpha,homo,lumo,gap,r2,zpve,u0,u298,h298,g298,cv,u0_atom,u298_atom,h298_atom,g298_atom"
 
+
+def write_raw_qm9(root, smiles=("C", "N", "O", "CO", "CF")):
+    """The original files, written by rdkit, the third molecule left out; the table of targets."""
+    chem = pytest.importorskip("rdkit.Chem", reason="the molecules of this test are made by rdkit")
+    from rdkit.Chem import AllChem
+
+    raw = root / "raw"
+    raw.mkdir(parents=True)
+    writer = chem.SDWriter(str(raw / "gdb9.sdf"))
+    for number, text in enumerate(smiles):
+        molecule = chem.AddHs(chem.MolFromSmiles(text))
+        AllChem.EmbedMolecule(molecule, randomSeed=1)
+        molecule.SetProp("_Name", f"gdb_{number + 1}")
+        writer.write(molecule)
+    writer.close()
+    table = np.random.default_rng(1).normal(size=(len(smiles), 19)) * 100
+    rows = [",".join([f"gdb_{index + 1}", *map(repr, row.tolist())]) for index, row in enumerate(table)]
+    (raw / "gdb9.sdf.csv").write_text("\n".join([HEADER, *rows, ""]))
+    (raw / "uncharacterized.txt").write_text("\n" * 9 + "3 left out\nend\n")
+    return table
+
+
+class TestQM9:
     def test_split_sizes(self):
         parts = _qm9.cormorant_split(130_831)
         assert [len(parts[name]) for name in ("train", "valid", "test")] == [100_000, 17_748, 13_083]
         together = np.concatenate([parts[name] for name in ("train", "valid", "test")])
         np.testing.assert_array_equal(np.sort(together), parts["all"])
         np.testing.assert_array_equal(together, np.random.RandomState(0).permutation(130_831))
+
+    def test_same_numbers_as_torch_geometric(self, tmp_path):
+        from torch_geometric.datasets import QM9
+
+        table = write_raw_qm9(tmp_path / "ours")
+        (tmp_path / "theirs").mkdir()
+        shutil.copytree(tmp_path / "ours" / "raw", tmp_path / "theirs" / "raw")
+        published = QM9(str(tmp_path / "theirs"))
+        ours = ld.QM9(tmp_path / "ours", "all", verify=False, references=False)
+        again = ld.QM9(tmp_path / "ours", "all", verify=False, references=False)  # from the cache
+        assert (tmp_path / "ours" / "processed" / "lieattn_qm9.npz").is_file()
+        for dataset in (ours, again):
+            for source, data in zip(published, dataset, strict=True):
+                assert data.z.tolist() == source.z.tolist()
+                assert data.gdb_number.item() == source.idx.item() + 1 == int(source.name[4:])
+                assert torch.equal(data.pos, source.pos)
+                assert torch.equal(data.y, source.y)
+        assert [data.gdb_number.item() for data in ours] == [1, 2, 4, 5]
+        homo = ld.QM9(tmp_path / "ours", "all", verify=False, targets="homo", energy_unit="Ha")
+        np.testing.assert_allclose(homo.targets[:, 0], table[[0, 1, 3, 4], 5], rtol=1e-6)
+
+    def test_prepared_file(self, tmp_path):
+        (tmp_path / "raw").mkdir()
+        molecules = prepared()
+        torch.save(molecules, tmp_path / "raw" / "qm9_v3.pt")
+        for _ in range(2):  # the second time from the cache
+            dataset = ld.QM9(tmp_path, "all", verify=False, references=False)
+            for source, data in zip(molecules, dataset, strict=True):
+                assert data.z.tolist() == source["z"].tolist()
+                assert data.gdb_number.item() == source["idx"] + 1
+                assert torch.equal(data.pos, source["pos"])
+                assert torch.equal(data.y, source["y"])
+        less = ld.QM9(tmp_path, "all", targets=("u0", "cv"), verify=False)
+        np.testing.assert_allclose(less.targets[:, 0], [molecule["y"][0, 12] for molecule in molecules])
+        heat = [float(molecule["y"][0, 11]) - 2.981 * len(molecule["z"]) for molecule in molecules]
+        np.testing.assert_allclose(less.targets[:, 1], heat)
+        assert less.target_units == ("eV", "cal/(mol K)")
+
+    def test_nothing_of_torch_geometric_is_unpickled(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        write_raw_qm9(tmp_path)
+        (tmp_path / "processed").mkdir()
+        for name in ("data_v3.pt", "pre_transform.pt", "pre_filter.pt", "lieattn_qm9.npz"):
+            torch.save(Hostile(), tmp_path / "processed" / name)
+        assert len(ld.QM9(tmp_path, "all", verify=False)) == 4
+        (tmp_path / "raw" / "gdb9.sdf").unlink()
+        with pytest.raises(FileNotFoundError, match=r"data_v3\.pt of torch_geometric is a pickle, .* is not read"):
+            ld.QM9(tmp_path, verify=False)
+        torch.save([Hostile()], tmp_path / "raw" / "qm9_v3.pt")
+        with pytest.raises(ValueError, match=r"qm9_v3\.pt is not a complete torch file of tensors"):
+            ld.QM9(tmp_path, verify=False)
+        assert not (tmp_path / "MARK").exists()
+
+    def test_cache_mends_itself(self, tmp_path, caplog):
+        write_raw_qm9(tmp_path)
+        expected = ld.QM9(tmp_path, "all", verify=False)
+        cache = tmp_path / "processed" / "lieattn_qm9.npz"
+        good = cache.read_bytes()
+
+        def read_again(message):
+            caplog.clear()
+            again = ld.QM9(tmp_path, "all", verify=False)
+            assert [record.message.count(message) for record in caplog.records] == [1] * bool(message)
+            torch.testing.assert_close(again.targets, expected.targets, rtol=0, atol=0)
+
+        read_again("")
+        flipped = bytearray(good)
+        flipped[len(good) // 2] ^= 1
+        for content in (good[:-100], good[: len(good) // 2], b"", bytes(flipped), b"text"):
+            cache.write_bytes(content)
+            read_again("is made anew")
+            read_again("")
+        arrays = dict(np.load(cache))
+        for change in ({"z": np.zeros_like(arrays["z"])}, {"y": arrays["y"][:2]}, {"source": np.array("sha256:0")}):
+            np.savez(cache, **(arrays | change))
+            read_again("is made anew")
+        sdf = tmp_path / "raw" / "gdb9.sdf"
+        sdf.write_bytes(sdf.read_bytes().replace(b" C   0", b" N   0"))
+        changed = ld.QM9(tmp_path, "all", verify=False)
+        assert (changed._z == 7).sum() > (expected._z == 7).sum()
+        assert [path.name for path in (tmp_path / "processed").iterdir()] == [cache.name]  # nothing unfinished is left
+
+    def test_folder_that_cannot_be_written(self, tmp_path, caplog):
+        write_raw_qm9(tmp_path)
+        (tmp_path / "processed").write_text("a file where the folder should be")
+        assert len(ld.QM9(tmp_path, "all", verify=False)) == 4
+        assert "QM9 is read anew each time" in caplog.text
 
     def test_count_is_checked(self, tmp_path):
         (tmp_path / "raw").mkdir()
@@ -364,39 +465,67 @@ class TestQM9:
             ld.QM9(tmp_path)
 
     def test_missing_and_damaged_files(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"qm9_v3.pt or gdb9.sdf in .*raw.; there is no such folder"):
+        with pytest.raises(FileNotFoundError, match=r"gdb9.sdf or qm9_v3.pt in .*raw.; there is no such folder"):
             ld.QM9(tmp_path)
         (tmp_path / "raw").mkdir()
         (tmp_path / "raw" / "gdb9.sdf").write_text("")
         with pytest.raises(FileNotFoundError, match=r"needs the file gdb9.sdf.csv"):
             ld.QM9(tmp_path)
-        (tmp_path / "raw" / "qm9_v3.pt").write_bytes(b"nothing")
-        with pytest.raises(ValueError, match="cannot be read or made"):
-            ld.QM9(tmp_path)
+        (tmp_path / "raw" / "gdb9.sdf").unlink()
+        for content in (b"nothing", b""):
+            (tmp_path / "raw" / "qm9_v3.pt").write_bytes(content)
+            with pytest.raises(ValueError, match=r"qm9_v3\.pt is not a complete torch file"):
+                ld.QM9(tmp_path)
+        for molecules, message in (
+            ({}, "holds a dict"),
+            ([], "holds a list"),
+            ([1], "at place 0"),
+            ([{**prepared(1)[0], "idx": -3}], "at place 0"),
+            ([{**prepared(1)[0], "y": torch.zeros(1, 3)}], "at place 0"),
+            ([{**prepared(1)[0], "z": torch.zeros(1, dtype=torch.int64).expand(10**9)}], "at place 0"),
+            ([{**prepared(1)[0], "y": torch.full((1, 19), torch.nan)}], "not finite"),
+            ([{**prepared(1)[0], "z": torch.tensor([1, 6, 262])}], r"z must be in 1 \.\. 118"),
+        ):
+            torch.save(molecules, tmp_path / "raw" / "qm9_v3.pt")
+            with pytest.raises(ValueError, match=rf"qm9_v3\.pt .*{message}"):
+                ld.QM9(tmp_path, verify=False)
 
-    def test_original_files(self, tmp_path):
-        chem = pytest.importorskip("rdkit.Chem", reason="the sdf files of QM9 need rdkit")
-        from rdkit.Chem import AllChem
-
-        raw = tmp_path / "raw"
-        raw.mkdir()
-        writer = chem.SDWriter(str(raw / "gdb9.sdf"))
-        smiles = ["C", "N", "O", "CO", "CF"]
-        for number, text in enumerate(smiles):
-            molecule = chem.AddHs(chem.MolFromSmiles(text))
-            AllChem.EmbedMolecule(molecule, randomSeed=1)
-            molecule.SetProp("_Name", f"gdb_{number + 1}")
-            writer.write(molecule)
-        writer.close()
-        table = RANDOM.normal(size=(5, 19))
-        rows = [",".join([f"gdb_{index + 1}", *map(repr, row.tolist())]) for index, row in enumerate(table)]
-        (raw / "gdb9.sdf.csv").write_text("\n".join(["mol_id,...", *rows, ""]))
-        (raw / "uncharacterized.txt").write_text("\n" * 9 + "3 left out\nend\n")
-        molecules = ld.QM9(tmp_path, "all", verify=False, targets=("homo", "A"))
-        assert [data.gdb_number.item() for data in molecules] == [1, 2, 4, 5]
-        assert [len(data.z) for data in molecules] == [5, 4, 6, 5]
-        np.testing.assert_allclose(molecules.targets[:, 0], table[[0, 1, 3, 4], 5] * HARTREE, rtol=1e-6)
-        np.testing.assert_allclose(molecules.targets[:, 1], table[[0, 1, 3, 4], 0], rtol=1e-6)
+    @pytest.mark.parametrize(
+        ("name", "damage", "message"),
+        [
+            ("gdb9.sdf", lambda text: text[:300], r"gdb9\.sdf is broken at molecule 1"),
+            ("gdb9.sdf", lambda text: text[: text.index("gdb_5")], "is broken at molecule 5: it is named ''"),
+            ("gdb9.sdf", lambda text: text + text, "has more molecules than the 5"),
+            ("gdb9.sdf", lambda text: text.replace("V2000", "V3000"), "does not end in V2000"),
+            ("gdb9.sdf", lambda text: text.replace(" C ", " X ", 1), "is no atom of H, C, N, O, F"),
+            ("gdb9.sdf", lambda text: text.replace("  5  4 ", " -5  4 ", 1), "instead of a count"),
+            ("gdb9.sdf", lambda text: text.replace("  5  4 ", "  4  4 ", 1), "is broken at molecule 1"),
+            (
+                "gdb9.sdf",
+                lambda text: re.sub(r" \S+ H ", lambda found: "nan H ".rjust(len(found[0])), text, count=1),
+                "pos must be finite",
+            ),
+            ("gdb9.sdf.csv", lambda text: text[:-9], "is truncated: its last line has no end"),
+            ("gdb9.sdf.csv", lambda text: text[: text.index("gdb_4")], "has more molecules than the 3"),
+            ("gdb9.sdf.csv", lambda text: text.replace("gdb_2", "gdb_9"), "it is named 'gdb_2', the table has 'gdb_9'"),
+            ("gdb9.sdf.csv", lambda text: text.replace("mu,alpha", "alpha,mu"), "does not begin with the line mol_id"),
+            ("gdb9.sdf.csv", lambda text: text.replace("gdb_2,", "gdb_2,1,"), "has 20 targets in line 3"),
+            ("gdb9.sdf.csv", lambda text: text.replace("gdb_2,", "gdb_2,x"), "is no table of numbers in line 3"),
+            ("gdb9.sdf.csv", lambda text: "", "does not begin with the line"),
+            (
+                "uncharacterized.txt",
+                lambda text: text.replace("3 left", "three"),
+                "does not have a number in each line",
+            ),
+        ],
+    )
+    def test_damaged_raw_files_are_named(self, tmp_path, name, damage, message):
+        write_raw_qm9(tmp_path)
+        path = tmp_path / "raw" / name
+        path.write_text(damage(path.read_text()))
+        with pytest.raises(ValueError, match=message) as caught:
+            ld.QM9(tmp_path, verify=False)
+        assert name in str(caught.value)
 
 
 def trajectory(frames=40, atoms=4):
@@ -421,7 +550,7 @@ class TestRMD17:
         z, pos, energy, force = frames = trajectory()
         train, test = np.array([3, 30, 17, 5, 22, 11]), np.array([0, 1, 2])
         write_rmd17(tmp_path, frames, train, test)
-        options = {"number": 2, "validation": 2}
+        options = {"number": 2, "validation": 2, "verify": False}
         parts = {split: ld.RMD17(tmp_path, "ethanol", split, **options) for split in ("train", "valid", "test")}
         assert [len(part) for part in parts.values()] == [4, 2, 3]
         shift = parts["train"].energy_shift
@@ -443,7 +572,7 @@ class TestRMD17:
         z, pos, energy, force = trajectory()
         energy[:] = -406_273.0 + 1e-4 * np.arange(40)
         write_rmd17(tmp_path, (z, pos, energy, force), range(20), range(20, 40))
-        part = ld.RMD17(tmp_path, number=2, validation=0)
+        part = ld.RMD17(tmp_path, number=2, validation=0, verify=False)
         steps = torch.cat([data.y for data in part])[:, 0].diff()
         torch.testing.assert_close(steps, torch.full((19,), 1e-4), atol=1e-8, rtol=0)
         assert np.unique(energy.astype(np.float32)).size < 3  # control: naive float32 would have lost them
@@ -473,7 +602,7 @@ class TestRMD17:
         with pytest.raises(ValueError, match="number must be 1, 2, 3, 4 or 5, got 6"):
             ld.RMD17(tmp_path, number=6)
         with pytest.raises(ValueError, match="validation must be at least 0 and less than the 2"):
-            ld.RMD17(tmp_path, number=2)
+            ld.RMD17(tmp_path, number=2, verify=False)
         with pytest.raises(FileNotFoundError, match=r"needs the file index_train_01.csv"):
             ld.RMD17(tmp_path, validation=0)
         with pytest.raises(FileNotFoundError, match=r"needs the file rmd17_aspirin.npz"):
@@ -486,16 +615,19 @@ class TestRMD17:
         ):
             write_rmd17(tmp_path, frames, train, test)
             with pytest.raises(ValueError, match=message):
-                ld.RMD17(tmp_path, number=2, validation=0)
+                ld.RMD17(tmp_path, number=2, validation=0, verify=False)
         z, pos, energy, force = frames
         for change, message in (
-            ((z[:3], pos, energy, force), "of shapes"),
-            ((z, pos, energy.astype(np.float32), force), "lacks precision"),
-            ((z, pos, energy, np.full_like(force, np.nan)), "not finite"),
+            (
+                (z[:3], pos, energy, force),
+                r"has coords of float64 \[40, 4, 3\], expected number \[frames, atoms, 3\] with .*'atoms': 3",
+            ),
+            ((z, pos, energy.astype(np.float32), force), r"has energies of float32 \[40\], expected float64"),
+            ((z, pos, energy, np.full_like(force, np.nan)), "has forces with numbers that are not finite"),
         ):
             write_rmd17(tmp_path, change, [0, 1], [2, 3])
             with pytest.raises(ValueError, match=f"rmd17_ethanol.npz .*{message}"):
-                ld.RMD17(tmp_path, number=2, validation=0)
+                ld.RMD17(tmp_path, number=2, validation=0, verify=False)
 
 
 SMILES = ("C", "O", "CO", "N", "CC", "C=O", "CN", "C#N", "CF", "NO")

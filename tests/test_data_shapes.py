@@ -308,7 +308,7 @@ class TestVoxels:
         with pytest.raises(ValueError, match="has the digest"):
             ld.ModelNet10Tiny(tmp_path, points=5)
         self.write_tiny(tmp_path, label=np.zeros(3))
-        with pytest.raises(ValueError, match=r"modelnet10_tiny\.npz has points"):
+        with pytest.raises(ValueError, match=r"modelnet10_tiny\.npz has label of float64 .3., expected integer"):
             ld.ModelNet10Tiny(tmp_path, points=5, verify=False)
 
     def write_adrenal(self, root, masks, **changes):
@@ -343,7 +343,7 @@ class TestVoxels:
         with pytest.raises(ValueError, match="has an empty mask, number 0 of test"):
             ld.AdrenalMNIST3D(tmp_path, "test", verify=False)
         self.write_adrenal(tmp_path, np.ones((2, 4, 4, 4), dtype=bool), label_train=np.zeros(3))
-        with pytest.raises(ValueError, match=r"adrenalmnist3d\.npz has voxels"):
+        with pytest.raises(ValueError, match=r"adrenalmnist3d\.npz has label_train of float64"):
             ld.AdrenalMNIST3D(tmp_path, verify=False)
         with pytest.raises(ValueError, match="points must be at least 1"):
             ld.AdrenalMNIST3D(tmp_path, points=0)

@@ -186,8 +186,8 @@ class TestSphericalMNIST:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"x_train_nr": np.zeros((5, 6, 7), dtype=np.uint8)}, r"expected uint8 \[images, 6, 8\]"),
-            ({"y_train": np.full(5, 10)}, "labels that are not"),
+            ({"x_train_nr": np.zeros((5, 6, 7), dtype=np.uint8)}, "has alpha of"),
+            ({"y_train": np.full(5, 10)}, r"has y_train in 10 \.\. 10, expected 0 \.\. 9"),
         ],
     )
     def test_damaged_files_are_named(self, tmp_path, changes, message):
@@ -300,8 +300,8 @@ class TestWind:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"u": np.zeros((12, 13, 11))}, "has u and v of"),
-            ({"u": np.full((12, 13, 12), np.nan)}, "finite numbers"),
+            ({"u": np.zeros((12, 13, 11))}, "has v of float32"),
+            ({"u": np.full((12, 13, 12), np.nan)}, "numbers that are not finite"),
             ({"lat": np.linspace(80, -80, 13)}, "not equally spaced from 90 to -90"),
         ],
     )

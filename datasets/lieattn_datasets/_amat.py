@@ -1,15 +1,15 @@
 """The original rotated MNIST, in the text format of its authors."""
 
-import io
+import functools
 import itertools
-import zipfile
-import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lieattn_datasets._archives import Archive
 from lieattn_datasets._files import Release, check_choice, check_count
 from lieattn_datasets._images import ImagePoints, Transform
 
@@ -18,6 +18,7 @@ _FILES = {
     "train": "mnist_all_rotation_normalized_float_train_valid.amat",
     "test": "mnist_all_rotation_normalized_float_test.amat",
 }
+_LONGEST = 1 << 16  # characters of a row: 785 numbers of 16 are 12,560
 _COUNTS = {"train": 12_000, "test": 50_000}
 _TRAIN, _TRAIN_AND_VALID = 10_000, 12_000
 
@@ -98,33 +99,38 @@ class RotatedMNIST(ImagePoints):
 def _read(path: Path, member: str) -> NDArray[np.float32]:
     """Read a table from a file, or from the member of an archive, and check its values."""
     try:
-        if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as archive:
-                name = next((name for name in archive.namelist() if Path(name).name == member), None)
-                if name is None:
-                    raise _RELEASE.damaged(path, f"has no member {member}")
-                with archive.open(name) as stream:
-                    table = _parse(io.TextIOWrapper(stream, encoding="ascii"))
-        else:
-            with path.open(encoding="ascii") as stream:
-                table = _parse(stream)
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise _RELEASE.damaged(path, f"is not a complete zip archive ({error})") from error
+        if path.suffix != ".zip":
+            with _RELEASE.open(path) as stream:
+                return _parse(stream)
+        with Archive(path, functools.partial(_RELEASE.damaged, path)) as archive:
+            name = next((name for name in archive.names if Path(name).name == member), None)
+            if name is None:
+                raise _RELEASE.damaged(path, f"has no member {member}")
+            with archive.open(name) as stream:
+                return _parse(stream)
     except _TableError as error:
         raise _RELEASE.damaged(path, str(error)) from error
-    return table
 
 
 class _TableError(Exception):
     """What is wrong with a table, in words that follow the name of its file."""
 
 
-def _parse(stream: IO[str]) -> NDArray[np.float32]:
+def _lines(stream: IO[bytes]) -> Iterator[str]:
+    """Lines of a bounded length, so that what is no table is not read into one string."""
+    while line := stream.readline(_LONGEST):
+        if len(line) == _LONGEST:
+            raise _TableError(f"has a line of more than {_LONGEST} characters")
+        yield line.decode("ascii")
+
+
+def _parse(stream: IO[bytes]) -> NDArray[np.float32]:
+    lines = _lines(stream)
     try:
-        first = stream.readline()
+        first = next(lines, "")
         if not first.strip():
             raise _TableError("is empty")
-        table = np.loadtxt(itertools.chain([first], stream), dtype=np.float32, ndmin=2)
+        table = np.loadtxt(itertools.chain([first], lines), dtype=np.float32, ndmin=2)
     except ValueError as error:
         raise _TableError(f"is not a table of numbers ({error})") from error
     if table.shape[1] != 785:

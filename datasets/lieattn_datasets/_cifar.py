@@ -1,7 +1,5 @@
 """CIFAR-10 and CIFAR-100, from the official Python batches."""
 
-import io
-import pickle
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -10,9 +8,11 @@ from numpy.typing import NDArray
 
 from lieattn_datasets._files import Release, check_choice, check_count
 from lieattn_datasets._images import ImagePoints, Transform
+from lieattn_datasets._pickles import ForbiddenError, read_pickle
 from lieattn_datasets._splits import hold_out
 
 _COUNTS = {"train": 50_000, "test": 10_000}
+_SHOWN = 200  # characters of what is wrong with a pickle
 
 _CIFAR10 = Release(
     dataset="CIFAR-10",
@@ -74,13 +74,14 @@ class _CifarImages(ImagePoints):
             self._indices = hold_out(len(images), validation, split)
 
     def _read(self, path: Path, verify: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        content = self._release.read(path)
+        with self._release.open(path) as stream:
+            content = stream.read()
         if verify:
             self._release.check_content(path, content)
         batch = load_batch(content, path, self._release)
         table, labels = batch.get("data"), batch.get(self._label_key)
         if table is None or labels is None:
-            problem = f"has the keys {sorted(map(str, batch))}, expected 'data' and {self._label_key!r}"
+            problem = f"has the keys {str(sorted(batch))[:_SHOWN]}, expected 'data' and {self._label_key!r}"
             raise self._release.damaged(path, problem)
         if not isinstance(table, np.ndarray) or table.dtype != np.uint8 or table.shape[1:] != (3072,):
             found = f"{table.dtype} {table.shape}" if isinstance(table, np.ndarray) else type(table).__name__
@@ -97,8 +98,8 @@ class _CifarImages(ImagePoints):
 class CIFAR10(_CifarImages):
     """CIFAR-10: 50,000 + 10,000 color photographs of 32 x 32, 10 classes, from the Python batches.
 
-    The batches are pickles. They are read by an unpickler that can only rebuild byte arrays: a file that
-    asks for anything else is refused and nothing of it runs.
+    The batches are pickles. They are read as data, by a reader that knows byte arrays and plain containers:
+    a file that asks for anything else is refused, and nothing of it runs.
 
     Parameters
     ----------
@@ -159,60 +160,14 @@ class CIFAR100(_CifarImages):
 
 
 def load_batch(content: bytes, path: Path, release: Release) -> dict[Any, Any]:
-    """Unpickle a dictionary of arrays, lists, numbers and strings, and nothing else."""
+    """Read a pickle of a dictionary of arrays, lists, numbers and strings, of which nothing runs."""
     try:
-        batch = _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
-    except _ForbiddenError as error:
+        batch = read_pickle(content)
+    except ForbiddenError as error:
         raise release.damaged(path, f"is not a CIFAR batch and was not loaded: it asks for {error}") from error
-    except Exception as error:  # a damaged pickle can fail in any way; nothing foreign has run
-        raise release.damaged(path, f"is not a complete pickle ({type(error).__name__}: {error})") from error
+    except Exception as error:  # a damaged pickle can fail in any way
+        problem = f"is not a complete pickle ({type(error).__name__}: {str(error)[:_SHOWN]})"
+        raise release.damaged(path, problem) from error
     if not isinstance(batch, dict):
         raise release.damaged(path, f"holds a {type(batch).__name__}, expected a dictionary")
     return batch
-
-
-_ARRAY = object()  # stands for numpy.ndarray, and cannot be called
-
-
-class _ForbiddenError(Exception):
-    """The name a pickle asked for and may not have."""
-
-
-def _encode_latin1(text: str, encoding: str = "latin1") -> bytes:
-    """Rebuild the bytes of a pickle that was written by Python 3 with protocol 2."""
-    if encoding != "latin1":
-        raise _ForbiddenError(f"the encoding {encoding}")
-    return text.encode("latin1")
-
-
-def _reconstruct(kind: object, *_: object) -> NDArray[np.uint8]:
-    """Stand in for NumPy's own: an empty array, which the pickle then fills."""
-    if kind is not _ARRAY:
-        raise _ForbiddenError(f"an array of type {kind!r}")
-    return np.empty(0, dtype=np.uint8)
-
-
-def _dtype(code: str, *_: object) -> np.dtype[np.uint8]:
-    """Stand in for NumPy's own: a fresh uint8, which the pickle then completes."""
-    if code != "u1":
-        raise _ForbiddenError(f"values of type {code!r}")
-    return np.dtype("u1", False, True)
-
-
-_KNOWN: dict[tuple[str, str], object] = {
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy", "ndarray"): _ARRAY,
-    ("numpy", "dtype"): _dtype,
-    ("_codecs", "encode"): _encode_latin1,
-}
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """An unpickler to which only the rebuilding of byte arrays is known."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return what the name stands for if it is one of the few a batch needs."""
-        if (module, name) not in _KNOWN:
-            raise _ForbiddenError(f"{module}.{name}")
-        return _KNOWN[module, name]

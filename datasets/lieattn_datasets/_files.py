@@ -1,20 +1,27 @@
 """Finding, reading and checking the files of a data set. Nothing here, or anywhere, downloads."""
 
+import contextlib
 import functools
 import gzip
 import hashlib
+import io
+import math
 import os
-import zipfile
+import secrets
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lieattn_datasets._archives import Archive
+
 _LISTED = 12
+_KINDS = {"boolean": "b", "integer": "iu", "number": "iuf", "text": "SU"}  # of NumPy's types
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 @dataclass(frozen=True)
@@ -73,15 +80,16 @@ class Release:
         """Return (not raise) the error that names a bad file, what is wrong, and what to do."""
         return ValueError(f"{self.dataset}: {path} {problem}. Replace the file. {self.origin}")
 
-    def read(self, path: Path) -> bytes:
-        """Return the content of a file, uncompressed if its name ends in ``.gz``."""
-        if path.suffix != ".gz":
-            return path.read_bytes()
+    @contextlib.contextmanager
+    def open(self, path: Path) -> Iterator[BinaryIO]:
+        """Open a file for reading, unpacking if its name ends in ``.gz``: ask it for no more than you expect."""
         try:
-            with gzip.open(path) as stream:
-                return stream.read()
+            with path.open("rb") as stream:
+                yield cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if path.suffix == ".gz" else stream
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise self.damaged(path, f"is not a complete gzip file ({error})") from error
+        except OSError as error:
+            raise self.damaged(path, f"cannot be read ({error})") from error
 
     def check_content(self, path: Path, content: bytes) -> None:
         """Raise ValueError unless the uncompressed content has the digest of its file name."""
@@ -95,9 +103,15 @@ class Release:
         """Raise ValueError unless the file has the digest of its name; reads it piece by piece."""
         if path.name in self.digests:
             algorithm, _, _ = self.digests[path.name].partition(":")
+            self._compare(path, path.name, f"{algorithm}:{self.file_digest(path, algorithm)}")
+
+    def file_digest(self, path: Path, algorithm: str = "sha256") -> str:
+        """Return the digest of a file; unchanged files are read once per process."""
+        try:
             status = os.stat(path)
-            digest = _file_digest(str(path), status.st_size, status.st_mtime_ns, algorithm)
-            self._compare(path, path.name, f"{algorithm}:{digest}")
+            return _file_digest(str(path), status.st_size, status.st_mtime_ns, algorithm)
+        except OSError as error:
+            raise self.damaged(path, f"cannot be read ({error})") from error
 
     def _compare(self, path: Path, name: str, digest: str) -> None:
         if digest == self.digests[name]:
@@ -110,20 +124,75 @@ class Release:
             "file. Pass verify=False only for a file of your own in the same format",
         )
 
-    def read_npz(self, path: Path, *keys: str) -> list[NDArray[Any]]:
-        """Return the named arrays of an ``.npz`` archive; pickled objects are refused."""
-        if not zipfile.is_zipfile(path):
-            raise self.damaged(path, "is not a complete .npz archive")
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                present = archive.files
-                arrays = [archive[key] for key in keys if key in present]
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
-            raise self.damaged(path, f"is damaged or holds more than plain arrays ({error})") from error
-        missing = [key for key in keys if key not in present]
-        if missing:
-            raise self.damaged(path, f"has no array {missing[0]!r}, only {', '.join(present) or 'nothing'}")
+    def read_npz(self, path: Path, expected: Mapping[str, str]) -> list[NDArray[Any]]:
+        """Return arrays of an ``.npz`` archive; pickled objects are never loaded.
+
+        Parameters
+        ----------
+        path
+            The archive.
+        expected
+            Key to what the array must be, ``"uint8 [images, 28, 28]"``: a type of NumPy, or ``boolean``, ``integer``,
+            ``number`` (an integer or floating type), ``text``; then sizes, where a name is the same size wherever it
+            stands. Numbers must be finite.
+
+        Raises
+        ------
+        ValueError
+            If the archive is damaged, an array is missing or is not as expected.
+        """
+        with Archive(path, functools.partial(self.damaged, path)) as archive:
+            present = [name.removesuffix(".npy") for name in archive.names]
+            missing = [key for key in expected if key not in present]
+            if missing:
+                raise self.damaged(path, f"has no array {missing[0]!r}, only {', '.join(present) or 'nothing'}")
+            content = {key: archive.read(f"{key}.npy") for key in expected}
+        sizes: dict[str, int] = {}
+        arrays = []
+        for key, wanted in expected.items():
+            try:
+                array = _parse_npy(content[key])
+            except Exception as error:  # a damaged header can fail in any way
+                raise self.damaged(path, f"has {key}, which is no plain array ({error})") from error
+            if not _fits(array, wanted, sizes):
+                known = {name: size for name, size in sizes.items() if name in wanted}
+                found = f"{array.dtype} {list(array.shape)}, expected {wanted}" + (f" with {known}" if known else "")
+                raise self.damaged(path, f"has {key} of {found}")
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise self.damaged(path, f"has {key} with numbers that are not finite")
+            arrays.append(array)
         return arrays
+
+    def check_indices(self, path: Path, key: str, values: NDArray[Any], size: int) -> NDArray[np.int64]:
+        """Return labels or indices as int64 after checking that all of them are in ``0 .. size - 1``."""
+        if values.size and not (values.min() >= 0 and values.max() < size):
+            found = f"{values.min()} .. {values.max()}"
+            raise self.damaged(path, f"has {key} in {found}, expected 0 .. {size - 1}")
+        return values.astype(np.int64)
+
+
+def _parse_npy(content: bytes) -> NDArray[Any]:
+    """Read the format of ``numpy.save`` without allocating what a header promises and the content does not hold."""
+    stream = io.BytesIO(content)
+    shape, by_columns, dtype = _HEADERS[np.lib.format.read_magic(stream)](stream)
+    size = len(content) - stream.tell()
+    if dtype.hasobject or size != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"its header promises {dtype} {list(shape)}, there are {size} bytes")
+    array = np.frombuffer(content, dtype, offset=stream.tell())
+    return array.reshape(shape, order="F" if by_columns else "C").astype(dtype.newbyteorder("="), copy=False)
+
+
+def _fits(array: NDArray[Any], wanted: str, sizes: dict[str, int]) -> bool:
+    """Whether an array has the type and sizes of a description; named sizes that are new are noted."""
+    kind, _, dims = wanted.partition(" ")
+    right = array.dtype.kind in _KINDS[kind] if kind in _KINDS else array.dtype == np.dtype(kind)
+    names = [name for name in dims.strip("[]").split(", ") if name]
+    if not right or array.ndim != len(names):
+        return False
+    return all(
+        size == (int(name) if name.isdigit() else sizes.setdefault(name, size))
+        for name, size in zip(names, array.shape, strict=True)
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -133,10 +202,37 @@ def _file_digest(path: str, size: int, modified: int, algorithm: str) -> str:
         return hashlib.file_digest(stream, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file of which a reader sees either nothing or all, even if the process or the machine stops.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be made or written to. What was there before is still there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with unfinished.open("xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
 def check_choice(argument: str, value: str, allowed: Collection[str]) -> None:
     """Raise ValueError unless the value is one of those allowed."""
     if value not in allowed:
         raise ValueError(f"{argument} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def read_text(values: NDArray[Any]) -> list[str]:
+    """Return byte strings or strings as a list of ``str``; bytes that are not ASCII are shown as escapes."""
+    return [
+        value.decode("ascii", "backslashreplace") if isinstance(value, bytes) else value for value in values.tolist()
+    ]
 
 
 def check_count(release: Release, path: Path, found: int, expected: int) -> None:

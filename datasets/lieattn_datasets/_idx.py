@@ -3,11 +3,12 @@
 import math
 import struct
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import IO, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lieattn_datasets._archives import MOST_BYTES
 from lieattn_datasets._files import Release, check_choice, check_count
 from lieattn_datasets._images import ImagePoints, Transform
 from lieattn_datasets._splits import hold_out
@@ -69,9 +70,6 @@ class _IdxImages(ImagePoints):
         check_choice("split", split, ("train", "valid", "test"))
         half = "test" if split == "test" else "train"
         path, label_path, images, labels = self._load(root, half, verify)
-        if images.shape[1:] != (28, 28) or images.dtype != np.uint8:
-            found = f"{images.dtype} images of shape {images.shape[1:]}"
-            raise self._release.damaged(path, f"has {found}, expected uint8 of (28, 28)")
         if labels.shape != images.shape[:1] or not np.isin(labels, np.arange(10)).all():
             problem = f"does not hold one label in 0 .. 9 for each of the {len(images)} images"
             raise self._release.damaged(label_path, problem)
@@ -86,11 +84,11 @@ class _IdxImages(ImagePoints):
         labels = f"{_PREFIXES[half]}-labels-idx1-ubyte"
         path = self._release.locate(root, images, f"{images}.gz")
         label_path = self._release.locate(root, labels, f"{labels}.gz")
-        return path, label_path, self._read(path, 3, verify), self._read(label_path, 1, verify)
+        return path, label_path, self._read(path, (28, 28), verify), self._read(label_path, (), verify)
 
-    def _read(self, path: Path, dimensions: int, verify: bool) -> NDArray[np.uint8]:
-        content = self._release.read(path)
-        array = parse_idx(content, dimensions, path, self._release)
+    def _read(self, path: Path, shape: tuple[int, ...], verify: bool) -> NDArray[np.uint8]:
+        with self._release.open(path) as stream:
+            content, array = read_idx(stream, shape, path, self._release)
         if verify:
             self._release.check_content(path, content)
         return array
@@ -132,7 +130,8 @@ class MNIST(_IdxImages):
             return super()._load(root, half, verify)
         if verify:
             self._release.check_file(archive)
-        images, labels = self._release.read_npz(archive, f"x_{half}", f"y_{half}")
+        expected = {f"x_{half}": "uint8 [images, 28, 28]", f"y_{half}": "integer [images]"}
+        images, labels = self._release.read_npz(archive, expected)
         return archive, archive, images, labels
 
 
@@ -159,23 +158,29 @@ class FashionMNIST(_IdxImages):
     _release = _FASHION
 
 
-def parse_idx(content: bytes, dimensions: int, path: Path, release: Release) -> NDArray[np.uint8]:
-    """Read an idx file of unsigned bytes with the given number of dimensions.
+def read_idx(
+    stream: IO[bytes], shape: tuple[int, ...], path: Path, release: Release
+) -> tuple[bytes, NDArray[np.uint8]]:
+    """Read an idx file of unsigned bytes, whose items have the given shape: its content, and the array.
 
     The format: two zero bytes, the type, the number of dimensions, each size as a big-endian 32-bit
     integer, then the values, the last dimension running fastest.
     """
-    header = 4 + 4 * dimensions
-    if len(content) < header or content[:4] != bytes([0, 0, _UNSIGNED_BYTE, dimensions]):
+    dimensions = 1 + len(shape)
+    header = stream.read(4 + 4 * dimensions)
+    if len(header) < 4 + 4 * dimensions or header[:4] != bytes([0, 0, _UNSIGNED_BYTE, dimensions]):
         raise release.damaged(
             path,
-            f"starts with the bytes {content[:4].hex() or '(none)'}, "
+            f"starts with the bytes {header[:4].hex() or '(none)'}, "
             f"an idx{dimensions} file of bytes with 000008{dimensions:02x}",
         )
-    sizes = struct.unpack(f">{dimensions}I", content[4:header])
-    expected = header + math.prod(sizes)
-    if len(content) != expected:
-        raise release.damaged(
-            path, f"has {len(content)} bytes, its header promises {expected}: it is truncated or damaged"
-        )
-    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(sizes)
+    sizes = struct.unpack(f">{dimensions}I", header[4:])
+    expected = math.prod(sizes)
+    if sizes[1:] != shape or expected > MOST_BYTES:
+        found = f"{sizes[0]} items of shape {sizes[1:]}"
+        raise release.damaged(path, f"promises {found}, expected uint8 of {shape} and at most {MOST_BYTES} bytes")
+    values = stream.read(expected + 1)
+    if len(values) != expected:
+        found = f"{'more' if len(values) > expected else len(values)} bytes after its header"
+        raise release.damaged(path, f"has {found}, which promises {expected}: it is truncated or damaged")
+    return header + values, np.frombuffer(values, dtype=np.uint8).reshape(sizes)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._files import Release, check_choice
-from lieattn_datasets._molecules import Molecules
+from lieattn_datasets._molecules import HEAVIEST, Molecules
 from lieattn_datasets._splits import hold_out
 from lieattn_datasets._units import Units
 
@@ -114,6 +114,8 @@ class RMD17(_Trajectory):
         ``"kcal/mol"`` (as stored), ``"eV"``, ``"meV"`` or ``"Ha"``.
     center
         Put the mean of the atoms' positions into the origin, in float64: some trajectories drift 100 angstrom away.
+    verify
+        Check the number of frames of each split. False reads any files of the same format.
     transform
         Called with each new ``Data``.
 
@@ -142,6 +144,7 @@ class RMD17(_Trajectory):
         validation: int = 50,
         energy_unit: str = _STORED,
         center: bool = True,
+        verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
         check_choice("molecule", molecule, MD17_MOLECULES)
@@ -149,9 +152,13 @@ class RMD17(_Trajectory):
         if number not in range(1, 6):
             raise ValueError(f"number must be 1, 2, 3, 4 or 5, got {number}")
         path = _OFFICIAL.locate(root, f"rmd17_{molecule}.npz")
-        z, pos, energy, force = _OFFICIAL.read_npz(path, "nuclear_charges", "coords", "energies", "forces")
-        frames = _check_frames(_OFFICIAL, path, z, pos, energy, force)
-        halves = {half: _read_indices(root, f"index_{half}_{number:02d}.csv", len(pos)) for half in ("train", "test")}
+        frames = _read_frames(_OFFICIAL, path, ("nuclear_charges", "coords", "energies", "forces"))
+        size = len(frames[1])
+        halves = {half: _read_indices(root, f"index_{half}_{number:02d}.csv", size) for half in ("train", "test")}
+        for half, indices in halves.items():
+            if verify and len(indices) != _FRAMES:
+                found = f"split {number} has {len(indices)} frames for {half}, the official one {_FRAMES}"
+                raise ValueError(f"{_OFFICIAL.dataset}: {found} in {root}: replace index_{half}_{number:02d}.csv")
         if np.isin(halves["train"], halves["test"]).any():
             raise ValueError(f"{_OFFICIAL.dataset}: split {number} has frames both for training and for the test")
         train = halves["train"][hold_out(len(halves["train"]), validation, "train")]
@@ -207,33 +214,25 @@ class RMD17Subset(_Trajectory):
         path = _SUBSET.locate(root, *_SUBSET.digests)
         if verify:
             _SUBSET.check_file(path)
-        z, pos, energy, force = _SUBSET.read_npz(path, *(f"{molecule}_{key}" for key in "zREF"))
-        frames = _check_frames(_SUBSET, path, z, pos, energy, force)
-        half = len(pos) // 2
-        if verify and half != _FRAMES:
-            raise _SUBSET.damaged(path, f"holds {len(pos)} frames of {molecule}, expected {2 * _FRAMES}")
+        frames = _read_frames(_SUBSET, path, tuple(f"{molecule}_{key}" for key in "zREF"))
+        size = len(frames[1])
+        half = size // 2
+        if half < 1 or (verify and half != _FRAMES):
+            raise _SUBSET.damaged(path, f"holds {size} frames of {molecule}, expected {2 * _FRAMES}")
         train = hold_out(half, validation, "train")
-        chosen = np.arange(half, len(pos)) if split == "test" else hold_out(half, validation, split)
+        chosen = np.arange(half, size) if split == "test" else hold_out(half, validation, split)
         super().__init__(frames, chosen, train, energy_unit, center, transform)
 
 
-def _check_frames(
-    release: Release,
-    path: Path,
-    z: NDArray[Any],
-    pos: NDArray[Any],
-    energy: NDArray[Any],
-    force: NDArray[Any],
+def _read_frames(
+    release: Release, path: Path, keys: tuple[str, ...]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return the arrays of one molecule after checking that they belong together and are finite."""
-    fits = pos.ndim == 3 and pos.shape == force.shape == (len(energy), len(z), 3)
-    if not fits or energy.shape != pos.shape[:1]:
-        shapes = ", ".join(str(list(array.shape)) for array in (z, pos, energy, force))
-        raise release.damaged(path, f"has charges, positions, energies and forces of shapes {shapes}")
-    if energy.dtype != np.float64:
-        raise release.damaged(path, f"has energies of {energy.dtype}, which lacks precision: expected float64")
-    if not (np.isfinite(pos).all() and np.isfinite(energy).all() and np.isfinite(force).all()):
-        raise release.damaged(path, "holds numbers that are not finite")
+    """Read charges, positions, energies (in float64: float32 lacks precision) and forces of one molecule."""
+    vectors = "number [frames, atoms, 3]"
+    expected = zip(keys, ("integer [atoms]", vectors, "float64 [frames]", vectors), strict=True)
+    z, pos, energy, force = release.read_npz(path, dict(expected))
+    if not z.size or z.min() < 1 or z.max() > HEAVIEST:
+        raise release.damaged(path, f"has {keys[0]} {z.tolist()[:8]}, expected nuclear charges in 1 .. {HEAVIEST}")
     return z, pos, energy, force
 
 
@@ -241,7 +240,7 @@ def _read_indices(root: str | Path, name: str, frames: int) -> NDArray[np.int64]
     path = _OFFICIAL.locate(root, name)
     try:
         indices = np.array(path.read_text(encoding="ascii").replace(",", " ").split(), dtype=np.int64)
-    except ValueError as error:
+    except (ValueError, OverflowError, OSError) as error:
         raise _OFFICIAL.damaged(path, f"is not a list of integers ({error})") from error
     if not indices.size or indices.min() < 0 or indices.max() >= frames or len(np.unique(indices)) != len(indices):
         raise _OFFICIAL.damaged(path, f"does not hold different frame numbers in 0 .. {frames - 1}")

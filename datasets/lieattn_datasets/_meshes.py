@@ -1,6 +1,7 @@
 """Triangle meshes: reading them, and spreading points over their surface."""
 
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,11 @@ from numpy.typing import ArrayLike, NDArray
 
 MESH_SUFFIXES = (".off", ".obj", ".stl", ".ply", ".glb")
 
-_HEADER = re.compile(rb"\A\s*OFF[ \t]*(?=[0-9])")  # many files of ModelNet lack the line break after OFF
+_OFF = re.compile(rb"(ST)?C?N?OFF")
+_RUN_IN = re.compile(rb"\A(\s*OFF)[ \t]*(?=[0-9])")  # many files of ModelNet lack the line break after OFF
+_PLY_ELEMENT = re.compile(rb"^element[ \t]+(\w+)[ \t]+(\d+)", re.MULTILINE)
+_MOST_CORNERS = 100_000_000  # of all triangles of a GLB file
+_SHOWN = 200  # characters of what is wrong
 
 
 class MeshError(ValueError):
@@ -45,23 +50,17 @@ def read_mesh(path: str | Path, content: bytes | None = None) -> tuple[NDArray[n
     if suffix not in MESH_SUFFIXES:
         raise MeshError(f"{path} is no mesh: its name must end in {', '.join(MESH_SUFFIXES)}")
     try:
-        import trimesh
+        import trimesh  # noqa: F401
     except ImportError as error:
         raise ImportError("meshes need trimesh: pip install trimesh") from error
-    data = Path(path).read_bytes() if content is None else content
-    if suffix == ".off":
-        data = _HEADER.sub(b"OFF\n", data)
-        _check_off(path, data)
     try:
-        loaded: Any = trimesh.load(io.BytesIO(data), file_type=suffix[1:], force="mesh", process=False)
-        vertices = np.asarray(loaded.vertices, dtype=np.float64)
-        faces = np.asarray(loaded.faces, dtype=np.int64)
-    except Exception as error:  # a damaged file can fail in any way
-        raise MeshError(f"{path} is a broken mesh: {type(error).__name__}: {error}") from error
-    try:
+        data = Path(path).read_bytes() if content is None else content
+        vertices, faces = _read_off(data) if suffix == ".off" else _read_by_trimesh(suffix[1:], data)
         face_areas(vertices, faces)
-    except ValueError as error:
-        raise MeshError(f"{path} is a broken mesh: {error}") from error
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # a damaged file can fail in any way
+        raise MeshError(f"{path} is a broken mesh: {type(error).__name__}: {str(error)[:_SHOWN]}") from error
     return vertices, faces
 
 
@@ -80,9 +79,10 @@ def face_areas(vertices: ArrayLike, faces: ArrayLike) -> NDArray[np.float64]:
         raise ValueError(f"faces must be [faces, 3] with at least one face, got {list(corners.shape)}")
     if corners.min() < 0 or corners.max() >= len(points):
         raise ValueError(f"faces must name vertices 0 .. {len(points) - 1}, got {corners.min()} .. {corners.max()}")
-    areas = 0.5 * np.linalg.norm(_cross(points, corners), axis=1)
-    if not areas.sum() > 0:
-        raise ValueError("the surface has no area")
+    with np.errstate(over="ignore", invalid="ignore"):
+        areas = 0.5 * np.linalg.norm(_cross(points, corners), axis=1)
+    if not 0 < areas.sum() < np.inf:
+        raise ValueError("the surface has no area, or more than a number can hold")
     return np.asarray(areas)
 
 
@@ -142,16 +142,55 @@ def _cross(points: NDArray[np.float64], corners: NDArray[Any]) -> NDArray[np.flo
     return np.asarray(np.cross(second - first, third - first))
 
 
-def _check_off(path: str | Path, data: bytes) -> None:
-    """Compare the number of lines with what the header promises: readers do not notice an end that is missing."""
-    lines = [line for line in (line.split(b"#")[0].strip() for line in data.splitlines()) if line]
-    try:
-        counts = [int(word) for word in lines[1].split()[:2]]
-        if not lines[0].endswith(b"OFF") or len(counts) < 2:
-            raise ValueError
-    except (IndexError, ValueError) as error:
-        raise MeshError(f"{path} is a broken mesh: it has no header of an OFF file") from error
-    if len(lines) - 2 < sum(counts):
-        raise MeshError(
-            f"{path} is a broken mesh: {len(lines) - 2} lines for {counts[0]} vertices and {counts[1]} faces"
-        )
+def _read_off(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Read an OFF file, all of which its header must account for: readers elsewhere take what they find."""
+    stripped = (line.split(b"#")[0].strip() for line in io.BytesIO(_RUN_IN.sub(rb"\1\n", data)))
+    lines = [line for line in stripped if line]
+    counts = [int(word) for word in lines[1].split()[:2] if word.isdigit()] if len(lines) > 1 else []
+    if len(counts) < 2 or not _OFF.fullmatch(lines[0]):
+        raise ValueError("it has no header of an OFF file")
+    vertices, faces = counts
+    if len(lines) - 2 != vertices + faces:
+        raise ValueError(f"{len(lines) - 2} lines for {vertices} vertices and {faces} faces")
+    if not vertices or not faces:
+        raise ValueError(f"it has {vertices} vertices and {faces} faces")
+    places = np.loadtxt(lines[2 : 2 + vertices], usecols=(0, 1, 2), ndmin=2, comments=None)
+    polygons = [line.split() for line in lines[2 + vertices :]]
+    corners = [polygon[1 : int(polygon[0]) + 1] for polygon in polygons]
+    if any(
+        len(corner) < 3 or len(corner) != int(polygon[0]) for corner, polygon in zip(corners, polygons, strict=True)
+    ):
+        raise ValueError("a face has less corners than it says, or less than three")
+    from trimesh.geometry import triangulate_quads
+
+    return places, np.asarray(triangulate_quads(corners), dtype=np.int64)
+
+
+def _read_by_trimesh(kind: str, data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Read another format. trimesh gets bytes and no place to look for other files, which materials might name."""
+    import trimesh
+
+    if kind == "glb":
+        _check_glb(data)
+    loaded: Any = trimesh.load(io.BytesIO(data), file_type=kind, force="mesh", process=False, skip_materials=True)
+    vertices, faces = np.asarray(loaded.vertices, dtype=np.float64), np.asarray(loaded.faces, dtype=np.int64)
+    if kind == "ply":
+        header, _, _ = data.partition(b"end_header")
+        promised = {name: int(count) for name, count in _PLY_ELEMENT.findall(header)}
+        if len(vertices) < promised[b"vertex"] or len(faces) < promised[b"face"]:
+            found = f"{len(vertices)} vertices and {len(faces)} faces"
+            raise ValueError(f"{found}, its header promises {promised[b'vertex']} and {promised[b'face']}")
+    return vertices, faces
+
+
+def _check_glb(data: bytes) -> None:
+    """Raise ValueError if a GLB file describes far more than it holds: by its counts, or by repeating a mesh."""
+    tree = json.loads(data[20 : 20 + int.from_bytes(data[12:16], "little")])
+    counts = [accessor["count"] for accessor in tree["accessors"]]
+    if any("bufferView" not in accessor for accessor in tree["accessors"]) or max(counts) > len(data):
+        raise ValueError("it has accessors without data, or with less than they promise")
+    corners = [
+        sum(counts[part["indices"]] for part in mesh["primitives"] if "indices" in part) for mesh in tree["meshes"]
+    ]
+    if sum(corners[node["mesh"]] for node in tree["nodes"] if "mesh" in node) > _MOST_CORNERS:
+        raise ValueError(f"it repeats its meshes to more than {_MOST_CORNERS} corners")

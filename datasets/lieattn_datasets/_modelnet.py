@@ -2,8 +2,6 @@
 
 import contextlib
 import functools
-import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -11,9 +9,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lieattn_datasets._archives import Archive
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._files import Release, check_choice
-from lieattn_datasets._meshes import MESH_SUFFIXES, MeshError, normalize_cloud, read_mesh, sample_surface
+from lieattn_datasets._meshes import MESH_SUFFIXES, normalize_cloud, read_mesh, sample_surface
 from lieattn_datasets._shapes import Rotate, ShapePoints, Split, Task
 from lieattn_datasets._splits import hold_out
 from lieattn_datasets._streams import SPLITS, frozen_stream, progress
@@ -152,10 +151,8 @@ def _sample(
     for number, (name, _, read) in enumerate(progress(entries, "sampling meshes", len(entries))):
         try:
             vertices, faces = read_mesh(name, read())
-        except MeshError as error:
+        except ValueError as error:  # of the mesh, or of the archive
             broken.append(str(error))
-        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-            broken.append(f"{name} cannot be unpacked: {error}")
         else:
             places, normals = sample_surface(vertices, faces, points, frozen_stream(*keys, number))
             pos.append(normalize_cloud(places).astype(np.float32))
@@ -170,13 +167,10 @@ def _list_meshes(place: Path, half: str, stack: contextlib.ExitStack) -> tuple[l
     """Classes and meshes of a folder or an archive, in the order of their names; what macOS adds is left out."""
     read: Callable[[str], bytes]
     if place.suffix == ".zip" and place.is_file():
-        try:
-            archive = stack.enter_context(zipfile.ZipFile(place))
-        except zipfile.BadZipFile as error:
-            raise ValueError(f"{place} is not a complete zip archive ({error})") from error
-        names, read = archive.namelist(), archive.read
+        archive = stack.enter_context(Archive(place, lambda problem: ValueError(f"{place} {problem}")))
+        names, read = archive.names, archive.read
     elif place.is_dir():
-        names = [path.relative_to(place).as_posix() for path in place.glob("*/*/*")]
+        names = [path.relative_to(place).as_posix() for path in place.glob("*/*/*") if path.is_file()]
 
         def read(name: str) -> bytes:
             return (place / name).read_bytes()

@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from lieattn_datasets._clouds import Clouds, Transform
 
-_MOST = 118  # the heaviest element
+HEAVIEST = 118  # nuclear charge of the heaviest element
 _LISTED = 4
 
 
@@ -156,8 +156,8 @@ class MoleculeFeatures:
     def __init__(self, species: Sequence[int] = (1, 6, 7, 8, 9), powers: int = 3) -> None:
         self.species = tuple(int(charge) for charge in species)
         known = set(self.species)
-        if not known or len(known) != len(self.species) or not all(1 <= charge <= _MOST for charge in known):
-            raise ValueError(f"species must be different nuclear charges in 1 .. {_MOST}, got {species}")
+        if not known or len(known) != len(self.species) or not all(1 <= charge <= HEAVIEST for charge in known):
+            raise ValueError(f"species must be different nuclear charges in 1 .. {HEAVIEST}, got {species}")
         if powers < 1:
             raise ValueError(f"powers must be at least 1, got {powers}")
         self.powers = powers
@@ -228,8 +228,8 @@ def check_atoms(
     charges, places, ends = np.asarray(z), np.asarray(pos), np.asarray(offsets, dtype=np.int64)
     if charges.ndim != 1 or not np.issubdtype(charges.dtype, np.integer):
         raise ValueError(f"z must be integers [atoms], got {charges.dtype} {list(charges.shape)}")
-    if charges.size and not (1 <= int(charges.min()) and int(charges.max()) <= _MOST):
-        raise ValueError(f"z must be in 1 .. {_MOST}, got {charges.min()} .. {charges.max()}")
+    if charges.size and not (1 <= int(charges.min()) and int(charges.max()) <= HEAVIEST):
+        raise ValueError(f"z must be in 1 .. {HEAVIEST}, got {charges.min()} .. {charges.max()}")
     if places.shape != (len(charges), 3):
         raise ValueError(f"pos must be [{len(charges)}, 3], got {list(places.shape)}")
     if not np.isfinite(places).all():

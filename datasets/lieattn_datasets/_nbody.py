@@ -138,8 +138,17 @@ class NBody(ChargedParticles):
         path = _RELEASE.locate(root, *_RELEASE.digests)
         if verify:
             _RELEASE.check_file(path)
-        keys = ("charge", "pos", "vel", "times", "energy", f"split_{split}")
-        charge, pos, vel, times, energy, chosen = _RELEASE.read_npz(path, *keys)
+        part = f"split_{split}"
+        snapshots = "number [systems, times, particles, 3]"
+        expected = {
+            "charge": "number [systems, particles]",
+            "pos": snapshots,
+            "vel": snapshots,
+            "times": "number [times]",
+            "energy": "number [systems]",
+            part: "integer [chosen]",
+        }
+        charge, pos, vel, times, energy, chosen = _RELEASE.read_npz(path, expected)
         try:
             if verify:
                 check_drift(energy[:, None], charge_energy(charge[:, None], pos, vel), _FILE_DRIFT)
@@ -148,7 +157,7 @@ class NBody(ChargedParticles):
             if "start and end" in str(error):
                 raise
             raise _RELEASE.damaged(path, f"does not hold such systems: {error}") from error
-        self._indices = chosen.astype(np.int64)
+        self._indices = _RELEASE.check_indices(path, part, chosen, len(charge))
 
 
 class NBodySimulated(ChargedParticles):
@@ -226,12 +235,18 @@ class NBodyTrajectories(Clouds):
         path = _RELEASE.locate(root, *_RELEASE.digests)
         if verify:
             _RELEASE.check_file(path)
-        keys = ("charge", "energy", "traj_pos", "traj_vel", "traj_times")
-        charge, energy, pos, vel, self._times = _RELEASE.read_npz(path, *keys)
+        paths = "number [paths, times, particles, 3]"
+        expected = {
+            "charge": "number [systems, particles]",
+            "energy": "number [systems]",
+            "traj_pos": paths,
+            "traj_vel": paths,
+            "traj_times": "number [times]",
+        }
+        charge, energy, pos, vel, self._times = _RELEASE.read_npz(path, expected)
         systems = len(pos)
-        expected = (systems, len(self._times), charge.shape[-1], 3)
-        if pos.shape != expected or vel.shape != expected or len(charge) < systems:
-            raise _RELEASE.damaged(path, f"has trajectories of {list(pos.shape)}, expected {list(expected)}")
+        if len(charge) < systems or not len(self._times):
+            raise _RELEASE.damaged(path, f"has trajectories of {list(pos.shape)} for {len(charge)} systems")
         super().__init__(systems, transform)
         self._charge, self._energy = charge[:systems], energy[:systems]
         self._path = np.concatenate([pos, vel], axis=-1).swapaxes(1, 2)

@@ -1,7 +1,7 @@
 """Small image sets in ``.npz`` archives: subsets and re-creations of published ones."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +66,7 @@ class RotatedMNISTRecipe(ImagePoints):
     ) -> None:
         check_choice("split", split, ("train", "valid", "test"))
         count = {"train": 10_000, "valid": 2_000, "test": 50_000}[split] if verify else None
-        images, labels = _read(_ROTATED, root, f"x_{split}", f"y_{split}", (28, 28), count)
+        images, labels = _read(_ROTATED, root, f"x_{split}", f"y_{split}", "28, 28", count)
         super().__init__(images, labels, num_classes=10, transform=transform)
 
 
@@ -104,7 +104,7 @@ class FashionMNIST900(ImagePoints):
         transform: Transform | None = None,
     ) -> None:
         check_choice("split", split, ("train", "valid", "test", "all"))
-        images, labels = _read(_FASHION, root, "x", "y", (28, 28), 900 if verify else None)
+        images, labels = _read(_FASHION, root, "x", "y", "28, 28", 900 if verify else None)
         super().__init__(images, labels, num_classes=10, transform=transform)
         if split != "all":
             parts = stratified(labels, (60 / 90, 10 / 90))
@@ -148,7 +148,7 @@ class CIFAR10Subset(ImagePoints):
         check_choice("split", split, ("train", "valid", "test"))
         half = "test" if split == "test" else "train"
         count = {"train": 2_000, "test": 1_000}[half] if verify else None
-        images, labels = _read(_CIFAR, root, f"x_{half}", f"y_{half}", (32, 32, 3), count)
+        images, labels = _read(_CIFAR, root, f"x_{half}", f"y_{half}", "32, 32, 3", count)
         super().__init__(images, labels, num_classes=10, transform=transform)
         if half == "train":
             self._indices = hold_out(len(images), validation, split)
@@ -159,21 +159,17 @@ def _read(
     root: str | Path,
     images_key: str,
     labels_key: str,
-    shape: tuple[int, ...],
+    shape: str,
     count: int | None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Read and check one pair of arrays of ten classes; the digest too if a count is given."""
     path = release.locate(root, *release.digests)
     if count is not None:
         release.check_file(path)
-    images: NDArray[Any]
-    labels: NDArray[Any]
-    images, labels = release.read_npz(path, images_key, labels_key)
-    if images.dtype != np.uint8 or images.shape[1:] != shape:
-        found = f"{images.dtype} {images.shape}"
-        raise release.damaged(path, f"has {images_key} of {found}, expected uint8 images of {shape}")
-    if labels.shape != images.shape[:1] or not np.isin(labels, np.arange(10)).all():
-        raise release.damaged(path, f"has {labels_key} that is not one label in 0 .. 9 per image")
+    expected = {images_key: f"uint8 [images, {shape}]", labels_key: "integer [images]"}
+    images, labels = release.read_npz(path, expected)
+    if not len(images):
+        raise release.damaged(path, f"has no images in {images_key}")
     if count is not None:
         check_count(release, path, len(images), count)
-    return images, labels.astype(np.int64)
+    return images, release.check_indices(path, labels_key, labels, 10)

@@ -1,5 +1,6 @@
 """PatchCamelyon, read from its HDF5 files image by image."""
 
+import math
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -7,11 +8,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lieattn_datasets._archives import MOST_BYTES
 from lieattn_datasets._files import Release, check_choice, check_count
 from lieattn_datasets._images import ImagePoints, Transform
 
 _COUNTS = {"train": 262_144, "valid": 32_768, "test": 32_768}
 _SHAPE = (96, 96, 3)
+_FILTERS = {1, 2, 3}  # deflate, shuffle and a checksum; others are looked for in libraries on the disk
 
 _RELEASE = Release(
     dataset="PatchCamelyon",
@@ -119,27 +122,57 @@ class H5Images:
 
 
 def _dataset(path: Path, key: str) -> Any:
+    """Open an array of a file, refusing what would be read from other files, and what is not there in full."""
     try:
         import h5py
     except ImportError as error:
         raise ImportError("PatchCamelyon needs h5py: pip install 'lieattn[data]'") from error
     try:
         file = h5py.File(path, "r")
-    except OSError as error:
+        link = file.get(key, getlink=True)
+        source = file[key] if isinstance(link, h5py.HardLink) else None
+        if not isinstance(source, h5py.Dataset):
+            problem = f"has no array {key!r}, only {', '.join(file) or 'nothing'}"
+        else:
+            problem = _problem(source)
+    except Exception as error:  # a damaged file can fail in any way
         raise _RELEASE.damaged(path, f"is not a complete HDF5 file ({error})") from error
-    if not isinstance(file.get(key), h5py.Dataset):
-        raise _RELEASE.damaged(path, f"has no array {key!r}, only {', '.join(file) or 'nothing'}")
-    return file[key]
+    if problem:
+        file.close()
+        raise _RELEASE.damaged(path, problem)
+    return source
+
+
+def _problem(source: Any) -> str:
+    """What is wrong with the storage of an array, or nothing."""
+    stored = source.id.get_create_plist()
+    filters = {stored.get_filter(number)[0] for number in range(stored.get_nfilters())}
+    if source.is_virtual or stored.get_external_count():
+        return f"has an array {source.name!r} whose values are in other files"
+    if not filters <= _FILTERS:
+        return f"has an array {source.name!r} with the filters {sorted(filters)}, known are {sorted(_FILTERS)}"
+    if source.chunks is None:
+        complete = source.id.get_storage_size() == source.size * source.dtype.itemsize
+    else:
+        if math.prod(source.chunks) * source.dtype.itemsize > MOST_BYTES:
+            return f"has an array {source.name!r} in chunks of {source.chunks}"
+        pieces = zip(source.shape, source.chunks, strict=True)
+        complete = source.id.get_num_chunks() == math.prod(-(-size // chunk) for size, chunk in pieces)
+    return "" if complete else f"has an array {source.name!r} of which a part was never written"
 
 
 def _read_labels(path: Path) -> NDArray[np.int64]:
     source = _dataset(path, "y")
     try:
-        labels = np.asarray(source[...]).reshape(source.shape[0] if source.shape else 1, -1)
+        if source.dtype.kind not in "iu" or not source.ndim or source.size != source.shape[0] or not source.size:
+            raise _RELEASE.damaged(path, f"has labels of {source.dtype} {source.shape}, expected one integer per image")
+        if source.size * source.dtype.itemsize > MOST_BYTES:
+            raise _RELEASE.damaged(path, f"has {source.size} labels")
+        labels = np.asarray(source[...]).reshape(-1)
     except OSError as error:
         raise _RELEASE.damaged(path, f"cannot be read ({error})") from error
     finally:
         source.file.close()
-    if labels.shape[1] != 1 or not np.isin(labels, (0, 1)).all():
+    if not np.isin(labels, (0, 1)).all():
         raise _RELEASE.damaged(path, "has labels that are not one 0 or 1 per image")
-    return labels[:, 0].astype(np.int64)
+    return labels.astype(np.int64)

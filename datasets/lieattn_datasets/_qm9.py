@@ -1,17 +1,16 @@
-"""QM9: all of it from torch_geometric's files, and a subset with two kinds of labels."""
+"""QM9: all of it from its raw files, and a subset with two kinds of labels."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch_geometric.data import Data
 
 from lieattn_datasets._clouds import Transform
-from lieattn_datasets._files import Release, check_choice
+from lieattn_datasets._files import Release, check_choice, read_text
 from lieattn_datasets._molecules import Molecules, check_atoms, fit_atoms
+from lieattn_datasets._qm9_files import CITATION, QM9_FILES, load_qm9
 from lieattn_datasets._qm9_targets import SPECIES, TARGETS, quantities, select, select_names
 from lieattn_datasets._units import Units
 
@@ -20,22 +19,11 @@ Split = Literal["train", "valid", "test", "all"]
 _SPLITS = ("train", "valid", "test", "all")
 _MOLECULES = 130_831
 _TRAIN = 100_000
-_SDF = ("gdb9.sdf", "gdb9.sdf.csv", "uncharacterized.txt")
-_PREPARED, _PROCESSED = "qm9_v3.pt", "data_v3.pt"
-_CITATION = "QM9: Ramakrishnan, Dral, Rupp, von Lilienfeld, Scientific Data 1, 140022 (2014)."
-
-_FULL = Release(
-    dataset="QM9",
-    origin=(
-        f"Any of these will do: processed/{_PROCESSED} as torch_geometric.datasets.QM9 writes it, raw/{_PREPARED} "
-        f"(unpacked from its qm9_v3.zip), or raw/{_SDF[0]} with raw/{_SDF[1]} and raw/{_SDF[2]}. {_CITATION}"
-    ),
-)
 _SUBSET = Release(
     dataset="QM9, 14,308 molecules",
     origin=(
         "The files are qm9_subset.npz, a sample of QM9 with its targets, and qm9_subset_gfn2.npz, GFN2-xTB labels "
-        f"of the same molecules. {_CITATION}"
+        f"of the same molecules. {CITATION}"
     ),
     digests={
         "qm9_subset.npz": "sha256:19b782822ef803961e529ccad49d9bced4574f65459ffbc790159689d99772bd",
@@ -58,9 +46,10 @@ class QM9(Molecules):
     Parameters
     ----------
     root
-        Folder of ``torch_geometric.datasets.QM9``: with ``processed/data_v3.pt``, or with ``raw/qm9_v3.pt``, or with
-        ``raw/gdb9.sdf``, ``raw/gdb9.sdf.csv`` and ``raw/uncharacterized.txt`` (these need rdkit). From raw files
-        torch_geometric writes the processed one, once.
+        Folder of ``torch_geometric.datasets.QM9``, of which the raw files are read: ``raw/gdb9.sdf``,
+        ``raw/gdb9.sdf.csv`` and ``raw/uncharacterized.txt``, or else ``raw/qm9_v3.pt``. What is read is kept as plain
+        arrays in ``processed/lieattn_qm9.npz``, which is made anew whenever the raw files change or it is damaged.
+        torch_geometric's own ``processed/data_v3.pt`` is a pickle, which could run any code, and is never opened.
     split
         ``"train"``, ``"valid"``, ``"test"`` or ``"all"`` (in the order of QM9).
     targets
@@ -86,10 +75,8 @@ class QM9(Molecules):
     ------
     FileNotFoundError
         If none of the files is there; nothing is downloaded.
-    ImportError
-        If only the sdf files are there and rdkit is missing.
     ValueError
-        If a file is damaged, or an argument is out of range.
+        If a file is damaged or unsafe, or an argument is out of range.
     """
 
     def __init__(
@@ -108,15 +95,14 @@ class QM9(Molecules):
         check_choice("split", split, _SPLITS)
         names = select_names(targets, TARGETS)
         units = Units(energy_unit, dipole_unit, length_unit)
-        path, data, slices = _load_full(root)
-        z, offsets = data.z.numpy().astype(np.uint8), slices["z"].numpy()
-        if verify and len(offsets) - 1 != _MOLECULES:
-            raise _FULL.damaged(path, f"holds {len(offsets) - 1} molecules, QM9 has {_MOLECULES}")
-        table = data.y.numpy().astype(np.float64)
+        path, arrays = load_qm9(root)
+        offsets, table = arrays["offsets"], arrays["y"].astype(np.float64)
+        if verify and len(table) != _MOLECULES:
+            raise QM9_FILES.damaged(path, f"holds {len(table)} molecules, QM9 has {_MOLECULES}")
         y, labels = select(table, quantities("eV", "eV"), names, np.diff(offsets), units, references)
-        number = {"gdb_number": data.idx.numpy() + 1}
-        super().__init__(z, data.pos.numpy(), offsets, y, names, labels, of_molecule=number, transform=transform)
-        self._indices = cormorant_split(len(offsets) - 1)[split]
+        number = {"gdb_number": arrays["gdb_number"]}
+        super().__init__(arrays["z"], arrays["pos"], offsets, y, names, labels, of_molecule=number, transform=transform)
+        self._indices = cormorant_split(len(table))[split]
 
 
 class QM9Subset(Molecules):
@@ -160,11 +146,11 @@ class QM9Subset(Molecules):
         check_choice("split", split, _SPLITS)
         names = select_names(targets, TARGETS)
         units = Units(energy_unit, dipole_unit, length_unit)
-        path, z, pos, offsets, number, parts = _load_subset(root, verify)
-        table, columns = _SUBSET.read_npz(path, "targets", "target_names")
-        if table.shape != (len(number), len(TARGETS)) or tuple(columns.astype(str)) != TARGETS:
-            found = f"targets {table.shape} named {', '.join(columns.astype(str))}"
-            raise _SUBSET.damaged(path, f"has {found}, expected [molecules, 19] named {', '.join(TARGETS)}")
+        targeted = {"targets": "number [molecules, 19]", "target_names": "text [19]"}
+        path, z, pos, offsets, number, parts, (table, columns) = _load_subset(root, verify, targeted)
+        if tuple(read_text(columns)) != TARGETS:
+            found = ", ".join(read_text(columns))
+            raise _SUBSET.damaged(path, f"has targets named {found}, expected {', '.join(TARGETS)}")
         stored = quantities("Ha", "kcal/mol")
         y, labels = select(table, stored, names, np.diff(offsets), units, references)
         known = {"gdb_number": number}
@@ -230,17 +216,25 @@ class QM9GFN2(Molecules):
         check_choice("split", split, _SPLITS)
         names = select_names(targets, ("energy", "homo", "gap"))
         units = Units(energy_unit, dipole_unit, length_unit)
-        _, z, pos, offsets, number, parts = _load_subset(root, verify)
+        _, z, pos, offsets, number, parts, _ = _load_subset(root, verify, {})
         path = _SUBSET.locate(root, _GFN2_FILE)
         if verify:
             _SUBSET.check_file(path)
-        keys = ("gdb_index", "dipole", "quadrupole", "polarizability", "polarizability_ok", "charges", "forces")
-        same, dipole, quadrupole, polarizability, good, charge, force = _SUBSET.read_npz(path, *keys)
-        if not np.array_equal(same, number):
+        expected = {
+            "gdb_index": "integer [molecules]",
+            "dipole": "number [molecules, 3]",
+            "quadrupole": "number [molecules, 6]",
+            "polarizability": "number [molecules, 3, 3]",
+            "polarizability_ok": "boolean [molecules]",
+            "charges": "number [atoms]",
+            "forces": "number [atoms, 3]",
+            **dict.fromkeys(names, "number [molecules]"),
+        }
+        same, dipole, quadrupole, polarizability, good, charge, force, *values = _SUBSET.read_npz(path, expected)
+        if not np.array_equal(same, number) or len(charge) != len(z):
             raise _SUBSET.damaged(path, f"labels other molecules than {_SUBSET_FILE}")
         hartree, _ = units.convert("Ha")
-        scalars = dict(zip(names, _SUBSET.read_npz(path, *names), strict=True))
-        scalars = {name: np.asarray(values) * hartree for name, values in scalars.items()}
+        scalars = {name: column * hartree for name, column in zip(names, values, strict=True)}
         self.atom_energies: dict[int, float] = {}
         if references and "energy" in scalars:
             self.atom_energies, free = fit_atoms(scalars["energy"], z, offsets, parts["train"])
@@ -279,13 +273,20 @@ def cormorant_split(size: int) -> dict[str, NDArray[np.int64]]:
     return {**dict(zip(("train", "valid", "test"), parts, strict=True)), "all": np.arange(size)}
 
 
-def _load_subset(root: str | Path, verify: bool) -> tuple[Any, ...]:
-    """Read the geometries and the split: path, z, pos, offsets, official numbers, indices of each part."""
+def _load_subset(root: str | Path, verify: bool, targeted: dict[str, str]) -> tuple[Any, ...]:
+    """Read the subset: path, z, pos, offsets, official numbers, indices of each part, and the further arrays."""
     path = _SUBSET.locate(root, _SUBSET_FILE)
     if verify:
         _SUBSET.check_file(path)
-    keys = ("z", "pos", "offsets", "gdb_index", "split_train", "split_valid", "split_test")
-    z, pos, offsets, number, *chosen = _SUBSET.read_npz(path, *keys)
+    expected = {
+        "z": "integer [atoms]",
+        "pos": "number [atoms, 3]",
+        "offsets": "integer [ends]",
+        "gdb_index": "integer [molecules]",
+        **{f"split_{part}": f"integer [{part}]" for part in _SPLITS[:3]},
+    }
+    arrays = _SUBSET.read_npz(path, expected | targeted)
+    z, pos, offsets, number, *chosen = arrays[: len(expected)]
     try:
         z, pos, offsets = check_atoms(z, pos, offsets)
     except ValueError as error:
@@ -295,53 +296,5 @@ def _load_subset(root: str | Path, verify: bool) -> tuple[Any, ...]:
         raise _SUBSET.damaged(path, f"does not have each of its {size} molecules in exactly one split")
     if not np.isin(z, SPECIES).all():
         raise _SUBSET.damaged(path, f"holds atoms other than {SPECIES}")
-    parts = dict(zip(("train", "valid", "test"), (part.astype(np.int64) for part in chosen), strict=True))
-    return path, z, pos, offsets, number, {**parts, "all": np.arange(size)}
-
-
-def _load_full(root: str | Path) -> tuple[Path, Data, dict[str, Any]]:
-    """Read torch_geometric's processed file, which it first makes from the raw ones if need be."""
-    folder = Path(root)
-    processed = folder / "processed" / _PROCESSED
-    if not processed.is_file():
-        raw = folder / "raw"
-        if _FULL.locate(raw, _PREPARED, _SDF[0]).name == _SDF[0]:
-            for name in _SDF[1:]:
-                _FULL.locate(raw, name)
-    try:
-        files = _full_files(folder)
-    except ImportError:
-        raise
-    except Exception as error:  # a damaged pickle or table can fail in any way
-        raise _FULL.damaged(processed, f"cannot be read or made ({type(error).__name__}: {error})") from error
-    data, slices = files._data, files.slices
-    missing = [key for key in ("z", "pos", "y", "idx") if data.get(key) is None]
-    if missing or data.y.shape[-1] != len(TARGETS):
-        raise _FULL.damaged(processed, f"lacks {', '.join(missing)}" if missing else "does not have 19 targets")
-    return processed, data, slices
-
-
-def _full_files(folder: Path) -> Any:
-    """torch_geometric's own class, kept from downloading and from choosing a format by what is installed."""
-    from torch_geometric import datasets as published
-
-    class Files(published.QM9):  # type: ignore[misc, unused-ignore]
-        @property
-        def raw_file_names(self) -> list[str]:
-            return [_PREPARED] if (folder / "raw" / _PREPARED).is_file() else list(_SDF)
-
-        def _download(self) -> None:
-            """Do nothing: the files are there."""
-
-        def process(self) -> None:
-            if self.raw_file_names == [_PREPARED]:
-                molecules = torch.load(self.raw_paths[0], weights_only=True)
-                self.save([Data(**molecule) for molecule in molecules], self.processed_paths[0])
-                return
-            try:
-                import rdkit  # noqa: F401
-            except ImportError as error:
-                raise ImportError(f"QM9 needs rdkit to read {_SDF[0]}: pip install 'lieattn[chem]'") from error
-            super().process()
-
-    return Files(str(folder))
+    parts = dict(zip(_SPLITS, (part.astype(np.int64) for part in chosen), strict=False))
+    return path, z, pos, offsets, number, {**parts, "all": np.arange(size)}, arrays[len(expected) :]

@@ -1,5 +1,6 @@
 """Shapes as clouds of surface points: what the sets share, and the small real ones."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from torch_geometric.data import Data
 
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._fields import rotation_matrix
-from lieattn_datasets._files import Release, check_choice
+from lieattn_datasets._files import Release, check_choice, read_text
 from lieattn_datasets._meshes import normalize_cloud
 from lieattn_datasets._splits import hold_out
 from lieattn_datasets._streams import SPLITS, frozen_stream
@@ -182,15 +183,23 @@ class ModelNet10Tiny(ShapePoints):
         if verify:
             _TINY.check_file(path)
         half = "test" if split == "test" else "train"
-        voxels, labels, names, chosen = _TINY.read_npz(path, "points", "label", "classes", f"split_{half}")
-        if voxels.ndim != 3 or voxels.shape[2] != 3 or len(labels) != len(voxels):
-            raise _TINY.damaged(path, f"has points {list(voxels.shape)} and {len(labels)} labels")
+        part = f"split_{half}"
+        expected = {
+            "points": "uint8 [shapes, points, 3]",
+            "label": "integer [shapes]",
+            "classes": "text [classes]",
+            part: "integer [chosen]",
+        }
+        voxels, labels, names, chosen = _TINY.read_npz(path, expected)
+        labels = _TINY.check_indices(path, "label", labels, len(names))
+        chosen = _TINY.check_indices(path, part, chosen, len(voxels))
+        if not (voxels.size and len(chosen)):
+            raise _TINY.damaged(path, f"has points {list(voxels.shape)}, {len(chosen)} of them for {half}")
         if points is not None and not 1 <= points <= voxels.shape[1]:
             raise ValueError(f"points must be None or in 1 .. {voxels.shape[1]}, got {points}")
         pos = np.stack([normalize_cloud(cloud[:points]) for cloud in voxels[chosen]])
-        classes = names.astype(str).tolist()
         options: dict[str, Any] = {"rotate": rotate, "seed": seed, "transform": transform}
-        super().__init__(pos, None, labels[chosen], classes, **options)
+        super().__init__(pos, None, labels[chosen], read_text(names), **options)
         if half == "train":
             self._indices = hold_out(len(chosen), validation, split)
 
@@ -243,12 +252,18 @@ class AdrenalMNIST3D(ShapePoints):
         if verify:
             _ADRENAL.check_file(path)
         key = "val" if split == "valid" else split
-        packed, labels, names, size = _ADRENAL.read_npz(
-            path, f"voxels_packed_{key}", f"label_{key}", "classes", "voxel_shape"
-        )
-        cells = int(np.prod(size))
-        if len(packed) != len(labels) or packed.ndim != 2 or packed.shape[1] * 8 < cells or packed.dtype != np.uint8:
-            raise _ADRENAL.damaged(path, f"has voxels {list(packed.shape)} for {len(labels)} masks of {cells} bits")
+        expected = {
+            f"voxels_packed_{key}": "uint8 [masks, bytes]",
+            f"label_{key}": "integer [masks]",
+            "classes": "text [classes]",
+            "voxel_shape": "integer [3]",
+        }
+        packed, labels, names, size = _ADRENAL.read_npz(path, expected)
+        labels = _ADRENAL.check_indices(path, f"label_{key}", labels, len(names))
+        cells = math.prod(size.tolist())
+        if not len(packed) or size.min() < 1 or not 0 <= packed.shape[1] * 8 - cells < 8:
+            found = f"voxels {list(packed.shape)} for masks of {size.tolist()}"
+            raise _ADRENAL.damaged(path, f"has {found}, expected [masks, bits / 8] with at least one mask")
         masks = np.unpackbits(packed, axis=1)[:, :cells].reshape(-1, *size).astype(bool)
         empty = np.flatnonzero(~masks.any(axis=(1, 2, 3)))
         if empty.size:
@@ -257,7 +272,7 @@ class AdrenalMNIST3D(ShapePoints):
         clouds = [surface_voxels(mask, points, frozen_stream(seed, key_seed, n)) for n, mask in enumerate(masks)]
         pos = np.stack([(cloud - cloud.mean(axis=0)) / (max(size) / 2) for cloud in clouds])
         options: dict[str, Any] = {"rotate": rotate, "seed": seed, "transform": transform}
-        super().__init__(pos, None, labels.reshape(-1), names.astype(str).tolist(), **options)
+        super().__init__(pos, None, labels, read_text(names), **options)
 
 
 def surface_voxels(mask: NDArray[np.bool_], points: int, stream: np.random.RandomState) -> NDArray[np.float64]:

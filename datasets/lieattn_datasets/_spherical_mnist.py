@@ -85,24 +85,28 @@ class SphericalMNIST(Clouds):
             _RELEASE.check_file(path)
         half = "test" if split == "test" else "train"
         kind = "r" if rotated else "nr"
-        images, labels, beta, alpha = _RELEASE.read_npz(path, f"x_{half}_{kind}", f"y_{half}", "beta", "alpha")
-        labels = labels[: len(images)]
-        if images.dtype != np.uint8 or images.shape != (len(labels), len(beta), len(alpha)):
-            found = f"{images.dtype} {list(images.shape)} with {len(labels)} labels"
-            raise _RELEASE.damaged(path, f"has images of {found}, expected uint8 [images, {len(beta)}, {len(alpha)}]")
-        if not np.isin(labels, np.arange(10)).all():
-            raise _RELEASE.damaged(path, "has labels that are not 0 .. 9")
+        expected = {
+            f"x_{half}_{kind}": "uint8 [images, beta, alpha]",
+            f"y_{half}": "integer [labels]",
+            "beta": "number [beta]",
+            "alpha": "number [alpha]",
+        }
+        if rotated:
+            expected[f"rot_{half}"] = "number [images, 3, 3]"
+        images, labels, beta, alpha, *rotations = _RELEASE.read_npz(path, expected)
+        if len(labels) < len(images) or not images.size:
+            raise _RELEASE.damaged(path, f"has {len(labels)} labels for {len(images)} images")
         if verify:
             check_count(_RELEASE, path, len(images), _COUNTS[half, rotated])
         super().__init__(len(images), transform)
-        self._rotations = _RELEASE.read_npz(path, f"rot_{half}")[0] if rotated else None
+        self._rotations = rotations[0] if rotated else None
         edge = math.pi / (2 * len(beta))
         areas = 2 * math.pi * (np.cos(beta - edge) - np.cos(beta + edge))
         sizes = np.full(len(beta), len(alpha))
         chosen, self._areas = choose_on_rings(sizes, areas, points, frozen_stream(seed))
         self._directions = angles_to_directions(beta[:, None], alpha).reshape(-1, 3)[chosen]
         self._images = images.reshape(len(images), -1)[:, chosen]
-        self._labels = labels.astype(np.int64)
+        self._labels = _RELEASE.check_indices(path, f"y_{half}", labels[: len(images)], 10)
         if half == "train":
             self._indices = hold_out(len(images), validation, split)
 

@@ -1,0 +1,206 @@
+"""Pickles of dictionaries, lists, numbers, strings and byte arrays, read as data by a machine that can do nothing else.
+
+Python's own unpickler calls what a file names; even one that knows only NumPy's array hands the file's own state to it,
+which can point anywhere in memory. Here an array is a shape and bytes, and nothing is imported or called.
+"""
+
+import math
+import pickletools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_SHOWN = 60  # characters of a name that an error repeats
+
+
+class ForbiddenError(Exception):
+    """What a pickle asked for and may not have."""
+
+
+class _Name(str):
+    """A global name, "module name": it stands for itself."""
+
+    __slots__ = ()
+
+
+class _Array:
+    """A NumPy array to be, of bytes: its values come with the instruction BUILD."""
+
+    values: NDArray[np.uint8]
+
+    def build(self, state: Any) -> None:
+        """Take the shape and the bytes of NumPy's state of an array."""
+        _, shape, kind, by_columns, raw = state
+        content = raw.encode("latin1") if isinstance(raw, str) else raw
+        if not isinstance(kind, _Dtype) or not isinstance(content, bytes):
+            raise ForbiddenError("an array of something else than bytes")
+        if any(type(size) is not int or size < 0 for size in shape) or math.prod(shape) != len(content):
+            raise ValueError(f"{len(content)} bytes for an array of another size")
+        self.values = np.frombuffer(content, dtype=np.uint8).reshape(shape, order="F" if by_columns else "C")
+
+
+class _Dtype:
+    """NumPy's uint8, whatever state a file gives it."""
+
+    def build(self, _: Any) -> None:
+        """Ignore the byte order and the like: a byte has none."""
+
+
+def _shown(value: Any) -> str:
+    """Return a few words on a value: the text of nested tuples can take forever."""
+    return value[:_SHOWN] if isinstance(value, str) else f"a {type(value).__name__}"
+
+
+def _reconstruct(kind: Any, *_: Any) -> _Array:
+    if kind != "numpy ndarray":
+        raise ForbiddenError(f"an array of type {_shown(kind)}")
+    return _Array()
+
+
+def _dtype(code: Any, *_: Any) -> _Dtype:
+    if code != "u1":
+        raise ForbiddenError(f"values of type {_shown(code)!r}")
+    return _Dtype()
+
+
+def _encode(text: Any, encoding: Any = "latin1") -> bytes:
+    if encoding != "latin1" or not isinstance(text, str):
+        raise ForbiddenError(f"the encoding {_shown(encoding)}")
+    return text.encode("latin1")
+
+
+_KNOWN: dict[str, Callable[..., Any]] = {
+    "numpy.core.multiarray _reconstruct": _reconstruct,
+    "numpy._core.multiarray _reconstruct": _reconstruct,
+    "numpy dtype": _dtype,
+    "_codecs encode": _encode,
+}
+_NAMES = {*_KNOWN, "numpy ndarray"}
+
+
+def read_pickle(content: bytes) -> Any:
+    """Return what a pickle of protocol 0 to 4 describes.
+
+    Raises
+    ------
+    ForbiddenError
+        If it asks for anything but byte arrays of NumPy and Python's own containers, numbers and strings.
+    Exception
+        Of any kind, if it is damaged.
+    """
+    machine = _Machine()
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name == "STOP":
+            break
+        if opcode.name not in _INSTRUCTIONS:
+            raise ForbiddenError(f"the instruction {opcode.name}")
+        _INSTRUCTIONS[opcode.name](machine, argument)
+    (result,) = machine.stack
+    return _filled(result)
+
+
+def _filled(value: Any) -> Any:
+    return value.values if isinstance(value, _Array) else value
+
+
+class _Machine:
+    """The stack of a pickle, the places of its marks, and its memo: a method for each kind of instruction."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self._marks: list[int] = []
+        self._memo: dict[int, Any] = {}
+
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
+
+    def mark(self, _: Any) -> None:
+        self._marks.append(len(self.stack))
+
+    def put(self, place: Any) -> None:
+        self._memo[len(self._memo) if place is None else int(place)] = self.stack[-1]
+
+    def get(self, place: Any) -> None:
+        self.push(self._memo[int(place)])
+
+    def name(self, name: Any) -> None:
+        parts = self.pop(2) if name is None else name.split(" ")
+        if not all(isinstance(part, str) for part in parts) or " ".join(parts) not in _NAMES:
+            raise ForbiddenError(".".join(map(_shown, parts)))
+        self.push(_Name(" ".join(parts)))
+
+    def call(self, _: Any) -> None:
+        called, arguments = self.pop(2)
+        if not isinstance(called, _Name) or called not in _KNOWN:
+            raise TypeError(f"{_shown(called)} is not callable")
+        self.push(_KNOWN[called](*arguments))
+
+    def build(self, _: Any) -> None:
+        (state,) = self.pop(1)
+        self.top(_Array, _Dtype).build(state)
+
+    def extend(self, items: list[Any]) -> None:
+        self.top(list).extend(items)
+
+    def update(self, items: list[Any]) -> None:
+        keys, values = items[::2], items[1::2]
+        if not all(isinstance(key, str) for key in keys):  # nested tuples can take forever to hash
+            raise ForbiddenError("keys that are not strings")
+        self.top(dict).update(zip(keys, map(_filled, values), strict=True))
+
+    def make_dict(self, _: Any) -> None:
+        items = self.pop_to_mark()
+        self.push({})
+        self.update(items)
+
+    def pop(self, number: int) -> list[Any]:
+        items = self.stack[-number:]
+        if len(items) < number:
+            raise ValueError("it takes from an empty stack")
+        del self.stack[-number:]
+        return items
+
+    def pop_to_mark(self) -> list[Any]:
+        at = self._marks.pop()
+        items = self.stack[at:]
+        del self.stack[at:]
+        return items
+
+    def top(self, *kinds: type) -> Any:
+        if not isinstance(self.stack[-1], kinds):
+            raise TypeError(f"it fills a {type(self.stack[-1]).__name__}")
+        return self.stack[-1]
+
+
+_LITERALS = (
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "STRING", "BINSTRING", "SHORT_BINSTRING"),
+    *("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
+)
+_INSTRUCTIONS: dict[str, Callable[[_Machine, Any], None]] = {
+    **dict.fromkeys(("PROTO", "FRAME"), lambda machine, _: None),
+    **dict.fromkeys(_LITERALS, _Machine.push),
+    "NONE": lambda machine, _: machine.push(None),
+    "NEWTRUE": lambda machine, _: machine.push(True),
+    "NEWFALSE": lambda machine, _: machine.push(False),
+    "EMPTY_LIST": lambda machine, _: machine.push([]),
+    "EMPTY_DICT": lambda machine, _: machine.push({}),
+    "EMPTY_TUPLE": lambda machine, _: machine.push(()),
+    "MARK": _Machine.mark,
+    "TUPLE": lambda machine, _: machine.push(tuple(machine.pop_to_mark())),
+    "TUPLE1": lambda machine, _: machine.push(tuple(machine.pop(1))),
+    "TUPLE2": lambda machine, _: machine.push(tuple(machine.pop(2))),
+    "TUPLE3": lambda machine, _: machine.push(tuple(machine.pop(3))),
+    "LIST": lambda machine, _: machine.push(machine.pop_to_mark()),
+    "DICT": _Machine.make_dict,
+    "APPEND": lambda machine, _: machine.extend(machine.pop(1)),
+    "APPENDS": lambda machine, _: machine.extend(machine.pop_to_mark()),
+    "SETITEM": lambda machine, _: machine.update(machine.pop(2)),
+    "SETITEMS": lambda machine, _: machine.update(machine.pop_to_mark()),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), _Machine.put),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _Machine.get),
+    **dict.fromkeys(("GLOBAL", "INST", "STACK_GLOBAL"), _Machine.name),
+    "REDUCE": _Machine.call,
+    "BUILD": _Machine.build,
+}

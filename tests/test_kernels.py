@@ -1,8 +1,9 @@
 """The fused kernel against the plain evaluation: values, gradients, second derivatives, and the choice of a backend."""
 
-import concurrent.futures
 import itertools
 import os
+import random
+import signal
 import subprocess
 import sys
 import time
@@ -349,36 +350,56 @@ def test_export():
     torch.testing.assert_close(exported.module()(x), network(x))
 
 
-@pytest.mark.parametrize("interrupts", [1, 3])
-def test_interrupted_calls_wait_for_all_threads_and_keep_no_memory(monkeypatch, interrupts):
-    threads, done, left = torch.get_num_threads(), [], [KeyboardInterrupt] * interrupts
-
-    def waiting(futures):
-        if left:
-            raise left.pop()
-        return concurrent.futures.wait(futures)
+def test_interrupted_calls_wait_for_all_threads_and_keep_no_memory(monkeypatch):
+    """At random moments of a call, 300 times: whoever waits must not deadlock with the thread that is done either."""
+    threads, draw, running, left_over, interrupts = torch.get_num_threads(), random.Random(0), set(), set(), 0
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    monkeypatch.setattr(_calls, "_free", [])
 
     def kernel(number):
-        if number:
-            time.sleep(0.2)
-            done.append(number)
+        running.add(number)
+        time.sleep(3e-4 if number else 1e-4)
+        running.discard(number)
 
     def call():
-        with _calls.Workspace() as memory:
-            memory.empty(torch.float32, 1000)
-            _calls.run(kernel, [(number,) for number in range(3)])
+        try:
+            with _calls.Workspace() as memory:
+                memory.empty(torch.float32, 1000)
+                signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 6e-4))
+                _calls.run(kernel, [(number,) for number in range(3)])
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        finally:
+            left_over.update(running - {0})
 
-    monkeypatch.setattr(_calls, "wait", waiting)
-    monkeypatch.setattr(_calls, "_free", [])
     torch.set_num_threads(3)
     try:
-        with pytest.raises(KeyboardInterrupt):
-            call()
+        for _ in range(300):
+            try:
+                call()
+            except KeyboardInterrupt:
+                interrupts += 1
+                assert _calls._free == []
+            _calls.release_memory()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        torch.set_num_threads(threads)
+    assert interrupts > 50
+    assert not left_over
+
+
+def test_errors_of_other_threads_are_raised():
+    def kernel(number):
+        if number == 2:
+            raise ZeroDivisionError
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            _calls.run(kernel, [(number,) for number in range(3)])
     finally:
         torch.set_num_threads(threads)
-    assert sorted(done) == [1, 2]
-    assert not left
-    assert _calls._free == []
 
 
 def test_memory_of_others_is_not_read():

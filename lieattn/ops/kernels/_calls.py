@@ -7,12 +7,13 @@ threads (in its last bits), never on their timing.
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache, lru_cache
+from queue import SimpleQueue
 from typing import Any, Self
 
 import numpy as np
@@ -133,29 +134,84 @@ def run(kernel: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
             kernel(*arguments)
         return
     # The calling thread works too, so the pool needs one thread less.
-    pool = _pool(os.getpid(), torch.get_num_threads() - 1)
-    others = [pool.submit(kernel, *arguments) for arguments in calls[1:]]
+    pool = _pool(os.getpid())
+    others = [_Call(kernel, arguments) for arguments in calls[1:]]
     try:
+        pool.begin(others, torch.get_num_threads() - 1)
         kernel(*calls[0])
-    finally:
         _wait_for(others)
-    for done in others:
-        done.result()
+    except BaseException:
+        _finish(pool, others)
+        raise
+    for call in others:
+        if call.error is not None:
+            raise call.error
 
 
-def _wait_for(others: list[Future[None]]) -> None:
+class _Call:
+    """A call for another thread, at most once. ``ended`` is locked until ``done``.
+
+    Both are those of C, and what Python builds of them is not used: an interrupt may leave its locks locked.
+    """
+
+    def __init__(self, kernel: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        self.kernel, self.arguments = kernel, arguments
+        self.begun, self.ended = _thread.allocate_lock(), _thread.allocate_lock()
+        self.ended.acquire()
+        self.done = False
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        if not self.begun.acquire(blocking=False):
+            return
+        try:
+            self.kernel(*self.arguments)
+        except BaseException as error:
+            self.error = error
+        self.done = True
+        self.ended.release()
+
+
+def _wait_for(others: list[_Call]) -> None:
+    for call in others:
+        while not call.done:
+            call.ended.acquire()
+
+
+def _finish(pool: _Pool, others: list[_Call]) -> None:
     """Wait until all are done, through interrupts too: nobody may write to memory that the call has given back."""
     try:
-        wait(others)
-    except BaseException:
+        pool.begin(others)  # the interrupt may have come before; what has begun does not begin again
         _wait_for(others)
+    except BaseException:
+        _finish(pool, others)
         raise
 
 
+class _Pool:
+    """Threads that take calls from a queue, for as long as the process lives."""
+
+    def __init__(self) -> None:
+        self.queue: SimpleQueue[_Call] = SimpleQueue()
+        self.threads = 0
+
+    def begin(self, calls: list[_Call], threads: int = 1) -> None:
+        """Let at least so many threads work on the calls."""
+        while self.threads < threads:
+            _thread.start_new_thread(self._work, ())
+            self.threads += 1
+        for call in calls:
+            self.queue.put(call)
+
+    def _work(self) -> None:
+        while True:
+            self.queue.get().run()
+
+
 @lru_cache(maxsize=1)
-def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """Threads of this process; a fork makes its own, since threads do not survive it."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="lieattn")
+def _pool(process: int) -> _Pool:
+    """That of this process; a fork makes its own, since threads do not survive it."""
+    return _Pool()
 
 
 class Workspace:

@@ -852,7 +852,7 @@ def test_command_measures_a_regressor_of_energies_and_forces(tmp_path, capsys):
 
 def test_command_says_when_a_promise_is_vacuous(tmp_path, capsys):
     path = checkpoint(tmp_path / "c.ckpt", Constant(), {"class_path": f"{__name__}.Constant"})
-    assert main(["certify", path, "--json", str(tmp_path / "c.json")]) == 1
+    assert main(["certify", path, "--trust", "tests", "--json", str(tmp_path / "c.json")]) == 1
     printed = capsys.readouterr().out
     assert "guarantee vacuous" in printed
     assert json.loads((tmp_path / "c.json").read_text())["verdict"] == "vacuous"
@@ -871,7 +871,7 @@ def test_command_says_when_nothing_is_promised(tmp_path, capsys):
     frames = {"class_path": "lieattn.geometry.SampledFrames", "init_args": {"count": 2}}
     spec = {"class_path": f"{__name__}.Sampled", "init_args": {"frames": frames}}
     path = checkpoint(tmp_path / "c.ckpt", randomize(Sampled(SampledFrames(2)), spread=0.4), spec)
-    assert main(["certify", path, "--dtype", "float64"]) == 0
+    assert main(["certify", path, "--trust", "tests", "--dtype", "float64"]) == 0
     printed = capsys.readouterr().out
     assert "group: none" in printed
     assert "nothing is promised exactly" in printed

@@ -253,7 +253,7 @@ def test_best_weights_are_a_checkpoint_of_the_library(finished):
     from lieattn.train import load_network
 
     record = next(cell for cell in reports(finished)["cells"] if cell["model"] == "distances")
-    network = load_network(finished / "cells" / "distances-0.5-0" / "best.ckpt")
+    network = load_network(finished / "cells" / "distances-0.5-0" / "best.ckpt", [__name__.partition(".")[0]])
     assert count_parameters(network) == record["parameters"]
     rods = Batch.from_data_list([Rods()[index] for index in range(10)])
     accuracy = (network(rods).argmax(dim=1) == rods.y).float().mean()
@@ -669,7 +669,7 @@ def test_root_is_given_to_data_sets_that_take_one(tmp_path):
             "models.distances: .* arguments are required: class_path",
         ),
         ({"models__distances__step": 0}, "models.distances: step: expected an integer of at least 1, got 0"),
-        ({"models__distances__adjust": {"outputs": 3}}, "models.distances: adjust: Expected a <class 'list'>"),
+        ({"models__distances__adjust": {"outputs": 3}}, "models.distances: adjust: expected list, got 3"),
         ({"budget": {}}, "budget: expected either steps or seconds"),
         ({"budget": {"steps": 3, "seconds": 3}}, "budget: expected either steps or seconds"),
         ({"budget": {"seconds": -1}}, "budget: seconds: expected a positive number, got -1"),

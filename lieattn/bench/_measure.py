@@ -1,24 +1,19 @@
-"""``lieattn bench``, and how it measures: ways in turn, medians, the memory of each way in a process of its own."""
+"""How ``lieattn bench`` measures: ways in turn, medians, the memory of each way in a process of its own."""
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import importlib
-import json
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from lieattn._files import replace_text
 from lieattn.ops import release_memory
 
 BENCHMARKS = {
@@ -150,29 +145,3 @@ def _status(field: str) -> float:
     """A number of this process in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next((float(line.split()[1]) / 1024 for line in lines if line.startswith(field)), float("nan"))
-
-
-def run(name: str, arguments: Sequence[str]) -> int:
-    """Run one benchmark, print its table and write its records; argparse exits with 2 on bad usage."""
-    lines = [f"  {benchmark:14} {text}" for benchmark, text in BENCHMARKS.items()]
-    parser = argparse.ArgumentParser(
-        prog=f"lieattn {name}",
-        description="benchmarks:\n" + "\n".join(lines),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("benchmark", choices=BENCHMARKS)
-    parser.add_argument("--json", type=Path, help="write the records to this file")
-    parser.add_argument("--repeats", type=int, help="steps measured for each way, after one that warms up")
-    options = parser.parse_args(arguments)
-    if options.repeats is not None and options.repeats < 1:
-        parser.error(f"--repeats: expected at least 1, got {options.repeats}")
-    module: Any = importlib.import_module(f"lieattn.bench._{options.benchmark.replace('-', '_')}")
-    records = module.run(**({} if options.repeats is None else {"repeats": options.repeats}))
-    print(f"{BENCHMARKS[options.benchmark]}; torch {torch.__version__}, {torch.get_num_threads()} threads\n")
-    print(getattr(module, "table", table)(records))
-    for remark in module.remarks(records) if hasattr(module, "remarks") else ():
-        print(remark)
-    if options.json is not None:
-        replace_text(options.json, json.dumps([asdict(record) for record in records], indent=1) + "\n")
-        print(f"records: {options.json}")
-    return 0

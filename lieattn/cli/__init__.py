@@ -30,7 +30,7 @@ COMMANDS = {
     "predict": Command("write a checkpoint's predictions to a table", "lieattn.cli._fit"),
     "certify": Command("measure how equivariant a checkpoint is", "lieattn.cli._certify"),
     "compare": Command("train several models under one budget and compare them", "lieattn.cli._compare"),
-    "bench": Command("measure speed and memory on this machine", "lieattn.bench._measure", ()),
+    "bench": Command("measure speed and memory on this machine", "lieattn.cli._bench", ()),
     "info": Command("versions, and which backend is used for what", "lieattn.cli._info", ()),
 }
 
@@ -38,24 +38,38 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``lieattn SUBCOMMAND ...`` with the arguments given, or those of the process.
 
-    The exit status is 0; 1 for a failure, as of a certificate; 2 for bad usage; 128 + n after signal n.
+    The exit status is 0; 1 for a failure, as of a certificate; 2 for bad usage, which is told in a message on stderr;
+    128 + n after signal n. Exceptions are faults of this library, or of code of the user's.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())
+        if not arguments:
+            print("lieattn: a subcommand is missing", file=sys.stderr)
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
         print(f"lieattn {importlib.metadata.version('lieattn')}")
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        print(f"lieattn: unknown subcommand {name!r}\n\n{_usage()}", file=sys.stderr)
+        print(f"lieattn: unknown subcommand {name!r}, expected one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     missing = [package for package in COMMANDS[name].packages if importlib.util.find_spec(package) is None]
     if missing:
         print(f'lieattn {name} needs {", ".join(missing)}: pip install "lieattn[train]"', file=sys.stderr)
         return 2
-    status: int = importlib.import_module(COMMANDS[name].module).run(name, rest)
+    from lieattn.cli._options import usage_message
+
+    try:
+        status: int = importlib.import_module(COMMANDS[name].module).run(name, rest)
+    except SystemExit as stop:  # after --help
+        return stop.code if isinstance(stop.code, int) else 1
+    except Exception as error:
+        if (message := usage_message(error)) is None:
+            raise
+        sys.stdout.flush()
+        sys.stderr.write(f"lieattn {name}: {message}\n")
+        return 2
     return status
 
 

@@ -15,7 +15,8 @@ from torch_geometric.data import Data
 
 from lieattn._files import replace_text
 from lieattn.certify import TOLERANCES, Certificate, Kind, certify
-from lieattn.train import build, load_network, random_clouds, read_checkpoint, read_yaml
+from lieattn.cli._options import ArgumentParser, natural, output_file, package, positive
+from lieattn.train import build, load_data, load_network, random_clouds, read_checkpoint, read_yaml
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCES}
 _DEFAULTS = ", ".join(f"{name}={TOLERANCES[dtype]:g}" for name, dtype in _DTYPES.items())
@@ -30,27 +31,22 @@ _VERDICTS = {
 def run(name: str, arguments: Sequence[str]) -> int:
     """Print the certificate of a checkpoint, and write it as JSON if ``--json`` is given.
 
-    The exit status is 0, 1 if an error is beyond its tolerance or an output does not depend on its input, 2 for a
-    checkpoint or data that cannot be used.
+    The exit status is 0, or 1 if an error is beyond its tolerance or an output does not depend on its input.
     """
     options = _parser(name).parse_args(arguments)
-    try:
-        checkpoint = read_checkpoint(options.checkpoint)
-        network = load_network(options.checkpoint)
-        clouds, source = _test_clouds(checkpoint["lieattn"], network, options)
-        certificate = certify(
-            network,
-            clouds,
-            inputs=_kinds(options.input),
-            outputs=_kinds(options.output),
-            elements=options.elements,
-            dtypes=[_DTYPES[dtype] for dtype in options.dtype],
-            tolerances={_DTYPES[dtype]: value for names, value in options.tolerance for dtype in names},
-            seed=options.seed,
-        )
-    except (TypeError, ValueError) as error:
-        sys.stderr.write(f"lieattn {name}: {error}\n")
-        return 2
+    checkpoint = read_checkpoint(options.checkpoint)
+    network = load_network(options.checkpoint, options.trust)
+    clouds, source = _test_clouds(checkpoint["lieattn"], network, options)
+    certificate = certify(
+        network,
+        clouds,
+        inputs=_kinds(options.input),
+        outputs=_kinds(options.output),
+        elements=options.elements,
+        dtypes=[_DTYPES[dtype] for dtype in options.dtype],
+        tolerances={_DTYPES[dtype]: value for names, value in options.tolerance for dtype in names},
+        seed=options.seed,
+    )
     sys.stdout.write(_text(certificate, source, checkpoint["state_dict"]))
     if options.json is not None:
         replace_text(options.json, certificate.to_json() + "\n")
@@ -71,8 +67,8 @@ def _text(certificate: Certificate, source: str, weights: dict[str, Tensor]) -> 
     return "\n".join([*lines, "", certificate.table(), "", _VERDICTS[certificate.verdict], ""])
 
 
-def _parser(name: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser(name: str) -> ArgumentParser:
+    parser = ArgumentParser(
         prog=f"lieattn {name}",
         description="Measure how far the outputs of a trained network are from what they should be when its group "
         "moves the clouds: under all elements of a finite group, random and special ones of a Lie group. Clouds are "
@@ -84,25 +80,20 @@ def _parser(name: str) -> argparse.ArgumentParser:
     add("checkpoint", help="a checkpoint of `lieattn fit`")
     add("--data", type=Path, metavar="YAML", help="file with class_path and init_args of another data set")
     add("--random", action="store_true", help="random clouds, although the checkpoint names a test set")
-    add("--clouds", type=_positive, default=4, help="number of clouds (default 4)")
-    add("--elements", type=_positive, default=8, help="number of random elements of a Lie group (default 8)")
+    add("--clouds", type=positive, default=4, help="number of clouds (default 4)")
+    add("--elements", type=positive, default=8, help="number of random elements of a Lie group (default 8)")
     more = "attributes of the data that transform, beside those that the network names itself"
     add("--input", **several, type=_kind, metavar="NAME=KIND", help=more)
     stated = "kinds of outputs, if the network does not state them; of outputs without names: --output KIND"
     add("--output", **several, type=_kind, metavar="NAME=KIND", help=stated)
-    add("--seed", type=int, default=0, help="seed of all that is drawn (default 0)")
+    add("--seed", type=natural, default=0, help="seed of all that is drawn (default 0)")
     add("--dtype", nargs="+", choices=list(_DTYPES), default=["float32", "float64"], help="precisions to measure in")
     largest = f"largest error in units of max(1, largest output): for one dtype, or all (default {_DEFAULTS})"
     add("--tolerance", **several, type=_tolerance, metavar="[DTYPE=]VALUE", help=largest)
-    add("--json", type=Path, metavar="FILE", help="write the certificate here")
+    named = "packages whose classes the checkpoint may name, besides this library and torch"
+    add("--trust", **several, type=package, metavar="PACKAGE", help=named)
+    add("--json", type=output_file, metavar="FILE", help="write the certificate here")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
-    return value
 
 
 def _kind(text: str) -> tuple[str, Kind]:
@@ -119,7 +110,10 @@ def _kinds(given: list[tuple[str, Kind]]) -> Any:
 
 def _tolerance(text: str) -> tuple[list[str], float]:
     dtype, _, number = text.rpartition("=")
-    value = float(number)
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
     if (dtype and dtype not in _DTYPES) or not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"expected VALUE or {'|'.join(_DTYPES)}=VALUE, at least 0, got {text!r}")
     return [dtype] if dtype else list(_DTYPES), value
@@ -127,13 +121,18 @@ def _tolerance(text: str) -> tuple[list[str], float]:
 
 def _test_clouds(entry: dict[str, Any], network: nn.Module, options: argparse.Namespace) -> tuple[list[Data], str]:
     """Clouds to measure on, and where they are from."""
-    spec = None if options.random else entry["config"].get("data", {}).get("test")
+    dataset: Any = None
     if options.data is not None:
         spec = read_yaml(options.data, "class_path and init_args of a data set")
-    if spec is not None:
-        dataset: Any = build(Dataset, spec, "the data set")
+        dataset = build(Dataset, spec, f"the data set of {options.data}")
+    elif not options.random and (entry["config"].get("data") or {}).get("test") is not None:
+        spec = entry["config"]["data"]["test"]
+        dataset = load_data(options.checkpoint, "test", options.trust)
+    if dataset is not None:
         number = min(options.clouds, len(dataset))
-        return [dataset[index] for index in range(number)], f"the first {number} clouds of {spec['class_path']}"
+        given = ", ".join(f"{key}={value}" for key, value in spec.get("init_args", {}).items())
+        source = f"the first {number} clouds of {spec['class_path']}({given})"
+        return [dataset[index] for index in range(number)], source
     vectors = tuple(getattr(network, "vector_inputs", ()))
     clouds = random_clouds(entry["input"], options.clouds, options.seed, vectors)
     return clouds, f"{options.clouds} random clouds of {clouds[0].num_nodes} points"

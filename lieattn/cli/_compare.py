@@ -22,10 +22,10 @@ import torch
 from tqdm import tqdm
 
 from lieattn import compare
-from lieattn._checks import check_count
 from lieattn.cli._fit import without_warnings
+from lieattn.cli._options import ArgumentParser, output_file, positive, usage_message
 from lieattn.compare import Cell, Matched, ModelSettings, Record, Settings
-from lieattn.train import TrainingInterrupted
+from lieattn.train import TrainingInterrupted, UsageError
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
@@ -52,15 +52,17 @@ def _status(name: str, work: Callable[[], int]) -> int:
             return work()
     except (TrainingInterrupted, KeyboardInterrupt) as stop:
         return 128 + (stop.signum if isinstance(stop, TrainingInterrupted) else signal.SIGINT)
-    except ValueError as error:
-        _say("\n".join([f"lieattn {name}: {error}", *getattr(error, "__notes__", [])]))
+    except Exception as error:
+        if (message := usage_message(error)) is None:
+            raise
+        _say(f"lieattn {name}: {message}")
         return 2
     finally:
         logger.setLevel(level)
 
 
-def _parser(name: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser(name: str) -> ArgumentParser:
+    parser = ArgumentParser(
         prog=f"lieattn {name}",
         description="Train several models under the same budget, with parameter counts that agree, and compare them. "
         "Finished cells (model, share of the data, seed) are kept and not repeated; the same command continues. "
@@ -70,13 +72,13 @@ def _parser(name: str) -> argparse.ArgumentParser:
     several: dict[str, Any] = {"action": "extend", "nargs": "+"}
     add("--config", **several, type=Path, required=True, metavar="YAML", help="models, task, data, budget and seeds")
     add("--out", type=Path, metavar="DIR", help="folder of the results (default runs/NAME of the last configuration)")
-    add("--json", type=Path, metavar="FILE", help="the report (default DIR/comparison.json)")
+    add("--json", type=output_file, metavar="FILE", help="the report (default DIR/comparison.json)")
     add("--root", metavar="DIR", help="folder of the data, instead of `root` in the configuration")
     settings = "settings that replace those of the files, such as budget.seconds=20 data.rotate_train=true"
     add("--set", **several, default=[], metavar="SETTING=VALUE", help=settings)
     add("--models", **several, metavar="NAME", help="run cells of these models only")
     jobs = "processes that train cells at once, each on its share of the threads (OMP_NUM_THREADS); default 1"
-    add("--jobs", type=int, default=1, metavar="N", help=jobs)
+    add("--jobs", type=positive, default=1, metavar="N", help=jobs)
     add("--plan", action="store_true", help="show widths and missing cells, and train nothing")
     return parser
 
@@ -84,8 +86,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
 def _compare(options: argparse.Namespace, folder: Path) -> int:
     settings = compare.read_settings(options.config, options.root, options.set)
     if unknown := [name for name in options.models or () if name not in settings.models]:
-        raise ValueError(f"--models: {unknown[0]!r} is not among {', '.join(settings.models)}")
-    check_count("--jobs", options.jobs)
+        raise UsageError(f"--models: {unknown[0]!r} is not among {', '.join(settings.models)}")
     models, store = compare.match_models(settings), compare.CellStore(folder, _say)
     cells = settings.cells()
     records = _finished(settings, models, store, cells)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import logging
 import shlex
@@ -12,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import yaml
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from lieattn import train
 from lieattn._files import replacing
+from lieattn.cli._options import ArgumentParser, package
 
 # Forces are gradients, which inference mode forbids.
 _DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False}
@@ -43,13 +43,16 @@ _EXPECTED = (
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
 
-    The exit status is 0, 1 if the training diverged, 2 for a checkpoint that cannot be used, 128 + n after signal n.
+    The exit status is 0, 1 if the training diverged, 128 + n after signal n.
     """
     train.register_types()
+    trust = _option(arguments, "--trust", type=package, nargs="+", action="extend", default=[])[0]
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_advertisement)
     try:
         with without_warnings(), tempfile.TemporaryDirectory(prefix="lieattn-") as folder:
+            config = _config_of_checkpoint(arguments, trust)
             _PointSetCLI(
+                config is not None,
                 train.PointSetTask,
                 train.PointSetData,
                 subclass_mode_model=True,
@@ -59,15 +62,16 @@ def run(name: str, arguments: Sequence[str]) -> int:
                 auto_configure_optimizers=False,
                 load_from_checkpoint_support=False,
                 parser_kwargs={"prog": "lieattn"},
-                args=[name, *_with_config(arguments, Path(folder))],
+                parser_class=_Parser,
+                args=[name, *_written(config, Path(folder)), *arguments],
             )
     except train.TrainingInterrupted as stop:
-        again = shlex.join(["lieattn", name, *_checkpoint_of(arguments)[1], "--ckpt_path", "last"])
+        again = shlex.join(["lieattn", name, *_option(arguments, "--ckpt_path", nargs="?")[1], "--ckpt_path", "last"])
         _say(f"lieattn: {stop}\nTo continue: {again}")
         return 128 + stop.signum
-    except (train.NonFiniteError, train.UsageError) as error:
+    except train.NonFiniteError as error:
         _say(f"lieattn: {error}")
-        return 1 if isinstance(error, train.NonFiniteError) else 2
+        return 1
     return 0
 
 
@@ -80,14 +84,44 @@ def without_warnings(*others: str) -> Iterator[None]:
         yield
 
 
+class _Parser(LightningArgumentParser):
+    """A parser whose errors are exceptions, without Lightning's page of usage."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if "are required" in message and ".model" in message:
+            message = "no model was given: --config FILE, or --ckpt_path with a checkpoint of `lieattn fit`"
+        raise train.UsageError(train.short_message(ValueError(message))) from ex
+
+
 class _PointSetCLI(LightningCLI):
-    """LightningCLI with loggers, checkpoints and continuation that need no configuration."""
+    """LightningCLI with loggers, checkpoints and continuation that need no configuration.
+
+    ``checked`` says that the configuration is that of the checkpoint, which is not trusted.
+    """
+
+    def __init__(self, checked: bool, *arguments: Any, **options: Any) -> None:
+        self._checked = checked
+        super().__init__(*arguments, **options)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(train.LastCheckpoint, "last")
+        named = "packages whose classes a checkpoint may name, besides this library and torch"
+        parser.add_argument("--trust", nargs="+", type=package, default=[], help=named)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        for path in _option(args, "--config", "-c", action="append", default=[])[0]:
+            if Path(path).is_file():  # so that an error names the file
+                train.read_yaml(path, "a configuration")
         self.config = parser.parse_args(args)
+
+    def _parse_ckpt_path(self) -> None:
+        """Leave the configuration alone, which Lightning would change by what it finds in the checkpoint."""
+
+    def _set_seed(self) -> None:
+        try:
+            super()._set_seed()
+        except ValueError as error:
+            raise train.UsageError(f"seed_everything: {error}") from error
 
     def before_instantiate_classes(self) -> None:
         """Turn the checkpoint ``last`` or ``best`` into a file, and keep the resolved configuration."""
@@ -100,12 +134,23 @@ class _PointSetCLI(LightningCLI):
             settings.ckpt_path = str(path)
         elif settings.ckpt_path is None and self.subcommand != "fit":
             raise train.CheckpointError(f"{self.subcommand} needs trained weights: --ckpt_path best, last, or a file")
-        if settings.ckpt_path is not None:
-            train.read_checkpoint(settings.ckpt_path)
+        self._checkpoint = None if settings.ckpt_path is None else train.read_checkpoint(settings.ckpt_path)
         dumped = yaml.safe_load(self._parser(self.subcommand).dump(settings))
         self._resolved = {key: dumped[key] for key in ("model", "data")}
+        if self._checked:  # once more, because files that it names for parts of it are read by now
+            train.check_trusted(self._resolved, settings.ckpt_path, settings.trust)
+
+    def instantiate_classes(self) -> None:
+        """Build all objects; UsageError is raised where an argument does not fit."""
+        try:
+            super().instantiate_classes()
+        except (TypeError, ValueError) as error:
+            raise train.UsageError(train.short_message(error)) from error
 
     def after_instantiate_classes(self) -> None:
+        if self._checkpoint is not None:
+            train.load_weights(self.model, self._checkpoint, "the model of the configuration")
+            self._checkpoint = None
         if self.subcommand == "validate" and self.datamodule.sets["val"] is None:
             raise train.UsageError("data.val: no data set was given for it")
         self.model.config = self._resolved
@@ -127,7 +172,10 @@ class _PointSetCLI(LightningCLI):
                 options = {"monitor": monitor, "mode": mode, "enable_version_counter": False}
                 callbacks.append(ModelCheckpoint(_folder(settings), "best", **options))
             kwargs["callbacks"] = [*callbacks, settings.last]
-        return super().instantiate_trainer(**kwargs)
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except ValueError as error:
+            raise train.UsageError(f"trainer: {error}") from error
 
     def predict(self, **kwargs: Any) -> None:
         """Write class scores to ``predictions.csv`` in the root folder, other targets to ``predictions_NAME.csv``."""
@@ -162,28 +210,35 @@ def _folder(settings: Any) -> Path:
     return Path(settings.last.dirpath or Path(settings.trainer.default_root_dir) / "checkpoints")
 
 
-def _with_config(arguments: Sequence[str], folder: Path) -> list[str]:
-    """Where no configuration is given, take that of the checkpoint."""
-    arguments = list(arguments)
+def _config_of_checkpoint(arguments: Sequence[str], trust: Sequence[str]) -> Any:
+    """The configuration of the checkpoint where none is given; CheckpointError if it names what is not trusted."""
     if any(word in ("-c", "-h") or word.startswith(("--config", "--help", "--print_config")) for word in arguments):
-        return arguments
-    path, _ = _checkpoint_of(arguments)
+        return None
+    path, _ = _option(arguments, "--ckpt_path", nargs="?")
     if path in ("last", "best", None):
-        return arguments
-    config = train.read_checkpoint(path)["lieattn"]["config"]
+        return None
+    config = train.read_checkpoint(path)["lieattn"].get("config")
     if not config:
         raise train.CheckpointError(f"{path} has no configuration, because `lieattn fit` did not write it: --config")
+    train.check_trusted(config, path, trust)
+    return config
+
+
+def _written(config: Any, folder: Path) -> list[str]:
+    """The option for a configuration, which is written to a file."""
+    if config is None:
+        return []
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(config))
-    return ["--config", str(file), *arguments]
+    return ["--config", str(file)]
 
 
-def _checkpoint_of(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The value of ``--ckpt_path``, and the other arguments."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--ckpt_path", nargs="?")
+def _option(arguments: Sequence[str], *names: str, **settings: Any) -> tuple[Any, list[str]]:
+    """The value of one option, and the other arguments."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(*names, dest="value", **settings)
     found, others = parser.parse_known_args(arguments)
-    return found.ckpt_path, others
+    return found.value, others
 
 
 def _no_advertisement(record: logging.LogRecord) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import os
 import platform
@@ -11,6 +10,7 @@ from typing import get_args
 
 import torch
 
+from lieattn.cli._options import ArgumentParser
 from lieattn.ops import Pattern
 
 _PACKAGES = ("lieattn", "torch", "torch-geometric", "torch-scatter", "numba", "triton", "lightning", "e3nn", "numpy")
@@ -18,7 +18,7 @@ _PACKAGES = ("lieattn", "torch", "torch-geometric", "torch-scatter", "numba", "t
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Print what the library found on this machine, and return the exit status 0; no option but ``--help`` is taken."""
-    argparse.ArgumentParser(prog=f"lieattn {name}", description=__doc__).parse_args(arguments)
+    ArgumentParser(prog=f"lieattn {name}", description=__doc__).parse_args(arguments)
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
     print(f"CUDA: {torch.cuda.get_device_name() if torch.cuda.is_available() else 'not available'}\n")
     for package in _PACKAGES:

@@ -17,7 +17,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from lieattn._checks import check_count, check_counts
-from lieattn.train import UsageError, read_yaml
+from lieattn.train import UsageError, read_yaml, short_message
 
 T = TypeVar("T")
 
@@ -286,5 +286,4 @@ def _parsed(kind: type[T], content: Any, where: str = "", **given: Any) -> T:
             raise UsageError(f"unknown setting {unknown[0]!r}; expected some of {', '.join(known)}")
         return kind(**given, **vars(parser.parse_object(content)))
     except (ArgumentError, ValueError) as error:
-        text = re.sub(r'^Parser key "(.*?)":', r"\1:", " ".join(str(error).split()))
-        raise UsageError(f"{where}{text}") from error
+        raise UsageError(f"{where}{short_message(error)}") from error

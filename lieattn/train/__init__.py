@@ -8,13 +8,16 @@ if TYPE_CHECKING:
         CheckpointError,
         UsageError,
         build,
+        check_trusted,
         load_data,
         load_network,
         load_task,
+        load_weights,
         random_clouds,
         read_checkpoint,
         read_yaml,
         register_types,
+        short_message,
     )
     from lieattn.train._data import EpochSampler, PointSetData, seed_generators
     from lieattn.train._last_checkpoint import LastCheckpoint, TrainingInterrupted
@@ -36,15 +39,18 @@ __all__ = [
     "UsageError",
     "WarmupCosine",
     "build",
+    "check_trusted",
     "load_data",
     "load_network",
     "load_task",
+    "load_weights",
     "named_outputs",
     "random_clouds",
     "read_checkpoint",
     "read_yaml",
     "register_types",
     "seed_generators",
+    "short_message",
 ]
 
 # Those that do not import Lightning come first.

@@ -1,14 +1,17 @@
 """What a checkpoint holds beside Lightning's states, and how networks and data like those of it are made again.
 
 The entry ``"lieattn"`` of a checkpoint has tensors and plain values only: the resolved configuration, the group,
-the kind of input, and the states of the random generators.
+the kind of input, the states of the random generators, and digests of all entries. A checkpoint is not trusted: its
+content is compared with the digests, and it names classes of trusted packages only.
 """
 
 from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Mapping, Sequence
+import re
+import zipfile
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,13 +22,21 @@ from torch_geometric.data import Batch, Data
 
 from lieattn.geometry import pixel_positions
 from lieattn.groups import FiniteGroup
+from lieattn.train._digest import KEY, damaged_entries
+from lieattn.train._trust import untrusted_names
 
 if TYPE_CHECKING:
     from lieattn.train._tasks import PointSetTask
 
-KEY = "lieattn"
+FORMAT = 2  # of our entry; 1 had no digests
 _KNOWN = frozenset({"x", "pos", "grid", "batch", "ptr"})
 _MOST_NUMBERS = 256  # that are kept of an attribute
+_NOISE = re.compile(
+    r"(Problem with instantiation.*)?Does not validate against any of|Subtypes: |Errors:|Given value type: "
+)
+_PARSER_KEY = re.compile(r'Parser key "(.*?)":')
+_CLASS = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>")
+_MOST_GIVEN = 60  # characters of a value that are repeated in a message
 
 T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
@@ -54,8 +65,9 @@ def check_group(checkpoint: dict[str, Any], network: nn.Module) -> None:
     saved, present = checkpoint.get(KEY, {}).get("group"), describe_group(network)
     if saved is not None and present is not None and saved != present:
         words = "{name} (order {order}, in {dim} dimensions)"
+        of_checkpoint = words.format(**saved) if isinstance(saved, dict) and saved.keys() == present.keys() else saved
         raise CheckpointError(
-            f"the checkpoint was trained for {words.format(**saved)}, the network is built for "
+            f"the checkpoint was trained for {of_checkpoint}, the network is built for "
             f"{words.format(**present)}: give the network the group of the checkpoint"
         )
 
@@ -63,68 +75,144 @@ def check_group(checkpoint: dict[str, Any], network: nn.Module) -> None:
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint of ``lieattn fit``, or of a ``Trainer`` with a ``PointSetTask``, without running code from it.
 
-    CheckpointError is raised if the file is missing, damaged, or not such a checkpoint.
+    CheckpointError is raised if the file is missing, damaged, or not such a checkpoint, if it is of a newer format than
+    this version of the library knows, or if weights are not finite. Damage is found by digests of the content; in
+    checkpoints of before 0.2, which have none, by the checksums of the file.
     """
     path = Path(path)
     if not path.is_file():
-        raise CheckpointError(f"there is no checkpoint {path}")
+        raise CheckpointError(f"there is no checkpoint {path}" + (": it is a folder" if path.is_dir() else ""))
     try:
-        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
+        return _read(path)
+    except CheckpointError:
+        raise
+    except pickle.UnpicklingError as error:  # whose message advises to load it all the same
+        raise CheckpointError(f"{path} is damaged, or holds more than tensors and plain values: not loaded") from error
+    except Exception as error:  # torch's reader meets whatever the bytes happen to say
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{path} is damaged, or no checkpoint: {reason}") from error
-    if not isinstance(checkpoint, dict) or KEY not in checkpoint or "state_dict" not in checkpoint:
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not zipfile.is_zipfile(path):
+        raise CheckpointError(f"{path} is damaged, or no checkpoint: it is not a file of torch.save")
+    with zipfile.ZipFile(path) as archive:
+        if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
+            raise CheckpointError(f"{path} is damaged, or no checkpoint: its parts are larger than the file")
+    checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    entry, weights = (checkpoint.get(key) if isinstance(checkpoint, dict) else None for key in (KEY, "state_dict"))
+    if not isinstance(entry, dict) or not isinstance(weights, dict):
         raise CheckpointError(f"{path} was not written by lieattn: it has no entry {KEY!r} or no weights")
+    check_content(checkpoint, str(path))
+    if not all(isinstance(value, Tensor) for value in weights.values()):
+        raise CheckpointError(f"{path} is damaged: not all of its weights are tensors")
+    if entry["format"] == 1:
+        with zipfile.ZipFile(path) as archive:
+            if (member := archive.testzip()) is not None:
+                raise CheckpointError(f"{path} is damaged: {member} is not as it was saved")
     return checkpoint
 
 
-def load_network(path: str | Path) -> nn.Module:
+def check_content(checkpoint: dict[str, Any], name: str, apart: Container[str] = ()) -> None:
+    """Raise CheckpointError if a checkpoint is of a newer format, or entries other than ``apart`` were changed."""
+    number = checkpoint[KEY].get("format")
+    if not isinstance(number, int) or number < 1:
+        raise CheckpointError(f"{name} is damaged: its format is {number!r}, not a number")
+    if number > FORMAT:
+        raise CheckpointError(
+            f"{name} is of format {number}, this version knows up to {FORMAT}: pip install --upgrade lieattn"
+        )
+    if number > 1 and (damaged := damaged_entries(checkpoint, apart)):
+        raise CheckpointError(f"{name} is damaged: not as they were saved are {', '.join(map(repr, damaged))}")
+
+
+def check_finite(weights: Mapping[str, Tensor], module: nn.Module) -> None:
+    """Raise CheckpointError, which names the parameter, if a weight is NaN or infinite."""
+    for name, _ in module.named_parameters():
+        if name in weights and not torch.isfinite(weights[name]).all():
+            raise CheckpointError(f"the weights {name} of the checkpoint are not finite: take one of before")
+
+
+def load_network(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
     """Build the network of a checkpoint again and load its weights, in eval mode on the CPU.
 
-    The checkpoint must be one of ``lieattn fit``: that of a bare ``Trainer`` has no configuration. It names the
-    network's class, which is imported: load files from people you trust. CheckpointError is raised if it cannot be
-    read, has no configuration, or the weights do not fit.
+    The checkpoint must be one of ``lieattn fit``: that of a bare ``Trainer`` has no configuration. The configuration
+    names classes and functions, which are imported and called if they are of lieattn, lieattn_datasets, torch.nn,
+    torch.optim or torch_geometric.transforms, or of a package in ``trust``, such as ``["mypackage"]`` for networks of
+    your own. CheckpointError is raised if it names others, cannot be read, is damaged, has no configuration, or the
+    weights do not fit or are not finite.
     """
-    return _loaded(path, nn.Module, "network", ("model", "init_args", "network"), "network.")
+    return _loaded(path, nn.Module, "network", ("model", "init_args", "network"), "network.", trust)
 
 
-def load_task(path: str | Path) -> PointSetTask:
+def load_task(path: str | Path, trust: Sequence[str] = ()) -> PointSetTask:
     """Build the task of a checkpoint again, whose predictions are in the units of the data, in eval mode on the CPU.
 
-    ``path`` and errors are those of :func:`load_network`.
+    ``path``, ``trust`` and errors are those of :func:`load_network`.
     """
     from lieattn.train._tasks import PointSetTask
 
-    return _loaded(path, PointSetTask, "task", ("model",))  # type: ignore[type-abstract]
+    return _loaded(path, PointSetTask, "task", ("model",), "", trust)  # type: ignore[type-abstract]
 
 
-def load_data(path: str | Path, split: str = "test") -> Dataset[Any]:
-    """Data set ``"train"``, ``"val"``, ``"test"`` or ``"predict"`` of a checkpoint; CheckpointError if it has none."""
-    return build(Dataset, _spec(read_checkpoint(path), path, f"{split} set", ("data", split)), f"the data of {path}")
+def load_data(path: str | Path, split: str = "test", trust: Sequence[str] = ()) -> Dataset[Any]:
+    """Data set ``"train"``, ``"val"``, ``"test"`` or ``"predict"`` of a checkpoint; CheckpointError if it has none.
+
+    It reads files where the checkpoint says, and downloads them there where its class does. ``trust`` is that of
+    :func:`load_network`.
+    """
+    spec = trusted_spec(read_checkpoint(path), path, ("data", split), f"{split} set", trust)
+    return build(Dataset, spec, f"the data of {path}")
 
 
-def _loaded(path: str | Path, base: type[M], name: str, keys: Sequence[str], prefix: str = "") -> M:
+def trusted_spec(
+    checkpoint: dict[str, Any], path: str | Path, keys: Sequence[str], name: str, trust: Sequence[str]
+) -> dict[str, Any]:
+    """What the configuration of a checkpoint has at these keys; CheckpointError if it is absent or not trusted."""
+    found: Any = checkpoint[KEY].get("config")
+    for key in keys:
+        found = found.get(key) if isinstance(found, dict) else None
+    if not isinstance(found, dict) or not found:
+        raise CheckpointError(f"{path} does not say how its {name} was built: it is not of `lieattn fit`, or had none")
+    check_trusted(found, path, trust)
+    return found
+
+
+def check_trusted(config: Any, path: str | Path, trust: Sequence[str]) -> None:
+    """Raise CheckpointError if a configuration names what is neither of this library nor of packages in ``trust``."""
+    for name in untrusted_names(config, trust):
+        package = name.partition(".")[0]
+        raise CheckpointError(
+            f"{path} names {name}, which would be imported and called. If the code is yours or you trust it: "
+            f"--trust {package}, in Python trust=[{package!r}]"
+        )
+
+
+def _loaded(path: str | Path, base: type[M], name: str, keys: Sequence[str], prefix: str, trust: Sequence[str]) -> M:
     """The module that the configuration of a checkpoint has at these keys, with its weights and their precision."""
     checkpoint = read_checkpoint(path)
-    module = build(base, _spec(checkpoint, path, name, keys), f"the {name} of {path}")
-    check_group(checkpoint, module)
-    state: dict[str, Tensor] = checkpoint["state_dict"]
-    weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-    module.to(next((value.dtype for value in weights.values() if value.is_floating_point()), None))
-    try:
-        module.load_state_dict(weights)
-    except RuntimeError as error:
-        raise CheckpointError(f"the weights of {path} do not fit its {name}: {error}") from error
+    module = build(base, trusted_spec(checkpoint, path, keys, name, trust), f"the {name} of {path}")
+    weights = (value for key, value in checkpoint["state_dict"].items() if key.startswith(prefix))
+    module.to(next((value.dtype for value in weights if value.is_floating_point()), None))
+    load_weights(module, checkpoint, f"the {name} of {path}", prefix)
     return module.eval()
 
 
-def _spec(checkpoint: dict[str, Any], path: str | Path, name: str, keys: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = checkpoint[KEY]["config"]
-    for key in keys:
-        found = found.get(key) or {}
-    if not found:
-        raise CheckpointError(f"{path} does not say how its {name} was built: it is not of `lieattn fit`, or had none")
-    return found
+def load_weights(module: nn.Module, checkpoint: dict[str, Any], what: str, prefix: str = "") -> None:
+    """Load those weights of a checkpoint into a module that have the prefix.
+
+    CheckpointError says why they do not fit, calling the module ``what``, or that they are not finite.
+    """
+    check_group(checkpoint, module)
+    state: dict[str, Tensor] = checkpoint["state_dict"]
+    weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError as error:
+        first, *others = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
+        more = f" (and {len(others)} more)" if others else ""
+        raise CheckpointError(f"the weights do not fit {what}: {first}{more}") from error
+    check_finite(weights, module)
 
 
 def read_yaml(path: str | Path, expected: str) -> dict[str, Any]:
@@ -134,7 +222,7 @@ def read_yaml(path: str | Path, expected: str) -> dict[str, Any]:
     try:
         content = yaml.safe_load(Path(path).read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+        raise UsageError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path}: expected {expected}, got {content!r}")
     return content
@@ -154,8 +242,22 @@ def build(base: type[T], spec: Mapping[str, Any], what: str) -> T:
     try:
         made: T = parser.instantiate(parser.parse_object({"object": spec})).object
     except (ArgumentError, TypeError, ValueError) as error:
-        raise UsageError(f"{what} cannot be built: {error}") from error
+        raise UsageError(f"{what} cannot be built: {short_message(error)}") from error
     return made
+
+
+def short_message(error: Exception) -> str:
+    """What is wrong and where, of an error of jsonargparse that tells all ways in which it tried to read a value."""
+    lines, given = [], ""
+    for line in str(error).splitlines():
+        text = line.strip().removeprefix("- ")
+        if text.startswith("Given value: "):
+            given = text.removeprefix("Given value: ")
+        elif not text.endswith("<class 'NoneType'>") and not _NOISE.match(text):
+            lines.append(_PARSER_KEY.sub(r"\1:", text))
+    found = _CLASS.sub(r"\1", " ".join(lines).replace("Expected a <class", "expected <class"))
+    found = found.replace(". Got value: ", ", got ")
+    return f"{found}, got {given}" if len(given) <= _MOST_GIVEN and "got" not in found.casefold() and given else found
 
 
 def register_types() -> None:

@@ -22,8 +22,17 @@ from torch_geometric.data import Batch, Data
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from lieattn.train._checkpoint import KEY, check_group, describe_group, describe_input
+from lieattn.train._checkpoint import (
+    FORMAT,
+    UsageError,
+    check_content,
+    check_finite,
+    check_group,
+    describe_group,
+    describe_input,
+)
 from lieattn.train._data import random_state, set_random_state
+from lieattn.train._digest import KEY, add_digests
 from lieattn.train._schedule import Constant, Schedule
 
 OptimizerFactory = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]
@@ -108,7 +117,10 @@ class PointSetTask(LightningModule, ABC):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Make the optimizer, and the schedule if the rate changes."""
-        optimizer = self.make_optimizer(self.parameters())
+        try:
+            optimizer = self.make_optimizer(self.parameters())
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"optimizer: {error}") from error
         if isinstance(self.schedule, Constant):
             return optimizer
         self.trainer.fit_loop.setup_data()  # which counts the batches
@@ -118,7 +130,10 @@ class PointSetTask(LightningModule, ABC):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the entry ``"lieattn"``: configuration, group, kind of input, random generators."""
+        """Add the entry ``"lieattn"``: configuration, group, kind of input, random generators, digests.
+
+        Lightning calls this hook after all others. What a subclass adds behind it has no digest.
+        """
         for name, weight in self.network.named_parameters():
             if not torch.isfinite(weight).all():
                 raise NonFiniteError(
@@ -130,15 +145,20 @@ class PointSetTask(LightningModule, ABC):
             states *= self.trainer.world_size
             torch.distributed.all_gather_object(states, states[0])
         checkpoint[KEY] = {
-            "format": 1,
+            "format": FORMAT,
             "config": self.config,
             "group": describe_group(self.network),
             "input": self._input,
             "random": states,
         }
+        add_digests(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check the group, before any weight is loaded, and take the random generators."""
+        """Check content, weights and group, before any weight is loaded, and take the random generators."""
+        if KEY in checkpoint:
+            # Hyperparameters are changed by arguments of load_from_checkpoint.
+            check_content(checkpoint, "the checkpoint", apart=[self.CHECKPOINT_HYPER_PARAMS_KEY])
+        check_finite(checkpoint["state_dict"], self)
         check_group(checkpoint, self.network)
         entry = checkpoint.get(KEY, {})
         self._input = entry.get("input", self._input)

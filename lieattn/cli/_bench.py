@@ -1,0 +1,40 @@
+"""``lieattn bench``: one benchmark of this library on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from lieattn._files import replace_text
+from lieattn.bench import BENCHMARKS, table
+from lieattn.cli._options import ArgumentParser, output_file, positive
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Run one benchmark, print its table and write its records; the exit status is 0."""
+    lines = [f"  {benchmark:14} {text}" for benchmark, text in BENCHMARKS.items()]
+    parser = ArgumentParser(
+        prog=f"lieattn {name}",
+        description="benchmarks:\n" + "\n".join(lines),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("benchmark", choices=BENCHMARKS)
+    parser.add_argument("--json", type=output_file, help="write the records to this file")
+    parser.add_argument("--repeats", type=positive, help="steps measured for each way, after one that warms up")
+    options = parser.parse_args(arguments)
+    module: Any = importlib.import_module(f"lieattn.bench._{options.benchmark.replace('-', '_')}")
+    records = module.run(**({} if options.repeats is None else {"repeats": options.repeats}))
+    print(f"{BENCHMARKS[options.benchmark]}; torch {torch.__version__}, {torch.get_num_threads()} threads\n")
+    print(getattr(module, "table", table)(records))
+    for remark in module.remarks(records) if hasattr(module, "remarks") else ():
+        print(remark)
+    if options.json is not None:
+        replace_text(options.json, json.dumps([asdict(record) for record in records], indent=1) + "\n")
+        print(f"records: {options.json}")
+    return 0

@@ -1,0 +1,65 @@
+"""Digests of what a checkpoint holds, entry by entry, which are the same however a file stores it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Container, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+KEY = "lieattn"
+_DIGESTS = "digests"
+_VERSION = "pytorch-lightning_version"
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
+
+
+def add_digests(checkpoint: dict[str, Any]) -> None:
+    """Write digests of all entries into our own."""
+    checkpoint[KEY][_DIGESTS] = {key: digest(value) for key, value in _entries(checkpoint).items()}
+
+
+def damaged_entries(checkpoint: dict[str, Any], apart: Container[str] = ()) -> list[str]:
+    """Entries that are gone or not as they were saved, but for those ``apart``; all of them if there are no digests."""
+    known, entries = checkpoint[KEY].get(_DIGESTS), _entries(checkpoint)
+    if not isinstance(known, dict) or KEY not in known:
+        return list(entries)
+    checked = {key: value for key, value in known.items() if key not in apart}
+    return [key for key, value in checked.items() if key not in entries or digest(entries[key]) != value]
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of nested mappings, sequences, tensors and plain values; anything else counts by its type alone."""
+    found = hashlib.sha256()
+    for part in _parts(value):
+        found.update(part)
+    return found.hexdigest()
+
+
+def _entries(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Entries as they were saved: Lightning notes a newer version of its own while it loads."""
+    legacy = f"legacy_{_VERSION}"
+    entries = {key: value for key, value in checkpoint.items() if key != legacy}
+    if legacy in checkpoint:
+        entries[_VERSION] = checkpoint[legacy]
+    return {**entries, KEY: {key: value for key, value in checkpoint[KEY].items() if key != _DIGESTS}}
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Bytes that tell the value from every other one: each part says its kind and how long it is."""
+    if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_quantized:
+        yield f"{value.dtype} {list(value.shape)}:".encode()
+        plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        yield plain.reshape(-1).view(torch.uint8).numpy()
+    elif isinstance(value, Mapping):
+        yield f"mapping {len(value)}:".encode()
+        for pair in value.items():
+            yield from _parts(pair)
+    elif isinstance(value, list | tuple):
+        yield f"sequence {len(value)}:".encode()
+        for item in value:
+            yield from _parts(item)
+    else:
+        text = repr(value) if type(value) in _PLAIN else ""
+        yield f"{type(value).__name__} {len(text)}:{text}".encode()

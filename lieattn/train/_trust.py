@@ -1,0 +1,64 @@
+"""Which classes and functions a checkpoint may name: those of this library, of torch, and of trusted packages."""
+
+from __future__ import annotations
+
+import importlib.util
+import pkgutil
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+_OURS = ("geometry", "groups", "models", "nn", "reps", "spaces", "train")
+_TRUSTED = (
+    *(f"lieattn.{part}" for part in _OURS),
+    "lieattn_datasets",
+    "torch.nn",
+    "torch.optim",
+    "torch._C._nn",  # which the functions of torch.nn are from
+    "torch_geometric.transforms",
+)
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+
+
+def untrusted_names(config: Any, packages: Iterable[str] = ()) -> Iterator[str]:
+    """Import paths in a configuration that lead to what is neither of this library nor of the packages given.
+
+    Every text counts that could be imported, as a class path or as the name of a function, and it is what the path
+    leads to that must be of a trusted package: others are within reach, as in ``lieattn.train.os.system``. Nothing of
+    a package that is not trusted is imported.
+    """
+    trusted = (*_TRUSTED, *packages)
+    for name in _texts(config):
+        if _IMPORT_PATH.fullmatch(name) and _can_be_imported(name) and not _is_within(name, trusted):
+            yield name
+
+
+def _texts(config: Any) -> Iterator[str]:
+    if isinstance(config, Mapping):
+        for pair in config.items():
+            yield from _texts(pair)
+    elif isinstance(config, list | tuple):
+        for item in config:
+            yield from _texts(item)
+    elif isinstance(config, str):
+        yield config
+
+
+def _can_be_imported(name: str) -> bool:
+    package = name.partition(".")[0]
+    return package in sys.modules or importlib.util.find_spec(package) is not None
+
+
+def _is_within(name: str, packages: tuple[str, ...]) -> bool:
+    if not _starts(name, packages):
+        return False
+    try:
+        found = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return True  # there is nothing to call, and building says so
+    return _starts(getattr(found, "__module__", None) or "", packages)
+
+
+def _starts(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)

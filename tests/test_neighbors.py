@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import time
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -256,6 +257,29 @@ def test_ties_of_nearest():
     by_index, with_all = Nearest(2, include_self=False)(cross), Nearest(2, include_self=False, ties="all")(cross)
     assert by_index.source[: by_index.degree[0]].tolist() == [1, 2]
     assert with_all.source[: with_all.degree[0]].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("k", [1, 3, 7])
+def test_nearest_among_many_points_at_few_places(k, method):
+    generator = torch.Generator().manual_seed(k)
+    places = torch.randn(5, 2, generator=generator)
+    pos = places[torch.randint(5, (60,), generator=generator)]
+    pos[::7] = torch.randn(9, 2, generator=generator)
+    pos[1::9] = -0.0
+    pos[2::9] = 0.0
+    batch = (torch.arange(60) >= 25).long() * 3
+    for definition in (Nearest(k), Nearest(k, include_self=False), Nearest(k, ties="all")):
+        assert edges_of(find(definition, pos, batch, method)) == reference(definition, pos, batch)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_zero_padding_takes_no_longer_than_other_points(method):
+    pos = torch.zeros(60_000, 3)
+    pos[:1000] = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0))
+    began = time.perf_counter()
+    assert find(Nearest(16), pos, method=method).num_edges == 17 * len(pos)
+    assert time.perf_counter() - began < 20  # the square of their number took an hour
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

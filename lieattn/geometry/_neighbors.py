@@ -142,7 +142,8 @@ class Nearest(_Neighborhood):
     are tied with it. No choice among tied points is independent of their order. ``ties="index"`` takes the
     lowest indices: each point has exactly k others, but reordering a cloud with ties, such as a grid, can
     change its neighbors. ``ties="all"`` takes all of them: a point may have more than k others, and neighbors
-    depend on the geometry alone, whatever the order of the points.
+    depend on the geometry alone, whatever the order of the points. Where n points are at one place, as zero padding
+    puts them, these are n² edges.
 
     TypeError or ValueError is raised unless ``k`` is a positive integer, ``include_self`` a bool and ``ties`` known.
 

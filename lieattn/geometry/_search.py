@@ -10,6 +10,7 @@ clouds that repeat, images of the points are searched with the cell list.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lieattn.geometry._clouds import members, ranges
+from lieattn.geometry._clouds import members, ranges, ranks
 
 if TYPE_CHECKING:
     from scipy.spatial import cKDTree
@@ -68,7 +69,34 @@ def pairs_nearest(
     pos: Tensor, cloud: Tensor, k: int, ties: Ties, include_self: bool, method: Method | None = None
 ) -> Tensor:
     """Return the pairs of each point with the ``k`` nearest other points, or all others if they are fewer."""
-    keys = [_self_keys(pos, include_self)]
+    if ties == "all" or not _is_crowded(pos, k):
+        return sort_keys(torch.cat([_self_keys(pos, include_self), *_nearest(pos, cloud, k, ties, method)]))
+    # Of the points at one place, only the first k others are ever taken: the search needs no more than k + 1 of them.
+    n, places = len(pos), torch.unique(torch.cat([cloud[:, None].to(pos), pos], dim=1), dim=0, return_inverse=True)[1]
+    order, first, _ = members(places, 0)
+    late = ranks(places, 0) > k
+    target, searched = late.nonzero()[:, 0], (~late).nonzero()[:, 0]
+    source = order[first[places[target], None] + torch.arange(k, device=pos.device)]
+    keys = [_self_keys(pos, include_self), (target[:, None] * n + source).flatten()]
+    for found in _nearest(pos[searched], cloud[searched], k, ties, method):
+        i, j = found // len(searched), found % len(searched)
+        keys.append(searched[i] * n + searched[j])
+    return sort_keys(torch.cat(keys))
+
+
+def _is_crowded(pos: Tensor, k: int) -> bool:
+    """Whether more than k + 1 points may lie at one place."""
+    # One number for each point, the same wherever the coordinates are, and hardly ever elsewhere.
+    mixed = pos.new_zeros(len(pos))
+    for axis, coordinate in enumerate(pos.unbind(1)):
+        mixed = mixed + coordinate * math.sqrt(axis + 2)
+    mixed = mixed.sort().values
+    return bool((mixed[k + 1 :] == mixed[: max(0, len(mixed) - k - 1)]).any())
+
+
+def _nearest(pos: Tensor, cloud: Tensor, k: int, ties: Ties, method: Method | None) -> list[Tensor]:
+    """Keys, unsorted, of each point and the ``k`` nearest others."""
+    keys: list[Tensor] = []
     others = torch.bincount(cloud)[cloud] - 1
     remaining = others.nonzero().squeeze(1)
     if len(remaining):
@@ -83,7 +111,7 @@ def pairs_nearest(
             remaining = torch.cat(left)
             if len(remaining) == 0:
                 break
-    return sort_keys(torch.cat(keys))
+    return keys
 
 
 def pairs_all(pos: Tensor, cloud: Tensor, include_self: bool) -> Tensor:

@@ -228,7 +228,22 @@ def test_half_turn_of_the_plane_is_plus_pi():
         half_turn = torch.tensor([[-1.0, zero], [zero, -1.0]], dtype=torch.float64)
         assert SO(2).log(half_turn).item() == math.pi
     just_past = torch.tensor([[-1.0, 1e-300], [-1e-300, -1.0]], dtype=torch.float64)
-    assert SO(2).log(just_past).item() == -math.pi
+    assert SO(2).log(just_past).item() == math.pi
+    close(SO(2).log(SO(2).exp(torch.tensor([1e-12 - math.pi], dtype=torch.float64))).item(), 1e-12 - math.pi, 1e-15)
+
+
+@pytest.mark.parametrize("axis", [(1, 0, 0), (0, 1, 1), (1, -1, 0), (1, -1, 1), (0.6, 0, -0.8), (-0.309, 0.5, 0.809)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_half_turns_have_one_logarithm_however_they_were_rounded(axis, dtype):
+    axis = torch.tensor(axis, dtype=torch.float64)
+    axis = axis / axis.norm()
+    half_turn = 2 * axis[:, None] * axis - torch.eye(3, dtype=torch.float64)
+    turns = SO(3).sample(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rounded = ((half_turn @ turns).to(dtype) @ turns.mT.to(dtype)).to(dtype)
+    logs = SO(3).log(rounded)
+    assert (logs - logs[0]).abs().max() < 20 * torch.finfo(dtype).eps
+    turns = SO(2).sample(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    assert (SO(2).log(-turns @ turns.mT) > 3).all()
 
 
 @pytest.mark.parametrize("group", REFLECTING.values(), ids=REFLECTING)

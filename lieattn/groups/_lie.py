@@ -62,8 +62,9 @@ class Rotational(LieGroup):
     def log(self, g: Tensor) -> Tensor:
         """Angle ``[*, 1]`` in (-π, π], or rotation vector ``[*, 3]`` of length at most π, of proper rotations.
 
-        At exactly π the logarithm has two values: the angle is taken as +π, and of the two axes the one whose
-        largest component is positive. Rounding decides on which side of π an element lies that is this close.
+        At π the logarithm has two values: the angle is taken as +π, and of the two axes the one whose largest component
+        is positive, the first of them if several are equal. Angles within rounding of π count as π, so half turns by
+        construction have the same logarithm however they were computed. Elsewhere near π it does jump.
         """
         return rotation_log(g)
 

@@ -18,6 +18,8 @@ _SERIES_TERMS = 10
 _PLANE_TERMS = 20
 _ATAN_BELOW = 0.05
 _ATAN_TERMS = 13
+# Half turns by construction miss π by rounding: within so many steps of it they are all taken for exact.
+_HALF_TURN_STEPS = 64
 
 
 def sine_ratio(s: Tensor) -> Tensor:
@@ -129,9 +131,10 @@ def rotation_by(a: Tensor) -> Tensor:
 
 
 def rotation_log(rotation: Tensor) -> Tensor:
-    """Angle ``[*, 1]`` in (-π, π] or rotation vector ``[*, 3]`` of length at most π."""
+    """Angle ``[*, 1]`` in (-π, π] or rotation vector ``[*, 3]`` of length at most π, up to rounding at half turns."""
     if rotation.shape[-1] == 2:
-        return _plane_angle(rotation)[..., None]
+        angle = _plane_angle(rotation)[..., None]
+        return torch.where(angle < _half_turn(angle.dtype) - math.pi, angle + 2 * math.pi, angle)
     q = quaternion_from_rotation(rotation)
     return turn_ratio(_squared(q[..., 1:]), q[..., 0])[..., None] * q[..., 1:]
 
@@ -141,7 +144,7 @@ def turning_angle(rotation: Tensor) -> Tensor:
     if rotation.shape[-1] == 2:
         return _plane_angle(rotation).abs()
     q = quaternion_from_rotation(rotation)
-    return 2 * torch.atan2(norm(q[..., 1:]), q[..., 0])
+    return 2 * torch.atan2(norm(q[..., 1:]), q[..., 0].abs())
 
 
 def scaled_rotation_integral(log_scale: Tensor, a: Tensor, *, inverse: bool = False) -> Tensor:
@@ -158,9 +161,12 @@ def scaled_rotation_integral(log_scale: Tensor, a: Tensor, *, inverse: bool = Fa
 
 
 def _plane_angle(rotation: Tensor) -> Tensor:
-    # A sum of two entries doubles what rounding leaves of each; + 0.0 turns -0 into 0, so that a half turn is +π.
-    sine = rotation[..., 1, 0] - rotation[..., 0, 1] + 0.0
-    return torch.atan2(sine, rotation[..., 0, 0] + rotation[..., 1, 1])
+    return torch.atan2(rotation[..., 1, 0] - rotation[..., 0, 1], rotation[..., 0, 0] + rotation[..., 1, 1])
+
+
+def _half_turn(dtype: torch.dtype) -> float:
+    """How far from π an angle counts as a half turn."""
+    return _HALF_TURN_STEPS * torch.finfo(dtype).eps
 
 
 def _squared(a: Tensor) -> Tensor:
@@ -188,8 +194,9 @@ def quaternion_from_rotation(rotation: Tensor) -> Tensor:
     """Unit quaternions ``[*, 4]`` (w, x, y, z) with w >= 0 from rotations ``[*, 3, 3]``.
 
     The entries of a rotation give the matrix 4 q qᵀ without cancellation; its row through the largest component
-    of q gives q to rounding at every angle. Of the two signs the one with w > 0 is taken; a rotation by exactly π,
-    where w = 0, gets the sign with its largest component positive (the first of them, if several are equal).
+    of q gives q to rounding at every angle. Of the two signs the one with w > 0 is taken; a rotation by π up to
+    rounding, where w vanishes, gets the sign with its largest component positive (the first of them, if several are
+    equal up to rounding), so w may be as little as rounding below 0.
     """
     if rotation.shape[-2:] != (3, 3):
         raise ValueError(f"rotation: expected [*, 3, 3], got {tuple(rotation.shape)}")
@@ -207,4 +214,8 @@ def quaternion_from_rotation(rotation: Tensor) -> Tensor:
     largest = torch.diagonal(outer, dim1=-2, dim2=-1).argmax(-1)
     row = torch.take_along_dim(outer, largest[..., None, None], dim=-2)[..., 0, :]
     q = row / torch.linalg.vector_norm(row, dim=-1, keepdim=True)
-    return torch.where(q[..., :1] < 0, -q, q)
+    near = _half_turn(q.dtype)
+    size = q.detach()[..., 1:].abs()
+    first = (size > size.amax(-1, keepdim=True) - near).long().argmax(-1, keepdim=True)
+    turned = q[..., :1].abs() <= near
+    return torch.where(torch.where(turned, q[..., 1:].gather(-1, first), q[..., :1]) < 0, -q, q)

@@ -20,7 +20,6 @@ from lieattn.groups import (
     SO,
     FiniteGroup,
     Group,
-    RotationDilations,
     SemidirectProduct,
     cyclic,
     dihedral,
@@ -44,7 +43,6 @@ _NORM = {"weight": "gamma", "bias": "beta", "running_mean": "mean", "running_var
 _LAYER = {"first": "W1", "second": "W2", "spatial": "psi_X", "gate": "w_H"}
 Values = Tensor | np.ndarray[Any, Any]
 Convention = Literal["log", "quaternion", "grid"]
-_HALF_TURN = 1e-7  # how far from -π an angle counts as a half turn
 _KERNELS = {
     "mlp": "sum",
     "dot_product_only": "content",
@@ -281,7 +279,7 @@ class PublishedCoordinates(PairCoordinates):
         else:
             relative = group.relative(at_source, at_target)
             if self.convention == "log":
-                parts = [_log(group, relative)]
+                parts = [group.log(relative)]
             else:
                 parts = [quaternion_from_rotation(group.linear(relative))]
                 parts += [group.translation(relative)] if group.is_affine else []
@@ -293,20 +291,6 @@ class PublishedCoordinates(PairCoordinates):
 
 def _linear(group: Group) -> Group:
     return group.stabilizer if isinstance(group, SemidirectProduct) else group
-
-
-def _log(group: Group, g: Tensor) -> Tensor:
-    """Logarithm ``[*, algebra_dim]`` in which a half turn of the plane is +π, however it was rounded."""
-    linear = _linear(group)
-    if group.dim != 2 or not isinstance(linear, SO | RotationDilations):
-        return group.log(g)
-    log = linear.log(group.linear(g))
-    angle = log[..., -1:]
-    log = torch.cat([log[..., :-1], torch.where(angle < _HALF_TURN - math.pi, angle + 2 * math.pi, angle)], dim=-1)
-    if not group.is_affine:
-        return log
-    shift = linear.inverse_exp_integral(log) @ group.translation(g)[..., None]
-    return torch.cat([log, shift[..., 0]], dim=-1)
 
 
 def published_qm9(out_channels: int = 1, **options: Any) -> LieTransformer:

@@ -306,8 +306,10 @@ class LieNetwork(Network):
 
     @property
     def symmetry(self) -> Symmetry:
-        found = Symmetry.of_frames(self.space, self.frames)
-        if self.frames is None or self.lifting.continuous:
+        found, frames = Symmetry.of_frames(self.space, self.frames), self.frames
+        # Frames of a finite group have finitely many relative rotations, and half turns among them one logarithm.
+        of_clouds = isinstance(frames, FiniteFrames) or (isinstance(frames, PrincipalFrames) and frames.of == "cloud")
+        if frames is None or self.lifting.continuous or (of_clouds and isinstance(self.space, Euclidean)):
             return found
         shifts = Translations(self.space.group.dim) if isinstance(self.space, Euclidean) else None
         jumps = f"coordinates of relative elements jump at half turns, elsewhere to {found.name}"

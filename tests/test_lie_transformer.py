@@ -21,7 +21,19 @@ from lieattn.geometry import (
     lift,
 )
 from lieattn.geometry import PrincipalFrames as Principal
-from lieattn.groups import SE, SO, Dilations, E, RotationDilations, Sim, Translations, cyclic, dihedral, octahedral
+from lieattn.groups import (
+    SE,
+    SO,
+    Dilations,
+    E,
+    RotationDilations,
+    Sim,
+    Translations,
+    cyclic,
+    dihedral,
+    icosahedral,
+    octahedral,
+)
 from lieattn.models import (
     AttentionOptions,
     ConvolutionOptions,
@@ -959,3 +971,15 @@ def test_scores_alone_do_not_see_geometry_where_features_are_constant():
     )
     data = Data(pos=torch.randn(72, 3), x=torch.ones(72, 1), batch=torch.arange(6).repeat_interleave(12))
     assert network.eval()(data).std() < 1e-6
+
+
+@pytest.mark.parametrize("convention", ["log", "quaternion"])
+def test_published_coordinates_of_half_turns_do_not_depend_on_rounding(convention):
+    """Of the icosahedral group, whose half turns have axes of any direction."""
+    group, pos = icosahedral(), torch.randn(3, 3, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    chart, space = PublishedCoordinates(convention), Euclidean(SE(3))
+    expected = chart(lift(pos, group, AllPairs(), space))
+    for h in range(1, group.order, 7):
+        found = chart(lift(group.act(h, pos), group, AllPairs(), space))
+        order = group.permutation(group.inverse_index[h])
+        assert (found[:, order][:, :, order] - expected).abs().max() < 1e-12

@@ -814,3 +814,18 @@ def test_a_whole_model_is_exact_with_exact_frames_and_not_with_sampled_ones(monk
             assert record.float64 > 1e-5
     assert len(records) == 15
     assert _lifts.table(records).count("\n") == 16
+
+
+@pytest.mark.parametrize("of", ["cloud", "neighborhood"])
+@pytest.mark.parametrize("points", [1, 2, 5])
+def test_input_vectors_give_the_axes_that_points_at_one_place_do_not(of, points):
+    generator = torch.Generator().manual_seed(points)
+    pos = torch.tensor([[0.1, 0.7, -1.3]], dtype=torch.float64).expand(points, 3)
+    vectors = torch.randn(points, 2, 3, generator=generator, dtype=torch.float64)
+    turn, seen = SO(3).sample(generator=generator, dtype=torch.float64), []
+    for moved, turned in ((pos, vectors), (pos @ turn.mT + 3, vectors @ turn.mT)):
+        graph = lift(moved, PrincipalFrames(of=of), AllPairs(), vectors=turned)
+        seen.append(graph.seen_in_frames(turned).flatten(2).sort(dim=1).values)
+    assert (seen[0] - seen[1]).abs().max() < 1e-14
+    with pytest.raises(ValueError, match=rf"vectors: expected \[points={points}, count, 3\], got"):
+        lift(pos, PrincipalFrames(of=of), AllPairs(), vectors=vectors[:, 0])

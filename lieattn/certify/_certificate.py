@@ -15,7 +15,8 @@ _HEADER = ("check", "dtype", "max error", "relative L2", "allowed", "verdict")
 class Row:
     """One measurement.
 
-    ``check`` is ``"element"`` (moved by an element of the group and a translation), ``"raster"`` (an image moved
+    ``check`` is ``"element"`` (moved by an element of the group and a translation), ``"degenerate"`` (the same for
+    clouds where something is not determined: of one point, of coincident points, ...), ``"raster"`` (an image moved
     likewise, its pixels then written in raster order), ``"permutation"`` (points of each cloud in another order),
     ``"alone"`` (each cloud without the rest of its batch) or ``"outside"`` (turned by a rotation or reflection that is
     not in the group: information, nothing is promised).

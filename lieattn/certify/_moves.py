@@ -268,6 +268,39 @@ def scrambled(cloud: Data, kind: Kind, dim: int, *, centered: bool, scaled: bool
     return other
 
 
+def degenerate(cloud: Data, dim: int, *, centered: bool) -> dict[str, Data]:
+    """Clouds made of one in which frames, directions and logarithms are hard to define, by what they are.
+
+    Points of clouds that are not ``centered``, such as those of spheres, stay where they are.
+    """
+    pos = cloud.pos.detach().cpu().double()
+    found = {"one point": _with_points(cloud, pos[:1]), "two points": _with_points(cloud, pos[:2])}
+    found["coincident points"] = _with_points(cloud, pos[:1].expand_as(pos))
+    if not centered:
+        return found
+    # The last components are directions, if there are any.
+    center = pos[:, :dim].mean(dim=0)
+    extent = float((pos[:, :dim] - center).norm(dim=1).max()) or 1.0
+    along = torch.linspace(1, 2, dim, dtype=torch.float64)
+    steps = torch.linspace(-extent, extent, len(pos), dtype=torch.float64)[:, None]
+    shapes = {"points on a line": center + steps * along / along.norm()}
+    if len(pos) >= 2 * dim:
+        axes = extent * torch.eye(dim, dtype=torch.float64)
+        shapes["square" if dim == 2 else "octahedron"] = center + torch.cat([axes, -axes])
+    for name, places in shapes.items():
+        found[name] = _with_points(cloud, torch.cat([places, pos[: len(places), dim:]], dim=1))
+    return found
+
+
+def _with_points(cloud: Data, pos: Tensor) -> Data:
+    """The first points of a cloud, at other positions."""
+    other = copy.copy(cloud)
+    for name in cloud.node_attrs():
+        other[name] = cloud[name][: len(pos)]
+    other.pos = pos.clone()
+    return other
+
+
 def clouds_of_images(images: Tensor) -> list[Data]:
     """Pixels of floating images ``[images, channels, rows, columns]`` as points in raster order, else ValueError."""
     if images.ndim != 4 or images.numel() == 0 or not images.is_floating_point():

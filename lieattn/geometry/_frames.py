@@ -38,7 +38,8 @@ class GroupFrames(NamedTuple):
 class Sites:
     """What frames are chosen for: clouds, their neighbor lists, and the space that is lifted.
 
-    ``weights`` ``[points]`` are for frames that average over points; random frames are drawn from the ``generator``.
+    ``weights`` ``[points]`` are for frames that average over points; random frames are drawn from the ``generator``;
+    ``vectors`` ``[points, count, dim]`` that turn along tell directions where points do not.
     """
 
     clouds: PointClouds
@@ -46,6 +47,7 @@ class Sites:
     space: HomogeneousSpace
     weights: Tensor | None = None
     generator: torch.Generator | None = None
+    vectors: Tensor | None = None
 
     @property
     def stabilizer(self) -> Group:

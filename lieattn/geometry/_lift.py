@@ -319,6 +319,7 @@ def lift(
     coordinates: Chart = "smooth",
     weights: Tensor | None = None,
     generator: torch.Generator | None = None,
+    vectors: Tensor | None = None,
 ) -> LiftedGraph:
     """Lift point clouds to a group: over each point x stand the elements s(x) h with the frames h.
 
@@ -352,6 +353,9 @@ def lift(
         ``[points]`` nonnegative: masses, for frames that average over points; volumes, for fibers of scales.
     generator
         Where random frames are drawn from; their own seed if absent.
+    vectors
+        ``[points, count, dim]``, input vectors that turn with the points: :class:`PrincipalFrames` take axes from them
+        that the points do not determine.
 
     Examples
     --------
@@ -383,10 +387,13 @@ def lift(
         if coordinates != "smooth":
             raise ValueError(f"coordinates: fibers of scales have smooth ones, got {coordinates!r}")
         return frames(clouds, neighborhood, space, float(length), weights)
+    if vectors is not None and (vectors.ndim != 3 or vectors.shape[::2] != (clouds.num_points, space.group.dim)):
+        expected = f"[points={clouds.num_points}, count, {space.group.dim}]"
+        raise ValueError(f"vectors: expected {expected}, got {tuple(vectors.shape)}")
     neighbors = find_neighbors(replace(clouds, pos=clouds.pos[:, : space.group.dim]), neighborhood)
     # Geometry keeps its precision under autocast.
     with torch.autocast(clouds.device.type, enabled=False):
-        chosen = _chosen(frames, Sites(clouds, neighbors, space, weights, generator))
+        chosen = _chosen(frames, Sites(clouds, neighbors, space, weights, generator, vectors))
         group, pose, elements = _laid_out(chosen, clouds, space)
     found: dict[str, Any] = {"group": group, "pose": pose, "elements": elements, "chart": coordinates}
     return LiftedGraph.over(clouds, space=space, neighbors=neighbors, length=float(length), **found)

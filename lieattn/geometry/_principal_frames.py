@@ -44,10 +44,12 @@ class PrincipalFrames:
     :class:`DegenerateFramesWarning` is issued, and the axes that are undetermined are replaced, one after the other, by
     the direction of the point farthest from the center across the axes found already, the first among equally far
     ones: of the neighborhood, and if all of that lies on these axes, of the cloud. If all of that does too (points on a
-    line, or at one place), the axis is arbitrary, but a function of the others. So rigid motions stay exact for
-    invariant outputs: what is arbitrary is then not seen by any point. What is lost is independence of the order of
-    points: where points are equally far that no symmetry in the group exchanges, and for neighborhoods where points are
-    equally far at all. Frames jump at the gap and where the farthest point changes.
+    line, or at one place), it is the direction of the longest of the ``vectors`` given to :func:`lift`. If these lie on
+    the axes as well, it is arbitrary, but a function of the others. So rigid motions stay exact: what is arbitrary is
+    then not seen by any point, and cancels out of vectors by the signs. Only of tensors of a higher rank the parts
+    across are not determined. What is lost is independence of the order of points: where points are equally far that no
+    symmetry in the group exchanges, and for neighborhoods where points are equally far at all. Frames jump at the gap
+    and where the farthest point changes. Points as close together as rounding of their coordinates count as one place.
 
     **Derivatives.** Correct wherever frames are continuous, to all orders where no moments are degenerate and to first
     order elsewhere.
@@ -93,15 +95,15 @@ class PrincipalFrames:
             rows = (~isolated.all(-1)).nonzero()[:, 0]
             if len(rows):
                 _warn(self, data.moments[rows])
-                epsilon = torch.finfo(clouds.pos.dtype).eps
-                axes = axes.index_put(
-                    (rows,), completed_axes(axes[rows], isolated[rows], rows, data.candidates, epsilon)
-                )
+                axes = axes.index_put((rows,), completed_axes(axes[rows], isolated[rows], rows, data.candidates))
             improper = torch.linalg.det(axes.detach()) < 0
             axes = torch.cat([axes[..., :-1], torch.where(improper[:, None, None], -1.0, 1.0) * axes[..., -1:]], dim=-1)
             if isinstance(group, RotationDilations):
-                squared = data.moments.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
-                axes = axes * torch.where(squared > 0, squared, 1.0).sqrt()
+                squared = data.moments.diagonal(dim1=-2, dim2=-1).sum(-1)
+                if sites.vectors is not None:
+                    own = clouds.mean(sites.vectors.double().square().sum((1, 2)))
+                    squared = torch.where(squared > 0, squared, own[clouds.batch] if data.per_point else own)
+                axes = axes * torch.where(squared > 0, squared, 1.0).sqrt()[:, None, None]
             if not data.per_point:
                 return GroupFrames(signs, axes.to(clouds.pos.dtype)[clouds.batch])
             return (axes[:, None] @ signs.matrices(axes)).to(clouds.pos.dtype)
@@ -131,16 +133,20 @@ class PrincipalFrames:
         weights = ones if sites.weights is None else point_weights(sites.weights, clouds.pos)
         pos = clouds.pos[:, : group.dim].double()
         basis = _local_basis(sites.space, sites.stabilizer, clouds.pos)
+        # By how much coordinates may be off by rounding, of each cloud.
+        noise = _rounding(clouds.pos.dtype, clouds.pos, clouds.batch, clouds.num_clouds)
         if self.of == "cloud":
             if clouds.cell is not None:
                 raise ValueError("of: clouds that repeat have no center; take PrincipalFrames(of='neighborhood')")
             if group.is_affine:
                 pos = pos - _mean(pos, weights, clouds.batch, clouds.num_clouds)[clouds.batch]
-            moments = _mean(pos[:, :, None] * pos[:, None, :], weights, clouds.batch, clouds.num_clouds)
-            if basis is None:
-                return _Data(moments, [_grouped(pos, clouds.batch)], per_point=False)
-            moments = basis.mT @ moments[clouds.batch] @ basis
-            return _Data(moments, [_all_points(clouds, pos, None, basis)], per_point=True)
+            moments = _above(noise, _mean(pos[:, :, None] * pos[:, None, :], weights, clouds.batch, clouds.num_clouds))
+            candidates = [_grouped(pos, clouds.batch, noise)]
+            if basis is not None:
+                moments = basis.mT @ moments[clouds.batch] @ basis
+                candidates = [_of_clouds(clouds, pos, clouds.batch, noise, basis)]
+            per_point = basis is not None
+            return _Data(moments, candidates + _input_vectors(sites, basis, per_point=per_point), per_point=per_point)
         target, seen = sites.neighbors.target, sites.neighbors.displacements(pos)
         weights = weights[sites.neighbors.source]
         if self.cutoff is not None:
@@ -149,10 +155,12 @@ class PrincipalFrames:
             seen = (basis.mT[target] @ seen[..., None])[..., 0]
         moments = _mean(seen[:, :, None] * seen[:, None, :], weights, target, clouds.num_points)
         # Of what is cut off, axes must not be made either.
-        candidates = [_grouped(seen[weights > 0], target[weights > 0])]
+        own = noise[clouds.batch]
+        candidates = [_grouped(seen[weights > 0], target[weights > 0], own)]
         if clouds.cell is None:
-            candidates.append(_all_points(clouds, pos, pos, basis))
-        return _Data(moments, candidates, per_point=True)
+            candidates.append(_of_clouds(clouds, pos, clouds.batch, noise, basis, center=pos))
+        candidates += _input_vectors(sites, basis, per_point=True)
+        return _Data(_above(own, moments), candidates, per_point=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,34 +172,64 @@ class _Data:
     per_point: bool
 
 
-def _grouped(vectors: Tensor, row: Tensor) -> Candidates:
+def _rounding(dtype: torch.dtype, numbers: Tensor, row: Tensor, rows: int) -> Tensor:
+    """By how much numbers ``[n, *]`` of some rows may be off: ``[rows]``."""
+    largest = _largest(numbers.detach().double().abs().flatten(1).amax(1), row, rows)
+    return 2 * torch.finfo(dtype).eps * largest
+
+
+def _above(noise: Tensor, moments: Tensor) -> Tensor:
+    """Moments ``[rows, k, k]``, 0 where they are made of rounding alone."""
+    size = moments.detach().diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
+    return torch.where((size > _NOISE * noise)[:, None, None], moments, 0.0)
+
+
+def _grouped(vectors: Tensor, row: Tensor, noise: Tensor) -> Candidates:
     """Candidates of some rows, out of vectors that belong to one row each."""
 
-    def candidates(rows: Tensor) -> tuple[Tensor, Tensor]:
-        most = int(torch.cat([row, rows]).max()) + 1 if len(rows) else 1
-        place = torch.full((most,), -1, dtype=torch.int64, device=rows.device)
+    def candidates(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        place = torch.full((len(noise),), -1, dtype=torch.int64, device=rows.device)
         place[rows] = torch.arange(len(rows), device=rows.device)
         kept = (place[row] >= 0).nonzero()[:, 0]
-        return vectors[kept], place[row[kept]]
+        return vectors[kept], place[row[kept]], noise[rows]
 
     return candidates
 
 
-def _all_points(clouds: PointClouds, pos: Tensor, center: Tensor | None, basis: Tensor | None) -> Candidates:
-    """Candidates of some points: all points of their clouds, seen from their centers ``[points, dim]``."""
-    order, first, size = members(clouds.batch, clouds.num_clouds)
+def _of_clouds(
+    clouds: PointClouds,
+    vectors: Tensor,
+    cloud: Tensor,
+    noise: Tensor,
+    basis: Tensor | None,
+    center: Tensor | None = None,
+) -> Candidates:
+    """Candidates of some points: all vectors of their clouds, less the ``center`` of the point, ``[points, dim]``."""
+    order, first, size = members(cloud, clouds.num_clouds)
 
-    def candidates(points: Tensor) -> tuple[Tensor, Tensor]:
+    def candidates(points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         own = clouds.batch[points]
         place, position = ranges(first[own], size[own])
-        seen = pos[order[position]]
+        seen = vectors[order[position]]
         if center is not None:
             seen = seen - center[points[place]]
         if basis is not None:
             seen = (basis.mT[points[place]] @ seen[..., None])[..., 0]
-        return seen, place
+        return seen, place, noise[own]
 
     return candidates
+
+
+def _input_vectors(sites: Sites, basis: Tensor | None, *, per_point: bool) -> list[Candidates]:
+    """Candidates of clouds, or of points, that are the vectors given beside the points."""
+    given, clouds = sites.vectors, sites.clouds
+    if given is None or given.numel() == 0:
+        return []
+    noise = _rounding(given.dtype, given, clouds.batch, clouds.num_clouds)
+    vectors, cloud = given.double().flatten(0, 1), clouds.batch.repeat_interleave(given.shape[1])
+    if per_point:
+        return [_of_clouds(clouds, vectors, cloud, noise, basis)]
+    return [_grouped(vectors, cloud, noise)]
 
 
 def _mean(numbers: Tensor, weights: Tensor, row: Tensor, rows: int) -> Tensor:
@@ -253,11 +291,14 @@ def _warn(frames: PrincipalFrames, moments: Tensor) -> None:
 
 # Points are equally far if their distances differ by less, relative to the largest.
 _TIE = 1e-5
+# Distances below so many times the rounding of coordinates say nothing.
+_NOISE = 16
 # Points of a neighborhood that lie so near to the axes found, relative to the farthest, do not determine another one.
 _ON_AXIS = 1e-3
 
-# Of some rows: (vectors ``[candidates, k]``, the place of their row among those asked for, in the order of points).
-Candidates = Callable[[Tensor], tuple[Tensor, Tensor]]
+# Of some rows: vectors ``[candidates, k]`` in the order of points, the place of the row of each among those asked for,
+# and by how much vectors of each row may be off.
+Candidates = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 def principal_axes(moments: Tensor, gap: float) -> tuple[Tensor, Tensor]:
@@ -287,13 +328,10 @@ def principal_axes(moments: Tensor, gap: float) -> tuple[Tensor, Tensor]:
     return axes, isolated
 
 
-def completed_axes(
-    axes: Tensor, isolated: Tensor, rows: Tensor, candidates: Sequence[Candidates], epsilon: float
-) -> Tensor:
+def completed_axes(axes: Tensor, isolated: Tensor, rows: Tensor, candidates: Sequence[Candidates]) -> Tensor:
     """Orthonormal axes ``[rows, k, k]``: those that are isolated first, the others from farthest points.
 
-    Each set of candidates is asked, for these ``rows`` ``[rows]``, where the one before does not determine an axis;
-    ``epsilon`` is the rounding of the points, relative to the largest.
+    Each set of candidates is asked, for these ``rows`` ``[rows]``, where the one before does not determine an axis.
     """
     k = axes.shape[-1]
     order = (~isolated).long().argsort(dim=-1, stable=True)
@@ -307,8 +345,8 @@ def completed_axes(
         for level, candidate in enumerate(candidates):
             if len(open_rows) == 0:
                 break
-            least = 16 * epsilon if level == len(candidates) - 1 else _ON_AXIS
-            directions, known = _farthest(*candidate(rows[open_rows]), found[open_rows], least, epsilon)
+            least = 0.0 if level == len(candidates) - 1 else _ON_AXIS
+            directions, known = _farthest(*candidate(rows[open_rows]), found[open_rows], least)
             column = column.index_put((open_rows[known],), directions[known])
             open_rows = open_rows[~known]
         columns.append(column.index_put((open_rows,), _any_across(found[open_rows])))
@@ -328,18 +366,18 @@ def _first_order(moments: Tensor, values: Tensor, axes: Tensor) -> Tensor:
     return axes + axes @ torch.where(distinct, change / torch.where(distinct, difference, 1.0), 0.0)
 
 
-def _farthest(vectors: Tensor, row: Tensor, found: Tensor, least: float, epsilon: float) -> tuple[Tensor, Tensor]:
+def _farthest(vectors: Tensor, row: Tensor, noise: Tensor, found: Tensor, least: float) -> tuple[Tensor, Tensor]:
     """Unit vectors ``[rows, k]`` across the axes found, towards the farthest candidates; and where there is one."""
     rows, k = found.shape[:2]
     across = _across(vectors, found[row])
     length = torch.linalg.vector_norm(across.detach(), dim=-1)
     extent = _largest(torch.linalg.vector_norm(vectors.detach(), dim=-1), row, rows)
     farthest = _largest(length, row, rows)
-    tied = length >= (farthest - _TIE * farthest - 16 * epsilon * extent)[row]
+    tied = length >= (farthest - _TIE * farthest - _NOISE * noise)[row]
     place = torch.arange(len(row), device=row.device)
     first = torch.full((rows,), len(row), dtype=torch.int64, device=row.device)
     first.scatter_reduce_(0, row[tied], place[tied], "amin")
-    known = farthest > least * extent
+    known = farthest > torch.maximum(least * extent, _NOISE * noise)
     chosen = vectors.new_zeros(rows, k).index_put((known.nonzero()[:, 0],), across[first[known]])
     # A second pass takes off what rounding has left of the axes found.
     chosen = _across(chosen, found)

@@ -47,6 +47,8 @@ class Symmetry:
         What the group acts on.
     on_average
         Group to which the network is symmetric on average over random frames only.
+    moving_axes
+        Whether frames are principal axes, which points on a line do not determine: tensors are excepted there.
     notes
         Further sentences: where the promise ends, and why.
     """
@@ -55,6 +57,7 @@ class Symmetry:
     acting: str = "the points"
     translations: bool = True
     on_average: Group | None = None
+    moving_axes: bool = False
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -78,7 +81,9 @@ class Symmetry:
         if isinstance(chosen, FiniteGroup) and shifts is not None:
             return cls(chosen)
         if isinstance(chosen, PrincipalFrames):
-            return cls(group, notes=("frames are principal axes, which move along",))
+            undetermined = "of points on a line or at one place tensors are not determined"
+            notes = (f"frames are principal axes, which move along; {undetermined}",)
+            return cls(group, moving_axes=True, notes=notes)
         if isinstance(chosen, SampledFrames):
             error = f"the error shrinks with the {chosen.count} frames a {chosen.per}"
             return cls(shifts, on_average=group, notes=(error,))
@@ -371,14 +376,15 @@ def features(data: Any, channels: int, clouds: PointClouds) -> Tensor:
 
 def vectors(data: Any, names: tuple[str, ...], clouds: PointClouds) -> Tensor:
     """Vector inputs ``[points, names, dim]``, checked."""
-    found, expected = [], (_num_points(clouds), clouds.pos.shape[1])
+    dim = clouds.space.group.dim if isinstance(clouds, LiftedGraph) else clouds.pos.shape[1]
+    found, expected = [], (_num_points(clouds), dim)
     for name in names:
         value = getattr(data, name, None)
         if not isinstance(value, Tensor) or value.shape != expected:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"data.{name}: expected vectors {expected} as in pos, got {got}")
         found.append(value)
-    return torch.stack(found, dim=1) if found else clouds.pos.new_zeros(expected[0], 0, expected[1])
+    return torch.stack(found, dim=1) if found else clouds.pos.new_zeros(expected[0], 0, dim)
 
 
 @dataclass(frozen=True)

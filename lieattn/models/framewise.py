@@ -188,7 +188,10 @@ class FramewiseTransformer(Network):
             raise ValueError(f"data.pos: {self.group.name} acts on {self.group.dim} coordinates, got {got}")
         generator = new_generator() if self.training and isinstance(self.frames.pose, SampledFrames) else None
         with torch.autocast(clouds.device.type, enabled=False):
-            graph = lift(clouds, self.frames, AllPairs(), self.space, length=self.length, generator=generator)
+            given: dict[str, Any] = {"length": self.length, "generator": generator}
+            if self.vector_inputs:
+                given["vectors"] = vectors(data, self.vector_inputs, clouds)
+            graph = lift(clouds, self.frames, AllPairs(), self.space, **given)
             local = None
             if self.neighborhood is not None:
                 neighbors = find_neighbors(clouds, self.neighborhood)

@@ -29,7 +29,7 @@ from lieattn.geometry import (
     scaled,
 )
 from lieattn.groups import FiniteGroup, Translations, trivial
-from lieattn.models._network import GroupField, Network, Symmetry, VectorEmbedding, features
+from lieattn.models._network import GroupField, Network, Symmetry, VectorEmbedding, features, vectors
 from lieattn.models.gsa._geometry import POOL, GSAGeometry, Step, cropped, exact_inputs, pooled
 from lieattn.models.gsa._options import Dropouts, GSAHead, GSAOptions, GSAReadout, Inexact, Stages
 from lieattn.nn import CloudNorm, GridPool, GroupSelfAttention, LiftingSelfAttention, PreNormBlock
@@ -283,13 +283,15 @@ class GSANet(Network):
         # Asked for only where there is a raster to pool.
         advice = partial(exact_inputs, cast(Tensor, clouds.grid), margins_of, pools_of)
         neighborhood, length = self.neighborhood, self.options.length
-        lifting = self._lift(clouds, neighborhood, length, lifting=True)
+        # Crops and poolings leave fewer points, but the frames of these need no vectors.
+        seen = None if self.stages.follows_raster else vectors(data, self.vector_inputs, clouds)
+        lifting = self._lift(clouds, neighborhood, length, seen, lifting=True)
         graph: LiftedGraph | None = None if isinstance(self.frames, ScaleFrames) else lifting
         stages, cells, behind = [], [], []
         for margins, pools in zip(margins_of, pools_of, strict=True):
             steps = []
             for margin in margins:
-                graph = self._lift(clouds, neighborhood, length) if graph is None else graph
+                graph = self._lift(clouds, neighborhood, length, seen) if graph is None else graph
                 kept, left = cropped(clouds, margin)
                 steps.append(Step(graph, kept, graph if kept is None else left))
                 clouds, graph = left, graph if kept is None else None
@@ -301,16 +303,22 @@ class GSANet(Network):
                 graph = None
             cells.append(cell)
             behind.append(clouds)
-        graph = self._lift(clouds, neighborhood, length) if graph is None else graph
+        graph = self._lift(clouds, neighborhood, length, seen) if graph is None else graph
         return GSAGeometry(lifting, tuple(stages), tuple(cells), (*behind[:-1], graph), graph)
 
     def _lift(
-        self, clouds: PointClouds, neighborhood: Neighborhood, length: float | None, *, lifting: bool = False
+        self,
+        clouds: PointClouds,
+        neighborhood: Neighborhood,
+        length: float | None,
+        seen: Tensor | None,
+        *,
+        lifting: bool = False,
     ) -> LiftedGraph:
         frames = self.frames
         if lifting and isinstance(frames, ScaleFrames):
             frames = replace(frames, reach=0)
-        graph = lift(clouds, frames, neighborhood, self.space, length=length)
+        graph = lift(clouds, frames, neighborhood, self.space, length=length, vectors=seen)
         # Found here, so that compiled networks do not have to, and loader workers do.
         _ = graph.relative.row, graph.relative.positions
         if not lifting and (self.group is None or graph.levels > 1):

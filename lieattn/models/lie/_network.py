@@ -27,6 +27,7 @@ from lieattn.geometry import (
     lift,
     natural_space,
     num_coordinates,
+    point_clouds,
 )
 from lieattn.groups import SO, FiniteGroup, O, Translations
 from lieattn.models._network import (
@@ -333,7 +334,11 @@ class LieNetwork(Network):
         given: dict[str, Any] = {"length": length, "coordinates": chart, "generator": generator}
         if isinstance(chart, PairCoordinates):
             given |= {"length": 1.0, "coordinates": "smooth"}
-        return lift(data, self.frames, self.neighborhood, self.space, **given), generator
+        clouds = point_clouds(data)
+        if self.vector_inputs:
+            places = replace(clouds, pos=clouds.pos[:, : self.space.group.dim])
+            given["vectors"] = vectors(data, self.vector_inputs, places)
+        return lift(clouds, self.frames, self.neighborhood, self.space, **given), generator
 
     def _prepared(self, graph: LiftedGraph, generator: torch.Generator | None) -> LiftedGraph:
         """The graph with the neighbors and the coordinates that the options ask for, evaluated."""

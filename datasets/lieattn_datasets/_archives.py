@@ -35,9 +35,12 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
         try:
             self._zip = zipfile.ZipFile(path)
             size = path.stat().st_size
+            members = [info for info in self._zip.infolist() if not info.is_dir()]
+            for info in members:  # each has its name twice: in the directory, and before its content
+                if not info.flag_bits & _ENCRYPTED and info.compress_type in _METHODS:
+                    self._zip.open(info).close()
         except Exception as error:  # a damaged directory can fail in any way
             raise refuse(f"is not a complete zip archive ({type(error).__name__}: {error})") from error
-        members = [info for info in self._zip.infolist() if not info.is_dir()]
         self._members = {info.filename: info for info in members}
         if len(self._members) < len(members) or sum(info.compress_size for info in members) > size:
             self._zip.close()
@@ -75,9 +78,11 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
             raise self._refuse(f"is a damaged zip archive: {name} cannot be unpacked ({error})") from error
 
     def check_stored(self) -> None:
-        """Raise ValueError unless all members are as large unpacked as packed, as in files of ``torch.save``."""
+        """Raise ValueError unless all members have their checksums, and are stored as ``torch.save`` does it."""
         if any(info.file_size != info.compress_size for info in self._members.values()):
             raise self._refuse("has compressed members, which torch never writes")
+        for name in self._members:
+            self.read(name)
 
     def read(self, name: str) -> bytes:
         """Return the content of a member; raises as :meth:`open` does."""

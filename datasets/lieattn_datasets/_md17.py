@@ -160,7 +160,8 @@ class RMD17(_Trajectory):
                 found = f"split {number} has {len(indices)} frames for {half}, the official one {_FRAMES}"
                 raise ValueError(f"{_OFFICIAL.dataset}: {found} in {root}: replace index_{half}_{number:02d}.csv")
         if np.isin(halves["train"], halves["test"]).any():
-            raise ValueError(f"{_OFFICIAL.dataset}: split {number} has frames both for training and for the test")
+            names = " and ".join(f"index_{half}_{number:02d}.csv" for half in halves)
+            raise ValueError(f"{_OFFICIAL.dataset}: {names} in {root} have frames both for training and for the test")
         train = halves["train"][hold_out(len(halves["train"]), validation, "train")]
         if split == "test":
             chosen = halves["test"]

@@ -5,7 +5,6 @@ The numbers are those of ``torch_geometric.datasets.QM9``, to the bit: targets a
 
 import functools
 import logging
-import zipfile
 from array import array
 from pathlib import Path
 from typing import IO, Any
@@ -216,9 +215,8 @@ def _read_left_out(path: Path) -> set[int]:
 
 def _read_prepared(path: Path) -> _Arrays:
     """Read torch_geometric's list of dictionaries of tensors; torch refuses to load anything else."""
-    if zipfile.is_zipfile(path):
-        with Archive(path, functools.partial(QM9_FILES.damaged, path)) as archive:
-            archive.check_stored()
+    with Archive(path, functools.partial(QM9_FILES.damaged, path)) as archive:
+        archive.check_stored()
     try:
         molecules = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle can fail in any way; nothing foreign has run

@@ -1,0 +1,323 @@
+"""Files that would do harm: every loader refuses them, runs nothing, and reads nothing but its own files."""
+
+import gzip
+import io
+import json
+import os
+import pickle
+import random
+import struct
+import warnings
+import zipfile
+
+import numpy as np
+import pytest
+import trimesh
+
+import lieattn_datasets as ld
+from lieattn_datasets import _archives, _meshes, _pickles
+from lieattn_datasets._archives import Archive
+from tests import test_datasets
+from tests.fuzz._data_sets import CASES, Case, of_loaders
+from tests.fuzz._target import Verdict
+from tests.fuzz.data_files import DAMAGES, judge
+from tests.test_data_shapes import off
+
+HARMFUL = ("hostile pickle", "hostile torch file", "bomb", "other array", "false promise")
+
+
+def test_every_loader_is_tested():
+    assert {name.split()[0] for name in CASES} == of_loaders()
+
+
+@pytest.mark.parametrize("damage", HARMFUL)
+@pytest.mark.parametrize("name", CASES)
+def test_harmful_files_are_refused(name, damage):
+    case = CASES[name]
+    for file in case.files:
+        for seed in range(3):
+            content = DAMAGES[damage](random.Random(seed), (case.folder / file).read_bytes())
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                verdict = judge(case, file, content, damage, f"{name} {file} {seed}")
+            assert verdict in (Verdict.NAMED, Verdict.CORRECT), verdict
+
+
+def test_the_judge_sees_what_runs():
+    """Control: a loader that unpickles is found out."""
+
+    def unpickle(folder):
+        pickle.loads((folder / "test_batch").read_bytes(), encoding="latin1")
+        return (np.zeros(1),)
+
+    careless = Case(CASES["CIFAR10"].write, unpickle)
+    content = DAMAGES["hostile pickle"](random.Random(0), b"")
+    assert judge(careless, "test_batch", content, "hostile pickle", "").verdict == Verdict.EXECUTED
+
+
+class TestArchives:
+    def refused(self, path, message, name="a"):
+        def refuse(problem):
+            return ValueError(f"{path.name} {problem}")
+
+        with pytest.raises(ValueError, match=rf"data\.zip {message}"), Archive(path, refuse) as archive:
+            archive.read(name)
+
+    def test_encrypted(self, tmp_path):
+        path = tmp_path / "data.zip"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a", b"secret")
+        content = bytearray(path.read_bytes())
+        content[6] |= 1  # the flag in both headers
+        content[content.index(b"PK\x01\x02") + 8] |= 1
+        path.write_bytes(content)
+        self.refused(path, r"is encrypted \(its member a\): unpack it yourself")
+
+    @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+    def test_other_methods(self, tmp_path, method):
+        with zipfile.ZipFile(tmp_path / "data.zip", "w", method) as archive:
+            archive.writestr("a", bytes(1000))
+        self.refused(tmp_path / "data.zip", "has the member a, which is compressed by another method than deflate")
+
+    def test_bombs(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(_archives, "MOST_BYTES", 1000)
+        path = tmp_path / "data.zip"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a", bytes(1001))
+        self.refused(path, "has the member a, of 1001 bytes: more than 1000")
+        size = struct.pack("<I", 1001)
+        path.write_bytes(path.read_bytes().replace(size, struct.pack("<I", 10)))  # a lie: it unpacks to more
+        self.refused(path, "is a damaged zip archive: a cannot be unpacked .*CRC")
+
+    def test_members_that_overlap_or_repeat(self, tmp_path):
+        path = tmp_path / "data.zip"
+        with warnings.catch_warnings(), zipfile.ZipFile(path, "w") as archive:
+            warnings.simplefilter("ignore")
+            archive.writestr("a", b"1")
+            archive.writestr("a", b"2")
+        self.refused(path, "is not a proper zip archive: members have the same name, or overlap")
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a", bytes(3000))
+            second = archive.getinfo("a")
+            archive.infolist().append(second)
+            archive.filelist.append(second)
+        self.refused(path, "is not a proper zip archive")
+
+    def test_names_are_compared_with_the_directory(self, tmp_path):
+        path = tmp_path / "data.zip"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a", b"1")
+            archive.writestr("bed", b"2")
+        content = path.read_bytes()
+        at = content.rindex(b"bed")
+        path.write_bytes(content[:at] + b"bee" + content[at + 3 :])
+        self.refused(path, "is not a complete zip archive .*differ")
+
+
+class TestGzip:
+    def test_bomb(self, tmp_path):
+        test_datasets.write_idx(tmp_path, pack=True)
+        path = tmp_path / "train-images-idx3-ubyte.gz"
+        zeros = gzip.compress(bytes(1 << 24)) * 128  # two gibibytes
+        for content, message in (
+            (path.read_bytes() + zeros, "has more bytes after its header, which promises 9408"),
+            (
+                gzip.compress(bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**31, 28, 28)) + zeros,
+                "at most 1073741824 bytes",
+            ),
+            (zeros, "starts with the bytes 00000000"),
+        ):
+            path.write_bytes(content)
+            with pytest.raises(ValueError, match=rf"train-images-idx3-ubyte\.gz {message}|{message}"):
+                ld.MNIST(tmp_path, verify=False)
+
+
+class TestPickles:
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (b"\x80\x02r\xff\xff\xff\x7f.", "IndexError|empty"),  # a memo of 2^31 places
+            (b"(" * 50 + b"(" + b"t" * 51 + b"}q\0h\0.", "ValueError"),
+            (b"\x80\x02}K\x01K\x01s.", "keys that are not strings"),
+            (b"\x80\x05\x96" + struct.pack("<Q", 2**62) + b"x.", "ValueError|BYTEARRAY8"),
+            (b"\x80\x04\x8e" + struct.pack("<Q", 2**62) + b"x.", "ValueError"),
+            (b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\ndtype\nK\0tR.", "an array of type numpy dtype"),
+            (b"cnumpy\nndarray\n(K\x03tR.", "is not callable"),
+        ],
+    )
+    def test_nothing_but_arrays(self, tmp_path, content, message):
+        (tmp_path / "test_batch").write_bytes(content)
+        with pytest.raises(ValueError, match=rf"test_batch .*({message})"):
+            ld.CIFAR10(tmp_path, "test", verify=False)
+
+    def test_nested_tuples_are_neither_hashed_nor_shown(self, tmp_path):
+        """Forty tuples, each of twice the one before: 2^40 places to visit."""
+        nested = b")" + b"".join(b"q%ch%c\x86" % (number, number) for number in range(40))
+        for use in (
+            b"\x80\x02}" + nested + b"K\x01s.",
+            b"\x80\x02ccodecs\nencode\n(X\1\0\0\0x" + nested + b"tR.",
+            b"\x80\x02c_codecs\nencode\n(X\1\0\0\0x" + nested + b"tR.",
+            b"\x80\x02cnumpy\ndtype\n(" + nested + b"tR.",
+            b"\x80\x02" + nested + b")R.",
+            b"\x80\x04" + nested + b"h\0\x93.",
+            b"\x80\x02" + nested + b".",
+        ):
+            (tmp_path / "test_batch").write_bytes(use)
+            with pytest.raises(ValueError, match="test_batch"):
+                ld.CIFAR10(tmp_path, "test", verify=False)
+
+    def test_arrays_by_columns(self):
+        array = np.asfortranarray(np.arange(12, dtype=np.uint8).reshape(3, 4))
+        np.testing.assert_array_equal(_pickles.read_pickle(pickle.dumps({"data": array}, protocol=2))["data"], array)
+
+
+class TestHdf5:
+    @pytest.fixture
+    def h5py(self, tmp_path):
+        test_datasets.write_pcam(tmp_path)
+        return pytest.importorskip("h5py")
+
+    def refused(self, folder, message, name=test_datasets.PCAM_X):
+        with pytest.raises(ValueError, match=rf"{name} {message}"):
+            ld.PatchCamelyon(folder, "test", verify=False)
+
+    def test_links_to_other_files(self, tmp_path, h5py):
+        with h5py.File(tmp_path / "other.h5", "w") as file:
+            file["x"] = np.zeros((5, 96, 96, 3), dtype=np.uint8)
+        for link in (h5py.ExternalLink(str(tmp_path / "other.h5"), "x"), h5py.SoftLink("/elsewhere")):
+            with h5py.File(tmp_path / test_datasets.PCAM_X, "w") as file:
+                file["x"] = link
+            self.refused(tmp_path, "has no array 'x', only x")
+
+    def test_values_in_other_files(self, tmp_path, h5py):
+        shape = (5, 96, 96, 3)
+        (tmp_path / "secret").write_bytes(bytes(5 * 96 * 96 * 3))
+        with h5py.File(tmp_path / test_datasets.PCAM_X, "w") as file:
+            external = [(str(tmp_path / "secret"), 0, 5 * 96 * 96 * 3)]
+            file.create_dataset("x", shape, np.uint8, external=external)
+        self.refused(tmp_path, "has an array '/x' whose values are in other files")
+        layout = h5py.VirtualLayout(shape, np.uint8)
+        layout[:] = h5py.VirtualSource(str(tmp_path / "other.h5"), "x", shape)
+        with h5py.File(tmp_path / test_datasets.PCAM_X, "w") as file:
+            file.create_virtual_dataset("x", layout)
+        self.refused(tmp_path, "has an array '/x' whose values are in other files")
+
+    def test_what_was_never_written(self, tmp_path, h5py):
+        with h5py.File(tmp_path / test_datasets.PCAM_X, "w") as file:
+            file.create_dataset("x", (10**9, 96, 96, 3), np.uint8, chunks=(1, 96, 96, 3))
+        self.refused(tmp_path, "has an array '/x' of which a part was never written")
+        test_datasets.write_pcam(tmp_path)
+        with h5py.File(tmp_path / test_datasets.PCAM_Y, "w") as file:
+            file.create_dataset("y", (10**12, 1, 1, 1), np.uint8, chunks=(1000, 1, 1, 1))
+        self.refused(tmp_path, "has an array '/y' of which a part was never written", test_datasets.PCAM_Y)
+
+    def test_other_filters_and_huge_chunks(self, tmp_path, h5py):
+        with h5py.File(tmp_path / test_datasets.PCAM_X, "w") as file:
+            data = np.zeros((5, 96, 96, 3), dtype=np.uint8)
+            file.create_dataset("x", data=data, chunks=(1, 96, 96, 3), compression="lzf")
+        self.refused(tmp_path, r"has an array '/x' with the filters \[32000\]")
+        with h5py.File(tmp_path / test_datasets.PCAM_X, "w") as file:
+            file.create_dataset("x", (10**5, 96, 96, 3), np.uint8, chunks=(10**5, 96, 96, 3))
+        self.refused(tmp_path, r"has an array '/x' in chunks of \(100000, 96, 96, 3\)")
+
+    @pytest.mark.parametrize("labels", [np.zeros((5, 2)), np.array(1), np.array([b"a"] * 5), np.zeros((0,), np.uint8)])
+    def test_labels_of_another_kind(self, tmp_path, h5py, labels):
+        with h5py.File(tmp_path / test_datasets.PCAM_Y, "w") as file:
+            file["y"] = labels
+        self.refused(tmp_path, "has labels of .*, expected one integer per image", test_datasets.PCAM_Y)
+
+
+class TestMeshes:
+    def glb(self, change):
+        data = trimesh.creation.icosahedron().export(file_type="glb")
+        size = int.from_bytes(data[12:16], "little")
+        tree = json.loads(data[20 : 20 + size])
+        change(tree)
+        text = json.dumps(tree).encode()
+        head = data[:8] + struct.pack("<I", len(data) + len(text) - size) + struct.pack("<I", len(text)) + data[16:20]
+        return head + text + data[20 + size :]
+
+    def test_glb_as_it_is(self):
+        vertices, faces = ld.read_mesh("mesh.glb", self.glb(lambda tree: None))
+        assert (len(vertices), len(faces)) == (12, 20)
+
+    def test_glb_that_repeats_a_mesh(self, monkeypatch):
+        monkeypatch.setattr(_meshes, "_MOST_CORNERS", 6000)
+
+        def repeat(tree):
+            mesh = next(node for node in tree["nodes"] if "mesh" in node)
+            tree["nodes"] += [{"mesh": mesh["mesh"], "name": str(number)} for number in range(200)]
+
+        with pytest.raises(ld.MeshError, match=r"mesh\.glb is a broken mesh: .*repeats its meshes to more than 6000"):
+            ld.read_mesh("mesh.glb", self.glb(repeat))
+
+    def test_glb_with_false_promises(self):
+        def promise(tree):
+            tree["accessors"][0]["count"] = 10**12
+
+        def nothing(tree):
+            for accessor in tree["accessors"]:
+                del accessor["bufferView"]
+
+        for change in (promise, nothing):
+            with pytest.raises(ld.MeshError, match=r"mesh\.glb is a broken mesh: .*accessors without data"):
+                ld.read_mesh("mesh.glb", self.glb(change))
+
+    def test_other_files_are_not_read(self, tmp_path):
+        """Materials and buffers name other files; a pipe that nobody writes to would block who opens it."""
+        os.mkfifo(tmp_path / "pipe")
+        obj = f"mtllib {tmp_path}/pipe\nv 0 0 0\nv 1 0 0\nv 0 1 0\nusemtl a\nf 1 2 3\n".encode()
+        (tmp_path / "mesh.obj").write_bytes(obj)
+        assert len(ld.read_mesh(tmp_path / "mesh.obj")[1]) == 1
+
+        def elsewhere(tree):
+            tree["buffers"] = [{"uri": f"{tmp_path}/pipe", "byteLength": 100}]
+
+        with pytest.raises(ld.MeshError, match=r"mesh\.glb is a broken mesh"):
+            ld.read_mesh("mesh.glb", self.glb(elsewhere))
+
+    def test_ply_with_less_than_promised(self, tmp_path):
+        head = "ply\nformat ascii 1.0\nelement vertex 4\nproperty float x\nproperty float y\nproperty float z\n"
+        head += "element face 2\nproperty list uchar int vertex_indices\nend_header\n"
+        body = "0 0 0\n1 0 0\n0 1 0\n0 0 1\n3 0 1 2\n3 0 1 3\n"
+        assert len(ld.read_mesh("a.ply", (head + body).encode())[1]) == 2
+        with pytest.raises(ld.MeshError, match=r"a\.ply is a broken mesh: .*promises 4 and 2"):
+            ld.read_mesh("a.ply", (head + body[:-8]).encode())
+
+    def test_folders_named_like_meshes(self, tmp_path):
+        root = tmp_path / "set"
+        for place in ("a/train/x.off", "a/train/y.off/z"):
+            (root / place).parent.mkdir(parents=True, exist_ok=True)
+            (root / place).write_bytes(off())
+        assert len(ld.MeshFolder(root, points=4)) == 1
+        with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+            archive.writestr("a/train/x.off", off())
+            archive.writestr("a/train/y.off/", b"")
+        assert len(ld.MeshFolder(tmp_path / "set.zip", points=4)) == 1
+
+    def test_encrypted_and_flipped_members_are_named(self, tmp_path):
+        path = tmp_path / "set.zip"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a/train/x.off", off())
+        good = path.read_bytes()
+        flipped, encrypted = bytearray(good), bytearray(good)
+        flipped[60] ^= 4
+        encrypted[6] |= 1
+        encrypted[encrypted.index(b"PK\x01\x02") + 8] |= 1
+        for content, message in ((flipped, r"x\.off cannot be unpacked .Bad CRC"), (encrypted, "is encrypted")):
+            path.write_bytes(content)
+            with pytest.raises(ValueError, match=rf"1 of 1 meshes cannot be used: .*set\.zip .*{message}"):
+                ld.MeshFolder(path, points=4)
+
+
+def test_arrays_of_every_version_and_order(tmp_path):
+    """Numbers that are stored by columns, or big-endian, or with NumPy's second header, are the same numbers."""
+    images = np.random.default_rng(0).integers(0, 256, (10, 28, 28), dtype=np.uint8)
+    labels = io.BytesIO()
+    np.lib.format.write_array(labels, np.arange(10, dtype=">i4"), version=(2, 0))
+    np.savez(tmp_path / "fashion_mnist_900.npz", x=np.asfortranarray(images))
+    with zipfile.ZipFile(tmp_path / "fashion_mnist_900.npz", "a") as archive:
+        archive.writestr("y.npy", labels.getvalue())
+    dataset = ld.FashionMNIST900(tmp_path, "all", verify=False)
+    assert dataset.labels.tolist() == list(range(10))
+    np.testing.assert_allclose(dataset[3].x[:, 0], images[3].ravel() / 255, atol=1e-7)

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+_LARGEST = 1e15  # squares stay finite in float32, and there is room for sums and weights
 _LENGTHS = (1e-100, 1e100)  # their squares are neither 0 nor infinite
 
 
@@ -48,6 +49,20 @@ def check_length(argument: str, length: float) -> None:
         raise TypeError(f"{argument}: expected a number, got {type(length).__name__}")
     if not (math.isfinite(length) and _LENGTHS[0] <= length <= _LENGTHS[1]):
         raise ValueError(f"{argument}: expected a positive finite length (1e-100 to 1e100), got {length}")
+
+
+def check_size(argument: str, numbers: Tensor, unit: float = 1.0) -> None:
+    """Raise ValueError if numbers, or these divided by a unit, are so large that sums of products overflow float32.
+
+    The limit is that of float32 for all dtypes, since kernels have scores in it.
+    """
+    if torch.compiler.is_compiling() or numbers.numel() == 0:
+        return
+    largest = float(numbers.detach().abs().max()) * max(1.0, 1 / unit)
+    if not largest <= _LARGEST:  # true for NaN
+        divided = "" if unit >= 1 else f" after division by the length {unit:g}"
+        allowed = f"expected at most {_LARGEST:.0e} in size, so that products stay finite"
+        raise ValueError(f"{argument}: {allowed}, got {largest:.1e}{divided}; take a larger unit")
 
 
 def check_dropout(argument: str, dropout: float) -> None:

@@ -269,6 +269,8 @@ CLOUDS = [
         ("pos: ", "finite", "nan", "point 5"),
     ),
     ("too far away", lambda: lifted(pos=POINTS.double() * 1e200), ValueError, ("pos: ", "at most 1e+100", "point 0")),
+    ("too large a unit", lambda: lifted(pos=POINTS * 1e20), ValueError, ("pos: ", "at most 1e+15", "larger unit")),
+    ("too small a length", lambda: lifted(length=1e-20), ValueError, ("pos: ", "at most 1e+15", "length 1e-20")),
     ("batch as a list", lambda: lifted(batch=[0] * 6), TypeError, ("batch: ", "int64", "got list")),
     ("batch of int32", lambda: lifted(batch=zeros(6, dtype=torch.int32)), TypeError, ("batch: ", "int64", "int32")),
     ("batch of floats", lambda: lifted(batch=zeros(6)), TypeError, ("batch: ", "int64", "float32")),

@@ -445,3 +445,20 @@ def test_pixels_need_the_frames_of_a_group():
     for frames in (PrincipalFrames(), ScaleFrames(cyclic(4)), FiniteFrames(cyclic(4), PrincipalFrames())):
         with pytest.raises(ValueError, match="blocks: crops and poolings of pixels need the frames of a finite group"):
             GSANet(frames, neighborhood=Radius(1.0), blocks=(1, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["x", "pos", "vel"])
+def test_inputs_too_large_to_be_squared_are_named(name, dtype):
+    network = randomize(
+        GSANet(tetrahedral(), 1, 2, neighborhood=AllPairs(), channels=8, blocks=(1,), vector_inputs=("vel",))
+    )
+    inputs = {"x": torch.randn(5, 1), "pos": torch.randn(5, 3), "vel": torch.randn(5, 3)}
+    inputs = {key: value.to(dtype) for key, value in inputs.items()}
+    network = network.to(dtype)
+    for factor in (1e-40, 1e-30, 1e10, 1e14):
+        assert torch.isfinite(network(Data(**{**inputs, name: inputs[name] * factor}))).all()
+    with pytest.raises(
+        ValueError, match=rf"{name}: expected at most 1e\+15 in size, so that products stay finite, got"
+    ):
+        network(Data(**{**inputs, name: inputs[name] * 1e20}))

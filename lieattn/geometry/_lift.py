@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_count, check_length, check_neighborhood
+from lieattn._checks import check_count, check_length, check_neighborhood, check_size
 from lieattn.geometry._clouds import PointClouds, check_indices, collate_clouds, point_clouds, point_weights
 from lieattn.geometry._frames import FiniteFrames, Frames, GivenFrames, GroupFrames, Sites, keeps_lengths
 from lieattn.geometry._neighbor_lists import Neighbors
@@ -327,9 +327,9 @@ def lift(
     lists and relative elements alone. Whether frames move with the points is up to their choice: the elements of a
     finite group H stay, and moving the points by (t, h) in R^d ⋊ H permutes the fiber.
 
-    TypeError or ValueError is raised for what :func:`point_clouds` refuses, if a point is not in the space (such as 0
-    under rotations), frames are not in the stabilizer, or the group does not preserve the distances on which the
-    neighborhood is based.
+    TypeError or ValueError is raised for what :func:`point_clouds` refuses, if coordinates are beyond 1e15, a point is
+    not in the space (such as 0 under rotations), frames are not in the stabilizer, or the group does not preserve the
+    distances on which the neighborhood is based.
 
     Parameters
     ----------
@@ -383,6 +383,7 @@ def lift(
     if length is None:
         length = 1.0 if neighborhood.length is None else neighborhood.length
     check_length("length", length)
+    check_size("pos", clouds.pos, float(length))
     if isinstance(frames, ScaleFrames):
         if coordinates != "smooth":
             raise ValueError(f"coordinates: fibers of scales have smooth ones, got {coordinates!r}")

@@ -172,7 +172,8 @@ class Dilations(LieGroup):
         super().__init__(f"R+({dim})", dim=dim, size=dim, algebra_dim=1)
 
     def inverse(self, g: Tensor) -> Tensor:
-        return g / _squared_scale(g)
+        largest, squared = _squared_scale(g)
+        return g / largest / squared / largest
 
     def hat(self, a: Tensor) -> Tensor:
         return a[..., None] * self.identity(a)
@@ -233,7 +234,8 @@ class RotationDilations(LieGroup):
         return scale, g * torch.exp(-scale)[..., None, None]
 
     def inverse(self, g: Tensor) -> Tensor:
-        return g.mT / _squared_scale(g)
+        largest, squared = _squared_scale(g)
+        return g.mT / largest / squared / largest
 
     def hat(self, a: Tensor) -> Tensor:
         return a[..., :1, None] * self.identity(a) + self.rotations.hat(a[..., 1:])
@@ -273,7 +275,7 @@ class RotationDilations(LieGroup):
         return torch.exp(draw_normal((*shape, 1, 1), generator)) * rotation
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
-        degenerate = _squared_scale(g)[..., 0, 0] == 0
+        degenerate = (g == 0).flatten(-2).all(-1)
         rotation = torch.where(degenerate[..., None, None], self.identity(g), self.split(g)[1])
         faults = {f"after scaling, {fault}": where for fault, where in self.rotations.faults(rotation).items()}
         return {"it is zero": degenerate} | faults
@@ -281,11 +283,14 @@ class RotationDilations(LieGroup):
 
 def log_scale(g: Tensor) -> Tensor:
     """Logarithm of r ``[*]`` of matrices r R with R orthogonal."""
-    return 0.5 * torch.log(_squared_scale(g)[..., 0, 0])
+    largest, squared = _squared_scale(g)
+    return (torch.log(largest) + 0.5 * torch.log(squared))[..., 0, 0]
 
 
-def _squared_scale(g: Tensor) -> Tensor:
-    return (g * g).sum((-2, -1), keepdim=True) / g.shape[-1]
+def _squared_scale(g: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest entry m of matrices r R, and (r / m)², ``[*, 1, 1]``: without overflow or underflow."""
+    largest = g.detach().abs().amax((-2, -1), keepdim=True)
+    return largest, (g / largest).square().sum((-2, -1), keepdim=True) / g.shape[-1]
 
 
 class Translations(LieGroup):

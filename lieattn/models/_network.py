@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_choice, check_counts, check_length, check_neighborhood
+from lieattn._checks import check_choice, check_counts, check_length, check_neighborhood, check_size
 from lieattn.geometry import (
     FiniteFrames,
     GivenFrames,
@@ -220,6 +220,7 @@ class ImageNetwork(Network):
         if images.shape[1] != self.in_channels or not images.is_floating_point():
             got = f"{images.dtype} {tuple(images.shape)}"
             raise ValueError(f"data: expected floating images with {self.in_channels} channels, got {got}")
+        check_size("data", images)
         return images
 
     def embedded_vectors(self, data: Any) -> Tensor | None:
@@ -352,6 +353,7 @@ class VectorEmbedding(nn.Module):
             return None
         found = graph.spread(vectors(data, self.names, graph))
         seen = lift_field(found.flatten(1), graph, len(self.names) * Vector(found.shape[2]))
+        check_size(f"data: components of {', '.join(self.names)} in the frames", seen)
         return cast(Tensor, self.linear(seen))
 
 
@@ -371,6 +373,7 @@ def features(data: Any, channels: int, clouds: PointClouds) -> Tensor:
     if x.shape != (points, channels) or not x.is_floating_point():
         got = f"{x.dtype} {tuple(x.shape)}"
         raise ValueError(f"data.x: expected floating features [points={points}, {channels}], got {got}")
+    check_size("data.x", x)
     return x
 
 
@@ -383,6 +386,7 @@ def vectors(data: Any, names: tuple[str, ...], clouds: PointClouds) -> Tensor:
         if not isinstance(value, Tensor) or value.shape != expected:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"data.{name}: expected vectors {expected} as in pos, got {got}")
+        check_size(f"data.{name}", value)
         found.append(value)
     return torch.stack(found, dim=1) if found else clouds.pos.new_zeros(expected[0], 0, dim)
 

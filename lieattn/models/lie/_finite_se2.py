@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_choice, check_counts
+from lieattn._checks import check_choice, check_counts, check_size
 from lieattn.geometry import AllPairs, LiftedGraph, Neighborhood, lift, padding
 from lieattn.groups import cyclic
 from lieattn.models._network import GroupField, Network, Symmetry
@@ -121,6 +121,7 @@ class FiniteSE2Transformer(Network):
         distance = smooth_lengths(whole.displacements(graph.pos))
         powers = distance[:, None] ** torch.arange(1, self.moments + 1, device=distance.device)
         mean = whole.sum_to_targets(powers) / whole.degree.clamp(min=1)[:, None]
+        check_size(f"data.pos: {self.moments} powers of distances", mean)
         return self.embed(mean.to(dtype))[:, None].expand(shape)
 
     def _attended(self, seeds: Tensor, x: Tensor, graph: LiftedGraph) -> Tensor:

@@ -1,8 +1,10 @@
 """The fused kernel against the plain evaluation: values, gradients, second derivatives, and the choice of a backend."""
 
+import errno
 import itertools
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from lieattn.ops import RelativeTerms, _backend, backend, explain, group_attenti
 from tests.test_ops import DIM, HEADS, VALUE, problem
 
 pytest.importorskip("numba")
-from lieattn.ops.kernels import _calls
+from lieattn.ops.kernels import _calls, _compiled
 from lieattn.ops.kernels.attention import _launch, _operator
 
 NAMES = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta")
@@ -300,6 +302,24 @@ def test_half_precision_computes_in_single(dtype):
     assert all(signal.grad.dtype == dtype for signal in half)
 
 
+@pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum", "pooled"])
+def test_single_precision_with_large_scores(pattern):
+    """Gradients of scores are small differences of weights; these may not be rounded alike."""
+    neighbors = AllPairs()(torch.randn(40, 2))
+    signals = [torch.randn(40, 1, 3, width, dtype=torch.float64) for width in (2, 2, VALUE)]
+    signals[0] *= 30
+    signals[2] += 10  # a common part of the values, which the gradients of scores do not see
+    terms = RelativeTerms(positional_key=torch.randn(neighbors.num_edges, 1, 1, 2, dtype=torch.float64))
+    exact = results(signals, neighbors, terms, None, "plain", pattern=pattern)
+    single = [s.float() for s in signals]
+    terms = RelativeTerms(positional_key=terms.positional_key.float())
+    errors = []
+    for name in ("numba", "plain"):
+        found = results(single, neighbors, terms, None, name, pattern=pattern)
+        errors.append([(ours - theirs).detach().abs().max().item() for ours, theirs in zip(found, exact, strict=True)])
+    assert all(ours <= 3 * theirs for ours, theirs in zip(*errors, strict=True)), errors
+
+
 def test_registration_with_torch():
     signals, neighbors, tables, index = problem("query_sum", TERMS["all"], fiber=2, points=5)
     given = [*(s.requires_grad_() for s in (*signals, *(getattr(tables, name) for name in NAMES))), None]
@@ -475,21 +495,69 @@ def test_numba_is_absent(monkeypatch):
     group_attention(*signals, neighbors)
 
 
-def test_nothing_can_be_cached(monkeypatch):
-    """A package folder and a home that cannot be written to cost time, not function."""
-    import numba
+def double(x):
+    return 2 * x
 
-    from lieattn.ops.kernels.vectors._products import compiled
 
-    compile_ = numba.njit
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """A folder of compiled functions with ``double`` in it."""
+    monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(_compiled, "_told", set())
+    assert _compiled.compiled(double)(1) == 2
+    return tmp_path
 
-    def refuse(function, **options):
-        if options.pop("cache", False):
-            raise RuntimeError("cannot cache function: no locator available")
-        return compile_(function, **options)
 
-    monkeypatch.setattr(numba, "njit", refuse)
-    assert compiled(lambda x: x + 1)(1) == 2
+DAMAGE = {
+    "empty": lambda content: b"",
+    "truncated": lambda content: content[: len(content) // 2],
+    "the last byte missing": lambda content: content[:-1],
+    "garbage": lambda content: bytes(range(256)) * 10,
+    "a flipped bit": lambda content: content[:100] + bytes([content[100] ^ 4]) + content[101:],
+    "not by this library": lambda content: content[:-32],
+}
+
+
+@pytest.mark.parametrize("kind", ["nbi", "nbc"], ids=["index", "data"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_files_of_compiled_kernels(kept, damage, kind):
+    (path,) = kept.rglob(f"*.{kind}")
+    good = path.read_bytes()
+    path.write_bytes(DAMAGE[damage](good))
+    with pytest.warns(UserWarning, match=rf"{path.name}: this compiled kernel is damaged"):
+        assert _compiled.compiled(double)(1) == 2
+    assert len(path.read_bytes()) > len(good) // 2
+    again = _compiled.compiled(double)
+    assert again(1) == 2
+    assert sum(again.stats.cache_hits.values()) == 1
+
+
+def test_compiled_kernels_that_cannot_be_written(kept, monkeypatch):
+    """A disk that fills up, and a folder that is gone, cost time, not function; they are named once."""
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    first, second, third = (_compiled.compiled(double) for _ in range(3))
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", full)
+        with pytest.warns(UserWarning, match=r"No space left.*NUMBA_CACHE_DIR") as told:
+            assert [first(1.0), second(1.0)] == [2.0, 2.0]
+    assert len(told) == 1
+    assert str(kept) in str(told[0].message)
+    for path in kept.iterdir():
+        shutil.rmtree(path)
+        path.write_text("a file where the folder was")
+    assert third(1) == 2
+    assert [path.is_file() for path in kept.iterdir()] == [True]
+
+
+def test_no_folder_for_compiled_kernels(monkeypatch):
+    monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
+    monkeypatch.setattr(_compiled, "_told", set())
+    with pytest.warns(UserWarning, match=r"kernels: compiled kernels cannot be kept here.*NUMBA_CACHE_DIR") as told:
+        assert [_compiled.compiled(double)(1) for _ in range(2)] == [2, 2]
+    assert len(told) == 1
 
 
 def test_import_is_light_and_the_variable_chooses():

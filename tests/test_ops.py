@@ -313,6 +313,33 @@ def test_factorized_query_sum_equals_the_cubic_one():
     torch.testing.assert_close(fast, slow, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.parametrize("evaluation", ["plain", "numba", "dense"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("fiber", [1, 3])
+def test_keys_masked_by_infinite_biases(pattern, fiber, evaluation):
+    """Minus infinity takes a key away, all frames over a point too, and only a point without keys has no output."""
+    neighbors = AllPairs()(torch.randn(5, 2))
+    shapes = [(5, fiber, HEADS, width) for width in (DIM, DIM, VALUE)]
+    bias = torch.randn(25, fiber, fiber if pattern in ("joint", "query_sum") else 1, HEADS, dtype=torch.float64)
+    bias[torch.rand(bias.shape) < 0.3] = -math.inf
+    bias[[1, 7]] = -math.inf  # two keys
+    found = []
+    for evaluate in (lambda *a, **k: group_attention(*a, **k)[0], reference_attention):
+        torch.manual_seed(1)
+        leaves = [*(torch.randn(shape, dtype=torch.float64) for shape in shapes), bias.clone()]
+        leaves = [leaf.requires_grad_() for leaf in leaves]
+        with backend(evaluation):
+            out = evaluate(*leaves[:3], neighbors, pattern=pattern, terms=RelativeTerms(displacement_bias=leaves[3]))
+        found.append([out, *torch.autograd.grad(out[:2].square().sum(), leaves)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10, equal_nan=True)
+    bias[20:] = -math.inf
+    with backend(evaluation), torch.no_grad():
+        terms = RelativeTerms(displacement_bias=bias)
+        out, _ = group_attention(*leaves[:3], neighbors, pattern=pattern, terms=terms)
+    assert out[4].isnan().all()
+
+
 def test_large_scores_do_not_overflow():
     (q, k, v), neighbors, tables, index = problem("joint", ("positional_key",))
     for dtype in (torch.float32, torch.float64):

@@ -36,7 +36,8 @@ def attend(
     content = _content_score(problem, rows)
     position = _position_score(problem, rows)
     if problem.normalize == "softmax":
-        inner, outer = _softmax_factors(content, position, neighbors)
+        biased = terms.displacement_bias is not None or terms.fiber_bias is not None
+        inner, outer = _softmax_factors(content, position, neighbors, biased=biased)
     else:
         if query is None and terms.displacement_bias is None and terms.fiber_bias is None:
             content = content + 1  # no scores: a convolution, every weight is 1
@@ -114,12 +115,19 @@ def _position_score(problem: Problem, rows: _Rows) -> Tensor | None:
     return score
 
 
-def _softmax_factors(content: Tensor, position: Tensor | None, neighbors: Neighbors) -> tuple[Tensor, Tensor]:
+def _softmax_factors(
+    content: Tensor, position: Tensor | None, neighbors: Neighbors, *, biased: bool
+) -> tuple[Tensor, Tensor]:
     """Softmax over (neighbor, key frame) as a product: over the key fiber, then over the neighbors."""
     from torch_geometric.utils import softmax
 
+    if biased:
+        # Scores may all be minus infinity, which has no derivative: a finite number stands for it.
+        content = content.clamp(min=torch.finfo(content.dtype).min / 2)
     level = torch.logsumexp(content, dim=-1)
     inner = torch.exp(content - level[..., None])
+    if biased:
+        level = level.masked_fill(level < torch.finfo(level.dtype).min / 4, -torch.inf)
     total = level if position is None else level + position
     return inner, softmax(total, neighbors.target, num_nodes=neighbors.num_points)
 

@@ -14,8 +14,11 @@ window of source points that belongs to one call alone, those of the tables in a
 write to one place, and sums are taken in one order.
 """
 
+from lieattn.ops.kernels._compiled import compiled
 from lieattn.ops.kernels.attention._forward import (
     EXP_MEAN,
+    MEAN,
+    NONE,
     SOFTMAX,
     dropout_factor,
     edge_signals,
@@ -33,7 +36,6 @@ from lieattn.ops.kernels.attention._forward import (
 from lieattn.ops.kernels.vectors._products import (
     add_row,
     combine,
-    compiled,
     copy_row,
     prefetch_row,
     row,
@@ -59,7 +61,7 @@ from lieattn.ops.kernels.vectors._vectors import (
 def backward(p, s, lists, first, last, seed, grad_out, norm, to, window, scratch, lanes):
     """Gradients of what the targets ``first`` to ``last`` computed.
 
-    ``norm`` is the logarithm of the sum of exponentials [points, pairs]. ``grads`` are arrays like the operands,
+    ``norm`` is what the forward pass has written. ``grads`` are arrays like the operands,
     added to; those of key and value begin with the source point ``window``.
     """
     wide = len(lanes)
@@ -75,11 +77,7 @@ def backward(p, s, lists, first, last, seed, grad_out, norm, to, window, scratch
         point_scores(p, s, query, at_address(scratch.base, lanes), lanes)
         set_all(at_address(scratch.slopes, lanes), s.queries * s.columns, 0.0, lanes)
         set_all(at_address(scratch.mean, lanes), s.pairs, 0.0, lanes)
-        # What the exponents of the outer weights subtract.
-        if s.normalize == SOFTMAX:
-            copy_row(at_address(scratch.level, lanes), row(norm_at, target, s.pairs * wide), s.pairs * wide, lanes)
-        else:
-            set_all(at_address(scratch.level, lanes), s.pairs, start_level(s, end - begin), lanes)
+        _begin_weights(s, end - begin, row(norm_at, target, 2 * s.pairs * wide), scratch, lanes)
         # The mean of x over all edges must be known before any gradient: long lists are walked twice.
         if s.normalize == SOFTMAX and end - begin > s.chunk:
             for start in range(begin, end, s.chunk):
@@ -129,7 +127,7 @@ def _weigh(p, s, lists, start, edges, seed, query, grad, scratch, average, lanes
         edge_weights(p, s, query, keys, kind, edge, seed, base, stage, weights, behind, small, weight, lanes)
         edge_values(s, values, behind, value, lanes)
         row_sums(s, behind, share, lanes)
-        _normalized(s, weight, at_address(scratch.level, lanes), small, lanes)
+        _normalized(s, weight, at_address(scratch.level, lanes), at_address(scratch.part, lanes), small, lanes)
         y = pulled_back(p, s, grad, kind, at_address(scratch.pulled, lanes), at_address(scratch.shift, lanes), lanes)
         outer_gradients(s, y, at_address(scratch.shift, lanes), value, share, steep, lanes)
         if s.threshold > 0 and not s.split:
@@ -176,13 +174,29 @@ def _spread(p, s, lists, edge, ahead, e, seed, query, grad, to, grad_query, wind
 
 
 @compiled
-def _normalized(s, outer, level, mass, lanes):
+def _begin_weights(s, degree, norm, scratch, lanes):
+    """Write what the exponents of the outer weights subtract, and what the exponentials are multiplied with."""
+    stay_apart()
+    wide = len(lanes)
+    level, part = at_address(scratch.level, lanes), at_address(scratch.part, lanes)
+    if s.normalize != SOFTMAX:
+        set_all(level, s.pairs, start_level(s, degree), lanes)
+        set_all(part, s.pairs, 1.0, lanes)
+        return
+    copy_row(level, norm, s.pairs * wide, lanes)
+    one, total = fill(norm, 1.0, lanes), offset(norm, s.pairs * wide)
+    for at in range(0, s.pairs * wide, wide):
+        store(part, at, one / load(total, at, lanes))
+
+
+@compiled
+def _normalized(s, outer, level, part, mass, lanes):
     """From outer scores to weights."""
     stay_apart()
     wide = len(lanes)
     for pair in range(s.pairs):
         at = pair * wide
-        weight = exp(load(outer, at, lanes) - load(level, at, lanes))
+        weight = exp(load(outer, at, lanes) - load(level, at, lanes)) * load(part, at, lanes)
         store(outer, at, weight * load(mass, pair % s.queries * wide, lanes))
 
 
@@ -336,6 +350,9 @@ def inner_gradients(s, shift, inner, outer, steep, values, shares, back, slope, 
     product = s.normalize == SOFTMAX or s.normalize == EXP_MEAN
     for g in range(s.queries):
         moved, lean = _frame_sums(s, g, shift, outer, steep, lanes)
+        if product and s.columns == 1:  # ⟨u, v⟩ is ⟨u, U⟩, and the difference would be rounded
+            store(slope, g * wide, lean)
+            continue
         middle = fill(slope, 0.0, lanes)
         if product:
             middle = moved * load(shares, g * wide, lanes) - lean
@@ -358,13 +375,14 @@ def inner_gradients(s, shift, inner, outer, steep, values, shares, back, slope, 
 
 @compiled
 def _frame_sums(s, g, shift, outer, steep, lanes):
-    """Σ_h W b and Σ_h s of a query frame."""
+    """Σ_h W b and Σ_h s of a query frame; the first is 0 where it would be added and subtracted again."""
     wide = len(lanes)
+    summed = s.has_beta and (s.split or s.normalize == MEAN or s.normalize == NONE)
     moved, lean = fill(outer, 0.0, lanes), fill(outer, 0.0, lanes)
     for h in range(g if s.tied_out else 0, g + 1 if s.tied_out else s.outs):
         at = (h if s.tied_out else h * s.queries + g) * wide
         lean = lean + load(steep, at, lanes)
-        if s.has_beta:
+        if summed:
             moved = multiply_add(load(outer, at, lanes), load(shift, h * wide, lanes), moved)
     return moved, lean
 

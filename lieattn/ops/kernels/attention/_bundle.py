@@ -68,11 +68,15 @@ def common_sizes(problem: Problem) -> dict[str, int]:
 
 
 def norm_shape(problem: Problem) -> tuple[int, ...]:
-    """Shape of the logarithms of the sums that the backward pass needs, ``[points, pairs, heads]``."""
+    """Shape of what the backward pass needs of the softmax, ``[points, 2 pairs, heads]``.
+
+    These are the largest scores of all pairs of frames, then the sums of the exponentials relative to them. One number
+    for both, their logarithm, would round all weights of a point alike, and gradients are differences between these.
+    """
     if problem.normalize != "softmax":
         return (0,)
     pairs = problem.queries if problem.pattern != "query_sum" else problem.outs * problem.queries
-    return len(problem.value), pairs, problem.value.shape[2]
+    return len(problem.value), 2 * pairs, problem.value.shape[2]
 
 
 def block_seed(seed: int, block: int) -> int:

@@ -6,7 +6,7 @@ that does not see the output frame h, and p[h, g] the part that does. The softma
 
     inner[g, m] = softmax_m(c),  level[g] = max_m c,  mass[g] = Σ_m exp(c - level),  outer[h, g] = p + level.
 
-A weight is inner · exp(outer - L) · mass, with L[h, g] the logarithm of the sum over all edges.
+A weight is inner · exp(outer - top) · mass / total, with the largest outer[h, g] of all edges and the sum over them.
 """
 
 import math
@@ -14,7 +14,8 @@ import math
 import numba
 import numpy as np
 
-from lieattn.ops.kernels.vectors._products import combine, compiled, dot_products, prefetch_row, row, set_all
+from lieattn.ops.kernels._compiled import compiled
+from lieattn.ops.kernels.vectors._products import combine, dot_products, prefetch_row, row, set_all
 from lieattn.ops.kernels.vectors._vectors import (
     at_address,
     exp,
@@ -31,6 +32,7 @@ from lieattn.ops.kernels.vectors._vectors import (
 )
 
 SOFTMAX, EXP_MEAN, MEAN, NONE = range(4)
+LOWEST = -3.0e38  # below every score but minus infinity
 
 
 @compiled
@@ -183,7 +185,7 @@ def _softmax(s, inner, mass, outer, lanes):
     """Softmax over the key frames of every query frame; its level goes to ``outer``."""
     stay_apart()
     wide = len(lanes)
-    one = fill(inner, 1.0, lanes)
+    one, lowest = fill(inner, 1.0, lanes), fill(inner, LOWEST, lanes)
     for g in range(s.queries):
         start = g * s.columns * wide
         end = start + s.columns * wide
@@ -194,12 +196,14 @@ def _softmax(s, inner, mass, outer, lanes):
         if s.columns == 1:
             store(inner, start, one)
         else:
+            # Scores may all be minus infinity: then the weights are zero. Otherwise the sum is at least one.
+            level = maximum(level, lowest)
             total = fill(inner, 0.0, lanes)
             for at in range(start, end, wide):
                 weight = exp(load(inner, at, lanes) - level)
                 total = total + weight
                 store(inner, at, weight)
-            share = one / total
+            share = one / maximum(total, one)
             for at in range(start, end, wide):
                 store(inner, at, load(inner, at, lanes) * share)
         store(mass, g * wide, total)
@@ -273,11 +277,11 @@ def outer_dropout(s, outer, edge, seed, lanes):
 
 
 @compiled
-def forward(p, s, lists, first, last, seed, out, top, total, scratch, lanes):
+def forward(p, s, lists, first, last, seed, out, norm, scratch, lanes):
     """Attend from the targets ``first`` to ``last``.
 
-    Writes ``out`` [points, outs, width] and, for the softmax, maximum ``top`` and sum ``total`` of the exponentials
-    for each pair of frames, [points, pairs]; leaves the entries of points without edges alone.
+    Writes ``out`` [points, outs, width] and ``norm`` [points, 2 pairs]: for the softmax, the largest score of each pair
+    of frames, then the sums of the exponentials relative to it; leaves the entries of points without edges alone.
     """
     wide = len(lanes)
     sums = at_address(scratch.sums, lanes)
@@ -287,21 +291,21 @@ def forward(p, s, lists, first, last, seed, out, top, total, scratch, lanes):
             continue
         query = row(at_address(p.query, lanes), target, s.queries * s.depth * wide)
         point_scores(p, s, query, at_address(scratch.base, lanes), lanes)
-        here = row(at_address(top, lanes), target, s.pairs * wide)
-        norm = row(at_address(total, lanes), target, s.pairs * wide)
-        set_all(here, s.pairs, start_level(s, end - begin), lanes)
-        set_all(norm, s.pairs, 0.0, lanes)
+        top = row(at_address(norm, lanes), target, 2 * s.pairs * wide)
+        total = offset(top, s.pairs * wide)
+        set_all(top, s.pairs, start_level(s, end - begin), lanes)
+        set_all(total, s.pairs, 0.0, lanes)
         set_all(sums, s.pairs * s.width, 0.0, lanes)
         for start in range(begin, end, s.chunk):
             edges = min(s.chunk, end - start)
             _weigh(p, s, lists, start, edges, end, seed, query, scratch, lanes)
             for g in range(s.queries):
-                _outer_weights(s, g, start, edges, seed, scratch, here, norm, lanes)
+                _outer_weights(s, g, start, edges, seed, scratch, top, total, lanes)
                 if not s.has_psi and not s.has_beta:
                     _add_values(s, g, edges, scratch, lanes)
             if s.has_psi or s.has_beta:
                 _add_affine_values(p, s, lists, start, edges, scratch, lanes)
-        _close(s, sums, norm, row(at_address(out, lanes), target, s.outs * s.width * wide), lanes)
+        _close(s, sums, total, row(at_address(out, lanes), target, s.outs * s.width * wide), lanes)
 
 
 @compiled
@@ -337,7 +341,7 @@ def _weigh(p, s, lists, start, edges, end, seed, query, scratch, lanes):
 def start_level(s, degree):
     """What is subtracted from the scores at first, and for good where the normalization is the number of keys."""
     if s.normalize == SOFTMAX:
-        return -3.0e38
+        return LOWEST
     if s.normalize == EXP_MEAN or s.normalize == MEAN:
         return math.log(np.float64(degree * s.columns))
     return 0.0

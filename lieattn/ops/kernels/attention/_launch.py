@@ -49,7 +49,7 @@ _SIGNALS = ("query", "key", "value")
 
 
 def run_forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
-    """Output ``[points, outs, heads, width]`` and logarithms of the sums ``[points, pairs, heads]``."""
+    """Output ``[points, outs, heads, width]`` and the numbers of :func:`norm_shape`."""
     bundled, value = _bundled(problem), problem.value
     out = new_empty(value.dtype, len(value), problem.outs, *value.shape[2:])
     norm = new_empty(value.dtype, *norm_shape(problem))
@@ -65,16 +65,16 @@ def _forward(layout: _Layout, seed: int, result: Tensor, norm: Tensor) -> None:
     # The kernel leaves points without edges alone.
     make = memory.zeros if points == 0 or int(row_ptr.diff().min()) == 0 else memory.empty
     out = make(dtype, layout.blocks, points, sizes["outs"], sizes["width"], layout.lanes)
-    top, total = (make(dtype, layout.blocks, points, sizes["pairs"], layout.lanes) for _ in range(2))
+    sums = make(dtype, layout.blocks, points, 2 * sizes["pairs"], 1, layout.lanes)
 
     def results(block: int, number: int) -> tuple[int, ...]:
-        return out[block].data_ptr(), top[block].data_ptr(), total[block].data_ptr()
+        return out[block].data_ptr(), sums[block].data_ptr()
 
     parts = cut_targets(row_ptr, torch.get_num_threads())
     layout.run(forward, seed, layout.scratch(backward=False), parts, results)
     unpack(out, layout.bundle, layout.part, result)
     if norm.numel():
-        unpack(total.log_().add_(top)[..., None, :], layout.bundle, layout.part, norm[..., None])
+        unpack(sums, layout.bundle, layout.part, norm[..., None])
 
 
 def run_backward(problem: Problem, seed: int, grad_out: Tensor, norm: Tensor) -> tuple[Tensor, ...]:
@@ -234,6 +234,7 @@ class _Layout:
             "turn": outs * depth,
             "mean": pairs,
             "level": pairs,
+            "part": pairs,
             "pulled": outs * width,
             "shift": outs,
             "back": queries * width,

@@ -6,8 +6,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from lieattn.ops.kernels._calls import NUMPY_TYPES, Workspace
+from lieattn.ops.kernels._compiled import compiled
 from lieattn.ops.kernels.attention._bundle import Bundle, HeadRange
-from lieattn.ops.kernels.vectors._products import compiled, copy_row
+from lieattn.ops.kernels.vectors._products import copy_row
 from lieattn.ops.kernels.vectors._vectors import at_address, gather, load, offset, store
 
 

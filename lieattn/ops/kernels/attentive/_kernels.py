@@ -13,7 +13,8 @@ channels, taps], ``first`` and ``second`` [outs, fiber, hidden, channels] and it
 
 import math
 
-from lieattn.ops.kernels.vectors._products import compiled, row
+from lieattn.ops.kernels._compiled import compiled
+from lieattn.ops.kernels.vectors._products import row
 from lieattn.ops.kernels.vectors._vectors import (
     add_to,
     add_up,

@@ -6,7 +6,8 @@ backward pass it goes through them again, and what belongs to the weights is add
 at the very end.
 """
 
-from lieattn.ops.kernels.vectors._products import compiled, dot_products, row
+from lieattn.ops.kernels._compiled import compiled
+from lieattn.ops.kernels.vectors._products import dot_products, row
 from lieattn.ops.kernels.vectors._vectors import (
     at_address,
     exp,

@@ -74,7 +74,7 @@ def _weights_again(p, strides, s, target, source, kind, edge, head, draw):  # ty
     if s.dropout == 1:
         masked = inner * kept_keys(s, edge, head, draw)
     values = fiber_values(p, s, masked, source, head)
-    return inner, masked, tl.exp(outer - level), values, tl.sum(masked, 1)
+    return inner, masked, tl.exp(outer - level[0]) * level[1], values, tl.sum(masked, 1)
 
 
 @triton.jit

@@ -7,7 +7,7 @@ powers of two: ``[G, M]`` for pairs of query and key frame, ``[P, G]`` for pairs
 For query frame g and key frame m, c[g, m] is the part of the score that does not see the output frame h, and
 p[h, g] the part that does:
 
-    inner[g, m] = softmax_m(c),  outer[h, g] = p + logsumexp_m c,  weight = inner · exp(outer - norm[h, g]).
+    inner[g, m] = softmax_m(c),  outer[h, g] = p + logsumexp_m c,  weight = inner · exp(outer - top) / total.
 """
 
 from collections import namedtuple
@@ -137,10 +137,13 @@ def base_tile(p, strides, s, point, head):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def norm_places(s, point, head):  # type: ignore[no-untyped-def]
-    """Offsets of the numbers kept for each pair of frames of a point, [P, G], and which of them exist."""
+    """Offsets of the largest scores of each pair of frames of a point, [P, G], and which of them exist.
+
+    The sums of exponentials follow ``pairs * heads`` further on.
+    """
     g = tl.arange(0, s.G)[None, :]
     h = tl.arange(0, s.P)[:, None]
-    at = (point * s.pairs + h * s.queries + g) * s.heads + head
+    at = (point * 2 * s.pairs + h * s.queries + g) * s.heads + head
     return at, (g < s.queries) & (h * s.queries + g < s.pairs)
 
 
@@ -221,10 +224,11 @@ def edge_weights(p, strides, s, query, base, source, kind, head):  # type: ignor
     outer = _outer_scores(p, strides, s, query, kind, head)
     if s.product:
         score = tl.where(columns, score, float("-inf"))
-        level = tl.max(score, 1)
+        # Scores may all be minus infinity: then the weights are zero, and so is their sum.
+        level = tl.maximum(tl.max(score, 1), -3.0e38)
         inner = tl.exp(score - level[:, None])
         mass = tl.sum(inner, 1)
-        return inner / mass[:, None], outer + (level + tl.log(mass))[None, :]
+        return inner / tl.where(mass == 0, 1.0, mass)[:, None], outer + (level + tl.log(mass))[None, :]
     else:
         # Output and query frame are one here: these weights are sums, not products.
         return tl.where(columns, score + tl.sum(outer, 0)[:, None], 0.0), tl.zeros([s.P, s.G], s.dtype)
@@ -232,16 +236,18 @@ def edge_weights(p, strides, s, query, base, source, kind, head):  # type: ignor
 
 @triton.jit
 def levels(strides, s, lists, norm, point, head):  # type: ignore[no-untyped-def]
-    """What the exponent of an outer weight subtracts, [P, G]; infinite in the padding."""
+    """What the exponents of outer weights subtract, infinite in the padding, and a factor of the weights, [P, G]."""
     at, exists = norm_places(s, point, head)
+    part = tl.full([s.P, s.G], 1.0, s.dtype)
     if s.softmax:
         level = tl.load(norm + at, mask=exists, other=0.0).to(s.dtype)
+        part = part / tl.load(norm + s.pairs * s.heads + at, mask=exists, other=1.0).to(s.dtype)
     else:
         level = tl.zeros([s.P, s.G], s.dtype)
         if s.counted:
             degree = tl.load(lists.row_ptr + point + 1) - tl.load(lists.row_ptr + point)
             level += tl.log(tl.maximum(degree * s.columns, 1).to(s.dtype))
-    return tl.where(exists, level, float("inf"))
+    return tl.where(exists, level, float("inf")), part
 
 
 @triton.jit
@@ -299,7 +305,7 @@ def message(p, strides, s, inner, weight, source, kind, edge, head, draw):  # ty
 
 @triton.jit
 def _measure(p, strides, lists, s, query, base, norm, point, head):  # type: ignore[no-untyped-def]
-    """Logarithm of the sum of exponentials for each pair of output and query frame, [P, G], kept in ``norm``."""
+    """Write to ``norm``, and return as :func:`levels`, for each pair of output and query frame, [P, G]."""
     top = tl.full([s.P, s.G], -3.0e38, s.dtype)
     total = tl.zeros([s.P, s.G], s.dtype)
     for edge in range(tl.load(lists.row_ptr + point), tl.load(lists.row_ptr + point + 1)):
@@ -309,9 +315,10 @@ def _measure(p, strides, lists, s, query, base, norm, point, head):  # type: ign
         total = total * tl.exp(top - level) + tl.exp(outer - level)
         top = level
     at, exists = norm_places(s, point, head)
-    level = top + tl.log(tl.where(total > 0, total, 1.0))
-    tl.store(norm + at, level, mask=exists)
-    return tl.where(exists, level, float("inf"))
+    total = tl.where(total > 0, total, 1.0)
+    tl.store(norm + at, top, mask=exists)
+    tl.store(norm + s.pairs * s.heads + at, total, mask=exists)
+    return tl.where(exists, top, float("inf")), 1.0 / total
 
 
 @triton.jit(do_not_specialize=["seed", "threshold"])
@@ -331,9 +338,9 @@ def forward(p, strides, lists, s, out, norm, seed, threshold):  # type: ignore[n
     total = tl.zeros([s.P, s.G], s.dtype)
     result = tl.zeros([s.O, s.W], s.dtype)
     if s.softmax and not s.tied_out:
-        top = _measure(p, strides, lists, s, query, base, norm, point, head)
+        top, part = _measure(p, strides, lists, s, query, base, norm, point, head)
     if not s.softmax:
-        top = levels(strides, s, lists, norm, point, head)
+        top, part = levels(strides, s, lists, norm, point, head)
     for edge in range(tl.load(lists.row_ptr + point), tl.load(lists.row_ptr + point + 1)):
         source = tl.load(lists.source + edge)
         kind = kind_of(lists, edge)
@@ -344,11 +351,15 @@ def forward(p, strides, lists, s, out, norm, seed, threshold):  # type: ignore[n
             total = total * shrink + tl.exp(outer - level)
             result = result * tl.sum(shrink, 0)[:, None]
             top = level
-        result += message(p, strides, s, inner, tl.exp(outer - top), source, kind, edge, head, (seed, threshold))
+        weight = tl.exp(outer - top)
+        if not online:
+            weight *= part
+        result += message(p, strides, s, inner, weight, source, kind, edge, head, (seed, threshold))
     if online:
         # A point without edges gives zero.
         total = tl.where(total > 0, total, 1.0)
         at, exists = norm_places(s, point, head)
-        tl.store(norm + at, top + tl.log(total), mask=exists)
+        tl.store(norm + at, top, mask=exists)
+        tl.store(norm + s.pairs * s.heads + at, total, mask=exists)
         result = result / tl.sum(total, 0)[:, None]
     put_signal(out, result, point, head, s.outs, s.heads, s.width, s.O, s.W)

@@ -19,7 +19,7 @@ _MATRIX = 16  # the smallest side of a product that matrix units take
 
 
 def run_forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
-    """Output ``[points, outs, heads, width]`` and logarithms of the sums ``[points, pairs, heads]``."""
+    """Output ``[points, outs, heads, width]`` and the numbers of :func:`norm_shape`."""
     call, value = _Call(problem), problem.value
     out = value.new_empty(call.points, problem.outs, *value.shape[2:])
     norm = call.empty(*norm_shape(problem)).zero_()

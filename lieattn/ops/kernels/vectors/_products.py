@@ -5,46 +5,8 @@ A table is a pointer and strides in elements; the vectors of a row follow one an
 registers, so that an operand is loaded for several products. Larger ones are faster alone and slower in the kernels.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
-from functools import cache
-from pathlib import Path
-from typing import Any
-
-import numba
-from numba import types
-
+from lieattn.ops.kernels._compiled import compiled
 from lieattn.ops.kernels.vectors._vectors import fill, load, multiply_add, offset, prefetch, stay_apart, store
-
-_NOT_COMPILED = ("__init__.py", "_bundle.py", "_launch.py", "_operator.py")
-
-
-def compiled(function: Callable[..., Any]) -> Any:
-    """Compile at the first call, without the interpreter's lock; cached on disk wherever a folder can be written."""
-    try:
-        dispatcher: Any = numba.njit(function, cache=True, nogil=True, error_model="numpy")
-    except RuntimeError:  # neither the package nor the user's cache folder can be written
-        dispatcher = numba.njit(function, nogil=True, error_model="numpy")
-    else:
-        # Numba looks at the file of the function alone: a change to what it calls would go unnoticed.
-        with suppress(AttributeError):
-            dispatcher._cache._cache_file._source_stamp = _source_stamp()
-    find = dispatcher.get_call_template
-
-    def find_once(arguments: tuple[types.Type, ...], keywords: dict[str, types.Type]) -> Any:
-        return find(tuple(types.unliteral(argument) for argument in arguments), keywords)
-
-    # Numba would compile a function once more for every constant it is called with.
-    dispatcher.get_call_template = find_once
-    return dispatcher
-
-
-@cache
-def _source_stamp() -> tuple[tuple[int, int], ...]:
-    """Time and size of the files that kernels may be compiled from."""
-    paths = sorted(Path(__file__).parents[1].glob("*/*.py"))
-    found = (path.stat() for path in paths if path.parent.name != "triton" and path.name not in _NOT_COMPILED)
-    return tuple((file.st_mtime_ns, file.st_size) for file in found)
 
 
 @compiled

@@ -1,5 +1,6 @@
 """GSA-Nets: sizes of the paper, invariance under their groups, and what breaks it."""
 
+import copy
 import math
 from dataclasses import replace
 
@@ -21,8 +22,17 @@ from lieattn.geometry import (
     ScaleFrames,
     pixel_positions,
 )
-from lieattn.groups import SE, SO, E, cyclic, dihedral, octahedral, reflection, tetrahedral, trivial
-from lieattn.models import FieldModel, GSANet, GSAOptions, GSAReadout, Stages, published_table
+from lieattn.groups import SE, SO, E, cyclic, cyclic_about, dihedral, octahedral, reflection, tetrahedral, trivial
+from lieattn.models import (
+    FieldModel,
+    FramewiseTransformer,
+    GSANet,
+    GSAOptions,
+    GSAReadout,
+    LieTransformer,
+    Stages,
+    published_table,
+)
 from lieattn.nn import VectorHead
 from lieattn.spaces import Euclidean, Sphere
 from lieattn.testing import randomize
@@ -462,3 +472,32 @@ def test_inputs_too_large_to_be_squared_are_named(name, dtype):
         ValueError, match=rf"{name}: expected at most 1e\+15 in size, so that products stay finite, got"
     ):
         network(Data(**{**inputs, name: inputs[name] * 1e20}))
+
+
+def networks_of(group, radius, pose=None):
+    frames = FiniteFrames(group, pose)
+    yield GSANet(frames, 1, 2, neighborhood=Radius(radius), channels=8, blocks=(1,))
+    yield FramewiseTransformer(frames, 1, 2, channels=4, layers=1, neighborhood=Radius(radius))
+    network = LieTransformer(1, 2, frames=frames, neighborhood=Radius(radius), channels=8, layers=1, heads=2)
+    yield network
+    yield FieldModel(network, VectorHead(8))
+
+
+def test_weights_are_refused_by_networks_of_another_geometry(tmp_path):
+    """Of another group of order 12, another radius, another pose: the shapes of all weights are the same."""
+    of_order_12 = cyclic_about(12)
+    for number, network in enumerate(networks_of(tetrahedral(), 2.0)):
+        torch.save(network.state_dict(), tmp_path / "weights.pt")
+        state = torch.load(tmp_path / "weights.pt", weights_only=True)
+        network.load_state_dict(copy.deepcopy(state))
+        for name, other in {
+            "group": (of_order_12, 2.0),
+            "neighborhood": (tetrahedral(), 2.5),
+            "frames": (tetrahedral(), 2.0, PrincipalFrames()),
+        }.items():
+            changed = list(networks_of(*other))[number]
+            with pytest.raises(
+                RuntimeError, match=rf"{name}: the weights are for .*; build the network with the {name} of"
+            ):
+                changed.load_state_dict(state)
+            assert changed.load_state_dict(dict(state))

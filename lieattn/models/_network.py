@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import copy
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from lieattn._checks import check_choice, check_counts, check_length, check_neighborhood, check_size
 from lieattn.geometry import (
     FiniteFrames,
+    Given,
     GivenFrames,
     LiftedGraph,
     Neighborhood,
@@ -106,8 +108,34 @@ class GroupField(NamedTuple):
     graph: LiftedGraph
 
 
+def _geometry(module: nn.Module) -> dict[str, str]:
+    """What the weights of a module are tied to beside their shapes, in words: group, frames, neighborhood, lengths."""
+    found: dict[str, str] = {}
+    frames, group = getattr(module, "frames", None), getattr(module, "group", None)
+    group = getattr(frames, "group", None) if group is None else group
+    if isinstance(group, FiniteGroup):
+        found["group"] = f"{group!r} with the table {zlib.crc32(group.cayley.numpy().tobytes()):08x}"
+    if frames is not None:
+        pose = getattr(frames, "pose", None)
+        found["frames"] = type(frames).__name__ + (f" in the pose of {type(pose).__name__}" if pose else "")
+    space, neighborhood = getattr(module, "space", None), getattr(module, "neighborhood", None)
+    if isinstance(space, HomogeneousSpace):
+        found["space"] = space.name
+    if neighborhood is not None:
+        found["neighborhood"] = type(neighborhood).__name__ if isinstance(neighborhood, Given) else repr(neighborhood)
+    for owner in (getattr(module, "lifting", None), getattr(module, "options", None), module):
+        for name in ("length", "cutoff"):
+            if isinstance(value := getattr(owner, name, None), int | float):
+                found[name] = repr(float(value))
+    return found
+
+
 class EquivariantModule(nn.Module, abc.ABC):
     """A module that says what it promises: a :attr:`symmetry`.
+
+    State dicts carry in their metadata the group, frames, neighborhood and lengths that the weights were trained with.
+    ``load_state_dict`` raises RuntimeError, naming what differs, if the module has others; ``dict(state_dict)`` leaves
+    the metadata behind.
 
     Attributes
     ----------
@@ -124,6 +152,25 @@ class EquivariantModule(nn.Module, abc.ABC):
     @abc.abstractmethod
     def symmetry(self) -> Symmetry:
         """Motions that leave the outputs alone, or turn them along."""
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):
+            destination._metadata[prefix[:-1]]["geometry"] = _geometry(self)
+
+    def _load_from_state_dict(  # type: ignore[no-untyped-def]
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ) -> None:
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        saved = local_metadata.get("geometry", {})
+        for name, own in _geometry(self).items():
+            if saved.get(name, own) != own:
+                advice = f"build the network with the {name} of the weights, or load dict(state_dict) all the same"
+                error_msgs.append(
+                    f"{prefix}{name}: the weights are for {saved[name]}, the network has {own}; {advice}."
+                )
 
     @property
     def guarantee(self) -> str:

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from lieattn_datasets._archives import Archive
 
+LARGEST = 1e15  # number in a file: data are of the order of 1, and squares in float32 overflow at 1e19
+
 _LISTED = 12
 _KINDS = {"boolean": "b", "integer": "iu", "number": "iuf", "text": "SU"}  # of NumPy's types
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -134,7 +136,7 @@ class Release:
         expected
             Key to what the array must be, ``"uint8 [images, 28, 28]"``: a type of NumPy, or ``boolean``, ``integer``,
             ``number`` (an integer or floating type), ``text``; then sizes, where a name is the same size wherever it
-            stands. Numbers must be finite.
+            stands. Floating numbers must be finite and within :data:`LARGEST`.
 
         Raises
         ------
@@ -158,8 +160,8 @@ class Release:
                 known = {name: size for name, size in sizes.items() if name in wanted}
                 found = f"{array.dtype} {list(array.shape)}, expected {wanted}" + (f" with {known}" if known else "")
                 raise self.damaged(path, f"has {key} of {found}")
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise self.damaged(path, f"has {key} with numbers that are not finite")
+            if array.dtype.kind == "f" and not within_bounds(array):
+                raise self.damaged(path, f"has {key} with numbers that are not finite, or beyond {LARGEST:g}")
             arrays.append(array)
         return arrays
 
@@ -169,6 +171,11 @@ class Release:
             found = f"{values.min()} .. {values.max()}"
             raise self.damaged(path, f"has {key} in {found}, expected 0 .. {size - 1}")
         return values.astype(np.int64)
+
+
+def within_bounds(array: NDArray[Any]) -> bool:
+    """Whether all numbers are finite and not beyond :data:`LARGEST`."""
+    return not array.size or (-LARGEST <= float(array.min()) and float(array.max()) <= LARGEST)
 
 
 def _parse_npy(content: bytes) -> NDArray[Any]:

@@ -4,6 +4,7 @@ The numbers are those of ``torch_geometric.datasets.QM9``, to the bit: targets a
 """
 
 import functools
+import hashlib
 import logging
 from array import array
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from lieattn_datasets._archives import Archive
-from lieattn_datasets._files import Release, write_atomically
+from lieattn_datasets._files import LARGEST, Release, within_bounds, write_atomically
 from lieattn_datasets._molecules import check_atoms
 from lieattn_datasets._qm9_targets import SPECIES, TARGETS
 from lieattn_datasets._streams import progress
@@ -73,11 +74,20 @@ def load_qm9(root: str | Path) -> tuple[Path, _Arrays]:
         _check(path, arrays)
         arrays["z"] = arrays["z"].astype(np.uint8)
         try:
-            content: dict[str, Any] = {"source": np.array(source), **arrays}
+            content: dict[str, Any] = {"digest": np.array(_digest(source, arrays)), **arrays}
             write_atomically(cache, lambda file: np.savez(file, **content))
         except OSError as error:
             _log.warning("QM9 is read anew each time: %s cannot be written (%s)", cache, error)
     return path, arrays
+
+
+def _digest(source: str, arrays: _Arrays) -> str:
+    """SHA-256 of the digests of the raw files and the arrays that were made of them."""
+    digest = hashlib.sha256(source.encode())
+    for name, values in arrays.items():
+        digest.update(f"{name} {values.dtype} {values.shape}".encode())
+        digest.update(np.ascontiguousarray(values).data)
+    return digest.hexdigest()
 
 
 def _check(path: Path, arrays: _Arrays) -> None:
@@ -86,8 +96,8 @@ def _check(path: Path, arrays: _Arrays) -> None:
         check_atoms(arrays["z"], arrays["pos"], arrays["offsets"])
     except ValueError as error:
         raise QM9_FILES.damaged(path, f"does not hold molecules: {error}") from error
-    if not np.isfinite(arrays["y"]).all():
-        raise QM9_FILES.damaged(path, "or its table has targets that are not finite")
+    if not all(within_bounds(arrays[key]) for key in ("pos", "y")):
+        raise QM9_FILES.damaged(path, f"or its table has numbers that are not finite, or beyond {LARGEST:g}")
     if not np.isin(arrays["z"], SPECIES).all():
         raise QM9_FILES.damaged(path, f"holds atoms other than {SPECIES}")
 
@@ -97,7 +107,7 @@ def _read_cache(path: Path, source: str) -> _Arrays | None:
     if not path.is_file():
         return None
     expected = {
-        "source": "text []",
+        "digest": "text []",
         "z": "integer [atoms]",
         "pos": "number [atoms, 3]",
         "offsets": "integer [ends]",
@@ -106,11 +116,8 @@ def _read_cache(path: Path, source: str) -> _Arrays | None:
     }
     try:
         arrays = dict(zip(expected, QM9_FILES.read_npz(path, expected), strict=True))
-        if str(arrays.pop("source")) != source:
-            raise QM9_FILES.damaged(path, "was made from other raw files")
-        if len(arrays["offsets"]) != len(arrays["y"]) + 1:
-            raise QM9_FILES.damaged(path, "has another number of molecules than of targets")
-        _check(path, arrays)
+        if str(arrays.pop("digest")) != _digest(source, arrays):
+            raise QM9_FILES.damaged(path, "was made from other raw files, or changed")
     except ValueError:
         _log.warning("%s is made anew: it is damaged, or was made from other raw files", path)
         return None

@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test fuzz lint clean
+.PHONY: setup demo test fuzz torture lint clean
 
 setup: $(VENV)/.installed
 
@@ -34,6 +34,11 @@ test: $(VENV)/.installed $(VENV)/.scatter
 # Hours: random inputs against every entrance of the library, see docs/trust.md.
 fuzz: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
+
+# Half an hour: kills, interrupts and full disks at random moments, then 10,000 steps of training; docs/trust.md too.
+torture: $(VENV)/.installed
+	$(BIN)/python -m tests.torture
+	$(BIN)/python -m tests.torture soak
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import errno
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from lieattn._files import replace_text, replacing
+from tests.fuzz._report import table
+from tests.fuzz._target import GOOD
+from tests.torture.soak import soak
+
+ROOT = Path(__file__).parent.parent
 
 
 def fill_the_disk(file: Path) -> None:
@@ -27,3 +35,24 @@ def test_a_writing_that_fails_leaves_the_old_file(tmp_path):
     (file.parent / ".report.json.part").write_text("left by a kill")
     replace_text(file, "new")
     assert [path.read_text() for path in file.parent.iterdir()] == ["new"]
+
+
+def test_a_few_kills_and_interrupts(tmp_path):
+    """In a process that has no threads of its own, which would not survive its forks."""
+    report = tmp_path / "report.json"
+    chosen = ("--number", "10", "--jobs", "1", "--only", "fit", "reports", "kernels")
+    subprocess.run([sys.executable, "-m", "tests.torture", *chosen, "--report", report], check=True, cwd=ROOT)
+    found = json.loads(report.read_text())["torture"]
+    assert found["inputs"] >= 10
+    assert sum(found["verdicts"][good] for good in GOOD) == found["inputs"], found["examples"]
+
+
+def test_a_few_steps_of_the_soak():
+    """Whether memory grows shows in thousands of steps alone."""
+    measured, _ = soak(30, 0)
+    assert measured["mib_at_last"] > 0
+
+
+def test_the_table_is_that_of_the_report():
+    page, results = ROOT / "docs/trust.md", ROOT / "docs/fuzz.json"
+    assert table(json.loads(results.read_text())) in page.read_text(), "python -m tests.fuzz writes both"

@@ -785,6 +785,28 @@ def test_second_signal_stops_at_once(capfd):
         last._receive(signal.SIGINT, None)
 
 
+class InterruptAt(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if trainer.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+def test_interrupts_are_no_failures(tmp_path, capsys):
+    """Lightning ends the process with status 1 for them."""
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "trainer", more=[InterruptAt(2)])
+    stop = {"class_path": f"{__name__}.InterruptAt", "init_args": {"step": 2}}
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert main(["fit", "--config", write(tmp_path / "run.yaml", config(tmp_path, callbacks=[stop]))]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err.splitlines()[-1] == "lieattn fit: interrupted"
+
+
 def test_two_processes_have_the_gradients_of_one(tmp_path):
     """One step of gradient descent at rate 1 in float64: weights tell gradients."""
     step = {"max_epochs": 1, "limit_train_batches": 1, "precision": "64-true", "gradient_clip_val": None}

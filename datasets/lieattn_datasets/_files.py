@@ -8,6 +8,7 @@ import io
 import math
 import os
 import secrets
+import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from lieattn_datasets._archives import Archive
 LARGEST = 1e15  # number in a file: data are of the order of 1, and squares in float32 overflow at 1e19
 
 _LISTED = 12
+_ABANDONED = 3600  # seconds after which nobody writes to an unfinished file any more
 _KINDS = {"boolean": "b", "integer": "iu", "number": "iuf", "text": "SU"}  # of NumPy's types
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -218,6 +220,9 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         If the folder cannot be made or written to. What was there before is still there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{path.name}.*"):  # by a process that was killed
+        if time.time() - left.stat().st_mtime > _ABANDONED:
+            left.unlink(missing_ok=True)
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with unfinished.open("xb") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,8 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         status: int = importlib.import_module(COMMANDS[name].module).run(name, rest)
-    except SystemExit as stop:  # after --help
-        return stop.code if isinstance(stop.code, int) else 1
+    except (KeyboardInterrupt, SystemExit) as stop:
+        # Lightning makes an exit with status 1 of an interrupt.
+        if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):  # after --help
+            return stop.code if isinstance(stop.code, int) else 1
+        sys.stdout.flush()
+        sys.stderr.write(f"lieattn {name}: interrupted\n")
+        return 128 + signal.SIGINT
     except Exception as error:
         if (message := usage_message(error)) is None:
             raise

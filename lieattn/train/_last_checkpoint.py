@@ -100,8 +100,10 @@ class LastCheckpoint(Checkpoint):
         self._handlers = {}
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the signals back."""
+        """Give the signals back, and raise an interrupt again, of which Lightning makes a failure with status 1."""
         self.on_train_end(trainer, pl_module)
+        if isinstance(exception, KeyboardInterrupt):
+            raise exception
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         if self._received is not None:

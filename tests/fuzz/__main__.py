@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import collections
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -16,7 +14,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from tests.fuzz import Finding, Verdict
-from tests.fuzz._report import write_table
+from tests.fuzz._report import Tally, merge
 from tests.fuzz._target import GOOD
 from tests.fuzz.targets import TARGETS
 
@@ -41,8 +39,7 @@ def main() -> int:
     for name in options.targets or TARGETS:
         found = _long_run(name, options)
         bad = bad or found["bad"]
-        _merge(options.report, name, found)
-    write_table(options.report)
+        merge(options.report, name, found)
     return int(bad)
 
 
@@ -63,38 +60,19 @@ def _worker(name: str, start: int, number: int) -> None:
 
 def _long_run(name: str, options: argparse.Namespace) -> dict[str, object]:
     """Counts of verdicts, the first details of each bad one, and the time of the slowest input."""
-    target, began = TARGETS[name], time.perf_counter()
+    target = TARGETS[name]
     number = max(1, round(target.long * options.share))
     chunks = [(options.seed + at // _CHUNK, min(_CHUNK, number - at)) for at in range(0, number, _CHUNK)]
-    counts: collections.Counter[str] = collections.Counter()
-    details: dict[str, list[str]] = {}
-    slowest = 0.0
+    tally = Tally(target.name, target.unnamed)
     with ThreadPoolExecutor(options.jobs) as pool, tqdm(total=number, desc=target.name, unit="input") as bar:
         for (start, size), rows in zip(
             chunks, pool.map(lambda chunk: _in_a_process(name, *chunk), chunks), strict=True
         ):
             for verdict, detail, seconds in rows:
-                counts[verdict] += 1
-                slowest = max(slowest, seconds)
-                if verdict not in GOOD:
-                    details.setdefault(verdict, []).append(f"seed {start}: {detail}")
+                tally.add(Finding(Verdict(verdict), f"seed {start}: {detail}"), seconds)
             bar.update(size)
-            bar.set_postfix({verdict: count for verdict, count in counts.items() if verdict not in GOOD})
-    total = sum(counts.values())
-    unnamed = counts[Verdict.UNNAMED]
-    worse = sum(count for verdict, count in counts.items() if verdict not in {*GOOD, Verdict.UNNAMED})
-    return {
-        "name": target.name,
-        "inputs": total,
-        "verdicts": {verdict.value: counts[verdict] for verdict in Verdict},
-        "bad": worse > 0 or unnamed > target.unnamed * total,
-        "examples": {verdict: found[:20] for verdict, found in details.items()},
-        "slowest_seconds": slowest,
-        "minutes": round((time.perf_counter() - began) / 60, 1),
-        "jobs": options.jobs,
-        "seed": options.seed,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-    }
+            bar.set_postfix(tally.bad)
+    return tally.results(jobs=options.jobs, seed=options.seed)
 
 
 def _in_a_process(name: str, start: int, number: int) -> list[tuple[str, str, float]]:
@@ -110,12 +88,6 @@ def _in_a_process(name: str, start: int, number: int) -> list[tuple[str, str, fl
         end = (Verdict.HANG, f"after {output.count(chr(10))} inputs", float(_SECONDS))
     rows = [tuple(json.loads(line)) for line in output.splitlines() if line.startswith("[")]
     return [*rows, end] if end else rows
-
-
-def _merge(path: Path, name: str, found: dict[str, object]) -> None:
-    known = json.loads(path.read_text()) if path.exists() else {}
-    known[name] = found
-    path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

@@ -673,7 +673,7 @@ def test_root_is_given_to_data_sets_that_take_one(tmp_path):
         ({"budget": {}}, "budget: expected either steps or seconds"),
         ({"budget": {"steps": 3, "seconds": 3}}, "budget: expected either steps or seconds"),
         ({"budget": {"seconds": -1}}, "budget: seconds: expected a positive number, got -1"),
-        ({"data__test": "Rods"}, "data: test: Expected a <class 'dict'>. Got value: Rods"),
+        ({"data__test": "Rods"}, "data: test: expected dict, got Rods"),
         ({"data__limit": {"tests": 3}}, r"data: limit: expected some of .*, got \['tests'\]"),
         ({"data__rotate_test": "up"}, "data: rotate_test: expected true, false, or an axis"),
         ({"seeds": [1, 1]}, "seeds: expected different ones"),

@@ -28,6 +28,7 @@ from lieattn.cli._options import ArgumentParser, package
 
 # Forces are gradients, which inference mode forbids.
 _DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False}
+_MOST_DEVICES = 512
 # No workers for small data, one folder of checkpoints for a run and its continuation, evaluation without the callbacks
 # of the training, no validation set; and Lightning's own use of other packages.
 _EXPECTED = (
@@ -158,6 +159,11 @@ class _PointSetCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self.config_init[self.subcommand]
         root = settings.trainer.default_root_dir
+        devices = str(settings.trainer.devices)
+        if (
+            devices.isdecimal() and int(devices) > _MOST_DEVICES
+        ):  # each is a process, also where there is no such device
+            raise train.UsageError(f"trainer.devices: expected at most {_MOST_DEVICES}, got {devices}")
         logger = settings.trainer.logger
         if logger is None or logger is True:
             # One version for both: TensorBoard's folder counts the runs.

@@ -22,7 +22,7 @@ from torch_geometric.data import Batch, Data
 
 from lieattn.geometry import pixel_positions
 from lieattn.groups import FiniteGroup
-from lieattn.train._digest import KEY, damaged_entries
+from lieattn.train._digest import DIGESTS, KEY, damaged_entries
 from lieattn.train._trust import untrusted_names
 
 if TYPE_CHECKING:
@@ -122,14 +122,14 @@ def check_content(checkpoint: dict[str, Any], name: str, apart: Container[str] =
         raise CheckpointError(
             f"{name} is of format {number}, this version knows up to {FORMAT}: pip install --upgrade lieattn"
         )
-    if number > 1 and (damaged := damaged_entries(checkpoint, apart)):
+    if (number > 1 or DIGESTS in checkpoint[KEY]) and (damaged := damaged_entries(checkpoint, apart)):
         raise CheckpointError(f"{name} is damaged: not as they were saved are {', '.join(map(repr, damaged))}")
 
 
 def check_finite(weights: Mapping[str, Tensor], module: nn.Module) -> None:
     """Raise CheckpointError, which names the parameter, if a weight is NaN or infinite."""
-    for name, _ in module.named_parameters():
-        if name in weights and not torch.isfinite(weights[name]).all():
+    for name, weight in module.named_parameters():
+        if name in weights and weights[name].shape == weight.shape and not torch.isfinite(weights[name]).all():
             raise CheckpointError(f"the weights {name} of the checkpoint are not finite: take one of before")
 
 

@@ -17,6 +17,8 @@ from torch_geometric.loader import DataLoader
 
 from lieattn.train._checkpoint import UsageError
 
+_MOST_WORKERS = 512
+
 
 def random_state() -> dict[str, Any]:
     """States of the generators of Python, NumPy and torch (CPU, CUDA in use), which load with ``weights_only``."""
@@ -145,7 +147,7 @@ class PointSetData(LightningDataModule):
     Raises
     ------
     ValueError
-        If a size is out of range.
+        If a size, or the number of workers, is out of range.
     UsageError
         In loading: if the set was not given or is empty, or a checkpoint from the middle of an epoch belongs to another
         seed, batch size, number of items or of processes.
@@ -170,6 +172,8 @@ class PointSetData(LightningDataModule):
             least = int(name.endswith("size"))
             if value is not None and value < least:
                 raise ValueError(f"{name}: expected at least {least}, got {value}")
+        if workers > _MOST_WORKERS:  # they would all be started before anything fails
+            raise ValueError(f"workers: expected at most {_MOST_WORKERS} processes, got {workers}")
         self.sets: dict[str, Dataset[Any] | None] = {"train": train, "val": val, "test": test, "predict": predict}
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size or batch_size

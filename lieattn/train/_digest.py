@@ -10,27 +10,30 @@ import torch
 from torch import Tensor, nn
 
 KEY = "lieattn"
-_DIGESTS = "digests"
+DIGESTS = "digests"
 _VERSION = "pytorch-lightning_version"
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
 
 
 def add_digests(checkpoint: dict[str, Any]) -> None:
-    """Write digests of all entries into our own."""
-    checkpoint[KEY][_DIGESTS] = {key: digest(value) for key, value in _entries(checkpoint).items()}
+    """Write digests of all entries into our own: of keys too, since a file has one copy of equal texts."""
+    checkpoint[KEY][DIGESTS] = {key: digest([key, value]) for key, value in _entries(checkpoint).items()}
 
 
 def damaged_entries(checkpoint: dict[str, Any], apart: Container[str] = ()) -> list[str]:
     """Entries that are gone or not as they were saved, but for those ``apart``; all of them if there are no digests."""
-    known, entries = checkpoint[KEY].get(_DIGESTS), _entries(checkpoint)
+    known, entries = checkpoint[KEY].get(DIGESTS), _entries(checkpoint)
     if not isinstance(known, dict) or KEY not in known:
         return list(entries)
     checked = {key: value for key, value in known.items() if key not in apart}
-    return [key for key, value in checked.items() if key not in entries or digest(entries[key]) != value]
+    return [key for key, value in checked.items() if key not in entries or digest([key, entries[key]]) != value]
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of nested mappings, sequences, tensors and plain values; anything else counts by its type alone."""
+    """SHA-256 of nested mappings, sequences, tensors and plain values; anything else counts by its type alone.
+
+    Tensors whose elements overlap otherwise than by expansion count by their type and shape.
+    """
     found = hashlib.sha256()
     for part in _parts(value):
         found.update(part)
@@ -43,15 +46,18 @@ def _entries(checkpoint: dict[str, Any]) -> dict[str, Any]:
     entries = {key: value for key, value in checkpoint.items() if key != legacy}
     if legacy in checkpoint:
         entries[_VERSION] = checkpoint[legacy]
-    return {**entries, KEY: {key: value for key, value in checkpoint[KEY].items() if key != _DIGESTS}}
+    return {**entries, KEY: {key: value for key, value in checkpoint[KEY].items() if key != DIGESTS}}
 
 
 def _parts(value: Any) -> Iterator[Any]:
     """Bytes that tell the value from every other one: each part says its kind and how long it is."""
     if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_quantized:
         yield f"{value.dtype} {list(value.shape)}:".encode()
-        plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        yield plain.reshape(-1).view(torch.uint8).numpy()
+        for axis, stride in enumerate(value.stride()):  # one number may stand for billions
+            value = value.narrow(axis, 0, min(1, value.shape[axis])) if stride == 0 else value
+        if value.nbytes <= value.untyped_storage().nbytes():
+            plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+            yield plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy()
     elif isinstance(value, Mapping):
         yield f"mapping {len(value)}:".encode()
         for pair in value.items():

@@ -195,4 +195,4 @@ def _same(one: Any, other: Any) -> bool:
     return one == other or one != one
 
 
-TARGETS = {"checkpoints": Target("damaged checkpoints", _cases(), _check, long=2000, quick=60)}
+TARGETS = {"checkpoints": Target("damaged checkpoints", _cases(), _check, long=2000, quick=40)}

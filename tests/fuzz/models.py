@@ -175,4 +175,4 @@ def _close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
     return found.shape == expected.shape and bool(((found - expected).abs() <= tolerance * scale).all())
 
 
-TARGETS = {"models": Target("model calls", _cases(), _check, long=3000, quick=12)}
+TARGETS = {"models": Target("model calls", _cases(), _check, long=3000, quick=8)}

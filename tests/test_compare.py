@@ -412,11 +412,16 @@ def test_damaged_cell_file_is_named_and_run_again(finished, tmp_path, capsys):
     shutil.copytree(finished / "cells", tmp_path / "cells")
     for name, text in (("distances-0.5-0", '{"key": "'), ("distances-1-1", "[]")):
         (tmp_path / "cells" / f"{name}.json").write_text(text)
+    changed = tmp_path / "cells/first_coordinate-1-0.json"
+    changed.write_text(
+        re.sub(r'("accuracy": 0\.)(\d)', lambda found: found[1] + str((int(found[2]) + 1) % 10), changed.read_text())
+    )
     report = compare(tmp_path)
     message = capsys.readouterr().err
     assert re.search(r"distances-0.5-0.json is damaged \(Unterminated string", message)
     assert re.search(r"distances-1-1.json is damaged \(it is not what", message)
-    assert "6 of 8 cells are finished, 2 to run" in message
+    assert "first_coordinate-1-0.json is damaged (the record is not as it was written)" in message
+    assert "5 of 8 cells are finished, 3 to run" in message
     assert without_times(report) == without_times(reports(finished))
 
 

@@ -467,6 +467,9 @@ def test_shapes_of_logits_and_labels_are_checked():
     batch = Batch.from_data_list([cloud, cloud])
     with pytest.raises(ValueError, match=r"expected logits \[2, 3\] for 2 clouds and 3 classes, got \[2, 2\]"):
         PointSetClassifier(ToyNetwork(cyclic(4)), 3)(batch)
+    batch.y[1] = 2
+    with pytest.raises(ValueError, match=r"data: expected labels y in 0 \.\. 1, got 0 \.\. 2"):
+        PointSetClassifier(ToyNetwork(cyclic(4)), 2).training_step(batch, 0)
     del batch.y
     with pytest.raises(ValueError, match=r"expected one label y per cloud, \[2\], got none"):
         PointSetClassifier(ToyNetwork(cyclic(4)), 2).training_step(batch, 0)

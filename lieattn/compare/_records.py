@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import platform
@@ -57,6 +58,8 @@ class CellStore:
             content = json.loads(path.read_text())
             if not isinstance(content, dict) or not {"key", "record"} <= set(content):
                 raise ValueError("it is not what `lieattn compare` writes")
+            if content.get("digest", _digest(content["record"])) != _digest(content["record"]):  # 0.1 wrote none
+                raise ValueError("the record is not as it was written")
             problem = "was made with other settings" if content["key"] != key else None
         except (OSError, ValueError) as error:
             problem = f"is damaged ({error})"
@@ -66,7 +69,9 @@ class CellStore:
 
     def save(self, cell: Cell, key: str, record: Record) -> None:
         """Write the record of a finished cell, and leave nothing of its progress but the best weights."""
-        write_json(self.folder / f"{cell.name}.json", {"key": key, "record": record})
+        plain = finite(record)
+        content = {"key": key, "record": plain, "digest": _digest(plain)}
+        write_json(self.folder / f"{cell.name}.json", content)
         for name in ("last.ckpt", "key"):
             (self.folder / cell.name / name).unlink(missing_ok=True)
 
@@ -80,6 +85,10 @@ class CellStore:
         if not mark.is_file():
             replace_text(mark, key)
         return folder
+
+
+def _digest(record: Record) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def write_json(path: Path, content: Any) -> None:

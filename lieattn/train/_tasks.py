@@ -182,7 +182,7 @@ class PointSetClassifier(PointSetTask):
     """Train a network on clouds with one label, or several, with cross entropy.
 
     Logged are ``loss`` and ``accuracy``, prefixed by ``train/``, ``val/`` and ``test/``. ValueError is raised in
-    training if logits and labels do not have their shapes.
+    training if logits and labels do not have their shapes, or a label is not in 0 .. classes - 1.
 
     Parameters
     ----------
@@ -249,6 +249,9 @@ class PointSetClassifier(PointSetTask):
             found = "none" if labels is None else list(labels.shape)
             count = "one label" if self.labels == 1 else f"{self.labels} labels"
             raise ValueError(f"data: expected {count} y per cloud, {list(shape)}, got {found}")
+        low, high = (int(bound) for bound in labels.aminmax())
+        if low < 0 or high >= self.classes:
+            raise ValueError(f"data: expected labels y in 0 .. {self.classes - 1}, got {low} .. {high}")
         logits, labels = self(batch).flatten(0, -2), labels.flatten()
         loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing if stage == "train" else 0.0)
         accuracy: MulticlassAccuracy = getattr(self, f"{stage}_accuracy")

@@ -84,13 +84,16 @@ def _be_the_child(work: Callable[[], int], folder: Path) -> None:
     for stream in (1, 2):
         os.dup2(said, stream)
     os.environ["TMPDIR"], tempfile.tempdir = str(folder / "tmp"), None
+    status, began = 130, False
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        began = True
         status = work()
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException as error:
-        traceback.print_exc()
+        if began:
+            traceback.print_exc()
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the work has ended
     for end in (threading._shutdown, atexit._run_exitfuncs, sys.stdout.flush, sys.stderr.flush):  # type: ignore[attr-defined]

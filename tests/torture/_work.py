@@ -163,7 +163,11 @@ def write_reports(folder: Path) -> int:
     number = noted(folder / "notes" / "report")
     while True:
         number += 1
-        replace_text(folder / "report.json", report_of(number))
+        try:
+            replace_text(folder / "report.json", report_of(number))
+        except OSError as error:  # as a command tells it
+            sys.stderr.write(f"{error}\n")
+            return 2
         note(folder / "notes" / "report", number)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+import warnings
 from pathlib import Path
 
 import torch
@@ -35,13 +36,13 @@ def soak(steps: int, seed: int) -> tuple[dict[str, float], str | None]:
         at = draw.randrange(len(networks))
         torch.set_num_threads(draw.choice((1, 2)))
         began = time.perf_counter()
-        with backend(draw.choice(("plain", "numba"))):
+        with backend(draw.choice(("plain", "numba"))), warnings.catch_warnings(action="ignore"):
             loss = _step(*networks[at], optimizers[at], draw)
         slowest = max(slowest, time.perf_counter() - began) if step >= part else slowest
         if not loss < 1e6:
             return {"slowest_seconds": slowest}, f"the loss is {loss} at step {step}"
         memory.append(_resident())
-        if step % 100 == 99:
+        if step % max(1, part // 10) == 0:
             handles.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
     first, last = (sum(some) / len(some) for some in (memory[part : 2 * part], memory[-part:]))
     files, threads = zip(*handles[len(handles) // 10 :], strict=True)

@@ -2,13 +2,14 @@
 
 import itertools
 import math
+import re
 import zlib
 from dataclasses import replace
 
 import pytest
 import torch
 
-from lieattn.geometry import AllPairs, Given, Nearest, Radius, lift
+from lieattn.geometry import AllPairs, Given, Nearest, Neighbors, Radius, lift
 from lieattn.groups import cyclic, dihedral, tetrahedral
 from lieattn.ops import RelativeTerms, _pooled, backend, expand_kernel, explain, group_attention, reference_attention
 
@@ -338,6 +339,52 @@ def test_keys_masked_by_infinite_biases(pattern, fiber, evaluation):
         terms = RelativeTerms(displacement_bias=bias)
         out, _ = group_attention(*leaves[:3], neighbors, pattern=pattern, terms=terms)
     assert out[4].isnan().all()
+
+
+def bad_operands():
+    """What is wrong, how the arguments are changed, and what the message says."""
+    x, rows = torch.randn(4, 3, HEADS, DIM), torch.zeros(16, dtype=torch.int64)
+    neighbors = AllPairs()(torch.randn(4, 2))
+    pointers, source, target = neighbors.row_ptr, neighbors.source, neighbors.target
+    psi = torch.randn(4, 1, 1, 1, 1)
+    return {
+        "list": ({"query": [1.0]}, "query: expected a floating tensor, got list"),
+        "none": ({"value": None}, "value: expected a floating tensor, got NoneType"),
+        "bool": ({"value": x > 0}, "value: expected a floating tensor, got a tensor of torch.bool"),
+        "complex": ({"key": x + 0j}, "key: expected a floating tensor"),
+        "sparse": ({"value": x.to_sparse()}, "value: expected a dense tensor"),
+        "8 bits": ({"value": x.to(torch.float8_e5m2)}, "value: expected float64, float32, bfloat16 or float16"),
+        "axes": ({"value": x[0]}, "value: expected [points=4, fiber, heads, dim], got (3, 2, 3)"),
+        "no channels": ({"query": x[..., :0], "key": x[..., :0]}, "query: expected at least one channel"),
+        "device": ({"query": x.to("meta")}, "query: is on meta, the neighbor lists are on cpu"),
+        "neighbors": ({"neighbors": neighbors.edge_index}, "neighbors: expected Neighbors"),
+        "source": ({"neighbors": Neighbors(pointers, source + 9, target)}, "neighbors: source: expected numbers"),
+        "target": ({"neighbors": Neighbors(pointers, source, target.flip(0))}, "neighbors: target must name"),
+        "pointers": ({"neighbors": Neighbors(pointers + 1, source, target)}, "neighbors: row_ptr must ascend"),
+        "terms": ({"terms": {}}, "terms: expected RelativeTerms, got dict"),
+        "row": ({"terms": RelativeTerms(psi=psi, row=rows + 4)}, "terms.row: expected numbers from 0 to 3"),
+        "row dtype": ({"terms": RelativeTerms(psi=psi, row=rows.int())}, "terms.row: expected an int64 tensor"),
+        "term": ({"terms": RelativeTerms(psi=psi.long(), row=rows)}, "terms.psi: expected a floating tensor"),
+        "term device": ({"terms": RelativeTerms(psi=psi.to("meta"), row=rows)}, "terms.psi: is on meta"),
+        "no frames": (
+            {"terms": RelativeTerms(psi=psi[:, :0], row=rows), "pattern": "query_sum"},
+            "terms.psi: expected",
+        ),
+        "phases": ({"terms": RelativeTerms(rotary=torch.ones(4, 3, HEADS, 1, 2))}, "terms.rotary: expected [points"),
+        "scale": ({"scale": "1"}, "scale: expected a number, got str"),
+        "dropout": ({"dropout": None}, "dropout: expected a number, got NoneType"),
+        "dropout of all": ({"dropout": 1.0}, "dropout: expected a probability in [0, 1), got 1.0"),
+        "pattern": ({"pattern": ["joint"]}, "pattern: expected one of"),
+    }
+
+
+@pytest.mark.parametrize("wrong", bad_operands())
+def test_bad_operands_are_named(wrong):
+    changes, message = bad_operands()[wrong]
+    x = torch.randn(4, 3, HEADS, DIM)
+    given = {"query": x, "key": x, "value": x, "neighbors": AllPairs()(torch.randn(4, 2)), **changes}
+    with backend("plain"), pytest.raises((TypeError, ValueError), match=f"^{re.escape(message)}"):
+        group_attention(**given)
 
 
 def test_large_scores_do_not_overflow():

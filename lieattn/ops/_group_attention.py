@@ -14,10 +14,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from numbers import Real
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lieattn._checks import kind
 from lieattn.geometry import Neighbors
 from lieattn.ops import _dense as dense
 from lieattn.ops import _plain as plain
@@ -33,6 +36,7 @@ from lieattn.ops._terms import (
     turn_pairs,
     without_autocast,
 )
+from lieattn.ops.kernels._calls import check_all_lists
 from lieattn.ops.kernels.attention import _operator as kernel
 
 
@@ -125,22 +129,26 @@ def group_attention(
 
     Raises
     ------
-    ValueError
-        If shapes, devices or options do not fit; the message names the argument.
+    TypeError, ValueError
+        If types, shapes, devices or options do not fit, or lists name points or rows that there are not (on CPUs); the
+        message names the argument. Operands may be of several floating dtypes: sums are taken in the widest one, in
+        float32 at least, and the output has the dtype of ``value`` where that is of half precision.
     """
-    terms = terms or RelativeTerms()
+    terms = RelativeTerms() if terms is None else terms
+    problem = Problem(query, key, value, neighbors, terms, pattern, normalize, dropout)
+    check_operands(problem)
     phases, turns_back = terms.rotary, terms.rotary_values
     if phases is not None:
         query, key = (None if signal is None else turn_pairs(signal, phases) for signal in (query, key))
         value = turn_pairs(value, phases) if turns_back else value
-    problem = Problem(query, key, value, neighbors, terms, pattern, normalize, dropout)
-    check_operands(problem)
-    if query is not None:
-        problem = replace(problem, query=query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale))
+        problem = replace(problem, query=query, key=key, value=value)
+    problem = replace(problem, query=_scaled(query, scale))
     name, weights = choose(problem, return_weights=return_weights).backend, None
     if name == "dense":
         out = dense.attend(problem)
     elif name == "plain":
+        if value.device.type == "cpu" and not torch.compiler.is_compiling():
+            check_all_lists(problem)
         evaluate = pooled.attend if pattern == "pooled" else plain.attend
         drop = partial(F.dropout, p=dropout) if dropout > 0 else None
         with without_autocast(value.device):
@@ -159,3 +167,11 @@ def group_attention(
         sizes = {"joint": (frames, keys), "query_sum": (frames, -1, keys)}.get(pattern, (frames,))
         weights = weights.expand(-1, *sizes, -1)
     return out, weights
+
+
+def _scaled(query: Tensor | None, scale: float | None) -> Tensor | None:
+    if scale is not None and not isinstance(scale, Real):
+        raise TypeError(f"scale: expected a number, got {kind(scale)}")
+    if query is None:
+        return None
+    return query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from lieattn._checks import check_choice, check_dropout, check_tensor, kind
 from lieattn.geometry import Neighbors
 
 Pattern = Literal["joint", "framewise", "pooled", "query_sum"]
@@ -149,11 +151,12 @@ class Problem:
 def check_operands(problem: Problem) -> None:
     """Raise ValueError, naming the argument, if the operator cannot take these operands together."""
     p = problem
-    for argument, option, allowed in (("pattern", p.pattern, _PATTERNS), ("normalize", p.normalize, _NORMALIZATIONS)):
-        if option not in allowed:
-            raise ValueError(f"{argument}: expected one of {allowed}, got {option!r}")
-    if not 0 <= p.dropout < 1:
-        raise ValueError(f"dropout: expected a probability in [0, 1), got {p.dropout}")
+    check_choice("pattern", p.pattern, _PATTERNS)
+    check_choice("normalize", p.normalize, _NORMALIZATIONS)
+    if not isinstance(p.dropout, Real):
+        raise TypeError(f"dropout: expected a number, got {kind(p.dropout)}")
+    check_dropout("dropout", p.dropout)
+    _check_types(p)
     _check_signals(p.query, p.key, p.value, p.neighbors)
     fiber, edges = p.value.shape[1], p.neighbors.num_edges
     queries = fiber if p.query is None else p.query.shape[1]
@@ -164,14 +167,59 @@ def check_operands(problem: Problem) -> None:
             f"terms.row: expected [{edges}], one row of the displacement tables for each edge, got "
             f"{tuple(p.terms.row.shape)}"
         )
+    if p.terms.rotary is not None:
+        turned = {"query": p.query, "key": p.key}
+        _check_rotary(p.terms.rotary, turned | ({"value": p.value} if p.terms.rotary_values else {}))
     if tables := p.terms.tables():
         _check_tables(p, tables, queries)
+
+
+def _check_types(problem: Problem) -> None:
+    """Raise TypeError unless operands are floating tensors, and ValueError where they are on several devices."""
+    p, terms = problem, problem.terms
+    for argument, value, allowed in (("neighbors", p.neighbors, Neighbors), ("terms", terms, RelativeTerms)):
+        if not isinstance(value, allowed):
+            raise TypeError(f"{argument}: expected {allowed.__name__}, got {kind(value)}")
+    given: dict[str, Any] = {
+        "query": p.query,
+        "key": p.key,
+        "terms.row": terms.row,
+        "terms.rotary": terms.rotary,
+    }
+    given |= {f"terms.{name}": table for name, table in terms.tables().items()}
+    for argument, operand in {**given, "value": p.value}.items():
+        if operand is None and argument != "value":
+            continue
+        index = argument == "terms.row"
+        check_tensor(
+            argument, operand, "an int64 tensor" if index else "a floating tensor", torch.int64 if index else None
+        )
+        if operand.layout != torch.strided:
+            raise TypeError(f"{argument}: expected a dense tensor, got one of layout {operand.layout}")
+        if operand.dtype.itemsize == 1:
+            raise TypeError(f"{argument}: expected float64, float32, bfloat16 or float16, got {operand.dtype}")
+        if operand.device != p.neighbors.device:
+            raise ValueError(f"{argument}: is on {operand.device}, the neighbor lists are on {p.neighbors.device}")
+
+
+def _check_rotary(phases: Tensor, signals: dict[str, Tensor | None]) -> None:
+    """Raise ValueError unless the phases turn all channel pairs of these signals."""
+    for argument, signal in signals.items():
+        if signal is None:
+            continue
+        pairs = (*signal.shape[:-1], signal.shape[-1] // 2, 2)
+        sizes_fit = phases.ndim == 5 and all(got in (1, want) for got, want in zip(phases.shape, pairs, strict=True))
+        if not sizes_fit or signal.shape[-1] % 2 or phases.shape[-1] != 2:
+            raise ValueError(
+                f"terms.rotary: expected [points, fiber, heads, dim / 2, 2] for {argument} {tuple(signal.shape)}, got "
+                f"{tuple(phases.shape)}"
+            )
 
 
 def _check_signals(query: Tensor | None, key: Tensor | None, value: Tensor, neighbors: Neighbors) -> None:
     if (query is None) != (key is None):
         raise ValueError("query and key: give both, or neither for scores made of the terms alone")
-    for argument, signal in (("query", query), ("key", key), ("value", value)):
+    for argument, signal in (("value", value), ("query", query), ("key", key)):
         if signal is None:
             continue
         if signal.ndim != 4 or signal.shape[0] != neighbors.num_points:
@@ -180,11 +228,11 @@ def _check_signals(query: Tensor | None, key: Tensor | None, value: Tensor, neig
             )
         if signal.shape[2] != value.shape[2]:
             raise ValueError(f"{argument}: has {signal.shape[2]} heads, value has {value.shape[2]}")
-        if signal.device != neighbors.device:
-            raise ValueError(f"{argument}: is on {signal.device}, the neighbor lists are on {neighbors.device}")
     if query is not None and key is not None:
         if query.shape[-1] != key.shape[-1]:
             raise ValueError(f"key: has dim {key.shape[-1]}, query has dim {query.shape[-1]}")
+        if query.shape[-1] == 0:
+            raise ValueError(f"query: expected at least one channel, got {tuple(query.shape)}")
         if key.shape[1] != value.shape[1]:
             raise ValueError(f"key: has a fiber of {key.shape[1]}, value has one of {value.shape[1]}")
 
@@ -212,7 +260,10 @@ def _check_tables(problem: Problem, tables: dict[str, Tensor], queries: int) -> 
         if name == "fiber_key" and table.ndim == 5 and out == -1:
             shape = (-1, *shape)
         fits = table.ndim == len(shape) and all(
-            want in (-1, got) or (got == 1 and (axis > 0 or name not in ROW_TABLES))
+            want == got
+            or (want == -1 and got > 0)
+            or (axis == 0 and name in ROW_TABLES and want == -1)
+            or (got == 1 and (axis > 0 or name not in ROW_TABLES))
             for axis, (want, got) in enumerate(zip(shape, table.shape, strict=True))
         )
         if not fits:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from lieattn.geometry import Neighbors
+from lieattn.ops._terms import ROW_TABLES, Problem
 
 NUMPY_TYPES: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 _LINE = 64  # bytes of a line of the cache
@@ -68,6 +69,15 @@ def check_lists(neighbors: Neighbors, index: Tensor | None, tables: Iterable[Ten
         low, high = (int(bound) for bound in numbers.aminmax())
         if low < 0 or high >= limit:
             raise ValueError(f"{name}: expected numbers from 0 to {limit - 1}, got {low} to {high}")
+
+
+def check_all_lists(problem: Problem) -> None:
+    """Raise ValueError where plain maths would stumble over lists, or see other targets than ``row_ptr`` has."""
+    neighbors, terms = problem.neighbors, problem.terms
+    check_lists(neighbors, terms.row, (table for name, table in terms.tables().items() if name in ROW_TABLES))
+    targets = torch.repeat_interleave(neighbors.degree, output_size=neighbors.num_edges)
+    if not torch.equal(targets, neighbors.target):
+        raise ValueError("neighbors: target must name for each edge the point whose edge it is by row_ptr")
 
 
 def cut_targets(row_ptr: Tensor, number: int) -> Ranges:

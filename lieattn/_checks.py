@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import builtins
+import inspect
 import math
+import sys
+from collections import abc
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from numbers import Integral, Real
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
 _LARGEST = 1e15  # squares stay finite in float32, and there is room for sums and weights
+_SHORT = 60  # characters of a value in a message
 _LENGTHS = (1e-100, 1e100)  # their squares are neither 0 nor infinite
 
 
@@ -36,10 +44,17 @@ def check_counts(least: int = 1, **counts: int) -> None:
         check_count(argument, count, least)
 
 
+def check_positive(**numbers: float) -> None:
+    """Raise ValueError, naming the argument, unless all numbers are positive and finite."""
+    for argument, number in numbers.items():
+        if not 0 < number < math.inf:
+            raise ValueError(f"{argument}: expected a positive finite number, got {number!r}")
+
+
 def check_choice(argument: str, value: object, allowed: Any) -> None:
     """Raise ValueError unless a value is one of those allowed, given as a tuple or a ``Literal`` type."""
     options = get_args(allowed) or allowed
-    if value not in options:
+    if not isinstance(value, str | int) or value not in options:
         raise ValueError(f"{argument}: expected one of {options}, got {value!r}")
 
 
@@ -67,13 +82,13 @@ def check_size(argument: str, numbers: Tensor, unit: float = 1.0) -> None:
 
 def check_dropout(argument: str, dropout: float) -> None:
     """Raise ValueError unless a value is a probability below 1."""
-    if not 0 <= dropout < 1:
-        raise ValueError(f"{argument}: expected a probability in [0, 1), got {dropout}")
+    if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0 <= dropout < 1:
+        raise ValueError(f"{argument}: expected a probability in [0, 1), got {shown(dropout)}")
 
 
 def check_floating(argument: str, dtype: torch.dtype) -> None:
     """Raise ValueError unless a dtype is floating."""
-    if not dtype.is_floating_point:
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"{argument}: expected a floating dtype, got {dtype}")
 
 
@@ -91,12 +106,137 @@ def check_none(argument: str, where: Tensor, fault: str) -> None:
         raise ValueError(f"{argument}: {place} {fault}")
 
 
-def check_features(x: Tensor, weight: Tensor) -> None:
-    """Raise an error unless features have the dtype and device of the weights; autocast converts dtypes."""
+def check_is(argument: str, value: object, allowed: type) -> None:
+    """Raise TypeError unless a value is of a class."""
+    if not isinstance(value, allowed):
+        words = "tensor" if allowed is Tensor else allowed.__name__
+        raise TypeError(f"{argument}: expected a {words}, got {kind(value)}")
+
+
+def check_graph(graph: Any, allowed: type, x: Tensor) -> None:
+    """Raise an error unless a graph is of a class, and where the features are."""
+    check_is("graph", graph, allowed)
+    check_is("x", x, Tensor)
+    if graph.pos.device != x.device:
+        raise ValueError(f"graph: is on {graph.pos.device}, x on {x.device}")
+
+
+def check_features(x: Tensor, weight: Tensor, channels: int | None = None, argument: str = "x") -> None:
+    """Raise an error unless features have the dtype and device of the weights; autocast converts dtypes.
+
+    They must have the channels too, if these are given.
+    """
     if not isinstance(x, Tensor):
-        raise TypeError(f"x: expected a tensor, got {type(x).__name__}")
+        raise TypeError(f"{argument}: expected a tensor, got {type(x).__name__}")
     device = weight.device.type
     cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.is_floating_point()
     fits = cast or x.dtype == weight.dtype
     if x.device != weight.device or not fits:
-        raise ValueError(f"x: expected {weight.dtype} on {weight.device} like the weights, got {x.dtype} on {x.device}")
+        found = f"{x.dtype} on {x.device}"
+        raise ValueError(f"{argument}: expected {weight.dtype} on {weight.device} like the weights, got {found}")
+    if channels is not None and (x.ndim == 0 or x.shape[-1] != channels):
+        raise ValueError(f"{argument}: expected {channels} channels in the last axis, got {tuple(x.shape)}")
+
+
+def check_arguments(of: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Raise TypeError or ValueError unless arguments are of the types in the annotations of a function or dataclass.
+
+    It stands first in the function, ``check_arguments(function, locals())``, where nothing is compiled or traced.
+    Numbers must not be nan. What types do not say, such as bounds, is checked behind.
+    """
+    for argument, kinds in _annotated(of):
+        value = given[argument]
+        if not _fits(value, kinds):
+            error = ValueError if all(found.by_value for found in kinds if found.words != "None") else TypeError
+            raise error(f"{argument}: expected {_words(kinds)}, got {shown(value)}")
+        if isinstance(value, float) and value != value:
+            raise ValueError(f"{argument}: expected a finite number, got {value}")
+
+
+def shown(value: object) -> str:
+    """A value in a message: itself if that is short, or what it is."""
+    text = "" if isinstance(value, Tensor) else repr(value)
+    return text if 0 < len(text) < _SHORT else kind(value)
+
+
+class _Kind(NamedTuple):
+    """Values that an annotation allows; an error of wrong ones is a ValueError where it is ``by_value``."""
+
+    fits: Callable[[Any], bool]
+    words: str
+    by_value: bool = False
+
+
+_SIMPLE: dict[Any, _Kind] = {
+    Any: _Kind(lambda value: True, "anything"),
+    object: _Kind(lambda value: True, "anything"),
+    type(None): _Kind(lambda value: value is None, "None"),
+    bool: _Kind(lambda value: isinstance(value, bool), "True or False"),
+    int: _Kind(lambda value: isinstance(value, Integral) and not isinstance(value, bool), "an integer", by_value=True),
+    float: _Kind(lambda value: isinstance(value, Real) and not isinstance(value, bool), "a number"),
+    str: _Kind(lambda value: isinstance(value, str), "a string"),
+    Tensor: _Kind(lambda value: isinstance(value, Tensor), "a tensor"),
+}
+
+
+@cache
+def _annotated(of: Callable[..., Any]) -> tuple[tuple[str, tuple[_Kind, ...]], ...]:
+    """What each argument may be."""
+    hints = get_type_hints(of, localns=_Unknown(vars(sys.modules[of.__module__])))
+    parameters = inspect.signature(of).parameters.values()
+    named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name in hints]
+    return tuple((name, tuple(_kinds(hints[name]))) for name in named)
+
+
+class _Unknown(dict[str, Any]):
+    """Names that annotations may have and a module has not, since it imports them for type checkers only."""
+
+    def __missing__(self, name: str) -> Any:
+        if hasattr(builtins, name):
+            raise KeyError(name)
+        return Any
+
+
+def _kinds(hint: Any) -> Iterator[_Kind]:
+    """What an annotation allows; anything where it is none of those that the library has."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        for part in arguments:
+            yield from _kinds(part)
+    elif origin is Literal:
+        yield _Kind(lambda value: isinstance(value, str | int) and value in arguments, f"one of {arguments}", True)
+    elif isinstance(origin, type) and issubclass(origin, abc.Sequence):
+        yield _sequence(origin, arguments)
+    else:
+        yield _SIMPLE[hint] if hint in _SIMPLE else _object(origin or hint)
+
+
+def _object(cls: Any) -> _Kind:
+    """Objects of a class; of protocols only those that are called are told from others."""
+    if cls is abc.Callable or getattr(cls, "_is_protocol", False):
+        return _Kind(lambda value: callable(value) and not isinstance(value, type), f"a {cls.__name__}")
+    return _Kind(lambda value: isinstance(value, cls), f"a {cls.__name__}") if isinstance(cls, type) else _SIMPLE[Any]
+
+
+def _sequence(cls: type, entries: tuple[Any, ...]) -> _Kind:
+    """Sequences of one kind of entries, or tuples with a kind for each."""
+    parts = [tuple(_kinds(entry)) for entry in entries if entry is not Ellipsis] or [(_SIMPLE[Any],)]
+    if cls is tuple and Ellipsis not in entries:
+        words = f"({', '.join(_words(part) for part in parts)})"
+        return _Kind(lambda value: _is_sequence(value, len(parts)) and all(map(_fits, value, parts)), words)
+    words = f"a sequence of which each is {_words(parts[0])}"
+    return _Kind(lambda value: _is_sequence(value) and all(_fits(entry, parts[0]) for entry in value), words)
+
+
+def _words(kinds: tuple[_Kind, ...]) -> str:
+    return " or ".join(dict.fromkeys(found.words for found in kinds))
+
+
+def _fits(value: object, kinds: tuple[_Kind, ...]) -> bool:
+    return any(found.fits(value) for found in kinds)
+
+
+def _is_sequence(value: object, length: int | None = None) -> bool:
+    """Whether a value is a sequence, of this length if it is given; strings are none."""
+    found = isinstance(value, abc.Sequence) and not isinstance(value, str | bytes)
+    return found and (length is None or len(value) == length)  # type: ignore[arg-type]

@@ -648,7 +648,7 @@ LAYERS = [
     ("too few channels a head", lambda: layer(head_channels=2), ValueError, ("channels: ", "at least 3", "got 2")),
     ("dropout of everything", lambda: layer(dropout=1.0), ValueError, ("dropout: ", "[0, 1)", "got 1.0")),
     ("dropout negative", lambda: lifting(dropout=-0.1), ValueError, ("dropout: ", "[0, 1)", "got -0.1")),
-    ("dropout not a number", lambda: lifting(dropout=NAN), ValueError, ("dropout: ", "[0, 1)", "got nan")),
+    ("dropout not a number", lambda: lifting(dropout=NAN), ValueError, ("dropout: ", "finite", "got nan")),
     ("pattern", lambda: layer(pattern="pooled"), ValueError, ("pattern: ", "'query_sum'", "got 'pooled'")),
     (
         "normalize",

@@ -10,7 +10,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_choice, check_count, check_counts, check_dropout, check_features
+from lieattn._checks import (
+    check_arguments,
+    check_choice,
+    check_count,
+    check_counts,
+    check_dropout,
+    check_features,
+    check_graph,
+    check_is,
+)
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn._linear import GroupLinear
@@ -94,6 +103,7 @@ class GroupAttention(nn.Module):
         lifting: bool = False,
         group: FiniteGroup | None = None,
     ) -> None:
+        check_arguments(GroupAttention.__init__, locals())
         super().__init__()
         check_count("in_channels", in_channels)
         head_channels = checked_head_channels(out_channels, heads, head_channels)
@@ -137,7 +147,9 @@ class GroupAttention(nn.Module):
         """Field and, if asked for, the weights in the layout of :func:`lieattn.ops.group_attention`."""
         x = self._checked(x, graph)
         query, key, value = self._project(x)
-        terms = self._terms(x, graph) if terms is None else terms
+        if terms is None:
+            terms = self._terms(x, graph)
+        check_is("terms", terms, RelativeTerms)
         out, weights = self._operate(query, key, value, graph, terms, return_weights=return_weights)
         out = cast(Tensor, self.output(out.flatten(-2)))
         # The result is the same for all frames if no term depends on the output frame.
@@ -191,6 +203,7 @@ class GroupAttention(nn.Module):
     def _checked(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """The field, with a fiber of 1 for features of points; raises for what does not fit layer and graph."""
         check_features(x, next(self.output.parameters()))
+        check_graph(graph, LiftedGraph, x)
         check_lifted_to(graph, self.group)
         if self.lifting:
             return spread_features(x, graph, self.in_channels)

@@ -9,7 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_choice, check_count, check_dropout
+from lieattn._checks import (
+    check_arguments,
+    check_choice,
+    check_count,
+    check_counts,
+    check_dropout,
+    check_features,
+    check_graph,
+    check_tensor,
+)
 from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.groups import FiniteGroup
 from lieattn.nn._convolution import FrameMessages, LieConvolution
@@ -45,6 +54,7 @@ class PreNormBlock(nn.Module):
         dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = F.silu,
     ) -> None:
+        check_arguments(PreNormBlock.__init__, locals())
         super().__init__()
         check_dropout("dropout", dropout)
         hidden = out_channels // 2
@@ -97,7 +107,9 @@ class LieBlock(nn.Module):
         activation: Activation = "silu",
         eps: float = 1e-5,
     ) -> None:
+        check_arguments(LieBlock.__init__, locals())
         super().__init__()
+        check_count("channels", channels)
         check_choice("norm", norm, BlockNorm)
         self.attention = attention
         self.post = norm.endswith("_post")
@@ -113,12 +125,14 @@ class LieBlock(nn.Module):
 
     def attend(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """First half of the block: the attention and its residual."""
+        check_features(x, self.linear1.weight, self.linear1.in_features)
         if self.post:
             return cast(Tensor, x + self.norm_attention(self.attention(x, graph)))
         return cast(Tensor, x + self.attention(self.norm_attention(x), graph))
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """Second half of the block: the MLP and its residual."""
+        check_features(x, self.linear1.weight, self.linear1.in_features)
         act = activation_named("activation", self.activation)
         y = x if self.post else self.norm_mlp(x)
         y = act(self.linear2(act(self.linear1(y))))
@@ -146,7 +160,9 @@ class LieBottleneck(nn.Module):
         activation: Activation = "silu",
         **convolution: Any,
     ) -> None:
+        check_arguments(LieBottleneck.__init__, locals())
         super().__init__()
+        check_counts(in_channels=in_channels, out_channels=out_channels)
         if out_channels < in_channels:
             raise ValueError(f"out_channels: expected at least {in_channels}, the in_channels, got {out_channels}")
         check_choice("norm", norm, ("batch", "layer", "none"))
@@ -160,6 +176,10 @@ class LieBottleneck(nn.Module):
 
     def forward(self, x: Tensor, graph: LiftedGraph, kept: Tensor | None = None) -> Tensor:
         """Field to ``[points kept, fiber, out_channels]``; ``kept`` int64 are those after the convolution, or all."""
+        check_graph(graph, LiftedGraph, x)
+        check_features(x, self.down.weight, self.down.in_features)
+        if kept is not None:
+            check_tensor("kept", kept, "points int64", torch.int64)
         act = activation_named("activation", self.activation)
         y = self.convolution(act(self.norm_down(self.down(act(self.norm_in(x))))), graph)
         if kept is not None:
@@ -189,8 +209,9 @@ class FramewiseBlock(nn.Module):
         messages: int | None = None,
         encoding: RelativeFunction | None = None,
     ) -> None:
+        check_arguments(FramewiseBlock.__init__, locals())
         super().__init__()
-        check_count("mlp_ratio", mlp_ratio)
+        check_counts(channels=channels, mlp_ratio=mlp_ratio)
         self.norm1, self.norm2 = FiberNorm(channels), FiberNorm(channels)
         self.attention = FramewiseAttention(group, channels, heads=heads, encoding=encoding, dropout=dropout)
         self.linear1 = GroupLinear(group, channels, mlp_ratio * channels)
@@ -209,6 +230,7 @@ class FramewiseBlock(nn.Module):
 
         ``local`` is the graph of the messages with the terms of its ``EdgeNetwork``, for blocks with messages.
         """
+        check_features(x, self.norm1.weight, len(self.norm1.weight))
         y = self.norm1(x)
         attended = self.attention(y, graph, terms)
         if self.messages is not None:

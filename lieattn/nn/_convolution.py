@@ -8,7 +8,15 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_choice, check_count, check_counts, check_features
+from lieattn._checks import (
+    check_arguments,
+    check_choice,
+    check_count,
+    check_counts,
+    check_features,
+    check_graph,
+    check_is,
+)
 from lieattn.geometry import LiftedGraph
 from lieattn.nn._attention import GroupAttention, check_field, measured, spread_features
 from lieattn.nn._grid import published_measure
@@ -56,6 +64,7 @@ class GroupConvolution(nn.Module):
     def __init__(
         self, kernel: ConvolutionKernel, *, measure: float | None = None, reduction: Reduction = "sum"
     ) -> None:
+        check_arguments(GroupConvolution.__init__, locals())
         super().__init__()
         if not isinstance(kernel, ConvolutionKernel):
             raise TypeError(f"kernel: expected a ConvolutionKernel such as NetworkKernel, got {type(kernel).__name__}")
@@ -71,6 +80,7 @@ class GroupConvolution(nn.Module):
         """Features ``[points, in]`` or a field ``[points, fiber, in]`` to a field ``[points, fiber, out]``."""
         kernel = self.kernel
         check_features(x, next(kernel.parameters()))
+        check_graph(graph, LiftedGraph, x)
         if kernel.lifting:
             x = spread_features(x, graph, kernel.in_channels)
         else:
@@ -113,6 +123,7 @@ class LieConvolution(nn.Module):
         activation: Activation = "silu",
         divide: Literal["neighbors", "published", "none"] = "neighbors",
     ) -> None:
+        check_arguments(LieConvolution.__init__, locals())
         super().__init__()
         check_counts(in_channels=in_channels, out_channels=out_channels)
         check_choice("divide", divide, ("neighbors", "published", "none"))
@@ -125,6 +136,7 @@ class LieConvolution(nn.Module):
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """Field ``[points, fiber, in_channels]`` to ``[points, fiber, out_channels]``."""
         check_features(x, self.weight)
+        check_graph(graph, LiftedGraph, x)
         x = check_field(x, graph, self.weight.shape[1])
         # The sum over neighbors comes before the matrices: m is a head, and all heads have the same values.
         values = x[:, :, None].expand(-1, -1, self.weight.shape[2], -1)
@@ -159,6 +171,7 @@ class AttentiveConvolution(nn.Module):
         hidden: int = 32,
         activation: Activation = "silu",
     ) -> None:
+        check_arguments(AttentiveConvolution.__init__, locals())
         super().__init__()
         check_count("rank", rank)
         if attention.pattern != "joint" or attention.lifting:
@@ -199,6 +212,7 @@ class LiftingConvolution(nn.Module):
     """
 
     def __init__(self, hidden: int, channels: int) -> None:
+        check_arguments(LiftingConvolution.__init__, locals())
         super().__init__()
         check_counts(hidden=hidden, channels=channels)
         self.output = nn.Linear(hidden, channels, bias=False)
@@ -206,6 +220,7 @@ class LiftingConvolution(nn.Module):
 
     def forward(self, terms: RelativeTerms, graph: LiftedGraph) -> Tensor:
         """Terms of an ``EdgeNetwork`` on a graph to a field ``[points, fiber, channels]``."""
+        check_is("graph", graph, LiftedGraph)
         return cast(Tensor, self.output(graph.neighbors.sum_to_targets(_signals(terms))))
 
 
@@ -221,6 +236,7 @@ class FrameMessages(nn.Module):
     """
 
     def __init__(self, hidden: int, channels: int) -> None:
+        check_arguments(FrameMessages.__init__, locals())
         super().__init__()
         check_counts(hidden=hidden, channels=channels)
         self.kernel = nn.Linear(hidden, channels, bias=False)
@@ -229,6 +245,8 @@ class FrameMessages(nn.Module):
     def forward(self, x: Tensor, graph: LiftedGraph, terms: RelativeTerms) -> Tensor:
         """Field ``[points, fiber, channels]`` to the same, with the terms of an ``EdgeNetwork`` on the graph."""
         check_features(x, self.kernel.weight)
+        check_graph(graph, LiftedGraph, x)
+        check_field(x, graph, self.kernel.out_features)
         if not graph.relative.tied:
             raise ValueError("graph: messages within frames need the same frames over all points of a cloud")
         at_source = x.index_select(0, graph.neighbors.source)
@@ -237,6 +255,7 @@ class FrameMessages(nn.Module):
 
 def _signals(terms: RelativeTerms) -> Tensor:
     """ψ of an ``EdgeNetwork``, ``[edges, fiber, hidden]``."""
+    check_is("terms", terms, RelativeTerms)
     if terms.psi is None or terms.psi.shape[2:4] != (1, 1):
         raise ValueError("terms: expected those of an EdgeNetwork, with psi [edges, fiber, 1, 1, hidden]")
     return terms.psi[:, :, 0, 0]

@@ -9,7 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_choice, check_count, check_counts, check_features
+from lieattn._checks import (
+    check_arguments,
+    check_choice,
+    check_count,
+    check_counts,
+    check_features,
+    check_is,
+    check_positive,
+    check_tensor,
+)
 from lieattn.geometry import Raster, point_clouds
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn._statistics import Inexact, complain
@@ -21,6 +30,8 @@ def to_grid(x: Tensor, grid: Tensor) -> Tensor:
     Points are in raster order, image after image; ``grid`` ``[images, 2]`` int64 are rows and columns of each image.
     ValueError is raised if the images differ in size, or the points are not their pixels.
     """
+    check_is("x", x, Tensor)
+    check_tensor("grid", grid, "rows and columns [images, 2], int64", torch.int64)
     if grid.ndim != 2 or grid.shape[1] != 2 or len(grid) == 0 or bool((grid != grid[0]).any()):
         raise ValueError(f"grid: expected [images, 2] with one size for all images, got {grid.tolist()}")
     rows, columns = grid[0].tolist()
@@ -32,6 +43,7 @@ def to_grid(x: Tensor, grid: Tensor) -> Tensor:
 
 def from_grid(x: Tensor) -> Tensor:
     """Pixels of a grid field as points in raster order, the inverse of :func:`to_grid`."""
+    check_is("x", x, Tensor)
     if x.ndim not in (4, 5):
         raise ValueError(f"x: expected [images, channels, (fiber,) rows, columns], got {tuple(x.shape)}")
     return x.movedim(1, -1).flatten(0, 2) if x.ndim == 4 else x.permute(0, 3, 4, 2, 1).flatten(0, 2)
@@ -43,7 +55,10 @@ def act_on_grid(group: FiniteGroup, h: int, x: Tensor) -> Tensor:
     ``group`` is any group of quarter turns and mirrors that keep the lattice, ``h`` the index of an element, and ``x``
     ``[batch, channels, (order,) rows, columns]``; rows and columns are exchanged where h exchanges them.
     """
+    check_arguments(act_on_grid, locals())
     check_lattice_group("group", group)
+    if not 0 <= h < group.order:
+        raise ValueError(f"h: expected the index of one of the {group.order} elements of {group.name}, got {h}")
     if x.ndim not in (4, 5) or (x.ndim == 5 and x.shape[2] != group.order):
         raise ValueError(
             f"x: expected [batch, channels, rows, columns] or [batch, channels, {group.order}, rows, columns], got "
@@ -182,6 +197,8 @@ class GridConvolution(nn.Module):
         init_scale: float = 1.0,
         inexact: Inexact = "refuse",
     ) -> None:
+        check_arguments(GridConvolution.__init__, locals())
+        check_positive(init_scale=init_scale)
         super().__init__()
         taps = lifting_taps(group, size) if self.lifting else group_taps(group, size)
         check_counts(in_channels=in_channels, out_channels=out_channels, stride=stride, dilation=dilation)

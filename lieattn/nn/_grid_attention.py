@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_choice, check_count, check_counts
+from lieattn._checks import check_arguments, check_choice, check_count, check_counts, check_positive
 from lieattn.groups import FiniteGroup
 from lieattn.nn._grid import (
     GridConvolution,
@@ -105,6 +105,7 @@ class _Attentive(GridConvolution):
         channel_action: ChannelAction = "group",
         **options: Any,
     ) -> None:
+        check_arguments(_Attentive.__init__, locals())
         super().__init__(group, in_channels, out_channels, size, **options)
         check_count("spatial_dilation", spatial_dilation)
         self.spatial_dilation = spatial_dilation
@@ -241,10 +242,13 @@ class GridInputAttention(nn.Module):
         measure: float | None = None,
         init_scale: float = 1.0,
     ) -> None:
+        check_arguments(GridInputAttention.__init__, locals())
+        check_positive(init_scale=init_scale)
         super().__init__()
         check_lattice_group("group", group)
         check_choice("attention", attention, Attention)
         _check_odd("spatial_size", spatial_size)
+        check_counts(channels=channels, spatial_dilation=spatial_dilation)
         self.group, self.channels, self.lifting = group, channels, lifting
         hidden = max(1, channels // 2) if hidden is None else hidden
         self.channel = None if attention == "spatial" else ChannelGate(None if lifting else group, channels, hidden)
@@ -303,6 +307,8 @@ class GridPoseAttention(nn.Module):
         measure: float | None = None,
         init_scale: float = 1.0,
     ) -> None:
+        check_arguments(GridPoseAttention.__init__, locals())
+        check_positive(init_scale=init_scale)
         super().__init__()
         check_lattice_group("group", group)
         check_count("channels", channels)

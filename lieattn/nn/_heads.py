@@ -8,7 +8,15 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_choice, check_count, check_features, check_tensor
+from lieattn._checks import (
+    check_arguments,
+    check_choice,
+    check_count,
+    check_counts,
+    check_features,
+    check_is,
+    check_tensor,
+)
 from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.groups import FiniteGroup
 from lieattn.nn._statistics import CloudPool, FiberPool
@@ -56,6 +64,7 @@ def project_field(values: Tensor, frames: Frames, rep: Representation) -> Tensor
     **Equivariance.** If points and frames are turned by R and F is the same at the turned frames, the result is
     ρ(R) v; for frames drawn at random in distribution.
     """
+    check_representation("rep", rep)
     return rep.act(_frame_matrices(values, frames, rep, lifted=True), values).mean(dim=1)
 
 
@@ -128,7 +137,10 @@ class InvariantHead(nn.Module):
         activation: str = "silu",
         norm: bool = False,
     ) -> None:
+        check_arguments(InvariantHead.__init__, locals())
         super().__init__()
+        check_counts(channels=channels, outputs=outputs)
+        activation_named("activation", activation)
         check_choice("readout", readout, ("pool_first", "point_first"))
         check_choice("pool", pool, Pooling)
         if norm and readout == "point_first":
@@ -142,6 +154,8 @@ class InvariantHead(nn.Module):
 
     def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
         """Field ``[points, fiber, channels]`` to ``[clouds, outputs]``, or ``[points, outputs]``."""
+        first = cast(nn.Linear, self.linears[0])
+        check_features(x, first.weight, first.in_features)
         act = activation_named("activation", self.activation)
         if self.readout == "point_first":
             return self._pool(self.linears[0](act(x)), graph)
@@ -183,6 +197,7 @@ class FieldHead(nn.Module):
         pool: Literal["mean", "sum", "none"] = "none",
         activation: str = "silu",
     ) -> None:
+        check_arguments(FieldHead.__init__, locals())
         super().__init__()
         check_count("in_channels", in_channels)
         check_representation("rep", rep)
@@ -198,8 +213,10 @@ class FieldHead(nn.Module):
 
     def forward(self, x: Tensor, graph: Frames) -> Tensor:
         """Field ``[points, fiber, in_channels]`` to ``[points | clouds, rep.dim]``; pooling needs a graph."""
-        check_features(x, self.linear1.weight)
+        check_features(x, self.linear1.weight, self.linear1.in_features)
         act = activation_named("activation", self.activation)
+        if x.ndim != 3:
+            raise ValueError(f"x: expected a field [points, fiber, channels], got {tuple(x.shape)}")
         values = project_field(self.linear2(act(self.linear1(x))), graph, self.rep)
         if self.cloud_pool is None:
             return values
@@ -215,6 +232,8 @@ class VectorHead(FieldHead):
     """
 
     def __init__(self, in_channels: int, dim: int = 3, *, outputs: int = 1, **options: Any) -> None:
+        check_arguments(VectorHead.__init__, locals())
+        check_counts(dim=dim, outputs=outputs)
         super().__init__(in_channels, outputs * Vector(dim), **options)
         self.outputs, self.dim, self.kind = outputs, dim, "vector"
 
@@ -238,6 +257,7 @@ class DipoleHead(nn.Module):
     kind = "vector"
 
     def __init__(self, in_channels: int, dim: int = 3, *, hidden: int | None = None, neutral: bool = True) -> None:
+        check_arguments(DipoleHead.__init__, locals())
         super().__init__()
         self.vector = VectorHead(in_channels, dim, hidden=hidden)
         hidden = self.vector.linear1.out_features
@@ -246,6 +266,13 @@ class DipoleHead(nn.Module):
 
     def charges(self, x: Tensor, graph: PointClouds, total: Tensor | None = None) -> Tensor:
         """Partial charges ``[points]``, in the unit of the dipole over that of the positions."""
+        check_is("graph", graph, PointClouds)
+        linear = self.vector.linear1
+        check_features(x, linear.weight, linear.in_features)
+        if total is not None:
+            check_is("total", total, Tensor)
+        if x.ndim != 3:
+            raise ValueError(f"x: expected a field [points, fiber, channels], got {tuple(x.shape)}")
         if total is not None and (not self.neutral or total.shape != (graph.num_clouds,)):
             expected = f"shape [{graph.num_clouds}], got {tuple(total.shape)}" if self.neutral else "none: not neutral"
             raise ValueError(f"total: expected {expected}")
@@ -260,6 +287,7 @@ class DipoleHead(nn.Module):
 
     def forward(self, x: Tensor, graph: LiftedGraph, total: Tensor | None = None) -> Tensor:
         """Dipole moments ``[clouds, dim]`` of a field; with positions in Å and ``total`` ``[clouds]`` in e in e Å."""
+        check_is("graph", graph, LiftedGraph)
         vectors = self.vector(x, graph)
         charges = self.charges(x, graph, total)
         centered = (graph.pos - graph.mean(graph.pos)[graph.batch]).to(charges.dtype)
@@ -275,10 +303,13 @@ class PolarizabilityHead(nn.Module):
     kind = "tensor"
 
     def __init__(self, in_channels: int, dim: int = 3, *, hidden: int | None = None) -> None:
+        check_arguments(PolarizabilityHead.__init__, locals())
         super().__init__()
+        check_count("dim", dim, least=2)
         self.rep = SymmetricTensor(dim)
         self.field = FieldHead(in_channels, self.rep, hidden=hidden)
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """Field ``[points, fiber, in_channels]`` to tensors ``[clouds, dim, dim]``, in the unit of the targets."""
+        check_is("graph", graph, LiftedGraph)
         return self.rep.to_tensor(graph.sum(self.field(x, graph)))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_count, check_counts, check_features, check_tensor
+from lieattn._checks import check_arguments, check_count, check_counts, check_features, check_tensor
 from lieattn.groups import FiniteGroup, check_group, real_irreps
 from lieattn.ops import fourier_linear, fourier_pays, tied_linear
 from lieattn.reps import Irreps
@@ -43,6 +43,7 @@ class GroupLinear(nn.Module):
         bias: bool = True,
         fourier: bool | None = None,
     ) -> None:
+        check_arguments(GroupLinear.__init__, locals())
         super().__init__()
         check_group("group", group)
         check_counts(in_channels=in_channels, out_channels=out_channels)
@@ -115,6 +116,7 @@ class _FiberFourier(nn.Module):
     table: Tensor
 
     def __init__(self, group: FiniteGroup, channels: int, irreps: Irreps | str | None = None) -> None:
+        check_arguments(_FiberFourier.__init__, locals())
         super().__init__()
         _check_spatial(group)
         check_count("channels", channels)
@@ -206,6 +208,7 @@ def irreps_linear(layer: GroupLinear, irreps: Irreps | str | None = None) -> Any
     For a complete band ``irreps``, which must hold 0e if there is a bias, ``IrrepsToFiber(linear(FiberToIrreps(f)))``
     equals ``layer(f)``. The result is in the dtype and on the device of the layer, with weights of its own.
     """
+    check_arguments(irreps_linear, locals())
     from e3nn import o3
 
     _, out_channels, in_channels = layer.weight.shape
@@ -235,6 +238,7 @@ def fiber_linear(linear: nn.Module, source: FiberToIrreps, target: IrrepsToFiber
     ``linear`` is an ``e3nn.o3.Linear``, or anything else that is affine and equivariant to O(3), from ``source.irreps``
     to ``target.irreps``, and gives the result its dtype and device. ValueError is raised if the groups differ.
     """
+    check_arguments(fiber_linear, locals())
     if source.group != target.group:
         raise ValueError(f"target: is for {target.group.name}, source for {source.group.name}")
     group = source.group

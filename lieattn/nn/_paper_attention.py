@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_choice, check_count, check_counts
+from lieattn._checks import check_arguments, check_choice, check_count, check_counts, check_is
 from lieattn.geometry import LiftedGraph, num_coordinates
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn._attention import GroupAttention, checked_head_channels
@@ -76,6 +76,7 @@ class GroupSelfAttention(GroupAttention):
         normalize: Normalization = "softmax",
         dropout: float = 0.0,
     ) -> None:
+        check_arguments(GroupSelfAttention.__init__, locals())
         check_choice("pattern", pattern, ("query_sum",) if self.lifts else ("joint", "framewise", "query_sum"))
         if not isinstance(group, FiniteGroup | HomogeneousSpace):
             raise TypeError(f"group: expected a FiniteGroup such as cyclic(4), or a HomogeneousSpace, got {group!r}")
@@ -154,6 +155,7 @@ class FramewiseAttention(GroupAttention):
         encoding: RelativeFunction | None = None,
         dropout: float = 0.0,
     ) -> None:
+        check_arguments(FramewiseAttention.__init__, locals())
         check_counts(channels=channels, heads=heads)
         if channels % (2 * heads):
             raise ValueError(f"heads: {channels} channels do not fall into {heads} heads of even width")
@@ -213,6 +215,7 @@ class LieSelfAttention(GroupAttention):
         feature_channels: int | None = None,
         dropout: float = 0.0,
     ) -> None:
+        check_arguments(LieSelfAttention.__init__, locals())
         check_counts(channels=channels, coordinates=coordinates, heads=heads)
         if channels % heads:
             raise ValueError(f"heads: expected a divisor of {channels} channels, got {heads}")
@@ -258,7 +261,9 @@ class _AffineAttention(GroupAttention):
         normalize: Normalization = "softmax",
         dropout: float = 0.0,
     ) -> None:
+        check_arguments(_AffineAttention.__init__, locals())
         check_group("group", group)
+        check_counts(in_channels=in_channels, out_channels=out_channels)
         self.channels = out_channels if channels is None else channels
         check_counts(channels=self.channels, heads=heads)
         if self.channels % heads:
@@ -298,6 +303,8 @@ class _AffineAttention(GroupAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Field and, if asked for, weights ``[edges, fiber, heads]`` on the edges of ``positions.edges(graph)``."""
         x = self._checked(x, graph)
+        if terms is not None:
+            check_is("terms", terms, RelativeTerms)
         edges = self.positions.edges(graph)
         query, key, value = self._project(x)
         terms = self._terms(x, graph) if terms is None else terms

@@ -11,7 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lieattn._checks import check_choice, check_count, check_counts, check_features
+from lieattn._checks import (
+    check_arguments,
+    check_choice,
+    check_count,
+    check_counts,
+    check_features,
+    check_graph,
+    check_is,
+    check_positive,
+    check_tensor,
+)
 from lieattn.geometry import PointClouds, pooling_cells
 
 Reduction = Literal["sum", "mean", "max"]
@@ -25,12 +35,14 @@ class FiberPool(nn.Module):
     """
 
     def __init__(self, reduction: Reduction = "max") -> None:
+        check_arguments(FiberPool.__init__, locals())
         super().__init__()
         check_choice("reduction", reduction, Reduction)
         self.reduction: Reduction = reduction
 
     def forward(self, x: Tensor, graph: PointClouds | None = None) -> Tensor:
         """``[*, fiber, channels]`` to ``[*, channels]``."""
+        check_is("x", x, Tensor)
         if x.ndim < 2:
             raise ValueError(f"x: expected a field [*, fiber, channels], got {tuple(x.shape)}")
         return x.amax(dim=-2) if self.reduction == "max" else getattr(x, self.reduction)(dim=-2)
@@ -43,12 +55,14 @@ class CloudPool(nn.Module):
     """
 
     def __init__(self, reduction: Reduction = "mean") -> None:
+        check_arguments(CloudPool.__init__, locals())
         super().__init__()
         check_choice("reduction", reduction, Reduction)
         self.reduction: Reduction = reduction
 
     def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
         """``[points, *]`` to ``[clouds, *]``."""
+        check_graph(graph, PointClouds, x)
         reduce: Callable[[Tensor], Tensor] = getattr(graph, self.reduction)
         return reduce(x)
 
@@ -65,6 +79,7 @@ class GridPool(nn.Module):
     """
 
     def __init__(self, size: int = 2, reduction: Reduction = "max", *, inexact: Inexact = "refuse") -> None:
+        check_arguments(GridPool.__init__, locals())
         super().__init__()
         check_count("size", size)
         check_choice("inexact", inexact, Inexact)
@@ -82,6 +97,7 @@ class GridPool(nn.Module):
 
     def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
         """``[points, *]`` on the rasters of a graph to ``[cells, *]``."""
+        check_graph(graph, PointClouds, x)
         if graph.grid is None:
             raise ValueError("graph: pooling pixels needs the raster of each cloud, grid [clouds, 2]")
         cell, grid = self.cells(graph.grid)
@@ -98,6 +114,7 @@ class GridSpatialPool(nn.Module):
     def __init__(
         self, size: int = 2, reduction: Literal["max", "mean"] = "max", *, inexact: Inexact = "refuse"
     ) -> None:
+        check_arguments(GridSpatialPool.__init__, locals())
         super().__init__()
         check_count("size", size)
         check_choice("reduction", reduction, ("max", "mean"))
@@ -106,6 +123,7 @@ class GridSpatialPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[*, rows, columns]`` to ``[*, rows / size, columns / size]``."""
+        check_is("x", x, Tensor)
         if x.ndim < 3:
             raise ValueError(f"x: expected [*, rows, columns], got {tuple(x.shape)}")
         rows, columns = x.shape[-2:]
@@ -142,8 +160,15 @@ def _drops_pixels(rows: int, columns: int, size: int) -> str:
 def _reduce(x: Tensor, cell: Tensor, num_cells: int, reduction: Reduction) -> Tensor:
     from torch_geometric.utils import scatter
 
-    if cell.shape != x.shape[:1]:
-        raise ValueError(f"cell: expected one entry for each of {len(x)} points, got {tuple(cell.shape)}")
+    check_tensor("x", x, "floating features [points, *]")
+    check_tensor("cell", cell, "the cells of points, int64", torch.int64)
+    check_count("num_cells", num_cells, least=0)
+    if cell.ndim != 1 or x.ndim == 0 or cell.shape != x.shape[:1]:
+        raise ValueError(
+            f"cell: expected one entry for each of {len(x) if x.ndim else 0} points as in x, got {tuple(cell.shape)}"
+        )
+    if cell.device != x.device or (cell.numel() and int(cell.max()) >= num_cells):
+        raise ValueError(f"cell, num_cells: expected cells below {num_cells} on {x.device} as x")
     kept = cell >= 0
     return scatter(x[kept], cell[kept], dim=0, dim_size=num_cells, reduce=reduction)
 
@@ -152,8 +177,10 @@ class _Affine(nn.Module):
     """A gain and a shift for each channel."""
 
     def __init__(self, channels: int, eps: float) -> None:
+        check_arguments(_Affine.__init__, locals())
         super().__init__()
         check_count("channels", channels)
+        check_positive(eps=eps)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
@@ -168,11 +195,14 @@ class CloudNorm(_Affine):
     """
 
     def __init__(self, channels: int, eps: float = 1e-12) -> None:
+        check_arguments(CloudNorm.__init__, locals())
         super().__init__(channels, eps)
 
     def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
         """Normalize ``[points, *, channels]`` over the clouds of a graph."""
-        if x.shape[0] != graph.num_points or x.shape[-1] != len(self.weight):
+        check_graph(graph, PointClouds, x)
+        check_features(x, self.weight)
+        if x.ndim == 0 or x.shape[0] != graph.num_points or x.shape[-1] != len(self.weight):
             raise ValueError(f"x: expected [points={graph.num_points}, *, {len(self.weight)}], got {tuple(x.shape)}")
         wide = x if x.dtype == torch.float64 else x.float()
         per_point = wide.flatten(1)
@@ -193,10 +223,12 @@ class FiberNorm(_Affine):
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        check_arguments(FiberNorm.__init__, locals())
         super().__init__(channels, eps)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize ``[points, fiber, channels]``."""
+        check_features(x, self.weight, len(self.weight))
         weight, bias = self.weight.expand(x.shape[-2:]), self.bias.expand(x.shape[-2:])
         return F.layer_norm(x, x.shape[-2:], weight, bias, self.eps)
 
@@ -214,6 +246,7 @@ class PointBatchNorm(_Affine):
     running_var: Tensor
 
     def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        check_arguments(PointBatchNorm.__init__, locals())
         super().__init__(channels, eps)
         self.momentum = momentum
         self.register_buffer("running_mean", torch.zeros(channels))
@@ -221,8 +254,7 @@ class PointBatchNorm(_Affine):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize ``[points, *, channels]``."""
-        if x.shape[-1] != len(self.weight):
-            raise ValueError(f"x: expected {len(self.weight)} channels, got {x.shape[-1]}")
+        check_features(x, self.weight, len(self.weight))
         mean, variance = self.running_mean, self.running_var
         if self.training and x.numel():
             wide = (x if x.dtype == torch.float64 else x.float()).reshape(-1, x.shape[-1])
@@ -251,7 +283,9 @@ class FieldBatchNorm(_BatchNorm):
     """
 
     def __init__(self, channels: int, *, eps: float = 1e-5, momentum: float = 0.1, axis: int = -1) -> None:
+        check_arguments(FieldBatchNorm.__init__, locals())
         check_count("channels", channels)
+        check_positive(eps=eps)
         super().__init__(channels, eps=eps, momentum=momentum)
         self.axis = axis
 
@@ -261,6 +295,9 @@ class FieldBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize a field."""
+        check_features(input, self.weight, argument="x")
+        if input.ndim < 2:
+            raise ValueError(f"x: expected a field [*, channels], got {tuple(input.shape)}")
         if self.axis == 1:
             return super().forward(input)
         return super().forward(input.flatten(0, -2)).view_as(input)
@@ -278,6 +315,7 @@ class GroupSqueezeExcite(nn.Module):
     """
 
     def __init__(self, channels: int, reduction: int = 16) -> None:
+        check_arguments(GroupSqueezeExcite.__init__, locals())
         super().__init__()
         check_counts(channels=channels, reduction=reduction)
         self.squeeze = nn.Linear(channels, max(1, channels // reduction))
@@ -285,6 +323,7 @@ class GroupSqueezeExcite(nn.Module):
 
     def scale(self, x: Tensor, graph: PointClouds) -> Tensor:
         """Factors ``[clouds, channels]`` for a field ``[points, *, channels]``."""
+        check_graph(graph, PointClouds, x)
         check_features(x, self.squeeze.weight)
         channels = self.squeeze.in_features
         if x.ndim < 2 or x.shape[0] != graph.num_points or x.shape[-1] != channels:

@@ -13,9 +13,17 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_choice, check_count, check_counts, check_length
+from lieattn._checks import (
+    check_arguments,
+    check_choice,
+    check_count,
+    check_counts,
+    check_is,
+    check_length,
+    check_tensor,
+)
 from lieattn.geometry import LiftedGraph, Neighbors
-from lieattn.groups import FiniteGroup
+from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn.relative._base import RelativeFunction, rows_of_table, seen_offsets
 from lieattn.ops import RelativeTerms
 
@@ -53,6 +61,7 @@ class RelativePositionTable:
     tolerance: float = 1e-3
 
     def __post_init__(self) -> None:
+        check_arguments(RelativePositionTable, vars(self))
         check_choice("border", self.border, Border)
         check_length("tolerance", self.tolerance)
         lengths = {len(offset) for offset in self.offsets}
@@ -74,20 +83,26 @@ class RelativePositionTable:
     @classmethod
     def of(cls, offsets: Tensor, *, border: Border = "mask", tolerance: float = 1e-3) -> RelativePositionTable:
         """Window with the displacements ``[offsets, dim]``."""
-        return cls(tuple(tuple(offset) for offset in offsets.tolist()), border, tolerance)
+        check_tensor("offsets", offsets, "floating displacements [offsets, dim]")
+        if offsets.ndim != 2:
+            raise ValueError(f"offsets: expected [offsets, dim], got {tuple(offsets.shape)}")
+        return cls(tuple(map(tuple, offsets.tolist())), border, tolerance)
 
     def affine_map(self, group: FiniteGroup, channels: int, *, lifting: bool = False, heads: int = 1) -> AffineMap:
         """A new affine map; for ``lifting`` there is one key frame."""
+        check_group("group", group)
         rows, turned = _rows(self, group)
         distance, zero = rows.norm(dim=1).min(dim=0)
         return TableMap(group, channels, lifting, heads, turned, int(zero) if distance <= self.tolerance else None)
 
     def axis_keys(self, group: FiniteGroup, heads: int, channels: int) -> AxisKeys:
         """New keys made of the coordinates, ``channels`` for each head."""
+        check_group("group", group)
         return AxisTable(heads, channels, *_rows(self, group), self.tolerance)
 
     def edges(self, graph: LiftedGraph) -> AffineEdges:
         """Edges of a graph and their rows, found once a graph; ValueError if a displacement is not in the table."""
+        check_is("graph", graph, LiftedGraph)
         known = _EDGES.setdefault(graph, {})
         if self not in known:
             # What is remembered must serve training, even if it was found in inference mode.
@@ -114,6 +129,7 @@ class FourierFeatures:
     init_scale: float = 3.0
 
     def __post_init__(self) -> None:
+        check_arguments(FourierFeatures, vars(self))
         check_count("hidden", self.hidden)
         check_length("init_scale", self.init_scale)
 
@@ -123,10 +139,12 @@ class FourierFeatures:
 
     def axis_keys(self, group: FiniteGroup, heads: int, channels: int) -> AxisKeys:
         """See :meth:`RelativePositionTable.axis_keys`."""
+        check_group("group", group)
         return AxisWaves(group.dim, heads, channels, self.hidden, self.init_scale)
 
     def edges(self, graph: LiftedGraph) -> AffineEdges:
         """The edges of the graph as they are."""
+        check_is("graph", graph, LiftedGraph)
         return AffineEdges(graph.neighbors, graph.relative.row)
 
 
@@ -170,8 +188,10 @@ class AffineMap(RelativeFunction):
     relative: Tensor
 
     def __init__(self, group: FiniteGroup, channels: int, lifting: bool, heads: int) -> None:
+        check_arguments(AffineMap.__init__, locals())
         super().__init__()
-        check_count("channels", channels)
+        check_group("group", group)
+        check_counts(channels=channels, heads=heads)
         self.group, self.heads = group, heads
         self.frames = 1 if lifting else group.order
         relative = torch.zeros(group.order, 1, dtype=torch.int64) if lifting else group.relative_index.clone()
@@ -237,6 +257,7 @@ class WaveMap(AffineMap):
         self.beta = nn.Parameter(torch.randn(channels, hidden) / math.sqrt(hidden))
 
     def tables(self, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
+        check_is("graph", graph, LiftedGraph)
         waves = self.waves(graph.relative.positions)
         return torch.einsum("tam,abcm->tabc", waves, self.psi[self.relative]), waves @ self.beta.mT
 
@@ -265,6 +286,7 @@ class AxisTable(AxisKeys):
 
     def __init__(self, heads: int, channels: int, rows: Tensor, turned: Tensor, tolerance: float) -> None:
         super().__init__()
+        check_counts(heads=heads, channels=channels)
         self.axes = nn.ParameterList()
         places = []
         for coordinate, width in zip(rows.unbind(1), _axis_widths(rows.shape[1], channels), strict=True):
@@ -284,12 +306,14 @@ class AxisWaves(AxisKeys):
 
     def __init__(self, dim: int, heads: int, channels: int, hidden: int, init_scale: float) -> None:
         super().__init__()
+        check_counts(heads=heads, channels=channels)
         self.waves, self.amplitudes = nn.ModuleList(), nn.ParameterList()
         for width in _axis_widths(dim, channels):
             self.waves.append(Waves(1, hidden, init_scale))
             self.amplitudes.append(nn.Parameter(torch.randn(heads, width, hidden) / math.sqrt(hidden)))
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
+        check_is("graph", graph, LiftedGraph)
         coordinates = graph.relative.positions.split(1, dim=-1)
         parts = [
             torch.einsum("tam,ecm->taec", waves(coordinate), amplitude)

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from lieattn._checks import check_arguments, check_is
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.ops import RelativeTerms
@@ -43,6 +44,7 @@ class SumOfTerms(RelativeFunction):
     """Several functions together: each gives other terms."""
 
     def __init__(self, parts: Sequence[RelativeFunction]) -> None:
+        check_arguments(SumOfTerms.__init__, locals())
         super().__init__()
         self.parts = nn.ModuleList(parts)
         self.patterns = tuple(  # type: ignore[misc]
@@ -58,6 +60,7 @@ class SumOfTerms(RelativeFunction):
 
 def check_lifted_to(graph: LiftedGraph, group: FiniteGroup | None, what: str = "layer") -> None:
     """Raise ValueError unless a graph is lifted to the finite group, if there is one."""
+    check_is("graph", graph, LiftedGraph)
     if group is not None and graph.group != group:
         found = graph.space.name if graph.group is None else graph.group.name
         raise ValueError(f"graph: is lifted to {found}, this {what} is for {group.name}")
@@ -89,6 +92,7 @@ def seen_offsets(offsets: Tensor, group: FiniteGroup, tolerance: float) -> Tenso
 
 def rows_of_table(graph: LiftedGraph, table: Tensor, tolerance: float) -> Tensor:
     """Row of a table ``[displacements, dim]`` that each frame sees, ``[rows of the graph, fiber]`` int64."""
+    check_is("graph", graph, LiftedGraph)
     seen = graph.relative.positions.detach().to(torch.float64) * graph.length
     distance, row = torch.cdist(seen.flatten(0, 1), table.to(seen)).min(dim=-1)
     if len(distance) and distance.max() > tolerance:

@@ -10,7 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_choice, check_count, check_counts, check_length
+from lieattn._checks import (
+    check_arguments,
+    check_choice,
+    check_count,
+    check_counts,
+    check_features,
+    check_is,
+    check_length,
+    check_positive,
+    check_tensor,
+)
 from lieattn.geometry import LiftedGraph, pixel_positions
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn.relative._base import RelativeFunction, check_coordinates, check_lifted_to, rows_of_table, seen_offsets
@@ -34,6 +44,7 @@ class ConvolutionKernel(RelativeFunction):
     group: FiniteGroup
 
     def __init__(self, group: FiniteGroup, in_channels: int, out_channels: int, *, lifting: bool = False) -> None:
+        check_arguments(ConvolutionKernel.__init__, locals())
         super().__init__()
         check_group("group", group)
         check_counts(in_channels=in_channels, out_channels=out_channels)
@@ -62,6 +73,8 @@ class ConvolutionKernel(RelativeFunction):
 
     def convolve(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """Σ_j Σ_b Σ_c ψ_oc(u) x_c(j, b): ``[points, frames, in]`` to ``[points, fiber, out]``."""
+        check_is("graph", graph, LiftedGraph)
+        check_features(x, next(self.parameters()))
         psi = cast(Tensor, self(graph).psi)
         values = psi.permute(0, 2, 4, 1, 3).flatten(3).flatten(1, 2)
         source, target, row = graph.neighbors.source, graph.neighbors.target, graph.relative.row
@@ -100,6 +113,8 @@ class TableKernel(ConvolutionKernel):
         tolerance: float = 1e-3,
         init_scale: float = 1.0,
     ) -> None:
+        check_arguments(TableKernel.__init__, locals())
+        check_positive(init_scale=init_scale)
         super().__init__(group, in_channels, out_channels, lifting=lifting)
         check_length("tolerance", tolerance)
         self.register_buffer("rows", seen_offsets(offsets, group, tolerance), persistent=False)
@@ -157,6 +172,8 @@ class NetworkKernel(ConvolutionKernel):
         window: bool = False,
         init_scale: float = 1.0,
     ) -> None:
+        check_arguments(NetworkKernel.__init__, locals())
+        check_positive(frequency=frequency, init_scale=init_scale)
         super().__init__(group, in_channels, out_channels, lifting=lifting)
         check_choice("form", form, Form)
         check_count("hidden", hidden)
@@ -179,6 +196,7 @@ class NetworkKernel(ConvolutionKernel):
 
     def features(self, graph: LiftedGraph) -> Tensor:
         """Hidden units ``[rows, fiber, frames, hidden]``; of the displacement alone ``[rows, fiber, 1, hidden]``."""
+        check_is("graph", graph, LiftedGraph)
         v = graph.relative.positions.to(self.position.weight.dtype)
         level = self.position(v)[:, :, None]
         if self.frame is not None:
@@ -195,6 +213,7 @@ class NetworkKernel(ConvolutionKernel):
         return torch.einsum("tam,mo,boc->taboc", units[:, :, 0], self.depth, self.mix)
 
     def convolve(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+        check_features(x, self.mix, self.in_channels)
         units = self.features(graph)
         if self.form == "full":
             if units.shape[2] > 1:  # input frames on the third axis in place of relative ones
@@ -225,6 +244,7 @@ class RankKernel(RelativeFunction):
     patterns = ("joint",)
 
     def __init__(self, coordinates: int, rank: int = 16, hidden: int = 32, activation: Activation = "silu") -> None:
+        check_arguments(RankKernel.__init__, locals())
         super().__init__()
         check_counts(coordinates=coordinates, rank=rank, hidden=hidden)
         self.linear1 = nn.Linear(coordinates, hidden)
@@ -234,6 +254,7 @@ class RankKernel(RelativeFunction):
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Terms with ``displacement_bias`` ``[rows, fiber, fiber, rank]``, one head for each number."""
+        check_is("graph", graph, LiftedGraph)
         numbers = graph.relative.coordinates.to(self.linear1.weight.dtype)
         check_coordinates(numbers, self.linear1.in_features)
         act = activation_named("activation", self.activation)
@@ -270,6 +291,7 @@ class EdgeNetwork(RelativeFunction):
     def __init__(
         self, dim: int, in_channels: int, *, cutoff: float, in_vectors: int = 0, basis: int = 8, hidden: int = 16
     ) -> None:
+        check_arguments(EdgeNetwork.__init__, locals())
         super().__init__()
         check_counts(dim=dim, basis=basis, hidden=hidden)
         check_counts(0, in_channels=in_channels, in_vectors=in_vectors)
@@ -292,6 +314,7 @@ class EdgeNetwork(RelativeFunction):
 
         Features ``x`` are ``[points, in_channels]`` and ``vectors`` ``[points, in_vectors, dim]``; None for none.
         """
+        check_is("graph", graph, LiftedGraph)
         points = graph.num_points
         x = graph.pos.new_zeros(points, 0) if x is None else x
         vectors = graph.pos.new_zeros(points, 0, self.dim) if vectors is None else vectors
@@ -301,6 +324,7 @@ class EdgeNetwork(RelativeFunction):
             "vectors": (vectors, (points, self.in_vectors, self.dim)),
         }
         for argument, (value, shape) in expected.items():
+            check_tensor(argument, value, "a floating tensor")
             if value.shape != shape:
                 raise ValueError(f"{argument}: expected {shape}, got {tuple(value.shape)}")
         neighbors = graph.neighbors
@@ -322,4 +346,5 @@ class EdgeNetwork(RelativeFunction):
 
 def keep_variance(linear: nn.Linear, factor: float = 1.0) -> None:
     """Draw weights anew so that signals keep their size through the swish, times a factor."""
+    check_arguments(keep_variance, locals())
     nn.init.normal_(linear.weight, std=factor * math.sqrt(2 / linear.in_features))

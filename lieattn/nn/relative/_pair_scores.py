@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lieattn._checks import check_choice, check_count, check_counts
+from lieattn._checks import (
+    check_arguments,
+    check_choice,
+    check_count,
+    check_counts,
+    check_features,
+    check_is,
+    check_tensor,
+)
 from lieattn.geometry import LiftedGraph, Neighbors
 from lieattn.nn.relative._base import RelativeFunction, check_coordinates
 from lieattn.ops import Activation, RelativeTerms, head_networks
@@ -27,6 +35,7 @@ class PerHeadMLP(RelativeFunction):
     """
 
     def __init__(self, heads: int, in_channels: int, hidden: int = 16, activation: Activation = "silu") -> None:
+        check_arguments(PerHeadMLP.__init__, locals())
         super().__init__()
         check_counts(heads=heads, in_channels=in_channels, hidden=hidden)
         activation_named("activation", activation)
@@ -39,10 +48,12 @@ class PerHeadMLP(RelativeFunction):
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Terms with ``displacement_bias``."""
+        check_is("graph", graph, LiftedGraph)
         return RelativeTerms(displacement_bias=self.numbers(graph.relative.coordinates), row=graph.relative.row)
 
     def numbers(self, x: Tensor) -> Tensor:
         """Numbers ``[*, heads]`` for inputs ``[*, in_channels]``, in the dtype of the weights."""
+        check_tensor("x", x, "floating coordinates [*, in_channels]")
         weight = self.weights[0]
         check_coordinates(x, weight.shape[1])
         with torch.autocast(weight.device.type, enabled=False):
@@ -52,6 +63,7 @@ class PerHeadMLP(RelativeFunction):
 
     def finish(self, first: Tensor) -> Tensor:
         """What follows the first linear map: ``[*, heads, hidden]`` before its activation to ``[*, heads]``."""
+        check_features(first, self.weights[0], self.weights[0].shape[2], "first")
         act = activation_named("activation", self.activation)
         x = act(first.flatten(0, -3)).transpose(0, 1)
         for weight, bias in zip(list(self.weights)[1:], list(self.biases)[1:], strict=True):
@@ -85,6 +97,7 @@ class _HeadLinear(nn.Linear):
         self.heads = heads
 
     def forward(self, input: Tensor) -> Tensor:
+        check_features(input, self.weight, self.in_features)
         return super().forward(input).unflatten(-1, (self.heads, -1))
 
 
@@ -129,7 +142,9 @@ class RelativePositionScore(PairScore):
     """
 
     def __init__(self, channels: int, coordinates: int, heads: int) -> None:
+        check_arguments(RelativePositionScore.__init__, locals())
         super().__init__()
+        check_counts(channels=channels, coordinates=coordinates, heads=heads)
         width = channels // heads
         self.content = ContentScore(channels, heads)
         self.position = nn.Linear(coordinates, channels)
@@ -139,6 +154,7 @@ class RelativePositionScore(PairScore):
         return self.content.query(x) + self.content_bias, self.content.key(x)
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
+        check_is("graph", graph, LiftedGraph)
         heads, width = self.content_bias.shape
         biased = (self.content.query(x) + self.position_bias) / math.sqrt(width)
         matrix = self.position.weight.unflatten(0, (heads, width)).to(biased.dtype)
@@ -180,7 +196,9 @@ class CombinedScore(PairScore):
         location: LocationPart = "coordinates",
         feature_channels: int | None = None,
     ) -> None:
+        check_arguments(CombinedScore.__init__, locals())
         super().__init__()
+        check_counts(channels=channels, coordinates=coordinates, heads=heads)
         check_choice("features", features, FeaturePart)
         check_choice("location", location, LocationPart)
         if feature_channels is None:
@@ -200,6 +218,7 @@ class CombinedScore(PairScore):
         self.combine = PerHeadMLP(heads, self.feature_width + location_width, hidden, activation)
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
+        check_is("graph", graph, LiftedGraph)
         if x is None:
             raise TypeError("x: expected a field, for the score sees its features, got None")
         neighbors = graph.neighbors
@@ -272,6 +291,7 @@ def pair_score(
     **combined: Any,
 ) -> PairScore:
     """Score of a kernel, see :class:`lieattn.nn.LieSelfAttention`, with the options of :class:`CombinedScore`."""
+    check_arguments(pair_score, locals())
     if kernel == "content":
         return ContentScore(channels, heads)
     if kernel == "relative_position":

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_count, check_counts
+from lieattn._checks import check_arguments, check_count, check_counts, check_features, check_is, check_tensor
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn.relative._base import (
@@ -31,6 +31,7 @@ class FiberEncoding(nn.Module):
     table: Tensor
 
     def __init__(self, group: FiniteGroup, channels: int, table: Tensor | None = None) -> None:
+        check_arguments(FiberEncoding.__init__, locals())
         super().__init__()
         check_group("group", group)
         order = group.order
@@ -56,13 +57,16 @@ class CoordinateNetwork(nn.Module):
     """
 
     def __init__(self, channels: int, hidden: int = 16) -> None:
+        check_arguments(CoordinateNetwork.__init__, locals())
         super().__init__()
+        check_counts(channels=channels, hidden=hidden)
         self.linear1 = nn.Linear(1, hidden)
         self.norm = nn.LayerNorm(hidden, eps=1e-12)
         self.linear2 = nn.Linear(hidden, channels)
 
     def forward(self, coordinate: Tensor) -> Tensor:
         """Codes ``[*, channels]`` of coordinates ``[*]``."""
+        check_features(coordinate, self.linear1.weight, argument="coordinate")
         return self.linear2(F.silu(self.norm(self.linear1(coordinate[..., None]))))
 
 
@@ -74,6 +78,7 @@ class KeyEncoding(RelativeFunction):
     """
 
     def __init__(self, dim: int, channels: int, group: FiniteGroup | None = None, table: Tensor | None = None) -> None:
+        check_arguments(KeyEncoding.__init__, locals())
         super().__init__()
         check_count("dim", dim)
         self.group, self.dim = group, dim
@@ -116,10 +121,12 @@ class CoordinateEncoding(KeyEncoding):
     def __init__(
         self, dim: int, channels: int, group: FiniteGroup | None = None, table: Tensor | None = None, hidden: int = 16
     ) -> None:
+        check_arguments(CoordinateEncoding.__init__, locals())
         super().__init__(dim, channels, group, table)
         self.axes = nn.ModuleList(CoordinateNetwork(width, hidden) for width in self.axis_channels)
 
     def encode_position(self, graph: LiftedGraph) -> Tensor:
+        check_is("graph", graph, LiftedGraph)
         dtype = next(self.axes.parameters()).dtype
         positions = graph.relative.positions
         if positions.shape[-1] != self.dim:
@@ -139,6 +146,7 @@ class TableEncoding(KeyEncoding):
     def __init__(
         self, group: FiniteGroup, offsets: Tensor, channels: int, *, lifting: bool = False, tolerance: float = 1e-3
     ) -> None:
+        check_arguments(TableEncoding.__init__, locals())
         check_group("group", group)
         super().__init__(group.dim, channels, None if lifting else group)
         self.group = group
@@ -170,6 +178,7 @@ class MLPEncoding(RelativeFunction):
         between_frames: bool = True,
         value_channels: int | None = None,
     ) -> None:
+        check_arguments(MLPEncoding.__init__, locals())
         super().__init__()
         check_group("group", group)
         self.group = group
@@ -205,6 +214,7 @@ class PositionalValues(RelativeFunction):
     """
 
     def __init__(self, dim: int, heads: int, channels: int, hidden: int = 16) -> None:
+        check_arguments(PositionalValues.__init__, locals())
         super().__init__()
         check_counts(dim=dim, heads=heads, channels=channels, hidden=hidden)
         self.dim, self.heads = dim, heads
@@ -212,6 +222,7 @@ class PositionalValues(RelativeFunction):
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Terms with ``psi`` and ``beta``."""
+        check_is("graph", graph, LiftedGraph)
         positions = graph.relative.positions.to(self.linear1.weight.dtype)
         psi, beta = self.linear2(F.silu(self.linear1(positions)))[:, :, None].chunk(2, dim=-1)
         psi, beta = (part.unflatten(-1, (self.heads, -1)) for part in (1 + psi, beta))
@@ -226,13 +237,16 @@ class RotaryPhases(nn.Module):
     """
 
     def __init__(self, dim: int, heads: int, channels: int, *, init_scale: float = 1.0) -> None:
+        check_arguments(RotaryPhases.__init__, locals())
         super().__init__()
+        check_counts(dim=dim, heads=heads)
         if channels % 2 or channels < 2:
             raise ValueError(f"channels: rotary pairs need an even number of channels a head, got {channels}")
         self.frequencies = nn.Parameter(init_scale * torch.randn(heads, channels // 2, dim))
 
     def forward(self, positions: Tensor) -> Tensor:
         """Cosines and sines ``[points, fiber, heads, channels / 2, 2]`` at positions ``[points, fiber, dim]``."""
+        check_tensor("positions", positions, "floating positions [points, fiber, dim]")
         exact = torch.promote_types(self.frequencies.dtype, torch.float32)
         frequencies = self.frequencies.to(exact)
         # Not a matrix product, which autocast would round: an angle is not known better than its rounding.
@@ -252,6 +266,7 @@ class RotaryEncoding(RelativeFunction):
     patterns = ("framewise",)
 
     def __init__(self, dim: int, heads: int, channels: int, *, init_scale: float = 1.0, values: bool = False) -> None:
+        check_arguments(RotaryEncoding.__init__, locals())
         super().__init__()
         check_count("dim", dim)
         self.dim, self.values = dim, values
@@ -264,6 +279,8 @@ class RotaryEncoding(RelativeFunction):
 
 def rotary_terms(phases: RotaryPhases, graph: LiftedGraph, *, values: bool) -> RelativeTerms:
     """Terms that turn channel pairs by the phases of the points of a graph, which must have the same frames."""
+    check_is("phases", phases, RotaryPhases)
+    check_is("graph", graph, LiftedGraph)
     if not graph.relative.tied:
         raise ValueError("graph: rotary encodings need the same frames over all points of a cloud")
     return RelativeTerms(rotary=phases(graph.frame_positions()), rotary_values=values)

@@ -1,0 +1,726 @@
+"""Every public entrance of the library with valid arguments: those of a name shared by many, and those of its own."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch_geometric.data import Batch, Data
+
+import lieattn_datasets
+from lieattn import geometry, groups, models, ops, reps, spaces
+from lieattn.geometry import AllPairs, PixelSquare, Radius, lift, pixel_positions, point_clouds
+from lieattn.groups import SE, SO, cyclic, octahedral
+from lieattn.models import AttentionOptions
+from lieattn.nn import (
+    FiberToIrreps,
+    GridGroupConvolution,
+    GroupLinear,
+    GroupSelfAttention,
+    IrrepsToFiber,
+    LieSelfAttention,
+    VectorHead,
+    irreps_linear,
+)
+from lieattn.nn.relative import (
+    FourierFeatures,
+    MLPEncoding,
+    NetworkKernel,
+    PerHeadMLP,
+    RotaryPhases,
+)
+from lieattn.ops import RelativeTerms
+from lieattn.train._checkpoint import describe_input
+
+PARTS = ("groups", "spaces", "reps", "geometry", "ops", "nn", "nn.relative", "models", "train", "certify", "viz")
+PARTS = (*PARTS, "compare", "bench")
+ALIASES = {
+    "points": ("pos", "data"),
+    "data": ("points", "images", "pos", "x"),
+    "pos": ("points",),
+    "batch": ("data",),
+    "graph": ("x", "values", "frames", "terms"),
+    "parts": ("terms",),
+    "grid": ("x",),
+    "x": ("graph", "values"),
+    "group": ("encoding", "graph", "points"),
+    "encoding": ("terms", "channels"),
+    "input": ("x",),
+    "volumes": ("weights",),
+}
+"""Other names that a message may give an argument: those of its tensors."""
+
+torch.manual_seed(0)
+C4 = cyclic(4)
+POS = torch.randn(6, 2)
+POS3 = torch.randn(6, 3)
+CLOUDS = point_clouds(POS)
+GRAPH = lift(POS, C4, Radius(1.5))
+GRAPH3 = lift(POS3, octahedral(), AllPairs())
+NEIGHBORS = GRAPH.neighbors
+EDGES = NEIGHBORS.num_edges
+COORDINATES = GRAPH.relative.num_coordinates
+FIELD = torch.randn(6, 4, 4)
+SIGNAL = torch.randn(6, 4, 2, 3)
+GRID = torch.tensor([[4, 4]])
+PIXELS = point_clouds(pixel_positions(4, 4), grid=GRID)
+ON_PIXELS = lift(PIXELS, C4, PixelSquare(3))
+IMAGE_DATA = lieattn_datasets.image_to_data(np.random.rand(4, 4))
+MOVING = Data(
+    x=torch.randn(6, 4), pos=POS, vel=POS, z=torch.tensor([1, 6, 7, 8, 9, 1]), batch=torch.zeros(6, dtype=torch.int64)
+)
+ON_GRID = torch.randn(2, 4, 4, 6, 6)  # [images, channels, order, rows, columns]
+DATA = Data(x=torch.randn(6, 4), pos=POS, batch=torch.zeros(6, dtype=torch.int64))
+BATCH = Batch.from_data_list([Data(x=DATA.x, pos=POS, y=torch.tensor([0]))])
+DATA3 = Data(x=torch.randn(6, 4), pos=POS3, batch=torch.zeros(6, dtype=torch.int64))
+ROTATION = SO(3).sample(5, generator=torch.Generator().manual_seed(0)).float()
+EDGE_INDEX = torch.tensor([[0, 1, 2], [1, 2, 0]])
+IMAGES = torch.rand(2, 1, 28, 28)
+
+
+IMAGE_MODELS = ("AffineSelfConvNet", "AttentiveCNN", "AttentiveAllCNN", "AttentiveResNet", "AttentiveDenseNet")
+ATTENTIVE = models.AttentiveCNN(C4, channels=2, attention="pose", spatial_size=3).eval()
+
+
+LARGE = torch.rand(1, 3, 96, 96)
+
+
+def gsa(**options: Any) -> nn.Module:
+    """A small network on points with four features."""
+    small = {"neighborhood": AllPairs(), "channels": 8, "blocks": (1,), "heads": 2, "in_channels": 4, "out_channels": 3}
+    return models.GSANet(C4, **{**small, **options}).eval()
+
+
+def edge_terms() -> RelativeTerms:
+    """What an edge network gives."""
+    return RelativeTerms(psi=torch.randn(EDGES, 4, 1, 1, 4))
+
+
+COMMON: dict[str, Any] = {
+    "group": C4,
+    "in_channels": 4,
+    "out_channels": 4,
+    "channels": 4,
+    "heads": 2,
+    "dim": 2,
+    "hidden": 4,
+    "coordinates": COORDINATES,
+    "x": FIELD,
+    "graph": GRAPH,
+    "data": DATA,
+    "pos": POS,
+    "batch": torch.zeros(6, dtype=torch.int64),
+    "points": POS,
+    "size": 3,
+    "count": 2,
+    "matrix": torch.eye(2),
+    "shape": (3,),
+    "generator": None,
+    "frames": C4,
+    "clouds": CLOUDS,
+    "neighborhood": Radius(1.5),
+    "rep": reps.Vector(2),
+    "positions": FourierFeatures(4),
+    "space": spaces.Euclidean(groups.SemidirectProduct(C4)),
+    "neighbors": NEIGHBORS,
+    "mask": torch.ones(1, 6, dtype=torch.bool),
+    "grid": GRID,
+    "like": torch.zeros(1),
+    "argument": "group",
+    "first": C4,
+    "factor": 2.0,
+    "offsets": torch.cartesian_prod(torch.arange(-1.0, 2), torch.arange(-1.0, 2)),
+    "query": SIGNAL,
+    "key": SIGNAL,
+    "value": SIGNAL,
+    "kernel": torch.randn(4, 5, 3),
+    "relative": C4.relative_index,
+    "layer": None,
+    "num_clouds": 1,
+    "num_points": 6,
+    "vectors": torch.randn(6, 2),
+    "n": 4,
+    "g": torch.eye(2).expand(5, 2, 2).clone(),
+    "h": torch.eye(2).expand(5, 2, 2).clone(),
+    "height": 4,
+    "width": 4,
+    "padded": POS[None],
+    "flat": POS,
+    "name": "silu",
+    "kept": torch.tensor([0, 2]),
+    "cell": torch.tensor([0, 0, 1, 1, 2, 2]),
+    "num_cells": 3,
+    "images": IMAGES,
+    "root": "nowhere",
+    "path": "nowhere",
+    "seed": 0,
+    "angles": [0.0],
+    "angle": 0.5,
+    "mean": 0.5,
+    "std": 2.0,
+}
+
+
+_SO3 = {
+    "g": ROTATION,
+    "h": ROTATION,
+    "a": torch.randn(5, 3),
+    "matrix": torch.zeros(3, 3),
+    "dim": 3,
+    "x": torch.randn(5, 3),
+}
+_SO3 |= {"like": torch.zeros(1, 3, 3), "points": torch.randn(5, 3), "vectors": torch.randn(5, 3), "count": 24}
+_TURNS = {"a": torch.randn(5, 2), "x": torch.randn(5, 2), "like": torch.zeros(1, 2, 2), "points": torch.randn(5, 2)}
+_TURNS |= {"vectors": torch.randn(5, 2)}
+_RIGID = {"a": torch.randn(5, 3), "matrix": torch.zeros(3, 3), "g": torch.eye(3).expand(5, 3, 3).clone(), "linear": 1}
+_RIGID |= {"h": torch.eye(3).expand(5, 3, 3).clone(), "translation": torch.randn(2), "like": torch.zeros(1, 3, 3)}
+_UNIT = torch.nn.functional.normalize(torch.randn(5, 3), dim=1)
+_IMAGE_DATA = {"data": torch.randn(2, 4, 8, 8), "images": torch.randn(2, 4, 8, 8), "vectors": None}
+_TINY_DATA = {"x": DATA, "coordinates": "smooth"}
+OF_CLASS: dict[str, dict[str, Any]] = {
+    "groups.O": _SO3,
+    "groups.SO": _SO3,
+    "groups.Dilations": {**_TURNS, "a": torch.randn(5, 1), "matrix": torch.zeros(2, 2)},
+    "groups.RotationDilations": _TURNS,
+    "groups.FiniteGroup": {
+        "a": torch.zeros(5, 0),
+        "matrix": torch.zeros(5, 2, 2),
+        "f": FIELD,
+        "by": torch.eye(2),
+        "count": 4,
+    },
+    "groups.SemidirectProduct": {**_RIGID, "a": torch.randn(5, 2)},
+    "groups.Translations": {**_RIGID, "a": torch.randn(5, 2)},
+    "spaces.Euclidean": {"x": POS, "g": torch.eye(3), "h": torch.eye(2).expand(6, 1, 2, 2).clone()},
+    "spaces.Orbits": {
+        "x": POS3,
+        "group": SO(3),
+        "h": torch.eye(3)[1:, 1:].expand(6, 1, 2, 2).clone(),
+        "g": torch.eye(3),
+    },
+    "spaces.Sphere": {"x": _UNIT, "g": ROTATION, "h": torch.eye(2).expand(5, 1, 2, 2).clone()},
+    "spaces.PositionDirection": {
+        "x": torch.cat([POS3[:5], _UNIT], 1),
+        "g": torch.eye(4),
+        "h": torch.eye(2).expand(5, 1, 2, 2).clone(),
+    },
+    "reps": {"rotation": ROTATION, "features": torch.randn(5, 3)},
+}
+
+_ON_GRID = {"x": ON_GRID, "in_channels": 4, "data": torch.randn(2, 4, 6, 6)}
+_LIE = {"neighborhood": Radius(1.5), "channels": 4, "layers": 1, "in_channels": 4, "space": spaces.Euclidean(SE(2))}
+_LIE |= {"frames": geometry.PrincipalFrames()}
+_STEERABLE = {"neighborhood": Radius(1.5), "in_channels": 4, "channels": 4, "layers": 1}
+_SITES = geometry.Sites(CLOUDS, NEIGHBORS, spaces.Euclidean(SE(2)))
+_NET = {"network": gsa(), "data": DATA, "angles": [0.0], "head": VectorHead(8, 2)}
+_TO_IRREPS, _TO_FIBER = FiberToIrreps(octahedral(), 4), IrrepsToFiber(octahedral(), 4)
+_TO_FIBER_LINEAR = irreps_linear(GroupLinear(octahedral(), 4, 4))
+_PHASE = {"position": POS, "momentum": torch.randn(6, 2), "mass": torch.rand(6) + 1, "times": torch.tensor([0.0, 0.1])}
+_KERNELS = {"x": torch.randn(2, 4, 1, 6, 6), "kernels": torch.randn(3, 4, 4, 1, 3, 3)}
+_MLP = PerHeadMLP(2, 4, 5)
+_IRREPS = groups.real_irreps(C4)
+_STATE = {
+    "data": Data(
+        pos=POS,
+        x=torch.rand(6, 1) + 1,
+        vel=torch.randn(6, 2),
+        mass=torch.rand(6) + 1,
+        time=torch.tensor([[0.0, 0.1]]),
+        batch=torch.zeros(6, dtype=torch.int64),
+    )
+}
+_PAIR = {"charge": np.ones((2, 3)), "pos": np.random.rand(2, 3, 3), "vel": np.random.rand(2, 3, 3)}
+_SPRINGS = {
+    "mass": np.ones(3),
+    "stiffness": np.ones(3),
+    "position": np.random.rand(3, 2),
+    "momentum": np.random.rand(3, 2),
+    "times": np.linspace(0, 1, 3),
+    "pos": np.random.rand(3, 2),
+}
+
+OWN: dict[str, dict[str, Any]] = {
+    "groups.FiniteGroup": {"name": "G", "elements": C4.elements},
+    "groups.FiniteGroup.from_matrices": {"matrices": C4.elements},
+    "groups.FiniteGroup.from_permutations": {"permutations": [[0, 1, 2], [1, 2, 0], [2, 0, 1]]},
+    "groups.FiniteGroup.generate": {"generators": C4.elements[1:2]},
+    "groups.FiniteGroup.index": {"matrices": C4.elements},
+    **{
+        f"groups.FiniteGroup.{name}": {"g": 1} for name in ("act", "act_vectors", "translate", "permutation", "element")
+    },
+    "groups.SemidirectProduct": {"stabilizer": C4},
+    "groups.commuting_product": {"first": groups.cyclic_about(4), "second": groups.inversion(3)},
+    "groups.direct_product": {"first": C4, "second": groups.reflection(1)},
+    "groups.quaternion_from_rotation": {"rotation": ROTATION},
+    "groups.rotation_from_quaternion": {"q": torch.nn.functional.normalize(torch.randn(5, 4), dim=1)},
+    "groups.affine": {"linear": torch.eye(2), "translation": torch.zeros(2)},
+    "reps.DirectSum": {"parts": (reps.Scalar(), reps.Vector(3))},
+    "reps.DirectSum.act": {"features": torch.randn(5, 4)},
+    "reps.Irreps": {"spec": "2x0e + 1o"},
+    "reps.Irreps.act": {"features": torch.randn(5, 5)},
+    "reps.Multiple": {"part": reps.Vector(3)},
+    "reps.Multiple.act": {"features": torch.randn(5, 6)},
+    "reps.Scalar.act": {"features": torch.randn(5, 1)},
+    "reps.Pseudoscalar.act": {"features": torch.randn(5, 1)},
+    "reps.SymmetricTensor.act": {"features": torch.randn(5, 6)},
+    "reps.TracelessSymmetric.act": {"features": torch.randn(5, 5)},
+    "reps.SymmetricTensor.to_tensor": {"features": torch.randn(5, 6)},
+    "reps.SymmetricTensor.from_tensor": {"tensor": torch.eye(3).expand(5, 3, 3).clone()},
+    "reps.TracelessSymmetric.to_tensor": {"features": torch.randn(5, 5)},
+    "reps.TracelessSymmetric.from_tensor": {"tensor": torch.eye(3).expand(5, 3, 3).clone()},
+    "reps.check_orthogonal": {"matrices": ROTATION, "argument": "matrices"},
+    "reps.is_orthogonal": {"matrices": ROTATION},
+    "reps.check_representation": {"rep": reps.Vector(3), "argument": "rep"},
+    "reps.to_irreps": {"rep": reps.Vector(3)},
+    "reps.wigner_d": {"degree": 2},
+    "geometry.Given": {"edge_index": EDGE_INDEX},
+    "geometry.GivenFrames": {"frames": torch.eye(2).expand(6, 1, 2, 2).clone()},
+    "geometry.Nearest": {"k": 2},
+    "geometry.Radius": {"radius": 1.5},
+    "geometry.FiniteFrames.__call__": {"sites": _SITES},
+    "geometry.GivenFrames.__call__": {"sites": _SITES},
+    "geometry.PrincipalFrames.__call__": {"sites": _SITES},
+    "geometry.PrincipalFrames.degenerate": {"sites": _SITES},
+    "geometry.SampledFrames.__call__": {"sites": _SITES},
+    "geometry.ScaleFrames.__call__": {"length": 1.5},
+    "geometry.PrincipalFrames.check_pose": {"group": groups.dihedral(2)},
+    "geometry.LiftedGraph.seen_in_frames": {"vectors": POS[:, None]},
+    "geometry.LiftedGraph.astype": {"dtype": torch.float64},
+    "geometry.LiftedGraph.spread": {"x": torch.randn(6, 4)},
+    "geometry.LiftedGraph.select_edges": {"kept": torch.arange(EDGES) % 2 == 0},
+    "geometry.LiftedGraph.collate": {"graphs": [GRAPH, GRAPH]},
+    "geometry.Neighbors.collate": {"lists": [NEIGHBORS, NEIGHBORS]},
+    "geometry.Neighbors.from_edge_index": {"edge_index": EDGE_INDEX},
+    "geometry.Neighbors.from_keys": {"keys": torch.tensor([1, 8, 9])},
+    "geometry.Neighbors.sum_to_targets": {"messages": torch.randn(EDGES, 4)},
+    "geometry.Neighbors.select": {"edges": torch.arange(EDGES) % 2 == 0},
+    "geometry.LiftedGraph.to": {"device": "cpu"},
+    "geometry.PointClouds.to": {"device": "cpu"},
+    "geometry.PointClouds.astype": {"dtype": torch.float64},
+    "geometry.Raster.read": {"clouds": PIXELS},
+    "geometry.Raster": {"images": 2, "rows": 4, "columns": 4},
+    "geometry.Raster.unflatten": {"x": torch.randn(32, 4, 3)},
+    "geometry.RelativeElements.posed": {"vectors": torch.randn(EDGES, 2)},
+    "geometry.RelativeElements.with_coordinates": {"coordinates": torch.randn(EDGES, 4, 4, 3)},
+    "geometry.RelativeElements.joined": {"features": torch.randn(EDGES, 3)},
+    "geometry.Padding.pad": {"x": FIELD},
+    "geometry.Padding.unpad": {"x": FIELD[None]},
+    "geometry.crop": {"margin": 1},
+    "geometry.pooling_cells": {"size": 2},
+    "geometry.farthest_by_distance": {"distance": torch.cdist(POS, POS)[None], "start": torch.tensor([0])},
+    "geometry.farthest_points": {"count": 2},
+    "geometry.join_coordinates": {"parts": [torch.randn(6, 2), torch.randn(6, 3)]},
+    "ops.backend": {"name": "plain"},
+    "ops.activation": {"argument": "activation", "name": "silu"},
+    "ops.bessel_functions": {"x": torch.rand(6)},
+    "ops.smooth_window": {"x": torch.rand(6)},
+    "ops.attentive_convolution": {**_KERNELS, "channel": (torch.randn(3, 4, 1, 2, 4), torch.randn(3, 4, 1, 4, 2))},
+    "ops.convolution_responses": _KERNELS,
+    "ops.residual_branch": {
+        "responses": torch.randn(2, 3, 4, 4, 1, 4, 4),
+        "maps": ops.AttentionMaps(torch.rand(2, 3, 4, 4, 1, 1, 1)),
+    },
+    "ops.tied_linear": {"x": torch.randn(6, 4, 3)},
+    "ops.fourier_linear": {
+        "x": torch.randn(6, 4, 3),
+        "fourier": torch.eye(4),
+        "irreps": [irrep.matrices.float() for irrep in _IRREPS],
+        "copies": [irrep.copies for irrep in _IRREPS],
+    },
+    "ops.fourier_pays": {"order": 12, "degrees": [1, 2, 3]},
+    "ops.head_networks": {"rows": torch.randn(6, 4), "weights": list(_MLP.weights), "biases": list(_MLP.biases)},
+    "ops.RelativeTerms": {"psi": SIGNAL},
+    "ops.RelativeTerms.plus": {"other": RelativeTerms(beta=SIGNAL)},
+    "nn.AttentiveConvolution": {"attention": LieSelfAttention(4, COORDINATES, heads=2)},
+    "nn.DipoleHead": {"dim": 2},
+    "nn.FieldHead": {"rep": reps.Vector(2)},
+    "nn.PolarizabilityHead": {"dim": 3},
+    "nn.PolarizabilityHead.forward": {"graph": lift(POS3, groups.cyclic_about(4), AllPairs())},
+    "nn.FieldBatchNorm.forward": {"input": FIELD},
+    "nn.InvariantHead": {"outputs": 3},
+    "nn.FrameMessages.forward": {"terms": edge_terms()},
+    "nn.LiftingConvolution.forward": {"terms": edge_terms()},
+    "nn.GridPool.forward": {"x": torch.randn(16, 4, 4), "graph": PIXELS},
+    "nn.GridSpatialPool.forward": {"x": ON_GRID},
+    **{
+        f"nn.{name}.{method}": {"x": ON_GRID}
+        for name in ("GridAttentiveConvolution", "GridGroupConvolution", "GridInputAttention", "GridPoseAttention")
+        for method in ("forward", "attend", "responses", "checked")
+    },
+    **{
+        f"nn.{name}.{method}": {"x": torch.randn(2, 4, 6, 6)}
+        for name in ("GridAttentiveLifting", "GridLiftingConvolution")
+        for method in ("forward", "attend", "responses", "checked")
+    },
+    "nn.GroupConvolution": {"kernel": NetworkKernel(C4, 4, 3)},
+    "nn.GroupSelfAttention": {"encoding": MLPEncoding(C4, 2), "pattern": "joint", "heads": 2},
+    "nn.LieBlock": {"attention": LieSelfAttention(4, COORDINATES, heads=2)},
+    "nn.PreNormBlock": {"attention": GroupSelfAttention(C4, 4, 4)},
+    "nn.LiftingSelfAttention.forward": {"x": torch.randn(6, 4)},
+    "nn.LiftingAffineSelfConvolution.forward": {"x": torch.randn(6, 4)},
+    "nn.act_on_grid": {"h": 1, "x": ON_GRID},
+    "nn.from_grid": {"x": ON_GRID},
+    "nn.to_grid": {"x": torch.randn(16, 4, 4)},
+    "nn.grid_images": {"data": Data(x=torch.randn(16, 4), pos=pixel_positions(4, 4), grid=GRID)},
+    "nn.fiber_linear": {"linear": _TO_FIBER_LINEAR, "source": _TO_IRREPS, "target": _TO_FIBER},
+    "nn.irreps_linear": {"layer": GroupLinear(octahedral(), 4, 4)},
+    "nn.band_limit": {"group": octahedral()},
+    "nn.FiberToIrreps": {"group": octahedral(), "x": torch.randn(6, 24, 4)},
+    "nn.IrrepsToFiber": {"group": octahedral(), "x": torch.randn(6, _TO_FIBER.irreps.dim)},
+    "nn.VectorHead": {"dim": 2},
+    "nn.LieSelfAttention": {"heads": 2},
+    "nn.lift_field": {"values": torch.randn(6, 2)},
+    "nn.project_field": {"values": torch.randn(6, 4, 2)},
+    "nn.relative.AffineMap": {"lifting": False},
+    "nn.relative.CoordinateNetwork.forward": {"coordinate": torch.randn(6, 1)},
+    "nn.relative.EdgeNetwork": {"cutoff": 1.5, "x": torch.randn(6, 4)},
+    "nn.relative.CombinedScore": {"x": FIELD},
+    "nn.relative.RelativePositionScore": {"x": FIELD},
+    "nn.relative.PerHeadMLP.finish": {"first": torch.randn(2, EDGES, 16)},
+    "nn.relative.TableEncoding": {"graph": ON_PIXELS},
+    "nn.relative.TableKernel": {"graph": ON_PIXELS, "x": torch.randn(16, 4, 4)},
+    "nn.relative.rotary_terms": {"phases": RotaryPhases(2, 2, 4), "values": False},
+    "nn.relative.RotaryPhases.forward": {"positions": torch.randn(EDGES, 4, 2)},
+    "nn.relative.RelativePositionTable": {"offsets": tuple(map(tuple, COMMON["offsets"].tolist()))},
+    "nn.relative.RelativePositionTable.edges": {"graph": ON_PIXELS},
+    "nn.relative.RelativePositionTable.of": {"offsets": COMMON["offsets"]},
+    "nn.relative.SumOfTerms": {"parts": [MLPEncoding(C4, 2)]},
+    "nn.relative.PerHeadMLP.numbers": {"x": torch.randn(EDGES, COORDINATES)},
+    "nn.relative.PerHeadMLP": {"in_channels": COORDINATES},
+    "nn.relative.keep_variance": {"linear": nn.Linear(3, 4)},
+    "nn.relative.pair_score": {"kernel": "sum"},
+    "models.GSANet": {"channels": 8, "blocks": (1,), "heads": 2, "in_channels": 4, "data": DATA},
+    "models.GSANet.features": {"x": torch.randn(6, 4), "geometry": gsa().geometry(DATA)},
+    **{f"models.{name}": {"data": IMAGES, "images": IMAGES, "in_channels": 1} for name in IMAGE_MODELS},
+    "models.LieConvNet": _LIE,
+    "models.LieTransformer": {**_LIE, "heads": 2, "attention": AttentionOptions(hidden=4)},
+    "models.FiniteSE2Transformer": {"channels": 4, "layers": 1, "heads": 2},
+    **{f"models.{name}.with_head": {"head": VectorHead(4, 2)} for name in IMAGE_MODELS},
+    **{f"models.{name}.last_field": {"images": IMAGES, "vectors": None} for name in IMAGE_MODELS},
+    "models.AttentiveDenseNet": {"growth": 2, "data": LARGE, "images": LARGE},
+    "models.AttentiveResidualBlock": {"x": ON_GRID},
+    "models.AttentiveDenseBlock": {"layer": GridGroupConvolution(C4, 4, 2, 3), "x": ON_GRID},
+    "models.AttentiveTransition": {"layer": GridGroupConvolution(C4, 4, 2, 1), "x": ON_GRID},
+    "models.EnergyForces": {"model": gsa(out_channels=1), "data": DATA},
+    "models.FieldModel": {"network": gsa(), "head": VectorHead(8, 2)},
+    "models.HamiltonianDynamics": {
+        "potential": gsa(in_channels=1, out_channels=1),
+        **_PHASE,
+        "features": torch.randn(6, 1),
+    },
+    "models.HamiltonianDynamics.drift": {
+        "trajectory": models.Trajectory(torch.tensor([0.0, 0.1]), POS.expand(2, 6, 2), POS.expand(2, 6, 2))
+    },
+    "models.HamiltonianDynamics.forward": _STATE,
+    "models.VectorEmbedding": {"names": ("vel",), "data": MOVING},
+    "models.Species.__call__": {"data": MOVING},
+    "models.SortedDistances": {"channels": 6},
+    "models.Readout.head": {"order": "pool_first"},
+    "models.published_accuracy": {"network": ATTENTIVE, "labels": torch.tensor([0, 1]), "images": IMAGES[:, 0]},
+    "models.published_inputs": {"images": IMAGES[:, 0]},
+    "models.published_attentive_cnn": {"weights": "nowhere.npz"},
+    "models.energy_drift": {"energy": torch.rand(4, 2)},
+    "train.PointSetClassifier": {"network": gsa(), "classes": 3},
+    "train.PointSetRegressor": {"network": gsa()},
+    "train.WarmupCosine.factor": {"step": 1, "steps": 100.0, "steps_per_epoch": 5},
+    "train.Constant.factor": {"step": 1, "steps": 100.0, "steps_per_epoch": 5},
+    "train.EpochSampler.set_epoch": {"epoch": 1},
+    "train.EpochSampler.start": {"epoch": 1, "skip": 0},
+    "train.PointSetClassifier.forward": {"batch": BATCH},
+    "train.PointSetRegressor.forward": {"batch": BATCH},
+    "train.random_clouds": {"kind": describe_input(BATCH), "number": 2, "seed": 0},
+    "train.EpochSampler": {"size": 8},
+    "train.build": {"base": nn.Module, "spec": {"class_path": "torch.nn.Identity"}, "what": "network"},
+    "train.read_yaml": {"expected": "settings"},
+    "train.named_outputs": {"outputs": torch.zeros(2), "name": "y"},
+    "certify.certify": {"network": gsa(), "data": [DATA, DATA]},
+    "certify.moved": {"cloud": DATA, "linear": torch.eye(2, dtype=torch.float64)},
+    "viz.accuracy_by_angle": {"curves": {"a": ([0.0, 1.0], [0.5, 0.6])}},
+    "viz.training_curves": {"histories": {"a": [1.0, 0.5]}, "ylabel": "loss"},
+    "viz": {"network": gsa(), "data": DATA, "angles": [0.0]},
+    "viz.attention_picture": {"network": ATTENTIVE},
+    "viz.attention_under_group": {"network": ATTENTIVE, "image": IMAGES[0]},
+    "compare.read_settings": {"paths": ["nowhere.yaml"]},
+    "compare.Cell": {"model": "a", "fraction": 1.0},
+    "compare.ModelSettings": {"class_path": "torch.nn.Identity"},
+    "lieattn_datasets.charge_energy": _PAIR,
+    "lieattn_datasets.simulate_charges": {**_PAIR, "times": np.linspace(0, 1, 3)},
+    "lieattn_datasets.spring_energy": _SPRINGS,
+    "lieattn_datasets.simulate_springs": _SPRINGS,
+    "lieattn_datasets.MoleculeFeatures.__call__": {"data": MOVING},
+    "lieattn_datasets.RandomRotateFields.__call__": {"data": DATA3},
+    "lieattn_datasets.RandomRotateFields.set_epoch": {"epoch": 1},
+    "lieattn_datasets.RotateImage.__call__": {"data": IMAGE_DATA},
+    "lieattn_datasets.data_to_image": {"data": IMAGE_DATA},
+    "lieattn_datasets.StandardizeTargets.__call__": {"data": BATCH},
+    "lieattn_datasets.StandardizeTargets.restore": {"y": torch.rand(2, 1)},
+    "lieattn_datasets.TransformPoints": {"matrix": np.eye(2)},
+    "lieattn_datasets.TransformFields": {"matrix": np.eye(2)},
+    "lieattn_datasets.TransformFields.__call__": {"data": DATA},
+    "lieattn_datasets.embed_molecule": {"smiles": "CO"},
+    "lieattn_datasets.label_gfn2": {"z": [8, 1, 1], "pos": np.random.rand(3, 3)},
+    "lieattn_datasets.fibonacci_sphere": {"points": 10},
+    "lieattn_datasets.image_to_data": {"image": np.random.rand(4, 4)},
+    "lieattn_datasets.normalize_cloud": {"pos": np.random.rand(5, 3)},
+    "lieattn_datasets.project_image": {"image": np.random.rand(4, 4), "directions": _UNIT.double().numpy()},
+    "lieattn_datasets.ImagePoints": {"images": np.random.rand(2, 4, 4), "labels": [0, 1]},
+    "lieattn_datasets.Molecules": {
+        "z": [8, 1, 1],
+        "pos": np.random.rand(3, 3),
+        "offsets": [0, 3],
+        "y": [[0.5]],
+        "target_names": ["e"],
+        "target_units": ["eV"],
+    },
+    "lieattn_datasets.sample_surface": {
+        "vertices": np.random.rand(3, 3),
+        "faces": [[0, 1, 2]],
+        "points": 4,
+        "stream": np.random.RandomState(0),
+    },
+    "lieattn_datasets.wind_vectors": {
+        "u": np.ones((2, 3)),
+        "v": np.ones((2, 3)),
+        "latitude": np.zeros(2),
+        "longitude": np.zeros(3),
+    },
+}
+"""Arguments of one entrance, or of a class and all its methods."""
+
+ALGEBRA = (
+    "product",
+    "inverse",
+    "relative",
+    "hat",
+    "vee",
+    "exp",
+    "log",
+    "exp_integral",
+    "inverse_exp_integral",
+    "split",
+)
+ALGEBRA = (*ALGEBRA, "distance", "coordinates", "linear", "translation", "faults", "identity", "draw", "matrices")
+EXEMPT = {
+    "nn.relative.PerHeadMLP.finish": "the second half of a network, called by its layer",
+    "nn.band_limit": "is cached, so Python refuses what has no hash",
+    **{
+        f"groups.{name}.{method}": "algebra inside of every lift; lift and Group.check look at what comes from outside"
+        for name in groups.__all__
+        for method in ALGEBRA
+    },
+    **{
+        f"spaces.{name}.{method}": "likewise"
+        for name in spaces.__all__
+        for method in ("act", "embed", "faults", "invariants", "representative", "section")
+    },
+    **{
+        f"geometry.{name}": "inside of every layer, which looks at its graph"
+        for name in ("Neighbors", "Padding", "RelativeElements", "Raster", "padding", "join_coordinates")
+    },
+    "bench": "a benchmark is called with functions of its own",
+    "certify.Certificate": "made by certify",
+    "certify.Row": "made by certify",
+    "compare.CellRunner": "takes settings that read_settings has checked; damaged ones are a target of their own",
+    "compare.CellStore": "likewise",
+    "compare.Sets": "likewise",
+    "compare.Settings": "likewise",
+    "compare.build_task": "likewise",
+    "compare.match_models": "likewise",
+    "compare.report": "likewise",
+    "compare.tables": "likewise",
+    "compare.write_json": "likewise",
+    "geometry.GroupFrames": "a record that frames give to lift",
+    "geometry.LiftedGraph.over": "what lift is made of",
+    "geometry.LiftedGraph.map": "calls a function of the user",
+    "geometry.PointClouds.map": "calls a function of the user",
+    "geometry.Given.scaled": "refuses all factors",
+    "groups.Dilations.design": "refuses all counts",
+    "groups.Dilations.finite_subgroup": "refuses all counts",
+    "groups.Dilations.sample_design": "refuses all counts",
+    "lieattn_datasets.GFN2Labels": "made by label_gfn2",
+    "lieattn_datasets.SphericalImages": "takes a data set of images",
+    "lieattn_datasets.ShapePoints": "read by others",
+    "lieattn_datasets.ChargedParticles": "read by others",
+    "models.AttentiveNetwork": "a base class",
+    "models.EnergyDrift": "made by energy_drift",
+    "models.GSAGeometry": "made by GSANet",
+    "models.LieConvGeometry": "made by LieConvNet",
+    "models.Wrapper": "a base class",
+    "ops.Choice": "made by explain",
+    "train.LastCheckpoint": "called by Lightning",
+    "train.check_trusted": "reads what a checkpoint has; damaged ones are a target of their own",
+    "train.load_weights": "likewise",
+    "train.short_message": "takes an error",
+    **{
+        f"train.{task}.{hook}": "called by Lightning"
+        for task in ("PointSetClassifier", "PointSetRegressor", "PointSetData")
+        for hook in (
+            "evaluate",
+            "on_load_checkpoint",
+            "on_save_checkpoint",
+            "predict_step",
+            "test_step",
+            "load_state_dict",
+        )
+    },
+    "train.PointSetClassifier.training_step": "called by Lightning",
+    "train.PointSetClassifier.validation_step": "called by Lightning",
+    "train.PointSetRegressor.measure": "called by Lightning",
+    **{f"models.{name}.logits": "takes the field of its network" for name in IMAGE_MODELS},
+    **{
+        f"lieattn_datasets.{name}.{method}": "needs the files of a data set"
+        for name in ("CIFAR10", "QM9")
+        for method in ("statistics", "subset", "with_transform")
+    },
+    "models.Trajectory": "made by HamiltonianDynamics",
+    "models.BottleneckBlock": "takes the raster of its network",
+    "viz.comparison": "takes a report of compare",
+    "viz.save": "takes a figure of matplotlib",
+}
+"""Entrances, or classes with all their methods, that are not called with bad arguments, and why."""
+BASES = {"Group", "LieGroup", "HomogeneousSpace", "Representation", "ConvolutionKernel", "Wrapper", "AttentiveNetwork"}
+RECORDS = {"PointClouds", "LiftedGraph", "Neighbors", "Padding", "RelativeElements", "RealIrrep", "Sites"}
+
+
+@dataclass(frozen=True)
+class Entrance:
+    """A public callable with valid arguments.
+
+    Constructors of modules are tried out: ``later`` are names of arguments of the forward call behind.
+    """
+
+    call: Callable[[dict[str, Any]], Any]
+    arguments: dict[str, Any]
+    later: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """Arguments that may be replaced."""
+        return sorted(self.arguments)
+
+
+def public() -> Iterator[tuple[str, type | None, str]]:
+    """Name, class (of methods) and attribute of all public callables; a method at the first class that has it."""
+    seen: set[Any] = set()
+    for module, part in [
+        *((importlib.import_module(f"lieattn.{part}"), part) for part in PARTS),
+        (lieattn_datasets, "lieattn_datasets"),
+    ]:
+        for name in module.__all__:
+            value = getattr(module, name)
+            if not callable(value) or not getattr(value, "__module__", "").startswith("lieattn") or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if not isinstance(value, type):
+                yield f"{part}.{name}", None, name
+            elif not (
+                inspect.isabstract(value) or getattr(value, "_is_protocol", False) or name in BASES
+            ) and not issubclass(value, Exception | tuple):
+                if name not in RECORDS:
+                    yield f"{part}.{name}", None, name
+                for attribute in dir(value):
+                    static = inspect.getattr_static(value, attribute)
+                    function = getattr(static, "__func__", static)
+                    mine = inspect.isfunction(function) and function.__module__.startswith("lieattn")
+                    if mine and (attribute == "__call__" or attribute[0] != "_") and function not in seen:
+                        seen.add(function)
+                        yield f"{part}.{name}.{attribute}", value, attribute
+
+
+PLACES = {name: (owner, attribute) for name, owner, attribute in public()}
+"""Where the callable of each name is."""
+
+
+def _given(name: str, argument: str, default: Any) -> Any:
+    """The valid value of an argument."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        prefix = ".".join(parts[:length])
+        for table in (OWN, OF_CLASS):
+            if argument in table.get(prefix, {}):
+                return table[prefix][argument]
+    if default is not inspect.Parameter.empty:
+        return default
+    return COMMON[argument]
+
+
+def takes_arguments(name: str) -> bool:
+    """Whether a callable has arguments to give it."""
+    owner, attribute = PLACES[name]
+    parameters = inspect.signature(getattr(owner or _module(name), attribute)).parameters.values()
+    return any(p.name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+
+
+def _valid(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    wanted = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name != "self"]
+    return {p.name: _given(name, p.name, p.default) for p in wanted}
+
+
+def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """Call with arguments by name, but for those that can only be given by position."""
+    parameters = inspect.signature(function).parameters.values()
+    places = [arguments[p.name] for p in parameters if p.kind is p.POSITIONAL_ONLY and p.name in arguments]
+    by_name = {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY}
+    return function(*places, **{name: value for name, value in arguments.items() if name in by_name})
+
+
+@functools.cache
+def instance(name: str) -> Any:
+    """What a method is called on: an object of its class, made of valid arguments."""
+    made = INSTANCES.get(name)
+    if made is not None:
+        return made
+    owner = getattr(_module(name), name.rpartition(".")[2])
+    found = _called(owner, _valid(name, owner))
+    return found.eval() if isinstance(found, nn.Module) else found
+
+
+def _module(name: str) -> Any:
+    part = next(part for part in (*reversed(PARTS), "lieattn_datasets") if name.startswith(part + "."))
+    return lieattn_datasets if part == "lieattn_datasets" else importlib.import_module(f"lieattn.{part}")
+
+
+@functools.cache
+def entrance(name: str) -> Entrance:
+    """The entrance of a name, with its valid arguments."""
+    owner, attribute = PLACES[name]
+    if owner is not None:
+        return _method(name, attribute)
+    function = getattr(_module(name), attribute)
+    behind = f"{name}.forward"
+    if isinstance(function, type) and issubclass(function, nn.Module) and hasattr(function, "forward"):
+        later = _valid(behind, function.forward)
+        return Entrance(lambda given: _used(_called(function, given), later), _valid(name, function), tuple(later))
+    return Entrance(lambda given: _called(function, given), _valid(name, function))
+
+
+def _used(product: nn.Module, arguments: dict[str, Any]) -> Any:
+    return _called(product.eval().forward, arguments)
+
+
+def _method(name: str, attribute: str) -> Entrance:
+    on = instance(name.rpartition(".")[0])
+
+    def call(given: dict[str, Any]) -> Any:
+        fresh = copy.deepcopy(on) if isinstance(on, nn.Module) else on  # statistics would be spoiled
+        return _called(getattr(fresh, attribute), given)
+
+    return Entrance(call, _valid(name, getattr(on, attribute)))
+
+
+INSTANCES: dict[str, Any] = {
+    "geometry.PointClouds": CLOUDS,
+    "geometry.LiftedGraph": GRAPH,
+    "geometry.Neighbors": NEIGHBORS,
+    "geometry.RelativeElements": GRAPH.relative,
+    "geometry.Padding": geometry.padding(torch.zeros(6, dtype=torch.int64), 1),
+}

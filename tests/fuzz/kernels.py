@@ -213,6 +213,8 @@ def _distance(found: Outcome, wanted: Outcome) -> float:
             difference = float((a - b).nan_to_num(0, 0, 0).abs().max())
             if difference:
                 farthest = max(farthest, difference / scale if scale else math.inf)
+        if not all(bool(b.isfinite().all()) for _, b in pairs):
+            break  # a point whose keys are all masked: how far its gradients are no numbers is nobody's to say
     return farthest
 
 

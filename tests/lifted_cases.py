@@ -66,11 +66,11 @@ def _normal(dim):
     return draw
 
 
-def _finite(group, frames=None):
+def _finite(group, frames=None, *, smooth=False):
     frames = group if frames is None else frames
 
     def lifted(pos, batch):
-        return lift(pos, frames, Radius(RADIUS), batch=batch)
+        return lift(pos, frames, Radius(RADIUS, smooth=smooth), batch=batch)
 
     def moves(pos, batch):
         generator = torch.Generator().manual_seed(1)
@@ -149,6 +149,8 @@ LIFTED: dict[str, Lifted] = {
     **{name: _finite(group) for name, group in SMALL_GROUPS.items()},
     "C3 on scales": _finite(SMALL_GROUPS["C3"], ScaleFrames(SMALL_GROUPS["C3"], levels=2)),
     "C4 in SE(2)": _finite(cyclic(4), FiniteFrames(cyclic(4))),
+    "C3, smooth": _finite(SMALL_GROUPS["C3"], smooth=True),
+    "SE(2), given, smooth": _elements(Euclidean(SE(2)), _normal(2), _sampled(SO(2), 3), Radius(RADIUS, smooth=True)),
     "R^2": _elements(Euclidean(Translations(2)), _normal(2), lambda points: None),
     "SE(2), given": _elements(Euclidean(SE(2)), _normal(2), _sampled(SO(2), 3)),
     "SE(3), given": _elements(Euclidean(SE(3)), _normal(3), _sampled(SO(3), 2)),

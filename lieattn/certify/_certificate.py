@@ -18,8 +18,9 @@ class Row:
     ``check`` is ``"element"`` (moved by an element of the group and a translation), ``"degenerate"`` (the same for
     clouds where something is not determined: of one point, of coincident points, ...), ``"raster"`` (an image moved
     likewise, its pixels then written in raster order), ``"permutation"`` (points of each cloud in another order),
-    ``"alone"`` (each cloud without the rest of its batch) or ``"outside"`` (turned by a rotation or reflection that is
-    not in the group: information, nothing is promised).
+    ``"alone"`` (each cloud without the rest of its batch), ``"continuity"`` and ``"first derivative"`` (the largest
+    jump while a cloud changes) or ``"outside"`` (turned by a rotation or reflection that is not in the group:
+    information, nothing is promised).
     """
 
     check: str

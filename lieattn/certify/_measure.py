@@ -16,6 +16,7 @@ from torch_geometric.data import Batch, Data
 
 from lieattn._checks import check_count
 from lieattn.certify._certificate import Certificate, Row
+from lieattn.certify._continuity import largest_jumps, ways
 from lieattn.certify._moves import (
     Kind,
     Move,
@@ -53,6 +54,7 @@ def certify(
     elements: int = 8,
     rotations: int = 4,
     permute: bool | None = None,
+    continuity: bool = True,
     seed: int = 0,
 ) -> Certificate:
     """Measure the equivariance of a network's outputs.
@@ -70,10 +72,15 @@ def certify(
     A network that always gives the same is invariant to everything. So the clouds are changed in other ways too, each
     point by itself, and where an output differs between clouds by no more than rounding the verdict is *vacuous*.
 
+    Then the smallest cloud is taken on two ways: a point crosses and leaves it, and it is stretched until its second
+    moments cross. The steps on which an output or its derivative changes most are halved until what is left is a jump,
+    as where points enter neighborhoods, or frames turn over.
+
     What a network promises is read from its attributes, all optional: ``guarantee`` (in words), ``symmetry`` (a
     :class:`lieattn.models.Symmetry`; or a group, if finite together with the translations; None for nothing exactly),
-    ``vector_inputs`` (names of attributes of the data that turn along), ``kind`` (of its outputs) and ``sees_order``
-    (true where the order of the points matters).
+    ``vector_inputs`` (names of attributes of the data that turn along), ``kind`` (of its outputs), ``sees_order``
+    (true where the order of the points matters), ``jumps`` (where outputs jump, in words; continuity is promised
+    where it is empty) and ``has_kinks`` (whether their first derivatives do).
 
     Parameters
     ----------
@@ -99,6 +106,8 @@ def certify(
     permute
         Whether to reorder the points of each cloud. By default unless the clouds have a ``grid``, so that the points
         are in raster order. For a network that ``sees_order`` nothing is promised.
+    continuity
+        Whether to look for jumps, which takes some hundred evaluations; in float64, if that is among the dtypes.
     seed
         Seed of all that is drawn.
 
@@ -157,6 +166,8 @@ def certify(
         for row in _rows(probe, clouds, moves, kinds, outputs, limits[dtype], exact)
     ]
     finest = min(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+    if continuity and finest == torch.float64 and not as_images and all(cloud.get("grid") is None for cloud in clouds):
+        rows += _continuity(probes[finest], clouds, dim, limits[finest], generator)
     spreads, sizes = _spreads(probes[finest], clouds, others)
     if group is not None and all(clouds[-1].get(name) is None for name in ("grid", "edge_index", "cell")):
         for name, cloud in degenerate(clouds[-1], dim, centered=centered).items():
@@ -218,11 +229,34 @@ class _Probe:
         self.dtype, self.as_images = dtype, as_images
 
     def __call__(self, clouds: Sequence[Data]) -> dict[str, Tensor]:
+        with torch.no_grad():
+            return {name: value.detach().double().cpu() for name, value in self._named(self._given(clouds)).items()}
+
+    def derivatives(self, clouds: Sequence[Data], velocity: Tensor) -> dict[str, Tensor]:
+        """Derivatives ``[clouds]`` of a mean of each output as the points of all clouds move at a velocity.
+
+        ``velocity`` is ``[points, dim]``; outputs that do not depend differentiably on the positions are left out.
+        """
+        given = self._given(clouds)
+        given.pos.requires_grad_(True)
+        found = {}
+        with torch.enable_grad():
+            for name, value in self._named(given).items():
+                weights = torch.linspace(0.5, 1.5, value[0].numel(), dtype=value.dtype, device=value.device)
+                total = (value.flatten(1) @ weights).sum()
+                if total.requires_grad:
+                    (slope,) = torch.autograd.grad(total, given.pos, retain_graph=True)
+                    slope = slope.double().cpu().unflatten(0, (len(clouds), -1))[..., : velocity.shape[1]]
+                    found[name] = (slope * velocity).sum(dim=(1, 2))
+        return found
+
+    def _given(self, clouds: Sequence[Data]) -> Any:
         device = next((weight.device for weight in self.network.parameters()), torch.device("cpu"))
         cast = [copy.copy(cloud).apply(lambda v: v.to(self.dtype) if v.is_floating_point() else v) for cloud in clouds]
-        given = images_of_clouds(cast) if self.as_images else Batch.from_data_list(cast)
-        with torch.no_grad():
-            outputs: Any = self.network(given.to(device))
+        return (images_of_clouds(cast) if self.as_images else Batch.from_data_list(cast)).to(device)
+
+    def _named(self, given: Any) -> dict[str, Tensor]:
+        outputs: Any = self.network(given)
         outputs = outputs._asdict() if hasattr(outputs, "_asdict") else outputs
         named = dict(outputs) if isinstance(outputs, Mapping) else {"": outputs}
         for name, value in named.items():
@@ -233,7 +267,28 @@ class _Probe:
                 )
         if not named:
             raise ValueError("network: expected outputs, got an empty mapping")
-        return {name: value.detach().double().cpu() for name, value in named.items()}
+        return named
+
+
+def _continuity(
+    probe: _Probe, clouds: list[Data], dim: int, tolerance: float, generator: torch.Generator
+) -> Iterator[Row]:
+    """Jumps of outputs, and of their derivatives, on ways of the smallest cloud, as far as the network takes it."""
+    jumps, kinks = getattr(probe.network, "jumps", None), getattr(probe.network, "has_kinks", True)
+    dtype = str(probe.dtype).removeprefix("torch.")
+    for way in ways(min(clouds, key=lambda cloud: len(cloud.pos)), dim, generator):
+        measured = (
+            ("continuity", jumps == (), probe),
+            ("first derivative", jumps == () and not kinks, lambda c, w=way: probe.derivatives(c, w.velocity)),
+        )
+        for check, promised, outputs in measured:
+            with warnings.catch_warnings(), contextlib.suppress(ValueError):
+                warnings.simplefilter("ignore")
+                for name, found in largest_jumps(way, outputs).items():
+                    allowed = tolerance * max(1.0, found.size) + found.rounding if promised else None
+                    passed = None if allowed is None else found.jump <= allowed
+                    relative = found.jump / found.size if found.size else 0.0
+                    yield Row(check, way.label, name, dtype, found.jump, relative, allowed, passed)
 
 
 def _rows(

@@ -77,6 +77,15 @@ class LiftedGraph(PointClouds):
         return self.relative.fiber
 
     @property
+    def degree(self) -> Tensor:
+        """``[points]`` floating, number of neighbors of each point; smooth ones count by their weights."""
+        window, neighbors = self.relative.log_window, self.neighbors
+        if window is None:
+            return neighbors.degree.to(self.pos.dtype)
+        weights = window.exp() if self.relative.row is None else window.exp().index_select(0, self.relative.row)
+        return neighbors.sum_to_targets(weights)
+
+    @property
     def length(self) -> float:
         """Length by which the translations of relative elements are divided."""
         return self.relative.length
@@ -165,7 +174,14 @@ class LiftedGraph(PointClouds):
         neighbors = find_neighbors(clouds, neighborhood)
         pose, elements = (None if x is None else x[kept] for x in (self.relative.pose, self.relative.elements))
         own = replace(
-            self.relative, pos=pos, batch=batch, neighbors=neighbors, pose=pose, elements=elements, given=None
+            self.relative,
+            pos=pos,
+            batch=batch,
+            neighbors=neighbors,
+            pose=pose,
+            elements=elements,
+            given=None,
+            cutoff=getattr(neighborhood, "cutoff", None),
         )
         return replace(self, pos=pos, batch=batch, grid=None, log_measure=None, relative=own)
 
@@ -176,7 +192,9 @@ class LiftedGraph(PointClouds):
         ValueError is raised if there are no graphs, or they differ in space, group, fiber, length, chart or levels, in
         dtype, device, or in having a raster.
         """
-        clouds = collate_clouds("graphs", graphs, ("group", "space", "fiber", "length", "levels", "relative.chart"))
+        clouds = collate_clouds(
+            "graphs", graphs, ("group", "space", "fiber", "length", "levels", "relative.chart", "relative.cutoff")
+        )
         parts = [graph.relative for graph in graphs]
         measures = [graph.log_measure for graph in graphs if graph.log_measure is not None]
         graph = LiftedGraph.over(
@@ -184,7 +202,7 @@ class LiftedGraph(PointClouds):
             neighbors=Neighbors.collate([part.neighbors for part in parts]),
             log_measure=torch.cat(measures) if measures else None,
             levels=graphs[0].levels,
-            **{name: getattr(parts[0], name) for name in ("space", "length", "group", "chart")},
+            **{name: getattr(parts[0], name) for name in ("space", "length", "group", "chart", "cutoff")},
             **{name: _joined(name, parts) for name in ("pose", "elements", "dilation", "levels_up", "given")},
         )
         _join_rows(graph.relative, parts)
@@ -298,6 +316,7 @@ class ScaleFrames:
             space=space,
             neighbors=neighbors,
             length=length,
+            cutoff=getattr(neighborhood, "cutoff", None),
             group=self.group,
             dilation=factors.to(pos.dtype).repeat(clouds.num_points),
             levels_up=levels_up,
@@ -397,6 +416,7 @@ def lift(
         chosen = _chosen(frames, Sites(clouds, neighbors, space, weights, generator, vectors))
         group, pose, elements = _laid_out(chosen, clouds, space)
     found: dict[str, Any] = {"group": group, "pose": pose, "elements": elements, "chart": coordinates}
+    found["cutoff"] = getattr(neighborhood, "cutoff", None)
     return LiftedGraph.over(clouds, space=space, neighbors=neighbors, length=float(length), **found)
 
 

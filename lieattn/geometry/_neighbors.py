@@ -39,6 +39,11 @@ class _Neighborhood(abc.ABC):
         """Length that makes displacements dimensionless; None where the definition has none."""
         return None
 
+    @property
+    def cutoff(self) -> float | None:
+        """Distance at which neighbors count nothing; None where all count alike."""
+        return None
+
     def scaled(self, factor: float) -> Self:
         """The same neighborhood of points that are further apart by a factor."""
         return self
@@ -75,7 +80,11 @@ class Radius(_Neighborhood):
     In clouds that repeat, all images within the ball are neighbors, several of one point and of the point itself
     included if the radius exceeds half the cell: ``radius(pos, batch, cell=cell, pbc=pbc)`` gives lists with a
     ``shift``. A point is its own neighbor if ``include_self``; its images are in any case. TypeError or ValueError is
-    raised if ``radius`` is not a positive finite number, or ``include_self`` not a bool.
+    raised if ``radius`` is not a positive finite number, or ``include_self`` or ``smooth`` not a bool.
+
+    ``smooth`` neighbors fade: in sums over a neighborhood, and in what a softmax is divided by, each counts with the
+    weight exp(-x² / (1 - x²)), x = r / radius, so that outputs and all their derivatives do not jump where points come
+    and go, as energies need it. A point must then be its own neighbor, so that something is left to divide by.
 
     Examples
     --------
@@ -85,15 +94,24 @@ class Radius(_Neighborhood):
 
     radius: float
     include_self: bool = True
+    smooth: bool = False
 
     def __post_init__(self) -> None:
         check_length("radius", self.radius)
         _check_flag(self.include_self)
+        _check_flag(self.smooth, "smooth")
+        if self.smooth and not self.include_self:
+            raise ValueError("include_self: expected True for smooth neighborhoods, where all other neighbors may fade")
 
     @property
     def length(self) -> float:
         """The radius."""
         return float(self.radius)
+
+    @property
+    def cutoff(self) -> float | None:
+        """The radius of smooth neighborhoods."""
+        return float(self.radius) if self.smooth else None
 
     def scaled(self, factor: float) -> Radius:
         return replace(self, radius=self.radius * factor)
@@ -272,6 +290,6 @@ def _check_integer(name: str, value: int) -> None:
         raise ValueError(f"{name}: expected at least 1, got {value}")
 
 
-def _check_flag(value: bool) -> None:
+def _check_flag(value: bool, name: str = "include_self") -> None:
     if not isinstance(value, bool):
-        raise TypeError(f"include_self: expected True or False, got {value!r}")
+        raise TypeError(f"{name}: expected True or False, got {value!r}")

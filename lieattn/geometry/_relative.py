@@ -13,6 +13,7 @@ from torch import Tensor
 from lieattn._checks import check_choice
 from lieattn.geometry._clouds import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
+from lieattn.geometry._radial import log_bump
 from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, affine
 from lieattn.spaces import Euclidean, HomogeneousSpace, PositionDirection
 
@@ -49,6 +50,8 @@ class RelativeElements(Movable):
         from the scale of the target to that of the source.
     given
         ``[rows, fiber, fiber, k]`` coordinates from outside, in place of those of the chart.
+    cutoff
+        Distance at which neighbors count nothing, of smooth neighborhoods; None where all count alike.
     """
 
     space: HomogeneousSpace
@@ -63,11 +66,13 @@ class RelativeElements(Movable):
     dilation: Tensor | None = None
     levels_up: Tensor | None = None
     given: Tensor | None = None
+    cutoff: float | None = None
     _rows_known: bool = field(default=False, init=False, repr=False)
     _row: Tensor | None = field(default=None, init=False, repr=False)
     _representatives: Tensor | None = field(default=None, init=False, repr=False)
     _positions: Tensor | None = field(default=None, init=False, repr=False)
     _coordinates: Tensor | None = field(default=None, init=False, repr=False)
+    _log_window: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_choice("coordinates", self.chart, Chart)
@@ -141,6 +146,11 @@ class RelativeElements(Movable):
             return self.given
         return self._kept("_coordinates", self._all_coordinates)
 
+    @property
+    def log_window(self) -> Tensor | None:
+        """``[rows]``, logarithm of the weight of each neighbor, which vanishes at the cutoff; None without one."""
+        return None if self.cutoff is None else self._kept("_log_window", self._faded)
+
     # --- transforms -----------------------------------------------------------------------------------------------
 
     def with_coordinates(self, coordinates: Tensor) -> RelativeElements:
@@ -149,7 +159,7 @@ class RelativeElements(Movable):
         if coordinates.ndim != 4 or coordinates.shape[:3] != (rows, fiber, fiber):
             raise ValueError(f"coordinates: expected [{rows}, {fiber}, {fiber}, k], got {tuple(coordinates.shape)}")
         changed = replace(self, given=coordinates)
-        for name in ("_rows_known", "_row", "_representatives", "_positions"):
+        for name in ("_rows_known", "_row", "_representatives", "_positions", "_log_window"):
             object.__setattr__(changed, name, getattr(self, name))
         return changed
 
@@ -253,6 +263,12 @@ class RelativeElements(Movable):
             return in_frames(cast(FiniteGroup, self.group), displacements) / self.length
         inverse = _inverse(group, group.linear(self.elements)).contiguous().index_select(0, neighbors.target)
         return (inverse @ displacements[:, None, :, None])[..., 0] / self.length
+
+    def _faded(self) -> Tensor:
+        displacements = self.displacements() / cast(float, self.cutoff)
+        if self.dilation is not None:
+            displacements = displacements / self.dilation[self.neighbors.target, None]
+        return log_bump(displacements.square().sum(dim=-1))
 
     def _linear_pairs(self) -> Tensor:
         """Linear parts of the relative elements, ``[rows | 1, fiber, fiber, dim, dim]``."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_choice, check_counts, check_length, check_neighborhood, check_size
 from lieattn.geometry import (
+    AllPairs,
     FiniteFrames,
     Given,
     GivenFrames,
@@ -22,6 +23,7 @@ from lieattn.geometry import (
     Neighborhood,
     PointClouds,
     PrincipalFrames,
+    Radius,
     Raster,
     SampledFrames,
     ScaleFrames,
@@ -143,10 +145,13 @@ class EquivariantModule(nn.Module, abc.ABC):
         Names of attributes of the data with vectors ``[points, dim]`` that turn along.
     sees_order
         Whether the order of the points matters to the outputs.
+    has_kinks
+        Whether first derivatives of the outputs jump, as those of maxima and of relu do.
     """
 
     vector_inputs: tuple[str, ...] = ()
     sees_order: bool = False
+    has_kinks: bool = False
 
     @property
     @abc.abstractmethod
@@ -178,6 +183,11 @@ class EquivariantModule(nn.Module, abc.ABC):
         return str(self.symmetry)
 
     @property
+    def jumps(self) -> tuple[str, ...]:
+        """Where outputs jump as points move, and what to do about it, in words; empty if they are continuous."""
+        return ()
+
+    @property
     def kind(self) -> Any:
         """How the outputs transform: ``"invariant"``, ``"vector"``, a :class:`lieattn.reps.Representation`, ..."""
         return "invariant"
@@ -200,6 +210,13 @@ class Network(EquivariantModule):
     @property
     def kind(self) -> Any:
         return getattr(getattr(self, "head", None), "kind", "invariant")
+
+    @property
+    def jumps(self) -> tuple[str, ...]:
+        return (
+            *jumps_of_neighbors(getattr(self, "neighborhood", None)),
+            *jumps_of_frames(getattr(self, "frames", None)),
+        )
 
     def with_head(self, head: nn.Module) -> Self:
         """The same network with another head; all other weights are shared, and this one stays as it is."""
@@ -286,14 +303,19 @@ class Wrapper(EquivariantModule):
 
     def __init__(self, wrapped: object) -> None:
         super().__init__()
-        self._symmetry = Symmetry(None, notes=("the network states no guarantee",))
+        self._symmetry, self._jumps = Symmetry(None, notes=("the network states no guarantee",)), ()
         if isinstance(wrapped, EquivariantModule):
-            self._symmetry = wrapped.symmetry
+            self._symmetry, self._jumps = wrapped.symmetry, wrapped.jumps
             self.vector_inputs, self.sees_order = wrapped.vector_inputs, wrapped.sees_order
+            self.has_kinks = wrapped.has_kinks
 
     @property
     def symmetry(self) -> Symmetry:
         return self._symmetry
+
+    @property
+    def jumps(self) -> tuple[str, ...]:
+        return self._jumps
 
 
 class FieldModel(Network):
@@ -351,11 +373,15 @@ class FieldModel(Network):
         self.network, self.head = network.with_head(nn.Identity()), head
         named = dict.fromkeys((*network.vector_inputs, *self.start))
         self.vector_inputs = tuple(name for name in named if name != "pos")
-        self.sees_order = network.sees_order
+        self.sees_order, self.has_kinks = network.sees_order, network.has_kinks
 
     @property
     def symmetry(self) -> Symmetry:
         return self.network.symmetry
+
+    @property
+    def jumps(self) -> tuple[str, ...]:
+        return self.network.jumps
 
     @property
     def kind(self) -> Any:
@@ -466,6 +492,45 @@ def cutoff_of(neighborhood: Neighborhood, cutoff: float | None) -> float:
         raise ValueError(f"cutoff: {neighborhood} has no length of its own; give the distance at which it ends")
     check_length("cutoff", found)
     return float(found)
+
+
+def jumps_of_neighbors(neighborhood: Neighborhood | None, window: float | None = None) -> tuple[str, ...]:
+    """Jumps where points enter and leave neighborhoods, unless a network has a ``window`` that vanishes before."""
+    if neighborhood is None or isinstance(neighborhood, AllPairs | Given):
+        return ()
+    if window is not None and isinstance(neighborhood, Radius):
+        if window <= neighborhood.radius:
+            return ()
+        return (f"the cutoff {window:g} is beyond {neighborhood}, where neighbors end: lower it to the radius",)
+    if getattr(neighborhood, "cutoff", None) is not None:
+        return ()
+    if isinstance(neighborhood, Radius):
+        advice = f"give Radius({neighborhood.radius:g}, smooth=True)"
+    else:
+        advice = "the nearest are others when points move: take Radius(..., smooth=True)"
+    return (f"points enter and leave the neighborhoods of {neighborhood}: {advice}",)
+
+
+def jumps_of_frames(frames: Any) -> tuple[str, ...]:
+    """Jumps of frames that are made of the points."""
+    chosen = frames.pose if isinstance(frames, FiniteFrames) else frames
+    if not isinstance(chosen, PrincipalFrames):
+        return ()
+    return ("principal axes jump where moments of the cloud cross: take frames of a finite group",)
+
+
+Jumps = Literal["refuse", "allow"]
+
+
+def check_continuous(argument: str, model: object, jumps: Jumps) -> None:
+    """Raise ValueError for a model whose energies jump, and so are not conserved, unless they are allowed to."""
+    check_choice("jumps", jumps, Jumps)
+    found = getattr(model, "jumps", ())
+    if jumps == "refuse" and found:
+        reasons = "; ".join(found)
+        raise ValueError(
+            f"{argument}: its energies jump. {reasons}; or accept that they are not conserved: jumps='allow'"
+        )
 
 
 def new_generator() -> torch.Generator:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_tensor
 from lieattn.geometry import PointClouds
-from lieattn.models._network import Wrapper
+from lieattn.models._network import Jumps, Wrapper, check_continuous
 
 
 class EnergyAndForce(NamedTuple):
@@ -37,6 +37,9 @@ class EnergyForces(Wrapper):
     model
         ``model(data)`` gives one energy for each cloud, ``[clouds]`` or ``[clouds, 1]``, and reads the positions from
         ``data.pos``.
+    jumps
+        ``"refuse"`` raises ValueError for a network whose energies jump as points move (:attr:`Network.jumps`), which
+        dynamics would not conserve; ``"allow"`` takes it.
 
     Examples
     --------
@@ -50,11 +53,17 @@ class EnergyForces(Wrapper):
             [-2.]])
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, jumps: Jumps = "refuse") -> None:
         if not callable(model):
             raise TypeError(f"model: expected a network, got {type(model).__name__}")
+        check_continuous("model", model, jumps)
         super().__init__(model)
         self.model = model
+
+    @property
+    def jumps(self) -> tuple[str, ...]:
+        kinks = ("the energy has kinks, of maxima or relu, where forces jump",) if self.has_kinks else ()
+        return (*super().jumps, *kinks)
 
     @property
     def kind(self) -> Mapping[str, str]:
@@ -155,6 +164,8 @@ class HamiltonianDynamics(Wrapper):
     method, rtol, atol, options
         Of ``torchdiffeq.odeint``: ``"rk4"`` is the 3/8 rule on the grid of times, ``"dopri5"`` adapts its steps to the
         tolerances; ``options={"step_size": 0.01}`` makes steps finer than the times.
+    jumps
+        See :class:`EnergyForces`.
     """
 
     def __init__(
@@ -166,9 +177,11 @@ class HamiltonianDynamics(Wrapper):
         rtol: float = 1e-7,
         atol: float = 1e-9,
         options: Mapping[str, Any] | None = None,
+        jumps: Jumps = "refuse",
     ) -> None:
         if not callable(potential):
             raise TypeError(f"potential: expected a function of data, got {type(potential).__name__}")
+        check_continuous("potential", potential, jumps)
         super().__init__(potential)
         self.potential, self.vector_inputs = potential, ("momentum", "vel")
         self.center, self.method, self.rtol, self.atol = center, method, rtol, atol

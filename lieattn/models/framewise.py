@@ -33,6 +33,8 @@ from lieattn.models._network import (
     Symmetry,
     cutoff_of,
     features,
+    jumps_of_frames,
+    jumps_of_neighbors,
     new_generator,
     vectors,
 )
@@ -172,11 +174,17 @@ class FramewiseTransformer(Network):
         self.blocks = nn.ModuleList(FramewiseBlock(group, channels, **block) for _ in range(layers))
         self.norm = FiberNorm(channels)
         self.head = _Head(channels, out_channels, group.dim, PointOutputs(kind, pool))
+        self.has_kinks = pool == "max"
 
     @property
     def symmetry(self) -> Symmetry:
         """R^d ⋊ H, or what the pose makes of it."""
         return Symmetry.of_frames(self.space, self.frames)
+
+    @property
+    def jumps(self) -> tuple[str, ...]:
+        window = None if self.edges is None else self.edges.cutoff
+        return (*jumps_of_neighbors(self.neighborhood, window), *jumps_of_frames(self.frames))
 
     def geometry(self, data: Any) -> FramewiseGeometry:
         """Lift the clouds; ValueError if the positions do not fit the group, or clouds repeat periodically."""

@@ -28,6 +28,7 @@ from lieattn.models._network import (
     Symmetry,
     cutoff_of,
     features,
+    jumps_of_neighbors,
     vectors,
 )
 from lieattn.nn.relative import keep_variance
@@ -84,11 +85,16 @@ class _PointNetwork(EquivariantModule):
         self.in_channels, self.out_channels, self.outputs = in_channels, out_channels, PointOutputs(kind, pool)
         self.vector_inputs, self.radial, self.degree = tuple(vector_inputs), radial, degree
         self.neighborhood, self.cutoff = neighborhood, cutoff_of(neighborhood, cutoff)
+        self.has_kinks = pool == "max"
 
     @property
     def symmetry(self) -> Symmetry:
         """E(3)."""
         return Symmetry(E(3))
+
+    @property
+    def jumps(self) -> tuple[str, ...]:
+        return jumps_of_neighbors(self.neighborhood, self.cutoff)
 
     @property
     def kind(self) -> str:

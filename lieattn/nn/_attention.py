@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -24,7 +23,7 @@ from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn._linear import GroupLinear
 from lieattn.nn.relative import RelativeFunction, SumOfTerms
-from lieattn.nn.relative._base import check_lifted_to
+from lieattn.nn.relative._base import check_lifted_to, measured, share_of_degree
 from lieattn.ops import Normalization, Pattern, RelativeTerms, group_attention
 
 
@@ -187,7 +186,7 @@ class GroupAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Call the operator; ``edges`` may give other neighbor lists than the graph's."""
         normalize = normalize or self.normalize
-        return group_attention(
+        out, weights = group_attention(
             query,
             key,
             value,
@@ -199,6 +198,11 @@ class GroupAttention(nn.Module):
             dropout=self.dropout if self.training else 0.0,
             return_weights=return_weights,
         )
+        if (share := share_of_degree(graph, normalize)) is not None:
+            out = out * share.to(out.dtype)[:, None, None, None]
+            if weights is not None:
+                weights = weights * share[graph.neighbors.target].to(weights).view(-1, *[1] * (weights.ndim - 1))
+        return out, weights
 
     def _checked(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """The field, with a fiber of 1 for features of points; raises for what does not fit layer and graph."""
@@ -219,25 +223,6 @@ class GroupAttention(nn.Module):
             raise ValueError(f"encoding: {name} is for {encoding.group}, this layer for {group}")
         if group is not None and encoding.dim not in (None, group.dim):
             raise ValueError(f"encoding: {name} is for {encoding.dim} dimensions, {group.name} acts on {group.dim}")
-
-
-def measured(terms: RelativeTerms, graph: LiftedGraph, normalize: Normalization) -> RelativeTerms:
-    """Terms whose sums over the keys are integrals over the group (GSA-Nets, Eqs. 20 and 21).
-
-    Weights that are exponentials of scores take the logarithm of the measure into the score, so that what they are
-    divided by has it too; others are multiplied with it.
-    """
-    if graph.log_measure is None:
-        return terms
-    if terms.row is not None:
-        raise ValueError("graph: a measure for each edge needs terms with a row for each edge, these share rows")
-    if normalize in ("softmax", "exp-mean"):
-        bias = graph.log_measure[:, None, None, None]
-        if terms.displacement_bias is not None:
-            bias = terms.displacement_bias + bias.to(terms.displacement_bias.dtype)
-        return replace(terms, displacement_bias=bias)
-    psi = graph.log_measure.exp()[:, None, None, None, None]
-    return replace(terms, psi=psi if terms.psi is None else terms.psi * psi.to(terms.psi.dtype))
 
 
 def check_field(x: Tensor, graph: LiftedGraph, channels: int) -> Tensor:

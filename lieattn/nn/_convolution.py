@@ -18,10 +18,10 @@ from lieattn._checks import (
     check_is,
 )
 from lieattn.geometry import LiftedGraph
-from lieattn.nn._attention import GroupAttention, check_field, measured, spread_features
+from lieattn.nn._attention import GroupAttention, check_field, spread_features
 from lieattn.nn._grid import published_measure
 from lieattn.nn.relative import ConvolutionKernel, RankKernel, keep_variance
-from lieattn.nn.relative._base import check_lifted_to
+from lieattn.nn.relative._base import check_lifted_to, measured
 from lieattn.ops import Activation, RelativeTerms, group_attention
 
 Reduction = Literal["sum", "mean"]
@@ -88,7 +88,7 @@ class GroupConvolution(nn.Module):
             x = check_field(x, graph, kernel.in_channels)
         summed = kernel.convolve(x, graph)
         if self.reduction == "mean":
-            summed = summed / graph.neighbors.degree.clamp(min=1).to(summed.dtype)[:, None, None]
+            summed = summed / graph.degree.clamp(min=1).to(summed.dtype)[:, None, None]
         return self.measure * summed
 
 
@@ -145,7 +145,7 @@ class LieConvolution(nn.Module):
         out = torch.einsum("parc,ocr->pao", mixed, self.weight)
         if self.divide == "none":
             return out + self.bias
-        count = (graph.neighbors.degree.clamp(min=1) * x.shape[1]).to(out)[:, None, None]
+        count = (graph.degree.clamp(min=1) * x.shape[1]).to(out)[:, None, None]
         return (out + self.bias) / count if self.divide == "published" else out / count + self.bias
 
 

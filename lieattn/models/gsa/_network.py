@@ -94,6 +94,8 @@ class GSANet(Network):
     torch.Size([1, 3])
     """
 
+    has_kinks = True  # a maximum over the frames
+
     def __init__(
         self,
         frames: FiniteGroup | FiniteFrames | ScaleFrames | Frames,

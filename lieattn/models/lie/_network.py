@@ -22,6 +22,7 @@ from lieattn.geometry import (
     Neighbors,
     PointClouds,
     PrincipalFrames,
+    Radius,
     SampledFrames,
     ScaleFrames,
     lift,
@@ -38,6 +39,7 @@ from lieattn.models._network import (
     VectorEmbedding,
     cutoff_of,
     features,
+    jumps_of_neighbors,
     new_generator,
     vectors,
 )
@@ -315,6 +317,14 @@ class LieNetwork(Network):
         shifts = Translations(self.space.group.dim) if isinstance(self.space, Euclidean) else None
         jumps = f"coordinates of relative elements jump at half turns, elsewhere to {found.name}"
         return replace(found, group=shifts, notes=(*found.notes, jumps))
+
+    @property
+    def jumps(self) -> tuple[str, ...]:
+        options, beyond = self.lifting, ()
+        if options.cutoff is not None and (options.radial or options.local) and isinstance(self.neighborhood, Radius):
+            beyond = jumps_of_neighbors(self.neighborhood, options.cutoff)
+        halves = () if options.continuous else ("logarithms jump at half turns: take coordinates='smooth'",)
+        return (*super().jumps, *beyond, *halves)
 
     def _local(self, channels: int) -> nn.Module | None:
         """The convolution before the blocks."""

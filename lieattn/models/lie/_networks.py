@@ -108,6 +108,7 @@ class LieTransformer(LieNetwork):
             layer = LieSelfAttention(channels, self.num_coordinates, heads=heads, **scores)
             self.blocks.append(LieBlock(layer, channels, activation=attention.activation, **block))
         self.head = readout.head(channels, out_channels, self.space.group.dim, "pool_first")
+        self.has_kinks = "max" == readout.pool or "relu" in (readout.activation, attention.activation)
         self.local = self._local(channels)
 
     @classmethod
@@ -206,6 +207,7 @@ class LieConvNet(LieNetwork):
         norms: dict[str, type[nn.Module]] = {"batch": PointBatchNorm, "layer": nn.LayerNorm, "none": nn.Identity}
         self.norm = norms[convolution.norm](widths[-1])
         self.head = readout.head(widths[-1], out_channels, self.space.group.dim, "point_first")
+        self.has_kinks = "max" == readout.pool or "relu" in (readout.activation, convolution.activation)
         self.local = self._local(channels)
 
     @classmethod
@@ -231,6 +233,11 @@ class LieConvNet(LieNetwork):
             return found
         ties = "where points are equally far, as on grids, subsampling depends on their order"
         return replace(found, notes=(*found.notes, ties))
+
+    @property
+    def jumps(self) -> tuple[str, ...]:
+        chosen = ("subsampling chooses other points when these move: take downsampling=1",) if self.share < 1 else ()
+        return (*super().jumps, *chosen)
 
     def geometry(self, data: Any, *, generator: torch.Generator | None = None) -> LieConvGeometry:
         """Graph of every block, the points lifted once; in training mode random parts are new at every call."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from lieattn._checks import check_arguments, check_is
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
-from lieattn.ops import RelativeTerms
+from lieattn.ops import Normalization, RelativeTerms
+from lieattn.ops._terms import ROW_TABLES
 
 
 class RelativeFunction(nn.Module, abc.ABC):
@@ -56,6 +58,39 @@ class SumOfTerms(RelativeFunction):
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """All terms; raises ValueError where two parts give the same one."""
         return reduce(RelativeTerms.plus, (part(graph, x) for part in self.parts))
+
+
+def measured(terms: RelativeTerms, graph: LiftedGraph, normalize: Normalization) -> RelativeTerms:
+    """Terms whose sums over the keys are integrals over the group (GSA-Nets, Eqs. 20 and 21), of keys that may fade.
+
+    Keys weigh what the Haar measure says, and as much as smooth neighbors count. Weights that are exponentials of
+    scores take the logarithm into the score, so that what they are divided by has it too; others are multiplied.
+    """
+    measure, window, row = graph.log_measure, graph.relative.log_window, graph.relative.row
+    if measure is None and window is None:
+        return terms
+    of_rows = terms.row is row or not any(name in ROW_TABLES for name in terms.tables())
+    if measure is None and of_rows:
+        terms = replace(terms, row=row)
+    elif terms.row is not None:
+        raise ValueError("graph: a measure for each edge needs terms with a row for each edge, these share rows")
+    elif window is not None and row is not None:
+        window = window[row]
+    log_weight = cast(Tensor, window if measure is None else measure if window is None else measure + window)
+    bias, psi, beta = terms.displacement_bias, terms.psi, terms.beta
+    if normalize in ("softmax", "exp-mean"):
+        weight = log_weight[:, None, None, None]
+        return replace(terms, displacement_bias=weight if bias is None else bias + weight.to(bias.dtype))
+    weight = log_weight.exp()[:, None, None, None, None]
+    beta = None if beta is None else beta * weight.to(beta.dtype)
+    return replace(terms, psi=weight if psi is None else psi * weight.to(psi.dtype), beta=beta)
+
+
+def share_of_degree(graph: LiftedGraph, normalize: Normalization) -> Tensor | None:
+    """``[points]``, what a mean over smooth neighbors is multiplied by, since it was divided by their number."""
+    if graph.relative.cutoff is None or normalize not in ("mean", "exp-mean"):
+        return None
+    return graph.neighbors.degree / graph.degree
 
 
 def check_lifted_to(graph: LiftedGraph, group: FiniteGroup | None, what: str = "layer") -> None:

@@ -23,7 +23,14 @@ from lieattn._checks import (
 )
 from lieattn.geometry import LiftedGraph, pixel_positions
 from lieattn.groups import FiniteGroup, check_group
-from lieattn.nn.relative._base import RelativeFunction, check_coordinates, check_lifted_to, rows_of_table, seen_offsets
+from lieattn.nn.relative._base import (
+    RelativeFunction,
+    check_coordinates,
+    check_lifted_to,
+    measured,
+    rows_of_table,
+    seen_offsets,
+)
 from lieattn.ops import Activation, RelativeTerms, bessel_functions, group_attention, smooth_lengths, smooth_window
 from lieattn.ops import activation as activation_named
 
@@ -75,7 +82,7 @@ class ConvolutionKernel(RelativeFunction):
         """Σ_j Σ_b Σ_c ψ_oc(u) x_c(j, b): ``[points, frames, in]`` to ``[points, fiber, out]``."""
         check_is("graph", graph, LiftedGraph)
         check_features(x, next(self.parameters()))
-        psi = cast(Tensor, self(graph).psi)
+        psi = cast(Tensor, measured(self(graph), graph, "none").psi)
         values = psi.permute(0, 2, 4, 1, 3).flatten(3).flatten(1, 2)
         source, target, row = graph.neighbors.source, graph.neighbors.target, graph.relative.row
         kind = torch.arange(len(source), device=graph.device) if row is None else row
@@ -231,7 +238,7 @@ class NetworkKernel(ConvolutionKernel):
     def _sweep(
         self, value: Tensor, psi: Tensor, graph: LiftedGraph, pattern: Literal["joint", "framewise", "query_sum"]
     ) -> Tensor:
-        terms = RelativeTerms(psi=psi, row=graph.relative.row)
+        terms = measured(RelativeTerms(psi=psi, row=graph.relative.row), graph, "none")
         return group_attention(None, None, value, graph.neighbors, pattern=pattern, normalize="none", terms=terms)[0]
 
 

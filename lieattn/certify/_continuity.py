@@ -1,0 +1,103 @@
+"""Continuity: how much outputs, and their first derivatives, jump on the way of a cloud through its neighborhoods."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+_STEPS = 64  # into which a way is cut at first
+_SUSPECTS = 3  # steps of the largest changes that are cut further, and as many that change more than those beside them
+_HALVINGS = 26
+_STEEPER = 1e2  # by which a continuous output may be steeper somewhere than between the first steps
+
+Outputs = Callable[[Sequence[Data]], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A cloud on the way from ``start`` to ``start + velocity``, both ``[points, dim]``."""
+
+    label: str
+    cloud: Data
+    start: Tensor
+    velocity: Tensor
+
+    def at(self, times: Tensor) -> list[Data]:
+        """The cloud at these times between 0 and 1."""
+        clouds = []
+        for time in times.tolist():
+            cloud = copy.copy(self.cloud)
+            cloud.pos = self.cloud.pos.double().clone()
+            cloud.pos[:, : self.start.shape[1]] = self.start + time * self.velocity
+            clouds.append(cloud)
+        return clouds
+
+
+@dataclass(frozen=True)
+class Jump:
+    """The largest jump of an output on a way, its size, and the change that a continuous one could show."""
+
+    jump: float
+    size: float
+    rounding: float
+
+
+def ways(cloud: Data, dim: int, generator: torch.Generator) -> Iterator[Way]:
+    """A point crosses the cloud and leaves it; the cloud is stretched until its second moments cross."""
+    pos = cloud.pos[:, :dim].double()
+    centered = pos - pos.mean(dim=0)
+    extent = float(centered.norm(dim=1).max())
+    if len(pos) < 2 or extent == 0:
+        return
+    point = int(torch.randint(len(pos), (), generator=generator))
+    aside = torch.randn(dim, generator=generator, dtype=torch.float64)
+    # Through the middle, a little aside of it, to twice the radius of the cloud.
+    target = -2 * extent * torch.nn.functional.normalize(centered[point] + 0.2 * extent * aside, dim=0)
+    velocity = torch.zeros_like(pos)
+    velocity[point] = target - centered[point]
+    yield Way("a point crosses the cloud", cloud, pos, velocity)
+    moments, axes = torch.linalg.eigh(centered.mT @ centered)
+    if dim > 1 and moments[-2] > 1e-6 * moments[-1]:
+        axis = axes[:, -2]
+        factor = 1.5 * float((moments[-1] / moments[-2]).sqrt())
+        yield Way("the cloud is stretched", cloud, pos, (factor - 1) * (centered @ axis)[:, None] * axis)
+
+
+def largest_jumps(way: Way, outputs: Outputs) -> dict[str, Jump]:
+    """Largest jump of every output, ``[clouds | points, *]``: steps of the way are halved where it changes most."""
+    times = torch.linspace(0, 1, _STEPS + 1, dtype=torch.float64)
+    found = {}
+    for name, values in _by_time(outputs(way.at(times)), len(times)).items():
+        changes = _change(values[1:], values[:-1])
+        beside = torch.maximum(
+            torch.cat([changes.new_zeros(1), changes[:-1]]), torch.cat([changes[1:], changes.new_zeros(1)])
+        )
+        ranked = (changes, changes - beside)
+        suspects = torch.cat([order.topk(_SUSPECTS).indices for order in ranked]).unique()
+        begin, end = times[suspects], times[suspects + 1]
+        low, high = values[suspects], values[suspects + 1]
+        for _ in range(_HALVINGS):
+            middle = (begin + end) / 2
+            between = _by_time(outputs(way.at(middle)), len(middle))[name]
+            upper = _change(high, between) > _change(between, low)
+            begin, end = torch.where(upper, middle, begin), torch.where(upper, end, middle)
+            wide = upper.view(-1, *[1] * (low.ndim - 1))
+            low, high = torch.where(wide, between, low), torch.where(wide, high, between)
+        steepest = float(changes.max()) * _STEPS
+        rounding = _STEEPER * steepest * 2.0**-_HALVINGS / _STEPS
+        found[name] = Jump(float(_change(high, low).max()), float(values.abs().max()), rounding)
+    return found
+
+
+def _by_time(outputs: dict[str, Tensor], times: int) -> dict[str, Tensor]:
+    return {name: value.unflatten(0, (times, -1)) for name, value in outputs.items()}
+
+
+def _change(first: Tensor, second: Tensor) -> Tensor:
+    """Largest absolute difference at each time; NaN if one of them is."""
+    return (first - second).abs().flatten(1).amax(dim=1)

@@ -1,0 +1,202 @@
+"""Continuity: outputs and forces do not jump where a pair crosses a smooth radius, and what jumps says so."""
+
+import math
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import AllPairs, FiniteFrames, Given, Nearest, PrincipalFrames, Radius, SampledFrames, lift
+from lieattn.groups import SE, Translations, cyclic, octahedral, tetrahedral
+from lieattn.models import (
+    EnergyForces,
+    FieldModel,
+    FiniteSE2Transformer,
+    FramewiseOptions,
+    FramewiseTransformer,
+    GSANet,
+    HamiltonianDynamics,
+    LieConvNet,
+    LieTransformer,
+    Lifting,
+)
+from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
+from lieattn.models.lie._network import AttentionOptions, ConvolutionOptions
+from lieattn.nn import VectorHead
+from lieattn.spaces import Euclidean
+from lieattn.testing import randomize
+from tests.lifted_cases import LIFTED
+from tests.lifted_cases import RADIUS as LIFTED_RADIUS
+from tests.test_equivariance import LAYERS, call, fits, prepared
+
+RADIUS = 1.5
+SMOOTH = Radius(RADIUS, smooth=True)
+SMALL = {"channels": 8, "layers": 2}
+PLANE = {"space": Euclidean(SE(2)), "frames": SampledFrames(2, seed=0)}
+
+
+def _lie(neighborhood, **options):
+    return LieTransformer(2, 1, neighborhood=neighborhood, **SMALL, heads=2, **options)
+
+
+MODELS = {
+    "GSANet, T": lambda n: GSANet(tetrahedral(), 2, 1, neighborhood=n, channels=8, heads=2),
+    "GSANet, principal": lambda n: GSANet(PrincipalFrames(), 2, 1, neighborhood=n, channels=8, heads=2),
+    "LieTransformer, T": lambda n: _lie(n, frames=tetrahedral()),
+    "LieTransformer, principal": lambda n: _lie(n, frames=PrincipalFrames()),
+    "LieTransformer, sampled": lambda n: _lie(n, frames=SampledFrames(2, seed=0)),
+    "LieTransformer, mean": lambda n: _lie(n, frames=tetrahedral(), attention=AttentionOptions(normalize="mean")),
+    "LieTransformer, exp-mean": lambda n: _lie(
+        n, frames=tetrahedral(), attention=AttentionOptions(normalize="exp-mean")
+    ),
+    "LieTransformer, combined": lambda n: _lie(n, frames=tetrahedral(), attention=AttentionOptions(kernel="combined")),
+    "LieTransformer, radial": lambda n: _lie(n, frames=tetrahedral(), lifting=Lifting(radial=4)),
+    "LieTransformer, no local": lambda n: _lie(n, frames=tetrahedral(), lifting=Lifting(local=0)),
+    "LieTransformer, SE(2)": lambda n: _lie(n, **PLANE),
+    "LieTransformer, translations": lambda n: _lie(n, space=Euclidean(Translations(3))),
+    "LieConvNet": lambda n: LieConvNet(
+        2, 1, frames=tetrahedral(), neighborhood=n, **SMALL, convolution=ConvolutionOptions(norm="layer")
+    ),
+    "FiniteSE2Transformer": lambda n: FiniteSE2Transformer(4, 1, **SMALL, neighborhood=n),
+    "FramewiseTransformer": lambda n: FramewiseTransformer(tetrahedral(), 2, 1, **SMALL, neighborhood=n),
+    "DistanceTransformer": lambda n: DistanceTransformer(2, 1, **SMALL, neighborhood=n),
+    "TensorFieldNetwork": lambda n: TensorFieldNetwork(2, 1, channels=4, layers=1, neighborhood=n),
+    "SE3Transformer": lambda n: SE3Transformer(2, 1, channels=4, layers=1, neighborhood=n),
+}
+"""Models with a neighborhood ``n``, one output for each cloud."""
+WINDOWED = {"FramewiseTransformer", "DistanceTransformer", "TensorFieldNetwork", "SE3Transformer"}
+"""Those with windows of their own, for any radius."""
+
+
+def crossing(dim, others, gap, seed=0):
+    """A cloud whose points 0 and 1 are at RADIUS + gap; ``others`` are more points."""
+    generator = torch.Generator().manual_seed(seed)
+    pos = torch.randn(2 + others, dim, generator=generator, dtype=torch.float64)
+    along = torch.nn.functional.normalize(torch.randn(dim, generator=generator, dtype=torch.float64), dim=0)
+    pos[1] = pos[0] + (RADIUS + gap) * along
+    x = torch.randn(2 + others, 2, generator=generator, dtype=torch.float64)
+    return Data(pos=pos, x=x)
+
+
+def energy_and_gradient(network, cloud):
+    batch = Batch.from_data_list([cloud])
+    batch.pos.requires_grad_(True)
+    out = network(batch)
+    (gradient,) = torch.autograd.grad(out.sum(), batch.pos)
+    return out.detach(), gradient
+
+
+def dimension(name):
+    return 2 if "SE2" in name or "SE(2)" in name else 3
+
+
+@pytest.mark.parametrize("others", [0, 1, 5])
+@pytest.mark.parametrize("name", MODELS)
+def test_energies_and_forces_do_not_jump_at_the_radius(name, others):
+    if "principal" in name and not others:
+        pytest.skip("two points do not determine axes")
+    network = randomize(MODELS[name](Radius(RADIUS) if name in WINDOWED else SMOOTH).double()).eval()
+    # At the radius, and where lists end: a relative 1e-5 above it.
+    for gap in (0.0, 1e-5 * RADIUS):
+        (low, before), (high, behind) = (
+            energy_and_gradient(network, crossing(dimension(name), others, gap + step)) for step in (-1e-9, 1e-9)
+        )
+        assert torch.isfinite(before).all()
+        slope = max(1.0, float(before.abs().max()))
+        torch.testing.assert_close(high, low, rtol=0, atol=1e-8 * slope)
+        torch.testing.assert_close(behind, before, rtol=0, atol=1e-5 * slope)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - WINDOWED))
+def test_without_an_envelope_they_do(name):
+    network = randomize(MODELS[name](Radius(RADIUS)).double()).eval()
+    inside, outside = (energy_and_gradient(network, crossing(dimension(name), 5, gap))[0] for gap in (-1e-9, 3e-5))
+    assert float((inside - outside).abs().max()) > 1e-3
+    assert any("smooth=True" in jump for jump in network.jumps)
+
+
+SMOOTH_CASES = [name for name in LIFTED if name.endswith("smooth")]
+
+
+@pytest.mark.parametrize("kind", SMOOTH_CASES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_do_not_jump_at_the_radius(name, kind):
+    case = LIFTED[kind]
+    if not fits(name, case):
+        pytest.skip(f"{name} needs the frames of a finite group over all points")
+    layer, x, pos, batch, _ = prepared(name, case, torch.float64)
+    pair = (batch == batch[0]).nonzero()[:2, 0]
+    along = torch.nn.functional.normalize(pos[pair[1]] - pos[pair[0]], dim=0)
+    for gap in (0.0, 1e-5 * LIFTED_RADIUS):
+        found = []
+        for step in (-1e-9, 1e-9):
+            moved = pos.clone()
+            moved[pair[1]] = pos[pair[0]] + (LIFTED_RADIUS + gap + step) * along
+            found.append(call(name, layer, x, case.lift(moved, batch)))
+        torch.testing.assert_close(found[1], found[0], rtol=1e-7, atol=1e-7)
+
+
+def test_windows_are_those_of_the_lists():
+    pos = torch.tensor([[0.0], [0.75], [1.5], [9.0]], dtype=torch.float64)
+    half = math.exp(-1 / 3)  # of neighbors half the radius away
+    assert lift(pos, None, SMOOTH).degree.tolist() == pytest.approx([1 + half, 1 + 2 * half, 1 + half, 1.0])
+    assert lift(pos, None, Radius(RADIUS)).degree.tolist() == [3.0, 3.0, 3.0, 1.0]
+
+
+def test_a_smooth_radius_grows_and_needs_the_point_itself():
+    assert SMOOTH.scaled(2.0) == Radius(3.0, smooth=True)
+    with pytest.raises(ValueError, match="include_self"):
+        Radius(1.0, include_self=False, smooth=True)
+    with pytest.raises(TypeError, match="smooth"):
+        Radius(1.0, smooth=1)
+
+
+def test_graphs_with_and_without_windows_are_not_joined():
+    pos = torch.randn(4, 3)
+    with pytest.raises(ValueError, match="cutoff"):
+        type(lift(pos, None, SMOOTH)).collate([lift(pos, None, SMOOTH), lift(pos, None, Radius(RADIUS))])
+
+
+JUMPING = {
+    "smooth=True": lambda: _lie(Radius(RADIUS), frames=tetrahedral()),
+    "nearest": lambda: _lie(Nearest(4), frames=tetrahedral()),
+    "principal": lambda: _lie(SMOOTH, frames=PrincipalFrames()),
+    "half turns": lambda: _lie(
+        SMOOTH, space=Euclidean(SE(3)), frames=SampledFrames(2, seed=0), lifting=Lifting(coordinates="log")
+    ),
+    "subsampling": lambda: LieConvNet(
+        2, 1, frames=tetrahedral(), neighborhood=SMOOTH, **SMALL, convolution=ConvolutionOptions(downsampling=0.5)
+    ),
+    "cutoff": lambda: FramewiseTransformer(
+        tetrahedral(), 2, 1, **SMALL, neighborhood=Radius(1.0), options=FramewiseOptions(cutoff=2.0)
+    ),
+    "principal axes": lambda: FramewiseTransformer(
+        FiniteFrames(octahedral(), PrincipalFrames()), 2, 1, **SMALL, neighborhood=Radius(1.0)
+    ),
+}
+
+
+@pytest.mark.parametrize("word", JUMPING)
+def test_energies_that_jump_are_refused(word):
+    network = JUMPING[word]()
+    assert any(word in jump for jump in network.jumps)
+    with pytest.raises(ValueError, match=f"model: .*{word}.*jumps='allow'"):
+        EnergyForces(network)
+    with pytest.raises(ValueError, match=word):
+        HamiltonianDynamics(network)
+    assert EnergyForces(network, jumps="allow").jumps == network.jumps
+    HamiltonianDynamics(network, jumps="allow")
+
+
+@pytest.mark.parametrize("neighborhood", [SMOOTH, AllPairs(), Given(torch.tensor([[0, 1], [1, 0]]))], ids=str)
+def test_continuous_energies_are_accepted(neighborhood):
+    network = _lie(neighborhood, frames=tetrahedral())
+    assert network.jumps == ()
+    EnergyForces(network)
+
+
+def test_field_models_jump_where_their_network_does():
+    network = GSANet(cyclic(4), 2, 1, neighborhood=Radius(1.0), channels=8, heads=2)
+    assert FieldModel(network, VectorHead(8, 2)).jumps == network.jumps != ()
+    with pytest.raises(ValueError, match="jumps: expected"):
+        EnergyForces(network, jumps="maybe")

@@ -255,7 +255,7 @@ def test_what_does_not_depend_on_its_input_is_vacuous(dtypes):
 
 
 def test_an_output_is_vacuous_by_itself():
-    certificate = certify(Named(cyclic(4)), clouds())
+    certificate = certify(Named(cyclic(4)), clouds(), continuity=False)
     assert certificate.vacuous == ("constant",)
     lines = certificate.table().splitlines()
     assert all(line.endswith("vacuous") for line in lines if "(constant)" in line and "outside" not in line)
@@ -298,7 +298,7 @@ def test_images_keep_the_order_of_their_points():
 
 
 def test_table_and_json_hold_everything():
-    certificate = certify(Pairs(cyclic(3)), clouds(), dtypes=[torch.float64], rotations=1)
+    certificate = certify(Pairs(cyclic(3)), clouds(), dtypes=[torch.float64], rotations=1, continuity=False)
     lines = certificate.table().splitlines()
     assert len(lines) == 2 + len(certificate.rows) == 2 + 3 + 1 + 1 + 1 + 5 * 3
     assert len({line.index("float64") for line in lines[2:]}) == 1
@@ -501,7 +501,9 @@ MODELS = {
     ),
     "forces": (lambda: EnergyForces(steerable(TensorFieldNetwork, degree=1)), molecules, {}, "E(3)"),
     "forces_principal": (
-        lambda: EnergyForces(LieTransformer(2, 1, space=Euclidean(SE(3)), frames=PrincipalFrames(), **FORCES)),
+        lambda: EnergyForces(
+            LieTransformer(2, 1, space=Euclidean(SE(3)), frames=PrincipalFrames(), **FORCES), jumps="allow"
+        ),
         molecules,
         {},
         "SE(3)",
@@ -555,12 +557,12 @@ def firsts(clouds: list[Data]) -> list[Data]:
     return clouds
 
 
-@pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_keeps_its_promise(name):
+def test_every_model_keeps_its_promise(name, every_backend):
     make, data, options, group = MODELS[name]
     network = randomize(make(), spread=0.4)
-    certificate = certify(network, data(), elements=2, rotations=1, **options)
+    looked = every_backend == "numba" and name != "hamiltonian"  # which integrates at every evaluation
+    certificate = certify(network, data(), elements=2, rotations=1, continuity=looked, **options)
     assert certificate.passed, certificate.table()
     assert certificate.promised
     assert certificate.group == group
@@ -744,7 +746,7 @@ class Counting(FramewiseTransformer):
 )
 def test_vectors_and_outputs_of_points_can_fail(network, options, checks):
     made = randomize(network(tetrahedral(), 2, 1, channels=4, layers=1, **options), spread=0.4)
-    assert failed(certify(made, molecules(), rotations=0)) == checks
+    assert failed(certify(made, molecules(), rotations=0, continuity=False)) == checks
 
 
 class Pair(NamedTuple):

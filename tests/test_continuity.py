@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
+from lieattn.certify import certify
 from lieattn.geometry import AllPairs, FiniteFrames, Given, Nearest, PrincipalFrames, Radius, SampledFrames, lift
 from lieattn.groups import SE, Translations, cyclic, octahedral, tetrahedral
 from lieattn.models import (
@@ -200,3 +201,50 @@ def test_field_models_jump_where_their_network_does():
     assert FieldModel(network, VectorHead(8, 2)).jumps == network.jumps != ()
     with pytest.raises(ValueError, match="jumps: expected"):
         EnergyForces(network, jumps="maybe")
+
+
+class Tall(torch.nn.Module):
+    """Energy of a cloud: 1 for each pair nearer than 1, and a kink where one is at 2; or less, without both."""
+
+    symmetry = SE(3)
+
+    def __init__(self, step, kink):
+        super().__init__()
+        self.step, self.kink = step, kink
+        self.jumps, self.has_kinks = (), False
+
+    def forward(self, data):
+        near = AllPairs(include_self=False)(data.pos.detach(), data.batch)
+        distance = near.displacements(data.pos).square().sum(dim=1).add(1e-6).sqrt()
+        energy = torch.exp(-distance) + self.step * (distance < 1) + self.kink * (distance - 2).abs()
+        return torch.zeros(data.num_graphs, dtype=energy.dtype).index_add(0, data.batch[near.target], energy)
+
+
+@pytest.mark.parametrize(("step", "kink"), [(0.0, 0.0), (1e-3, 0.0), (0.0, 1e-3)])
+def test_certificates_find_jumps_and_kinks(step, kink):
+    cloud = Data(pos=torch.randn(6, 3, generator=torch.Generator().manual_seed(0)))
+    certificate = certify(Tall(step, kink), cloud, elements=1)
+    failed = {row.check for row in certificate.rows if row.passed is False}
+    assert failed == ({"continuity"} if step else {"first derivative"} if kink else set())
+    # A step counts once for each end of a pair, a kink changes the slope by twice its size times the speed.
+    jumps = certificate.worst("continuity")["float64"], certificate.worst("first derivative")["float64"]
+    assert jumps[0] == pytest.approx(2 * step, abs=1e-6)
+    assert (jumps[1] > 1e-3) == bool(kink)
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+def test_certificates_of_models_measure_their_jumps(smooth):
+    network = randomize(_lie(Radius(RADIUS, smooth=smooth), frames=tetrahedral()))
+    cloud = Data(pos=torch.randn(6, 3), x=torch.randn(6, 2))
+    certificate = certify(network, cloud, elements=1, rotations=0)
+    assert certificate.passed
+    judged = {row.passed for row in certificate.rows if row.check in ("continuity", "first derivative")}
+    assert judged == ({True} if smooth else {None})
+    assert (certificate.worst("continuity")["float64"] > 1e-4) != smooth
+
+
+def test_certificates_see_principal_axes_turn_over():
+    network = randomize(_lie(SMOOTH, frames=PrincipalFrames()))
+    certificate = certify(network, Data(pos=torch.randn(6, 3), x=torch.randn(6, 2)), elements=1, rotations=0)
+    assert certificate.worst("continuity")["float64"] > 1e-4
+    assert certificate.passed  # it does not promise otherwise

@@ -229,7 +229,9 @@ def test_forces_of_a_batch_are_those_of_its_clouds():
 
 
 def test_forces_of_a_published_network():
-    network = randomize(GSANet(tetrahedral(), 1, 1, heads=2, channels=8, blocks=(1,), neighborhood=Radius(2.0)))
+    network = randomize(
+        GSANet(tetrahedral(), 1, 1, heads=2, channels=8, blocks=(1,), neighborhood=Radius(2.0, smooth=True))
+    )
     data = Data(pos=draw(5, 3), x=torch.ones(5, 1).double())
     force = EnergyForces(network.double())(data).force
     assert torch.isfinite(force).all()
@@ -245,7 +247,7 @@ def test_forces_with_frames_made_of_the_data():
     network = LieTransformer(
         Species(), space=Euclidean(SE(3)), frames=frames, neighborhood=AllPairs(), channels=8, layers=1, heads=2
     )
-    forces = EnergyForces(randomize(network, spread=1.0).double()).eval()
+    forces = EnergyForces(randomize(network, spread=1.0).double(), jumps="allow").eval()
     data = molecule(octahedral(), 5)
     data.z = torch.tensor([1, 6, 7, 8, 1])
     energy, force = forces(data)

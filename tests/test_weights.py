@@ -618,7 +618,8 @@ WEIGHTS = {
                 outputs=1,
                 lifting={"local": 4, "radial": 4, "cutoff": 4.0},
                 readout={"pool": "sum"},
-            )
+            ),
+            jumps="allow",
         )
     ),
     "hamiltonian": Weights(

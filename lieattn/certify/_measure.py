@@ -243,7 +243,7 @@ class _Probe:
         with torch.enable_grad():
             for name, value in self._named(given).items():
                 weights = torch.linspace(0.5, 1.5, value[0].numel(), dtype=value.dtype, device=value.device)
-                total = (value.flatten(1) @ weights).sum()
+                total = (value.reshape(len(value), -1) @ weights).sum()
                 if total.requires_grad:
                     (slope,) = torch.autograd.grad(total, given.pos, retain_graph=True)
                     slope = slope.double().cpu().unflatten(0, (len(clouds), -1))[..., : velocity.shape[1]]

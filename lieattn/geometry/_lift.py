@@ -189,8 +189,8 @@ class LiftedGraph(PointClouds):
     def collate(graphs: Sequence[LiftedGraph]) -> LiftedGraph:
         """Disjoint union of graphs of one space with the same kind of frames, in their order.
 
-        ValueError is raised if there are no graphs, or they differ in space, group, fiber, length, chart or levels, in
-        dtype, device, or in having a raster.
+        ValueError is raised if there are no graphs, or they differ in space, group, fiber, length, chart, cutoff or
+        levels, in dtype, device, or in having a raster.
         """
         clouds = collate_clouds(
             "graphs", graphs, ("group", "space", "fiber", "length", "levels", "relative.chart", "relative.cutoff")

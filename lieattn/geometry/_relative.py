@@ -13,13 +13,13 @@ from torch import Tensor
 from lieattn._checks import check_choice
 from lieattn.geometry._clouds import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
-from lieattn.geometry._radial import log_bump
 from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, affine
 from lieattn.spaces import Euclidean, HomogeneousSpace, PositionDirection
 
 Chart = Literal["smooth", "log"]
 
 _ROUNDING_STEPS = 16
+_NOTHING = 1e-12  # of the squared cutoff: nearer to it weights, exp(-1e12), have long become 0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -268,7 +268,10 @@ class RelativeElements(Movable):
         displacements = self.displacements() / cast(float, self.cutoff)
         if self.dilation is not None:
             displacements = displacements / self.dilation[self.neighbors.target, None]
-        return log_bump(displacements.square().sum(dim=-1))
+        # Derivatives of any order of this weight vanish at the cutoff. In a softmax its logarithm outweighs scores of
+        # any size, the larger the earlier: a power of 1 - x² would leave large ones to end within rounding of it.
+        square = displacements.square().sum(dim=-1)
+        return -square / (1 - square).clamp(min=_NOTHING)
 
     def _linear_pairs(self) -> Tensor:
         """Linear parts of the relative elements, ``[rows | 1, fiber, fiber, dim, dim]``."""

@@ -303,7 +303,8 @@ class Wrapper(EquivariantModule):
 
     def __init__(self, wrapped: object) -> None:
         super().__init__()
-        self._symmetry, self._jumps = Symmetry(None, notes=("the network states no guarantee",)), ()
+        self._symmetry = Symmetry(None, notes=("the network states no guarantee",))
+        self._jumps: tuple[str, ...] = ()
         if isinstance(wrapped, EquivariantModule):
             self._symmetry, self._jumps = wrapped.symmetry, wrapped.jumps
             self.vector_inputs, self.sees_order = wrapped.vector_inputs, wrapped.sees_order

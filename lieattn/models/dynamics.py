@@ -62,6 +62,7 @@ class EnergyForces(Wrapper):
 
     @property
     def jumps(self) -> tuple[str, ...]:
+        """Those of the energy, and its kinks, where forces jump."""
         kinks = ("the energy has kinks, of maxima or relu, where forces jump",) if self.has_kinks else ()
         return (*super().jumps, *kinks)
 

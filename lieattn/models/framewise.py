@@ -183,6 +183,7 @@ class FramewiseTransformer(Network):
 
     @property
     def jumps(self) -> tuple[str, ...]:
+        """Those of a pose, and neighborhoods that end before the window."""
         window = None if self.edges is None else self.edges.cutoff
         return (*jumps_of_neighbors(self.neighborhood, window), *jumps_of_frames(self.frames))
 

@@ -22,9 +22,9 @@ from lieattn._checks import (
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn._linear import GroupLinear
-from lieattn.nn.relative import RelativeFunction, SumOfTerms
-from lieattn.nn.relative._base import check_lifted_to, measured, share_of_degree
-from lieattn.ops import Normalization, Pattern, RelativeTerms, group_attention
+from lieattn.nn.relative import RelativeFunction, SumOfTerms, graph_attention
+from lieattn.nn.relative._base import check_lifted_to
+from lieattn.ops import Normalization, Pattern, RelativeTerms
 
 
 class GroupAttention(nn.Module):
@@ -185,24 +185,19 @@ class GroupAttention(nn.Module):
         **edges: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Call the operator; ``edges`` may give other neighbor lists than the graph's."""
-        normalize = normalize or self.normalize
-        out, weights = group_attention(
+        return graph_attention(
             query,
             key,
             value,
-            edges.get("neighbors", graph.neighbors),
+            graph,
             pattern=self.pattern,
-            normalize=normalize,
-            terms=measured(terms, graph, normalize),
+            normalize=normalize or self.normalize,
+            terms=terms,
             scale=self.scale,
             dropout=self.dropout if self.training else 0.0,
             return_weights=return_weights,
+            **edges,
         )
-        if (share := share_of_degree(graph, normalize)) is not None:
-            out = out * share.to(out.dtype)[:, None, None, None]
-            if weights is not None:
-                weights = weights * share[graph.neighbors.target].to(weights).view(-1, *[1] * (weights.ndim - 1))
-        return out, weights
 
     def _checked(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """The field, with a fiber of 1 for features of points; raises for what does not fit layer and graph."""

@@ -20,8 +20,8 @@ from lieattn._checks import (
 from lieattn.geometry import LiftedGraph
 from lieattn.nn._attention import GroupAttention, check_field, spread_features
 from lieattn.nn._grid import published_measure
-from lieattn.nn.relative import ConvolutionKernel, RankKernel, keep_variance
-from lieattn.nn.relative._base import check_lifted_to, measured
+from lieattn.nn.relative import ConvolutionKernel, RankKernel, graph_attention, keep_variance
+from lieattn.nn.relative._base import check_lifted_to
 from lieattn.ops import Activation, RelativeTerms, group_attention
 
 Reduction = Literal["sum", "mean"]
@@ -140,8 +140,7 @@ class LieConvolution(nn.Module):
         x = check_field(x, graph, self.weight.shape[1])
         # The sum over neighbors comes before the matrices: m is a head, and all heads have the same values.
         values = x[:, :, None].expand(-1, -1, self.weight.shape[2], -1)
-        terms = measured(self.kernel(graph), graph, "none")
-        mixed, _ = group_attention(None, None, values, graph.neighbors, normalize="none", terms=terms)
+        mixed, _ = graph_attention(None, None, values, graph, normalize="none", terms=self.kernel(graph))
         out = torch.einsum("parc,ocr->pao", mixed, self.weight)
         if self.divide == "none":
             return out + self.bias

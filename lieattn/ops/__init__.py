@@ -1,10 +1,10 @@
 """The operator: functions without parameters."""
 
-from lieattn.geometry._radial import bessel_functions, smooth_lengths, smooth_window
 from lieattn.ops._attentive import AttentionMaps, attentive_convolution, convolution_responses, residual_branch
 from lieattn.ops._backend import Choice, backend, explain
 from lieattn.ops._group_attention import group_attention
 from lieattn.ops._head_networks import Activation, activation, head_networks
+from lieattn.ops._radial import bessel_functions, smooth_lengths, smooth_window
 from lieattn.ops._reference import reference_attention
 from lieattn.ops._regular import expand_kernel, fourier_linear, fourier_pays, tied_linear
 from lieattn.ops._terms import Normalization, Pattern, RelativeTerms

@@ -75,6 +75,11 @@ class RelativeTerms:
         """The terms that are given, by their names."""
         return {name: table for name in _TABLES if (table := getattr(self, name)) is not None}
 
+    @property
+    def reads_rows(self) -> bool:
+        """Whether a table has a row for each type of displacement."""
+        return any(name in ROW_TABLES for name in self.tables())
+
     def plus(self, other: RelativeTerms) -> RelativeTerms:
         """Both sets of terms together.
 
@@ -84,7 +89,7 @@ class RelativeTerms:
         mine, theirs = self.tables(), other.tables()
         if both := mine.keys() & theirs.keys():
             raise ValueError(f"both sets of relative terms give {min(both)!r}")
-        owners = [terms for terms in (self, other) if any(name in ROW_TABLES for name in terms.tables())]
+        owners = [terms for terms in (self, other) if terms.reads_rows]
         if len(owners) == 2 and self.row is not other.row:
             raise ValueError("row: the displacement tables of both sets of relative terms must share one row index")
         if self.rotary is not None and other.rotary is not None:

@@ -13,8 +13,8 @@ from lieattn._checks import check_choice, check_counts, check_size
 from lieattn.geometry import AllPairs, LiftedGraph, Neighborhood, lift, padding
 from lieattn.groups import cyclic
 from lieattn.models._network import GroupField, Network, Symmetry
-from lieattn.nn.relative._base import measured, share_of_degree
-from lieattn.ops import Normalization, RelativeTerms, group_attention, smooth_lengths
+from lieattn.nn.relative import graph_attention
+from lieattn.ops import Normalization, RelativeTerms, smooth_lengths
 
 Content = Literal["constant", "pairwise_distances", "centroidal"]
 
@@ -150,12 +150,9 @@ class FiniteSE2Layer(nn.Module):
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         terms = RelativeTerms(displacement_bias=self._location(graph, x.dtype), row=graph.relative.row)
-        terms = measured(terms, graph, self.normalize)
         q, k, v = self.attend.signals(x, x)
         scale = 1 / math.sqrt(x.shape[-1])
-        out, _ = group_attention(q, k, v, graph.neighbors, normalize=self.normalize, terms=terms, scale=scale)
-        if (share := share_of_degree(graph, self.normalize)) is not None:
-            out = out * share.to(out.dtype)[:, None, None, None]
+        out, _ = graph_attention(q, k, v, graph, normalize=self.normalize, terms=terms, scale=scale)
         return self.attend.finish(v + out)
 
     def _location(self, graph: LiftedGraph, dtype: torch.dtype) -> Tensor:

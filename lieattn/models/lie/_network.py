@@ -320,7 +320,7 @@ class LieNetwork(Network):
 
     @property
     def jumps(self) -> tuple[str, ...]:
-        options, beyond = self.lifting, ()
+        options, beyond = self.lifting, tuple[str, ...]()
         if options.cutoff is not None and (options.radial or options.local) and isinstance(self.neighborhood, Radius):
             beyond = jumps_of_neighbors(self.neighborhood, options.cutoff)
         halves = () if options.continuous else ("logarithms jump at half turns: take coordinates='smooth'",)

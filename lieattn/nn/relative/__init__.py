@@ -1,7 +1,7 @@
 """Functions of the relative element: all that a layer ever sees of the geometry, ``function(graph, x) -> terms``."""
 
 from lieattn.nn.relative._affine import AffineMap, AffinePositions, AxisKeys, FourierFeatures, RelativePositionTable
-from lieattn.nn.relative._base import RelativeFunction, SumOfTerms
+from lieattn.nn.relative._base import RelativeFunction, SumOfTerms, graph_attention
 from lieattn.nn.relative._kernels import (
     ConvolutionKernel,
     EdgeNetwork,
@@ -58,6 +58,7 @@ __all__ = [
     "SumOfTerms",
     "TableEncoding",
     "TableKernel",
+    "graph_attention",
     "keep_variance",
     "pair_score",
     "rotary_terms",

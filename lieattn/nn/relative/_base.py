@@ -6,16 +6,15 @@ import abc
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_is
-from lieattn.geometry import LiftedGraph
+from lieattn.geometry import LiftedGraph, Neighbors
 from lieattn.groups import FiniteGroup
-from lieattn.ops import Normalization, RelativeTerms
-from lieattn.ops._terms import ROW_TABLES
+from lieattn.ops import Normalization, RelativeTerms, group_attention
 
 
 class RelativeFunction(nn.Module, abc.ABC):
@@ -69,8 +68,7 @@ def measured(terms: RelativeTerms, graph: LiftedGraph, normalize: Normalization)
     measure, window, row = graph.log_measure, graph.relative.log_window, graph.relative.row
     if measure is None and window is None:
         return terms
-    of_rows = terms.row is row or not any(name in ROW_TABLES for name in terms.tables())
-    if measure is None and of_rows:
+    if measure is None and (terms.row is row or not terms.reads_rows):
         terms = replace(terms, row=row)
     elif terms.row is not None:
         raise ValueError("graph: a measure for each edge needs terms with a row for each edge, these share rows")
@@ -86,11 +84,31 @@ def measured(terms: RelativeTerms, graph: LiftedGraph, normalize: Normalization)
     return replace(terms, psi=weight if psi is None else psi * weight.to(psi.dtype), beta=beta)
 
 
-def share_of_degree(graph: LiftedGraph, normalize: Normalization) -> Tensor | None:
-    """``[points]``, what a mean over smooth neighbors is multiplied by, since it was divided by their number."""
+def graph_attention(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    graph: LiftedGraph,
+    *,
+    terms: RelativeTerms | None = None,
+    normalize: Normalization = "softmax",
+    neighbors: Neighbors | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`lieattn.ops.group_attention` on a graph: keys weigh what its measure and its smooth neighborhoods say.
+
+    ``neighbors`` are other lists than those of the graph; all else is as there.
+    """
+    terms = measured(terms or RelativeTerms(), graph, normalize)
+    near = graph.neighbors if neighbors is None else neighbors
+    out, weights = group_attention(query, key, value, near, normalize=normalize, terms=terms, **options)
     if graph.relative.cutoff is None or normalize not in ("mean", "exp-mean"):
-        return None
-    return graph.neighbors.degree / graph.degree
+        return out, weights
+    # It was divided by the number of neighbors, of which those that fade are a part.
+    share = graph.neighbors.degree / graph.degree
+    if weights is not None:
+        weights = weights * share[near.target].to(weights).view(-1, *[1] * (weights.ndim - 1))
+    return out * share.to(out.dtype)[:, None, None, None], weights
 
 
 def check_lifted_to(graph: LiftedGraph, group: FiniteGroup | None, what: str = "layer") -> None:

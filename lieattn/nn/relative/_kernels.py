@@ -27,11 +27,12 @@ from lieattn.nn.relative._base import (
     RelativeFunction,
     check_coordinates,
     check_lifted_to,
+    graph_attention,
     measured,
     rows_of_table,
     seen_offsets,
 )
-from lieattn.ops import Activation, RelativeTerms, bessel_functions, group_attention, smooth_lengths, smooth_window
+from lieattn.ops import Activation, RelativeTerms, bessel_functions, smooth_lengths, smooth_window
 from lieattn.ops import activation as activation_named
 
 _NEAR = 0.1  # share of the cutoff below which directions of edges fade
@@ -238,8 +239,8 @@ class NetworkKernel(ConvolutionKernel):
     def _sweep(
         self, value: Tensor, psi: Tensor, graph: LiftedGraph, pattern: Literal["joint", "framewise", "query_sum"]
     ) -> Tensor:
-        terms = measured(RelativeTerms(psi=psi, row=graph.relative.row), graph, "none")
-        return group_attention(None, None, value, graph.neighbors, pattern=pattern, normalize="none", terms=terms)[0]
+        terms = RelativeTerms(psi=psi, row=graph.relative.row)
+        return graph_attention(None, None, value, graph, pattern=pattern, normalize="none", terms=terms)[0]
 
 
 class RankKernel(RelativeFunction):

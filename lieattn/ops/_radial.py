@@ -7,8 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-_NOTHING = 1e-5  # behind it weights, below exp(-1e5), have long become 0
-
 
 def bessel_functions(x: Tensor, count: int) -> Tensor:
     """Spherical Bessel functions sin(n π x) / x, which vanish at 1, scaled to order one (DimeNet, Eq. 7).
@@ -30,15 +28,6 @@ def smooth_window(x: Tensor) -> Tensor:
     """
     inside = (1 - x.square()).clamp(min=0)
     return inside**4
-
-
-def log_bump(square: Tensor) -> Tensor:
-    """Logarithm -x² / (1 - x²) of a weight that is 1 at 0 and 0 from 1 on, of the squares x² ``[*]``.
-
-    The weight has continuous derivatives of any order. In a softmax its logarithm outweighs scores of any size, the
-    larger the earlier: a power of 1 - x² would leave large scores to end within rounding of the cutoff.
-    """
-    return -square / (1 - square).clamp(min=_NOTHING)
 
 
 def smooth_lengths(vectors: Tensor) -> Tensor:

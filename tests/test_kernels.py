@@ -320,6 +320,21 @@ def test_single_precision_with_large_scores(pattern):
     assert all(ours <= 3 * theirs for ours, theirs in zip(*errors, strict=True)), errors
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum", "pooled"])
+def test_lowest_scores_have_weights(pattern, dtype):
+    """Scores down to the least number of their type are not those of masked keys."""
+    least = torch.finfo(dtype).min
+    neighbors = AllPairs()(torch.randn(5, 2))
+    signals = [torch.randn(5, 2, 3, width, dtype=dtype) for width in (DIM, DIM, VALUE)]
+    for level in (0.2 * least, 1e-3 * least, -0.2 * least):
+        bias = level * torch.linspace(1, 1.1, 150, dtype=dtype).reshape(25, 1, 2, 3)
+        bias = bias if pattern in ("joint", "query_sum") else bias[:, :, :1]
+        terms = RelativeTerms(displacement_bias=bias)
+        ours, theirs = (results(signals, neighbors, terms, None, name, pattern=pattern) for name in ("numba", "plain"))
+        assert_same(ours, theirs, 1e-5 if dtype == torch.float32 else 1e-12)
+
+
 def test_registration_with_torch():
     signals, neighbors, tables, index = problem("query_sum", TERMS["all"], fiber=2, points=5)
     given = [*(s.requires_grad_() for s in (*signals, *(getattr(tables, name) for name in NAMES))), None]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lieattn.geometry import Neighbors
-from lieattn.ops import RelativeTerms, backend, explain, group_attention
+from lieattn.ops import RelativeTerms, backend, explain, group_attention, reference_attention
 from lieattn.ops import _plain as plain
 from lieattn.ops._terms import Problem
 from lieattn.ops.kernels.attention._operator import dropout_mask
@@ -171,6 +171,49 @@ def test_large_scores_do_not_overflow():
     out, _ = run_forward(given, SEED)
     expected, _, _ = reference(operands, given)
     close(out, expected, 1e-5)
+
+
+@interpreted
+def test_the_lowest_scores_have_weights():
+    signals, neighbors, terms, _index, pattern, normalize, _ = problem("location only")
+    with torch.no_grad():
+        terms.displacement_bias.mul_(1e40).sub_(1e41)
+    operands, given = problem_of(signals, neighbors, terms, pattern, normalize)
+    from lieattn.ops.kernels.triton._launch import run_forward
+
+    close(run_forward(given, SEED)[0], reference(operands, given)[0], 1e-12)
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: log(0) and 0 / 0
+@pytest.mark.parametrize("case", ["query sum", "joint, bias of pairs", "framewise, none"])
+def test_keys_masked_by_infinite_biases(case):
+    """Some of the frames over a key, a whole key, and all keys of a point, which has no output then."""
+    from lieattn.ops.kernels.triton._launch import run_backward, run_forward
+
+    signals, neighbors, terms, _index, pattern, _, _ = problem(case, indexed=False)
+    _, given = problem_of(signals, neighbors, terms, pattern, "softmax")
+    bias = given.terms.displacement_bias
+    bias[0, 0], bias[1] = -torch.inf, -torch.inf
+    for masked, defined in ((slice(1, 2), slice(None)), (slice(3, 5), slice(2))):
+        bias[masked] = -torch.inf
+        leaves = {name: t.clone().requires_grad_() for name, t in given.operands().items() if t is not None}
+        query, key, value = (leaves.get(name) for name in ("query", "key", "value"))
+        names = {"rho": "positional_key", "bias": "displacement_bias"}
+        tables = {names.get(name, name): t for name, t in leaves.items() if name not in ("query", "key", "value")}
+        expected = reference_attention(
+            query, key, value, neighbors, terms=RelativeTerms(**tables), pattern=pattern, scale=1
+        )
+        out, norm = run_forward(given, SEED)
+        torch.testing.assert_close(out, expected.detach(), rtol=1e-12, atol=1e-12, equal_nan=True)
+        grad_out = torch.zeros_like(out)
+        grad_out[defined] = 1
+        wanted = iter(torch.autograd.grad(expected, list(leaves.values()), grad_out))
+        found = run_backward(given, SEED, grad_out, norm)
+        for name, grad in zip(given.operands(), found, strict=True):
+            if name in leaves:
+                torch.testing.assert_close(grad, next(wanted), rtol=1e-12, atol=1e-12, equal_nan=True)
+    assert out[2].isnan().all()
 
 
 @interpreted

@@ -180,7 +180,7 @@ def _begin_weights(s, degree, norm, scratch, lanes):
     wide = len(lanes)
     level, part = at_address(scratch.level, lanes), at_address(scratch.part, lanes)
     if s.normalize != SOFTMAX:
-        set_all(level, s.pairs, start_level(s, degree), lanes)
+        set_all(level, s.pairs, start_level(s, degree, level), lanes)
         set_all(part, s.pairs, 1.0, lanes)
         return
     copy_row(level, norm, s.pairs * wide, lanes)

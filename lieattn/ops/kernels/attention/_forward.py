@@ -24,6 +24,7 @@ from lieattn.ops.kernels.vectors._vectors import (
     keep_mask,
     load,
     load_one,
+    lowest,
     maximum,
     multiply_add,
     offset,
@@ -32,7 +33,6 @@ from lieattn.ops.kernels.vectors._vectors import (
 )
 
 SOFTMAX, EXP_MEAN, MEAN, NONE = range(4)
-LOWEST = -3.0e38  # below every score but minus infinity
 
 
 @compiled
@@ -185,7 +185,7 @@ def _softmax(s, inner, mass, outer, lanes):
     """Softmax over the key frames of every query frame; its level goes to ``outer``."""
     stay_apart()
     wide = len(lanes)
-    one, lowest = fill(inner, 1.0, lanes), fill(inner, LOWEST, lanes)
+    one, least = fill(inner, 1.0, lanes), fill(inner, lowest(inner), lanes)
     for g in range(s.queries):
         start = g * s.columns * wide
         end = start + s.columns * wide
@@ -197,7 +197,7 @@ def _softmax(s, inner, mass, outer, lanes):
             store(inner, start, one)
         else:
             # Scores may all be minus infinity: then the weights are zero. Otherwise the sum is at least one.
-            level = maximum(level, lowest)
+            level = maximum(level, least)
             total = fill(inner, 0.0, lanes)
             for at in range(start, end, wide):
                 weight = exp(load(inner, at, lanes) - level)
@@ -293,7 +293,7 @@ def forward(p, s, lists, first, last, seed, out, norm, scratch, lanes):
         point_scores(p, s, query, at_address(scratch.base, lanes), lanes)
         top = row(at_address(norm, lanes), target, 2 * s.pairs * wide)
         total = offset(top, s.pairs * wide)
-        set_all(top, s.pairs, start_level(s, end - begin), lanes)
+        set_all(top, s.pairs, start_level(s, end - begin, top), lanes)
         set_all(total, s.pairs, 0.0, lanes)
         set_all(sums, s.pairs * s.width, 0.0, lanes)
         for start in range(begin, end, s.chunk):
@@ -338,10 +338,10 @@ def _weigh(p, s, lists, start, edges, end, seed, query, scratch, lanes):
 
 
 @compiled
-def start_level(s, degree):
+def start_level(s, degree, scores):
     """What is subtracted from the scores at first, and for good where the normalization is the number of keys."""
     if s.normalize == SOFTMAX:
-        return LOWEST
+        return lowest(scores)
     if s.normalize == EXP_MEAN or s.normalize == MEAN:
         return math.log(np.float64(degree * s.columns))
     return 0.0

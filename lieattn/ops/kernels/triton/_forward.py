@@ -56,7 +56,7 @@ class Lists(NamedTuple):
 Shape = namedtuple(
     "Shape",
     "outs queries keys columns pairs depth width heads lanes O G M K P D W tied_out tied_key softmax product counted "
-    "full_bias dropout constant dot_keys dot_pairs precision dtype",
+    "full_bias dropout constant lowest dot_keys dot_pairs precision dtype",
 )
 
 
@@ -225,7 +225,7 @@ def edge_weights(p, strides, s, query, base, source, kind, head):  # type: ignor
     if s.product:
         score = tl.where(columns, score, float("-inf"))
         # Scores may all be minus infinity: then the weights are zero, and so is their sum.
-        level = tl.maximum(tl.max(score, 1), -3.0e38)
+        level = tl.maximum(tl.max(score, 1), s.lowest)
         inner = tl.exp(score - level[:, None])
         mass = tl.sum(inner, 1)
         return inner / tl.where(mass == 0, 1.0, mass)[:, None], outer + (level + tl.log(mass))[None, :]
@@ -306,16 +306,18 @@ def message(p, strides, s, inner, weight, source, kind, edge, head, draw):  # ty
 @triton.jit
 def _measure(p, strides, lists, s, query, base, norm, point, head):  # type: ignore[no-untyped-def]
     """Write to ``norm``, and return as :func:`levels`, for each pair of output and query frame, [P, G]."""
-    top = tl.full([s.P, s.G], -3.0e38, s.dtype)
+    top = tl.full([s.P, s.G], s.lowest, s.dtype)
     total = tl.zeros([s.P, s.G], s.dtype)
-    for edge in range(tl.load(lists.row_ptr + point), tl.load(lists.row_ptr + point + 1)):
+    begin, end = tl.load(lists.row_ptr + point), tl.load(lists.row_ptr + point + 1)
+    for edge in range(begin, end):
         source = tl.load(lists.source + edge)
         _, outer = edge_weights(p, strides, s, query, base, source, kind_of(lists, edge), head)
         level = tl.maximum(top, outer)
         total = total * tl.exp(top - level) + tl.exp(outer - level)
         top = level
+    if begin == end:
+        total += 1.0
     at, exists = norm_places(s, point, head)
-    total = tl.where(total > 0, total, 1.0)
     tl.store(norm + at, top, mask=exists)
     tl.store(norm + s.pairs * s.heads + at, total, mask=exists)
     return tl.where(exists, top, float("inf")), 1.0 / total
@@ -334,14 +336,15 @@ def forward(p, strides, lists, s, out, norm, seed, threshold):  # type: ignore[n
     query = query_tile(p, s, point, head)
     base = base_tile(p, strides, s, point, head)
     online: tl.constexpr = s.softmax and s.tied_out
-    top = tl.full([s.P, s.G], -3.0e38, s.dtype)
+    top = tl.full([s.P, s.G], s.lowest, s.dtype)
     total = tl.zeros([s.P, s.G], s.dtype)
     result = tl.zeros([s.O, s.W], s.dtype)
+    begin, end = tl.load(lists.row_ptr + point), tl.load(lists.row_ptr + point + 1)
     if s.softmax and not s.tied_out:
         top, part = _measure(p, strides, lists, s, query, base, norm, point, head)
     if not s.softmax:
         top, part = levels(strides, s, lists, norm, point, head)
-    for edge in range(tl.load(lists.row_ptr + point), tl.load(lists.row_ptr + point + 1)):
+    for edge in range(begin, end):
         source = tl.load(lists.source + edge)
         kind = kind_of(lists, edge)
         inner, outer = edge_weights(p, strides, s, query, base, source, kind, head)
@@ -356,8 +359,8 @@ def forward(p, strides, lists, s, out, norm, seed, threshold):  # type: ignore[n
             weight *= part
         result += message(p, strides, s, inner, weight, source, kind, edge, head, (seed, threshold))
     if online:
-        # A point without edges gives zero.
-        total = tl.where(total > 0, total, 1.0)
+        if begin == end:  # zero, and not a number where all keys are masked
+            total += 1.0
         at, exists = norm_places(s, point, head)
         tl.store(norm + at, top, mask=exists)
         tl.store(norm + s.pairs * s.heads + at, total, mask=exists)

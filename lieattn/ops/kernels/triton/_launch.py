@@ -113,6 +113,7 @@ def _shape(a: Problem, dtype: torch.dtype) -> Shape:
         # 0: none, 1: of pairs of query and key frame, 2: of pairs of output and query frame
         "dropout": 0 if a.dropout == 0 else 1 if tied_out and not tied_key else 2,
         "constant": float(common["constant"]),
+        "lowest": torch.finfo(dtype).min,  # of the scores but minus infinity
         "dot_keys": dot_keys,  # matrix units for products over [G, M]
         "dot_pairs": dot_pairs,  # and for those over [O, G]
         # Half precisions are exact in TF32; wider numbers are multiplied as they are.

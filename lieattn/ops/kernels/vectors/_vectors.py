@@ -185,6 +185,12 @@ def fill(code: _Code, pointer: ir.Value, number: ir.Value, lanes: ir.Value) -> i
     return code.spread(code.context.cast(code.builder, number, types.float64, vector.dtype), vector.count)
 
 
+@_instruction(lambda pointer: types.float64(pointer))
+def lowest(code: _Code, pointer: ir.Value) -> ir.Value:
+    """The lowest finite number of the element type of ``pointer``: below it there is minus infinity alone."""
+    return ir.Constant(ir.DoubleType(), float(np.finfo(str(code.signature.args[0].dtype)).min))
+
+
 @_instruction(lambda vector: vector.dtype(vector))
 def add_up(code: _Code, vector: ir.Value) -> ir.Value:
     """Sum of the lanes, by halves, so that the order is always the same."""

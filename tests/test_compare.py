@@ -8,6 +8,8 @@ import json
 import os
 import re
 import signal
+import threading
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -349,6 +351,28 @@ def test_jobs_are_stopped_together_and_continue(tmp_path, capfd):
     assert compare(tmp_path, status=143, arguments=jobs, **options) == {}
     assert capfd.readouterr().err.count("To continue: lieattn compare") == 1
     assert len(compare(tmp_path, arguments=jobs, **options)["cells"]) == 3
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 0.6])
+def test_jobs_are_stopped_while_they_start(tmp_path, monkeypatch, capfd, seconds):
+    """Between the starts of two processes, and while they import."""
+    start, started = BaseProcess.start, []
+
+    def interrupted(process):
+        start(process)
+        started.append(process)
+        if seconds == 0 and len(started) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        elif seconds > 0 and len(started) == 2:
+            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    monkeypatch.setattr(BaseProcess, "start", interrupted)
+    models = {"distances": spec("Distances", outputs=2)}
+    assert compare(tmp_path, status=130, arguments=("--jobs", "2"), models=models, fractions=[1.0]) == {}
+    errors = capfd.readouterr().err
+    assert "Traceback" not in errors
+    assert errors.count("To continue: lieattn compare") == 1
+    assert not list(tmp_path.rglob("*.json"))
 
 
 def test_jobs_pass_on_what_failed(tmp_path):

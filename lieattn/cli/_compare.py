@@ -128,14 +128,18 @@ def _run_cells(
 def _in_processes(work: Callable[..., Any], jobs: int) -> int:
     """Work in several processes, which share the threads that torch may use and are stopped together.
 
-    SIGINT and SIGTERM are passed on, once to each, so that all of them save their state. Returned is the highest exit
-    status, 128 + n for a process that signal n ended.
+    SIGINT and SIGTERM are passed on, once to each, so that all of them save their state; SIGINT waits where a process
+    still imports. Returned is the highest exit status, 128 + n for a process that signal n ended.
     """
     context = multiprocessing.get_context("spawn")
     given = work, context.Value("i", 0), max(1, torch.get_num_threads() // jobs)
     children = [context.Process(target=_share, args=given) for _ in range(jobs)]
+    early: list[int] = []
 
     def pass_on(signum: int, frame: FrameType | None) -> None:
+        if children[-1].pid is None:  # not all have started
+            early.append(signum)
+            return
         for child in children:
             if child.is_alive() and child.pid is not None:
                 os.kill(child.pid, signum)
@@ -143,8 +147,14 @@ def _in_processes(work: Callable[..., Any], jobs: int) -> int:
     signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     before = {signum: signal.signal(signum, pass_on) for signum in signals}
     try:
-        for child in children:
-            child.start()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which processes inherit
+        try:
+            for child in children:
+                child.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for signum in early:
+            pass_on(signum, None)
         for child in children:
             child.join()
     finally:
@@ -159,7 +169,11 @@ def _share(work: Callable[..., Any], claimed: Any, threads: int) -> None:
     torch.set_num_threads(threads)
 
     def take_part() -> int:
-        work(claimed)
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # now that an interrupt can be told
+            work(claimed)
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         return 0
 
     sys.exit(_status("compare", take_part))

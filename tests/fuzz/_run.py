@@ -69,9 +69,9 @@ def checkpoint() -> Path:
 
 
 def command(*arguments: str) -> tuple[int, str, str]:
-    """Exit status, output and errors of a command line in this process."""
+    """Exit status, output and errors of a command line in this process, which works in the folder."""
     out, errors = io.StringIO(), io.StringIO()
     logging.getLogger("lightning").setLevel(logging.ERROR)
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+    with contextlib.chdir(folder()), contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         status = main(arguments)
     return status, out.getvalue(), errors.getvalue()

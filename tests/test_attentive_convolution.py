@@ -225,9 +225,27 @@ def test_operator_names_what_does_not_fit():
         ((x, kernels, (second, first), None), "channel: expected W1"),
         ((x, kernels, (first, first), None), "channel: expected W2"),
         ((x, kernels, None, spatial[..., :2, :2]), "spatial: expected .* odd side"),
+        ((x, kernels, None, spatial.sum()), "spatial: expected .* odd side"),
+        ((x[..., :2], kernels, None, None), "kernels: expected a window of 1 to 2 pixels"),
+        ((x, kernels.to("meta"), None, None), "kernels: is on meta"),
+        ((x.tolist(), kernels, None, None), "x: expected a floating tensor, got list"),
+        ((x, kernels.long(), None, None), "kernels: expected a floating tensor"),
+        ((x, kernels, first, None), "channel: expected the tensors W1 and W2"),
+        ((x, kernels, (first, None), None), "channel: expected a floating tensor, got NoneType"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((TypeError, ValueError), match=message):
             attentive_convolution(arguments[0], arguments[1], channel=arguments[2], spatial=arguments[3])
+    for name, number in (("stride", 0), ("pad", -1), ("dilation", 1.5), ("spatial_dilation", 0)):
+        with pytest.raises(ValueError, match=f"{name}: expected an integer"):
+            attentive_convolution(x, kernels, **{name: number})
+
+
+def test_no_images():
+    tensors = operands(cyclic(4), images=0, dtype=torch.float64)
+    out = evaluate(tensors, "full", "numba")
+    assert out.shape == (0, 2, 4, 5, 5)
+    out.sum().backward()
+    assert all(torch.equal(t.grad, torch.zeros_like(t)) for t in tensors.values())
 
 
 # --- layers on grids ------------------------------------------------------------------------------------------

@@ -224,6 +224,17 @@ def test_networks_of_heads_refuse_what_does_not_fit():
         head_networks(torch.zeros(5, 3), weights, biases[::-1])
     with pytest.raises(ValueError, match="activation: expected one of"):
         head_networks(torch.zeros(5, 3), weights, biases, "tanh")
+    for rows, given, message in (
+        (torch.zeros(100, 3, dtype=torch.float64), weights, "weights: expected torch.float64 on cpu as in rows"),
+        (torch.zeros(100, 3), [*weights[:2], weights[2].double()], "weights: expected torch.float32"),
+        (torch.zeros(5, 3), None, "weights: expected three tensors, got NoneType"),
+        ([[1.0]], weights, "rows: expected floating tensors, got list"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            head_networks(rows, given, biases)
+    for given in ([], [weights[0][0], *weights[1:]]):
+        with pytest.raises(ValueError, match="weights: expected"):
+            head_networks(torch.zeros(5, 3), given, biases)
 
 
 def test_networks_of_heads_keep_geometry_in_single_precision():

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from lieattn._checks import check_count, check_counts, check_tensor, kind
 from lieattn.ops._backend import uses_cpu_kernel
 
 _AT_ONCE = 2**24  # responses that plain maths holds at a time, and makes again for the backward pass
@@ -116,10 +117,11 @@ def attentive_convolution(
 
     Raises
     ------
-    ValueError
-        If shapes do not fit; the message names the argument.
+    TypeError, ValueError
+        If types, shapes, devices or numbers do not fit; the message names the argument.
     """
-    _check(x, kernels, channel, spatial)
+    _check(x, kernels, channel, spatial, stride=stride, pad=pad, dilation=dilation)
+    check_count("spatial_dilation", spatial_dilation)
     window = Window(
         size=kernels.shape[-1],
         dilation=dilation,
@@ -170,19 +172,37 @@ def convolution_responses(x: Tensor, kernels: Tensor, *, stride: int = 1, pad: i
     Parameters are those of :func:`attentive_convolution`; the result has a plane for every pair of channels and
     poses.
     """
-    _check(x, kernels, None, None)
+    _check(x, kernels, None, None, stride=stride, pad=pad, dilation=dilation)
     window = Window(size=kernels.shape[-1], dilation=dilation, stride=stride)
     outs = kernels.flatten(0, 1).transpose(1, 2).flatten(-2)
     t = _responses(F.pad(x, (pad,) * 4).transpose(1, 2), outs, window)
     return t.unflatten(1, kernels.shape[:2]).transpose(3, 4)
 
 
-def _check(x: Tensor, kernels: Tensor, channel: tuple[Tensor, Tensor] | None, spatial: Tensor | None) -> None:
+def _check(
+    x: Tensor,
+    kernels: Tensor,
+    channel: tuple[Tensor, Tensor] | None,
+    spatial: Tensor | None,
+    *,
+    stride: int,
+    pad: int,
+    dilation: int,
+) -> None:
+    check_counts(stride=stride, dilation=dilation)
+    check_count("pad", pad, least=0)
+    _check_types(x, kernels, channel, spatial)
     if kernels.ndim != 6 or kernels.shape[-1] != kernels.shape[-2]:
         raise ValueError(f"kernels: expected [out, order, in, fiber, size, size], got {tuple(kernels.shape)}")
     out, order, channels, fiber = kernels.shape[:4]
     if x.ndim != 5 or x.shape[1:3] != (channels, fiber):
         raise ValueError(f"x: expected [batch, {channels}, {fiber}, rows, columns], got {tuple(x.shape)}")
+    span, most = dilation * (kernels.shape[-1] - 1) + 1, min(x.shape[-2:]) + 2 * pad
+    if kernels.numel() == 0 or span > most:
+        raise ValueError(
+            f"kernels: expected a window of 1 to {most} pixels, as x has with its border, got one of {span} "
+            f"with shape {tuple(kernels.shape)}"
+        )
     if channel is not None:
         first, second = channel
         hidden = first.shape[-2] if first.ndim == 5 else 0
@@ -192,11 +212,22 @@ def _check(x: Tensor, kernels: Tensor, channel: tuple[Tensor, Tensor] | None, sp
                     f"channel: expected {name} of shape {(out, order, fiber, *shape)}, got {tuple(matrix.shape)}"
                 )
     if spatial is not None:
-        side = spatial.shape[-1]
+        side = spatial.shape[-1] if spatial.ndim else 0
         if spatial.shape != (out, order, fiber, 2, side, side) or side % 2 == 0:
             raise ValueError(
                 f"spatial: expected [{out}, {order}, {fiber}, 2, side, side] with odd side, got {tuple(spatial.shape)}"
             )
+
+
+def _check_types(x: Tensor, kernels: Tensor, channel: tuple[Tensor, Tensor] | None, spatial: Tensor | None) -> None:
+    if channel is not None and (not isinstance(channel, tuple | list) or len(channel) != 2):
+        raise TypeError(f"channel: expected the tensors W1 and W2, got {kind(channel)}")
+    matrices = [] if channel is None else [("channel", matrix) for matrix in channel]
+    tables = [] if spatial is None else [("spatial", spatial)]
+    for name, tensor in (("x", x), ("kernels", kernels), *matrices, *tables):
+        check_tensor(name, tensor, "a floating tensor")
+        if tensor.device != x.device:
+            raise ValueError(f"{name}: is on {tensor.device}, x is on {x.device}")
 
 
 def _responses(x: Tensor, kernel: Tensor, window: Window) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lieattn._checks import check_tensor, kind
 from lieattn.ops._backend import uses_cpu_kernel
 
 Activation = Literal["silu", "relu", "gelu", "elu", "none"]
@@ -72,11 +73,22 @@ def head_networks(
 
     Raises
     ------
-    ValueError
-        If shapes do not fit, or there is no such activation.
+    TypeError, ValueError
+        If dtypes differ, shapes do not fit, or there is no such activation; the message names the argument.
     """
     if activation not in _SLOPES:
         raise ValueError(f"activation: expected one of {get_args(Activation)}, got {activation!r}")
+    for argument, given in (("rows", (rows,)), ("weights", weights), ("biases", biases)):
+        if not isinstance(given, Sequence):
+            raise TypeError(f"{argument}: expected three tensors, got {kind(given)}")
+        for part in given:
+            check_tensor(argument, part, "floating tensors")
+            if (part.dtype, part.device) != (rows.dtype, rows.device):
+                raise TypeError(
+                    f"{argument}: expected {rows.dtype} on {rows.device} as in rows, got {part.dtype} on {part.device}"
+                )
+    if not weights or weights[0].ndim != 3:
+        raise ValueError("weights: expected [heads, inputs, hidden], [heads, hidden, hidden], [heads, hidden, 1]")
     heads, inputs, hidden = weights[0].shape
     shapes = [tuple(part.shape) for part in (*weights, *biases)]
     wanted = [(heads, inputs, hidden), (heads, hidden, hidden), (heads, hidden, 1), *[(heads, hidden)] * 2, (heads, 1)]

@@ -1,4 +1,7 @@
-"""Evaluators of the operator against its definition: outputs, weights, gradients and second derivatives."""
+"""Kernels against definitions: outputs, weights, gradients and second derivatives.
+
+The operator by all its evaluators, attentive convolution, and the networks of the heads.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,14 @@ from dataclasses import astuple, dataclass
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor
 
 from lieattn.geometry import AllPairs, Neighbors
-from lieattn.ops import RelativeTerms, backend, group_attention, reference_attention
+from lieattn.ops import RelativeTerms, _attentive, backend, group_attention, reference_attention
+from lieattn.ops._attentive import attentive_convolution
+from lieattn.ops._head_networks import head_networks
 from lieattn.ops.kernels.attention import _launch
 from tests.fuzz._target import Finding, Target, Verdict
 
@@ -49,12 +55,45 @@ _CASES = st.builds(
 )
 
 
-class Drawn:
+class Numbers:
+    """Random choices, and numbers whose strides are of any kind, all from one seed."""
+
+    def __init__(self, seed: int, dtype: torch.dtype, gradients: bool) -> None:
+        self.seed, self.dtype, self.gradients = seed, dtype, gradients
+        self.toss, self.generator = random.Random(seed), torch.Generator().manual_seed(seed)
+
+    def chance(self, probability: float) -> bool:
+        return self.toss.random() < probability
+
+    def draw(self, *shape: int, times: float = 1.0, expanded: bool = True) -> Tensor:
+        """Normal numbers whose strides may be those of a transposed, a sliced or an expanded tensor."""
+        kind = self.toss.choice(("contiguous", "contiguous", "transposed", "sliced", "expanded"))
+
+        def normal(*shape: int) -> Tensor:
+            numbers = torch.randn(*shape, generator=self.generator, dtype=torch.float64) * times
+            return numbers.to(self.dtype)
+
+        if kind == "transposed":
+            return normal(*reversed(shape)).permute(*reversed(range(len(shape))))
+        if kind == "sliced":
+            return normal(*shape[:-1], 2 * shape[-1] + 1)[..., 1::2]
+        if kind == "expanded" and expanded:
+            axis = self.toss.randrange(len(shape))
+            return normal(*(1 if i == axis else size for i, size in enumerate(shape))).expand(shape)
+        return normal(*shape)
+
+    def direction(self, out: Tensor) -> Tensor:
+        """What outputs are multiplied with before gradients are taken, the same for every evaluator."""
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        return torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
+
+
+class Drawn(Numbers):
     """Operands of a case: random sizes, strides, broadcast axes, terms, lists and magnitudes."""
 
     def __init__(self, case: Case) -> None:
-        self.case, self.toss = case, random.Random(case.seed)
-        self.generator = torch.Generator().manual_seed(case.seed)
+        super().__init__(case.seed, case.dtype, case.gradients)
+        self.case = case
         pattern, choice = case.pattern, self.toss.choice
         self.fiber = choice((1, 1, 2, 2, 3, 3, 4, 4, 6, 8, 12) if self.chance(0.95) else (24,))
         self.heads = choice((1, 1, 2, 3, 4, 5, 8, 9, 17))
@@ -75,9 +114,6 @@ class Drawn:
         if self.chance(0.2):
             self.options["scale"] = choice((0.0, 1.0, -0.5, 1e-6))
         self.operands = self._operands()
-
-    def chance(self, probability: float) -> bool:
-        return self.toss.random() < probability
 
     def of(self, size: int) -> int:
         """The size of an axis, or 1, for all entries."""
@@ -105,23 +141,6 @@ class Drawn:
         order = (target * max(points, 1) + source).argsort(stable=True)
         return Neighbors(row_ptr, source[order], target)
 
-    def _draw(self, *shape: int, times: float = 1.0) -> Tensor:
-        """Normal numbers whose strides may be those of a transposed, a sliced or an expanded tensor."""
-        kind = self.toss.choice(("contiguous", "contiguous", "transposed", "sliced", "expanded"))
-
-        def normal(*shape: int) -> Tensor:
-            numbers = torch.randn(*shape, generator=self.generator, dtype=torch.float64) * times
-            return numbers.to(self.case.dtype)
-
-        if kind == "transposed":
-            return normal(*reversed(shape)).permute(*reversed(range(len(shape))))
-        if kind == "sliced":
-            return normal(*shape[:-1], 2 * shape[-1] + 1)[..., 1::2]
-        if kind == "expanded":
-            axis = self.toss.randrange(len(shape))
-            return normal(*(1 if i == axis else size for i, size in enumerate(shape))).expand(shape)
-        return normal(*shape)
-
     def _operands(self) -> dict[str, Tensor | None]:
         """Signals and terms by their names, those that are absent left out."""
         pattern, n, heads, depth, width, of = self.case.pattern, self.fiber, self.heads, self.depth, self.width, self.of
@@ -129,7 +148,7 @@ class Drawn:
         loud = self.toss.choice((1.0, 1.0, 1.0, 1e-3, 5.0, 30.0 if self.case.normalize == "softmax" else 1.0))
         pairs = 1 if pattern == "framewise" else n
         added = n if pattern in ("joint", "query_sum") else 1
-        given = {"value": self._draw(self.points, n, heads, width)}
+        given = {"value": self.draw(self.points, n, heads, width)}
         shapes = {
             "displacement_bias": lambda: (types, of(outs), of(added), of(heads)),
             "psi": lambda: (types, of(outs), of(pairs), of(heads), of(width)),
@@ -138,8 +157,8 @@ class Drawn:
         if pattern != "pooled":
             shapes["fiber_bias"] = lambda: (of(queries), of(n), of(heads))
         if self.with_query:
-            given["query"] = self._draw(self.points, queries, heads, depth, times=loud)
-            given["key"] = self._draw(self.points, n, heads, depth)
+            given["query"] = self.draw(self.points, queries, heads, depth, times=loud)
+            given["key"] = self.draw(self.points, n, heads, depth)
             shapes["positional_key"] = lambda: (types, of(outs), of(heads), of(depth))
             if pattern in ("pooled", "framewise"):
                 shapes["key_psi"] = lambda: (types, of(outs), of(pairs), of(heads), of(depth))
@@ -149,7 +168,7 @@ class Drawn:
         share = self.toss.choice((0.0, 0.25, 0.5, 0.9))
         for name, shape in shapes.items():
             if self.chance(share):
-                given[name] = self._draw(*shape(), times=loud if name == "displacement_bias" else 1.0)
+                given[name] = self.draw(*shape(), times=loud if name == "displacement_bias" else 1.0)
         if "displacement_bias" in given and self.case.normalize == "softmax" and self.chance(0.15):
             bias = given["displacement_bias"]
             masked = torch.rand(bias.shape, generator=self.generator) < 0.3
@@ -166,26 +185,24 @@ class Drawn:
         shapes = {name: tuple(t.shape) for name, t in self.operands.items()}
         return f"{self.case} {self.options} {self.neighbors} {shapes} row={self.row is not None}"
 
-    def direction(self, out: Tensor) -> Tensor:
-        """What outputs are multiplied with before gradients are taken, the same for every evaluator."""
-        generator = torch.Generator().manual_seed(self.case.seed + 1)
-        return torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
-
 
 Outcome = list[list[Tensor]]  # the output, its gradients, and their gradients: what is measured against one another
 
 
 def _evaluate(drawn: Drawn, evaluate: Callable[..., Tensor], dtype: torch.dtype, twice: bool) -> Outcome:
-    leaves = {name: t.to(dtype).detach().requires_grad_(drawn.case.gradients) for name, t in drawn.operands.items()}
+    leaves = {name: t.to(dtype).detach().requires_grad_(drawn.gradients) for name, t in drawn.operands.items()}
     for one, other in (("key", "value"), ("key_psi", "psi")):
         if one in leaves and drawn.operands[one] is drawn.operands.get(other):
             leaves[one] = leaves[other]
     signals = [leaves.get(name) for name in _SIGNALS]
     tables = {name: t for name, t in leaves.items() if name not in _SIGNALS}
     out = evaluate(*signals, drawn.neighbors, terms=RelativeTerms(**tables, row=drawn.row), **drawn.options)
-    if not drawn.case.gradients:
+    return _outcome(drawn, out, list(dict.fromkeys(leaves.values())), twice)
+
+
+def _outcome(drawn: Numbers, out: Tensor, through: list[Tensor], twice: bool) -> Outcome:
+    if not drawn.gradients:
         return [[out]]
-    through = list(dict.fromkeys(leaves.values()))
     first = _gradients(out, through, drawn.direction(out), twice)
     if not twice:
         return [[out], first]
@@ -218,26 +235,17 @@ def _distance(found: Outcome, wanted: Outcome) -> float:
     return farthest
 
 
-def _check(case: Case) -> Finding | Verdict:
-    drawn = Drawn(case)
-    single, toss = case.dtype == torch.float32, drawn.toss
-    loops = drawn.points * drawn.outs * drawn.queries
-    twice = case.gradients and not single and loops < 20 and drawn.chance(0.1)
-    wanted = _evaluate(drawn, reference_attention, torch.float64, twice)
-    threads, room = toss.choice((1, 1, 2)), toss.choice((2**19, 2**19, 1))
-    names = [
-        "plain",
-        "numba",
-        *(["dense"] if drawn.neighbors.whole_clouds else []),
-        *(["auto"] if drawn.chance(0.2) else []),
-    ]
-    allowed = _EXACT
+def _compare(
+    drawn: Numbers, wanted: Outcome, evaluators: list[str], evaluate: Callable[[str], Outcome]
+) -> Finding | Verdict:
+    """Whether plain maths, first of the evaluators, is exact in double precision, and the others are as good as it."""
+    single, allowed = drawn.dtype == torch.float32, _EXACT
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(drawn.toss.choice((1, 1, 2)))
     try:
-        for name in names:
-            with backend(name), mock.patch.object(_launch, "_SCRATCH_BYTES", room):
-                found = _evaluate(drawn, lambda *a, **k: group_attention(*a, **k)[0], case.dtype, twice)
+        for name in evaluators:
+            with backend(name):
+                found = evaluate(name)
             shapes, expected = ([[t.shape for t in kind] for kind in kinds] for kinds in (found, wanted))
             if shapes != expected:
                 return Finding(Verdict.SILENT, f"{name}: shapes {shapes}, not {expected}, of {drawn}")
@@ -253,6 +261,202 @@ def _check(case: Case) -> Finding | Verdict:
     return Verdict.CORRECT
 
 
+def _check(case: Case) -> Finding | Verdict:
+    drawn = Drawn(case)
+    loops = drawn.points * drawn.outs * drawn.queries
+    twice = case.gradients and case.dtype == torch.float64 and loops < 20 and drawn.chance(0.1)
+    wanted = _evaluate(drawn, reference_attention, torch.float64, twice)
+    names = [
+        "plain",
+        "numba",
+        *(["dense"] if drawn.neighbors.whole_clouds else []),
+        *(["auto"] if drawn.chance(0.2) else []),
+    ]
+
+    def evaluate(name: str) -> Outcome:
+        return _evaluate(drawn, lambda *a, **k: group_attention(*a, **k)[0], case.dtype, twice)
+
+    with mock.patch.object(_launch, "_SCRATCH_BYTES", drawn.toss.choice((2**19, 2**19, 1))):
+        found = _compare(drawn, wanted, names, evaluate)
+    return _check_weights(drawn) if found == Verdict.CORRECT and drawn.chance(0.1) else found
+
+
+def _check_weights(drawn: Drawn) -> Finding | Verdict:
+    """Whether the weights have the shape that is promised, and, without ψ and β, give the output."""
+    given = dict(drawn.operands)
+    signals, terms = [given.pop(name, None) for name in _SIGNALS], RelativeTerms(**given, row=drawn.row)
+    out, weights = group_attention(*signals, drawn.neighbors, terms=terms, return_weights=True, **drawn.options)
+    bias, frames, edges = given.get("fiber_bias"), out.shape[1], drawn.neighbors.num_edges
+    queries = drawn.queries if drawn.with_query else 1 if bias is None else len(bias)
+    sizes = {"joint": (drawn.fiber, drawn.fiber), "query_sum": (frames, queries, drawn.fiber)}
+    shape = (edges, *sizes.get(drawn.case.pattern, (frames,)), drawn.heads)
+    if weights is None or weights.shape != shape:
+        return Finding(Verdict.SILENT, f"weights {None if weights is None else weights.shape}, not {shape}, of {drawn}")
+    if given.keys() & {"psi", "beta"}:
+        return Verdict.CORRECT
+    rules = {"joint": "eabh,ebhd->eahd", "framewise": "eah,eahd->eahd", "pooled": "eah,ebhd->eahd"}
+    message = torch.einsum(
+        rules.get(drawn.case.pattern, "eogmh,emhd->eohd"), weights, signals[2][drawn.neighbors.source]
+    )
+    rebuilt = torch.zeros_like(out).index_add(0, drawn.neighbors.target, message)
+    distance = _distance([[rebuilt]], [[out.double()]])
+    good = distance <= (_EXACT if drawn.dtype == torch.float64 else 1e-4)
+    return Verdict.CORRECT if good else Finding(Verdict.SILENT, f"weights: {distance:.1e} from the output of {drawn}")
+
+
+@dataclass(frozen=True)
+class Sized:
+    """What is drawn of a kernel without patterns."""
+
+    seed: int
+    dtype: torch.dtype
+    gradients: bool
+
+
+_SIZED = st.builds(
+    Sized,
+    st.binary(min_size=8, max_size=8).map(lambda drawn: int.from_bytes(drawn) % 2**62),
+    st.sampled_from((torch.float32, torch.float64)),
+    st.booleans(),
+)
+
+
+class Gated(Numbers):
+    """Operands of attentive convolution."""
+
+    def __init__(self, case: Sized) -> None:
+        super().__init__(case.seed, case.dtype, case.gradients)
+        choice = self.toss.choice
+        out, order, fiber, ins = choice((1, 2, 3)), choice((1, 2, 4)), choice((1, 2, 3, 4)), choice((1, 2, 3, 5, 9))
+        size, hidden = choice((1, 2, 3, 5)), choice((1, 2, 3))
+        self.options = {
+            "measure": choice((1.0, 0.3)),
+            "stride": choice((1, 1, 1, 2)),
+            "pad": choice((0, 1, 2)),
+            "dilation": choice((1, 1, 2)),
+            "spatial_dilation": choice((1, 1, 2, 3)),
+        }
+        least = max(1, self.options["dilation"] * (size - 1) + 1 - 2 * self.options["pad"])
+        rows, columns = (least + choice((0, 1, 3, 8)) for _ in range(2))
+        loud = choice((1.0, 1.0, 0.01, 10.0))
+        # What is expanded has maxima that are equal, and derivatives that are anybody's choice.
+        self.operands = {
+            "x": self.draw(choice((0, 1, 1, 2, 3)), ins, fiber, rows, columns, times=loud, expanded=False),
+            "kernels": self.draw(out, order, ins, fiber, size, size, expanded=False),
+        }
+        if self.chance(0.7):
+            self.operands["first"] = self.draw(out, order, fiber, hidden, ins)
+            self.operands["second"] = self.draw(out, order, fiber, ins, hidden)
+        if "first" not in self.operands or self.chance(0.6):
+            side = choice((1, 3, 5))
+            self.operands["spatial"] = self.draw(out, order, fiber, 2, side, side)
+
+    def __repr__(self) -> str:
+        shapes = {name: tuple(t.shape) for name, t in self.operands.items()}
+        return f"{self.seed} {self.dtype} {self.options} {shapes}"
+
+    def outcome(self, evaluate: Callable[..., Tensor], dtype: torch.dtype, twice: bool) -> Outcome:
+        leaves = {name: t.to(dtype).detach().requires_grad_(self.gradients) for name, t in self.operands.items()}
+        return _outcome(self, evaluate(**leaves), list(leaves.values()), twice)
+
+    def defined(self, x: Tensor, kernels: Tensor, **tables: Tensor) -> Tensor:
+        """The definition; ``self.gap`` is how far it is from where its derivatives jump."""
+        options, self.gap = self.options, math.inf
+        x = F.pad(x, (options["pad"],) * 4)
+        shifts = torch.arange(kernels.shape[-1]) * options["dilation"]
+        steps = [torch.arange(0, side - int(shifts[-1]), options["stride"]) for side in x.shape[-2:]]
+        rows, columns = (step[:, None] + shifts for step in steps)
+        patches = x[..., rows[:, None, :, None], columns[None, :, None, :]]  # [batch, in, fiber, *, *, size, size]
+        t = torch.einsum("bcfyxpq,oscfpq->boscfyx", patches, kernels)
+        kept = t
+        if "first" in tables:
+            pixels, level = t.flatten(-2), torch.zeros(())
+            self._note(pixels, -1)
+            for part in (pixels.mean(-1), pixels.amax(-1)):
+                units = torch.einsum("osfnc,boscf->bosfn", tables["first"], part)
+                self.gap = min([self.gap, *units.abs().flatten().tolist()])
+                level = level + torch.einsum("osfcn,bosfn->boscf", tables["second"], units * (units > 0))
+            kept = torch.sigmoid(level)[..., None, None] * t
+        gated = kept
+        if "spatial" in tables:
+            self._note(kept, 3)
+            both = torch.stack([kept.mean(3), kept.amax(3)], dim=4)  # [batch, out, order, fiber, 2, *, *]
+            side, step = tables["spatial"].shape[-1], options["spatial_dilation"]
+            both = F.pad(both, (step * (side // 2),) * 4)
+            shifts = torch.arange(side) * step
+            rows, columns = (torch.arange(size)[:, None] + shifts for size in t.shape[-2:])
+            patches = both[..., rows[:, None, :, None], columns[None, :, None, :]]
+            level = torch.einsum("bosfiyxpq,osfipq->bosfyx", patches, tables["spatial"])
+            gated = torch.sigmoid(level)[:, :, :, None] * kept
+        return options["measure"] * (t - gated).sum(dim=(3, 4))
+
+    def _note(self, numbers: Tensor, axis: int) -> None:
+        if numbers.shape[axis] > 1 and numbers.numel():
+            most, next_one = numbers.detach().topk(2, dim=axis).values.unbind(axis)
+            self.gap = min(self.gap, float(((most - next_one) / numbers.detach().abs().max()).min()))
+
+
+def _check_gated(case: Sized) -> Finding | Verdict:
+    drawn = Gated(case)
+    twice = case.gradients and case.dtype == torch.float64 and drawn.chance(0.1)
+    wanted = drawn.outcome(drawn.defined, torch.float64, twice)
+    if case.dtype == torch.float32 and drawn.gap < 1e-5:
+        drawn.gradients, wanted = False, wanted[:1]
+
+    def attend(x: Tensor, kernels: Tensor, **tables: Tensor) -> Tensor:
+        channel = (tables["first"], tables["second"]) if "first" in tables else None
+        return attentive_convolution(x, kernels, channel=channel, spatial=tables.get("spatial"), **drawn.options)[0]
+
+    with mock.patch.object(_attentive, "_AT_ONCE", drawn.toss.choice((2**24, 1))):
+        return _compare(drawn, wanted, ["plain", "numba"], lambda _: drawn.outcome(attend, case.dtype, twice))
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": lambda u: u * torch.sigmoid(u),
+    "relu": lambda u: u * (u > 0),
+    "gelu": lambda u: u * (1 + torch.erf(u / math.sqrt(2))) / 2,
+    "elu": lambda u: torch.where(u > 0, u, torch.expm1(u.clamp(max=0))),
+    "none": lambda u: u,
+}
+
+
+def _check_networks(case: Sized) -> Finding | Verdict:
+    drawn = Numbers(case.seed, case.dtype, case.gradients)
+    choice = drawn.toss.choice
+    name = choice(("silu", "silu", "silu", *_ACTIVATIONS))
+    heads, inputs, hidden = choice((1, 2, 3, 8)), choice((1, 2, 3, 5, 17)), choice((1, 2, 3, 8, 16, 33))
+    number = choice((0, 1, 63, 64, 65, 127, 129, 200, 300))
+    sizes = ((inputs, hidden), (hidden, hidden), (hidden, 1))
+    parameters = [drawn.draw(heads, *size) for size in sizes] + [drawn.draw(heads, size[1]) for size in sizes]
+    operands = [drawn.draw(number, inputs, times=choice((1.0, 1.0, 1e-3, 30.0, 1e3))), *parameters]
+    twice = case.gradients and case.dtype == torch.float64 and drawn.chance(0.1)
+
+    def outcome(evaluate: Callable[..., Tensor], dtype: torch.dtype) -> Outcome:
+        leaves = [operand.to(dtype).detach().requires_grad_(case.gradients) for operand in operands]
+        return _outcome(drawn, evaluate(*leaves), leaves, twice)
+
+    def defined(x: Tensor, *given: Tensor) -> Tensor:
+        for weight, bias in zip(given[:3], given[3:], strict=True):
+            rule = "nc,hcd->nhd" if x.ndim == 2 else "nhc,hcd->nhd"
+            x = _ACTIVATIONS[name](torch.einsum(rule, x, weight) + bias)
+        return x[..., 0]
+
+    wanted = outcome(defined, torch.float64)
+    found = _compare(
+        drawn,
+        wanted,
+        ["plain", "numba"],
+        lambda _: outcome(lambda x, *given: head_networks(x, given[:3], given[3:], name), case.dtype),
+    )
+    if isinstance(found, Finding):
+        return Finding(found.verdict, f"{found.detail} {case} {name} {[tuple(t.shape) for t in operands]}")
+    return found
+
+
 _SIGNALS = ("query", "key", "value")
 
-TARGETS = {"kernels": Target("kernel configurations", _CASES, _check, long=100_000)}
+TARGETS = {
+    "kernels": Target("kernel configurations", _CASES, _check, long=100_000),
+    "attentive": Target("attentive convolutions", _SIZED, _check_gated, long=3000),
+    "head-networks": Target("networks of heads", _SIZED, _check_networks, long=3000),
+}

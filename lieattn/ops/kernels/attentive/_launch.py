@@ -107,11 +107,10 @@ class _Call:
         return _pixels(planes, *(self.sizes[name] for name in ("rows", "columns", "stride")))
 
     def parts(self, fibers: str) -> Ranges:
-        """Ranges of the samples times the ``fibers`` or outputs, one for each thread."""
+        """Ranges of the samples times the ``fibers`` or outputs, one for each thread; an empty one without samples."""
         count = self.sizes["samples"] * self.sizes[fibers]
         number = max(1, min(torch.get_num_threads(), count))
-        bounds = [count * part // number for part in range(number + 1)]
-        return [(low, high) for low, high in itertools.pairwise(bounds) if low < high]
+        return list(itertools.pairwise(count * part // number for part in range(number + 1)))
 
     def run(self, kernel: Callable[..., None], parts: Ranges, planes: Tensor, grads: list[_Tensors] | None) -> None:
         """Call a kernel for each part, with planes it reads or writes and, if given, gradients to add to."""

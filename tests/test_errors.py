@@ -936,12 +936,6 @@ NETWORK = [
     ("no points object", lambda: run(None), TypeError, ("points: ", "got NoneType")),
     ("Data without x", lambda: run(Data(pos=POINTS)), TypeError, ("data: ", "features x", "got Data")),
     ("points alone", lambda: run(POINTS), TypeError, ("data: ", "features x", "got Tensor")),
-    (
-        "double precision",
-        lambda: run(cloud(x=zeros(6, 1).double())),
-        ValueError,
-        ("x: expected torch.float32 on cpu", "torch.float64 on cpu"),
-    ),
     ("network of a name", lambda: network("C4"), TypeError, ("frames: ", "FiniteGroup", "'C4'")),
     ("neighborhood a number", lambda: network(neighborhood=5), TypeError, ("neighborhood: ", "got 5")),
     ("no outputs", lambda: network(out_channels=0), ValueError, ("out_channels: ", "at least 1", "got 0")),

@@ -1,14 +1,7 @@
 """The published networks and ours, assembled from ``lieattn.nn``: a file or folder for each family."""
 
-from lieattn.models._network import (
-    EquivariantModule,
-    FieldModel,
-    GroupField,
-    Network,
-    Symmetry,
-    VectorEmbedding,
-    Wrapper,
-)
+from lieattn.models._inputs import VectorEmbedding
+from lieattn.models._network import EquivariantModule, FieldModel, GroupField, Network, Symmetry, Wrapper
 from lieattn.models.affine import AffineSelfConvNet, BottleneckBlock
 from lieattn.models.attentive import (
     AttentionKind,

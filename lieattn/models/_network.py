@@ -30,8 +30,8 @@ from lieattn.geometry import (
     point_clouds,
 )
 from lieattn.groups import FiniteGroup, Group, Translations, check_group
-from lieattn.nn import grid_images, lift_field
-from lieattn.reps import Vector
+from lieattn.models._inputs import VectorEmbedding, attribute, in_precision_of_weights
+from lieattn.nn import grid_images
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
 Pool = Literal["mean", "sum", "max", "none"]
@@ -199,6 +199,9 @@ class Network(EquivariantModule):
     Vectors go in by :attr:`vector_inputs`; fields of any type come out of :meth:`field` through heads such as
     :class:`lieattn.nn.VectorHead`, see :class:`FieldModel`.
 
+    Inputs are converted to the dtype of the weights. With weights in half precision, after ``network.bfloat16()``,
+    layers compute as under autocast: geometry keeps float32, and outputs are in the dtype of the weights.
+
     Attributes
     ----------
     head
@@ -206,6 +209,12 @@ class Network(EquivariantModule):
     """
 
     head: nn.Module
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in ("geometry", "field", "forward"):
+            if name in vars(cls):
+                setattr(cls, name, in_precision_of_weights(vars(cls)[name]))
 
     @property
     def kind(self) -> Any:
@@ -236,6 +245,7 @@ class Network(EquivariantModule):
             What the network's own method makes of the data, if it has one; made here if absent.
         """
 
+    @in_precision_of_weights
     def forward(self, data: Any, geometry: Any = None) -> Tensor:
         """Outputs of the head, ``[clouds, *]`` or ``[points, *]``; arguments as in :meth:`field`."""
         return cast(Tensor, self.head(*self.field(data, geometry)))
@@ -393,7 +403,7 @@ class FieldModel(Network):
         if self.units:
             data, given = copy.copy(data), data
             for name, number in self.units.items():
-                data[name] = _attribute(given, name) / number
+                data[name] = attribute(given, name) / number
         return self.network.field(data, geometry)
 
     def forward(self, data: Any, geometry: Any = None) -> Tensor:
@@ -403,66 +413,11 @@ class FieldModel(Network):
         """
         output = self.unit * super().forward(data, geometry)
         for name, factor in self.start.items():
-            known = _attribute(data, name)
+            known = attribute(data, name)
             if known.shape != output.shape:
                 raise ValueError(f"data.{name}: expected {tuple(output.shape)} as the output, got {tuple(known.shape)}")
             output = output + factor * known
         return output
-
-
-class VectorEmbedding(nn.Module):
-    """Linear map to ``channels`` of the components in the frames of vectors ``[points, dim]``, attributes of the data.
-
-    **Equivariance.** If points, frames and vectors turn together, the components stay with the frames.
-    """
-
-    def __init__(self, names: Sequence[str], dim: int, channels: int) -> None:
-        super().__init__()
-        self.names = tuple(names)
-        self.linear = nn.Linear(dim * len(self.names), channels, bias=False) if self.names else None
-
-    def forward(self, data: Any, graph: LiftedGraph) -> Tensor | None:
-        """``[points, fiber, channels]``, None without names."""
-        if self.linear is None:
-            return None
-        found = graph.spread(vectors(data, self.names, graph))
-        seen = lift_field(found.flatten(1), graph, len(self.names) * Vector(found.shape[2]))
-        check_size(f"data: components of {', '.join(self.names)} in the frames", seen)
-        return cast(Tensor, self.linear(seen))
-
-
-def _attribute(data: Any, name: str) -> Tensor:
-    value = getattr(data, name, None)
-    if not isinstance(value, Tensor):
-        raise ValueError(f"data.{name}: expected a tensor, got {type(value).__name__}")
-    return value
-
-
-def features(data: Any, channels: int, clouds: PointClouds) -> Tensor:
-    """Invariant features ``data.x`` ``[points, channels]``, checked."""
-    x = getattr(data, "x", None)
-    if not isinstance(x, Tensor):
-        raise TypeError(f"data: expected a torch_geometric Data or Batch with features x, got {type(data).__name__}")
-    points = _num_points(clouds)
-    if x.shape != (points, channels) or not x.is_floating_point():
-        got = f"{x.dtype} {tuple(x.shape)}"
-        raise ValueError(f"data.x: expected floating features [points={points}, {channels}], got {got}")
-    check_size("data.x", x)
-    return x
-
-
-def vectors(data: Any, names: tuple[str, ...], clouds: PointClouds) -> Tensor:
-    """Vector inputs ``[points, names, dim]``, checked."""
-    dim = clouds.space.group.dim if isinstance(clouds, LiftedGraph) else clouds.pos.shape[1]
-    found, expected = [], (_num_points(clouds), dim)
-    for name in names:
-        value = getattr(data, name, None)
-        if not isinstance(value, Tensor) or value.shape != expected:
-            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"data.{name}: expected vectors {expected} as in pos, got {got}")
-        check_size(f"data.{name}", value)
-        found.append(value)
-    return torch.stack(found, dim=1) if found else clouds.pos.new_zeros(expected[0], 0, dim)
 
 
 @dataclass(frozen=True)
@@ -537,17 +492,3 @@ def check_continuous(argument: str, model: object, jumps: Jumps) -> None:
 def new_generator() -> torch.Generator:
     """A generator that continues torch's default one, for what training draws."""
     return torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-
-
-def plus_vectors(x: Tensor, vectors: Tensor | None) -> Tensor:
-    """A field plus the vectors at its pixels, whose images may have a wider border."""
-    if vectors is None:
-        return x
-    border = (vectors.shape[-1] - x.shape[-1]) // 2
-    rows, columns = (slice(border, side - border) for side in vectors.shape[-2:])
-    return x + vectors[..., rows, columns]
-
-
-def _num_points(clouds: PointClouds) -> int:
-    """Points of clouds, which stand for several nodes of a graph on a fiber of scales."""
-    return clouds.num_points // clouds.levels if isinstance(clouds, LiftedGraph) else clouds.num_points

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from lieattn._checks import check_choice, check_counts
 from lieattn.geometry import LiftedGraph, PointClouds, Raster
 from lieattn.groups import FiniteGroup, trivial
-from lieattn.models._network import ImageNetwork, Symmetry, plus_vectors
+from lieattn.models._inputs import plus_vectors
+from lieattn.models._network import ImageNetwork, Symmetry
 from lieattn.nn import (
     AffineSelfConvolution,
     FieldBatchNorm,

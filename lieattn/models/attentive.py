@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from lieattn._checks import check_choice, check_counts, check_dropout
 from lieattn.geometry import Raster
 from lieattn.groups import FiniteGroup
-from lieattn.models._network import ImageNetwork, plus_vectors
+from lieattn.models._inputs import plus_vectors
+from lieattn.models._network import ImageNetwork
 from lieattn.nn import (
     FieldBatchNorm,
     GridAttentiveConvolution,

@@ -24,6 +24,7 @@ from lieattn.geometry import (
     sign_group,
 )
 from lieattn.groups import FiniteGroup
+from lieattn.models._inputs import features, vectors
 from lieattn.models._network import (
     GroupField,
     Network,
@@ -32,11 +33,9 @@ from lieattn.models._network import (
     Pool,
     Symmetry,
     cutoff_of,
-    features,
     jumps_of_frames,
     jumps_of_neighbors,
     new_generator,
-    vectors,
 )
 from lieattn.nn import FiberNorm, FramewiseBlock, LiftingConvolution, project_field
 from lieattn.nn.relative import EdgeNetwork, RotaryPhases

@@ -20,6 +20,7 @@ from torch_geometric.utils import softmax
 from lieattn._checks import check_counts
 from lieattn.geometry import Neighborhood, Neighbors, find_neighbors, point_clouds
 from lieattn.groups import E
+from lieattn.models._inputs import features, in_precision_of_weights, vectors
 from lieattn.models._network import (
     EquivariantModule,
     OutputKind,
@@ -27,9 +28,7 @@ from lieattn.models._network import (
     Pool,
     Symmetry,
     cutoff_of,
-    features,
     jumps_of_neighbors,
-    vectors,
 )
 from lieattn.nn.relative import keep_variance
 from lieattn.ops import RelativeTerms, bessel_functions, group_attention, smooth_window
@@ -101,6 +100,7 @@ class _PointNetwork(EquivariantModule):
         """``"invariant"`` or ``"vector"``."""
         return self.outputs.kind
 
+    @in_precision_of_weights
     def forward(self, data: Any) -> Tensor:
         """Outputs ``[clouds | points, out_channels]``, vectors with a last axis of 3; one vector without its axis."""
         clouds = point_clouds(data)
@@ -181,10 +181,12 @@ class TensorFieldNetwork(_PointNetwork):
         return _Convolution(self.irreps, self.degree, self.radial)
 
     def _at_points(self, x: Tensor, directed: Tensor, edges: _Edges) -> Tensor:
-        x = self.embed(torch.cat([x, directed.flatten(1)], dim=1))
-        for layer in self.layers:
-            x = layer(x, edges)
-        out: Tensor = self.head(self.hidden(self.norm(x)))
+        # Tensor products of e3nn take operands of one dtype, which those of autocast are not.
+        with torch.autocast(x.device.type, enabled=False):
+            x = self.embed(torch.cat([x, directed.flatten(1)], dim=1))
+            for layer in self.layers:
+                x = layer(x, edges)
+            out: Tensor = self.head(self.hidden(self.norm(x)))
         return out if self.kind == "invariant" else out.unflatten(1, (self.out_channels, 3))
 
 

@@ -59,7 +59,7 @@ def _steerable(model: Any, **options: Any) -> nn.Module:
 _VEL: dict[str, Any] = {"vector_inputs": ("vel",)}
 _LOGS = {"lifting": Lifting("log")}
 # The dimension of the points, and the model.
-_MODELS: dict[str, tuple[int, Callable[[], nn.Module]]] = {
+MODELS: dict[str, tuple[int, Callable[[], nn.Module]]] = {
     "GSANet T": (3, lambda: _gsa(tetrahedral(), **_VEL)),
     "GSANet D3": (2, lambda: _gsa(dihedral(3))),
     "GSANet principal": (3, lambda: _gsa(PrincipalFrames(), **_VEL)),
@@ -100,14 +100,14 @@ _MODELS: dict[str, tuple[int, Callable[[], nn.Module]]] = {
 
 @functools.cache
 def _model(name: str, dtype: torch.dtype) -> nn.Module:
-    return randomize(_MODELS[name][1](), spread=0.4).to(dtype)
+    return randomize(MODELS[name][1](), spread=0.4).to(dtype)
 
 
 @st.composite
 def _cases(draw: st.DrawFn):
-    name = draw(st.sampled_from(sorted(_MODELS)))
+    name = draw(st.sampled_from(sorted(MODELS)))
     ordinary = draw(st.booleans())
-    pos, batch = draw(points(_MODELS[name][0], most=6, **({"kinds": _ORDINARY} if ordinary else {})))
+    pos, batch = draw(points(MODELS[name][0], most=6, **({"kinds": _ORDINARY} if ordinary else {})))
     return name, ordinary, pos, batch, draw(st.integers(0, 2**31)), draw(st.sampled_from([1.0] * 8 + [1e-30, 1e20]))
 
 

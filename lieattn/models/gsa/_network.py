@@ -29,7 +29,8 @@ from lieattn.geometry import (
     scaled,
 )
 from lieattn.groups import FiniteGroup, Translations, trivial
-from lieattn.models._network import GroupField, Network, Symmetry, VectorEmbedding, features, vectors
+from lieattn.models._inputs import VectorEmbedding, features, vectors
+from lieattn.models._network import GroupField, Network, Symmetry
 from lieattn.models.gsa._geometry import POOL, GSAGeometry, Step, cropped, exact_inputs, pooled
 from lieattn.models.gsa._options import Dropouts, GSAHead, GSAOptions, GSAReadout, Inexact, Stages
 from lieattn.nn import CloudNorm, GridPool, GroupSelfAttention, LiftingSelfAttention, PreNormBlock

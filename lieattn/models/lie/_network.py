@@ -31,18 +31,8 @@ from lieattn.geometry import (
     point_clouds,
 )
 from lieattn.groups import SO, FiniteGroup, O, Translations
-from lieattn.models._network import (
-    Network,
-    OutputKind,
-    Pool,
-    Symmetry,
-    VectorEmbedding,
-    cutoff_of,
-    features,
-    jumps_of_neighbors,
-    new_generator,
-    vectors,
-)
+from lieattn.models._inputs import VectorEmbedding, features, vectors
+from lieattn.models._network import Network, OutputKind, Pool, Symmetry, cutoff_of, jumps_of_neighbors, new_generator
 from lieattn.nn import BlockNorm, InvariantHead, LieConvolution, LiftingConvolution, VectorHead
 from lieattn.nn.relative import EdgeNetwork, FeaturePart, Kernel, LocationPart, keep_variance
 from lieattn.ops import Activation, Normalization, bessel_functions, smooth_lengths, smooth_window

@@ -1,0 +1,140 @@
+"""Weights and inputs of different precisions: networks convert their inputs, layers say what they expect."""
+
+import copy
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from lieattn.groups import cyclic
+from lieattn.models import AffineSelfConvNet, AttentiveCNN
+from lieattn.testing import randomize, relative_error
+from tests.fuzz.models import MODELS
+from tests.lifted_cases import LIFTED
+from tests.test_equivariance import LAYERS, call, fits, prepared
+
+F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
+# Relative to the largest output. Weights and signals are rounded to 11 or 8 bits, in several layers.
+TOLERANCE = {F64: 1e-5, F32: 1e-5, F16: 2e-2, BF16: 0.1}
+# Weights, positions, features.
+MIXED = {
+    "half": (F16, F16, F16),
+    "bfloat16": (BF16, BF16, BF16),
+    "half weights": (F16, F32, F32),
+    "bfloat16 weights": (BF16, F32, F32),
+    "bfloat16 weights, float64 positions": (BF16, F64, BF16),
+    "float64 inputs": (F32, F64, F64),
+    "float64 positions": (F32, F64, F32),
+    "float64 weights": (F64, F32, F32),
+    "float64 weights and features": (F64, F32, F64),
+    "half features": (F32, F32, F16),
+}
+IMAGES = {
+    "AttentiveCNN": lambda: AttentiveCNN(cyclic(4), channels=2, attention="pose", spatial_size=3),
+    "AffineSelfConvNet": lambda: AffineSelfConvNet(cyclic(4), 1, 2, blocks=1, channels=4, heads=2),
+}
+SEVERAL = [name for name in MODELS if name in ("GSANet T", "framewise principal vectors", "LieConv", "SE3Transformer")]
+
+
+def network(name):
+    torch.manual_seed(0)
+    return randomize(IMAGES[name]() if name in IMAGES else MODELS[name][1](), spread=0.4)
+
+
+def inputs(name, positions=F32, features=F32):
+    """Two clouds, or images; all numbers are those of bfloat16, so that conversions lose nothing."""
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(dtype, *shape):
+        return torch.randn(*shape, generator=generator).bfloat16().to(dtype)
+
+    if name in IMAGES:
+        return drawn(features, 2, 1, *([28, 28] if name == "AttentiveCNN" else [8, 8]))
+    dim, batch = MODELS[name][0], torch.tensor([0, 0, 0, 0, 1, 1, 1])
+    given = {"x": drawn(features, 7, 1), "vel": drawn(features, 7, dim)}
+    return Data(pos=drawn(positions, 7, dim), batch=batch, z=torch.tensor([1, 6, 7, 8, 1, 1, 1]), **given)
+
+
+def outputs(model, data):
+    found = model(data)
+    return found if isinstance(found, torch.Tensor) else found.energy
+
+
+@pytest.mark.parametrize("name", [*MODELS, *IMAGES])
+def test_networks_take_inputs_of_any_precision(name):
+    model = network(name)
+    expected = outputs(model, inputs(name)).detach()
+    models = {dtype: copy.deepcopy(model).to(dtype) for dtype in TOLERANCE}
+    for case, (weights, positions, features) in MIXED.items():
+        data = inputs(name, positions, features)
+        found = outputs(models[weights], data).detach()
+        error = relative_error(found.double(), expected.double(), floor=0.0)
+        assert found.dtype == weights, case
+        assert error < TOLERANCE[weights], f"{case}: {error:.1e}"
+        if name not in IMAGES:
+            assert (data.pos.dtype, data.x.dtype) == (positions, features), "the data of the caller are changed"
+
+
+@pytest.mark.parametrize("name", [*MODELS, *IMAGES])
+@pytest.mark.parametrize("features", [F32, BF16])
+def test_networks_under_autocast(name, features):
+    model = network(name)
+    expected = outputs(model, inputs(name)).detach()
+    with torch.autocast("cpu", BF16):
+        found = outputs(model, inputs(name, F32, features))
+    assert relative_error(found.double(), expected.double(), floor=0.0) < TOLERANCE[BF16]
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_weights_in_bfloat16_have_gradients(name):
+    wide, narrow = network(name).train(), network(name).train().bfloat16()
+    for model in (wide, narrow):
+        outputs(model, inputs(name)).float().square().sum().backward()
+    for expected, found in zip(wide.parameters(), narrow.parameters(), strict=True):
+        assert (expected.grad is None) == (found.grad is None)
+        assert found.grad is None or (found.grad.dtype == BF16 and bool(found.grad.isfinite().all()))
+    both = [
+        torch.cat([p.grad.flatten().double() for p in m.parameters() if p.grad is not None]) for m in (wide, narrow)
+    ]
+    assert torch.cosine_similarity(*both, dim=0) > 0.99
+
+
+def test_weights_in_bfloat16_keep_their_statistics():
+    wide, narrow = network("LieConv").train(), network("LieConv").train().bfloat16()
+    before = {name: value.clone() for name, value in narrow.named_buffers() if value.is_floating_point()}
+    for model in (wide, narrow):
+        model(inputs("LieConv"))
+    expected = dict(wide.named_buffers())
+    assert any(not torch.equal(value, before[name]) for name, value in narrow.named_buffers() if name in before)
+    for name, value in narrow.named_buffers():
+        assert relative_error(value.double(), expected[name].double()) < TOLERANCE[BF16], name
+
+
+@pytest.mark.parametrize("name", ["GSANet T", "framewise T", "LieTransformer T", "LieConv", "FiniteSE2"])
+@pytest.mark.parametrize("weights", [F64, BF16])
+def test_geometry_and_field_in_bfloat16(name, weights):
+    model, data = network(name).to(weights), inputs(name)
+    geometry = model.geometry(data)
+    assert torch.equal(model(data, geometry), model(data))
+    field = model.field(data, geometry)
+    assert field.x.dtype == weights
+    assert field.graph.pos.dtype == (F32 if weights == BF16 else weights)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_layers_in_half_precision(name, dtype):
+    case = next(case for case in (LIFTED["D3"], LIFTED["SE(3), principal"]) if fits(name, case))
+    layer, x, _, _, graph = prepared(name, case, F32)
+    x = x.to(dtype)
+    with torch.no_grad():
+        expected = call(name, layer, x.float(), graph)
+        found = call(name, copy.deepcopy(layer).to(dtype), x, graph)
+        assert found.dtype == dtype
+        assert relative_error(found.double(), expected.double(), floor=0.0) < TOLERANCE[dtype]
+        wide = call(name, layer, x.float(), graph.astype(F64))
+        assert wide.dtype == F32
+        assert relative_error(wide, expected) < TOLERANCE[F32]
+        if not name.startswith("pool"):
+            with pytest.raises(ValueError, match=rf"^x: expected torch\.float32 on cpu like the weights, got {dtype}"):
+                call(name, layer, x, graph)

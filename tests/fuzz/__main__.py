@@ -79,7 +79,8 @@ def _in_a_process(name: str, start: int, number: int) -> list[tuple[str, str, fl
     command = [sys.executable, "-m", "tests.fuzz", "--chunk", name, str(start), str(number)]
     end = None
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        one = os.environ | {"OMP_NUM_THREADS": "1"}  # threads that wait for cores would take most of the time
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False, env=one)
         output, errors = done.stdout, done.stderr
         if done.returncode != 0:
             end = (Verdict.CRASH, f"exit code {done.returncode}: {errors[-500:]}", 0.0)

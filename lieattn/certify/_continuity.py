@@ -71,26 +71,37 @@ def ways(cloud: Data, dim: int, generator: torch.Generator) -> Iterator[Way]:
 def largest_jumps(way: Way, outputs: Outputs) -> dict[str, Jump]:
     """Largest jump of every output, ``[clouds | points, *]``: steps of the way are halved where it changes most."""
     times = torch.linspace(0, 1, _STEPS + 1, dtype=torch.float64)
-    found = {}
-    for name, values in _by_time(outputs(way.at(times)), len(times)).items():
-        changes = _change(values[1:], values[:-1])
-        beside = torch.maximum(
-            torch.cat([changes.new_zeros(1), changes[:-1]]), torch.cat([changes[1:], changes.new_zeros(1)])
-        )
-        ranked = (changes, changes - beside)
-        suspects = torch.cat([order.topk(_SUSPECTS).indices for order in ranked]).unique()
-        begin, end = times[suspects], times[suspects + 1]
-        low, high = values[suspects], values[suspects + 1]
-        for _ in range(_HALVINGS):
-            middle = (begin + end) / 2
-            between = _by_time(outputs(way.at(middle)), len(middle))[name]
+    values = _by_time(outputs(way.at(times)), len(times))
+    steps = {}
+    for name, value in values.items():
+        changes = _change(value[1:], value[:-1])
+        around = torch.nn.functional.pad(changes, (1, 1))
+        ranked = changes, changes - torch.maximum(around[:-2], around[2:])
+        steps[name] = torch.cat([order.topk(_SUSPECTS).indices for order in ranked]).unique()
+    ends = {
+        name: (times[step], times[step + 1], values[name][step], values[name][step + 1]) for name, step in steps.items()
+    }
+    counts = [len(step) for step in steps.values()]
+    for _ in range(_HALVINGS):
+        middle = torch.cat([(begin + end) / 2 for begin, end, _, _ in ends.values()])
+        at_middle = _by_time(outputs(way.at(middle)), len(middle))
+        for (name, (begin, end, low, high)), own in zip(
+            ends.items(), torch.arange(len(middle)).split(counts), strict=True
+        ):
+            between = at_middle[name][own]
             upper = _change(high, between) > _change(between, low)
-            begin, end = torch.where(upper, middle, begin), torch.where(upper, end, middle)
             wide = upper.view(-1, *[1] * (low.ndim - 1))
-            low, high = torch.where(wide, between, low), torch.where(wide, high, between)
-        steepest = float(changes.max()) * _STEPS
-        rounding = _STEEPER * steepest * 2.0**-_HALVINGS / _STEPS
-        found[name] = Jump(float(_change(high, low).max()), float(values.abs().max()), rounding)
+            ends[name] = (
+                torch.where(upper, middle[own], begin),
+                torch.where(upper, end, middle[own]),
+                torch.where(wide, between, low),
+                torch.where(wide, high, between),
+            )
+    found = {}
+    for name, (_, _, low, high) in ends.items():
+        steepest = float(_change(values[name][1:], values[name][:-1]).max())
+        rounding = _STEEPER * steepest * 2.0**-_HALVINGS
+        found[name] = Jump(float(_change(high, low).max()), float(values[name].abs().max()), rounding)
     return found
 
 

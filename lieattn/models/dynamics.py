@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_tensor
 from lieattn.geometry import PointClouds
-from lieattn.models._network import Jumps, Wrapper, check_continuous
+from lieattn.models._jumps import Jumps, check_continuous
+from lieattn.models._network import Wrapper
 
 
 class EnergyAndForce(NamedTuple):

@@ -25,6 +25,7 @@ from lieattn.geometry import (
 )
 from lieattn.groups import FiniteGroup
 from lieattn.models._inputs import features, vectors
+from lieattn.models._jumps import jumps_of_frames, jumps_of_neighbors
 from lieattn.models._network import (
     GroupField,
     Network,
@@ -33,8 +34,6 @@ from lieattn.models._network import (
     Pool,
     Symmetry,
     cutoff_of,
-    jumps_of_frames,
-    jumps_of_neighbors,
     new_generator,
 )
 from lieattn.nn import FiberNorm, FramewiseBlock, LiftingConvolution, project_field

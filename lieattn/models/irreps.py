@@ -21,6 +21,7 @@ from lieattn._checks import check_counts
 from lieattn.geometry import Neighborhood, Neighbors, find_neighbors, point_clouds
 from lieattn.groups import E
 from lieattn.models._inputs import features, in_precision_of_weights, vectors
+from lieattn.models._jumps import jumps_of_neighbors
 from lieattn.models._network import (
     EquivariantModule,
     OutputKind,
@@ -28,7 +29,6 @@ from lieattn.models._network import (
     Pool,
     Symmetry,
     cutoff_of,
-    jumps_of_neighbors,
 )
 from lieattn.nn.relative import keep_variance
 from lieattn.ops import RelativeTerms, bessel_functions, group_attention, smooth_window

@@ -32,7 +32,8 @@ from lieattn.geometry import (
 )
 from lieattn.groups import SO, FiniteGroup, O, Translations
 from lieattn.models._inputs import VectorEmbedding, features, vectors
-from lieattn.models._network import Network, OutputKind, Pool, Symmetry, cutoff_of, jumps_of_neighbors, new_generator
+from lieattn.models._jumps import jumps_of_neighbors
+from lieattn.models._network import Network, OutputKind, Pool, Symmetry, cutoff_of, new_generator
 from lieattn.nn import BlockNorm, InvariantHead, LieConvolution, LiftingConvolution, VectorHead
 from lieattn.nn.relative import EdgeNetwork, FeaturePart, Kernel, LocationPart, keep_variance
 from lieattn.ops import Activation, Normalization, bessel_functions, smooth_lengths, smooth_window
@@ -313,7 +314,10 @@ class LieNetwork(Network):
         options, beyond = self.lifting, tuple[str, ...]()
         if options.cutoff is not None and (options.radial or options.local) and isinstance(self.neighborhood, Radius):
             beyond = jumps_of_neighbors(self.neighborhood, options.cutoff)
-        halves = () if options.continuous else ("logarithms jump at half turns: take coordinates='smooth'",)
+        turns = not isinstance(self.space.group, Translations)
+        halves = (
+            () if options.continuous or not turns else ("logarithms jump at half turns: take coordinates='smooth'",)
+        )
         return (*super().jumps, *beyond, *halves)
 
     def _local(self, channels: int) -> nn.Module | None:

@@ -29,6 +29,7 @@ _EXACT = 1e-9  # relative to the largest entry, in float64
 _TIMES = 10  # as far from the definition as plain maths in float32 may a faster evaluator be
 _FEW = 16 * torch.finfo(torch.float32).eps
 _MOST = 60  # loops of the definition
+_WEIGHTS = 30_000
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class Drawn(Numbers):
         self.neighbors = self._neighbors()
         types = choice((1, 2, 5))
         edges = self.neighbors.num_edges
+        self.heads = min(self.heads, max(1, _WEIGHTS // max(1, edges * loops * self.fiber)))
         self.row = self._indices(types, edges) if self.chance(0.5) else None
         self.types = edges if self.row is None else types
         self.options = {"pattern": pattern, "normalize": case.normalize}

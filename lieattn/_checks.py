@@ -7,7 +7,7 @@ import inspect
 import math
 import sys
 from collections import abc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from numbers import Integral, Real
 from types import UnionType
@@ -32,6 +32,62 @@ def check_tensor(argument: str, value: object, expected: str, dtype: torch.dtype
         raise TypeError(f"{argument}: expected {expected}, got {kind(value)}")
 
 
+def check_last(argument: str, value: Tensor, sizes: tuple[int, ...], of: str) -> None:
+    """Raise an error unless a value is a floating tensor whose last axes have these sizes. It can be traced."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        raise TypeError(f"{argument}: expected a floating tensor for {of}, got {kind(value)}")
+    if value.shape[-len(sizes) :] != sizes:
+        axes = ", ".join(map(str, sizes))
+        raise ValueError(f"{argument}: expected [*, {axes}] for {of}, got {tuple(value.shape)}")
+
+
+def check_broadcast(argument: str, leading: Sequence[int], other: str, others: Sequence[int]) -> None:
+    """Raise ValueError unless the leading axes of two tensors broadcast. It can be traced."""
+    for one, two in zip(leading[::-1], others[::-1], strict=False):
+        if one not in (1, two) and two != 1:
+            found = f"{tuple(leading)} and {tuple(others)}"
+            raise ValueError(f"{argument}, {other}: expected leading axes that broadcast, got {found}")
+
+
+def check_alike(argument: str, value: Tensor, other: str, beside: Tensor) -> None:
+    """Raise ValueError unless two tensors have one dtype and device. It can be traced."""
+    if value.dtype != beside.dtype or value.device != beside.device:
+        found = f"{value.dtype} on {value.device} and {beside.dtype} on {beside.device}"
+        raise ValueError(f"{argument}, {other}: expected one dtype and device, got {found}")
+
+
+def check_has_numbers(argument: str, value: Tensor) -> None:
+    """Raise ValueError if a tensor is on the meta device, where tensors have no numbers."""
+    if value.device.type == "meta":
+        raise ValueError(f"{argument}: expected numbers, got a tensor on the meta device, which has none")
+
+
+def check_device(device: torch.device | str | None) -> None:
+    """Raise TypeError or ValueError unless a value is a device or the name of one."""
+    if device is not None and not isinstance(device, torch.device | str):
+        raise TypeError(f"device: expected a torch.device or its name, got {shown(device)}")
+    try:
+        torch.device(device or "cpu")
+    except RuntimeError as error:
+        raise ValueError(f"device: expected a torch.device or its name, such as 'cpu', got {device!r}") from error
+
+
+def check_drawing(
+    shape: tuple[int, ...],
+    generator: torch.Generator | None,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+) -> None:
+    """Raise an error unless random numbers can be drawn so: in this shape, with this generator, dtype and device."""
+    for size in shape:
+        check_count("shape", size, 0)
+    if generator is not None:
+        check_is("generator", generator, torch.Generator)
+    if dtype is not None:
+        check_floating("dtype", dtype)
+    check_device(device)
+
+
 def check_count(argument: str, count: int, least: int = 1) -> None:
     """Raise ValueError unless a value is an integer of at least ``least``."""
     if not isinstance(count, Integral) or isinstance(count, bool) or count < least:
@@ -47,7 +103,7 @@ def check_counts(least: int = 1, **counts: int) -> None:
 def check_positive(**numbers: float) -> None:
     """Raise ValueError, naming the argument, unless all numbers are positive and finite."""
     for argument, number in numbers.items():
-        if not 0 < number < math.inf:
+        if isinstance(number, bool) or not isinstance(number, Real) or not 0 < number < math.inf:
             raise ValueError(f"{argument}: expected a positive finite number, got {number!r}")
 
 
@@ -100,6 +156,7 @@ def check_neighborhood(neighborhood: object) -> None:
 
 def check_none(argument: str, where: Tensor, fault: str) -> None:
     """Raise ValueError if ``where`` ``[*]`` holds anywhere, and say where first."""
+    check_has_numbers(argument, where)
     if where.any():
         first = where.nonzero()[0].tolist() if where.ndim else []
         place = f"{argument}[{', '.join(map(str, first))}]" if first else argument

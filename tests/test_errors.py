@@ -24,7 +24,10 @@ from lieattn.geometry import (
     unflatten,
 )
 from lieattn.groups import (
+    SO,
+    Dilations,
     FiniteGroup,
+    RotationDilations,
     SemidirectProduct,
     commuting_product,
     cyclic,
@@ -232,6 +235,45 @@ GROUPS = [
     ("translation of integers", lambda: MOVES.element(1, integers(1, 2)), ValueError, ("translation: ", "torch.int64")),
     ("motion of longer points", lambda: MOVES.act(torch.eye(3), zeros(4, 3)), ValueError, ("points: ", "(4, 3)")),
     ("motion of longer vectors", lambda: MOVES.act_vectors(torch.eye(3), zeros(3)), ValueError, ("vectors: ", "(3,)")),
+    ("motion by an index that is True", lambda: cyclic(4).act(True, zeros(5, 2)), ValueError, ("g: ", "0..3", "True")),
+    ("motion of a list", lambda: MOVES.act(torch.eye(3), [1.0, 2.0]), TypeError, ("points: ", "floating", "list")),
+    ("motion of integers", lambda: cyclic(8).act(1, integers(1, 2)), TypeError, ("points: ", "torch.int64")),
+    ("motion by a string", lambda: MOVES.act("turn", zeros(2)), TypeError, ("g: ", "R^2 x| C4", "str")),
+    (
+        "motions and points that do not pair",
+        lambda: MOVES.act(torch.eye(3).expand(4, 3, 3), zeros(5, 2)),
+        ValueError,
+        ("g, points: ", "(4,) and (5,)"),
+    ),
+    (
+        "motions in another dtype",
+        lambda: MOVES.act(torch.eye(3).double(), zeros(5, 2)),
+        ValueError,
+        ("g, points: ", "float64", "float32"),
+    ),
+    (
+        "matrices without numbers",
+        lambda: SO(3).check("g", torch.eye(3, device="meta")),
+        ValueError,
+        ("g: ", "meta device"),
+    ),
+    ("sample by no generator", lambda: SO(3).sample(2, generator=0), TypeError, ("generator: ", "Generator", "int")),
+    ("sample of integers", lambda: SO(3).sample(2, dtype=torch.int64), ValueError, ("dtype: ", "torch.int64")),
+    ("sample nowhere", lambda: SO(3).sample(2, device="attic"), ValueError, ("device: ", "'attic'")),
+    ("sample of negative size", lambda: SO(3).sample(-2), ValueError, ("shape: ", "-2")),
+    (
+        "scale that overflows",
+        lambda: Dilations(2).exp(torch.tensor([[1.0], [1000.0]])),
+        ValueError,
+        ("a: ", "-88.7 to 88.7", "torch.float32", "1000.0"),
+    ),
+    (
+        "scale with a rotation that vanishes",
+        lambda: RotationDilations(2).exp(torch.tensor([-1000.0, 0.0])),
+        ValueError,
+        ("a: ", "-88.7 to 88.7"),
+    ),
+    ("tolerance in words", lambda: cyclic(4).index(TURN, tolerance="small"), ValueError, ("tolerance: ", "'small'")),
     ("no motion", lambda: MOVES.inverse(2 * torch.eye(3)), ValueError, ("is not an element of C4", "1.0e+00 away")),
 ]
 

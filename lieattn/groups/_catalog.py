@@ -129,8 +129,9 @@ def direct_product(first: FiniteGroup, second: FiniteGroup, name: str | None = N
     """H × K acting on R^dH ⊕ R^dK by block matrices; element (h, k) has index h·|K| + k."""
     check_group("first", first)
     check_group("second", second)
+    name = f"{first.name}x{second.name}" if name is None else name
     blocks = [torch.block_diag(h, k) for h in first.elements for k in second.elements]
-    return FiniteGroup(name or f"{first.name}x{second.name}", torch.stack(blocks))
+    return FiniteGroup(name, torch.stack(blocks))
 
 
 def commuting_product(first: FiniteGroup, second: FiniteGroup, name: str | None = None) -> FiniteGroup:
@@ -141,6 +142,7 @@ def commuting_product(first: FiniteGroup, second: FiniteGroup, name: str | None 
     """
     check_group("first", first)
     check_group("second", second)
+    name = f"{first.name}x{second.name}" if name is None else name
     if first.dim != second.dim:
         raise ValueError(f"second: {second.name} acts on R^{second.dim}, {first.name} on R^{first.dim}")
     left = first.elements[:, None] @ second.elements
@@ -149,7 +151,7 @@ def commuting_product(first: FiniteGroup, second: FiniteGroup, name: str | None 
         h, k = divmod(int(difference.argmax()), second.order)
         pair = f"element {h} of {first.name} and element {k} of {second.name}"
         raise ValueError(f"{pair} do not commute; use direct_product for an action on the sum of the two spaces")
-    return FiniteGroup(name or f"{first.name}x{second.name}", left.transpose(0, 1).flatten(0, 1))
+    return FiniteGroup(name, left.transpose(0, 1).flatten(0, 1))
 
 
 def _plane_rotations(n: int) -> Tensor:

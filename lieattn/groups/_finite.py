@@ -13,7 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_none, kind
+from lieattn._checks import (
+    check_count,
+    check_has_numbers,
+    check_is,
+    check_last,
+    check_none,
+    check_positive,
+    kind,
+    shown,
+)
 from lieattn.groups._group import Group, far, tolerance
 from lieattn.groups._skew import norm
 
@@ -51,6 +60,8 @@ class FiniteGroup(Group):
     identity_index: int
 
     def __init__(self, name: str, elements: Tensor, *, tolerance: float = CLOSURE_TOLERANCE) -> None:
+        check_is("name", name, str)
+        check_positive(tolerance=tolerance)
         matrices = checked_matrices(elements, name)
         cayley = cayley_table(matrices, name, tolerance)
         # A finite set of invertible matrices closed under product is a group, so exactly one row is 0..n-1.
@@ -74,7 +85,10 @@ class FiniteGroup(Group):
         absent. TypeError or ValueError is raised if dtype or shape do not fit, two elements coincide, a matrix is
         singular, or a product is not in the list (the message names the two factors).
         """
-        given = torch.as_tensor(np.asarray(matrices) if not isinstance(matrices, Tensor) else matrices)
+        try:
+            given = torch.as_tensor(np.asarray(matrices) if not isinstance(matrices, Tensor) else matrices)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"matrices: expected numbers [order, dim, dim], got {shown(matrices)}") from error
         if tolerance is None:
             tolerance = CLOSURE_TOLERANCE if given.dtype not in _LOW_PRECISION else 1e-5
         return cls(name, given, tolerance=tolerance)
@@ -89,8 +103,9 @@ class FiniteGroup(Group):
         expected = f"permutations of {name!r}: expected a table of integers [order, points]"
         try:
             table = torch.as_tensor(permutations)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{expected}, got {permutations!r}") from error
+        check_has_numbers("permutations", table)
         if table.ndim != 2 or table.is_floating_point() or table.is_complex() or 0 in table.shape:
             raise ValueError(f"{expected}, got shape {tuple(table.shape)} of {table.dtype}")
         degree = table.shape[1]
@@ -106,6 +121,7 @@ class FiniteGroup(Group):
         TypeError or ValueError is raised if dtype or shape do not fit, or more than ``max_order`` elements are found:
         matrices that generate an infinite group never close.
         """
+        check_count("max_order", max_order)
         generators = real_matrices(f"generators of {name!r}", generators)
         found = torch.eye(generators.shape[-1], dtype=torch.float64)[None]
         fresh = found
@@ -147,6 +163,7 @@ class FiniteGroup(Group):
 
         ValueError, naming the ``argument``, is raised if there is no such element.
         """
+        check_is("like", like, Tensor)
         if isinstance(g, Tensor):
             if g.is_floating_point():
                 return g
@@ -159,9 +176,9 @@ class FiniteGroup(Group):
         ValueError is raised if one is farther than ``tolerance`` (largest entry) from every element; the message gives
         the first one and its distance.
         """
-        if matrices.shape[-2:] != (self.dim, self.dim):
-            size = f"[*, {self.dim}, {self.dim}]"
-            raise ValueError(f"matrices: expected {size} for {self.name}, got {tuple(matrices.shape)}")
+        check_last("matrices", matrices, (self.dim, self.dim), self.name)
+        check_has_numbers("matrices", matrices)
+        check_positive(tolerance=tolerance)
         distance, found = self._nearest(matrices)
         missed = ~(distance <= tolerance)
         if missed.any():
@@ -188,9 +205,11 @@ class FiniteGroup(Group):
 
     def act(self, g: int | Tensor, points: Tensor) -> Tensor:
         """Move points or vectors ``[*, dim]``, v ↦ A v, by elements ``[*, dim, dim]`` or their indices ``[*]``."""
+        self._check_vectors("points", points)
         return super().act(self.element(g, points), points)
 
     def act_vectors(self, g: int | Tensor, vectors: Tensor) -> Tensor:
+        self._check_vectors("vectors", vectors)
         return super().act_vectors(self.element(g, vectors), vectors)
 
     def hat(self, a: Tensor) -> Tensor:
@@ -216,6 +235,7 @@ class FiniteGroup(Group):
 
     def finite_subgroup(self, count: int) -> FiniteGroup:
         """The group itself; raises ValueError if ``count`` is not its order."""
+        check_count("count", count)
         if count != self.order:
             raise ValueError(f"count: the design of {self.name} is all its {self.order} elements, got {count}")
         return self
@@ -231,6 +251,7 @@ class FiniteGroup(Group):
 
     def translate(self, g: int, f: Tensor) -> Tensor:
         """Left regular representation: (g · f)(h) = f(g⁻¹ h), for f ``[*, order, channels]``."""
+        check_is("f", f, Tensor)
         if f.ndim < 2 or f.shape[-2] != self.order:
             size = f"[*, {self.order}, channels]"
             raise ValueError(f"f: expected a signal on {self.name} with shape {size}, got {tuple(f.shape)}")
@@ -241,12 +262,13 @@ class FiniteGroup(Group):
 
         TypeError or ValueError is raised if ``by`` is not an invertible matrix ``[dim, dim]``.
         """
+        check_is("by", by, Tensor)
         if by.shape != (self.dim, self.dim):
             raise ValueError(f"by: expected [{self.dim}, {self.dim}] for {self.name}, got {tuple(by.shape)}")
         basis = real_matrices("by", by[None])[0]
         if torch.linalg.matrix_rank(basis) < self.dim:
             raise ValueError(f"by: expected an invertible matrix, got {by.tolist()}")
-        return FiniteGroup(name or self.name, snap(basis @ self.elements @ torch.linalg.inv(basis)))
+        return FiniteGroup(self.name if name is None else name, snap(basis @ self.elements @ torch.linalg.inv(basis)))
 
     def __len__(self) -> int:
         return self.order
@@ -284,12 +306,14 @@ class FiniteGroup(Group):
 
 def check_group(argument: str, group: object, allowed: type[Group] = FiniteGroup) -> None:
     """Raise TypeError, naming the argument, unless ``group`` is a :class:`FiniteGroup`, or of the class ``allowed``."""
+    check_is("allowed", allowed, type)
     if not isinstance(group, allowed):
         example = "FiniteGroup such as lieattn.groups.cyclic(4)" if allowed is FiniteGroup else "group such as SO(3)"
         raise TypeError(f"{argument}: expected a {example}, got {group!r}")
 
 
 _LOW_PRECISION = (torch.float32, torch.float16, torch.bfloat16)
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def _rebuild(name: str, elements: np.ndarray[Any, Any]) -> FiniteGroup:
@@ -303,6 +327,7 @@ def real_matrices(argument: str, stack: Tensor) -> Tensor:
     if stack.ndim != 3 or stack.shape[-1] != stack.shape[-2] or 0 in stack.shape:
         expected = "expected shape [order, dim, dim] with order >= 1 and dim >= 1"
         raise ValueError(f"{argument}: {expected}, got {tuple(stack.shape)}")
+    check_has_numbers(argument, stack)
     infinite = ~torch.isfinite(stack).flatten(1).all(1)
     if infinite.any():
         raise ValueError(f"{argument}: element {int(infinite.nonzero()[0])} has an entry that is not finite")
@@ -339,9 +364,12 @@ def cayley_table(matrices: Tensor, name: str, tolerance: float) -> Tensor:
 def rows(argument: str, index: int | Tensor, table: Tensor, name: str) -> Tensor:
     """``table[index]``, with an error that names the group if it has no such element."""
     try:
-        return table[index]
-    except IndexError as error:
-        raise ValueError(f"{argument}: expected indices 0..{len(table) - 1} of {name}, got {index}") from error
+        whole = index.dtype in _WHOLE if isinstance(index, Tensor) else isinstance(index, int | np.integer)
+        if whole and not isinstance(index, bool):
+            return table[index]
+    except IndexError:
+        pass
+    raise ValueError(f"{argument}: expected indices 0..{len(table) - 1} of {name}, got {index}")
 
 
 def new_elements(products: Tensor, found: Tensor) -> Tensor:

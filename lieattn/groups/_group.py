@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_count, check_none, check_tensor
+from lieattn._checks import (
+    check_alike,
+    check_broadcast,
+    check_count,
+    check_drawing,
+    check_is,
+    check_last,
+    check_none,
+    check_tensor,
+)
 from lieattn.groups._skew import norm
 
 if TYPE_CHECKING:
@@ -33,6 +42,7 @@ class Group:
     algebra_dim: int
 
     def __post_init__(self) -> None:
+        check_is("name", self.name, str)
         check_count("dim", self.dim)
         check_count("algebra_dim", self.algebra_dim, least=0)
         if self.size not in (self.dim, self.dim + 1):
@@ -76,16 +86,28 @@ class Group:
 
     def act(self, g: Tensor, points: Tensor) -> Tensor:
         """Move points ``[*, dim]``, x ↦ A x + t; raises ValueError if they have another dimension."""
-        self._check_vectors("points", points)
+        self._check_acting(g, "points", points)
+        return self._moved(g, points)
+
+    def _moved(self, g: Tensor, points: Tensor) -> Tensor:
+        """:meth:`act` of tensors that are known to fit."""
         moved = matvec(self.linear(g), points)
         return moved + self.translation(g) if self.is_affine else moved
 
     def act_vectors(self, g: Tensor, vectors: Tensor) -> Tensor:
         """Turn vectors ``[*, dim]``, v ↦ A v, which translations leave alone; raises ValueError as :meth:`act`."""
-        self._check_vectors("vectors", vectors)
+        self._check_acting(g, "vectors", vectors)
         return matvec(self.linear(g), vectors)
 
+    def _check_acting(self, g: Tensor, argument: str, vectors: Tensor) -> None:
+        """Raise an error unless these tensors could be elements and what they move: numbers are not looked at."""
+        self._check_vectors(argument, vectors)
+        check_last("g", g, (self.size, self.size), self.name)
+        check_broadcast("g", g.shape[:-2], argument, vectors.shape[:-1])
+        check_alike("g", g, argument, vectors)
+
     def _check_vectors(self, argument: str, vectors: Tensor) -> None:
+        check_tensor(argument, vectors, f"floating vectors [*, {self.dim}]")
         if vectors.shape[-1:] != (self.dim,):
             raise ValueError(f"{argument}: {self.name} acts on R^{self.dim}, got shape {tuple(vectors.shape)}")
 
@@ -159,6 +181,7 @@ class Group:
         The draw is made in float64 on the device of the generator (torch's default one if absent), so the elements do
         not depend on ``dtype`` and ``device``, which are those of the result (torch's defaults if absent).
         """
+        check_drawing(shape, generator, dtype, device)
         return _finish(self.draw(shape, generator), dtype, device)
 
     def finite_subgroup(self, count: int) -> FiniteGroup:
@@ -172,6 +195,7 @@ class Group:
 
         ValueError is raised where there is none.
         """
+        check_drawing((), None, dtype, device)
         return _finish(self.finite_subgroup(count).elements, dtype, device)
 
     def sample_design(
@@ -187,6 +211,7 @@ class Group:
         Each element is uniform, but those of one design are not independent: together they average functions of low
         degree exactly.
         """
+        check_drawing(shape, generator, dtype, device)
         turn = self.draw(shape, generator)
         design = self.design(count, dtype=torch.float64, device=turn.device)
         return _finish(self.product(turn[..., None, :, :], design), dtype, device)

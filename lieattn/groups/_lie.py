@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_count, check_none
+from lieattn._checks import check_alike, check_broadcast, check_count, check_is, check_last, check_none, check_tensor
 from lieattn.groups import _catalog
 from lieattn.groups._finite import FiniteGroup, check_group
 from lieattn.groups._group import Group, LieGroup, draw_normal, draw_uniform, far, matvec, tolerance
@@ -41,7 +41,7 @@ class Rotational(LieGroup):
     letters: ClassVar[str]
 
     def __init__(self, dim: int) -> None:
-        if dim not in (2, 3):
+        if not isinstance(dim, int) or dim not in (2, 3):
             raise ValueError(f"dim: {self.letters}(d) is available for d = 2 and d = 3, got {dim!r}")
         super().__init__(f"{self.letters}({dim})", dim=dim, size=dim, algebra_dim=1 if dim == 2 else 3)
 
@@ -182,7 +182,7 @@ class Dilations(LieGroup):
         return matrix[..., 0, 0, None]
 
     def exp(self, a: Tensor) -> Tensor:
-        return self.hat(torch.exp(a)) + torch.zeros_like(self.identity(a))
+        return self.hat(torch.exp(_checked_scale(a))) + torch.zeros_like(self.identity(a))
 
     def log(self, g: Tensor) -> Tensor:
         return log_scale(g)[..., None]
@@ -244,7 +244,7 @@ class RotationDilations(LieGroup):
         return torch.cat([matrix[..., 0, 0, None], self.rotations.vee(matrix)], dim=-1)
 
     def exp(self, a: Tensor) -> Tensor:
-        return torch.exp(a[..., :1, None]) * self.rotations.exp(a[..., 1:])
+        return torch.exp(_checked_scale(a[..., :1, None])) * self.rotations.exp(a[..., 1:])
 
     def log(self, g: Tensor) -> Tensor:
         scale, rotation = self.split(g)
@@ -281,6 +281,17 @@ class RotationDilations(LieGroup):
         return {"it is zero": degenerate} | faults
 
 
+def _checked_scale(a: Tensor) -> Tensor:
+    """Logarithms of r, or ValueError if r or 1 / r is too large for their dtype; not looked at in compiled code."""
+    if not torch.compiler.is_compiling():
+        largest = math.log(torch.finfo(a.dtype).max)
+        sizes = a.detach().abs()
+        if not (sizes <= largest).all():  # true for NaN
+            expected = f"expected logarithms of scales from -{largest:.1f} to {largest:.1f} in {a.dtype}"
+            raise ValueError(f"a: {expected}, got {float(sizes.max()):.1f} in size")
+    return a
+
+
 def log_scale(g: Tensor) -> Tensor:
     """Logarithm of r ``[*]`` of matrices r R with R orthogonal."""
     largest, squared = _squared_scale(g)
@@ -302,7 +313,8 @@ class Translations(LieGroup):
 
     def element(self, translation: Tensor) -> Tensor:
         """Element ``[*, d + 1, d + 1]`` with translation ``[*, d]``."""
-        return affine(torch.eye(self.dim, dtype=translation.dtype, device=translation.device), translation)
+        check_last("translation", translation, (self.dim,), self.name)
+        return joined(torch.eye(self.dim, dtype=translation.dtype, device=translation.device), translation)
 
     def product(self, g: Tensor, h: Tensor) -> Tensor:
         return self.element(self.translation(g) + self.translation(h))
@@ -359,33 +371,35 @@ class SemidirectProduct(LieGroup):
         dim = stabilizer.dim
         object.__setattr__(self, "stabilizer", stabilizer)
         size = {"dim": dim, "size": dim + 1, "algebra_dim": stabilizer.algebra_dim + dim}
-        super().__init__(name or f"R^{dim} x| {stabilizer.name}", **size)
+        super().__init__(f"R^{dim} x| {stabilizer.name}" if name is None else name, **size)
 
     def element(self, linear: int | Tensor, translation: Tensor) -> Tensor:
         """Element ``[*, d + 1, d + 1]`` with linear part ``[*, d, d]`` in H and translation ``[*, d]``.
 
         The linear parts of a finite H may be given by their indices ``[*]``.
         """
+        check_is("translation", translation, Tensor)
         if translation.shape[-1:] != (self.dim,) or not translation.is_floating_point():
             got = f"{translation.dtype} {tuple(translation.shape)}"
             raise ValueError(f"translation: {self.name} takes floating vectors [*, {self.dim}], got {got}")
         if isinstance(self.stabilizer, FiniteGroup):
-            return affine(self.stabilizer.element(linear, translation, argument="linear"), translation)
-        return affine(torch.as_tensor(linear), translation)
+            linear = self.stabilizer.element(linear, translation, argument="linear")
+        check_last("linear", linear, (self.dim, self.dim), self.name)
+        return affine(linear, translation)
 
     def product(self, g: Tensor, h: Tensor) -> Tensor:
         linear = self.stabilizer.product(self.linear(g), self.linear(h))
-        return affine(linear, self.act(g, self.translation(h)))
+        return joined(linear, self._moved(g, self.translation(h)))
 
     def inverse(self, g: Tensor) -> Tensor:
         linear = self.stabilizer.inverse(self.linear(g))
-        return affine(linear, -self.stabilizer.act(linear, self.translation(g)))
+        return joined(linear, -matvec(linear, self.translation(g)))
 
     def relative(self, g: Tensor, h: Tensor) -> Tensor:
         """The element g⁻¹ h = (A⁻¹ B, A⁻¹ (s - t)); subtracting first keeps it exact far from the origin."""
         inverse = self.stabilizer.inverse(self.linear(g))
-        translation = self.stabilizer.act(inverse, self.translation(h) - self.translation(g))
-        return affine(self.stabilizer.product(inverse, self.linear(h)), translation)
+        translation = matvec(inverse, self.translation(h) - self.translation(g))
+        return joined(self.stabilizer.product(inverse, self.linear(h)), translation)
 
     def hat(self, a: Tensor) -> Tensor:
         h, u = self._split(a)
@@ -397,7 +411,7 @@ class SemidirectProduct(LieGroup):
 
     def exp(self, a: Tensor) -> Tensor:
         h, u = self._split(a)
-        return affine(self.stabilizer.exp(h), matvec(self.stabilizer.exp_integral(h), u))
+        return joined(self.stabilizer.exp(h), matvec(self.stabilizer.exp_integral(h), u))
 
     def log(self, g: Tensor) -> Tensor:
         h = self.stabilizer.log(self.linear(g))
@@ -426,7 +440,7 @@ class SemidirectProduct(LieGroup):
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Linear parts as H draws them, with standard normal translations; the group is not compact."""
-        return affine(self.stabilizer.draw(shape, generator), draw_normal((*shape, self.dim), generator))
+        return joined(self.stabilizer.draw(shape, generator), draw_normal((*shape, self.dim), generator))
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
         found = super().faults(g)
@@ -453,7 +467,21 @@ def Sim(dim: int) -> SemidirectProduct:  # noqa: N802 - the name of the group
 
 
 def affine(linear: Tensor, translation: Tensor) -> Tensor:
-    """Matrices [[A, t], [0, 1]] ``[*, d + 1, d + 1]`` from ``[*, d, d]`` and ``[*, d]``."""
+    """Matrices [[A, t], [0, 1]] ``[*, d + 1, d + 1]`` from ``[*, d, d]`` and ``[*, d]``.
+
+    TypeError or ValueError is raised if these are not tensors whose shapes fit.
+    """
+    check_tensor("translation", translation, "a floating tensor [*, d]")
+    if translation.ndim == 0:
+        raise ValueError("translation: expected [*, d], got a number")
+    check_last("linear", linear, (translation.shape[-1],) * 2, "translations of as many components")
+    check_broadcast("linear", linear.shape[:-2], "translation", translation.shape[:-1])
+    check_alike("linear", linear, "translation", translation)
+    return joined(linear, translation)
+
+
+def joined(linear: Tensor, translation: Tensor) -> Tensor:
+    """:func:`affine` of tensors that are known to fit."""
     dim = translation.shape[-1]
     shape = torch.broadcast_shapes(linear.shape[:-2], translation.shape[:-1])
     top = torch.cat([linear.expand(*shape, dim, dim), translation[..., None].expand(*shape, dim, 1)], dim=-1)

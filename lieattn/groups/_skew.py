@@ -13,6 +13,8 @@ import math
 import torch
 from torch import Tensor
 
+from lieattn._checks import check_last, check_tensor
+
 _SERIES_BELOW = 1.0
 _SERIES_TERMS = 10
 _PLANE_TERMS = 20
@@ -179,6 +181,7 @@ def _outer(a: Tensor) -> Tensor:
 
 def rotation_from_quaternion(q: Tensor) -> Tensor:
     """Rotations ``[*, 3, 3]`` from quaternions ``[*, 4]`` (w, x, y, z) of any length but 0."""
+    check_tensor("q", q, "floating quaternions [*, 4] (w, x, y, z)")
     if q.shape[-1:] != (4,):
         raise ValueError(f"q: expected quaternions [*, 4] (w, x, y, z), got {tuple(q.shape)}")
     w, x, y, z = (q / torch.linalg.vector_norm(q, dim=-1, keepdim=True)).unbind(-1)
@@ -198,8 +201,7 @@ def quaternion_from_rotation(rotation: Tensor) -> Tensor:
     rounding, where w vanishes, gets the sign with its largest component positive (the first of them, if several are
     equal up to rounding), so w may be as little as rounding below 0.
     """
-    if rotation.shape[-2:] != (3, 3):
-        raise ValueError(f"rotation: expected [*, 3, 3], got {tuple(rotation.shape)}")
+    check_last("rotation", rotation, (3, 3), "rotations of space")
     r = rotation
     xx, yy, zz = r[..., 0, 0], r[..., 1, 1], r[..., 2, 2]
     wx, wy, wz = r[..., 2, 1] - r[..., 1, 2], r[..., 0, 2] - r[..., 2, 0], r[..., 1, 0] - r[..., 0, 1]

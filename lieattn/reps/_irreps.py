@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_count
+from lieattn._checks import check_count, check_tensor
 from lieattn.reps._representation import (
     DirectSum,
     Multiple,
@@ -120,13 +120,15 @@ def wigner_d(degree: int, rotation: Tensor) -> Tensor:
     check_count("degree", degree, 0)
     if degree > MAX_DEGREE:
         raise ValueError(f"degree: expected at most {MAX_DEGREE}, got {degree}")
-    if rotation.shape[-2:] != (3, 3) or not rotation.is_floating_point():
-        raise ValueError(f"rotation: expected floating [*, 3, 3], got {rotation.dtype} {tuple(rotation.shape)}")
+    check_tensor("rotation", rotation, "floating [*, 3, 3]")
+    if rotation.shape[-2:] != (3, 3):
+        raise ValueError(f"rotation: expected floating [*, 3, 3], got {tuple(rotation.shape)}")
     check_orthogonal("rotation", rotation)
-    if bool((determinant_sign(rotation) < 0).any()):
+    wide = rotation.to(torch.float64)
+    if bool((determinant_sign(wide) < 0).any()):
         raise ValueError("rotation: expected proper rotations, but a determinant is negative; use Irreps for both")
     with torch.autocast(rotation.device.type, enabled=False):
-        return _wigner(rotation.to(torch.float64), _clebsch_gordan(degree))[degree].to(rotation.dtype)
+        return _wigner(wide, _clebsch_gordan(degree))[degree].to(rotation.dtype)
 
 
 def _wigner(rotation: Tensor, isometries: tuple[Tensor, ...]) -> list[Tensor]:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn._checks import check_count, check_tensor
+from lieattn._checks import check_broadcast, check_count, check_has_numbers, check_last, check_tensor
 
 
 class Representation(abc.ABC):
@@ -58,8 +58,10 @@ class Representation(abc.ABC):
         It computes, and answers, in the dtype of the features, float32 at least, also under autocast.
         """
         self._check(rotation)
-        if features.shape[-1:] != (self.dim,):
-            raise ValueError(f"features: expected [*, {self.dim}] for {self.name}, got {tuple(features.shape)}")
+        check_last("features", features, (self.dim,), self.name)
+        check_broadcast("rotation", rotation.shape[:-2], "features", features.shape[:-1])
+        if rotation.device != features.device:
+            raise ValueError(f"rotation, features: expected one device, got {rotation.device} and {features.device}")
         dtype = torch.promote_types(features.dtype, torch.float32)
         with torch.autocast(features.device.type, enabled=False):
             return self._apply(rotation.to(torch.float64), features.to(dtype))
@@ -71,6 +73,7 @@ class Representation(abc.ABC):
     def _check(self, rotation: Tensor) -> None:
         d = self.space_dim
         check_tensor("rotation", rotation, "a floating tensor [*, d, d]")
+        check_has_numbers("rotation", rotation)
         shape = tuple(rotation.shape)
         if rotation.ndim < 2 or shape[-1] != shape[-2] or d not in (None, shape[-1]):
             raise ValueError(f"rotation: {self.name} takes matrices [*, {d or 'd'}, {d or 'd'}], got {shape}")
@@ -185,18 +188,22 @@ def check_orthogonal(argument: str, matrices: Tensor) -> None:
 
     The tolerance is 1e-6 in float64 and 1e-3 in lower precision. Nothing is checked while a graph is compiled.
     """
-    error, allowed = _orthogonality_error(matrices)
+    error, allowed = _orthogonality_error(argument, matrices)
     if not error <= allowed:
         raise ValueError(f"{argument}: expected orthogonal matrices, but Rᵀ R differs from the identity by {error:.1e}")
 
 
 def is_orthogonal(matrices: Tensor) -> bool:
     """Whether :func:`check_orthogonal` would let a stack ``[*, d, d]`` pass."""
-    error, allowed = _orthogonality_error(matrices)
+    error, allowed = _orthogonality_error("matrices", matrices)
     return error <= allowed
 
 
-def _orthogonality_error(matrices: Tensor) -> tuple[float, float]:
+def _orthogonality_error(argument: str, matrices: Tensor) -> tuple[float, float]:
+    check_tensor(argument, matrices, "a floating tensor [*, d, d]")
+    if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2]:
+        raise ValueError(f"{argument}: expected matrices [*, d, d], got {tuple(matrices.shape)}")
+    check_has_numbers(argument, matrices)
     allowed = 1e-6 if matrices.dtype == torch.float64 else 1e-3
     if matrices.numel() == 0 or torch.compiler.is_compiling():
         return 0.0, allowed
@@ -315,15 +322,15 @@ class _SymmetricMatrices(_OfDimension):
 
     def to_tensor(self, features: Tensor) -> Tensor:
         """Components ``[*, dim]`` to symmetric matrices ``[*, d, d]``."""
-        if features.shape[-1:] != (self.dim,):
-            raise ValueError(f"features: expected [*, {self.dim}] for {self.name}, got {tuple(features.shape)}")
+        check_last("features", features, (self.dim,), self.name)
+        check_has_numbers("features", features)
         with torch.autocast(features.device.type, enabled=False):
             return torch.einsum("...a,aij->...ij", features, self._basis.to(features))
 
     def from_tensor(self, tensor: Tensor) -> Tensor:
         """Matrices ``[*, d, d]`` to components ``[*, dim]`` of their projection on the space."""
-        if tensor.shape[-2:] != (self.d, self.d):
-            raise ValueError(f"tensor: expected [*, {self.d}, {self.d}] for {self.name}, got {tuple(tensor.shape)}")
+        check_last("tensor", tensor, (self.d, self.d), self.name)
+        check_has_numbers("tensor", tensor)
         with torch.autocast(tensor.device.type, enabled=False):
             return torch.einsum("...ij,aij->...a", tensor, self._basis.to(tensor))
 

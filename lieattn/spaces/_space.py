@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_count, check_none, check_tensor
+from lieattn._checks import check_broadcast, check_count, check_none, check_tensor
 from lieattn.groups import (
     SE,
     SO,
@@ -101,6 +101,7 @@ class HomogeneousSpace:
         self.stabilizer.check("h", h)
         if h.ndim < 3:
             raise ValueError(f"h: expected [fiber, k, k] or [*, fiber, k, k], got {tuple(h.shape)}")
+        check_broadcast("x", x.shape[:-1], "h", h.shape[:-3])
         return self.group.product(section, self.embed(h.to(dtype=x.dtype, device=x.device)))
 
     # --- bad input ------------------------------------------------------------------------------------------------

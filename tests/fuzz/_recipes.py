@@ -55,6 +55,13 @@ ALIASES = {
     "encoding": ("terms", "channels"),
     "input": ("x",),
     "volumes": ("weights",),
+    "elements": ("matrices",),
+    "matrices": ("elements",),
+    "translation": ("linear",),
+    "generators": ("matrices",),
+    "permutations": ("matrices",),
+    "first": ("second",),
+    "allowed": ("group",),
 }
 """Other names that a message may give an argument: those of its tensors."""
 
@@ -511,6 +518,7 @@ ALGEBRA = (*ALGEBRA, "distance", "coordinates", "linear", "translation", "faults
 EXEMPT = {
     "nn.relative.PerHeadMLP.finish": "the second half of a network, called by its layer",
     "nn.band_limit": "is cached, so Python refuses what has no hash",
+    "groups.real_irreps": "likewise",
     **{
         f"groups.{name}.{method}": "algebra inside of every lift; lift and Group.check look at what comes from outside"
         for name in groups.__all__

@@ -27,14 +27,21 @@ from tests.fuzz._target import Finding, Target, Verdict
 _LIBRARY = ("/lieattn/", "/lieattn_datasets/")
 _EXPECTED = (ValueError, TypeError, KeyError, IndexError, OSError, NotImplementedError, ImportError)
 
+ENABLED = (
+    "groups.",
+    "spaces.",
+    "reps.",
+    "nn.",
+)
+"""Packages whose entrances are called. Recipes of the others are there, their errors are not all named yet."""
+
 NAMES = sorted(
     name
     for name in PLACES
-    if name.startswith("nn.")
+    if name.startswith(ENABLED)
     and not any(f"{name}.".startswith(f"{prefix}.") for prefix in EXEMPT)
     and takes_arguments(name)
 )
-"""Entrances that are called: those of layers. Recipes of the others are there, their errors are not all named yet."""
 
 
 def bad_values(valid: Any) -> dict[str, Any]:
@@ -174,6 +181,8 @@ def is_named(error: Exception, tried: Entrance, replaced: Mapping[str, Any]) -> 
         isinstance(value, str) and value == "nowhere" for value in tried.arguments.values()
     ):  # what is there no file of is refused for that too
         names += ["root", "path", "nowhere"]
+    if "argument" in tried.arguments:  # a check, which is told what to call the other ones
+        names.append(str({**tried.arguments, **replaced}["argument"]))
     if tried.later:  # a constructor whose product was used: what it says about the inputs of that use is named too
         names += tried.later
     said = any(re.search(rf"(?<![a-zA-Z_]){re.escape(word)}(?![a-zA-Z_])", text) for word in names)

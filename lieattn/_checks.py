@@ -32,7 +32,7 @@ def check_tensor(argument: str, value: object, expected: str, dtype: torch.dtype
         raise TypeError(f"{argument}: expected {expected}, got {kind(value)}")
 
 
-def check_last(argument: str, value: Tensor, sizes: tuple[int, ...], of: str) -> None:
+def check_last(argument: str, value: object, sizes: tuple[int, ...], of: str) -> None:
     """Raise an error unless a value is a floating tensor whose last axes have these sizes. It can be traced."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         raise TypeError(f"{argument}: expected a floating tensor for {of}, got {kind(value)}")
@@ -67,7 +67,7 @@ def check_device(device: torch.device | str | None) -> None:
     if device is not None and not isinstance(device, torch.device | str):
         raise TypeError(f"device: expected a torch.device or its name, got {shown(device)}")
     try:
-        torch.device(device or "cpu")
+        torch.device("cpu" if device is None else device)
     except RuntimeError as error:
         raise ValueError(f"device: expected a torch.device or its name, such as 'cpu', got {device!r}") from error
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_floating, check_tensor
+from lieattn._checks import check_device, check_floating, check_has_numbers, check_is, check_none, check_tensor
 
 # Sums of squares of coordinates up to here stay finite in float64.
 COORDINATE_LIMIT = 1e100
@@ -23,6 +23,8 @@ class Movable:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """Same value on another device."""
+        check_device(device)
+        check_is("non_blocking", non_blocking, bool)
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:
@@ -58,6 +60,7 @@ def as_coordinates(pos: Tensor) -> Tensor:
     TypeError or ValueError is raised if ``pos`` has another form, or a point is NaN, infinite or beyond 1e100.
     """
     check_tensor("pos", pos, "a floating tensor [points, dim]")
+    check_has_numbers("pos", pos)
     if pos.dim() != 2 or pos.shape[1] == 0:
         raise ValueError(f"pos: expected shape [points, dim] with dim >= 1, got {tuple(pos.shape)}")
     pos = pos.detach().to(torch.float64)
@@ -109,17 +112,25 @@ def cloud_index(points: Tensor | int, batch: Tensor | None = None, ptr: Tensor |
 def check_grid(grid: Tensor, device: torch.device | None = None) -> None:
     """Raise an error unless a value is an int64 tensor ``[clouds, 2]`` on ``device`` (any if None)."""
     check_indices("grid", grid, dim=2, device=device)
+    check_has_numbers("grid", grid)
     if grid.shape[1] != 2:
         raise ValueError(f"grid: expected [clouds, 2], height and width of each image, got {tuple(grid.shape)}")
 
 
-def check_indices(name: str, value: Tensor, dim: int, device: torch.device | None = None) -> None:
-    """Raise an error unless a value is an int64 tensor with ``dim`` dimensions on ``device`` (any if None)."""
+def check_indices(
+    name: str, value: Tensor, dim: int, device: torch.device | None = None, below: int | None = None
+) -> None:
+    """Raise an error unless a value is an int64 tensor with ``dim`` dimensions on ``device`` (any if None).
+
+    Entries must be from 0 and below ``below``, if that is given.
+    """
     check_tensor(name, value, "an int64 tensor", torch.int64)
     if value.dim() != dim:
         raise ValueError(f"{name}: expected {dim} dimension(s), got shape {tuple(value.shape)}")
     if device is not None and value.device != device:
         raise ValueError(f"{name}: expected on {device} as the other inputs, got on {value.device}")
+    if below is not None:
+        check_none(name, (value < 0) | (value >= below), f"is out of range: expected indices from 0 to {below - 1}")
 
 
 def first_true(mask: Tensor) -> int:
@@ -255,13 +266,17 @@ class PointClouds(Movable):
     def max(self, x: Tensor) -> Tensor:
         """Maximum over the points of each cloud, ``[points, *]`` to ``[clouds, *]``; zero for an empty one."""
         self._check_rows(x)
+        if x.is_complex():
+            raise ValueError(f"x: expected real numbers, which have a maximum, got {x.dtype}")
         index = self.batch.view(-1, *[1] * (x.ndim - 1)).expand_as(x)
         empty = x.new_zeros(self.num_clouds, *x.shape[1:])
         return empty.scatter_reduce(0, index, x, "amax", include_self=False)
 
     def _check_rows(self, x: Tensor) -> None:
-        if len(x) != self.num_points:
-            raise ValueError(f"x: expected one row for each of {self.num_points} points, got {tuple(x.shape)}")
+        check_is("x", x, Tensor)
+        if x.shape[:1] != (self.num_points,) or x.device != self.device:
+            expected = f"expected one row for each of {self.num_points} points on {self.device}"
+            raise ValueError(f"x: {expected}, got {tuple(x.shape)} on {x.device}")
 
 
 def point_clouds(
@@ -395,15 +410,18 @@ def collate_clouds(argument: str, parts: Sequence[PointClouds], alike: Sequence[
 
 def flatten(padded: Tensor, mask: Tensor) -> Tensor:
     """Points that are there, ``[clouds, N, *]`` with mask ``[clouds, N]`` to ``[points, *]``."""
+    check_is("padded", padded, Tensor)
     _check_mask(mask, padded.device, padded.shape[:2])
     return padded[mask]
 
 
 def unflatten(flat: Tensor, mask: Tensor) -> Tensor:
     """Padded layout again, zero where no point is: ``[points, *]`` to ``[clouds, N, *]``."""
+    check_is("flat", flat, Tensor)
     _check_mask(mask, flat.device)
-    if flat.shape[0] != int(mask.sum()):
-        raise ValueError(f"flat: expected {int(mask.sum())} points as in mask, got {flat.shape[0]}")
+    rows = len(flat) if flat.ndim else 0
+    if rows != int(mask.sum()):
+        raise ValueError(f"flat: expected {int(mask.sum())} points as in mask, got {rows}")
     padded = flat.new_zeros(*mask.shape, *flat.shape[1:])
     padded[mask] = flat
     return padded
@@ -411,10 +429,13 @@ def unflatten(flat: Tensor, mask: Tensor) -> Tensor:
 
 def _check_mask(mask: Tensor, device: torch.device, shape: torch.Size | None = None) -> None:
     check_tensor("mask", mask, "a bool tensor [clouds, N]", torch.bool)
+    if mask.ndim != 2:
+        raise ValueError(f"mask: expected [clouds, N], got {tuple(mask.shape)}")
     if shape is not None and mask.shape != shape:
         raise ValueError(f"mask: expected shape {tuple(shape)}, got {tuple(mask.shape)}")
     if mask.device != device:
         raise ValueError(f"mask: expected on {device} as the points, got on {mask.device}")
+    check_has_numbers("mask", mask)
 
 
 def _check_grid(grid: Tensor, cloud: Tensor, num_clouds: int) -> None:

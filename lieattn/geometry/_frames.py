@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_choice, check_count, check_tensor
+from lieattn._checks import check_arguments, check_choice, check_count, check_is, check_neighborhood, check_tensor
 from lieattn.geometry._clouds import PointClouds, ranks
 from lieattn.geometry._neighbor_lists import Neighbors
-from lieattn.groups import FiniteGroup, Group, SemidirectProduct, check_group
+from lieattn.geometry._neighbors import Nearest, Neighborhood, PixelSquare, Radius
+from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, check_group
 from lieattn.spaces import HomogeneousSpace
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class FiniteFrames:
 
     def __call__(self, sites: Sites) -> GroupFrames:
         """The group and the pose; raises ValueError unless H is a subgroup of the stabilizer."""
+        check_is("sites", sites, Sites)
         sites.stabilizer.check("frames", self.group.matrices(sites.clouds.pos))
         if self.pose is None:
             return GroupFrames(self.group)
@@ -138,11 +140,11 @@ class SampledFrames:
         check_count("count", self.count)
         check_count("seed", self.seed, least=0)
         check_choice("per", self.per, ("point", "cloud"))
-        if self.design not in (None, True, False):
-            raise TypeError(f"design: expected True, False or None, got {self.design!r}")
+        check_arguments(SampledFrames, vars(self))
 
     def __call__(self, sites: Sites) -> Tensor:
         """Frames ``[points, fiber, k, k]``; raises ValueError for a design of a size that there is not."""
+        check_is("sites", sites, Sites)
         clouds, per_cloud = sites.clouds, self.per == "cloud"
         if sites.generator is None:
             place = torch.zeros_like(clouds.batch) if per_cloud else ranks(clouds.batch, clouds.num_clouds)
@@ -185,6 +187,7 @@ class GivenFrames:
 
     def __call__(self, sites: Sites) -> Tensor:
         """Frames ``[points, fiber, k, k]``."""
+        check_is("sites", sites, Sites)
         clouds = sites.clouds
         number = clouds.num_clouds if self.per == "cloud" else clouds.num_points
         if len(self.frames) != number:
@@ -212,6 +215,24 @@ def keeps_lengths(group: Group, *, ratios: bool = False) -> bool:
     if ratios:
         gram = gram / gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
     return bool((gram - torch.eye(gram.shape[-1], dtype=gram.dtype)).abs().max() <= 1e-9)
+
+
+def check_moves_along(neighborhood: Neighborhood, space: HomogeneousSpace, frames: object = None) -> None:
+    """Raise ValueError for neighborhoods made of distances that the group of a space does not preserve."""
+    check_neighborhood(neighborhood)
+    if not isinstance(neighborhood, Radius | Nearest | PixelSquare):
+        return
+    group = space.group
+    finite = isinstance(group, SemidirectProduct) and isinstance(group.stabilizer, FiniteGroup)
+    if isinstance(neighborhood, PixelSquare):
+        # A finite group may keep the square: which of its elements do is part of what a network promises.
+        if not (finite or isinstance(group, Translations) or isinstance(frames, FiniteFrames)):
+            raise ValueError(f"neighborhood: {neighborhood} does not turn with {group.name}; take a Radius")
+        return
+    if not keeps_lengths(group, ratios=isinstance(neighborhood, Nearest)):
+        advice = "AllPairs, Nearest where all distances change alike, or give the matrices in an orthonormal basis"
+        what = f"{group.name} does not preserve distances, so {neighborhood} would not move along"
+        raise ValueError(f"neighborhood: {what}; take {advice}")
 
 
 def _has_design(group: Group, count: int) -> bool:

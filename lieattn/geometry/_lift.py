@@ -11,11 +11,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_count, check_length, check_neighborhood, check_size
+from lieattn._checks import (
+    check_arguments,
+    check_count,
+    check_is,
+    check_length,
+    check_neighborhood,
+    check_size,
+    check_tensor,
+)
 from lieattn.geometry._clouds import PointClouds, check_indices, collate_clouds, point_clouds, point_weights
-from lieattn.geometry._frames import FiniteFrames, Frames, GivenFrames, GroupFrames, Sites, keeps_lengths
+from lieattn.geometry._frames import FiniteFrames, Frames, GivenFrames, GroupFrames, Sites, check_moves_along
 from lieattn.geometry._neighbor_lists import Neighbors
-from lieattn.geometry._neighbors import Nearest, Neighborhood, PixelSquare, Radius, find_neighbors, scaled
+from lieattn.geometry._neighbors import Neighborhood, find_neighbors, scaled
 from lieattn.geometry._principal_frames import PrincipalFrames
 from lieattn.geometry._relative import Chart, RelativeElements, in_frames
 from lieattn.groups import SE, E, FiniteGroup, SemidirectProduct, Translations, check_group, trivial
@@ -131,6 +139,12 @@ class LiftedGraph(PointClouds):
 
         The frames of row i stand over the point ``points[i]``, or i if absent.
         """
+        check_tensor("vectors", vectors, "a floating tensor [n, count, dim]")
+        if points is not None:
+            check_indices("points", points, dim=1, device=self.device)
+        rows, dim = self.num_points if points is None else len(points), self.space.group.dim
+        if vectors.ndim != 3 or vectors.shape[::2] != (rows, dim):
+            raise ValueError(f"vectors: expected [{rows}, count, {dim}], got {tuple(vectors.shape)}")
         pose, group = self.relative.pose, self.group
         if not self.relative.tied or group is None:
             frames = self.frames if points is None else self.frames[points]
@@ -146,6 +160,7 @@ class LiftedGraph(PointClouds):
 
     def by_level(self, x: Tensor) -> Tensor:
         """Fields scale by scale: ``[nodes, *]`` to ``[points, levels, *]``."""
+        check_is("x", x, Tensor)
         return x.unflatten(0, (-1, self.levels))
 
     def with_relative(self, relative: RelativeElements) -> LiftedGraph:
@@ -154,6 +169,7 @@ class LiftedGraph(PointClouds):
 
     def select_edges(self, kept: Tensor) -> LiftedGraph:
         """The same points with some of the edges, given by their indices ``[kept]`` in ascending order."""
+        check_indices("kept", kept, dim=1, device=self.device, below=self.neighbors.num_edges)
         relative, given = self.relative, self.relative.given
         if given is not None:
             given = given[kept if relative.row is None else relative.row[kept]]
@@ -166,7 +182,7 @@ class LiftedGraph(PointClouds):
 
         They get neighbor lists of their own, from ``neighborhood``, and keep the length.
         """
-        check_indices("kept", kept, dim=1, device=self.device)
+        check_indices("kept", kept, dim=1, device=self.device, below=self.num_points)
         if self.levels > 1:
             raise ValueError("kept: a fiber of scales has no subset; lift the points that are kept")
         pos, batch, dim = self.pos[kept], self.batch[kept], self.space.group.dim
@@ -192,6 +208,7 @@ class LiftedGraph(PointClouds):
         ValueError is raised if there are no graphs, or they differ in space, group, fiber, length, chart, cutoff or
         levels, in dtype, device, or in having a raster.
         """
+        check_arguments(LiftedGraph.collate, locals())
         clouds = collate_clouds(
             "graphs", graphs, ("group", "space", "fiber", "length", "levels", "relative.chart", "relative.cutoff")
         )
@@ -288,6 +305,7 @@ class ScaleFrames:
         volumes: Tensor | None = None,
     ) -> LiftedGraph:
         """Graph of the nodes; neighborhood and length are those on the scale 1, ``volumes`` ``[points]`` positive."""
+        check_is("clouds", clouds, PointClouds)
         dim, levels = clouds.pos.shape[1], self.levels
         if self.group.dim != dim:
             raise ValueError(f"points: {self.group.name} acts on {self.group.dim} coordinates, got points with {dim}")
@@ -407,6 +425,8 @@ def lift(
         if coordinates != "smooth":
             raise ValueError(f"coordinates: fibers of scales have smooth ones, got {coordinates!r}")
         return frames(clouds, neighborhood, space, float(length), weights)
+    if vectors is not None:
+        check_tensor("vectors", vectors, "a floating tensor [points, count, dim]")
     if vectors is not None and (vectors.ndim != 3 or vectors.shape[::2] != (clouds.num_points, space.group.dim)):
         expected = f"[points={clouds.num_points}, count, {space.group.dim}]"
         raise ValueError(f"vectors: expected {expected}, got {tuple(vectors.shape)}")
@@ -422,7 +442,9 @@ def lift(
 
 def natural_space(frames: Frames | ScaleFrames | None, dim: int | None = None) -> HomogeneousSpace:
     """R^d under the motions that frames belong to; d is that of their matrices, or 3, where ``dim`` is absent."""
-    if dim is None:
+    if dim is not None:
+        check_count("dim", dim)
+    else:
         dim = 3
         if isinstance(frames, FiniteFrames | ScaleFrames):
             dim = frames.group.dim
@@ -467,21 +489,3 @@ def _laid_out(
     matrices = chosen.group.matrices(clouds.pos)
     frames = matrices if chosen.pose is None else chosen.pose[:, None] @ matrices
     return chosen.group, None, space.lift(clouds.pos, frames)
-
-
-def check_moves_along(neighborhood: Neighborhood, space: HomogeneousSpace, frames: object = None) -> None:
-    """Raise ValueError for neighborhoods made of distances that the group of a space does not preserve."""
-    check_neighborhood(neighborhood)
-    if not isinstance(neighborhood, Radius | Nearest | PixelSquare):
-        return
-    group = space.group
-    finite = isinstance(group, SemidirectProduct) and isinstance(group.stabilizer, FiniteGroup)
-    if isinstance(neighborhood, PixelSquare):
-        # A finite group may keep the square: which of its elements do is part of what a network promises.
-        if not (finite or isinstance(group, Translations) or isinstance(frames, FiniteFrames)):
-            raise ValueError(f"neighborhood: {neighborhood} does not turn with {group.name}; take a Radius")
-        return
-    if not keeps_lengths(group, ratios=isinstance(neighborhood, Nearest)):
-        advice = "AllPairs, Nearest where all distances change alike, or give the matrices in an orthonormal basis"
-        what = f"{group.name} does not preserve distances, so {neighborhood} would not move along"
-        raise ValueError(f"neighborhood: {what}; take {advice}")

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_length
+from lieattn._checks import check_is, check_length, check_neighborhood
 from lieattn.geometry._clouds import PointClouds, as_coordinates, cloud_index, first_true, lattices
 from lieattn.geometry._neighbor_lists import Neighbors, all_pairs_of_clouds, check_edge_index
 from lieattn.geometry._search import Method, Ties, images_within, pairs_all, pairs_nearest, pairs_within
@@ -114,6 +114,7 @@ class Radius(_Neighborhood):
         return float(self.radius) if self.smooth else None
 
     def scaled(self, factor: float) -> Radius:
+        check_length("factor", factor)
         return replace(self, radius=self.radius * factor)
 
     def __call__(
@@ -181,7 +182,7 @@ class Nearest(_Neighborhood):
     def __post_init__(self) -> None:
         _check_integer("k", self.k)
         _check_flag(self.include_self)
-        if self.ties not in ("index", "all"):
+        if not isinstance(self.ties, str) or self.ties not in ("index", "all"):
             raise ValueError(f"ties: expected 'index' or 'all', got {self.ties!r}")
 
     def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:
@@ -217,6 +218,7 @@ class PixelSquare(_Neighborhood):
         return (max(int(self.size), 3) - 1) / 2 * float(self.spacing)
 
     def scaled(self, factor: float) -> PixelSquare:
+        check_length("factor", factor)
         return replace(self, spacing=self.spacing * factor)
 
     def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:
@@ -269,6 +271,8 @@ class Given(_Neighborhood):
 
 def find_neighbors(clouds: PointClouds, neighborhood: Neighborhood) -> Neighbors:
     """Neighbor lists of clouds; ValueError if they repeat and the neighborhood does not find images."""
+    check_is("clouds", clouds, PointClouds)
+    check_neighborhood(neighborhood)
     if clouds.cell is None or clouds.pbc is None:
         return neighborhood(clouds.pos, clouds.batch)
     if not isinstance(neighborhood, Radius):

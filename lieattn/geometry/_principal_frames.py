@@ -12,10 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_choice, check_length
+from lieattn._checks import check_arguments, check_choice, check_count, check_is, check_length
 from lieattn.geometry._clouds import PointClouds, members, point_weights, ranges
 from lieattn.geometry._frames import GroupFrames, Sites, keeps_lengths
-from lieattn.groups import SO, FiniteGroup, Group, O, RotationDilations, cyclic, dihedral_about
+from lieattn.groups import SO, FiniteGroup, Group, O, RotationDilations, check_group, cyclic, dihedral_about
 from lieattn.spaces import HomogeneousSpace
 
 
@@ -76,8 +76,7 @@ class PrincipalFrames:
 
     def __post_init__(self) -> None:
         check_choice("of", self.of, ("cloud", "neighborhood"))
-        if self.improper not in (None, True, False):
-            raise TypeError(f"improper: expected True, False or None, got {self.improper!r}")
+        check_arguments(PrincipalFrames, vars(self))
         if not 0 < self.gap < 1:
             raise ValueError(f"gap: expected a number between 0 and 1, got {self.gap}")
         if self.cutoff is not None:
@@ -87,6 +86,7 @@ class PrincipalFrames:
 
     def __call__(self, sites: Sites) -> Tensor | GroupFrames:
         """Signs and axes of each cloud, or frames ``[points, fiber, k, k]`` of each point."""
+        check_is("sites", sites, Sites)
         clouds, group = sites.clouds, sites.stabilizer
         signs = _signs(group, self.improper)
         with torch.autocast(clouds.device.type, enabled=False):
@@ -110,6 +110,7 @@ class PrincipalFrames:
 
     def check_pose(self, group: FiniteGroup) -> None:
         """Raise ValueError, naming the argument, unless principal axes of clouds can turn the elements of a group."""
+        check_group("group", group)
         proper = group.is_proper
         if self.of != "cloud" or self.improper not in (None, not proper):
             raise ValueError(f"pose: expected principal axes of clouds, PrincipalFrames(), got {self}")
@@ -121,6 +122,7 @@ class PrincipalFrames:
 
     def degenerate(self, sites: Sites) -> Tensor:
         """Over which points second moments do not determine the axes, bool ``[points]``; without a warning."""
+        check_is("sites", sites, Sites)
         data = self._data(sites)
         vague = ~principal_axes(data.moments.detach(), self.gap)[1].all(-1)
         return vague if data.per_point else vague[sites.clouds.batch]
@@ -268,6 +270,8 @@ def _signs(group: Group, improper: bool | None) -> FiniteGroup:
 @cache
 def sign_group(dim: int, *, improper: bool = False) -> FiniteGroup:
     """Diagonal matrices of signs, of determinant 1 or, with improper ones, all: what principal axes leave open."""
+    check_count("dim", dim)
+    check_is("improper", improper, bool)
     if not improper and dim in (2, 3):
         return cyclic(2) if dim == 2 else dihedral_about(2)
     signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=dim)), dtype=torch.float64)

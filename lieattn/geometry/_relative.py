@@ -10,7 +10,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_choice
+from lieattn._checks import check_choice, check_is
 from lieattn.geometry._clouds import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, affine
@@ -341,6 +341,8 @@ def _distinct(displacements: Tensor, extent: Tensor) -> tuple[Tensor, Tensor | N
 
 def num_coordinates(space: HomogeneousSpace, chart: Chart = "smooth") -> int:
     """How many numbers :attr:`RelativeElements.coordinates` has in a space, invariants of both points included."""
+    check_is("space", space, HomogeneousSpace)
+    check_choice("chart", chart, Chart)
     group = space.group
     return (group.algebra_dim if chart == "log" else group.num_coordinates) + 2 * space.num_invariants
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_count, check_tensor
+from lieattn._checks import check_count, check_is, check_tensor
 from lieattn.geometry._clouds import PointClouds, as_coordinates, check_indices, first_true, members, point_clouds
 from lieattn.geometry._search import TIE_TOLERANCE
 
@@ -87,6 +87,7 @@ def farthest_by_distance(distance: Tensor, count: int, start: Tensor, mask: Tens
     _check_starts(start, clouds, torch.full((clouds,), size), distance.device)
     if mask is None:
         mask = torch.ones(clouds, size, dtype=torch.bool, device=distance.device)
+    check_is("mask", mask, Tensor)
     if mask.shape != (clouds, size) or mask.dtype != torch.bool:
         raise ValueError(f"mask: expected bool [{clouds}, {size}], got {mask.dtype} {tuple(mask.shape)}")
     rows = torch.arange(clouds, device=distance.device)
@@ -125,9 +126,10 @@ def _starts(
             cloud = first_true(foreign)
             raise ValueError(f"start: expected a point of cloud {cloud}, got {int(start[cloud])} of another one")
         return start
-    if start not in ("outermost", "first"):
+    if not isinstance(start, str) or start not in ("outermost", "first"):
         raise ValueError(f"start: expected 'outermost', 'first' or indices of points, got {start!r}")
     if generator is not None:
+        check_is("generator", generator, torch.Generator)
         draw = torch.rand(len(size), generator=generator, dtype=torch.float64, device=generator.device).to(pos.device)
         place = torch.minimum((draw * size).long(), size - 1)
     elif start == "first":

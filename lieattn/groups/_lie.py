@@ -385,7 +385,7 @@ class SemidirectProduct(LieGroup):
         if isinstance(self.stabilizer, FiniteGroup):
             linear = self.stabilizer.element(linear, translation, argument="linear")
         check_last("linear", linear, (self.dim, self.dim), self.name)
-        return affine(linear, translation)
+        return affine(torch.as_tensor(linear), translation)
 
     def product(self, g: Tensor, h: Tensor) -> Tensor:
         linear = self.stabilizer.product(self.linear(g), self.linear(h))

@@ -49,7 +49,7 @@ ALIASES = {
     "batch": ("data",),
     "graph": ("x", "values", "frames", "terms"),
     "parts": ("terms",),
-    "grid": ("x",),
+    "grid": ("x", "margin"),
     "x": ("graph", "values"),
     "group": ("encoding", "graph", "points"),
     "encoding": ("terms", "channels"),
@@ -62,6 +62,12 @@ ALIASES = {
     "permutations": ("matrices",),
     "first": ("second",),
     "allowed": ("group",),
+    "distance": ("start",),
+    "start": ("distance",),
+    "padded": ("mask",),
+    "flat": ("mask",),
+    "frames": ("points",),
+    "dim": ("space",),
 }
 """Other names that a message may give an argument: those of its tensors."""
 
@@ -302,7 +308,7 @@ OWN: dict[str, dict[str, Any]] = {
     "geometry.LiftedGraph.seen_in_frames": {"vectors": POS[:, None]},
     "geometry.LiftedGraph.astype": {"dtype": torch.float64},
     "geometry.LiftedGraph.spread": {"x": torch.randn(6, 4)},
-    "geometry.LiftedGraph.select_edges": {"kept": torch.arange(EDGES) % 2 == 0},
+    "geometry.LiftedGraph.select_edges": {"kept": torch.arange(0, EDGES, 2)},
     "geometry.LiftedGraph.collate": {"graphs": [GRAPH, GRAPH]},
     "geometry.Neighbors.collate": {"lists": [NEIGHBORS, NEIGHBORS]},
     "geometry.Neighbors.from_edge_index": {"edge_index": EDGE_INDEX},
@@ -519,6 +525,7 @@ EXEMPT = {
     "nn.relative.PerHeadMLP.finish": "the second half of a network, called by its layer",
     "nn.band_limit": "is cached, so Python refuses what has no hash",
     "groups.real_irreps": "likewise",
+    "geometry.sign_group": "likewise",
     **{
         f"groups.{name}.{method}": "algebra inside of every lift; lift and Group.check look at what comes from outside"
         for name in groups.__all__

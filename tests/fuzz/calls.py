@@ -31,6 +31,7 @@ ENABLED = (
     "groups.",
     "spaces.",
     "reps.",
+    "geometry.",
     "nn.",
 )
 """Packages whose entrances are called. Recipes of the others are there, their errors are not all named yet."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import yaml
 
 from lieattn.cli import main
+from lieattn.ops import backend
 
 
 @functools.cache
@@ -69,9 +70,10 @@ def checkpoint() -> Path:
 
 
 def command(*arguments: str) -> tuple[int, str, str]:
-    """Exit status, output and errors of a command line in this process, which works in the folder."""
+    """Exit status, output and errors of a command line in this process, in the folder and in plain maths."""
     out, errors = io.StringIO(), io.StringIO()
     logging.getLogger("lightning").setLevel(logging.ERROR)
-    with contextlib.chdir(folder()), contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+    quiet = contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors)
+    with contextlib.chdir(folder()), backend("plain"), quiet[0], quiet[1]:
         status = main(arguments)
     return status, out.getvalue(), errors.getvalue()

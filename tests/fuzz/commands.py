@@ -77,18 +77,19 @@ def _check(case) -> Finding | Verdict:
 
 
 def _words(name: str, kind: str, what) -> list[str]:
-    """What a message must say some of: the file, the option or its value, the setting."""
+    """What a message must say some of: the file, the option or the file that it names, the setting."""
     if name == "bench":  # which must not run
         return ["benchmark"]
     match kind:
         case "file":
             return [f"{what}.file"]
         case "option":
-            return [what[0].rpartition(".")[2].strip("-"), "checkpoint"]
+            file = Path(what[1])
+            return [what[0].rpartition(".")[2].strip("-"), f"{file} cannot be read", f"there is no checkpoint {file}"]
         case "setting":
             holders = list(_holders(config(folder())))
-            key = holders[what[0] * len(holders) // 2**31][1]
-            return [str(key), "model", "data", "trainer"]  # or the section that it is in
+            _, key, section = holders[what[0] * len(holders) // 2**31]
+            return [section if key in ("class_path", "init_args") else key]
     return [what.partition("=")[0].lstrip("-")]
 
 
@@ -99,7 +100,7 @@ def _line(name: str, kind: str, what) -> list[str]:
     content = copy.deepcopy(config(place))
     if kind == "setting":
         holders = list(_holders(content))
-        holder, key = holders[what[0] * len(holders) // 2**31]
+        holder, key, _ = holders[what[0] * len(holders) // 2**31]
         holder[key] = what[1]
     file = place / "run.yaml"
     file.write_text(yaml.safe_dump(content))
@@ -133,12 +134,12 @@ def _comparison(run: dict) -> dict:
     }
 
 
-def _holders(value):
-    """Places of all settings, as (section, key)."""
+def _holders(value, section=""):
+    """Places of all settings, as (holder, key, the setting that the holder is the value of)."""
     for key, item in list(value.items()):
-        yield value, key
+        yield value, key, section
         if isinstance(item, dict):
-            yield from _holders(item)
+            yield from _holders(item, section if key == "init_args" else key)
 
 
 def _file(place: Path, kind: str) -> str:

@@ -278,6 +278,12 @@ class TestSprings:
             ld.Springs(size=1, chunk=501)
         with pytest.raises(ValueError, match="mass must be positive"):
             ld.simulate_springs([0.0], [1.0], np.zeros((1, 2)), np.zeros((1, 2)), [0.0])
+        with pytest.raises(ValueError, match="pos must be an array of real numbers, got NoneType"):
+            ld.simulate_springs([1.0], [1.0], None, np.zeros((1, 2)), [0.0])
+        with pytest.raises(ValueError, match="momentum must be finite"):
+            ld.simulate_springs([1.0], [1.0], np.zeros((1, 2)), np.full((1, 2), np.nan), [0.0])
+        with pytest.raises(ValueError, match=r"mass, stiffness, pos.* got \[2\], \[1\], \[1, 2\]"):
+            ld.simulate_springs([1.0, 1.0], [1.0], np.zeros((1, 2)), np.zeros((1, 2)), [0.0])
 
 
 class TestConstellation:

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lieattn_datasets._arrays import check_number, real_array
 from lieattn_datasets._streams import progress
 
 SOFTENING = 0.1
@@ -29,8 +30,12 @@ def charge_energy(
     NDArray
         ``[...]``, float64.
     """
-    q = np.asarray(charge, dtype=np.float64)
-    x, v = np.asarray(pos, dtype=np.float64), np.asarray(vel, dtype=np.float64)
+    check_number("softening", softening)
+    q = real_array("charge", charge, finite=False)
+    x, v = real_array("pos", pos, finite=False), real_array("vel", vel, finite=False)
+    if q.ndim == 0 or x.ndim < 2 or v.ndim < 2 or q.shape[-1] != x.shape[-2]:
+        shapes = ", ".join(str(list(array.shape)) for array in (q, x, v))
+        raise ValueError(f"charge, pos and vel must be [..., particles] and twice [..., particles, 3], got {shapes}")
     first, second = np.triu_indices(x.shape[-2], 1)
     squared = np.square(x[..., first, :] - x[..., second, :]).sum(axis=-1)
     potential = (q[..., first] * q[..., second] / np.sqrt(squared + softening**2)).sum(axis=-1)
@@ -75,14 +80,17 @@ def simulate_charges(
         If shapes do not fit, times are no increasing multiples of the step, or the energy drifts by more than 1 % of
         max(abs(energy), 1) in some system: then the step is too long.
     """
-    q, x, v = (np.asarray(array, dtype=np.float64) for array in (charge, pos, vel))
+    q, x, v = real_array("charge", charge), real_array("pos", pos), real_array("vel", vel)
+    moments = real_array("times", times)
+    check_number("step", step)
+    check_number("softening", softening)
     if q.ndim != 2 or x.shape != (*q.shape, 3) or v.shape != x.shape:
         shapes = ", ".join(str(list(array.shape)) for array in (q, x, v))
         raise ValueError(f"charge, pos and vel must be [systems, particles] and twice [..., 3], got {shapes}")
     if not (step > 0 and softening > 0):
         raise ValueError(f"step and softening must be positive, got {step} and {softening}")
-    ticks = np.rint(np.asarray(times, dtype=np.float64) / step).astype(np.int64)
-    if ticks.ndim != 1 or not np.allclose(ticks * step, times, rtol=0, atol=1e-3 * step):
+    ticks = np.rint(moments / step).astype(np.int64)
+    if ticks.ndim != 1 or not np.allclose(ticks * step, moments, rtol=0, atol=1e-3 * step):
         raise ValueError(f"times must be multiples of the step {step}, got {times!r}")
     if not ticks.size or ticks[0] < 0 or (np.diff(ticks) <= 0).any():
         raise ValueError(f"times must increase from 0 or later, got {times!r}")

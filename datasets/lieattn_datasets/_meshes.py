@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lieattn_datasets._arrays import check_points, real_array
+
 MESH_SUFFIXES = (".off", ".obj", ".stl", ".ply", ".glb")
 
 _OFF = re.compile(rb"(ST)?C?N?OFF")
@@ -72,7 +74,7 @@ def face_areas(vertices: ArrayLike, faces: ArrayLike) -> NDArray[np.float64]:
     ValueError
         If shapes are wrong, a number is not finite, a face has a vertex that does not exist, or the whole area is zero.
     """
-    points, corners = np.asarray(vertices, dtype=np.float64), np.asarray(faces)
+    points, corners = real_array("vertices", vertices, finite=False), np.asarray(faces)
     if points.ndim != 2 or points.shape[1] != 3 or not np.isfinite(points).all():
         raise ValueError(f"vertices must be finite [vertices, 3], got {list(points.shape)}")
     if corners.ndim != 2 or corners.shape[1] != 3 or not len(corners):
@@ -111,8 +113,9 @@ def sample_surface(
     ValueError
         If there is no surface, or no point is asked for.
     """
-    if points < 1:
-        raise ValueError(f"points must be at least 1, got {points}")
+    check_points(points)
+    if not isinstance(stream, np.random.RandomState):
+        raise TypeError(f"stream must be a numpy.random.RandomState, got {type(stream).__name__}")
     areas = face_areas(vertices, faces)
     places, corners = np.asarray(vertices, dtype=np.float64), np.asarray(faces)
     total = np.cumsum(areas)
@@ -131,7 +134,9 @@ def normalize_cloud(pos: ArrayLike) -> NDArray[np.float64]:
 
     A cloud whose points coincide becomes the origin.
     """
-    points = np.asarray(pos, dtype=np.float64)
+    points = real_array("pos", pos)
+    if points.ndim != 2 or not len(points):
+        raise ValueError(f"pos must be [points, dim] with at least one point, got {list(points.shape)}")
     centered = points - points.mean(axis=0)
     radius = np.linalg.norm(centered, axis=1).max(initial=0.0)
     return np.asarray(centered / radius if radius > 0 else centered)

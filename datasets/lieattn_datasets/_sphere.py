@@ -7,6 +7,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
+from lieattn_datasets._arrays import check_points, real_array
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._fields import rotation_matrix
 from lieattn_datasets._grid import data_to_image
@@ -32,8 +33,7 @@ def fibonacci_sphere(points: int) -> NDArray[np.float64]:
     ValueError
         If the number is not positive.
     """
-    if points < 1:
-        raise ValueError(f"points must be at least 1, got {points}")
+    check_points(points)
     index = np.arange(points)
     height = 1 - (2 * index + 1) / points
     angle = index * math.pi * (3 - math.sqrt(5))
@@ -64,7 +64,7 @@ def project_image(image: ArrayLike, directions: ArrayLike) -> NDArray[np.float64
     ValueError
         If the image is not square or smaller than 2 x 2, or directions are not ``[points, 3]``.
     """
-    pixels, s = np.asarray(image, dtype=np.float64), np.asarray(directions, dtype=np.float64)
+    pixels, s = real_array("image", image), real_array("directions", directions)
     if pixels.ndim not in (2, 3) or pixels.shape[0] != pixels.shape[1] or len(pixels) < 2:
         raise ValueError(f"image must be [size, size] or [size, size, channels], got {list(pixels.shape)}")
     if s.ndim != 2 or s.shape[1] != 3:

@@ -5,6 +5,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
+from lieattn_datasets._arrays import real_array
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._nbody import Split, split_size
 from lieattn_datasets._streams import SPLITS, frozen_stream
@@ -102,7 +103,12 @@ class Springs(Clouds):
 
 def spring_energy(mass: ArrayLike, stiffness: ArrayLike, pos: ArrayLike, momentum: ArrayLike) -> NDArray[np.float64]:
     """Hamiltonian of :class:`Springs`, ``[...]``, for positions and momenta ``[..., particles, dim]``."""
-    m, k, q, p = (np.asarray(array, dtype=np.float64) for array in (mass, stiffness, pos, momentum))
+    m, k = real_array("mass", mass), real_array("stiffness", stiffness)
+    q, p = real_array("pos", pos), real_array("momentum", momentum)
+    if q.ndim < 2 or p.ndim < 2 or any(array.shape[-1:] != q.shape[-2:-1] for array in (m, k, p[..., 0])):
+        shapes = ", ".join(str(list(array.shape)) for array in (m, k, q, p))
+        expected = "twice [..., particles] and twice [..., particles, dim]"
+        raise ValueError(f"mass, stiffness, pos and momentum must be {expected}, got {shapes}")
     squared = np.square(q[..., :, None, :] - q[..., None, :, :]).sum(axis=-1)
     kinetic = (np.square(p).sum(axis=-1) / (2 * m)).sum(axis=-1)
     return np.asarray(kinetic + 0.5 * (k[..., :, None] * k[..., None, :] * squared).sum(axis=(-2, -1)))
@@ -130,9 +136,15 @@ def simulate_springs(
     Raises
     ------
     ValueError
-        If a mass is not positive or a stiffness is negative.
+        If these are no finite numbers of such shapes, a mass is not positive, or a stiffness is negative.
     """
-    m, k, q, p, t = (np.asarray(array, dtype=np.float64) for array in (mass, stiffness, pos, momentum, times))
+    m, k = real_array("mass", mass), real_array("stiffness", stiffness)
+    q, p = real_array("pos", pos), real_array("momentum", momentum)
+    t = real_array("times", times)
+    if m.ndim != 1 or k.shape != m.shape or q.ndim != 2 or len(q) != len(m) or p.shape != q.shape or t.ndim != 1:
+        shapes = ", ".join(str(list(array.shape)) for array in (m, k, q, p, t))
+        expected = "twice [particles], twice [particles, dim] and [times]"
+        raise ValueError(f"mass, stiffness, pos, momentum and times must be {expected}, got {shapes}")
     if not ((m > 0).all() and (k >= 0).all()):
         raise ValueError("mass must be positive and stiffness not negative")
     root = np.sqrt(m)[:, None]

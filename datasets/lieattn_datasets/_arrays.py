@@ -1,0 +1,36 @@
+"""Arguments that are numbers: read as float64, or refused with their name."""
+
+from numbers import Integral, Real
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_LARGEST = 1e100
+
+
+def real_array(argument: str, values: ArrayLike, *, finite: bool = True) -> NDArray[np.float64]:
+    """Numbers as float64; ValueError, naming the argument, for what are none, or are not finite where they must be."""
+    try:
+        found = np.asarray(values)
+        if found.dtype.kind not in "biuf":
+            raise TypeError(f"dtype {found.dtype}")
+        found = found.astype(np.float64, copy=False)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(
+            f"{argument} must be an array of real numbers, got {type(values).__name__}: {error}"
+        ) from error
+    if finite and not np.isfinite(found).all():
+        raise ValueError(f"{argument} must be finite numbers, but one is nan or infinite")
+    return found
+
+
+def check_number(argument: str, value: float) -> None:
+    """Raise ValueError, naming the argument, unless a value is a real number whose square is finite."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not abs(value) <= _LARGEST:
+        raise ValueError(f"{argument} must be a number of at most {_LARGEST:g} in size, got {value!r}")
+
+
+def check_points(points: int) -> None:
+    """Raise ValueError unless a number of points is a positive integer."""
+    if isinstance(points, bool) or not isinstance(points, Integral) or points < 1:
+        raise ValueError(f"points must be at least 1, got {points!r}")

@@ -109,6 +109,8 @@ def spring_energy(mass: ArrayLike, stiffness: ArrayLike, pos: ArrayLike, momentu
         shapes = ", ".join(str(list(array.shape)) for array in (m, k, q, p))
         expected = "twice [..., particles] and twice [..., particles, dim]"
         raise ValueError(f"mass, stiffness, pos and momentum must be {expected}, got {shapes}")
+    if not (m > 0).all():
+        raise ValueError("mass must be positive")
     squared = np.square(q[..., :, None, :] - q[..., None, :, :]).sum(axis=-1)
     kinetic = (np.square(p).sum(axis=-1) / (2 * m)).sum(axis=-1)
     return np.asarray(kinetic + 0.5 * (k[..., :, None] * k[..., None, :] * squared).sum(axis=(-2, -1)))

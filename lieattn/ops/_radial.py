@@ -7,12 +7,16 @@ import math
 import torch
 from torch import Tensor
 
+from lieattn._checks import check_count, check_tensor
+
 
 def bessel_functions(x: Tensor, count: int) -> Tensor:
     """Spherical Bessel functions sin(n π x) / x, which vanish at 1, scaled to order one (DimeNet, Eq. 7).
 
     ``x`` ``[*]`` are distances as fractions of the cutoff; gives ``[*, count]``, smooth at 0 too.
     """
+    check_tensor("x", x, "a floating tensor")
+    check_count("count", count)
     order = torch.arange(1, count + 1, dtype=x.dtype, device=x.device)
     angle = math.pi * order * x[..., None]
     apart = angle != 0
@@ -26,12 +30,14 @@ def smooth_window(x: Tensor) -> Tensor:
 
     (1 - x²)⁴: the window of DimeNet, Eq. 8, with exponent 4 and without its pole.
     """
+    check_tensor("x", x, "a floating tensor")
     inside = (1 - x.square()).clamp(min=0)
     return inside**4
 
 
 def smooth_lengths(vectors: Tensor) -> Tensor:
     """Lengths ``[*]`` of vectors ``[*, dim]``, with derivatives 0 where a vector is 0."""
+    check_tensor("vectors", vectors, "a floating tensor [*, dim]")
     square = vectors.square().sum(dim=-1)
     apart = square > 0
     # Both branches have finite derivatives.

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lieattn._checks import check_arguments
+
 # A product with the small Fourier matrix runs at about a quarter of the speed of a large matrix product.
 _TRANSFORM_COST = 4
 # What its many small steps take beside their operations, for every point: as long as so many of a large product.
@@ -69,6 +71,7 @@ def fourier_pays(order: int, degrees: Sequence[int], in_channels: int, out_chann
 
     ``degrees`` lists the degree of every copy of every irrep.
     """
+    check_arguments(fourier_pays, locals())
     blocks = sum(degree**2 for degree in degrees) * in_channels * out_channels
     transforms = _TRANSFORM_COST * order**2 * (in_channels + out_channels)
     return blocks + transforms + _OVERHEAD < order**2 * in_channels * out_channels

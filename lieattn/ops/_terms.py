@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_choice, check_dropout, check_tensor, kind
+from lieattn._checks import check_choice, check_dropout, check_is, check_tensor, kind
 from lieattn.geometry import Neighbors
 
 Pattern = Literal["joint", "framewise", "pooled", "query_sum"]
@@ -86,6 +86,7 @@ class RelativeTerms:
         Raises ValueError where both give the same term, and where both have tables with a row for each type of
         displacement but not the same ``row``.
         """
+        check_is("other", other, RelativeTerms)
         mine, theirs = self.tables(), other.tables()
         if both := mine.keys() & theirs.keys():
             raise ValueError(f"both sets of relative terms give {min(both)!r}")

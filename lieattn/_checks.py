@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import torch
 from torch import Tensor
@@ -199,9 +199,12 @@ def check_arguments(of: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Raise TypeError or ValueError unless arguments are of the types in the annotations of a function or dataclass.
 
     It stands first in the function, ``check_arguments(function, locals())``, where nothing is compiled or traced.
-    Numbers must not be nan. What types do not say, such as bounds, is checked behind.
+    Numbers must not be nan; arguments that are not given are not looked at. What types do not say, such as bounds, is
+    checked behind.
     """
     for argument, kinds in _annotated(of):
+        if argument not in given:
+            continue
         value = given[argument]
         if not _fits(value, kinds):
             error = ValueError if all(found.by_value for found in kinds if found.words != "None") else TypeError
@@ -270,6 +273,8 @@ def _kinds(hint: Any) -> Iterator[_Kind]:
 
 def _object(cls: Any) -> _Kind:
     """Objects of a class; of protocols only those that are called are told from others."""
+    if is_typeddict(cls):
+        cls = dict
     if cls is abc.Callable or getattr(cls, "_is_protocol", False):
         return _Kind(lambda value: callable(value) and not isinstance(value, type), f"a {cls.__name__}")
     return _Kind(lambda value: isinstance(value, cls), f"a {cls.__name__}") if isinstance(cls, type) else _SIMPLE[Any]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from lieattn._checks import check_count
+from lieattn._checks import check_arguments, check_count
 from lieattn.certify._certificate import Certificate, Row
 from lieattn.certify._continuity import largest_jumps, ways
 from lieattn.certify._moves import (
@@ -133,6 +133,7 @@ def certify(
     >>> certify(Center(), cloud, SE(2), outputs="position").passed
     True
     """
+    check_arguments(certify, locals())
     as_images = isinstance(data, Tensor)
     clouds = clouds_of_images(data) if isinstance(data, Tensor) else _clouds(data)
     promise = _promised(network, group)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lieattn._checks import check_arguments
 from lieattn.geometry import Raster, pixel_positions, point_clouds
 from lieattn.groups import SO, FiniteGroup, Group, O, RotationDilations, SemidirectProduct, Translations, reflection
 from lieattn.reps import Pseudovector, Representation
@@ -203,6 +204,7 @@ def moved(cloud: Data, linear: Tensor, shift: Tensor | None = None, kinds: Mappi
     ``kinds`` are the :data:`Kind` of attributes that move along, ``{"pos": "position"}`` if absent; these are float64
     afterwards. The cloud given stays as it is.
     """
+    check_arguments(moved, locals())
     other = copy.copy(cloud)
     shift = linear.new_zeros(len(linear)) if shift is None else shift
     for name, kind in ({"pos": "position"} if kinds is None else kinds).items():

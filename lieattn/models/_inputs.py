@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_size
+from lieattn._checks import check_arguments, check_is, check_size
 from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.nn import lift_field
 from lieattn.reps import Vector
@@ -25,9 +26,12 @@ def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
     what autocast gives for these weights in float32, so that geometry keeps single precision, in the dtype of the
     weights; statistics that it changes are kept.
     """
+    names = tuple(inspect.signature(method).parameters)[2:]
 
     @functools.wraps(method)
     def converted(self: nn.Module, data: Any, *args: Any, **options: Any) -> Any:
+        if (args or options) and not torch.compiler.is_compiling():
+            check_arguments(method, {**dict(zip(names, args, strict=False)), **options})
         weight = next(self.parameters(), None)
         if weight is None:
             return method(self, data, *args, **options)
@@ -54,6 +58,7 @@ class VectorEmbedding(nn.Module):
     """
 
     def __init__(self, names: Sequence[str], dim: int, channels: int) -> None:
+        check_arguments(VectorEmbedding.__init__, locals())
         super().__init__()
         self.names = tuple(names)
         self.linear = nn.Linear(dim * len(self.names), channels, bias=False) if self.names else None
@@ -62,6 +67,7 @@ class VectorEmbedding(nn.Module):
         """``[points, fiber, channels]``, None without names."""
         if self.linear is None:
             return None
+        check_is("graph", graph, LiftedGraph)
         found = graph.spread(vectors(data, self.names, graph))
         seen = lift_field(found.flatten(1), graph, len(self.names) * Vector(found.shape[2]))
         check_size(f"data: components of {', '.join(self.names)} in the frames", seen)
@@ -107,6 +113,10 @@ def plus_vectors(x: Tensor, vectors: Tensor | None) -> Tensor:
     """A field plus the vectors at its pixels, whose images may have a wider border."""
     if vectors is None:
         return x
+    check_is("vectors", vectors, Tensor)
+    if vectors.ndim != 5:
+        expected = "[images, channels, order, rows, columns]"
+        raise ValueError(f"vectors: expected {expected}, got {tuple(vectors.shape)}")
     border = (vectors.shape[-1] - x.shape[-1]) // 2
     rows, columns = (slice(border, side - border) for side in vectors.shape[-2:])
     return x + vectors[..., rows, columns]

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_choice, check_counts, check_length, check_neighborhood, check_size
+from lieattn._checks import check_arguments, check_choice, check_counts, check_length, check_neighborhood, check_size
 from lieattn.geometry import (
     FiniteFrames,
     Given,
@@ -63,6 +63,9 @@ class Symmetry:
     moving_axes: bool = False
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_arguments(Symmetry, vars(self))
+
     def __str__(self) -> str:
         parts = ["outputs are invariant to nothing exactly"]
         if self.group is not None:
@@ -74,6 +77,7 @@ class Symmetry:
     @classmethod
     def of_frames(cls, space: HomogeneousSpace, frames: Any) -> Symmetry:
         """What follows from a space and frames over its points if layers see relative elements alone."""
+        check_arguments(Symmetry.of_frames, {"space": space})
         group, shifts = space.group, Translations(space.group.dim) if isinstance(space, Euclidean) else None
         frames = FiniteFrames(frames) if isinstance(frames, FiniteGroup) else frames
         chosen = frames.pose or frames.group if isinstance(frames, FiniteFrames) else frames
@@ -221,10 +225,8 @@ class Network(EquivariantModule):
 
     @property
     def jumps(self) -> tuple[str, ...]:
-        return (
-            *jumps_of_neighbors(getattr(self, "neighborhood", None)),
-            *jumps_of_frames(getattr(self, "frames", None)),
-        )
+        found = jumps_of_neighbors(getattr(self, "neighborhood", None))
+        return (*found, *jumps_of_frames(getattr(self, "frames", None)))
 
     def with_head(self, head: nn.Module) -> Self:
         """The same network with another head; all other weights are shared, and this one stays as it is."""
@@ -267,6 +269,7 @@ class ImageNetwork(Network):
         stem_channels: int,
         vector_inputs: Sequence[str] = (),
     ) -> None:
+        check_arguments(ImageNetwork.__init__, locals())
         super().__init__()
         check_group("group", group)
         check_counts(in_channels=in_channels, out_channels=out_channels)
@@ -280,12 +283,12 @@ class ImageNetwork(Network):
 
     def field(self, data: Any, geometry: Any = None) -> GroupField:
         """Field behind the last block, in raster order, and the pixels that are left; images need no geometry."""
-        x, raster = self.last_field(self.images(data), self.embedded_vectors(data))
+        x, raster = self.last_field(data, self.embedded_vectors(data))
         return GroupField(x, raster.lift(self.group, 3, x.device))
 
     @abc.abstractmethod
-    def last_field(self, images: Tensor, vectors: Tensor | None) -> tuple[Tensor, Raster]:
-        """Field ``[points, order, channels]`` behind the last block, and its raster."""
+    def last_field(self, images: Any, vectors: Tensor | None) -> tuple[Tensor, Raster]:
+        """Field ``[points, order, channels]`` behind the last block, and its raster; see :meth:`images`."""
 
     def images(self, data: Any) -> Tensor:
         """Images ``[images, in_channels, rows, columns]`` of the data, checked."""
@@ -374,6 +377,7 @@ class FieldModel(Network):
         super().__init__()
         if not isinstance(network, Network):
             raise TypeError(f"network: expected a Network, which has a field, got {type(network).__name__}")
+        check_arguments(FieldModel.__init__, locals())
         self.start, self.units, self.unit = dict(start or {}), dict(units or {}), unit
         for argument, numbers in (("units", self.units), ("unit", {"unit": unit})):
             for name, number in numbers.items():
@@ -427,6 +431,7 @@ class PointOutputs:
     pool: Pool = "mean"
 
     def __post_init__(self) -> None:
+        check_arguments(PointOutputs, vars(self))
         check_choice("kind", self.kind, OutputKind)
         check_choice("pool", self.pool, Pool)
         if self.kind == "vector" and self.pool == "max":

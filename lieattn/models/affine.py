@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_choice, check_counts
+from lieattn._checks import check_arguments, check_choice, check_counts
 from lieattn.geometry import LiftedGraph, PointClouds, Raster
 from lieattn.groups import FiniteGroup, trivial
 from lieattn.models._inputs import plus_vectors
@@ -42,6 +42,7 @@ class PixelConvolution(nn.Module):
     """Group convolution of a field on the pixels of a graph, of 3 x 3 pixels with zero border."""
 
     def __init__(self, group: FiniteGroup, channels: int, *, stride: int = 1) -> None:
+        check_arguments(PixelConvolution.__init__, locals())
         super().__init__()
         self.convolution = GridGroupConvolution(
             group, channels, channels, 3, stride=stride, pad=1, measure=1.0, inexact="allow"
@@ -103,6 +104,7 @@ class BottleneckBlock(nn.Module):
         projection: bool = True,
         reduction: int | None = None,
     ) -> None:
+        check_arguments(BottleneckBlock.__init__, locals())
         super().__init__()
         if not projection and in_channels != out_channels:
             raise ValueError(f"projection: needed from {in_channels} to {out_channels} channels")
@@ -187,6 +189,7 @@ class AffineSelfConvNet(ImageNetwork):
         downsampling: Downsampling = "pooled",
         vector_inputs: Sequence[str] = (),
     ) -> None:
+        check_arguments(AffineSelfConvNet.__init__, locals())
         planar = isinstance(group, FiniteGroup) and group.order == 1
         channels = (16 if planar else 8) if channels is None else channels
         check_counts(channels=channels, blocks=blocks)
@@ -245,8 +248,9 @@ class AffineSelfConvNet(ImageNetwork):
         note = f"strided downsampling of even sides does not turn with {self.group.name}, use 'pooled'"
         return Symmetry(trivial(2), promised.acting, translations=False, notes=(note,))
 
-    def last_field(self, images: Tensor, vectors: Tensor | None) -> tuple[Tensor, Raster]:
+    def last_field(self, images: Any, vectors: Tensor | None) -> tuple[Tensor, Raster]:
         """See :class:`ImageNetwork`."""
+        images = self.images(images)
         raster = Raster(len(images), *images.shape[-2:])
         x = F.relu(self.stem_norm(from_grid(plus_vectors(self.stem(images), vectors))))
         for block in self.blocks:

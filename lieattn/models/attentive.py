@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self, cast
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_choice, check_counts, check_dropout
+from lieattn._checks import check_arguments, check_choice, check_counts, check_dropout
 from lieattn.geometry import Raster
 from lieattn.groups import FiniteGroup
 from lieattn.models._inputs import plus_vectors
@@ -81,24 +81,24 @@ class AttentiveNetwork(ImageNetwork):
         """Logits ``[images, out_channels]``, or what another head gives; arguments as in :meth:`field`."""
         if not self.reads_itself:
             return super().forward(data, geometry)
-        return self.logits(self.fields(self.images(data), self.embedded_vectors(data))[-1])
+        return self.logits(self.fields(data, self.embedded_vectors(data))[-1])
 
-    def last_field(self, images: Tensor, vectors: Tensor | None) -> tuple[Tensor, Raster]:
+    def last_field(self, images: Any, vectors: Tensor | None) -> tuple[Tensor, Raster]:
         """See :class:`ImageNetwork`."""
         x = self.fields(images, vectors)[-1]
         return from_grid(x), Raster(len(x), *x.shape[-2:])
 
-    def features(self, images: Tensor) -> list[Tensor]:
+    def features(self, images: Any) -> list[Tensor]:
         """Fields behind every block, then the logits."""
         fields = self.fields(images)
         return [*fields, self.logits(fields[-1])]
 
-    def fields(self, images: Tensor, vectors: Tensor | None = None) -> list[Tensor]:
+    def fields(self, images: Any, vectors: Tensor | None = None) -> list[Tensor]:
         """Fields ``[images, channels, order, rows, columns]`` behind the first layer and every block.
 
         ``vectors`` ``[images, stem_channels, order, rows, columns]`` are added to the responses of the first layer.
         """
-        fields = [plus_vectors(self.lifting(images), vectors)]
+        fields = [plus_vectors(self.lifting(self.images(images)), vectors)]
         for block in self.blocks:
             fields.append(block(fields[-1]))
         return fields
@@ -166,6 +166,7 @@ class AttentiveCNN(AttentiveNetwork):
         dropout: float = 0.3,
         vector_inputs: Sequence[str] = (),
     ) -> None:
+        check_arguments(AttentiveCNN.__init__, locals())
         check_counts(channels=channels, reduction=reduction)
         check_dropout("dropout", dropout)
         super().__init__(group, in_channels, out_channels, attention, channels, vector_inputs)
@@ -189,9 +190,9 @@ class AttentiveCNN(AttentiveNetwork):
         other.layers = self.layers[:-1]
         return other
 
-    def fields(self, images: Tensor, vectors: Tensor | None = None) -> list[Tensor]:
+    def fields(self, images: Any, vectors: Tensor | None = None) -> list[Tensor]:
         """Behind the six blocks."""
-        fields, x = [], images
+        fields, x = [], self.images(images)
         for number, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=False)):
             x = torch.relu(norm(layer(x) if number else plus_vectors(layer(x), vectors)))
             fields.append(x)
@@ -238,6 +239,7 @@ class AttentiveAllCNN(AttentiveNetwork):
         input_dropout: float = 0.2,
         vector_inputs: Sequence[str] = (),
     ) -> None:
+        check_arguments(AttentiveAllCNN.__init__, locals())
         width = _ALL_CNN_WIDTHS.get(group.order, _width_for(group, 96)) if channels is None else channels
         check_counts(channels=width, reduction=reduction)
         check_dropout("dropout", dropout)
@@ -252,9 +254,9 @@ class AttentiveAllCNN(AttentiveNetwork):
         self.pool = GridSpatialPool(2, "max")
         self.dropout, self.input_dropout = nn.Dropout(dropout), nn.Dropout(input_dropout)
 
-    def fields(self, images: Tensor, vectors: Tensor | None = None) -> list[Tensor]:
+    def fields(self, images: Any, vectors: Tensor | None = None) -> list[Tensor]:
         """Behind the nine layers."""
-        fields, x = [], self.input_dropout(images)
+        fields, x = [], self.input_dropout(self.images(images))
         for number, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
             x = layer(x) if number else plus_vectors(layer(x), vectors)
             pools = number in (2, 5)
@@ -288,6 +290,7 @@ class AttentiveResidualBlock(nn.Module):
         hidden: int = 2,
         down: bool = False,
     ) -> None:
+        check_arguments(AttentiveResidualBlock.__init__, locals())
         super().__init__()
         make = partial(_convolution, group, init_scale=_DEEP_SCALE, attention=attention, hidden=hidden)
         self.norm1, self.norm2 = _batch_norm(in_channels), _batch_norm(out_channels)
@@ -336,6 +339,7 @@ class AttentiveResNet(AttentiveNetwork):
         hidden: int = 2,
         vector_inputs: Sequence[str] = (),
     ) -> None:
+        check_arguments(AttentiveResNet.__init__, locals())
         widths = [_width_for(group, planar) for planar in (32, 64, 128)] if channels is None else list(channels)
         if len(widths) != 3:
             raise ValueError(f"channels: expected the widths of three stages, got {widths}")
@@ -366,6 +370,7 @@ class AttentiveDenseBlock(nn.Module):
     """
 
     def __init__(self, layer: nn.Module, in_channels: int) -> None:
+        check_arguments(AttentiveDenseBlock.__init__, locals())
         super().__init__()
         self.norm, self.layer = _batch_norm(in_channels), layer
 
@@ -378,6 +383,7 @@ class AttentiveTransition(nn.Module):
     """Between dense blocks: the 2 x 2 mean of conv(relu bn x), for even sides; see :class:`AttentiveDenseBlock`."""
 
     def __init__(self, layer: nn.Module, in_channels: int) -> None:
+        check_arguments(AttentiveTransition.__init__, locals())
         super().__init__()
         self.norm, self.layer, self.pool = _batch_norm(in_channels), layer, GridSpatialPool(2, "mean")
 
@@ -417,6 +423,7 @@ class AttentiveDenseNet(AttentiveNetwork):
         hidden: int = 2,
         vector_inputs: Sequence[str] = (),
     ) -> None:
+        check_arguments(AttentiveDenseNet.__init__, locals())
         growth = _width_for(group, 26) if growth is None else growth
         check_counts(growth=growth)
         super().__init__(group, in_channels, out_channels, attention, growth, vector_inputs)

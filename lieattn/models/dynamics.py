@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_tensor
+from lieattn._checks import check_arguments, check_tensor
 from lieattn.geometry import PointClouds
 from lieattn.models._jumps import Jumps, check_continuous
 from lieattn.models._network import Wrapper
@@ -55,6 +55,7 @@ class EnergyForces(Wrapper):
     """
 
     def __init__(self, model: nn.Module, *, jumps: Jumps = "refuse") -> None:
+        check_arguments(EnergyForces.__init__, locals())
         if not callable(model):
             raise TypeError(f"model: expected a network, got {type(model).__name__}")
         check_continuous("model", model, jumps)
@@ -78,6 +79,7 @@ class EnergyForces(Wrapper):
         TypeError or ValueError is raised if there are no floating positions, or not one energy a cloud. Results can be
         differentiated further with ``create_graph``; in training mode and where gradients are on, if it is absent.
         """
+        check_arguments(EnergyForces.forward, locals())
         pos = getattr(data, "pos", None)
         if not isinstance(pos, Tensor) or not pos.is_floating_point():
             raise TypeError(f"data: expected a torch_geometric Data or Batch with floating pos, got {data!r}")
@@ -126,6 +128,7 @@ class EnergyDrift:
 
 def energy_drift(energy: Tensor) -> EnergyDrift:
     """Summarize the energies ``[times, clouds]`` or ``[times]`` of a roll-out; at least one."""
+    check_arguments(energy_drift, locals())
     if energy.ndim not in (1, 2) or energy.numel() == 0:
         raise ValueError(f"energy: expected [times] or [times, clouds] with entries, got {tuple(energy.shape)}")
     energy = energy.detach().to(torch.float64)
@@ -181,6 +184,7 @@ class HamiltonianDynamics(Wrapper):
         options: Mapping[str, Any] | None = None,
         jumps: Jumps = "refuse",
     ) -> None:
+        check_arguments(HamiltonianDynamics.__init__, locals())
         if not callable(potential):
             raise TypeError(f"potential: expected a function of data, got {type(potential).__name__}")
         check_continuous("potential", potential, jumps)
@@ -259,6 +263,7 @@ class HamiltonianDynamics(Wrapper):
         self, trajectory: Trajectory, mass: Tensor, features: Tensor | None = None, **given: Unpack[Given]
     ) -> EnergyDrift:
         """How far H strays on a trajectory; arguments as in :meth:`field`."""
+        check_arguments(HamiltonianDynamics.drift, locals())
         states = zip(trajectory.position, trajectory.momentum, strict=True)
         with torch.no_grad():
             return energy_drift(torch.stack([self.hamiltonian(*state, mass, features, **given) for state in states]))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_counts, check_length
+from lieattn._checks import check_arguments, check_counts, check_length
 from lieattn.geometry import (
     AllPairs,
     FiniteFrames,
@@ -65,6 +65,9 @@ class FramewiseOptions:
     cutoff: float | None = None
     basis: int = 8
     hidden: int = 16
+
+    def __post_init__(self) -> None:
+        check_arguments(FramewiseOptions, vars(self))
 
 
 class FramewiseGeometry(NamedTuple):
@@ -141,9 +144,10 @@ class FramewiseTransformer(Network):
         pool: Pool = "mean",
         options: FramewiseOptions | None = None,
     ) -> None:
+        check_arguments(FramewiseTransformer.__init__, locals())
         super().__init__()
         options = options or FramewiseOptions()
-        check_counts(in_channels=in_channels, out_channels=out_channels, layers=layers)
+        check_counts(in_channels=in_channels, out_channels=out_channels, channels=channels, layers=layers, heads=heads)
         check_length("length", length)
         if isinstance(frames, PrincipalFrames):
             frames = FiniteFrames(sign_group(3, improper=bool(frames.improper)), frames)

@@ -17,7 +17,7 @@ from e3nn.nn import Gate
 from torch import Tensor, nn
 from torch_geometric.utils import softmax
 
-from lieattn._checks import check_counts
+from lieattn._checks import check_arguments, check_counts
 from lieattn.geometry import Neighborhood, Neighbors, find_neighbors, point_clouds
 from lieattn.groups import E
 from lieattn.models._inputs import features, in_precision_of_weights, vectors
@@ -46,6 +46,7 @@ class RadialOptions:
     hidden: int = 32
 
     def __post_init__(self) -> None:
+        check_arguments(RadialOptions, vars(self))
         check_counts(basis=self.basis, hidden=self.hidden)
 
 
@@ -79,6 +80,7 @@ class _PointNetwork(EquivariantModule):
         radial: RadialOptions,
         degree: int = 0,
     ) -> None:
+        check_arguments(_PointNetwork.__init__, locals())
         super().__init__()
         check_counts(in_channels=in_channels, out_channels=out_channels, channels=channels)
         self.in_channels, self.out_channels, self.outputs = in_channels, out_channels, PointOutputs(kind, pool)
@@ -162,7 +164,8 @@ class TensorFieldNetwork(_PointNetwork):
         radial: RadialOptions | None = None,
         **options: Unpack[PointOptions],
     ) -> None:
-        check_counts(degree=degree)
+        check_arguments(TensorFieldNetwork.__init__, locals())
+        check_counts(degree=degree, layers=layers)
         radial = radial or RadialOptions()
         super().__init__(in_channels, out_channels, channels=channels, radial=radial, degree=degree, **options)
         # 0e, 1o, 2e, ...: the types of tensors made of positions alone.
@@ -215,6 +218,8 @@ class SE3Transformer(TensorFieldNetwork):
         radial: RadialOptions | None = None,
         **options: Unpack[PointOptions],
     ) -> None:
+        check_arguments(SE3Transformer.__init__, locals())
+        check_counts(channels=channels, heads=heads)
         self.heads = heads
         sizes: Any = {"channels": channels, "degree": degree, "layers": layers, "radial": radial}
         super().__init__(in_channels, out_channels, **sizes, **options)
@@ -251,8 +256,10 @@ class DistanceTransformer(_PointNetwork):
         radial: RadialOptions | None = None,
         **options: Unpack[PointOptions],
     ) -> None:
+        check_arguments(DistanceTransformer.__init__, locals())
         radial = radial or RadialOptions(basis=16)
         super().__init__(in_channels, out_channels, channels=channels, radial=radial, **options)
+        check_counts(layers=layers, heads=heads)
         if channels % heads:
             raise ValueError(f"heads: {heads} heads do not divide {channels} channels")
         self.embed = nn.Linear(in_channels + len(self.vector_inputs), channels)

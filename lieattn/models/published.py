@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_choice, check_count
+from lieattn._checks import check_arguments, check_choice, check_count
 from lieattn.geometry import FiniteFrames, LiftedGraph, Nearest, SampledFrames
 from lieattn.groups import (
     SE,
@@ -81,6 +81,7 @@ def published_attentive_cnn(weights: str | Path | Mapping[str, np.ndarray[Any, A
         ``.kernel`` ``[out, in, (frames,) size, size]``, ``.attention`` and ``.W1``, ``.W2``, ``.psi_X`` or ``.w_H``
         with it, for each normalization ``bn1`` to ``bn6`` ``.gamma``, ``.beta``, ``.mean``, ``.var``.
     """
+    check_arguments(published_attentive_cnn, locals())
     if isinstance(weights, str | Path):
         with np.load(weights, allow_pickle=False) as archive:
             weights = dict(archive)
@@ -119,6 +120,7 @@ def published_inputs(images: Values) -> Tensor:
 
     From upright ones ``[images, 28, 28]``, uint8 or floating in [0, 1], to ``[images, 1, 28, 28]`` float32.
     """
+    check_arguments(published_inputs, locals())
     images = torch.as_tensor(images)
     if images.ndim != 3:
         raise ValueError(f"images: expected [images, rows, columns], got {tuple(images.shape)}")
@@ -128,6 +130,7 @@ def published_inputs(images: Values) -> Tensor:
 
 def published_accuracy(network: AttentiveNetwork, images: Values, labels: Values, *, batch_size: int = 200) -> float:
     """Share of upright images ``[images, 28, 28]`` that a published network puts into their classes ``[images]``."""
+    check_arguments(published_accuracy, locals())
     check_count("batch_size", batch_size)
     images, labels = torch.as_tensor(images), torch.as_tensor(labels)
     if images.ndim != 3 or labels.shape != images.shape[:1] or len(images) == 0:
@@ -165,6 +168,7 @@ def published_table(group: FiniteGroup) -> Tensor:
     here (it encodes A_h (x_j - x_i) at h), and so is its row of the encoding. ValueError is raised for groups that have
     not the tables of C_n or D_n, of which the code knows nothing.
     """
+    check_arguments(published_table, locals())
     order = group.order
     h, g, m = torch.meshgrid(*[torch.arange(order)] * 3, indexing="ij")
     if torch.equal(group.cayley, cyclic(order).cayley):

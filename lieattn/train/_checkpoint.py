@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
+from lieattn._checks import check_arguments
 from lieattn.geometry import pixel_positions
 from lieattn.groups import FiniteGroup
 from lieattn.train._digest import DIGESTS, KEY, damaged_entries
@@ -79,6 +80,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     this version of the library knows, or if weights are not finite. Damage is found by digests of the content; in
     checkpoints of before 0.2, which have none, by the checksums of the file.
     """
+    check_arguments(read_checkpoint, locals())
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint {path}" + (": it is a folder" if path.is_dir() else ""))
@@ -142,6 +144,7 @@ def load_network(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
     your own. CheckpointError is raised if it names others, cannot be read, is damaged, has no configuration, or the
     weights do not fit or are not finite.
     """
+    check_arguments(load_network, locals())
     return _loaded(path, nn.Module, "network", ("model", "init_args", "network"), "network.", trust)
 
 
@@ -150,6 +153,7 @@ def load_task(path: str | Path, trust: Sequence[str] = ()) -> PointSetTask:
 
     ``path``, ``trust`` and errors are those of :func:`load_network`.
     """
+    check_arguments(load_task, locals())
     from lieattn.train._tasks import PointSetTask
 
     return _loaded(path, PointSetTask, "task", ("model",), "", trust)  # type: ignore[type-abstract]
@@ -161,6 +165,7 @@ def load_data(path: str | Path, split: str = "test", trust: Sequence[str] = ()) 
     It reads files where the checkpoint says, and downloads them there where its class does. ``trust`` is that of
     :func:`load_network`.
     """
+    check_arguments(load_data, locals())
     spec = trusted_spec(read_checkpoint(path), path, ("data", split), f"{split} set", trust)
     return build(Dataset, spec, f"the data of {path}")
 
@@ -217,6 +222,7 @@ def load_weights(module: nn.Module, checkpoint: dict[str, Any], what: str, prefi
 
 def read_yaml(path: str | Path, expected: str) -> dict[str, Any]:
     """Read a mapping from a YAML file; UsageError says what was expected."""
+    check_arguments(read_yaml, locals())
     import yaml
 
     try:
@@ -234,6 +240,7 @@ def build(base: type[T], spec: Mapping[str, Any], what: str) -> T:
     Arguments may be such objects themselves. UsageError is raised if a class does not exist or an argument does not
     fit; its message calls the object ``what``.
     """
+    check_arguments(build, locals())
     from jsonargparse import ArgumentError, ArgumentParser
 
     register_types()
@@ -305,6 +312,7 @@ def random_clouds(kind: dict[str, Any] | None, number: int, seed: int, vectors: 
 
     Attributes named in ``vectors`` are normally distributed vectors. UsageError is raised if the kind is unknown.
     """
+    check_arguments(random_clouds, locals())
     if kind is None or kind["dim"] is None:
         raise UsageError("the checkpoint does not know the kind of its clouds: give a data set with --data")
     generator = torch.Generator().manual_seed(seed)

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, DistributedSampler
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
+from lieattn._checks import check_arguments
 from lieattn.train._checkpoint import UsageError
 
 _MOST_WORKERS = 512
@@ -40,6 +41,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 def seed_generators(seed: int) -> None:
     """Seed the generators of Python, NumPy and torch's CPU, from one number below 2^64."""
+    check_arguments(seed_generators, locals())
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)
@@ -54,17 +56,20 @@ class EpochSampler(DistributedSampler[Any]):
     """
 
     def __init__(self, size: int, *, shuffle: bool = True, seed: int = 0, replicas: int = 1, rank: int = 0) -> None:
+        check_arguments(EpochSampler.__init__, locals())
         items = cast("Dataset[Any]", range(size))
         super().__init__(items, num_replicas=replicas, rank=rank, shuffle=shuffle, seed=seed)
         self._skip = 0
 
     def start(self, epoch: int, skip: int) -> None:
         """Go to an epoch, without the first ``skip`` of this replica's items."""
+        check_arguments(EpochSampler.start, locals())
         self.epoch = epoch
         self._skip = skip
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch; where it is the present one already, stay where it was started."""
+        check_arguments(EpochSampler.set_epoch, locals())
         if epoch != self.epoch:
             self.start(epoch, 0)
 
@@ -166,6 +171,7 @@ class PointSetData(LightningDataModule):
         seed: int | None = None,
         shuffle: bool = True,
     ) -> None:
+        check_arguments(PointSetData.__init__, locals())
         super().__init__()
         counts = {"batch_size": batch_size, "eval_batch_size": eval_batch_size, "workers": workers, "seed": seed}
         for name, value in counts.items():

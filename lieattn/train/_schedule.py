@@ -6,6 +6,8 @@ import abc
 import math
 from typing import final
 
+from lieattn._checks import check_arguments
+
 
 class Schedule(abc.ABC):
     """How the learning rate changes from one optimizer step to the next."""
@@ -21,6 +23,7 @@ class Constant(Schedule):
 
     def factor(self, step: int, steps: float, steps_per_epoch: int) -> float:
         """Return 1."""
+        check_arguments(Constant.factor, locals())
         return 1.0
 
 
@@ -45,6 +48,7 @@ class WarmupCosine(Schedule):
     """
 
     def __init__(self, warmup_epochs: float = 10, floor: float = 0.0) -> None:
+        check_arguments(WarmupCosine.__init__, locals())
         if not (math.isfinite(warmup_epochs) and warmup_epochs >= 0):
             raise ValueError(f"warmup_epochs: expected a number >= 0, got {warmup_epochs}")
         if not 0 <= floor <= 1:
@@ -54,6 +58,7 @@ class WarmupCosine(Schedule):
 
     def factor(self, step: int, steps: float, steps_per_epoch: int) -> float:
         """Return (step + 1) / warm-up steps, later floor + (1 - floor) (1 + cos(pi t)) / 2, t from 0 to 1."""
+        check_arguments(WarmupCosine.factor, locals())
         warmup = round(self.warmup_epochs * steps_per_epoch)
         if not warmup < steps < math.inf:
             raise ValueError(

@@ -22,6 +22,7 @@ from torch_geometric.data import Batch, Data
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
+from lieattn._checks import check_arguments, check_is
 from lieattn.train._checkpoint import (
     FORMAT,
     UsageError,
@@ -173,9 +174,12 @@ class PointSetTask(LightningModule, ABC):
 
 def named_outputs(outputs: Any, name: str) -> dict[str, Tensor]:
     """Outputs of a network by name, from a mapping, a named tuple, or one tensor, which gets the name given."""
+    check_arguments(named_outputs, locals())
     if isinstance(outputs, Tensor):
         return {name: outputs}
-    return outputs._asdict() if hasattr(outputs, "_asdict") else dict(outputs)
+    outputs = outputs._asdict() if hasattr(outputs, "_asdict") else outputs
+    check_is("outputs", outputs, Mapping)
+    return dict(outputs)
 
 
 class PointSetClassifier(PointSetTask):
@@ -211,6 +215,7 @@ class PointSetClassifier(PointSetTask):
         labels: int = 1,
         label_smoothing: float = 0.0,
     ) -> None:
+        check_arguments(PointSetClassifier.__init__, locals())
         super().__init__(network, optimizer, schedule)
         for name, count, least in (("classes", classes, 2), ("labels", labels, 1)):
             if count < least:
@@ -305,6 +310,7 @@ class PointSetRegressor(PointSetTask):
         optimizer: OptimizerFactory | None = None,
         schedule: Schedule | None = None,
     ) -> None:
+        check_arguments(PointSetRegressor.__init__, locals())
         super().__init__(network, optimizer, schedule)
         self.targets = {targets: 1.0} if isinstance(targets, str) else dict(targets)
         if loss not in _LOSSES:

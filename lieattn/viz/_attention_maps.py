@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lieattn._checks import check_arguments
 from lieattn.groups import FiniteGroup
 from lieattn.models import AttentiveNetwork
 from lieattn.nn import act_on_grid
@@ -51,6 +52,7 @@ def attention_picture(
         ``[images, order, rows, columns]``; the sum over the poses is the picture. ValueError is raised if the network
         has another kind of attention.
     """
+    check_arguments(attention_picture, locals())
     if network.attention not in ("input", "pose"):
         raise ValueError(
             f"network: expected attention 'input' or 'pose', whose maps are shared by all output channels, got "
@@ -90,6 +92,7 @@ def attention_under_group(
         Whether to draw the poses.
     """
     require_matplotlib()
+    check_arguments(attention_under_group, {"image": image, "network": network})
     if image.ndim != 3 or image.shape[-1] != image.shape[-2]:
         raise ValueError(f"image: expected one square image [channels, rows, columns], got {tuple(image.shape)}")
     group = network.group

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.optimize import isotonic_regression
 
+from lieattn._checks import check_arguments
 from lieattn.viz._draw import COLORS, FAINT, GRAY, INK, MARKERS, blank_figure, require_matplotlib
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def accuracy_by_angle(curves: Mapping[str, tuple[Sequence[float], Sequence[float
     ``curves`` has, by the name of a network or group, its angles in radians, in any order, and its accuracies in
     [0, 1]. ValueError is raised if there are none, or one is empty, uneven, or not an accuracy.
     """
+    check_arguments(accuracy_by_angle, locals())
     lines = {}
     for name, (angles, accuracies) in _named("curves", curves).items():
         degrees, percent = np.rad2deg(np.asarray(angles, float)), 100 * np.asarray(accuracies, float)
@@ -49,6 +51,7 @@ def training_curves(histories: Mapping[str, Sequence[float]], ylabel: str) -> Fi
     ``histories`` has, by the name of a network or group, the values after epochs 1, 2, ..., NaN where there is none;
     ``ylabel`` says what they are. ValueError is raised if there are no histories, or one has no finite value.
     """
+    check_arguments(training_curves, locals())
     lines = {}
     for name, values in _named("histories", histories).items():
         history = np.asarray(values, float)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lieattn._checks import check_arguments
 from lieattn.certify import moved
 from lieattn.geometry import LiftedGraph, PointClouds, point_clouds
 from lieattn.groups import SO, FiniteGroup
@@ -61,6 +62,7 @@ def feature_fields(
     observer = Observer(network, data, angles, layer)
     fields = observer.fields()
     stable = observer.stabilized(fields)
+    check_arguments(feature_fields, {"channel": channel})
     check_choice("channel", channel, fields.shape[-1])
     shown, stable_shown = (f.norm(dim=-1) if channel is None else f[..., channel] for f in (fields, stable))
     order, norm = observer.group.order, draw.color_scale(shown)
@@ -121,6 +123,7 @@ def attention_maps(
     """
     draw.require_matplotlib()
     observer = Observer(network, data, angles, layer)
+    check_arguments(attention_maps, {"point": point, "head": head})
     at_rest = observer.view(0.0).graph
     if point is None:
         point = int((at_rest.pos - at_rest.pos.mean(dim=0)).norm(dim=1).argmin())
@@ -171,6 +174,7 @@ class Observer:
             raise TypeError(f"network: expected a GSANet, got {type(network).__name__}")
         if network.group is None or network.group.dim != 2:
             raise ValueError(f"network: expected a group of the plane, got {network.group!r}")
+        check_arguments(Observer.__init__, {"angles": angles})
         angles = [float(angle) for angle in angles]
         if not angles or not all(math.isfinite(angle) for angle in angles):
             raise ValueError(f"angles: expected at least one finite angle in radians, got {angles}")

@@ -44,9 +44,10 @@ PARTS = ("groups", "spaces", "reps", "geometry", "ops", "nn", "nn.relative", "mo
 PARTS = (*PARTS, "compare", "bench")
 ALIASES = {
     "points": ("pos", "data"),
-    "data": ("points", "images", "pos", "x"),
+    "data": ("points", "images", "pos", "x", "batch", "features"),
     "pos": ("points",),
-    "batch": ("data",),
+    "batch": ("data", "pos", "points", "x"),
+    "images": ("data",),
     "graph": ("x", "values", "frames", "terms"),
     "parts": ("terms",),
     "grid": ("x", "margin"),

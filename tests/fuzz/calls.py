@@ -21,19 +21,14 @@ from torch_geometric.data import Data
 
 from lieattn.geometry import AllPairs, LiftedGraph, Neighbors, Radius, lift
 from lieattn.groups import FiniteGroup, LieGroup, cyclic, octahedral
+from lieattn.train import UsageError
 from tests.fuzz._recipes import ALIASES, EXEMPT, PLACES, Entrance, entrance, takes_arguments
 from tests.fuzz._target import Finding, Target, Verdict
 
 _LIBRARY = ("/lieattn/", "/lieattn_datasets/")
 _EXPECTED = (ValueError, TypeError, KeyError, IndexError, OSError, NotImplementedError, ImportError)
 
-ENABLED = (
-    "groups.",
-    "spaces.",
-    "reps.",
-    "geometry.",
-    "nn.",
-)
+ENABLED = ("groups.", "spaces.", "reps.", "geometry.", "nn.", "models.", "train.", "certify.", "viz.")
 """Packages whose entrances are called. Recipes of the others are there, their errors are not all named yet."""
 
 NAMES = sorted(
@@ -174,7 +169,7 @@ def is_named(error: Exception, tried: Entrance, replaced: Mapping[str, Any]) -> 
     frame = traceback.extract_tb(error.__traceback__)[-1]
     names = [*replaced, *(alias for argument in replaced for alias in ALIASES.get(argument, ()))]
     files = [str(value) for value in replaced.values() if isinstance(value, str | Path) and str(value)]
-    if isinstance(error, OSError) and any(file in text for file in files):
+    if isinstance(error, OSError | UsageError) and any(file in text for file in files):
         return True
     raised = linecache.getline(frame.filename, frame.lineno or 0).strip().startswith("raise")
     on_purpose = any(part in frame.filename for part in _LIBRARY) and raised

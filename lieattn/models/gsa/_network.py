@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_count, check_neighborhood
+from lieattn._checks import check_arguments, check_count, check_neighborhood
 from lieattn.geometry import (
     FiniteFrames,
     Frames,
@@ -28,7 +28,7 @@ from lieattn.geometry import (
     point_clouds,
     scaled,
 )
-from lieattn.groups import FiniteGroup, Translations, trivial
+from lieattn.groups import FiniteGroup, Translations, check_group, trivial
 from lieattn.models._inputs import VectorEmbedding, features, vectors
 from lieattn.models._network import GroupField, Network, Symmetry
 from lieattn.models.gsa._geometry import POOL, GSAGeometry, Step, cropped, exact_inputs, pooled
@@ -113,6 +113,7 @@ class GSANet(Network):
         vector_inputs: Sequence[str] = (),
         options: GSAOptions | None = None,
     ) -> None:
+        check_arguments(GSANet.__init__, locals())
         super().__init__()
         if isinstance(frames, FiniteGroup):
             frames = FiniteFrames(frames)
@@ -178,12 +179,14 @@ class GSANet(Network):
     @classmethod
     def rot_mnist(cls, group: FiniteGroup, *, size: int = 5, **options: Any) -> GSANet:
         """Network for 28 x 28 rotated MNIST (Appendix F.1): 44,428 parameters for C4."""
+        check_group("group", group)
         preset = {"channels": 20, "blocks": Stages((2, 3), crops=(2, 0, 2, 1, 1)), "dropout": _PAPER_DROPOUT}
         return cls(group, 1, 10, **{**preset, "neighborhood": PixelSquare(size), "options": _ROT_MNIST, **options})
 
     @classmethod
     def cifar10(cls, group: FiniteGroup, *, size: int = 5, **options: Any) -> GSANet:
         """Network for 32 x 32 CIFAR-10 (Appendix F.2): 3,001,648 parameters without rotations."""
+        check_group("group", group)
         stages = Stages((2, 2, 2), expansions=(1, 2, 1), norm_between=True)
         preset = {"channels": 96, "blocks": stages, "dropout": replace(_PAPER_DROPOUT, input=0.2, pool=0.3)}
         return cls(group, 3, 10, **{**preset, "neighborhood": PixelSquare(size), "options": _PAPER, **options})
@@ -196,6 +199,7 @@ class GSANet(Network):
         At 88 x 88 all sizes stay even and the network is exact.
         """
         stages = Stages((0, 1, 2, 1), (1, 2, 2, 2), (0, 2, 1, 1), pool_last=True, norm_between=True, inexact=inexact)
+        check_group("group", group)
         preset = {"channels": 12, "blocks": stages, "dropout": _PAPER_DROPOUT}
         return cls(group, 3, 2, **{**preset, "neighborhood": PixelSquare(size), "options": _PAPER, **options})
 
@@ -348,6 +352,8 @@ class GSANet(Network):
 
         ``vectors`` ``[points, fiber, channels]`` are added to the first of them.
         """
+        if not torch.compiler.is_compiling():
+            check_arguments(GSANet.features, locals())
         lifted = self.lifting(self.input_dropout(x), geometry.lifting)
         lifted = lifted if vectors is None else lifted + vectors
         fields = [lifted]

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from lieattn._checks import check_choice, check_dropout, check_length
+from lieattn._checks import check_arguments, check_choice, check_dropout, check_length
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn import CloudPool, FiberPool
@@ -50,6 +50,7 @@ class Stages:
     inexact: Inexact = "refuse"
 
     def __post_init__(self) -> None:
+        check_arguments(Stages, vars(self))
         blocks, count = list(self.blocks), sum(self.blocks)
         if not blocks or any(number < 0 for number in blocks):
             raise ValueError(f"blocks: expected the number of blocks of each stage, got {blocks}")
@@ -97,6 +98,7 @@ class Dropouts:
     pool: float = 0.0
 
     def __post_init__(self) -> None:
+        check_arguments(Dropouts, vars(self))
         for name in ("attention", "value", "input", "pool"):
             check_dropout(f"{name} dropout", getattr(self, name))
 
@@ -120,6 +122,7 @@ class GSAReadout:
     order: Order | None = None
 
     def __post_init__(self) -> None:
+        check_arguments(GSAReadout, vars(self))
         check_choice("pool", self.pool, Pool)
         if self.order is not None:
             check_choice("order", self.order, Order)
@@ -156,6 +159,7 @@ class GSAOptions:
     init: Init = "balanced"
 
     def __post_init__(self) -> None:
+        check_arguments(GSAOptions, vars(self))
         if self.length is not None:
             check_length("length", self.length)
         if self.activation not in get_args(Activation):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_choice, check_counts, check_size
+from lieattn._checks import check_arguments, check_choice, check_counts, check_size
 from lieattn.geometry import AllPairs, LiftedGraph, Neighborhood, lift, padding
 from lieattn.groups import cyclic
 from lieattn.models._network import GroupField, Network, Symmetry
@@ -66,7 +66,9 @@ class FiniteSE2Transformer(Network):
         neighborhood: Neighborhood | None = None,
         hidden: int = 3,
     ) -> None:
+        check_arguments(FiniteSE2Transformer.__init__, locals())
         super().__init__()
+        check_counts(rotations=rotations)
         check_counts(out_channels=out_channels, channels=channels, layers=layers, heads=heads, moments=moments)
         check_counts(0, seeds=seeds)
         check_choice("content", content, Content)

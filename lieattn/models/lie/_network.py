@@ -12,7 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_choice, check_counts, check_dropout, check_length, check_neighborhood, kind
+from lieattn._checks import (
+    check_arguments,
+    check_choice,
+    check_counts,
+    check_dropout,
+    check_is,
+    check_length,
+    check_neighborhood,
+    kind,
+)
 from lieattn.geometry import (
     FiniteFrames,
     Frames,
@@ -96,6 +105,7 @@ class Lifting:
     cutoff: float | None = None
 
     def __post_init__(self) -> None:
+        check_arguments(Lifting, vars(self))
         if self.coordinates not in ("smooth", "log") and not isinstance(self.coordinates, PairCoordinates):
             raise ValueError(f"coordinates: expected 'smooth', 'log' or PairCoordinates, got {self.coordinates!r}")
         check_dropout("neighbor_dropout", self.neighbor_dropout)
@@ -130,6 +140,9 @@ class AttentionOptions:
     norm: BlockNorm = "layer_pre"
     eps: float = 1e-5
 
+    def __post_init__(self) -> None:
+        check_arguments(AttentionOptions, vars(self))
+
 
 @dataclass(frozen=True)
 class ConvolutionOptions:
@@ -154,6 +167,7 @@ class ConvolutionOptions:
     widening: float = 0.5
 
     def __post_init__(self) -> None:
+        check_arguments(ConvolutionOptions, vars(self))
         if not 0 < self.downsampling <= 1:
             raise ValueError(f"downsampling: expected a share in (0, 1], got {self.downsampling}")
         if not 0 <= self.widening <= 1:
@@ -187,10 +201,13 @@ class Readout:
     activation: Activation = "silu"
 
     def __post_init__(self) -> None:
+        check_arguments(Readout, vars(self))
         check_choice("kind", self.kind, OutputKind)
 
     def head(self, channels: int, out_channels: int, dim: int, order: Order) -> nn.Module:
         """The head of a network whose paper has this order."""
+        check_arguments(Readout.head, locals())
+        check_counts(channels=channels, out_channels=out_channels, dim=dim)
         options: dict[str, Any] = {"outputs": out_channels, "pool": self.pool, "activation": self.activation}
         if self.kind == "vector":
             return VectorHead(channels, dim, **options)
@@ -205,6 +222,9 @@ class Species:
     """
 
     species: Sequence[int] = (1, 6, 7, 8, 9)
+
+    def __post_init__(self) -> None:
+        check_arguments(Species, vars(self))
 
     @property
     def channels(self) -> int:
@@ -236,10 +256,12 @@ class SortedDistances:
     channels: int
 
     def __post_init__(self) -> None:
+        check_arguments(SortedDistances, vars(self))
         check_counts(channels=self.channels)
 
     def __call__(self, data: Any, clouds: PointClouds) -> Tensor:
         """Features ``[points, channels]``; ValueError if a cloud has more points."""
+        check_is("clouds", clouds, PointClouds)
         batch = clouds.batch
         same = batch[:, None] == batch
         most = int(same.sum(dim=1).max()) if len(batch) else 0
@@ -376,6 +398,7 @@ class LieNetwork(Network):
 
     def point_features(self, data: Any, graph: LiftedGraph) -> Tensor:
         """What the embedding sees of each point, ``[points, in_channels]``."""
+        check_is("graph", graph, LiftedGraph)
         if self.inputs is None:
             return graph.spread(features(data, self.in_channels, graph))
         return graph.spread(self.inputs(data, graph).to(self.embed.weight))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_counts
+from lieattn._checks import check_arguments, check_counts
 from lieattn.geometry import (
     AllPairs,
     LiftedGraph,
@@ -98,6 +98,7 @@ class LieTransformer(LieNetwork):
         attention: AttentionOptions | None = None,
         readout: Readout | None = None,
     ) -> None:
+        check_arguments(LieTransformer.__init__, locals())
         super().__init__(in_channels, channels, frames, neighborhood, space, vector_inputs, lifting)
         check_counts(out_channels=out_channels, layers=layers)
         attention, readout = attention or AttentionOptions(), readout or Readout()
@@ -119,6 +120,7 @@ class LieTransformer(LieNetwork):
     @classmethod
     def constellation(cls, repetitions: int = 2, *, samples: int = 4, **options: Any) -> LieTransformer:
         """Network that counts four patterns among points of the plane, ``[clouds, 4 * (repetitions + 1)]`` logits."""
+        check_counts(repetitions=repetitions, samples=samples)
         preset = {**_PAPER, "space": Euclidean(SE(2)), "frames": SampledFrames(samples)}
         return cls(SortedDistances(17 * repetitions - 1), 4 * (repetitions + 1), **{**preset, **options})
 
@@ -192,6 +194,7 @@ class LieConvNet(LieNetwork):
         convolution: ConvolutionOptions | None = None,
         readout: Readout | None = None,
     ) -> None:
+        check_arguments(LieConvNet.__init__, locals())
         check_counts(layers=layers)
         super().__init__(in_channels, channels, frames, neighborhood, space, vector_inputs, lifting)
         convolution, readout = convolution or ConvolutionOptions(), readout or Readout()
@@ -271,6 +274,7 @@ def image_points(images: Tensor, radius: float | None = _DISC) -> tuple[Tensor, 
     ``[points, 2]`` (to the right and up, the center at 0) and the image ``[points]`` int64 of each pixel. The radius is
     in pixels; None keeps all of them.
     """
+    check_arguments(image_points, locals())
     if images.ndim != 4:
         raise ValueError(f"images: expected [images, channels, height, width], got {tuple(images.shape)}")
     pos = pixel_positions(*images.shape[2:], dtype=images.dtype).to(images.device)

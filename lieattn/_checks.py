@@ -107,6 +107,14 @@ def check_positive(**numbers: float) -> None:
             raise ValueError(f"{argument}: expected a positive finite number, got {number!r}")
 
 
+def check_number(argument: str, number: float) -> None:
+    """Raise TypeError or ValueError unless a value is a number whose products are finite."""
+    if isinstance(number, bool) or not isinstance(number, Real):
+        raise TypeError(f"{argument}: expected a number, got {shown(number)}")
+    if not abs(number) <= _LARGEST:  # true for NaN
+        raise ValueError(f"{argument}: expected at most {_LARGEST:.0e} in size, got {number}")
+
+
 def check_choice(argument: str, value: object, allowed: Any) -> None:
     """Raise ValueError unless a value is one of those allowed, given as a tuple or a ``Literal`` type."""
     options = get_args(allowed) or allowed
@@ -178,7 +186,9 @@ def check_graph(graph: Any, allowed: type, x: Tensor) -> None:
         raise ValueError(f"graph: is on {graph.pos.device}, x on {x.device}")
 
 
-def check_features(x: Tensor, weight: Tensor, channels: int | None = None, argument: str = "x") -> None:
+def check_features(
+    x: Tensor, weight: Tensor, channels: int | None = None, argument: str = "x", beside: str = "the weights"
+) -> None:
     """Raise an error unless features have the dtype and device of the weights; autocast converts dtypes.
 
     They must have the channels too, if these are given.
@@ -190,7 +200,7 @@ def check_features(x: Tensor, weight: Tensor, channels: int | None = None, argum
     fits = cast or x.dtype == weight.dtype
     if x.device != weight.device or not fits:
         found = f"{x.dtype} on {x.device}"
-        raise ValueError(f"{argument}: expected {weight.dtype} on {weight.device} like the weights, got {found}")
+        raise ValueError(f"{argument}: expected {weight.dtype} on {weight.device} like {beside}, got {found}")
     if channels is not None and (x.ndim == 0 or x.shape[-1] != channels):
         raise ValueError(f"{argument}: expected {channels} channels in the last axis, got {tuple(x.shape)}")
 

@@ -586,7 +586,7 @@ OPERATOR = [
         "signals elsewhere",
         lambda: attend(*[SIGNAL.to("meta")] * 3),
         ValueError,
-        ("query: ", "meta", "neighbor lists are on cpu"),
+        ("query: ", "meta", "neighbors are on cpu"),
     ),
     (
         "types too few",

@@ -12,7 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lieattn._checks import check_count, check_counts, check_tensor, kind
+from lieattn._checks import (
+    check_alike,
+    check_broadcast,
+    check_count,
+    check_counts,
+    check_features,
+    check_is,
+    check_number,
+    check_tensor,
+    kind,
+)
 from lieattn.ops._backend import uses_cpu_kernel
 
 _AT_ONCE = 2**24  # responses that plain maths holds at a time, and makes again for the backward pass
@@ -122,6 +132,8 @@ def attentive_convolution(
     """
     _check(x, kernels, channel, spatial, stride=stride, pad=pad, dilation=dilation)
     check_count("spatial_dilation", spatial_dilation)
+    check_number("measure", measure)
+    check_is("return_maps", return_maps, bool)
     window = Window(
         size=kernels.shape[-1],
         dilation=dilation,
@@ -162,7 +174,15 @@ def attentive_convolution(
 
 
 def residual_branch(responses: Tensor, maps: AttentionMaps, measure: float = 1.0) -> Tensor:
-    """Sum of what attention leaves, μ Σ_c Σ_h̃ (1 - α⁻) t: ``[batch, out, order, in, fiber, *, *]`` to a field."""
+    """Sum of what attention leaves, μ Σ_c Σ_h̃ (1 - α⁻) t: ``[batch, out, order, in, fiber, *, *]`` to a field.
+
+    Raises TypeError or ValueError, naming the argument, where these are not maps of these responses.
+    """
+    check_tensor("responses", responses, "a floating tensor")
+    check_is("maps", maps, AttentionMaps)
+    check_number("measure", measure)
+    check_alike("responses", responses, "maps", maps.removed)
+    check_broadcast("responses", responses.shape, "maps", maps.removed.shape)
     return measure * (maps.passed * responses).sum(dim=(3, 4))
 
 
@@ -173,6 +193,7 @@ def convolution_responses(x: Tensor, kernels: Tensor, *, stride: int = 1, pad: i
     poses.
     """
     _check(x, kernels, None, None, stride=stride, pad=pad, dilation=dilation)
+    check_features(x, kernels, beside="the kernels")
     window = Window(size=kernels.shape[-1], dilation=dilation, stride=stride)
     outs = kernels.flatten(0, 1).transpose(1, 2).flatten(-2)
     t = _responses(F.pad(x, (pad,) * 4).transpose(1, 2), outs, window)
@@ -209,13 +230,15 @@ def _check(
         for name, matrix, shape in (("W1", first, (hidden, channels)), ("W2", second, (channels, hidden))):
             if matrix.shape != (out, order, fiber, *shape):
                 raise ValueError(
-                    f"channel: expected {name} of shape {(out, order, fiber, *shape)}, got {tuple(matrix.shape)}"
+                    f"channel: expected {name} of shape {(out, order, fiber, *shape)} for these kernels, got "
+                    f"{tuple(matrix.shape)}"
                 )
     if spatial is not None:
         side = spatial.shape[-1] if spatial.ndim else 0
         if spatial.shape != (out, order, fiber, 2, side, side) or side % 2 == 0:
             raise ValueError(
-                f"spatial: expected [{out}, {order}, {fiber}, 2, side, side] with odd side, got {tuple(spatial.shape)}"
+                f"spatial: expected [{out}, {order}, {fiber}, 2, side, side] with odd side for these kernels, got "
+                f"{tuple(spatial.shape)}"
             )
 
 

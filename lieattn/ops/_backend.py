@@ -14,8 +14,9 @@ from typing import ClassVar, Literal, cast, get_args
 import torch
 from torch import Tensor
 
+from lieattn._checks import check_arguments
 from lieattn.geometry import Neighbors, Padding
-from lieattn.ops._terms import Normalization, Pattern, Problem, RelativeTerms
+from lieattn.ops._terms import Normalization, Pattern, Problem, RelativeTerms, check_operands
 
 Backend = Literal["auto", "plain", "dense", "numba", "triton"]
 _VARIABLE = "LIEATTN_BACKEND"
@@ -135,6 +136,12 @@ def explain(
 
     Without ``neighbors`` these are taken to be parts of clouds.
 
+    Raises
+    ------
+    TypeError, ValueError
+        If the operator does not take these arguments; the message names the argument. Without ``neighbors`` only types
+        are looked at.
+
     Examples
     --------
     >>> import torch
@@ -143,9 +150,11 @@ def explain(
     >>> print(explain(x, x, x, return_weights=True))
     plain (not numba: weights are returned, and the kernel never stores them)
     """
-    problem = Problem(
-        query, key, value, cast(Neighbors, neighbors), terms or RelativeTerms(), pattern, normalize, dropout
-    )
+    check_arguments(explain, locals())
+    terms = RelativeTerms() if terms is None else terms
+    problem = Problem(query, key, value, cast(Neighbors, neighbors), terms, pattern, normalize, dropout)
+    if neighbors is not None:
+        check_operands(problem)
     return choose(problem, return_weights=return_weights, parts_of_clouds=neighbors is None)
 
 

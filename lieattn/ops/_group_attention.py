@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn._checks import kind
+from lieattn._checks import check_is, kind
 from lieattn.geometry import Neighbors
 from lieattn.ops import _dense as dense
 from lieattn.ops import _plain as plain
@@ -137,6 +137,7 @@ def group_attention(
     terms = RelativeTerms() if terms is None else terms
     problem = Problem(query, key, value, neighbors, terms, pattern, normalize, dropout)
     check_operands(problem)
+    check_is("return_weights", return_weights, bool)
     phases, turns_back = terms.rotary, terms.rotary_values
     if phases is not None:
         query, key = (None if signal is None else turn_pairs(signal, phases) for signal in (query, key))

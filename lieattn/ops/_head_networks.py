@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn._checks import check_tensor, kind
+from lieattn._checks import check_choice, check_tensor, kind
 from lieattn.ops._backend import uses_cpu_kernel
 
 Activation = Literal["silu", "relu", "gelu", "elu", "none"]
@@ -42,8 +42,7 @@ _SLOPES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], 
 
 def activation(argument: str, name: str) -> Callable[[Tensor], Tensor]:
     """Function of an activation's name; raises ValueError, naming the argument, for an unknown one."""
-    if name not in _SLOPES:
-        raise ValueError(f"{argument}: expected one of {get_args(Activation)}, got {name!r}")
+    check_choice(argument, name, Activation)
     return _SLOPES[name][0]
 
 
@@ -76,8 +75,7 @@ def head_networks(
     TypeError, ValueError
         If dtypes differ, shapes do not fit, or there is no such activation; the message names the argument.
     """
-    if activation not in _SLOPES:
-        raise ValueError(f"activation: expected one of {get_args(Activation)}, got {activation!r}")
+    check_choice("activation", activation, Activation)
     for argument, given in (("rows", (rows,)), ("weights", weights), ("biases", biases)):
         if not isinstance(given, Sequence):
             raise TypeError(f"{argument}: expected three tensors, got {kind(given)}")

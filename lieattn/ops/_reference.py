@@ -9,6 +9,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from lieattn._checks import check_arguments
 from lieattn.geometry import Neighbors
 from lieattn.ops._terms import ROW_TABLES, Normalization, Pattern, Problem, RelativeTerms, check_operands
 
@@ -37,7 +38,8 @@ def reference_attention(
     Slow, and it stores a score and a value for every edge and every output, query and key frame. The parameters and
     the output ``[points, out, heads, value_dim]`` are those of :func:`group_attention`.
     """
-    terms = terms or RelativeTerms()
+    check_arguments(reference_attention, locals())
+    terms = RelativeTerms() if terms is None else terms
     check_operands(Problem(query, key, value, neighbors, terms, pattern, normalize))
     i, j, row = neighbors.target, neighbors.source, terms.row
     # Axes: [edges, output frame, query frame, key frame, heads, channels]; scores are without channels. Only the query

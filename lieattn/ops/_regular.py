@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn._checks import check_arguments
+from lieattn._checks import check_arguments, check_count, check_features, check_none, check_tensor, kind
 
 # A product with the small Fourier matrix runs at about a quarter of the speed of a large matrix product.
 _TRANSFORM_COST = 4
@@ -22,8 +22,13 @@ def expand_kernel(kernel: Tensor, relative: Tensor) -> Tensor:
     A linear map between signals on H commutes with the left regular representation if and only if it has
     this form; it has |H| times fewer parameters than a dense map. ``kernel`` is ``[order, out_channels, in_channels]``,
     ``relative`` the index ``[order, order]`` of g⁻¹ h (:attr:`lieattn.groups.FiniteGroup.relative_index`); gives
-    ``[order, out_channels, order, in_channels]``.
+    ``[order, out_channels, order, in_channels]``. Raises TypeError or ValueError, naming the argument, where types,
+    shapes or entries do not fit.
     """
+    _check_kernel(kernel)
+    _check_relative(relative, kernel)
+    if relative.device.type == "cpu" and not torch.compiler.is_compiling():
+        check_none("relative", (relative < 0) | (relative >= len(kernel)), f"is no element of {len(kernel)}")
     return kernel[relative].transpose(1, 2)
 
 
@@ -31,10 +36,14 @@ def tied_linear(x: Tensor, kernel: Tensor, relative: Tensor) -> Tensor:
     """f'(g) = Σ_h kernel[g⁻¹ h] f(h) as one dense matrix product.
 
     ``x`` ``[*, order, in_channels]``, ``kernel`` and ``relative`` as in :func:`expand_kernel`; gives
-    ``[*, order, out_channels]`` and commutes with the left regular representation.
+    ``[*, order, out_channels]`` and commutes with the left regular representation. Raises TypeError or ValueError,
+    naming the argument, where types or shapes do not fit; entries of ``relative`` are not looked at.
     """
+    _check_kernel(kernel)
+    _check_relative(relative, kernel)
     order, out_channels, in_channels = kernel.shape
-    matrix = expand_kernel(kernel, relative).reshape(order * out_channels, order * in_channels)
+    _check_field(x, kernel)
+    matrix = kernel[relative].transpose(1, 2).reshape(order * out_channels, order * in_channels)
     return F.linear(x.flatten(-2), matrix).unflatten(-1, (order, out_channels))
 
 
@@ -49,9 +58,13 @@ def fourier_linear(
 
     ``fourier`` ``[order, order]`` has the bases of all irreps one below the other, copy by copy
     (:class:`lieattn.groups.RealIrrep`); ``irreps`` are the matrices ``[order, degree, degree]`` of each irrep, in the
-    dtype of ``x``, and ``copies`` how often the regular representation contains it.
+    dtype of ``x``, and ``copies`` how often the regular representation contains it. Raises TypeError or ValueError,
+    naming the argument, where types or shapes do not fit.
     """
+    _check_kernel(kernel)
     order, out_channels, in_channels = kernel.shape
+    _check_field(x, kernel)
+    _check_basis(kernel, fourier, irreps, copies)
     spectrum = fourier @ x.reshape(-1, order, in_channels)
     flat = kernel.flatten(1)
     mapped, start = [], 0
@@ -75,3 +88,49 @@ def fourier_pays(order: int, degrees: Sequence[int], in_channels: int, out_chann
     blocks = sum(degree**2 for degree in degrees) * in_channels * out_channels
     transforms = _TRANSFORM_COST * order**2 * (in_channels + out_channels)
     return blocks + transforms + _OVERHEAD < order**2 * in_channels * out_channels
+
+
+def _check_kernel(kernel: Tensor) -> None:
+    """Raise an error unless this is a kernel."""
+    check_tensor("kernel", kernel, "a floating tensor [order, out_channels, in_channels]")
+    if kernel.ndim != 3 or kernel.numel() == 0:
+        raise ValueError(f"kernel: expected [order, out_channels, in_channels], got {tuple(kernel.shape)}")
+
+
+def _check_relative(relative: Tensor, kernel: Tensor) -> None:
+    """Raise an error unless this can be the index of the kernel's group."""
+    order = len(kernel)
+    check_tensor("relative", relative, f"a tensor [{order}, {order}] of int64", torch.int64)
+    if relative.shape != (order, order):
+        raise ValueError(f"relative: expected [{order}, {order}] for the kernel, got {tuple(relative.shape)}")
+    if relative.device != kernel.device and relative.device.type != "cpu":
+        raise ValueError(f"relative: is on {relative.device}, kernel is on {kernel.device}")
+
+
+def _check_field(x: Tensor, kernel: Tensor) -> None:
+    """Raise an error unless the kernel maps these features."""
+    order, _, in_channels = kernel.shape
+    check_features(x, kernel, beside="the kernel")
+    if x.shape[-2:] != (order, in_channels):
+        raise ValueError(f"x: expected [*, {order}, {in_channels}] for the kernel, got {tuple(x.shape)}")
+
+
+def _check_basis(kernel: Tensor, fourier: Tensor, irreps: Sequence[Tensor], copies: Sequence[int]) -> None:
+    """Raise an error unless the irreps fill the Fourier matrix, which is of the kernel's group."""
+    order = len(kernel)
+    check_features(fourier, kernel, argument="fourier", beside="the kernel")
+    if fourier.shape != (order, order):
+        raise ValueError(f"fourier: expected [{order}, {order}] for the kernel, got {tuple(fourier.shape)}")
+    for argument, given in (("irreps", irreps), ("copies", copies)):
+        if not isinstance(given, Sequence) or isinstance(given, str):
+            raise TypeError(f"{argument}: expected a sequence, got {kind(given)}")
+    if len(irreps) != len(copies):
+        raise ValueError(f"irreps, copies: expected one number of entries, got {len(irreps)} and {len(copies)}")
+    for matrices, count in zip(irreps, copies, strict=True):
+        check_features(matrices, kernel, argument="irreps", beside="the kernel")
+        if matrices.ndim != 3 or matrices.shape != (order, matrices.shape[1], matrices.shape[1]):
+            raise ValueError(f"irreps: expected [{order}, degree, degree], got {tuple(matrices.shape)}")
+        check_count("copies", count)
+    rows = sum(matrices.shape[1] * count for matrices, count in zip(irreps, copies, strict=True))
+    if rows != order:
+        raise ValueError(f"irreps, copies: expected {order} rows together, as fourier has, got {rows}")

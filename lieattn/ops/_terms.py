@@ -205,7 +205,7 @@ def _check_types(problem: Problem) -> None:
         if operand.dtype.itemsize == 1:
             raise TypeError(f"{argument}: expected float64, float32, bfloat16 or float16, got {operand.dtype}")
         if operand.device != p.neighbors.device:
-            raise ValueError(f"{argument}: is on {operand.device}, the neighbor lists are on {p.neighbors.device}")
+            raise ValueError(f"{argument}: is on {operand.device}, neighbors are on {p.neighbors.device}")
 
 
 def _check_rotary(phases: Tensor, signals: dict[str, Tensor | None]) -> None:
@@ -230,7 +230,8 @@ def _check_signals(query: Tensor | None, key: Tensor | None, value: Tensor, neig
             continue
         if signal.ndim != 4 or signal.shape[0] != neighbors.num_points:
             raise ValueError(
-                f"{argument}: expected [points={neighbors.num_points}, fiber, heads, dim], got {tuple(signal.shape)}"
+                f"{argument}: expected [points={neighbors.num_points}, fiber, heads, dim] as in neighbors, got "
+                f"{tuple(signal.shape)}"
             )
         if signal.shape[2] != value.shape[2]:
             raise ValueError(f"{argument}: has {signal.shape[2]} heads, value has {value.shape[2]}")

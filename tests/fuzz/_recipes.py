@@ -48,7 +48,7 @@ ALIASES = {
     "pos": ("points",),
     "batch": ("data", "pos", "points", "x"),
     "images": ("data",),
-    "graph": ("x", "values", "frames", "terms"),
+    "graph": ("x", "values", "frames", "terms", "neighbors"),
     "parts": ("terms",),
     "grid": ("x", "margin"),
     "x": ("graph", "values"),

@@ -28,7 +28,7 @@ from tests.fuzz._target import Finding, Target, Verdict
 _LIBRARY = ("/lieattn/", "/lieattn_datasets/")
 _EXPECTED = (ValueError, TypeError, KeyError, IndexError, OSError, NotImplementedError, ImportError)
 
-ENABLED = ("groups.", "spaces.", "reps.", "geometry.", "nn.", "models.", "train.", "certify.", "viz.")
+ENABLED = ("groups.", "spaces.", "reps.", "geometry.", "nn.", "models.", "train.", "certify.", "viz.", "ops.")
 """Packages whose entrances are called. Recipes of the others are there, their errors are not all named yet."""
 
 NAMES = sorted(

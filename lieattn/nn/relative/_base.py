@@ -99,7 +99,10 @@ def graph_attention(
 
     ``neighbors`` are other lists than those of the graph; all else is as there.
     """
-    terms = measured(terms or RelativeTerms(), graph, normalize)
+    check_is("graph", graph, LiftedGraph)
+    terms = RelativeTerms() if terms is None else terms
+    check_is("terms", terms, RelativeTerms)
+    terms = measured(terms, graph, normalize)
     near = graph.neighbors if neighbors is None else neighbors
     out, weights = group_attention(query, key, value, near, normalize=normalize, terms=terms, **options)
     if graph.relative.cutoff is None or normalize not in ("mean", "exp-mean"):

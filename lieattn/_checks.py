@@ -137,6 +137,7 @@ def check_size(argument: str, numbers: Tensor, unit: float = 1.0) -> None:
     """
     if torch.compiler.is_compiling() or numbers.numel() == 0:
         return
+    check_has_numbers(argument, numbers)
     largest = float(numbers.detach().abs().max()) * max(1.0, 1 / unit)
     if not largest <= _LARGEST:  # true for NaN
         divided = "" if unit >= 1 else f" after division by the length {unit:g}"
@@ -178,12 +179,12 @@ def check_is(argument: str, value: object, allowed: type) -> None:
         raise TypeError(f"{argument}: expected a {words}, got {kind(value)}")
 
 
-def check_graph(graph: Any, allowed: type, x: Tensor) -> None:
-    """Raise an error unless a graph is of a class, and where the features are."""
+def check_graph(graph: Any, allowed: type, beside: Tensor, other: str = "x") -> None:
+    """Raise an error unless a graph is of a class, and where another tensor is, such as features or weights."""
     check_is("graph", graph, allowed)
-    check_is("x", x, Tensor)
-    if graph.pos.device != x.device:
-        raise ValueError(f"graph: is on {graph.pos.device}, x on {x.device}")
+    check_is(other, beside, Tensor)
+    if graph.pos.device != beside.device:
+        raise ValueError(f"graph: expected on {beside.device} as {other}, got on {graph.pos.device}")
 
 
 def check_features(

@@ -735,7 +735,7 @@ def test_settings_can_be_replaced(tmp_path, capsys):
     for change, message in (
         ("seeds", "--set seeds: expected SETTING=VALUE or"),
         ("seeds.first=1", "--set seeds.first=1: expected"),
-        ("data.limit.val.first=1", "data: limit: Expected a <class 'int'>. Got value: {'first': 1}"),
+        ("data.limit.val.first=1", "data: limit: expected int, got {'first': 1}"),
         ("seeds=[", r"--set seeds=\[: "),
         ("seeed=1", "unknown setting 'seeed'"),
     ):

@@ -324,6 +324,7 @@ def point_clouds(
             raise TypeError(f"points: {expected}, got {type(points).__name__}")
         read = [getattr(points, name, None) if value is None else value for name, value in given.items()]
         points, (batch, ptr, grid, cell, pbc) = pos, read
+        check_is("pos", points, Tensor)
     if points.ndim == 3:
         if mask is None:
             mask = torch.ones(points.shape[:2], dtype=torch.bool, device=points.device)

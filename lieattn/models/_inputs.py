@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_is, check_size
+from lieattn._checks import check_arguments, check_counts, check_is, check_size
 from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.nn import lift_field
 from lieattn.reps import Vector
@@ -60,6 +60,7 @@ class VectorEmbedding(nn.Module):
     def __init__(self, names: Sequence[str], dim: int, channels: int) -> None:
         check_arguments(VectorEmbedding.__init__, locals())
         super().__init__()
+        check_counts(dim=dim, channels=channels)
         self.names = tuple(names)
         self.linear = nn.Linear(dim * len(self.names), channels, bias=False) if self.names else None
 

@@ -372,6 +372,7 @@ class AttentiveDenseBlock(nn.Module):
     def __init__(self, layer: nn.Module, in_channels: int) -> None:
         check_arguments(AttentiveDenseBlock.__init__, locals())
         super().__init__()
+        check_counts(in_channels=in_channels)
         self.norm, self.layer = _batch_norm(in_channels), layer
 
     def forward(self, x: Tensor) -> Tensor:
@@ -385,6 +386,7 @@ class AttentiveTransition(nn.Module):
     def __init__(self, layer: nn.Module, in_channels: int) -> None:
         check_arguments(AttentiveTransition.__init__, locals())
         super().__init__()
+        check_counts(in_channels=in_channels)
         self.norm, self.layer, self.pool = _batch_norm(in_channels), layer, GridSpatialPool(2, "mean")
 
     def forward(self, x: Tensor) -> Tensor:

@@ -11,10 +11,13 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_tensor
+from lieattn._checks import check_arguments, check_choice, check_has_numbers, check_tensor
 from lieattn.geometry import PointClouds
 from lieattn.models._jumps import Jumps, check_continuous
 from lieattn.models._network import Wrapper
+
+_METHODS = ("euler", "midpoint", "heun2", "heun3", "rk4", "explicit_adams", "implicit_adams", "fixed_adams")
+_METHODS += ("dopri8", "dopri5", "bosh3", "fehlberg2", "adaptive_heun", "scipy_solver")  # of torchdiffeq
 
 
 class EnergyAndForce(NamedTuple):
@@ -131,6 +134,7 @@ def energy_drift(energy: Tensor) -> EnergyDrift:
     check_arguments(energy_drift, locals())
     if energy.ndim not in (1, 2) or energy.numel() == 0:
         raise ValueError(f"energy: expected [times] or [times, clouds] with entries, got {tuple(energy.shape)}")
+    check_has_numbers("energy", energy)
     energy = energy.detach().to(torch.float64)
     strayed = (energy - energy[0]).abs()
     largest, size = float(strayed.max()), float(energy[0].abs().max())
@@ -185,8 +189,7 @@ class HamiltonianDynamics(Wrapper):
         jumps: Jumps = "refuse",
     ) -> None:
         check_arguments(HamiltonianDynamics.__init__, locals())
-        if not callable(potential):
-            raise TypeError(f"potential: expected a function of data, got {type(potential).__name__}")
+        check_choice("method", method, _METHODS)
         check_continuous("potential", potential, jumps)
         super().__init__(potential)
         self.potential, self.vector_inputs = potential, ("momentum", "vel")
@@ -243,6 +246,7 @@ class HamiltonianDynamics(Wrapper):
         """
         if not isinstance(times, Tensor) or times.ndim != 1 or len(times) == 0 or not times.is_floating_point():
             raise ValueError(f"times: expected a floating tensor [times] with at least one, got {times!r}")
+        check_has_numbers("times", times)
         steps = times.diff()
         if not bool((steps > 0).all() or (steps < 0).all()):
             raise ValueError(f"times: expected increasing or decreasing ones, got {times.tolist()}")
@@ -316,14 +320,15 @@ class _System:
         self, position: Tensor, momentum: Tensor, mass: Tensor, features: Tensor | None, **given: Unpack[Given]
     ) -> None:
         batch = given.get("batch")
-        for argument, value in (("position", position), ("momentum", momentum), ("mass", mass)):
+        tensors = {"position": position, "momentum": momentum, "mass": mass}
+        for argument, value in (tensors if features is None else {**tensors, "features": features}).items():
             check_tensor(argument, value, "a floating tensor")
         shape = tuple(position.shape)
         if position.ndim not in (2, 3):
             raise ValueError(f"position: expected [points, dim] or [clouds, points, dim], got {shape}")
         if momentum.shape != position.shape or momentum.dtype != position.dtype:
             got = f"{momentum.dtype} {tuple(momentum.shape)}"
-            raise ValueError(f"momentum: expected {position.dtype} {shape} as the positions, got {got}")
+            raise ValueError(f"momentum: expected {position.dtype} {shape} as the position, got {got}")
         if mass.shape != shape[:-1]:
             raise ValueError(f"mass: expected {shape[:-1]}, one for each point, got {tuple(mass.shape)}")
         if not bool((mass > 0).all()):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_arguments, check_choice, check_count
+from lieattn._checks import check_arguments, check_choice, check_count, check_has_numbers
 from lieattn.geometry import FiniteFrames, LiftedGraph, Nearest, SampledFrames
 from lieattn.groups import (
     SE,
@@ -122,6 +122,7 @@ def published_inputs(images: Values) -> Tensor:
     """
     check_arguments(published_inputs, locals())
     images = torch.as_tensor(images)
+    check_has_numbers("images", images)
     if images.ndim != 3:
         raise ValueError(f"images: expected [images, rows, columns], got {tuple(images.shape)}")
     scaled = images.to(torch.float32) / (1 if images.is_floating_point() else 255)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lieattn._checks import (
+    check_alike,
     check_arguments,
     check_choice,
     check_count,
@@ -93,7 +94,11 @@ def grid_images(data: Any) -> Tensor:
             "data: expected images as a tensor, or a torch_geometric Data or Batch with x [points, channels] and pos, "
             f"got {type(data).__name__}"
         )
-    raster, order = Raster.read(point_clouds(data))
+    clouds = point_clouds(data)
+    check_alike("data.x", x, "data.pos", pos)
+    if len(x) != clouds.num_points:
+        raise ValueError(f"data.x: expected a row for each of {clouds.num_points} points, got {tuple(x.shape)}")
+    raster, order = Raster.read(clouds)
     return raster.unflatten(x[order]).movedim(-1, 1)
 
 

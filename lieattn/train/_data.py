@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, DistributedSampler
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
-from lieattn._checks import check_arguments
+from lieattn._checks import check_arguments, check_count, check_counts
 from lieattn.train._checkpoint import UsageError
 
 _MOST_WORKERS = 512
@@ -57,6 +57,10 @@ class EpochSampler(DistributedSampler[Any]):
 
     def __init__(self, size: int, *, shuffle: bool = True, seed: int = 0, replicas: int = 1, rank: int = 0) -> None:
         check_arguments(EpochSampler.__init__, locals())
+        check_counts(0, size=size, seed=seed, rank=rank)
+        check_count("replicas", replicas)
+        if rank >= replicas:
+            raise ValueError(f"rank: expected less than replicas={replicas}, got {rank}")
         items = cast("Dataset[Any]", range(size))
         super().__init__(items, num_replicas=replicas, rank=rank, shuffle=shuffle, seed=seed)
         self._skip = 0

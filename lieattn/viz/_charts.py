@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from lieattn._checks import check_arguments
+from lieattn._checks import check_arguments, shown
 from lieattn.viz._draw import COLORS, FAINT, GRAY, INK, MARKERS, blank_figure, require_matplotlib
 
 if TYPE_CHECKING:
@@ -24,8 +24,11 @@ def accuracy_by_angle(curves: Mapping[str, tuple[Sequence[float], Sequence[float
     """
     check_arguments(accuracy_by_angle, locals())
     lines = {}
-    for name, (angles, accuracies) in _named("curves", curves).items():
-        degrees, percent = np.rad2deg(np.asarray(angles, float)), 100 * np.asarray(accuracies, float)
+    for name, curve in _named("curves", curves).items():
+        if not isinstance(curve, tuple | list) or len(curve) != 2:
+            raise TypeError(f"curves[{name!r}]: expected a pair of angles and accuracies, got {shown(curve)}")
+        angles, accuracies = (_numbers(f"curves[{name!r}]", part) for part in curve)
+        degrees, percent = np.rad2deg(angles), 100 * accuracies
         if degrees.ndim != 1 or degrees.shape != percent.shape or not len(degrees):
             raise ValueError(
                 f"curves[{name!r}]: expected as many accuracies as angles and at least one, got "
@@ -54,7 +57,7 @@ def training_curves(histories: Mapping[str, Sequence[float]], ylabel: str) -> Fi
     check_arguments(training_curves, locals())
     lines = {}
     for name, values in _named("histories", histories).items():
-        history = np.asarray(values, float)
+        history = _numbers(f"histories[{name!r}]", values)
         if history.ndim != 1 or not np.isfinite(history).any():
             raise ValueError(f"histories[{name!r}]: expected a list with a finite value, got {values!r}")
         lines[name] = (np.arange(1, len(history) + 1), history)
@@ -201,3 +204,11 @@ def _named(argument: str, entries: Mapping[str, Any]) -> Mapping[str, Any]:
     if not entries:
         raise ValueError(f"{argument}: expected at least one named entry, got none")
     return entries
+
+
+def _numbers(argument: str, values: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Values as an array."""
+    try:
+        return np.asarray(values, float)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{argument}: expected a list of numbers, got {shown(values)}") from error

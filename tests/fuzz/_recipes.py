@@ -44,7 +44,7 @@ PARTS = ("groups", "spaces", "reps", "geometry", "ops", "nn", "nn.relative", "mo
 PARTS = (*PARTS, "compare", "bench")
 ALIASES = {
     "points": ("pos", "data"),
-    "data": ("points", "images", "pos", "x", "batch", "features"),
+    "data": ("points", "images", "pos", "x", "batch", "features", "momentum"),
     "pos": ("points",),
     "batch": ("data", "pos", "points", "x"),
     "images": ("data",),

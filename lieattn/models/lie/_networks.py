@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_counts
+from lieattn._checks import check_arguments, check_counts, check_tensor
 from lieattn.geometry import (
     AllPairs,
     LiftedGraph,
@@ -277,6 +277,7 @@ def image_points(images: Tensor, radius: float | None = _DISC) -> tuple[Tensor, 
     check_arguments(image_points, locals())
     if images.ndim != 4:
         raise ValueError(f"images: expected [images, channels, height, width], got {tuple(images.shape)}")
+    check_tensor("images", images, "floating images")
     pos = pixel_positions(*images.shape[2:], dtype=images.dtype).to(images.device)
     inside = pos.norm(dim=1) < (torch.inf if radius is None else radius)
     x = images.flatten(2).transpose(1, 2)[:, inside]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_is
+from lieattn._checks import check_arguments, check_graph, check_is
 from lieattn.geometry import LiftedGraph, Neighbors
 from lieattn.groups import FiniteGroup
 from lieattn.ops import Normalization, RelativeTerms, group_attention
@@ -46,6 +46,8 @@ class SumOfTerms(RelativeFunction):
 
     def __init__(self, parts: Sequence[RelativeFunction]) -> None:
         check_arguments(SumOfTerms.__init__, locals())
+        if not parts:
+            raise ValueError("parts: expected at least one relative function, got none")
         super().__init__()
         self.parts = nn.ModuleList(parts)
         self.patterns = tuple(  # type: ignore[misc]
@@ -99,7 +101,7 @@ def graph_attention(
 
     ``neighbors`` are other lists than those of the graph; all else is as there.
     """
-    check_is("graph", graph, LiftedGraph)
+    check_graph(graph, LiftedGraph, value, "value")
     terms = RelativeTerms() if terms is None else terms
     check_is("terms", terms, RelativeTerms)
     terms = measured(terms, graph, normalize)
@@ -148,7 +150,7 @@ def seen_offsets(offsets: Tensor, group: FiniteGroup, tolerance: float) -> Tenso
 
 def rows_of_table(graph: LiftedGraph, table: Tensor, tolerance: float) -> Tensor:
     """Row of a table ``[displacements, dim]`` that each frame sees, ``[rows of the graph, fiber]`` int64."""
-    check_is("graph", graph, LiftedGraph)
+    check_graph(graph, LiftedGraph, table, "the weights")
     seen = graph.relative.positions.detach().to(torch.float64) * graph.length
     distance, row = torch.cdist(seen.flatten(0, 1), table.to(seen)).min(dim=-1)
     if len(distance) and distance.max() > tolerance:

@@ -16,6 +16,7 @@ from lieattn._checks import (
     check_count,
     check_counts,
     check_features,
+    check_graph,
     check_is,
     check_length,
     check_positive,
@@ -204,7 +205,7 @@ class NetworkKernel(ConvolutionKernel):
 
     def features(self, graph: LiftedGraph) -> Tensor:
         """Hidden units ``[rows, fiber, frames, hidden]``; of the displacement alone ``[rows, fiber, 1, hidden]``."""
-        check_is("graph", graph, LiftedGraph)
+        check_graph(graph, LiftedGraph, self.matrices, "the weights")
         v = graph.relative.positions.to(self.position.weight.dtype)
         level = self.position(v)[:, :, None]
         if self.frame is not None:
@@ -262,7 +263,7 @@ class RankKernel(RelativeFunction):
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Terms with ``displacement_bias`` ``[rows, fiber, fiber, rank]``, one head for each number."""
-        check_is("graph", graph, LiftedGraph)
+        check_graph(graph, LiftedGraph, self.linear1.weight, "the weights")
         numbers = graph.relative.coordinates.to(self.linear1.weight.dtype)
         check_coordinates(numbers, self.linear1.in_features)
         act = activation_named("activation", self.activation)

@@ -16,6 +16,7 @@ from lieattn._checks import (
     check_count,
     check_counts,
     check_features,
+    check_graph,
     check_is,
     check_tensor,
 )
@@ -48,7 +49,7 @@ class PerHeadMLP(RelativeFunction):
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Terms with ``displacement_bias``."""
-        check_is("graph", graph, LiftedGraph)
+        check_graph(graph, LiftedGraph, self.weights[0], "the weights")
         return RelativeTerms(displacement_bias=self.numbers(graph.relative.coordinates), row=graph.relative.row)
 
     def numbers(self, x: Tensor) -> Tensor:

@@ -8,7 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_count, check_counts, check_features, check_is, check_tensor
+from lieattn._checks import (
+    check_arguments,
+    check_count,
+    check_counts,
+    check_features,
+    check_graph,
+    check_is,
+    check_tensor,
+)
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn.relative._base import (
@@ -34,6 +42,7 @@ class FiberEncoding(nn.Module):
         check_arguments(FiberEncoding.__init__, locals())
         super().__init__()
         check_group("group", group)
+        check_count("channels", channels)
         order = group.order
         table = group.relative_index if table is None else table
         fits = table.dtype == torch.int64 and table.shape in ((order,) * 2, (order,) * 3)
@@ -126,12 +135,12 @@ class CoordinateEncoding(KeyEncoding):
         self.axes = nn.ModuleList(CoordinateNetwork(width, hidden) for width in self.axis_channels)
 
     def encode_position(self, graph: LiftedGraph) -> Tensor:
-        check_is("graph", graph, LiftedGraph)
-        dtype = next(self.axes.parameters()).dtype
+        weight = next(self.axes.parameters())
+        check_graph(graph, LiftedGraph, weight, "the weights")
         positions = graph.relative.positions
         if positions.shape[-1] != self.dim:
             raise ValueError(f"graph: has {positions.shape[-1]} coordinates, this encoding is for {self.dim}")
-        coordinates = positions.to(dtype).unbind(-1)
+        coordinates = positions.to(weight.dtype).unbind(-1)
         return torch.cat([net(c) for net, c in zip(self.axes, coordinates, strict=True)], dim=-1)
 
 
@@ -180,6 +189,7 @@ class MLPEncoding(RelativeFunction):
     ) -> None:
         check_arguments(MLPEncoding.__init__, locals())
         super().__init__()
+        check_counts(heads=heads, hidden=hidden)
         check_group("group", group)
         self.group = group
         self.heads, self.value_channels, self.between_frames = heads, value_channels, between_frames
@@ -192,6 +202,7 @@ class MLPEncoding(RelativeFunction):
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Terms with ``displacement_bias`` and, if asked for, ``psi`` and ``beta``."""
+        check_graph(graph, LiftedGraph, self.matrices, "the weights")
         check_lifted_to(graph, self.group, "encoding")
         row = graph.relative.row
         position = self.position(graph.relative.positions.to(self.position.weight.dtype))
@@ -222,7 +233,7 @@ class PositionalValues(RelativeFunction):
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Terms with ``psi`` and ``beta``."""
-        check_is("graph", graph, LiftedGraph)
+        check_graph(graph, LiftedGraph, self.linear1.weight, "the weights")
         positions = graph.relative.positions.to(self.linear1.weight.dtype)
         psi, beta = self.linear2(F.silu(self.linear1(positions)))[:, :, None].chunk(2, dim=-1)
         psi, beta = (part.unflatten(-1, (self.heads, -1)) for part in (1 + psi, beta))
@@ -247,6 +258,9 @@ class RotaryPhases(nn.Module):
     def forward(self, positions: Tensor) -> Tensor:
         """Cosines and sines ``[points, fiber, heads, channels / 2, 2]`` at positions ``[points, fiber, dim]``."""
         check_tensor("positions", positions, "floating positions [points, fiber, dim]")
+        dim = self.frequencies.shape[-1]
+        if positions.ndim != 3 or positions.shape[-1] != dim:
+            raise ValueError(f"positions: expected [points, fiber, {dim}], got {tuple(positions.shape)}")
         exact = torch.promote_types(self.frequencies.dtype, torch.float32)
         frequencies = self.frequencies.to(exact)
         # Not a matrix product, which autocast would round: an angle is not known better than its rounding.
@@ -280,7 +294,7 @@ class RotaryEncoding(RelativeFunction):
 def rotary_terms(phases: RotaryPhases, graph: LiftedGraph, *, values: bool) -> RelativeTerms:
     """Terms that turn channel pairs by the phases of the points of a graph, which must have the same frames."""
     check_is("phases", phases, RotaryPhases)
-    check_is("graph", graph, LiftedGraph)
+    check_graph(graph, LiftedGraph, phases.frequencies, "the weights")
     if not graph.relative.tied:
         raise ValueError("graph: rotary encodings need the same frames over all points of a cloud")
     return RelativeTerms(rotary=phases(graph.frame_positions()), rotary_values=values)

@@ -278,7 +278,8 @@ def _check(case: Case) -> Finding | Verdict:
     def evaluate(name: str) -> Outcome:
         return _evaluate(drawn, lambda *a, **k: group_attention(*a, **k)[0], case.dtype, twice)
 
-    with mock.patch.object(_launch, "_SCRATCH_BYTES", drawn.toss.choice((2**19, 2**19, 1))):
+    limits = {"_SCRATCH_BYTES": drawn.toss.choice((2**19, 2**19, 1)), "_REPEATED_BYTES": drawn.toss.choice((2**20, 0))}
+    with mock.patch.multiple(_launch, **limits):
         found = _compare(drawn, wanted, names, evaluate)
     return _check_weights(drawn) if found == Verdict.CORRECT and drawn.chance(0.1) else found
 

@@ -50,6 +50,7 @@ from lieattn.ops.kernels.vectors._vectors import (
     fill,
     integer_at,
     load,
+    maximum,
     multiply_add,
     offset,
     stay_apart,
@@ -184,9 +185,10 @@ def _begin_weights(s, degree, norm, scratch, lanes):
         set_all(part, s.pairs, 1.0, lanes)
         return
     copy_row(level, norm, s.pairs * wide, lanes)
+    # Sums are at least one, but zero in idle lanes: what all lanes add up to must be finite there too.
     one, total = fill(norm, 1.0, lanes), offset(norm, s.pairs * wide)
     for at in range(0, s.pairs * wide, wide):
-        store(part, at, one / load(total, at, lanes))
+        store(part, at, one / maximum(load(total, at, lanes), one))
 
 
 @compiled

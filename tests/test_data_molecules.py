@@ -711,7 +711,7 @@ class TestGFN2Molecules:
             ld.GFN2Molecules(smiles=("CCCC",), conformers=1, noise=0.0)
 
     def test_bad_arguments(self):
-        with pytest.raises(ValueError, match="smiles must be a sequence"):
+        with pytest.raises(TypeError, match="smiles must be a sequence"):
             ld.GFN2Molecules(smiles="CC")
         with pytest.raises(ValueError, match="conformers must be at least 1"):
             ld.GFN2Molecules(conformers=0)

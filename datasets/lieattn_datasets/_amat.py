@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lieattn_datasets._archives import Archive
+from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._files import Release, check_choice, check_count
 from lieattn_datasets._images import ImagePoints, Transform
 
@@ -78,6 +79,7 @@ class RotatedMNIST(ImagePoints):
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(RotatedMNIST.__init__, locals())
         check_choice("split", split, ("train", "valid", "test"))
         half = "test" if split == "test" else "train"
         path = _RELEASE.find(root, _ARCHIVE) or _RELEASE.locate(root, _FILES[half])

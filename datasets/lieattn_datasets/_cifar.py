@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._files import Release, check_choice, check_count
 from lieattn_datasets._images import ImagePoints, Transform
 from lieattn_datasets._pickles import ForbiddenError, read_pickle
@@ -61,6 +62,7 @@ class _CifarImages(ImagePoints):
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(_CifarImages.__init__, locals())
         check_choice("split", split, ("train", "valid", "test"))
         half = "test" if split == "test" else "train"
         paths = [self._release.locate(root, name) for name in self._batches[half]]

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
+from lieattn_datasets._checks import check_arguments
+
 # Returns Data. jsonargparse would take that annotation for a factory, and refuse transforms in configuration files.
 Transform = Callable[[Data], Any]
 
@@ -39,6 +41,7 @@ class Clouds(Dataset[Data]):
     tensors: tuple[str, ...] = ()
 
     def __init__(self, size: int, transform: Transform | None = None) -> None:
+        check_arguments(Clouds.__init__, locals())
         self.transform = transform
         self._indices = np.arange(size)
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._files import check_choice
 from lieattn_datasets._nbody import split_size
@@ -94,6 +95,7 @@ class Constellation(Clouds):
         seed: int = 0,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(Constellation.__init__, locals())
         size = split_size(split, size, _SIZES)
         check_choice("motion", motion, _MOTIONS)
         if repetitions < 1:

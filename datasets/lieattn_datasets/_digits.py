@@ -5,6 +5,7 @@ from typing import Literal
 
 import numpy as np
 
+from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._files import check_choice
 from lieattn_datasets._images import ImagePoints, Transform
 from lieattn_datasets._splits import stratified
@@ -39,6 +40,7 @@ class Digits(ImagePoints):
         *,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(Digits.__init__, locals())
         check_choice("split", split, ("train", "valid", "test", "all"))
         try:
             from sklearn.datasets import load_digits

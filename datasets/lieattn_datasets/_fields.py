@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
+from lieattn_datasets._arrays import real_array
+from lieattn_datasets._checks import check_arguments, check_attribute
 from lieattn_datasets._streams import RandomTransform
 
 VECTORS = ("vel", "momentum", "force", "dipole", "normal", "wind")
@@ -51,7 +53,8 @@ class TransformFields:
         vectors: Sequence[str] = VECTORS,
         tensors: Sequence[str] = TENSORS,
     ) -> None:
-        self.matrix = torch.as_tensor(np.asarray(matrix), dtype=torch.float64)
+        check_arguments(TransformFields.__init__, locals())
+        self.matrix = torch.as_tensor(real_array("matrix", matrix))
         shape = tuple(self.matrix.shape)
         if len(shape) != 2 or shape[0] != shape[1]:
             raise ValueError(f"matrix must be square, got shape {shape}")
@@ -60,14 +63,16 @@ class TransformFields:
             raise ValueError(f"matrix must be orthogonal, got R R^T - 1 up to {error:.1e}")
         self.shift = torch.zeros(shape[0], dtype=torch.float64)
         if shift is not None:
-            self.shift = torch.as_tensor(np.asarray(shift), dtype=torch.float64)
+            self.shift = torch.as_tensor(real_array("shift", shift))
         if self.shift.shape != shape[:1] or not bool(self.shift.isfinite().all()):
             raise ValueError(f"shift must be {shape[0]} finite numbers, got {self.shift.tolist()}")
         self.vectors, self.tensors = tuple(vectors), tuple(tensors)
 
     def __call__(self, data: Data) -> Data:
+        check_arguments(TransformFields.__call__, locals())
         moved = copy.copy(data)
         dim = len(self.matrix)
+        check_attribute(data, "pos")
         matrix = self.matrix.to(data.pos.device)
         moved.pos = self._turn("pos", data.pos, matrix, self.shift.to(data.pos.device))
         for name in self.vectors:
@@ -130,6 +135,7 @@ class RandomRotateFields(RandomTransform):
         vectors: Sequence[str] = VECTORS,
         tensors: Sequence[str] = TENSORS,
     ) -> None:
+        check_arguments(RandomRotateFields.__init__, locals())
         super().__init__(seed)
         if dim not in (2, 3):
             raise ValueError(f"dim must be 2 or 3, got {dim}")
@@ -141,6 +147,7 @@ class RandomRotateFields(RandomTransform):
         self.vectors, self.tensors = tuple(vectors), tuple(tensors)
 
     def __call__(self, data: Data) -> Data:
+        check_arguments(RandomRotateFields.__call__, locals())
         if isinstance(data, Batch):
             raise ValueError("data must be one cloud, got a Batch, whose clouds would share one rotation")
         stream = self._stream()

@@ -9,6 +9,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lieattn_datasets._arrays import real_array
+from lieattn_datasets._checks import check_arguments, check_attribute
+
 CHUNK = 1024
 
 _ROUNDING = 1e-6  # float intensities that were computed or printed may miss [0, 1] by this much
@@ -51,6 +54,7 @@ def grid_positions(height: int, width: int) -> Tensor:
     ValueError
         If a size is not positive.
     """
+    check_arguments(grid_positions, locals())
     if height < 1 or width < 1:
         raise ValueError(f"height and width must be at least 1, got {height} and {width}")
     x = torch.arange(width, dtype=torch.float32) - (width - 1) / 2
@@ -84,6 +88,8 @@ def image_to_data(image: ArrayLike, label: int | None = None, *, peak: float | N
     TypeError
         If the type of the values is neither uint8 nor floating.
     """
+    check_arguments(image_to_data, locals())
+    real_array("image", image)
     array = np.asarray(image)
     if array.ndim not in (2, 3):
         raise ValueError(f"image must be [height, width] or [height, width, channels], got shape {array.shape}")
@@ -100,18 +106,22 @@ def data_to_image(data: Data) -> Tensor:
         If the data is a batch, has no ``grid``, or its points are not those of the upright grid in
         raster order (because they were rotated or permuted).
     """
+    check_arguments(data_to_image, locals())
     grid = data.get("grid")
-    if grid is None or data.get("x") is None or data.get("pos") is None:
+    if not isinstance(grid, Tensor) or data.get("x") is None or data.get("pos") is None:
         raise ValueError("data must be an image as image_to_data makes it, with x, pos and grid")
     if grid.shape != (1, 2):
         raise ValueError(f"data must be one image, with grid of shape [1, 2], got {list(grid.shape)}")
     height, width = grid[0].tolist()
-    if not torch.equal(data.pos.cpu(), grid_positions(height, width).to(data.pos.dtype)):
+    pos, x = check_attribute(data, "pos"), check_attribute(data, "x", height * width)
+    if pos.is_meta or x.is_meta or not x.numel():
+        raise ValueError("data.x and data.pos must have numbers, got none, or tensors on the meta device")
+    if not torch.equal(pos.cpu(), grid_positions(height, width).to(pos.dtype)):
         raise ValueError(
             "data.pos is not the upright pixel grid in raster order: its points were rotated, moved or "
             "permuted, and there is no image without resampling"
         )
-    return data.x.reshape(height, width, -1)
+    return x.reshape(height, width, -1)
 
 
 def check_images(images: ImageArray, peak: float | None) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lieattn_datasets._archives import MOST_BYTES
+from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._files import Release, check_choice, check_count
 from lieattn_datasets._images import ImagePoints, Transform
 from lieattn_datasets._splits import hold_out
@@ -67,6 +68,7 @@ class _IdxImages(ImagePoints):
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(_IdxImages.__init__, locals())
         check_choice("split", split, ("train", "valid", "test"))
         half = "test" if split == "test" else "train"
         path, label_path, images, labels = self._load(root, half, verify)

@@ -6,6 +6,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lieattn_datasets._arrays import real_array
+from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._grid import CHUNK, ImageArray, check_images, make_data
 
@@ -67,12 +69,16 @@ class ImagePoints(Clouds):
         peak: float | None = None,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(ImagePoints.__init__, locals())
+        if not hasattr(images, "shape") or not hasattr(images, "dtype"):
+            raise TypeError(f"images must be an array, or be indexed like one, got {type(images).__name__}")
         shape = tuple(images.shape)
         if len(shape) not in (3, 4) or 0 in shape[1:]:
             raise ValueError(
                 "images must be [images, height, width] or [images, height, width, channels] with no "
                 f"size of zero, got shape {shape}"
             )
+        real_array("labels", labels)
         classes = np.asarray(labels)
         if classes.shape != shape[:1]:
             raise ValueError(f"labels must be one per image, shape [{shape[0]}], got {list(classes.shape)}")
@@ -82,7 +88,9 @@ class ImagePoints(Clouds):
         count = int(classes.max(initial=-1)) + 1
         self.num_classes = count if num_classes is None else num_classes
         if classes.size and (int(classes.min()) < 0 or count > self.num_classes):
-            raise ValueError(f"labels must be in 0 .. {self.num_classes - 1}, got {classes.min()} .. {classes.max()}")
+            raise ValueError(
+                f"labels must be in 0 .. {self.num_classes - 1}, got {classes.min()} .. {classes.max()} (num_classes)"
+            )
         self.image_shape = (shape[1], shape[2])
         self.num_channels = shape[3] if len(shape) == 4 else 1
         super().__init__(shape[0], transform)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._files import Release, check_choice
 from lieattn_datasets._molecules import HEAVIEST, Molecules
@@ -147,6 +148,7 @@ class RMD17(_Trajectory):
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(RMD17.__init__, locals())
         check_choice("molecule", molecule, MD17_MOLECULES)
         check_choice("split", split, _SPLITS)
         if number not in range(1, 6):
@@ -210,6 +212,7 @@ class RMD17Subset(_Trajectory):
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(RMD17Subset.__init__, locals())
         check_choice("molecule", molecule, MD17_MOLECULES)
         check_choice("split", split, _SPLITS)
         path = _SUBSET.locate(root, *_SUBSET.digests)

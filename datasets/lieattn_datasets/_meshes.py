@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lieattn_datasets._arrays import check_points, real_array
+from lieattn_datasets._checks import check_arguments
 
 MESH_SUFFIXES = (".off", ".obj", ".stl", ".ply", ".glb")
 
@@ -48,9 +49,10 @@ def read_mesh(path: str | Path, content: bytes | None = None) -> tuple[NDArray[n
         A ValueError that names the file: the format is unknown, the file is damaged or incomplete, or the mesh has no
         surface.
     """
+    check_arguments(read_mesh, locals())
     suffix = Path(path).suffix.lower()
     if suffix not in MESH_SUFFIXES:
-        raise MeshError(f"{path} is no mesh: its name must end in {', '.join(MESH_SUFFIXES)}")
+        raise MeshError(f"{path} is no mesh: its name must end in {', '.join(MESH_SUFFIXES)} (argument path)")
     try:
         import trimesh  # noqa: F401
     except ImportError as error:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lieattn_datasets._archives import Archive
+from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._files import Release, check_choice
 from lieattn_datasets._meshes import MESH_SUFFIXES, normalize_cloud, read_mesh, sample_surface
@@ -77,6 +78,7 @@ class MeshFolder(ShapePoints):
         seed: int = 0,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(MeshFolder.__init__, locals())
         check_choice("split", split, SPLITS)
         half = "test" if split == "test" else "train"
         with contextlib.ExitStack() as stack:
@@ -130,6 +132,7 @@ class ModelNet(MeshFolder):
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(ModelNet.__init__, locals())
         if version not in _COUNTS:
             raise ValueError(f"version must be 10 or 40, got {version}")
         release = _RELEASES[version]

@@ -9,6 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lieattn_datasets._arrays import real_array
+from lieattn_datasets._checks import check_arguments, check_attribute
 from lieattn_datasets._clouds import Clouds, Transform
 
 HEAVIEST = 118  # nuclear charge of the heaviest element
@@ -66,16 +68,17 @@ class Molecules(Clouds):
         of_atom: Mapping[str, NDArray[Any]] | None = None,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(Molecules.__init__, locals())
         self._z, self._pos, self._offsets = check_atoms(z, pos, offsets)
         count = len(self._offsets) - 1
         super().__init__(count, transform)
-        self._y = np.asarray(y, dtype=np.float64)
+        self._y = real_array("y", y)
         self.target_names, self.target_units = tuple(target_names), tuple(target_units)
         expected = (count, len(self.target_names))
         if self._y.shape != expected or len(self.target_units) != expected[1]:
             raise ValueError(
-                f"y must be {list(expected)}, with one unit per name, got {list(self._y.shape)} "
-                f"and {len(self.target_units)} units"
+                f"y must be {list(expected)}, with one of target_units for each of target_names, got "
+                f"{list(self._y.shape)} and {len(self.target_units)} units"
             )
         self._of_molecule, self._of_atom = dict(of_molecule or {}), dict(of_atom or {})
         for table, argument, size in (
@@ -154,6 +157,7 @@ class MoleculeFeatures:
     """
 
     def __init__(self, species: Sequence[int] = (1, 6, 7, 8, 9), powers: int = 3) -> None:
+        check_arguments(MoleculeFeatures.__init__, locals())
         self.species = tuple(int(charge) for charge in species)
         known = set(self.species)
         if not known or len(known) != len(self.species) or not all(1 <= charge <= HEAVIEST for charge in known):
@@ -163,8 +167,10 @@ class MoleculeFeatures:
         self.powers = powers
 
     def __call__(self, data: Data) -> Data:
+        check_arguments(MoleculeFeatures.__call__, locals())
         if data.get("z") is None:
             raise ValueError("data must have z, the nuclear charges of its atoms")
+        check_attribute(data, "z")
         table = torch.tensor(self.species, device=data.z.device)
         one_hot = data.z[:, None] == table
         unknown = data.z[~one_hot.any(dim=1)]
@@ -195,15 +201,17 @@ class StandardizeTargets:
     """
 
     def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
-        self.mean = torch.atleast_1d(torch.as_tensor(mean, dtype=torch.float64))
-        self.std = torch.atleast_1d(torch.as_tensor(std, dtype=torch.float64))
+        check_arguments(StandardizeTargets.__init__, locals())
+        self.mean = torch.atleast_1d(torch.as_tensor(real_array("mean", mean)))
+        self.std = torch.atleast_1d(torch.as_tensor(real_array("std", std)))
         if self.mean.dim() != 1 or self.mean.shape != self.std.shape:
             raise ValueError(f"mean and std must be as long as each other, got mean={mean} and std={std}")
         if not bool(self.mean.isfinite().all()) or not bool((self.std.isfinite() & (self.std > 0)).all()):
             raise ValueError(f"mean must be finite and std positive, got mean={mean} and std={std}")
 
     def __call__(self, data: Data) -> Data:
-        self._check("data.y", data.y)
+        check_arguments(StandardizeTargets.__call__, locals())
+        self._check("data.y", data.get("y"))
         scaled = data.__copy__()
         scaled.y = ((data.y.double() - self.mean.to(data.y.device)) / self.std.to(data.y.device)).to(data.y.dtype)
         return scaled
@@ -214,6 +222,8 @@ class StandardizeTargets:
         return (y.double() * self.std.to(y.device) + self.mean.to(y.device)).to(y.dtype)
 
     def _check(self, argument: str, y: Tensor) -> None:
+        if not isinstance(y, Tensor) or y.dim() == 0:
+            raise TypeError(f"{argument} must be a tensor [..., targets], got {type(y).__name__}")
         if len(self.mean) not in (1, y.shape[-1]):
             raise ValueError(f"{argument} must have {len(self.mean)} targets, got shape {list(y.shape)}")
 
@@ -225,13 +235,15 @@ def check_atoms(
     z: ArrayLike, pos: ArrayLike, offsets: ArrayLike
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
     """Return the three arrays after checking that they describe molecules."""
+    for argument, values in (("z", z), ("pos", pos), ("offsets", offsets)):
+        real_array(argument, values)
     charges, places, ends = np.asarray(z), np.asarray(pos), np.asarray(offsets, dtype=np.int64)
     if charges.ndim != 1 or not np.issubdtype(charges.dtype, np.integer):
         raise ValueError(f"z must be integers [atoms], got {charges.dtype} {list(charges.shape)}")
     if charges.size and not (1 <= int(charges.min()) and int(charges.max()) <= HEAVIEST):
         raise ValueError(f"z must be in 1 .. {HEAVIEST}, got {charges.min()} .. {charges.max()}")
     if places.shape != (len(charges), 3):
-        raise ValueError(f"pos must be [{len(charges)}, 3], got {list(places.shape)}")
+        raise ValueError(f"pos must be [{len(charges)}, 3], got {list(places.shape)}; z has {len(charges)} atoms")
     if not np.isfinite(places).all():
         raise ValueError("pos must be finite, got NaN or infinity")
     ordered = ends.ndim == 1 and len(ends) > 0 and ends[0] == 0 and ends[-1] == len(charges)

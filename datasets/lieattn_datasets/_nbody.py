@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
 from lieattn_datasets._charges import SOFTENING, charge_energy, check_drift, simulate_charges
+from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._files import Release, check_choice
 from lieattn_datasets._streams import SPLITS, frozen_stream
@@ -16,6 +17,7 @@ from lieattn_datasets._streams import SPLITS, frozen_stream
 Split = Literal["train", "valid", "test"]
 
 _SPEED = 0.5
+_LONGEST = 1e6  # time that is simulated, in a thousand steps each
 _START, _END = 3, 4  # the task of the literature: one unit of time, after three to settle
 _FILE_DRIFT = 0.005  # what the file states, with room for positions in float32
 
@@ -66,6 +68,7 @@ class ChargedParticles(Clouds):
         end: int = _END,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(ChargedParticles.__init__, locals())
         self._charge, self._pos, self._vel = (np.asarray(array) for array in (charge, pos, vel))
         self._times = np.asarray(times, dtype=np.float64)
         systems, particles = self._charge.shape
@@ -134,6 +137,7 @@ class NBody(ChargedParticles):
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(NBody.__init__, locals())
         check_choice("split", split, SPLITS)
         path = _RELEASE.locate(root, *_RELEASE.digests)
         if verify:
@@ -199,9 +203,15 @@ class NBodySimulated(ChargedParticles):
         seed: int = 0,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(NBodySimulated.__init__, locals())
         size = split_size(split, size)
         if particles < 1:
             raise ValueError(f"particles must be at least 1, got {particles}")
+        if not 0 <= start_time < end_time <= _LONGEST:
+            raise ValueError(
+                f"start_time and end_time must be 0 or later, in this order and at most {_LONGEST:g}, got {start_time} "
+                f"and {end_time}"
+            )
         charge, pos, vel = random_charges(size, particles, seed, SPLITS.index(split))
         times = [start_time, end_time]
         path, speed = simulate_charges(charge, pos, vel, times, softening=SOFTENING)
@@ -232,6 +242,7 @@ class NBodyTrajectories(Clouds):
     vectors: tuple[str, ...] = ("pos", "vel", "y")
 
     def __init__(self, root: str | Path, *, verify: bool = True, transform: Transform | None = None) -> None:
+        check_arguments(NBodyTrajectories.__init__, locals())
         path = _RELEASE.locate(root, *_RELEASE.digests)
         if verify:
             _RELEASE.check_file(path)

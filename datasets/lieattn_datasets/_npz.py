@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._files import Release, check_choice, check_count
 from lieattn_datasets._images import ImagePoints, Transform
 from lieattn_datasets._splits import hold_out, stratified
@@ -64,6 +65,7 @@ class RotatedMNISTRecipe(ImagePoints):
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(RotatedMNISTRecipe.__init__, locals())
         check_choice("split", split, ("train", "valid", "test"))
         count = {"train": 10_000, "valid": 2_000, "test": 50_000}[split] if verify else None
         images, labels = _read(_ROTATED, root, f"x_{split}", f"y_{split}", "28, 28", count)
@@ -103,6 +105,7 @@ class FashionMNIST900(ImagePoints):
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(FashionMNIST900.__init__, locals())
         check_choice("split", split, ("train", "valid", "test", "all"))
         images, labels = _read(_FASHION, root, "x", "y", "28, 28", 900 if verify else None)
         super().__init__(images, labels, num_classes=10, transform=transform)
@@ -145,6 +148,7 @@ class CIFAR10Subset(ImagePoints):
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(CIFAR10Subset.__init__, locals())
         check_choice("split", split, ("train", "valid", "test"))
         half = "test" if split == "test" else "train"
         count = {"train": 2_000, "test": 1_000}[half] if verify else None

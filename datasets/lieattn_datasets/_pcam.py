@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lieattn_datasets._archives import MOST_BYTES
+from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._files import Release, check_choice, check_count
 from lieattn_datasets._images import ImagePoints, Transform
 
@@ -73,6 +74,7 @@ class PatchCamelyon(ImagePoints):
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(PatchCamelyon.__init__, locals())
         check_choice("split", split, ("train", "valid", "test"))
         path = _RELEASE.locate(root, f"camelyonpatch_level_2_split_{split}_x.h5")
         label_path = _RELEASE.locate(root, f"camelyonpatch_level_2_split_{split}_y.h5")

@@ -1,12 +1,15 @@
 """Labeled shapes that are made, not read: sixteen kinds, of random size, bent, pierced and noisy."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lieattn_datasets._arrays import check_points
+from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
+from lieattn_datasets._files import check_choice
 from lieattn_datasets._meshes import face_areas, normalize_cloud, sample_surface
 from lieattn_datasets._nbody import split_size
 from lieattn_datasets._shapes import Rotate, ShapePoints, Split, Task
@@ -174,7 +177,11 @@ class ProceduralShapes(ShapePoints):
         seed: int = 0,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(ProceduralShapes.__init__, locals())
         size = split_size(split, size, _SIZES)
+        check_points(points)
+        check_choice("task", task, get_args(Task))
+        check_choice("rotate", rotate, get_args(Rotate))
         if not (0 <= stretch < 1 and 0 <= bend <= 2 and holes >= 0 and 0 <= noise < 1):
             raise ValueError(
                 "stretch and noise must be in [0, 1), bend in [0, 2] and holes at least 0, got "

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._files import Release, check_choice, read_text
 from lieattn_datasets._molecules import Molecules, check_atoms, fit_atoms
@@ -92,6 +93,7 @@ class QM9(Molecules):
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(QM9.__init__, locals())
         check_choice("split", split, _SPLITS)
         names = select_names(targets, TARGETS)
         units = Units(energy_unit, dipole_unit, length_unit)
@@ -143,6 +145,7 @@ class QM9Subset(Molecules):
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(QM9Subset.__init__, locals())
         check_choice("split", split, _SPLITS)
         names = select_names(targets, TARGETS)
         units = Units(energy_unit, dipole_unit, length_unit)
@@ -213,6 +216,7 @@ class QM9GFN2(Molecules):
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(QM9GFN2.__init__, locals())
         check_choice("split", split, _SPLITS)
         names = select_names(targets, ("energy", "homo", "gap"))
         units = Units(energy_unit, dipole_unit, length_unit)

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._fields import rotation_matrix
 from lieattn_datasets._files import Release, check_choice, read_text
@@ -85,6 +86,7 @@ class ShapePoints(Clouds):
         seed: int = 0,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(ShapePoints.__init__, locals())
         check_choice("task", task, _TASKS)
         check_choice("rotate", rotate, _ROTATIONS)
         frozen_stream(seed)
@@ -178,6 +180,7 @@ class ModelNet10Tiny(ShapePoints):
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(ModelNet10Tiny.__init__, locals())
         check_choice("split", split, SPLITS)
         path = _TINY.locate(root, *_TINY.digests)
         if verify:
@@ -245,6 +248,7 @@ class AdrenalMNIST3D(ShapePoints):
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(AdrenalMNIST3D.__init__, locals())
         check_choice("split", split, SPLITS)
         if points < 1:
             raise ValueError(f"points must be at least 1, got {points}")

@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
 from lieattn_datasets._arrays import check_points, real_array
+from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._fields import rotation_matrix
 from lieattn_datasets._grid import data_to_image
@@ -64,6 +65,7 @@ def project_image(image: ArrayLike, directions: ArrayLike) -> NDArray[np.float64
     ValueError
         If the image is not square or smaller than 2 x 2, or directions are not ``[points, 3]``.
     """
+    check_arguments(project_image, locals())
     pixels, s = real_array("image", image), real_array("directions", directions)
     if pixels.ndim not in (2, 3) or pixels.shape[0] != pixels.shape[1] or len(pixels) < 2:
         raise ValueError(f"image must be [size, size] or [size, size, channels], got {list(pixels.shape)}")
@@ -120,6 +122,7 @@ class SphericalImages(Clouds):
         seed: int = 0,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(SphericalImages.__init__, locals())
         height, width = images.image_shape
         if height != width:
             raise ValueError(f"images must be square, got {height} x {width}")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._files import Release, check_choice, check_count
 from lieattn_datasets._sphere import angles_to_directions, choose_on_rings, sphere_data
@@ -79,6 +80,7 @@ class SphericalMNIST(Clouds):
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(SphericalMNIST.__init__, locals())
         check_choice("split", split, SPLITS)
         path = _RELEASE.locate(root, *_RELEASE.digests)
         if verify:

@@ -6,6 +6,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
 from lieattn_datasets._arrays import real_array
+from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._nbody import Split, split_size
 from lieattn_datasets._streams import SPLITS, frozen_stream
@@ -65,6 +66,7 @@ class Springs(Clouds):
         seed: int = 0,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(Springs.__init__, locals())
         size = split_size(split, size)
         if chunk is not None and not 1 <= chunk <= _POINTS:
             raise ValueError(f"chunk must be None or in 1 .. {_POINTS}, got {chunk}")

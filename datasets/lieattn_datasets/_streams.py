@@ -6,6 +6,8 @@ from typing import TypeVar
 import numpy as np
 from torch.utils.data import get_worker_info
 
+from lieattn_datasets._checks import check_arguments
+
 Item = TypeVar("Item")
 
 SPLITS = ("train", "valid", "test")
@@ -53,6 +55,7 @@ class RandomTransform:
     """
 
     def __init__(self, seed: int) -> None:
+        check_arguments(RandomTransform.__init__, locals())
         if seed < 0:
             raise ValueError(f"seed must not be negative, got {seed}")
         self.seed = seed
@@ -62,6 +65,7 @@ class RandomTransform:
 
     def set_epoch(self, epoch: int) -> None:
         """Restart the stream from the seed and the epoch, so that an epoch can be repeated alone."""
+        check_arguments(RandomTransform.set_epoch, locals())
         if epoch < 0:
             raise ValueError(f"epoch must not be negative, got {epoch}")
         self._epoch = epoch

@@ -7,7 +7,7 @@ Angles are in radians; a positive angle turns counter-clockwise as displayed (x 
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
+from lieattn_datasets._arrays import real_array
+from lieattn_datasets._checks import check_arguments, check_attribute
 from lieattn_datasets._grid import data_to_image
 from lieattn_datasets._streams import RandomTransform
 
@@ -38,19 +40,18 @@ class TransformPoints:
     """
 
     def __init__(self, matrix: ArrayLike | Tensor) -> None:
-        self.matrix = torch.as_tensor(np.asarray(matrix), dtype=torch.float64)
+        check_arguments(TransformPoints.__init__, locals())
+        self.matrix = torch.as_tensor(real_array("matrix", matrix))
         shape = tuple(self.matrix.shape)
         if len(shape) != 2 or shape[0] != shape[1]:
             raise ValueError(f"matrix must be square, got shape {shape}")
-        if not bool(self.matrix.isfinite().all()):
-            raise ValueError("matrix must be finite, got NaN or infinity")
 
     def __call__(self, data: Data) -> Data:
-        pos = data.get("pos")
+        check_arguments(TransformPoints.__call__, locals())
+        pos = check_attribute(data, "pos")
         dim = len(self.matrix)
-        if pos is None or pos.dim() != 2 or pos.shape[1] != dim:
-            found = "nothing" if pos is None else list(pos.shape)
-            raise ValueError(f"data.pos must be [points, {dim}], got {found}")
+        if pos.dim() != 2 or pos.shape[1] != dim:
+            raise ValueError(f"data.pos must be [points, {dim}], got {list(pos.shape)}")
         turned = copy.copy(data)
         turned.pos = (pos.double() @ self.matrix.to(pos.device).T).to(pos.dtype)
         return turned
@@ -84,6 +85,7 @@ class RotatePoints(TransformPoints):
     """
 
     def __init__(self, angle: float) -> None:
+        check_arguments(RotatePoints.__init__, locals())
         cosine, sine = _cosine_sine(angle)
         super().__init__([[cosine, -sine], [sine, cosine]])
         self.angle = float(angle)
@@ -114,12 +116,14 @@ class RandomRotatePoints(RandomTransform):
     """
 
     def __init__(self, seed: int = 0, max_angle: float = math.pi) -> None:
+        check_arguments(RandomRotatePoints.__init__, locals())
         super().__init__(seed)
         if not 0 <= max_angle < math.inf:
             raise ValueError(f"max_angle must be finite and not negative, got {max_angle}")
         self.max_angle = max_angle
 
     def __call__(self, data: Data) -> Data:
+        check_arguments(RandomRotatePoints.__call__, locals())
         if isinstance(data, Batch):
             raise ValueError("data must be one cloud, got a Batch, whose clouds would share one angle")
         angle = self._stream().uniform(-self.max_angle, self.max_angle)
@@ -150,6 +154,7 @@ class RotateImage:
     """
 
     def __init__(self, angle: float, order: Literal[0, 1, 2, 3, 4, 5] = 3) -> None:
+        check_arguments(RotateImage.__init__, locals())
         if order not in range(6):
             raise ValueError(f"order must be 0, 1, 2, 3, 4 or 5, got {order}")
         cosine, sine = _cosine_sine(angle)
@@ -159,9 +164,10 @@ class RotateImage:
         self._matrix = np.array([[cosine, sine], [-sine, cosine]])
 
     def __call__(self, data: Data) -> Data:
+        check_arguments(RotateImage.__call__, locals())
         from scipy.ndimage import affine_transform
 
-        image = data_to_image(data).cpu().numpy()
+        image = data_to_image(data).float().cpu().numpy()
         if not (image.min() >= -1e-6 and image.max() <= 1 + 1e-6):
             raise ValueError(
                 f"data.x must be intensities in [0, 1], got {image.min():g} .. {image.max():g}; standardize "
@@ -198,8 +204,9 @@ class Standardize:
     """
 
     def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
-        self.mean = torch.atleast_1d(torch.as_tensor(mean, dtype=torch.float32))
-        self.std = torch.atleast_1d(torch.as_tensor(std, dtype=torch.float32))
+        check_arguments(Standardize.__init__, locals())
+        self.mean = torch.atleast_1d(torch.as_tensor(real_array("mean", mean)).float())
+        self.std = torch.atleast_1d(torch.as_tensor(real_array("std", std)).float())
         if self.mean.dim() != 1 or self.mean.shape != self.std.shape:
             raise ValueError(f"mean and std must be as long as each other, got mean={mean} and std={std}")
         if not bool(self.mean.isfinite().all()):
@@ -208,10 +215,12 @@ class Standardize:
             raise ValueError(f"std must be finite and positive, got {std}")
 
     def __call__(self, data: Data) -> Data:
-        if len(self.mean) not in (1, data.x.shape[-1]):
-            raise ValueError(f"data.x must have {len(self.mean)} channels, got shape {list(data.x.shape)}")
+        check_arguments(Standardize.__call__, locals())
+        x = check_attribute(data, "x")
+        if len(self.mean) not in (1, x.shape[-1]) or not x.is_floating_point():
+            raise ValueError(f"data.x must have {len(self.mean)} channels, floating, got {x.dtype} {list(x.shape)}")
         scaled = copy.copy(data)
-        scaled.x = (data.x - self.mean.to(data.x)) / self.std.to(data.x)
+        scaled.x = (x - self.mean.to(x)) / self.std.to(x)
         return scaled
 
     def __repr__(self) -> str:
@@ -235,18 +244,21 @@ class PermutePoints:
     """
 
     def __init__(self, seed: int = 0) -> None:
+        check_arguments(PermutePoints.__init__, locals())
         if seed < 0:
             raise ValueError(f"seed must not be negative, got {seed}")
         self.seed = seed
 
     def __call__(self, data: Data) -> Data:
+        check_arguments(PermutePoints.__call__, locals())
         if isinstance(data, Batch) or data.get("edge_index") is not None:
             raise ValueError("data must be one cloud without edge_index, got a batch or a graph")
-        order = torch.from_numpy(np.random.default_rng(self.seed).permutation(len(data.pos)))
+        size = len(check_attribute(data, "pos"))
+        order = torch.from_numpy(np.random.default_rng(self.seed).permutation(size))
         permuted = copy.copy(data)
         for key in ("x", "pos"):
-            value: Any = data.get(key)
-            if value is not None:
+            if data.get(key) is not None:
+                value = check_attribute(data, key, size)
                 permuted[key] = value[order.to(value.device)]
         return permuted
 

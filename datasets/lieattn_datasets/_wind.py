@@ -9,6 +9,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch_geometric.data import Data
 
+from lieattn_datasets._arrays import real_array
+from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._files import Release, check_choice
 from lieattn_datasets._sphere import angles_to_directions, choose_on_rings
@@ -101,6 +103,7 @@ class WindOnSphere(Clouds):
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(WindOnSphere.__init__, locals())
         check_choice("split", split, SPLITS)
         check_choice("task", task, tuple(_MONTHS))
         if not 0 < observed < 1:
@@ -180,9 +183,21 @@ def wind_vectors(
     -------
     tuple
         Unit vectors ``[points, 3]`` (each pole once), and vectors ``[fields, points, 3]``, float32.
+
+    Raises
+    ------
+    ValueError
+        If these are no finite numbers, or shapes do not fit.
     """
-    east, north = np.asarray(u, dtype=np.float64)[..., None], np.asarray(v, dtype=np.float64)[..., None]
-    phi, lam = np.asarray(latitude, dtype=np.float64)[:, None], np.asarray(longitude, dtype=np.float64)
+    east, north = real_array("u", u), real_array("v", v)
+    phi, lam = real_array("latitude", latitude), real_array("longitude", longitude)
+    if phi.ndim != 1 or lam.ndim != 1 or len(phi) < 2 or not len(lam):
+        found = f"{list(phi.shape)} and {list(lam.shape)}"
+        raise ValueError(f"latitude must be two or more angles and longitude at least one, got {found}")
+    if east.ndim != 3 or east.shape[1:] != (len(phi), len(lam)) or north.shape != east.shape:
+        expected = f"[fields, {len(phi)}, {len(lam)}] for these latitude and longitude"
+        raise ValueError(f"u and v must be {expected}, got {list(east.shape)} and {list(north.shape)}")
+    east, north, phi = east[..., None], north[..., None], phi[:, None]
     places = angles_to_directions(math.pi / 2 - phi, lam)
     eastward = np.stack(np.broadcast_arrays(-np.sin(lam), np.cos(lam), 0 * phi), axis=-1)
     northward = np.stack(

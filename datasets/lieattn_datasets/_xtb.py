@@ -8,9 +8,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lieattn_datasets._arrays import check_number
+from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._files import check_choice
-from lieattn_datasets._molecules import Molecules, fit_atoms
+from lieattn_datasets._molecules import Molecules, check_atoms, fit_atoms
 from lieattn_datasets._smiles import SMALL_MOLECULES
 from lieattn_datasets._streams import SPLITS, frozen_stream, progress
 from lieattn_datasets._units import Units
@@ -99,11 +101,13 @@ class GFN2Molecules(Molecules):
         references: bool = True,
         transform: Transform | None = None,
     ) -> None:
+        check_arguments(GFN2Molecules.__init__, locals())
         check_choice("split", split, (*SPLITS, "all"))
         units = Units(energy_unit, dipole_unit)
-        if not smiles or isinstance(smiles, str):
-            raise ValueError(f"smiles must be a sequence of at least one SMILES, got {smiles!r}")
-        if conformers < 1 or not (noise >= 0 and np.isfinite(noise)):
+        if not len(smiles):
+            raise ValueError("smiles must be a sequence of at least one SMILES, got none")
+        check_number("noise", noise)
+        if conformers < 1 or noise < 0:
             raise ValueError(f"conformers must be at least 1 and noise not negative, got {conformers} and {noise}")
         jobs = [(text, number) for text in smiles for number in range(conformers)]
         made = [_labeled(*job, seed, noise) for job in progress(jobs, "GFN2-xTB", len(jobs))]
@@ -162,6 +166,9 @@ def embed_molecule(smiles: str, seed: int = 0) -> tuple[NDArray[np.int64], NDArr
     ValueError
         If the SMILES cannot be parsed, has unpaired electrons or a charge, or rdkit finds no conformer.
     """
+    check_arguments(embed_molecule, locals())
+    if not 0 <= seed < 2**31:
+        raise ValueError(f"seed must be in 0 .. {2**31 - 1}, got {seed}")
     try:
         from rdkit import Chem, rdBase
         from rdkit.Chem import AllChem, Descriptors
@@ -205,13 +212,16 @@ def label_gfn2(z: ArrayLike, pos: ArrayLike) -> GFN2Labels:
         from tblite.interface import Calculator
     except ImportError as error:
         raise ImportError("GFN2-xTB needs tblite: pip install 'lieattn[chem]'") from error
+    charges, places, _ = check_atoms(z, pos, [0, np.size(z)])
     try:
-        calculator = Calculator("GFN2-xTB", np.asarray(z), np.asarray(pos, dtype=np.float64) / _BOHR)
+        calculator = Calculator("GFN2-xTB", charges, places.astype(np.float64) / _BOHR)
         calculator.set("verbosity", 0)
         calculator.set("accuracy", _ACCURACY)
         result = calculator.singlepoint()
     except (RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"GFN2-xTB failed: {error}") from error
+        raise ValueError(f"GFN2-xTB failed: {error}, with this z and pos") from error
+    if not np.isfinite(result.get("energy")):
+        raise ValueError(f"z and pos must be a molecule of elements that GFN2-xTB has, got z={charges.tolist()}")
     return GFN2Labels(
         energy=float(result.get("energy")) * _HARTREE,
         force=-np.asarray(result.get("gradient")) * _HARTREE / _BOHR,

@@ -16,7 +16,7 @@ from typing import Any, NotRequired, TypedDict, TypeVar
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
-from lieattn._checks import check_count, check_counts
+from lieattn._checks import check_arguments, check_count, check_counts
 from lieattn.train import UsageError, read_yaml, short_message
 
 T = TypeVar("T")
@@ -51,6 +51,7 @@ class ModelSettings:
     optimizer: Spec | None = None  # instead of the common one
 
     def __post_init__(self) -> None:
+        check_arguments(ModelSettings, vars(self))
         check_count("step", self.step)
         if not all(self.adjust.values()):
             raise UsageError(f"adjust: expected lists of values by argument, got {self.adjust}")
@@ -220,6 +221,7 @@ def read_settings(paths: Sequence[str | Path], root: str | None = None, changes:
     the data replace what the files say. UsageError is raised if a file cannot be read, or a setting is unknown, missing
     or out of range.
     """
+    check_arguments(read_settings, locals())
     content: dict[str, Any] = {}
     for path in paths:
         content = _merged(content, read_yaml(path, "sections task, models, data and budget"))

@@ -69,6 +69,9 @@ ALIASES = {
     "flat": ("mask",),
     "frames": ("points",),
     "dim": ("space",),
+    "smiles": ("SMILES",),
+    "start_time": ("times",),
+    "end_time": ("times",),
 }
 """Other names that a message may give an argument: those of its tensors."""
 
@@ -479,6 +482,11 @@ OWN: dict[str, dict[str, Any]] = {
     "lieattn_datasets.TransformPoints": {"matrix": np.eye(2)},
     "lieattn_datasets.TransformFields": {"matrix": np.eye(2)},
     "lieattn_datasets.TransformFields.__call__": {"data": DATA},
+    "lieattn_datasets.Constellation": {"size": 4},
+    "lieattn_datasets.GFN2Molecules": {"smiles": ["O", "O", "O", "O"], "conformers": 1},
+    "lieattn_datasets.NBodySimulated": {"size": 2, "start_time": 0.01, "end_time": 0.02},
+    "lieattn_datasets.ProceduralShapes": {"size": 2, "points": 8},
+    "lieattn_datasets.Springs": {"size": 4},
     "lieattn_datasets.embed_molecule": {"smiles": "CO"},
     "lieattn_datasets.label_gfn2": {"z": [8, 1, 1], "pos": np.random.rand(3, 3)},
     "lieattn_datasets.fibonacci_sphere": {"points": 10},
@@ -501,9 +509,9 @@ OWN: dict[str, dict[str, Any]] = {
         "stream": np.random.RandomState(0),
     },
     "lieattn_datasets.wind_vectors": {
-        "u": np.ones((2, 3)),
-        "v": np.ones((2, 3)),
-        "latitude": np.zeros(2),
+        "u": np.ones((2, 4, 3)),
+        "v": np.ones((2, 4, 3)),
+        "latitude": np.linspace(np.pi / 2, -np.pi / 2, 4),
         "longitude": np.zeros(3),
     },
 }
@@ -561,6 +569,7 @@ EXEMPT = {
     "groups.Dilations.design": "refuses all counts",
     "groups.Dilations.finite_subgroup": "refuses all counts",
     "groups.Dilations.sample_design": "refuses all counts",
+    "lieattn_datasets.grid_positions": "is cached, so Python refuses what has no hash",
     "lieattn_datasets.GFN2Labels": "made by label_gfn2",
     "lieattn_datasets.SphericalImages": "takes a data set of images",
     "lieattn_datasets.ShapePoints": "read by others",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn._checks import check_arguments
+from lieattn._checks import check_arguments, check_tensor
 from lieattn.geometry import Raster, pixel_positions, point_clouds
 from lieattn.groups import SO, FiniteGroup, Group, O, RotationDilations, SemidirectProduct, Translations, reflection
 from lieattn.reps import Pseudovector, Representation
@@ -205,6 +205,9 @@ def moved(cloud: Data, linear: Tensor, shift: Tensor | None = None, kinds: Mappi
     afterwards. The cloud given stays as it is.
     """
     check_arguments(moved, locals())
+    check_tensor("linear", linear, "a float64 matrix [dim, dim]", torch.float64)
+    if linear.ndim != 2 or len(linear) != linear.shape[1]:
+        raise ValueError(f"linear: expected a matrix [dim, dim], got {tuple(linear.shape)}")
     other = copy.copy(cloud)
     shift = linear.new_zeros(len(linear)) if shift is None else shift
     for name, kind in ({"pos": "position"} if kinds is None else kinds).items():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_arguments
+from lieattn._checks import check_arguments, check_has_numbers, check_tensor
 from lieattn.certify import moved
 from lieattn.geometry import LiftedGraph, PointClouds, point_clouds
 from lieattn.groups import SO, FiniteGroup
@@ -211,6 +211,8 @@ class Observer:
         # The group's own matrix where there is one: its quarter turns are exact.
         rotated = moved(self.data, self.group.elements[element] if in_group else matrix)
         parameter = next(self.network.parameters())
+        check_tensor("data.x", self.data.x, "floating features")
+        check_has_numbers("data.x", self.data.x)
         rotated.x, rotated.pos = self.data.x.to(parameter), rotated.pos.to(parameter)
         rotated = rotated.to(parameter.device)
         geometry = self.network.geometry(rotated)

@@ -82,8 +82,10 @@ class ConvolutionKernel(RelativeFunction):
 
     def convolve(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """Σ_j Σ_b Σ_c ψ_oc(u) x_c(j, b): ``[points, frames, in]`` to ``[points, fiber, out]``."""
-        check_is("graph", graph, LiftedGraph)
         check_features(x, next(self.parameters()))
+        check_graph(graph, LiftedGraph, x)
+        if x.ndim != 3 or len(x) != graph.num_points:
+            raise ValueError(f"x: expected [points={graph.num_points}, frames, channels], got {tuple(x.shape)}")
         psi = cast(Tensor, measured(self(graph), graph, "none").psi)
         values = psi.permute(0, 2, 4, 1, 3).flatten(3).flatten(1, 2)
         source, target, row = graph.neighbors.source, graph.neighbors.target, graph.relative.row

@@ -292,6 +292,7 @@ class AttentiveResidualBlock(nn.Module):
     ) -> None:
         check_arguments(AttentiveResidualBlock.__init__, locals())
         super().__init__()
+        check_counts(in_channels=in_channels, out_channels=out_channels)
         make = partial(_convolution, group, init_scale=_DEEP_SCALE, attention=attention, hidden=hidden)
         self.norm1, self.norm2 = _batch_norm(in_channels), _batch_norm(out_channels)
         self.layer1 = make(in_channels, out_channels, 3, pad=1)

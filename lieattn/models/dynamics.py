@@ -16,8 +16,8 @@ from lieattn.geometry import PointClouds
 from lieattn.models._jumps import Jumps, check_continuous
 from lieattn.models._network import Wrapper
 
-_METHODS = ("euler", "midpoint", "heun2", "heun3", "rk4", "explicit_adams", "implicit_adams", "fixed_adams")
-_METHODS += ("dopri8", "dopri5", "bosh3", "fehlberg2", "adaptive_heun", "scipy_solver")  # of torchdiffeq
+_FIXED = ("euler", "midpoint", "heun2", "heun3", "rk4", "explicit_adams", "implicit_adams", "fixed_adams")
+_ADAPTIVE = ("dopri8", "dopri5", "bosh3", "fehlberg2", "adaptive_heun", "scipy_solver")
 
 
 class EnergyAndForce(NamedTuple):
@@ -189,7 +189,7 @@ class HamiltonianDynamics(Wrapper):
         jumps: Jumps = "refuse",
     ) -> None:
         check_arguments(HamiltonianDynamics.__init__, locals())
-        check_choice("method", method, _METHODS)
+        check_choice("method", method, (*_FIXED, *_ADAPTIVE))
         check_continuous("potential", potential, jumps)
         super().__init__(potential)
         self.potential, self.vector_inputs = potential, ("momentum", "vel")

@@ -13,7 +13,15 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_choice, check_counts, check_length, check_neighborhood, check_size
+from lieattn._checks import (
+    check_arguments,
+    check_choice,
+    check_counts,
+    check_features,
+    check_length,
+    check_neighborhood,
+    check_size,
+)
 from lieattn.geometry import (
     FiniteFrames,
     Given,
@@ -296,6 +304,7 @@ class ImageNetwork(Network):
         if images.shape[1] != self.in_channels or not images.is_floating_point():
             got = f"{images.dtype} {tuple(images.shape)}"
             raise ValueError(f"data: expected floating images with {self.in_channels} channels, got {got}")
+        check_features(images, next(self.parameters()), argument="data")
         check_size("data", images)
         return images
 

@@ -396,7 +396,7 @@ def lift(
 
     Examples
     --------
-    >>> from lieattn.geometry import AllPairs
+    >>> from lieattn.geometry import AllPairs, Radius
     >>> from lieattn.groups import octahedral
     >>> lift(torch.randn(5, 3), octahedral(), Radius(1.0)).fiber
     24

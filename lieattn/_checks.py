@@ -253,7 +253,8 @@ _SIMPLE: dict[Any, _Kind] = {
 @cache
 def _annotated(of: Callable[..., Any]) -> tuple[tuple[str, tuple[_Kind, ...]], ...]:
     """What each argument may be."""
-    hints = get_type_hints(of, localns=_Unknown(vars(sys.modules[of.__module__]) if of.__module__ in sys.modules else {}))
+    module = sys.modules.get(of.__module__)
+    hints = get_type_hints(of, localns=_Unknown({} if module is None else vars(module)))
     parameters = inspect.signature(of).parameters.values()
     named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name in hints]
     return tuple((name, tuple(_kinds(hints[name]))) for name in named)

@@ -249,6 +249,15 @@ _SIMPLE: dict[Any, _Kind] = {
     Tensor: _Kind(lambda value: isinstance(value, Tensor), "a tensor"),
 }
 
+_WORDS = {  # what a reader knows better than the name of a class, or how such an object is made
+    "Callable": "a function",
+    "FiniteGroup": "a FiniteGroup such as lieattn.groups.cyclic(4)",
+    "Frames": "frames such as PrincipalFrames()",
+    "HomogeneousSpace": "a HomogeneousSpace such as Euclidean(SE(3))",
+    "Module": "a network (torch.nn.Module)",
+    "Neighborhood": "a neighborhood such as Radius(1.5)",
+}
+
 
 @cache
 def _annotated(of: Callable[..., Any]) -> tuple[tuple[str, tuple[_Kind, ...]], ...]:
@@ -287,9 +296,12 @@ def _object(cls: Any) -> _Kind:
     """Objects of a class; of protocols only those that are called are told from others."""
     if is_typeddict(cls):
         cls = dict
+    if not isinstance(cls, type):
+        return _SIMPLE[Any]
+    words = _WORDS.get(cls.__name__, f"a {cls.__name__}")
     if cls is abc.Callable or getattr(cls, "_is_protocol", False):
-        return _Kind(lambda value: callable(value) and not isinstance(value, type), f"a {cls.__name__}")
-    return _Kind(lambda value: isinstance(value, cls), f"a {cls.__name__}") if isinstance(cls, type) else _SIMPLE[Any]
+        return _Kind(lambda value: callable(value) and not isinstance(value, type), words)
+    return _Kind(lambda value: isinstance(value, cls), words)
 
 
 def _sequence(cls: type, entries: tuple[Any, ...]) -> _Kind:

@@ -295,7 +295,7 @@ STATE = {"pos": Q[0], "momentum": P[0], "x": F[0]}
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: HamiltonianDynamics(3), TypeError, "potential: expected a Module or a Callable"),
+        (lambda: HamiltonianDynamics(3), TypeError, "potential: expected a network .* or a function"),
         (lambda: SPRING_DYNAMICS.field(Q.long(), P, M, F), TypeError, "position: expected a floating tensor"),
         (lambda: SPRING_DYNAMICS.field(Q[0, 0], P, M, F), ValueError, r"position: expected \[points, dim\]"),
         (lambda: SPRING_DYNAMICS.field(Q, P[:2], M, F), ValueError, "momentum: expected torch.float64"),

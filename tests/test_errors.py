@@ -40,7 +40,7 @@ from lieattn.groups import (
     tetrahedral,
     trivial,
 )
-from lieattn.models import GSANet, published_table
+from lieattn.models import FiniteSE2Transformer, GSANet, published_table
 from lieattn.models.gsa import Dropouts, GSAOptions, Stages
 from lieattn.nn import (
     CloudNorm,
@@ -53,7 +53,15 @@ from lieattn.nn import (
     PreNormBlock,
     pooled_positions,
 )
-from lieattn.nn.relative import CoordinateEncoding, FiberEncoding, MLPEncoding, RotaryEncoding, TableEncoding
+from lieattn.nn.relative import (
+    CoordinateEncoding,
+    FiberEncoding,
+    MLPEncoding,
+    RelativePositionTable,
+    RotaryEncoding,
+    TableEncoding,
+    pair_score,
+)
 from lieattn.ops import RelativeTerms, group_attention
 from lieattn.testing import assert_equivariant
 
@@ -925,6 +933,14 @@ LAYERS = [
         ValueError,
         ("tolerance: give one for torch.float16", "torch.float64", "torch.float32"),
     ),
+    ("score without coordinates", lambda: pair_score("sum", 4, 0, 2), ValueError, ("coordinates: ", "got 0")),
+    ("block of no channels", lambda: PreNormBlock(layer(), 0, 4), ValueError, ("in_channels: ", "got 0")),
+    (
+        "offsets without numbers",
+        lambda: RelativePositionTable.of(torch.zeros(2, 2, device="meta")),
+        ValueError,
+        ("offsets: ", "meta"),
+    ),
 ]
 
 
@@ -1071,6 +1087,12 @@ NETWORK = [
     ("pool dropout", lambda: network(pool=1), ValueError, ("pool dropout: ", "[0, 1)", "got 1")),
     ("inexact pooling", lambda: network(inexact="no"), ValueError, ("inexact: ", "'refuse'", "got 'no'")),
     ("length negative", lambda: network(length=-1.0), ValueError, ("length: ", "positive finite", "got -1.0")),
+    (
+        "slots of none",
+        lambda: FiniteSE2Transformer(channels=4, layers=1)(Data(pos=POINTS), slots=0),
+        ValueError,
+        ("slots: ", "at least 1", "got 0"),
+    ),
 ]
 
 

@@ -305,7 +305,7 @@ def test_bad_options_are_named():
         FramewiseTransformer(cyclic(2), 1, 1, kind="vector", pool="max")
     with pytest.raises(ValueError, match="kind: expected"):
         FramewiseTransformer(cyclic(2), 1, 1, kind="tensor")
-    with pytest.raises(TypeError, match=r"frames: expected a FiniteGroup or .* a PrincipalFrames, got 'C2'"):
+    with pytest.raises(TypeError, match=r"frames: expected a FiniteGroup .* or a PrincipalFrames, got 'C2'"):
         FramewiseTransformer("C2", 1, 1)
     with pytest.raises(ValueError, match="heads: 6 channels"):
         FramewiseBlock(cyclic(2), 6, heads=2)

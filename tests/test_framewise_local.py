@@ -76,7 +76,7 @@ def test_neighborhoods_without_a_length_need_a_cutoff():
         FramewiseTransformer(cyclic(2), 1, 1, neighborhood=Nearest(3))
     model = FramewiseTransformer(cyclic(2), 1, 1, neighborhood=Nearest(3), options=FramewiseOptions(cutoff=0.5))
     assert model.edges.cutoff == 0.5
-    with pytest.raises(TypeError, match="neighborhood: expected a Neighborhood"):
+    with pytest.raises(TypeError, match="neighborhood: expected a neighborhood such as Radius"):
         FramewiseTransformer(cyclic(2), 1, 1, neighborhood=3.0)
 
 

@@ -402,7 +402,7 @@ def test_net_force_is_not_zero_without_translation_invariance():
 
 
 def test_errors_of_forces():
-    with pytest.raises(TypeError, match="model: expected a Module"):
+    with pytest.raises(TypeError, match="model: expected a network"):
         EnergyForces("model")
     with pytest.raises(TypeError, match="floating pos"):
         model(octahedral())(Data(z=torch.ones(3)))

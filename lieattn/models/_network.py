@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from lieattn._checks import (
     check_arguments,
-    check_choice,
     check_counts,
     check_features,
     check_length,
@@ -35,7 +34,7 @@ from lieattn.geometry import (
     ScaleFrames,
     point_clouds,
 )
-from lieattn.groups import FiniteGroup, Group, Translations, check_group
+from lieattn.groups import FiniteGroup, Group, Translations
 from lieattn.models._inputs import VectorEmbedding, attribute, in_precision_of_weights
 from lieattn.models._jumps import jumps_of_frames, jumps_of_neighbors
 from lieattn.nn import grid_images
@@ -279,7 +278,6 @@ class ImageNetwork(Network):
     ) -> None:
         check_arguments(ImageNetwork.__init__, locals())
         super().__init__()
-        check_group("group", group)
         check_counts(in_channels=in_channels, out_channels=out_channels)
         self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
         self.vector_inputs = tuple(vector_inputs)
@@ -441,8 +439,6 @@ class PointOutputs:
 
     def __post_init__(self) -> None:
         check_arguments(PointOutputs, vars(self))
-        check_choice("kind", self.kind, OutputKind)
-        check_choice("pool", self.pool, Pool)
         if self.kind == "vector" and self.pool == "max":
             raise ValueError("pool: vectors have no maximum that turns along; expected 'mean', 'sum' or 'none'")
 

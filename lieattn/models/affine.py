@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_choice, check_counts
+from lieattn._checks import check_arguments, check_counts
 from lieattn.geometry import LiftedGraph, PointClouds, Raster
 from lieattn.groups import FiniteGroup, trivial
 from lieattn.models._inputs import plus_vectors
@@ -193,8 +193,6 @@ class AffineSelfConvNet(ImageNetwork):
         planar = isinstance(group, FiniteGroup) and group.order == 1
         channels = (16 if planar else 8) if channels is None else channels
         check_counts(channels=channels, blocks=blocks)
-        check_choice("layer", layer, Layer)
-        check_choice("downsampling", downsampling, Downsampling)
         super().__init__(group, in_channels, out_channels, channels, vector_inputs)
         if heads is None:
             heads = max(1, min(_HEADS, channels // 2)) if layer == "stand-alone" else _HEADS

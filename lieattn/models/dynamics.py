@@ -57,10 +57,8 @@ class EnergyForces(Wrapper):
             [-2.]])
     """
 
-    def __init__(self, model: nn.Module, *, jumps: Jumps = "refuse") -> None:
+    def __init__(self, model: nn.Module | Callable[[Any], Tensor], *, jumps: Jumps = "refuse") -> None:
         check_arguments(EnergyForces.__init__, locals())
-        if not callable(model):
-            raise TypeError(f"model: expected a network, got {type(model).__name__}")
         check_continuous("model", model, jumps)
         super().__init__(model)
         self.model = model

@@ -153,9 +153,6 @@ class FramewiseTransformer(Network):
             frames = FiniteFrames(sign_group(3, improper=bool(frames.improper)), frames)
         elif isinstance(frames, FiniteGroup):
             frames = FiniteFrames(frames)
-        elif not isinstance(frames, FiniteFrames):
-            found = type(frames).__name__
-            raise TypeError(f"frames: expected a finite group, FiniteFrames or PrincipalFrames, got {found}")
         self.frames, self.neighborhood, self.length = frames, neighborhood, length
         self.group = group = self.frames.group
         self.space = natural_space(self.frames, group.dim)

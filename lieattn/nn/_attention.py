@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from lieattn._checks import (
     check_arguments,
-    check_choice,
     check_count,
     check_counts,
     check_dropout,
@@ -107,8 +106,6 @@ class GroupAttention(nn.Module):
         check_count("in_channels", in_channels)
         head_channels = checked_head_channels(out_channels, heads, head_channels)
         check_dropout("dropout", dropout)
-        check_choice("pattern", pattern, Pattern)
-        check_choice("normalize", normalize, Normalization)
         if scale is not None and not math.isfinite(scale):
             raise ValueError(f"scale: expected a finite number, got {scale}")
         self.in_channels, self.heads, self.head_channels = in_channels, heads, head_channels

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from lieattn._checks import (
     check_arguments,
-    check_choice,
     check_count,
     check_counts,
     check_dropout,
@@ -56,6 +55,7 @@ class PreNormBlock(nn.Module):
     ) -> None:
         check_arguments(PreNormBlock.__init__, locals())
         super().__init__()
+        check_counts(in_channels=in_channels)
         check_dropout("dropout", dropout)
         hidden = out_channels // 2
         if hidden < 1:
@@ -110,7 +110,6 @@ class LieBlock(nn.Module):
         check_arguments(LieBlock.__init__, locals())
         super().__init__()
         check_count("channels", channels)
-        check_choice("norm", norm, BlockNorm)
         self.attention = attention
         self.post = norm.endswith("_post")
         kind = norm.split("_")[0]
@@ -165,7 +164,6 @@ class LieBottleneck(nn.Module):
         check_counts(in_channels=in_channels, out_channels=out_channels)
         if out_channels < in_channels:
             raise ValueError(f"out_channels: expected at least {in_channels}, the in_channels, got {out_channels}")
-        check_choice("norm", norm, ("batch", "layer", "none"))
         narrow_in, narrow_out = widths or (max(1, in_channels // 4), max(1, out_channels // 4))
         self.activation: Activation = activation
         normed = in_channels, narrow_in, narrow_out

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from lieattn._checks import (
     check_arguments,
-    check_choice,
     check_count,
     check_counts,
     check_features,
@@ -66,9 +65,6 @@ class GroupConvolution(nn.Module):
     ) -> None:
         check_arguments(GroupConvolution.__init__, locals())
         super().__init__()
-        if not isinstance(kernel, ConvolutionKernel):
-            raise TypeError(f"kernel: expected a ConvolutionKernel such as NetworkKernel, got {type(kernel).__name__}")
-        check_choice("reduction", reduction, ("sum", "mean"))
         if measure is not None and not math.isfinite(measure):
             raise ValueError(f"measure: expected a finite number, got {measure}")
         if measure is None:
@@ -126,7 +122,6 @@ class LieConvolution(nn.Module):
         check_arguments(LieConvolution.__init__, locals())
         super().__init__()
         check_counts(in_channels=in_channels, out_channels=out_channels)
-        check_choice("divide", divide, ("neighbors", "published", "none"))
         self.divide = divide
         self.kernel = RankKernel(coordinates, rank, hidden, activation)
         bound = 1 / math.sqrt(in_channels * rank)

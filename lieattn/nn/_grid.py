@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from lieattn._checks import (
     check_alike,
     check_arguments,
-    check_choice,
     check_count,
     check_counts,
     check_features,
@@ -208,7 +207,6 @@ class GridConvolution(nn.Module):
         taps = lifting_taps(group, size) if self.lifting else group_taps(group, size)
         check_counts(in_channels=in_channels, out_channels=out_channels, stride=stride, dilation=dilation)
         check_count("pad", pad, least=0)
-        check_choice("inexact", inexact, Inexact)
         if measure is None:
             measure = 1.0 if self.lifting else published_measure(group, attentive=self.attentive)
         if not math.isfinite(measure):

@@ -246,7 +246,6 @@ class GridInputAttention(nn.Module):
         check_positive(init_scale=init_scale)
         super().__init__()
         check_lattice_group("group", group)
-        check_choice("attention", attention, Attention)
         _check_odd("spatial_size", spatial_size)
         check_counts(channels=channels, spatial_dilation=spatial_dilation)
         self.group, self.channels, self.lifting = group, channels, lifting

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from lieattn._checks import (
     check_arguments,
-    check_choice,
     check_count,
     check_counts,
     check_features,
@@ -141,8 +140,6 @@ class InvariantHead(nn.Module):
         super().__init__()
         check_counts(channels=channels, outputs=outputs)
         activation_named("activation", activation)
-        check_choice("readout", readout, ("pool_first", "point_first"))
-        check_choice("pool", pool, Pooling)
         if norm and readout == "point_first":
             raise ValueError("norm: readout 'point_first' has a linear map only, and no normalization")
         self.readout, self.activation = readout, activation
@@ -203,7 +200,6 @@ class FieldHead(nn.Module):
         check_representation("rep", rep)
         hidden = in_channels if hidden is None else hidden
         check_count("hidden", hidden)
-        check_choice("pool", pool, ("mean", "sum", "none"))
         activation_named("activation", activation)
         self.kind, self.rep, self.activation = rep, rep, activation
         self.linear1 = nn.Linear(in_channels, hidden)

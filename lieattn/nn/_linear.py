@@ -45,7 +45,6 @@ class GroupLinear(nn.Module):
     ) -> None:
         check_arguments(GroupLinear.__init__, locals())
         super().__init__()
-        check_group("group", group)
         check_counts(in_channels=in_channels, out_channels=out_channels)
         self.group = group
         bound = 1 / math.sqrt(group.order * in_channels)

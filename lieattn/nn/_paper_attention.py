@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_choice, check_count, check_counts, check_is
 from lieattn.geometry import LiftedGraph, num_coordinates
-from lieattn.groups import FiniteGroup, check_group
+from lieattn.groups import FiniteGroup
 from lieattn.nn._attention import GroupAttention, checked_head_channels
 from lieattn.nn._linear import GroupLinear
 from lieattn.nn.relative import (
@@ -22,12 +22,10 @@ from lieattn.nn.relative import (
     AxisKeys,
     CoordinateEncoding,
     FeaturePart,
-    FourierFeatures,
     Kernel,
     LocationPart,
     PerHeadMLP,
     RelativeFunction,
-    RelativePositionTable,
     pair_score,
 )
 from lieattn.nn.relative._affine import AffineEdges, for_keys
@@ -78,8 +76,6 @@ class GroupSelfAttention(GroupAttention):
     ) -> None:
         check_arguments(GroupSelfAttention.__init__, locals())
         check_choice("pattern", pattern, ("query_sum",) if self.lifts else ("joint", "framewise", "query_sum"))
-        if not isinstance(group, FiniteGroup | HomogeneousSpace):
-            raise TypeError(f"group: expected a FiniteGroup such as cyclic(4), or a HomogeneousSpace, got {group!r}")
         finite, dim = (group, group.dim) if isinstance(group, FiniteGroup) else (None, group.group.dim)
         check_count("in_channels", in_channels)
         width = checked_head_channels(out_channels, heads, head_channels)
@@ -220,7 +216,6 @@ class LieSelfAttention(GroupAttention):
         if channels % heads:
             raise ValueError(f"heads: expected a divisor of {channels} channels, got {heads}")
         check_choice("normalize", normalize, ("softmax", "mean", "exp-mean"))
-        check_choice("kernel", kernel, Kernel)
         super().__init__(channels, channels, heads=heads, normalize=normalize, dropout=dropout)
         combined = {"features": features, "location": location, "feature_channels": feature_channels}
         self.score = pair_score(kernel, channels, coordinates, heads, hidden, activation, **combined)
@@ -262,14 +257,11 @@ class _AffineAttention(GroupAttention):
         dropout: float = 0.0,
     ) -> None:
         check_arguments(_AffineAttention.__init__, locals())
-        check_group("group", group)
         check_counts(in_channels=in_channels, out_channels=out_channels)
         self.channels = out_channels if channels is None else channels
         check_counts(channels=self.channels, heads=heads)
         if self.channels % heads:
             raise ValueError(f"heads: {heads} heads do not divide {self.channels} channels")
-        if not isinstance(positions, RelativePositionTable | FourierFeatures):
-            raise TypeError(f"positions: expected a RelativePositionTable or FourierFeatures, got {positions!r}")
         self.positions = positions
         super().__init__(
             in_channels,

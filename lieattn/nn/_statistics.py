@@ -13,7 +13,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lieattn._checks import (
     check_arguments,
-    check_choice,
     check_count,
     check_counts,
     check_features,
@@ -37,7 +36,6 @@ class FiberPool(nn.Module):
     def __init__(self, reduction: Reduction = "max") -> None:
         check_arguments(FiberPool.__init__, locals())
         super().__init__()
-        check_choice("reduction", reduction, Reduction)
         self.reduction: Reduction = reduction
 
     def forward(self, x: Tensor, graph: PointClouds | None = None) -> Tensor:
@@ -57,7 +55,6 @@ class CloudPool(nn.Module):
     def __init__(self, reduction: Reduction = "mean") -> None:
         check_arguments(CloudPool.__init__, locals())
         super().__init__()
-        check_choice("reduction", reduction, Reduction)
         self.reduction: Reduction = reduction
 
     def forward(self, x: Tensor, graph: PointClouds) -> Tensor:
@@ -82,8 +79,6 @@ class GridPool(nn.Module):
         check_arguments(GridPool.__init__, locals())
         super().__init__()
         check_count("size", size)
-        check_choice("inexact", inexact, Inexact)
-        check_choice("reduction", reduction, Reduction)
         self.size, self.inexact, self.reduction = size, inexact, reduction
 
     def cells(self, grid: Tensor, advice: Callable[[], str] | None = None) -> tuple[Tensor, Tensor]:
@@ -117,8 +112,6 @@ class GridSpatialPool(nn.Module):
         check_arguments(GridSpatialPool.__init__, locals())
         super().__init__()
         check_count("size", size)
-        check_choice("reduction", reduction, ("max", "mean"))
-        check_choice("inexact", inexact, Inexact)
         self.size, self.reduction, self.inexact = size, reduction, inexact
 
     def forward(self, x: Tensor) -> Tensor:

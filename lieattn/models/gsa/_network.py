@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_count, check_neighborhood
+from lieattn._checks import check_arguments, check_count
 from lieattn.geometry import (
     FiniteFrames,
     Frames,
@@ -117,9 +117,6 @@ class GSANet(Network):
         super().__init__()
         if isinstance(frames, FiniteGroup):
             frames = FiniteFrames(frames)
-        elif isinstance(frames, type) or not callable(frames):
-            raise TypeError(f"frames: expected a FiniteGroup such as cyclic(4), or PrincipalFrames(), got {frames!r}")
-        check_neighborhood(neighborhood)
         for argument, count, least in (("in_channels", in_channels, 1), ("out_channels", out_channels, 1)):
             check_count(argument, count, least)
         check_count("channels", channels, least=2)

@@ -123,7 +123,6 @@ class GSAReadout:
 
     def __post_init__(self) -> None:
         check_arguments(GSAReadout, vars(self))
-        check_choice("pool", self.pool, Pool)
         if self.order is not None:
             check_choice("order", self.order, Order)
 
@@ -166,7 +165,6 @@ class GSAOptions:
             raise ValueError(f"activation: expected 'silu', 'relu' or 'gelu', got {self.activation!r}")
         if not 0 <= self.init_scale < math.inf:
             raise ValueError(f"init_scale: expected a finite deviation of at least 0, got {self.init_scale}")
-        check_choice("init", self.init, Init)
 
     def equivariant(self, group: FiniteGroup | None) -> bool:
         """Whether pairs of frames are told apart by g⁻¹ m alone."""

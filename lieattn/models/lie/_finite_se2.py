@@ -71,7 +71,6 @@ class FiniteSE2Transformer(Network):
         check_counts(rotations=rotations)
         check_counts(out_channels=out_channels, channels=channels, layers=layers, heads=heads, moments=moments)
         check_counts(0, seeds=seeds)
-        check_choice("content", content, Content)
         check_choice("normalize", normalize, ("softmax", "mean"))
         self.group = cyclic(rotations)
         self.neighborhood: Neighborhood = AllPairs() if neighborhood is None else neighborhood
@@ -99,6 +98,8 @@ class FiniteSE2Transformer(Network):
         return lift(data, self.group, self.neighborhood, length=1.0)
 
     def field(self, data: Any, geometry: LiftedGraph | None = None, slots: int | None = None) -> GroupField:
+        if slots is not None:
+            check_counts(slots=slots)
         graph = self.geometry(data) if geometry is None else geometry
         x = self._contents(graph, slots)
         for layer in self.layers:

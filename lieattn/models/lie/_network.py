@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from lieattn._checks import (
     check_arguments,
-    check_choice,
     check_counts,
     check_dropout,
     check_is,
@@ -106,8 +105,6 @@ class Lifting:
 
     def __post_init__(self) -> None:
         check_arguments(Lifting, vars(self))
-        if self.coordinates not in ("smooth", "log") and not isinstance(self.coordinates, PairCoordinates):
-            raise ValueError(f"coordinates: expected 'smooth', 'log' or PairCoordinates, got {self.coordinates!r}")
         check_dropout("neighbor_dropout", self.neighbor_dropout)
         check_counts(0, radial=self.radial, local=self.local)
         for argument, length in (("length", self.length), ("cutoff", self.cutoff)):
@@ -202,7 +199,6 @@ class Readout:
 
     def __post_init__(self) -> None:
         check_arguments(Readout, vars(self))
-        check_choice("kind", self.kind, OutputKind)
 
     def head(self, channels: int, out_channels: int, dim: int, order: Order) -> nn.Module:
         """The head of a network whose paper has this order."""

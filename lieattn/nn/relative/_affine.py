@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from lieattn._checks import (
     check_arguments,
-    check_choice,
     check_count,
     check_counts,
+    check_has_numbers,
     check_is,
     check_length,
     check_tensor,
@@ -62,7 +62,6 @@ class RelativePositionTable:
 
     def __post_init__(self) -> None:
         check_arguments(RelativePositionTable, vars(self))
-        check_choice("border", self.border, Border)
         check_length("tolerance", self.tolerance)
         lengths = {len(offset) for offset in self.offsets}
         if len(lengths) != 1 or not all(math.isfinite(c) for offset in self.offsets for c in offset):
@@ -86,6 +85,7 @@ class RelativePositionTable:
         check_tensor("offsets", offsets, "floating displacements [offsets, dim]")
         if offsets.ndim != 2:
             raise ValueError(f"offsets: expected [offsets, dim], got {tuple(offsets.shape)}")
+        check_has_numbers("offsets", offsets)
         return cls(tuple(map(tuple, offsets.tolist())), border, tolerance)
 
     def affine_map(self, group: FiniteGroup, channels: int, *, lifting: bool = False, heads: int = 1) -> AffineMap:
@@ -190,7 +190,6 @@ class AffineMap(RelativeFunction):
     def __init__(self, group: FiniteGroup, channels: int, lifting: bool, heads: int) -> None:
         check_arguments(AffineMap.__init__, locals())
         super().__init__()
-        check_group("group", group)
         check_counts(channels=channels, heads=heads)
         self.group, self.heads = group, heads
         self.frames = 1 if lifting else group.order

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from lieattn._checks import (
     check_arguments,
-    check_choice,
     check_count,
     check_counts,
     check_features,
@@ -23,7 +22,7 @@ from lieattn._checks import (
     check_tensor,
 )
 from lieattn.geometry import LiftedGraph, pixel_positions
-from lieattn.groups import FiniteGroup, check_group
+from lieattn.groups import FiniteGroup
 from lieattn.nn.relative._base import (
     RelativeFunction,
     check_coordinates,
@@ -55,7 +54,6 @@ class ConvolutionKernel(RelativeFunction):
     def __init__(self, group: FiniteGroup, in_channels: int, out_channels: int, *, lifting: bool = False) -> None:
         check_arguments(ConvolutionKernel.__init__, locals())
         super().__init__()
-        check_group("group", group)
         check_counts(in_channels=in_channels, out_channels=out_channels)
         self.group, self.lifting = group, lifting
         self.poses = 1 if lifting else group.order
@@ -186,7 +184,6 @@ class NetworkKernel(ConvolutionKernel):
         check_arguments(NetworkKernel.__init__, locals())
         check_positive(frequency=frequency, init_scale=init_scale)
         super().__init__(group, in_channels, out_channels, lifting=lifting)
-        check_choice("form", form, Form)
         check_count("hidden", hidden)
         check_length("frequency", frequency)
         self.form, self.window = form, window
@@ -358,4 +355,5 @@ class EdgeNetwork(RelativeFunction):
 def keep_variance(linear: nn.Linear, factor: float = 1.0) -> None:
     """Draw weights anew so that signals keep their size through the swish, times a factor."""
     check_arguments(keep_variance, locals())
+    check_positive(factor=factor)
     nn.init.normal_(linear.weight, std=factor * math.sqrt(2 / linear.in_features))

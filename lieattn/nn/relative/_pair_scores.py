@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from lieattn._checks import (
     check_arguments,
-    check_choice,
     check_count,
     check_counts,
     check_features,
@@ -200,8 +199,6 @@ class CombinedScore(PairScore):
         check_arguments(CombinedScore.__init__, locals())
         super().__init__()
         check_counts(channels=channels, coordinates=coordinates, heads=heads)
-        check_choice("features", features, FeaturePart)
-        check_choice("location", location, LocationPart)
         if feature_channels is None:
             feature_channels = max(2, channels // (4 * heads) // 2 * 2)
         check_count("feature_channels", feature_channels)
@@ -293,6 +290,7 @@ def pair_score(
 ) -> PairScore:
     """Score of a kernel, see :class:`lieattn.nn.LieSelfAttention`, with the options of :class:`CombinedScore`."""
     check_arguments(pair_score, locals())
+    check_counts(channels=channels, coordinates=coordinates, heads=heads, hidden=hidden)
     if kernel == "content":
         return ContentScore(channels, heads)
     if kernel == "relative_position":

@@ -18,7 +18,7 @@ from lieattn._checks import (
     check_tensor,
 )
 from lieattn.geometry import LiftedGraph
-from lieattn.groups import FiniteGroup, check_group
+from lieattn.groups import FiniteGroup
 from lieattn.nn.relative._base import (
     RelativeFunction,
     check_lifted_to,
@@ -41,7 +41,6 @@ class FiberEncoding(nn.Module):
     def __init__(self, group: FiniteGroup, channels: int, table: Tensor | None = None) -> None:
         check_arguments(FiberEncoding.__init__, locals())
         super().__init__()
-        check_group("group", group)
         check_count("channels", channels)
         order = group.order
         table = group.relative_index if table is None else table
@@ -156,7 +155,6 @@ class TableEncoding(KeyEncoding):
         self, group: FiniteGroup, offsets: Tensor, channels: int, *, lifting: bool = False, tolerance: float = 1e-3
     ) -> None:
         check_arguments(TableEncoding.__init__, locals())
-        check_group("group", group)
         super().__init__(group.dim, channels, None if lifting else group)
         self.group = group
         seen = torch.einsum("aij,oj->oai", group.elements, checked_offsets(offsets, group)).flatten(0, 1)
@@ -190,7 +188,6 @@ class MLPEncoding(RelativeFunction):
         check_arguments(MLPEncoding.__init__, locals())
         super().__init__()
         check_counts(heads=heads, hidden=hidden)
-        check_group("group", group)
         self.group = group
         self.heads, self.value_channels, self.between_frames = heads, value_channels, between_frames
         self.position = nn.Linear(group.dim, hidden)

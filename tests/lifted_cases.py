@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from torch_geometric.data import Data
 
 from lieattn.geometry import (
     FiniteFrames,
+    Given,
     GivenFrames,
     LiftedGraph,
     PrincipalFrames,
@@ -66,11 +68,14 @@ def _normal(dim):
     return draw
 
 
-def _finite(group, frames=None, *, smooth=False):
+def _finite(group, frames=None, neighborhood=None):
     frames = group if frames is None else frames
+    neighborhood = Radius(RADIUS) if neighborhood is None else neighborhood
 
     def lifted(pos, batch):
-        return lift(pos, frames, Radius(RADIUS, smooth=smooth), batch=batch)
+        # Edges to the point after the next, which is of the same cloud.
+        edges = torch.arange(max(len(pos) - 2, 0)) + torch.tensor([[0], [2]])
+        return lift(Data(pos=pos, batch=batch, edge_index=edges), frames, neighborhood)
 
     def moves(pos, batch):
         generator = torch.Generator().manual_seed(1)
@@ -149,7 +154,8 @@ LIFTED: dict[str, Lifted] = {
     **{name: _finite(group) for name, group in SMALL_GROUPS.items()},
     "C3 on scales": _finite(SMALL_GROUPS["C3"], ScaleFrames(SMALL_GROUPS["C3"], levels=2)),
     "C4 in SE(2)": _finite(cyclic(4), FiniteFrames(cyclic(4))),
-    "C3, smooth": _finite(SMALL_GROUPS["C3"], smooth=True),
+    "C3, smooth": _finite(SMALL_GROUPS["C3"], neighborhood=Radius(RADIUS, smooth=True)),
+    "C3, edges of the data": _finite(SMALL_GROUPS["C3"], neighborhood=Given("edge_index")),
     "SE(2), given, smooth": _elements(Euclidean(SE(2)), _normal(2), _sampled(SO(2), 3), Radius(RADIUS, smooth=True)),
     "R^2": _elements(Euclidean(Translations(2)), _normal(2), lambda points: None),
     "SE(2), given": _elements(Euclidean(SE(2)), _normal(2), _sampled(SO(2), 3)),

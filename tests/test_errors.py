@@ -992,7 +992,12 @@ def pcam_refusing():
 
 NETWORK = [
     ("no points object", lambda: run(None), TypeError, ("points: ", "got NoneType")),
-    ("Data without x", lambda: run(Data(pos=POINTS)), TypeError, ("data: ", "features x", "got Data")),
+    (
+        "Data without x",
+        lambda: run(Data(pos=POINTS), in_channels=2),
+        ValueError,
+        ("data.x: ", "[points=6, 2]", "got none", "in_channels must be 1"),
+    ),
     ("points alone", lambda: run(POINTS), TypeError, ("data: ", "features x", "got Tensor")),
     ("network of a name", lambda: network("C4"), TypeError, ("frames: ", "FiniteGroup", "'C4'")),
     ("neighborhood a number", lambda: network(neighborhood=5), TypeError, ("neighborhood: ", "got 5")),

@@ -230,6 +230,8 @@ class PointClouds(Movable):
     cell, pbc
         ``[clouds, dim, dim]`` floating, whose rows are the vectors by which each cloud repeats, and ``[clouds, dim]``
         bool, along which of them it does; both None if the clouds do not repeat.
+    edge_index
+        Edges that came with the points, for :class:`Given`, not yet checked; None without.
     """
 
     pos: Tensor
@@ -238,6 +240,7 @@ class PointClouds(Movable):
     grid: Tensor | None = None
     cell: Tensor | None = None
     pbc: Tensor | None = None
+    edge_index: Tensor | None = None
 
     @property
     def num_points(self) -> int:
@@ -299,7 +302,7 @@ def point_clouds(
     points
         Coordinates ``[points, dim]``; or padded ones ``[clouds, N, dim]``, with a ``mask`` if some are padding;
         or a torch_geometric ``Data`` or ``Batch`` with ``pos`` and, where they are there, ``batch``, ``ptr``,
-        ``grid``, ``cell`` and ``pbc``; or :class:`PointClouds`, which are returned as they are.
+        ``grid``, ``cell``, ``pbc`` and ``edge_index``; or :class:`PointClouds`, which are returned as they are.
     batch, ptr
         Cloud of each point ``[points]``, or first point of each cloud ``[clouds + 1]``; one cloud if absent.
     mask
@@ -316,6 +319,7 @@ def point_clouds(
         if any(given is not None for given in (batch, ptr, mask, grid, cell, pbc)):
             raise ValueError("batch, ptr, mask, grid, cell, pbc: PointClouds have their clouds already; leave them out")
         return points
+    edge_index = None if isinstance(points, Tensor) else getattr(points, "edge_index", None)
     if not isinstance(points, Tensor):
         given = {"batch": batch, "ptr": ptr, "grid": grid, "cell": cell, "pbc": pbc}
         pos = getattr(points, "pos", None)
@@ -341,7 +345,9 @@ def point_clouds(
     if grid is not None:
         _check_grid(grid, cloud, num_clouds)
     cell, pbc = lattices(cell, pbc, num_clouds, points)
-    return PointClouds(pos=points, batch=cloud, num_clouds=num_clouds, grid=grid, cell=cell, pbc=pbc)
+    return PointClouds(
+        pos=points, batch=cloud, num_clouds=num_clouds, grid=grid, cell=cell, pbc=pbc, edge_index=edge_index
+    )
 
 
 def lattices(

@@ -199,7 +199,7 @@ class LiftedGraph(PointClouds):
             given=None,
             cutoff=getattr(neighborhood, "cutoff", None),
         )
-        return replace(self, pos=pos, batch=batch, grid=None, log_measure=None, relative=own)
+        return replace(self, pos=pos, batch=batch, grid=None, edge_index=None, log_measure=None, relative=own)
 
     @staticmethod
     def collate(graphs: Sequence[LiftedGraph]) -> LiftedGraph:
@@ -330,7 +330,7 @@ class ScaleFrames:
             log_measure = log_volumes[neighbors.source // levels] - dim * factors.log()[level]
         pos, batch = (x.repeat_interleave(levels, dim=0) for x in (clouds.pos, clouds.batch))
         return LiftedGraph.over(
-            replace(clouds, pos=pos, batch=batch, grid=None),
+            replace(clouds, pos=pos, batch=batch, grid=None, edge_index=None),
             space=space,
             neighbors=neighbors,
             length=length,

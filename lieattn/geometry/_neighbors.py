@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -242,31 +242,67 @@ class AllPairs(_Neighborhood):
 
 @dataclass(frozen=True, eq=False)
 class Given(_Neighborhood):
-    """Edges from outside, such as bonds; self is a neighbor where there is such an edge.
+    """Edges from outside, such as bonds or a mesh: a tensor, or the ``edge_index`` that the data have.
 
-    Calling it checks that the points exist and that no edge joins two clouds.
+    ``edge_index`` is int64 ``[2, edges]``: source points j, then target points i, which attend to their sources, in any
+    order, no edge twice, as PyTorch Geometric has them; symmetric or not as given. It may be on another device than the
+    points. ``Given("edge_index")`` takes it from a ``Data`` or ``Batch``, whose offsets are PyTorch Geometric's.
 
-    ``edge_index`` is int64 ``[2, edges]``: source points, then target points, in any order, no edge twice. It may be on
-    another device than the points.
+    ``include_self`` adds the edges from each point to itself that are missing, or leaves out those that are there. If
+    None, data get them as from all other definitions, and a tensor stays as it is.
+
+    Finding neighbors raises ValueError if an edge has points that do not exist, joins two clouds or comes twice, or if
+    the data have no edges.
+
+    Examples
+    --------
+    >>> from torch_geometric.data import Data
+    >>> from lieattn.geometry import point_clouds
+    >>> path = Data(pos=torch.zeros(3, 2), edge_index=torch.tensor([[0, 1], [1, 2]]))
+    >>> find_neighbors(point_clouds(path), Given("edge_index")).edge_index.tolist()
+    [[0, 0, 1, 1, 2], [0, 1, 1, 2, 2]]
     """
 
-    edge_index: Tensor
+    edge_index: Literal["edge_index"] | Tensor
+    include_self: bool | None = None
 
     def __post_init__(self) -> None:
-        check_edge_index(self.edge_index)
+        if not isinstance(self.edge_index, str):
+            check_edge_index(self.edge_index)
+        elif self.edge_index != "edge_index":
+            raise ValueError(f"edge_index: expected 'edge_index' of the data, or a tensor, got {self.edge_index!r}")
+        if self.include_self is not None:
+            _check_flag(self.include_self)
 
     def scaled(self, factor: float) -> Given:
         """Raise ValueError: edges that are given stay as they are."""
         raise ValueError(f"neighborhood: {self} cannot grow by {factor:g}; take a Radius, PixelSquare or Nearest")
 
+    def of(self, clouds: PointClouds) -> Given:
+        """The edges as a tensor, read from clouds that were made of data."""
+        if not isinstance(self.edge_index, str):
+            return self
+        if clouds.edge_index is None:
+            without = "the data have none, or points were cropped, pooled or chosen"
+            raise ValueError(f"edge_index: expected int64 [2, edges] in the data for {self}, but {without}")
+        return Given(clouds.edge_index, self.include_self is not False)
+
     def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:
+        if isinstance(self.edge_index, str):
+            raise ValueError(f"edge_index: {self} is read from data; call find_neighbors(point_clouds(data), ...)")
         neighbors = Neighbors.from_edge_index(self.edge_index.to(pos.device), len(pos))
         crossing = cloud[neighbors.source] != cloud[neighbors.target]
         if crossing.any():
             ends = [int(end[first_true(crossing)]) for end in (neighbors.source, neighbors.target)]
             got = f"got one from point {ends[0]} to point {ends[1]} of another cloud"
             raise ValueError(f"edge_index: expected edges within clouds, {got}")
-        return neighbors
+        if self.include_self is None:
+            return neighbors
+        others = neighbors.select((~neighbors.is_loop).nonzero()[:, 0])
+        if not self.include_self:
+            return others
+        loops = torch.arange(len(pos), device=pos.device).expand(2, -1)
+        return Neighbors.from_edge_index(torch.cat([others.edge_index, loops], dim=1), len(pos))
 
 
 def find_neighbors(clouds: PointClouds, neighborhood: Neighborhood) -> Neighbors:
@@ -274,7 +310,8 @@ def find_neighbors(clouds: PointClouds, neighborhood: Neighborhood) -> Neighbors
     check_is("clouds", clouds, PointClouds)
     check_neighborhood(neighborhood)
     if clouds.cell is None or clouds.pbc is None:
-        return neighborhood(clouds.pos, clouds.batch)
+        found = neighborhood.of(clouds) if isinstance(neighborhood, Given) else neighborhood
+        return found(clouds.pos, clouds.batch)
     if not isinstance(neighborhood, Radius):
         raise ValueError(f"neighborhood: clouds that repeat have images within a Radius, got {neighborhood!r}")
     return neighborhood._with_images(clouds.pos, clouds.batch, clouds.cell, clouds.pbc)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.nn import lift_field
 from lieattn.reps import Vector
 
+_log = logging.getLogger(__name__)
 _NARROW = (torch.float16, torch.bfloat16)
 
 
@@ -84,16 +86,29 @@ def attribute(data: Any, name: str) -> Tensor:
 
 
 def features(data: Any, channels: int, clouds: PointClouds) -> Tensor:
-    """Invariant features ``data.x`` ``[points, channels]``, checked."""
-    x = getattr(data, "x", None)
+    """Invariant features ``data.x`` ``[points, channels]``, checked; a constant one where data have none."""
+    x, points = getattr(data, "x", None), _num_points(clouds)
+    if x is None and getattr(data, "pos", None) is not None:
+        if channels != 1:
+            raise ValueError(
+                f"data.x: expected [points={points}, {channels}], got none, for which in_channels must be 1"
+            )
+        if not torch.compiler.is_compiling():
+            _say_constant()
+        return clouds.pos.new_ones(points, 1)
     if not isinstance(x, Tensor):
         raise TypeError(f"data: expected a torch_geometric Data or Batch with features x, got {type(data).__name__}")
-    points = _num_points(clouds)
     if x.shape != (points, channels) or not x.is_floating_point():
         got = f"{x.dtype} {tuple(x.shape)}"
         raise ValueError(f"data.x: expected floating features [points={points}, {channels}], got {got}")
     check_size("data.x", x)
     return x
+
+
+@functools.cache
+def _say_constant() -> None:
+    """Say once in a process that points get a feature."""
+    _log.warning("data.x: the data have no features; every point gets the feature 1 (in_channels=1)")
 
 
 def vectors(data: Any, names: tuple[str, ...], clouds: PointClouds) -> Tensor:

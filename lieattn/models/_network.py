@@ -23,7 +23,6 @@ from lieattn._checks import (
 )
 from lieattn.geometry import (
     FiniteFrames,
-    Given,
     GivenFrames,
     LiftedGraph,
     Neighborhood,
@@ -134,7 +133,8 @@ def _geometry(module: nn.Module) -> dict[str, str]:
     if isinstance(space, HomogeneousSpace):
         found["space"] = space.name
     if neighborhood is not None:
-        found["neighborhood"] = type(neighborhood).__name__ if isinstance(neighborhood, Given) else repr(neighborhood)
+        tensor = isinstance(getattr(neighborhood, "edge_index", None), Tensor)
+        found["neighborhood"] = type(neighborhood).__name__ if tensor else repr(neighborhood)
     for owner in (getattr(module, "lifting", None), getattr(module, "options", None), module):
         for name in ("length", "cutoff"):
             if isinstance(value := getattr(owner, name, None), int | float):

@@ -1,0 +1,154 @@
+"""What models read from data beside positions: edges that are given, and features that may be absent."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import Given, PrincipalFrames, Radius, ScaleFrames, find_neighbors, lift, point_clouds
+from lieattn.groups import tetrahedral
+from lieattn.models import (
+    FiniteSE2Transformer,
+    FramewiseOptions,
+    FramewiseTransformer,
+    GSANet,
+    GSAOptions,
+    LieConvNet,
+    LieTransformer,
+    Lifting,
+    _inputs,
+)
+from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
+from lieattn.ops import backend
+
+BALL, EDGES = Radius(1.5), Given("edge_index")
+SMALL = {"channels": 4, "layers": 1}
+LENGTH = Lifting(length=1.5, cutoff=1.5)
+MODELS = {
+    "GSANet": lambda n: GSANet(
+        tetrahedral(), 1, 2, neighborhood=n, channels=8, blocks=(1,), heads=2, options=GSAOptions(length=1.5)
+    ),
+    "LieTransformer": lambda n: LieTransformer(
+        1, 2, frames=tetrahedral(), neighborhood=n, heads=2, lifting=LENGTH, **SMALL
+    ),
+    "LieConvNet": lambda n: LieConvNet(1, 2, frames=PrincipalFrames(), neighborhood=n, lifting=LENGTH, **SMALL),
+    "FiniteSE2Transformer": lambda n: FiniteSE2Transformer(4, 2, neighborhood=n, channels=4, layers=1, heads=2),
+    "FramewiseTransformer": lambda n: FramewiseTransformer(
+        tetrahedral(), 1, 2, neighborhood=n, options=FramewiseOptions(cutoff=1.5), **SMALL
+    ),
+    "DistanceTransformer": lambda n: DistanceTransformer(1, 2, neighborhood=n, cutoff=1.5, **SMALL),
+    "TensorFieldNetwork": lambda n: TensorFieldNetwork(1, 2, neighborhood=n, cutoff=1.5, **SMALL),
+    "SE3Transformer": lambda n: SE3Transformer(1, 2, neighborhood=n, cutoff=1.5, **SMALL),
+}
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+@pytest.fixture(autouse=True)
+def plain():
+    """Kernels do not see where neighbors come from."""
+    with backend("plain"):
+        yield
+
+
+def clouds(dim=3, sizes=(5, 8)):
+    """Two clouds with the edges of a ball, without those of a point to itself, in any order."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for size in sizes:
+        pos = torch.randn(size, dim, generator=generator, dtype=torch.float64)
+        edges = Radius(1.5, include_self=False)(pos).edge_index
+        found.append(Data(pos=pos, edge_index=edges[:, torch.randperm(edges.shape[1], generator=generator)]))
+    return found
+
+
+def build(name, neighborhood):
+    torch.manual_seed(0)
+    return MODELS[name](neighborhood).double().eval()
+
+
+@every_model
+def test_edges_of_the_data(name):
+    """Those of a ball give what the ball gives, cloud by cloud and in a batch; without them outputs are others."""
+    parts = clouds(2 if name == "FiniteSE2Transformer" else 3)
+    batch = Batch.from_data_list(parts)
+    expected = build(name, BALL)(batch)
+    network = build(name, EDGES)
+    torch.testing.assert_close(network(batch), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.cat([network(part) for part in parts]), expected, rtol=1e-12, atol=1e-12)
+    batch.edge_index = batch.edge_index[:, ::2]
+    assert (network(batch) - expected).abs().max() > 1e-6
+
+
+@every_model
+def test_features_may_be_absent(name, caplog):
+    """Every point then has the feature 1, which is said once."""
+    _inputs._say_constant.cache_clear()
+    batch = Batch.from_data_list(clouds(2 if name == "FiniteSE2Transformer" else 3))
+    network = build(name, BALL)
+    with caplog.at_level(logging.WARNING, "lieattn"):
+        found = [network(batch) for _ in range(2)]
+    torch.testing.assert_close(found[0], network(Data(x=batch.pos.new_ones(13, 1), pos=batch.pos, batch=batch.batch)))
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["data.x: the data have no features; every point gets the feature 1 (in_channels=1)"] * (
+        name != "FiniteSE2Transformer"  # which sees positions only
+    )
+
+
+def test_points_are_their_own_neighbors_as_asked_for():
+    pos, edges = torch.zeros(3, 2), torch.tensor([[0, 1, 1], [1, 1, 2]])
+    for options, expected in {
+        (): [[0, 0, 1, 1, 2], [0, 1, 1, 2, 2]],
+        (("include_self", False),): [[0, 1], [1, 2]],
+    }.items():
+        found = find_neighbors(point_clouds(Data(pos=pos, edge_index=edges)), Given("edge_index", **dict(options)))
+        assert found.edge_index.tolist() == expected
+        assert not found.is_symmetric()
+    assert Given(edges)(pos).edge_index.tolist() == [[0, 1, 1], [1, 1, 2]]
+    assert Given(edges, include_self=True)(pos).edge_index.tolist() == [[0, 0, 1, 1, 2], [0, 1, 1, 2, 2]]
+
+
+@pytest.mark.parametrize(
+    ("edges", "message"),
+    [
+        (None, r"edge_index: expected int64 \[2, edges\] in the data for Given\(.*but the data have none"),
+        ([[0], [7]], r"edge_index: expected edges within clouds, got one from point 0 to point 7"),
+        ([[0], [13]], r"edge_index: expected points from 0 to 12, got edge 0 from 0 to 13"),
+        ([[-1], [0]], "edge_index: expected points from 0 to 12, got edge 0 from -1 to 0"),
+        ([[0, 0], [1, 1]], "edge_index: expected every edge once, got the edge from 0 to 1 again"),
+        ([[0]], r"edge_index: expected shape \[2, edges\]"),
+    ],
+)
+def test_bad_edges_are_named(edges, message):
+    batch = Batch.from_data_list(clouds())
+    batch.edge_index = None if edges is None else torch.tensor(edges)
+    with pytest.raises(ValueError, match=message):
+        build("LieTransformer", EDGES)(batch)
+
+
+def test_edges_stay_where_points_are_chosen_or_repeat():
+    data = clouds()[0]
+    with pytest.raises(ValueError, match="edge_index: expected 'edge_index' of the data, or a tensor, got 'bonds'"):
+        Given("bonds")
+    with pytest.raises(ValueError, match=r"edge_index: Given\(.* is read from data"):
+        EDGES(data.pos)
+    graph = lift(data, tetrahedral(), EDGES)
+    with pytest.raises(ValueError, match=r"edge_index: .* or points were cropped, pooled or chosen"):
+        graph.subset(torch.tensor([0, 1]), EDGES)
+    with pytest.raises(ValueError, match=r"neighborhood: Given\(.*cannot grow"):
+        lift(data, ScaleFrames(tetrahedral()), EDGES)
+    with pytest.raises(ValueError, match="neighborhood: clouds that repeat have images within a Radius"):
+        find_neighbors(replace(point_clouds(data), cell=torch.eye(3)[None], pbc=torch.ones(1, 3) > 0), EDGES)
+
+
+def test_edges_in_configuration_files():
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(LieTransformer, "model")
+    model = {"in_channels": 1, "out_channels": 1, "channels": 4, "layers": 1, "heads": 2}
+    given = {"class_path": "lieattn.geometry.Given", "init_args": {"edge_index": "edge_index"}}
+    model |= {"frames": {"class_path": "lieattn.geometry.PrincipalFrames"}, "neighborhood": given}
+    read = parser.parse_object({"model": {"class_path": "lieattn.models.LieTransformer", "init_args": model}})
+    assert parser.instantiate(read).model.neighborhood.edge_index == "edge_index"

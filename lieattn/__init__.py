@@ -2,7 +2,7 @@
 
 Import what is used from the subpackages, lowest first: ``groups``, ``spaces``, ``reps``, ``geometry``, ``ops``, ``nn``,
 ``models``. The tools around a model (``train``, ``certify``, ``viz``, ``bench``) bring heavier packages. All are
-imported when they are first asked for.
+imported when they are first asked for. :func:`lieattn.save` and :func:`lieattn.load` take networks away and back.
 """
 
 import importlib
@@ -10,11 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lieattn import certify, geometry, groups, models, nn, ops, reps, spaces, testing, train, viz
+    from lieattn._saved import load, save
 
-__all__ = ["certify", "geometry", "groups", "models", "nn", "ops", "reps", "spaces", "testing", "train", "viz"]
+__all__ = [
+    "certify",
+    "geometry",
+    "groups",
+    "load",
+    "models",
+    "nn",
+    "ops",
+    "reps",
+    "save",
+    "spaces",
+    "testing",
+    "train",
+    "viz",
+]
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("load", "save"):
+        return getattr(importlib.import_module("lieattn._saved"), name)
     if name in __all__:
         return importlib.import_module(f"lieattn.{name}")
     raise AttributeError(f"module 'lieattn' has no attribute {name!r}")

@@ -24,6 +24,8 @@ from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_mean_pool
 
+from lieattn._digest import add_digests, digest
+from lieattn._trust import untrusted_names
 from lieattn.cli import COMMANDS, main
 from lieattn.groups import FiniteGroup, cyclic, tetrahedral
 from lieattn.models import FieldModel, FramewiseTransformer, Lifting
@@ -45,8 +47,6 @@ from lieattn.train import (
 )
 from lieattn.train._checkpoint import FORMAT, check_content, describe_group
 from lieattn.train._data import random_state, set_random_state
-from lieattn.train._digest import add_digests, digest
-from lieattn.train._trust import untrusted_names
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),

@@ -51,6 +51,8 @@ class FiniteGroup(Group):
         ``[order]`` and ``[order, order]`` int64: the index of g⁻¹, and that of g⁻¹ h, which is h seen from the frame g.
     identity_index
         Index of the identity.
+    tolerance
+        How far products may be from the elements that they are taken for.
     """
 
     elements: Tensor
@@ -58,6 +60,7 @@ class FiniteGroup(Group):
     inverse_index: Tensor
     relative_index: Tensor
     identity_index: int
+    tolerance: float
 
     def __init__(self, name: str, elements: Tensor, *, tolerance: float = CLOSURE_TOLERANCE) -> None:
         check_is("name", name, str)
@@ -68,7 +71,7 @@ class FiniteGroup(Group):
         identity = int((cayley == torch.arange(len(cayley))).all(dim=1).nonzero()[0])
         inverse = (cayley == identity).to(torch.int64).argmax(dim=1)
         super().__init__(name, dim=matrices.shape[-1], size=matrices.shape[-1], algebra_dim=0)
-        vars(self).update(elements=matrices, cayley=cayley, identity_index=identity)
+        vars(self).update(elements=matrices, cayley=cayley, identity_index=identity, tolerance=tolerance)
         vars(self).update(inverse_index=inverse, relative_index=cayley[inverse])
 
     @classmethod
@@ -301,7 +304,7 @@ class FiniteGroup(Group):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (self.name, self.elements.numpy()))
+        return (_rebuild, (self.name, self.elements.numpy(), self.tolerance))
 
 
 def check_group(argument: str, group: object, allowed: type[Group] = FiniteGroup) -> None:
@@ -316,8 +319,8 @@ _LOW_PRECISION = (torch.float32, torch.float16, torch.bfloat16)
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
-def _rebuild(name: str, elements: np.ndarray[Any, Any]) -> FiniteGroup:
-    return FiniteGroup(name, torch.from_numpy(elements), tolerance=1e-5)
+def _rebuild(name: str, elements: np.ndarray[Any, Any], tolerance: float = 1e-5) -> FiniteGroup:
+    return FiniteGroup(name, torch.from_numpy(elements), tolerance=tolerance)
 
 
 def real_matrices(argument: str, stack: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from lieattn._checks import (
     check_neighborhood,
     check_size,
 )
+from lieattn._recorded import Recorded
 from lieattn.geometry import (
     FiniteFrames,
     GivenFrames,
@@ -126,9 +127,14 @@ def _geometry(module: nn.Module) -> dict[str, str]:
     group = getattr(frames, "group", None) if group is None else group
     if isinstance(group, FiniteGroup):
         found["group"] = f"{group!r} with the table {zlib.crc32(group.cayley.numpy().tobytes()):08x}"
+        rounded = (group.elements * 1e6).round().to(torch.int64)
+        found["axes"] = f"matrices {zlib.crc32(rounded.numpy().tobytes()):08x} of {group.name}"
     if frames is not None:
         pose = getattr(frames, "pose", None)
         found["frames"] = type(frames).__name__ + (f" in the pose of {type(pose).__name__}" if pose else "")
+        for name, chosen in (("pose", pose or frames), ("scales", frames)):
+            if isinstance(chosen, PrincipalFrames if name == "pose" else ScaleFrames):
+                found[name] = repr(chosen)
     space, neighborhood = getattr(module, "space", None), getattr(module, "neighborhood", None)
     if isinstance(space, HomogeneousSpace):
         found["space"] = space.name
@@ -142,7 +148,7 @@ def _geometry(module: nn.Module) -> dict[str, str]:
     return found
 
 
-class EquivariantModule(nn.Module, abc.ABC):
+class EquivariantModule(Recorded, nn.Module, abc.ABC):
     """A module that says what it promises: a :attr:`symmetry`.
 
     State dicts carry in their metadata the group, frames, neighborhood and lengths that the weights were trained with.
@@ -239,6 +245,7 @@ class Network(EquivariantModule):
         """The same network with another head; all other weights are shared, and this one stays as it is."""
         other = copy.copy(self)
         other._modules = {**self._modules, "head": head}
+        other._has_other_head = True
         return other
 
     @abc.abstractmethod

@@ -16,6 +16,7 @@ from lieattn._checks import (
     check_is,
     check_tensor,
 )
+from lieattn._recorded import Recorded
 from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.groups import FiniteGroup
 from lieattn.nn._statistics import CloudPool, FiberPool
@@ -105,7 +106,7 @@ def _inverse(matrices: Tensor, rep: Representation) -> Tensor:
 Pooling = Literal["mean", "max", "sum", "none"]
 
 
-class InvariantHead(nn.Module):
+class InvariantHead(Recorded, nn.Module):
     """Invariant numbers of every cloud or point, in one of the two ways of LieTransformer.
 
     **Equivariance.** Pooling forgets the order of points and frames. An empty cloud has a pooled field of zero.
@@ -166,7 +167,7 @@ class InvariantHead(nn.Module):
         return pooled if self.cloud_pool is None else self.cloud_pool(pooled, graph)
 
 
-class FieldHead(nn.Module):
+class FieldHead(Recorded, nn.Module):
     r"""A field of any type on the points from a field on the group, or its mean or sum over each cloud.
 
     .. math::  v(x) = \frac{1}{n} \sum_h \rho(h) \big( W_2 \, \mathrm{silu}(W_1 F(x, h) + b_1) \big)
@@ -239,7 +240,7 @@ class VectorHead(FieldHead):
         return vectors if self.outputs == 1 else vectors.unflatten(1, (self.outputs, self.dim))
 
 
-class DipoleHead(nn.Module):
+class DipoleHead(Recorded, nn.Module):
     r"""Dipole moment of every cloud: partial charges at the points, and a vector of each.
 
     .. math::  \mu = \sum_i q_i (x_i - \bar x) + \mu_i
@@ -290,7 +291,7 @@ class DipoleHead(nn.Module):
         return graph.sum(vectors.to(charges.dtype) + charges[:, None] * centered)
 
 
-class PolarizabilityHead(nn.Module):
+class PolarizabilityHead(Recorded, nn.Module):
     r"""Symmetric tensor of every cloud, trace included: :math:`\alpha = \sum_i \alpha_i`. See :class:`FieldHead`.
 
     **Equivariance.** α ↦ R α Rᵀ under R in H; invariant to translations.

@@ -21,10 +21,10 @@ from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
 from lieattn._checks import check_arguments
+from lieattn._digest import DIGESTS, KEY, damaged_entries
+from lieattn._trust import untrusted_names
 from lieattn.geometry import pixel_positions
 from lieattn.groups import FiniteGroup
-from lieattn.train._digest import DIGESTS, KEY, damaged_entries
-from lieattn.train._trust import untrusted_names
 
 if TYPE_CHECKING:
     from lieattn.train._tasks import PointSetTask

@@ -23,6 +23,7 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lieattn._checks import check_arguments, check_is
+from lieattn._digest import KEY, add_digests
 from lieattn.train._checkpoint import (
     FORMAT,
     UsageError,
@@ -33,7 +34,6 @@ from lieattn.train._checkpoint import (
     describe_input,
 )
 from lieattn.train._data import random_state, set_random_state
-from lieattn.train._digest import KEY, add_digests
 from lieattn.train._schedule import Constant, Schedule
 
 OptimizerFactory = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]

@@ -13,8 +13,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lieattn._digest import add_digests
 from lieattn.train import load_network, load_task, read_checkpoint
-from lieattn.train._digest import add_digests
 from tests.fuzz._run import checkpoint, folder
 from tests.fuzz._target import Finding, Target, Verdict, named
 

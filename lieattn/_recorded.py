@@ -1,0 +1,121 @@
+"""How objects are made, as data: what modules note of their arguments, and objects that are made from it again."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from torch import Tensor, nn
+
+_NOTED = "_made_with"
+
+
+class Recorded:
+    """A module that notes the arguments that it is made with, so that files can say how to make it again."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            setattr(cls, "__init__", _noting(cls.__init__))  # noqa: B010 - which type checkers forbid to assign
+
+
+def _noting(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that notes its arguments, unless that of a subclass, which calls it, has noted its own."""
+
+    @functools.wraps(init)
+    def noting(self: Any, *args: Any, **options: Any) -> None:
+        vars(self).setdefault(_NOTED, (args, options))
+        init(self, *args, **options)
+
+    return noting
+
+
+def describe(value: Any) -> Any:
+    """A value as nested lists and mappings of plain values and tensors, from which :func:`make` makes it again.
+
+    Objects are ``class_path`` and ``init_args``: for modules those that were noted, for others the attributes that are
+    called like them. ValueError says what cannot be described.
+    """
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral | Real):
+        return int(value) if isinstance(value, Integral) else float(value)
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, Mapping):
+        return {"mapping": [[describe(key), describe(entry)] for key, entry in value.items()]}
+    if isinstance(value, Sequence):
+        entries = [describe(entry) for entry in value]
+        return {"tuple": entries} if isinstance(value, tuple) else entries
+    if isinstance(value, type) or inspect.isroutine(value):
+        return {"name": _import_path(value)}
+    described = {"class_path": _import_path(type(value))}
+    described["init_args"] = {name: describe(given) for name, given in _arguments(value).items()}
+    if vars(value).get("_has_other_head", False):
+        described["head"] = describe(value.head)
+    return described
+
+
+def make(described: Any) -> Any:
+    """What :func:`describe` has described; ValueError if a class is not there, and what constructors raise.
+
+    Classes are imported: whether they can be trusted is to be known before (:mod:`lieattn._trust`).
+    """
+    if isinstance(described, list):
+        return [make(entry) for entry in described]
+    if not isinstance(described, dict):
+        return described
+    if "tuple" in described:
+        return tuple(make(entry) for entry in described["tuple"])
+    if "mapping" in described:
+        return {make(key): make(entry) for key, entry in described["mapping"]}
+    if "name" in described:
+        return _imported(described["name"])
+    cls = _imported(described.get("class_path"))
+    if not isinstance(cls, type):
+        raise ValueError(f"{described['class_path']} is no class")
+    made = cls(**{name: make(given) for name, given in described["init_args"].items()})
+    return made.with_head(make(described["head"])) if "head" in described else made
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    """Arguments of the constructor by name."""
+    signature, noted = inspect.signature(type(value)), vars(value).get(_NOTED)
+    if noted is not None:
+        found = signature.bind(*noted[0], **noted[1]).arguments
+        for parameter in signature.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                found.update(found.pop(parameter.name, {}))
+            elif parameter.kind is parameter.VAR_POSITIONAL and parameter.name in found:
+                raise ValueError(f"{type(value).__name__} has arguments without names: *{parameter.name}")
+        return dict(found)
+    if isinstance(value, nn.Module):
+        advice = "derive its class from lieattn.models.Network, or save its state_dict with torch.save"
+        raise ValueError(f"{type(value).__name__} does not note the arguments that it is made with: {advice}")
+    for name, parameter in signature.parameters.items():
+        if not hasattr(value, name) and parameter.default is parameter.empty:
+            raise ValueError(f"{type(value).__name__} cannot be described: it has no attribute {name!r}")
+    return {name: getattr(value, name) for name in signature.parameters if hasattr(value, name)}
+
+
+def _import_path(thing: Any) -> str:
+    """Shortest path that leads to a class or function through the package that it is defined in."""
+    parts = (getattr(thing, "__module__", None) or "").split(".")
+    for count in range(1, len(parts) + 1):
+        home = sys.modules.get(".".join(parts[:count]))
+        for name in (thing.__qualname__, thing.__name__):
+            if getattr(home, name, None) is thing:
+                return f"{'.'.join(parts[:count])}.{name}"
+    raise ValueError(f"{thing.__qualname__} is not defined at the top level of a module, where it can be found again")
+
+
+def _imported(path: Any) -> Any:
+    try:
+        return pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"there is no {path} here: {error}") from error

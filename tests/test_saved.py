@@ -1,0 +1,207 @@
+"""Networks as files: what is loaded is what was saved, bit by bit, and what cannot be is refused by name."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+from torch_geometric.data import Batch
+
+import lieattn
+from lieattn._digest import digest
+from lieattn.geometry import PrincipalFrames, Radius, ScaleFrames
+from lieattn.groups import FiniteGroup, cyclic, cyclic_about, dihedral_about, tetrahedral
+from lieattn.models import (
+    EnergyForces,
+    EquivariantModule,
+    FramewiseTransformer,
+    HamiltonianDynamics,
+    LieTransformer,
+    Network,
+)
+from lieattn.nn import VectorHead
+from lieattn.ops import backend
+from lieattn.testing import randomize
+from tests.test_certify import MODELS
+from tests.test_weights import WEIGHTS
+
+FAMILIES = (
+    "gsa_points gsa_images framewise framewise_principal_vector tfn_vector distances lie_translations lie_principal "
+    "lie_vectors lie_sampled lie_sphere lie_conv_thinned finite_se2 forces hamiltonian field_vector field_tensor "
+    "attentive_cnn attentive_resnet affine"
+).split()
+
+
+def outputs(network, data):
+    """What a network gives for clouds or images; velocities and forces of dynamics."""
+    if isinstance(network, HamiltonianDynamics):
+        velocity = data.vel.to(data.pos)
+        return network.field(data.pos, velocity, data.x[:, 0].abs() + 1, data.x, batch=data.batch)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # for frames that are drawn
+        return network(data)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_model_comes_back(name, tmp_path):
+    make, clouds, _, _ = MODELS[name]
+    network, data = randomize(make()).eval(), clouds()
+    data = Batch.from_data_list(data) if isinstance(data, list) else data
+    lieattn.save(network, tmp_path / "network.safetensors")
+    state = torch.random.get_rng_state()
+    again = lieattn.load(tmp_path / "network.safetensors")
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert type(again) is type(network)
+    assert (again.guarantee, again.jumps) == (network.guarantee, network.jumps)
+    saved = network.state_dict()
+    assert list(again.state_dict()) == list(saved)
+    assert all(torch.equal(value, saved[key]) for key, value in again.state_dict().items())
+    with backend("plain"):
+        torch.testing.assert_close(outputs(again, data), outputs(network, data), rtol=0, atol=0)
+
+
+def test_every_option_comes_back(tmp_path):
+    for name, weights in WEIGHTS.items():
+        network = weights.make().double()
+        if isinstance(network, EquivariantModule) and "irreps" not in name:
+            lieattn.save(network, tmp_path / "network")
+            again = lieattn.load(tmp_path / "network")
+            assert repr(again) == repr(network), name
+            assert next(again.parameters()).dtype == torch.float64
+
+
+def small(group=None, **options):
+    return FramewiseTransformer(group or tetrahedral(), 2, 1, channels=4, layers=1, **options)
+
+
+class Own(Network):
+    """A network of a user's own, around another one that is an argument."""
+
+    def __init__(self, inner, *, table):
+        super().__init__()
+        self.inner, self.table, self.head = inner, table, nn.Identity()
+
+    @property
+    def symmetry(self):
+        return self.inner.symmetry
+
+    def field(self, data, geometry=None):
+        return self.inner.field(data, geometry)
+
+
+def test_networks_of_ones_own(tmp_path):
+    network = Own(small(), table={"a": torch.arange(3), 2: (1.5, [None, torch.relu])}).bfloat16()
+    lieattn.save(network, tmp_path / "own")
+    with pytest.raises(ValueError, match=r"names tests\.test_saved\.Own, which .* trust=\['tests'\]"):
+        lieattn.load(tmp_path / "own")
+    again = lieattn.load(tmp_path / "own", trust=["tests", "torch"])
+    assert again.table[2] == network.table[2]
+    assert torch.equal(again.table["a"], network.table["a"])
+    assert next(again.parameters()).dtype == torch.bfloat16
+
+
+def test_heads_and_mixed_precision(tmp_path):
+    network = small().with_head(VectorHead(4))
+    network.blocks.double()
+    lieattn.save(network, tmp_path / "network")
+    again = lieattn.load(tmp_path / "network")
+    assert isinstance(again.head, VectorHead)
+    assert {name: p.dtype for name, p in again.named_parameters()} == {
+        n: p.dtype for n, p in network.named_parameters()
+    }
+
+
+def test_groups_of_ones_own(tmp_path):
+    rounded = FiniteGroup.from_matrices(cyclic_about(3, (1.0, 2.0, 3.0)).elements.float(), "rough")
+    lieattn.save(small(rounded), tmp_path / "network")
+    assert torch.equal(lieattn.load(tmp_path / "network").group.elements, rounded.elements)
+
+
+def rewritten(path, **changes):
+    """A file of a network with another header, whose digest fits, and other weights."""
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()["lieattn"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+    header.update(changes)
+    header.pop("digest")
+    save_file(tensors, path, {"lieattn": json.dumps({**header, "digest": digest([header, sorted(tensors.items())])})})
+
+
+def test_damage_is_told(tmp_path):
+    path, whole = tmp_path / "network", tmp_path / "whole"
+    lieattn.save(small(), whole)
+    content = whole.read_bytes()
+    for place in (3, 40, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(ValueError, match=r"network(:| is damaged| was not written)"):
+            lieattn.load(path)
+    path.write_bytes(content[:-1])
+    with pytest.raises(ValueError, match="damaged"):
+        lieattn.load(path)
+    save_file({"a": torch.zeros(1)}, path)
+    with pytest.raises(ValueError, match=r"not written by lieattn\.save"):
+        lieattn.load(path)
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        lieattn.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": 2}, "is of format 2, this version knows up to 1"),
+        ({"network": {"class_path": "os.system", "init_args": {"command": "false"}}}, "names os.system"),
+        ({"network": {"class_path": "lieattn.models.Gone", "init_args": {}}}, "there is no lieattn.models.Gone here"),
+        ({"network": {"class_path": "lieattn.models.energy_drift", "init_args": {}}}, "is no class"),
+        ({"network": {"class_path": "lieattn.models.Species", "init_args": {}}}, "is no network"),
+        ({"network": 3}, "is no network"),
+    ],
+)
+def test_foreign_headers_are_refused(changes, message, tmp_path):
+    lieattn.save(small(), tmp_path / "network")
+    rewritten(tmp_path / "network", **changes)
+    with pytest.raises(ValueError, match=message):
+        lieattn.load(tmp_path / "network")
+
+
+def test_what_cannot_be_saved(tmp_path):
+    def refused(network, message):
+        with pytest.raises(ValueError, match=message):
+            lieattn.save(network, tmp_path / "network")
+
+    broken = small()
+    broken.norm.weight.data[0] = torch.nan
+    refused(broken, "network: the weights norm.weight are not finite")
+    refused(nn.Linear(1, 1), "Linear does not note the arguments .* derive its class from lieattn.models.Network")
+    refused(EnergyForces(nn.Linear(1, 1)), "Linear does not note")
+    refused(HamiltonianDynamics(lambda data: data.pos.sum()), "is not defined at the top level of a module")
+    changed = small()
+    changed.head = nn.Linear(4, 1)
+    refused(changed, "was changed since it was made")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "theirs"),
+    [
+        ("group", lambda: small(tetrahedral()), lambda: small(dihedral_about(6))),
+        ("axes", lambda: small(cyclic_about(4)), lambda: small(cyclic_about(4, (1.0, 0.0, 0.0)))),
+        ("neighborhood", lambda: small(neighborhood=Radius(2.0)), lambda: small(neighborhood=Radius(3.0))),
+        ("length", lambda: small(length=1.0), lambda: small(length=2.0)),
+        ("pose", lambda: posed(PrincipalFrames()), lambda: posed(PrincipalFrames("neighborhood", cutoff=2.0))),
+        ("scales", lambda: scaled(2.0), lambda: scaled(3.0)),
+    ],
+)
+def test_weights_know_what_they_are_for(name, ours, theirs):
+    with pytest.raises(RuntimeError, match=f"{name}: the weights are for .*, the network has"):
+        theirs().load_state_dict(ours().state_dict())
+
+
+def posed(frames):
+    return LieTransformer(2, frames=frames, neighborhood=Radius(2.0), channels=4, layers=1, heads=1)
+
+
+def scaled(base):
+    frames = ScaleFrames(cyclic(4), base)
+    return LieTransformer(2, frames=frames, neighborhood=Radius(2.0), channels=4, layers=1, heads=1)

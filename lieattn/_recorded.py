@@ -54,7 +54,7 @@ def describe(value: Any) -> Any:
         return {"tuple": entries} if isinstance(value, tuple) else entries
     if isinstance(value, type) or inspect.isroutine(value):
         return {"name": _import_path(value)}
-    described = {"class_path": _import_path(type(value))}
+    described: dict[str, Any] = {"class_path": _import_path(type(value))}
     described["init_args"] = {name: describe(given) for name, given in _arguments(value).items()}
     if vars(value).get("_has_other_head", False):
         described["head"] = describe(value.head)

@@ -245,7 +245,7 @@ class Network(EquivariantModule):
         """The same network with another head; all other weights are shared, and this one stays as it is."""
         other = copy.copy(self)
         other._modules = {**self._modules, "head": head}
-        other._has_other_head = True
+        vars(other)["_has_other_head"] = True
         return other
 
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""Data sets as point sets, for torch_geometric. Files are read from a folder and never downloaded.
+"""Data sets as point sets, for torch_geometric. Files are read from a folder, and downloaded only if asked for.
 
 Independent of ``lieattn``: whatever takes a ``torch_geometric.data.Data`` can use it.
 """

@@ -1,4 +1,7 @@
-"""The original rotated MNIST, in the text format of its authors."""
+"""The original rotated MNIST, in the text format of its authors.
+
+Neither torchvision nor torch_geometric reads it.
+"""
 
 import functools
 import itertools
@@ -11,6 +14,7 @@ from numpy.typing import NDArray
 
 from lieattn_datasets._archives import Archive
 from lieattn_datasets._checks import check_arguments
+from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import Release, check_choice, check_count
 from lieattn_datasets._images import ImagePoints, Transform
 
@@ -32,6 +36,7 @@ _RELEASE = Release(
     ),
     digests={_ARCHIVE: "md5:0f9a947ff3d30e95cd685462cbf3b847"},
     folders=("mnist_rotation_new",),
+    sources=SOURCES["Rotated MNIST"],
 )
 
 
@@ -56,6 +61,8 @@ class RotatedMNIST(ImagePoints):
         the official split.
     column_major
         Whether a row holds the columns of the image, one after the other.
+    download
+        Fetch the archive into ``mnist_rotation_new`` of the root if nothing is there. Nothing is fetched unasked.
     verify
         Compare the digest of the archive and the number of rows with the official files. False reads
         any files of the same format, 10/12 of the first one for training.
@@ -66,6 +73,8 @@ class RotatedMNIST(ImagePoints):
     ------
     FileNotFoundError
         If a file is missing; the message says which, and what it is called.
+    OSError
+        If a download fails.
     ValueError
         If a file is damaged, or the split is unknown.
     """
@@ -76,12 +85,15 @@ class RotatedMNIST(ImagePoints):
         split: Literal["train", "valid", "test"] = "train",
         *,
         column_major: bool = True,
+        download: bool = False,
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
         check_arguments(RotatedMNIST.__init__, locals())
         check_choice("split", split, ("train", "valid", "test"))
         half = "test" if split == "test" else "train"
+        if download and _RELEASE.find(root, _FILES[half]) is None:
+            fetch(_RELEASE, root, _ARCHIVE)
         path = _RELEASE.find(root, _ARCHIVE) or _RELEASE.locate(root, _FILES[half])
         if verify:
             _RELEASE.check_file(path)

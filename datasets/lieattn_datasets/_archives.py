@@ -1,17 +1,21 @@
-"""Zip archives: what is in them is read within limits, and everything that is wrong with one names it."""
+"""Archives: what is in them is read within limits, and everything that is wrong with one names it."""
 
+import bz2
 import contextlib
+import gzip
+import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import IO
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, cast
 
 MOST_BYTES = 1 << 30  # that anything compressed may unpack to: no file that the loaders read holds as much
 
 _ENCRYPTED = 0x1
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others allocate whatever their headers ask for
 _FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError)
+_OPEN: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open}
 
 
 class Archive(contextlib.AbstractContextManager["Archive"]):
@@ -88,3 +92,59 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
         """Return the content of a member; raises as :meth:`open` does."""
         with self.open(name) as stream:
             return stream.read()
+
+
+def unpack(
+    path: Path, names: Collection[str], most: int, refuse: Callable[[str], ValueError]
+) -> Iterator[tuple[str, IO[bytes]]]:
+    """Give the files with these names of a ``.tar.gz`` or ``.tar.bz2``, or the one file of a ``.gz``, for reading.
+
+    Each is to be read before the next. Folders, links and other files of an archive are passed over.
+
+    Parameters
+    ----------
+    path
+        The archive.
+    names
+        Of the files, without the folders that the archive has them in.
+    most
+        Bytes that the archive unpacks to at most, all in all.
+    refuse
+        Makes the error that names the archive out of what is wrong with it.
+
+    Raises
+    ------
+    ValueError
+        While it is read, if the archive is damaged or larger.
+    """
+    with _OPEN[path.suffix](path) as packed:
+        stream = cast(IO[bytes], _Bounded(packed, most, refuse))
+        if not path.stem.endswith(".tar"):
+            yield from ((name, stream) for name in names)
+            return
+        try:
+            with tarfile.open(fileobj=stream, mode="r|") as archive:
+                for member in archive:
+                    content = archive.extractfile(member) if member.isfile() else None
+                    if content is not None and PurePosixPath(member.name).name in names:
+                        yield PurePosixPath(member.name).name, content
+        except tarfile.TarError as error:
+            raise refuse(f"is not a complete tar archive ({error})") from error
+
+
+class _Bounded:
+    """A stream that is unpacked while it is read, up to a limit."""
+
+    def __init__(self, stream: IO[bytes], most: int, refuse: Callable[[str], ValueError]) -> None:
+        self._stream, self._most, self._left, self._refuse = stream, most, most, refuse
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes."""
+        try:
+            content = self._stream.read(size)
+        except _FAULTS as error:
+            raise self._refuse(f"cannot be unpacked ({error})") from error
+        self._left -= len(content)
+        if self._left < 0:
+            raise self._refuse(f"unpacks to more than {self._most} bytes")
+        return content

@@ -1,4 +1,7 @@
-"""CIFAR-10 and CIFAR-100, from the official Python batches."""
+"""CIFAR-10 and CIFAR-100, from the official Python batches.
+
+torchvision unpickles the batches, which runs what is in them: here they are read as data.
+"""
 
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -7,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lieattn_datasets._checks import check_arguments
+from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import Release, check_choice, check_count
 from lieattn_datasets._images import ImagePoints, Transform
 from lieattn_datasets._pickles import ForbiddenError, read_pickle
@@ -30,6 +34,7 @@ _CIFAR10 = Release(
         "test_batch": "md5:40351d587109b95175f43aff81a1287e",
     },
     folders=("cifar-10-batches-py",),
+    sources=SOURCES["CIFAR-10"],
 )
 _CIFAR100 = Release(
     dataset="CIFAR-100",
@@ -42,6 +47,7 @@ _CIFAR100 = Release(
         "test": "md5:f0ef6b0ae62326f3e7ffdfab6717acfc",
     },
     folders=("cifar-100-python",),
+    sources=SOURCES["CIFAR-100"],
 )
 
 
@@ -59,12 +65,15 @@ class _CifarImages(ImagePoints):
         split: Literal["train", "valid", "test"] = "train",
         *,
         validation: int = 0,
+        download: bool = False,
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
         check_arguments(_CifarImages.__init__, locals())
         check_choice("split", split, ("train", "valid", "test"))
         half = "test" if split == "test" else "train"
+        if download:
+            fetch(self._release, root, *self._batches[half])
         paths = [self._release.locate(root, name) for name in self._batches[half]]
         batches = [self._read(path, verify) for path in paths]
         images = np.concatenate([batch for batch, _ in batches])
@@ -114,6 +123,9 @@ class CIFAR10(_CifarImages):
         How many of the 50,000 training images are set aside as ``"valid"``, by a permutation with a
         fixed seed; ``"train"`` has the others. ``validation=10_000``, for both, gives the usual
         40,000 / 10,000 / 10,000.
+    download
+        Fetch the archive if files of the half are missing, and unpack it into ``cifar-10-batches-py`` of the root.
+        Nothing is fetched unasked.
     verify
         Compare digests and the number of images with the official files. False reads any files of
         the same format; shapes and ranges are checked all the same.
@@ -124,6 +136,8 @@ class CIFAR10(_CifarImages):
     ------
     FileNotFoundError
         If a file is missing; the message says which, and what it is called.
+    OSError
+        If a download fails.
     ValueError
         If a file is damaged or unsafe, or an argument is out of range.
     """
@@ -144,13 +158,15 @@ class CIFAR100(_CifarImages):
     ----------
     root
         Folder with ``train`` and ``test``, itself or its ``cifar-100-python``.
-    split, validation, verify, transform
-        As for :class:`CIFAR10`.
+    split, validation, download, verify, transform
+        As for :class:`CIFAR10`; files go into ``cifar-100-python``.
 
     Raises
     ------
     FileNotFoundError
         If a file is missing; the message says which, and what it is called.
+    OSError
+        If a download fails.
     ValueError
         If a file is damaged or unsafe, or an argument is out of range.
     """

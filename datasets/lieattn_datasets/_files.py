@@ -1,4 +1,4 @@
-"""Finding, reading and checking the files of a data set. Nothing here, or anywhere, downloads."""
+"""Finding, reading and checking the files of a data set."""
 
 import contextlib
 import functools
@@ -13,17 +13,20 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lieattn_datasets._archives import Archive
 
+if TYPE_CHECKING:
+    from lieattn_datasets._download import Source
+
 LARGEST = 1e15  # number in a file: data are of the order of 1, and squares in float32 overflow at 1e19
+ABANDONED = 3600  # seconds after which nobody writes to an unfinished file any more
 
 _LISTED = 12
-_ABANDONED = 3600  # seconds after which nobody writes to an unfinished file any more
 _KINDS = {"boolean": "b", "integer": "iu", "number": "iuf", "text": "SU"}  # of NumPy's types
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -43,12 +46,15 @@ class Release:
         not in the table has no published digest that could be confirmed.
     folders
         Folders under the root that are searched, in this order, after the root itself.
+    sources
+        Where the files can be downloaded, into the first of the folders.
     """
 
     dataset: str
     origin: str
     digests: Mapping[str, str] = field(default_factory=dict)
     folders: tuple[str, ...] = ()
+    sources: "tuple[Source, ...]" = ()
 
     def find(self, root: str | Path, *names: str) -> Path | None:
         """Return the first of the files that exists under the root, or None."""
@@ -77,7 +83,8 @@ class Release:
         inside = f" (or in its subfolder {' or '.join(self.folders)})" if self.folders else ""
         raise FileNotFoundError(
             f"{self.dataset} needs the file {' or '.join(names)} in root={str(root)!r}{inside}; {found}. "
-            f"Nothing is downloaded: put the file there yourself. {self.origin}"
+            f"Nothing is downloaded{' unless you pass download=True' if self.sources else ''}: put the file there "
+            f"yourself. {self.origin}"
         )
 
     def damaged(self, path: Path, problem: str) -> ValueError:
@@ -221,7 +228,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{path.name}.*"):  # by a process that was killed
-        if time.time() - left.stat().st_mtime > _ABANDONED:
+        if time.time() - left.stat().st_mtime > ABANDONED:
             left.unlink(missing_ok=True)
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:

@@ -1,4 +1,7 @@
-"""MNIST and Fashion-MNIST, in the idx format of both."""
+"""MNIST and Fashion-MNIST, in the idx format of both.
+
+torchvision unpacks these files, and reads what their headers promise, without a limit: they are read here.
+"""
 
 import math
 import struct
@@ -10,6 +13,7 @@ from numpy.typing import NDArray
 
 from lieattn_datasets._archives import MOST_BYTES
 from lieattn_datasets._checks import check_arguments
+from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import Release, check_choice, check_count
 from lieattn_datasets._images import ImagePoints, Transform
 from lieattn_datasets._splits import hold_out
@@ -36,6 +40,7 @@ _MNIST = Release(
         _NPZ: "sha256:06af5dfe73b70e3bc1c36439982b18a8d76803db9b544f6fdf838a37fbb01b64",
     },
     folders=("MNIST/raw",),
+    sources=SOURCES["MNIST"],
 )
 _FASHION = Release(
     dataset="Fashion-MNIST",
@@ -51,6 +56,7 @@ _FASHION = Release(
         "t10k-labels-idx1-ubyte": "md5:15d484375f8d13e6eb1aabb0c3f46965",
     },
     folders=("FashionMNIST/raw",),
+    sources=SOURCES["Fashion-MNIST"],
 )
 
 
@@ -65,13 +71,14 @@ class _IdxImages(ImagePoints):
         split: Literal["train", "valid", "test"] = "train",
         *,
         validation: int = 0,
+        download: bool = False,
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
         check_arguments(_IdxImages.__init__, locals())
         check_choice("split", split, ("train", "valid", "test"))
         half = "test" if split == "test" else "train"
-        path, label_path, images, labels = self._load(root, half, verify)
+        path, label_path, images, labels = self._load(root, half, download, verify)
         if labels.shape != images.shape[:1] or not np.isin(labels, np.arange(10)).all():
             problem = f"does not hold one label in 0 .. 9 for each of the {len(images)} images"
             raise self._release.damaged(label_path, problem)
@@ -81,9 +88,11 @@ class _IdxImages(ImagePoints):
         if half == "train":
             self._indices = hold_out(len(images), validation, split)
 
-    def _load(self, root: str | Path, half: str, verify: bool) -> _Loaded:
+    def _load(self, root: str | Path, half: str, download: bool, verify: bool) -> _Loaded:
         images = f"{_PREFIXES[half]}-images-idx3-ubyte"
         labels = f"{_PREFIXES[half]}-labels-idx1-ubyte"
+        if download:
+            fetch(self._release, root, images, labels)
         path = self._release.locate(root, images, f"{images}.gz")
         label_path = self._release.locate(root, labels, f"{labels}.gz")
         return path, label_path, self._read(path, (28, 28), verify), self._read(label_path, (), verify)
@@ -109,6 +118,8 @@ class MNIST(_IdxImages):
     validation
         How many of the 60,000 training images are set aside as ``"valid"``, by a permutation with a
         fixed seed; ``"train"`` has the others. Give the same number for both.
+    download
+        Fetch files of the half that are missing into ``MNIST/raw`` of the root. Nothing is fetched unasked.
     verify
         Compare digests and the number of images with the official files. False reads any files of
         the same format; shapes and ranges are checked all the same.
@@ -119,17 +130,19 @@ class MNIST(_IdxImages):
     ------
     FileNotFoundError
         If a file is missing; the message says which, and what it is called.
+    OSError
+        If a download fails.
     ValueError
         If a file is damaged, or an argument is out of range.
     """
 
     _release = _MNIST
 
-    def _load(self, root: str | Path, half: str, verify: bool) -> _Loaded:
+    def _load(self, root: str | Path, half: str, download: bool, verify: bool) -> _Loaded:
         name = f"{_PREFIXES[half]}-images-idx3-ubyte"
         archive = self._release.find(root, _NPZ)
         if archive is None or self._release.find(root, name, f"{name}.gz"):
-            return super()._load(root, half, verify)
+            return super()._load(root, half, download, verify)
         if verify:
             self._release.check_file(archive)
         expected = {f"x_{half}": "uint8 [images, 28, 28]", f"y_{half}": "integer [images]"}
@@ -146,13 +159,15 @@ class FashionMNIST(_IdxImages):
     ----------
     root
         Folder with the four official files (plain or ``.gz``), itself or its ``FashionMNIST/raw``.
-    split, validation, verify, transform
-        As for :class:`MNIST`.
+    split, validation, download, verify, transform
+        As for :class:`MNIST`; files go into ``FashionMNIST/raw``.
 
     Raises
     ------
     FileNotFoundError
         If a file is missing; the message says which, and what it is called.
+    OSError
+        If a download fails.
     ValueError
         If a file is damaged, or an argument is out of range.
     """

@@ -1,5 +1,9 @@
-"""Revised MD17: energies and forces along molecular dynamics of ten small molecules."""
+"""Revised MD17: energies and forces along molecular dynamics of ten small molecules.
 
+torch_geometric's reader has no official splits, and rounds total energies to float32 and so to 0.02 kcal/mol.
+"""
+
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,6 +12,7 @@ from numpy.typing import NDArray
 
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
+from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import Release, check_choice
 from lieattn_datasets._molecules import HEAVIEST, Molecules
 from lieattn_datasets._splits import hold_out
@@ -17,20 +22,6 @@ _FRAMES = 1000  # of each official split, for training and for the test
 _SPLITS = ("train", "valid", "test")
 _STORED = "kcal/mol"
 _CITATION = "rMD17: Christensen, von Lilienfeld, Machine Learning: Science and Technology 1, 045018 (2020)."
-
-_OFFICIAL = Release(
-    dataset="rMD17",
-    origin=(
-        "The files are rmd17_MOLECULE.npz, index_train_0K.csv and index_test_0K.csv, unpacked from rmd17.tar.bz2. "
-        f"{_CITATION}"
-    ),
-    folders=("npz_data", "splits", "rmd17/npz_data", "rmd17/splits"),
-)
-_SUBSET = Release(
-    dataset="rMD17, split 1",
-    origin=f"The file is rmd17_split01.npz, the frames of the first official split. {_CITATION}",
-    digests={"rmd17_split01.npz": "sha256:d0af74097fc8d1351383bdbacfed029f1b0b95cc9ac6cee864e22342e9544f50"},
-)
 
 MD17_MOLECULES = (
     "aspirin",
@@ -43,6 +34,28 @@ MD17_MOLECULES = (
     "salicylic",
     "toluene",
     "uracil",
+)
+
+_HALVES = ("train", "test")
+_INDICES = "index_{}_{:02d}.csv"  # of a half and a split
+_FILES = (
+    *(f"rmd17_{molecule}.npz" for molecule in MD17_MOLECULES),
+    *(_INDICES.format(half, number) for half in _HALVES for number in range(1, 6)),
+)
+
+_OFFICIAL = Release(
+    dataset="rMD17",
+    origin=(
+        "The files are rmd17_MOLECULE.npz, index_train_0K.csv and index_test_0K.csv, unpacked from rmd17.tar.bz2. "
+        f"{_CITATION}"
+    ),
+    folders=("npz_data", "splits", "rmd17/npz_data", "rmd17/splits"),
+    sources=(replace(SOURCES["rMD17"][0], members=_FILES),),
+)
+_SUBSET = Release(
+    dataset="rMD17, split 1",
+    origin=f"The file is rmd17_split01.npz, the frames of the first official split. {_CITATION}",
+    digests={"rmd17_split01.npz": "sha256:d0af74097fc8d1351383bdbacfed029f1b0b95cc9ac6cee864e22342e9544f50"},
 )
 
 
@@ -115,6 +128,9 @@ class RMD17(_Trajectory):
         ``"kcal/mol"`` (as stored), ``"eV"``, ``"meV"`` or ``"Ha"``.
     center
         Put the mean of the atoms' positions into the origin, in float64: some trajectories drift 100 angstrom away.
+    download
+        Fetch the archive, 1.1 GB, if files are missing, and unpack all molecules into ``npz_data`` of the root. Nothing
+        is fetched unasked.
     verify
         Check the number of frames of each split. False reads any files of the same format.
     transform
@@ -130,7 +146,9 @@ class RMD17(_Trajectory):
     Raises
     ------
     FileNotFoundError
-        If a file is missing; nothing is downloaded.
+        If a file is missing.
+    OSError
+        If a download fails.
     ValueError
         If a file is damaged, or an argument is out of range.
     """
@@ -145,6 +163,7 @@ class RMD17(_Trajectory):
         validation: int = 50,
         energy_unit: str = _STORED,
         center: bool = True,
+        download: bool = False,
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
@@ -153,16 +172,18 @@ class RMD17(_Trajectory):
         check_choice("split", split, _SPLITS)
         if number not in range(1, 6):
             raise ValueError(f"number must be 1, 2, 3, 4 or 5, got {number}")
+        if download:
+            fetch(_OFFICIAL, root, f"rmd17_{molecule}.npz", *(_INDICES.format(half, number) for half in _HALVES))
         path = _OFFICIAL.locate(root, f"rmd17_{molecule}.npz")
         frames = _read_frames(_OFFICIAL, path, ("nuclear_charges", "coords", "energies", "forces"))
         size = len(frames[1])
-        halves = {half: _read_indices(root, f"index_{half}_{number:02d}.csv", size) for half in ("train", "test")}
+        halves = {half: _read_indices(root, _INDICES.format(half, number), size) for half in _HALVES}
         for half, indices in halves.items():
             if verify and len(indices) != _FRAMES:
                 found = f"split {number} has {len(indices)} frames for {half}, the official one {_FRAMES}"
-                raise ValueError(f"{_OFFICIAL.dataset}: {found} in {root}: replace index_{half}_{number:02d}.csv")
+                raise ValueError(f"{_OFFICIAL.dataset}: {found} in {root}: replace {_INDICES.format(half, number)}")
         if np.isin(halves["train"], halves["test"]).any():
-            names = " and ".join(f"index_{half}_{number:02d}.csv" for half in halves)
+            names = " and ".join(_INDICES.format(half, number) for half in halves)
             raise ValueError(f"{_OFFICIAL.dataset}: {names} in {root} have frames both for training and for the test")
         train = halves["train"][hold_out(len(halves["train"]), validation, "train")]
         if split == "test":

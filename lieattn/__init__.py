@@ -6,9 +6,11 @@ imported when they are first asked for. :func:`lieattn.save` and :func:`lieattn.
 """
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from lieattn import certify, geometry, groups, models, nn, ops, reps, spaces, testing, train, viz
     from lieattn._saved import load, save
 
@@ -34,4 +36,6 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("lieattn._saved"), name)
     if name in __all__:
         return importlib.import_module(f"lieattn.{name}")
+    if name == "__version__":
+        return importlib.metadata.version("lieattn")
     raise AttributeError(f"module 'lieattn' has no attribute {name!r}")

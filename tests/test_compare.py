@@ -729,17 +729,17 @@ def test_settings_can_be_replaced(tmp_path, capsys):
     file = write(tmp_path / "compare.yaml", config())
     found = read_settings([file], changes=["budget.steps=3", "seeds=[5]", "equivariance.clouds=1", "tolerance=0.5"])
     assert (found.budget.steps, found.budget.evaluations, found.seeds, found.tolerance) == (3, 3, [5], 0.5)
-    twice = ["--set", "budget.steps=0", "--set", "seeds=[5]"]
+    twice = ["--budget.steps", "0", "--seeds=[5]"]
     assert main(["compare", "--config", str(file), *twice]) == 2  # the last one does not replace the first
     assert "steps" in capsys.readouterr().err
     for change, message in (
-        ("seeds", "--set seeds: expected SETTING=VALUE or"),
-        ("seeds.first=1", "--set seeds.first=1: expected"),
+        ("seeds", "--seeds: expected one argument"),
+        ("seeds.first=1", "--seeds.first: expected a setting, or"),
         ("data.limit.val.first=1", "data: limit: expected int, got {'first': 1}"),
-        ("seeds=[", r"--set seeds=\[: "),
-        ("seeed=1", "unknown setting 'seeed'"),
+        ("seeds=[", "--seeds: "),
+        ("data.seeed=1", "unknown setting 'seeed'"),
     ):
-        assert main(["compare", "--config", str(file), "--set", change]) == 2
+        assert main(["compare", "--config", str(file), f"--{change}"]) == 2
         assert re.search(message, capsys.readouterr().err)
 
 

@@ -32,6 +32,8 @@ COMMANDS = {
     "certify": Command("measure how equivariant a checkpoint is", "lieattn.cli._certify"),
     "compare": Command("train several models under one budget and compare them", "lieattn.cli._compare"),
     "bench": Command("measure speed and memory on this machine", "lieattn.cli._bench", ()),
+    "models": Command("what models there are, for which data, and what each promises", "lieattn.cli._catalog", ()),
+    "datasets": Command("what data sets there are, and what they need", "lieattn.cli._catalog", ()),
     "info": Command("versions, and which backend is used for what", "lieattn.cli._info", ()),
 }
 
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``lieattn SUBCOMMAND ...`` with the arguments given, or those of the process.
 
     The exit status is 0; 1 for a failure, as of a certificate; 2 for bad usage, which is told in a message on stderr;
-    128 + n after signal n. Exceptions are faults of this library, or of code of the user's.
+    128 + n after signal n. An exception of this library or of code of the user's is a message and status 1 too.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -59,10 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         print(f'lieattn {name} needs {", ".join(missing)}: pip install "lieattn[train]"', file=sys.stderr)
         return 2
-    from lieattn.cli._options import usage_message
+    from lieattn.cli._options import import_catalog, importable_folder, report
 
     try:
-        status: int = importlib.import_module(COMMANDS[name].module).run(name, rest)
+        with importable_folder():
+            if COMMANDS[name].packages:  # whose configurations name classes
+                import_catalog()
+            status: int = importlib.import_module(COMMANDS[name].module).run(name, rest)
     except (KeyboardInterrupt, SystemExit) as stop:
         # Lightning makes an exit with status 1 of an interrupt.
         if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):  # after --help
@@ -71,11 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"lieattn {name}: interrupted\n")
         return 128 + signal.SIGINT
     except Exception as error:
-        if (message := usage_message(error)) is None:
-            raise
-        sys.stdout.flush()
-        sys.stderr.write(f"lieattn {name}: {message}\n")
-        return 2
+        return report(name, error)
     return status
 
 

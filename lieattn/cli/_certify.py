@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
 from lieattn._files import replace_text
 from lieattn.certify import TOLERANCES, Certificate, Kind, certify
-from lieattn.cli._options import ArgumentParser, natural, output_file, package, positive
-from lieattn.train import build, load_data, load_network, random_clouds, read_checkpoint, read_yaml
+from lieattn.cli._options import ArgumentParser, natural, output_file, package, positive, take_settings
+from lieattn.train import UsageError, build, load_data, load_network, random_clouds, read_checkpoint, read_yaml
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCES}
 _DEFAULTS = ", ".join(f"{name}={TOLERANCES[dtype]:g}" for name, dtype in _DTYPES.items())
@@ -33,7 +34,9 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
     The exit status is 0, or 1 if an error is beyond its tolerance or an output does not depend on its input.
     """
-    options = _parser(name).parse_args(arguments)
+    settings, others = take_settings(arguments)
+    options = _parser(name).parse_args(others)
+    options.settings = settings
     checkpoint = read_checkpoint(options.checkpoint)
     network = load_network(options.checkpoint, options.trust)
     clouds, source = _test_clouds(checkpoint["lieattn"], network, options)
@@ -70,6 +73,7 @@ def _text(certificate: Certificate, source: str, weights: dict[str, Tensor]) -> 
 def _parser(name: str) -> ArgumentParser:
     parser = ArgumentParser(
         prog=f"lieattn {name}",
+        usage=f"lieattn {name} CHECKPOINT [options]",
         description="Measure how far the outputs of a trained network are from what they should be when its group "
         "moves the clouds: under all elements of a finite group, random and special ones of a Lie group. Clouds are "
         "those of the test set that the checkpoint names, or random ones if it names none. Kinds are position, vector, "
@@ -78,7 +82,8 @@ def _parser(name: str) -> ArgumentParser:
     add = parser.add_argument
     several: dict[str, Any] = {"action": "extend", "nargs": "+", "default": []}
     add("checkpoint", help="a checkpoint of `lieattn fit`")
-    add("--data", type=Path, metavar="YAML", help="file with class_path and init_args of another data set")
+    given = "another data set, with --data.OPTION VALUE for its arguments; or a YAML file with class_path and init_args"
+    add("--data", metavar="CLASS", help=given)
     add("--random", action="store_true", help="random clouds, although the checkpoint names a test set")
     add("--clouds", type=positive, default=4, help="number of clouds (default 4)")
     add("--elements", type=positive, default=8, help="number of random elements of a Lie group (default 8)")
@@ -119,12 +124,26 @@ def _tolerance(text: str) -> tuple[list[str], float]:
     return [dtype] if dtype else list(_DTYPES), value
 
 
+def _spec(data: str | None, settings: Sequence[str]) -> dict[str, Any]:
+    """Class path and arguments of a data set from its class or a file, and settings such as ``"data.split=test"``."""
+    named = data is not None and not Path(data).suffix.endswith(("yaml", "yml", "json"))
+    spec = {"class_path": data} if named else read_yaml(data, "class_path and init_args of a data set") if data else {}
+    arguments = dict(spec.get("init_args") or {})
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        section, *path = name.split(".")
+        if not spec or section != "data" or len(path) != 1:
+            raise UsageError(f"unrecognized arguments: --{name}; expected --data CLASS with --data.OPTION VALUE")
+        arguments[path[0]] = yaml.safe_load(value)
+    return {**spec, "init_args": arguments}
+
+
 def _test_clouds(entry: dict[str, Any], network: nn.Module, options: argparse.Namespace) -> tuple[list[Data], str]:
     """Clouds to measure on, and where they are from."""
     dataset: Any = None
-    if options.data is not None:
-        spec = read_yaml(options.data, "class_path and init_args of a data set")
-        dataset = build(Dataset, spec, f"the data set of {options.data}")
+    if options.data is not None or options.settings:
+        spec = _spec(options.data, options.settings)
+        dataset = build(Dataset, spec, f"the data set {options.data}")
     elif not options.random and (entry["config"].get("data") or {}).get("test") is not None:
         spec = entry["config"]["data"]["test"]
         dataset = load_data(options.checkpoint, "test", options.trust)

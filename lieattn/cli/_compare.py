@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import json
 import logging
@@ -23,7 +24,7 @@ from tqdm import tqdm
 
 from lieattn import compare
 from lieattn.cli._fit import without_warnings
-from lieattn.cli._options import ArgumentParser, output_file, positive, usage_message
+from lieattn.cli._options import ArgumentParser, import_catalog, output_file, positive, report, take_settings
 from lieattn.compare import Cell, Matched, ModelSettings, Record, Settings
 from lieattn.train import TrainingInterrupted, UsageError
 
@@ -33,7 +34,10 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
     The exit status is 0, 1 if a training diverged, 2 for a configuration that cannot work, 128 + n after signal n.
     """
-    options = _parser(name).parse_args(arguments)
+    names = {field.name for field in dataclasses.fields(Settings)} - {"models", "root"}
+    settings, others = take_settings(arguments, names)
+    options = _parser(name).parse_args(others)
+    options.set = settings
     folder = options.out or Path("runs") / options.config[-1].stem
     status = _status(name, partial(_compare, options, folder))
     if status > 128:
@@ -53,10 +57,7 @@ def _status(name: str, work: Callable[[], int]) -> int:
     except (TrainingInterrupted, KeyboardInterrupt) as stop:
         return 128 + (stop.signum if isinstance(stop, TrainingInterrupted) else signal.SIGINT)
     except Exception as error:
-        if (message := usage_message(error)) is None:
-            raise
-        _say(f"lieattn {name}: {message}")
-        return 2
+        return report(name, error)
     finally:
         logger.setLevel(level)
 
@@ -66,7 +67,8 @@ def _parser(name: str) -> ArgumentParser:
         prog=f"lieattn {name}",
         description="Train several models under the same budget, with parameter counts that agree, and compare them. "
         "Finished cells (model, share of the data, seed) are kept and not repeated; the same command continues. "
-        "Settings of later configuration files replace those of earlier ones.",
+        "Settings of later configuration files replace those of earlier ones, and options such as "
+        "--budget.seconds 20 --data.rotate_train true those of the files.",
     )
     add = parser.add_argument
     several: dict[str, Any] = {"action": "extend", "nargs": "+"}
@@ -74,8 +76,6 @@ def _parser(name: str) -> ArgumentParser:
     add("--out", type=Path, metavar="DIR", help="folder of the results (default runs/NAME of the last configuration)")
     add("--json", type=output_file, metavar="FILE", help="the report (default DIR/comparison.json)")
     add("--root", metavar="DIR", help="folder of the data, instead of `root` in the configuration")
-    settings = "settings that replace those of the files, such as budget.seconds=20 data.rotate_train=true"
-    add("--set", **several, default=[], metavar="SETTING=VALUE", help=settings)
     add("--models", **several, metavar="NAME", help="run cells of these models only")
     jobs = "processes that train cells at once, each on its share of the threads (OMP_NUM_THREADS); default 1"
     add("--jobs", type=positive, default=1, metavar="N", help=jobs)
@@ -167,6 +167,7 @@ def _in_processes(work: Callable[..., Any], jobs: int) -> int:
 def _share(work: Callable[..., Any], claimed: Any, threads: int) -> None:
     os.setsid()  # or a terminal would send the signal once more
     torch.set_num_threads(threads)
+    import_catalog()
 
     def take_part() -> int:
         try:

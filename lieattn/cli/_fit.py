@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import logging
 import shlex
 import sys
 import tempfile
 import warnings
+from argparse import Action
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 import yaml
+from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -24,11 +27,46 @@ from torch import Tensor
 
 from lieattn import train
 from lieattn._files import replacing
+from lieattn.cli import COMMANDS
 from lieattn.cli._options import ArgumentParser, package
 
 # Forces are gradients, which inference mode forbids.
 _DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False}
 _MOST_DEVICES = 512
+_HELP = """usage: lieattn {name} [--config FILE] [--SECTION.OPTION VALUE ...]
+
+{what}. Settings stand in YAML files or on the command line, where a dot leads
+into a section; what comes later replaces what came before. examples/configs has a file for each kind of data.
+
+what is trained
+  --model CLASS                    the task, lieattn.train.PointSetClassifier or lieattn.train.PointSetRegressor
+  --model.network CLASS            the network: `lieattn models` lists them; your own by its import path
+  --model.network.OPTION VALUE     an argument of its class, such as --model.network.channels 32
+  --model.optimizer CLASS          such as torch.optim.AdamW, with --model.optimizer.lr 0.01
+  --model.schedule CLASS           of the learning rate, such as lieattn.train.WarmupCosine
+data
+  --data.train CLASS               the training set: `lieattn datasets` lists them; mydata.Clouds is a class of
+                                   mydata.py in the working directory
+  --data.train.OPTION VALUE        an argument of its class, such as --data.train.root DIR
+  --data.val, --data.test, --data.predict    likewise
+  --data.batch_size N              clouds in a batch (8); also --data.eval_batch_size, .workers, .seed, .shuffle
+run
+  --trainer.max_epochs N           passes over the training set (100)
+  --trainer.default_root_dir DIR   folder of logs, checkpoints and predictions (runs)
+  --trainer.accelerator NAME       cpu, gpu or auto; also --trainer.devices, .precision, .gradient_clip_val, ...
+  --trainer.fast_dev_run true      one batch of everything, to see that all fits together; nothing is written
+  --ckpt_path last|best|FILE       weights to begin with; of `fit`, the run to continue
+  --last.every_n_train_steps N     save the state within an epoch too
+  --seed_everything N              seed of weights, order and transforms (0)
+  --trust PACKAGE ...              packages whose classes a checkpoint may name, besides this library and torch
+  -c FILE, --config FILE           settings; without one, `test` and the others take those of the checkpoint
+  --print_config                   show all settings as YAML, with their defaults, and stop
+
+more about a class, and every option of training (some hundred lines):
+  lieattn {name} --model.help lieattn.train.PointSetClassifier
+  lieattn {name} --model PointSetClassifier --model.network.help lieattn.models.GSANet
+  lieattn {name} --data.train.help lieattn_datasets.Digits
+  lieattn {name} --help-all"""
 # No workers for small data, one folder of checkpoints for a run and its continuation, evaluation without the callbacks
 # of the training, no validation set; and Lightning's own use of other packages.
 _EXPECTED = (
@@ -46,6 +84,10 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
     The exit status is 0, 1 if the training diverged, 128 + n after signal n.
     """
+    if any(word in ("-h", "--help") for word in arguments):
+        print(_HELP.format(name=name, what=COMMANDS[name].help.capitalize()))
+        return 0
+    arguments = ["--help" if word == "--help-all" else word for word in arguments]
     train.register_types()
     trust = _option(arguments, "--trust", type=package, nargs="+", action="extend", default=[])[0]
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_advertisement)
@@ -62,7 +104,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
                 save_config_kwargs={"overwrite": True},
                 auto_configure_optimizers=False,
                 load_from_checkpoint_support=False,
-                parser_kwargs={"prog": "lieattn"},
                 parser_class=_Parser,
                 args=[name, *_written(config, Path(folder)), *arguments],
             )
@@ -85,8 +126,20 @@ def without_warnings(*others: str) -> Iterator[None]:
         yield
 
 
+class _HelpFormatter(DefaultHelpFormatter):
+    """Help without the lists of all classes of torch that could be named."""
+
+    def _get_help_string(self, action: Action) -> str:
+        text, _, rest = super()._get_help_string(action).partition(", known subclasses: ")
+        return f"{text})" if rest else text
+
+
 class _Parser(LightningArgumentParser):
-    """A parser whose errors are exceptions, without Lightning's page of usage."""
+    """A parser whose errors are exceptions, without Lightning's page of usage, and options have their full names."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        defaults = {"prog": "lieattn", "formatter_class": _HelpFormatter, "allow_abbrev": False}
+        super().__init__(*arguments, **defaults | options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if "are required" in message and ".model" in message:
@@ -184,20 +237,26 @@ class _PointSetCLI(LightningCLI):
             raise train.UsageError(f"trainer: {error}") from error
 
     def predict(self, **kwargs: Any) -> None:
-        """Write class scores to ``predictions.csv`` in the root folder, other targets to ``predictions_NAME.csv``."""
+        """Write class scores to ``predictions.csv`` in the root folder, other targets to ``predictions_NAME.csv``.
+
+        Where there are such files, new names end with -v1, -v2, ..., as those of Lightning's checkpoints do.
+        """
         if self.trainer.world_size > 1:
             raise train.UsageError("predict writes one table, from one process: set trainer.devices to 1")
         kwargs["return_predictions"] = True
         batches: list[Any] = self.trainer.predict(**kwargs) or []
         root = Path(self.trainer.default_root_dir)
         if batches and isinstance(batches[0], dict):
-            for name in batches[0]:
-                values = torch.cat([batch[name] for batch in batches])
-                _write_table(root / f"predictions_{name}.csv", _columns(name, values))
+            values = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+            tables = {f"predictions_{name}": _columns(name, value) for name, value in values.items()}
         else:
             logits = torch.cat(batches)
             labels = {"cloud": torch.arange(len(logits)), "label": logits.argmax(dim=1)}
-            _write_table(root / "predictions.csv", {**labels, **_columns("logit", logits)})
+            tables = {"predictions": {**labels, **_columns("logit", logits)}}
+        endings = itertools.chain([""], (f"-v{number}" for number in itertools.count(1)))
+        ending = next(end for end in endings if not any((root / f"{name}{end}.csv").exists() for name in tables))
+        for name, columns in tables.items():
+            _write_table(root / f"{name}{ending}.csv", columns)
 
 
 def _columns(name: str, values: Tensor) -> dict[str, Tensor]:
@@ -241,7 +300,7 @@ def _written(config: Any, folder: Path) -> list[str]:
 
 def _option(arguments: Sequence[str], *names: str, **settings: Any) -> tuple[Any, list[str]]:
     """The value of one option, and the other arguments."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = ArgumentParser(add_help=False)
     parser.add_argument(*names, dest="value", **settings)
     found, others = parser.parse_known_args(arguments)
     return found.value, others

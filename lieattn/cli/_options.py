@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
+import signal
 import sys
+import sysconfig
+import tempfile
 import traceback
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from types import ModuleType
+from typing import Any, NoReturn
 
 _OURS = (f"{os.sep}lieattn{os.sep}", f"{os.sep}lieattn_datasets{os.sep}")
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """A parser that raises ``argparse.ArgumentError``, for :func:`usage_message` to report without a page of usage."""
+    """A parser that raises ``argparse.ArgumentError``, for :func:`report` to tell without a page of usage.
+
+    As in ``lieattn fit``, options have their full names.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         """Raise the error."""
@@ -51,6 +64,66 @@ def package(text: str) -> str:
     if not all(part.isidentifier() for part in text.split(".")):
         raise argparse.ArgumentTypeError(f"expected the name of a package, got {text!r}")
     return text
+
+
+def take_settings(arguments: Sequence[str], names: Collection[str] = ()) -> tuple[list[str], list[str]]:
+    """Settings such as ``--data.batch_size 16`` as ``"data.batch_size=16"``, and the other arguments.
+
+    Options with a dot are settings, as in ``lieattn fit``, and those in ``names``.
+    """
+    settings, others = [], list[str]()
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or ("." not in name and name not in names):
+            others.append(word)
+            continue
+        if not equals and (value := next(words, "--")).startswith("--"):
+            raise argparse.ArgumentError(None, f"argument --{name}: expected one argument")
+        settings.append(f"{name}={value}")
+    return settings, others
+
+
+def import_catalog() -> dict[str, list[ModuleType]]:
+    """Import the modules with the classes that may be named without their package: models, and data sets."""
+    names = {"models": ("lieattn.models", "lieattn.models.irreps"), "datasets": ("lieattn_datasets",)}
+    return {kind: [importlib.import_module(name) for name in modules] for kind, modules in names.items()}
+
+
+@contextmanager
+def importable_folder() -> Iterator[None]:
+    """Let class paths name modules in the working directory, behind all that is installed."""
+    folder = os.getcwd()
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def report(command: str, error: Exception) -> int:
+    """Tell of an error in one message, and return the exit status: 2 for what the user can mend, or 1.
+
+    The message for 1 says where in the user's code, or else in ours, it was raised; a file has the traceback.
+    """
+    if isinstance(error, BrokenPipeError):  # as behind `| head`; Python would tell of it once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    message, status = usage_message(error), 2
+    if message is None:
+        frames = traceback.extract_tb(error.__traceback__)
+        foreign = ("site-packages", sysconfig.get_path("stdlib"), *_OURS)
+        users = [frame for frame in frames if not any(part in frame.filename for part in foreign)]
+        ours = [frame for frame in frames if any(part in frame.filename for part in _OURS)]
+        place = (users or ours or frames)[-1]
+        with tempfile.NamedTemporaryFile("w", prefix="lieattn-", suffix=".txt", delete=False) as file:
+            file.writelines(traceback.format_exception(error))
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
+        message = f"{type(error).__name__}: {error}{notes}\n  in {place.filename}, line {place.lineno}: {place.line}"
+        message, status = f"{message}\n  traceback: {file.name}", 1
+    sys.stdout.flush()
+    sys.stderr.write(f"lieattn {command}: {message}\n")
+    return status
 
 
 def usage_message(error: Exception) -> str | None:

@@ -229,11 +229,11 @@ def read_settings(paths: Sequence[str | Path], root: str | None = None, changes:
         path, equals, text = change.partition("=")
         names = path.split(".")
         if not equals or not isinstance(_at(content, names[:-1], {}), dict):
-            raise UsageError(f"--set {change}: expected SETTING=VALUE or SECTION.SETTING=VALUE, of sections that exist")
+            raise UsageError(f"--{path}: expected a setting, or SECTION.SETTING of sections that exist")
         try:
             content = _merged(content, _nested(names, yaml.safe_load(text)))
         except yaml.YAMLError as error:
-            raise UsageError(f"--set {change}: {error}") from error
+            raise UsageError(f"--{path}: {error}") from error
     try:
         return _settings({**content, **({} if root is None else {"root": root})})
     except ValueError as error:

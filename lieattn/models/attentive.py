@@ -126,7 +126,7 @@ class AttentiveNetwork(ImageNetwork):
 
 
 class AttentiveCNN(AttentiveNetwork):
-    """The p4-CNN of rotated MNIST with attention: a lifting layer and six group convolutions, without border.
+    """The p4-CNN of rotated MNIST with attention, for images: a lifting layer and six convolutions, no border.
 
     Layers 1 to 6 with kernels of side 3, each with batch normalization and relu, 2 x 2 maximum pooling behind the
     second; a layer with kernels of side 4 to the classes; the maximum over the frames. Sides are 28, 26, 24-12, 10, 8,
@@ -208,7 +208,7 @@ class AttentiveCNN(AttentiveNetwork):
 
 
 class AttentiveAllCNN(AttentiveNetwork):
-    """All-CNN-C with attention: nine convolutions, the last three of them to positions that are averaged.
+    """All-CNN-C with attention, for images: nine convolutions, the last three of them to positions that are averaged.
 
     Widths c, c, c, 2c, 2c, 2c, 2c, 2c, classes; kernels of side 3 with border 1, of side 1 in the last two. Layers 3
     and 6 end in a 2 x 2 maximum in place of a stride, which is exact under turns; batch normalization and relu follow
@@ -307,7 +307,7 @@ class AttentiveResidualBlock(nn.Module):
 
 
 class AttentiveResNet(AttentiveNetwork):
-    """Residual network of 6n + 2 layers with attention; the paper's ResNet44 has n = 7 blocks a stage.
+    """Residual network of 6n + 2 layers with attention, for images; the paper's ResNet44 has n = 7 blocks a stage.
 
     A lifting layer; three stages of :class:`AttentiveResidualBlock`, the second and third going down; normalization,
     relu, mean over positions, a group convolution of side 1 to the classes, mean over frames.
@@ -396,7 +396,7 @@ class AttentiveTransition(nn.Module):
 
 
 class AttentiveDenseNet(AttentiveNetwork):
-    """Densely connected network with attention, without borders; on 96 x 96 pixels all its sizes stay even.
+    """Densely connected network with attention, for images, without borders; on 96 x 96 pixels all its sizes stay even.
 
     A lifting layer to g channels; five :class:`AttentiveDenseBlock` with convolutions of side 3 to g channels; behind
     the first four an :class:`AttentiveTransition` with one of side 1; normalization, relu, a convolution of side 1 to

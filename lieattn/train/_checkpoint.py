@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import pickle
 import re
+import traceback
 import zipfile
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
@@ -34,9 +35,12 @@ _KNOWN = frozenset({"x", "pos", "grid", "batch", "ptr"})
 _MOST_NUMBERS = 256  # that are kept of an attribute
 _NOISE = re.compile(
     r"(Problem with instantiation.*)?Does not validate against any of|Subtypes: |Errors:|Given value type: "
+    r"|Expected a path but .* either not accessible or invalid"
 )
 _PARSER_KEY = re.compile(r'Parser key "(.*?)":')
 _CLASS = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>")
+_NO_CLASS = re.compile(r"Expected a dot import path string: (\S*)")
+_NESTED = re.compile(r"NestedArg\(key=.*, val='?(.*?)'?\)")
 _MOST_GIVEN = 60  # characters of a value that are repeated in a message
 
 T = TypeVar("T")
@@ -255,16 +259,25 @@ def build(base: type[T], spec: Mapping[str, Any], what: str) -> T:
 
 def short_message(error: Exception) -> str:
     """What is wrong and where, of an error of jsonargparse that tells all ways in which it tried to read a value."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    in_code = isinstance(cause, LookupError | RuntimeError | AssertionError)
+    if in_code and not type(cause).__module__.startswith("jsonargparse"):  # of a class that was to be built
+        place = traceback.extract_tb(cause.__traceback__)[-1]
+        return f"{type(cause).__name__}: {cause}, in {place.filename}, line {place.lineno}"
     lines, given = [], ""
     for line in str(error).splitlines():
         text = line.strip().removeprefix("- ")
         if text.startswith("Given value: "):
-            given = text.removeprefix("Given value: ")
+            given = _NESTED.sub(r"\1", text.removeprefix("Given value: "))
         elif not text.endswith("<class 'NoneType'>") and not _NOISE.match(text):
+            text = _NO_CLASS.sub(r"'\1' is no class: give its path, package.Class", text)
             lines.append(_PARSER_KEY.sub(r"\1:", text))
-    found = _CLASS.sub(r"\1", " ".join(lines).replace("Expected a <class", "expected <class"))
+    found = _CLASS.sub(r"\1", " ".join(" ".join(lines).split()).replace("Expected a <class", "expected <class"))
     found = found.replace(". Got value: ", ", got ")
-    return f"{found}, got {given}" if len(given) <= _MOST_GIVEN and "got" not in found.casefold() and given else found
+    told = not given or f"'{given}'" in found or "got" in found.casefold() or len(given) > _MOST_GIVEN
+    return found if told else f"{found}, got {given}"
 
 
 def register_types() -> None:

@@ -118,7 +118,11 @@ class _SeededItems(Dataset[Data]):
         words = np.random.SeedSequence([self.seed, epoch, index]).generate_state(1, np.uint64)
         with isolate_rng(include_cuda=False):
             seed_generators(int(words[0]))
-            return self.source[index]
+            item = self.source[index]
+        if not isinstance(item, Data):
+            name = type(self.source).__name__
+            raise UsageError(f"data: item {index} of {name} is a {type(item).__name__}, expected torch_geometric Data")
+        return item
 
 
 class _ResumableLoader(DataLoader):

@@ -122,7 +122,7 @@ class PointSetTask(LightningModule, ABC):
             optimizer = self.make_optimizer(self.parameters())
         except (TypeError, ValueError) as error:
             raise UsageError(f"optimizer: {error}") from error
-        if isinstance(self.schedule, Constant):
+        if isinstance(self.schedule, Constant) or cast(Any, self.trainer).fast_dev_run:  # too short for a warm-up
             return optimizer
         self.trainer.fit_loop.setup_data()  # which counts the batches
         steps = float(self.trainer.estimated_stepping_batches)

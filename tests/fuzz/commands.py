@@ -36,7 +36,7 @@ _OPTIONS = {
     "test": ("--data.batch_size", "--trainer.devices", "--trainer.accelerator", "--seed_everything", "--trust"),
     "predict": ("--data.eval_batch_size", "--trainer.precision", "--data.workers", "--ckpt_path"),
     "fit": ("--data.batch_size", "--trainer.max_epochs", "--trainer.devices", "--seed_everything", "--ckpt_path"),
-    "compare": ("--jobs", "--models", "--set", "--json"),
+    "compare": ("--jobs", "--models", "--budget.steps", "--json"),
     "bench": ("--repeats", "--json"),
     "info": (),
 }
@@ -67,7 +67,7 @@ def _check(case) -> Finding | Verdict:
     if status != 2:
         return Finding(Verdict.SILENT, f"exit status {status} of {case}: {told[-300:]}")
     if (
-        "Traceback" in errors
+        "traceback" in errors.casefold()
         or not told
         or len(told) > _MOST
         or not any(word in told for word in _words(name, kind, what))

@@ -110,7 +110,7 @@ class Trial:
             return Finding(Verdict.LOST, f"{text}: {error}")
         if end.status not in _STATUS[what.kind] | {0}:
             return Finding(Verdict.UNNAMED, f"{text}: exit status {end.status}: {end.said[-300:]}")
-        if what.kind != "SIGKILL" and "Traceback" in end.said:
+        if what.kind != "SIGKILL" and "traceback" in end.said.casefold():
             return Finding(Verdict.UNNAMED, f"{text}: a traceback: {end.said[-300:]}")
         return Finding(Verdict.CORRECT if end.status == 0 else Verdict.NAMED, text)
 
@@ -217,8 +217,8 @@ def _checkpoint() -> Path:
     return folder / "checkpoints/last.ckpt"
 
 
-def _command(name: str, file: str, prepare: Callable[[Path], None]) -> Trial:
-    """A command that replaces a file: it is the old one, or the new one, whole."""
+def _command(name: str, file: str, prepare: Callable[[Path], None], beside: str | None = None) -> Trial:
+    """A command that replaces a file, or writes another one beside it: there is the old one, or the new one, whole."""
     new = functools.cache(lambda: trial.undisturbed[1])
 
     def write(folder: Path) -> None:
@@ -227,14 +227,17 @@ def _command(name: str, file: str, prepare: Callable[[Path], None]) -> Trial:
         (folder / file).write_text("old")
 
     def check(folder: Path) -> None:
-        if (text := (folder / file).read_text()) not in ("old", new()):
+        allowed = ("old",) if beside else ("old", new())
+        if (text := (folder / file).read_text()) not in allowed:
             raise Lost(f"{file} is neither the old nor the new one: {text[:40]!r}")
+        if beside and (folder / beside).exists() and (folder / beside).read_text() != new():
+            raise Lost(f"{beside} is not whole")
 
     trial = Trial(
         write,
         lambda folder: getattr(work, name)(folder, _checkpoint()),
         check,
-        lambda folder: (folder / file).read_text(),
+        lambda folder: (folder / (beside or file)).read_text(),
     )
     return trial
 
@@ -260,7 +263,9 @@ TRIALS: dict[str, Trial] = {
     "compare": _compare(1),
     "compare, two jobs": _compare(2),
     "certify": _command("certify", "report.json", lambda folder: None),
-    "predict": _command("predict", "predictions.csv", lambda folder: work.write_fit(folder, 0)),
+    "predict": _command(
+        "predict", "predictions.csv", lambda folder: work.write_fit(folder, 0), beside="predictions-v1.csv"
+    ),
     "reports": Trial(_with_notes, work.write_reports, _check_reports, disturbances=(*_KILLS, "full disk")),
     "pictures": Trial(_with_notes, work.write_pictures, _check_pictures, disturbances=_KILLS, seconds=3.0),
     "cache of QM9": Trial(

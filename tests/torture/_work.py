@@ -141,7 +141,7 @@ def certify(folder: Path, checkpoint: Path) -> int:
 
 
 def predict(folder: Path, checkpoint: Path) -> int:
-    """Write a table of predictions over another one."""
+    """Write a table of predictions beside another one."""
     words = [
         "--ckpt_path",
         str(checkpoint),

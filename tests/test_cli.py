@@ -1,0 +1,184 @@
+"""The command line of a newcomer: help, class paths of the working directory, messages, predictions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import lieattn
+import lieattn_datasets
+from lieattn.cli import main
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval.*"),
+    pytest.mark.filterwarnings("ignore:.*Checkpoint directory .* exists and is not empty.*"),
+    pytest.mark.filterwarnings("ignore:.*JsonargparseDeprecationWarning.*"),
+]
+
+MYDATA = """
+import torch
+from torch.utils.data import Dataset
+from torch_geometric.data import Data
+
+
+class Clouds(Dataset):
+    def __init__(self, fault: str = ""):
+        self.fault = fault
+        if fault == "built":
+            {}["energy"]
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if self.fault == "read":
+            {}["energy"]
+        if self.fault == "pair":
+            return torch.ones(5, 1), 1
+        return Data(x=torch.ones(5, 1), pos=torch.rand(5, 2) + index, y=torch.tensor([index % 2]))
+"""
+
+
+def folder_of_user(place: Path) -> None:
+    """``mydata.py``, and a configuration of a tiny network on its data set."""
+    (place / "mydata.py").write_text(MYDATA)
+    network = {
+        "class_path": "GSANet",  # without its package
+        "init_args": {
+            "frames": {"class_path": "lieattn.groups.cyclic", "init_args": {"n": 2}},
+            "out_channels": 2,
+            "channels": 6,
+            "heads": 1,
+            "blocks": [1],
+            "neighborhood": {"class_path": "lieattn.geometry.AllPairs"},
+        },
+    }
+    content = {
+        "model": {"class_path": "PointSetClassifier", "init_args": {"classes": 2, "network": network}},
+        "data": {split: "mydata.Clouds" for split in ("train", "val", "test")},
+        "trainer": {
+            "accelerator": "cpu",
+            "max_epochs": 1,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "logger": False,
+        },
+    }
+    (place / "run.yaml").write_text(yaml.safe_dump(content))
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """The working directory of a user, which is not on the path."""
+    folder_of_user(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    yield tmp_path
+    sys.modules.pop("mydata", None)
+
+
+@pytest.mark.parametrize("name", ["fit", "test", "predict", "compare", "certify"])
+def test_help_is_a_screen(name, capsys):
+    assert main([name, "--help"]) == 0
+    told = capsys.readouterr().out
+    assert len(told.splitlines()) <= 40
+    assert told.startswith(f"usage: lieattn {name} ")
+    if name == "fit":
+        for word in ("--model.network", "--data.train", "lieattn models", "lieattn datasets", "--model.help"):
+            assert word in told
+
+
+def test_help_of_a_class_lists_its_arguments_and_no_others(capsys):
+    assert main(["fit", "--model.help", "PointSetClassifier"]) == 0
+    told = capsys.readouterr().out
+    assert "--model.label_smoothing" in told
+    assert "known subclasses" not in told
+    assert "__main__" not in told
+    assert len(told.splitlines()) < 60
+
+
+def test_classes_of_the_working_directory_from_fit_to_predictions(home, capsys):
+    before = list(sys.path)
+    assert main(["fit", "--config", "run.yaml"]) == 0, capsys.readouterr().err
+    trained = ["--ckpt_path", "runs/checkpoints/last.ckpt", "--trust", "mydata"]
+    for _ in range(3):
+        assert main(["predict", *trained]) == 0
+    assert sorted(path.name for path in Path("runs").glob("*.csv")) == [
+        "predictions-v1.csv",
+        "predictions-v2.csv",
+        "predictions.csv",
+    ]
+    quick = ["--clouds", "2", "--dtype", "float64"]
+    certified = ["certify", "runs/checkpoints/last.ckpt", "--trust", "mydata", *quick]
+    assert main([*certified, "--data", "mydata.Clouds", "--data.fault", "none"]) == 0
+    assert "the first 2 clouds of mydata.Clouds(fault=none)" in capsys.readouterr().out
+    assert main([*certified, "--data.fault", "none"]) == 2
+    assert "expected --data CLASS with --data.OPTION VALUE" in capsys.readouterr().err
+    assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (["--data.train.fault", "built"], 2, r"KeyError: 'energy', in .*mydata.py, line 11$"),
+        (["--data.train.fault", "read"], 1, r"KeyError: 'energy'\n  in .*mydata.py, line 18: "),
+        (["--data.train.fault", "pair"], 2, "item . of Clouds is a tuple, expected torch_geometric Data"),
+        (["--data.train", "Cluods"], 2, "data.train: 'Cluods' is no class: give its path, package.Class"),
+        (["--data.train", "mydata.Cluods"], 2, "'mydata.Cluods': module 'mydata' has no attribute 'Cluods'"),
+        (["--trainer.max_epoch", "3"], 2, "unrecognized arguments: --trainer.max_epoch 3"),
+    ],
+)
+def test_faults_of_users_are_one_message(home, capsys, options, status, message):
+    assert main(["fit", "--config", "run.yaml", *options]) == status
+    told = capsys.readouterr().err.partition("lieattn fit: ")[2]
+    assert "Traceback" not in told
+    assert "usage:" not in told
+    assert re.search(message, told)
+    if status == 1:
+        written = Path(told.rpartition("traceback: ")[2].strip())
+        assert "Traceback (most recent call last)" in written.read_text()
+        written.unlink()
+
+
+def test_options_have_their_full_names(home, capsys):
+    for command in (["fit", "--conf=run.yaml"], ["compare", "--config=x", "--plann"], ["certify", "x", "--rand"]):
+        assert main(command) == 2
+        assert f"unrecognized arguments: {command[-1]}" in capsys.readouterr().err
+
+
+def test_models_and_data_sets_are_listed_by_their_classes(capsys):
+    assert main(["models"]) == 0
+    told = capsys.readouterr().out
+    for name in ("GSANet", "LieTransformer", "FramewiseTransformer", "AffineSelfConvNet", "SE3Transformer"):
+        assert re.search(rf"^  {name} +\S.*(\n .*)*\n +Exact: ", told, re.MULTILINE), name
+    assert "Wrapper" not in told
+    assert main(["datasets"]) == 0
+    listed = capsys.readouterr().out
+    for name in (name for name in lieattn_datasets.__all__ if name in ("Digits", "QM9", "Springs", "ModelNet")):
+        assert re.search(rf"^  {name} +\S", listed, re.MULTILINE), name
+    assert re.search(r"10 classes, no file needed\.\s+[A-Z]", listed)
+    assert re.search(r"the\s+official\s+idx\s+files\. (Reads\s+files\s+in\s+`root`|Can)", listed)
+    assert not re.search(r":\w+:`|``|\*\*|\\[a-z]+", told + listed)
+
+
+def test_version():
+    assert lieattn.__version__ == importlib.metadata.version("lieattn")
+
+
+def test_installed_command_finds_classes_of_the_working_directory(home):
+    """``-P`` leaves the working directory off the path, as a console script does."""
+    code = "import sys; from lieattn.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = ["fit", "--config", "run.yaml", "--trainer.fast_dev_run", "true"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, *words], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr

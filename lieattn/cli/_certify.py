@@ -126,8 +126,9 @@ def _tolerance(text: str) -> tuple[list[str], float]:
 
 def _spec(data: str | None, settings: Sequence[str]) -> dict[str, Any]:
     """Class path and arguments of a data set from its class or a file, and settings such as ``"data.split=test"``."""
-    named = data is not None and not Path(data).suffix.endswith(("yaml", "yml", "json"))
-    spec = {"class_path": data} if named else read_yaml(data, "class_path and init_args of a data set") if data else {}
+    spec: dict[str, Any] = {} if data is None else {"class_path": data}
+    if data is not None and Path(data).suffix in (".yaml", ".yml", ".json"):
+        spec = read_yaml(data, "class_path and init_args of a data set")
     arguments = dict(spec.get("init_args") or {})
     for setting in settings:
         name, _, value = setting.partition("=")

@@ -138,7 +138,7 @@ class _Parser(LightningArgumentParser):
     """A parser whose errors are exceptions, without Lightning's page of usage, and options have their full names."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        defaults = {"prog": "lieattn", "formatter_class": _HelpFormatter, "allow_abbrev": False}
+        defaults: dict[str, Any] = {"prog": "lieattn", "formatter_class": _HelpFormatter, "allow_abbrev": False}
         super().__init__(*arguments, **defaults | options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:

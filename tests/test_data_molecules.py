@@ -96,6 +96,15 @@ class TestMolecules:
             torch.testing.assert_close(data.y, torch.from_numpy(y[[index]]).float())
         assert repr(molecules) == "Molecules(8 molecules, a, b)"
 
+    def test_lists_and_tensors(self):
+        """Converted when the data set is made; truth values and integers stay what they are."""
+        given = {"of_molecule": {"energy": [1.85], "known": [True]}, "of_atom": {"charge": torch.tensor([1, -1])}}
+        data = ld.Molecules([1, 1], torch.zeros(2, 3), [0, 2], [[0.5]], ["e"], ["eV"], **given)[0]
+        assert data.energy.tolist() == pytest.approx([1.85])
+        assert data.known.tolist() == [True]
+        assert data.charge.tolist() == [1, -1]
+        assert data.charge.dtype == torch.int64
+
     def test_items_own_their_memory(self):
         molecules, (_, pos, *_) = self.build()
         molecules[0].pos.zero_()
@@ -125,7 +134,12 @@ class TestMolecules:
             ({"y": [[1.0, 2.0]]}, r"y must be \[1, 1\]"),
             ({"y": [[np.inf]]}, "y must be finite"),
             ({"of_atom": {"force": np.zeros((3, 3))}}, r"of_atom\['force'\] must have 2 rows"),
-            ({"of_molecule": {"dipole": np.full((1, 3), np.nan)}}, "dipole must be finite"),
+            ({"of_molecule": {"dipole": np.full((1, 3), np.nan)}}, r"of_molecule\['dipole'\] must be finite"),
+            ({"of_molecule": {"dipole": [1.85, 0.2]}}, r"of_molecule\['dipole'\] must have 1 rows, got shape \[2\]"),
+            ({"of_molecule": {"dipole": 1.85}}, r"of_molecule\['dipole'\] must have 1 rows, got shape \[\]"),
+            ({"of_atom": {"force": [[0.0, 1.0], [0.0]]}}, r"of_atom\['force'\] must be an array of real numbers"),
+            ({"of_atom": {"name": ["H", "H"]}}, r"of_atom\['name'\] must be an array of real numbers"),
+            ({"of_atom": {"charge": torch.ones(2, requires_grad=True)}}, r"of_atom\['charge'\] must be an array"),
         ],
     )
     def test_bad_input(self, change, message):
@@ -734,3 +748,128 @@ def test_missing_packages_are_named(monkeypatch, package, call):
     arguments = ("C",) if call == "embed_molecule" else ([1, 1], [[0, 0, 0], [0, 0, 1.0]])
     with pytest.raises(ImportError, match=r"pip install 'lieattn\[chem\]'"):
         getattr(ld, call)(*arguments)
+
+
+def crystals(count=6, seed=0):
+    """Frames of ase with a calculator that has energies, forces and stresses."""
+    ase, single = pytest.importorskip("ase"), pytest.importorskip("ase.calculators.singlepoint")
+    rng, frames = np.random.default_rng(seed), []
+    for size in range(2, 2 + count):
+        frame = ase.Atoms(["Si", "O"] + ["Si"] * (size - 2), rng.normal(size=(size, 3)), cell=[3, 4, 5], pbc=[1, 1, 0])
+        known = {
+            "energy": rng.normal() - 100 * size,
+            "forces": rng.normal(size=(size, 3)),
+            "stress": rng.normal(size=6),
+        }
+        frame.calc = single.SinglePointCalculator(frame, **known)
+        frames.append(frame)
+    return frames
+
+
+class TestFrames:
+    def test_items_are_the_frames(self):
+        frames = crystals()
+        molecules = ld.Molecules.from_ase(frames, energy_unit="meV", references=False)
+        assert (molecules.target_names, molecules.target_units) == (("energy",), ("meV",))
+        for frame, data in zip(frames, molecules, strict=True):
+            assert data.z.tolist() == frame.numbers.tolist()
+            for mine, theirs in {
+                "pos": frame.positions,
+                "y": [[1000 * frame.get_potential_energy()]],
+                "energy": [1000 * frame.get_potential_energy()],
+                "force": 1000 * frame.get_forces(),
+                "stress": [1000 * frame.get_stress(voigt=False)],
+                "cell": [frame.cell.array],
+                "pbc": [frame.pbc],
+            }.items():
+                np.testing.assert_allclose(data[mine], theirs, rtol=1e-6, err_msg=mine)
+        assert molecules.vectors == ("pos", "force", "cell")
+
+    def test_neighbors_are_those_of_ase(self):
+        """Through a batch, as periodic models read it."""
+        neighborlist, geometry = pytest.importorskip("ase.neighborlist"), pytest.importorskip("lieattn.geometry")
+        frames = crystals(3)
+        batch = Batch.from_data_list(list(ld.Molecules.from_ase(frames)))
+        found = geometry.find_neighbors(geometry.point_clouds(batch), geometry.Radius(3.5, include_self=False))
+        assert found.num_edges == sum(len(neighborlist.neighbor_list("i", frame, 3.5)) for frame in frames)
+
+    def test_energies_less_those_of_the_atoms(self):
+        frames = crystals(12)
+        molecules = ld.Molecules.from_ase(frames)
+        free = [sum(molecules.atom_energies[int(z)] for z in frame.numbers) for frame in frames]
+        total = [frame.get_potential_energy() for frame in frames]
+        np.testing.assert_allclose(molecules.targets[:, 0].numpy() + np.array(free), total, rtol=1e-12)
+        assert molecules.targets.abs().max() < 10
+
+    def test_plain_frames(self):
+        """Without a cell, a calculator or labels; labels may be in info and arrays."""
+        ase = pytest.importorskip("ase")
+        frame = ase.Atoms("HF", [[0, 0, 0], [0, 0, 0.9]])
+        assert sorted(ld.Molecules.from_ase([frame])[0].to_dict()) == ["pos", "y", "z"]
+        frame.info["energy"], frame.arrays["forces"] = -1.0, np.ones((2, 3))
+        assert sorted(ld.Molecules.from_ase([frame])[0].to_dict()) == ["energy", "force", "pos", "y", "z"]
+
+    def test_nothing_is_computed(self):
+        ase, emt = pytest.importorskip("ase"), pytest.importorskip("ase.calculators.emt")
+        frame = ase.Atoms("Cu2", [[0, 0, 0], [0, 0, 2.2]], calculator=emt.EMT())
+        assert "energy" not in ld.Molecules.from_ase([frame])[0]
+        frame.get_potential_energy()
+        assert "energy" in ld.Molecules.from_ase([frame])[0]
+
+    @pytest.mark.parametrize(
+        ("change", "error", "message"),
+        [
+            (lambda frames: frames.clear(), ValueError, "frames must be at least one"),
+            (lambda frames: frames.append(3), TypeError, "frames must be ase.Atoms, got int for frame 2"),
+            (lambda frames: setattr(frames[1], "calc", None), ValueError, "energy or none, got 1 without, .* frame 1"),
+            (
+                lambda frames: frames[0].calc.results.update(energy=np.nan),
+                ValueError,
+                "energy of frames must be finite",
+            ),
+            (lambda frames: frames[0].calc.results.update(forces=np.ones((2, 2))), ValueError, r"forces .* \[2, 3\]"),
+            (lambda frames: frames[0].cell.array.fill(1e200), ValueError, "cell of frames must be at most 1e"),
+            (lambda frames: frames[0].numbers.fill(0), ValueError, "z must be in 1 .. 118"),
+        ],
+    )
+    def test_bad_frames(self, change, error, message):
+        frames = crystals(2)
+        for frame in frames:
+            frame.calc.check_state = lambda atoms: []
+        change(frames)
+        with pytest.raises(error, match=message):
+            ld.Molecules.from_ase(frames)
+
+    def test_files(self, tmp_path):
+        write = pytest.importorskip("ase.io").write
+        frames, path = crystals(20), tmp_path / "frames.xyz"
+        write(path, frames, format="extxyz")
+        everything = ld.ExtendedXYZ(path, "all")
+        expected = ld.Molecules.from_ase(frames)
+        for mine, theirs in zip(everything, expected, strict=True):
+            for name, values in theirs.to_dict().items():
+                torch.testing.assert_close(mine[name], values, rtol=0, atol=1e-4)
+        parts = [ld.ExtendedXYZ(path, split, shares=(0.5, 0.2)) for split in ("train", "valid", "test")]
+        assert [len(part) for part in parts] == [10, 4, 6]
+        assert {tuple(data.pos.flatten().tolist()) for part in parts for data in part} == {
+            tuple(data.pos.flatten().tolist()) for data in everything
+        }
+        assert parts[0].atom_energies == parts[2].atom_energies != everything.atom_energies
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("", "line 1 is not the number"),
+            ("99999999\n\nH 0 0 0\n", "line 1 is not the number"),
+            ("1\n\nH 0 0 0\n\n1\n\nH 0 0 0\n", "line 4 is not the number"),
+            ("1\nProperties=species:S:1:pos:R:9999999999\nH 0 0 0\n", "more than 1000 columns"),
+            ("1\n\nXx 0 0 0\n", "frames.xyz"),
+            ("1\nenergy=abc\nH 0 0 0\n", "frames.xyz: energy of frames must be an array of real numbers"),
+            ("1\n\nH 0 0 nan\n", "frames.xyz: pos of frames must be finite"),
+        ],
+    )
+    def test_damaged_files(self, tmp_path, text, message):
+        pytest.importorskip("ase")
+        (tmp_path / "frames.xyz").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            ld.ExtendedXYZ(tmp_path / "frames.xyz", "all")

@@ -12,6 +12,7 @@ from lieattn_datasets._digits import Digits
 from lieattn_datasets._fields import RandomRotateFields, TransformFields
 from lieattn_datasets._grid import data_to_image, grid_positions, image_to_data
 from lieattn_datasets._idx import MNIST, FashionMNIST
+from lieattn_datasets._image_folder import ImageFolder
 from lieattn_datasets._images import ImagePoints
 from lieattn_datasets._md17 import MD17_MOLECULES, RMD17, RMD17Subset
 from lieattn_datasets._meshes import MeshError, normalize_cloud, read_mesh, sample_surface
@@ -24,7 +25,7 @@ from lieattn_datasets._procedural import SHAPE_CLASSES, ProceduralShapes
 from lieattn_datasets._qm9 import QM9, QM9GFN2, QM9Subset
 from lieattn_datasets._shapes import AdrenalMNIST3D, ModelNet10Tiny, ShapePoints
 from lieattn_datasets._smiles import SMALL_MOLECULES
-from lieattn_datasets._sphere import SphericalImages, fibonacci_sphere, project_image
+from lieattn_datasets._sphere import SphericalImages, fibonacci_sphere, on_sphere, project_image
 from lieattn_datasets._spherical_mnist import SphericalMNIST
 from lieattn_datasets._springs import Springs, simulate_springs, spring_energy
 from lieattn_datasets._transforms import (
@@ -37,6 +38,7 @@ from lieattn_datasets._transforms import (
 )
 from lieattn_datasets._wind import WindOnSphere, wind_vectors
 from lieattn_datasets._xtb import GFN2Labels, GFN2Molecules, embed_molecule, label_gfn2
+from lieattn_datasets._xyz import ExtendedXYZ
 
 __all__ = [
     "CIFAR10",
@@ -54,10 +56,12 @@ __all__ = [
     "Clouds",
     "Constellation",
     "Digits",
+    "ExtendedXYZ",
     "FashionMNIST",
     "FashionMNIST900",
     "GFN2Labels",
     "GFN2Molecules",
+    "ImageFolder",
     "ImagePoints",
     "MeshError",
     "MeshFolder",
@@ -96,6 +100,7 @@ __all__ = [
     "image_to_data",
     "label_gfn2",
     "normalize_cloud",
+    "on_sphere",
     "project_image",
     "read_mesh",
     "sample_surface",

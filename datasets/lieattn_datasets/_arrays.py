@@ -1,6 +1,7 @@
 """Arguments that are numbers: read as float64, or refused with their name."""
 
 from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,13 +16,27 @@ def real_array(argument: str, values: ArrayLike, *, finite: bool = True) -> NDAr
         if found.dtype.kind not in "biuf":
             raise TypeError(f"dtype {found.dtype}")
         found = found.astype(np.float64, copy=False)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ValueError(
             f"{argument} must be an array of real numbers, got {type(values).__name__}: {error}"
         ) from error
     if finite and not np.isfinite(found).all():
         raise ValueError(f"{argument} must be finite numbers, but one is nan or infinite")
     return found
+
+
+def plain_array(argument: str, values: ArrayLike) -> NDArray[Any]:
+    """Finite numbers or truth values, of lists, arrays or tensors, in the type that they have."""
+    real_array(argument, values)
+    return np.asarray(values)
+
+
+def class_array(argument: str, values: ArrayLike) -> NDArray[np.int64]:
+    """Integers as int64; TypeError, naming the argument, for numbers that are none."""
+    found = plain_array(argument, values)
+    if found.size and found.dtype.kind not in "iu":
+        raise TypeError(f"{argument} must be integers, got {found.dtype}")
+    return found.astype(np.int64)
 
 
 def check_number(argument: str, value: float) -> None:

@@ -10,7 +10,7 @@ import os
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
@@ -239,6 +239,12 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def listed(names: Sequence[str], separator: str = ", ") -> str:
+    """The first of some names, and how many more there are."""
+    more = f"{separator}and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return separator.join(names[:_LISTED]) + more
 
 
 def check_choice(argument: str, value: str, allowed: Collection[str]) -> None:

@@ -1,12 +1,15 @@
 """Labeled images, each a point set when it is asked for."""
 
+from collections.abc import Sequence
+from typing import cast
+
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._arrays import real_array
+from lieattn_datasets._arrays import class_array, plain_array
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._grid import CHUNK, ImageArray, check_images, make_data
@@ -25,7 +28,7 @@ class ImagePoints(Clouds):
     ----------
     images
         ``[images, height, width]`` or ``[images, height, width, channels]``, the top row first,
-        uint8 or floating: an array, or a file that is indexed like one.
+        uint8 or floating: an array, a tensor, a list of images, or a file that is indexed like an array.
     labels
         Class of each image, integers ``[images]`` in ``0 .. num_classes - 1``.
     num_classes
@@ -62,7 +65,7 @@ class ImagePoints(Clouds):
 
     def __init__(
         self,
-        images: ImageArray,
+        images: ImageArray | ArrayLike,
         labels: ArrayLike,
         *,
         num_classes: int | None = None,
@@ -70,6 +73,8 @@ class ImagePoints(Clouds):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(ImagePoints.__init__, locals())
+        listed = isinstance(images, Tensor | Sequence)
+        images = plain_array("images", cast(ArrayLike, images)) if listed else cast(ImageArray, images)
         if not hasattr(images, "shape") or not hasattr(images, "dtype"):
             raise TypeError(f"images must be an array, or be indexed like one, got {type(images).__name__}")
         shape = tuple(images.shape)
@@ -78,13 +83,9 @@ class ImagePoints(Clouds):
                 "images must be [images, height, width] or [images, height, width, channels] with no "
                 f"size of zero, got shape {shape}"
             )
-        real_array("labels", labels)
-        classes = np.asarray(labels)
+        classes = class_array("labels", labels)
         if classes.shape != shape[:1]:
             raise ValueError(f"labels must be one per image, shape [{shape[0]}], got {list(classes.shape)}")
-        if classes.size and not np.issubdtype(classes.dtype, np.integer):
-            raise TypeError(f"labels must be integers, got {classes.dtype}")
-        classes = classes.astype(np.int64)
         count = int(classes.max(initial=-1)) + 1
         self.num_classes = count if num_classes is None else num_classes
         if classes.size and (int(classes.min()) < 0 or count > self.num_classes):

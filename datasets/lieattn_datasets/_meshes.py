@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lieattn_datasets._arrays import check_points, real_array
+from lieattn_datasets._arrays import check_points, class_array, real_array
 from lieattn_datasets._checks import check_arguments
 
 MESH_SUFFIXES = (".off", ".obj", ".stl", ".ply", ".glb")
@@ -76,7 +76,7 @@ def face_areas(vertices: ArrayLike, faces: ArrayLike) -> NDArray[np.float64]:
     ValueError
         If shapes are wrong, a number is not finite, a face has a vertex that does not exist, or the whole area is zero.
     """
-    points, corners = real_array("vertices", vertices, finite=False), np.asarray(faces)
+    points, corners = real_array("vertices", vertices, finite=False), class_array("faces", faces)
     if points.ndim != 2 or points.shape[1] != 3 or not np.isfinite(points).all():
         raise ValueError(f"vertices must be finite [vertices, 3], got {list(points.shape)}")
     if corners.ndim != 2 or corners.shape[1] != 3 or not len(corners):

@@ -5,9 +5,9 @@ torch_geometric unpacks the archive to disk, without a limit, and believes the c
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,12 @@ from lieattn_datasets._archives import Archive
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Transform
 from lieattn_datasets._download import SOURCES, fetch
-from lieattn_datasets._files import Release, check_choice
+from lieattn_datasets._files import Release, check_choice, listed
 from lieattn_datasets._meshes import MESH_SUFFIXES, normalize_cloud, read_mesh, sample_surface
 from lieattn_datasets._shapes import Rotate, ShapePoints, Split, Task
-from lieattn_datasets._splits import hold_out
+from lieattn_datasets._splits import hold_out, seeded
 from lieattn_datasets._streams import SPLITS, frozen_stream, progress
 
-_LISTED = 12
 _COUNTS = {10: {"train": 3991, "test": 908}, 40: {"train": 9843, "test": 2468}}
 _RELEASES = {
     version: Release(
@@ -36,17 +35,18 @@ _RELEASES = {
     for version in _COUNTS
 }
 
-# The name of a mesh for errors, its class, and what reads its bytes.
-_Entry = tuple[str, str, Callable[[], bytes]]
+# The name of a mesh for errors, and what reads its bytes.
+_Entry = tuple[str, Callable[[], bytes]]
 
 
 class MeshFolder(ShapePoints):
     """Labeled triangle meshes of a folder, as points spread over their surfaces, with normals.
 
-    The folder has ``CLASS/train/*`` and ``CLASS/test/*``, as ModelNet has, with files in any of the formats OFF, OBJ,
-    STL, PLY and GLB. Points are drawn once per mesh, uniformly by area, shifted to their mean and scaled into the unit
-    sphere. Normals are those of the faces; many meshes (those of ModelNet too) are not oriented consistently, so a loss
-    on normals should not see their sign.
+    The folder has ``CLASS/train/*`` and ``CLASS/test/*``, as ModelNet has; or ``CLASS/*``, or the files alone, which a
+    permutation splits with the same share of every class. Files are in any of the formats OFF, OBJ, STL, PLY and GLB.
+    Points are drawn once per mesh, uniformly by area, shifted to their mean and scaled into the unit sphere. Normals
+    are those of the faces; many meshes (those of ModelNet too) are not oriented consistently, so a loss on normals
+    should not see their sign.
 
     Parameters
     ----------
@@ -56,8 +56,15 @@ class MeshFolder(ShapePoints):
         ``"train"``, ``"test"`` or ``"valid"``.
     points
         Points per mesh.
+    labels
+        Name of each file, as in the folder, to its class (a string) or its target (a number, which becomes ``y``
+        float32 ``[1, 1]``). Default: classes are subfolders; files alone are one class, of the name of the folder.
     validation
-        How many training meshes are set aside as ``"valid"``, by a permutation with a fixed seed.
+        How many meshes of ``CLASS/train/*`` are set aside as ``"valid"``, by a permutation with a fixed seed.
+    shares
+        Of ``"train"`` and ``"valid"`` where the folder has no splits; the others are ``"test"``.
+    split_seed
+        Of that permutation: the same for all splits.
     task, rotate, transform
         As for :class:`ShapePoints`.
     seed
@@ -68,8 +75,10 @@ class MeshFolder(ShapePoints):
     FileNotFoundError
         If there is no such folder, or no mesh in it.
     ValueError
-        If meshes are broken (the message names them), or an argument is out of range.
+        If meshes are broken or have no label (the message names them), or an argument is out of range.
     """
+
+    _needs_split = False
 
     def __init__(
         self,
@@ -77,7 +86,10 @@ class MeshFolder(ShapePoints):
         split: Split = "train",
         *,
         points: int = 1024,
+        labels: Mapping[str, str | float] | None = None,
         validation: int = 0,
+        shares: Sequence[float] = (0.8, 0.1),
+        split_seed: int = 0,
         task: Task = "classification",
         rotate: Rotate = "none",
         seed: int = 0,
@@ -85,15 +97,33 @@ class MeshFolder(ShapePoints):
     ) -> None:
         check_arguments(MeshFolder.__init__, locals())
         check_choice("split", split, SPLITS)
+        place = Path(root)
         half = "test" if split == "test" else "train"
         with contextlib.ExitStack() as stack:
-            classes, entries = _list_meshes(Path(root), half, stack)
-            pos, normal = _sample(entries, points, (seed, SPLITS.index(half)))
-        labels = [classes.index(label) for _, label, _ in entries]
+            meshes, read = _list_meshes(place, stack)
+            official = [path for path in meshes if path.parts[-2:-1] in (("train",), ("test",)) and len(path.parts) > 2]
+            given = bool(official) or self._needs_split
+            meshes = official if given else meshes
+            kinds = _kinds(place, meshes, labels, given)
+            classes = sorted({kind for kind in kinds if isinstance(kind, str)})
+            numbers = np.array([classes.index(kind) if isinstance(kind, str) else 0 for kind in kinds], dtype=np.int64)
+            if given:
+                chosen = np.flatnonzero([path.parts[-2] == half for path in meshes])
+            else:
+                chosen = seeded(numbers, split, shares, split_seed) if meshes else np.arange(0)
+            if not len(chosen):
+                where = f"CLASS/{half}/*" if given else "CLASS/* or *"
+                found = f"({', '.join(MESH_SUFFIXES)}) in {str(place)!r}"
+                raise FileNotFoundError(f"there are no meshes {where} {found}")
+            entries = [(f"{place}/{meshes[i]}", functools.partial(read, str(meshes[i]))) for i in chosen]
+            pos, normal = _sample(entries, points, (seed, SPLITS.index(half if given else split)))
         options: dict[str, Any] = {"task": task, "rotate": rotate, "seed": seed, "transform": transform}
-        super().__init__(pos, normal, labels, classes, **options)
-        if half == "train":
+        targets = None if classes else [[cast(float, kinds[i])] for i in chosen]
+        super().__init__(pos, normal, numbers[chosen], classes or [place.stem], targets=targets, **options)
+        if given and half == "train":
             self._indices = hold_out(len(entries), validation, split)
+        elif validation:
+            raise ValueError(f"validation={validation} is for folders with CLASS/train/*: give shares")
 
 
 class ModelNet(MeshFolder):
@@ -126,6 +156,8 @@ class ModelNet(MeshFolder):
     ValueError
         If meshes are broken (the message names them), or an argument is out of range.
     """
+
+    _needs_split = True
 
     def __init__(
         self,
@@ -163,7 +195,7 @@ def _sample(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Read all meshes and spread points over them; refuse them together if some are broken."""
     pos, normal, broken = [], [], []
-    for number, (name, _, read) in enumerate(progress(entries, "sampling meshes", len(entries))):
+    for number, (name, read) in enumerate(progress(entries, "sampling meshes", len(entries))):
         try:
             vertices, faces = read_mesh(name, read())
         except ValueError as error:  # of the mesh, or of the archive
@@ -173,19 +205,19 @@ def _sample(
             pos.append(normalize_cloud(places).astype(np.float32))
             normal.append(normals.astype(np.float32))
     if broken:
-        more = f"; and {len(broken) - _LISTED} more" if len(broken) > _LISTED else ""
-        raise ValueError(f"{len(broken)} of {len(entries)} meshes cannot be used: {'; '.join(broken[:_LISTED])}{more}")
+        raise ValueError(f"{len(broken)} of {len(entries)} meshes cannot be used: {listed(broken, '; ')}")
     return np.stack(pos), np.stack(normal)
 
 
-def _list_meshes(place: Path, half: str, stack: contextlib.ExitStack) -> tuple[list[str], list[_Entry]]:
-    """Classes and meshes of a folder or an archive, in the order of their names; what macOS adds is left out."""
+def _list_meshes(place: Path, stack: contextlib.ExitStack) -> tuple[list[PurePosixPath], Callable[[str], bytes]]:
+    """Meshes of a folder or an archive, by name, and what reads one; what macOS adds is left out."""
     read: Callable[[str], bytes]
     if place.suffix == ".zip" and place.is_file():
         archive = stack.enter_context(Archive(place, lambda problem: ValueError(f"{place} {problem}")))
         names, read = archive.names, archive.read
     elif place.is_dir():
-        names = [path.relative_to(place).as_posix() for path in place.glob("*/*/*") if path.is_file()]
+        found = [path for pattern in ("*", "*/*", "*/*/*") for path in place.glob(pattern)]
+        names = [path.relative_to(place).as_posix() for path in found if path.is_file()]
 
         def read(name: str) -> bytes:
             return (place / name).read_bytes()
@@ -193,18 +225,23 @@ def _list_meshes(place: Path, half: str, stack: contextlib.ExitStack) -> tuple[l
     else:
         raise FileNotFoundError(f"there is neither a folder nor a zip archive {str(place)!r} of meshes")
     paths = [PurePosixPath(name) for name in sorted(names)]
-    meshes = [
-        path
-        for path in paths
-        if len(path.parts) >= 3
-        and path.parts[-2] in ("train", "test")
-        and path.suffix.lower() in MESH_SUFFIXES
-        and "__MACOSX" not in path.parts
-        and not path.name.startswith(".")
-    ]
-    chosen = [path for path in meshes if path.parts[-2] == half]
-    if not chosen:
-        raise FileNotFoundError(f"there are no meshes CLASS/{half}/* ({', '.join(MESH_SUFFIXES)}) in {str(place)!r}")
-    classes = sorted({path.parts[-3] for path in meshes})
-    entries: list[_Entry] = [(f"{place}/{path}", path.parts[-3], functools.partial(read, str(path))) for path in chosen]
-    return classes, entries
+    meshes = [path for path in paths if path.suffix.lower() in MESH_SUFFIXES and not path.name.startswith(".")]
+    return [path for path in meshes if "__MACOSX" not in path.parts], read
+
+
+def _kinds(
+    place: Path, meshes: Sequence[PurePosixPath], labels: Mapping[str, str | float] | None, given: bool
+) -> list[str | float]:
+    """Class or target of each mesh."""
+    if labels is None:
+        of_class = -3 if given else -2
+        return [path.parts[of_class] if len(path.parts) >= -of_class else place.stem for path in meshes]
+    names = [str(path) for path in meshes]
+    for argument, one, other in (("no label", names, labels), ("no file", labels, names)):
+        missing = sorted({*one} - {*other})
+        if missing:
+            raise ValueError(f"labels must name the meshes of {place}, but there is {argument} for {listed(missing)}")
+    found = [labels[name] for name in names]
+    if len({isinstance(kind, str) for kind in found}) > 1:
+        raise ValueError("labels must be strings, which are classes, or numbers, which are targets, got both")
+    return found

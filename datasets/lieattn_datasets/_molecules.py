@@ -1,7 +1,7 @@
 """Molecules: atoms in space, stored one after the other, with targets of each molecule and each atom."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -9,9 +9,11 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lieattn_datasets._arrays import real_array
+from lieattn_datasets._arrays import plain_array, real_array
 from lieattn_datasets._checks import check_arguments, check_attribute
 from lieattn_datasets._clouds import Clouds, Transform
+from lieattn_datasets._files import LARGEST
+from lieattn_datasets._units import Units
 
 HEAVIEST = 118  # nuclear charge of the heaviest element
 _LISTED = 4
@@ -36,9 +38,9 @@ class Molecules(Clouds):
     target_names, target_units
         One per target.
     of_molecule
-        Attribute name to ``[molecules, ...]``: vectors, tensors, masks. An item gets ``[1, ...]``.
+        Attribute name to numbers ``[molecules, ...]``: vectors, tensors, masks. An item gets ``[1, ...]``.
     of_atom
-        Attribute name to ``[atoms, ...]``: forces, partial charges.
+        Attribute name to numbers ``[atoms, ...]``: forces, partial charges.
     transform
         Called with each new ``Data``.
 
@@ -64,8 +66,8 @@ class Molecules(Clouds):
         target_names: Sequence[str],
         target_units: Sequence[str],
         *,
-        of_molecule: Mapping[str, NDArray[Any]] | None = None,
-        of_atom: Mapping[str, NDArray[Any]] | None = None,
+        of_molecule: Mapping[str, ArrayLike] | None = None,
+        of_atom: Mapping[str, ArrayLike] | None = None,
         transform: Transform | None = None,
     ) -> None:
         check_arguments(Molecules.__init__, locals())
@@ -80,17 +82,65 @@ class Molecules(Clouds):
                 f"y must be {list(expected)}, with one of target_units for each of target_names, got "
                 f"{list(self._y.shape)} and {len(self.target_units)} units"
             )
-        self._of_molecule, self._of_atom = dict(of_molecule or {}), dict(of_atom or {})
-        for table, argument, size in (
-            (self._of_molecule, "of_molecule", count),
-            (self._of_atom, "of_atom", len(self._z)),
-        ):
-            for name, values in table.items():
-                if len(values) != size:
-                    raise ValueError(f"{argument}[{name!r}] must have {size} rows, got shape {list(values.shape)}")
-        for name, values in {"y": self._y, **self._of_molecule, **self._of_atom}.items():
-            if not np.isfinite(values).all():
-                raise ValueError(f"{name} must be finite, got NaN or infinity")
+        self._of_molecule = _tables("of_molecule", of_molecule, count)
+        self._of_atom = _tables("of_atom", of_atom, len(self._z))
+
+    @staticmethod
+    def from_ase(
+        frames: Sequence[Any],
+        *,
+        energy_unit: str = "eV",
+        references: bool = True,
+        transform: Transform | None = None,
+    ) -> "Molecules":
+        """Molecules, or pieces of periodic matter, from frames of the package ase.
+
+        Energies (eV), forces (eV/angstrom) and stresses (eV/angstrom^3) are those that the frames' calculators hold
+        already, or their ``info`` and ``arrays`` under the names ``energy``, ``forces`` and ``stress``; nothing is
+        computed. All frames have one, or none has.
+
+        An item has ``z``, ``pos`` (angstrom) and, as far as they are known, ``y`` ``[1, 1]`` (the energy, also as
+        ``energy`` ``[1]``), ``force`` ``[atoms, 3]`` and ``stress`` ``[1, 3, 3]`` (the energy unit per angstrom and
+        angstrom^3). Where a frame repeats, all have a ``cell`` ``[1, 3, 3]`` (angstrom, its vectors are the rows) and
+        ``pbc`` bool ``[1, 3]`` (along which of them), as models with periodic neighbors take them.
+
+        Parameters
+        ----------
+        frames
+            ``ase.Atoms``, for example ``ase.io.read(path, ":")``.
+        energy_unit
+            ``"eV"``, ``"meV"``, ``"Ha"`` or ``"kcal/mol"``, of energies, forces and stresses.
+        references
+            Subtract from the energy a sum over its atoms, one number per element, fitted by least squares in float64
+            (``atom_energies`` of the result, in the energy unit): items are float32, which has 7 digits.
+        transform
+            Called with each new ``Data``.
+
+        Raises
+        ------
+        ImportError
+            If ase is not installed.
+        TypeError
+            If a frame is no ``ase.Atoms``.
+        ValueError
+            If there are no frames, only some have a property, or numbers are not finite.
+
+        Examples
+        --------
+        >>> from ase import Atoms
+        >>> frames = [Atoms("H2", [[0, 0, 0], [0, 0, d]], info={"energy": -31.7}) for d in (0.7, 0.8)]
+        >>> Molecules.from_ase(frames)[0]
+        Data(y=[1, 1], pos=[2, 3], z=[2], energy=[1])
+        """
+        check_arguments(Molecules.from_ase, locals())
+        described, energies = describe_frames(frames, energy_unit, np.arange(len(frames)) if references else None)
+        return Molecules(**described, transform=transform)._of_frames(energies)
+
+    def _of_frames(self, atom_energies: dict[int, float]) -> Self:
+        """Say what turns with the atoms of frames, and what was subtracted from their energies."""
+        self.vectors, self.tensors = ("pos", "force", "cell"), ("stress",)
+        self.atom_energies: dict[int, float] = atom_energies
+        return self
 
     def _make(self, index: int) -> Data:
         atoms = slice(int(self._offsets[index]), int(self._offsets[index + 1]))
@@ -267,6 +317,87 @@ def fit_atoms(
     counts = composition(z, offsets, species)
     fitted, *_ = np.linalg.lstsq(counts[train], energy[train], rcond=None)
     return dict(zip(species, fitted.tolist(), strict=True)), counts @ fitted
+
+
+def describe_frames(
+    frames: Sequence[Any], energy_unit: str, train: NDArray[np.int64] | None
+) -> tuple[dict[str, Any], dict[int, float]]:
+    """Arguments of :class:`Molecules` from frames of ase, and the energies of atoms that were subtracted.
+
+    They are fitted to the frames with the indices ``train``; nothing is subtracted if that is None.
+    """
+    try:
+        from ase import Atoms
+        from ase.stress import voigt_6_to_full_3x3_stress
+    except ImportError as error:
+        raise ImportError("frames need ase: pip install 'lieattn[chem]'") from error
+    for number, frame in enumerate(frames):
+        if not isinstance(frame, Atoms):
+            raise TypeError(f"frames must be ase.Atoms, got {type(frame).__name__} for frame {number}")
+    if not len(frames):
+        raise ValueError("frames must be at least one ase.Atoms, got none")
+    factor, unit = Units(energy_unit).convert("eV")
+    known = {name: _results(frames, name) for name in ("energy", "forces", "stress")}
+    z = np.concatenate([frame.numbers for frame in frames])
+    offsets = np.cumsum([0, *(len(frame) for frame in frames)])
+    found: dict[str, Any] = {"z": z, "pos": _within(np.concatenate([frame.positions for frame in frames]), "pos")}
+    found |= {"offsets": offsets, "y": np.empty((len(frames), 0)), "target_names": [], "target_units": []}
+    found |= {"of_molecule": {}, "of_atom": {}}
+    energies: dict[int, float] = {}
+    if known["energy"]:
+        energy = _within(known["energy"], "energy", (len(frames),))
+        if train is not None:
+            energies, free = fit_atoms(energy, z, offsets, train)
+            energy = energy - free
+        found |= {"y": factor * energy[:, None], "target_names": ["energy"], "target_units": [unit]}
+        found["of_molecule"]["energy"] = factor * energy
+    if known["forces"]:
+        rows = [_within(force, "forces", (len(frame), 3)) for force, frame in zip(known["forces"], frames, strict=True)]
+        found["of_atom"]["force"] = factor * np.concatenate(rows)
+    if known["stress"]:
+        full = [voigt_6_to_full_3x3_stress(np.ravel(s)) if np.size(s) == 6 else s for s in known["stress"]]
+        found["of_molecule"]["stress"] = factor * np.stack([_within(s, "stress", (3, 3)) for s in full])
+    if any(frame.pbc.any() for frame in frames):
+        found["of_molecule"]["cell"] = _within([frame.cell.array for frame in frames], "cell")
+        found["of_molecule"]["pbc"] = np.stack([frame.pbc for frame in frames])
+    return found, {charge: factor * value for charge, value in energies.items()}
+
+
+def _results(frames: Sequence[Any], name: str) -> list[Any]:
+    """A property of all frames that is there already; nothing if none has it."""
+    found = []
+    for frame in frames:
+        value = frame.info.get(name, frame.arrays.get(name))
+        try:
+            held = None if frame.calc is None else frame.calc.get_property(name, frame, allow_calculation=False)
+        except NotImplementedError:
+            held = None
+        found.append(value if held is None else held)
+    missing = [number for number, value in enumerate(found) if value is None]
+    if 0 < len(missing) < len(frames):
+        raise ValueError(
+            f"frames must all have {name} or none, got {len(missing)} without, the first frame {missing[0]}"
+        )
+    return [] if missing else found
+
+
+def _within(values: ArrayLike, name: str, shape: tuple[int, ...] | None = None) -> NDArray[np.float64]:
+    """Numbers of frames, refused unless they have the shape and are of a size that float32 can square."""
+    found = real_array(f"{name} of frames", values)
+    if shape is not None and found.shape != shape:
+        raise ValueError(f"{name} of frames must be {list(shape)}, got {list(found.shape)}")
+    if np.abs(found).max(initial=0) > LARGEST:
+        raise ValueError(f"{name} of frames must be at most {LARGEST:g}, got {np.abs(found).max():g}")
+    return found
+
+
+def _tables(argument: str, tables: Mapping[str, ArrayLike] | None, rows: int) -> dict[str, NDArray[Any]]:
+    """Numbers of each molecule or atom as arrays, after checking that each has a row."""
+    found = {name: plain_array(f"{argument}[{name!r}]", values) for name, values in (tables or {}).items()}
+    for name, values in found.items():
+        if values.shape[:1] != (rows,):
+            raise ValueError(f"{argument}[{name!r}] must have {rows} rows, got shape {list(values.shape)}")
+    return found
 
 
 def _tensor(values: NDArray[Any]) -> Tensor:

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lieattn_datasets._arrays import class_array, real_array
 from lieattn_datasets._checks import check_arguments
 from lieattn_datasets._clouds import Clouds, Transform
 from lieattn_datasets._fields import rotation_matrix
@@ -55,6 +56,8 @@ class ShapePoints(Clouds):
         Class of each shape, integers ``[shapes]``.
     classes
         Names of the classes.
+    targets
+        Numbers ``[shapes, targets]``, which take the place of the class as ``y`` float32 ``[1, targets]``.
     task
         ``"classification"`` or ``"normals"``.
     rotate
@@ -81,6 +84,7 @@ class ShapePoints(Clouds):
         labels: ArrayLike,
         classes: Sequence[str],
         *,
+        targets: ArrayLike | None = None,
         task: Task = "classification",
         rotate: Rotate = "none",
         seed: int = 0,
@@ -90,9 +94,10 @@ class ShapePoints(Clouds):
         check_choice("task", task, _TASKS)
         check_choice("rotate", rotate, _ROTATIONS)
         frozen_stream(seed)
-        self._pos = np.asarray(pos, dtype=np.float32)
-        self._normal = None if normal is None else np.asarray(normal, dtype=np.float32)
-        self._labels = np.asarray(labels, dtype=np.int64)
+        self._pos = real_array("pos", pos).astype(np.float32)
+        self._normal = None if normal is None else real_array("normal", normal).astype(np.float32)
+        self._labels = class_array("labels", labels)
+        self._targets = None if targets is None else real_array("targets", targets)
         shape = self._pos.shape
         if len(shape) != 3 or shape[2] != 3 or self._labels.shape != shape[:1]:
             found = f"{list(shape)} and {list(self._labels.shape)}"
@@ -103,6 +108,8 @@ class ShapePoints(Clouds):
             raise ValueError(
                 f"labels must be in 0 .. {len(classes) - 1}, got {self._labels.min()} .. {self._labels.max()}"
             )
+        if self._targets is not None and (self._targets.shape[:1] != shape[:1] or self._targets.ndim != 2):
+            raise ValueError(f"targets must be [{shape[0]}, targets], got {list(self._targets.shape)}")
         if task == "normals" and self._normal is None:
             raise ValueError("task='normals' needs normals, which are not known for these shapes")
         super().__init__(shape[0], transform)
@@ -115,6 +122,8 @@ class ShapePoints(Clouds):
         turn = self._rotation(index)
         pos = torch.from_numpy((self._pos[index] @ turn.T).astype(np.float32))
         label = torch.from_numpy(self._labels[index : index + 1].copy())
+        if self._targets is not None:
+            label = torch.from_numpy(self._targets[index : index + 1].astype(np.float32))
         if self._normal is None:
             return Data(pos=pos, y=label)
         normal = torch.from_numpy((self._normal[index] @ turn.T).astype(np.float32))

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 from torch_geometric.data import Data
 
 from lieattn_datasets._arrays import check_points, real_array
@@ -157,6 +158,42 @@ def sphere_data(directions: NDArray[np.float64], values: NDArray[np.float64], ar
         pos=torch.from_numpy(directions.astype(np.float32)),
         weight=torch.from_numpy(areas.astype(np.float32)),
     )
+
+
+def on_sphere(latitude: ArrayLike, longitude: ArrayLike) -> Tensor:
+    """Places on the globe as points of the unit sphere, for example stations: ``Data(pos=on_sphere(lat, lon), x=...)``.
+
+    Parameters
+    ----------
+    latitude, longitude
+        Degrees, ``[points]``: north from -90 to 90, east from -360 to 360.
+
+    Returns
+    -------
+    Tensor
+        float32 ``[points, 3]``; x points to 0 N 0 E, y to 0 N 90 E, z to the north pole.
+
+    Raises
+    ------
+    ValueError
+        If these are no finite numbers in their range, one of each for each point.
+
+    Examples
+    --------
+    >>> on_sphere([0.0, 90.0], [90.0, 0.0]).abs().round()
+    tensor([[0., 1., 0.],
+            [0., 0., 1.]])
+    """
+    phi, lam = real_array("latitude", latitude), real_array("longitude", longitude)
+    if phi.ndim != 1 or phi.shape != lam.shape:
+        raise ValueError(f"latitude and longitude must be [points] both, got {list(phi.shape)} and {list(lam.shape)}")
+    for argument, angles, most in (("latitude", phi, 90), ("longitude", lam, 360)):
+        beyond = np.flatnonzero(np.abs(angles) > most)
+        if beyond.size:
+            got = f"{angles[beyond[0]]:g} for point {beyond[0]}"
+            raise ValueError(f"{argument} must be degrees in -{most} .. {most}, got {got}")
+    directions = angles_to_directions(np.deg2rad(90 - phi), np.deg2rad(lam))
+    return torch.from_numpy(directions.astype(np.float32))
 
 
 def angles_to_directions(colatitude: ArrayLike, longitude: ArrayLike) -> NDArray[np.float64]:

@@ -18,7 +18,14 @@ import trimesh
 
 import lieattn_datasets as ld
 from lieattn_datasets._qm9_targets import TARGETS
-from tests import test_data_dynamics, test_data_molecules, test_data_shapes, test_data_sphere, test_datasets
+from tests import (
+    test_data_dynamics,
+    test_data_folders,
+    test_data_molecules,
+    test_data_shapes,
+    test_data_sphere,
+    test_datasets,
+)
 
 _COUNT = 3
 
@@ -177,6 +184,20 @@ def _write_mesh(folder: Path, kind: str) -> None:
     (folder / f"mesh.{kind}").write_bytes(mesh if isinstance(mesh, bytes) else mesh.encode())
 
 
+def _write_xyz(folder: Path) -> None:
+    from ase.io import write
+
+    write(folder / "frames.xyz", test_data_molecules.crystals(3), format="extxyz")
+
+
+def _image_folder(suffix: str, **options: bool) -> Case:
+    return Case(
+        lambda folder: test_data_folders.write_images(folder, count=1, suffix=suffix),
+        lambda folder: ld.ImageFolder(folder, "all"),
+        **options,
+    )
+
+
 def _images(loader: Callable[..., Any], split: str = "test", **options: Any) -> Callable[[Path], Any]:
     return lambda folder: loader(folder, split, verify=False, **options)
 
@@ -244,6 +265,9 @@ CASES: dict[str, Case] = {
     ),
     "SphericalMNIST": _npz(test_data_sphere.write_sphere, _images(ld.SphericalMNIST, rotated=True)),
     "WindOnSphere": _npz(test_data_sphere.write_wind, _images(ld.WindOnSphere)),
+    "ImageFolder": _image_folder("png", checksums=True),
+    "ImageFolder jpeg": _image_folder("jpg"),
+    "ExtendedXYZ": Case(_write_xyz, lambda folder: ld.ExtendedXYZ(folder / "frames.xyz", "all"), counts=False),
     "ModelNet": Case(_write_mesh_zip, _images(ld.ModelNet, points=8), checksums=True),
     "MeshFolder": Case(
         _write_meshes, lambda folder: ld.MeshFolder(folder / "ModelNet10", "test", points=8), only="ModelNet10/bed/test"

@@ -1,0 +1,147 @@
+"""Images of one's own, in a folder for each class."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lieattn_datasets._checks import check_arguments
+from lieattn_datasets._files import check_choice, listed
+from lieattn_datasets._images import ImagePoints, Transform
+from lieattn_datasets._splits import seeded
+from lieattn_datasets._streams import SPLITS, progress
+
+_SUFFIXES = (".png", ".jpg", ".jpeg")
+_FOLDERS = {"train": "train", "val": "valid", "valid": "valid", "test": "test"}
+_SHOWN = 200  # characters of what is wrong
+
+
+class ImageFolder(ImagePoints):
+    """Labeled PNG and JPEG images of a folder, whose subfolders are the classes.
+
+    The folder has ``CLASS/*``, of which a permutation makes splits with the same share of every class; or it has
+    ``train/CLASS/*``, ``val/CLASS/*`` (or ``valid``) and ``test/CLASS/*``. Items are those of :class:`ImagePoints`.
+    Images are turned upright as their EXIF data say, transparency is ignored, and 16 bits become 8.
+
+    Parameters
+    ----------
+    root
+        The folder. Hidden files are left out.
+    split
+        ``"train"``, ``"valid"``, ``"test"`` or ``"all"``.
+    size
+        What all images are resized to, bilinear: a number of pixels, or (height, width). Default: they must have one
+        size.
+    color
+        Whether items have three channels, red, green and blue, or one, the luminance.
+    shares
+        Of ``"train"`` and ``"valid"`` where the folder has no splits; the others are ``"test"``.
+    split_seed
+        Of the permutation: the same for all splits.
+    transform
+        Called with each new ``Data``.
+
+    Attributes
+    ----------
+    classes : tuple[str, ...]
+        Names of the classes, those of the subfolders in alphabetical order.
+
+    Raises
+    ------
+    ImportError
+        If Pillow is not installed.
+    FileNotFoundError
+        If there is no such folder, or no image in it.
+    ValueError
+        If there are other files, images that are damaged or expand to more pixels than Pillow allows (the message names
+        them), images of several sizes and no ``size``, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: Literal["train", "valid", "test", "all"] = "train",
+        *,
+        size: int | Sequence[int] | None = None,
+        color: bool = False,
+        shares: Sequence[float] = (0.8, 0.1),
+        split_seed: int = 0,
+        transform: Transform | None = None,
+    ) -> None:
+        check_arguments(ImageFolder.__init__, locals())
+        check_choice("split", split, (*SPLITS, "all"))
+        sides = None if size is None else (size, size) if isinstance(size, int) else tuple(size)
+        if sides is not None and (len(sides) != 2 or min(sides) < 1):
+            raise ValueError(f"size must be one or two numbers of pixels from 1, got {size!r}")
+        paths, labels, classes = _choose(Path(root), split, shares, split_seed)
+        images = _read_all(paths, color, sides)
+        super().__init__(images, labels, num_classes=len(classes), transform=transform)
+        self.classes = classes
+
+
+def _choose(
+    root: Path, split: str, shares: Sequence[float], seed: int
+) -> tuple[list[Path], NDArray[np.int64], tuple[str, ...]]:
+    """Files of a split, the class of each, and the names of all classes."""
+    if not root.is_dir():
+        raise FileNotFoundError(f"there is no folder {str(root)!r} of images")
+    files = sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file())
+    files = [path for path in files if not any(part.startswith(".") for part in path.parts)]
+    tops = {path.parts[0] for path in files}
+    given = "train" in tops and tops <= _FOLDERS.keys()
+    place = "SPLIT/CLASS/*" if given else "CLASS/*"
+    depth = 3 if given else 2
+    other = [str(path) for path in files if len(path.parts) != depth or path.suffix.lower() not in _SUFFIXES]
+    if other:
+        raise ValueError(f"{root} must hold {place} ({', '.join(_SUFFIXES)}) and nothing else, got {listed(other)}")
+    classes = tuple(sorted({path.parts[-2] for path in files}))
+    labels = np.array([classes.index(path.parts[-2]) for path in files], dtype=np.int64)
+    if given and split != "all":
+        chosen = np.flatnonzero([_FOLDERS[path.parts[0]] == split for path in files])
+    else:
+        chosen = seeded(labels, split, shares, seed) if files else np.arange(0)
+    if not len(chosen):
+        raise FileNotFoundError(f"there are no images {place} ({', '.join(_SUFFIXES)}) of {split} in {str(root)!r}")
+    return [root / files[index] for index in chosen], labels[chosen], classes
+
+
+def _read_all(paths: Sequence[Path], color: bool, sides: tuple[int, ...] | None) -> NDArray[np.uint8]:
+    """Images ``[images, height, width]``, with color three channels; broken ones are named."""
+    images, broken, names = [], [], dict[tuple[int, ...], str]()
+    for path in progress(paths, "reading images", len(paths)):
+        try:
+            images.append(_read(path, color, sides))
+            names.setdefault(images[-1].shape[:2], f"{images[-1].shape[0]} x {images[-1].shape[1]} ({path})")
+        except ImportError:
+            raise
+        except Exception as error:  # a damaged file can fail in any way
+            broken.append(f"{path}: {type(error).__name__}: {str(error)[:_SHOWN]}")
+    if broken:
+        raise ValueError(f"{len(broken)} of {len(paths)} images cannot be used: {listed(broken, '; ')}")
+    if len(names) > 1:
+        raise ValueError(f"images must have one size, or size be given, got {listed(list(names.values()))}")
+    return np.stack(images)
+
+
+def _read(path: Path, color: bool, sides: tuple[int, ...] | None) -> NDArray[np.uint8]:
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise ImportError("ImageFolder needs Pillow: pip install 'lieattn[data]'") from error
+    formats = ("PNG", "JPEG")
+    with warnings.catch_warnings():
+        # Pillow warns above its limit of pixels and raises an error above twice of it only.
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        with Image.open(path, formats=formats) as image:
+            image.verify()  # the checksums of PNG, which nothing else looks at
+        with Image.open(path, formats=formats) as image:
+            upright: Any = ImageOps.exif_transpose(image)
+    if upright.mode.startswith("I"):  # 16 bits, which conversions would clip
+        upright = Image.fromarray((np.asarray(upright) // 257).astype(np.uint8))
+    upright = upright.convert("RGB" if color else "L")
+    if sides is not None:
+        upright = upright.resize(sides[::-1], Image.Resampling.BILINEAR)
+    return np.asarray(upright)

@@ -1,0 +1,118 @@
+"""Molecules and crystals of one's own, in extended XYZ files."""
+
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from lieattn_datasets._checks import check_arguments
+from lieattn_datasets._clouds import Transform
+from lieattn_datasets._files import check_choice
+from lieattn_datasets._molecules import Molecules, describe_frames
+from lieattn_datasets._splits import seeded
+from lieattn_datasets._streams import SPLITS
+
+_MOST_COLUMNS = 1000  # of each atom
+_SHOWN = 200  # characters of what is wrong
+
+
+class ExtendedXYZ(Molecules):
+    """Frames of an extended XYZ file, with energies, forces, stress and periodic cell where the file has them.
+
+    Read by the package ase, in its units: angstrom and eV. Items are those of :meth:`Molecules.from_ase`.
+
+    Parameters
+    ----------
+    path
+        The file: for each frame the number of atoms, a line of properties such as ``Lattice="..."``,
+        ``Properties=species:S:1:pos:R:3:forces:R:3`` and ``energy=-31.7``, and a line for each atom.
+    split
+        ``"train"``, ``"valid"`` or ``"test"``, by a permutation of the frames; or ``"all"``. Frames that follow each
+        other in a simulation are alike: test on frames of another file.
+    shares
+        Of ``"train"`` and ``"valid"``; the other frames are ``"test"``.
+    split_seed
+        Of the permutation: the same for all splits.
+    energy_unit
+        ``"eV"``, ``"meV"``, ``"Ha"`` or ``"kcal/mol"``, of energies, forces and stresses.
+    references
+        Subtract from the energy a sum over its atoms, one number per element, fitted to the frames of ``"train"``, or
+        to all with ``"all"`` (``atom_energies``, in the energy unit).
+    transform
+        Called with each new ``Data``.
+
+    Raises
+    ------
+    ImportError
+        If ase is not installed.
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If the file is damaged or incomplete, only some frames have a property, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        split: Literal["train", "valid", "test", "all"] = "train",
+        *,
+        shares: Sequence[float] = (0.8, 0.1),
+        split_seed: int = 0,
+        energy_unit: str = "eV",
+        references: bool = True,
+        transform: Transform | None = None,
+    ) -> None:
+        check_arguments(ExtendedXYZ.__init__, locals())
+        check_choice("split", split, (*SPLITS, "all"))
+        frames = _read(Path(path))
+        alike = np.zeros(len(frames), dtype=np.int64)
+        chosen = seeded(alike, split, shares, split_seed)
+        train = chosen if split == "all" else seeded(alike, "train", shares, split_seed)
+        try:
+            described, energies = describe_frames(frames, energy_unit, train if references else None)
+            super().__init__(**described, transform=transform)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        self._of_frames(energies)
+        self._indices = chosen
+
+
+def _read(path: Path) -> list[Any]:
+    """Read all frames with ase, after checking that the file holds what its headers promise."""
+    try:
+        from ase.io import read
+    except ImportError as error:
+        raise ImportError("extended XYZ files need ase: pip install 'lieattn[chem]'") from error
+    try:
+        text = path.read_text(encoding="utf-8")
+        _check_frames(text)
+        frames: Any = read(io.StringIO(text), index=":", format="extxyz", properties_parser=_properties)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # a damaged file can fail in any way
+        problem = f"{type(error).__name__}: {str(error)[:_SHOWN]}"
+        raise ValueError(f"{path} is no extended XYZ file, or a broken one: {problem}") from error
+    return list(frames)
+
+
+def _check_frames(text: str) -> None:
+    """Raise ValueError unless all lines belong to frames: ase skips what is behind an empty line."""
+    lines = text.rstrip().split("\n")
+    at = 0
+    while at < len(lines):
+        if not re.fullmatch(r"\s*[0-9]{1,9}\s*", lines[at]) or not 0 < int(lines[at]) <= len(lines) - at - 2:
+            raise ValueError(f"line {at + 1} is not the number of the atoms on the lines behind it: {lines[at]!r}")
+        at += int(lines[at]) + 2
+
+
+def _properties(line: str) -> dict[str, Any]:
+    """Properties of a frame, refused if they promise more columns than a line can have."""
+    from ase.io.extxyz import key_val_str_to_dict
+
+    found: dict[str, Any] = key_val_str_to_dict(line)
+    if sum(int(columns) for columns in str(found.get("Properties", "")).split(":")[2::3]) > _MOST_COLUMNS:
+        raise ValueError(f"Properties has more than {_MOST_COLUMNS} columns")
+    return found

@@ -1,0 +1,214 @@
+"""Folders of images and meshes of one's own, and places given in degrees."""
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+import lieattn_datasets as ld
+from tests.test_data_shapes import off
+
+Image = pytest.importorskip("PIL.Image", reason="ImageFolder needs Pillow")
+SPLITS = ("train", "valid", "test")
+
+
+def write_images(root, *, color=False, count=5, suffix="png", side=(6, 8)):
+    """Images of two classes, all different; returns them by their names."""
+    rng, found = np.random.default_rng(0), {}
+    for kind in ("cat", "dog"):
+        (root / kind).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            array = rng.integers(0, 256, (*side, 3) if color else side, dtype=np.uint8)
+            Image.fromarray(array).save(root / kind / f"{number}.{suffix}")
+            found[f"{kind}/{number}.{suffix}"] = array
+    return found
+
+
+def png(width, height, data=b""):
+    """A gray PNG of a size that its data need not have."""
+
+    def chunk(name, content):
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+
+
+class TestImageFolder:
+    @pytest.mark.parametrize("color", [False, True])
+    def test_items_are_the_images(self, tmp_path, color):
+        arrays = write_images(tmp_path, color=color)
+        images = ld.ImageFolder(tmp_path, "all", color=color)
+        assert images.classes == ("cat", "dog")
+        assert images.labels.tolist() == [0] * 5 + [1] * 5
+        for data, array in zip(images, arrays.values(), strict=True):
+            expected = torch.from_numpy(array.reshape(6, 8, -1)) / 255
+            torch.testing.assert_close(ld.data_to_image(data), expected)
+        gray = ld.ImageFolder(tmp_path, "all", color=not color)
+        assert gray.num_channels == (1 if color else 3)
+
+    def test_seeded_splits(self, tmp_path):
+        write_images(tmp_path, count=10)
+        parts = [ld.ImageFolder(tmp_path, split, shares=(0.5, 0.2)) for split in SPLITS]
+        assert [part.labels.bincount().tolist() for part in parts] == [[5, 5], [2, 2], [3, 3]]
+        seen = {tuple(data.x.flatten().tolist()) for part in parts for data in part}
+        assert len(seen) == 20
+        other = ld.ImageFolder(tmp_path, "train", shares=(0.5, 0.2), split_seed=1)
+        assert not torch.equal(other[0].x, parts[0][0].x) or not torch.equal(other[1].x, parts[0][1].x)
+
+    @pytest.mark.parametrize("valid", ["val", "valid"])
+    def test_given_splits(self, tmp_path, valid):
+        for split, count in (("train", 4), (valid, 1), ("test", 2)):
+            write_images(tmp_path / split, count=count)
+        assert [len(ld.ImageFolder(tmp_path, split)) for split in SPLITS] == [8, 2, 4]
+
+    def test_sizes(self, tmp_path):
+        write_images(tmp_path, count=1)
+        Image.fromarray(np.full((4, 4), 51, dtype=np.uint8)).save(tmp_path / "dog" / "0.JPG")
+        with pytest.raises(ValueError, match=r"size be given, got 6 x 8 \(.*0\.png\), 4 x 4 \(.*0\.JPG\)"):
+            ld.ImageFolder(tmp_path, "all")
+        images = ld.ImageFolder(tmp_path, "all", size=(3, 5))
+        assert images.image_shape == (3, 5)
+        torch.testing.assert_close(images[1].x, torch.full((15, 1), 0.2))
+        assert ld.ImageFolder(tmp_path, "all", size=7).image_shape == (7, 7)
+
+    def test_other_kinds_of_pixels(self, tmp_path):
+        """16 bits, a palette, transparency, an image that lies on its side."""
+        (tmp_path / "a").mkdir()
+        gray = np.array([[0, 128], [200, 255]], dtype=np.uint8)
+        Image.fromarray(gray.astype(np.uint16) * 257).save(tmp_path / "a" / "1.png")
+        Image.fromarray(gray).convert("P").save(tmp_path / "a" / "2.png")
+        Image.fromarray(gray).convert("RGBA").save(tmp_path / "a" / "3.png")
+        exif = Image.Exif()
+        exif[0x0112] = 6  # to be turned by a quarter
+        Image.fromarray(np.rot90(gray).copy()).save(tmp_path / "a" / "4.png", exif=exif)
+        for data in ld.ImageFolder(tmp_path, "all"):
+            assert (ld.data_to_image(data)[:, :, 0] * 255).round().tolist() == gray.tolist()
+
+    def test_damaged_files_are_named(self, tmp_path):
+        write_images(tmp_path, count=3)
+        whole = (tmp_path / "cat" / "1.png").read_bytes()
+        flipped = bytearray(whole)
+        flipped[-20] ^= 1  # in the pixels, whose checksum nothing else looks at
+        for content in (whole[:-30], bytes(flipped), b"GIF89a", b""):
+            (tmp_path / "cat" / "1.png").write_bytes(content)
+            with pytest.raises(ValueError, match=r"1 of 6 images cannot be used: .*cat.1\.png: "):
+                ld.ImageFolder(tmp_path, "all")
+
+    def test_bombs_are_refused_before_they_expand(self, tmp_path):
+        """Pillow only warns of the smaller one."""
+        (tmp_path / "a").mkdir()
+        for side in (10_000, 50_000):
+            (tmp_path / "a" / "bomb.png").write_bytes(png(side, side))
+            with pytest.raises(ValueError, match=r"bomb\.png: DecompressionBomb.*exceeds limit"):
+                ld.ImageFolder(tmp_path, "all", size=8)
+
+    @pytest.mark.parametrize("name", ["cat/notes.txt", "0.png", "cat/more/1.png", "cat/1.gif"])
+    def test_other_files_are_named(self, tmp_path, name):
+        write_images(tmp_path, count=2)
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+        (tmp_path / "cat" / ".hidden").write_bytes(b"")
+        with pytest.raises(ValueError, match=rf"must hold CLASS/\* \(.png.*\) and nothing else, got {name}"):
+            ld.ImageFolder(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"size": 0}, ValueError, "size must be one or two numbers of pixels from 1, got 0"),
+            ({"size": (3, 3, 3)}, ValueError, "size must be one or two numbers"),
+            ({"size": "8"}, TypeError, "size must be"),
+            ({"shares": (0.9, 0.2)}, ValueError, "shares must be those of train and valid"),
+            ({"shares": (1.0, 0.0), "split": "test"}, ValueError, "leave none for split='test'"),
+            ({"split": "val"}, ValueError, "split must be one of"),
+            ({"root": "none"}, FileNotFoundError, "there is no folder 'none' of images"),
+        ],
+    )
+    def test_bad_arguments(self, tmp_path, options, error, message):
+        write_images(tmp_path, count=2)
+        with pytest.raises(error, match=message):
+            ld.ImageFolder(**{"root": tmp_path, **options})
+
+    def test_no_images(self, tmp_path):
+        (tmp_path / "cat").mkdir()
+        with pytest.raises(FileNotFoundError, match=r"there are no images CLASS/\*"):
+            ld.ImageFolder(tmp_path)
+
+
+class TestMeshFolder:
+    def write(self, root, *names):
+        for name in names:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(off())
+        return root
+
+    def test_classes_without_splits(self, tmp_path):
+        self.write(tmp_path, *(f"{kind}/{number}.off" for kind in ("bed", "sofa") for number in range(5)))
+        parts = [ld.MeshFolder(tmp_path, split, points=4, shares=(0.6, 0.2)) for split in SPLITS]
+        assert [part.labels.tolist() for part in parts] == [[0, 0, 0, 1, 1, 1], [0, 1], [0, 1]]
+        assert parts[0].classes == ("bed", "sofa")
+
+    def test_files_alone(self, tmp_path):
+        """One class; classes, or targets, by the names of the files."""
+        names = [f"{number}.off" for number in range(4)]
+        folder = self.write(tmp_path / "parts", *names)
+        shares = {"points": 4, "shares": (1.0, 0.0)}
+        assert ld.MeshFolder(folder, **shares).classes == ("parts",)
+        kinds = ld.MeshFolder(folder, labels=dict(zip(names, "abba", strict=True)), **shares)
+        assert (kinds.classes, kinds.labels.tolist()) == (("a", "b"), [0, 1, 1, 0])
+        drag = ld.MeshFolder(folder, labels=dict(zip(names, (0.1, 2, 3, 4), strict=True)), **shares)
+        torch.testing.assert_close(torch.cat([data.y for data in drag]), torch.tensor([[0.1], [2.0], [3.0], [4.0]]))
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"labels": {"0.off": "a"}}, "there is no label for 1.off"),
+            ({"labels": {"0.off": "a", "1.off": "b", "2.off": "b"}}, "there is no file for 2.off"),
+            ({"labels": {"0.off": "a", "1.off": 1.0}}, "labels must be strings, .* or numbers, .* got both"),
+            ({"labels": {"0.off": 1.0, "1.off": np.nan}}, "targets must be finite"),
+            ({"validation": 1}, "validation=1 is for folders with CLASS/train"),
+        ],
+    )
+    def test_bad_arguments(self, tmp_path, options, message):
+        self.write(tmp_path, "0.off", "1.off")
+        with pytest.raises(ValueError, match=message):
+            ld.MeshFolder(tmp_path, points=4, shares=(1.0, 0.0), **options)
+
+    def test_no_meshes(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"there are no meshes CLASS/\* or \* "):
+            ld.MeshFolder(tmp_path)
+
+
+class TestOnSphere:
+    def test_places(self):
+        found = ld.on_sphere([0, 0, 0, 90, -90, 45], [0, 90, -180, 12, 12, 0])
+        half = 0.5**0.5
+        expected = [[1, 0, 0], [0, 1, 0], [-1, 0, 0], [0, 0, 1], [0, 0, -1], [half, 0, half]]
+        torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=1e-7)
+
+    def test_models_take_them(self):
+        models, geometry = pytest.importorskip("lieattn.models"), pytest.importorskip("lieattn.geometry")
+        spaces = pytest.importorskip("lieattn.spaces")
+        rng = np.random.default_rng(0)
+        clouds = [Data(pos=ld.on_sphere(rng.uniform(-90, 90, 9), rng.uniform(-180, 180, 9)), x=torch.ones(9, 1))] * 2
+        small = {"space": spaces.Sphere(), "channels": 8, "layers": 1, "heads": 2}
+        frames = geometry.SampledFrames(2)
+        network = models.LieTransformer(1, 1, frames=frames, neighborhood=geometry.Radius(1.0), **small)
+        assert network(Batch.from_data_list(clouds)).shape == (2, 1)
+
+    @pytest.mark.parametrize(
+        ("latitude", "longitude", "message"),
+        [
+            ([0.0, 91.0], [0.0, 0.0], r"latitude must be degrees in -90 .. 90, got 91 for point 1"),
+            ([0.0], [361.0], r"longitude must be degrees in -360 .. 360, got 361 for point 0"),
+            ([0.0], [0.0, 1.0], r"must be \[points\] both, got \[1\] and \[2\]"),
+            ([np.nan], [0.0], "latitude must be finite"),
+            (["N"], [0.0], "latitude must be an array of real numbers"),
+        ],
+    )
+    def test_bad_places(self, latitude, longitude, message):
+        with pytest.raises(ValueError, match=message):
+            ld.on_sphere(latitude, longitude)

@@ -35,11 +35,12 @@ def _noting(init: Callable[..., None]) -> Callable[..., None]:
     return noting
 
 
-def describe(value: Any) -> Any:
+def describe(value: Any, without: Sequence[str] = ()) -> Any:
     """A value as nested lists and mappings of plain values and tensors, from which :func:`make` makes it again.
 
-    Objects are ``class_path`` and ``init_args``: for modules those that were noted, for others the attributes that are
-    called like them. ValueError says what cannot be described.
+    Objects are ``class_path`` and ``init_args``, but for those ``without`` which the outermost one can be made: for
+    modules those that were noted, for others the attributes that are called like them. ValueError says what cannot be
+    described.
     """
     if value is None or isinstance(value, bool | str):
         return value
@@ -55,7 +56,7 @@ def describe(value: Any) -> Any:
     if isinstance(value, type) or inspect.isroutine(value):
         return {"name": _import_path(value)}
     described: dict[str, Any] = {"class_path": _import_path(type(value))}
-    described["init_args"] = {name: describe(given) for name, given in _arguments(value).items()}
+    described["init_args"] = {name: describe(given) for name, given in _arguments(value).items() if name not in without}
     if vars(value).get("_has_other_head", False):
         described["head"] = describe(value.head)
     return described
@@ -98,8 +99,9 @@ def _arguments(value: Any) -> dict[str, Any]:
         advice = "derive its class from lieattn.models.Network, or save its state_dict with torch.save"
         raise ValueError(f"{type(value).__name__} does not note the arguments that it is made with: {advice}")
     for name, parameter in signature.parameters.items():
-        if not hasattr(value, name) and parameter.default is parameter.empty:
-            raise ValueError(f"{type(value).__name__} cannot be described: it has no attribute {name!r}")
+        several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if several or (not hasattr(value, name) and parameter.default is parameter.empty):
+            raise ValueError(f"{type(value).__name__} cannot be described: its argument {name!r} is no attribute")
     return {name: getattr(value, name) for name in signature.parameters if hasattr(value, name)}
 
 

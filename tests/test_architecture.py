@@ -34,8 +34,9 @@ BELOW = {
 CORE = frozenset(BELOW)
 # What all parts may import, and which import none.
 FOUNDATION = frozenset({"_checks", "_digest", "_files", "_recorded", "_saved", "_trust"})
-TOOLS = frozenset({"certify", "viz", "bench", "train", "compare", "cli"})
+TOOLS = frozenset({"ase", "certify", "viz", "bench", "train", "compare", "cli"})
 BELOW |= {
+    "ase": CORE,
     "certify": CORE,
     "viz": CORE | {"certify"},
     "bench": CORE,
@@ -45,7 +46,7 @@ BELOW |= {
 }
 BELOW |= {name: set() for name in FOUNDATION} | {"__init__": CORE | TOOLS, "__main__": CORE | TOOLS}
 
-HEAVY = ("lightning", "matplotlib", "e3nn", "scipy", "torch_geometric", "sklearn", "trimesh", "h5py", "jsonargparse")
+HEAVY = "lightning matplotlib e3nn scipy torch_geometric sklearn trimesh h5py jsonargparse ase".split()
 MOST_LINES = 500
 
 

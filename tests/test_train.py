@@ -27,6 +27,7 @@ from torch_geometric.nn import global_mean_pool
 from lieattn._digest import add_digests, digest
 from lieattn._trust import untrusted_names
 from lieattn.cli import COMMANDS, main
+from lieattn.geometry import Radius
 from lieattn.groups import FiniteGroup, cyclic, tetrahedral
 from lieattn.models import FieldModel, FramewiseTransformer, Lifting
 from lieattn.nn import VectorHead
@@ -43,6 +44,7 @@ from lieattn.train import (
     load_data,
     load_network,
     load_task,
+    load_weights,
     read_checkpoint,
 )
 from lieattn.train._checkpoint import FORMAT, check_content, describe_group
@@ -578,6 +580,33 @@ def test_checkpoint_of_another_version_of_lightning_is_whole(finished):
     content["legacy_pytorch-lightning_version"] = content["pytorch-lightning_version"]
     content["pytorch-lightning_version"] = "9.9.9"  # as Lightning does in reading
     check_content(content, "it")
+
+
+def test_checkpoints_of_a_bare_trainer_open_everywhere(tmp_path, capsys):
+    network = FramewiseTransformer(cyclic(4), 1, 2, channels=4, layers=1)
+    data = PointSetData(ToyClouds())
+    fit(tmp_path, network=network, max_epochs=2)
+    path, item = str(tmp_path / "checkpoints/last.ckpt"), next(iter(data.train_dataloader()))
+    assert torch.equal(load_network(path)(item), network.eval()(item))
+    assert load_task(path).classes == 2
+    assert main(["certify", path]) == 0
+    options = ["--ckpt_path", path, "--data.test", "tests.test_train.ToyClouds", "--trainer.accelerator", "cpu"]
+    assert main(["test", *options, "--trainer.default_root_dir", str(tmp_path)]) == 0
+    assert main(["predict", *options, "--trainer.default_root_dir", str(tmp_path)]) == 0
+    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 1 + ITEMS
+    fit(tmp_path / "own", max_epochs=2)
+    capsys.readouterr()
+    assert main(["certify", str(tmp_path / "own/checkpoints/last.ckpt")]) == 2
+    assert "ToyNetwork does not note the arguments" in (told := capsys.readouterr().err)
+    assert "load_weights" in told
+
+
+def test_weights_for_another_radius_are_refused(tmp_path):
+    made = [FramewiseTransformer(cyclic(4), 1, 2, channels=4, layers=1, neighborhood=Radius(r)) for r in (1.0, 2.0)]
+    fit(tmp_path, network=made[0], max_epochs=2)
+    checkpoint = read_checkpoint(tmp_path / "checkpoints/last.ckpt")
+    with pytest.raises(CheckpointError, match=r"neighborhood: the weights are for Radius\(radius=1.0"):
+        load_weights(made[1], checkpoint, "the network", "network.")
 
 
 def test_subclass_adds_to_checkpoints(tmp_path):

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import warnings
 from argparse import Action
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -93,12 +93,12 @@ def run(name: str, arguments: Sequence[str]) -> int:
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_advertisement)
     try:
         with without_warnings(), tempfile.TemporaryDirectory(prefix="lieattn-") as folder:
-            config = _config_of_checkpoint(arguments, trust)
+            config, task = _of_checkpoint(arguments, trust)
             _PointSetCLI(
                 config is not None,
-                train.PointSetTask,
+                task or train.PointSetTask,
                 train.PointSetData,
-                subclass_mode_model=True,
+                subclass_mode_model=task is None,
                 trainer_defaults=_DEFAULTS,
                 seed_everything_default=0,
                 save_config_kwargs={"overwrite": True},
@@ -190,7 +190,8 @@ class _PointSetCLI(LightningCLI):
             raise train.CheckpointError(f"{self.subcommand} needs trained weights: --ckpt_path best, last, or a file")
         self._checkpoint = None if settings.ckpt_path is None else train.read_checkpoint(settings.ckpt_path)
         dumped = yaml.safe_load(self._parser(self.subcommand).dump(settings))
-        self._resolved = {key: dumped[key] for key in ("model", "data")}
+        # Without a model where a checkpoint describes its task.
+        self._resolved = {key: dumped[key] for key in ("model", "data") if key in dumped}
         if self._checked:  # once more, because files that it names for parts of it are read by now
             train.check_trusted(self._resolved, settings.ckpt_path, settings.trust)
 
@@ -207,7 +208,7 @@ class _PointSetCLI(LightningCLI):
             self._checkpoint = None
         if self.subcommand == "validate" and self.datamodule.sets["val"] is None:
             raise train.UsageError("data.val: no data set was given for it")
-        self.model.config = self._resolved
+        self.model.config = self._resolved if "model" in self._resolved else {}
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         settings = self.config_init[self.subcommand]
@@ -275,18 +276,27 @@ def _folder(settings: Any) -> Path:
     return Path(settings.last.dirpath or Path(settings.trainer.default_root_dir) / "checkpoints")
 
 
-def _config_of_checkpoint(arguments: Sequence[str], trust: Sequence[str]) -> Any:
-    """The configuration of the checkpoint where none is given; CheckpointError if it names what is not trusted."""
+def _of_checkpoint(
+    arguments: Sequence[str], trust: Sequence[str]
+) -> tuple[Any, Callable[[], train.PointSetTask] | None]:
+    """The configuration of the checkpoint where none is given, or else what makes the task that it describes.
+
+    CheckpointError is raised if it has neither, or names what is not trusted.
+    """
     if any(word in ("-c", "-h") or word.startswith(("--config", "--help", "--print_config")) for word in arguments):
-        return None
+        return None, None
     path, _ = _option(arguments, "--ckpt_path", nargs="?")
     if path in ("last", "best", None):
-        return None
-    config = train.read_checkpoint(path)["lieattn"].get("config")
-    if not config:
-        raise train.CheckpointError(f"{path} has no configuration, because `lieattn fit` did not write it: --config")
-    train.check_trusted(config, path, trust)
-    return config
+        return None, None
+    if config := train.read_checkpoint(path)["lieattn"].get("config"):
+        train.check_trusted(config, path, trust)
+        return config, None
+
+    def task() -> train.PointSetTask:
+        return train.load_task(path, trust)
+
+    task.__qualname__ = f"task_{id(task)}"  # since jsonargparse makes one class for each name
+    return None, task
 
 
 def _written(config: Any, folder: Path) -> list[str]:

@@ -12,6 +12,7 @@ import pickle
 import re
 import traceback
 import zipfile
+from collections import OrderedDict
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +24,7 @@ from torch_geometric.data import Batch, Data
 
 from lieattn._checks import check_arguments
 from lieattn._digest import DIGESTS, KEY, damaged_entries
+from lieattn._recorded import make
 from lieattn._trust import untrusted_names
 from lieattn.geometry import pixel_positions
 from lieattn.groups import FiniteGroup
@@ -142,11 +144,12 @@ def check_finite(weights: Mapping[str, Tensor], module: nn.Module) -> None:
 def load_network(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
     """Build the network of a checkpoint again and load its weights, in eval mode on the CPU.
 
-    The checkpoint must be one of ``lieattn fit``: that of a bare ``Trainer`` has no configuration. The configuration
-    names classes and functions, which are imported and called if they are of lieattn, lieattn_datasets, torch.nn,
-    torch.optim or torch_geometric.transforms, or of a package in ``trust``, such as ``["mypackage"]`` for networks of
-    your own. CheckpointError is raised if it names others, cannot be read, is damaged, has no configuration, or the
-    weights do not fit or are not finite.
+    The checkpoint is one of ``lieattn fit``, whose configuration says how, or of a ``Trainer`` with a task whose
+    network notes its arguments, as those of ``lieattn.models`` do. It names classes and functions, which are imported
+    and called if they are of lieattn, lieattn_datasets, torch.nn, torch.optim or torch_geometric.transforms, or of a
+    package in ``trust``, such as ``["mypackage"]`` for networks of your own. CheckpointError is raised if it names
+    others, cannot be read, is damaged, does not say how the network was built, or the weights do not fit or are not
+    finite.
     """
     check_arguments(load_network, locals())
     return _loaded(path, nn.Module, "network", ("model", "init_args", "network"), "network.", trust)
@@ -177,12 +180,20 @@ def load_data(path: str | Path, split: str = "test", trust: Sequence[str] = ()) 
 def trusted_spec(
     checkpoint: dict[str, Any], path: str | Path, keys: Sequence[str], name: str, trust: Sequence[str]
 ) -> dict[str, Any]:
-    """What the configuration of a checkpoint has at these keys; CheckpointError if it is absent or not trusted."""
-    found: Any = checkpoint[KEY].get("config")
+    """How a checkpoint says that something was built, at these keys of its configuration, or as its task has noted.
+
+    CheckpointError is raised if it is absent or not trusted.
+    """
+    made = checkpoint[KEY].get("made")
+    found: Any = checkpoint[KEY].get("config") or {"model": made}
     for key in keys:
         found = found.get(key) if isinstance(found, dict) else None
     if not isinstance(found, dict) or not found:
-        raise CheckpointError(f"{path} does not say how its {name} was built: it is not of `lieattn fit`, or had none")
+        own = "build it in Python, and read them with read_checkpoint and load_weights"
+        reason = (
+            f"{made}. To use its weights, {own}" if isinstance(made, str) else "it is not of `lieattn fit`, or had none"
+        )
+        raise CheckpointError(f"{path} does not say how its {name} was built: {reason}")
     check_trusted(found, path, trust)
     return found
 
@@ -200,11 +211,23 @@ def check_trusted(config: Any, path: str | Path, trust: Sequence[str]) -> None:
 def _loaded(path: str | Path, base: type[M], name: str, keys: Sequence[str], prefix: str, trust: Sequence[str]) -> M:
     """The module that the configuration of a checkpoint has at these keys, with its weights and their precision."""
     checkpoint = read_checkpoint(path)
-    module = build(base, trusted_spec(checkpoint, path, keys, name, trust), f"the {name} of {path}")
+    spec, what = trusted_spec(checkpoint, path, keys, name, trust), f"the {name} of {path}"
+    module = build(base, spec, what) if checkpoint[KEY].get("config") else _made(base, spec, what)
     weights = (value for key, value in checkpoint["state_dict"].items() if key.startswith(prefix))
     module.to(next((value.dtype for value in weights if value.is_floating_point()), None))
-    load_weights(module, checkpoint, f"the {name} of {path}", prefix)
+    load_weights(module, checkpoint, what, prefix)
     return module.eval()
+
+
+def _made(base: type[M], spec: Any, what: str) -> M:
+    """What a task has noted, made again."""
+    try:
+        module = make(spec)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{what} cannot be built: {error}") from error
+    if not isinstance(module, base):
+        raise CheckpointError(f"{what} cannot be built: expected a {base.__name__}, got {type(module).__name__}")
+    return module
 
 
 def load_weights(module: nn.Module, checkpoint: dict[str, Any], what: str, prefix: str = "") -> None:
@@ -214,10 +237,14 @@ def load_weights(module: nn.Module, checkpoint: dict[str, Any], what: str, prefi
     """
     check_group(checkpoint, module)
     state: dict[str, Tensor] = checkpoint["state_dict"]
-    weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    own = prefix.removesuffix(".")
+    weights = OrderedDict((key.removeprefix(prefix), state[key]) for key in state if key.startswith(prefix))
+    metadata = {key: entry for key, entry in getattr(state, "_metadata", {}).items() if f"{key}.".startswith(prefix)}
+    # Where load_state_dict looks for what the weights are for.
+    vars(weights)["_metadata"] = {key.removeprefix(own).removeprefix("."): entry for key, entry in metadata.items()}
     try:
         module.load_state_dict(weights)
-    except RuntimeError as error:
+    except (AttributeError, TypeError, RuntimeError) as error:  # of metadata that were damaged, or weights
         first, *others = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
         more = f" (and {len(others)} more)" if others else ""
         raise CheckpointError(f"the weights do not fit {what}: {first}{more}") from error

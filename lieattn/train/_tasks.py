@@ -24,6 +24,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lieattn._checks import check_arguments, check_is
 from lieattn._digest import KEY, add_digests
+from lieattn._recorded import Recorded, describe
+from lieattn.models import Rescaled
 from lieattn.train._checkpoint import (
     FORMAT,
     UsageError,
@@ -45,7 +47,7 @@ class NonFiniteError(FloatingPointError):
     """Training met a loss or weights that are NaN or infinite."""
 
 
-class PointSetTask(LightningModule, ABC):
+class PointSetTask(Recorded, LightningModule, ABC):
     """Train a network on point sets; subclasses say what its outputs are compared with.
 
     Checkpoints load with ``weights_only=True`` and are refused by a network on another group. They keep the states
@@ -80,6 +82,11 @@ class PointSetTask(LightningModule, ABC):
         self.config: dict[str, Any] = {}
         self._input: dict[str, Any] | None = None
         self._random: list[dict[str, Any]] | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """What to take away (:func:`lieattn.save`): the network, with its outputs in the units of the data."""
+        return self.network
 
     @abstractmethod
     def evaluate(self, batch: Batch, stage: str) -> Tensor:
@@ -148,11 +155,19 @@ class PointSetTask(LightningModule, ABC):
         checkpoint[KEY] = {
             "format": FORMAT,
             "config": self.config,
+            "made": None if self.config else self._made(),
             "group": describe_group(self.network),
             "input": self._input,
             "random": states,
         }
         add_digests(checkpoint)
+
+    def _made(self) -> Any:
+        """How this task is made again where no configuration says so, or why it cannot be, in words."""
+        try:
+            return describe(self, without=("optimizer", "schedule"))
+        except ValueError as error:
+            return str(error)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check content, weights and group, before any weight is loaded, and take the random generators."""
@@ -331,10 +346,15 @@ class PointSetRegressor(PointSetTask):
         self.register_buffer("measured", torch.tensor(False))
         self.errors = nn.ModuleDict({f"{s}_{name}": MeanMetric() for s in _STAGES for name in self.targets})
 
+    @property
+    def model(self) -> Rescaled:
+        """The network with its outputs in the units of the data, whose weights are shared."""
+        shift, scale = ({name: self._statistic(kind, name) for name in self.targets} for kind in ("shift", "scale"))
+        return Rescaled(self.network, scale, shift)
+
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Predictions by target, in the units of the data."""
-        outputs = self._outputs(batch).items()
-        return {name: self._statistic("shift", name) + self._statistic("scale", name) * out for name, out in outputs}
+        return named_outputs(self.model(self.cast(batch)), next(iter(self.targets)))
 
     def on_fit_start(self) -> None:
         """Measure shifts and scales on the training set, unless a checkpoint has brought them."""

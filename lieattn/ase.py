@@ -1,0 +1,137 @@
+"""Energies, forces and stresses of networks for the Atomic Simulation Environment (ASE)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from lieattn._checks import check_arguments, check_choice
+from lieattn.models import EnergyForces, Rescaled
+
+try:
+    from ase import Atoms, units
+    from ase.calculators.calculator import Calculator as AseCalculator
+    from ase.calculators.calculator import PropertyNotImplementedError, all_changes
+    from ase.stress import full_3x3_to_voigt_6_stress
+except ImportError as error:
+    raise ImportError('lieattn.ase needs the package ase: pip install "lieattn[chem]"') from error
+
+__all__ = ["Calculator"]
+
+EnergyUnit = Literal["eV", "meV", "kcal/mol", "kJ/mol", "Ha"]
+LengthUnit = Literal["Å", "nm", "Bohr"]
+_ENERGIES = {"eV": 1.0, "meV": 1e-3, "kcal/mol": units.kcal / units.mol, "kJ/mol": units.kJ / units.mol, "Ha": units.Ha}
+_LENGTHS = {"Å": 1.0, "nm": 10.0, "Bohr": units.Bohr}
+
+
+class Calculator(AseCalculator):
+    r"""ASE calculator of a network that gives energies.
+
+    Energies are in eV, forces :math:`-\partial E / \partial x_i` in eV/Å, and stresses
+    :math:`(1 / V) \partial E / \partial \epsilon` in eV/Å³, for cells that repeat along all three vectors, with the
+    strain ε that moves atoms and cell. Forces and stresses are exact derivatives, so dynamics conserve energy up to
+    the error of time steps and rounding: for long runs take a network in float64, ``network.double()``.
+
+    Parameters
+    ----------
+    model
+        Gives energies in its own units, ``[clouds]`` or ``[clouds, 1]``: any invariant network with ``pool="sum"``, an
+        :class:`lieattn.models.EnergyForces` around it, either in :class:`lieattn.models.Rescaled`, as ``task.model`` of
+        a trained task is, or what ``lieattn.load`` gives. It is copied, put into eval mode, and reads ``data.pos``,
+        ``data.z`` (int64 nuclear charges) and, where atoms repeat, ``data.cell`` and ``data.pbc``.
+    transform
+        Makes what else the network reads out of these, as in training: ``MoleculeFeatures((1, 6, 8), powers=1)`` of
+        ``lieattn_datasets`` makes one-hot features ``data.x``. Not needed for networks with
+        :class:`lieattn.models.Species`, nor for those of one feature that is 1.
+    energy_unit, length_unit
+        Units of the model: ``"eV"``, ``"meV"``, ``"kcal/mol"``, ``"kJ/mol"`` or ``"Ha"``; ``"Å"``, ``"nm"`` or
+        ``"Bohr"``.
+    jumps
+        ``"refuse"`` raises ValueError for a model whose energies jump as atoms move, which dynamics would not conserve;
+        ``"allow"`` takes it.
+
+    Raises
+    ------
+    ValueError
+        If the energies jump, or energies and forces were trained in different units, so that forces are no derivatives.
+    ImportError
+        Where ASE is not installed, as this module is imported.
+    """
+
+    implemented_properties = ["energy", "free_energy", "forces", "stress"]  # noqa: RUF012 - as in ASE
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        transform: Callable[[Data], Data] | None = None,
+        energy_unit: EnergyUnit = "eV",
+        length_unit: LengthUnit = "Å",
+        jumps: Literal["refuse", "allow"] = "refuse",
+    ) -> None:
+        check_arguments(Calculator.__init__, locals())
+        check_choice("energy_unit", energy_unit, EnergyUnit)
+        check_choice("length_unit", length_unit, LengthUnit)
+        super().__init__()
+        self._scale, self._shift = _units_of_energy(model)
+        network: Any = model.network if isinstance(model, Rescaled) else model
+        network = network.model if isinstance(network, EnergyForces) else network
+        self.model = copy.deepcopy(EnergyForces(network, jumps=jumps)).eval().requires_grad_(False)
+        self.transform, self._energy, self._length = transform, _ENERGIES[energy_unit], _LENGTHS[length_unit]
+
+    def calculate(
+        self,
+        atoms: Atoms | None = None,
+        properties: Sequence[str] = ("energy",),
+        system_changes: Sequence[str] = tuple(all_changes),
+    ) -> None:
+        """Energy, forces and, for cells that repeat along three vectors, the stress of these atoms."""
+        super().calculate(atoms, properties, system_changes)
+        atoms = cast(Atoms, self.atoms)
+        whole = bool(atoms.pbc.all()) and atoms.cell.rank == 3
+        if "stress" in properties and not whole:
+            raise PropertyNotImplementedError("stress: expected atoms with a cell that repeats along three vectors")
+        weight = next(self.model.parameters(), torch.zeros(()))
+        pos = torch.tensor(atoms.positions / self._length).to(weight).requires_grad_()
+        strain = pos.new_zeros(3, 3).requires_grad_()
+        with torch.inference_mode(False), torch.enable_grad():
+            deformation = torch.eye(3).to(pos) + (strain + strain.T) / 2
+            data = Data(pos=pos @ deformation, z=torch.tensor(atoms.numbers, device=pos.device).long())
+            if atoms.pbc.any():
+                data.cell = (torch.tensor(atoms.cell.array / self._length).to(pos) @ deformation)[None]
+                data.pbc = torch.tensor(atoms.pbc, device=pos.device)[None]
+            energy = self._energy_of(data if self.transform is None else self.transform(data))
+            gradient, virial = torch.autograd.grad(energy, [pos, strain], allow_unused=True)
+        total = float(energy.detach())
+        self.results = {"energy": total, "free_energy": total, "forces": -_array(gradient, pos) / self._length}
+        if whole:
+            self.results["stress"] = full_3x3_to_voigt_6_stress(_array(virial, strain) / atoms.get_volume())
+
+    def _energy_of(self, data: Data) -> Tensor:
+        """Energy in eV, a float64 scalar with gradients; sums beyond the network are in float64."""
+        energy = self.model.model(data).double().sum()
+        return self._energy * (self._shift.to(energy) + self._scale.to(energy) * energy)
+
+
+def _array(gradient: Tensor | None, of: Tensor) -> Any:
+    """A gradient as an array in float64, zeros if nothing depends on the tensor that it is of."""
+    return (torch.zeros_like(of) if gradient is None else gradient).detach().double().cpu().numpy()
+
+
+def _units_of_energy(model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Scale and shift of energies; ValueError if forces have another scale than that of their derivatives."""
+    if not isinstance(model, Rescaled):
+        return torch.ones(()), torch.zeros(())
+    name = "energy" if "energy" in model.names else model.names[0]
+    if name == "force" or (len(model.names) > 1 and name != "energy"):
+        raise ValueError(f"model: expected one that is trained on energies, got outputs {sorted(model.names)}")
+    scale, shift = model.units(name)
+    if "force" in model.names and not torch.equal(scale.reshape(()), model.units("force")[0].reshape(())):
+        advice = "train with scale_of={'energy': 'force'}"
+        raise ValueError(f"model: its forces are not the derivatives of its energies in their units; {advice}")
+    return scale.reshape(()), shift.reshape(())

@@ -1,0 +1,169 @@
+"""Networks as calculators of ASE: derivatives, units, relaxation and dynamics."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lieattn
+from lieattn.geometry import Radius, find_neighbors, point_clouds
+from lieattn.groups import Translations
+from lieattn.models import EnergyForces, LieTransformer, Readout, Rescaled, Species
+from lieattn.spaces import Euclidean
+from lieattn.testing import randomize
+from lieattn.train import PointSetRegressor
+
+ase = pytest.importorskip("ase")
+build, lj, filters = (pytest.importorskip(f"ase.{name}") for name in ("build", "calculators.lj", "filters"))
+optimize, velocitydistribution, verlet = (
+    pytest.importorskip(f"ase.{name}") for name in ("optimize", "md.velocitydistribution", "md.verlet")
+)
+calculator = pytest.importorskip("lieattn.ase")
+
+RADIUS = 6.0
+
+
+class LennardJones(nn.Module):
+    """Argon, shifted at the cutoff, in eV and Å; parameters are those of ASE's calculator."""
+
+    def __init__(self, epsilon=0.0104, sigma=3.4):
+        super().__init__()
+        self.epsilon, self.sigma = (nn.Parameter(torch.tensor(x, dtype=torch.float64)) for x in (epsilon, sigma))
+
+    def forward(self, data):
+        neighbors = find_neighbors(point_clouds(data), Radius(RADIUS, include_self=False))
+        powers = self.sigma**6 / neighbors.displacements(data.pos).square().sum(1) ** 3
+        end = (self.sigma / RADIUS) ** 6
+        return (2 * self.epsilon * ((powers**2 - powers) - (end**2 - end))).sum().reshape(1)
+
+
+def argon(repeat=1, seed=0):
+    atoms = build.bulk("Ar", "fcc", a=5.3, cubic=True) * (repeat, repeat, repeat)
+    atoms.rattle(0.1, seed=seed)
+    return atoms
+
+
+def network(radius=None):
+    radius = radius or Radius(3.0, smooth=True)
+    options = {"channels": 8, "layers": 1, "heads": 2, "readout": Readout(pool="sum")}
+    made = LieTransformer(Species((1, 8)), 1, space=Euclidean(Translations(3)), neighborhood=radius, **options)
+    return randomize(made).double()
+
+
+def water(cell=False):
+    atoms = build.molecule("H2O")
+    if cell:
+        atoms.set_cell([[3.1, 0.2, 0.0], [0.0, 2.9, 0.3], [0.4, 0.0, 3.3]])
+        atoms.pbc = True
+    return atoms
+
+
+def with_calculator(atoms, *args, **options):
+    atoms.calc = calculator.Calculator(*args, **options)
+    return atoms
+
+
+def test_lennard_jones_is_that_of_ase():
+    ours, theirs = argon(), argon()
+    ours.calc = calculator.Calculator(LennardJones())
+    theirs.calc = lj.LennardJones(epsilon=0.0104, sigma=3.4, rc=RADIUS)
+    assert ours.get_potential_energy() == pytest.approx(theirs.get_potential_energy(), rel=1e-10)
+    np.testing.assert_allclose(ours.get_forces(), theirs.get_forces(), atol=1e-10)
+    np.testing.assert_allclose(ours.get_stress(), theirs.get_stress(), atol=1e-10)
+
+
+def test_relaxation():
+    """Atoms and cell to the lattice constant of ASE's Lennard-Jones argon, within 0.001 Å."""
+    sides = []
+    for chosen in (calculator.Calculator(LennardJones()), lj.LennardJones(epsilon=0.0104, sigma=3.4, rc=RADIUS)):
+        atoms = argon()
+        atoms.calc = chosen
+        assert optimize.BFGS(filters.FrechetCellFilter(atoms), logfile=None).run(fmax=1e-3, steps=60)
+        sides.append(atoms.cell.lengths())
+    np.testing.assert_allclose(*sides, atol=1e-3)
+
+
+@pytest.mark.parametrize("cell", [False, True], ids=["molecule", "crystal"])
+def test_derivatives_of_a_network(cell):
+    atoms = with_calculator(water(cell), network())
+    forces, step = atoms.get_forces(), 1e-5
+    numeric = np.zeros_like(forces)
+    for i, k in np.ndindex(*forces.shape):
+        energies = []
+        for sign in (1, -1):
+            moved = atoms.copy()
+            moved.calc = atoms.calc
+            moved.positions[i, k] += sign * step
+            energies.append(moved.get_potential_energy())
+        numeric[i, k] = -(energies[0] - energies[1]) / (2 * step)
+    assert np.abs(forces).max() > 1e-2
+    np.testing.assert_allclose(forces, numeric, atol=1e-6 * np.abs(forces).max())
+    if not cell:
+        with pytest.raises(ase.calculators.calculator.PropertyNotImplementedError, match="three vectors"):
+            atoms.get_stress()
+        return
+    stress, numeric = atoms.get_stress(voigt=False), np.zeros((3, 3))
+    for i, k in np.ndindex(3, 3):
+        energies = []
+        for sign in (1, -1):
+            strain = np.eye(3)
+            strain[i, k] += sign * step / 2
+            strain[k, i] += sign * step / 2
+            moved = atoms.copy()
+            moved.calc = atoms.calc
+            moved.set_cell(atoms.cell.array @ strain, scale_atoms=True)
+            energies.append(moved.get_potential_energy())
+        numeric[i, k] = (energies[0] - energies[1]) / (2 * step) / atoms.get_volume()
+    np.testing.assert_allclose(stress, numeric, atol=1e-6 * np.abs(stress).max())
+
+
+def test_dynamics_conserve_energy():
+    """10 fs of a crystal under a random network: what the energy strays is the error of the steps, of second order."""
+    drifts = []
+    for step in (0.5, 0.25):
+        atoms = with_calculator(water(cell=True), Rescaled(network(), {"y": 0.1}))
+        velocitydistribution.MaxwellBoltzmannDistribution(atoms, temperature_K=300, rng=np.random.default_rng(0))
+        kinetic, energies = atoms.get_kinetic_energy(), []
+        dynamics = verlet.VelocityVerlet(atoms, timestep=step * ase.units.fs)
+        dynamics.attach(lambda atoms=atoms, energies=energies: energies.append(atoms.get_total_energy()))
+        dynamics.run(round(10 / step))
+        drifts.append(np.ptp(energies) / kinetic)
+    assert drifts[1] < 1e-2
+    assert drifts[0] / drifts[1] == pytest.approx(4, rel=0.1)
+
+
+def test_units_come_from_the_model():
+    plain = network()
+    task = PointSetRegressor(EnergyForces(plain), {"energy": 1.0, "force": 1.0}, scale_of={"energy": "force"}).double()
+    task.scale_energy.fill_(3.0), task.scale_force.fill_(3.0), task.shift_energy.fill_(-7.0)
+    theirs, ours = with_calculator(water(), plain), with_calculator(water(), task.model, energy_unit="kcal/mol")
+    unit = ase.units.kcal / ase.units.mol
+    assert ours.get_potential_energy() == pytest.approx(unit * (3 * theirs.get_potential_energy() - 7), rel=1e-12)
+    np.testing.assert_allclose(ours.get_forces(), 3 * unit * theirs.get_forces(), rtol=1e-10)
+    stretched = water()
+    stretched.positions *= ase.units.Bohr
+    stretched.calc = calculator.Calculator(plain, length_unit="Bohr")
+    np.testing.assert_allclose(stretched.get_forces(), theirs.get_forces() / ase.units.Bohr, rtol=1e-10)
+
+
+def test_it_travels(tmp_path):
+    task = PointSetRegressor(EnergyForces(network()), {"energy": 1.0}).double()
+    task.shift_energy.fill_(5.0)
+    lieattn.save(task.model, tmp_path / "model")
+    energies = [
+        with_calculator(water(), model).get_potential_energy()
+        for model in (task.model, lieattn.load(tmp_path / "model"))
+    ]
+    assert energies[0] == energies[1]
+
+
+def test_what_is_refused():
+    with pytest.raises(ValueError, match=r"model: its energies jump.*smooth=True"):
+        calculator.Calculator(network(Radius(3.0)))
+    calculator.Calculator(network(Radius(3.0)), jumps="allow")
+    with pytest.raises(ValueError, match=r"scale_of=\{'energy': 'force'\}"):
+        calculator.Calculator(Rescaled(EnergyForces(network()), {"energy": 1.0, "force": 2.0}))
+    with pytest.raises(ValueError, match="trained on energies, got outputs"):
+        calculator.Calculator(Rescaled(EnergyForces(network()), {"force": 2.0}))
+    with pytest.raises(ValueError, match="energy_unit: expected one of"):
+        calculator.Calculator(network(), energy_unit="Ry")

@@ -291,6 +291,8 @@ def _of_checkpoint(
     if config := train.read_checkpoint(path)["lieattn"].get("config"):
         train.check_trusted(config, path, trust)
         return config, None
+    if any(word.startswith("--model") for word in arguments):
+        return None, None
 
     def task() -> train.PointSetTask:
         return train.load_task(path, trust)

@@ -183,6 +183,7 @@ class Move:
         changed = [moved(cloud, self.linear, shift, kinds) for cloud, shift in zip(clouds, self.shifts, strict=True)]
         for cloud, order in zip(changed, self.orders or (), strict=False):
             _reorder(cloud, order, cloud.node_attrs())
+            _renumber(cloud, order)
         for cloud, grid in zip(changed, self.grids or (), strict=False):
             cloud.grid = cloud.grid.new_tensor([grid])
         return changed
@@ -325,3 +326,11 @@ def images_of_clouds(clouds: Sequence[Data]) -> Tensor:
 def _reorder(cloud: Data, order: Tensor, names: Iterable[str]) -> None:
     for name in names:
         cloud[name] = cloud[name][order.to(cloud[name].device)]
+
+
+def _renumber(cloud: Data, order: Tensor) -> None:
+    """Let what PyTorch Geometric takes for indices of points, such as ``edge_index``, mean the same points."""
+    for name, value in cloud.to_dict().items():
+        if isinstance(value, Tensor) and value.dtype == torch.int64 and ("index" in name or name == "face"):
+            if value.numel() and 0 <= int(value.min()) and int(value.max()) < len(order):
+                cloud[name] = order.argsort().to(value.device)[value]

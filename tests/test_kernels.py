@@ -11,6 +11,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import get_ident
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from lieattn.ops import RelativeTerms, _backend, backend, explain, group_attenti
 from tests.test_ops import DIM, HEADS, VALUE, problem
 
 pytest.importorskip("numba")
-from lieattn.ops.kernels import _calls, _compiled
+from lieattn.ops.kernels import _calls, _compiled, _threads
 from lieattn.ops.kernels.attention import _launch, _operator
 
 NAMES = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta")
@@ -388,12 +389,15 @@ def test_export():
 def test_interrupted_calls_wait_for_all_threads_and_keep_no_memory(monkeypatch):
     """At random moments of a call, 300 times: whoever waits must not deadlock with the thread that is done either."""
     threads, draw, running, left_over, interrupts = torch.get_num_threads(), random.Random(0), set(), set(), 0
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    before, main = signal.signal(signal.SIGALRM, signal.default_int_handler), get_ident()
     monkeypatch.setattr(_calls, "_free", [])
 
     def kernel(number):
+        if get_ident() == main:  # where an interrupt ends a kernel that is written in Python
+            time.sleep(1e-4)
+            return
         running.add(number)
-        time.sleep(3e-4 if number else 1e-4)
+        time.sleep(3e-4)
         running.discard(number)
 
     def call():
@@ -401,10 +405,10 @@ def test_interrupted_calls_wait_for_all_threads_and_keep_no_memory(monkeypatch):
             with _calls.Workspace() as memory:
                 memory.empty(torch.float32, 1000)
                 signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 6e-4))
-                _calls.run(kernel, [(number,) for number in range(3)])
+                _threads.run(kernel, [(number,) for number in range(3)])
                 signal.setitimer(signal.ITIMER_REAL, 0)
         finally:
-            left_over.update(running - {0})
+            left_over.update(running)
 
     torch.set_num_threads(3)
     try:
@@ -432,9 +436,39 @@ def test_errors_of_other_threads_are_raised():
     torch.set_num_threads(3)
     try:
         with pytest.raises(ZeroDivisionError):
-            _calls.run(kernel, [(number,) for number in range(3)])
+            _threads.run(kernel, [(number,) for number in range(3)])
     finally:
         torch.set_num_threads(threads)
+
+
+def test_threads_of_a_fork_are_not_waited_for(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(_threads, "_first_process", lambda: os.getpid() + 1)
+    seen = set()
+    _threads.run(lambda number: seen.add((number, get_ident())), [(0,), (1,)])
+    assert seen == {(0, get_ident()), (1, get_ident())}
+
+
+@pytest.mark.skipif(not _threads._ADAPTS, reason="libgomp only")
+def test_threads_spin_again_when_the_machine_is_no_longer_busy(monkeypatch):
+    clock, count = iter((0, 1, 1.05, 1.2, 3, 4.3)), iter((100, 200, 200, 205, 210))
+    monkeypatch.setattr(_threads.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(_threads, "_preemptions", lambda: next(count))
+    waiting, sleeping = _threads._Waiting(), []
+    for _ in range(5):
+        waiting.adapt(2)
+        sleeping.append(waiting.idle is not None)
+    assert sleeping == [True, True, True, True, False]  # 100 in a second, too early to look, and three seconds of calm
+
+
+def test_report_of_threads_and_instructions(monkeypatch):
+    for threads, setting, words in ((1, None, "1, as torch"), (2, "GOMP_SPINCOUNT=7", "GOMP_SPINCOUNT=7 says")):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(_threads, "waiting_setting", lambda setting=setting: setting)
+        assert words in _threads.threads_report()
+    monkeypatch.setattr(_compiled.numba.config, "CPU_FEATURES", "+sse2,+avx,+avx2,-avx512f")
+    monkeypatch.setattr(_compiled.numba.config, "CPU_NAME", "haswell")
+    assert _compiled.instruction_set() == "AVX2 (haswell)"
 
 
 def test_memory_of_others_is_not_read():

@@ -1,4 +1,4 @@
-"""``lieattn info``: versions, and which backend evaluates the operator for what, and why not a faster one."""
+"""``lieattn info``: versions, threads, and which backend evaluates the operator for what, and why not a faster one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import get_args
 import torch
 
 from lieattn.cli._options import ArgumentParser
-from lieattn.ops import Pattern
+from lieattn.ops import Pattern, cpu_kernels
 
 _PACKAGES = ("lieattn", "torch", "torch-geometric", "torch-scatter", "numba", "triton", "lightning", "e3nn", "numpy")
 
@@ -20,6 +20,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
     """Print what the library found on this machine, and return the exit status 0; no option but ``--help`` is taken."""
     ArgumentParser(prog=f"lieattn {name}", description=__doc__).parse_args(arguments)
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
+    for about, found in cpu_kernels().items():
+        print(f"{about} of the kernels for CPUs: {found}")
     print(f"CUDA: {torch.cuda.get_device_name() if torch.cuda.is_available() else 'not available'}\n")
     for package in _PACKAGES:
         print(f"{package:16} {_version(package)}")

@@ -1,7 +1,7 @@
 """The operator: functions without parameters."""
 
 from lieattn.ops._attentive import AttentionMaps, attentive_convolution, convolution_responses, residual_branch
-from lieattn.ops._backend import Choice, backend, explain
+from lieattn.ops._backend import Choice, backend, cpu_kernels, explain
 from lieattn.ops._group_attention import group_attention
 from lieattn.ops._head_networks import Activation, activation, head_networks
 from lieattn.ops._radial import bessel_functions, smooth_lengths, smooth_window
@@ -22,6 +22,7 @@ __all__ = [
     "backend",
     "bessel_functions",
     "convolution_responses",
+    "cpu_kernels",
     "expand_kernel",
     "explain",
     "fourier_linear",

@@ -108,6 +108,19 @@ def _recent_triton() -> bool:
 _INSTALLED = {"numba": find_spec("numba") is not None, "triton": _recent_triton()}
 
 
+def cpu_kernels() -> dict[str, str]:
+    """What the kernels for CPUs are compiled for (``"instruction set"``) and how their ``"threads"`` work, in words.
+
+    Empty where Numba is not installed.
+    """
+    if not _INSTALLED["numba"]:
+        return {}
+    from lieattn.ops.kernels._compiled import instruction_set
+    from lieattn.ops.kernels._threads import threads_report
+
+    return {"instruction set": instruction_set(), "threads": threads_report()}
+
+
 def uses_cpu_kernel(tensor: Tensor) -> bool:
     """Whether kernels for CPUs are there, may be used, and can read this tensor."""
     return tensor.device.type == "cpu" and _INSTALLED["numba"] and _State.asked in ("auto", "numba")

@@ -1,4 +1,4 @@
-"""What the kernels for CPUs have in common: how they are called, on which threads, and their scratch memory.
+"""What the kernels for CPUs have in common: how their work is cut into parts, and their scratch memory.
 
 The targets are cut into as many parts as there are threads, with about as many edges each. A part writes to memory
 of its own, and what several parts contribute to is added up in their order: the result depends on the number of
@@ -7,13 +7,10 @@ threads (in its last bits), never on their timing.
 
 from __future__ import annotations
 
-import _thread
 import itertools
 import math
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, lru_cache
-from queue import SimpleQueue
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, Self
 
 import numpy as np
@@ -135,93 +132,6 @@ class PartGradients:
             for name in self.summed:
                 totals[name] += own[name]
         return totals
-
-
-def run(kernel: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
-    """Call a kernel with each of these arguments, on the threads that torch may use."""
-    if len(calls) < 2 or torch.get_num_threads() == 1:
-        for arguments in calls:
-            kernel(*arguments)
-        return
-    # The calling thread works too, so the pool needs one thread less.
-    pool = _pool(os.getpid())
-    others = [_Call(kernel, arguments) for arguments in calls[1:]]
-    try:
-        pool.begin(others, torch.get_num_threads() - 1)
-        kernel(*calls[0])
-        _wait_for(others)
-    except BaseException:
-        _finish(pool, others)
-        raise
-    for call in others:
-        if call.error is not None:
-            raise call.error
-
-
-class _Call:
-    """A call for another thread, at most once. ``ended`` is locked until ``done``.
-
-    Both are those of C, and what Python builds of them is not used: an interrupt may leave its locks locked.
-    """
-
-    def __init__(self, kernel: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        self.kernel, self.arguments = kernel, arguments
-        self.begun, self.ended = _thread.allocate_lock(), _thread.allocate_lock()
-        self.ended.acquire()
-        self.done = False
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        if not self.begun.acquire(blocking=False):
-            return
-        try:
-            self.kernel(*self.arguments)
-        except BaseException as error:
-            self.error = error
-        self.done = True
-        self.ended.release()
-
-
-def _wait_for(others: list[_Call]) -> None:
-    for call in others:
-        while not call.done:
-            call.ended.acquire()
-
-
-def _finish(pool: _Pool, others: list[_Call]) -> None:
-    """Wait until all are done, through interrupts too: nobody may write to memory that the call has given back."""
-    try:
-        pool.begin(others)  # the interrupt may have come before; what has begun does not begin again
-        _wait_for(others)
-    except BaseException:
-        _finish(pool, others)
-        raise
-
-
-class _Pool:
-    """Threads that take calls from a queue, for as long as the process lives."""
-
-    def __init__(self) -> None:
-        self.queue: SimpleQueue[_Call] = SimpleQueue()
-        self.threads = 0
-
-    def begin(self, calls: list[_Call], threads: int = 1) -> None:
-        """Let at least so many threads work on the calls."""
-        while self.threads < threads:
-            _thread.start_new_thread(self._work, ())
-            self.threads += 1
-        for call in calls:
-            self.queue.put(call)
-
-    def _work(self) -> None:
-        while True:
-            self.queue.get().run()
-
-
-@lru_cache(maxsize=1)
-def _pool(process: int) -> _Pool:
-    """That of this process; a fork makes its own, since threads do not survive it."""
-    return _Pool()
 
 
 class Workspace:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from llvmlite import binding
 from numba import types
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 _NOT_COMPILED = ("__init__.py", "_bundle.py", "_launch.py", "_operator.py")
+_INSTRUCTIONS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sse2": "SSE2", "sve": "SVE", "neon": "NEON"}
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -84,6 +86,15 @@ def _intact(path: Path) -> bool:
 
 
 @cache
+def instruction_set() -> str:
+    """The widest vector instructions that Numba compiles for, and the processor: ``"AVX-512 (znver4)"``."""
+    config: Any = numba.config
+    processor = config.CPU_NAME or binding.get_host_cpu_name()
+    features = binding.get_host_cpu_features().flatten() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    found = (name for feature, name in _INSTRUCTIONS.items() if f"+{feature}" in features.split(","))
+    return f"{next(found, 'no vector instructions')} ({processor})"
+
+
 def _source_stamp() -> tuple[tuple[int, int], ...]:
     """Time and size of the files that kernels may be compiled from."""
     paths = sorted(Path(__file__).parent.glob("*/*.py"))

@@ -25,9 +25,9 @@ from lieattn.ops.kernels._calls import (
     cut_with_windows,
     new_empty,
     record,
-    run,
     scratch_addresses,
 )
+from lieattn.ops.kernels._threads import run
 from lieattn.ops.kernels.attention._backward import backward
 from lieattn.ops.kernels.attention._bundle import (
     SINGLE,

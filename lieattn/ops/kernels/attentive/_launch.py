@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lieattn.ops._attentive import Operands, Window, gated_sums
-from lieattn.ops.kernels._calls import NUMPY_TYPES, Ranges, record, run, scratch_addresses
+from lieattn.ops.kernels._calls import NUMPY_TYPES, Ranges, record, scratch_addresses
+from lieattn.ops.kernels._threads import run
 from lieattn.ops.kernels.attentive._kernels import TAPS_TOGETHER, attentive_backward, attentive_forward
 
 _Tensors = dict[str, Tensor | None]

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lieattn.ops.kernels._calls import NUMPY_TYPES, Workspace, new_empty, run
+from lieattn.ops.kernels._calls import NUMPY_TYPES, Workspace, new_empty
+from lieattn.ops.kernels._threads import run
 from lieattn.ops.kernels.head_networks._kernels import TILE, backward, forward
 
 _LANES = {torch.float32: 16, torch.float64: 8}

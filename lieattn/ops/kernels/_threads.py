@@ -1,0 +1,145 @@
+"""The threads of the kernels for CPUs: those that torch has for its own operators, and how they wait for work.
+
+With a pool beside torch's every change between the two costs time: threads of OpenMP spin for milliseconds after an
+operator of torch, on the core that a thread of the kernel wants.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+_ADAPTS = hasattr(os, "sched_getaffinity")  # Linux, where torch comes with libgomp
+_REGION = ctypes.CFUNCTYPE(None)
+_PERIOD, _CALM = 0.1, 3.0  # seconds between looks at the machine, and until it counts as idle again
+_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # which libgomp reads when torch is imported
+_PREEMPTIONS = 30  # a second: on an idle machine there are a few, beside one more busy process 100
+
+
+def run(kernel: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
+    """Call a kernel with each of these arguments, on the threads that torch may use.
+
+    A thread takes the next call when it is done with one, so nobody waits for a thread that has no core yet.
+    """
+    threads, parallel = torch.get_num_threads(), _parallel()
+    # Threads do not survive a fork, and OpenMP would wait for them.
+    alone = threads == 1 or parallel is None or _first_process() != os.getpid()
+    if _ADAPTS and not alone and waiting_setting() is None:
+        _waiting().adapt(threads)
+    if alone or len(calls) < 2:
+        for arguments in calls:
+            kernel(*arguments)
+        return
+    left, errors = iter(calls), list[BaseException]()
+
+    def work() -> Iterator[None]:
+        try:
+            yield
+            for arguments in left:
+                kernel(*arguments)
+        except BaseException as error:
+            errors.append(error)
+
+    # Nothing can be raised through OpenMP, but Python raises interrupts wherever a function begins. So every thread
+    # continues an iterator that is in its `try` already, and what leads there is not written in Python.
+    iterators = [work() for _ in range(threads)]
+    for iterator in iterators:
+        next(iterator)
+    parallel(_REGION(partial(next, map(next, iter(iterators)), None)), None, threads, 0)
+    if errors:
+        raise errors[0]
+
+
+@cache
+def _parallel() -> Any:
+    """What compilers call for a parallel region, in torch's OpenMP library; None where it has none (Windows)."""
+    return getattr(ctypes.CDLL(torch._C.__file__), "GOMP_parallel", None)
+
+
+@cache
+def waiting_setting() -> str | None:
+    """What the environment says about how threads wait, such as ``"GOMP_SPINCOUNT=0"``; None where it says nothing."""
+    return next((f"{name}={os.environ[name]}" for name in _SETTINGS if name in os.environ), None)
+
+
+def threads_report() -> str:
+    """How many threads kernels run on and how they wait for work, and what to set instead."""
+    threads, setting = torch.get_num_threads(), waiting_setting()
+    if _parallel() is None:
+        return "1, since those of torch cannot be had on this system"
+    if threads == 1:
+        return "1, as torch"
+    if setting is not None:
+        return f"the {threads} of torch, which wait for work as {setting} says"
+    if not _ADAPTS:
+        return (
+            f"the {threads} of torch; on a busy machine set OMP_WAIT_POLICY=passive before torch is imported"
+        )
+    return (
+        f"the {threads} of torch; between operators they spin while the machine is idle and sleep while it is busy (to "
+        "have them sleep always, set GOMP_SPINCOUNT=0 before torch is imported)"
+    )
+
+
+@cache
+def _first_process() -> int:
+    """The process that has, or will have, the threads: a fork sees the number of its parent."""
+    return os.getpid()
+
+
+class _Waiting:
+    """Lets threads of OpenMP spin on an idle machine alone.
+
+    There spinning saves the time to wake them. On a busy one it takes the cores from those that are waited for: a step
+    of many small operators takes up to 40 times as long. libgomp reads how long to spin when it is loaded, but hardly
+    spins at all where it has more threads than there are cores: so a few that do nothing stop all others from it.
+    """
+
+    def __init__(self) -> None:
+        self.checked, self.busy, self.preemptions = time.monotonic(), -math.inf, _preemptions()
+        self.idle: Any = None  # a lock that keeps the threads that do nothing
+
+    def adapt(self, threads: int) -> None:
+        """Look whether the machine is busy, now and then: whether other processes take the cores of this one."""
+        now = time.monotonic()
+        passed = now - self.checked
+        if passed < _PERIOD:
+            return
+        count = _preemptions()
+        if count - self.preemptions > _PREEMPTIONS * passed:
+            self.busy = now
+        self.checked, self.preemptions = now, count
+        busy = now - self.busy < _CALM
+        if busy and self.idle is None:
+            self.idle = _thread.allocate_lock()
+            self.idle.acquire()
+            _thread.start_new_thread(_keep, (self.idle, len(os.sched_getaffinity(0)) - threads + 2))
+        elif not busy and self.idle is not None:
+            self.idle.release()
+            self.idle = None
+
+
+def _keep(lock: Any, threads: int) -> None:
+    """Have a team of so many threads, at least two, until the lock is released."""
+    _parallel()(_REGION(_thread.get_ident), None, max(threads, 2), 0)
+    lock.acquire()
+
+
+def _preemptions() -> int:
+    """How often this process has lost a core."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+@cache
+def _waiting() -> _Waiting:
+    return _Waiting()

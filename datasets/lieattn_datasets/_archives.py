@@ -3,6 +3,7 @@
 import bz2
 import contextlib
 import gzip
+import hashlib
 import tarfile
 import zipfile
 import zlib
@@ -80,6 +81,12 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
                 yield stream
         except _FAULTS as error:
             raise self._refuse(f"is a damaged zip archive: {name} cannot be unpacked ({error})") from error
+
+    def fingerprint(self, left_out: Collection[str]) -> str:
+        """SHA-256 of the names, sizes and checksums of the members but some: that of their content, however packed."""
+        kept = sorted(info.filename for info in self._members.values() if info.filename not in left_out)
+        lines = (f"{name} {self._members[name].file_size} {self._members[name].CRC:08x}\n" for name in kept)
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def check_stored(self) -> None:
         """Raise ValueError unless all members have their checksums, and are stored as ``torch.save`` does it."""

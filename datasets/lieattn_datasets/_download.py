@@ -248,8 +248,8 @@ SOURCES: dict[str, tuple[Source, ...]] = {
                 "https://ndownloader.figshare.com/files/3195404",
                 "https://figshare.com/ndownloader/files/3195404",
             ),
-            None,
-            1 << 20,
+            "md5:a361887bacb427b8a0ce7903d92a53b4",
+            486_752,
         ),
     ),
     "rMD17": (

@@ -37,7 +37,7 @@ _MNIST = Release(
         "train-labels-idx1-ubyte": "md5:a25bea736e30d166cdddb491f175f624",
         "t10k-images-idx3-ubyte": "md5:2646ac647ad5339dbf082846283269ea",
         "t10k-labels-idx1-ubyte": "md5:27ae3e4e09519cfbb04c329615203637",
-        _NPZ: "sha256:06af5dfe73b70e3bc1c36439982b18a8d76803db9b544f6fdf838a37fbb01b64",
+        _NPZ: "content:c7cd0d492e687fe684affee973c33a5242cca1e6bc6bf319f1f23bc43028c893",
     },
     folders=("MNIST/raw",),
     sources=SOURCES["MNIST"],

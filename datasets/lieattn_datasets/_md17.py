@@ -18,6 +18,8 @@ from lieattn_datasets._molecules import HEAVIEST, Molecules
 from lieattn_datasets._splits import hold_out
 from lieattn_datasets._units import Units
 
+_Frames = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]  # charges, positions, energies, forces
+
 _FRAMES = 1000  # of each official split, for training and for the test
 _SPLITS = ("train", "valid", "test")
 _STORED = "kcal/mol"
@@ -55,7 +57,7 @@ _OFFICIAL = Release(
 _SUBSET = Release(
     dataset="rMD17, split 1",
     origin=f"The file is rmd17_split01.npz, the frames of the first official split. {_CITATION}",
-    digests={"rmd17_split01.npz": "sha256:d0af74097fc8d1351383bdbacfed029f1b0b95cc9ac6cee864e22342e9544f50"},
+    digests={"rmd17_split01.npz": "content:d4bd64186f7eceb8d80b5f48794293d8db103ae571d69d6a4ecfdb3d6f31e0a0"},
 )
 
 
@@ -70,7 +72,7 @@ class _Trajectory(Molecules):
 
     def __init__(
         self,
-        frames: tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]],
+        frames: _Frames,
         chosen: NDArray[np.int64],
         train: NDArray[np.int64],
         energy_unit: str,
@@ -172,19 +174,7 @@ class RMD17(_Trajectory):
         check_choice("split", split, _SPLITS)
         if number not in range(1, 6):
             raise ValueError(f"number must be 1, 2, 3, 4 or 5, got {number}")
-        if download:
-            fetch(_OFFICIAL, root, f"rmd17_{molecule}.npz", *(_INDICES.format(half, number) for half in _HALVES))
-        path = _OFFICIAL.locate(root, f"rmd17_{molecule}.npz")
-        frames = _read_frames(_OFFICIAL, path, ("nuclear_charges", "coords", "energies", "forces"))
-        size = len(frames[1])
-        halves = {half: _read_indices(root, _INDICES.format(half, number), size) for half in _HALVES}
-        for half, indices in halves.items():
-            if verify and len(indices) != _FRAMES:
-                found = f"split {number} has {len(indices)} frames for {half}, the official one {_FRAMES}"
-                raise ValueError(f"{_OFFICIAL.dataset}: {found} in {root}: replace {_INDICES.format(half, number)}")
-        if np.isin(halves["train"], halves["test"]).any():
-            names = " and ".join(_INDICES.format(half, number) for half in halves)
-            raise ValueError(f"{_OFFICIAL.dataset}: {names} in {root} have frames both for training and for the test")
+        frames, halves = read_official(root, molecule, number, download, verify)
         train = halves["train"][hold_out(len(halves["train"]), validation, "train")]
         if split == "test":
             chosen = halves["test"]
@@ -249,9 +239,27 @@ class RMD17Subset(_Trajectory):
         super().__init__(frames, chosen, train, energy_unit, center, transform)
 
 
-def _read_frames(
-    release: Release, path: Path, keys: tuple[str, ...]
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+def read_official(
+    root: str | Path, molecule: str, number: int, download: bool, verify: bool = True
+) -> tuple[_Frames, dict[str, NDArray[np.int64]]]:
+    """Read charges, positions, energies and forces of all frames, and which of them a split has in each half."""
+    if download:
+        fetch(_OFFICIAL, root, f"rmd17_{molecule}.npz", *(_INDICES.format(half, number) for half in _HALVES))
+    path = _OFFICIAL.locate(root, f"rmd17_{molecule}.npz")
+    frames = _read_frames(_OFFICIAL, path, ("nuclear_charges", "coords", "energies", "forces"))
+    size = len(frames[1])
+    halves = {half: _read_indices(root, _INDICES.format(half, number), size) for half in _HALVES}
+    for half, indices in halves.items():
+        if verify and len(indices) != _FRAMES:
+            found = f"split {number} has {len(indices)} frames for {half}, the official one {_FRAMES}"
+            raise ValueError(f"{_OFFICIAL.dataset}: {found} in {root}: replace {_INDICES.format(half, number)}")
+    if np.isin(halves["train"], halves["test"]).any():
+        names = " and ".join(_INDICES.format(half, number) for half in halves)
+        raise ValueError(f"{_OFFICIAL.dataset}: {names} in {root} have frames both for training and for the test")
+    return frames, halves
+
+
+def _read_frames(release: Release, path: Path, keys: tuple[str, ...]) -> _Frames:
     """Read charges, positions, energies (in float64: float32 lacks precision) and forces of one molecule."""
     vectors = "number [frames, atoms, 3]"
     expected = zip(keys, ("integer [atoms]", vectors, "float64 [frames]", vectors), strict=True)

@@ -14,17 +14,17 @@ from lieattn_datasets._splits import hold_out, stratified
 _ROTATED = Release(
     dataset="Rotated MNIST, re-created",
     origin="The file is mnist_rot_recipe.npz, made from MNIST by the recipe in the class's documentation.",
-    digests={"mnist_rot_recipe.npz": "sha256:9ab312662d73bcbe88ca2d95e833660b084e3cc572869da76791bbb183e73169"},
+    digests={"mnist_rot_recipe.npz": "content:c9371844fb61275551fc51d79edcddbf38b3f39a7936652f1d235543813fe11d"},
 )
 _FASHION = Release(
     dataset="Fashion-MNIST, 900 images",
     origin="The file is fashion_mnist_900.npz, 90 images per class in the order of the classes.",
-    digests={"fashion_mnist_900.npz": "sha256:f20fdb2c1601da317b44829aee74e92357e4b28656c8d3feb83493816452005f"},
+    digests={"fashion_mnist_900.npz": "content:347bdeff1046c5f95c79eca2f2e3b5a97ca43c488d9c13fdd52cded202d102eb"},
 )
 _CIFAR = Release(
     dataset="CIFAR-10, 3,000 images",
     origin="The file is cifar10_subset.npz, the first 2,000 training and 1,000 test images of CIFAR-10.",
-    digests={"cifar10_subset.npz": "sha256:3e6ed7f06f6213aa5a454ee9fc528198d0f34cab9bf9ff26b84b2c22baa97040"},
+    digests={"cifar10_subset.npz": "content:3dbf072b05462d86e95725a7ce51af19c80c04ca22b628dfe07e77981b7411bd"},
 )
 
 

@@ -20,15 +20,17 @@ Split = Literal["train", "valid", "test", "all"]
 _SPLITS = ("train", "valid", "test", "all")
 _MOLECULES = 130_831
 _TRAIN = 100_000
+_SCALARS = ("energy", "homo", "gap")  # of GFN2-xTB
 _SUBSET = Release(
     dataset="QM9, 14,308 molecules",
     origin=(
         "The files are qm9_subset.npz, a sample of QM9 with its targets, and qm9_subset_gfn2.npz, GFN2-xTB labels "
         f"of the same molecules. {CITATION}"
     ),
+    computed=(*_SCALARS, "dipole", "quadrupole", "polarizability", "polarizability_ok", "charges", "forces"),
     digests={
-        "qm9_subset.npz": "sha256:19b782822ef803961e529ccad49d9bced4574f65459ffbc790159689d99772bd",
-        "qm9_subset_gfn2.npz": "sha256:cd904077d396e81fa53bce51eab026930f27e0336c2fda3005a47b7fe13701f5",
+        "qm9_subset.npz": "content:119a038f0a3d5ea2025c983f8a9aca452c27de7ba489a8581d2eee3ae374d4f8",
+        "qm9_subset_gfn2.npz": "content:b62977fa6c6d772a63ee3fe4b4c8b259a33bd67033ea187aef96d6275532025c",
     },
 )
 _SUBSET_FILE, _GFN2_FILE = _SUBSET.digests
@@ -223,7 +225,7 @@ class QM9GFN2(Molecules):
     ) -> None:
         check_arguments(QM9GFN2.__init__, locals())
         check_choice("split", split, _SPLITS)
-        names = select_names(targets, ("energy", "homo", "gap"))
+        names = select_names(targets, _SCALARS)
         units = Units(energy_unit, dipole_unit, length_unit)
         _, z, pos, offsets, number, parts, _ = _load_subset(root, verify, {})
         path = _SUBSET.locate(root, _GFN2_FILE)

@@ -134,7 +134,7 @@ def _read_cache(path: Path, source: str) -> _Arrays | None:
 def _read_sdf(sdf: Path, table: Path, left_out: Path) -> _Arrays:
     """Read the three original files."""
     names, y = _read_table(table)
-    skipped = _read_left_out(left_out)
+    skipped = read_left_out(left_out)
     z, pos, sizes = array("B"), array("f"), []
     with sdf.open("rb") as file:
         for number, name in enumerate(progress(names, "reading QM9", len(names)), 1):
@@ -217,7 +217,7 @@ def _read_table(path: Path) -> tuple[list[bytes], NDArray[np.float32]]:
     return names, np.roll(stored, -3, axis=1) * factors
 
 
-def _read_left_out(path: Path) -> set[int]:
+def read_left_out(path: Path) -> set[int]:
     """Read the official numbers of the molecules that failed the consistency check."""
     rows = path.read_bytes().split(b"\n")[_HEADER_LINES:-2]  # after them comes one line of words
     try:

@@ -30,12 +30,13 @@ _TASKS = ("classification", "normals")
 _TINY = Release(
     dataset="ModelNet10, 600 shapes",
     origin="The file is modelnet10_tiny.npz, 60 shapes of each class of ModelNet10 (Wu et al., CVPR 2015).",
-    digests={"modelnet10_tiny.npz": "sha256:62cbc76a353aeb3445724492e36465492413d42f12a110beb71addb284830a99"},
+    computed=("points",),
+    digests={"modelnet10_tiny.npz": "content:dcc052d3c13f30e0adbd529f8d1acbccd642ee0e59a9cf012f1ca34f76a8254d"},
 )
 _ADRENAL = Release(
     dataset="AdrenalMNIST3D",
     origin="The file is adrenalmnist3d.npz, all of AdrenalMNIST3D with packed bits (MedMNIST v2, Yang et al., 2023).",
-    digests={"adrenalmnist3d.npz": "sha256:31bd26a76321373d09464f53b1ba894d5b41570407f5007ec5ab07f1b02ba297"},
+    digests={"adrenalmnist3d.npz": "content:6df48286c582d7c89e6d72d2aec758ccd67cfba43db27eb1f57e97d598a03e1a"},
 )
 
 

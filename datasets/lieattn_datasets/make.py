@@ -236,7 +236,7 @@ def qm9_subset(sources: Path) -> _Content:
         "n_atoms": np.array(sizes, dtype=np.uint8),
         "gdb_index": np.array([number for number, _ in chosen], dtype=np.int32),
         "smiles": np.array([rows[key]["smiles"] for key in chosen], dtype="S"),
-        "targets": np.array([[float(rows[key][name]) for name in TARGETS] for key in chosen]),
+        "targets": np.array([[float(rows[key][name]) for key in chosen] for name in TARGETS]).T,
         "target_names": np.array(TARGETS, dtype="S"),
         "target_units": np.array(_TARGET_UNITS, dtype="S"),
         **{f"split_{split}": np.sort(part).astype(np.int32) for split, part in zip(SPLITS, order, strict=True)},
@@ -308,7 +308,8 @@ def modelnet10_tiny(sources: Path) -> _Content:
     names = ("X_train", "y_train", "X_test", "y_test")
     train, train_labels, test, test_labels = _arrays(_source(sources, _VOXELS), names)
     chosen = np.array(_SHAPES.split(), dtype=np.int32)
-    first, last = np.split(chosen, [400])
+    half = len(chosen) * 2 // 3
+    first, last = np.split(chosen, [half])
     voxels = np.concatenate([train[first], test[last]]).reshape(-1, 30, 30, 30) > 0
     draws = [_shapes.surface_voxels(shape, 512, frozen_stream(0, place)) for place, shape in enumerate(voxels)]
     return {
@@ -316,8 +317,8 @@ def modelnet10_tiny(sources: Path) -> _Content:
         "voxel_shape": np.array([30, 30, 30], dtype=np.int32),
         "points": np.stack(draws).astype(np.uint8),
         "label": np.concatenate([train_labels[first], test_labels[last]]).reshape(-1).astype(np.uint8),
-        "split_train": np.arange(400, dtype=np.int32),
-        "split_test": np.arange(400, 600, dtype=np.int32),
+        "split_train": np.arange(half, dtype=np.int32),
+        "split_test": np.arange(half, len(chosen), dtype=np.int32),
         "source_index": chosen,
         "classes": np.array(_FURNITURE, dtype="S"),
     }
@@ -364,7 +365,7 @@ def nbody_charged5(sources: Path, size: int = 7000) -> _Content:
     charge = stream.choice([-1, 1], (size, 5))
     vel *= 0.5 / np.linalg.norm(vel, axis=-1, keepdims=True)
     pos, vel = (values - values.mean(axis=1, keepdims=True) for values in (pos, vel))
-    times, often = np.arange(6, dtype=np.float32), np.arange(51, dtype=np.float32) / 10
+    times, often = np.arange(6, dtype=np.float32), np.arange(51, dtype=np.float32) * np.float32(0.1)
     paths = simulate_charges(charge, pos, vel, times)
     traced = simulate_charges(charge[:50], pos[:50], vel[:50], np.arange(51) / 10)
     content = {"pos": paths[0], "vel": paths[1], "traj_pos": traced[0], "traj_vel": traced[1]}

@@ -168,6 +168,8 @@ def test_the_command_compares_content_however_it_is_packed(tmp_path, monkeypatch
     with make.Archive(tmp_path / "known.npz", ValueError) as archive:
         digests = {"small.npz": f"content:{archive.fingerprint(['b.npy'])}"}
     release = Release("Small", "Made here.", digests, computed=("b",))
+    with pytest.raises(FileNotFoundError, match=r"yourself, or run 'python -m lieattn_datasets\.make small .*'\. Made"):
+        release.locate(tmp_path, "small.npz")
     monkeypatch.setitem(make.MAKERS, "small", (lambda sources: content, release))
     assert make.main(["small", str(tmp_path)]) == 0
     content["b"] = np.zeros(2)

@@ -86,10 +86,12 @@ class Release:
         else:
             found = "there is no such folder"
         inside = f" (or in its subfolder {' or '.join(self.folders)})" if self.folders else ""
+        made = f", or run 'python -m lieattn_datasets.make {names[0].removesuffix('.npz')} {folder}'"
+        known = self.digests.get(names[0], "")
         raise FileNotFoundError(
             f"{self.dataset} needs the file {' or '.join(names)} in root={str(root)!r}{inside}; {found}. "
             f"Nothing is downloaded{' unless you pass download=True' if self.sources else ''}: put the file there "
-            f"yourself. {self.origin}"
+            f"yourself{made if known.startswith('content:') else ''}. {self.origin}"
         )
 
     def damaged(self, path: Path, problem: str) -> ValueError:

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ from lieattn_datasets._units import Units
 _Content = dict[str, NDArray[Any]]
 
 _GITHUB = "https://raw.githubusercontent.com"
-_HALVES = ("train", "test")
+_HALVES: tuple[Literal["train"], Literal["test"]] = ("train", "test")
 _FIGSHARE = ("https://ndownloader.figshare.com/files/3195389", "https://figshare.com/ndownloader/files/3195389")
 _VOXELS, _SAMPLE, _GEOMETRIES = "modelnet10.npz", "qm9_small.csv", "dsgdb9nsd.xyz.tar.bz2"
 _SYMBOLS = {"H": 1, "C": 6, "N": 7, "O": 8}
@@ -56,7 +56,10 @@ _FILES = Release(
         ),
         Source(
             _SAMPLE,
-            (f"{_GITHUB}/Shreyas-Bhat/MolPropPred/7e92e9988f631b1618e90759f9e1fd4a6e5dc97e/data/{_SAMPLE}",),
+            tuple(
+                f"{_GITHUB}/Shreyas-Bhat/MolPropPred/{commit}/data/{_SAMPLE}"
+                for commit in ("9d6974618a184f52faeffcc49d950b6bec7c813d", "7e92e9988f631b1618e90759f9e1fd4a6e5dc97e")
+            ),
             None,
             1 << 23,
         ),
@@ -203,9 +206,10 @@ def fashion_mnist_900(sources: Path) -> _Content:
 def cifar10_subset(sources: Path) -> _Content:
     """The first images of CIFAR-10."""
     content: _Content = {"classes": np.array(_THINGS, dtype="S")}
-    for half, count in (("train", 2000), ("test", 1000)):
+    counts = {"train": 2000, "test": 1000}
+    for half in _HALVES:
         images, labels = _images(CIFAR10(sources, half, download=True))
-        content |= {f"x_{half}": images[:count], f"y_{half}": labels[:count]}
+        content |= {f"x_{half}": images[: counts[half]], f"y_{half}": labels[: counts[half]]}
     return content
 
 
@@ -257,7 +261,7 @@ def qm9_subset_gfn2(sources: Path) -> _Content:
 def _labels(z: NDArray[np.uint8], pos: NDArray[np.float32]) -> _Content:
     """One molecule: energies in Ha, dipole in debye, forces in eV/angstrom, the rest in atomic units."""
     from tblite.interface import Calculator
-    from tblite.library import ffi
+    from tblite.library import ffi  # type: ignore[attr-defined]
 
     units = Units(length="angstrom")
     bohr, hartree, debye = (units.convert(unit)[0] for unit in ("bohr", "Ha", "e bohr"))
@@ -418,7 +422,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     make, release = MAKERS[given.name]
     path = given.folder / f"{given.name}.npz"
     try:
-        content = make(given.folder / "sources")
+        content: dict[str, Any] = {**make(given.folder / "sources")}
         write_atomically(path, lambda file: np.savez_compressed(file, **content))
         release.check_file(path)
     except (ImportError, OSError, ValueError) as error:

@@ -223,7 +223,7 @@ class TestIdx:
     def test_npz(self, tmp_path):
         np.savez(tmp_path / "mnist.npz", x_train=GRAY, y_train=LABELS, x_test=GRAY[:3], y_test=LABELS[:3])
         assert len(ld.MNIST(tmp_path, "test", verify=False)) == 3
-        with pytest.raises(ValueError, match=r"mnist.npz has the digest sha256"):
+        with pytest.raises(ValueError, match=r"mnist.npz has the digest content:"):
             ld.MNIST(tmp_path)
         write_idx(tmp_path, "t10k")
         assert len(ld.MNIST(tmp_path, "test", verify=False)) == 12
@@ -430,7 +430,7 @@ class TestArchives:
         np.savez(path, **{x: images, y: labels})
         dataset = kind(tmp_path, split, verify=False)
         np.testing.assert_allclose(image_of(dataset[1]).squeeze(), images[1] / 255, atol=1e-7)
-        with pytest.raises(ValueError, match="has the digest sha256"):
+        with pytest.raises(ValueError, match="has the digest content:"):
             kind(tmp_path, split)
         for arrays, message in (
             ({x: images}, f"has no array '{y}'"),
@@ -472,7 +472,7 @@ def test_missing_files_and_unknown_splits(tmp_path, kind, name):
     with pytest.raises(FileNotFoundError, match=rf"needs the file {name} in root=.*it is empty. Nothing is"):
         kind(tmp_path)
     (tmp_path / "other").touch()
-    with pytest.raises(FileNotFoundError, match=r"it holds: other\. .* put the file there yourself\. The "):
+    with pytest.raises(FileNotFoundError, match=r"it holds: other\. .* put the file there yourself.*\. The "):
         kind(str(tmp_path))
     with pytest.raises(FileNotFoundError, match="there is no such folder"):
         kind(tmp_path / "absent")

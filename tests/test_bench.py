@@ -2,11 +2,12 @@
 
 import copy
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from lieattn.bench import _attention, _gsa_net, _peers, _roofline, _scaling
+from lieattn.bench import _attention, _gsa_net, _peers, _roofline, _scaling, _threads
 from lieattn.cli import main
 from lieattn.groups import cyclic
 from lieattn.models import GSANet
@@ -20,6 +21,7 @@ def small(monkeypatch):
         (_scaling, {"POINTS": (50, 100), "ORDERS": (1, 4), "NEIGHBORS": (4, 8)}),
         (_peers, {"SIZES": (20,), "PEERS": {"missing": "a_package_that_is_missing"}}),
         (_roofline, {"_MATRIX": 64, "_COPY": 1024}),
+        (_threads, {"IMAGES": 2, "BUSY": (0, 1), "_TURNS": 1, "_process": lambda: ThreadPoolExecutor(1)}),
     ):
         for name, value in sizes.items():
             monkeypatch.setattr(module, name, value)
@@ -28,7 +30,7 @@ def small(monkeypatch):
     monkeypatch.setattr("lieattn.bench._measure.peak_memory", lambda build: 1.0)
 
 
-@pytest.mark.parametrize("name", ["attention", "scaling", "peers", "roofline"])
+@pytest.mark.parametrize("name", ["attention", "scaling", "peers", "roofline", "threads"])
 def test_benchmark_runs(name, small, tmp_path, capsys):
     path = tmp_path / "records.json"
     assert main(["bench", name, "--json", str(path), "--repeats", "1"]) == 0

@@ -26,6 +26,7 @@ BENCHMARKS = {
     "scales": "equivariance error of the scale fiber at its ends (repeats: clouds)",
     "scaling": "time and memory against points, group order, neighbors",
     "peers": "one layer beside those of other packages",
+    "threads": "a training step and an attention layer, alone and beside busy processes (minutes)",
     "roofline": "operations and bytes a second against the machine's ceilings",
 }
 

@@ -14,6 +14,7 @@ import torch
 from lieattn._files import replace_text
 from lieattn.bench import BENCHMARKS, table
 from lieattn.cli._options import ArgumentParser, output_file, positive
+from lieattn.ops import cpu_kernels
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
@@ -30,7 +31,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     module: Any = importlib.import_module(f"lieattn.bench._{options.benchmark.replace('-', '_')}")
     records = module.run(**({} if options.repeats is None else {"repeats": options.repeats}))
-    print(f"{BENCHMARKS[options.benchmark]}; torch {torch.__version__}, {torch.get_num_threads()} threads\n")
+    machine = [f"torch {torch.__version__}", f"{torch.get_num_threads()} threads", cpu_kernels().get("instruction set")]
+    print(f"{BENCHMARKS[options.benchmark]}; {', '.join(filter(None, machine))}\n")
     print(getattr(module, "table", table)(records))
     for remark in module.remarks(records) if hasattr(module, "remarks") else ():
         print(remark)

@@ -80,9 +80,7 @@ def threads_report() -> str:
     if setting is not None:
         return f"the {threads} of torch, which wait for work as {setting} says"
     if not _ADAPTS:
-        return (
-            f"the {threads} of torch; on a busy machine set OMP_WAIT_POLICY=passive before torch is imported"
-        )
+        return f"the {threads} of torch; on a busy machine set OMP_WAIT_POLICY=passive before torch is imported"
     return (
         f"the {threads} of torch; between operators they spin while the machine is idle and sleep while it is busy (to "
         "have them sleep always, set GOMP_SPINCOUNT=0 before torch is imported)"

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 import lieattn_datasets as ld
-from lieattn_datasets import _archives, _download, _idx, _md17, _pcam
+from lieattn_datasets import _amat, _archives, _cifar, _download, _idx, _md17, _modelnet, _pcam, _qm9_files
 from lieattn_datasets._download import Source, fetch
 from lieattn_datasets._files import Release
+from tests.fuzz._data_sets import CASES
 from tests.test_datasets import LABELS, idx, write_pcam
 
 pytest.importorskip("pooch")
@@ -213,9 +214,9 @@ class TestUnpack:
             self.unpacked(tmp_path, gzip.compress(bytes(1_000_000)), ("a",), suffix=".gz")
 
 
-def serve(server, monkeypatch, module, name, contents):
-    """Let a release be downloaded from the server, with the digests of other content."""
-    known = getattr(module, name)
+def serve(server, monkeypatch, holder, key, contents):
+    """Let a release, one of a dictionary, be downloaded from the server, with the digests of other content."""
+    known = holder[key]
     sources = []
     for source in known.sources:
         if source.name in contents:
@@ -224,7 +225,7 @@ def serve(server, monkeypatch, module, name, contents):
             source = replace(source, addresses=addresses, digest=source.digest and md5(contents[source.name]))
         sources.append(source)
     changed = replace(known, sources=tuple(sources), digests={})
-    monkeypatch.setattr(module, name, changed)
+    monkeypatch.setitem(holder, key, changed)
     return changed
 
 
@@ -235,7 +236,7 @@ class TestDataSets:
             f"t10k-{name}-ubyte.gz": gzip.compress(idx(array))
             for name, array in (("images-idx3", images), ("labels-idx1", LABELS))
         }
-        monkeypatch.setattr(ld.MNIST, "_release", serve(server, monkeypatch, _idx, "_MNIST", contents))
+        monkeypatch.setattr(ld.MNIST, "_release", serve(server, monkeypatch, vars(_idx), "_MNIST", contents))
         with pytest.raises(FileNotFoundError, match="Nothing is downloaded unless you pass download=True: put"):
             ld.MNIST(tmp_path, "test")
         assert not server.asked
@@ -247,7 +248,7 @@ class TestDataSets:
         (tmp_path / "there").mkdir()
         images, _ = write_pcam(tmp_path / "there")
         contents = {f"{path.name}.gz": gzip.compress(path.read_bytes(), 1) for path in (tmp_path / "there").iterdir()}
-        serve(server, monkeypatch, _pcam, "_RELEASE", contents)
+        serve(server, monkeypatch, vars(_pcam), "_RELEASE", contents)
         assert len(ld.PatchCamelyon(tmp_path / "here", "test", download=True, verify=False)) == len(images)
         assert files(tmp_path / "here") == [f"pcam/{name[:-3]}" for name in sorted(contents)]
 
@@ -259,10 +260,40 @@ class TestDataSets:
         members |= {
             f"rmd17/splits/index_{half}_01.csv": rows for half, rows in (("train", b"0\n1\n"), ("test", b"2\n"))
         }
-        serve(server, monkeypatch, _md17, "_OFFICIAL", {"rmd17.tar.bz2": tar(members, "bz2")})
+        serve(server, monkeypatch, vars(_md17), "_OFFICIAL", {"rmd17.tar.bz2": tar(members, "bz2")})
         data = ld.RMD17(tmp_path, "uracil", download=True, validation=0, verify=False)
         assert len(data) == 2
         assert files(tmp_path) == sorted(f"npz_data/{name.split('/')[-1]}" for name in members if "readme" not in name)
+
+    @pytest.mark.parametrize(
+        ("name", "holder", "key", "split"),
+        [
+            ("RotatedMNIST", vars(_amat), "_RELEASE", "train"),
+            ("CIFAR100", vars(_cifar), "_CIFAR100", "test"),
+            ("QM9", vars(_qm9_files), "QM9_FILES", "all"),
+            ("ModelNet", _modelnet._RELEASES, 10, "test"),
+        ],
+    )
+    def test_the_others(self, server, tmp_path, monkeypatch, name, holder, key, split):
+        contents = {path.name: path.read_bytes() for path in CASES[name].folder.rglob("*") if path.is_file()}
+        for source in holder[key].sources:
+            if source.members:
+                members = {f"somewhere/{member}": contents[member] for member in source.members if member in contents}
+                contents[source.name] = tar(members, "gz")
+        changed = serve(server, monkeypatch, holder, key, contents)
+        kind = getattr(ld, name)
+        monkeypatch.setattr(kind, "_release", changed, raising=False)
+        data = kind(tmp_path, split, download=True, verify=False)
+        expected = kind(CASES[name].folder, split, verify=False)
+        assert len(data) == len(expected) > 0
+        assert np.array_equal(data[0].pos, expected[0].pos)
+        assert not list(tmp_path.rglob(".downloads"))
+
+    def test_a_page_in_place_of_an_archive_without_a_digest(self, server, tmp_path, monkeypatch):
+        serve(server, monkeypatch, _modelnet._RELEASES, 40, {"ModelNet40.zip": b"<html>We have moved.</html>"})
+        with pytest.raises(ValueError, match=r"ModelNet40\.zip is not a complete zip archive"):
+            ld.ModelNet(tmp_path, version=40, download=True)
+        assert files(tmp_path) == []
 
     def test_what_is_stated_of_every_source(self):
         for name, sources in _download.SOURCES.items():

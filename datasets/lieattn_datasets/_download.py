@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from lieattn_datasets._archives import MOST_BYTES, unpack
+from lieattn_datasets._archives import MOST_BYTES, Archive, unpack
 from lieattn_datasets._files import ABANDONED, Release, write_atomically
 
 _STAGING = ".downloads"  # folder beside the files, for what is not complete
@@ -61,6 +61,8 @@ def fetch(release: Release, root: str | Path, *wanted: str) -> None:
         If pooch is not installed.
     OSError
         If no address gives the file as published, or it cannot be written.
+    ValueError
+        If what was downloaded is no archive, though it should be one.
     """
     folder = Path(root, *release.folders[:1])
     for source in release.sources:
@@ -87,7 +89,7 @@ def _fetch(release: Release, source: Source, folder: Path, names: list[str]) -> 
     staging = folder / _STAGING
     staging.mkdir(parents=True, exist_ok=True)
     for left in staging.iterdir():  # by a process that was killed
-        if time.time() - left.stat().st_mtime > ABANDONED:
+        if left.name != source.name and time.time() - left.stat().st_mtime > ABANDONED:
             left.unlink(missing_ok=True)
     file = _retrieve(release, source, staging)
     if source.members:
@@ -95,6 +97,13 @@ def _fetch(release: Release, source: Source, folder: Path, names: list[str]) -> 
             write_atomically(folder / name, functools.partial(shutil.copyfileobj, stream))
         file.unlink()
     else:
+        if source.digest is None and file.suffix == ".zip":  # then it may be any page that a server has instead
+            try:
+                with Archive(file, functools.partial(release.damaged, file)):
+                    pass
+            except ValueError:
+                file.unlink()
+                raise
         file.chmod(staging.stat().st_mode & 0o666)  # pooch's temporary files are for their owner alone
         file.replace(folder / source.name)
     if not any(staging.iterdir()):

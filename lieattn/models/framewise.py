@@ -193,7 +193,10 @@ class FramewiseTransformer(Network):
             raise ValueError("data.cell: attention over whole clouds knows no images; use a model with a Radius")
         if clouds.pos.shape[1] != self.group.dim:
             got = tuple(clouds.pos.shape)
-            raise ValueError(f"data.pos: {self.group.name} acts on {self.group.dim} coordinates, got {got}")
+            raise ValueError(
+                f"data.pos: {self.group.name} acts on {self.group.dim} coordinates, got {got}; give frames of a group "
+                f"in {got[1]} dimensions, such as FiniteFrames(sign_group({got[1]}), PrincipalFrames())"
+            )
         generator = new_generator() if self.training and isinstance(self.frames.pose, SampledFrames) else None
         with torch.autocast(clouds.device.type, enabled=False):
             given: dict[str, Any] = {"length": self.length, "generator": generator}

@@ -1,0 +1,70 @@
+"""The tasks of examples/tasks run, with little data, and are as short as they say."""
+
+import importlib
+import itertools
+import tokenize
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lieattn.cli import main
+
+TASKS = Path(__file__).parent.parent / "examples" / "tasks"
+# Name: options of a short run, and what its result must be
+RUNS = {
+    "dipoles": ({"conformers": 1, "epochs": 1}, lambda error: 0 < error < 2),
+    "layer_in_pyg": ({"epochs": 1, "digits": 32}, lambda accuracy: 0 <= accuracy <= 1),
+    "own_group": ({"points": 3, "continuity": False}, lambda error: error < 1e-10),
+    "own_training_loop": ({"clouds": 60, "epochs": 3}, lambda accuracy: accuracy > 0.3),
+}
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning")
+
+
+def lines_of_code(path):
+    """Lines with tokens other than comments and texts that stand by themselves."""
+    with path.open("rb") as file:
+        tokens = list(tokenize.tokenize(file.readline))
+    idle = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    starts = (tokenize.ENCODING, tokenize.NEWLINE, tokenize.INDENT, tokenize.NL)
+    lines = set()
+    for before, token in itertools.pairwise(tokens):
+        alone = token.type == tokenize.STRING and before.type in starts
+        if token.type not in idle and not alone:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines)
+
+
+@pytest.mark.parametrize("path", sorted(TASKS.glob("*.py")), ids=lambda path: path.stem)
+def test_tasks_are_short(path):
+    assert lines_of_code(path) <= 40
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_tasks_run(name, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(TASKS)
+    monkeypatch.chdir(tmp_path)
+    options, good = RUNS[name]
+    assert good(importlib.import_module(name).main(**options))
+
+
+def test_own_network_in_a_comparison(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(TASKS)
+    content = yaml.safe_load((TASKS / "own_e3nn.yaml").read_text())
+    small = {"smiles": ["O", "C", "N"], "conformers": 1, "references": False}
+    for split in ("train", "val", "test"):
+        content["data"][split]["init_args"] |= {**small, "split": "all"}
+    content |= {"parameters": None, "tolerance": 0.9, "memory": False}  # matching builds networks again and again
+    for model in content["models"].values():
+        model["init_args"]["channels"] = 16 if model is content["models"]["own"] else 4
+        model.pop("width"), model.pop("adjust", None), model.pop("step", None)
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(content | {"budget": {"steps": 1}}))
+    assert main(["compare", "--config", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "out")]) == 0
+    table = capsys.readouterr().out
+    assert "own" in table
+    assert "framewise exact frames" in table
+
+
+def test_every_task_is_run():
+    assert {path.stem for path in TASKS.glob("*.py")} == {*RUNS, "own_e3nn"}

@@ -51,6 +51,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_error(404)
             return
         self.send_response(200)
+        if folder == "chunked":
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for start in range(0, len(content), 10_000):
+                chunk = content[start : start + 10_000]
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+            self.wfile.write(b"0\r\n\r\n")
+            return
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         cut = folder == "always" or (folder == "cut" and self.server.asked.count(self.path) == 1)
@@ -142,11 +150,13 @@ class TestFetch:
         assert (tmp_path / "data").read_bytes() == CONTENT
         assert [path.split("/")[1] for path in server.asked] == ["whole", "whole"]
 
-    def test_more_bytes_than_published(self, server, tmp_path, monkeypatch):
-        monkeypatch.setattr(_download, "_CHUNK", 1 << 10)
-        with pytest.raises(OSError, match="the file has more than 1000 bytes"):
-            fetch(release(server.address("data"), digest=None, most=1000), tmp_path, "data")
+    @pytest.mark.parametrize("folder", ["whole", "chunked"])
+    def test_more_bytes_than_published(self, server, tmp_path, folder):
+        with pytest.raises(OSError, match=f"the file has more than {SIZE - 1} bytes"):
+            fetch(release(server.address("data", folder), most=SIZE - 1), tmp_path, "data")
         assert files(tmp_path) == []
+        fetch(release(server.address("data", folder)), tmp_path, "data")
+        assert files(tmp_path) == ["data"]
 
     def test_leftovers_of_killed_downloads_go(self, server, tmp_path):
         staging = tmp_path / ".downloads"

@@ -2,12 +2,14 @@
 
 import errno
 import functools
+import io
 import logging
 import os
 import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -80,8 +82,8 @@ def fetch(release: Release, root: str | Path, *wanted: str) -> None:
 
 
 def _missing(release: Release, root: str | Path, name: str) -> bool:
-    plain = name.removesuffix(".gz")
-    return release.find(root, plain, f"{plain}.gz") is None
+    """Whether a file is there neither as it is published nor unpacked."""
+    return release.find(root, name, name.removesuffix(".gz")) is None
 
 
 def _fetch(release: Release, source: Source, folder: Path, names: list[str]) -> None:
@@ -117,21 +119,19 @@ def _retrieve(release: Release, source: Source, staging: Path) -> Path:
         import requests
     except ImportError as error:
         raise ImportError(f"{release.dataset}: download=True needs pooch: pip install 'lieattn[data]'") from error
-    faults = []
+    faults, receive = [], functools.partial(_receive, source)
     for address in source.addresses:
         for _ in range(_ATTEMPTS):
-            with _Bar(source) as bar:
-                downloader = pooch.HTTPDownloader(progressbar=bar, chunk_size=_CHUNK)
-                try:
-                    return Path(pooch.retrieve(address, source.digest, source.name, staging, downloader=downloader))
-                except requests.exceptions.ChunkedEncodingError:
-                    faults.append(f"{address}: the connection was cut")
-                except requests.exceptions.ConnectionError as error:
-                    faults.append(f"{address}: no connection ({type(error).__name__})")
-                    break
-                except (requests.exceptions.RequestException, ValueError) as error:  # no such file, or another one
-                    faults.append(f"{address}: {error}")
-                    break
+            try:
+                return Path(pooch.retrieve(address, source.digest, source.name, staging, downloader=receive))
+            except requests.exceptions.ChunkedEncodingError:
+                faults.append(f"{address}: the connection was cut")
+            except requests.exceptions.ConnectionError as error:
+                faults.append(f"{address}: no connection ({type(error).__name__})")
+                break
+            except (requests.exceptions.RequestException, ValueError) as error:  # no such file, or another one
+                faults.append(f"{address}: {error}")
+                break
         _log.warning("%s", faults[-1])
     raise ConnectionError(
         f"{release.dataset}: {source.name} could not be downloaded ({'; '.join(faults)}). Try again later, or put the "
@@ -139,28 +139,27 @@ def _retrieve(release: Release, source: Source, staging: Path) -> Path:
     )
 
 
-class _Bar(tqdm):
-    """The progress of a download on the terminal, and the end of one that is larger than its file can be."""
+def _receive(source: Source, address: str, path: str, _: object) -> None:
+    """Write what an address gives to a file, with a bar on the terminal where it takes more than two seconds."""
+    import pooch
 
-    def __init__(self, source: Source) -> None:
-        super().__init__(desc=source.name, unit="B", unit_scale=True, delay=2.0, leave=False, disable=None)
-        self._most = source.most + _CHUNK
-        self._received = 0
+    options = {"unit": "B", "unit_scale": True, "delay": 2.0, "leave": False, "disable": None}
+    with _Limited(path, source.most) as file, tqdm(desc=source.name, total=source.most, **options) as bar:
+        pooch.HTTPDownloader(progressbar=bar, chunk_size=_CHUNK)(address, file, None)
 
-    def __bool__(self) -> bool:
-        return True  # pooch asks before it counts, also where the length is not known
 
-    def update(self, n: float | None = 1) -> bool | None:
-        """Count bytes; pooch counts whole chunks."""
-        self._received += int(n or 0)
-        if self._received > self._most:
-            raise ValueError(f"the file has more than {self._most - _CHUNK} bytes")
-        return super().update(n)
+class _Limited(io.BufferedWriter):
+    """A file that is written up to a number of bytes."""
 
-    def reset(self, total: float | None = None) -> None:
-        """Begin to count anew, as pooch does at the end."""
-        self._received = 0
-        super().reset(total)
+    def __init__(self, path: str, most: int) -> None:
+        super().__init__(io.FileIO(path, "wb"))
+        self._most = most
+
+    def write(self, content: Any) -> int:
+        """Write all of the content."""
+        if self.tell() + len(content) > self._most:
+            raise ValueError(f"the file has more than {self._most} bytes")
+        return super().write(content)
 
 
 def _packed(places: tuple[str, ...], *files: tuple[str, str, int], unpacked: int = 0) -> tuple[Source, ...]:

@@ -196,7 +196,10 @@ class QM9GFN2(Molecules):
     references
         Subtract from the energy a sum over its atoms, one number per species, fitted by least squares to the
         training molecules in float64 (``atom_energies`` after construction, in the energy unit).
-    verify, transform
+    verify
+        Compare the digests of the files: of the labels, which any machine may compute anew, only which molecules have
+        them. False reads any files of the same format.
+    transform
         As for :class:`QM9Subset`.
 
     Raises

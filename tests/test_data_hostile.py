@@ -113,6 +113,18 @@ class TestArchives:
         path.write_bytes(content[:at] + b"bee" + content[at + 3 :])
         self.refused(path, "is not a complete zip archive .*differ")
 
+    def test_members_that_the_directory_lost(self, tmp_path):
+        path = tmp_path / "data.zip"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.comment = b"a comment"
+            for name in ("a", "b"):
+                archive.writestr(name, b"1")
+        content = bytearray(path.read_bytes())
+        content[content.index(b"PK\x01\x02") + 32] = 200  # the first entry's comment, which takes the second along
+        path.write_bytes(content)
+        assert zipfile.ZipFile(path).namelist() == ["a"]
+        self.refused(path, "is not a complete zip archive .*1 of 2 members are listed")
+
 
 class TestGzip:
     def test_bomb(self, tmp_path):

@@ -14,6 +14,7 @@ from typing import IO, Any, cast
 MOST_BYTES = 1 << 30  # that anything compressed may unpack to: no file that the loaders read holds as much
 
 _ENCRYPTED = 0x1
+_END, _END_BYTES, _MANY = b"PK\5\6", 22, 0xFFFF  # the record at the end; members that it does not count
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others allocate whatever their headers ask for
 _FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError)
 _OPEN: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open}
@@ -32,7 +33,7 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
     Raises
     ------
     ValueError
-        If the archive is damaged, has a member twice, or members that overlap.
+        If the archive is damaged, has a member twice, members that overlap, or lists fewer than it says it has.
     """
 
     def __init__(self, path: Path, refuse: Callable[[str], ValueError]) -> None:
@@ -40,6 +41,8 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
         try:
             self._zip = zipfile.ZipFile(path)
             size = path.stat().st_size
+            if (promised := _members_promised(path)) not in (len(self._zip.infolist()), _MANY):
+                raise zipfile.BadZipFile(f"{len(self._zip.infolist())} of {promised} members are listed")
             members = [info for info in self._zip.infolist() if not info.is_dir()]
             for info in members:  # each has its name twice: in the directory, and before its content
                 if not info.flag_bits & _ENCRYPTED and info.compress_type in _METHODS:
@@ -99,6 +102,15 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
         """Return the content of a member; raises as :meth:`open` does."""
         with self.open(name) as stream:
             return stream.read()
+
+
+def _members_promised(path: Path) -> int:
+    """Number of members in the record at the end of an archive, which ``zipfile`` does not compare with its list."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _END_BYTES - 0xFFFF))  # a comment may follow
+        end = file.read()
+    at = end.rfind(_END)
+    return int.from_bytes(end[at + 10 : at + 12], "little")
 
 
 def unpack(

@@ -59,6 +59,8 @@ _CASES = st.builds(
 class Numbers:
     """Random choices, and numbers whose strides are of any kind, all from one seed."""
 
+    least = 0.0  # number that results are measured against if they are smaller
+
     def __init__(self, seed: int, dtype: torch.dtype, gradients: bool) -> None:
         self.seed, self.dtype, self.gradients = seed, dtype, gradients
         self.toss, self.generator = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -220,9 +222,12 @@ def _gradients(out: Tensor, through: list[Tensor], direction: Tensor, twice: boo
     return list(torch.autograd.grad(out, through, direction, **options))
 
 
-def _distance(found: Outcome, wanted: Outcome) -> float:
-    """Largest difference, relative to the largest entry of its kind or one before; infinite if a number is missing."""
-    farthest, scale = 0.0, 0.0
+def _distance(found: Outcome, wanted: Outcome, least: float = 0.0) -> float:
+    """Largest difference, relative to the largest entry of its kind or one before; infinite if a number is missing.
+
+    Entries smaller than ``least`` are what rounding leaves of larger numbers that cancel.
+    """
+    farthest, scale = 0.0, least
     for ours, theirs in zip(found, wanted, strict=True):
         pairs = [(a.detach().double(), b.detach()) for a, b in zip(ours, theirs, strict=True) if b.numel()]
         scale = max([scale, *(float(b.nan_to_num(0, 0, 0).abs().max()) for _, b in pairs)])
@@ -251,7 +256,7 @@ def _compare(
             shapes, expected = ([[t.shape for t in kind] for kind in kinds] for kinds in (found, wanted))
             if shapes != expected:
                 return Finding(Verdict.SILENT, f"{name}: shapes {shapes}, not {expected}, of {drawn}")
-            distance = _distance(found, wanted)
+            distance = _distance(found, wanted, drawn.least)
             if name == "plain" and single:
                 allowed = _TIMES * distance + _FEW
             elif distance > allowed:
@@ -380,6 +385,7 @@ class Gated(Numbers):
                 self.gap = min([self.gap, *units.abs().flatten().tolist()])
                 level = level + torch.einsum("osfcn,bosfn->boscf", tables["second"], units * (units > 0))
             kept = torch.sigmoid(level)[..., None, None] * t
+        self.least = 1e-6 * float(t.detach().abs().max()) if t.numel() else 0.0  # gates may be 1 up to rounding
         gated = kept
         if "spatial" in tables:
             self._note(kept, 3)

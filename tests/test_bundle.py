@@ -13,7 +13,7 @@ from tests.test_kernels import assert_same, results
 pytest.importorskip("numba")
 from lieattn.ops._terms import Problem
 from lieattn.ops.kernels._calls import Workspace
-from lieattn.ops.kernels.attention import _launch
+from lieattn.ops.kernels.attention import _bundle, _launch
 from lieattn.ops.kernels.attention._bundle import Bundle, bundle, head_ranges
 from lieattn.ops.kernels.attention._operator import dropout_mask
 from lieattn.ops.kernels.attention._packing import pack, unpack
@@ -65,10 +65,15 @@ def test_bundled_equals_plain(pattern, normalize, clouds, heads, threads, monkey
     assert_same(*(results(*given, name, **options) for name in ("numba", "plain")))
 
 
+@pytest.mark.parametrize("widest", [16, 8, 4])
 @pytest.mark.parametrize(("clouds", "heads"), [(8, 9), (1, 20), (4, 5)])
 @pytest.mark.parametrize("pattern", ["joint", "query_sum"])
-def test_the_last_heads_in_shorter_vectors(pattern, clouds, heads, monkeypatch):
-    """72 heads are 4 vectors of 16 and one of 8, 20 are one of 16 and one of 4; tables collect from both."""
+def test_the_last_heads_in_shorter_vectors(pattern, clouds, heads, widest, monkeypatch):
+    """72 heads are 4 vectors of 16 and one of 8, 20 are one of 16 and one of 4; tables collect from both.
+
+    On machines with shorter vectors they are cut otherwise, and drop the same weights.
+    """
+    monkeypatch.setattr(_bundle, "widest_lanes", lambda: widest)
     if clouds == 1:
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     signals, neighbors, terms, index = copies(clouds, heads, torch.float32)
@@ -77,7 +82,7 @@ def test_the_last_heads_in_shorter_vectors(pattern, clouds, heads, monkeypatch):
     assert_same(*(results(*given, name, pattern=pattern) for name in ("numba", "plain")), 1e-5)
     problem = Problem(*signals, neighbors, terms, pattern, "softmax", dropout=0.5)
     together = bundle(problem)
-    assert len(together.head_ranges(problem)) == 2
+    assert len(together.head_ranges(problem)) == 2 or widest < 16
     with backend("numba"):
         torch.manual_seed(3)
         dropped, _ = group_attention(*signals, neighbors, terms=terms, pattern=pattern, dropout=0.5, scale=1.0)

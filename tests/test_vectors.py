@@ -7,7 +7,9 @@ import pytest
 
 numba = pytest.importorskip("numba")
 from lieattn.ops.kernels._compiled import compiled  # noqa: E402
+from lieattn.ops.kernels.attention import _bundle  # noqa: E402
 from lieattn.ops.kernels.attention._bundle import HeadRange, head_ranges, lanes_of  # noqa: E402
+from lieattn.ops.kernels.vectors._host import lanes_on  # noqa: E402
 from lieattn.ops.kernels.vectors._products import combine, copy_row, dot_products  # noqa: E402
 from lieattn.ops.kernels.vectors._vectors import (  # noqa: E402
     at_address,
@@ -110,10 +112,26 @@ def test_gather_and_copy(kind):
         np.testing.assert_array_equal(out, np.where(x < elements, x, -1))
 
 
-def test_ranges_of_heads():
+def test_lanes_of_machines():
+    """A tile of 2 x 4 sums and its operands, 13 vectors, fits the registers."""
+    pc = "x86_64-unknown-linux-gnu"
+    assert lanes_on(pc, "+avx,+avx2,+avx512f,+fma") == 16
+    assert lanes_on(pc, "+avx,+avx2,-avx512f,+fma") == 8
+    assert lanes_on(pc, "-avx,+sse2") == 4
+    assert lanes_on("aarch64-unknown-linux-gnu", "+neon") == lanes_on("arm64-apple-darwin", "") == 8
+
+
+@pytest.mark.parametrize("widest", [16, 8, 4])
+def test_ranges_of_heads(widest, monkeypatch):
     torch = pytest.importorskip("torch")
-    assert head_ranges(72, torch.float32) == [HeadRange(0, 64, 16), HeadRange(64, 8, 8)]
-    assert head_ranges(20, torch.float32) == [HeadRange(0, 16, 16), HeadRange(16, 4, 4)]
+    monkeypatch.setattr(_bundle, "widest_lanes", lambda: widest)
+    ranges = {
+        16: ([(0, 64, 16), (64, 8, 8)], [(0, 16, 16), (16, 4, 4)]),
+        8: ([(0, 72, 8)], [(0, 16, 8), (16, 4, 4)]),
+        4: ([(0, 72, 4)], [(0, 20, 4)]),
+    }[widest]
+    for heads, wanted in zip((72, 20), ranges, strict=True):
+        assert head_ranges(heads, torch.float32) == [HeadRange(*part) for part in wanted]
     for heads in range(1, 100):
         for dtype in (torch.float32, torch.float64):
             ranges = head_ranges(heads, dtype)

@@ -281,14 +281,9 @@ class RelativeElements(Movable):
         if not isinstance(self.space, Euclidean | PositionDirection):
             at_target, at_source = (self.elements.index_select(0, end) for end in (neighbors.target, neighbors.source))
             return group.linear(group.relative(at_target[:, :, None], at_source[:, None]))
-        fiber, dim = self.fiber, group.dim
         linear = group.linear(self.elements)
         inverse = _inverse(group, linear).contiguous().index_select(0, neighbors.target)
-        # For each edge and entry i, j of the result a product [fiber, dim] @ [dim, fiber]: coordinates lie outermost.
-        rows = inverse.transpose(1, 2)[:, :, None].expand(-1, -1, dim, -1, -1)
-        across = linear.permute(0, 3, 2, 1).contiguous().index_select(0, neighbors.source)
-        turned = rows.flatten(0, 2) @ across[:, None].expand(-1, dim, -1, -1, -1).flatten(0, 2)
-        return turned.view(-1, dim, dim, fiber, fiber).permute(0, 3, 4, 1, 2)
+        return torch.einsum("eaij,ebjk->eabik", inverse, linear.index_select(0, neighbors.source))
 
     def _all_coordinates(self) -> Tensor:
         group = self.space.group

@@ -16,7 +16,7 @@ from llvmlite import binding
 from numba import types
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
-_NOT_COMPILED = ("__init__.py", "_bundle.py", "_launch.py", "_operator.py")
+_NOT_COMPILED = ("__init__.py", "_bundle.py", "_host.py", "_launch.py", "_operator.py")
 _INSTRUCTIONS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sse2": "SSE2", "sve": "SVE", "neon": "NEON"}
 _DIGEST = hashlib.sha256().digest_size
 

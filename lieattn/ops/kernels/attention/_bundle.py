@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lieattn.ops._terms import ROW_TABLES, Problem
+from lieattn.ops.kernels.vectors._host import widest_lanes
 
 _MOST_HEADS = 256  # of a bundle: more would not fill the vectors better, and every block has scratch memory
 _OVERHEAD = 4  # lanes: a vector of 8 takes 0.6 of the time of one of 16
@@ -22,7 +23,12 @@ def lanes_of(heads: int, dtype: torch.dtype) -> int:
     """Lanes of a vector: few choices, since each is compiled for itself."""
     if dtype == torch.float64:
         return 4
-    return 4 if heads <= 4 else 8 if heads <= 8 else 16
+    return min(4 if heads <= 4 else 8 if heads <= 8 else 16, widest_lanes())
+
+
+def seeded_heads(dtype: torch.dtype) -> int:
+    """Heads that share a seed of the dropout: a head drops the same weights on every machine."""
+    return 4 if dtype == torch.float64 else 16
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ def norm_shape(problem: Problem) -> tuple[int, ...]:
 
 
 def block_seed(seed: int, block: int) -> int:
-    """Seed of a block of heads, 64 bits: blocks drop different weights."""
+    """Seed of a block of :func:`seeded_heads`, 64 bits: blocks drop different weights."""
     return (seed + block * 0xD1B54A32D192ED03) % 2**64
 
 

@@ -262,6 +262,7 @@ def dropout_factor(s, pointer, seed, counter, lanes):
     state = (state ^ (state >> numba.uint64(30))) * numba.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> numba.uint64(27))) * numba.uint64(0x94D049BB133111EB)
     state = state ^ (state >> numba.uint64(31))
+    state += numba.uint64(s.seeded_lane) * numba.uint64(0x9E3779B9)
     kept = keep_mask(pointer, state, numba.uint64(s.threshold), lanes)
     return kept * fill(pointer, 4294967296.0 / (4294967296.0 - s.threshold), lanes)
 

@@ -36,8 +36,8 @@ from lieattn.ops.kernels.attention._bundle import (
     block_seed,
     bundle,
     common_sizes,
-    lanes_of,
     norm_shape,
+    seeded_heads,
 )
 from lieattn.ops.kernels.attention._forward import EXP_MEAN, MEAN, NONE, SOFTMAX, forward
 from lieattn.ops.kernels.attention._packing import pack, unpack
@@ -140,12 +140,13 @@ class _Layout:
         lists = record({"row_ptr": self.row_ptr.data_ptr(), "source": self.source.data_ptr(), "kind": kind})
         # A tuple whose type tells a kernel the type and number of lanes.
         vector = (NUMPY_TYPES[dtype](0),) * self.lanes
-        # A head drops the same weights however long its vector is.
-        before = self.part.first // lanes_of(self._heads, dtype)
+        together = seeded_heads(dtype)
         calls: list[tuple[Any, ...]] = []
         for block in range(self.blocks):
-            told = _addresses(block, self.packed), record(self.sizes), lists
-            start = np.uint64(block_seed(seed, before + block))
+            # A head drops the same weights however long its vector is, and wherever in it the head is.
+            seeded, lane = divmod(self.part.first + block * self.lanes, together)
+            told = _addresses(block, self.packed), record(self.sizes | {"seeded_lane": lane}), lists
+            start = np.uint64(block_seed(seed, seeded))
             for number, part in enumerate(parts):
                 calls.append((*told, *part, start, *results(block, number), next(addresses), vector))
         run(kernel, calls)

@@ -17,7 +17,7 @@ from lieattn.ops import _plain as plain
 from lieattn.ops import _pooled as pooled
 from lieattn.ops._backend import fused_backend
 from lieattn.ops._terms import Problem, RelativeTerms
-from lieattn.ops.kernels.attention._bundle import SINGLE, Bundle, block_seed, lanes_of, norm_shape
+from lieattn.ops.kernels.attention._bundle import SINGLE, Bundle, block_seed, norm_shape, seeded_heads
 
 _OPERANDS, _TENSORS = 10, 15
 _WORD = 2**32 - 1
@@ -132,13 +132,13 @@ def dropout_mask(problem: Problem, seed: int, bundle: Bundle = SINGLE) -> Tensor
     """
     a = problem
     heads, edges = a.value.shape[2] * bundle.clouds, a.neighbors.num_edges // bundle.clouds
-    lanes = lanes_of(heads, a.value.dtype)
+    together = seeded_heads(a.value.dtype)
     outs = a.outs if a.pattern == "query_sum" else 1
     keys = a.value.shape[1] if a.pattern == "joint" else 1
     weights = outs * a.queries * keys
     counter = torch.arange(edges * weights, device=a.value.device).reshape(edges, outs, a.queries, keys)
-    offsets, blocks = 0x9E3779B9 * torch.arange(lanes, device=counter.device).reshape(-1, 1, 1, 1), []
-    for block in range(-(-heads // lanes)):
+    offsets, blocks = 0x9E3779B9 * torch.arange(together, device=counter.device).reshape(-1, 1, 1, 1), []
+    for block in range(-(-heads // together)):
         state = counter * _signed(0x9E3779B97F4A7C15) + _signed(block_seed(seed, block))
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
             state = (state ^ ((state >> shift) & (2 ** (64 - shift) - 1))) * _signed(factor)

@@ -12,8 +12,7 @@ from torch import Tensor
 from lieattn.ops.kernels._calls import NUMPY_TYPES, Workspace, new_empty
 from lieattn.ops.kernels._threads import run
 from lieattn.ops.kernels.head_networks._kernels import TILE, backward, forward
-
-_LANES = {torch.float32: 16, torch.float64: 8}
+from lieattn.ops.kernels.vectors._host import widest_lanes
 
 
 def run_forward(rows: Tensor, parameters: Sequence[Tensor]) -> Tensor:
@@ -63,7 +62,7 @@ class _Job:
         self.rows = rows.T.contiguous().T if self.by_columns else rows.contiguous()
         self.memory = memory
         self.heads, self.inputs, self.hidden = parameters[0].shape
-        count = _LANES[rows.dtype]
+        count = widest_lanes() // (rows.element_size() // 4)
         self.lanes: tuple[Any, ...] = (NUMPY_TYPES[rows.dtype](0),) * count
         self.tile = TILE * count
         tiles = -(-len(rows) // self.tile)

@@ -55,7 +55,7 @@ class Lists(NamedTuple):
 # What a kernel is compiled for: sizes, their padded counterparts in capitals, and switches; see ``_launch.py``.
 Shape = namedtuple(
     "Shape",
-    "outs queries keys columns pairs depth width heads lanes O G M K P D W tied_out tied_key softmax product counted "
+    "outs queries keys columns pairs depth width heads seeded O G M K P D W tied_out tied_key softmax product counted "
     "full_bias dropout constant lowest dot_keys dot_pairs precision dtype",
 )
 
@@ -151,12 +151,12 @@ def norm_places(s, point, head):  # type: ignore[no-untyped-def]
 def kept(s, head, counter, draw):  # type: ignore[no-untyped-def]
     """0 where a weight is dropped, 1 / (1 - probability) elsewhere: the numbers of the kernel for CPUs."""
     seed, threshold = draw
-    state = seed.to(tl.uint64) + (head // s.lanes).to(tl.uint64) * 0xD1B54A32D192ED03
+    state = seed.to(tl.uint64) + (head // s.seeded).to(tl.uint64) * 0xD1B54A32D192ED03
     state = state + counter.to(tl.uint64) * 0x9E3779B97F4A7C15
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
     state = (state ^ (state >> 27)) * 0x94D049BB133111EB
     state = state ^ (state >> 31)
-    word = (state & 0xFFFFFFFF).to(tl.uint32) + ((head % s.lanes).to(tl.uint32) * 0x9E3779B9)
+    word = (state & 0xFFFFFFFF).to(tl.uint32) + ((head % s.seeded).to(tl.uint32) * 0x9E3779B9)
     word = (word ^ (word >> 16)) * 0x85EBCA6B
     word = (word ^ (word >> 13)) * 0xC2B2AE35
     word = word ^ (word >> 16)

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lieattn.ops._terms import Problem
-from lieattn.ops.kernels.attention._bundle import SINGLE, Bundle, common_sizes, lanes_of, norm_shape
+from lieattn.ops.kernels.attention._bundle import SINGLE, Bundle, common_sizes, norm_shape, seeded_heads
 from lieattn.ops.kernels.triton._backward import backward_sources, backward_targets, backward_types
 from lieattn.ops.kernels.triton._forward import Lists, Operands, Shape, Strides, forward
 
@@ -99,7 +99,7 @@ def _shape(a: Problem, dtype: torch.dtype) -> Shape:
     sizes = {
         **common,
         "heads": heads,
-        "lanes": lanes_of(heads, dtype),  # heads of a block, as the arrays that outlive a kernel are laid out
+        "seeded": seeded_heads(dtype),  # heads that share a seed of the dropout
         **frames,
         "P": 1 if tied_out else frames["O"],
         "D": max(_padded(common["depth"]), least),

@@ -95,6 +95,7 @@ def instruction_set() -> str:
     return f"{next(found, 'no vector instructions')} ({processor})"
 
 
+@cache
 def _source_stamp() -> tuple[tuple[int, int], ...]:
     """Time and size of the files that kernels may be compiled from."""
     paths = sorted(Path(__file__).parent.glob("*/*.py"))

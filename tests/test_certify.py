@@ -225,6 +225,58 @@ def test_data_given_one_by_one_stay_as_they_were():
         assert all(cloud[key].dtype == known[key].dtype and torch.equal(cloud[key], known[key]) for key in known.keys())
 
 
+class Walks(Pairs):
+    """Sums a function of the differences along edges and along rings of three points, ``-1`` for no third one."""
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        (j, i), (a, b, c) = data.edge_index, data.ring_index
+        along = self.weigh(data.pos[j] - data.pos[i]) * data.x[j]
+        third = torch.where((c >= 0)[:, None], data.pos[c] - data.pos[a], data.pos.new_ones(()))
+        around = self.weigh(data.pos[b] - data.pos[a]) * self.weigh(third)
+        return global_add_pool(along, data.batch[i]) + global_add_pool(around, data.batch[a])
+
+    def weigh(self, differences: torch.Tensor) -> torch.Tensor:
+        return self.mlp(differences.norm(dim=1, keepdim=True).expand(-1, 2))
+
+
+class Molecule(Data):
+    def __inc__(self, key: str, value: object, *rest: object) -> object:
+        return torch.tensor([[self.num_nodes]] * 2 + [[0]]) if key == "ring_index" else super().__inc__(key, value)
+
+    def __cat_dim__(self, key: str, value: object, *rest: object) -> int:
+        return -1 if key == "ring_index" else super().__cat_dim__(key, value)
+
+
+def test_points_are_numbered_anew_where_they_change_places():
+    """As many edges, and rings, as points: what belongs to points is known by the axis that is joined."""
+    data = []
+    for points in (5, 4):
+        ring = torch.stack([torch.arange(points), torch.arange(points).roll(1), torch.full((points,), -1)])
+        edges = torch.randint(points, (2, points))
+        data.append(Molecule(x=torch.rand(points, 1), pos=torch.randn(points, 2), edge_index=edges, ring_index=ring))
+    certificate = certify(Walks(SO(2)), data)
+    assert certificate.passed, str(certificate)
+    assert {row.check for row in certificate.rows} >= {"permutation", "alone", "element"}
+
+
+def test_certificates_are_printed_on_one_screen():
+    certificate = certify(Pairs(octahedral()), clouds(3))
+    assert repr(certificate).startswith("Certificate('kept', group=O, 3 clouds, 15 points, ")
+    lines = str(certificate).splitlines()
+    assert len(lines) < 25
+    assert max(map(len, lines)) < 120
+    assert lines[2].startswith("verdict: kept; 3 clouds")
+    assert any(line.startswith("element ") and "worst of 24" in line for line in lines)
+
+
+def test_symmetry_is_unique_or_larger_than_promised():
+    assert certify(Pairs(cyclic(4)), clouds()).unique is False  # distances alone
+    assert certify(Pairs(cyclic(4)), clouds(), rotations=0).unique is None
+    certificate = certify(Squares(cyclic(4)), clouds())
+    assert certificate.unique
+    assert [row.label for row in certificate.rows if row.check == "outside"][3] == "random reflection"
+
+
 class Blind(Pairs):
     """Sees the features and how many points there are."""
 

@@ -120,8 +120,14 @@ def test_classes_of_the_working_directory_from_fit_to_predictions(home, capsys):
     certified = ["certify", "runs/checkpoints/last.ckpt", "--trust", "mydata", *quick]
     assert main([*certified, "--data", "mydata.Clouds", "--data.fault", "none"]) == 0
     assert "the first 2 clouds of mydata.Clouds(fault=none)" in capsys.readouterr().out
+    assert main([*certified, "--group", "lieattn.groups.cyclic", "--group.n", "4", "--outside", "2"]) == 1
+    told = capsys.readouterr().out
+    assert "group: C4, 4 elements" in told
+    assert len(re.findall("^element . .* FAILED$", told, re.MULTILINE)) == 2
+    assert len(re.findall("^outside", told, re.MULTILINE)) == 2
+    assert "unique: every motion" in told
     assert main([*certified, "--data.fault", "none"]) == 2
-    assert "expected --data CLASS with --data.OPTION VALUE" in capsys.readouterr().err
+    assert "--data.OPTION belongs to --data CLASS, which is missing" in capsys.readouterr().err
     assert sys.path == before
 
 

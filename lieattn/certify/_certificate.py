@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ class Row:
     passed: bool | None  # whether ``max_error <= allowed``, which NaN never is; None where nothing is promised
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Certificate:
     """What a network promises and what was measured.
 
@@ -72,6 +73,20 @@ class Certificate:
             return "failed"
         return "vacuous" if self.vacuous else "kept"
 
+    @property
+    def unique(self) -> bool | None:
+        """Whether every motion tried outside of the group changes every output: there is no more symmetry than promised.
+
+        Unique equivariance, Definition 4.3 of GSA-Nets (arXiv 2010.00977). None if no motion outside was tried, or
+        nothing was promised.
+        """
+        allowed = {(row.output, row.dtype): row.allowed for row in self.rows if row.check == "element"}
+        outside = [row for row in self.rows if row.check == "outside" and not math.isnan(row.max_error)]
+        limits = [allowed.get((row.output, row.dtype)) for row in outside]
+        if not outside or None in limits:
+            return None
+        return all(row.max_error > limit for row, limit in zip(outside, limits, strict=True) if limit is not None)
+
     def worst(self, check: str = "element") -> dict[str, float]:
         """Largest error of one kind of check, per dtype; NaN if one of them is NaN."""
         found: dict[str, float] = {}
@@ -81,10 +96,32 @@ class Certificate:
                 found[row.dtype] = max(errors, key=lambda error: (math.isnan(error), error))
         return found
 
+    def __repr__(self) -> str:
+        measured = f"{self.clouds} clouds, {self.points} points, {len(self.rows)} rows"
+        return f"{type(self).__name__}({self.verdict!r}, group={self.group}, {measured})"
+
+    def __str__(self) -> str:
+        """The promise, and the worst row of each check."""
+        found: dict[tuple[str, ...], list[Row]] = {}
+        for row in self.rows:
+            found.setdefault((row.check, row.output, row.dtype), []).append(row)
+        rows = []
+        for several in found.values():
+            worst = max(several, key=lambda row: (row.passed is False, math.isnan(row.max_error), row.max_error))
+            label = f"{worst.label}, worst of {len(several)}" if len(several) > 1 else worst.label
+            rows.append(dataclasses.replace(worst, label=label))
+        tried = "random and special" if self.order is None else self.order
+        group = "none" if self.group is None else f"{self.group}, {tried} elements"
+        heading = f"guarantee: {self.guarantee}\ngroup: {group}\nverdict: {self.verdict}"
+        return f"{heading}; {self.clouds} clouds, outputs differ by up to {self.spread:.1e}\n\n{self._table(rows)}"
+
     def table(self) -> str:
         """Return the measurements as a table of aligned text."""
+        return self._table(self.rows)
+
+    def _table(self, rows: Iterable[Row]) -> str:
         cells = [_HEADER]
-        for row in self.rows:
+        for row in rows:
             kept = "vacuous" if row.output in self.vacuous else "ok"
             verdict = "not promised" if row.passed is None else kept if row.passed else "FAILED"
             allowed = "" if row.allowed is None else f"{row.allowed:.1e}"

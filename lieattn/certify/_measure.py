@@ -28,6 +28,7 @@ from lieattn.certify._moves import (
     motion,
     outside_of,
     permutation,
+    point_indices,
     raster_motion,
     scrambled,
 )
@@ -102,10 +103,12 @@ def certify(
     elements
         Number of random elements of a Lie group.
     rotations
-        Number of random rotations outside of the group (reflections, if all rotations are in it), for comparison.
+        Number of random motions outside of the group, see :attr:`Certificate.unique`: rotations, one of them a
+        reflection if a finite group has none; reflections, if all rotations are in it.
     permute
-        Whether to reorder the points of each cloud. By default unless the clouds have a ``grid``, so that the points
-        are in raster order. For a network that ``sees_order`` nothing is promised.
+        Whether to reorder the points of each cloud, and to number them anew in ``edge_index``, ``face`` and other
+        attributes that PyTorch Geometric shifts in batches. By default unless the clouds have a ``grid``, so that the
+        points are in raster order. For a network that ``sees_order`` nothing is promised.
     continuity
         Whether to look for jumps, which takes some hundred evaluations; in float64, if that is among the dtypes.
     seed
@@ -170,7 +173,8 @@ def certify(
     if continuity and finest == torch.float64 and not as_images and all(cloud.get("grid") is None for cloud in clouds):
         rows += _continuity(probes[finest], clouds, dim, limits[finest], generator)
     spreads, sizes = _spreads(probes[finest], clouds, others)
-    if group is not None and all(clouds[-1].get(name) is None for name in ("grid", "edge_index", "cell")):
+    plain = all(clouds[-1].get(name) is None for name in ("grid", "cell")) and not list(point_indices(clouds[-1]))
+    if group is not None and plain:
         for name, cloud in degenerate(clouds[-1], dim, centered=centered).items():
             chosen = list(elements_of(group, 1, generator, translations=promise.translations))[-_DEGENERATE_MOVES:]
             shaped = [motion("degenerate", element, [cloud], True, generator) for element in chosen]

@@ -136,13 +136,17 @@ def _special(group: Group, generator: torch.Generator) -> Iterator[tuple[str, Te
 
 
 def outside_of(group: Group | None, dim: int, count: int, generator: torch.Generator) -> Iterator[Element]:
-    """Random rotations to compare with; reflections if all rotations belong to the group, nothing if these do too."""
+    """Random rotations to compare with, the last one a reflection if the group is finite and has none.
+
+    Reflections alone if all rotations belong to the group, nothing if these do too.
+    """
     turns: Any = group.stabilizer if isinstance(group, SemidirectProduct) else group
     if isinstance(turns, O) or dim == 1:
         return
     still = torch.zeros(dim, dtype=torch.float64)
-    for _ in range(count):
-        if isinstance(turns, SO | RotationDilations):
+    proper = isinstance(turns, FiniteGroup) and bool((torch.linalg.det(turns.elements) > 0).all())
+    for number in range(count):
+        if isinstance(turns, SO | RotationDilations) or (proper and number == count - 1 > 0):
             yield Element("random reflection", _reflection(dim, generator), still)
         else:
             matrix, label = _rotation(dim, generator)
@@ -182,8 +186,9 @@ class Move:
         """The clouds changed; attributes of the kinds given move along, all in float64."""
         changed = [moved(cloud, self.linear, shift, kinds) for cloud, shift in zip(clouds, self.shifts, strict=True)]
         for cloud, order in zip(changed, self.orders or (), strict=False):
+            indices = list(point_indices(cloud))  # which are read before any attribute changes
             _reorder(cloud, order, cloud.node_attrs())
-            _renumber(cloud, order)
+            _relabel(cloud, order, indices)
         for cloud, grid in zip(changed, self.grids or (), strict=False):
             cloud.grid = cloud.grid.new_tensor([grid])
         return changed
@@ -323,14 +328,25 @@ def images_of_clouds(clouds: Sequence[Data]) -> Tensor:
     return torch.stack([cloud.x.mT.unflatten(1, cloud.grid[0].tolist()) for cloud in clouds])
 
 
+def point_indices(cloud: Data) -> Iterator[str]:
+    """Names of attributes that number points, such as ``edge_index`` and ``face``: those that batches shift."""
+    for name, value in cloud.to_dict().items():
+        if isinstance(value, Tensor) and value.dtype == torch.int64 and "batch" not in name and name != "ptr":
+            if (torch.as_tensor(cloud.__inc__(name, value)) == cloud.num_nodes).any():
+                yield name
+
+
+def _relabel(cloud: Data, order: Tensor, names: Iterable[str]) -> None:
+    """Let indices name the same points as before these were reordered; negative ones name none."""
+    places = order.argsort()
+    for name in names:
+        value = cloud[name]
+        shifted = (torch.as_tensor(cloud.__inc__(name, value)) == len(order)).to(value.device)
+        new = places.to(value.device)[value.clamp(0, max(len(order) - 1, 0))]
+        cloud[name] = torch.where(shifted & (value >= 0), new, value)
+
+
 def _reorder(cloud: Data, order: Tensor, names: Iterable[str]) -> None:
     for name in names:
-        cloud[name] = cloud[name][order.to(cloud[name].device)]
-
-
-def _renumber(cloud: Data, order: Tensor) -> None:
-    """Let what PyTorch Geometric takes for indices of points, such as ``edge_index``, mean the same points."""
-    for name, value in cloud.to_dict().items():
-        if isinstance(value, Tensor) and value.dtype == torch.int64 and ("index" in name or name == "face"):
-            if value.numel() and 0 <= int(value.min()) and int(value.max()) < len(order):
-                cloud[name] = order.argsort().to(value.device)[value]
+        value = cloud[name]
+        cloud[name] = value.index_select(cloud.__cat_dim__(name, value), order.to(value.device))

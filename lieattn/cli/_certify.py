@@ -17,6 +17,7 @@ from torch_geometric.data import Data
 from lieattn._files import replace_text
 from lieattn.certify import TOLERANCES, Certificate, Kind, certify
 from lieattn.cli._options import ArgumentParser, natural, output_file, package, positive, take_settings
+from lieattn.groups import Group
 from lieattn.train import UsageError, build, load_data, load_network, random_clouds, read_checkpoint, read_yaml
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCES}
@@ -26,6 +27,10 @@ _VERDICTS = {
     "failed": "guarantee NOT kept: an error is beyond its tolerance",
     "vacuous": "guarantee vacuous: an output does not depend on its input, so it is invariant to everything",
     "kept": "guarantee kept",
+}
+_UNIQUE = {
+    True: "unique: every motion that was tried outside of the group changes the outputs",
+    False: "not unique: a motion outside of the group leaves outputs as they would be inside",
 }
 
 
@@ -37,15 +42,24 @@ def run(name: str, arguments: Sequence[str]) -> int:
     settings, others = take_settings(arguments)
     options = _parser(name).parse_args(others)
     options.settings = settings
+    for setting in settings:
+        if not setting.startswith(("data.", "group.")):
+            raise UsageError(f"unrecognized arguments: --{setting}")
     checkpoint = read_checkpoint(options.checkpoint)
     network = load_network(options.checkpoint, options.trust)
+    group = None
+    if options.group is not None or any(setting.startswith("group.") for setting in options.settings):
+        spec = _spec("group", options.group, options.settings)
+        group = build(Group, spec, f"the group {options.group}")  # type: ignore[type-abstract]
     clouds, source = _test_clouds(checkpoint["lieattn"], network, options)
     certificate = certify(
         network,
         clouds,
         inputs=_kinds(options.input),
         outputs=_kinds(options.output),
+        group=group,
         elements=options.elements,
+        rotations=options.outside,
         dtypes=[_DTYPES[dtype] for dtype in options.dtype],
         tolerances={_DTYPES[dtype]: value for names, value in options.tolerance for dtype in names},
         seed=options.seed,
@@ -67,7 +81,8 @@ def _text(certificate: Certificate, source: str, weights: dict[str, Tensor]) -> 
         if key.startswith("scale_"):  # of a regressor
             numbers = ", ".join(f"{number:.4g}" for number in scale.flatten().tolist())
             lines.append(f"units: 1 in the outputs is {numbers} in those of {key.removeprefix('scale_')}")
-    return "\n".join([*lines, "", certificate.table(), "", _VERDICTS[certificate.verdict], ""])
+    unique = [] if certificate.unique is None else [_UNIQUE[certificate.unique]]
+    return "\n".join([*lines, "", certificate.table(), "", _VERDICTS[certificate.verdict], *unique, ""])
 
 
 def _parser(name: str) -> ArgumentParser:
@@ -75,7 +90,8 @@ def _parser(name: str) -> ArgumentParser:
         prog=f"lieattn {name}",
         usage=f"lieattn {name} CHECKPOINT [options]",
         description="Measure how far the outputs of a trained network are from what they should be when its group "
-        "moves the clouds: under all elements of a finite group, random and special ones of a Lie group. Clouds are "
+        "moves the clouds: under all elements of a finite group, random and special ones of a Lie group; and, for "
+        "comparison, how much they change under motions outside of the group. Clouds are "
         "those of the test set that the checkpoint names, or random ones if it names none. Kinds are position, vector, "
         "pseudovector, pseudoscalar and tensor, several that follow each other joined by +.",
     )
@@ -85,6 +101,9 @@ def _parser(name: str) -> ArgumentParser:
     given = "another data set, with --data.OPTION VALUE for its arguments; or a YAML file with class_path and init_args"
     add("--data", metavar="CLASS", help=given)
     add("--random", action="store_true", help="random clouds, although the checkpoint names a test set")
+    given = "group to measure in place of the network's own, such as --group lieattn.groups.cyclic --group.n 8"
+    add("--group", metavar="CLASS", help=given)
+    add("--outside", type=natural, default=4, help="number of motions outside of the group (default 4)")
     add("--clouds", type=positive, default=4, help="number of clouds (default 4)")
     add("--elements", type=positive, default=8, help="number of random elements of a Lie group (default 8)")
     more = "attributes of the data that transform, beside those that the network names itself"
@@ -124,26 +143,25 @@ def _tolerance(text: str) -> tuple[list[str], float]:
     return [dtype] if dtype else list(_DTYPES), value
 
 
-def _spec(data: str | None, settings: Sequence[str]) -> dict[str, Any]:
-    """Class path and arguments of a data set from its class or a file, and settings such as ``"data.split=test"``."""
-    spec: dict[str, Any] = {} if data is None else {"class_path": data}
-    if data is not None and Path(data).suffix in (".yaml", ".yml", ".json"):
-        spec = read_yaml(data, "class_path and init_args of a data set")
+def _spec(section: str, given: str | None, settings: Sequence[str]) -> dict[str, Any]:
+    """Class path and arguments, from a class or a file and settings of the section such as ``"data.split=test"``."""
+    spec: dict[str, Any] = {} if given is None else {"class_path": given}
+    if given is not None and Path(given).suffix in (".yaml", ".yml", ".json"):
+        spec = read_yaml(given, "class_path and init_args")
     arguments = dict(spec.get("init_args") or {})
-    for setting in settings:
-        name, _, value = setting.partition("=")
-        section, *path = name.split(".")
-        if not spec or section != "data" or len(path) != 1:
-            raise UsageError(f"unrecognized arguments: --{name}; expected --data CLASS with --data.OPTION VALUE")
-        arguments[path[0]] = yaml.safe_load(value)
+    for name, value in (setting.split("=", 1) for setting in settings):
+        if name.startswith(f"{section}."):
+            arguments[name.removeprefix(f"{section}.")] = yaml.safe_load(value)
+    if not spec:
+        raise UsageError(f"--{section}.OPTION belongs to --{section} CLASS, which is missing")
     return {**spec, "init_args": arguments}
 
 
 def _test_clouds(entry: dict[str, Any], network: nn.Module, options: argparse.Namespace) -> tuple[list[Data], str]:
     """Clouds to measure on, and where they are from."""
     dataset: Any = None
-    if options.data is not None or options.settings:
-        spec = _spec(options.data, options.settings)
+    if options.data is not None or any(setting.startswith("data.") for setting in options.settings):
+        spec = _spec("data", options.data, options.settings)
         dataset = build(Dataset, spec, f"the data set {options.data}")
     elif not options.random and (entry["config"].get("data") or {}).get("test") is not None:
         spec = entry["config"]["data"]["test"]

@@ -27,6 +27,7 @@ from lieattn.geometry import (
     point_clouds,
 )
 from lieattn.groups import SE, SO, Dilations, E, O, RotationDilations, Sim, Translations, cyclic, dihedral, octahedral
+from lieattn.models import GSANet
 from lieattn.spaces import Euclidean, HomogeneousSpace, Orbits, PositionDirection, Sphere
 from lieattn.testing import TOLERANCE
 from tests.cases import oblique_rotation
@@ -829,3 +830,20 @@ def test_input_vectors_give_the_axes_that_points_at_one_place_do_not(of, points)
     assert (seen[0] - seen[1]).abs().max() < 1e-14
     with pytest.raises(ValueError, match=rf"vectors: expected \[points={points}, count, 3\], got"):
         lift(pos, PrincipalFrames(of=of), AllPairs(), vectors=vectors[:, 0])
+
+
+def test_values_are_printed_on_one_screen():
+    """Without the entries of their tensors."""
+    pos = torch.randn(30, 3)
+    graph = lift(pos, octahedral(), Radius(1.0))
+    assert repr(graph).startswith("LiftedGraph(points=30, dim=3, clouds=1, dtype=float32, device=cpu, fiber=24, edges=")
+    assert repr(graph).endswith("space=R^3 under R^3 x| O)")
+    network = GSANet(octahedral(), 1, 10, neighborhood=Radius(1.5))
+    first, *parts = str(network).splitlines()
+    total = sum(weight.numel() for weight in network.parameters())
+    assert first == f"GSANet: {total:,} parameters; {network.guarantee}"
+    assert sum(int(line.split()[-1].replace(",", "")) for line in parts) == total
+    assert len(parts) < 20
+    for value in (graph, graph.relative, graph.neighbors, graph.space, octahedral(), PrincipalFrames()):
+        assert "tensor" not in repr(value)
+        assert len(str(value)) < 200

@@ -75,7 +75,7 @@ class Certificate:
 
     @property
     def unique(self) -> bool | None:
-        """Whether every motion tried outside of the group changes every output: there is no more symmetry than promised.
+        """Whether every motion tried outside of the group changes every output: no symmetry but the promised one.
 
         Unique equivariance, Definition 4.3 of GSA-Nets (arXiv 2010.00977). None if no motion outside was tried, or
         nothing was promised.

@@ -217,7 +217,7 @@ def padding(batch: Tensor, num_clouds: int) -> Padding:
 _FLAT = 1e-8  # a cell is refused as flat if its volume, relative to the product of its edges, is smaller
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class PointClouds(Movable):
     """Points of several clouds, of which some may be empty. Make one with :func:`point_clouds`.
 
@@ -241,6 +241,12 @@ class PointClouds(Movable):
     cell: Tensor | None = None
     pbc: Tensor | None = None
     edge_index: Tensor | None = None
+
+    def __repr__(self) -> str:
+        given = [name for name in ("grid", "cell", "edge_index") if getattr(self, name) is not None]
+        of = f"points={self.num_points}, dim={self.pos.shape[1]}, clouds={self.num_clouds}"
+        kind = f"dtype={str(self.pos.dtype).removeprefix('torch.')}, device={self.device}"
+        return f"{type(self).__name__}({of}, {kind}{''.join(f', with {name}' for name in given)})"
 
     @property
     def num_points(self) -> int:

@@ -30,7 +30,7 @@ from lieattn.groups import SE, E, FiniteGroup, SemidirectProduct, Translations, 
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class LiftedGraph(PointClouds):
     """Point clouds lifted to a fiber of group elements over each point, with their neighbor lists.
 
@@ -63,6 +63,10 @@ class LiftedGraph(PointClouds):
         found = RelativeElements(pos=clouds.pos, batch=clouds.batch, **relative)
         own = {part.name: getattr(clouds, part.name) for part in fields(PointClouds)}
         return cls(**own, relative=found, log_measure=log_measure, levels=levels)
+
+    def __repr__(self) -> str:
+        found = f"fiber={self.fiber}, edges={self.neighbors.num_edges}, space={self.space.name}"
+        return f"{super().__repr__().removesuffix(')')}, {found})"
 
     @property
     def neighbors(self) -> Neighbors:

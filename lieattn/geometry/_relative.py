@@ -22,7 +22,7 @@ _ROUNDING_STEPS = 16
 _NOTHING = 1e-12  # of the squared cutoff: nearer to it weights, exp(-1e12), have long become 0
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class RelativeElements(Movable):
     r"""The elements :math:`g_{ia}^{-1} g_{jb}` for every edge from j to i, in the forms that layers ask for.
 
@@ -78,6 +78,9 @@ class RelativeElements(Movable):
         check_choice("coordinates", self.chart, Chart)
 
     # --- what there is --------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(fiber={self.fiber}, edges={self.neighbors.num_edges}, space={self.space.name})"
 
     @property
     def tied(self) -> bool:

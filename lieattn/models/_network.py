@@ -203,6 +203,19 @@ class EquivariantModule(Recorded, nn.Module, abc.ABC):
         """Where outputs jump as points move, and what to do about it, in words; empty if they are continuous."""
         return ()
 
+    def __str__(self) -> str:
+        """Class, parameters and guarantee, and a line for each part; ``repr`` has the whole tree of modules."""
+        rows = []
+        for name, part in self.named_children():
+            kinds = {type(inner).__name__ for inner in part.children()}
+            several = isinstance(part, nn.ModuleList) and len(kinds) == 1
+            kind = f"{len(list(part.children()))} x {kinds.pop()}" if several else type(part).__name__
+            rows.append((name, kind, f"{sum(weight.numel() for weight in part.parameters()):,}"))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)] or [0] * 3
+        total = sum(weight.numel() for weight in self.parameters())
+        lines = [f"  {a:{widths[0]}}  {b:{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows]
+        return "\n".join([f"{type(self).__name__}: {total:,} parameters; {self.guarantee}", *lines])
+
     @property
     def kind(self) -> Any:
         """How the outputs transform: ``"invariant"``, ``"vector"``, a :class:`lieattn.reps.Representation`, ..."""

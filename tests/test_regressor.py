@@ -138,6 +138,74 @@ def test_statistics_travel_with_the_weights():
     assert other.measured
 
 
+def logged(module, data, stage="test"):
+    """Loss, and what is logged at the end of an epoch of the batches."""
+    found = {}
+    module.log = lambda name, value, **options: found.__setitem__(name, value)
+    losses = [module.evaluate(one, stage) for one in data]
+    return losses, {name: float(value.compute()) for name, value in found.items() if hasattr(value, "compute")}
+
+
+def test_errors_are_in_the_units_of_the_data_for_each_target():
+    module = measured(scale_of={"energy": "force"})
+    predicted, data = module(batch(8)), batch(8)
+    parts = [Batch.from_data_list([Springs()[i] for i in some]) for some in (range(5), range(5, 8))]
+    _, found = logged(module, parts)
+    assert set(found) == {"test/error_energy", "test/error_force"}  # a sum of both would have no unit
+    for name in ("energy", "force"):
+        assert found[f"test/error_{name}"] == pytest.approx(float((predicted[name] - data[name]).detach().abs().mean()))
+    assert module.monitor == ("val/loss", "min")
+    assert PointSetRegressor(Bond(), "y").monitor == ("val/error", "min")
+
+
+def test_masks_and_weights_count_in_losses_errors_and_scales():
+    """As if masked clouds and points were absent, and clouds of weight 2 were there twice."""
+    items = [Springs()[i] for i in range(6)]
+    for number, item in enumerate(items):
+        item.mask, item.weight = torch.tensor([number != 1]), torch.tensor([2.0 if number == 3 else 1.0])
+    items[1].energy[:] = torch.nan
+    kept = [Springs()[i] for i in (0, 2, 3, 3, 4, 5)]
+    module, plain = (PointSetRegressor(Spring(), "energy", loss="mse") for _ in range(2))
+    module.measure(items)
+    plain.measure([Springs()[i] for i in (0, 2, 3, 4, 5)])
+    torch.testing.assert_close(module.state_dict(), plain.state_dict())
+    (loss,), found = logged(module, [Batch.from_data_list(items)])
+    (expected,), others = logged(plain, [Batch.from_data_list(kept)])
+    torch.testing.assert_close(loss, expected)
+    assert found == pytest.approx(others)
+    loss.backward()
+    assert module.network.stiffness.grad.isfinite()
+
+
+def test_points_may_be_masked_for_one_target():
+    """``mask`` and ``weight`` of points leave the energies of clouds alone."""
+    items = [Springs()[i] for i in range(3)]
+    for item in items:
+        item.force_mask, item.weight = torch.tensor([True, False]), torch.tensor([1.0, 5.0])
+        item.force[1] = torch.nan
+    module = measured()
+    _, found = logged(module, [Batch.from_data_list(items)])
+    predicted, data = module(batch(3)), batch(3)
+    assert found["test/error_energy"] == pytest.approx(float((predicted["energy"] - data.energy).detach().abs().mean()))
+    assert found["test/error_force"] == pytest.approx(
+        float((predicted["force"] - data.force)[::2].detach().abs().mean())
+    )
+    nothing = [item.clone() for item in items]
+    for item in nothing:
+        item.force_mask, item.energy_mask = torch.tensor([False, False]), torch.tensor([False])
+    (loss,), _ = logged(module, [Batch.from_data_list(nothing)])
+    assert loss == 0
+    for name, value, message in (
+        ("force_mask", torch.ones(7, dtype=torch.bool), r"data.force_mask: expected the first axes of force \(6, 3\)"),
+        ("weight", -torch.ones(6), "data.weight: expected finite weights of at least 0, got -1.0"),
+        ("mask", torch.ones(5, dtype=torch.bool), "data.mask: expected the first axes of energy"),
+    ):
+        wrong = Batch.from_data_list(items)
+        wrong[name] = value
+        with pytest.raises(ValueError, match=message):
+            module.evaluate(wrong, "test")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

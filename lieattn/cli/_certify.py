@@ -50,7 +50,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     group = None
     if options.group is not None or any(setting.startswith("group.") for setting in options.settings):
         spec = _spec("group", options.group, options.settings)
-        group = build(Group, spec, f"the group {options.group}")  # type: ignore[type-abstract]
+        group = build(Group, spec, f"the group {options.group}")
     clouds, source = _test_clouds(checkpoint["lieattn"], network, options)
     certificate = certify(
         network,

@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sized
 from functools import partial
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed
@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch_geometric.data import Batch, Data
 from torchmetrics import MeanMetric
-from torchmetrics.classification import MulticlassAccuracy
 
 from lieattn._checks import check_arguments, check_is
 from lieattn._digest import KEY, add_digests
@@ -37,6 +36,7 @@ from lieattn.train._checkpoint import (
 )
 from lieattn.train._data import random_state, set_random_state
 from lieattn.train._schedule import Constant, Schedule
+from lieattn.train._weights import counted, target_weights, weighted_mean
 
 OptimizerFactory = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]
 _LOSSES = {"l1": torch.abs, "mse": torch.square}
@@ -69,7 +69,7 @@ class PointSetTask(Recorded, LightningModule, ABC):
         In training, if the loss is NaN or infinite, or if weights to be saved are: the last good checkpoint stays.
     """
 
-    monitor: ClassVar[tuple[str, str]]
+    monitor: tuple[str, str]
     """Logged number that is best where it is largest or smallest, and which of the two: ``"max"`` or ``"min"``."""
 
     def __init__(
@@ -200,8 +200,10 @@ def named_outputs(outputs: Any, name: str) -> dict[str, Tensor]:
 class PointSetClassifier(PointSetTask):
     """Train a network on clouds with one label, or several, with cross entropy.
 
-    Logged are ``loss`` and ``accuracy``, prefixed by ``train/``, ``val/`` and ``test/``. ValueError is raised in
-    training if logits and labels do not have their shapes, or a label is not in 0 .. classes - 1.
+    Logged are ``loss`` and ``accuracy``, prefixed by ``train/``, ``val/`` and ``test/``. Clouds, or labels, count by
+    ``data.mask`` (bool) and ``data.weight`` ``[clouds]`` or ``[clouds, labels]``, where the data have them. ValueError
+    is raised in training if logits and labels do not have their shapes, or a label that counts is not in
+    0 .. classes - 1.
 
     Parameters
     ----------
@@ -219,7 +221,7 @@ class PointSetClassifier(PointSetTask):
         See :class:`~lieattn.train.PointSetTask`, also for checkpoints and continuation.
     """
 
-    monitor: ClassVar[tuple[str, str]] = ("val/accuracy", "max")
+    monitor = ("val/accuracy", "max")
 
     def __init__(
         self,
@@ -238,9 +240,8 @@ class PointSetClassifier(PointSetTask):
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"label_smoothing: expected a share in [0, 1), got {label_smoothing}")
         self.classes, self.labels, self.label_smoothing = classes, labels, label_smoothing
-        self.train_accuracy, self.val_accuracy, self.test_accuracy = (
-            MulticlassAccuracy(num_classes=classes, average="micro") for _ in range(3)
-        )
+        # With weights, which torchmetrics' MulticlassAccuracy has not.
+        self.train_accuracy, self.val_accuracy, self.test_accuracy = (MeanMetric() for _ in range(3))
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits ``[clouds, classes]``, or ``[clouds, labels, classes]`` for more than one label."""
@@ -269,13 +270,18 @@ class PointSetClassifier(PointSetTask):
             found = "none" if labels is None else list(labels.shape)
             count = "one label" if self.labels == 1 else f"{self.labels} labels"
             raise ValueError(f"data: expected {count} y per cloud, {list(shape)}, got {found}")
-        low, high = (int(bound) for bound in labels.aminmax())
-        if low < 0 or high >= self.classes:
-            raise ValueError(f"data: expected labels y in 0 .. {self.classes - 1}, got {low} .. {high}")
-        logits, labels = self(batch).flatten(0, -2), labels.flatten()
-        loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing if stage == "train" else 0.0)
-        accuracy: MulticlassAccuracy = getattr(self, f"{stage}_accuracy")
-        accuracy(logits, labels)
+        importance = target_weights(batch, "y", labels)
+        rows = torch.arange(labels.numel(), device=labels.device).reshape(labels.shape)
+        rows, weights = counted(rows, importance)
+        labels = labels.flatten()[rows]
+        if len(rows) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
+            got = f"{int(labels.min())} .. {int(labels.max())}"
+            raise ValueError(f"data: expected labels y in 0 .. {self.classes - 1}, got {got}")
+        logits = self(batch).flatten(0, -2)[rows]
+        smoothing = self.label_smoothing if stage == "train" else 0.0
+        loss = weighted_mean(F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing), weights)
+        accuracy: MeanMetric = getattr(self, f"{stage}_accuracy")
+        accuracy((logits.argmax(dim=1) == labels).float(), weights)
         options: dict[str, Any] = {"batch_size": batch.num_graphs, "on_epoch": True, "prog_bar": True}
         self.log(f"{stage}/loss", loss, on_step=stage == "train", sync_dist=stage != "train", **options)
         self.log(f"{stage}/accuracy", accuracy, on_step=False, **options)
@@ -289,9 +295,11 @@ class PointSetRegressor(PointSetTask):
     data: prediction = shift + scale * output. Shifts and scales are measured on the training set when training
     begins, and are kept in checkpoints.
 
-    Logged are ``loss`` and ``error``, the mean absolute one in the units of the data (for several targets also
-    ``error_NAME``), prefixed by ``train/``, ``val/`` and ``test/``. ValueError is raised if options do not fit
-    together; in training, if a target is missing or has another shape than its prediction.
+    Logged are ``loss`` and ``error``, the mean absolute one in the units of the data (for several targets
+    ``error_NAME`` of each), prefixed by ``train/``, ``val/`` and ``test/``. Entries of targets count by ``data.mask``
+    (bool) and ``data.weight``, ``[clouds]`` or ``[points]`` as the target, and by ``data.NAME_mask`` and
+    ``data.NAME_weight`` of one target, where the data have them; what is masked may be NaN. ValueError is raised if
+    options do not fit together; in training, if a target is missing or has another shape than its prediction.
 
     Parameters
     ----------
@@ -312,7 +320,6 @@ class PointSetRegressor(PointSetTask):
         See :class:`~lieattn.train.PointSetTask`, also for checkpoints and continuation.
     """
 
-    monitor: ClassVar[tuple[str, str]] = ("val/error", "min")
     measured: Tensor
 
     def __init__(
@@ -352,6 +359,11 @@ class PointSetRegressor(PointSetTask):
         shift, scale = ({name: self._statistic(kind, name) for name in self.targets} for kind in ("shift", "scale"))
         return Rescaled(self.network, scale, shift)
 
+    @property
+    def monitor(self) -> tuple[str, str]:  # type: ignore[override]
+        """The error of a single target, the loss of several, whose units differ."""
+        return ("val/error" if len(self.targets) == 1 else "val/loss"), "min"
+
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Predictions by target, in the units of the data."""
         return named_outputs(self.model(self.cast(batch)), next(iter(self.targets)))
@@ -370,14 +382,18 @@ class PointSetRegressor(PointSetTask):
         items = [cast(Any, data)[index] for index in range(len(cast(Sized, data)))]
         scales: dict[str, Tensor] = {}
         for name in self.targets:
-            values = [item[name].double() for item in items if isinstance(item.get(name), Tensor)]
+            values = [item[name].double().clone() for item in items if isinstance(item.get(name), Tensor)]
             if len(values) != len(items):
                 raise ValueError(f"data: {len(items) - len(values)} of {len(items)} training clouds have no {name}")
+            for item, value in zip(items, values, strict=True):
+                if (weights := target_weights(item, name, value)) is not None:
+                    counts = weights.reshape(*weights.shape, *[1] * (value.ndim - weights.ndim)) > 0
+                    value.masked_fill_(~counts, math.nan)
             columns = torch.cat([value.reshape(1, -1) if value.ndim <= 1 else value for value in values])
             # Per component: numbers of the same cloud may differ in unit, so each has a shift and scale of its own.
             axes = [0] if name in self.shifted else list(range(columns.ndim))
-            mean = columns.mean(dim=axes) if name in self.shifted else columns.new_zeros(())
-            spread = (columns - mean).square().mean(dim=axes).sqrt()
+            mean = columns.nanmean(dim=axes).nan_to_num() if name in self.shifted else columns.new_zeros(())
+            spread = (columns - mean).square().nanmean(dim=axes).sqrt()
             scales[name] = torch.where(spread > 0, spread, 1.0)
             self._set("shift", name, mean)
         for name in self.targets:
@@ -396,15 +412,15 @@ class PointSetRegressor(PointSetTask):
                 found = "none" if target is None else tuple(target.shape)
                 raise ValueError(f"data.{name}: the network gives {tuple(output.shape)}, the target is {found}")
             scale = self._statistic("scale", name)
+            importance = target_weights(batch, name, target)
             difference = output - (target.to(output.dtype) - self._statistic("shift", name)) / scale
-            total = total + self.targets[name] * _LOSSES[self.loss](difference).mean()
+            values, weights = counted(difference, importance)
+            total = total + self.targets[name] * weighted_mean(_LOSSES[self.loss](values), weights)
             error = cast(MeanMetric, self.errors[f"{stage}_{name}"])
-            error((difference.detach() * scale).abs())
+            error(*counted((difference.detach() * scale).abs(), importance))
             label = "error" if len(self.targets) == 1 else f"error_{name}"
             self.log(f"{stage}/{label}", error, on_step=False, **options)
         self.log(f"{stage}/loss", total, on_step=stage == "train", sync_dist=stage != "train", **options)
-        if len(self.targets) > 1:
-            self.log(f"{stage}/error", total.detach(), on_step=False, sync_dist=True, **{**options, "prog_bar": False})
         return total
 
     def _outputs(self, batch: Batch) -> Mapping[str, Tensor]:

@@ -476,7 +476,7 @@ def test_masked_and_weighted_labels(monkeypatch):
         torch.manual_seed(0)
         model = PointSetClassifier(ToyNetwork(cyclic(4)), 2).eval()
         monkeypatch.setattr(model, "log", lambda *_, **__: None)  # there is no trainer
-        found[name] = float(model.evaluate(batch, "val")), float(model.val_accuracy.compute())
+        found[name] = float(model.evaluate(batch, "val").detach()), float(model.val_accuracy.compute())
     assert found["weighted"] == pytest.approx(found["twice"])
 
 

@@ -12,6 +12,7 @@ import tempfile
 import traceback
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -26,7 +27,8 @@ class ArgumentParser(argparse.ArgumentParser):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
+        wide = partial(argparse.HelpFormatter, max_help_position=32, width=110)
+        super().__init__(allow_abbrev=False, **{"formatter_class": wide, **options})
 
     def error(self, message: str) -> NoReturn:
         """Raise the error."""

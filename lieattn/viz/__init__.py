@@ -9,6 +9,7 @@ from lieattn.viz._attention_maps import attention_picture, attention_under_group
 from lieattn.viz._charts import accuracy_by_angle, comparison, training_curves
 from lieattn.viz._draw import save
 from lieattn.viz._figures import attention_maps, feature_fields, stabilized_fields
+from lieattn.viz._models import model_picture
 
 __all__ = [
     "accuracy_by_angle",
@@ -17,6 +18,7 @@ __all__ = [
     "attention_under_group",
     "comparison",
     "feature_fields",
+    "model_picture",
     "save",
     "stabilized_fields",
     "training_curves",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,12 +83,12 @@ def _spacing(clouds: PointClouds) -> float:
 
 
 def neighborhood(axes: Axes, graph: LiftedGraph, keys: Tensor, point: int, angle: float) -> None:
-    """Outline the neighbors of a point and fill the point."""
+    """Outline the neighbors of a point, and the point."""
     from matplotlib.collections import PolyCollection
 
     verts, color = _tiles(graph, angle), COLORS[1]
-    axes.add_collection(PolyCollection(verts[keys], facecolor="none", edgecolor=color, linewidth=0.7))
-    axes.add_collection(PolyCollection(verts[[point]], facecolor=color, edgecolor=color, linewidth=0.7))
+    axes.add_collection(PolyCollection(verts[keys], facecolor="none", edgecolor=color, linewidth=0.5))
+    ring(axes, graph, point, angle)
 
 
 def frame(axes: Axes, group: FiniteGroup, h: int) -> None:
@@ -130,6 +131,29 @@ def color_scale(values: Tensor) -> Normalize:
 
     bottom, top = float(values.min()), float(values.max())
     return Normalize(bottom, top if top > bottom else bottom + 1)
+
+
+def color_scale_from_zero(values: Tensor, top: float | None = None) -> Normalize:
+    """A color scale from 0 to the largest value, or ``top``; where some are negative, as far to both sides of 0."""
+    from matplotlib.colors import Normalize
+
+    largest = max(float(values.abs().max()), top or 0.0) or 1.0
+    return Normalize(-largest if bool((values < 0).any()) else 0.0, largest)
+
+
+def in_plane(clouds: PointClouds) -> PointClouds:
+    """The same points with two coordinates."""
+    pos = clouds.pos.detach().cpu()
+    return replace(clouds, pos=torch.cat([pos, pos.new_zeros(len(pos), 1)], dim=1)[:, :2])
+
+
+def ring(axes: Axes, clouds: PointClouds, point: int, angle: float = 0.0) -> None:
+    """Outline a point, whose color stays to be seen."""
+    from matplotlib.collections import PolyCollection
+
+    outline = _tiles(clouds, angle)[[point]]
+    for color, width in (("white", 2.2), (COLORS[1], 1.2)):
+        axes.add_collection(PolyCollection(outline, facecolor="none", edgecolor=color, linewidth=width, zorder=3))
 
 
 def require_matplotlib() -> None:

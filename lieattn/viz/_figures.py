@@ -65,7 +65,8 @@ def feature_fields(
     check_arguments(feature_fields, {"channel": channel})
     check_choice("channel", channel, fields.shape[-1])
     shown, stable_shown = (f.norm(dim=-1) if channel is None else f[..., channel] for f in (fields, stable))
-    order, norm = observer.group.order, draw.color_scale(shown)
+    order = observer.group.order
+    norm = draw.color_scale_from_zero(shown) if channel is None else draw.color_scale(shown)
     sheet = Sheet(observer, ("input", "field $f(x, h)$", "stabilized field"), (1, order, order))
     at_rest = observer.view(0.0).clouds
     for row, view in enumerate(observer.views):
@@ -130,7 +131,7 @@ def attention_maps(
     if not 0 <= point < at_rest.num_points:
         raise ValueError(f"point: expected one of the layer's points 0..{at_rest.num_points - 1}, got {point}")
     maps = observer.attention(point, head)
-    norm = draw.color_scale(maps[maps > 0])
+    norm = draw.color_scale_from_zero(maps)
     sheet = Sheet(observer, ("input", "attention of output frame $h$"), (1, observer.group.order))
     reach = max(draw.neighbor_reach(view.graph, view.keys(point), point) for view in observer.views)
     for row, view in enumerate(observer.views):
@@ -138,7 +139,7 @@ def attention_maps(
         draw.neighborhood(sheet.axes[row][0], graph, keys, point, view.angle)
         for h, axes in enumerate(sheet.axes[row][1:]):
             draw.points(axes, graph, maps[row, :, h], view.angle, "magma", norm, keys)
-            axes.plot(*graph.pos[point].tolist(), "o", ms=3.5, mfc="white", mec="black", mew=0.7)
+            draw.ring(axes, graph, point, view.angle)
             draw.look_at(axes, graph.pos[point], reach)
             draw.frame(axes, observer.group, h)
     heads = "mean over heads" if head is None else f"head {head}"

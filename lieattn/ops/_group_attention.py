@@ -37,6 +37,7 @@ from lieattn.ops._terms import (
     without_autocast,
 )
 from lieattn.ops.kernels._calls import check_all_lists
+from lieattn.ops.kernels._threads import adapt_waiting
 from lieattn.ops.kernels.attention import _operator as kernel
 
 
@@ -145,6 +146,8 @@ def group_attention(
         problem = replace(problem, query=query, key=key, value=value)
     problem = replace(problem, query=_scaled(query, scale))
     name, weights = choose(problem, return_weights=return_weights).backend, None
+    if value.device.type == "cpu" and not torch.compiler.is_compiling():
+        adapt_waiting()
     if name == "dense":
         out = dense.attend(problem)
     elif name == "plain":

@@ -24,21 +24,23 @@ _SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # which libgomp reads when to
 _PREEMPTIONS = 30  # a second: on an idle machine there are a few, beside one more busy process 100
 
 
+def adapt_waiting() -> None:
+    """Let the threads of torch spin for work or sleep, by the load of the machine; to be called now and then."""
+    if _ADAPTS and waiting_setting() is None and _several_threads():
+        _waiting().adapt(torch.get_num_threads())
+
+
 def run(kernel: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
     """Call a kernel with each of these arguments, on the threads that torch may use.
 
     A thread takes the next call when it is done with one, so nobody waits for a thread that has no core yet.
     """
-    threads, parallel = torch.get_num_threads(), _parallel()
-    # Threads do not survive a fork, and OpenMP would wait for them.
-    alone = threads == 1 or parallel is None or _first_process() != os.getpid()
-    if _ADAPTS and not alone and waiting_setting() is None:
-        _waiting().adapt(threads)
-    if alone or len(calls) < 2:
+    adapt_waiting()
+    if len(calls) < 2 or not _several_threads():
         for arguments in calls:
             kernel(*arguments)
         return
-    left, errors = iter(calls), list[BaseException]()
+    threads, left, errors = torch.get_num_threads(), iter(calls), list[BaseException]()
 
     def work() -> Iterator[None]:
         try:
@@ -53,7 +55,7 @@ def run(kernel: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
     iterators = [work() for _ in range(threads)]
     for iterator in iterators:
         next(iterator)
-    parallel(_REGION(partial(next, map(next, iter(iterators)), None)), None, threads, 0)
+    _parallel()(_REGION(partial(next, map(next, iter(iterators)), None)), None, threads, 0)
     if errors:
         raise errors[0]
 
@@ -62,6 +64,11 @@ def run(kernel: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
 def _parallel() -> Any:
     """What compilers call for a parallel region, in torch's OpenMP library; None where it has none (Windows)."""
     return getattr(ctypes.CDLL(torch._C.__file__), "GOMP_parallel", None)
+
+
+def _several_threads() -> bool:
+    """Whether there are threads to share. They do not survive a fork, after which OpenMP would wait for them."""
+    return torch.get_num_threads() > 1 and _parallel() is not None and _first_process() == os.getpid()
 
 
 @cache

@@ -1,23 +1,41 @@
 """Compiled and exported networks, and networks under autocast, give the numbers of plain execution."""
 
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
-from lieattn.geometry import AllPairs, PixelSquare, Radius, lift, pixel_positions
-from lieattn.groups import cyclic
-from lieattn.models import GSANet
-from lieattn.nn import GroupSelfAttention
+from lieattn.geometry import AllPairs, PixelSquare, PrincipalFrames, Radius, lift, pixel_positions
+from lieattn.groups import cyclic, tetrahedral
+from lieattn.models import EnergyForces, FieldModel, GSANet, LieTransformer, Readout
+from lieattn.nn import GroupSelfAttention, grid_images
 from lieattn.nn.relative import RotaryEncoding
 from lieattn.ops import RelativeTerms, backend, group_attention
 from lieattn.testing import randomize
+from tests.test_certify import MODELS
 
 compiler = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None,
     reason="Inductor needs a C++ compiler: g++ or clang++",
 )
+
+slow = pytest.mark.skipif("LIEATTN_SLOW" not in os.environ, reason="takes minutes in all: LIEATTN_SLOW=1")
+QUICK = ("lie_translations", "framewise", "distances", "finite_se2")
+TRACED = (
+    "gsa_points gsa_images gsa_published framewise_principal_vector tfn_vector se3_transformer lie_principal "
+    "lie_vectors lie_logs lie_sphere lie_orbits lie_scales lie_conv lie_conv_thinned field_vector field_dipole "
+    "field_tensor attentive_cnn attentive_all_cnn attentive_resnet attentive_densenet affine affine_strided"
+).split()
+
+
+def models(*quick):
+    """All models, of which the others than these are tested on demand."""
+    names = [name for name in (*QUICK, *TRACED) if name not in quick]
+    return pytest.mark.parametrize("name", [*quick, *(pytest.param(name, marks=slow) for name in names)])
 
 
 def network():
@@ -140,3 +158,121 @@ def test_positions_are_not_rounded_under_autocast(evaluation):
         graph = lift(pos, group, Radius(2.0))
     assert graph.relative.positions.dtype == torch.float32
     assert_same(*[[out] for out in outs], 0.05)
+
+
+def traced(name):
+    """A network, data and geometry, and a module of features and vectors alone."""
+    make, clouds, _, _ = MODELS[name]
+    net, data = randomize(make()).eval(), clouds()
+    data = Batch.from_data_list(data) if isinstance(data, list) else data
+    if isinstance(data, torch.Tensor) or "affine" in name or "attentive" in name:
+        images = data if isinstance(data, torch.Tensor) else grid_images(data)
+        return net, (images.float(),), net, (images.float(),)
+    data.apply(lambda value: value.float() if value.is_floating_point() else value)
+    geometry = (net.network if isinstance(net, FieldModel) else net).geometry(data)
+    keys = ("x", *net.vector_inputs)
+
+    class OfFeatures(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, *given):
+            cloud = Data()
+            for key, value in zip(keys, given, strict=True):
+                setattr(cloud, key, value)
+            return self.net(cloud, geometry)
+
+    return net, (data, geometry), OfFeatures(), tuple(data[key] for key in keys)
+
+
+@models(*QUICK)
+def test_models_compile_without_a_graph_break(name):
+    if name.startswith("affine"):
+        pytest.skip("the graph of the pixels is made within the network")
+    net, inputs, _, _ = traced(name)
+    torch._dynamo.reset()
+    with torch.no_grad(), backend("plain"):
+        wanted = net(*inputs)  # once before, since lists of whole clouds are made on first use
+        assert_same([torch.compile(net, fullgraph=True, backend="eager")(*inputs)], [wanted])
+
+
+@models("distances")
+def test_models_export_to_onnx(name, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    _, _, module, inputs = traced(name)
+    with torch.no_grad(), backend("plain"):
+        wanted = module(*inputs)
+        exported = torch.export.export(module, inputs, strict=False)
+        assert_same([exported.module()(*inputs)], [wanted])
+        torch.onnx.export(exported, dynamo=True, verbose=False).save(tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    (found,) = session.run(None, {i.name: x.numpy() for i, x in zip(session.get_inputs(), inputs, strict=True)})
+    assert_same([torch.tensor(found)], [wanted], 1e-4)
+
+
+def test_traces_that_keep_neighbors_are_refused():
+    net, batch = network()
+    with pytest.raises(RuntimeError, match=r"torch\.jit\.trace would keep the geometry .* use torch\.export"):
+        torch.jit.trace(lambda x: net(Data(x=x, pos=batch.pos, batch=batch.batch, grid=batch.grid)), batch.x)
+
+
+def energy_and_force():
+    """Energies and forces as an exported program of features and positions, at fixed neighbors, and what they are."""
+    options = {"channels": 8, "layers": 1, "heads": 2, "readout": Readout(pool="sum")}
+    net = LieTransformer(2, 1, frames=tetrahedral(), neighborhood=Radius(2.0, smooth=True), **options)
+    randomize(net).eval().requires_grad_(False)
+    data = Data(x=torch.randn(6, 2), pos=torch.randn(6, 3))
+    geometry = net.geometry(data)
+
+    class Energy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x, pos):
+            return self.net(Data(x=x), geometry.at(pos)).sum()
+
+    with backend("plain"):
+        energy = torch.export.export(Energy(), (data.x, data.pos), strict=False).module()
+
+        def both(x, pos):
+            pos = pos.detach().requires_grad_()
+            value = energy(x, pos)
+            return value.detach(), -torch.autograd.grad(value, pos)[0]
+
+        graph = torch.fx.experimental.proxy_tensor.make_fx(both)(data.x, data.pos)
+        program = torch.export.export(graph, (data.x, data.pos))
+    data.pos = data.pos + 1e-3 * torch.randn(6, 3)
+    found = EnergyForces(net)(data)
+    return program, (data.x, data.pos), (found.energy[0], found.force)
+
+
+def test_energies_and_forces_are_exported_with_positions():
+    program, inputs, wanted = energy_and_force()
+    assert_same(program.module()(*inputs), wanted)
+    graph, moved = lift(torch.randn(4, 3), tetrahedral(), AllPairs()), torch.randn(4, 3)
+    lifted = lift(moved, tetrahedral(), AllPairs())
+    assert torch.equal(graph.at(moved).relative.positions, lifted.relative.positions)
+    with pytest.raises(ValueError, match="made of its points"):
+        lift(moved, PrincipalFrames(), AllPairs()).at(moved)
+    with pytest.raises(ValueError, match=r"pos: expected \(4, 3\)"):
+        graph.at(moved[1:])
+
+
+@slow
+@compiler
+def test_an_exported_energy_runs_without_the_library(tmp_path):
+    program, inputs, wanted = energy_and_force()
+    torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "energy.pt2"))
+    torch.save((inputs, wanted), tmp_path / "case.pt")
+    code = """
+import sys, torch
+inputs, wanted = torch.load("case.pt")
+found = torch._inductor.aoti_load_package("energy.pt2")(*inputs)
+for ours, theirs in zip(found, wanted):
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+sys.exit("lieattn" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

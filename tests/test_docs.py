@@ -7,11 +7,12 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "docs" / "architecture.md", ROOT / "README.md"]
+PAGES = [ROOT / "docs" / "architecture.md", ROOT / "docs" / "taking_it_away.md", ROOT / "README.md"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_code_of_a_page_runs(page):
+def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     assert blocks
     torch.manual_seed(0)

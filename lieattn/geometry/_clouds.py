@@ -57,8 +57,12 @@ def _moved(value: Any, move: Callable[[Tensor], Tensor], known: dict[int, Any]) 
 def as_coordinates(pos: Tensor) -> Tensor:
     """Coordinates ``[points, dim]`` of any floating dtype in float64, without gradient, on the device of ``pos``.
 
-    TypeError or ValueError is raised if ``pos`` has another form, or a point is NaN, infinite or beyond 1e100.
+    TypeError or ValueError is raised if ``pos`` has another form, or a point is NaN, infinite or beyond 1e100;
+    RuntimeError in ``torch.jit.trace``.
     """
+    if torch.jit.is_tracing():
+        advice = "prepare it outside, geometry = network.geometry(data), and use torch.export"
+        raise RuntimeError(f"pos: torch.jit.trace would keep the geometry of these points for all others; {advice}")
     check_tensor("pos", pos, "a floating tensor [points, dim]")
     check_has_numbers("pos", pos)
     if pos.dim() != 2 or pos.shape[1] == 0:

@@ -167,6 +167,10 @@ class LiftedGraph(PointClouds):
         check_is("x", x, Tensor)
         return x.unflatten(0, (-1, self.levels))
 
+    def at(self, pos: Tensor) -> LiftedGraph:
+        """The same lists and frames with the points elsewhere, see :meth:`RelativeElements.at`."""
+        return replace(self, pos=pos, relative=self.relative.at(pos))
+
     def with_relative(self, relative: RelativeElements) -> LiftedGraph:
         """The same clouds with other relative elements."""
         return replace(self, relative=relative)

@@ -10,7 +10,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_choice, check_is
+from lieattn._checks import check_choice, check_is, check_tensor
 from lieattn.geometry._clouds import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, affine
@@ -155,6 +155,19 @@ class RelativeElements(Movable):
         return None if self.cutoff is None else self._kept("_log_window", self._faded)
 
     # --- transforms -----------------------------------------------------------------------------------------------
+
+    def at(self, pos: Tensor) -> RelativeElements:
+        """The same neighbor lists and frames with the points elsewhere, ``[points, dim]``, to which gradients flow.
+
+        It is what lifting gives there as long as no further pair has become neighbors. ValueError is raised for another
+        shape, and for frames that are made of the points or given with them.
+        """
+        check_tensor("pos", pos, "a floating tensor [points, dim]")
+        if pos.shape != self.pos.shape:
+            raise ValueError(f"pos: expected {tuple(self.pos.shape)} as before, got {tuple(pos.shape)}")
+        if self.elements is not None or self.pose is not None or self.given is not None:
+            raise ValueError("graph: its frames or coordinates are made of its points; lift these where they are now")
+        return replace(self, pos=pos)
 
     def with_coordinates(self, coordinates: Tensor) -> RelativeElements:
         """The same relative elements with other coordinates, ``[rows, fiber, fiber, k]``."""

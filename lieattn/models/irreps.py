@@ -9,7 +9,7 @@ import abc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Required, Self, TypedDict, Unpack, cast
+from typing import Any, NamedTuple, Required, Self, TypedDict, Unpack, cast
 
 import torch
 from e3nn import o3
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch_geometric.utils import softmax
 
 from lieattn._checks import check_arguments, check_counts
-from lieattn.geometry import Neighborhood, Neighbors, find_neighbors, point_clouds
+from lieattn.geometry import Neighborhood, Neighbors, PointClouds, find_neighbors, point_clouds
 from lieattn.groups import E
 from lieattn.models._inputs import features, in_precision_of_weights, vectors
 from lieattn.models._jumps import jumps_of_neighbors
@@ -103,13 +103,21 @@ class _PointNetwork(EquivariantModule):
         return self.outputs.kind
 
     @in_precision_of_weights
-    def forward(self, data: Any) -> Tensor:
-        """Outputs ``[clouds | points, out_channels]``, vectors with a last axis of 3; one vector without its axis."""
+    def geometry(self, data: Any) -> PointGeometry:
+        """Clouds with their edges; ValueError if the points are not in space."""
         clouds = point_clouds(data)
         if clouds.pos.shape[1] != 3:
             raise ValueError(f"data.pos: irreps of O(3) need 3 coordinates, got {tuple(clouds.pos.shape)}")
+        return PointGeometry(clouds, self._edges(find_neighbors(clouds, self.neighborhood), clouds.pos))
+
+    @in_precision_of_weights
+    def forward(self, data: Any, geometry: PointGeometry | None = None) -> Tensor:
+        """Outputs ``[clouds | points, out_channels]``, vectors with a last axis of 3; one vector without its axis.
+
+        The ``geometry`` is made here if it is absent.
+        """
+        clouds, edges = self.geometry(data) if geometry is None else geometry
         invariants, directed = features(data, self.in_channels, clouds), vectors(data, self.vector_inputs, clouds)
-        edges = self._edges(find_neighbors(clouds, self.neighborhood), clouds.pos)
         return self.outputs(self._at_points(invariants, directed, edges), clouds)
 
     @abc.abstractmethod
@@ -117,7 +125,7 @@ class _PointNetwork(EquivariantModule):
         """Numbers ``[points, out_channels]`` or vectors ``[points, out_channels, 3]``."""
 
     def _edges(self, neighbors: Neighbors, pos: Tensor) -> _Edges:
-        keep = ~neighbors.is_loop
+        keep = (~neighbors.is_loop).nonzero()[:, 0]
         target, source = neighbors.target[keep], neighbors.source[keep]
         vectors = neighbors.displacements(pos)[keep]
         square = vectors.square().sum(dim=1)
@@ -131,7 +139,7 @@ class _PointNetwork(EquivariantModule):
         window = smooth_window(length / self.cutoff)
         radial = bessel_functions(length / self.cutoff, self.radial.basis) * window[:, None]
         norm = (1 + window.new_zeros(len(pos)).index_add(0, target, window)).rsqrt()
-        return _Edges(neighbors, target, source, vectors, radial, window, harmonics, norm)
+        return _Edges(neighbors, keep, target, source, vectors, radial, window, harmonics, norm)
 
 
 class TensorFieldNetwork(_PointNetwork):
@@ -273,10 +281,9 @@ class DistanceTransformer(_PointNetwork):
     def _at_points(self, x: Tensor, directed: Tensor, edges: _Edges) -> Tensor:
         x = self.embed(torch.cat([x, directed.square().sum(dim=-1)], dim=1))
         # For all edges of the lists: a point sees itself without radial functions and window.
-        others = ~edges.lists.is_loop
-        radial = edges.radial.new_zeros(len(others), self.radial.basis)
-        window = edges.window.new_zeros(len(others))
-        radial[others], window[others] = edges.radial, _log(edges.window)
+        number = edges.lists.num_edges
+        radial = edges.radial.new_zeros(number, self.radial.basis).index_copy(0, edges.kept, edges.radial)
+        window = edges.window.new_zeros(number).index_copy(0, edges.kept, _log(edges.window))
         for layer in self.layers:
             x = layer(x, edges.lists, radial, window)
         x = self.norm(x)
@@ -294,6 +301,7 @@ class _Edges:
     """Edges without loops, from source to target, and what layers need of them."""
 
     lists: Neighbors  # with loops
+    kept: Tensor  # [edges] int64, where they are among those
     target: Tensor
     source: Tensor
     vectors: Tensor  # [edges, 3], x_source - x_target
@@ -306,6 +314,13 @@ class _Edges:
         """Messages ``[edges, *]`` summed at their targets, times the norm: ``[points, *]``."""
         total = messages.new_zeros(len(self.norm), *messages.shape[1:]).index_add(0, self.target, messages)
         return total * self.norm.to(messages.dtype).view(-1, *[1] * (messages.ndim - 1))
+
+
+class PointGeometry(NamedTuple):
+    """What the networks make of positions."""
+
+    clouds: PointClouds
+    edges: _Edges
 
 
 class _Convolution(nn.Module):
@@ -368,22 +383,24 @@ class _IrrepsNorm(nn.Module):
 
     def __init__(self, irreps: Any, eps: float = 1e-6) -> None:
         super().__init__()
-        self.irreps, self.eps = irreps, eps
+        # In plain numbers, because torch.compile cannot guard irreps.
+        self.types, self.eps = [(count, kind.dim, kind.is_scalar()) for count, kind in irreps], eps
         self.weight = nn.Parameter(torch.ones(irreps.num_irreps))
         self.bias = nn.Parameter(torch.zeros(sum(count for count, kind in irreps if kind.is_scalar())))
 
     def forward(self, x: Tensor) -> Tensor:
-        parts, weights = [], self.weight.split([count for count, _ in self.irreps])
-        for (count, kind), where, weight in zip(self.irreps, self.irreps.slices(), weights, strict=True):
-            part = x[:, where].unflatten(1, (count, kind.dim))
-            if kind.is_scalar():
+        found, weights = [], self.weight.split([count for count, _, _ in self.types])
+        parts = x.split([count * dim for count, dim, _ in self.types], dim=1)
+        for (count, dim, scalar), flat, weight in zip(self.types, parts, weights, strict=True):
+            part = flat.unflatten(1, (count, dim))
+            if scalar:
                 part = part - part.mean(dim=1, keepdim=True)
             scale = torch.rsqrt(part.square().mean(dim=(1, 2), keepdim=True) + self.eps)
             part = part * scale * weight[:, None]
-            if kind.is_scalar():
+            if scalar:
                 part = part + self.bias[:, None]
-            parts.append(part.flatten(1))
-        return torch.cat(parts, dim=1)
+            found.append(part.flatten(1))
+        return torch.cat(found, dim=1)
 
 
 class _GatedLinear(nn.Module):
@@ -444,7 +461,7 @@ class _IrrepsAttention(nn.Module):
         super().__init__()
         if any(count % heads for count, _ in irreps):
             raise ValueError(f"heads: {heads} heads do not divide the copies of {irreps}")
-        self.irreps, self.heads = irreps, heads
+        self.sizes, self.heads = [count * kind.dim for count, kind in irreps], heads
         self.query, self.output = o3.Linear(irreps, irreps), o3.Linear(irreps, irreps)
         self.key = _TensorProductMessage(irreps, degree, radial)
         self.value = _TensorProductMessage(irreps, degree, radial)
@@ -455,12 +472,12 @@ class _IrrepsAttention(nn.Module):
         weight = softmax(score + _log(edges.window)[:, None], edges.target, num_nodes=len(edges.norm))
         message = weight[..., None] * self._by_head(self.value(x, edges))
         total = x.new_zeros(len(edges.norm), *message.shape[1:]).index_add(0, edges.target, message)
-        sizes = [count * kind.dim // self.heads for count, kind in self.irreps]
+        sizes = [size // self.heads for size in self.sizes]
         return self.output(torch.cat([part.flatten(1) for part in total.split(sizes, dim=-1)], dim=-1))
 
     def _by_head(self, x: Tensor) -> Tensor:
         """``[*, irreps.dim]`` to ``[*, heads, irreps.dim / heads]``: copies are divided, irreps are not."""
-        return torch.cat([x[:, where].unflatten(1, (self.heads, -1)) for where in self.irreps.slices()], dim=-1)
+        return torch.cat([part.unflatten(1, (self.heads, -1)) for part in x.split(self.sizes, dim=1)], dim=-1)
 
 
 def _two_linears(

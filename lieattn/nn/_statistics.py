@@ -160,10 +160,12 @@ def _reduce(x: Tensor, cell: Tensor, num_cells: int, reduction: Reduction) -> Te
         raise ValueError(
             f"cell: expected one entry for each of {len(x) if x.ndim else 0} points as in x, got {tuple(cell.shape)}"
         )
-    if cell.device != x.device or (cell.numel() and int(cell.max()) >= num_cells):
+    traced = torch.compiler.is_compiling()
+    if cell.device != x.device or (not traced and cell.numel() and int(cell.max()) >= num_cells):
         raise ValueError(f"cell, num_cells: expected cells below {num_cells} on {x.device} as x")
-    kept = cell >= 0
-    return scatter(x[kept], cell[kept], dim=0, dim_size=num_cells, reduce=reduction)
+    # Points of no cell go into one more, since how many they are is data.
+    cell = torch.where(cell >= 0, cell, num_cells)
+    return scatter(x, cell, dim=0, dim_size=num_cells + 1, reduce=reduction)[:num_cells]
 
 
 class _Affine(nn.Module):

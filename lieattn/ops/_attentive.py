@@ -308,7 +308,7 @@ def gated_sums(operands: Operands, window: Window) -> Tensor:
     """
     x, kernel, *tables = operands
     outs, fiber, channels = kernel.shape[:3]
-    pixels = math.prod((side - window.dilation * (window.size - 1)) // window.stride for side in x.shape[-2:])
+    pixels = math.prod([(side - window.dilation * (window.size - 1)) // window.stride for side in x.shape[-2:]])
     at_once = max(1, _AT_ONCE // max(1, x.shape[0] * fiber * channels * pixels))
     if at_once >= outs:
         return _gated(operands, window)

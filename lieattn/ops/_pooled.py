@@ -133,12 +133,18 @@ def _summed(signal: Tensor, psi: Tensor | None, part: _Portion) -> Tensor:
 def _contract(psi: Tensor, signal: Tensor, part: _Portion) -> Tensor:
     """Σ over key frames, for every edge: ``[edges, out, heads, dim]``."""
     if part.repeats:
-        here = torch.zeros(len(signal), dtype=torch.bool, device=signal.device)
-        here[part.source] = True
-        points = here.nonzero()[:, 0]
+        points, place = _used(part.source, len(signal))
         if len(points) * len(psi) <= 2 * len(part.source):
-            place = (here.cumsum(0) - 1).index_select(0, part.source)
             every = torch.einsum("tambc,pmbc->ptabc", psi, signal.index_select(0, points))
             return every.flatten(0, 1).index_select(0, place * len(psi) + part.row)
     at_edges = signal.index_select(0, part.source)
     return torch.einsum("eambc,embc->eabc", psi.index_select(0, part.row), at_edges)
+
+
+def _used(source: Tensor, num_points: int) -> tuple[Tensor, Tensor]:
+    """The points that are sources, and the place of each source among them; all points where how many is not known."""
+    if torch.compiler.is_compiling():
+        return torch.arange(num_points, device=source.device), source
+    here = torch.zeros(num_points, dtype=torch.bool, device=source.device)
+    here[source] = True
+    return here.nonzero()[:, 0], (here.cumsum(0) - 1).index_select(0, source)

@@ -68,7 +68,9 @@ class Representation(abc.ABC):
 
     def _apply(self, rotation: Tensor, features: Tensor) -> Tensor:
         """:meth:`act` on float64 matrices, in the dtype of the features."""
-        return torch.einsum("...ij,...j->...i", self._evaluate(rotation).to(features.dtype), features)
+        matrix = self._evaluate(rotation).to(features.dtype)
+        matrix = matrix[(None,) * (features.ndim + 1 - matrix.ndim)]  # as many axes, which ONNX wants
+        return torch.einsum("...ij,...j->...i", matrix, features)
 
     def _check(self, rotation: Tensor) -> None:
         d = self.space_dim

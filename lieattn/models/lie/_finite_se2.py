@@ -123,7 +123,8 @@ class FiniteSE2Transformer(Network):
         if self.content == "centroidal":
             centered = graph.pos - _mean(graph.pos, graph, slots)[graph.batch]
             return self.embed(graph.seen_in_frames(centered[:, None])[:, :, 0].to(dtype))
-        whole = AllPairs()(graph.pos.detach(), graph.batch)
+        known = self.neighborhood == AllPairs()
+        whole = graph.neighbors if known else AllPairs()(graph.pos.detach(), graph.batch)
         distance = smooth_lengths(whole.displacements(graph.pos))
         powers = distance[:, None] ** torch.arange(1, self.moments + 1, device=distance.device)
         mean = whole.sum_to_targets(powers) / whole.degree.clamp(min=1)[:, None]

@@ -60,7 +60,7 @@ def as_coordinates(pos: Tensor) -> Tensor:
     TypeError or ValueError is raised if ``pos`` has another form, or a point is NaN, infinite or beyond 1e100;
     RuntimeError in ``torch.jit.trace``.
     """
-    if torch.jit.is_tracing():
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
         advice = "prepare it outside, geometry = network.geometry(data), and use torch.export"
         raise RuntimeError(f"pos: torch.jit.trace would keep the geometry of these points for all others; {advice}")
     check_tensor("pos", pos, "a floating tensor [points, dim]")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments
+from lieattn._checks import check_arguments, check_choice, check_number
 from lieattn.models._network import Wrapper
 
 
@@ -43,6 +43,12 @@ class Rescaled(Wrapper):
         shift = shift or {}
         if not scale or not shift.keys() <= scale.keys():
             raise ValueError(f"scale: expected one for each output, also for {sorted(shift)}, got {sorted(scale)}")
+        for argument, numbers in (("scale", scale), ("shift", shift)):
+            for name, number in numbers.items():
+                if not isinstance(name, str) or not name.isidentifier():
+                    raise ValueError(f"{argument}: expected names of outputs, got {name!r}")
+                if not isinstance(number, Tensor):
+                    check_number(f"{argument}[{name!r}]", number)
         self.network, self.names = network, tuple(scale)
         for name in self.names:
             self.register_buffer(f"shift_{name}", torch.as_tensor(shift.get(name, 0.0)))
@@ -55,6 +61,7 @@ class Rescaled(Wrapper):
 
     def units(self, name: str) -> tuple[Tensor, Tensor]:
         """Scale and shift of an output."""
+        check_choice("name", name, self.names)
         return self.get_buffer(f"scale_{name}"), self.get_buffer(f"shift_{name}")
 
     def forward(self, data: Any, **options: Any) -> Any:

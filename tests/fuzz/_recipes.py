@@ -427,6 +427,7 @@ OWN: dict[str, dict[str, Any]] = {
     "models.AttentiveDenseBlock": {"layer": GridGroupConvolution(C4, 4, 2, 3), "x": ON_GRID},
     "models.AttentiveTransition": {"layer": GridGroupConvolution(C4, 4, 2, 1), "x": ON_GRID},
     "models.EnergyForces": {"model": gsa(out_channels=1), "data": DATA},
+    "models.Rescaled": {"network": gsa(), "scale": {"y": 2.0}, "data": DATA, "name": "y"},
     "models.FieldModel": {"network": gsa(), "head": VectorHead(8, 2)},
     "models.HamiltonianDynamics": {
         "potential": gsa(in_channels=1, out_channels=1),

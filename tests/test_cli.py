@@ -85,7 +85,7 @@ def home(tmp_path, monkeypatch):
     sys.modules.pop("mydata", None)
 
 
-@pytest.mark.parametrize("name", ["fit", "test", "predict", "compare", "certify"])
+@pytest.mark.parametrize("name", ["fit", "test", "predict", "compare", "certify", "picture"])
 def test_help_is_a_screen(name, capsys):
     assert main([name, "--help"]) == 0
     told = capsys.readouterr().out
@@ -126,6 +126,9 @@ def test_classes_of_the_working_directory_from_fit_to_predictions(home, capsys):
     assert len(re.findall("^element . .* FAILED$", told, re.MULTILINE)) == 2
     assert len(re.findall("^outside", told, re.MULTILINE)) == 2
     assert "unique: every motion" in told
+    assert main(["picture", *certified[1:4]]) == 0
+    assert [path.name for path in Path("pictures").iterdir()] == ["last_cloud_0.png"]
+    assert "picture: pictures/last_cloud_0.png" in capsys.readouterr().out
     assert main([*certified, "--data.fault", "none"]) == 2
     assert "--data.OPTION belongs to --data CLASS, which is missing" in capsys.readouterr().err
     assert sys.path == before

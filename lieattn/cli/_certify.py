@@ -39,19 +39,14 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
     The exit status is 0, or 1 if an error is beyond its tolerance or an output does not depend on its input.
     """
-    settings, others = take_settings(arguments)
-    options = _parser(name).parse_args(others)
-    options.settings = settings
-    for setting in settings:
-        if not setting.startswith(("data.", "group.")):
-            raise UsageError(f"unrecognized arguments: --{setting}")
+    options = parsed(_parser(name), arguments, ("data", "group"))
     checkpoint = read_checkpoint(options.checkpoint)
     network = load_network(options.checkpoint, options.trust)
     group = None
     if options.group is not None or any(setting.startswith("group.") for setting in options.settings):
         spec = _spec("group", options.group, options.settings)
         group = build(Group, spec, f"the group {options.group}")
-    clouds, source = _test_clouds(checkpoint["lieattn"], network, options)
+    clouds, source = test_clouds(checkpoint["lieattn"], network, options)
     certificate = certify(
         network,
         clouds,
@@ -68,6 +63,17 @@ def run(name: str, arguments: Sequence[str]) -> int:
     if options.json is not None:
         replace_text(options.json, certificate.to_json() + "\n")
     return 0 if certificate.passed else 1
+
+
+def parsed(parser: ArgumentParser, arguments: Sequence[str], sections: Sequence[str]) -> argparse.Namespace:
+    """Options, and as ``settings`` those such as ``--data.split test``, of these sections."""
+    settings, others = take_settings(arguments)
+    for setting in settings:
+        if setting.partition(".")[0] not in sections:
+            raise UsageError(f"unrecognized arguments: --{setting}")
+    options = parser.parse_args(others)
+    options.settings = settings
+    return options
 
 
 def _text(certificate: Certificate, source: str, weights: dict[str, Tensor]) -> str:
@@ -95,29 +101,35 @@ def _parser(name: str) -> ArgumentParser:
         "those of the test set that the checkpoint names, or random ones if it names none. Kinds are position, vector, "
         "pseudovector, pseudoscalar and tensor, several that follow each other joined by +.",
     )
+    add_cloud_options(parser, clouds=4)
     add = parser.add_argument
     several: dict[str, Any] = {"action": "extend", "nargs": "+", "default": []}
-    add("checkpoint", help="a checkpoint of `lieattn fit`")
-    given = "another data set, with --data.OPTION VALUE for its arguments; or a YAML file with class_path and init_args"
-    add("--data", metavar="CLASS", help=given)
-    add("--random", action="store_true", help="random clouds, although the checkpoint names a test set")
     given = "group to measure in place of the network's own, such as --group lieattn.groups.cyclic --group.n 8"
     add("--group", metavar="CLASS", help=given)
     add("--outside", type=natural, default=4, help="number of motions outside of the group (default 4)")
-    add("--clouds", type=positive, default=4, help="number of clouds (default 4)")
     add("--elements", type=positive, default=8, help="number of random elements of a Lie group (default 8)")
     more = "attributes of the data that transform, beside those that the network names itself"
     add("--input", **several, type=_kind, metavar="NAME=KIND", help=more)
     stated = "kinds of outputs, if the network does not state them; of outputs without names: --output KIND"
     add("--output", **several, type=_kind, metavar="NAME=KIND", help=stated)
-    add("--seed", type=natural, default=0, help="seed of all that is drawn (default 0)")
     add("--dtype", nargs="+", choices=list(_DTYPES), default=["float32", "float64"], help="precisions to measure in")
     largest = f"largest error in units of max(1, largest output): for one dtype, or all (default {_DEFAULTS})"
     add("--tolerance", **several, type=_tolerance, metavar="[DTYPE=]VALUE", help=largest)
-    named = "packages whose classes the checkpoint may name, besides this library and torch"
-    add("--trust", **several, type=package, metavar="PACKAGE", help=named)
     add("--json", type=output_file, metavar="FILE", help="write the certificate here")
     return parser
+
+
+def add_cloud_options(parser: ArgumentParser, clouds: int) -> None:
+    """The checkpoint, and which clouds are given to its network."""
+    add = parser.add_argument
+    add("checkpoint", help="a checkpoint of `lieattn fit`")
+    given = "another data set, with --data.OPTION VALUE for its arguments; or a YAML file with class_path and init_args"
+    add("--data", metavar="CLASS", help=given)
+    add("--random", action="store_true", help="random clouds, although the checkpoint names a test set")
+    add("--clouds", type=positive, default=clouds, help=f"number of clouds (default {clouds})")
+    add("--seed", type=natural, default=0, help="seed of all that is drawn (default 0)")
+    named = "packages whose classes the checkpoint may name, besides this library and torch"
+    add("--trust", action="extend", nargs="+", default=[], type=package, metavar="PACKAGE", help=named)
 
 
 def _kind(text: str) -> tuple[str, Kind]:
@@ -157,7 +169,7 @@ def _spec(section: str, given: str | None, settings: Sequence[str]) -> dict[str,
     return {**spec, "init_args": arguments}
 
 
-def _test_clouds(entry: dict[str, Any], network: nn.Module, options: argparse.Namespace) -> tuple[list[Data], str]:
+def test_clouds(entry: dict[str, Any], network: nn.Module, options: argparse.Namespace) -> tuple[list[Data], str]:
     """Clouds to measure on, and where they are from."""
     dataset: Any = None
     if options.data is not None or any(setting.startswith("data.") for setting in options.settings):

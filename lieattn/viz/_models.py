@@ -94,8 +94,8 @@ def model_picture(network: nn.Module, data: Data, *, point: int | None = None, s
     if after is not None:
         angle = math.atan2(float(turn[1, 0]), float(turn[0, 0])) if len(turn) == 2 else 0.0
         _panel(panels[0][2], after, name, "viridis", top=float(field.values.max()), angle=angle)
-        if len(after.values) == len(field.values):
-            apart, largest = float((after.values - field.values).abs().max()), float(field.values.abs().max())
+        if (apart := _difference(field, after, turn)) is not None:
+            largest = float(field.values.abs().max())
             title += f": the field of the turned cloud differs by {apart:.1e} (largest value {largest:.2g})"
     for axes, (label, (found, query)) in zip(panels[-1], maps, strict=False):
         _panel(axes, found, label, "magma", query=query)
@@ -134,6 +134,18 @@ def _observed(network: nn.Module, data: Data) -> tuple[_Field, list[tuple[str, t
     return _Field(point_clouds(data), values[-1].float().flatten(1).norm(dim=1).cpu()), calls
 
 
+def _difference(field: _Field, after: _Field, turn: Tensor) -> float | None:
+    """Largest difference at points that belong together; None where some do not, as of lattices that are not kept."""
+    before, now = (found.clouds.pos.detach().cpu().double() for found in (field, after))
+    before, now = (before - before.mean(dim=0)) @ turn.mT, now - now.mean(dim=0)
+    if len(before) != len(now):
+        return None
+    apart, partner = torch.cdist(before, now).min(dim=1)
+    if float(apart.max()) > 1e-4 * float(now.abs().max()):
+        return None
+    return float((after.values[partner] - field.values).abs().max())
+
+
 def _recorder(calls: list[tuple[str, tuple[Any, ...]]], name: str, module: nn.Module) -> Any:
     return lambda _, given: calls.append((name, (module, *given)))
 
@@ -161,7 +173,7 @@ def _turn(symmetry: Any, dim: int, seed: int) -> tuple[Tensor, str]:
     if isinstance(turns, FiniteGroup) and turns.order > 1:
         return turns.elements[1], f"turned by element 1 of {turns.name}"
     if isinstance(turns, SO | O):
-        return SO(turns.dim).sample(generator=generator, dtype=torch.float64), f"turned by an element of {group.name}"
+        return SO(turns.dim).sample(generator=generator, dtype=torch.float64), f"turned by an element of {turns.name}"
     matrix = SO(min(dim, 3)).sample(generator=generator, dtype=torch.float64) if dim > 1 else -torch.eye(1).double()
     return matrix, "turned, which is not in its group"
 

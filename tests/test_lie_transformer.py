@@ -175,6 +175,19 @@ def test_networks_of_heads_are_what_they_say(name, evaluation, hidden, count, me
         assert relative_error(net.finish(literal_first(net, x)), wanted) < tolerance
 
 
+def test_networks_of_heads_in_shorter_vectors(monkeypatch):
+    """As on a machine with AVX2."""
+    net, x = randomize(PerHeadMLP(3, 4, 4, "silu")), torch.randn(97, 4, requires_grad=True)
+    monkeypatch.setattr("lieattn.ops.kernels.head_networks._launch.widest_lanes", lambda: 8)
+    with backend("numba"):
+        found = net.numbers(x)
+    wanted = literal(net, x)
+    assert relative_error(found, wanted) < 1e-5
+    leaves = [x, *net.parameters()]
+    pairs = zip(*(torch.autograd.grad(out.square().sum(), leaves) for out in (found, wanted)), strict=True)
+    assert all(relative_error(mine, theirs) < 1e-5 for mine, theirs in pairs)
+
+
 class Numbers(torch.nn.Module):
     """The numbers of a network as its output."""
 

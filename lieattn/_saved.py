@@ -134,7 +134,11 @@ def _check_finite(what: str, weights: Mapping[str, Tensor]) -> None:
 def _structure(network: nn.Module) -> tuple[Any, ...]:
     """Modules, names and shapes of weights, and the geometry of each module; nothing of dtypes and devices."""
     lists = (nn.ParameterList, nn.ParameterDict)  # which print those of their parameters
-    modules = [(n, type(m), "" if isinstance(m, lists) else m.extra_repr()) for n, m in network.named_modules()]
+    classes = ((name, module, type(module)) for name, module in network.named_modules())  # e3nn makes some as it goes
+    modules = [
+        (name, f"{cls.__module__}.{cls.__qualname__}", "" if isinstance(module, lists) else module.extra_repr())
+        for name, module, cls in classes
+    ]
     state = network.state_dict()
     return modules, [(name, value.shape) for name, value in state.items()], _metadata(state)
 

@@ -1,5 +1,6 @@
 """Options and fixtures of the whole suite."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,13 @@ def pytest_addoption(parser):
         default=str(Path(__file__).parent / "goldens"),
         help="folder with <system>/*.npz files for the parity tests (default: tests/goldens)",
     )
+
+
+def pytest_collection_modifyitems(items):
+    if "LIEATTN_SLOW" not in os.environ:
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="slow: runs where LIEATTN_SLOW is set"))
 
 
 @pytest.fixture(autouse=True)

@@ -351,7 +351,9 @@ def test_jobs_are_stopped_together_and_continue(tmp_path, capfd):
     assert len(compare(tmp_path, arguments=jobs, **options)["cells"]) == 3
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.1, 0.6])
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(0.0, marks=pytest.mark.slow), 0.1, pytest.param(0.6, marks=pytest.mark.slow)]
+)
 def test_jobs_are_stopped_while_they_start(tmp_path, monkeypatch, capfd, seconds):
     """Between the starts of two processes, and while they import."""
     start, started = BaseProcess.start, []

@@ -1,6 +1,5 @@
 """Compiled and exported networks, and networks under autocast, give the numbers of plain execution."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -23,7 +22,6 @@ compiler = pytest.mark.skipif(
     reason="Inductor needs a C++ compiler: g++ or clang++",
 )
 
-slow = pytest.mark.skipif("LIEATTN_SLOW" not in os.environ, reason="takes minutes in all: LIEATTN_SLOW=1")
 QUICK = ("lie_translations", "framewise", "distances", "finite_se2")
 TRACED = (
     "gsa_points gsa_images gsa_published framewise_principal_vector tfn_vector se3_transformer lie_principal "
@@ -35,7 +33,7 @@ TRACED = (
 def models(*quick):
     """All models, of which the others than these are tested on demand."""
     names = [name for name in (*QUICK, *TRACED) if name not in quick]
-    return pytest.mark.parametrize("name", [*quick, *(pytest.param(name, marks=slow) for name in names)])
+    return pytest.mark.parametrize("name", [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in names)])
 
 
 def network():
@@ -261,7 +259,7 @@ def test_energies_and_forces_are_exported_with_positions():
         graph.at(moved[1:])
 
 
-@slow
+@pytest.mark.slow
 @compiler
 def test_an_exported_energy_runs_without_the_library(tmp_path):
     program, inputs, wanted = energy_and_force()

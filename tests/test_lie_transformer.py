@@ -908,7 +908,7 @@ REFUSED = {
     "x: expected floating features": lambda: network(SE3, Principal())(
         Data(pos=torch.randn(4, 3, dtype=DOUBLE), x=torch.randn(4, 2, dtype=DOUBLE))
     ),
-    "data: expected a torch_geometric Data or Batch with features x": lambda: network(SE3, Principal())(
+    "data.x: expected .* got none, for which in_channels must be 1": lambda: network(SE3, Principal())(
         Data(pos=torch.randn(4, 3, dtype=DOUBLE))
     ),
     "graph: expected 5 coordinates of a relative element": lambda: LieSelfAttention(8, 5, heads=2).double()(

@@ -808,7 +808,9 @@ def test_groups_are_found_inside_of_other_modules():
     assert describe_group(nn.Linear(2, 2)) is None
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_interrupted_run_continues_to_the_same_weights(finished, tmp_path, signum):
     """Before the eighth step, the third of its epoch; the last regular checkpoint is of step 6."""
     stop = {"class_path": f"{__name__}.SignalAt", "init_args": {"step": 7, "signum": int(signum)}}

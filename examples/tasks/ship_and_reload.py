@@ -14,7 +14,7 @@ from lieattn.models import FramewiseTransformer
 from lieattn.train import PointSetData, PointSetRegressor
 
 
-class Clouds(torch.utils.data.Dataset):
+class Clouds(torch.utils.data.Dataset[Data]):
     """Eight points each, and what is to be learned of them: the sum of all distances, in thousandths."""
 
     def __init__(self, seeds: range) -> None:
@@ -34,8 +34,7 @@ def main(folder: str = "runs/ship_and_reload", clouds: int = 256, epochs: int = 
     train, test = Clouds(range(clouds)), Clouds(range(clouds, clouds + 64))
     network = FramewiseTransformer(tetrahedral(), 1, 1, channels=16, layers=2, neighborhood=Radius(2.0))
     task = PointSetRegressor(network, optimizer=lambda weights: torch.optim.Adam(weights, lr=4e-3))
-    options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
-    trainer = lightning.Trainer(max_epochs=epochs, default_root_dir=folder, **options)
+    trainer = lightning.Trainer(max_epochs=epochs, default_root_dir=folder, accelerator="cpu", logger=False)
     trainer.fit(task, PointSetData(train, batch_size=32))
     path = Path(folder) / "network.safetensors"
     lieattn.save(task.model, path)

@@ -17,6 +17,7 @@ import trimesh
 import lieattn_datasets as ld
 from lieattn_datasets import _archives, _meshes, _pickles
 from lieattn_datasets._archives import Archive
+from lieattn_datasets._files import Release
 from tests import test_datasets
 from tests.fuzz._data_sets import CASES, Case, of_loaders
 from tests.fuzz._target import Verdict
@@ -124,6 +125,14 @@ class TestArchives:
         path.write_bytes(content)
         assert zipfile.ZipFile(path).namelist() == ["a"]
         self.refused(path, "is not a complete zip archive .*1 of 2 members are listed")
+
+
+def test_integers_of_an_array_are_bounded_too(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez(path, charge=np.array([2**63 - 1], dtype=np.uint64))
+    release = Release(dataset="data", origin="From nowhere.")
+    with pytest.raises(ValueError, match="has charge with numbers that are not finite, or beyond 1e\\+15"):
+        release.read_npz(path, {"charge": "number [particles]"})
 
 
 class TestGzip:

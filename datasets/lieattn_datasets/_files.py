@@ -157,7 +157,7 @@ class Release:
         expected
             Key to what the array must be, ``"uint8 [images, 28, 28]"``: a type of NumPy, or ``boolean``, ``integer``,
             ``number`` (an integer or floating type), ``text``; then sizes, where a name is the same size wherever it
-            stands. Floating numbers must be finite and within :data:`LARGEST`.
+            stands. Numbers must be finite and within :data:`LARGEST`.
 
         Raises
         ------
@@ -181,7 +181,7 @@ class Release:
                 known = {name: size for name, size in sizes.items() if name in wanted}
                 found = f"{array.dtype} {list(array.shape)}, expected {wanted}" + (f" with {known}" if known else "")
                 raise self.damaged(path, f"has {key} of {found}")
-            if array.dtype.kind == "f" and not within_bounds(array):
+            if array.dtype.kind in "iuf" and not within_bounds(array):
                 raise self.damaged(path, f"has {key} with numbers that are not finite, or beyond {LARGEST:g}")
             arrays.append(array)
         return arrays

@@ -57,8 +57,8 @@ class RotatedMNIST(ImagePoints):
         ``mnist_rotation_new``. The archive goes first: a digest is published for it alone, the
         bare files are checked for their shape and their values only.
     split
-        ``"train"`` (the first 10,000 rows of the first file), ``"valid"`` (its last 2,000) or ``"test"``:
-        the official split.
+        ``"train"`` (the first 10,000 rows of the first file), ``"valid"`` (its last 2,000), ``"train+valid"`` (both)
+        or ``"test"``: the official split.
     column_major
         Whether a row holds the columns of the image, one after the other.
     download
@@ -82,7 +82,7 @@ class RotatedMNIST(ImagePoints):
     def __init__(
         self,
         root: str | Path,
-        split: Literal["train", "valid", "test"] = "train",
+        split: Literal["train", "valid", "train+valid", "test"] = "train",
         *,
         column_major: bool = True,
         download: bool = False,
@@ -90,7 +90,7 @@ class RotatedMNIST(ImagePoints):
         transform: Transform | None = None,
     ) -> None:
         check_arguments(RotatedMNIST.__init__, locals())
-        check_choice("split", split, ("train", "valid", "test"))
+        check_choice("split", split, ("train", "valid", "train+valid", "test"))
         half = "test" if split == "test" else "train"
         if download and _RELEASE.find(root, _FILES[half]) is None:
             fetch(_RELEASE, root, _ARCHIVE)
@@ -105,7 +105,7 @@ class RotatedMNIST(ImagePoints):
             images = images.transpose(0, 2, 1)
         labels = table[:, -1].astype(np.int64)
         super().__init__(np.ascontiguousarray(images), labels, num_classes=10, transform=transform)
-        if half == "train":
+        if split in ("train", "valid"):
             first = len(table) * _TRAIN // _TRAIN_AND_VALID
             self._indices = self._indices[:first] if split == "train" else self._indices[first:]
 

@@ -43,7 +43,7 @@ class RotatedMNISTRecipe(ImagePoints):
     root
         Folder with ``mnist_rot_recipe.npz``.
     split
-        ``"train"``, ``"valid"`` or ``"test"``, as the file has them.
+        ``"train"``, ``"valid"`` or ``"test"``, as the file has them, or ``"train+valid"``.
     verify
         Compare the digest and the number of images. False reads any file of the same format.
     transform
@@ -60,15 +60,19 @@ class RotatedMNISTRecipe(ImagePoints):
     def __init__(
         self,
         root: str | Path,
-        split: Literal["train", "valid", "test"] = "train",
+        split: Literal["train", "valid", "train+valid", "test"] = "train",
         *,
         verify: bool = True,
         transform: Transform | None = None,
     ) -> None:
         check_arguments(RotatedMNISTRecipe.__init__, locals())
-        check_choice("split", split, ("train", "valid", "test"))
-        count = {"train": 10_000, "valid": 2_000, "test": 50_000}[split] if verify else None
-        images, labels = _read(_ROTATED, root, f"x_{split}", f"y_{split}", "28, 28", count)
+        check_choice("split", split, ("train", "valid", "train+valid", "test"))
+        counts = {"train": 10_000, "valid": 2_000, "test": 50_000}
+        parts = [
+            _read(_ROTATED, root, f"x_{part}", f"y_{part}", "28, 28", counts[part] if verify else None)
+            for part in split.split("+")
+        ]
+        images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         super().__init__(images, labels, num_classes=10, transform=transform)
 
 

@@ -19,9 +19,9 @@ import torch
 
 _ADAPTS = hasattr(os, "sched_getaffinity")  # Linux, where torch comes with libgomp
 _REGION = ctypes.CFUNCTYPE(None)
-_PERIOD, _CALM = 0.1, 3.0  # seconds between looks at the machine, and until it counts as idle again
+_PERIOD, _CALM = 0.25, 3.0  # seconds between looks at the machine, and until it counts as idle again
 _SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # which libgomp reads when torch is imported
-_PREEMPTIONS = 30  # a second: on an idle machine there are a few, beside one more busy process 100
+_PREEMPTIONS = 80  # a second: two spinning threads alone have 20 to 55, beside one busy process 130 and more
 
 
 def adapt_waiting() -> None:

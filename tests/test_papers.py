@@ -1,0 +1,186 @@
+"""Experiments of the papers: each file is a whole one that starts, and the table has the measured figures."""
+
+import functools
+import inspect
+import json
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from jsonargparse import ArgumentParser
+from lightning.pytorch import Callback, Trainer
+
+from lieattn.train import PointSetData, PointSetTask, build, register_types
+from lieattn_datasets import ImagePoints
+
+PAPERS = Path(__file__).parent.parent / "examples" / "papers"
+EXPERIMENTS = {
+    f"{path.parent.name}/{path.stem}": path for path in sorted(PAPERS.glob("*/*.yaml")) if path.parent.name != "parts"
+}
+# The experiment of each family that starts in the default suite; the first one where none is named.
+CHEAPEST = {"attentive": "attentive/rot_mnist_p4"}
+QUICK = {name.split("/")[0]: name for name in reversed(EXPERIMENTS)} | CHEAPEST
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning")
+
+
+def images(height, width, channels, classes):
+    """Six images of noise, with the transform of the data set."""
+
+    def make(arguments, transform):
+        generator = torch.Generator().manual_seed(0)
+        pixels = torch.randint(256, (6, height, width, channels), generator=generator, dtype=torch.uint8)
+        return ImagePoints(pixels, torch.arange(6) % classes, num_classes=classes, transform=transform)
+
+    return make
+
+
+# Made data in place of each data set: functions of its arguments and of its transform.
+MADE = {
+    "RotatedMNISTRecipe": images(28, 28, 1, 10),
+    "CIFAR10": images(32, 32, 3, 10),
+    "CIFAR100": images(32, 32, 3, 100),
+    "PatchCamelyon": images(96, 96, 3, 2),
+}
+
+
+@functools.cache
+def parser():
+    register_types()
+    found = ArgumentParser(exit_on_error=False)
+    found.add_subclass_arguments(PointSetTask, "model", fail_untyped=False)
+    found.add_class_arguments(PointSetData, "data", fail_untyped=False, sub_configs=True)
+    found.add_argument("--trainer", type=dict)
+    found.add_argument("--seed_everything", type=int)
+    found.add_argument("--transform", type=Callable)
+    found.add_argument("--config", action="config")
+    return found
+
+
+def settings(*paths):
+    """What the files say together, with all parts that they name."""
+    words = [word for path in paths for word in ("--config", str(path))]
+    return yaml.safe_load(parser().dump(parser().parse_args(words)))
+
+
+def made(spec):
+    arguments = spec.get("init_args", {})
+    transform = arguments.get("transform")
+    if transform is not None:
+        transform = parser().instantiate(parser().parse_object({"transform": transform})).transform
+    return MADE[spec["class_path"].rpartition(".")[2]](arguments, transform)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiment_is_whole(name):
+    found = settings(EXPERIMENTS[name])
+    allowed = inspect.signature(Trainer).parameters
+    assert set(found["trainer"]) <= set(allowed)
+    assert not {"accelerator", "devices", "strategy"} & set(found["trainer"])  # which Lightning chooses
+    assert found["trainer"]["default_root_dir"] == f"runs/papers/{name}"
+    assert found["trainer"].get("max_epochs") or found["trainer"].get("max_steps")
+    assert found["data"]["train"] is not None
+    assert found["data"]["test"] is not None
+    assert isinstance(build(PointSetTask, found["model"], name), PointSetTask)
+
+
+def test_small_changes_any_experiment_into_a_short_run():
+    small = PAPERS / "small.yaml"
+    for name in QUICK.values():
+        found, short = settings(EXPERIMENTS[name]), settings(EXPERIMENTS[name], small)
+        assert short["trainer"]["max_epochs"] == 2
+        assert short["model"]["init_args"].pop("schedule", None) is None
+        found["model"]["init_args"].pop("schedule", None)
+        assert short["model"] == found["model"]
+        assert short["data"]["train"] == found["data"]["train"]
+
+
+class Stop(Callback):
+    """Stop after two steps, of a training that is as long as the experiment."""
+
+    def on_train_batch_end(self, trainer, *_):
+        trainer.should_stop = trainer.global_step >= 2
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK.values() else pytest.mark.slow) for name in EXPERIMENTS]
+)
+def test_experiment_starts(name, tmp_path):
+    found = settings(EXPERIMENTS[name])
+    task = build(PointSetTask, found["model"], name)
+    data = found["data"]
+    sets = {stage: made(data[stage]) for stage in ("train", "val") if data.get(stage)}
+    before = [weight.detach().clone() for weight in task.parameters()]
+    kept = {key: value for key, value in found["trainer"].items() if key in ("max_epochs", "gradient_clip_val")}
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    limits = {"limit_train_batches": 2, "limit_val_batches": 1, "inference_mode": False}
+    trainer = Trainer(
+        accelerator="cpu", default_root_dir=tmp_path, callbacks=[Stop()], **kept | {"max_epochs": 100} | quiet | limits
+    )
+    trainer.fit(task, PointSetData(**sets, batch_size=2))
+    assert trainer.global_step == 2
+    assert math.isfinite(trainer.callback_metrics["train/loss"])
+    assert any(not torch.equal(*pair) for pair in zip(before, task.parameters(), strict=True))
+
+
+# The table
+
+
+def results():
+    return json.loads((PAPERS / "results.json").read_text())
+
+
+def measured(records):
+    """The cell of one experiment: the figures of each budget, with the deviation over seeds."""
+    budgets = defaultdict(list)
+    for record in records:
+        budgets[record["epochs"], record["machine"]].append(record)
+    parts = []
+    for (epochs, machine), group in budgets.items():
+        figures = []
+        for figure in group[0]["figures"]:
+            values = [record["figures"][figure] for record in group]
+            spread = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
+            figures.append(f"{figure} **{statistics.mean(values):.4g}**{spread}")
+        minutes = statistics.mean(record["minutes"] for record in group)
+        seeds = "seed" + ("s " if len(group) > 1 else " ") + ", ".join(str(record["seed"]) for record in group)
+        parts.append(f"{', '.join(figures)} ({seeds}; {epochs} epochs, {minutes:.3g} minutes, {machine})")
+    return "; ".join(parts) or "not run here"
+
+
+def rows():
+    """Cells of the table by experiment."""
+    table = {}
+    for line in (PAPERS / "README.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if len(cells) == 4 and cells[0].startswith("`lieattn "):
+            table[cells[0].split("examples/papers/")[1].split(".yaml")[0]] = cells
+    return table
+
+
+def test_every_experiment_has_a_row():
+    assert set(rows()) == set(EXPERIMENTS)
+
+
+def test_figures_of_the_table_are_the_measured_ones():
+    by_experiment = defaultdict(list)
+    for record in results():
+        assert set(record) == {"experiment", "command", "seed", "epochs", "minutes", "machine", "figures"}
+        assert record["command"].startswith(f"lieattn fit --config examples/papers/{record['experiment']}.yaml")
+        by_experiment[record["experiment"]].append(record)
+    assert set(by_experiment) <= set(EXPERIMENTS)
+    for name, (_, _, ours, _) in rows().items():
+        assert ours == measured(by_experiment[name]), name
+
+
+def test_cells_have_mean_and_deviation():
+    one = {"seed": 0, "epochs": 3, "minutes": 2.0, "machine": "one core", "figures": {"accuracy, %": 90.0}}
+    two = one | {"seed": 1, "minutes": 3.0, "figures": {"accuracy, %": 92.0}}
+    assert measured([one]) == "accuracy, % **90** (seed 0; 3 epochs, 2 minutes, one core)"
+    assert measured([one, two]) == "accuracy, % **91** ± 1.4 (seeds 0, 1; 3 epochs, 2.5 minutes, one core)"
+    assert measured([]) == "not run here"

@@ -522,7 +522,7 @@ def change(model, group, rows=8, columns=12):
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("group", [cyclic(4), dihedral(4), reflection(2)], ids=lambda g: g.name)
 def test_networks_are_invariant(group, layer, dtype):
-    model = network(group, dtype, layer=layer, squeeze_excite=layer == "affine")
+    model = network(group, dtype, layer=layer, squeeze_excite=layer in ("affine", "convolution"))
     assert change(model, group) < (1e-10 if dtype == torch.float64 else 1e-5)
     assert "exactly" in model.guarantee
 
@@ -579,11 +579,28 @@ def test_vectors_go_in_and_out(group, layer):
         model(torch.randn(1, 2, 4, 8, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("options", [{}, {"heads": 8}, {"channels": 5}, {"channels": 12}], ids=str)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_every_layer_goes_with_the_channels_of_the_paper(layer):
-    """On p4 a layer starts with 8 channels, which are too few for eight heads of stand-alone attention."""
-    model = AffineSelfConvNet(cyclic(4), layer=layer, blocks=1)
+def test_every_layer_goes_with_the_heads_of_the_paper(layer, options):
+    """On p4 a layer starts with 8 channels, of which eight heads have one each, fewer than there are coordinates."""
+    model = AffineSelfConvNet(cyclic(4), layer=layer, blocks=1, **options)
     assert model(torch.randn(1, 3, 8, 8)).shape == (1, 10)
+
+
+@pytest.mark.parametrize("positions", [SMOOTH, RelativePositionTable.square(3)], ids=["waves", "table"])
+def test_narrow_heads_share_the_coordinates(positions):
+    """Heads of one channel see the first and the second coordinate in turn."""
+    group = cyclic(4)
+    keys = randomize(positions.axis_keys(group, 4, 1))
+    graph = lift(pixel_positions(3, 3), group, PixelSquare(3))
+    seen = graph.relative.positions[:, group.identity_index].round()
+    table = keys(graph).positional_key[:, group.identity_index]
+    assert table.shape[1:] == (4, 1)
+    for head in range(4):
+        for value in (-1, 0, 1):
+            same = table[seen[:, head % 2] == value, head]
+            torch.testing.assert_close(same, same[:1].expand_as(same))
+    assert len(table[:, 0].unique()) == len(table[:, 1].unique()) == 3
 
 
 def test_networks_train():
@@ -685,9 +702,9 @@ ERRORS = {
         "offsets: the query is the affine map at displacement 0",
     ),
     "narrow heads": (
-        lambda: StandAloneSelfAttention(P4, 3, 4, SMOOTH, heads=4),
+        lambda: StandAloneSelfAttention(P4, 3, 1, SMOOTH),
         ValueError,
-        "channels: 2 coordinates need at least 2 channels a head, got 1",
+        "channels: 2 coordinates need at least 2 channels over all heads, got 1",
     ),
     "graph": (lambda: asc()(torch.randn(16, 4, 3), graph_of(Z2)), ValueError, "graph: is lifted to trivial2"),
     "x": (lambda: asc()(torch.randn(16, 3), graph_of(P4)), ValueError, r"x: expected a field .*\(16, 4, 3\)"),

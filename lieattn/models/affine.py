@@ -161,7 +161,8 @@ class AffineSelfConvNet(ImageNetwork):
     window
         What the attention sees; 5 x 5 pixels with a border of zeros if absent.
     heads
-        Attention heads; 8 if absent, and at most c / 2 for stand-alone attention, whose heads need two channels.
+        Attention heads; 8 if absent, or the most below that divide c, and for stand-alone attention at most c / 2, so
+        that each head has a channel for both coordinates.
     scale
         Factor of the scores; 1 / channels of each layer if absent.
     squeeze_excite
@@ -195,7 +196,8 @@ class AffineSelfConvNet(ImageNetwork):
         check_counts(channels=channels, blocks=blocks)
         super().__init__(group, in_channels, out_channels, channels, vector_inputs)
         if heads is None:
-            heads = max(1, min(_HEADS, channels // 2)) if layer == "stand-alone" else _HEADS
+            most = min(_HEADS, channels // 2) if layer == "stand-alone" else _HEADS
+            heads = max((number for number in range(1, most + 1) if channels % number == 0), default=1)
         self.downsampling = downsampling
         window = RelativePositionTable.square(5, border="zero") if window is None else window
         # Side in pixels of the square that holds the window.

@@ -216,7 +216,7 @@ def for_keys(terms: RelativeTerms) -> RelativeTerms:
 
 
 class AxisKeys(RelativeFunction):
-    """Keys whose channels depend on one coordinate of the displacement each."""
+    """Keys whose channels depend on one coordinate of the displacement each; narrow heads share the coordinates."""
 
     patterns = ("pooled",)
 
@@ -285,19 +285,18 @@ class AxisTable(AxisKeys):
 
     def __init__(self, heads: int, channels: int, rows: Tensor, turned: Tensor, tolerance: float) -> None:
         super().__init__()
-        check_counts(heads=heads, channels=channels)
-        self.axes = nn.ParameterList()
-        places = []
-        for coordinate, width in zip(rows.unbind(1), _axis_widths(rows.shape[1], channels), strict=True):
+        self.heads, self.axes, places = heads, nn.ParameterList(), []
+        sharing, widths = _axis_widths(rows.shape[1], heads, channels)
+        for coordinate, width in zip(rows.unbind(1), widths, strict=True):
             ascending = coordinate.sort().values
             values = ascending[torch.cat([ascending.new_ones(1, dtype=torch.bool), ascending.diff() > tolerance])]
             places.append((coordinate[:, None] - values).abs().argmin(dim=1))
-            self.axes.append(nn.Parameter(torch.randn(len(values), heads, width)))
+            self.axes.append(nn.Parameter(torch.randn(len(values), heads // sharing, width)))
         self.register_buffer("turned", torch.stack(places)[:, turned], persistent=False)
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         parts = [axis[place] for axis, place in zip(self.axes, self.turned, strict=True)]
-        return RelativeTerms(positional_key=torch.cat(parts, dim=-1))
+        return RelativeTerms(positional_key=torch.cat(parts, dim=-1).flatten(-2).unflatten(-1, (self.heads, -1)))
 
 
 class AxisWaves(AxisKeys):
@@ -305,11 +304,11 @@ class AxisWaves(AxisKeys):
 
     def __init__(self, dim: int, heads: int, channels: int, hidden: int, init_scale: float) -> None:
         super().__init__()
-        check_counts(heads=heads, channels=channels)
-        self.waves, self.amplitudes = nn.ModuleList(), nn.ParameterList()
-        for width in _axis_widths(dim, channels):
+        self.heads, self.waves, self.amplitudes = heads, nn.ModuleList(), nn.ParameterList()
+        sharing, widths = _axis_widths(dim, heads, channels)
+        for width in widths:
             self.waves.append(Waves(1, hidden, init_scale))
-            self.amplitudes.append(nn.Parameter(torch.randn(heads, width, hidden) / math.sqrt(hidden)))
+            self.amplitudes.append(nn.Parameter(torch.randn(heads // sharing, width, hidden) / math.sqrt(hidden)))
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         check_is("graph", graph, LiftedGraph)
@@ -318,11 +317,20 @@ class AxisWaves(AxisKeys):
             torch.einsum("tam,ecm->taec", waves(coordinate), amplitude)
             for waves, amplitude, coordinate in zip(self.waves, self.amplitudes, coordinates, strict=True)
         ]
-        return RelativeTerms(positional_key=torch.cat(parts, dim=-1))
+        return RelativeTerms(positional_key=torch.cat(parts, dim=-1).flatten(-2).unflatten(-1, (self.heads, -1)))
 
 
-def _axis_widths(dim: int, channels: int) -> list[int]:
-    """Channels of a head for each coordinate; what does not divide goes to the last."""
-    if channels < dim:
-        raise ValueError(f"channels: {dim} coordinates need at least {dim} channels a head, got {channels}")
-    return [channels // dim] * (dim - 1) + [channels - channels // dim * (dim - 1)]
+def _axis_widths(dim: int, heads: int, channels: int) -> tuple[int, list[int]]:
+    """How many heads share the coordinates, and their channels for each; what does not divide goes to the last.
+
+    A head that has fewer channels than there are coordinates shares them with the next ones.
+    """
+    check_counts(heads=heads, channels=channels)
+    fits = (number for number in range(1, heads + 1) if heads % number == 0 and number * channels >= dim)
+    sharing = next(fits, None)
+    if sharing is None:
+        raise ValueError(
+            f"channels: {dim} coordinates need at least {dim} channels over all heads, got {heads * channels}"
+        )
+    shared = sharing * channels
+    return sharing, [shared // dim] * (dim - 1) + [shared - shared // dim * (dim - 1)]

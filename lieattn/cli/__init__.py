@@ -30,7 +30,7 @@ COMMANDS = {
     "test": Command("loss and accuracy of a checkpoint on the test set", "lieattn.cli._fit"),
     "predict": Command("write a checkpoint's predictions to a table", "lieattn.cli._fit"),
     "certify": Command("measure how equivariant a checkpoint is", "lieattn.cli._certify"),
-    "picture": Command("draw the field and the attention of a checkpoint", "lieattn.cli._picture"),
+    "picture": Command("draw the network of a checkpoint, or figures of the papers", "lieattn.cli._picture"),
     "compare": Command("train several models under one budget and compare them", "lieattn.cli._compare"),
     "bench": Command("measure speed and memory on this machine", "lieattn.cli._bench", ()),
     "models": Command("what models there are, for which data, and what each promises", "lieattn.cli._catalog", ()),

@@ -51,7 +51,7 @@ from lieattn.models import (
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
 from lieattn.models.published import PublishedCoordinates, published_table
-from lieattn.nn import DipoleHead, PolarizabilityHead, VectorHead
+from lieattn.nn import DipoleHead, PolarizabilityHead, RotationHead, VectorHead
 from lieattn.nn.relative import RelativePositionTable
 from lieattn.reps import Irreps, SymmetricTensor, Vector
 from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
@@ -571,6 +571,7 @@ MODELS = {
         "SE(3)",
     ),
     "field_tensor": (lambda: field(PolarizabilityHead(4)), molecules, {}, "T"),
+    "field_rotation": (lambda: field(RotationHead(4)), molecules, {}, "T"),
     "attentive_cnn": (
         lambda: AttentiveCNN(cyclic(4), channels=2, attention="full", spatial_size=3),
         lambda: images(28),

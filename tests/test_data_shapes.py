@@ -165,6 +165,9 @@ class TestShapePoints:
             np.testing.assert_allclose(turn @ turn.T, np.eye(3), atol=1e-5)
             assert np.linalg.det(turn) > 0
             np.testing.assert_allclose(data.normal, normal[index] @ turn.T, atol=1e-5)
+            np.testing.assert_allclose(data.rotation[0], turn, atol=1e-5)
+            again = ld.RandomRotateFields(1)(data)
+            np.testing.assert_allclose(again.pos, pos[index] @ again.rotation[0].T.numpy(), atol=1e-5)
             assert (abs(turn[2, 2] - 1) < 1e-5) == (rotate == "z")
             turns.append(turn)
         assert np.abs(turns[0] - turns[1]).max() > 0.1
@@ -406,6 +409,12 @@ class TestProcedural:
         assert all(torch.equal(one.pos, two.pos) for one, two in zip(few, more.subset(range(3)), strict=True))
         others = [ld.ProceduralShapes("test", 1, points=16), ld.ProceduralShapes(size=1, points=16, seed=1)]
         assert all(not torch.equal(other[0].pos, few[0].pos) for other in others)
+
+    def test_some_kinds(self):
+        shapes = ld.ProceduralShapes(size=3, points=16, kinds=["bracket", "star"])
+        assert [ld.SHAPE_CLASSES[label] for label in shapes.labels] == ["bracket", "star", "bracket"]
+        with pytest.raises(ValueError, match="kinds must be some of"):
+            ld.ProceduralShapes(size=3, points=16, kinds=["brackets"])
 
     @pytest.mark.parametrize("change", [{"stretch": 1.0}, {"bend": 3.0}, {"holes": -1}, {"noise": math.nan}])
     def test_bad_arguments(self, change):

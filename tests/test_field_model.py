@@ -7,7 +7,7 @@ from torch_geometric.data import Batch, Data
 from lieattn.geometry import AllPairs, FiniteFrames, PrincipalFrames
 from lieattn.groups import SE, SO, E, O, tetrahedral
 from lieattn.models import FieldModel, FramewiseTransformer, LieTransformer
-from lieattn.nn import DipoleHead, PolarizabilityHead, VectorHead
+from lieattn.nn import DipoleHead, PolarizabilityHead, RotationHead, VectorHead
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
 from lieattn.train import PointSetClassifier
@@ -59,6 +59,7 @@ HEADS = {
     "vector": (lambda: VectorHead(8), lambda y, matrix: y @ matrix.T),
     "dipole": (lambda: DipoleHead(8), lambda y, matrix: y @ matrix.T),
     "polarizability": (lambda: PolarizabilityHead(8), lambda y, matrix: matrix @ y @ matrix.T),
+    "rotation": (lambda: RotationHead(8), lambda y, matrix: matrix.det() * matrix @ y),
 }
 
 

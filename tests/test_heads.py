@@ -16,6 +16,7 @@ from lieattn.nn import (
     GroupLinear,
     GroupSelfAttention,
     PolarizabilityHead,
+    RotationHead,
     VectorHead,
     lift_field,
 )
@@ -24,7 +25,7 @@ from lieattn.ops import backend
 from lieattn.reps import Pseudovector, Scalar, SymmetricTensor, Vector
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize, relative_error
-from tests.cases import SMALL_GROUPS
+from tests.cases import GROUPS, SMALL_GROUPS
 from tests.test_reps import rotations
 
 every_group = pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
@@ -106,6 +107,44 @@ def test_dipoles_and_polarizabilities(group):
         torch.testing.assert_close(mu, expected[0] @ R.T, atol=1e-11, rtol=0)
         torch.testing.assert_close(charged, expected[1] @ R.T, atol=1e-11, rtol=0)
         torch.testing.assert_close(alpha, R @ expected[2] @ R.T, atol=1e-11, rtol=0)
+
+
+SPATIAL = {name: group for name, group in GROUPS.items() if group.dim == 3 and group.order <= 60}
+
+
+@pytest.mark.parametrize("group", SPATIAL.values(), ids=SPATIAL)
+def test_rotations(group):
+    """R turns with the clouds, and is a rotation under reflections too; in both precisions."""
+    pos, batch = draw(9, 3), torch.tensor([0, 1] * 4 + [0])
+    x = draw(9, group.order, CHANNELS, seed=1)
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+        head = randomize(RotationHead(CHANNELS, hidden=7), seed=2).to(dtype)
+
+        def call(x, pos, head=head, dtype=dtype):
+            return head(x.to(dtype), lift(pos.to(dtype), group, Radius(1.5), batch=batch)).double()
+
+        still = call(x, pos)
+        assert still.shape == (2, 3, 3)
+        torch.testing.assert_close(still.det(), torch.ones(2).double(), atol=tolerance, rtol=0)
+        for g in range(group.order):
+            turn = group.elements[g] * group.elements[g].det()
+            moved = call(group.translate(g, x), group.act(g, pos) + 1.0)
+            torch.testing.assert_close(moved, turn @ still, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_poses_of_symmetric_clouds_are_named(dtype):
+    group = octahedral()
+    head = randomize(RotationHead(1).to(dtype))
+    pos = torch.cat([draw(4, 3), torch.eye(3), -torch.eye(3)]).to(dtype)
+    batch = torch.tensor([0] * 4 + [1] * 6)
+    graph = lift(pos, group, AllPairs(), batch=batch)
+    x = ((graph.frame_positions() @ torch.tensor([[1.0], [0.5], [0.2]]).to(dtype)) ** 3).requires_grad_()
+    with pytest.warns(UserWarning, match="undetermined of 1 of 2 clouds, first of number 1"):
+        found = head(x, graph)
+    torch.testing.assert_close(found @ found.mT, torch.eye(3).to(dtype).expand(2, 3, 3))
+    (slope,) = torch.autograd.grad(found[:, 0, 1].sum(), x)
+    assert slope.isfinite().all()
 
 
 def test_charges_sum_to_the_total():

@@ -1,5 +1,6 @@
 """Training on numbers, vectors and forces: units, shifts, scales, and what is refused."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,46 @@ def logged(module, data, stage="test"):
     module.log = lambda name, value, **options: found.__setitem__(name, value)
     losses = [module.evaluate(one, stage) for one in data]
     return losses, {name: float(value.compute()) for name, value in found.items() if hasattr(value, "compute")}
+
+
+class Poses(nn.Module):
+    """Rotations about z by an angle to be learned."""
+
+    def __init__(self, degrees: float) -> None:
+        super().__init__()
+        self.angle = nn.Parameter(torch.tensor(math.radians(degrees)))
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        about_z = torch.tensor([[0.0, -1, 0], [1, 0, 0], [0, 0, 0]])
+        return torch.matrix_exp(self.angle * about_z).expand(data.num_graphs, 3, 3)
+
+
+def test_errors_of_rotations_are_angles_in_degrees():
+    items = [Data(pos=torch.zeros(2, 3), rotation=torch.eye(3)[None], mask=torch.tensor([True])) for _ in range(3)]
+    items[1].rotation = Poses(150.0)(Batch.from_data_list(items[:1])).detach()
+    items[2].rotation, items[2].mask = torch.full((1, 3, 3), math.nan), torch.tensor([False])
+    data = Batch.from_data_list(items)
+    module = PointSetRegressor(Poses(30.0), "rotation", "rotation")
+    module.measure(items)
+    (loss,), errors = logged(module, [data])
+    assert errors["test/error"] == pytest.approx((30 + 120) / 2, rel=1e-5)
+    expected = 1 - torch.tensor([30.0, 120.0]).deg2rad().cos().mean()
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    assert module.network.angle.grad.isfinite()
+    for degrees in (0.0, 180.0):
+        module = PointSetRegressor(Poses(degrees), "rotation", "rotation")
+        (loss,), errors = logged(module, [Batch.from_data_list(items[:1])])
+        loss.backward()
+        assert errors["test/error"] == pytest.approx(degrees, abs=0.05)
+        assert abs(module.network.angle.grad) < 1e-6
+    with pytest.raises(ValueError, match="shift, scale_of: rotations have none"):
+        PointSetRegressor(Poses(0.0), "rotation", "rotation", shift=["rotation"])
+    with pytest.raises(ValueError, match=r"data.dipole: expected rotations \[clouds, 3, 3\]"):
+        PointSetRegressor(Spring(), "dipole", "rotation").evaluate(batch(), "test")
+    data.rotation_weight = torch.ones(3, 3, 3)
+    with pytest.raises(ValueError, match=r"expected masks and weights \(3,\) of whole entries, got \(3, 3, 3\)"):
+        module.evaluate(data, "test")
 
 
 def test_errors_are_in_the_units_of_the_data_for_each_target():

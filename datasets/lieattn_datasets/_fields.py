@@ -22,7 +22,8 @@ TENSORS = ("polarizability", "quadrupole")
 class TransformFields:
     """Multiply positions, vectors and tensors of a cloud by an orthogonal matrix R, and shift the positions.
 
-    ``pos`` becomes ``R pos + shift``, vectors ``R v``, tensors of rank two ``R T R^T``; everything else stays.
+    ``pos`` becomes ``R pos + shift``, vectors ``R v``, tensors of rank two ``R T R^T``, and ``rotation``, the pose
+    ``[1, dim, dim]`` of clouds that are turned already, ``R rotation``; everything else stays.
     (:class:`~lieattn_datasets.TransformPoints` moves positions alone: then forces or velocities no longer fit.)
     Computed in float64. Works on a ``Data`` or a ``Batch``.
 
@@ -78,12 +79,13 @@ class TransformFields:
         for name in self.vectors:
             if name != "pos" and data.get(name) is not None:
                 moved[name] = self._turn(name, data[name], matrix)
-        for name in self.tensors:
+        for name in (*self.tensors, "rotation"):
             tensor = data.get(name)
             if tensor is not None:
                 if tensor.shape[-2:] != (dim, dim):
                     raise ValueError(f"data.{name} must be [..., {dim}, {dim}], got {list(tensor.shape)}")
-                moved[name] = (matrix @ tensor.double() @ matrix.T).to(tensor.dtype)
+                turned = matrix @ tensor.double()
+                moved[name] = (turned if name == "rotation" else turned @ matrix.T).to(tensor.dtype)
         return moved
 
     def _turn(self, name: str, values: Tensor, matrix: Tensor, shift: Tensor | None = None) -> Tensor:

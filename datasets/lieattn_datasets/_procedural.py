@@ -121,10 +121,11 @@ SHAPE_CLASSES = (
 
 
 class ProceduralShapes(ShapePoints):
-    """Sixteen kinds of solids, of random size, bent, with holes and noise: shape classification without a file.
+    """Sixteen kinds of solids, of random size, bent, with holes and noise: shapes and poses without a file.
 
     Kinds: ball, box, cylinder, cone, capsule, torus, tube, pyramid, wedge, bowl, vase, hourglass, star, cross, bracket,
-    arch; equally many of each. Every solid (the arch is a tube with open ends) is made by trimesh, stretched by up to
+    arch; equally many of each. Only a bracket has one pose: rotations map the others to themselves, but for what bends
+    and holes change. Every solid (the arch is a tube with open ends) is made by trimesh, stretched by up to
     ``stretch`` along each axis, bent along its height, and pierced; points are then spread over the surface by area,
     shifted to their mean, scaled into the unit sphere, and moved along their normals at random. Normals point
     outwards (they are those before the noise).
@@ -149,6 +150,8 @@ class ProceduralShapes(ShapePoints):
         across.
     noise
         Standard deviation of the points along their normals, in radii of the unit sphere.
+    kinds
+        Names of the kinds that are made. Default: all. Labels are places in ``SHAPE_CLASSES`` in any case.
     task, rotate, transform
         As for :class:`ShapePoints`. Shapes stand upright, with the z axis up, unless they are rotated.
     seed
@@ -172,6 +175,7 @@ class ProceduralShapes(ShapePoints):
         bend: float = 1.0,
         holes: int = 2,
         noise: float = 0.01,
+        kinds: Sequence[str] = SHAPE_CLASSES,
         task: Task = "classification",
         rotate: Rotate = "none",
         seed: int = 0,
@@ -187,15 +191,17 @@ class ProceduralShapes(ShapePoints):
                 "stretch and noise must be in [0, 1), bend in [0, 2] and holes at least 0, got "
                 f"stretch={stretch}, noise={noise}, bend={bend}, holes={holes}"
             )
+        if not kinds or not set(kinds) <= set(SHAPE_CLASSES):
+            raise ValueError(f"kinds must be some of {SHAPE_CLASSES}, got {kinds}")
         pos, normal = [], []
         for number in progress(range(size), "making shapes", size):
             stream = frozen_stream(seed, SPLITS.index(split), number)
-            vertices, faces = make_shape(SHAPE_CLASSES[number % len(SHAPE_CLASSES)], stream, stretch, bend, holes)
+            vertices, faces = make_shape(kinds[number % len(kinds)], stream, stretch, bend, holes)
             places, normals = sample_surface(vertices, faces, points, stream)
             moved = normalize_cloud(places) + noise * stream.standard_normal((points, 1)) * normals
             pos.append(moved.astype(np.float32))
             normal.append(normals.astype(np.float32))
-        labels = np.arange(size) % len(SHAPE_CLASSES)
+        labels = np.array([SHAPE_CLASSES.index(kinds[number % len(kinds)]) for number in range(size)])
         options: dict[str, Any] = {"task": task, "rotate": rotate, "seed": seed, "transform": transform}
         super().__init__(np.stack(pos), np.stack(normal), labels, SHAPE_CLASSES, **options)
 

@@ -45,7 +45,8 @@ class ShapePoints(Clouds):
 
     For ``task="classification"`` an item has ``pos`` float32 ``[points, 3]``, ``normal`` float32 ``[points, 3]``
     (unit vectors, if known) and ``y`` int64 ``[1]``. For ``task="normals"`` it has ``pos``, ``y`` float32
-    ``[points, 3]`` (the normals, to be predicted) and ``label`` int64 ``[1]``.
+    ``[points, 3]`` (the normals, to be predicted) and ``label`` int64 ``[1]``. Shapes that are rotated have their pose
+    too, ``rotation`` float32 ``[1, 3, 3]``.
 
     Parameters
     ----------
@@ -125,12 +126,14 @@ class ShapePoints(Clouds):
         label = torch.from_numpy(self._labels[index : index + 1].copy())
         if self._targets is not None:
             label = torch.from_numpy(self._targets[index : index + 1].astype(np.float32))
-        if self._normal is None:
-            return Data(pos=pos, y=label)
-        normal = torch.from_numpy((self._normal[index] @ turn.T).astype(np.float32))
-        if self.task == "normals":
-            return Data(pos=pos, y=normal, label=label)
-        return Data(pos=pos, normal=normal, y=label)
+        data = Data(pos=pos, y=label)
+        if self._normal is not None:
+            normal = torch.from_numpy((self._normal[index] @ turn.T).astype(np.float32))
+            normals = self.task == "normals"
+            data = Data(pos=pos, y=normal, label=label) if normals else Data(pos=pos, normal=normal, y=label)
+        if self.rotate != "none":
+            data.rotation = torch.from_numpy(turn[None].astype(np.float32))
+        return data
 
     def _rotation(self, index: int) -> NDArray[np.float64]:
         if self.rotate == "none":

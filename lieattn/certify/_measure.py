@@ -370,7 +370,7 @@ def _spreads(
 def _is_tensor(kind: Kind) -> bool:
     if isinstance(kind, tuple):
         return any(_is_tensor(part) for part in kind)
-    return kind == "tensor" or (isinstance(kind, Representation) and not isinstance(kind, Vector))
+    return kind in ("tensor", "rotation") or (isinstance(kind, Representation) and not isinstance(kind, Vector))
 
 
 def _sizes(clouds: Sequence[Data]) -> Tensor:

@@ -18,10 +18,11 @@ from lieattn.groups import SO, FiniteGroup, Group, O, RotationDilations, Semidir
 from lieattn.reps import Pseudovector, Representation
 
 Kind = str | Representation | tuple[Any, ...]
-"""``"invariant"``, ``"position"``, ``"vector"``, ``"pseudovector"``, ``"pseudoscalar"``, ``"tensor"`` (matrices), a
-:class:`lieattn.reps.Representation`, or a tuple of kinds whose components follow each other in the last axis."""
+"""``"invariant"``, ``"position"``, ``"vector"``, ``"pseudovector"``, ``"pseudoscalar"``, ``"tensor"`` (matrices
+R T Rᵀ), ``"rotation"`` (det(R) R T), a :class:`lieattn.reps.Representation`, or a tuple of kinds whose components
+follow each other in the last axis."""
 
-_KINDS = ("invariant", "position", "vector", "pseudovector", "pseudoscalar", "tensor")
+_KINDS = ("invariant", "position", "vector", "pseudovector", "pseudoscalar", "tensor", "rotation")
 _NEAR = 1e-3  # radians, of the element near the identity
 _MOTIONS = 6  # of which each point of a scrambled cloud takes one
 
@@ -37,7 +38,7 @@ def check_kind(argument: str, kind: object) -> None:
             raise ValueError(f"{argument}: expected kinds in the tuple, got none")
         for part in kind:
             check_kind(argument, part)
-        if "tensor" in kind:
+        if "tensor" in kind or "rotation" in kind:
             raise ValueError(f"{argument}: a tensor has two axes and cannot stand beside others in a tuple")
     elif isinstance(kind, str) and kind not in _KINDS:
         raise ValueError(f"{argument}: {expected}, got {kind!r}")
@@ -54,11 +55,11 @@ def transform(argument: str, kind: Kind, values: Tensor, linear: Tensor, shift: 
         return values
     if kind == "pseudoscalar":
         return values * torch.linalg.det(linear).sign()
-    if kind == "tensor":
+    if kind in ("tensor", "rotation"):
         if values.ndim < 3 or values.shape[-2:] != linear.shape:
             size = f"{len(linear)}, {len(linear)}"
             raise ValueError(f"{argument}: expected tensors [rows, *, {size}], got {tuple(values.shape)}")
-        return linear @ values @ linear.mT
+        return linear @ values @ linear.mT if kind == "tensor" else torch.linalg.det(linear).sign() * linear @ values
     components = _components(kind, len(linear))
     if values.ndim < 2 or values.shape[-1] != components:
         raise ValueError(

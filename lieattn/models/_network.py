@@ -410,6 +410,8 @@ class FieldModel(Network):
             for name, number in numbers.items():
                 if not 0 < number < math.inf:
                     raise ValueError(f"{argument}: expected positive numbers, got {number} for {name}")
+        if getattr(head, "kind", None) == "rotation" and (self.start or unit != 1):
+            raise ValueError(f"start, unit: rotations have none, got start={self.start}, unit={unit}")
         # Weights that nothing trains are of no use in checkpoints and counts.
         self.network, self.head = network.with_head(nn.Identity()), head
         named = dict.fromkeys((*network.vector_inputs, *self.start))

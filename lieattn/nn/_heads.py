@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import pairwise
 from typing import Any, Literal, cast
 
@@ -21,9 +22,18 @@ from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.groups import FiniteGroup
 from lieattn.nn._statistics import CloudPool, FiberPool
 from lieattn.ops import activation as activation_named
-from lieattn.reps import Representation, SymmetricTensor, Vector, check_orthogonal, check_representation, is_orthogonal
+from lieattn.reps import (
+    Pseudovector,
+    Representation,
+    SymmetricTensor,
+    Vector,
+    check_orthogonal,
+    check_representation,
+    is_orthogonal,
+)
 
 Frames = Tensor | FiniteGroup | LiftedGraph
+_ROUNDING = 100  # by how many units in the last place means of components may be off
 
 
 def lift_field(values: Tensor, frames: Frames, rep: Representation) -> Tensor:
@@ -210,16 +220,20 @@ class FieldHead(Recorded, nn.Module):
 
     def forward(self, x: Tensor, graph: Frames) -> Tensor:
         """Field ``[points, fiber, in_channels]`` to ``[points | clouds, rep.dim]``; pooling needs a graph."""
-        check_features(x, self.linear1.weight, self.linear1.in_features)
-        act = activation_named("activation", self.activation)
-        if x.ndim != 3:
-            raise ValueError(f"x: expected a field [points, fiber, channels], got {tuple(x.shape)}")
-        values = project_field(self.linear2(act(self.linear1(x))), graph, self.rep)
+        values = project_field(self.components(x), graph, self.rep)
         if self.cloud_pool is None:
             return values
         if not isinstance(graph, PointClouds):
             raise TypeError(f"graph: expected a lifted graph, whose clouds are pooled, got {type(graph).__name__}")
         return self.cloud_pool(values, graph)
+
+    def components(self, x: Tensor) -> Tensor:
+        """Components of the outputs in every frame, ``[points, fiber, rep.dim]``."""
+        check_features(x, self.linear1.weight, self.linear1.in_features)
+        if x.ndim != 3:
+            raise ValueError(f"x: expected a field [points, fiber, channels], got {tuple(x.shape)}")
+        components: Tensor = self.linear2(activation_named("activation", self.activation)(self.linear1(x)))
+        return components
 
 
 class VectorHead(FieldHead):
@@ -310,3 +324,59 @@ class PolarizabilityHead(Recorded, nn.Module):
         """Field ``[points, fiber, in_channels]`` to tensors ``[clouds, dim, dim]``, in the unit of the targets."""
         check_is("graph", graph, LiftedGraph)
         return self.rep.to_tensor(graph.sum(self.field(x, graph)))
+
+
+class RotationHead(Recorded, nn.Module):
+    r"""Pose of every cloud in space: the rotation that two vectors determine.
+
+    .. math::  R = (e_1, e_2, e_1 \times e_2), \qquad e_1 \propto v_1, \quad e_2 \propto v_2 - (e_1 \cdot v_2) e_1
+
+    with :math:`v_1, v_2` means over points and frames as in :class:`FieldHead`, in which R is continuous, as it
+    is in no angles or quaternions (Zhou et al. 2019, arXiv 1812.07035).
+
+    **Equivariance.** R ↦ det(g) g R under g in H: g R for rotations. Both vectors are pseudovectors, so that R is a
+    rotation also where H has reflections; then a cloud and its image under the inversion have the same pose.
+
+    **Degenerate outputs.** A cloud that a rotation in H maps to itself has no such R: both vectors lie on the axis.
+    Where rounding decides on their directions, a UserWarning names the first such cloud, and what is undetermined of R
+    does not turn along. Outputs and gradients are finite.
+
+    Parameters
+    ----------
+    in_channels, hidden
+        See :class:`FieldHead`.
+    """
+
+    kind = "rotation"
+
+    def __init__(self, in_channels: int, *, hidden: int | None = None) -> None:
+        check_arguments(RotationHead.__init__, locals())
+        super().__init__()
+        self.field = FieldHead(in_channels, 2 * Pseudovector(), hidden=hidden)
+
+    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+        """Field ``[points, fiber, in_channels]`` to rotations ``[clouds, 3, 3]``."""
+        check_is("graph", graph, LiftedGraph)
+        components = self.field.components(x)
+        first, second = graph.mean(project_field(components, graph, self.field.rep)).split(3, dim=1)
+        size = graph.mean(components.detach().to(first).square().mean(dim=(1, 2))).sqrt()[:, None]
+        limit = _ROUNDING * torch.finfo(first.dtype).eps * size
+        axes = torch.eye(3).to(first)
+        with torch.autocast(first.device.type, enabled=False):
+            e1, vague = _direction(first, axes[0], limit)
+            across = second - (e1 * second).sum(dim=1, keepdim=True) * e1
+            e2, vague2 = _direction(across, torch.linalg.cross(e1, axes[e1.abs().argmin(dim=1)]), limit)
+            matrices = torch.stack([e1, e2, torch.linalg.cross(e1, e2)], dim=-1)
+        vague = vague | vague2
+        if not torch.compiler.is_compiling() and vague.any():
+            found = f"{int(vague.sum())} of {len(vague)} clouds, first of number {int(vague.int().argmax())}"
+            what = "a rotation maps them to themselves, or they are empty"
+            warnings.warn(f"RotationHead: the pose is undetermined of {found}: {what}", stacklevel=2)
+        return matrices
+
+
+def _direction(vectors: Tensor, otherwise: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
+    """Unit vectors ``[rows, 3]``, others in place of those up to a limit ``[rows, 1]``, and which these are."""
+    lost = vectors.detach().norm(dim=1, keepdim=True) <= limit
+    kept = torch.where(lost, otherwise, vectors)
+    return kept / kept.norm(dim=1, keepdim=True), lost[:, 0]

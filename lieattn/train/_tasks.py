@@ -36,10 +36,10 @@ from lieattn.train._checkpoint import (
 )
 from lieattn.train._data import random_state, set_random_state
 from lieattn.train._schedule import Constant, Schedule
-from lieattn.train._weights import counted, target_weights, weighted_mean
+from lieattn.train._weights import counted, degrees, squared_sine, target_weights, weighted_mean
 
 OptimizerFactory = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]
-_LOSSES = {"l1": torch.abs, "mse": torch.square}
+_LOSSES = {"l1": torch.abs, "mse": torch.square, "rotation": lambda difference: 2 * squared_sine(difference)}
 _STAGES = ("train", "val", "test")
 
 
@@ -309,7 +309,9 @@ class PointSetRegressor(PointSetTask):
     targets
         Name of an attribute of the data, or a mapping from names to their weights in the loss.
     loss
-        ``"l1"`` or ``"mse"``.
+        ``"l1"``, ``"mse"``, or ``"rotation"`` for rotation matrices ``[clouds, 3, 3]``
+        (:class:`lieattn.nn.RotationHead`): 1 - cos of the angle between prediction and target; its ``error`` is the
+        mean angle in degrees.
     shift
         Names of the targets whose mean over the training set is subtracted: invariant numbers only, since a vector
         minus a constant would not turn. All targets called ``y`` or ``energy`` if absent.
@@ -326,7 +328,7 @@ class PointSetRegressor(PointSetTask):
         self,
         network: nn.Module,
         targets: str | dict[str, float] = "y",
-        loss: Literal["l1", "mse"] = "l1",
+        loss: Literal["l1", "mse", "rotation"] = "l1",
         shift: list[str] | None = None,
         scale_of: dict[str, str] | None = None,
         optimizer: OptimizerFactory | None = None,
@@ -339,6 +341,10 @@ class PointSetRegressor(PointSetTask):
             raise ValueError(f"loss: expected one of {sorted(_LOSSES)}, got {loss!r}")
         if not self.targets or any(not weight >= 0 for weight in self.targets.values()):
             raise ValueError(f"targets: expected names with weights of at least 0, got {self.targets}")
+        if loss == "rotation":
+            if shift or scale_of:
+                raise ValueError(f"shift, scale_of: rotations have none, got {shift or scale_of}")
+            shift, scale_of = [], dict.fromkeys(self.targets, "none")
         shift = [name for name in self.targets if name in ("y", "energy")] if shift is None else shift
         scale_of = scale_of or {}
         for argument, names in (("shift", shift), ("scale_of", scale_of)):
@@ -414,10 +420,15 @@ class PointSetRegressor(PointSetTask):
             scale = self._statistic("scale", name)
             importance = target_weights(batch, name, target)
             difference = output - (target.to(output.dtype) - self._statistic("shift", name)) / scale
-            values, weights = counted(difference, importance)
+            turns = self.loss == "rotation"
+            if turns and output.shape[1:] != (3, 3):
+                raise ValueError(f"data.{name}: expected rotations [clouds, 3, 3], got {tuple(target.shape)}")
+            axes = 2 if turns else 0
+            values, weights = counted(difference, importance, axes)
             total = total + self.targets[name] * weighted_mean(_LOSSES[self.loss](values), weights)
             error = cast(MeanMetric, self.errors[f"{stage}_{name}"])
-            error(*counted((difference.detach() * scale).abs(), importance))
+            values, weights = counted(difference.detach() * scale, importance, axes)
+            error(degrees(values) if turns else values.abs(), weights)
             label = "error" if len(self.targets) == 1 else f"error_{name}"
             self.log(f"{stage}/{label}", error, on_step=False, **options)
         self.log(f"{stage}/loss", total, on_step=stage == "train", sync_dist=stage != "train", **options)

@@ -33,16 +33,32 @@ def target_weights(data: Batch | Data, name: str, target: Tensor) -> Tensor | No
     return found
 
 
-def counted(values: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+def counted(values: Tensor, weights: Tensor | None, entry_axes: int = 0) -> tuple[Tensor, Tensor]:
     """Those entries of ``values`` whose weight is not 0, in one axis, and their weights.
 
-    What does not count may be NaN: it is in no sum, and gives no gradient.
+    What does not count may be NaN: it is in no sum, and gives no gradient. The last ``entry_axes`` axes are those of an
+    entry, which counts as a whole; ValueError is raised for weights within it.
     """
+    shape = values.shape[: values.ndim - entry_axes]
     if weights is None:
-        return values.flatten(), values.new_ones(()).expand(values.numel())
-    spread = weights.reshape(*weights.shape, *[1] * (values.ndim - weights.ndim)).expand(values.shape)
+        entries = values.flatten(0, len(shape) - 1)
+        return entries, values.new_ones(()).expand(len(entries))
+    if weights.ndim > len(shape):
+        found = f"{tuple(shape)} of whole entries, got {tuple(weights.shape)}"
+        raise ValueError(f"data: expected masks and weights {found}")
+    spread = weights.reshape(*weights.shape, *[1] * (len(shape) - weights.ndim)).expand(shape)
     kept = spread > 0
     return values[kept], spread[kept].to(values.dtype)
+
+
+def squared_sine(difference: Tensor) -> Tensor:
+    """Squared sine of half the angle between rotations, of their difference ``[*, 3, 3]``; smooth everywhere."""
+    return difference.square().sum((-2, -1)) / 8
+
+
+def degrees(difference: Tensor) -> Tensor:
+    """The angle between rotations of difference ``[*, 3, 3]``, 0 .. 180 degrees."""
+    return torch.rad2deg(2 * squared_sine(difference).clamp(max=1).sqrt().asin())
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:

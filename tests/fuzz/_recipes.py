@@ -361,6 +361,7 @@ OWN: dict[str, dict[str, Any]] = {
     "nn.FieldHead": {"rep": reps.Vector(2)},
     "nn.PolarizabilityHead": {"dim": 3},
     "nn.PolarizabilityHead.forward": {"graph": lift(POS3, groups.cyclic_about(4), AllPairs())},
+    "nn.RotationHead.forward": {"graph": lift(POS3, groups.cyclic_about(4), AllPairs())},
     "nn.FieldBatchNorm.forward": {"input": FIELD},
     "nn.InvariantHead": {"outputs": 3},
     "nn.FrameMessages.forward": {"terms": edge_terms()},

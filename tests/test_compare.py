@@ -717,6 +717,7 @@ def test_root_is_given_to_data_sets_that_take_one(tmp_path):
         ({"data__train": spec("Sticks")}, "data.train cannot be built"),
         ({"task__init_args": {"classes": 1}}, "classes: expected at least 2"),
         ({"schedule": {"class_path": "lieattn.train.WarmupCosine"}}, "schedule: the whole budget counts as one epoch"),
+        ({"schedule": {"class_path": "lieattn.train.Plateau"}}, "schedule: plateaus are counted in epochs"),
     ],
     ids=str,
 )

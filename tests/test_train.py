@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import pickle
 import re
@@ -36,9 +37,12 @@ from lieattn.train import (
     Constant,
     EpochSampler,
     LastCheckpoint,
+    MultiStep,
     NonFiniteError,
+    Plateau,
     PointSetClassifier,
     PointSetData,
+    Schedule,
     WarmupCosine,
     build,
     load_data,
@@ -212,6 +216,57 @@ def test_warmup_then_cosine():
     assert Constant().factor(7, float("inf"), 5) == 1.0
 
 
+def test_milestones_are_those_of_torch():
+    """Torch's own schedulers, chained, one step an epoch."""
+    from torch.optim.lr_scheduler import LinearLR, MultiStepLR, SequentialLR
+
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    parts = [LinearLR(optimizer, 0.25, 1.0, 3), MultiStepLR(optimizer, [2, 5], 0.1)]
+    torchs, rates = SequentialLR(optimizer, parts, [4]), []
+    for _ in range(12):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        torchs.step()
+    schedule = MultiStep([6, 9], 0.1, warmup_epochs=4, warmup_per="epoch")
+    found = [schedule.factor(step, math.inf, 3) for step in range(36)]
+    assert found == pytest.approx([rate for rate in rates for _ in range(3)])
+    smooth = MultiStep([0.5], 0.5, warmup_epochs=0.2)  # of a budget, which counts as one epoch
+    assert [smooth.factor(step, 10, 10) for step in (0, 1, 4, 5, 9)] == [0.5, 1, 1, 0.5, 0.5]
+
+
+class Rates(Callback):
+    def __init__(self) -> None:
+        self.rates = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+def test_plateau_follows_the_validation(tmp_path):
+    rates, steps = Rates(), -(-ITEMS // BATCH)
+    schedule = Plateau(patience=1, gamma=0.5, warmup_epochs=1)
+    fit(tmp_path, schedule=schedule, more=[rates], max_epochs=4, rate=1e-6)  # so small that nothing becomes better
+    factors = [rate / 1e-6 for rate in rates.rates]
+    # The first epoch is the best one; the third is the second that is not better.
+    rising = [(step + 1) / steps for step in range(steps)]
+    assert factors == pytest.approx(rising + [1.0] * 2 * steps + [0.5] * steps)
+    with pytest.raises(ValueError, match=r"schedule: a plateau is one of the validation: give data\.val"):
+        fit(tmp_path, schedule=schedule, limit_val_batches=0)
+
+
+def test_named_parameters_have_no_weight_decay():
+    task = PointSetClassifier(ToyNetwork(cyclic(4)), 2, no_decay=["*bias"])
+    names = {id(weight): name for name, weight in task.named_parameters()}
+    decayed, free = task.make_optimizer(task._parameter_groups()).param_groups
+    assert [decayed["weight_decay"], free["weight_decay"]] == [1e-4, 0.0]
+    for group, ends in ((decayed, False), (free, True)):
+        assert group["params"]
+        assert all(names[id(weight)].endswith("bias") == ends for weight in group["params"])
+    task.no_decay = ("*gain",)
+    with pytest.raises(ValueError, match=r"no_decay: no parameter is called '\*gain'; one is 'network\."):
+        task._parameter_groups()
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -219,6 +274,10 @@ def test_warmup_then_cosine():
         (lambda: WarmupCosine(floor=2), r"floor: expected a factor in \[0, 1\], got 2"),
         (lambda: WarmupCosine(10).factor(0, 20, 5), "longer, finite training than 20 steps"),
         (lambda: WarmupCosine(1).factor(0, float("inf"), 5), "longer, finite training than inf steps"),
+        (lambda: MultiStep([3, 3]), r"milestones: expected increasing numbers above 0, got \[3, 3\]"),
+        (lambda: MultiStep([3], gamma=2), r"gamma: expected a factor in \(0, 1\], got 2"),
+        (lambda: MultiStep([3], warmup_per="batch"), "warmup_per: expected one of"),
+        (lambda: Plateau(patience=-1), "patience: expected an integer of at least 0, got -1"),
         (lambda: PointSetClassifier(ToyNetwork(cyclic(2)), 1), "classes: expected at least 2, got 1"),
         (
             lambda: PointSetClassifier(ToyNetwork(cyclic(2)), 2, label_smoothing=1.0),
@@ -313,14 +372,16 @@ def fit(
     noise: float = 0.1,
     batch_size: int = BATCH,
     more: list[Callback] | None = None,
+    schedule: Schedule | None = None,
+    rate: float = 0.1,
     **options,
 ) -> PointSetClassifier:
     seed_everything(7, verbose=False)
     model = PointSetClassifier(
         network or ToyNetwork(cyclic(4)),
         classes=2,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-        schedule=WarmupCosine(warmup_epochs=1),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate, momentum=0.9),
+        schedule=schedule or WarmupCosine(warmup_epochs=1),
     )
     data = PointSetData(ToyClouds(noise=noise), val=ToyClouds(6), batch_size=batch_size, workers=workers, seed=2)
     last = LastCheckpoint(every_n_train_steps=1)
@@ -361,6 +422,11 @@ def test_continued_from_any_step(tmp_path, step):
         {"max_steps": 12, "max_epochs": -1, "crash": 5},
         {"limit_train_batches": 3, "crash": 4},
         {"val_check_interval": 2},
+        *(
+            {"schedule": schedule, "crash": crash}
+            for schedule in (Plateau(0, 0.5, warmup_epochs=1.2), MultiStep([1, 2], warmup_epochs=2, warmup_per="epoch"))
+            for crash in (5, 7)
+        ),
     ],
     ids=str,
 )

@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from lieattn.certify import Kind, moved
 from lieattn.compare._settings import Cell, ModelSettings, Settings, Spec
 from lieattn.groups import SO
-from lieattn.train import PointSetData, PointSetTask, UsageError, build
+from lieattn.train import Plateau, PointSetData, PointSetTask, UsageError, build
 
 Matched = dict[str, tuple[ModelSettings, int]]
 """Models with the arguments that were chosen, and their parameter counts, by name."""
@@ -181,6 +181,8 @@ def build_task(settings: Settings, name: str, model: ModelSettings) -> PointSetT
     arguments |= {key: part for key, part in parts.items() if part is not None}
     spec = {"class_path": settings.task["class_path"], "init_args": arguments}
     task = build(PointSetTask, spec, f"the task with models.{name}")  # type: ignore[type-abstract]
+    if isinstance(task.schedule, Plateau):
+        raise UsageError("schedule: plateaus are counted in epochs, which a budget has not; expected another one")
     try:
         task.schedule.factor(0, 1000, 1000)
     except ValueError as error:

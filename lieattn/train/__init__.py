@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from lieattn.train._data import EpochSampler, PointSetData, seed_generators
     from lieattn.train._last_checkpoint import LastCheckpoint, TrainingInterrupted
-    from lieattn.train._schedule import Constant, Schedule, WarmupCosine
+    from lieattn.train._schedule import Constant, MultiStep, Plateau, Schedule, WarmupCosine
     from lieattn.train._tasks import NonFiniteError, PointSetClassifier, PointSetRegressor, PointSetTask, named_outputs
 
 __all__ = [
@@ -29,7 +29,9 @@ __all__ = [
     "Constant",
     "EpochSampler",
     "LastCheckpoint",
+    "MultiStep",
     "NonFiniteError",
+    "Plateau",
     "PointSetClassifier",
     "PointSetData",
     "PointSetRegressor",

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import abc
 import math
-from typing import final
+from collections.abc import Sequence
+from typing import Any, Literal, final
 
-from lieattn._checks import check_arguments
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LinearLR, ReduceLROnPlateau
+
+from lieattn._checks import check_arguments, check_choice, check_count
 
 
 class Schedule(abc.ABC):
@@ -15,6 +19,13 @@ class Schedule(abc.ABC):
     @abc.abstractmethod
     def factor(self, step: int, steps: float, steps_per_epoch: int) -> float:
         """Factor of the rate after ``step`` of ``steps`` steps, which are infinite for a training without end."""
+
+    def _schedulers(
+        self, optimizer: Optimizer, steps: float, steps_per_epoch: int, batches: int, monitor: tuple[str, str]
+    ) -> list[dict[str, Any]]:
+        """Torch's schedulers as Lightning takes them; an epoch has so many ``batches``."""
+        scheduler = LambdaLR(optimizer, lambda step: self.factor(step, steps, steps_per_epoch))
+        return [{"scheduler": scheduler, "interval": "step"}]
 
 
 @final
@@ -49,8 +60,7 @@ class WarmupCosine(Schedule):
 
     def __init__(self, warmup_epochs: float = 10, floor: float = 0.0) -> None:
         check_arguments(WarmupCosine.__init__, locals())
-        if not (math.isfinite(warmup_epochs) and warmup_epochs >= 0):
-            raise ValueError(f"warmup_epochs: expected a number >= 0, got {warmup_epochs}")
+        _check_warmup(warmup_epochs)
         if not 0 <= floor <= 1:
             raise ValueError(f"floor: expected a factor in [0, 1], got {floor}")
         self.warmup_epochs = warmup_epochs
@@ -69,3 +79,106 @@ class WarmupCosine(Schedule):
             return (step + 1) / warmup
         progress = min(1.0, (step - warmup) / (steps - warmup))
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * progress)) / 2
+
+
+@final
+class MultiStep(Schedule):
+    """Multiply the rate by ``gamma`` at each of the milestones, perhaps after a linear warm-up.
+
+    ValueError is raised if an argument is out of range.
+
+    Parameters
+    ----------
+    milestones
+        Numbers of epochs, increasing and above 0.
+    gamma
+        Factor at each of them, in (0, 1].
+    warmup_epochs
+        Length of the warm-up, at least 0.
+    warmup_per
+        Whether the rate rises with each ``"step"``, as for :class:`WarmupCosine`, or with each ``"epoch"``: the first
+        of n epochs has 1/n of the rate.
+
+    Examples
+    --------
+    >>> schedule = MultiStep([3, 4], warmup_epochs=2, warmup_per="epoch")
+    >>> [round(schedule.factor(step, 20, 4), 3) for step in (0, 3, 4, 11, 12, 16)]
+    [0.5, 0.5, 1.0, 1.0, 0.1, 0.01]
+    """
+
+    def __init__(
+        self,
+        milestones: Sequence[float],
+        gamma: float = 0.1,
+        warmup_epochs: float = 0,
+        warmup_per: Literal["step", "epoch"] = "step",
+    ) -> None:
+        check_arguments(MultiStep.__init__, locals())
+        if not all(low < high < math.inf for low, high in zip([0, *milestones], milestones, strict=False)):
+            raise ValueError(f"milestones: expected increasing numbers above 0, got {milestones}")
+        _check_gamma(gamma)
+        _check_warmup(warmup_epochs)
+        check_choice("warmup_per", warmup_per, ("step", "epoch"))
+        self.milestones, self.gamma = tuple(milestones), gamma
+        self.warmup_epochs, self.warmup_per = warmup_epochs, warmup_per
+
+    def factor(self, step: int, steps: float, steps_per_epoch: int) -> float:
+        """Return gamma to the number of milestones passed, times the share of the warm-up that is done."""
+        check_arguments(MultiStep.factor, locals())
+        begun = step + 1 if self.warmup_per == "step" else (step // steps_per_epoch + 1) * steps_per_epoch
+        passed = sum(step >= round(milestone * steps_per_epoch) for milestone in self.milestones)
+        return float(min(1.0, begun / max(1, round(self.warmup_epochs * steps_per_epoch))) * self.gamma**passed)
+
+
+@final
+class Plateau(Schedule):
+    """Multiply the rate by ``gamma`` where validation has not become better for more than ``patience`` epochs.
+
+    Watched is the task's :attr:`~lieattn.train.PointSetTask.monitor` at the end of each epoch, by torch's
+    ``ReduceLROnPlateau`` with its threshold; ``lieattn compare``, which has no epochs, refuses it. ValueError is raised
+    if an argument is out of range.
+
+    Parameters
+    ----------
+    patience
+        Epochs, at least 0.
+    gamma
+        Factor, in (0, 1].
+    warmup_epochs
+        Length of a linear warm-up at the beginning, per step as for :class:`WarmupCosine`.
+    """
+
+    def __init__(self, patience: int = 10, gamma: float = 0.1, warmup_epochs: float = 0) -> None:
+        check_arguments(Plateau.__init__, locals())
+        check_count("patience", patience, least=0)
+        _check_gamma(gamma)
+        _check_warmup(warmup_epochs)
+        self.patience, self.gamma, self.warmup_epochs = patience, gamma, warmup_epochs
+
+    def factor(self, step: int, steps: float, steps_per_epoch: int) -> float:
+        """Return the share of the warm-up that is done; what validation takes off comes on top of it."""
+        check_arguments(Plateau.factor, locals())
+        return min(1.0, (step + 1) / max(1, round(self.warmup_epochs * steps_per_epoch)))
+
+    def _schedulers(
+        self, optimizer: Optimizer, steps: float, steps_per_epoch: int, batches: int, monitor: tuple[str, str]
+    ) -> list[dict[str, Any]]:
+        warmup = round(self.warmup_epochs * steps_per_epoch)
+        found: list[dict[str, Any]] = []
+        if warmup > 1:
+            # It multiplies the present rate, so that the two can share it.
+            found.append({"scheduler": LinearLR(optimizer, 1 / warmup, 1.0, warmup - 1), "interval": "step"})
+        plateau = ReduceLROnPlateau(optimizer, mode=monitor[1], factor=self.gamma, patience=self.patience)
+        # Behind the last batch and its validation: at the end of an epoch it would come after the checkpoint.
+        place = {"interval": "step", "frequency": batches, "monitor": monitor[0], "reduce_on_plateau": True}
+        return [*found, {"scheduler": plateau, **place}]
+
+
+def _check_warmup(epochs: float) -> None:
+    if not (math.isfinite(epochs) and epochs >= 0):
+        raise ValueError(f"warmup_epochs: expected a number >= 0, got {epochs}")
+
+
+def _check_gamma(gamma: float) -> None:
+    if not 0 < gamma <= 1:
+        raise ValueError(f"gamma: expected a factor in (0, 1], got {gamma}")

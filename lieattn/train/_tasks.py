@@ -6,7 +6,8 @@ import copy
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -17,7 +18,6 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 from torch_geometric.data import Batch, Data
 from torchmetrics import MeanMetric
 
@@ -35,7 +35,7 @@ from lieattn.train._checkpoint import (
     describe_input,
 )
 from lieattn.train._data import random_state, set_random_state
-from lieattn.train._schedule import Constant, Schedule
+from lieattn.train._schedule import Constant, Plateau, Schedule
 from lieattn.train._weights import counted, degrees, squared_sine, target_weights, weighted_mean
 
 OptimizerFactory = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]
@@ -62,6 +62,9 @@ class PointSetTask(Recorded, LightningModule, ABC):
         Makes the optimizer from the parameters; Adam at 1e-3 with weight decay 1e-4 by default.
     schedule
         How the learning rate changes over the steps; constant by default.
+    no_decay
+        Patterns of the names of parameters without weight decay, such as ``["*bias", "*norm*"]``. UsageError is raised
+        in training if there is none of a name.
 
     Raises
     ------
@@ -73,12 +76,17 @@ class PointSetTask(Recorded, LightningModule, ABC):
     """Logged number that is best where it is largest or smallest, and which of the two: ``"max"`` or ``"min"``."""
 
     def __init__(
-        self, network: nn.Module, optimizer: OptimizerFactory | None = None, schedule: Schedule | None = None
+        self,
+        network: nn.Module,
+        optimizer: OptimizerFactory | None = None,
+        schedule: Schedule | None = None,
+        no_decay: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.network = network
         self.make_optimizer = optimizer or partial(torch.optim.Adam, lr=1e-3, weight_decay=1e-4)
         self.schedule = schedule or Constant()
+        self.no_decay = tuple(no_decay)
         self.config: dict[str, Any] = {}
         self._input: dict[str, Any] | None = None
         self._random: list[dict[str, Any]] | None = None
@@ -126,16 +134,31 @@ class PointSetTask(Recorded, LightningModule, ABC):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Make the optimizer, and the schedule if the rate changes."""
         try:
-            optimizer = self.make_optimizer(self.parameters())
+            optimizer = self.make_optimizer(self._parameter_groups())
         except (TypeError, ValueError) as error:
             raise UsageError(f"optimizer: {error}") from error
         if isinstance(self.schedule, Constant) or cast(Any, self.trainer).fast_dev_run:  # too short for a warm-up
             return optimizer
         self.trainer.fit_loop.setup_data()  # which counts the batches
         steps = float(self.trainer.estimated_stepping_batches)
-        per_epoch = math.ceil(self.trainer.num_training_batches / self.trainer.accumulate_grad_batches)
-        scheduler = LambdaLR(optimizer, lambda step: self.schedule.factor(step, steps, per_epoch))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        batches = int(self.trainer.num_training_batches)
+        per_epoch = math.ceil(batches / self.trainer.accumulate_grad_batches)
+        if isinstance(self.schedule, Plateau) and not self.trainer.enable_validation:
+            raise UsageError("schedule: a plateau is one of the validation: give data.val")
+        return [optimizer], self.schedule._schedulers(optimizer, steps, per_epoch, batches, self.monitor)
+
+    def _parameter_groups(self) -> list[Any]:
+        """All parameters, those without weight decay in a group of their own."""
+        named = dict(self.named_parameters())
+        if not self.no_decay:
+            return list(named.values())
+        free: set[str] = set()
+        for pattern in self.no_decay:
+            if not (found := {name for name in named if fnmatchcase(name, pattern)}):
+                raise UsageError(f"no_decay: no parameter is called {pattern!r}; one is {next(iter(named))!r}")
+            free |= found
+        decayed = {"params": [weight for name, weight in named.items() if name not in free]}
+        return [decayed, {"params": [weight for name, weight in named.items() if name in free], "weight_decay": 0.0}]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the entry ``"lieattn"``: configuration, group, kind of input, random generators, digests.
@@ -165,7 +188,7 @@ class PointSetTask(Recorded, LightningModule, ABC):
     def _made(self) -> Any:
         """How this task is made again where no configuration says so, or why it cannot be, in words."""
         try:
-            return describe(self, without=("optimizer", "schedule"))
+            return describe(self, without=("optimizer", "schedule", "no_decay"))
         except ValueError as error:
             return str(error)
 
@@ -217,7 +240,7 @@ class PointSetClassifier(PointSetTask):
         than one. The loss is the mean over them, and the accuracy counts each by itself.
     label_smoothing
         Share of a label that training spreads evenly over all classes.
-    optimizer, schedule
+    optimizer, schedule, no_decay
         See :class:`~lieattn.train.PointSetTask`, also for checkpoints and continuation.
     """
 
@@ -231,9 +254,10 @@ class PointSetClassifier(PointSetTask):
         schedule: Schedule | None = None,
         labels: int = 1,
         label_smoothing: float = 0.0,
+        no_decay: Sequence[str] = (),
     ) -> None:
         check_arguments(PointSetClassifier.__init__, locals())
-        super().__init__(network, optimizer, schedule)
+        super().__init__(network, optimizer, schedule, no_decay)
         for name, count, least in (("classes", classes, 2), ("labels", labels, 1)):
             if count < least:
                 raise ValueError(f"{name}: expected at least {least}, got {count}")
@@ -318,7 +342,7 @@ class PointSetRegressor(PointSetTask):
     scale_of
         Target whose scale another one takes instead of its own, such as ``{"energy": "force"}``, which a force that
         is a gradient of the energy needs; ``{"y": "none"}`` leaves the unit of y alone.
-    optimizer, schedule
+    optimizer, schedule, no_decay
         See :class:`~lieattn.train.PointSetTask`, also for checkpoints and continuation.
     """
 
@@ -333,9 +357,10 @@ class PointSetRegressor(PointSetTask):
         scale_of: dict[str, str] | None = None,
         optimizer: OptimizerFactory | None = None,
         schedule: Schedule | None = None,
+        no_decay: Sequence[str] = (),
     ) -> None:
         check_arguments(PointSetRegressor.__init__, locals())
-        super().__init__(network, optimizer, schedule)
+        super().__init__(network, optimizer, schedule, no_decay)
         self.targets = {targets: 1.0} if isinstance(targets, str) else dict(targets)
         if loss not in _LOSSES:
             raise ValueError(f"loss: expected one of {sorted(_LOSSES)}, got {loss!r}")

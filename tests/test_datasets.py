@@ -515,6 +515,7 @@ class TestTransforms:
             ld.RandomRotatePoints(1),
             ld.TransformPoints([[1, 0], [0, -1]]),
             ld.RotateImage(0.3),
+            ld.RandomCrop(1),
             ld.Standardize(0.5, 0.5),
             ld.PermutePoints(1),
         ]
@@ -565,6 +566,26 @@ class TestTransforms:
         assert torch.equal(first, epoch(0))
         assert not torch.equal(first, epoch(1))
 
+    def test_crops_of_a_turned_image_are_the_turned_crops(self):
+        image = torch.rand(4, 4, generator=torch.Generator().manual_seed(0))
+        turns = [lambda x, m=m, r=r: torch.rot90(x.flip(1) if m else x, r) for m in (0, 1) for r in range(4)]
+
+        def crops(source, flip):
+            torch.manual_seed(0)
+            transform, data = ld.RandomCrop(1, flip=flip), ld.image_to_data(source)
+            return {ld.data_to_image(transform(data))[..., 0] for _ in range(300)}
+
+        def distinct(images):
+            return {tuple(found.flatten().tolist()) for found in images}
+
+        plain, mirrored = crops(image, False), crops(image, True)
+        assert [len(distinct(plain)), len(distinct(mirrored))] == [9, 18]
+        assert {tuple(image.flatten().tolist()), tuple(image.flip(1).flatten().tolist())} < distinct(mirrored)
+        for turn in turns:
+            assert distinct(crops(turn(image), False)) == distinct(map(turn, plain))
+            halves = [torch.rot90(turn(found), 2 * half) for found in mirrored for half in (0, 1)]
+            assert distinct(crops(turn(image), True)) < distinct(halves)
+
     def test_permutation_keeps_the_set(self):
         data = ld.image_to_data(COLOR[0])
         permuted = ld.PermutePoints(3)(data)
@@ -578,6 +599,8 @@ class TestTransforms:
         ("make", "message"),
         [
             (lambda: ld.RotatePoints(math.nan), "angle must be finite, in radians, got nan"),
+            (lambda: ld.RandomCrop(-1), "padding must not be negative, got -1"),
+            (lambda: ld.RandomCrop()(ld.RotatePoints(1.0)(ld.image_to_data(GRAY[0]))), "not the upright"),
             (lambda: ld.RotateImage(math.inf), "angle must be finite"),
             (lambda: ld.RotateImage(0, order=6), "order must be 0, 1, 2, 3, 4 or 5, got 6"),
             (lambda: ld.RandomRotatePoints(-1), "seed must not be negative, got -1"),

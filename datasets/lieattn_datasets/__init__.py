@@ -30,6 +30,7 @@ from lieattn_datasets._spherical_mnist import SphericalMNIST
 from lieattn_datasets._springs import Springs, simulate_springs, spring_energy
 from lieattn_datasets._transforms import (
     PermutePoints,
+    RandomCrop,
     RandomRotatePoints,
     RotateImage,
     RotatePoints,
@@ -77,6 +78,7 @@ __all__ = [
     "ProceduralShapes",
     "QM9Subset",
     "RMD17Subset",
+    "RandomCrop",
     "RandomRotateFields",
     "RandomRotatePoints",
     "RotateImage",

@@ -188,6 +188,47 @@ class RotateImage:
         return f"RotateImage({self.angle}, order={self.order})"
 
 
+class RandomCrop:
+    """Cut an image of the same size out of the padded one at random, and mirror it left to right half of the time.
+
+    Pixels move by whole steps, so nothing is resampled: the crops of a turned image are the turned crops, mirrored ones
+    up to half a turn. Positions and raster stay as they are. Draws come from torch's generator.
+
+    Parameters
+    ----------
+    padding
+        Rows and columns of zeros on every side, at least 0. Zeros are black before :class:`Standardize`.
+    flip
+        Whether to mirror.
+
+    Raises
+    ------
+    ValueError
+        If the padding is negative, or (when called) the data is not one upright image.
+    """
+
+    def __init__(self, padding: int = 4, flip: bool = True) -> None:
+        check_arguments(RandomCrop.__init__, locals())
+        if padding < 0:
+            raise ValueError(f"padding must not be negative, got {padding}")
+        self.padding, self.flip = padding, flip
+
+    def __call__(self, data: Data) -> Data:
+        check_arguments(RandomCrop.__call__, locals())
+        image, pad = data_to_image(data), self.padding
+        row, column = torch.randint(2 * pad + 1, (2,)).tolist()
+        padded = torch.nn.functional.pad(image, (0, 0, pad, pad, pad, pad))
+        cut = padded[row : row + image.shape[0], column : column + image.shape[1]]
+        if self.flip and torch.rand(()) < 0.5:
+            cut = cut.flip(1)
+        cropped = copy.copy(data)
+        cropped.x = cut.reshape(data.x.shape)
+        return cropped
+
+    def __repr__(self) -> str:
+        return f"RandomCrop({self.padding}, flip={self.flip})"
+
+
 class Standardize:
     """Subtract a mean from each channel of ``x`` and divide by a standard deviation.
 

@@ -513,6 +513,7 @@ class TestTransforms:
         transforms = [
             ld.RotatePoints(1.0),
             ld.RandomRotatePoints(1),
+            ld.RandomScalePoints(1),
             ld.TransformPoints([[1, 0], [0, -1]]),
             ld.RotateImage(0.3),
             ld.RandomCrop(1),
@@ -552,6 +553,21 @@ class TestTransforms:
             transform.set_epoch(epoch)
             epochs.append(angles(transform, 3))
         assert epochs[0] == epochs[2] != epochs[1]
+
+    def test_scaled_digits(self):
+        """Dilated by factors whose logarithms fill the range evenly; intensities stay."""
+        digit = ld.Digits("test")[0]
+        transform = ld.RandomScalePoints(5, least=0.5, most=4.0)
+        scaled = [transform(digit) for _ in range(300)]
+        factors = np.array([float(data.pos[0, 0] / digit.pos[0, 0]) for data in scaled])
+        for data, factor in zip(scaled[:5], factors, strict=False):
+            torch.testing.assert_close(data.pos, digit.pos * factor)
+            assert torch.equal(data.x, digit.x)
+        assert factors.min() > 0.5
+        assert factors.max() < 4.0
+        assert np.histogram(np.log2(factors), bins=3, range=(-1, 2))[0] == pytest.approx([100] * 3, abs=25)
+        again = ld.RandomScalePoints(5, least=0.5, most=4.0)
+        assert torch.equal(again(digit).pos, scaled[0].pos)
 
     def test_random_rotation_in_workers(self):
         dataset = small_images(8).with_transform(ld.RandomRotatePoints(1))
@@ -605,6 +621,8 @@ class TestTransforms:
             (lambda: ld.RotateImage(0, order=6), "order must be 0, 1, 2, 3, 4 or 5, got 6"),
             (lambda: ld.RandomRotatePoints(-1), "seed must not be negative, got -1"),
             (lambda: ld.RandomRotatePoints(0, max_angle=-1), "max_angle must be finite and not negative"),
+            (lambda: ld.RandomScalePoints(least=2.0, most=1.0), "0 < least <= most, got 2.0 and 1.0"),
+            (lambda: ld.RandomScalePoints(least=0.0), "0 < least <= most, got 0.0"),
             (lambda: ld.RandomRotatePoints().set_epoch(-1), "epoch must not be negative"),
             (lambda: ld.RandomRotatePoints()(Batch.from_data_list([Data()])), "got a Batch"),
             (lambda: ld.TransformPoints([[1, 2]]), r"must be square, got shape \(1, 2\)"),

@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
+from torch_geometric.data import Data
 
 from lieattn.bench import _scales
 from lieattn.geometry import LiftedGraph, Radius, ScaleFrames, lift, point_clouds
 from lieattn.groups import SO, cyclic, dihedral, octahedral, trivial
+from lieattn.models import GSANet, GSAReadout
 from lieattn.nn import LieBlock, LieConvolution, LieSelfAttention
 from lieattn.ops import RelativeTerms, group_attention
 from lieattn.testing import TOLERANCE, randomize, relative_error
@@ -173,6 +175,52 @@ def test_clouds_do_not_see_each_other():
         assert relative_error(alone, together[mine]) < TOLERANCE[F64]
 
 
+# --- a whole GSA-Net ------------------------------------------------------------------------------------------
+
+
+def gsa(group, **options):
+    torch.manual_seed(0)
+    network = GSANet(
+        ScaleFrames(group, **FIBER), CHANNELS, 3, neighborhood=Radius(0.9), channels=8, blocks=(2,), heads=2, **options
+    )
+    return randomize(network).eval()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(F64, TOLERANCE[F64]), (torch.float32, 1e-5)])
+def test_a_gsa_net_moves_up_by_one_scale(dtype, tolerance):
+    """GSA-Nets, Appendix E: exactly, with all normalizations, on the scales that no missing key has reached."""
+    group = GROUPS["C4"]
+    pos, x, batch = cloud(group, points=16)
+    network = gsa(group).to(dtype)
+    small, large = (
+        network.field(Data(x=x.to(dtype), pos=(factor * pos).to(dtype), batch=batch)) for factor in (1.0, FIBER["base"])
+    )
+    small, large = (found.graph.by_level(found.x) for found in (small, large))
+    error = [relative_error(large[:, k + 1], small[:, k]) for k in range(5)]
+    assert error[2] < tolerance
+    assert min(error[0], error[4]) > 1e-3
+    assert relative_error(large[:, 2], small[:, 2]) > 1e-3  # control: without the shift
+
+
+@pytest.mark.parametrize("order", ["points_first", "frames_first"])
+@pytest.mark.parametrize("pool", ["sum", "none"])
+def test_outputs_of_a_gsa_net_are_maxima_over_scales_too(order, pool):
+    group = GROUPS["C4"]
+    pos, x, batch = cloud(group, points=16)
+    network = gsa(group, readout=GSAReadout(pool, order)).double()
+    data = Data(x=x, pos=pos, batch=batch)
+    field = network.field(data)
+    scores = field.graph.by_level(field.x @ network.head.weight.T)  # [points, levels, fiber, outputs]
+    clouds = point_clouds(data)
+    if pool == "none":
+        expected = scores.amax((1, 2))
+    elif order == "frames_first":
+        expected = clouds.sum(scores.amax((1, 2)))
+    else:
+        expected = clouds.sum(scores).amax((1, 2))
+    torch.testing.assert_close(network(data), expected)
+
+
 # --- the measure ----------------------------------------------------------------------------------------------
 
 
@@ -314,10 +362,12 @@ def test_bad_arguments():
 def test_the_table_of_errors_at_the_ends(monkeypatch):
     """The table of docs/exactness.md, on smaller clouds: exact inside, and not at the ends."""
     monkeypatch.setattr(_scales, "POINTS", 15)
-    records = {(record.case, record.way): record.error for record in _scales.run(2)}
+    found = _scales.run(1)
+    records = {(record.case, record.way): record.error for record in found}
     for layers in range(4):
         inside = range(layers, 6 - layers)
         for k in range(6):
             error = records[f"lifting + {layers}", f"k={k}"]
             assert (error < 1e-10) == (k in inside)
-    assert _scales.table(_scales.run(1)).count("\n") == 5
+            assert (records[f"GSA-Net, blocks: {layers}", f"k={k}"] < 1e-10) == (k in inside)
+    assert _scales.table(found).count("\n") == 9

@@ -133,6 +133,52 @@ class RandomRotatePoints(RandomTransform):
         return f"RandomRotatePoints(seed={self.seed}, max_angle={self.max_angle})"
 
 
+class RandomScalePoints(RandomTransform):
+    """Dilate the points of each cloud about the origin by a random factor, such as images by their center.
+
+    Like rotations (:class:`RotatePoints`) dilations of a point set are exact: no pixel is resampled. For one fixed
+    factor s take ``TransformPoints([[s, 0], [0, s]])``.
+
+    Parameters
+    ----------
+    seed
+        As of :class:`RandomRotatePoints`.
+    least, most
+        The logarithm of the factor is uniform between those of the two.
+
+    Raises
+    ------
+    ValueError
+        If the seed is negative, the factors are not 0 < least <= most, or (when called) the data is a batch: its
+        clouds would share one factor.
+
+    Examples
+    --------
+    >>> from torch_geometric.data import Data
+    >>> RandomScalePoints(least=2.0, most=2.0)(Data(pos=torch.tensor([[1.0, 0.5]]))).pos
+    tensor([[2., 1.]])
+    """
+
+    def __init__(self, seed: int = 0, least: float = 0.5, most: float = 2.0) -> None:
+        check_arguments(RandomScalePoints.__init__, locals())
+        super().__init__(seed)
+        if not 0 < least <= most < math.inf:
+            raise ValueError(f"least and most must be finite with 0 < least <= most, got {least} and {most}")
+        self.least, self.most = least, most
+
+    def __call__(self, data: Data) -> Data:
+        check_arguments(RandomScalePoints.__call__, locals())
+        if isinstance(data, Batch):
+            raise ValueError("data must be one cloud, got a Batch, whose clouds would share one factor")
+        factor = self.least * (self.most / self.least) ** self._stream().uniform()
+        dilated = copy.copy(data)
+        dilated.pos = factor * check_attribute(data, "pos")
+        return dilated
+
+    def __repr__(self) -> str:
+        return f"RandomScalePoints(seed={self.seed}, least={self.least}, most={self.most})"
+
+
 class RotateImage:
     """Rotate an image by resampling it on its own grid: for comparison with :class:`RotatePoints`.
 

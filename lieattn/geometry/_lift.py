@@ -167,6 +167,14 @@ class LiftedGraph(PointClouds):
         check_is("x", x, Tensor)
         return x.unflatten(0, (-1, self.levels))
 
+    @property
+    def scales(self) -> PointClouds:
+        """The nodes with each scale of a cloud as a cloud of its own, with the index cloud · levels + k."""
+        if self.levels == 1:
+            return self
+        batch = self.batch * self.levels + torch.arange(self.num_points, device=self.device) % self.levels
+        return PointClouds(pos=self.pos, batch=batch, num_clouds=self.num_clouds * self.levels)
+
     def at(self, pos: Tensor) -> LiftedGraph:
         """The same lists and frames with the points elsewhere, see :meth:`RelativeElements.at`."""
         return replace(self, pos=pos, relative=self.relative.at(pos))
@@ -197,16 +205,8 @@ class LiftedGraph(PointClouds):
         clouds = PointClouds(pos=pos[:, :dim], batch=batch, num_clouds=self.num_clouds, cell=self.cell, pbc=self.pbc)
         neighbors = find_neighbors(clouds, neighborhood)
         pose, elements = (None if x is None else x[kept] for x in (self.relative.pose, self.relative.elements))
-        own = replace(
-            self.relative,
-            pos=pos,
-            batch=batch,
-            neighbors=neighbors,
-            pose=pose,
-            elements=elements,
-            given=None,
-            cutoff=getattr(neighborhood, "cutoff", None),
-        )
+        own = replace(self.relative, given=None, cutoff=getattr(neighborhood, "cutoff", None))
+        own = replace(own, pos=pos, batch=batch, neighbors=neighbors, pose=pose, elements=elements)
         return replace(self, pos=pos, batch=batch, grid=None, edge_index=None, log_measure=None, relative=own)
 
     @staticmethod

@@ -91,7 +91,8 @@ class Symmetry:
         if chosen is None:
             return cls(group)
         if isinstance(chosen, ScaleFrames):
-            return cls(chosen.group)
+            what = f"dilations by {chosen.base:g} move the field up by one of {chosen.levels} scales, save at the ends"
+            return cls(chosen.group, notes=(what,))
         if isinstance(chosen, FiniteGroup) and shifts is not None:
             return cls(chosen)
         if isinstance(chosen, PrincipalFrames):

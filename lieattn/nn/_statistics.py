@@ -21,7 +21,7 @@ from lieattn._checks import (
     check_positive,
     check_tensor,
 )
-from lieattn.geometry import PointClouds, pooling_cells
+from lieattn.geometry import LiftedGraph, PointClouds, pooling_cells
 
 Reduction = Literal["sum", "mean", "max"]
 Inexact = Literal["refuse", "warn", "allow"]
@@ -184,7 +184,8 @@ class _Affine(nn.Module):
 class CloudNorm(_Affine):
     """Joint normalization of GSA-Nets: over all points, frames and channels of a cloud together.
 
-    Population variance, ``eps`` inside the square root, then a gain and a shift for each channel.
+    Population variance, ``eps`` inside the square root, then a gain and a shift for each channel. On a fiber of scales
+    each scale is normalized by itself, so that what is missing at its ends stays there.
 
     **Equivariance.** Statistics are sums over points and frames, so it commutes with any group and permutation.
     """
@@ -199,6 +200,7 @@ class CloudNorm(_Affine):
         check_features(x, self.weight)
         if x.ndim == 0 or x.shape[0] != graph.num_points or x.shape[-1] != len(self.weight):
             raise ValueError(f"x: expected [points={graph.num_points}, *, {len(self.weight)}], got {tuple(x.shape)}")
+        graph = graph.scales if isinstance(graph, LiftedGraph) else graph
         wide = x if x.dtype == torch.float64 else x.float()
         per_point = wide.flatten(1)
         counts = graph.counts.clamp(min=1) * per_point.shape[1]

@@ -173,7 +173,7 @@ class GSAOptions:
 
 
 class GSAHead(nn.Linear):
-    """Linear map of every element without bias, pooled over the points, and the maximum over the frames.
+    """Linear map of every element without bias, pooled over the points, and the maximum over the frames and scales.
 
     Parameters
     ----------
@@ -193,7 +193,12 @@ class GSAHead(nn.Linear):
         """Field ``[points, fiber, in_features]`` to ``[clouds, out_features]``, or ``[points, out_features]``."""
         y: Tensor = super().forward(input)
         if self.pool == "none":
-            return self.fiber_pool(y)
+            return self._maximum(y, graph)
         if self.order == "frames_first":
-            return self.cloud_pool(self.fiber_pool(y), graph)
-        return self.fiber_pool(self.cloud_pool(y, graph))
+            pooled = self.cloud_pool(graph.spread(self._maximum(y, graph)), graph.scales)
+            return graph.by_level(pooled)[:, 0]
+        return self._maximum(self.cloud_pool(y, graph.scales), graph)
+
+    def _maximum(self, y: Tensor, graph: LiftedGraph) -> Tensor:
+        """Over the frames of all scales of the points or clouds."""
+        return self.fiber_pool(graph.by_level(y).flatten(1, 2))

@@ -1,6 +1,9 @@
 """Affine Self Convolution: equivariance on clouds and grids, what it reduces to, and the networks of the paper."""
 
 import math
+from dataclasses import replace
+from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -39,12 +42,19 @@ KINDS = {
     "stand-alone": StandAloneSelfAttention,
     "lifting": LiftingAffineSelfConvolution,
 }
+VARIANTS = {
+    **KINDS,
+    "full": partial(AffineSelfConvolution, full_psi=True),
+    "pairwise": partial(StandAloneSelfAttention, pairwise=True),
+    "full and pairwise": partial(SimpleAffineSelfConvolution, full_psi=True, pairwise=True),
+}
 dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 
 
 def layer_of(kind, group, positions=SMOOTH, dtype=torch.float64, **options):
-    layer = KINDS[kind](group, CHANNELS, 4, positions, **{"channels": WIDTH, "heads": HEADS, **options})
-    return randomize(layer.to(dtype))
+    layer = VARIANTS[kind](group, CHANNELS, 4, positions, **{"channels": WIDTH, "heads": HEADS, **options})
+    # Matrices of WIDTH columns sum as many numbers, in float32 with their rounding.
+    return randomize(layer.to(dtype), spread=0.2 if layer.full_psi else 0.5)
 
 
 def field(kind, group, points, dtype=torch.float64):
@@ -58,7 +68,7 @@ def field(kind, group, points, dtype=torch.float64):
 @pytest.mark.usefixtures("every_backend")
 @dtypes
 @pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", VARIANTS)
 def test_layers_commute_with_the_group(kind, group, dtype):
     layer, x = layer_of(kind, group, dtype=dtype), field(kind, group, 12, dtype)
     pos, batch = torch.randn(12, group.dim, dtype=torch.float64).to(dtype), torch.arange(12) % 2
@@ -129,7 +139,7 @@ def test_isolated_coincident_and_no_points_are_finite(kind, points):
     assert points == 0 or torch.isfinite(pos.grad).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", VARIANTS)
 def test_gradients_of_positions_twice(kind):
     group = cyclic(3)
     layer, x = layer_of(kind, group), field(kind, group, 4)
@@ -249,6 +259,108 @@ def test_image_batches_of_different_sizes():
     apart = torch.cat([layer(x, graph) for x, graph in zip(xs, graphs, strict=True)])
     together = layer(torch.cat(xs), graphs[0].collate(graphs))
     torch.testing.assert_close(together, apart, rtol=1e-12, atol=1e-12)
+
+
+# --- full matrices and pairwise scores ------------------------------------------------------------------------
+
+
+def literal(layer, x, group, sides, *, full, pairwise):
+    """The layer in loops over points, frames, offsets and frames: one affine map of one pair of elements at a time."""
+    places = [(right, sides[0] - 1 - row) for row in range(sides[0]) for right in range(sides[1])]
+    offsets = torch.tensor(layer.positions.offsets, dtype=torch.float64)
+    out = x.new_zeros(len(x), group.order, layer.channels)
+    embedded = layer.query(x), layer.key(x), layer.value(x)
+
+    def affine(psi, beta, f, h, m, offset):
+        """One term of A(h, x; y), with psi and beta at h⁻¹m and h⁻¹(y - x)."""
+        seen = group.elements[group.inverse_index[h]] @ offset
+        row = int((offsets - seen).norm(dim=1).argmin())
+        factor = psi[group.relative_index[h, m], row]
+        return factor @ f if full else factor * f, beta[row]
+
+    for i, h in product(range(len(x)), range(group.order)):
+        query = layer.query_map.beta
+        for m in range(group.order):
+            factor = layer.query_map.psi[group.relative_index[h, m]]
+            query = query + (factor @ embedded[0][i, m] if full else factor * embedded[0][i, m])
+        keys, values = [], []
+        for offset in offsets:
+            there = (places[i][0] + int(offset[0]), places[i][1] + int(offset[1]))
+            if there not in places and layer.positions.border == "mask":
+                continue
+            for signal, map_of, found in ((1, layer.key_map, keys), (2, layer.value_map, values)):
+                terms = [
+                    affine(map_of.psi, map_of.beta, f, h, m, offset)
+                    for m in range(group.order)
+                    for f in [embedded[signal][places.index(there), m] if there in places else torch.zeros_like(query)]
+                ]
+                if pairwise:
+                    found += [product + beta for product, beta in terms]
+                else:
+                    found.append(sum(product for product, _ in terms) + terms[0][1])
+        query, keys, values = (t.unflatten(-1, (HEADS, -1)) for t in (query, torch.stack(keys), torch.stack(values)))
+        alpha = ((query * keys).sum(-1) / layer.channels).softmax(0)
+        out[i, h] = (alpha[..., None] * values).sum(0).flatten()
+    return layer.output(out)
+
+
+@pytest.mark.usefixtures("every_backend")
+@pytest.mark.parametrize(("border", "group"), [("zero", "C4"), ("mask", "D3"), ("zero", "D4")])
+@pytest.mark.parametrize("pairwise", [False, True], ids=["positions", "pairs"])
+@pytest.mark.parametrize("full", [False, True], ids=["factors", "matrices"])
+def test_layers_are_their_formula(full, pairwise, border, group):
+    group, sides = SMALL_GROUPS[group], (2, 3)
+    table = RelativePositionTable.square(3, border=border)
+    if group.order == 6:  # whose turns leave the lattice: one offset
+        table = RelativePositionTable(((0.0, 0.0),))
+    layer = layer_of("affine", group, table, full_psi=full, pairwise=pairwise)
+    x = field("affine", group, 6)
+    graph = lift(pixel_positions(*sides, dtype=torch.float64), group, PixelSquare(3 if len(table.offsets) > 1 else 1))
+    with torch.no_grad():
+        wanted = literal(layer, x, group, sides, full=full, pairwise=pairwise)
+        torch.testing.assert_close(layer(x, graph), wanted, rtol=1e-11, atol=1e-11)
+
+
+def test_diagonal_matrices_are_factors():
+    group, table = dihedral(4), RelativePositionTable.square(3, border="zero")
+    layer, full = (layer_of("affine", group, table, full_psi=full) for full in (False, True))
+    state = {
+        name: torch.diag_embed(value) if name.endswith("psi") else value for name, value in layer.state_dict().items()
+    }
+    full.load_state_dict(state)
+    x, graph = field("affine", group, 12), lift(pixel_positions(3, 4, dtype=torch.float64), group, PixelSquare(3))
+    torch.testing.assert_close(full(x, graph), layer(x, graph), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(full.weights(x, graph), layer.weights(x, graph), rtol=1e-12, atol=1e-12)
+
+
+def test_alpha_1_and_a_full_psi_is_group_convolution():
+    """Without scores, a full psi is the kernel of a group convolution, which mixes channels."""
+    group, table = cyclic(4), RelativePositionTable.square(3)
+    affine = randomize(table.affine_map(group, WIDTH, full=True).double())
+    with torch.no_grad():
+        affine.beta.zero_()
+    pixels = point_clouds(pixel_positions(5, 6, dtype=torch.float64), grid=torch.tensor([[5, 6]]))
+    graph = lift(pixels, group, PixelSquare(3))
+    x, edges = torch.randn(30, 4, WIDTH, dtype=torch.float64), table.edges(graph)
+    terms = replace(affine(graph), row=edges.index)
+    out, _ = group_attention(
+        None, None, x[:, :, None], edges.neighbors, pattern="pooled", normalize="none", terms=terms
+    )
+    convolution = GridGroupConvolution(group, WIDTH, WIDTH, 3, pad=1, measure=1.0).double()
+    with torch.no_grad():
+        for row, (right, up) in enumerate(torch.tensor(table.offsets).long().tolist()):
+            convolution.weight[..., 1 - up, 1 + right] = affine.psi[:, row].permute(1, 2, 0)
+    wanted = from_grid(convolution(to_grid(x, graph.grid)))
+    torch.testing.assert_close(out[:, :, 0], wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_full_matrices_start_with_the_variance_of_factors():
+    for positions in (RelativePositionTable.square(5), FourierFeatures()):
+        for full in (False, True):
+            layer = AffineSelfConvolution(cyclic(4), 4, 64, positions, full_psi=full)
+            psi, _ = layer.value_map.center()
+            moved = psi @ torch.randn(64, 999) if full else psi[..., None] * torch.randn(64, 999)
+            assert abs(float(moved.detach().std()) - 1) < 0.3
 
 
 # --- what it reduces to ---------------------------------------------------------------------------------------
@@ -527,6 +639,13 @@ def test_networks_are_invariant(group, layer, dtype):
     assert "exactly" in model.guarantee
 
 
+def test_networks_of_full_matrices_and_pairwise_scores_are_invariant_and_train():
+    model = network(dihedral(4), full_psi=True, pairwise=True)
+    assert change(model, dihedral(4)) < 1e-10
+    model.train()(torch.randn(2, 2, 8, 8, dtype=torch.float64)).sum().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
 @pytest.mark.parametrize("layer", ["affine", "convolution"])
 def test_strides_break_turns(layer):
     model = network(cyclic(4), layer=layer, downsampling="strided")
@@ -701,6 +820,7 @@ ERRORS = {
         ValueError,
         "offsets: the query is the affine map at displacement 0",
     ),
+    "no psi": (lambda: StandAloneSelfAttention(P4, 3, 4, SMOOTH, full_psi=True), ValueError, "full_psi: .* has no psi"),
     "narrow heads": (
         lambda: StandAloneSelfAttention(P4, 3, 1, SMOOTH),
         ValueError,
@@ -717,6 +837,11 @@ ERRORS = {
     "reduction": (lambda: GroupSqueezeExcite(4, 0), ValueError, "reduction: expected an integer"),
     "layer": (lambda: AffineSelfConvNet(P4, layer="mlp"), ValueError, "layer: expected one of"),
     "downsampling": (lambda: AffineSelfConvNet(P4, downsampling="max"), ValueError, "downsampling: expected one of"),
+    "scores of convolutions": (
+        lambda: AffineSelfConvNet(P4, layer="convolution", pairwise=True),
+        ValueError,
+        "full_psi, pairwise: are of attention, but layer is 'convolution'",
+    ),
     "odd sides": (
         lambda: AffineSelfConvNet(P4, layer="convolution")(torch.randn(1, 3, 6, 8)),
         ValueError,
@@ -753,8 +878,9 @@ def operands(fiber=4, **tables):
         ("pooled", {"displacement_bias": (4, 4, 2)}, "terms.displacement_bias: pattern 'pooled' adds it once"),
         ("pooled", {"psi": (3, 4, 2, 3)}, "query: expected one number of output frames everywhere, but query has 4"),
         ("framewise", {"key_psi": (4, 4, 2, 3)}, "terms.key_psi: frames attend alone"),
-        ("joint", {"key_psi": (4, 4, 2, 3)}, "terms.key_psi: is for the patterns 'pooled' and 'framewise'"),
-        ("query_sum", {"key_psi": (4, 4, 2, 3)}, "terms.key_psi: is for the patterns 'pooled' and 'framewise'"),
+        ("framewise", {"psi": (4, 1, 2, 3, 6)}, "terms.psi: a matrix of the channels of all heads is not for"),
+        ("pooled", {"psi": (4, 4, 2, 3, 3)}, r"terms.psi: expected shape .*, got \(25, 4, 4, 2, 3, 3\)"),
+        ("query_sum", {"key_psi": (4, 4, 2, 3)}, "terms.key_psi: keys have no factor with pattern 'query_sum'"),
         ("pooled", {"key_psi": (4, 4, 2, 2)}, "terms.key_psi: expected shape"),
     ],
 )

@@ -76,8 +76,8 @@ def lie(kernel="sum", **options):
     return lambda m: LieSelfAttention(CHANNELS, m.coordinates, heads=HEADS, kernel=kernel, hidden=5, **options)
 
 
-def affine(layer):
-    return lambda m: layer(m.group, CHANNELS, 4, FourierFeatures(hidden=6), channels=6, heads=HEADS)
+def affine(layer, **options):
+    return lambda m: layer(m.group, CHANNELS, 4, FourierFeatures(hidden=6), channels=6, heads=HEADS, **options)
 
 
 def rotary(values):
@@ -115,6 +115,7 @@ LAYERS = {
     "lifting, affine": affine(LiftingAffineSelfConvolution),
     "affine, simple": affine(SimpleAffineSelfConvolution),
     "affine, stand-alone": affine(StandAloneSelfAttention),
+    "affine, full": affine(AffineSelfConvolution, full_psi=True, pairwise=True),
     "convolution": lambda m: GroupConvolution(NetworkKernel(m.group, CHANNELS, 3)),
     "convolution, separable": lambda m: GroupConvolution(NetworkKernel(m.group, CHANNELS, 3, form="separable")),
     "lifting, convolution": lambda m: GroupConvolution(
@@ -166,7 +167,8 @@ def prepared(name, case, dtype, seed=0):
     pos, batch = case.draw(generator, dtype)
     graph = case.lift(pos, batch)
     # Tied maps sum over the fiber: with larger weights scores would reach thousands, and float32 rounds these by 1e-4.
-    spread = 0.5 if dtype == torch.float64 else min(0.5, 2 / graph.fiber**0.5)
+    terms = graph.fiber * (CHANNELS if "full" in name else 1)
+    spread = 0.5 if dtype == torch.float64 else min(0.5, 2 / terms**0.5)
     layer = randomize(LAYERS[name](Made(case, graph)).to(dtype), seed, spread)
     lifts = name.startswith("lifting")
     shape = (len(pos), CHANNELS) if lifts else (graph.num_points, graph.fiber, CHANNELS)

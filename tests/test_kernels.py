@@ -110,6 +110,19 @@ def test_pooled_equals_plain(terms, heads):
     assert_same(*(results(signals, neighbors, single, index, name, **options) for name in ("numba", "plain")), 1e-5)
 
 
+@pytest.mark.parametrize(
+    "names", [("key_psi_pairs", "positional_key", "psi_pairs", "beta_pairs"), ("key_psi", "pair_bias")]
+)
+def test_keys_of_elements_equal_plain(names):
+    """Joint attention to keys that have a factor for each pair of frames."""
+    signals, neighbors, tables, index = problem("joint", names)
+    assert explain(*signals, neighbors, terms=tables).backend == "numba"
+    rows = RelativeTerms(**{name: table[index] for name, table in tables.tables().items()})
+    for terms, at in ((tables, index), (rows, None)):
+        ours, theirs = (results(signals, neighbors, terms, at, n, pattern="joint") for n in ("numba", "plain"))
+        assert_same(ours, theirs)
+
+
 @pytest.mark.parametrize("indexed", [True, False])
 @pytest.mark.parametrize("threads", [2, 5])
 def test_pooled_threads(threads, indexed, monkeypatch):

@@ -15,11 +15,11 @@ from lieattn.ops import RelativeTerms, _pooled, backend, expand_kernel, explain,
 
 HEADS, DIM, VALUE = 2, 3, 4
 PATTERNS = ("joint", "framewise", "query_sum", "pooled")
-AFFINE_KEYS = ("key_psi", "key_psi_pairs")
+AFFINE_KEYS = ("key_psi", "key_psi_pairs", "key_psi_matrix")
 # Where output and query frame are one, a table of three frames is refused; see test_errors for all of these.
 REFUSED = {
-    "joint": ("fiber_key_3", *AFFINE_KEYS),
-    "framewise": ("fiber_key_3",),
+    "joint": ("fiber_key_3",),
+    "framewise": ("fiber_key_3", "key_psi_matrix", "psi_matrix"),
     "query_sum": AFFINE_KEYS,
     "pooled": ("fiber_key", "fiber_key_3", "fiber_bias"),
 }
@@ -35,6 +35,7 @@ TERMS = {
     "affine values of pairs": ("psi_pairs", "beta_pairs"),
     "affine keys": ("key_psi", "positional_key"),
     "affine keys of pairs": ("key_psi_pairs", "psi_pairs", "beta"),
+    "matrices": ("key_psi_matrix", "psi_matrix", "beta"),
     "all": ("positional_key", "pair_bias", "fiber_key", "fiber_bias", "psi", "beta_pairs", "key_psi_pairs"),
 }
 
@@ -81,6 +82,8 @@ def problem(pattern, names, fiber=3, points=7, dtype=torch.float64):
         "beta_pairs": ("beta", (types, fiber, added, HEADS, VALUE)),
         "key_psi": ("key_psi", (types, fiber, 1, HEADS, DIM)),
         "key_psi_pairs": ("key_psi", (types, fiber, keys, 1, DIM)),
+        "psi_matrix": ("psi", (types, fiber, keys, HEADS, VALUE, HEADS * VALUE)),
+        "key_psi_matrix": ("key_psi", (types, fiber, keys, HEADS, DIM, HEADS * DIM)),
     }
     names = [name for name in names if name not in REFUSED.get(pattern, ())]
     terms = RelativeTerms(**{tables[name][0]: draw(*tables[name][1]) for name in names}, row=index)
@@ -153,7 +156,7 @@ def with_axes_of_size_one(pattern, with_query, seed):
         shapes["positional_key"] = (outs, HEADS, DIM)
     if with_query and not pattern == "pooled":
         shapes["fiber_key"] = (queries, fiber, HEADS, DIM)
-    if with_query and pattern in ("pooled", "framewise"):
+    if with_query and pattern != "query_sum":
         shapes["key_psi"] = (outs, pairs, HEADS, DIM)
     if pattern != "pooled":
         shapes["fiber_bias"] = (queries, fiber, HEADS)
@@ -161,7 +164,9 @@ def with_axes_of_size_one(pattern, with_query, seed):
     for name, shape in shapes.items():
         if torch.rand((), generator=generator) < 0.5:
             rows = () if name.startswith("fiber") else (types,)
-            given[name] = draw(*rows, *(toss(size) for size in shape))
+            matrix = name.endswith("psi") and pattern != "framewise" and toss(2) == 1
+            sizes = [toss(size) for size in (shape[:2] if matrix else shape)]
+            given[name] = draw(*rows, *sizes, *([*shape[2:], HEADS * shape[-1]] if matrix else []))
     query, key = (draw(5, queries, HEADS, DIM), draw(5, fiber, HEADS, DIM)) if with_query else (None, None)
     return (query, key, draw(5, fiber, HEADS, VALUE)), neighbors, RelativeTerms(**given, row=row)
 

@@ -28,7 +28,7 @@ from lieattn.nn.relative import (
     RelativeFunction,
     pair_score,
 )
-from lieattn.nn.relative._affine import AffineEdges, for_keys
+from lieattn.nn.relative._affine import AffineEdges, factors, for_keys
 from lieattn.ops import Activation, Normalization, RelativeTerms
 from lieattn.spaces import HomogeneousSpace
 
@@ -255,6 +255,8 @@ class _AffineAttention(GroupAttention):
         scale: float | None = None,
         normalize: Normalization = "softmax",
         dropout: float = 0.0,
+        full_psi: bool = False,
+        pairwise: bool = False,
     ) -> None:
         check_arguments(_AffineAttention.__init__, locals())
         check_counts(in_channels=in_channels, out_channels=out_channels)
@@ -262,13 +264,14 @@ class _AffineAttention(GroupAttention):
         check_counts(channels=self.channels, heads=heads)
         if self.channels % heads:
             raise ValueError(f"heads: {heads} heads do not divide {self.channels} channels")
-        self.positions = positions
+        self.positions, self.full_psi = positions, full_psi
         super().__init__(
             in_channels,
             out_channels,
             heads=heads,
             head_channels=self.channels // heads,
-            pattern="pooled",
+            # At a point there are no frames to tell apart.
+            pattern="joint" if pairwise and not self.lifts else "pooled",
             normalize=normalize,
             # The paper divides by all channels, neither by their root nor by those of a head.
             scale=1 / self.channels if scale is None else scale,
@@ -284,16 +287,20 @@ class _AffineAttention(GroupAttention):
     def _embed(self, channels: int) -> None:
         """Make embeddings and affine maps."""
         self._build_projections(channels)
-        self.query_map = FiberAffine(self.group, channels, lifting=self.lifting)
+        self.query_map = FiberAffine(self.group, channels, lifting=self.lifting, full=self.full_psi)
         self.key_map, self.value_map = (self._affine_map(channels) for _ in range(2))
 
     def _affine_map(self, channels: int) -> AffineMap:
-        return self.positions.affine_map(self.group, channels, lifting=self.lifting, heads=self.heads)
+        options = {"lifting": self.lifting, "full": self.full_psi}
+        return self.positions.affine_map(self.group, channels, heads=self.heads, **options)
 
     def attend(
         self, x: Tensor, graph: LiftedGraph, terms: RelativeTerms | None = None, *, return_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Field and, if asked for, weights ``[edges, fiber, heads]`` on the edges of ``positions.edges(graph)``."""
+        """Field and, if asked for, weights ``[edges, fiber, heads]`` on the edges of ``positions.edges(graph)``.
+
+        With ``pairwise`` there is one more axis, of the key frames: ``[edges, fiber, fiber, heads]``.
+        """
         x = self._checked(x, graph)
         if terms is not None:
             check_is("terms", terms, RelativeTerms)
@@ -342,10 +349,18 @@ class AffineSelfConvolution(_AffineAttention):
 
     with one weight for a neighbor and all of its frames, and the heads are joined by a group-tied linear map.
 
+    With ``pairwise`` scores the softmax is over pairs (y, m), of the terms of the sum over frames, each plus beta:
+
+    .. math::
+        z(h, x) = \sum_{y \in N(x)} \sum_m \operatorname{softmax}_{y, m}
+        \big( s \langle A^Q(h, x; x), A^K_m(h, x; y) \rangle \big) A^V_m(h, x; y), \qquad
+        A_m(h, x; y) = \psi(h^{-1} m, h^{-1}(y - x)) f(m, y) + \beta(h^{-1}(y - x)) .
+
     **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the field is translated by h, the output is
     translated by h. Exact for every H where neighborhoods are balls, and on grids for those that keep the window.
 
-    **Cost.** Time O(edges |H|² channels); a network as psi has a table of edges x |H|² x channels.
+    **Cost.** Time O(edges |H|² channels); a network as psi has a table of edges x |H|² x channels. Full matrices as psi
+    take the number of channels times as much, and pairwise scores store a key and a value for each pair of frames.
 
     Parameters
     ----------
@@ -357,6 +372,11 @@ class AffineSelfConvolution(_AffineAttention):
         Channels of queries, keys and values, over all heads; out_channels if absent.
     scale
         Factor s of the scores; 1 / channels if absent, as in the paper.
+    full_psi
+        Whether psi is a matrix that maps the channels to each other, in place of a factor for each channel, which the
+        paper takes for its lower cost.
+    pairwise
+        Whether each frame of a neighbor has a score of its own; the parameters are the same.
 
     Examples
     --------
@@ -426,11 +446,15 @@ class StandAloneSelfAttention(_AffineAttention):
     """
 
     def _embed(self, channels: int) -> None:
+        if self.full_psi:
+            raise ValueError("full_psi: stand-alone attention has no psi (it is 1), take AffineSelfConvolution")
         self._build_projections(channels)
         self.axis_keys: AxisKeys = self.positions.axis_keys(self.group, self.heads, channels // self.heads)
 
     def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         query = self.query(x).sum(dim=1, keepdim=True)
+        if self.pattern == "joint":  # which tells the frames of queries apart
+            query = query.expand(-1, self.group.order, -1)
         return self._split(query), self._split(self.key(x)), self._split(self.value(x))
 
     def _terms(self, x: Tensor, graph: LiftedGraph) -> RelativeTerms:
@@ -443,9 +467,9 @@ class FiberAffine(nn.Module):
 
     relative: Tensor
 
-    def __init__(self, group: FiniteGroup, channels: int, *, lifting: bool = False) -> None:
+    def __init__(self, group: FiniteGroup, channels: int, *, lifting: bool = False, full: bool = False) -> None:
         super().__init__()
-        self.psi = nn.Parameter(torch.randn(1 if lifting else group.order, channels))
+        self.psi = nn.Parameter(factors(1 if lifting else group.order, channels, full=full))
         self.beta = nn.Parameter(torch.randn(channels))
         relative = torch.zeros(1, 1, dtype=torch.int64) if lifting else group.relative_index.clone()
         self.register_buffer("relative", relative, persistent=False)
@@ -455,5 +479,8 @@ class FiberAffine(nn.Module):
 
 
 def fiber_affine(x: Tensor, psi: Tensor, beta: Tensor, relative: Tensor) -> Tensor:
-    """Field ``[points, fiber, channels]`` times psi ``[frames, channels]`` at h⁻¹m, summed over m, plus beta."""
-    return torch.einsum("pmc,hmc->phc", x, psi[relative]) + beta
+    """Field ``[points, fiber, channels]`` times psi ``[frames, channels]`` at h⁻¹m, summed over m, plus beta.
+
+    Psi may be matrices, ``[frames, channels, channels]``.
+    """
+    return torch.einsum("pmc,hmc->phc" if psi.ndim == 2 else "pmd,hmcd->phc", x, psi[relative]) + beta

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lieattn._checks import check_arguments
 from lieattn.geometry import Neighbors, Padding
-from lieattn.ops._terms import Normalization, Pattern, Problem, RelativeTerms, check_operands
+from lieattn.ops._terms import Normalization, Pattern, Problem, RelativeTerms, check_operands, maps_channels
 
 Backend = Literal["auto", "plain", "dense", "numba", "triton"]
 _VARIABLE = "LIEATTN_BACKEND"
@@ -253,15 +253,22 @@ def _fused_obstacle(problem: Problem, name: str, return_weights: bool) -> str | 
             return f"it computes in float32 and float64, the operands are {tensor.dtype}"
     if return_weights:
         return "weights are returned, and the kernel never stores them"
-    return _missing_pooled_case(p, name) if p.pattern == "pooled" else _missing_case(p)
+    if p.pattern == "pooled" or (p.pattern == "joint" and p.terms.key_psi is not None):
+        return _missing_pooled_case(p, name)
+    return _missing_case(p)
 
 
 def _missing_pooled_case(problem: Problem, name: str) -> str | None:
+    """Why there is no kernel for keys that an edge makes: of frames that are pooled, or of each with a factor."""
+    terms, made = problem.terms, f"pattern {problem.pattern!r}{' with terms.key_psi' * (problem.pattern == 'joint')}"
+    matrix = next((psi for psi in ("psi", "key_psi") if maps_channels(psi, getattr(terms, psi))), None)
     obstacles = (
-        (name != "numba", "pattern 'pooled' has a kernel for CPUs only"),
-        (problem.query is None, "pattern 'pooled' without queries: weights of tables alone"),
-        (problem.normalize != "softmax", f"normalize={problem.normalize!r} with pattern 'pooled'"),
-        (problem.dropout > 0, "dropout with pattern 'pooled'"),
+        (name != "numba", f"{made} has a kernel for CPUs only"),
+        (problem.query is None, f"{made} without queries: weights of tables alone"),
+        (problem.normalize != "softmax", f"normalize={problem.normalize!r} with {made}"),
+        (problem.dropout > 0, f"dropout with {made}"),
+        (matrix is not None, f"terms.{matrix} maps channels to each other"),
+        (terms.fiber_key is not None or terms.fiber_bias is not None, f"tables of pairs of frames and {made}"),
     )
     return next((reason for found, reason in obstacles if found), None)
 
@@ -276,6 +283,8 @@ def _missing_case(problem: Problem) -> str | None:
         table = getattr(terms, name)
         if table is not None and table.shape[2] > 1:
             return f"terms.{name} tells key frames apart"
+        if maps_channels(name, table):
+            return f"terms.{name} maps channels to each other"
     if problem.pattern == "query_sum":
         if terms.displacement_bias is not None and terms.displacement_bias.shape[2] > 1:
             return "terms.displacement_bias tells key frames apart, which makes a query sum cubic in the frames"

@@ -89,8 +89,8 @@ def group_attention(
         out(i, h) = \sum_j \operatorname{softmax}_j \big( s \langle q(i, h), K(i, h; j) \rangle +
         b_h(x_j - x_i) \big) V(i, h; j)
 
-    with products of vectors entry by entry, and a query of one frame serving every h. ``"framewise"`` takes
-    :math:`\psi^K` too.
+    with products of vectors entry by entry, or of matrices with them, and a query of one frame serving every h.
+    ``"joint"`` and ``"framewise"`` take :math:`\psi^K` too.
 
     **Equivariance.** For affine groups: if the terms are functions of the relative element u, moving the
     points by (t, h) and translating query, key and value by h translates the output by h.

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from lieattn.geometry import Neighbors
-from lieattn.ops._terms import Normalization, Pattern, Problem, RelativeTerms
+from lieattn.ops._pooled import contract
+from lieattn.ops._terms import Normalization, Pattern, Problem
 
 _Rows = Callable[[Tensor], Tensor]
 
@@ -28,7 +29,7 @@ def attend(
     """
     from torch_geometric.utils import scatter
 
-    query, value, neighbors, terms = problem.query, problem.value, problem.neighbors, problem.terms
+    query, neighbors, terms = problem.query, problem.neighbors, problem.terms
     summed = problem.pattern == "query_sum"
     # Axes from here on: [edges, heads, out, query, key]; out is 1 where it is the query frame.
     # Displacement tables at the edges, their frame axis put on the out or on the query axis.
@@ -49,7 +50,7 @@ def attend(
             outer = drop(outer)
         else:
             inner = drop(inner)
-    message = _weighted_values(inner, value, neighbors, terms, rows, tied=problem.pattern == "framewise")
+    message = _weighted_values(inner, problem, rows)
     message = _close_fiber(message, outer, summed)
     out = scatter(message, neighbors.target, dim=0, dim_size=neighbors.num_points, reduce="sum")
     return out.transpose(1, 2), weights
@@ -68,10 +69,13 @@ def _content_score(problem: Problem, rows: _Rows) -> Tensor:
     score = value.new_zeros(()).expand(neighbors.num_edges, value.shape[2], 1, 1, keys)
     if query is not None and key is not None:
         at_target, at_source = _by_head(query, neighbors.target), _by_head(key, neighbors.source)
-        if terms.key_psi is not None:  # frames attend alone
+        if terms.key_psi is not None and tied:
             at_source = at_source * rows(terms.key_psi[:, :, 0].transpose(1, 2))[:, :, 0]
         if tied:
             score = (at_target * at_source).sum(-1)[:, :, None, :, None]
+        elif terms.key_psi is not None:
+            acted = _of_pairs(terms.key_psi, key, problem, rows)
+            score = (acted @ at_target[:, :, None, :, :, None])[..., 0]
         else:
             score = (at_target @ at_source.mT)[:, :, None]
         if terms.fiber_key is not None:
@@ -143,18 +147,25 @@ def _plain_weights(content: Tensor, position: Tensor | None, neighbors: Neighbor
     return score / count[:, None, None, None, None]
 
 
-def _weighted_values(
-    inner: Tensor, value: Tensor, neighbors: Neighbors, terms: RelativeTerms, rows: _Rows, *, tied: bool
-) -> Tensor:
+def _of_pairs(psi: Tensor, signal: Tensor, problem: Problem, rows: _Rows) -> Tensor:
+    """ψ times a signal for pairs of frames: [edges, heads, out | 1, query | 1, key, dim]."""
+    source, row = problem.neighbors.source, problem.terms.row
+    if psi.ndim == 5:
+        return rows(psi.permute(0, 3, 1, 2, 4)) * _by_head(signal, source)[:, :, None, None]
+    index = torch.arange(len(source), device=source.device) if row is None else row
+    acted = contract(psi, signal, source, index, repeats=row is not None, keys=True)
+    return acted.permute(0, 3, 1, 2, 4).unsqueeze(3 if problem.pattern == "query_sum" else 2)
+
+
+def _weighted_values(inner: Tensor, problem: Problem, rows: _Rows) -> Tensor:
     """Σ over key frames of weight times ψ v + β: [edges, heads, out, query, value_dim]."""
-    at_source = _by_head(value, neighbors.source)
-    psi, beta = terms.psi, terms.beta
-    if tied:
+    value, psi, beta = problem.value, problem.terms.psi, problem.terms.beta
+    at_source = _by_head(value, problem.neighbors.source)
+    if problem.pattern == "framewise":
         mixed = inner * at_source[:, :, None]
-    elif psi is not None and psi.shape[2] > 1:
-        # ψ tells key frames apart, so it cannot wait until their sum is taken.
-        acted = rows(psi.permute(0, 3, 1, 2, 4)) * at_source[:, :, None, None]
-        mixed, psi = (inner[..., None, :] @ acted)[..., 0, :], None
+    elif psi is not None and (psi.shape[2] > 1 or psi.ndim == 6):
+        # ψ tells key frames apart or mixes channels, so it cannot wait until their sum is taken.
+        mixed, psi = (inner[..., None, :] @ _of_pairs(psi, value, problem, rows))[..., 0, :], None
     else:
         mixed = (inner.flatten(2, 3) @ at_source).unflatten(2, inner.shape[2:4])
     if psi is not None:

@@ -76,7 +76,9 @@ def _entries(problem: Problem) -> int:
     """Entries that an edge takes in the largest tensor."""
     query, key, value, terms = problem.query, problem.key, problem.value, problem.terms
     outs = [1 if t is None else t.shape[1] for t in (terms.positional_key, terms.beta, query, terms.key_psi, terms.psi)]
-    pairs = [] if terms.row is not None else [t.shape[2] for t in (terms.key_psi, terms.psi) if t is not None]
+    # Where an edge has tables of its own: their frames, and the columns of their matrices.
+    psis = [] if terms.row is not None else [t for t in (terms.key_psi, terms.psi) if t is not None]
+    pairs = [t.shape[2] * (t.shape[5] if t.ndim == 6 else 1) for t in psis]
     width = value.shape[-1] if key is None else max(value.shape[-1], key.shape[-1])
     return max(outs) * max(pairs, default=1) * value.shape[2] * width
 
@@ -124,21 +126,28 @@ def _weights(problem: Problem, part: _Portion, values: Tensor) -> Tensor:
 
 def _summed(signal: Tensor, psi: Tensor | None, part: _Portion) -> Tensor:
     """Σ over key frames of psi times the signal: ``[edges, out | 1, heads, dim]``."""
-    if psi is not None and psi.shape[2] > 1:
-        return _contract(psi, signal, part)
+    if psi is not None and (psi.shape[2] > 1 or psi.ndim == 6):
+        return contract(psi, signal, part.source, part.row, repeats=part.repeats)
     seen = signal.sum(dim=1).index_select(0, part.source)[:, None]
     return seen if psi is None else seen * psi[:, :, 0].index_select(0, part.row)
 
 
-def _contract(psi: Tensor, signal: Tensor, part: _Portion) -> Tensor:
-    """Σ over key frames, for every edge: ``[edges, out, heads, dim]``."""
-    if part.repeats:
-        points, place = _used(part.source, len(signal))
-        if len(points) * len(psi) <= 2 * len(part.source):
-            every = torch.einsum("tambc,pmbc->ptabc", psi, signal.index_select(0, points))
-            return every.flatten(0, 1).index_select(0, place * len(psi) + part.row)
-    at_edges = signal.index_select(0, part.source)
-    return torch.einsum("eambc,embc->eabc", psi.index_select(0, part.row), at_edges)
+def contract(psi: Tensor, signal: Tensor, source: Tensor, row: Tensor, *, repeats: bool, keys: bool = False) -> Tensor:
+    """Psi times the signal at every edge, ``[edges, out, heads, dim]``: the sum over key frames, or one axis for them.
+
+    ``repeats`` says that edges may share rows of psi.
+    """
+    factors, entries, made = "ambc", "mbc", "ambc" if keys else "abc"
+    if psi.ndim == 6:
+        factors, entries, signal = "ambcd", "md", signal.flatten(2)
+        signal = signal.sum(dim=1, keepdim=True) if psi.shape[2] == 1 and not keys else signal
+    if repeats:
+        points, place = _used(source, len(signal))
+        if len(points) * len(psi) <= 2 * len(source):
+            every = torch.einsum(f"t{factors},p{entries}->pt{made}", psi, signal.index_select(0, points))
+            return every.flatten(0, 1).index_select(0, place * len(psi) + row)
+    at_edges = signal.index_select(0, source)
+    return torch.einsum(f"e{factors},e{entries}->e{made}", psi.index_select(0, row), at_edges)
 
 
 def _used(source: Tensor, num_points: int) -> tuple[Tensor, Tensor]:

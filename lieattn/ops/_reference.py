@@ -59,8 +59,7 @@ def reference_attention(
     if query is None or key is None:
         query = key = value.new_zeros(len(value), 1, value.shape[2], 1)
     q = query[i][:, :, None].unsqueeze(alone)
-    k = term("key_psi", 1) * key[j][:, None, None]
-    v = term("psi", 1) * value[j][:, None, None]
+    k, v = (_times(term(name, 1), signal[j][:, None, None]) for name, signal in (("key_psi", key), ("psi", value)))
     if pattern == "pooled":
         k, v = k.sum(3, keepdim=True), v.sum(3, keepdim=True)
     k = k + term("positional_key", 0) + term("fiber_key", 0)
@@ -77,3 +76,9 @@ def reference_attention(
         weight = _NORMALIZE[normalize](score[near, h, g, m].flatten(0, 1))
         out[point, h] += (weight[..., None] * v[near, h, g, m].flatten(0, 1)).sum(0)
     return out
+
+
+def _times(psi: Tensor | float, signal: Tensor) -> Tensor:
+    if isinstance(psi, Tensor) and psi.ndim > signal.ndim:  # a matrix of the channels of all heads
+        return torch.einsum("...hdc,...c->...hd", psi, signal.flatten(-2))
+    return psi * signal

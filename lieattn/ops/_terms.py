@@ -44,13 +44,14 @@ class RelativeTerms:
     fiber_bias
         ``[query, key, heads]``: adds to the score of a pair of frames.
     psi
-        ``[types, out, key, heads, value_dim]``: multiplies the values (Affine Self Convolution).
+        ``[types, out, key, heads, value_dim]``: multiplies the values (Affine Self Convolution). With a last axis more,
+        of size heads * value_dim, it is a matrix that maps the channels of all heads; not with pattern ``"framewise"``.
     beta
         ``[types, out, key, heads, value_dim]``: is added to the values; with pattern ``"pooled"`` once for each
         neighbor, so that its key axis is 1.
     key_psi
-        ``[types, out, key, heads, dim]``: multiplies the keys, with patterns ``"pooled"`` and ``"framewise"`` (Affine
-        Self Convolution, where ``positional_key`` is what is added to the keys).
+        ``[types, out, key, heads, dim]``: multiplies the keys, but not with pattern ``"query_sum"`` (Affine Self
+        Convolution, where ``positional_key`` is what is added to the keys); or matrices, as for the values.
     row
         ``[edges]`` int64, the row of the displacement tables that each edge reads; None: row e belongs to edge e.
     rotary
@@ -266,11 +267,13 @@ def _check_tables(problem: Problem, tables: dict[str, Tensor], queries: int) -> 
         shape = expected[name]
         if name == "fiber_key" and table.ndim == 5 and out == -1:
             shape = (-1, *shape)
+        if maps_channels(name, table):
+            shape = (*shape, shape[3] * shape[4])
         fits = table.ndim == len(shape) and all(
             want == got
             or (want == -1 and got > 0)
             or (axis == 0 and name in ROW_TABLES and want == -1)
-            or (got == 1 and (axis > 0 or name not in ROW_TABLES))
+            or (got == 1 and (axis > 0 or name not in ROW_TABLES) and not (maps_channels(name, table) and axis > 2))
             for axis, (want, got) in enumerate(zip(shape, table.shape, strict=True))
         )
         if not fits:
@@ -290,9 +293,16 @@ def _reason_against(name: str, pattern: Pattern, table: Tensor) -> str | None:
         return f"pattern 'pooled' adds it once for each neighbor, so the key axis must be 1, got {table.shape[2]}"
     if pattern == "pooled" and name in ("fiber_key", "fiber_bias"):
         return "pattern 'pooled' has one score for all frames of a neighbor, so there are no pairs of frames"
-    if pattern not in ("pooled", "framewise") and name == "key_psi":
-        return f"is for the patterns 'pooled' and 'framewise', not for {pattern!r}"
+    if pattern == "framewise" and maps_channels(name, table):
+        return "a matrix of the channels of all heads is not for pattern 'framewise'"
+    if pattern == "query_sum" and name == "key_psi":
+        return "keys have no factor with pattern 'query_sum'"
     return None
+
+
+def maps_channels(name: str, table: Tensor | None) -> bool:
+    """Whether a term is a matrix of the channels of all heads, in place of a factor for each."""
+    return name in ("psi", "key_psi") and table is not None and table.ndim == 6
 
 
 def _check_output_frames(query: Tensor | None, terms: RelativeTerms) -> None:

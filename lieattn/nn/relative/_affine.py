@@ -88,12 +88,15 @@ class RelativePositionTable:
         check_has_numbers("offsets", offsets)
         return cls(tuple(map(tuple, offsets.tolist())), border, tolerance)
 
-    def affine_map(self, group: FiniteGroup, channels: int, *, lifting: bool = False, heads: int = 1) -> AffineMap:
-        """A new affine map; for ``lifting`` there is one key frame."""
+    def affine_map(
+        self, group: FiniteGroup, channels: int, *, lifting: bool = False, heads: int = 1, full: bool = False
+    ) -> AffineMap:
+        """A new affine map; for ``lifting`` there is one key frame, and ``full`` has psi mix the channels."""
         check_group("group", group)
         rows, turned = _rows(self, group)
         distance, zero = rows.norm(dim=1).min(dim=0)
-        return TableMap(group, channels, lifting, heads, turned, int(zero) if distance <= self.tolerance else None)
+        center = int(zero) if distance <= self.tolerance else None
+        return TableMap(group, channels, lifting, heads, turned, center, full=full)
 
     def axis_keys(self, group: FiniteGroup, heads: int, channels: int) -> AxisKeys:
         """New keys made of the coordinates, ``channels`` for each head."""
@@ -133,9 +136,11 @@ class FourierFeatures:
         check_count("hidden", self.hidden)
         check_length("init_scale", self.init_scale)
 
-    def affine_map(self, group: FiniteGroup, channels: int, *, lifting: bool = False, heads: int = 1) -> AffineMap:
+    def affine_map(
+        self, group: FiniteGroup, channels: int, *, lifting: bool = False, heads: int = 1, full: bool = False
+    ) -> AffineMap:
         """See :meth:`RelativePositionTable.affine_map`."""
-        return WaveMap(group, channels, lifting, heads, self.hidden, self.init_scale)
+        return WaveMap(group, channels, lifting, heads, self.hidden, self.init_scale, full=full)
 
     def axis_keys(self, group: FiniteGroup, heads: int, channels: int) -> AxisKeys:
         """See :meth:`RelativePositionTable.axis_keys`."""
@@ -182,32 +187,46 @@ def _with_padding(neighbors: Neighbors, index: Tensor, rows: int) -> AffineEdges
 
 
 class AffineMap(RelativeFunction):
-    """Psi and beta of one affine map, with a value for each channel; for lifting there is one key frame."""
+    """Psi and beta of one affine map, with a value for each channel; for lifting there is one key frame.
 
-    patterns = ("pooled",)
+    Where psi is ``full``, it is a matrix of the channels.
+    """
+
+    patterns = ("pooled", "joint")
     relative: Tensor
 
-    def __init__(self, group: FiniteGroup, channels: int, lifting: bool, heads: int) -> None:
+    def __init__(self, group: FiniteGroup, channels: int, lifting: bool, heads: int, *, full: bool = False) -> None:
         check_arguments(AffineMap.__init__, locals())
         super().__init__()
         check_counts(channels=channels, heads=heads)
-        self.group, self.heads = group, heads
+        self.group, self.heads, self.full = group, heads, full
         self.frames = 1 if lifting else group.order
         relative = torch.zeros(group.order, 1, dtype=torch.int64) if lifting else group.relative_index.clone()
         self.register_buffer("relative", relative, persistent=False)
 
     @abc.abstractmethod
     def tables(self, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
-        """Psi ``[rows, out, key, channels]`` and beta ``[rows, out, channels]``, rows as of the position's edges."""
+        """Psi ``[rows, out, key, channels]`` and beta ``[rows, out, channels]``, rows as of the position's edges.
+
+        A full psi has one axis more, of the channels that it maps, the last.
+        """
 
     @abc.abstractmethod
     def center(self) -> tuple[Tensor, Tensor]:
-        """Psi ``[frames, channels]`` of h_a⁻¹ h_b and beta ``[channels]`` at displacement 0, if there is such a row."""
+        """Psi ``[frames, channels]`` of h_a⁻¹ h_b and beta ``[channels]`` at displacement 0, if there is such a row.
+
+        A full psi has one axis more, as in :meth:`tables`.
+        """
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Terms with ``psi`` and ``beta``, for values."""
-        psi, beta = (table.unflatten(-1, (self.heads, -1)) for table in self.tables(graph))
+        psi, beta = (table.unflatten(3 - axis, (self.heads, -1)) for axis, table in enumerate(self.tables(graph)))
         return RelativeTerms(psi=psi, beta=beta[:, :, None])
+
+
+def factors(*shape: int, full: bool) -> Tensor:
+    """A psi with a last axis for the channels: N(0, 1), or matrices of them that keep the variance as well."""
+    return torch.randn(*shape, shape[-1]) / math.sqrt(shape[-1]) if full else torch.randn(*shape)
 
 
 def for_keys(terms: RelativeTerms) -> RelativeTerms:
@@ -227,10 +246,18 @@ class TableMap(AffineMap):
     turned: Tensor
 
     def __init__(
-        self, group: FiniteGroup, channels: int, lifting: bool, heads: int, turned: Tensor, zero: int | None
+        self,
+        group: FiniteGroup,
+        channels: int,
+        lifting: bool,
+        heads: int,
+        turned: Tensor,
+        zero: int | None,
+        *,
+        full: bool = False,
     ) -> None:
-        super().__init__(group, channels, lifting, heads)
-        self.psi = nn.Parameter(torch.randn(self.frames, len(turned), channels))
+        super().__init__(group, channels, lifting, heads, full=full)
+        self.psi = nn.Parameter(factors(self.frames, len(turned), channels, full=full))
         self.beta = nn.Parameter(torch.randn(len(turned), channels))
         self.zero = zero
         self.register_buffer("turned", turned.clone(), persistent=False)
@@ -248,17 +275,28 @@ class WaveMap(AffineMap):
     """Psi and beta as sums of waves; the frame h_a⁻¹ h_b chooses the amplitudes of psi."""
 
     def __init__(
-        self, group: FiniteGroup, channels: int, lifting: bool, heads: int, hidden: int, init_scale: float
+        self,
+        group: FiniteGroup,
+        channels: int,
+        lifting: bool,
+        heads: int,
+        hidden: int,
+        init_scale: float,
+        *,
+        full: bool = False,
     ) -> None:
-        super().__init__(group, channels, lifting, heads)
+        super().__init__(group, channels, lifting, heads, full=full)
         self.waves = Waves(group.dim, hidden, init_scale)
-        self.psi = nn.Parameter(torch.randn(self.frames, channels, hidden) / math.sqrt(hidden))
+        mapped = (channels,) if full else ()
+        self.psi = nn.Parameter(
+            torch.randn(self.frames, channels, *mapped, hidden) / math.sqrt(hidden * math.prod(mapped))
+        )
         self.beta = nn.Parameter(torch.randn(channels, hidden) / math.sqrt(hidden))
 
     def tables(self, graph: LiftedGraph) -> tuple[Tensor, Tensor]:
         check_is("graph", graph, LiftedGraph)
         waves = self.waves(graph.relative.positions)
-        return torch.einsum("tam,abcm->tabc", waves, self.psi[self.relative]), waves @ self.beta.mT
+        return torch.einsum("tam,ab...m->tab...", waves, self.psi[self.relative]), waves @ self.beta.mT
 
     def center(self) -> tuple[Tensor, Tensor]:
         waves = self.waves(self.waves.frequencies.new_zeros(self.waves.frequencies.shape[1]))

@@ -83,7 +83,9 @@ def measured(terms: RelativeTerms, graph: LiftedGraph, normalize: Normalization)
         return replace(terms, displacement_bias=weight if bias is None else bias + weight.to(bias.dtype))
     weight = log_weight.exp()[:, None, None, None, None]
     beta = None if beta is None else beta * weight.to(beta.dtype)
-    return replace(terms, psi=weight if psi is None else psi * weight.to(psi.dtype), beta=beta)
+    if psi is not None:
+        psi = psi * weight.to(psi.dtype).view(-1, *[1] * (psi.ndim - 1))
+    return replace(terms, psi=weight if psi is None else psi, beta=beta)
 
 
 def graph_attention(

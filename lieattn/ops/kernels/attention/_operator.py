@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lieattn.geometry import Neighbors
@@ -35,7 +36,8 @@ def attend(problem: Problem) -> Tensor:
     Computes in the widest dtype of the operands, half precisions in float32. Signals in half precision are left as
     they are where the kernel widens them itself.
     """
-    p, row, dtype = problem, problem.terms.row, problem.common_dtype
+    p = _over_elements(problem) if problem.pattern == "joint" and problem.terms.key_psi is not None else problem
+    row, dtype = p.terms.row, p.common_dtype
     alike = all(signal is None or signal.dtype == p.value.dtype for signal in (p.query, p.key))
     narrow = dtype == torch.float32 and alike and fused_backend(p.value.device) == "triton"
     operands = {
@@ -50,7 +52,35 @@ def attend(problem: Problem) -> Tensor:
     seed = torch.randint(2**62, ()) if p.dropout > 0 else torch.zeros((), dtype=torch.int64)
     index = None if row is None else row.contiguous()
     out, _ = _forward(*given, *lists, index, seed, p.pattern, p.normalize, p.dropout)
-    return cast(Tensor, out)
+    return cast(Tensor, out)[: len(problem.value)]
+
+
+def _over_elements(problem: Problem) -> Problem:
+    """A joint problem as a pooled one, whose neighbors are the elements over the points, with one frame each.
+
+    The points come first; further ones, without neighbors, make as many as there are elements.
+    """
+    p, frames, terms = problem, problem.value.shape[1], problem.terms
+    points, edges = p.neighbors.num_points, p.neighbors.num_edges
+    own = torch.arange(frames, device=p.value.device)
+
+    def spread(index: Tensor) -> Tensor:
+        return (index[:, None] * frames + own).flatten()
+
+    def of_elements(table: Tensor) -> Tensor:
+        """``[types, out, key, *]`` to ``[types * key, out, *]``."""
+        return table.expand(-1, -1, frames, *(-1,) * (table.ndim - 3)).transpose(1, 2).flatten(0, 1)
+
+    tables: Any = {
+        name: of_elements(table[:, :, None]) if name == "positional_key" else of_elements(table)[:, :, None]
+        for name, table in terms.tables().items()
+    }
+    row = spread(torch.arange(edges, device=own.device) if terms.row is None else terms.row)
+    row_ptr = F.pad(p.neighbors.row_ptr * frames, (0, points * (frames - 1)), value=edges * frames)
+    neighbors = Neighbors(row_ptr, spread(p.neighbors.source), p.neighbors.target.repeat_interleave(frames))
+    query = F.pad(cast(Tensor, p.query), (*[0] * 7, points * (frames - 1)))
+    key, value = (cast(Tensor, signal).flatten(0, 1)[:, None] for signal in (p.key, p.value))
+    return Problem(query, key, value, neighbors, RelativeTerms(**tables, row=row), "pooled", p.normalize)
 
 
 def _pool_frames(operands: dict[str, Tensor | None], outs: int) -> None:

@@ -122,6 +122,12 @@ def test_turning_the_pixels_leaves_the_logits(group, dtype, tolerance):
     assert change(network(group, dtype), batch, group, turned_pixels) < tolerance
 
 
+def test_dilated_squares_turn_with_the_pixels():
+    """Dyadic neighborhoods, of steps of two pixels and, behind the pooling, of four."""
+    model = network(dihedral(4), torch.float64, neighborhood=PixelSquare(3, dilation=2))
+    assert change(model, images(2, 12, 12, 2, torch.float64), dihedral(4), turned_pixels) < 1e-10
+
+
 @pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("group", [cyclic(8), cyclic(12), dihedral(8)], ids=["R8", "R12", "p8m"])

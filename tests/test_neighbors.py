@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lieattn.geometry import _search
+from lieattn.geometry import _search, pixel_positions
 from lieattn.geometry._clouds import cloud_index
 from lieattn.geometry._neighbors import AllPairs, Given, Nearest, Neighbors, PixelSquare, Radius
+from lieattn.groups import cyclic, dihedral
 
 METHODS = ("tree", "cells")
 RTOL = 1e-5  # the documented tie tolerance
@@ -31,6 +32,7 @@ DEFINITIONS = [
     PixelSquare(1),
     PixelSquare(3, spacing=0.5, include_self=False),
     PixelSquare(5, spacing=0.5),
+    PixelSquare(3, spacing=0.5, dilation=2),
     AllPairs(),
     AllPairs(include_self=False),
 ]
@@ -49,8 +51,13 @@ def reference(definition, pos, batch):
             case Radius():
                 chosen = [j for j in others if away[j] <= definition.radius * (1 + RTOL)]
             case PixelSquare():
-                half = (definition.size - 1) / 2 * definition.spacing * (1 + RTOL)
+                step = definition.dilation * definition.spacing
+                half = (definition.size - 1) / 2 * step * (1 + RTOL)
                 chosen = [j for j in others if max(abs(a - b) for a, b in zip(x, points[j], strict=True)) <= half]
+                if definition.dilation > 1:
+                    off = {j: [(a - b) / step for a, b in zip(x, points[j], strict=True)] for j in chosen}
+                    off = {j: max(abs(s - round(s)) for s in steps) * definition.dilation for j, steps in off.items()}
+                    chosen = [j for j in chosen if off[j] <= 0.01]
             case Nearest():
                 chosen = reference_nearest(away, definition)
             case _:
@@ -240,6 +247,22 @@ def test_pixel_square_of_an_image(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dilation", [2, 4])
+def test_dilated_pixel_square_of_an_image(dilation, method):
+    pos = pixel_positions(12, 12)
+    square = PixelSquare(5, dilation=dilation)
+    neighbors = find(square, pos, method=method)
+    offsets = (pos[neighbors.source] - pos[neighbors.target]).unique(dim=0)
+    steps = dilation * torch.arange(-2.0, 3.0)
+    assert torch.equal(offsets, torch.cartesian_prod(steps, steps))
+    assert square.length == square.scaled(3.0).length / 3 == 2 * dilation
+    for element in dihedral(4).elements.float():
+        assert torch.equal(find(square, pos @ element.T, method=method).edge_index, neighbors.edge_index)
+    turned = find(square, pos @ cyclic(8).elements[1].float().T, method=method)
+    assert turned.num_edges < neighbors.num_edges
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("side", [8, 96])
 @pytest.mark.parametrize("degrees", [45, 30])
 @pytest.mark.parametrize("definition", [Radius(2.0), Radius(math.sqrt(2)), Radius(1.0), Nearest(6)], ids=repr)
@@ -304,6 +327,7 @@ def test_no_points(definition):
         (Radius(3), 3.0),
         (PixelSquare(5, spacing=0.5), 1.0),
         (PixelSquare(1, spacing=0.5), 0.5),
+        (PixelSquare(3, spacing=0.5, dilation=4), 2.0),
         (Nearest(3), None),
         (AllPairs(), None),
         (Given(torch.empty(2, 0, dtype=torch.int64)), None),
@@ -422,6 +446,7 @@ FALSE_CALLS = {
     "ties": (ValueError, "ties: expected 'index' or 'all', got 'first'", lambda: Nearest(2, ties="first")),
     "size even": (ValueError, "size: expected an odd number.* got 4", lambda: PixelSquare(4)),
     "size negative": (ValueError, "size: expected at least 1, got -3", lambda: PixelSquare(-3)),
+    "dilation": (ValueError, "dilation: expected at least 1, got 0", lambda: PixelSquare(3, dilation=0)),
     "spacing": (ValueError, "spacing: expected a positive .* got 0.0", lambda: PixelSquare(3, spacing=0.0)),
     "batch length": (ValueError, "batch: expected one entry for each of 3 points, got 2", lambda: ALL(P, index(0, 0))),
     "batch dtype": (TypeError, "batch: expected an int64 .* torch.int32", lambda: ALL(P, index(0, 0, 0).int())),

@@ -16,10 +16,8 @@ from lieattn._checks import check_count, check_floating
 from lieattn.geometry._clouds import PointClouds, check_grid, first_true, ranges
 from lieattn.geometry._lift import LiftedGraph, lift
 from lieattn.geometry._neighbor_lists import Neighbors
-from lieattn.geometry._neighbors import PixelSquare
+from lieattn.geometry._neighbors import OFF_LATTICE, PixelSquare
 from lieattn.groups import FiniteGroup
-
-_OFF_LATTICE = 1e-2  # of the spacing: coordinates far from the origin are rounded
 
 
 def pixel_positions(height: int, width: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -65,7 +63,7 @@ class Raster:
         pixel, order = ((rows - 1 - cells[..., 1]) * columns + cells[..., 0]).sort(dim=1)
         pixels = torch.arange(rows * columns, device=pos.device)
         filled = len(pixels) == pos.shape[1] and bool((pixel == pixels).all())
-        if not filled or float((steps - cells).abs().max()) > _OFF_LATTICE:
+        if not filled or float((steps - cells).abs().max()) > OFF_LATTICE:
             lattice = f"an upright lattice of {sides[0]} x {sides[1]} pixels"
             raise ValueError(f"data: points are not on {lattice}; turn images by quarter turns only, or resample them")
         first = len(pixels) * torch.arange(len(grid), device=pos.device)

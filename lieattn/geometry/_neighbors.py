@@ -19,6 +19,8 @@ from lieattn.geometry._clouds import PointClouds, as_coordinates, cloud_index, f
 from lieattn.geometry._neighbor_lists import Neighbors, all_pairs_of_clouds, check_edge_index
 from lieattn.geometry._search import Method, Ties, images_within, pairs_all, pairs_nearest, pairs_within
 
+OFF_LATTICE = 1e-2  # of the spacing: coordinates far from the origin are rounded
+
 
 class Neighborhood(Protocol):
     """A definition of neighborhoods: a value that finds them for any clouds."""
@@ -199,11 +201,15 @@ class PixelSquare(_Neighborhood):
     without what lies outside the image; P = 1 leaves the point itself (and points at the same place). **It turns with
     the image only under rotations and reflections that map the square to itself** (those of p4 and p4m); for
     any others use :class:`Radius`.
+
+    With a ``dilation`` D the neighbors are as many, but D pixels apart, up to a hundredth of the spacing, and the
+    square is D times as wide: with powers of 2 these are dyadic neighborhoods.
     """
 
     size: int
     spacing: float = 1.0
     include_self: bool = True
+    dilation: int = 1
 
     def __post_init__(self) -> None:
         _check_integer("size", self.size)
@@ -211,19 +217,26 @@ class PixelSquare(_Neighborhood):
             raise ValueError(f"size: expected an odd number, so that there is a central pixel, got {self.size}")
         check_length("spacing", self.spacing)
         _check_flag(self.include_self)
+        _check_integer("dilation", self.dilation)
 
     @property
     def length(self) -> float:
-        """(P - 1)/2 spacing; for P = 1, where that is zero, the spacing."""
-        return (max(int(self.size), 3) - 1) / 2 * float(self.spacing)
+        """(P - 1)/2 steps of dilation · spacing; for P = 1, where that is zero, one."""
+        return (max(int(self.size), 3) - 1) / 2 * float(self.spacing) * int(self.dilation)
 
     def scaled(self, factor: float) -> PixelSquare:
         check_length("factor", factor)
         return replace(self, spacing=self.spacing * factor)
 
     def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:
-        half = (int(self.size) - 1) / 2 * float(self.spacing)
-        return Neighbors.from_keys(pairs_within(pos, cloud, half, "chebyshev", self.include_self, method), len(pos))
+        step = float(self.spacing) * int(self.dilation)
+        half = (int(self.size) - 1) / 2 * step
+        keys = pairs_within(pos, cloud, half, "chebyshev", self.include_self, method)
+        if self.dilation > 1:
+            apart = pos[keys % len(pos)] - pos[keys // len(pos)] if len(pos) else pos
+            off_lattice = (apart - (apart / step).round() * step).abs().amax(dim=1)
+            keys = keys[off_lattice <= OFF_LATTICE * float(self.spacing)]
+        return Neighbors.from_keys(keys, len(pos))
 
 
 @dataclass(frozen=True)

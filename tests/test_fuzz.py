@@ -2,7 +2,9 @@
 
 import pytest
 
+from tests.fuzz._recipes import entrance
 from tests.fuzz._target import GOOD
+from tests.fuzz.calls import NAMES
 from tests.fuzz.targets import TARGETS
 
 
@@ -13,3 +15,7 @@ def test_inputs_end_as_they_should(name):
     bad = [finding for finding in findings if finding.verdict not in GOOD]
     allowed = target.unnamed * len(findings) if all(finding.verdict == "unnamed" for finding in bad) else 0
     assert len(bad) <= allowed, bad
+
+
+def test_every_public_callable_has_valid_arguments():
+    assert all(entrance(name).arguments for name in NAMES)

@@ -33,7 +33,16 @@ from lieattn.models import (
     Stages,
     published_table,
 )
-from lieattn.nn import VectorHead
+from lieattn.nn import (
+    GridGroupConvolution,
+    GridInputAttention,
+    GridPoseAttention,
+    GroupConvolution,
+    GroupLinear,
+    GroupSelfAttention,
+    VectorHead,
+)
+from lieattn.nn.relative import MLPEncoding, NetworkKernel
 from lieattn.spaces import Euclidean, Sphere
 from lieattn.testing import randomize
 from tests.cases import SMALL_GROUPS
@@ -489,6 +498,28 @@ def networks_of(group, radius, pose=None):
     yield FieldModel(network, VectorHead(8))
 
 
+def layers_of(group):
+    yield GroupLinear(group, 2, 4)
+    yield GroupSelfAttention(group, 4, 4)
+    yield MLPEncoding(group, 2)
+    yield GroupConvolution(NetworkKernel(group, 2, 4))
+    if group.order == 4:
+        yield GridGroupConvolution(group, 2, 4, 3)
+        yield GridInputAttention(group, 2)
+        yield GridPoseAttention(group, 2)
+
+
+@pytest.mark.parametrize(("group", "other"), [(cyclic(4), dihedral(2)), (tetrahedral(), cyclic_about(12))])
+def test_weights_are_refused_by_layers_of_another_group(group, other):
+    for layer, changed in zip(layers_of(group), layers_of(other), strict=True):
+        state = layer.state_dict()
+        layer.load_state_dict(state)
+        with pytest.raises(RuntimeError, match=r"group: the weights are for .*; build it with the group of") as caught:
+            changed.load_state_dict(state)
+        assert str(caught.value).count("group: the weights") == 1
+        assert changed.load_state_dict(dict(state))
+
+
 def test_weights_are_refused_by_networks_of_another_geometry(tmp_path):
     """Of another group of order 12, another radius, another pose: the shapes of all weights are the same."""
     of_order_12 = cyclic_about(12)
@@ -502,8 +533,6 @@ def test_weights_are_refused_by_networks_of_another_geometry(tmp_path):
             "frames": (tetrahedral(), 2.0, PrincipalFrames()),
         }.items():
             changed = list(networks_of(*other))[number]
-            with pytest.raises(
-                RuntimeError, match=rf"{name}: the weights are for .*; build the network with the {name} of"
-            ):
+            with pytest.raises(RuntimeError, match=rf"{name}: the weights are for .*; build it with the {name} of"):
                 changed.load_state_dict(state)
             assert changed.load_state_dict(dict(state))

@@ -194,7 +194,7 @@ def test_what_cannot_be_saved(tmp_path):
     ],
 )
 def test_weights_know_what_they_are_for(name, ours, theirs):
-    with pytest.raises(RuntimeError, match=f"{name}: the weights are for .*, the network has"):
+    with pytest.raises(RuntimeError, match=f"{name}: the weights are for .*, the module has"):
         theirs().load_state_dict(ours().state_dict())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import copy
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
@@ -22,6 +21,7 @@ from lieattn._checks import (
     check_size,
 )
 from lieattn._recorded import Recorded
+from lieattn._tied import TiedWeights, tied_to_group
 from lieattn.geometry import (
     FiniteFrames,
     GivenFrames,
@@ -122,14 +122,9 @@ class GroupField(NamedTuple):
 
 
 def _geometry(module: nn.Module) -> dict[str, str]:
-    """What the weights of a module are tied to beside their shapes, in words: group, frames, neighborhood, lengths."""
-    found: dict[str, str] = {}
+    """What the weights of a network are tied to, in words: group, frames, neighborhood, lengths."""
     frames, group = getattr(module, "frames", None), getattr(module, "group", None)
-    group = getattr(frames, "group", None) if group is None else group
-    if isinstance(group, FiniteGroup):
-        found["group"] = f"{group!r} with the table {zlib.crc32(group.cayley.numpy().tobytes()):08x}"
-        rounded = (group.elements * 1e6).round().to(torch.int64)
-        found["axes"] = f"matrices {zlib.crc32(rounded.numpy().tobytes()):08x} of {group.name}"
+    found = tied_to_group(getattr(frames, "group", None) if group is None else group)
     if frames is not None:
         pose = getattr(frames, "pose", None)
         found["frames"] = type(frames).__name__ + (f" in the pose of {type(pose).__name__}" if pose else "")
@@ -149,7 +144,7 @@ def _geometry(module: nn.Module) -> dict[str, str]:
     return found
 
 
-class EquivariantModule(Recorded, nn.Module, abc.ABC):
+class EquivariantModule(Recorded, TiedWeights, abc.ABC):
     """A module that says what it promises: a :attr:`symmetry`.
 
     State dicts carry in their metadata the group, frames, neighborhood and lengths that the weights were trained with.
@@ -175,24 +170,9 @@ class EquivariantModule(Recorded, nn.Module, abc.ABC):
     def symmetry(self) -> Symmetry:
         """Motions that leave the outputs alone, or turn them along."""
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if hasattr(destination, "_metadata"):
-            destination._metadata[prefix[:-1]]["geometry"] = _geometry(self)
-
-    def _load_from_state_dict(  # type: ignore[no-untyped-def]
-        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-    ) -> None:
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-        saved = local_metadata.get("geometry", {})
-        for name, own in _geometry(self).items():
-            if saved.get(name, own) != own:
-                advice = f"build the network with the {name} of the weights, or load dict(state_dict) all the same"
-                error_msgs.append(
-                    f"{prefix}{name}: the weights are for {saved[name]}, the network has {own}; {advice}."
-                )
+    def tied_to(self) -> dict[str, str]:
+        """What the weights are tied to beside their shapes, in words, by its name."""
+        return _geometry(self)
 
     @property
     def guarantee(self) -> str:

@@ -18,6 +18,7 @@ from lieattn._checks import (
     check_graph,
     check_is,
 )
+from lieattn._tied import TiedWeights
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn._linear import GroupLinear
@@ -26,7 +27,7 @@ from lieattn.nn.relative._base import check_lifted_to
 from lieattn.ops import Normalization, Pattern, RelativeTerms
 
 
-class GroupAttention(nn.Module):
+class GroupAttention(TiedWeights):
     r"""Attention of group elements to the elements over the neighbors of their points: ``layer(x, graph) -> x``.
 
     .. math::

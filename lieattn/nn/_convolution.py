@@ -16,6 +16,7 @@ from lieattn._checks import (
     check_graph,
     check_is,
 )
+from lieattn._tied import TiedWeights
 from lieattn.geometry import LiftedGraph
 from lieattn.nn._attention import GroupAttention, check_field, spread_features
 from lieattn.nn._grid import published_measure
@@ -26,7 +27,7 @@ from lieattn.ops import Activation, RelativeTerms, group_attention
 Reduction = Literal["sum", "mean"]
 
 
-class GroupConvolution(nn.Module):
+class GroupConvolution(TiedWeights):
     r"""Lifting or group convolution on point clouds, ``layer(x, graph) -> x``.
 
     .. math::  f'_o(x_i, h_a) = \mu \sum_{j \in N(i)} \sum_b \sum_c \psi_{oc}(h_a^{-1}(x_j - x_i), h_a^{-1} h_b)

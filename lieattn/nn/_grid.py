@@ -19,6 +19,7 @@ from lieattn._checks import (
     check_positive,
     check_tensor,
 )
+from lieattn._tied import TiedWeights
 from lieattn.geometry import Raster, point_clouds
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn._statistics import Inexact, complain
@@ -180,7 +181,7 @@ def published_measure(group: FiniteGroup, *, attentive: bool = False) -> float:
     return 2 * math.pi / rotations * (group.order // rotations)
 
 
-class GridConvolution(nn.Module):
+class GridConvolution(TiedWeights):
     """What the two convolutions share: the kernel, its copies by an integer index, and exact strides."""
 
     lifting: ClassVar[bool] = False

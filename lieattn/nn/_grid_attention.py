@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_choice, check_count, check_counts, check_positive
+from lieattn._tied import TiedWeights
 from lieattn.groups import FiniteGroup
 from lieattn.nn._grid import (
     GridConvolution,
@@ -207,7 +208,7 @@ class ChannelGate(nn.Module):
         return torch.einsum("hogc,bcg->boh", expand_kernel(kernel, self.relative), statistics)
 
 
-class GridInputAttention(nn.Module):
+class GridInputAttention(TiedWeights):
     r"""Input attention α_F: maps shared by all output channels of the convolution behind it.
 
     .. math::  f' = (1 - \alpha_X \alpha_C) f
@@ -282,7 +283,7 @@ class GridInputAttention(nn.Module):
         return x - removed.view_as(x), AttentionMaps(scores, seen) if return_maps else None
 
 
-class GridPoseAttention(nn.Module):
+class GridPoseAttention(TiedWeights):
     r"""Co-attention over the frames alone, α_RH: a group convolution of side 1 to one map.
 
     .. math::

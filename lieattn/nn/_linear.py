@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_count, check_counts, check_features, check_tensor
+from lieattn._tied import TiedWeights
 from lieattn.groups import FiniteGroup, check_group, real_irreps
 from lieattn.ops import fourier_linear, fourier_pays, tied_linear
 from lieattn.reps import Irreps
@@ -19,7 +20,7 @@ _RANK = 1e-9  # singular values that do not vanish are at least 1: an irrep of H
 _MAX_DEGREE = 11
 
 
-class GroupLinear(nn.Module):
+class GroupLinear(TiedWeights):
     r"""Linear map tied over the fiber: it mixes frames and channels at every point.
 
     .. math::  f'(x, g) = \sum_h W(g^{-1} h) f(x, h) + b
@@ -105,7 +106,7 @@ def band_limit(group: FiniteGroup) -> Irreps:
     raise ValueError(f"group: degrees up to {_MAX_DEGREE} do not tell the {group.order} elements of {group.name} apart")
 
 
-class _FiberFourier(nn.Module):
+class _FiberFourier(TiedWeights):
     """Both directions. The ``irreps`` of the features are (2l + 1) · channels copies of each irrep of the ``band``.
 
     It is ``complete`` if every function on H is in the band, so that nothing is lost on the way to irreps and back, and

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from ase import Atoms
 from torch import nn
 from torch_geometric.data import Batch, Data
 
@@ -496,10 +497,12 @@ OWN: dict[str, dict[str, Any]] = {
     "lieattn_datasets.embed_molecule": {"smiles": "CO"},
     "lieattn_datasets.label_gfn2": {"z": [8, 1, 1], "pos": np.random.rand(3, 3)},
     "lieattn_datasets.fibonacci_sphere": {"points": 10},
+    "lieattn_datasets.on_sphere": {"latitude": [0.0, 90.0], "longitude": [90.0, 0.0]},
     "lieattn_datasets.image_to_data": {"image": np.random.rand(4, 4)},
     "lieattn_datasets.normalize_cloud": {"pos": np.random.rand(5, 3)},
     "lieattn_datasets.project_image": {"image": np.random.rand(4, 4), "directions": _UNIT.double().numpy()},
     "lieattn_datasets.ImagePoints": {"images": np.random.rand(2, 4, 4), "labels": [0, 1]},
+    "lieattn_datasets.QM9.from_ase": {"frames": [Atoms("H2", POS3[:2].numpy(), info={"energy": 1.0})] * 2},
     "lieattn_datasets.Molecules": {
         "z": [8, 1, 1],
         "pos": np.random.rand(3, 3),
@@ -739,7 +742,9 @@ def _used(product: nn.Module, arguments: dict[str, Any]) -> Any:
 
 
 def _method(name: str, attribute: str) -> Entrance:
-    on = instance(name.rpartition(".")[0])
+    owner = PLACES[name][0]
+    static = isinstance(inspect.getattr_static(owner, attribute), staticmethod | classmethod)
+    on = owner if static else instance(name.rpartition(".")[0])
 
     def call(given: dict[str, Any]) -> Any:
         fresh = copy.deepcopy(on) if isinstance(on, nn.Module) else on  # statistics would be spoiled

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_graph, check_is
+from lieattn._tied import TiedWeights
 from lieattn.geometry import LiftedGraph, Neighbors
 from lieattn.groups import FiniteGroup
 from lieattn.ops import Normalization, RelativeTerms, group_attention
 
 
-class RelativeFunction(nn.Module, abc.ABC):
+class RelativeFunction(TiedWeights, abc.ABC):
     """A function of the relative elements :math:`g_{ia}^{-1} g_{jb}` of a graph: ``function(graph, x) -> terms``.
 
     It is evaluated once for every row of ``graph.relative``.

@@ -1,0 +1,52 @@
+"""Weights that mean something for one group and one geometry alone, and do not load for another."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class TiedWeights(nn.Module):
+    """A module whose state dicts say, in their metadata, what the weights are tied to beside their shapes.
+
+    ``load_state_dict`` raises RuntimeError, naming what differs, if the module is tied to something else;
+    ``dict(state_dict)`` leaves the metadata behind.
+    """
+
+    def tied_to(self) -> dict[str, str]:
+        """What the weights are tied to, in words, by its name: here the finite group."""
+        return tied_to_group(getattr(self, "group", None))
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):
+            destination._metadata[prefix[:-1]]["geometry"] = self.tied_to()
+
+    def _load_from_state_dict(  # type: ignore[no-untyped-def]
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ) -> None:
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        saved = local_metadata.get("geometry", {})
+        for name, own in self.tied_to().items():
+            fault = f"{name}: the weights are for {saved.get(name, own)}, the module has {own}"
+            # A network says it first, and its layers not again.
+            if saved.get(name, own) != own and not any(fault in message for message in error_msgs):
+                advice = f"build it with the {name} of the weights, or load dict(state_dict) all the same"
+                error_msgs.append(f"{prefix}{fault}; {advice}.")
+
+
+def tied_to_group(group: Any) -> dict[str, str]:
+    """Digests of the table and of the matrices of a finite group; nothing for other groups, and where there is none."""
+    if not hasattr(group, "cayley"):
+        return {}
+    table = zlib.crc32(group.cayley.numpy().tobytes())
+    rounded = zlib.crc32((group.elements * 1e6).round().to(torch.int64).numpy().tobytes())
+    return {
+        "group": f"{group!r} with the table {table:08x}",
+        "axes": f"matrices {rounded:08x} of {group.name}",
+    }

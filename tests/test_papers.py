@@ -12,19 +12,24 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import Callback, Trainer
 
-from lieattn.train import PointSetData, PointSetTask, build, register_types
+from lieattn.compare import build_task, read_settings
+from lieattn.train import PointSetData, PointSetTask, register_types
 from lieattn_datasets import ImagePoints
 
 PAPERS = Path(__file__).parent.parent / "examples" / "papers"
-EXPERIMENTS = {
+FILES = {
     f"{path.parent.name}/{path.stem}": path for path in sorted(PAPERS.glob("*/*.yaml")) if path.parent.name != "parts"
 }
-# The experiment of each family that starts in the default suite; the first one where none is named.
-CHEAPEST = {"attentive": "attentive/rot_mnist_p4"}
+SWEEPS = {name: path for name, path in FILES.items() if "models" in yaml.safe_load(path.read_text())}
+EXPERIMENTS = {name: path for name, path in FILES.items() if name not in SWEEPS}
+# Of each family the experiment that starts in the default suite; the first one where none is named.
+CHEAPEST = {"attentive": "attentive/rot_mnist_p4", "gsa": "gsa/rot_mnist_z2"}
 QUICK = {name.split("/")[0]: name for name in reversed(EXPERIMENTS)} | CHEAPEST
+# Of each family and data set the first one, which is built in the default suite.
+FIRST = {name.split("_")[0]: name for name in reversed(EXPERIMENTS)}
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")
 
@@ -62,42 +67,72 @@ def parser():
     return found
 
 
-def settings(*paths):
-    """What the files say together, with all parts that they name."""
-    words = [word for path in paths for word in ("--config", str(path))]
-    return yaml.safe_load(parser().dump(parser().parse_args(words)))
+def settings(*paths, changes=()):
+    """What the files say together, with all parts that they name, and options behind them."""
+    return parser().parse_args([*(word for path in paths for word in ("--config", str(path))), *changes])
+
+
+def task_of(found):
+    return parser().instantiate(Namespace(model=found.model)).model
+
+
+def some(names, chosen):
+    """Parameters of a test: those chosen run by default."""
+    return [pytest.param(name, marks=() if name in chosen.values() else pytest.mark.slow) for name in names]
 
 
 def made(spec):
     arguments = spec.get("init_args", {})
     transform = arguments.get("transform")
     if transform is not None:
-        transform = parser().instantiate(parser().parse_object({"transform": transform})).transform
+        transform = parser().instantiate(Namespace(transform=transform)).transform
     return MADE[spec["class_path"].rpartition(".")[2]](arguments, transform)
 
 
+def parts(content):
+    """All files that a file names."""
+    if isinstance(content, dict | list):
+        return [name for value in (content.values() if isinstance(content, dict) else content) for name in parts(value)]
+    return [content] if isinstance(content, str) and content.endswith(".yaml") else []
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_experiment_is_whole(name):
+def test_file_is_a_whole_experiment(name):
+    content = yaml.safe_load(EXPERIMENTS[name].read_text())
+    trainer = content["trainer"]
+    assert set(trainer) <= set(inspect.signature(Trainer).parameters)
+    assert not {"accelerator", "devices", "strategy"} & set(trainer)  # which Lightning chooses
+    assert trainer["default_root_dir"] == f"runs/papers/{name}"
+    assert trainer.get("max_epochs") or trainer.get("max_steps")
+    assert all((EXPERIMENTS[name].parent / part).is_file() for part in parts(content))
+
+
+@pytest.mark.parametrize("name", some(EXPERIMENTS, FIRST))
+def test_experiment_is_built(name):
     found = settings(EXPERIMENTS[name])
-    allowed = inspect.signature(Trainer).parameters
-    assert set(found["trainer"]) <= set(allowed)
-    assert not {"accelerator", "devices", "strategy"} & set(found["trainer"])  # which Lightning chooses
-    assert found["trainer"]["default_root_dir"] == f"runs/papers/{name}"
-    assert found["trainer"].get("max_epochs") or found["trainer"].get("max_steps")
-    assert found["data"]["train"] is not None
-    assert found["data"]["test"] is not None
-    assert isinstance(build(PointSetTask, found["model"], name), PointSetTask)
+    assert found.data.train is not None
+    assert found.data.test is not None
+    assert isinstance(task_of(found), PointSetTask)
 
 
 def test_small_changes_any_experiment_into_a_short_run():
     small = PAPERS / "small.yaml"
     for name in QUICK.values():
         found, short = settings(EXPERIMENTS[name]), settings(EXPERIMENTS[name], small)
-        assert short["trainer"]["max_epochs"] == 2
-        assert short["model"]["init_args"].pop("schedule", None) is None
-        found["model"]["init_args"].pop("schedule", None)
-        assert short["model"] == found["model"]
-        assert short["data"]["train"] == found["data"]["train"]
+        assert short.trainer["max_epochs"] == 2
+        assert short.model.init_args.pop("schedule", None) is None
+        found.model.init_args.pop("schedule", None)
+        assert short.model == found.model
+        assert short.data.train == found.data.train
+
+
+def test_options_reach_into_presets():
+    dropout = ["--model.network.dropout.input=0.3", "--model.network.dropout.pool=0.2"]
+    network = task_of(settings(EXPERIMENTS["gsa/cifar10_z2"], changes=dropout)).network
+    rates = [network.input_dropout.p, network.pool_dropout.p, network.blocks[0].attention.dropout]
+    assert rates == [0.3, 0.2, 0.1]
+    changes = ["--model.network.size=3"]
+    assert task_of(settings(EXPERIMENTS["gsa/rot_mnist_r4"], changes=changes)).network.neighborhood.size == 3
 
 
 class Stop(Callback):
@@ -107,16 +142,13 @@ class Stop(Callback):
         trainer.should_stop = trainer.global_step >= 2
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK.values() else pytest.mark.slow) for name in EXPERIMENTS]
-)
+@pytest.mark.parametrize("name", some(EXPERIMENTS, QUICK))
 def test_experiment_starts(name, tmp_path):
     found = settings(EXPERIMENTS[name])
-    task = build(PointSetTask, found["model"], name)
-    data = found["data"]
-    sets = {stage: made(data[stage]) for stage in ("train", "val") if data.get(stage)}
+    task = task_of(found)
+    sets = {stage: made(found.data[stage]) for stage in ("train", "val") if found.data.get(stage)}
     before = [weight.detach().clone() for weight in task.parameters()]
-    kept = {key: value for key, value in found["trainer"].items() if key in ("max_epochs", "gradient_clip_val")}
+    kept = {key: value for key, value in found.trainer.items() if key in ("max_epochs", "gradient_clip_val")}
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     limits = {"limit_train_batches": 2, "limit_val_batches": 1, "inference_mode": False}
     trainer = Trainer(
@@ -126,6 +158,13 @@ def test_experiment_starts(name, tmp_path):
     assert trainer.global_step == 2
     assert math.isfinite(trainer.callback_metrics["train/loss"])
     assert any(not torch.equal(*pair) for pair in zip(before, task.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_sweep_is_whole(name):
+    found = read_settings([SWEEPS[name]])
+    model, chosen = next(iter(found.models.items()))
+    assert isinstance(build_task(found, model, chosen), PointSetTask)
 
 
 # The table
@@ -164,16 +203,16 @@ def rows():
 
 
 def test_every_experiment_has_a_row():
-    assert set(rows()) == set(EXPERIMENTS)
+    assert set(rows()) == set(FILES)
 
 
 def test_figures_of_the_table_are_the_measured_ones():
     by_experiment = defaultdict(list)
     for record in results():
         assert set(record) == {"experiment", "command", "seed", "epochs", "minutes", "machine", "figures"}
-        assert record["command"].startswith(f"lieattn fit --config examples/papers/{record['experiment']}.yaml")
+        assert f"--config examples/papers/{record['experiment']}.yaml" in record["command"]
         by_experiment[record["experiment"]].append(record)
-    assert set(by_experiment) <= set(EXPERIMENTS)
+    assert set(by_experiment) <= set(FILES)
     for name, (_, _, ours, _) in rows().items():
         assert ours == measured(by_experiment[name]), name
 

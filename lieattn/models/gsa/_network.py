@@ -194,9 +194,10 @@ class GSANet(Network):
         dropout: Dropouts = _CIFAR10_DROPOUT,
         **options: Any,
     ) -> GSANet:
-        """Network for 32 x 32 CIFAR-10 (Appendix F.2): 3,001,648 parameters without rotations, as in the code.
+        """Network for 32 x 32 CIFAR-10 (Appendix F.2): 3,001,648 parameters without rotations.
 
-        The paper prints 2.99 M, and the dropouts of input and poolings the other way round: 0.3 and 0.2.
+        These are those of the authors' code. The paper prints 2.99 M, and the dropouts of input and poolings the other
+        way round, 0.3 and 0.2.
         """
         check_group("group", group)
         stages = Stages((2, 2, 2), expansions=(1, 2, 1), norm_between=True)
@@ -213,9 +214,10 @@ class GSANet(Network):
         dropout: Dropouts = _PAPER_DROPOUT,
         **options: Any,
     ) -> GSANet:
-        """Network for PatchCamelyon (Appendix F.3): 206,926 parameters without rotations, as in the code.
+        """Network for PatchCamelyon (Appendix F.3): 206,926 parameters without rotations.
 
-        The paper prints 205.66 K, which is the count with tables of nine rows in place of the networks of coordinates.
+        These are those of the authors' code. The paper prints 205.66 K, as many as with tables of nine offsets in place
+        of the networks of coordinates.
 
         At the paper's 96 x 96 the last pooling drops a row and a column, which breaks rotations: the preset warns.
         At 88 x 88 all sizes stay even and the network is exact.

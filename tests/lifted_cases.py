@@ -17,7 +17,7 @@ from lieattn.geometry import (
     ScaleFrames,
     lift,
 )
-from lieattn.groups import SE, SO, E, FiniteGroup, SemidirectProduct, Translations, cyclic, dihedral_about
+from lieattn.groups import SE, SO, E, FiniteGroup, O, SemidirectProduct, Translations, cyclic, dihedral_about
 from lieattn.spaces import Euclidean, HomogeneousSpace, Orbits, PositionDirection, Sphere
 from tests.cases import SMALL_GROUPS
 
@@ -165,6 +165,7 @@ LIFTED: dict[str, Lifted] = {
     "SE(2), principal of neighborhoods": _principal(Euclidean(SE(2)), PrincipalFrames(of="neighborhood"), 2),
     "SE(3), posed D2": _principal(Euclidean(SE(3)), FiniteFrames(dihedral_about(2), PrincipalFrames()), 3),
     "sphere": _elements(Sphere(), _on_sphere, _sampled(SO(2), 2)),
+    "sphere, O(3)": _elements(Sphere(improper=True), _on_sphere, _sampled(O(2), 2)),
     "SO(3)": _elements(Orbits(SO(3)), _normal(3), _sampled(SO(2), 2)),
     "positions and directions": _elements(PositionDirection(), _with_directions, _sampled(SO(2), 2)),
 }

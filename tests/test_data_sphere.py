@@ -244,6 +244,10 @@ class TestWind:
         for wind, month in ((data.wind, 3.0), (data.y, 4.0)):
             axis = torch.tensor([[month, 2.0, -3.0]])
             torch.testing.assert_close(wind, torch.linalg.cross(axis.expand_as(data.pos), data.pos), atol=1e-5, rtol=0)
+        assert data.east[[0, -1]].norm() == 0
+        torch.testing.assert_close(data.east[1:-1, :2], data.pos[1:-1, [1, 0]] * torch.tensor([-1.0, 1.0]))
+        assert data.sun[5].tolist() == pytest.approx([0, 0, 0], abs=1e-6)  # of March, when it goes north
+        assert data.sun_change[5].tolist() == [0, 0, 1]
         assert data.pos[0].tolist() == [0, 0, 1]
         assert data.pos[-1].tolist() == [0, 0, -1]
         assert data.weight.sum().item() == pytest.approx(4 * math.pi, rel=1e-6)
@@ -282,6 +286,14 @@ class TestWind:
             assert torch.equal(data.x[:, 0] == 0, data.mask)
             assert torch.equal(data.wind[~data.mask], data.y[~data.mask])
             assert not data.wind[data.mask].any()
+            assert torch.equal(data.interpolated[~data.mask], data.y[~data.mask])
+            torch.testing.assert_close((data.interpolated * data.pos).sum(1), torch.zeros(40), atol=1e-5, rtol=0)
+            place = int(data.mask.nonzero()[0])
+            distance = (data.pos - data.pos[place]).norm(dim=1).masked_fill(data.mask, math.inf)
+            near = distance.topk(8, largest=False).indices
+            mean = torch.einsum("n,nd->d", torch.softmax(-3 * distance[near].log(), 0), data.wind[near])
+            mean = mean - (mean @ data.pos[place]) * data.pos[place]
+            torch.testing.assert_close(data.interpolated[place], mean, atol=1e-4, rtol=0)
             masks.add(tuple(data.pos.flatten().tolist()))
         assert len(masks) == 6
         again = ld.WindOnSphere(tmp_path, "test", task="fill", points=40, observed=0.3, draws=3, verify=False)
@@ -316,6 +328,7 @@ class TestWind:
             ({"task": "paint"}, "task must be one of"),
             ({"observed": 1.0}, "observed must be between 0 and 1"),
             ({"draws": 0}, "draws must be at least 1"),
+            ({"neighbors": 0}, "neighbors must be at least 1"),
             ({"points": 999}, r"points must be None or in 1 \.\. 134"),
             ({"seed": -1}, "seed must be in 0"),
         ],

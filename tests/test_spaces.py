@@ -43,6 +43,7 @@ SPACES = {
         Euclidean(SemidirectProduct(OWN["AboutVertical"]())),
         *(Euclidean(group) for group in (cyclic(4), tetrahedral(), SHEARED)),
         Sphere(),
+        Sphere(improper=True),
         PositionDirection(),
         *(Orbits(group) for group in (SO(2), SO(3), Dilations(1), Dilations(3))),
         *(Orbits(group) for group in (RotationDilations(2), RotationDilations(3))),

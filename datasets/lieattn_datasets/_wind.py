@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 from torch_geometric.data import Data
 
 from lieattn_datasets._arrays import real_array
@@ -39,6 +40,9 @@ class WindOnSphere(Clouds):
     ``wind`` float32 ``[points, 3]`` (the input, m/s, tangent to the sphere), ``y`` float32 ``[points, 3]`` (the
     target, likewise), ``x`` float32 ``[points, 1]`` (1 where the input is known, else 0), ``mask`` bool ``[points]``
     (where the target counts), ``weight`` float32 ``[points]`` (areas, together 4 pi), and ``month`` int64 ``[1]``.
+    Vectors ``[points, 3]`` that turn along tell places and seasons apart: ``east``, the velocity of the ground (1 at
+    the equator), and, along the axis of the Earth, ``sun``, by how much the sun stands in the north in the middle of
+    this month (-1 to 1), and ``sun_change``, its rate.
 
     At a pole, eastward and northward have no direction; the 144 pairs that the grid has there are one vector
     seen from 144 longitudes. They become one point, with the mean of the 144 vectors in space.
@@ -47,11 +51,12 @@ class WindOnSphere(Clouds):
 
     * ``"forecast"``: the field of the next month from that of this one, everywhere. Training 1 to 2, ..., 7 to 8;
       validation 9 to 10; test 11 to 12.
-    * ``"fill"``: the field at the points that are not observed (``mask``) from the observed ones (``x``). Training
-      months 1, 2, 4, 5, 7, 8, 10, 11; validation 3, 9; test 6, 12.
+    * ``"fill"``: the field at the points that are not observed (``mask``) from the observed ones (``x``), the sensors.
+      Training months 1, 2, 4, 5, 7, 8, 10, 11; validation 3, 9; test 6, 12. What to improve on is ``interpolated``
+      ``[points, 3]``: means of the winds at the nearest sensors, with weights 1 / distance^3, along the sphere.
 
-    The axis of the Earth is a real direction: a network that is equivariant under all rotations cannot know where the
-    poles are unless it finds out from the field.
+    The axis of the Earth is a real direction: a network that is equivariant under all rotations knows where the poles
+    are if it is given ``east`` or ``sun``.
 
     Parameters
     ----------
@@ -66,6 +71,8 @@ class WindOnSphere(Clouds):
         about the same area. Default: all.
     observed
         Share of the points that are known, for ``"fill"``.
+    neighbors
+        Sensors that a value is interpolated from.
     draws
         Items per month, with other points and other observed ones.
     seed
@@ -88,7 +95,7 @@ class WindOnSphere(Clouds):
         If the file is damaged, or an argument is out of range.
     """
 
-    vectors: tuple[str, ...] = ("pos", "wind", "y")
+    vectors: tuple[str, ...] = ("pos", "wind", "y", "east", "sun", "sun_change", "interpolated")
 
     def __init__(
         self,
@@ -98,6 +105,7 @@ class WindOnSphere(Clouds):
         task: Literal["forecast", "fill"] = "forecast",
         points: int | None = None,
         observed: float = 0.25,
+        neighbors: int = 8,
         draws: int = 1,
         seed: int = 0,
         verify: bool = True,
@@ -108,8 +116,9 @@ class WindOnSphere(Clouds):
         check_choice("task", task, tuple(_MONTHS))
         if not 0 < observed < 1:
             raise ValueError(f"observed must be between 0 and 1, got {observed}")
-        if draws < 1:
-            raise ValueError(f"draws must be at least 1, got {draws}")
+        for name, count in (("draws", draws), ("neighbors", neighbors)):
+            if count < 1:
+                raise ValueError(f"{name} must be at least 1, got {count}")
         path = _RELEASE.locate(root, *_RELEASE.digests)
         if verify:
             _RELEASE.check_file(path)
@@ -130,6 +139,7 @@ class WindOnSphere(Clouds):
         squared = np.square(self._fields[train], dtype=np.float64).sum(axis=-1)
         self.scale = float(np.sqrt((squared * area).sum() / (len(train) * area.sum())))
         self.task, self._points, self._observed, self._draws = task, points, observed, draws
+        self._neighbors = neighbors
         self._months = _MONTHS[task][split]
         self._seed = (seed, SPLITS.index(split))
         self._choose(0)
@@ -149,17 +159,24 @@ class WindOnSphere(Clouds):
             known[stream.permutation(len(chosen))[:count]] = True
             seen = torch.from_numpy(known)
             wind, later, mask = now * seen[:, None], now, ~seen
+            filled = {"interpolated": _interpolate(self._directions[chosen], wind, known, self._neighbors)}
         else:
             seen = torch.ones(len(chosen), dtype=torch.bool)
-            wind, later, mask = now, torch.from_numpy(self._fields[month, chosen]), seen
+            wind, later, mask, filled = now, torch.from_numpy(self._fields[month, chosen]), seen, {}
+        pos = torch.from_numpy(self._directions[chosen].astype(np.float32))
+        axis, phase = torch.tensor([[0.0, 0.0, 1.0]]).expand_as(pos), math.pi * month / 6
         return Data(
             x=seen[:, None].float(),
-            pos=torch.from_numpy(self._directions[chosen].astype(np.float32)),
+            pos=pos,
             wind=wind,
             y=later,
             mask=mask,
             weight=torch.from_numpy(area.astype(np.float32)),
             month=torch.tensor([month]),
+            east=torch.linalg.cross(axis, pos),
+            sun=-math.cos(phase) * axis,
+            sun_change=math.sin(phase) * axis,
+            **filled,
         )
 
     def __repr__(self) -> str:
@@ -211,6 +228,20 @@ def wind_vectors(
     fields = np.concatenate([first, middle, last], axis=1)
     fields[:, [0, -1], 2] = 0.0  # cos of a quarter turn is not quite zero
     return directions, fields.astype(np.float32)
+
+
+def _interpolate(places: NDArray[np.float64], wind: Tensor, known: NDArray[np.bool_], neighbors: int) -> Tensor:
+    """Tangent vectors ``[points, 3]``: those at the known points, else weighted means of those of the nearest ones."""
+    from scipy.spatial import KDTree
+
+    nearest = min(neighbors, int(known.sum()))
+    distance, index = KDTree(places[known]).query(places[~known], k=range(1, nearest + 1))
+    weights = distance**-3
+    means = np.einsum("pk,pkd->pd", weights / weights.sum(axis=1, keepdims=True), wind.numpy()[known][index])
+    means -= (means * places[~known]).sum(axis=1, keepdims=True) * places[~known]
+    filled = wind.clone()
+    filled[~torch.from_numpy(known)] = torch.from_numpy(means.astype(np.float32))
+    return filled
 
 
 def _ring_areas(rings: int) -> NDArray[np.float64]:

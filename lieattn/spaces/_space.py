@@ -15,6 +15,7 @@ from lieattn.groups import (
     Dilations,
     FiniteGroup,
     Group,
+    O,
     RotationDilations,
     SemidirectProduct,
     Translations,
@@ -148,13 +149,16 @@ class Euclidean(HomogeneousSpace):
 class Sphere(HomogeneousSpace):
     """S^2, the unit vectors of R^3, under SO(3): the origin is (1, 0, 0), its stabilizer SO(2) about this axis.
 
+    If ``improper``, under O(3), with the stabilizer O(2): reflections of the sphere too.
+
     The section takes the origin to x by the least angle. No section of the sphere is continuous everywhere: this
     one jumps at (-1, 0, 0), where it is the half turn about (0, 0, 1), and its derivative grows without bound near
     there. What is averaged over the whole stabilizer does not depend on the choice.
     """
 
-    def __init__(self) -> None:
-        super().__init__("S^2", SO(3), 3, SO(2))
+    def __init__(self, *, improper: bool = False) -> None:
+        group = O if improper else SO
+        super().__init__("S^2", group(3), 3, group(2))
 
     @property
     def origin(self) -> Tensor:
@@ -303,7 +307,7 @@ def minimal_rotation(n: Tensor) -> Tensor:
 
 
 def about_first_axis(h: Tensor) -> Tensor:
-    """Rotations ``[*, 3, 3]`` about the first axis from rotations ``[*, 2, 2]`` of the plane across it."""
+    """Orthogonal matrices ``[*, 3, 3]`` that keep the first axis, from ``[*, 2, 2]`` of the plane across it."""
     padded = torch.nn.functional.pad(h, (1, 0, 1, 0))
     corner = torch.zeros_like(padded)
     corner[..., 0, 0] = 1

@@ -761,7 +761,7 @@ def test_blocks_start_as_their_shortcut():
     block = model.blocks[1].eval()
     x = torch.randn(2 * 16, 4, 32).relu()
     with torch.no_grad():
-        assert torch.equal(block(x, Raster(2, 4, 4))[0], x)
+        assert torch.equal(block(x, Raster(2, (4, 4)))[0], x)
     for name, parameter in model.named_parameters():
         if name.endswith(("query_map.psi", "key_map.psi", "key_map.beta", "value_map.psi")) and parameter.numel() > 200:
             assert abs(float(parameter.detach().std()) - 1) < 0.3, name

@@ -11,7 +11,7 @@ from torch_geometric.data import Batch, Data
 from lieattn.bench import _attentive as bench
 from lieattn.certify import certify
 from lieattn.geometry import pixel_positions
-from lieattn.groups import cyclic, dihedral, trivial
+from lieattn.groups import cyclic, cyclic_about, dihedral, octahedral, tetrahedral, trivial
 from lieattn.models import (
     AttentiveAllCNN,
     AttentiveCNN,
@@ -55,6 +55,7 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
 def operands(group, *, images=2, channels=3, outputs=2, fiber=None, side=7, size=3, hidden=2, spatial=3, dtype):
+    dim = group.dim
     fiber = group.order if fiber is None else fiber
     generator = torch.Generator().manual_seed(0)
 
@@ -63,11 +64,11 @@ def operands(group, *, images=2, channels=3, outputs=2, fiber=None, side=7, size
 
     order = group.order
     return {
-        "x": draw(images, channels, fiber, side, side),
-        "kernels": draw(outputs, order, channels, fiber, size, size),
+        "x": draw(images, channels, fiber, *[side] * dim),
+        "kernels": draw(outputs, order, channels, fiber, *[size] * dim),
         "first": draw(outputs, order, fiber, hidden, channels),
         "second": draw(outputs, order, fiber, channels, hidden),
-        "spatial": draw(outputs, order, fiber, 2, spatial, spatial),
+        "spatial": draw(outputs, order, fiber, 2, *[spatial] * dim),
     }
 
 
@@ -83,30 +84,34 @@ def written_out(tensors, kind, measure, dilation):
     x, kernels, first, second, spatial = (tensor.detach() for tensor in tensors.values())
     images, channels, fiber = x.shape[:3]
     outputs, order = kernels.shape[:2]
-    size, side = kernels.shape[-1], spatial.shape[-1]
+    size, side, dim = kernels.shape[-1], spatial.shape[-1], x.ndim - 3
     rows = x.shape[-1] - size + 1
-    out = x.new_zeros(images, outputs, order, rows, rows)
+    out = x.new_zeros(images, outputs, order, *[rows] * dim)
+
+    def window(step, scale=1):
+        return tuple(slice(scale * place, scale * place + rows) for place in step)
+
     for b, o, h, g in itertools.product(range(images), range(outputs), range(order), range(fiber)):
-        t = x.new_zeros(channels, rows, rows)
-        for c, i, j in itertools.product(range(channels), range(size), range(size)):
-            t[c] += kernels[o, h, c, g, i, j] * x[b, c, g, i : i + rows, j : j + rows]
+        t = x.new_zeros(channels, *out.shape[3:])
+        for c, step in itertools.product(range(channels), itertools.product(range(size), repeat=dim)):
+            t[c] += kernels[(o, h, c, g, *step)] * x[(b, c, g, *window(step))]
         alpha_c = x.new_ones(channels)
         if kind != "spatial":
             level = 0
-            for statistic in (t.mean(dim=(1, 2)), t.amax(dim=(1, 2))):
+            for statistic in (t.flatten(1).mean(dim=1), t.flatten(1).amax(dim=1)):
                 level = level + second[o, h, g] @ torch.relu(first[o, h, g] @ statistic)
             alpha_c = torch.sigmoid(level)
-        weighted = alpha_c[:, None, None] * t
-        alpha_x = x.new_ones(rows, rows)
+        alpha_c = alpha_c.view(-1, *[1] * dim)
+        alpha_x = x.new_ones(out.shape[3:])
         if kind != "channel":
             border = dilation * (side // 2)
-            planes = nn.functional.pad(torch.stack([weighted.mean(0), weighted.amax(0)]), (border,) * 4)
-            level = x.new_zeros(rows, rows)
-            for q, i, j in itertools.product(range(2), range(side), range(side)):
-                window = planes[q, i * dilation : i * dilation + rows, j * dilation : j * dilation + rows]
-                level += spatial[o, h, g, q, i, j] * window
+            weighted = alpha_c * t
+            planes = nn.functional.pad(torch.stack([weighted.mean(0), weighted.amax(0)]), (border, border) * dim)
+            level = x.new_zeros(out.shape[3:])
+            for q, step in itertools.product(range(2), itertools.product(range(side), repeat=dim)):
+                level += spatial[(o, h, g, q, *step)] * planes[(q, *window(step, dilation))]
             alpha_x = torch.sigmoid(level)
-        out[b, o, h] += measure * ((1 - alpha_x * alpha_c[:, None, None]) * t).sum(0)
+        out[b, o, h] += measure * ((1 - alpha_x * alpha_c) * t).sum(0)
     return out
 
 
@@ -114,8 +119,14 @@ def written_out(tensors, kind, measure, dilation):
 @pytest.mark.parametrize("way", ["plain", "auto"])
 @every_kind
 def test_operator_computes_the_formulas_of_the_paper(kind, way, dtype):
-    for sizes, dilation in (({}, 1), ({"spatial": 5}, 2), ({"fiber": 1, "channels": 1, "hidden": 1, "size": 2}, 1)):
-        tensors = operands(cyclic(4), dtype=dtype, **sizes)
+    C4 = cyclic(4)
+    for group, sizes, dilation in (
+        (C4, {}, 1),
+        (C4, {"spatial": 5}, 2),
+        (C4, {"fiber": 1, "channels": 1, "hidden": 1, "size": 2}, 1),
+        (cyclic_about(2), {"images": 1, "side": 4, "size": 2, "outputs": 1}, 2),
+    ):
+        tensors = operands(group, dtype=dtype, **sizes)
         found = evaluate(tensors, kind, way, measure=0.7, spatial_dilation=dilation).detach()
         expected = written_out(tensors, kind, 0.7, dilation)
         torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
@@ -274,8 +285,9 @@ def grid_layers(group, kind):
 def test_grid_layers_and_their_maps_commute_with_the_group(group, kind):
     """Theorem 1: A[L_g f](g1, g2) = A[f](g⁻¹ g1, g⁻¹ g2), on the maps themselves, and the same for the output."""
     lifting, layers = grid_layers(group, kind)
-    planes = torch.randn(2, 3, 6, 7, dtype=torch.float64)
-    field = torch.randn(2, 3, group.order, 6, 7, dtype=torch.float64)
+    sides = (6, 7) if group.dim == 2 else (3, 4, 3)
+    planes = torch.randn(2, 3, *sides, dtype=torch.float64)
+    field = torch.randn(2, 3, group.order, *sides, dtype=torch.float64)
     for x, made in ((planes, lifting), (field, layers)):
         for name, layer in made.items():
             assert grid_error(layer, group, x) < 1e-10, name
@@ -284,7 +296,7 @@ def test_grid_layers_and_their_maps_commute_with_the_group(group, kind):
 
 def check_theorem(layer, group, x):
     maps = layer.attend(x, return_maps=True)[1]
-    for h in range(group.order):
+    for h in range(0, group.order, 1 + group.order // 12):
         moved = layer.attend(act_on_grid(group, h, x), return_maps=True)[1]
         for part in ("channel", "spatial"):
             before, behind = getattr(maps, part), getattr(moved, part)
@@ -294,15 +306,22 @@ def check_theorem(layer, group, x):
 
 def move_map(group, h, found):
     """A(g1, g2) to A(h⁻¹ g1, h⁻¹ g2): poses of output and input are permuted together, and pixels are moved."""
-    if found.ndim == 7:
+    if found.ndim == 5 + group.dim:
         permutation = group.permutation(h)
         found = found[:, :, permutation]
         found = found if found.shape[4] == 1 else found[:, :, :, :, permutation]
-        batch, out, order, channels, fiber = found.shape[:5]
-        planes = found.reshape(batch, -1, *found.shape[-2:])
-        planes = planes if planes.shape[-2:] == (1, 1) else act_on_grid(group, h, planes)
-        return planes.reshape(batch, out, order, channels, fiber, *planes.shape[-2:])
+        planes = act_on_grid(group, h, found.flatten(1, 4))
+        return planes.unflatten(1, found.shape[1:5])
     return act_on_grid(group, h, found)
+
+
+@every_kind
+def test_grid_layers_in_single_precision(kind):
+    for group in (dihedral(4), octahedral()):
+        sides = (6, 7) if group.dim == 2 else (3, 4, 3)
+        x = torch.randn(2, 3, group.order, *sides)
+        for layer in grid_layers(group, kind)[1].values():
+            assert grid_error(layer.float(), group, x) < 1e-5 * max(1, float(layer(x).detach().abs().max()))
 
 
 def test_cyclic_weights_are_exact_on_rotations_and_not_with_mirrors():
@@ -318,13 +337,13 @@ def test_cyclic_weights_are_exact_on_rotations_and_not_with_mirrors():
 @every_lattice_group
 def test_without_weights_attention_takes_a_quarter(group):
     """Zero scores: σ(0)² = 1/4 of every response is subtracted, and 3/4 of the group convolution is left."""
-    layer = randomize(GridAttentiveConvolution(group, 2, 3, 3, measure=0.9)).double()
+    layer = randomize(GridAttentiveConvolution(group, 2, 3, 3, spatial_size=3, measure=0.9)).double()
     convolution = GridGroupConvolution(group, 2, 3, 3, measure=0.9).double()
     convolution.weight.data = layer.weight.data
     with torch.no_grad():
         for parameter in layer.attention.parameters():
             parameter.zero_()
-        x = torch.randn(2, 2, group.order, 6, 6, dtype=torch.float64)
+        x = torch.randn(2, 2, group.order, *[4] * group.dim, dtype=torch.float64)
         torch.testing.assert_close(layer(x), 0.75 * convolution(x), rtol=1e-10, atol=1e-10)
 
 
@@ -343,7 +362,7 @@ def test_pose_attention_is_a_circulant_of_the_poses():
         (lambda: GridAttentiveConvolution(cyclic(4), 1, 1, 3, spatial_size=4), "spatial_size: expected an odd side"),
         (lambda: GridAttentiveConvolution(cyclic(4), 1, 1, 3, channel_action="any"), "channel_action: expected one of"),
         (lambda: GridAttentiveLifting(cyclic(4), 1, 1, 3, hidden=0), "hidden: expected an integer"),
-        (lambda: GridInputAttention(cyclic(8), 1), "group: expected a planar group"),
+        (lambda: GridInputAttention(cyclic(8), 1), "group: expected a group of the plane"),
         (lambda: GridInputAttention(cyclic(4), 1, spatial_size=2), "spatial_size: expected an odd side"),
         (lambda: GridInputAttention(cyclic(4), 2)(torch.randn(1, 1, 4, 5, 5)), "x: expected a field on C4"),
         (lambda: GridPoseAttention(cyclic(4), 2, lifting=True)(torch.randn(1, 1, 5, 5)), "x: expected planes"),
@@ -399,7 +418,8 @@ def settled(network, channels, side):
         for norm in norms:
             norm.weight.uniform_(0.5, 1.5, generator=generator)
             norm.momentum = None  # the average of all batches
-    images = torch.randn(4, channels, side, side, dtype=torch.float64, generator=generator)
+    sides = [side] * network.group.dim
+    images = torch.randn(4, channels, *sides, dtype=torch.float64, generator=generator)
     with torch.no_grad():
         network.train().features(images)
     for norm in norms:
@@ -443,6 +463,31 @@ def test_networks_are_invariant(name, group, kind):
         assert (logits[0] - logits[1]).abs().max() > 1e-6, "the network must see its input"
         for h in range(1, group.order):
             assert (network(act_on_grid(group, h, images)) - logits).abs().max() < 1e-10 * size
+
+
+@pytest.mark.parametrize(
+    ("group", "kind"), [(octahedral(), "input"), (octahedral(), "pose"), (tetrahedral(), "full")], ids=str
+)
+def test_networks_on_voxels_are_invariant(group, kind):
+    """All rotations of voxels as points, for the logits and for vectors that another head reads out."""
+    side, dtype = 4, torch.float64
+    options = {"channels": (1, 2, 2), "blocks": 1, "attention": kind, "spatial_size": 3, "vector_inputs": ("wind",)}
+    network = settled(AttentiveResNet(group, 1, 3, **options), 1, side)
+    pos, grid = pixel_positions(side, side, side, dtype=dtype), torch.tensor([[side, side, side]])
+    x, wind = torch.randn(2, side**3, 1, dtype=dtype), torch.randn(side**3, 3, dtype=dtype)
+    turns = range(group.order)
+    moved = [Data(x=x[0], wind=group.act(h, wind), pos=group.act(h, pos) + 0.5, grid=grid) for h in turns]
+    batch = Batch.from_data_list([*moved, Data(x=x[1], wind=wind, pos=pos, grid=grid)])
+    model = FieldModel(network, randomize(VectorHead(2, 3, pool="mean").double()))
+    with torch.no_grad():
+        logits, vectors = network(batch), model(batch)
+        size = 1e-10 * max(1, float(logits.abs().max()), float(vectors.abs().max()))
+        assert (logits[-1] - logits[0]).abs().max() > 1e-3, "the network must see its input"
+        assert (logits[:-1] - logits[0]).abs().max() < size
+        for h in turns:
+            assert (vectors[h] - group.act(h, vectors[:1])).abs().max() < size
+    with pytest.raises(ValueError, match="data: expected floating images with 1 channels and 3 sides"):
+        network.images(torch.randn(1, 1, 8, 8, dtype=dtype))
 
 
 def test_other_sizes_are_refused_where_they_are_not_exact():

@@ -22,7 +22,7 @@ from lieattn.nn import (
 from lieattn.nn._grid import published_measure
 from lieattn.nn.relative import ConvolutionKernel, NetworkKernel, TableKernel
 from lieattn.testing import assert_equivariant, random_cloud, randomize
-from tests.cases import SMALL_GROUPS
+from tests.cases import GROUPS, SMALL_GROUPS
 
 LATTICE_GROUPS = {
     "Z2": trivial(2),
@@ -34,6 +34,7 @@ LATTICE_GROUPS = {
     "D1": dihedral(1),
     "D2": dihedral(2),
     "D4": dihedral(4),
+    **{name: GROUPS[name] for name in ("C4_about_z", "mirror3", "T", "O")},
 }
 every_lattice_group = pytest.mark.parametrize("group", LATTICE_GROUPS.values(), ids=LATTICE_GROUPS)
 every_group = pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
@@ -48,12 +49,17 @@ def grid_error(layer, group, x):
     )
 
 
+def sides_of(group, *sides):
+    """Rows and columns, and in space layers too."""
+    return sides if group.dim == 2 else (sides[0] - 1, *sides)
+
+
 def grid_graph(images, group, size):
-    """The pixels of images ``[batch, ..., rows, columns]`` as lifted points."""
-    batch, rows, columns = images.shape[0], *images.shape[-2:]
-    pos = pixel_positions(rows, columns, dtype=images.dtype).repeat(batch, 1)
-    index = torch.arange(batch).repeat_interleave(rows * columns)
-    pixels = point_clouds(pos, batch=index, grid=torch.tensor([[rows, columns]] * batch))
+    """The pixels of images ``[batch, ..., *sides]`` as lifted points."""
+    batch, sides = images.shape[0], images.shape[-group.dim :]
+    pos = pixel_positions(*sides, dtype=images.dtype)
+    index = torch.arange(batch).repeat_interleave(len(pos))
+    pixels = point_clouds(pos.repeat(batch, 1), batch=index, grid=torch.tensor([sides] * batch))
     return lift(pixels, group, PixelSquare(size))
 
 
@@ -64,6 +70,10 @@ def grid_graph(images, group, size):
 @every_lattice_group
 def test_grid_layers_commute_with_the_group(group, size):
     for pad, dilation, sides in ((0, 1, (8, 7)), (1, 2, (7, 9)), (2, 1, (6, 6))):
+        if group.dim == 3:
+            sides = (4, *(side - 3 for side in sides))
+            if dilation * (size - 1) >= 4 + 2 * pad:
+                continue
         options = {"pad": pad, "dilation": dilation}
         lifting = randomize(GridLiftingConvolution(group, 2, 3, size, **options)).double()
         convolution = randomize(GridGroupConvolution(group, 3, 2, size, **options)).double()
@@ -90,42 +100,46 @@ def test_grid_layers_see_elements_outside_the_group():
 @every_lattice_group
 def test_grid_group_convolution_is_the_sum_of_the_paper(group):
     """f'(h, y) = μ Σ f(h̃, y + p) ψ(h⁻¹h̃, h⁻¹p), by loops over points, with matrices in place of indices."""
+    dim = group.dim
     layer = randomize(GridGroupConvolution(group, 1, 1, 3, measure=0.7)).double()
-    x = torch.randn(1, 1, group.order, 5, 5, dtype=torch.float64)
+    x = torch.randn(1, 1, group.order, *[4] * dim, dtype=torch.float64)
     with torch.no_grad():
         out = layer(x)
-    matrices = group.elements
-    expected = torch.zeros(group.order, 3, 3, dtype=torch.float64)
-    for h, g, row, column in itertools.product(range(group.order), range(group.order), range(3), range(3)):
-        back = torch.linalg.inv(matrices[h])
-        pose = int(group.index(back @ matrices[g]))
-        for down, right in itertools.product((-1, 0, 1), repeat=2):
-            seen = (back @ torch.tensor([float(right), float(-down)], dtype=torch.float64)).round().long().tolist()
-            value = layer.weight[0, 0, pose, 1 - seen[1], 1 + seen[0]].detach()
-            expected[h, row, column] += 0.7 * x[0, 0, g, row + 1 + down, column + 1 + right] * value
+    inverse = torch.linalg.inv(group.elements)
+    signs = torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)[:dim]  # rows point down
+    expected = torch.zeros(group.order, *[2] * dim, dtype=torch.float64)
+    for h, step in itertools.product(range(group.order), itertools.product((-1, 0, 1), repeat=dim)):
+        poses = group.index(inverse[h] @ group.elements)
+        displacement = signs * torch.tensor(step[::-1], dtype=torch.float64)  # from axes of arrays to coordinates
+        seen = (signs * (inverse[h] @ displacement)).flip(0).round().long().tolist()
+        values = layer.weight[0, 0][(poses, *(1 + place for place in seen))].detach()
+        window = x[(0, 0, slice(None), *(slice(1 + place, 3 + place) for place in step))]
+        expected[h] += 0.7 * torch.einsum("g,g...->...", values, window)
     torch.testing.assert_close(out[0, 0], expected, rtol=1e-10, atol=1e-10)
 
 
 @every_lattice_group
 def test_act_on_grid_moves_pixels_with_their_points(group):
-    rows, columns = 4, 4
-    image = torch.randn(1, 2, rows, columns, dtype=torch.float64)
-    field = torch.randn(1, 2, group.order, rows, columns, dtype=torch.float64)
-    pos = pixel_positions(rows, columns, dtype=torch.float64)
+    sides = [4] * group.dim
+    image = torch.randn(1, 2, *sides, dtype=torch.float64)
+    field = torch.randn(1, 2, group.order, *sides, dtype=torch.float64)
+    pos = pixel_positions(*sides, dtype=torch.float64)
     for h in range(group.order):
         moved = group.act(h, pos)
         place = torch.cdist(moved, pos).argmin(dim=1)
-        expected = torch.empty(rows * columns, 2, dtype=torch.float64)
-        expected[place] = from_grid(image)
-        torch.testing.assert_close(from_grid(act_on_grid(group, h, image)), expected, rtol=0, atol=0)
-        expected = torch.empty(rows * columns, group.order, 2, dtype=torch.float64)
-        expected[place] = group.translate(h, from_grid(field))
-        torch.testing.assert_close(from_grid(act_on_grid(group, h, field)), expected, rtol=0, atol=0)
+        expected = torch.empty(len(pos), 2, dtype=torch.float64)
+        expected[place] = from_grid(image, group.dim)
+        torch.testing.assert_close(from_grid(act_on_grid(group, h, image), group.dim), expected, rtol=0, atol=0)
+        expected = torch.empty(len(pos), group.order, 2, dtype=torch.float64)
+        expected[place] = group.translate(h, from_grid(field, group.dim))
+        torch.testing.assert_close(from_grid(act_on_grid(group, h, field), group.dim), expected, rtol=0, atol=0)
 
 
 def test_quarter_turns_are_counter_clockwise():
     x = torch.randn(1, 1, 4, 6)
     torch.testing.assert_close(act_on_grid(cyclic(4), 1, x), x.rot90(1, (-2, -1)))
+    voxels = torch.randn(1, 1, 3, 4, 6)  # about the layers, as every layer in the plane
+    torch.testing.assert_close(act_on_grid(cyclic_about(4), 1, voxels), voxels.rot90(1, (-2, -1)))
 
 
 @pytest.mark.parametrize(("side", "exact"), [(7, True), (8, False), (9, True)])
@@ -151,6 +165,8 @@ def test_strides_are_exact_or_refused(side, exact):
 
 @pytest.mark.parametrize("reduction", ["max", "mean"])
 def test_norm_and_pooling_commute_with_the_group(reduction):
+    voxels = torch.randn(2, 3, 24, 4, 6, 2, dtype=torch.float64)
+    assert grid_error(GridSpatialPool(2, reduction, dim=3), SMALL_GROUPS["O"], voxels) < 1e-12
     group = dihedral(4)
     norm, pool = randomize(FieldBatchNorm(3, axis=1)).double(), GridSpatialPool(2, reduction)
     norm.running_mean.uniform_(), norm.running_var.uniform_(0.5, 2)
@@ -180,14 +196,18 @@ def test_measures_are_those_of_the_code():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: GridLiftingConvolution(cyclic(8), 1, 1, 3), "group: expected a planar group of quarter turns"),
-        (lambda: GridLiftingConvolution(reflection(2, axis=(1.0, 2.0)), 1, 1, 3), "group: expected a planar group"),
-        (lambda: GridGroupConvolution(SMALL_GROUPS["O"], 1, 1, 3), "group: expected a planar group"),
+        (lambda: GridLiftingConvolution(cyclic(8), 1, 1, 3), "group: expected a group of the plane or space that"),
+        (lambda: GridLiftingConvolution(reflection(2, axis=(1.0, 2.0)), 1, 1, 3), "group: expected a group of"),
+        (lambda: GridGroupConvolution(GROUPS["O_conjugated"], 1, 1, 3), "group: expected a group of"),
         (lambda: GridLiftingConvolution(cyclic(4), 1, 1, 0), "size: expected an integer of at least 1"),
         (lambda: GridLiftingConvolution(cyclic(4), 1, 1, 3, inexact="no"), "inexact: expected one of"),
         (lambda: GridGroupConvolution(cyclic(4), 1, 1, 3, measure=float("nan")), "measure: expected a finite"),
         (lambda: GridGroupConvolution(cyclic(4), 1, 1, 3)(torch.randn(1, 1, 8, 5, 5)), r"x: expected a field on C4"),
         (lambda: GridLiftingConvolution(cyclic(4), 1, 1, 3)(torch.randn(1, 2, 5, 5)), r"x: expected planes \[batch, 1"),
+        (
+            lambda: GridLiftingConvolution(GROUPS["O"], 1, 1, 3)(torch.randn(1, 1, 5, 5)),
+            r"\[batch, 1, layers, rows, col",
+        ),
         (lambda: GridLiftingConvolution(cyclic(4), 1, 1, 5)(torch.randn(1, 1, 4, 4)), "x: a kernel of side 5"),
         (lambda: GridSpatialPool(2, "sum"), "reduction: expected one of"),
         (lambda: FieldBatchNorm(3, axis=1)(torch.randn(2, 4, 5, 5)), "x: expected"),
@@ -195,6 +215,7 @@ def test_measures_are_those_of_the_code():
         (lambda: to_grid(torch.randn(5, 1), torch.tensor([[2, 2]])), r"x: expected \[points=4"),
         (lambda: to_grid(torch.randn(8, 1), torch.tensor([[2, 2], [1, 4]])), "grid: expected"),
         (lambda: from_grid(torch.randn(2, 2)), "x: expected"),
+        (lambda: from_grid(torch.randn(2, 2, 2, 2), dim=4), "dim: expected one of"),
     ],
 )
 def test_grid_errors_name_the_argument(make, message):
@@ -206,22 +227,22 @@ def test_grid_errors_name_the_argument(make, message):
 
 
 def image_batch(images):
-    rows, columns = images.shape[-2:]
-    grid = torch.tensor([[rows, columns]])
-    pos = pixel_positions(rows, columns, dtype=images.dtype)
-    return Batch.from_data_list([Data(x=from_grid(image[None]), pos=pos, grid=grid) for image in images])
+    """Images ``[images, channels, *sides]`` as points."""
+    sides, dim = images.shape[2:], images.ndim - 2
+    pos, grid = pixel_positions(*sides, dtype=images.dtype), torch.tensor([sides])
+    return Batch.from_data_list([Data(x=from_grid(image[None], dim), pos=pos, grid=grid) for image in images])
 
 
 @every_lattice_group
 def test_moved_points_are_read_as_the_moved_image(group):
-    images = torch.randn(3, 2, 4, 6, dtype=torch.float64)
+    images = torch.randn(3, 2, *sides_of(group, 4, 6), dtype=torch.float64)
     batch = image_batch(images)
     torch.testing.assert_close(grid_images(batch), images)
     torch.testing.assert_close(to_grid(batch.x, batch.grid), images)
     assert grid_images(images) is images
     for h in range(group.order):
         moved = batch.clone()
-        moved.pos = group.act(h, batch.pos) + torch.tensor([3.25, -100.5], dtype=torch.float64)
+        moved.pos = group.act(h, batch.pos) + torch.tensor([3.25, -100.5, 7.0], dtype=torch.float64)[: group.dim]
         torch.testing.assert_close(grid_images(moved), act_on_grid(group, h, images), rtol=0, atol=0)
 
 
@@ -296,20 +317,21 @@ def test_evaluations_of_a_kernel_agree(name, form, lifting):
 @pytest.mark.parametrize("size", [3, 5])
 @every_lattice_group
 def test_grid_and_cloud_give_the_same(group, size, dtype):
-    x = torch.randn(2, 2, 6, 5, dtype=dtype)
+    dim = group.dim
+    x = torch.randn(2, 2, *((6, 5) if dim == 2 else (2, 3, 4)), dtype=dtype)
     graph = grid_graph(x, group, size)
     on_grid = GridLiftingConvolution(group, 2, 3, size, pad=size // 2).to(dtype)
     kernel = TableKernel.square(group, 2, 3, size, lifting=True).to(dtype)
     kernel.weight.data = on_grid.weight.data.reshape(kernel.weight.shape)
     with torch.no_grad():
         field = on_grid(x)
-        found = GroupConvolution(kernel)(from_grid(x), graph)
-        torch.testing.assert_close(found, from_grid(field), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+        found = GroupConvolution(kernel)(from_grid(x, dim), graph)
+        torch.testing.assert_close(found, from_grid(field, dim), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
         on_grid = GridGroupConvolution(group, 3, 2, size, pad=size // 2).to(dtype)
         kernel = TableKernel.square(group, 3, 2, size).to(dtype)
         kernel.weight.data = on_grid.weight.data.reshape(kernel.weight.shape)
-        expected = from_grid(on_grid(field))
-        found = GroupConvolution(kernel)(from_grid(field), graph)
+        expected = from_grid(on_grid(field), dim)
+        found = GroupConvolution(kernel)(from_grid(field, dim), graph)
         torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 

@@ -181,7 +181,7 @@ class Move:
     linear: Tensor  # [dim, dim] float64
     shifts: Tensor  # of each cloud, [clouds, dim] float64
     orders: tuple[Tensor, ...] | None = None  # for each cloud the new order of its points; None where it stays
-    grids: tuple[tuple[int, int], ...] | None = None  # for each cloud the new (rows, columns); None where they stay
+    grids: tuple[tuple[int, ...], ...] | None = None  # for each cloud the new sides; None where they stay
 
     def apply(self, clouds: Sequence[Data], kinds: Mapping[str, Kind]) -> list[Data]:
         """The clouds changed; attributes of the kinds given move along, all in float64."""
@@ -253,7 +253,7 @@ def raster_motion(check: str, move: Move, clouds: Sequence[Data]) -> Move | None
         read = [Raster.read(point_clouds(moved(cloud, move.linear))) for cloud in clouds]
     except ValueError:
         return None
-    grids = tuple((raster.rows, raster.columns) for raster, _ in read)
+    grids = tuple(raster.sides for raster, _ in read)
     return replace(move, check=check, orders=tuple(order for _, order in read), grids=grids)
 
 
@@ -314,18 +314,18 @@ def _with_points(cloud: Data, pos: Tensor) -> Data:
 
 
 def clouds_of_images(images: Tensor) -> list[Data]:
-    """Pixels of floating images ``[images, channels, rows, columns]`` as points in raster order, else ValueError."""
-    if images.ndim != 4 or images.numel() == 0 or not images.is_floating_point():
+    """Pixels of floating images ``[images, channels, *sides]`` as points in raster order, else ValueError."""
+    if images.ndim not in (4, 5) or images.numel() == 0 or not images.is_floating_point():
         raise ValueError(
-            f"data: expected floating images [images, channels, rows, columns], got {images.dtype} "
+            f"data: expected floating images [images, channels, (layers,) rows, columns], got {images.dtype} "
             f"{tuple(images.shape)}"
         )
-    pos, grid = pixel_positions(*images.shape[-2:]), torch.tensor([images.shape[-2:]])
+    pos, grid = pixel_positions(*images.shape[2:]), torch.tensor([images.shape[2:]])
     return [Data(x=x, pos=pos, grid=grid) for x in images.detach().cpu().flatten(2).mT]
 
 
 def images_of_clouds(clouds: Sequence[Data]) -> Tensor:
-    """Images ``[images, channels, rows, columns]`` of points in raster order."""
+    """Images ``[images, channels, *sides]`` of points in raster order."""
     return torch.stack([cloud.x.mT.unflatten(1, cloud.grid[0].tolist()) for cloud in clouds])
 
 

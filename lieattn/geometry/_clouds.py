@@ -113,12 +113,13 @@ def cloud_index(points: Tensor | int, batch: Tensor | None = None, ptr: Tensor |
     return of_ptr, num_clouds
 
 
-def check_grid(grid: Tensor, device: torch.device | None = None) -> None:
-    """Raise an error unless a value is an int64 tensor ``[clouds, 2]`` on ``device`` (any if None)."""
+def check_grid(grid: Tensor, device: torch.device | None = None, dim: int = 2) -> None:
+    """Raise an error unless a value is an int64 tensor ``[clouds, dim]`` on ``device`` (any if None)."""
     check_indices("grid", grid, dim=2, device=device)
     check_has_numbers("grid", grid)
-    if grid.shape[1] != 2:
-        raise ValueError(f"grid: expected [clouds, 2], height and width of each image, got {tuple(grid.shape)}")
+    if grid.shape[1] != dim:
+        sides = "depth, height and width" if dim == 3 else "height and width"
+        raise ValueError(f"grid: expected [clouds, {dim}], {sides} of each image, got {tuple(grid.shape)}")
 
 
 def check_indices(
@@ -230,7 +231,8 @@ class PointClouds(Movable):
     pos, batch
         ``[points, dim]`` floating coordinates, and ``[points]`` int64, the cloud of each point, in any order.
     grid
-        ``[clouds, 2]`` int64 height and width if the clouds are images in raster order, else None.
+        ``[clouds, 2]`` int64 height and width if the clouds are images in raster order; of voxels in space
+        ``[clouds, 3]``, depth, height and width; else None.
     cell, pbc
         ``[clouds, dim, dim]`` floating, whose rows are the vectors by which each cloud repeats, and ``[clouds, dim]``
         bool, along which of them it does; both None if the clouds do not repeat.
@@ -318,7 +320,8 @@ def point_clouds(
     mask
         ``[clouds, N]`` bool, which padded points are there. Lay out features likewise with :func:`flatten`.
     grid
-        ``[clouds, 2]`` int64 heights and widths if the clouds are images in raster order.
+        ``[clouds, 2]`` int64 heights and widths if the clouds are images in raster order; of voxels in space
+        ``[clouds, 3]`` depths, heights and widths.
     cell
         Vectors by which each cloud repeats, the rows of ``[clouds, dim, dim]``, or of ``[dim, dim]`` for all clouds.
     pbc
@@ -353,7 +356,7 @@ def point_clouds(
     as_coordinates(points)
     cloud, num_clouds = cloud_index(points, batch, ptr)
     if grid is not None:
-        _check_grid(grid, cloud, num_clouds)
+        _check_grid(grid, cloud, num_clouds, 3 if points.shape[1] == 3 else 2)
     cell, pbc = lattices(cell, pbc, num_clouds, points)
     return PointClouds(
         pos=points, batch=cloud, num_clouds=num_clouds, grid=grid, cell=cell, pbc=pbc, edge_index=edge_index
@@ -455,10 +458,10 @@ def _check_mask(mask: Tensor, device: torch.device, shape: torch.Size | None = N
     check_has_numbers("mask", mask)
 
 
-def _check_grid(grid: Tensor, cloud: Tensor, num_clouds: int) -> None:
-    check_grid(grid, cloud.device)
+def _check_grid(grid: Tensor, cloud: Tensor, num_clouds: int, dim: int) -> None:
+    check_grid(grid, cloud.device, dim)
     if len(grid) != num_clouds:
-        raise ValueError(f"grid: expected [{num_clouds}, 2], one row for each cloud, got {tuple(grid.shape)}")
+        raise ValueError(f"grid: expected [{num_clouds}, {dim}], one row for each cloud, got {tuple(grid.shape)}")
     counts = torch.bincount(cloud, minlength=num_clouds)
     wrong = (counts != grid.prod(dim=1)) | (grid < 1).any(dim=1)
     if wrong.any():

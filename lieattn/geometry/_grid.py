@@ -1,18 +1,20 @@
 """Images as point sets: pixel positions, rasters, and which points a crop or a pooling keeps.
 
-The raster of a cloud is ``grid = (height, width)`` with its points in raster order, row by row from the top.
+The raster of a cloud is ``grid = (height, width)`` with its points in raster order, row by row from the top; that of
+voxels in space ``(depth, height, width)``, layer by layer.
 It belongs to the cloud like its coordinates and stays with it when these are turned.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_count, check_floating
+from lieattn._checks import check_count, check_counts, check_floating
 from lieattn.geometry._clouds import PointClouds, check_grid, first_true, ranges
 from lieattn.geometry._lift import LiftedGraph, lift
 from lieattn.geometry._neighbor_lists import Neighbors
@@ -20,28 +22,31 @@ from lieattn.geometry._neighbors import OFF_LATTICE, PixelSquare
 from lieattn.groups import FiniteGroup
 
 
-def pixel_positions(height: int, width: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
+def pixel_positions(*sides: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Pixel centers ``[height * width, 2]`` with unit spacing and the image center at the origin.
 
-    The first coordinate points right and the second one up, so that a positive angle turns counter-clockwise as
-    displayed; points are in raster order.
+    ``sides`` are height and width, or depth, height and width of voxels, ``[depth * height * width, 3]``. The first
+    coordinate points right, the second one up, so that a positive angle turns counter-clockwise as displayed, and the
+    third one along the layers; points are in raster order.
     """
-    check_count("height", height)
-    check_count("width", width)
+    if len(sides) not in (2, 3):
+        raise ValueError(f"sides: expected height and width, or depth, height and width, got {sides}")
+    check_counts(**dict(zip(("width", "height", "depth"), reversed(sides), strict=False)))
     check_floating("dtype", dtype)
-    rows = torch.arange(height, dtype=dtype) - (height - 1) / 2
-    columns = torch.arange(width, dtype=dtype) - (width - 1) / 2
-    up, right = torch.meshgrid(-rows, columns, indexing="ij")
-    return torch.stack([right, up], dim=-1).reshape(-1, 2)
+    steps = [torch.arange(side, dtype=dtype) - (side - 1) / 2 for side in sides]
+    steps[-2] = -steps[-2]
+    return torch.stack(torch.meshgrid(*steps, indexing="ij")[::-1], dim=-1).flatten(0, -2)
 
 
 @dataclass(frozen=True)
 class Raster:
-    """Equally large images of ``rows`` x ``columns`` pixels, which are points in raster order, image after image."""
+    """Equally large images of pixels or voxels, which are points in raster order, image after image.
+
+    ``sides`` are rows and columns, or layers, rows and columns.
+    """
 
     images: int
-    rows: int
-    columns: int
+    sides: tuple[int, ...]
 
     @classmethod
     def read(cls, clouds: PointClouds) -> tuple[Raster, Tensor]:
@@ -50,39 +55,44 @@ class Raster:
         Points that were moved by quarter turns, mirrors and translations lie on the raster of the moved images.
         ValueError is raised if the clouds are no images of one size, or points are on no upright lattice.
         """
-        if clouds.grid is None or clouds.pos.shape[1] != 2:
-            raise ValueError("data: expected points of images, with grid [images, 2] and pos [points, 2]")
+        if clouds.grid is None or clouds.pos.shape[1] != clouds.grid.shape[1]:
+            raise ValueError("data: expected points of images, with grid [images, dim] and pos [points, dim]")
         grid = clouds.grid
         if len(grid) == 0 or bool((grid != grid[0]).any()):
             raise ValueError(f"data: expected images of one size, got grid {grid.tolist()}")
-        pos, sides = clouds.pos.detach().unflatten(0, (len(grid), -1)), grid[0].tolist()
+        pos, expected = clouds.pos.detach().unflatten(0, (len(grid), -1)), grid[0].tolist()
         from_corner = (pos - pos.amin(dim=1, keepdim=True)).double()
-        steps = from_corner / (float(from_corner.max()) / max(max(sides) - 1, 1) or 1.0)
+        steps = from_corner / (float(from_corner.max()) / max(max(expected) - 1, 1) or 1.0)
         cells = steps.round().long()
-        rows, columns = int(cells[..., 1].max()) + 1, int(cells[..., 0].max()) + 1
-        pixel, order = ((rows - 1 - cells[..., 1]) * columns + cells[..., 0]).sort(dim=1)
-        pixels = torch.arange(rows * columns, device=pos.device)
+        place = cells.flip(-1)  # from the first axis of arrays to the last
+        sides = [int(side) + 1 for side in place.amax(dim=(0, 1))]
+        place[..., -2] = sides[-2] - 1 - place[..., -2]
+        number = place[..., 0]
+        for axis, side in enumerate(sides[1:], start=1):
+            number = number * side + place[..., axis]
+        pixel, order = number.sort(dim=1)
+        pixels = torch.arange(math.prod(sides), device=pos.device)
         filled = len(pixels) == pos.shape[1] and bool((pixel == pixels).all())
         if not filled or float((steps - cells).abs().max()) > OFF_LATTICE:
-            lattice = f"an upright lattice of {sides[0]} x {sides[1]} pixels"
+            lattice = f"an upright lattice of {' x '.join(map(str, expected))} pixels"
             raise ValueError(f"data: points are not on {lattice}; turn images by quarter turns only, or resample them")
         first = len(pixels) * torch.arange(len(grid), device=pos.device)
-        return cls(len(grid), rows, columns), (order + first[:, None]).flatten()
+        return cls(len(grid), tuple(sides)), (order + first[:, None]).flatten()
 
     def unflatten(self, x: Tensor) -> Tensor:
-        """``[points, *]`` to ``[images, rows, columns, *]``."""
-        return x.view(self.images, self.rows, self.columns, *x.shape[1:])
+        """``[points, *]`` to ``[images, *sides, *]``."""
+        return x.view(self.images, *self.sides, *x.shape[1:])
 
     def halved(self) -> Raster:
         """Raster after a 2 x 2 pooling; raises ValueError for odd sides, which would lose rows or columns."""
-        if self.rows % 2 or self.columns % 2:
-            got = f"got {self.rows} x {self.columns} pixels before one"
+        if any(side % 2 for side in self.sides):
+            got = f"got {' x '.join(map(str, self.sides))} pixels before one"
             expected = "expected images whose sides are multiples of the poolings together"
             raise ValueError(f"data: a 2 x 2 pooling needs even sides, {got}; {expected}")
-        return Raster(self.images, self.rows // 2, self.columns // 2)
+        return Raster(self.images, tuple(side // 2 for side in self.sides))
 
     def lift(self, group: FiniteGroup, size: int, device: torch.device | None = None) -> LiftedGraph:
-        """Pixels lifted to a planar group, with size x size pixels as neighbors, unit spacing and centered images.
+        """Pixels lifted to a group, with size x size (x size) pixels as neighbors, unit spacing and centered images.
 
         Graphs are remembered, for batches of one size share theirs.
         """
@@ -92,7 +102,7 @@ class Raster:
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)
 def _lifted_raster(raster: Raster, group: FiniteGroup, size: int, device: torch.device) -> LiftedGraph:
-    images, sides = raster.images, (raster.rows, raster.columns)
+    images, sides = raster.images, raster.sides
     one = lift(pixel_positions(*sides).to(device), group, PixelSquare(size))
     clouds = PointClouds(
         pos=one.pos.repeat(images, 1),

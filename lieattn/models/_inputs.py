@@ -130,12 +130,12 @@ def plus_vectors(x: Tensor, vectors: Tensor | None) -> Tensor:
     if vectors is None:
         return x
     check_is("vectors", vectors, Tensor)
-    if vectors.ndim != 5:
-        expected = "[images, channels, order, rows, columns]"
-        raise ValueError(f"vectors: expected {expected}, got {tuple(vectors.shape)}")
+    if vectors.ndim != x.ndim:
+        expected = "[images, channels, order, *sides]"
+        raise ValueError(f"vectors: expected {expected} with {x.ndim} axes, got {tuple(vectors.shape)}")
     border = (vectors.shape[-1] - x.shape[-1]) // 2
-    rows, columns = (slice(border, side - border) for side in vectors.shape[-2:])
-    return x + vectors[..., rows, columns]
+    inner: Any = (..., *(slice(border, side - border) for side in vectors.shape[3:]))
+    return x + vectors[inner]
 
 
 class _Method(nn.Module):

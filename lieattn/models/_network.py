@@ -261,10 +261,11 @@ class Network(EquivariantModule):
 
 
 class ImageNetwork(Network):
-    """A network on equally large images ``[images, in_channels, rows, columns]``, or on the points of their pixels.
+    """A network on equally large images ``[images, in_channels, *sides]``, or on the points of their pixels.
 
-    The points are those of :func:`lieattn.nn.grid_images`; ``limits`` are sentences about where the promise ends, and
-    ``stem_channels`` those of the field that vector inputs are added to.
+    Groups of the plane act on images, groups of space on voxels. The points are those of
+    :func:`lieattn.nn.grid_images`; ``limits`` are sentences about where the promise ends, and ``stem_channels`` those
+    of the field that vector inputs are added to.
     """
 
     limits: ClassVar[tuple[str, ...]] = ()
@@ -282,7 +283,7 @@ class ImageNetwork(Network):
         check_counts(in_channels=in_channels, out_channels=out_channels)
         self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
         self.vector_inputs = tuple(vector_inputs)
-        self.vectors = VectorEmbedding(self.vector_inputs, 2, stem_channels)
+        self.vectors = VectorEmbedding(self.vector_inputs, group.dim, stem_channels)
 
     @property
     def symmetry(self) -> Symmetry:
@@ -298,24 +299,25 @@ class ImageNetwork(Network):
         """Field ``[points, order, channels]`` behind the last block, and its raster; see :meth:`images`."""
 
     def images(self, data: Any) -> Tensor:
-        """Images ``[images, in_channels, rows, columns]`` of the data, checked."""
-        images = grid_images(data)
-        if images.shape[1] != self.in_channels or not images.is_floating_point():
+        """Images ``[images, in_channels, *sides]`` of the data, checked."""
+        images, dim = grid_images(data), self.group.dim
+        if images.ndim != 2 + dim or images.shape[1] != self.in_channels or not images.is_floating_point():
             got = f"{images.dtype} {tuple(images.shape)}"
-            raise ValueError(f"data: expected floating images with {self.in_channels} channels, got {got}")
+            expected = f"floating images with {self.in_channels} channels and {dim} sides"
+            raise ValueError(f"data: expected {expected}, got {got}")
         check_features(images, next(self.parameters()), argument="data")
         check_size("data", images)
         return images
 
     def embedded_vectors(self, data: Any) -> Tensor | None:
-        """Vector inputs on the raster ``[images, stem_channels, order, rows, columns]``, None without."""
+        """Vector inputs on the raster ``[images, stem_channels, order, *sides]``, None without."""
         if not self.vector_inputs:
             return None
         if isinstance(data, Tensor):
             raise TypeError(f"data: vectors {self.vector_inputs} are attributes of points, got images as a tensor")
         raster, order = Raster.read(point_clouds(data))
         embedded: Tensor = self.vectors(data, raster.lift(self.group, 1, order.device))
-        return raster.unflatten(embedded[order]).permute(0, 4, 3, 1, 2)
+        return raster.unflatten(embedded[order]).movedim((-1, -2), (1, 2))
 
 
 class Wrapper(EquivariantModule):

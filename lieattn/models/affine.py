@@ -259,7 +259,7 @@ class AffineSelfConvNet(ImageNetwork):
     def last_field(self, images: Any, vectors: Tensor | None) -> tuple[Tensor, Raster]:
         """See :class:`ImageNetwork`."""
         images = self.images(images)
-        raster = Raster(len(images), *images.shape[-2:])
+        raster = Raster(len(images), tuple(images.shape[-2:]))
         x = F.relu(self.stem_norm(from_grid(plus_vectors(self.stem(images), vectors))))
         for block in self.blocks:
             x, raster = block(x, raster)

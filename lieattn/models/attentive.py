@@ -35,7 +35,7 @@ from lieattn.ops import AttentionMaps
 AttentionKind = Literal["none", "full", "channel", "spatial", "input", "pose"]
 
 _ATTENTIVE = (GridAttentiveConvolution, GridAttentiveLifting, GridInputAttention, GridPoseAttention)
-_PLANAR_SIDE = 4  # of the kernel that ends the p4-CNN
+_LAST_SIDE = 4  # of the kernel that ends the p4-CNN
 _ALL_CNN_WIDTHS = {1: 96, 4: 48, 8: 32}  # of the paper; p4m is narrower than the rule gives
 _ALL_CNN_SCALE = 0.035
 _DEEP_SCALE = math.sqrt(2)
@@ -46,6 +46,8 @@ _batch_norm = partial(FieldBatchNorm, eps=2e-5, axis=1)  # the authors' ε
 
 class AttentiveNetwork(ImageNetwork):
     """A network on grids whose logits do not change when the image moves; for parameters see :class:`AttentiveCNN`.
+
+    A group of the plane makes a network for images, a group of space, such as ``octahedral()``, one for voxels.
 
     Its own last layers, of ``own_readout`` and the head, read the field out, or another head by :meth:`with_head`.
     """
@@ -86,7 +88,7 @@ class AttentiveNetwork(ImageNetwork):
     def last_field(self, images: Any, vectors: Tensor | None) -> tuple[Tensor, Raster]:
         """See :class:`ImageNetwork`."""
         x = self.fields(images, vectors)[-1]
-        return from_grid(x), Raster(len(x), *x.shape[-2:])
+        return from_grid(x, self.group.dim), Raster(len(x), tuple(x.shape[3:]))
 
     def features(self, images: Any) -> list[Tensor]:
         """Fields behind every block, then the logits."""
@@ -94,9 +96,9 @@ class AttentiveNetwork(ImageNetwork):
         return [*fields, self.logits(fields[-1])]
 
     def fields(self, images: Any, vectors: Tensor | None = None) -> list[Tensor]:
-        """Fields ``[images, channels, order, rows, columns]`` behind the first layer and every block.
+        """Fields ``[images, channels, order, *sides]`` behind the first layer and every block.
 
-        ``vectors`` ``[images, stem_channels, order, rows, columns]`` are added to the responses of the first layer.
+        ``vectors`` ``[images, stem_channels, order, *sides]`` are added to the responses of the first layer.
         """
         fields = [plus_vectors(self.lifting(self.images(images)), vectors)]
         for block in self.blocks:
@@ -173,11 +175,11 @@ class AttentiveCNN(AttentiveNetwork):
         make = partial(_convolution, group, attention=attention, hidden=max(1, channels // reduction))
         dilation = 4 if attention == "input" else 1
         layers = [make(in_channels, channels, 3, lifting=True, spatial_size=spatial_size, spatial_dilation=dilation)]
-        for behind, size in [*[(channels, 3)] * 5, (out_channels, _PLANAR_SIDE)]:
+        for behind, size in [*[(channels, 3)] * 5, (out_channels, _LAST_SIDE)]:
             layers.append(make(channels, behind, size, spatial_size=spatial_size))
         self.layers = nn.ModuleList(layers)
         self.norms = nn.ModuleList(_batch_norm(channels) for _ in range(6))
-        self.pool, self.dropout = GridSpatialPool(2, "max"), nn.Dropout(dropout)
+        self.pool, self.dropout = GridSpatialPool(2, "max", dim=group.dim), nn.Dropout(dropout)
         if group.order == 1:
             # Planar kernels start normal with deviation 1 / sqrt(fan in), as the authors' do.
             for module in self.modules():
@@ -202,8 +204,10 @@ class AttentiveCNN(AttentiveNetwork):
 
     def logits(self, field: Tensor) -> Tensor:
         """Logits of the last field, whose side is that of the last kernel."""
-        if field.shape[-2:] != (_PLANAR_SIDE, _PLANAR_SIDE):
-            raise ValueError(f"data: expected images of 28 x 28 pixels, got fields of {tuple(field.shape[-2:])}")
+        sides = tuple(field.shape[3:])
+        if any(side != _LAST_SIDE for side in sides):
+            expected = " x ".join(["28"] * len(sides))
+            raise ValueError(f"data: expected images of {expected} pixels, got fields of {sides}")
         return cast(Tensor, self.layers[-1](self.dropout(field))).flatten(2).amax(dim=-1)
 
 
@@ -251,7 +255,7 @@ class AttentiveAllCNN(AttentiveNetwork):
         for (before, behind), size in zip(pairwise(widths[1:]), [3] * 6 + [1] * 2, strict=True):
             self.layers.append(make(before, behind, size, hidden=max(1, before // reduction), pad=size // 2))
         self.norms = nn.ModuleList(_batch_norm(behind) for behind in widths[1:])
-        self.pool = GridSpatialPool(2, "max")
+        self.pool = GridSpatialPool(2, "max", dim=group.dim)
         self.dropout, self.input_dropout = nn.Dropout(dropout), nn.Dropout(input_dropout)
 
     def fields(self, images: Any, vectors: Tensor | None = None) -> list[Tensor]:
@@ -267,7 +271,7 @@ class AttentiveAllCNN(AttentiveNetwork):
 
     def logits(self, field: Tensor) -> Tensor:
         """Means of the last field, which has a channel for each class."""
-        return field.mean(dim=(2, 3, 4))
+        return field.flatten(2).mean(dim=2)
 
 
 class AttentiveResidualBlock(nn.Module):
@@ -288,20 +292,22 @@ class AttentiveResidualBlock(nn.Module):
         *,
         attention: AttentionKind = "none",
         hidden: int = 2,
+        spatial_size: int = 7,
         down: bool = False,
     ) -> None:
         check_arguments(AttentiveResidualBlock.__init__, locals())
         super().__init__()
         check_counts(in_channels=in_channels, out_channels=out_channels)
         make = partial(_convolution, group, init_scale=_DEEP_SCALE, attention=attention, hidden=hidden)
+        make = partial(make, spatial_size=spatial_size)
         self.norm1, self.norm2 = _batch_norm(in_channels), _batch_norm(out_channels)
         self.layer1 = make(in_channels, out_channels, 3, pad=1)
         self.layer2 = make(out_channels, out_channels, 3, pad=1)
         self.shortcut = make(in_channels, out_channels, 1) if down or in_channels != out_channels else nn.Identity()
-        self.pool = GridSpatialPool(2, "max") if down else nn.Identity()
+        self.pool = GridSpatialPool(2, "max", dim=group.dim) if down else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, in_channels, order, rows, columns]`` to as many frames, halved where the block goes down."""
+        """``[batch, in_channels, order, *sides]`` to as many frames, halved where the block goes down."""
         y = self.pool(self.layer1(torch.relu(self.norm1(x))))
         return self.pool(self.shortcut(x)) + self.layer2(torch.relu(self.norm2(y)))
 
@@ -316,7 +322,7 @@ class AttentiveResNet(AttentiveNetwork):
 
     Parameters
     ----------
-    group, in_channels, out_channels, attention, vector_inputs
+    group, in_channels, out_channels, attention, spatial_size, vector_inputs
         See :class:`AttentiveCNN`.
     blocks
         Blocks of each stage.
@@ -338,6 +344,7 @@ class AttentiveResNet(AttentiveNetwork):
         channels: Sequence[int] | None = None,
         attention: AttentionKind = "none",
         hidden: int = 2,
+        spatial_size: int = 7,
         vector_inputs: Sequence[str] = (),
     ) -> None:
         check_arguments(AttentiveResNet.__init__, locals())
@@ -347,19 +354,21 @@ class AttentiveResNet(AttentiveNetwork):
         check_counts(blocks=blocks)
         super().__init__(group, in_channels, out_channels, attention, widths[0], vector_inputs)
         make = partial(_convolution, group, init_scale=_DEEP_SCALE, attention=attention, hidden=hidden)
+        make = partial(make, spatial_size=spatial_size)
         self.lifting = make(in_channels, widths[0], 3, lifting=True, pad=1)
         self.blocks = nn.ModuleList()
         for number in range(3 * blocks):
             before, width = widths[max(0, number - 1) // blocks], widths[number // blocks]
-            sizes: Any = {"hidden": hidden, "down": number > 0 and number % blocks == 0}
+            sizes: Any = {"hidden": hidden, "spatial_size": spatial_size, "down": number > 0 and number % blocks == 0}
             self.blocks.append(AttentiveResidualBlock(group, before, width, attention=attention, **sizes))
         self.norm = _batch_norm(widths[-1])
         self.head = make(widths[-1], out_channels, 1)
 
     def logits(self, field: Tensor) -> Tensor:
         """Means over frames of the last convolution of means over positions."""
-        means = torch.relu(self.norm(field)).mean(dim=(-2, -1), keepdim=True)
-        return cast(Tensor, self.head(means)).mean(dim=(2, 3, 4))
+        positions = tuple(range(3, field.ndim))
+        means = torch.relu(self.norm(field)).mean(dim=positions, keepdim=True)
+        return cast(Tensor, self.head(means)).flatten(2).mean(dim=2)
 
 
 class AttentiveDenseBlock(nn.Module):
@@ -377,21 +386,23 @@ class AttentiveDenseBlock(nn.Module):
         self.norm, self.layer = _batch_norm(in_channels), layer
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, in_channels, order, rows, columns]`` to more channels and two rows and columns less."""
-        return torch.cat([self.layer(torch.relu(self.norm(x))), x[..., 1:-1, 1:-1]], dim=1)
+        """``[batch, in_channels, order, *sides]`` to more channels and two pixels a side less."""
+        inner: Any = (..., *[slice(1, -1)] * (x.ndim - 3))
+        return torch.cat([self.layer(torch.relu(self.norm(x))), x[inner]], dim=1)
 
 
 class AttentiveTransition(nn.Module):
     """Between dense blocks: the 2 x 2 mean of conv(relu bn x), for even sides; see :class:`AttentiveDenseBlock`."""
 
-    def __init__(self, layer: nn.Module, in_channels: int) -> None:
+    def __init__(self, layer: nn.Module, in_channels: int, dim: int = 2) -> None:
         check_arguments(AttentiveTransition.__init__, locals())
         super().__init__()
         check_counts(in_channels=in_channels)
-        self.norm, self.layer, self.pool = _batch_norm(in_channels), layer, GridSpatialPool(2, "mean")
+        self.norm, self.layer = _batch_norm(in_channels), layer
+        self.pool = GridSpatialPool(2, "mean", dim=dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, in_channels, order, rows, columns]`` to half the rows and columns."""
+        """``[batch, in_channels, order, *sides]`` to half the sides."""
         return self.pool(self.layer(torch.relu(self.norm(x))))
 
 
@@ -440,13 +451,13 @@ class AttentiveDenseNet(AttentiveNetwork):
             width += growth
             if transition:
                 layer = make(width, width, 1, spatial_dilation=transition)
-                self.blocks.append(AttentiveTransition(layer, width))
+                self.blocks.append(AttentiveTransition(layer, width, group.dim))
         self.norm = _batch_norm(width)
         self.head = make(width, out_channels, 1, spatial_size=3)
 
     def logits(self, field: Tensor) -> Tensor:
         """Means over positions and frames of the last convolution."""
-        return cast(Tensor, self.head(torch.relu(self.norm(field)))).mean(dim=(2, 3, 4))
+        return cast(Tensor, self.head(torch.relu(self.norm(field)))).flatten(2).mean(dim=2)
 
 
 def _convolution(

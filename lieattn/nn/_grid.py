@@ -1,4 +1,8 @@
-"""Fields on grids of pixels, and group convolutions of them through conv2d: in integers, never by rotating floats."""
+"""Fields on grids of pixels or voxels, and group convolutions of them: in integers, never by rotating floats.
+
+Axes of arrays are ``rows, columns`` in the plane and ``layers, rows, columns`` in space, where coordinates point right
+(along columns), up (against rows) and along layers; ``*sides`` stands for both.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from torch import Tensor, nn
 from lieattn._checks import (
     check_alike,
     check_arguments,
+    check_choice,
     check_count,
     check_counts,
     check_features,
@@ -24,69 +29,80 @@ from lieattn.geometry import Raster, point_clouds
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn._statistics import Inexact, complain
 
+CONVOLUTIONS = {2: F.conv2d, 3: F.conv3d}
+
+
+def axes_of(dim: int) -> str:
+    """Names of the axes of arrays, for messages."""
+    return "rows, columns" if dim == 2 else "layers, rows, columns"
+
 
 def to_grid(x: Tensor, grid: Tensor) -> Tensor:
-    """Lay out a field ``[points, (fiber,) channels]`` as ``[images, channels, (fiber,) rows, columns]``.
+    """Lay out a field ``[points, (fiber,) channels]`` as ``[images, channels, (fiber,) *sides]``.
 
-    Points are in raster order, image after image; ``grid`` ``[images, 2]`` int64 are rows and columns of each image.
-    ValueError is raised if the images differ in size, or the points are not their pixels.
+    Points are in raster order, image after image; ``grid`` ``[images, dim]`` int64 are rows and columns of each image,
+    or layers, rows and columns. ValueError is raised if the images differ in size, or the points are not their pixels.
     """
     check_is("x", x, Tensor)
-    check_tensor("grid", grid, "rows and columns [images, 2], int64", torch.int64)
-    if grid.ndim != 2 or grid.shape[1] != 2 or len(grid) == 0 or bool((grid != grid[0]).any()):
-        raise ValueError(f"grid: expected [images, 2] with one size for all images, got {grid.tolist()}")
-    rows, columns = grid[0].tolist()
-    if x.ndim not in (2, 3) or x.shape[0] != len(grid) * rows * columns:
-        raise ValueError(f"x: expected [points={len(grid) * rows * columns}, (fiber,) channels], got {tuple(x.shape)}")
-    planes = x.reshape(len(grid), rows, columns, *x.shape[1:])
-    return planes.movedim(-1, 1) if x.ndim == 2 else planes.permute(0, 4, 3, 1, 2)
+    check_tensor("grid", grid, "sides [images, dim], int64", torch.int64)
+    if grid.ndim != 2 or grid.shape[1] not in CONVOLUTIONS or len(grid) == 0 or bool((grid != grid[0]).any()):
+        raise ValueError(f"grid: expected [images, 2 or 3] with one size for all images, got {grid.tolist()}")
+    sides = grid[0].tolist()
+    points = len(grid) * math.prod(sides)
+    if x.ndim not in (2, 3) or x.shape[0] != points:
+        raise ValueError(f"x: expected [points={points}, (fiber,) channels], got {tuple(x.shape)}")
+    planes = x.reshape(len(grid), *sides, *x.shape[1:]).movedim(-1, 1)
+    return planes if x.ndim == 2 else planes.movedim(-1, 2)
 
 
-def from_grid(x: Tensor) -> Tensor:
-    """Pixels of a grid field as points in raster order, the inverse of :func:`to_grid`."""
+def from_grid(x: Tensor, dim: int = 2) -> Tensor:
+    """Pixels of a grid field with ``dim`` sides as points in raster order, the inverse of :func:`to_grid`."""
     check_is("x", x, Tensor)
-    if x.ndim not in (4, 5):
-        raise ValueError(f"x: expected [images, channels, (fiber,) rows, columns], got {tuple(x.shape)}")
-    return x.movedim(1, -1).flatten(0, 2) if x.ndim == 4 else x.permute(0, 3, 4, 2, 1).flatten(0, 2)
+    check_choice("dim", dim, tuple(CONVOLUTIONS))
+    if x.ndim not in (2 + dim, 3 + dim):
+        raise ValueError(f"x: expected [images, channels, (fiber,) {axes_of(dim)}], got {tuple(x.shape)}")
+    return (x if x.ndim == 2 + dim else x.movedim(2, -1)).movedim(1, -1).flatten(0, dim)
 
 
 def act_on_grid(group: FiniteGroup, h: int, x: Tensor) -> Tensor:
     """Move an image or a field about the center of the image: (h · f)(h̃, y) = f(h⁻¹h̃, h⁻¹y).
 
-    ``group`` is any group of quarter turns and mirrors that keep the lattice, ``h`` the index of an element, and ``x``
-    ``[batch, channels, (order,) rows, columns]``; rows and columns are exchanged where h exchanges them.
+    ``group`` is any group of the plane or space that keeps the lattice, ``h`` the index of an element, and ``x``
+    ``[batch, channels, (order,) *sides]``; sides are exchanged where h exchanges them.
     """
     check_arguments(act_on_grid, locals())
     check_lattice_group("group", group)
+    dim = group.dim
     if not 0 <= h < group.order:
         raise ValueError(f"h: expected the index of one of the {group.order} elements of {group.name}, got {h}")
-    if x.ndim not in (4, 5) or (x.ndim == 5 and x.shape[2] != group.order):
+    if x.ndim not in (2 + dim, 3 + dim) or (x.ndim == 3 + dim and x.shape[2] != group.order):
+        axes = axes_of(dim)
         raise ValueError(
-            f"x: expected [batch, channels, rows, columns] or [batch, channels, {group.order}, rows, columns], got "
-            f"{tuple(x.shape)}"
+            f"x: expected [batch, channels, {axes}] or [batch, channels, {group.order}, {axes}], got {tuple(x.shape)}"
         )
-    if x.ndim == 5:
+    if x.ndim == 3 + dim:
         x = x[:, :, group.permutation(h).to(x.device)]
-    matrix = group.elements[int(group.inverse_index[h])].round().tolist()
-    if matrix[0][0]:
-        reversed_axes = [axis for axis, sign in ((-1, matrix[0][0]), (-2, matrix[1][1])) if sign < 0]
-        return x.flip(reversed_axes)
-    # The transpose reads (right, up) at (-up, -right).
-    reversed_axes = [axis for axis, sign in ((-2, matrix[0][1]), (-1, matrix[1][0])) if sign > 0]
-    return x.mT.flip(reversed_axes)
+    # Axis a of the result runs along axis source[a] of x, or against it.
+    matrix = _on_axes(group)[group.inverse_index[h]]
+    source, sign = matrix.abs().argmax(dim=0).tolist(), matrix.sum(dim=0).tolist()
+    first = x.ndim - dim
+    moved = x.permute(*range(first), *(first + axis for axis in source))
+    return moved.flip([first + axis for axis in range(dim) if sign[axis] < 0])
 
 
 def grid_images(data: Any) -> Tensor:
-    """Images ``[images, channels, rows, columns]`` of a batch of clouds, each pixel put where its coordinates say.
+    """Images ``[images, channels, *sides]`` of a batch of clouds, each pixel put where its coordinates say.
 
     So an image whose points were moved by quarter turns, mirrors and translations is read as the moved image. ``data``
     is a torch_geometric ``Data`` or ``Batch`` with features ``x`` ``[points, channels]``, coordinates ``pos``
-    ``[points, 2]`` (right, up) and ``grid`` ``[images, 2]``; images are returned as they are. TypeError or ValueError
-    is raised if one of them is absent, images differ in size, or points are on no upright lattice.
+    ``[points, dim]`` (right, up, along the layers) and ``grid`` ``[images, dim]``; images are returned as they are.
+    TypeError or ValueError is raised if one of them is absent, images differ in size, or points are on no upright
+    lattice.
     """
     if isinstance(data, Tensor):
-        if data.ndim != 4:
-            raise ValueError(f"data: expected images [images, channels, rows, columns], got {tuple(data.shape)}")
+        if data.ndim not in (4, 5):
+            expected = "[images, channels, (layers,) rows, columns]"
+            raise ValueError(f"data: expected images {expected}, got {tuple(data.shape)}")
         return data
     x, pos = getattr(data, "x", None), getattr(data, "pos", None)
     if not isinstance(x, Tensor) or not isinstance(pos, Tensor) or x.ndim != 2:
@@ -103,37 +119,44 @@ def grid_images(data: Any) -> Tensor:
 
 
 def check_lattice_group(argument: str, group: FiniteGroup) -> None:
-    """Refuse groups that do not map the square lattice of pixels and its square windows to themselves."""
+    """Refuse groups that do not map the lattice of pixels or voxels and its square windows to themselves."""
     check_group(argument, group)
     entries = group.elements.round().abs()
     integer = bool((group.elements.abs() - entries).abs().max() < 1e-9)
     moves = integer and bool((entries.sum(dim=-1) == 1).all())
-    if group.dim != 2 or not moves:
+    if group.dim not in CONVOLUTIONS or not moves:
         raise ValueError(
-            f"{argument}: expected a planar group of quarter turns and mirrors along rows, columns or diagonals, such "
-            f"as cyclic(4) or dihedral(4), got {group.name}; for other groups use the layers on point clouds"
+            f"{argument}: expected a group of the plane or space that exchanges and reverses coordinate axes, such as "
+            f"cyclic(4), dihedral(4) or octahedral(), got {group.name}; for other groups use the layers on point clouds"
         )
 
 
-def lifting_taps(group: FiniteGroup, size: int) -> Tensor:
-    """Entry h⁻¹p of a planar kernel for each frame h and cell p, ``[order, size²]`` int64 into the size² entries.
+def _on_axes(group: FiniteGroup) -> Tensor:
+    """Elements on the axes of arrays, ``[order, dim, dim]`` int64: in reverse order, and rows point down."""
+    matrices = group.elements.round().to(torch.int64).flip(-1, -2)
+    down = torch.ones(group.dim, dtype=torch.int64)
+    down[-2] = -1
+    return down[:, None] * matrices * down
 
-    Cells are numbered row by row from the top, and the group acts on (right, up) about the center of the kernel.
+
+def lifting_taps(group: FiniteGroup, size: int) -> Tensor:
+    """Entry h⁻¹p of a kernel without frames for each frame h and cell p, ``[order, size^dim]`` int64 into its entries.
+
+    Cells are in raster order, and the group acts about the center of the kernel.
     """
     check_lattice_group("group", group)
     check_count("size", size)
     steps = 2 * torch.arange(size) - (size - 1)
-    row, column = torch.meshgrid(steps, steps, indexing="ij")
-    place = torch.stack([column, -row], dim=-1).reshape(-1, 2)
-    inverse = group.elements[group.inverse_index].round().to(torch.int64)
-    right, up = torch.einsum("hij,pj->hpi", inverse, place).unbind(-1)
-    return (size - 1 - up) // 2 * size + (size - 1 + right) // 2
+    place = torch.stack(torch.meshgrid(*[steps] * group.dim, indexing="ij"), dim=-1).flatten(0, -2)
+    moved = torch.einsum("hij,pj->hpi", _on_axes(group)[group.inverse_index], place)
+    entries = moved.new_tensor([size**axis for axis in reversed(range(group.dim))])
+    return ((size - 1 + moved) // 2) @ entries
 
 
 def group_taps(group: FiniteGroup, size: int) -> Tensor:
-    """Entry (h⁻¹h̃, h⁻¹p) of a kernel on the group, ``[order, order, size²]`` int64 into its order · size² entries."""
+    """Entry (h⁻¹h̃, h⁻¹p) of a kernel on the group, ``[order, order, size^dim]`` int64 into its entries."""
     cells = lifting_taps(group, size)
-    return group.relative_index[:, :, None] * size**2 + cells[:, None]
+    return group.relative_index[:, :, None] * cells.shape[1] + cells[:, None]
 
 
 class _PermutedCopies(torch.autograd.Function):
@@ -159,12 +182,12 @@ def permuted_copies(weight: Tensor, orders: Tensor) -> Tensor:
 
 
 def moved_kernels(weight: Tensor, taps: Tensor) -> Tensor:
-    """Kernels ``[out, order, in, fiber, size, size]`` of all output frames, with a fiber of 1 for planar kernels.
+    """Kernels ``[out, order, in, fiber, *sides]`` of all output frames, with a fiber of 1 where they have no frames.
 
-    ``weight`` is ``[out, in, (fiber,) size, size]``, ``taps`` those of :func:`lifting_taps` or :func:`group_taps`.
+    ``weight`` is ``[out, in, (fiber,) *sides]``, ``taps`` those of :func:`lifting_taps` or :func:`group_taps`.
     """
     moved = permuted_copies(weight.flatten(2), taps.flatten(1))
-    return moved.unflatten(-1, (-1, *weight.shape[-2:])).transpose(1, 2)
+    return moved.unflatten(-1, (-1, *weight.shape[taps.ndim :])).transpose(1, 2)
 
 
 def published_measure(group: FiniteGroup, *, attentive: bool = False) -> float:
@@ -216,34 +239,35 @@ class GridConvolution(TiedWeights):
         self.stride, self.pad, self.dilation, self.inexact = stride, pad, dilation, inexact
         self.measure = float(measure)
         fiber = () if self.lifting else (group.order,)
-        bound = init_scale / math.sqrt(in_channels * size**2)
-        self.weight = nn.Parameter(torch.empty(out_channels, in_channels, *fiber, size, size).uniform_(-bound, bound))
+        bound, sides = init_scale / math.sqrt(in_channels * size**group.dim), [size] * group.dim
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels, *fiber, *sides).uniform_(-bound, bound))
         self.register_buffer("taps", taps, persistent=False)
-        # Only what reverses rows or columns asks for samples that are symmetric about the center.
+        # Only what reverses an axis asks for samples that are symmetric about the center.
         self._turns = bool((group.elements.round() < 0).any())
 
     def kernels(self) -> Tensor:
-        """Kernel seen from every output frame: ``[out, order, in, fiber, size, size]``."""
+        """Kernel seen from every output frame: ``[out, order, in, fiber, *sides]``."""
         return moved_kernels(self.weight, self.taps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, in_channels, (order,) rows, columns]`` to ``[batch, out_channels, order, rows', columns']``."""
+        """``[batch, in_channels, (order,) *sides]`` to ``[batch, out_channels, order, *sides']``."""
         kernels = self.kernels().flatten(0, 1).flatten(1, 2)
         if self.measure != 1:
             kernels = self.measure * kernels
-        out = F.conv2d(self.checked(x).flatten(1, 2), kernels, None, self.stride, self.pad, self.dilation)
+        convolve = CONVOLUTIONS[self.group.dim]
+        out = convolve(self.checked(x).flatten(1, 2), kernels, None, self.stride, self.pad, self.dilation)
         return out.unflatten(1, (self.out_channels, self.group.order))
 
     def checked(self, x: Tensor) -> Tensor:
         """The input with an axis for the fiber, also where it lifts; refuses or warns of what does not fit."""
-        x = check_grid(x, None if self.lifting else self.group, self.in_channels, self.weight)
-        rows, columns = x.shape[-2:]
-        for side in (rows, columns):
+        x = check_grid(x, self.group, self.in_channels, self.weight, lifting=self.lifting)
+        sides = x.shape[3:]
+        for side in sides:
             reach = side + 2 * self.pad - self.dilation * (self.size - 1) - 1
             if reach < 0:
                 raise ValueError(
                     f"x: a kernel of side {self.size} with dilation {self.dilation} and pad {self.pad} does not fit "
-                    f"into {rows} x {columns} pixels"
+                    f"into {' x '.join(map(str, sides))} pixels"
                 )
             rest = reach % self.stride
             if rest and self._turns:
@@ -264,21 +288,21 @@ class GridConvolution(TiedWeights):
 
 
 class GridLiftingConvolution(GridConvolution):
-    r"""Lifting convolution on a grid: from planes to a field on the group.
+    r"""Lifting convolution on a grid of pixels or voxels: from planes to a field on the group.
 
     .. math::  f'_o(h, y) = \sum_c \sum_p f_c(y + p) \psi_{oc}(h^{-1} p)
 
     Parameters are those of :class:`GridGroupConvolution`; the measure is 1 if absent.
 
     **Equivariance.** Moving the image by h about its center makes f'(h⁻¹h̃, h⁻¹y) of f'(h̃, y), exactly, for even and odd
-    sizes. For stride s this needs (rows + 2 pad - dilation (size - 1) - 1) divisible by s.
+    sizes. For stride s this needs (side + 2 pad - dilation (size - 1) - 1) divisible by s.
     """
 
     lifting = True
 
 
 class GridGroupConvolution(GridConvolution):
-    r"""Group convolution on a grid: from a field to a field on the group.
+    r"""Group convolution on a grid of pixels or voxels: from a field to a field on the group.
 
     .. math::  f'_o(h, y) = \mu \sum_c \sum_{\tilde h} \sum_p f_c(\tilde h, y + p)
         \psi_{oc}(h^{-1} \tilde h, h^{-1} p)
@@ -291,28 +315,30 @@ class GridGroupConvolution(GridConvolution):
     Parameters
     ----------
     group, in_channels, out_channels
-        Any group of quarter turns and mirrors that keep the lattice; channels of the input and per frame of the output.
+        Any group of the plane or of space that keeps the lattice, such as ``cyclic(4)`` or ``octahedral()``; channels
+        of the input and per frame of the output.
     size
         Side of the kernel, odd or even.
     stride, pad, dilation
         As for :func:`torch.nn.functional.conv2d`.
     measure
-        Weight μ of the sum over frames; if absent that of the authors' code, π/2 on p4, π on p4m.
+        Weight μ of the sum over frames; if absent that of the authors' code, π/2 on p4, π on p4m, and 1 in space.
     init_scale
-        Weights start uniform in ±init_scale / sqrt(in_channels · size²); the authors leave the group's order out.
+        Weights start uniform in ±init_scale / sqrt(in_channels · size^dim); the authors leave the group's order out.
     inexact
         What to do with an image on which the stride breaks the symmetry: ``"refuse"``, ``"warn"`` or ``"allow"``.
     """
 
 
-def check_grid(x: Tensor, group: FiniteGroup | None, channels: int, weight: Tensor) -> Tensor:
-    """A field ``[batch, channels, order, rows, columns]`` like the weight; planes, without a group, get a fiber."""
+def check_grid(x: Tensor, group: FiniteGroup, channels: int, weight: Tensor, *, lifting: bool) -> Tensor:
+    """A field ``[batch, channels, order, *sides]`` like the weight; planes, where a layer lifts, get a fiber."""
     check_features(x, weight)
-    if group is None:
-        if x.ndim != 4 or x.shape[1] != channels:
-            raise ValueError(f"x: expected planes [batch, {channels}, rows, columns], got {tuple(x.shape)}")
+    axes = axes_of(group.dim)
+    if lifting:
+        if x.ndim != 2 + group.dim or x.shape[1] != channels:
+            raise ValueError(f"x: expected planes [batch, {channels}, {axes}], got {tuple(x.shape)}")
         return x[:, :, None]
-    if x.ndim != 5 or x.shape[1:3] != (channels, group.order):
-        expected = f"[batch, {channels}, {group.order}, rows, columns]"
+    if x.ndim != 3 + group.dim or x.shape[1:3] != (channels, group.order):
+        expected = f"[batch, {channels}, {group.order}, {axes}]"
         raise ValueError(f"x: expected a field on {group.name} {expected}, got {tuple(x.shape)}")
     return x

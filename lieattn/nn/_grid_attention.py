@@ -62,8 +62,8 @@ class ResponseAttention(nn.Module):
             self.first = _uniform(out_channels, hidden, in_channels, *fiber)
             self.second = _uniform(out_channels, in_channels, hidden, *fiber)
         if attention != "channel":
-            bound = init_scale / math.sqrt(2 * size**2)
-            self.spatial = nn.Parameter(torch.empty(out_channels, 2, *fiber, size, size).uniform_(-bound, bound))
+            bound, sides = init_scale / math.sqrt(2 * size**group.dim), [size] * group.dim
+            self.spatial = nn.Parameter(torch.empty(out_channels, 2, *fiber, *sides).uniform_(-bound, bound))
         frames = torch.arange(group.order)
         # The authors' code takes weights at (h̃ - h) modulo the order.
         cyclic = (frames[None, :] - frames[:, None]) % group.order
@@ -83,7 +83,7 @@ class ResponseAttention(nn.Module):
         return first, second
 
     def spatial_kernels(self) -> Tensor | None:
-        """Spatial kernels ``[out, order, fiber, 2, size, size]`` of all pairs of frames."""
+        """Spatial kernels ``[out, order, fiber, 2, *sides]`` of all pairs of frames."""
         return None if self.spatial is None else moved_kernels(self.spatial, self.taps).transpose(2, 3)
 
 
@@ -117,7 +117,7 @@ class _Attentive(GridConvolution):
         return self.attend(x)[0]
 
     def attend(self, x: Tensor, *, return_maps: bool = False) -> tuple[Tensor, AttentionMaps | None]:
-        """Field and, if asked for, the maps ``[batch, out, order, in or 1, fiber, 1 or rows', 1 or columns']``."""
+        """Field and, if asked for, the maps ``[batch, out, order, in or 1, fiber, *sides' or ones]``."""
         return attentive_convolution(
             self.checked(x),
             self.kernels(),
@@ -132,7 +132,7 @@ class _Attentive(GridConvolution):
         )
 
     def responses(self, x: Tensor) -> Tensor:
-        """What the layer attends to: ``[batch, out, order, in, fiber, rows', columns']``."""
+        """What the layer attends to: ``[batch, out, order, in, fiber, *sides']``."""
         return convolution_responses(
             self.checked(x), self.kernels(), stride=self.stride, pad=self.pad, dilation=self.dilation
         )
@@ -261,17 +261,17 @@ class GridInputAttention(TiedWeights):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, channels, (order,) rows, columns]`` to the same shape."""
+        """``[batch, channels, (order,) *sides]`` to the same shape."""
         return self.attend(x)[0]
 
     def attend(self, x: Tensor, *, return_maps: bool = False) -> tuple[Tensor, AttentionMaps | None]:
-        """Gated input and, if asked for, maps ``[batch, channels, (order,) 1, 1]``, ``[batch, 1, (order,) *, *]``."""
-        field = check_grid(x, None if self.lifting else self.group, self.channels, next(self.parameters()))
+        """Gated input and, if asked for, maps ``[batch, channels, (order,) 1, 1]``, ``[batch, 1, (order,) *sides]``."""
+        field = check_grid(x, self.group, self.channels, next(self.parameters()), lifting=self.lifting)
         scores = seen = None
         removed = field
         if self.channel is not None:
-            flat = field.flatten(-2)
-            scores = self.channel(flat.mean(-1), flat.amax(-1))[..., None, None]
+            flat = field.flatten(3)
+            scores = self.channel(flat.mean(-1), flat.amax(-1))[(..., *[None] * self.group.dim)]
             removed = scores * field
         if self.spatial is not None:
             statistics = torch.stack([removed.mean(dim=1), removed.amax(dim=1)], dim=1)
@@ -320,16 +320,16 @@ class GridPoseAttention(TiedWeights):
         self.register_buffer("relative", group.relative_index.clone(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, channels, (order,) rows, columns]`` to the same shape."""
+        """``[batch, channels, (order,) *sides]`` to the same shape."""
         return self.attend(x)[0]
 
     def attend(self, x: Tensor, *, return_maps: bool = False) -> tuple[Tensor, AttentionMaps | None]:
-        """Gated input and, if asked for, the map ``[batch, 1, (order,) rows, columns]``, as ``spatial``."""
-        check_grid(x, None if self.lifting else self.group, self.channels, self.weight)
+        """Gated input and, if asked for, the map ``[batch, 1, (order,) *sides]``, as ``spatial``."""
+        check_grid(x, self.group, self.channels, self.weight, lifting=self.lifting)
         if self.lifting:
-            level = torch.einsum("c,bcxy->bxy", self.weight, x)[:, None]
+            level = torch.einsum("c,bc...->b...", self.weight, x)[:, None]
         else:
-            level = torch.einsum("chg,bcgxy->bhxy", self.weight[:, self.relative], x)[:, None]
+            level = torch.einsum("chg,bcg...->bh...", self.weight[:, self.relative], x)[:, None]
         seen = torch.sigmoid(self.measure * level)
         return x - seen * x, AttentionMaps(None, seen) if return_maps else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lieattn._checks import (
     check_arguments,
+    check_choice,
     check_count,
     check_counts,
     check_features,
@@ -25,6 +26,11 @@ from lieattn.geometry import LiftedGraph, PointClouds, pooling_cells
 
 Reduction = Literal["sum", "mean", "max"]
 Inexact = Literal["refuse", "warn", "allow"]
+
+_POOLS: dict[str, tuple[Callable[..., Tensor], ...]] = {
+    "max": (F.max_pool2d, F.max_pool3d),
+    "mean": (F.avg_pool2d, F.avg_pool3d),
+}
 
 
 class FiberPool(nn.Module):
@@ -85,8 +91,7 @@ class GridPool(nn.Module):
         """Cell of each point (-1: dropped) and the pooled grid ``[clouds, 2]``; ``advice`` is appended to messages."""
         cell, pooled, exact = pooling_cells(grid, self.size)
         if not exact and self.inexact != "allow":
-            rows, columns = grid[(grid % self.size != 0).any(dim=1)][0].tolist()
-            message = _drops_pixels(rows, columns, self.size)
+            message = _drops_pixels(grid[(grid % self.size != 0).any(dim=1)][0].tolist(), self.size)
             complain(self.inexact, message if advice is None else f"{message}; {advice()}")
         return cell, pooled
 
@@ -104,29 +109,36 @@ class GridPool(nn.Module):
 
 
 class GridSpatialPool(nn.Module):
-    """:class:`GridPool` of a field on a grid, frame by frame; ``reduction`` is ``"max"`` or ``"mean"``."""
+    """:class:`GridPool` of a field on a grid with ``dim`` sides, frame by frame; ``"max"`` or ``"mean"``."""
 
     def __init__(
-        self, size: int = 2, reduction: Literal["max", "mean"] = "max", *, inexact: Inexact = "refuse"
+        self,
+        size: int = 2,
+        reduction: Literal["max", "mean"] = "max",
+        *,
+        dim: int = 2,
+        inexact: Inexact = "refuse",
     ) -> None:
         check_arguments(GridSpatialPool.__init__, locals())
         super().__init__()
         check_count("size", size)
-        self.size, self.reduction, self.inexact = size, reduction, inexact
+        check_choice("dim", dim, (2, 3))
+        self.size, self.reduction, self.dim, self.inexact = size, reduction, dim, inexact
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[*, rows, columns]`` to ``[*, rows / size, columns / size]``."""
+        """``[*, rows, columns]`` to ``[*, rows / size, columns / size]``, and as many layers fewer in space."""
         check_is("x", x, Tensor)
-        if x.ndim < 3:
-            raise ValueError(f"x: expected [*, rows, columns], got {tuple(x.shape)}")
-        rows, columns = x.shape[-2:]
-        if rows < self.size or columns < self.size:
-            raise ValueError(f"x: no cell of {self.size} x {self.size} fits into {rows} x {columns} pixels")
-        if rows % self.size or columns % self.size:
-            complain(self.inexact, _drops_pixels(rows, columns, self.size))
-        pool = F.max_pool2d if self.reduction == "max" else F.avg_pool2d
-        pooled = pool(x.flatten(0, -4) if x.ndim > 4 else x, self.size)
-        return pooled.unflatten(0, x.shape[:-3]) if x.ndim > 4 else pooled
+        axes = "rows, columns" if self.dim == 2 else "layers, rows, columns"
+        if x.ndim <= self.dim:
+            raise ValueError(f"x: expected [*, {axes}], got {tuple(x.shape)}")
+        leading, sides = x.shape[: -self.dim], x.shape[-self.dim :]
+        if min(sides) < self.size:
+            cell, found = (" x ".join(map(str, shape)) for shape in ([self.size] * self.dim, sides))
+            raise ValueError(f"x: no cell of {cell} fits into {found} pixels")
+        if any(side % self.size for side in sides):
+            complain(self.inexact, _drops_pixels(sides, self.size))
+        pools = _POOLS[self.reduction]
+        return pools[self.dim - 2](x.flatten(0, -self.dim - 1)[:, None], self.size)[:, 0].unflatten(0, leading)
 
 
 def pooled_positions(pos: Tensor, cell: Tensor, num_cells: int) -> Tensor:
@@ -142,12 +154,10 @@ def complain(inexact: Inexact, message: str) -> None:
         warnings.warn(message, stacklevel=4)
 
 
-def _drops_pixels(rows: int, columns: int, size: int) -> str:
-    fits = [-(-side // size) * size for side in (rows, columns)]
-    return (
-        f"pooling {size} x {size} drops rows or columns of a {rows} x {columns} image, which breaks rotations; "
-        f"{fits[0]} x {fits[1]} would be exact"
-    )
+def _drops_pixels(sides: Sequence[int], size: int) -> str:
+    fits = [-(-side // size) * size for side in sides]
+    cell, image, exact = (" x ".join(map(str, shape)) for shape in ([size] * len(sides), sides, fits))
+    return f"pooling {cell} drops rows or columns of a {image} image, which breaks rotations; {exact} would be exact"
 
 
 def _reduce(x: Tensor, cell: Tensor, num_cells: int, reduction: Reduction) -> Tensor:

@@ -25,6 +25,7 @@ from lieattn._checks import (
 )
 from lieattn.ops._backend import uses_cpu_kernel
 
+_CONVOLUTIONS = {2: F.conv2d, 3: F.conv3d}
 _AT_ONCE = 2**24  # responses that plain maths holds at a time, and makes again for the backward pass
 
 
@@ -41,11 +42,11 @@ class Window(NamedTuple):
 class Operands(NamedTuple):
     """What is gated, poses of the output counted with its channels: ``outs`` is their product."""
 
-    x: Tensor  # padded, [samples, fiber, in, rows, columns]
-    kernel: Tensor  # [outs, fiber, in, size²]
+    x: Tensor  # padded, [samples, fiber, in, *sides]
+    kernel: Tensor  # [outs, fiber, in, size^dim]
     first: Tensor | None  # W1, [outs, fiber, hidden, in]
     second: Tensor | None  # W2, [outs, fiber, in, hidden]
-    spatial: Tensor | None  # [outs, fiber, 2, spatial_size²]
+    spatial: Tensor | None  # [outs, fiber, 2, spatial_size^dim]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,13 +102,14 @@ def attentive_convolution(
     Parameters
     ----------
     x
-        ``[batch, in, fiber, rows, columns]``; planes have a fiber of 1.
+        ``[batch, in, fiber, *sides]``, with 2 sides (rows, columns) or 3 (layers, rows, columns); planes have a fiber
+        of 1.
     kernels
-        ``[out, order, in, fiber, size, size]``, moved to all output poses.
+        ``[out, order, in, fiber, *sizes]``, as many equal sizes as sides, moved to all output poses.
     channel
         W1 ``[out, order, fiber, hidden, in]`` and W2 ``[out, order, fiber, in, hidden]``; None for α_C = 1.
     spatial
-        ψ_X ``[out, order, fiber, 2, side, side]`` with odd side; None for α_X = 1.
+        ψ_X ``[out, order, fiber, 2, *sizes]`` with odd sizes; None for α_X = 1.
     measure
         μ.
     stride, pad, dilation
@@ -120,10 +122,10 @@ def attentive_convolution(
     Returns
     -------
     out
-        ``[batch, out, order, rows', columns']``.
+        ``[batch, out, order, *sides']``.
     maps
-        None, or channel attention ``[batch, out, order, in, fiber, 1, 1]`` and spatial attention
-        ``[batch, out, order, 1, fiber, rows', columns']``.
+        None, or channel attention ``[batch, out, order, in, fiber, 1, 1]``, with another 1 in space, and spatial
+        attention ``[batch, out, order, 1, fiber, *sides']``.
 
     Raises
     ------
@@ -141,29 +143,30 @@ def attentive_convolution(
         spatial_dilation=spatial_dilation,
         stride=stride,
     )
+    dim = kernels.ndim - 4
     narrow, wide = x.dtype, torch.promote_types(x.dtype, torch.float32)
     with torch.autocast(x.device.type, enabled=False):
-        x, kernels = F.pad(x.to(wide), (pad,) * 4), kernels.to(wide)
+        x, kernels = F.pad(x.to(wide), (pad, pad) * dim), kernels.to(wide)
         filters = measure * kernels.flatten(0, 1).flatten(1, 2)
-        out = F.conv2d(x.flatten(1, 2), filters, stride=stride, dilation=dilation)
+        out = _CONVOLUTIONS[dim](x.flatten(1, 2), filters, stride=stride, dilation=dilation)
         first, second = (None, None) if channel is None else (matrix.to(wide).flatten(0, 1) for matrix in channel)
         operands = Operands(
             x.transpose(1, 2),
-            kernels.flatten(0, 1).transpose(1, 2).flatten(-2),
+            kernels.flatten(0, 1).transpose(1, 2).flatten(3),
             first,
             second,
-            None if spatial is None else spatial.to(wide).flatten(0, 1).flatten(-2),
+            None if spatial is None else spatial.to(wide).flatten(0, 1).flatten(3),
         )
         maps = None
         if return_maps:
             kept, levels, scores = _attend(operands, window)
             outs = kernels.shape[:2]
             maps = AttentionMaps(
-                None if scores is None else scores.unflatten(1, outs).transpose(3, 4)[..., None, None],
+                None if scores is None else _over_positions(scores.unflatten(1, outs).transpose(3, 4), dim),
                 None if levels is None else torch.sigmoid(levels).unflatten(1, outs).unsqueeze(3),
             )
             gated = _gate(kept, levels)
-        elif stride == 1 and uses_cpu_kernel(x):
+        elif stride == 1 and dim == 2 and uses_cpu_kernel(x):
             from lieattn.ops.kernels.attentive._launch import Fused
 
             gated = Fused.apply(window, *operands)
@@ -187,7 +190,7 @@ def residual_branch(responses: Tensor, maps: AttentionMaps, measure: float = 1.0
 
 
 def convolution_responses(x: Tensor, kernels: Tensor, *, stride: int = 1, pad: int = 0, dilation: int = 1) -> Tensor:
-    """Responses of a group convolution before any sum, ``[batch, out, order, in, fiber, rows', columns']``.
+    """Responses of a group convolution before any sum, ``[batch, out, order, in, fiber, *sides']``.
 
     Parameters are those of :func:`attentive_convolution`; the result has a plane for every pair of channels and
     poses.
@@ -195,8 +198,8 @@ def convolution_responses(x: Tensor, kernels: Tensor, *, stride: int = 1, pad: i
     _check(x, kernels, None, None, stride=stride, pad=pad, dilation=dilation)
     check_features(x, kernels, beside="the kernels")
     window = Window(size=kernels.shape[-1], dilation=dilation, stride=stride)
-    outs = kernels.flatten(0, 1).transpose(1, 2).flatten(-2)
-    t = _responses(F.pad(x, (pad,) * 4).transpose(1, 2), outs, window)
+    outs = kernels.flatten(0, 1).transpose(1, 2).flatten(3)
+    t = _responses(F.pad(x, (pad, pad) * (x.ndim - 3)).transpose(1, 2), outs, window)
     return t.unflatten(1, kernels.shape[:2]).transpose(3, 4)
 
 
@@ -213,12 +216,15 @@ def _check(
     check_counts(stride=stride, dilation=dilation)
     check_count("pad", pad, least=0)
     _check_types(x, kernels, channel, spatial)
-    if kernels.ndim != 6 or kernels.shape[-1] != kernels.shape[-2]:
-        raise ValueError(f"kernels: expected [out, order, in, fiber, size, size], got {tuple(kernels.shape)}")
+    dim = kernels.ndim - 4
+    if dim not in _CONVOLUTIONS or len(set(kernels.shape[4:])) != 1:
+        expected = "[out, order, in, fiber, size, size], or three sizes in space"
+        raise ValueError(f"kernels: expected {expected}, got {tuple(kernels.shape)}")
     out, order, channels, fiber = kernels.shape[:4]
-    if x.ndim != 5 or x.shape[1:3] != (channels, fiber):
-        raise ValueError(f"x: expected [batch, {channels}, {fiber}, rows, columns], got {tuple(x.shape)}")
-    span, most = dilation * (kernels.shape[-1] - 1) + 1, min(x.shape[-2:]) + 2 * pad
+    if x.ndim != 3 + dim or x.shape[1:3] != (channels, fiber):
+        axes = "rows, columns" if dim == 2 else "layers, rows, columns"
+        raise ValueError(f"x: expected [batch, {channels}, {fiber}, {axes}], got {tuple(x.shape)}")
+    span, most = dilation * (kernels.shape[-1] - 1) + 1, min(x.shape[3:]) + 2 * pad
     if kernels.numel() == 0 or span > most:
         raise ValueError(
             f"kernels: expected a window of 1 to {most} pixels, as x has with its border, got one of {span} "
@@ -235,11 +241,9 @@ def _check(
                 )
     if spatial is not None:
         side = spatial.shape[-1] if spatial.ndim else 0
-        if spatial.shape != (out, order, fiber, 2, side, side) or side % 2 == 0:
-            raise ValueError(
-                f"spatial: expected [{out}, {order}, {fiber}, 2, side, side] with odd side for these kernels, got "
-                f"{tuple(spatial.shape)}"
-            )
+        if spatial.shape != (out, order, fiber, 2, *[side] * dim) or side % 2 == 0:
+            expected = f"[{out}, {order}, {fiber}, 2{', side' * dim}] with odd side for these kernels"
+            raise ValueError(f"spatial: expected {expected}, got {tuple(spatial.shape)}")
 
 
 def _check_types(x: Tensor, kernels: Tensor, channel: tuple[Tensor, Tensor] | None, spatial: Tensor | None) -> None:
@@ -254,12 +258,13 @@ def _check_types(x: Tensor, kernels: Tensor, channel: tuple[Tensor, Tensor] | No
 
 
 def _responses(x: Tensor, kernel: Tensor, window: Window) -> Tensor:
-    """Responses t before any sum: ``[samples, fiber, in, rows, columns]`` to ``[samples, outs, fiber, in, *, *]``."""
+    """Responses t before any sum: ``[samples, fiber, in, *sides]`` to ``[samples, outs, fiber, in, *sides']``."""
     outs, fiber, channels = kernel.shape[:3]
-    size = (window.size, window.size)
-    filters = kernel.reshape(outs, fiber * channels, *size).transpose(0, 1).reshape(-1, 1, *size)
-    planes = F.conv2d(x.flatten(1, 2), filters, stride=window.stride, dilation=window.dilation, groups=fiber * channels)
-    return planes.unflatten(1, (fiber, channels, outs)).permute(0, 3, 1, 2, 4, 5)
+    size, groups = (window.size,) * (x.ndim - 3), fiber * channels
+    filters = kernel.reshape(outs, groups, *size).transpose(0, 1).reshape(-1, 1, *size)
+    convolve = _CONVOLUTIONS[len(size)]
+    planes = convolve(x.flatten(1, 2), filters, stride=window.stride, dilation=window.dilation, groups=groups)
+    return planes.unflatten(1, (fiber, channels, outs)).movedim(3, 1)
 
 
 def _channel_levels(mean: Tensor, top: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -269,24 +274,31 @@ def _channel_levels(mean: Tensor, top: Tensor, first: Tensor, second: Tensor) ->
 
 
 def _spatial_levels(mean: Tensor, top: Tensor, spatial: Tensor, window: Window) -> Tensor:
-    """Spatial attention before the sigmoid, from mean and maximum over channels, ``[samples, outs, fiber, *, *]``."""
+    """Spatial attention before the sigmoid, from mean and maximum over channels, ``[samples, outs, fiber, *sides]``."""
     outs, fiber = mean.shape[1:3]
+    dim = mean.ndim - 3
     planes = torch.stack([mean, top], dim=3).flatten(1, 3)
-    kernel = spatial.reshape(outs * fiber, 2, window.spatial_size, window.spatial_size)
+    kernel = spatial.reshape(outs * fiber, 2, *[window.spatial_size] * dim)
     border = window.spatial_dilation * (window.spatial_size // 2)
-    levels = F.conv2d(planes, kernel, padding=border, dilation=window.spatial_dilation, groups=outs * fiber)
+    convolve = _CONVOLUTIONS[dim]
+    levels = convolve(planes, kernel, padding=border, dilation=window.spatial_dilation, groups=outs * fiber)
     return levels.unflatten(1, (outs, fiber))
 
 
+def _over_positions(x: Tensor, dim: int) -> Tensor:
+    """A number for all positions, with axes of size 1 for these."""
+    return x[(..., *[None] * dim)]
+
+
 def _attend(operands: Operands, window: Window) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Sums Σ_c α_C t and spatial levels, both ``[samples, outs, fiber, *, *]``, and the channel attention."""
+    """Sums Σ_c α_C t and spatial levels, both ``[samples, outs, fiber, *sides]``, and the channel attention."""
     x, kernel, first, second, spatial = operands
     t = _responses(x, kernel, window)
     scores = None
     if first is not None and second is not None:
-        pixels = t.flatten(-2)
+        pixels = t.flatten(4)
         scores = torch.sigmoid(_channel_levels(pixels.mean(-1), pixels.max(-1).values, first, second))
-        t = scores[..., None, None] * t
+        t = _over_positions(scores, x.ndim - 3) * t
     kept = t.sum(dim=3)
     levels = None if spatial is None else _spatial_levels(t.mean(dim=3), t.max(dim=3).values, spatial, window)
     return kept, levels, scores
@@ -302,13 +314,13 @@ def _gated(operands: Operands, window: Window) -> Tensor:
 
 
 def gated_sums(operands: Operands, window: Window) -> Tensor:
-    """What attention takes away, Σ_h̃ α_X Σ_c α_C t ``[samples, outs, *, *]``; in parts where responses are many.
+    """What attention takes away, Σ_h̃ α_X Σ_c α_C t ``[samples, outs, *sides]``; in parts where responses are many.
 
     Plain maths: differentiable as often as one likes, on any device.
     """
     x, kernel, *tables = operands
     outs, fiber, channels = kernel.shape[:3]
-    pixels = math.prod([(side - window.dilation * (window.size - 1)) // window.stride for side in x.shape[-2:]])
+    pixels = math.prod([(side - window.dilation * (window.size - 1)) // window.stride for side in x.shape[3:]])
     at_once = max(1, _AT_ONCE // max(1, x.shape[0] * fiber * channels * pixels))
     if at_once >= outs:
         return _gated(operands, window)

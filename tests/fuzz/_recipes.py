@@ -324,7 +324,7 @@ OWN: dict[str, dict[str, Any]] = {
     "geometry.PointClouds.to": {"device": "cpu"},
     "geometry.PointClouds.astype": {"dtype": torch.float64},
     "geometry.Raster.read": {"clouds": PIXELS},
-    "geometry.Raster": {"images": 2, "rows": 4, "columns": 4},
+    "geometry.Raster": {"images": 2, "sides": (4, 4)},
     "geometry.Raster.unflatten": {"x": torch.randn(32, 4, 3)},
     "geometry.RelativeElements.posed": {"vectors": torch.randn(EDGES, 2)},
     "geometry.RelativeElements.with_coordinates": {"coordinates": torch.randn(EDGES, 4, 4, 3)},

@@ -5,6 +5,8 @@ The files number group elements MIR^m ROT^r on displacements (row, column) and i
 the numbers.
 """
 
+import math
+
 import numpy as np
 import torch
 from torch.func import functional_call
@@ -91,11 +93,11 @@ class File:
 
     def images(self, field, raster):
         """[points, fiber, C] to [B, C, (H), X, Y]."""
-        x = field.unflatten(0, (raster.images, raster.rows, raster.columns)).permute(0, 4, 3, 1, 2)
+        x = field.unflatten(0, (raster.images, *raster.sides)).permute(0, 4, 3, 1, 2)
         return x[:, :, 0] if self.planar else x[:, :, self.ours]
 
     def graph(self, raster, size):
-        pos = pixel_positions(raster.rows, raster.columns, dtype=self.dtype).repeat(raster.images, 1, 1)
+        pos = pixel_positions(*raster.sides, dtype=self.dtype).repeat(raster.images, 1, 1)
         return lift(pos, self.group, PixelSquare(size))
 
     def frames(self, table):
@@ -221,7 +223,7 @@ class _Attend(torch.nn.Module):
 
 def check_layer(file, x):
     layer, parameters = affine_layer(file)
-    raster = Raster(len(x), *x.shape[-2:])
+    raster = Raster(len(x), tuple(x.shape[-2:]))
     size = round(len(layer.positions.offsets) ** 0.5)
     graph = file.graph(raster, size)
     inputs = (file.points(x), graph)
@@ -231,15 +233,15 @@ def check_layer(file, x):
     alpha = weights.new_zeros(graph.num_points, size**2, *weights.shape[1:])
     alpha = alpha.index_put((edges.neighbors.target, numbers), weights)
     # [points, offsets, fiber, heads] to [B, heads, (H), X, Y, offsets]
-    alpha = alpha.unflatten(0, (raster.images, raster.rows, raster.columns)).permute(0, 5, 4, 1, 2, 3)
+    alpha = alpha.unflatten(0, (raster.images, *raster.sides)).permute(0, 5, 4, 1, 2, 3)
     alpha = alpha[:, :, 0] if file.planar else alpha[:, :, file.ours]
     return {"alpha": alpha, "z": file.images(z, raster), "out": file.images(out, raster)}
 
 
 def check_squeeze_excite(file, x):
-    raster = Raster(len(x), *x.shape[-2:])
+    raster = Raster(len(x), tuple(x.shape[-2:]))
     layer, state = squeeze_excite(file, "")
-    points = raster.rows * raster.columns
+    points = math.prod(raster.sides)
     clouds = PointClouds(
         pos=torch.zeros(raster.images * points, 2, dtype=file.dtype),
         batch=torch.arange(raster.images).repeat_interleave(points),
@@ -261,7 +263,7 @@ def squeeze_excite(file, prefix):
 
 def check_bottleneck(file, x):
     block, state = bottleneck(file)
-    out, raster = called(block, state, file.points(x), Raster(len(x), *x.shape[-2:]))
+    out, raster = called(block, state, file.points(x), Raster(len(x), tuple(x.shape[-2:])))
     return {"out": file.images(out, raster)}
 
 
@@ -334,7 +336,7 @@ def check_network(file, x):
     network = _Features(network.to(file.dtype).eval())
     field, logits = called(network, within("network", state), x)
     halvings = sum(block.downsample for block, _ in parts)
-    raster = Raster(len(x), *(side // 2**halvings for side in x.shape[-2:]))
+    raster = Raster(len(x), tuple(side // 2**halvings for side in x.shape[-2:]))
     return {"features": file.images(field, raster), "logits": logits}
 
 

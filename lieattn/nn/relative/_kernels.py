@@ -22,7 +22,7 @@ from lieattn._checks import (
     check_tensor,
 )
 from lieattn.geometry import LiftedGraph, pixel_positions
-from lieattn.groups import FiniteGroup
+from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn.relative._base import (
     RelativeFunction,
     check_coordinates,
@@ -134,9 +134,11 @@ class TableKernel(ConvolutionKernel):
 
     @classmethod
     def square(cls, group: FiniteGroup, in_channels: int, out_channels: int, size: int, **options: Any) -> Self:
-        """Table for size x size pixels; its weight is that of :class:`GridGroupConvolution`, flattened."""
+        """Table for size x size (x size) pixels; its weight is that of :class:`GridGroupConvolution`, flattened."""
         check_count("size", size)
-        return cls(group, in_channels, out_channels, pixel_positions(size, size, dtype=torch.float64), **options)
+        check_group("group", group)
+        offsets = pixel_positions(*[size] * group.dim, dtype=torch.float64)
+        return cls(group, in_channels, out_channels, offsets, **options)
 
     def values(self, graph: LiftedGraph) -> Tensor:
         return self.weight.permute(3, 2, 0, 1)[rows_of_table(graph, self.rows, self.tolerance)]

@@ -335,6 +335,30 @@ def test_random_transforms_depend_on_the_item_alone():
     assert not torch.equal(plain[0].pos, other[0].pos)
 
 
+def test_random_rotations_depend_on_the_item_alone():
+    """The transforms of lieattn_datasets have generators of their own, which must not remember the items before."""
+    from lieattn_datasets import RandomRotatePoints
+
+    class Turned(ToyClouds):
+        def __init__(self):
+            super().__init__(noise=0.0)
+            self.turn = RandomRotatePoints(3)
+
+        def __getitem__(self, index):
+            return self.turn(super().__getitem__(index))
+
+    def batches(start=0, **options):
+        data = PointSetData(Turned(), batch_size=BATCH, **options)
+        loader = data.train_dataloader()
+        loader.sampler.start(0, start * BATCH)
+        return [batch.pos for batch in loader]
+
+    whole = batches()
+    for others in (batches(workers=1), [*whole[:2], *batches(2)]):
+        assert all(torch.equal(*pair) for pair in zip(whole, others, strict=True))
+    assert not torch.equal(whole[0], batches(seed=1)[0])
+
+
 def test_random_state_returns():
     import random
 

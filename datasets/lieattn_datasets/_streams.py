@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 import numpy as np
+import torch
 from torch.utils.data import get_worker_info
 
 from lieattn_datasets._checks import check_arguments
@@ -39,9 +40,10 @@ def progress(items: Iterable[Item], description: str, total: int | None = None) 
 class RandomTransform:
     """A random transform, whose numbers are a stream that the seed determines.
 
-    A loader's worker process has a stream of its own, made from the seed, the worker and, until :meth:`set_epoch` is
-    called, the seed that torch gives that worker for that epoch (so that epochs differ, and ``torch.manual_seed``
-    decides).
+    Where torch has another seed than when the transform was made, and :meth:`set_epoch` was not called, the numbers
+    follow torch's generator besides. So those of a loader's worker processes are their own, differ by epoch and follow
+    ``torch.manual_seed``; and a loader that seeds torch for each item, such as ``lieattn.train.PointSetData``, gets
+    numbers that depend on the item alone.
 
     Parameters
     ----------
@@ -59,6 +61,7 @@ class RandomTransform:
         if seed < 0:
             raise ValueError(f"seed must not be negative, got {seed}")
         self.seed = seed
+        self._torch_seed = torch.initial_seed()
         self._epoch: int | None = None
         self._key: tuple[int, ...] | None = None
         self._generator = np.random.default_rng(seed)
@@ -72,12 +75,12 @@ class RandomTransform:
         self._key = None
 
     def _stream(self) -> np.random.Generator:
-        worker = get_worker_info()
-        key: tuple[int, ...]
+        key: tuple[int, ...] = (self.seed,)
         if self._epoch is not None:
+            worker = get_worker_info()
             key = (self.seed, self._epoch, 0 if worker is None else worker.id + 1)
-        else:
-            key = (self.seed,) if worker is None else (self.seed, worker.seed)
+        elif torch.initial_seed() != self._torch_seed:
+            return np.random.default_rng([self.seed, *torch.randint(2**31, (2,)).tolist()])
         if key != self._key:  # a new process, or a new epoch, begins its own stream
             self._key = key
             self._generator = np.random.default_rng(key)

@@ -97,9 +97,9 @@ class RotatePoints(TransformPoints):
 class RandomRotatePoints(RandomTransform):
     """Rotate the points of each cloud by a random angle, as :class:`RotatePoints` does.
 
-    The angles are a stream that the seed determines. A loader's worker process has a stream of its
-    own, made from the seed, the worker and, until ``set_epoch`` is called, the seed that torch
-    gives that worker for that epoch (so that epochs differ, and ``torch.manual_seed`` decides).
+    The angles are a stream that the seed determines; in the worker processes of a loader, and where torch is seeded
+    later, they follow torch's generator besides (so that epochs differ, and ``torch.manual_seed`` decides), until
+    ``set_epoch`` is called.
 
     Parameters
     ----------

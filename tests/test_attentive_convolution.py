@@ -324,6 +324,69 @@ def test_grid_layers_in_single_precision(kind):
             assert grid_error(layer.float(), group, x) < 1e-5 * max(1, float(layer(x).detach().abs().max()))
 
 
+class Contrast(nn.Module):
+    """An operator of a user: what stands out of the positions is kept, more so where the other frames do not."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.positions = tuple(range(-dim, 0))
+        self.slope, self.among = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
+
+    def forward(self, responses):
+        level = self.slope * (responses - responses.mean(dim=self.positions, keepdim=True))
+        return torch.sigmoid(level + self.among * responses.amax(dim=(2, 4), keepdim=True))
+
+
+@every_lattice_group
+def test_an_operator_of_a_user_moves_along(group):
+    sides = (6, 7) if group.dim == 2 else (3, 3, 4)
+    options = {"attention": Contrast(group.dim), "pad": 1}
+    lifting = randomize(GridAttentiveLifting(group, 3, 2, 3, **options)).double()
+    layer = randomize(GridAttentiveConvolution(group, 3, 1, 3, **options)).double()
+    assert {"attention.slope", "attention.among"} < set(layer.state_dict())
+    planes, field = (torch.randn(2, 3, *fiber, *sides, dtype=torch.float64) for fiber in ((), (group.order,)))
+    for x, made in ((planes, lifting), (field, layer)):
+        assert grid_error(made, group, x) < 1e-10
+        check_theorem(made, group, x)
+    with torch.no_grad():
+        out, maps = layer.attend(field, return_maps=True)
+        torch.testing.assert_close(residual_branch(layer.responses(field), maps, layer.measure), out)
+
+
+def _untied(responses):
+    """A weight for each frame of the input, whatever that of the output."""
+    return torch.sigmoid(responses) * torch.arange(4.0)[:, None, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("operator", "error", "message"),
+    [
+        (lambda t: t.cumsum(-1), ValueError, r"element h = 1 of C4, \[\[0, -1\], \[1, 0\]\], they differ by"),
+        (_untied, ValueError, "most between frame . of the output and . of the input"),
+        (torch.rand_like, ValueError, "element h = 0 of C4"),
+        (lambda t: t[..., :2], ValueError, "attention: its maps, responses: expected leading axes that broadcast"),
+        (lambda t: t.argmax(-1), TypeError, "attention: its maps: expected a floating tensor"),
+        (3, TypeError, "attention: expected one of .* or a function, got 3"),
+    ],
+)
+def test_operators_that_break_the_symmetry_are_refused(operator, error, message):
+    with pytest.raises(error, match=message):
+        GridAttentiveConvolution(cyclic(4), 3, 2, 3, attention=operator)
+
+
+def test_parameters_at_zero_hide_nothing():
+    """The condition is measured for parameters that training may find."""
+
+    class Directed(nn.Conv2d):
+        def forward(self, responses):
+            return super().forward(responses.flatten(0, 4)[:, None])[:, 0].view_as(responses)
+
+    operator = Directed(1, 1, 3, padding=1)
+    nn.init.zeros_(operator.weight)
+    with pytest.raises(ValueError, match="attention: expected maps that move with the group"):
+        GridAttentiveConvolution(cyclic(4), 2, 2, 3, attention=operator)
+
+
 def test_cyclic_weights_are_exact_on_rotations_and_not_with_mirrors():
     """The authors' form: the same as ours on p4, and not equivariant on p4m."""
     for group, exact in ((cyclic(4), True), (dihedral(4), False)):

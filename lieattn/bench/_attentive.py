@@ -41,7 +41,7 @@ class LiteralLayer(nn.Module):
         matrices = layer.attention.channel_matrices()
         if matrices is not None:
             statistics = t.mean(dim=(-2, -1)), t.amax(dim=(-2, -1))
-            levels = [_channel_level(*matrices, statistic) for statistic in statistics]
+            levels = [_channel_level(matrices[0], matrices[1], statistic) for statistic in statistics]
             attention = torch.sigmoid(levels[0] + levels[1])[..., None, None]
         weighted = attention * t
         spatial = layer.attention.spatial_kernels()

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_choice, check_count, check_counts, check_positive
+from lieattn._checks import (
+    check_arguments,
+    check_broadcast,
+    check_choice,
+    check_count,
+    check_counts,
+    check_positive,
+    check_tensor,
+)
 from lieattn._tied import TiedWeights
 from lieattn.groups import FiniteGroup
 from lieattn.nn._grid import (
     GridConvolution,
     GridGroupConvolution,
     GridLiftingConvolution,
+    act_on_grid,
     check_grid,
     check_lattice_group,
     group_taps,
@@ -23,10 +34,14 @@ from lieattn.nn._grid import (
     permuted_copies,
     published_measure,
 )
-from lieattn.ops import AttentionMaps, attentive_convolution, convolution_responses, expand_kernel
+from lieattn.ops import AttentionMaps, attentive_convolution, convolution_responses, expand_kernel, residual_branch
 
 Attention = Literal["full", "channel", "spatial"]
 ChannelAction = Literal["group", "cyclic"]
+AttentionOperator = Callable[[Tensor], Tensor]
+
+_SIDE = 5  # of the random responses on which the operator of a user is checked
+_ALLOWED = 1e-8  # relative difference of its maps in float64
 
 
 class ResponseAttention(nn.Module):
@@ -99,17 +114,24 @@ class _Attentive(GridConvolution):
         out_channels: int,
         size: int,
         *,
-        attention: Attention = "full",
+        attention: Attention | AttentionOperator = "full",
         hidden: int | None = None,
         spatial_size: int = 7,
         spatial_dilation: int = 1,
         channel_action: ChannelAction = "group",
         **options: Any,
     ) -> None:
+        if isinstance(attention, str):
+            check_choice("attention", attention, Attention)
         check_arguments(_Attentive.__init__, locals())
         super().__init__(group, in_channels, out_channels, size, **options)
         check_count("spatial_dilation", spatial_dilation)
         self.spatial_dilation = spatial_dilation
+        self.attention: Any
+        if not isinstance(attention, str):
+            _check_moves_along(self, attention)
+            self.attention = attention
+            return
         init_scale = options.get("init_scale", 1.0)
         self.attention = ResponseAttention(self, attention, hidden, spatial_size, channel_action, init_scale)
 
@@ -118,11 +140,16 @@ class _Attentive(GridConvolution):
 
     def attend(self, x: Tensor, *, return_maps: bool = False) -> tuple[Tensor, AttentionMaps | None]:
         """Field and, if asked for, the maps ``[batch, out, order, in or 1, fiber, *sides' or ones]``."""
+        attention = self.attention
+        if not isinstance(attention, ResponseAttention):
+            responses = self.responses(x)
+            maps = AttentionMaps(spatial=attention(responses))
+            return residual_branch(responses, maps, self.measure), maps if return_maps else None
         return attentive_convolution(
             self.checked(x),
             self.kernels(),
-            channel=self.attention.channel_matrices(),
-            spatial=self.attention.spatial_kernels(),
+            channel=attention.channel_matrices(),
+            spatial=attention.spatial_kernels(),
             measure=self.measure,
             stride=self.stride,
             pad=self.pad,
@@ -136,6 +163,44 @@ class _Attentive(GridConvolution):
         return convolution_responses(
             self.checked(x), self.kernels(), stride=self.stride, pad=self.pad, dilation=self.dilation
         )
+
+
+def _check_moves_along(layer: GridConvolution, attention: AttentionOperator) -> None:
+    """Raise an error unless the maps of a user's operator move with random responses, whatever its parameters are."""
+    group, order = layer.group, layer.group.order
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(attention, nn.Module):
+        attention = copy.deepcopy(attention).to("cpu", torch.float64).eval()
+        for parameter in attention.parameters():
+            nn.init.normal_(parameter, generator=generator)
+    fiber = 1 if layer.lifting else order
+    shape = (2, layer.out_channels, order, layer.in_channels, fiber, *[_SIDE] * group.dim)
+    responses = torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def maps(responses: Tensor) -> Tensor:
+        found = attention(responses)
+        check_tensor("attention: its maps", found, "a floating tensor")
+        check_broadcast("attention: its maps", found.shape, "responses", shape)
+        return found.expand(shape)
+
+    def moved(h: int, x: Tensor) -> Tensor:
+        x = x[:, :, group.permutation(h)]
+        x = x if layer.lifting else x[:, :, :, :, group.permutation(h)]
+        return act_on_grid(group, h, x.flatten(1, 4)).unflatten(1, shape[1:5])
+
+    with torch.no_grad():
+        before = maps(responses)
+        for h in range(order):
+            difference = (maps(moved(h, responses)) - moved(h, before)).abs() / before.abs().max().clamp(min=1)
+            worst = float(difference.max())
+            if not worst <= _ALLOWED:
+                pair = difference.movedim((2, 4), (0, 1)).flatten(2).amax(dim=2)
+                out, into = divmod(int(pair.argmax()), fiber)
+                raise ValueError(
+                    "attention: expected maps that move with the group, A[L_h f](g, g') = A[f](h^-1 g, h^-1 g'); for "
+                    f"element h = {h} of {group.name}, {group.elements[h].round().int().tolist()}, they differ by "
+                    f"{worst:.1e}, most between frame {out} of the output and {into} of the input"
+                )
 
 
 class GridAttentiveLifting(_Attentive, GridLiftingConvolution):
@@ -172,7 +237,11 @@ class GridAttentiveConvolution(_Attentive, GridGroupConvolution):
     group, in_channels, out_channels, size
         See :class:`lieattn.nn.GridGroupConvolution`.
     attention
-        ``"full"``, ``"channel"`` (α_CH, α_X = 1) or ``"spatial"`` (α_SP, α_C = 1).
+        ``"full"``, ``"channel"`` (α_CH, α_X = 1) or ``"spatial"`` (α_SP, α_C = 1); or an operator of your own, from the
+        responses t ``[batch, out, order, in, fiber, *sides]`` to what takes the place of α_X α_C, of a shape that
+        broadcasts with theirs, for example a module. The other options are then without meaning. The condition of
+        Theorem 1, A above, is measured on random responses for all elements of the group, with the parameters of a
+        module drawn at random, and ValueError is raised where it fails. Translations are not checked.
     hidden
         Hidden width of the channel attention; half the input channels if absent (all of them where it lifts).
     spatial_size, spatial_dilation

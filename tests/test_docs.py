@@ -7,7 +7,12 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "docs" / "architecture.md", ROOT / "docs" / "taking_it_away.md", ROOT / "README.md"]
+PAGES = [
+    ROOT / "docs" / "architecture.md",
+    ROOT / "docs" / "exactness.md",
+    ROOT / "docs" / "taking_it_away.md",
+    ROOT / "README.md",
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -249,8 +249,10 @@ class _Probe:
             for name, value in self._named(given).items():
                 weights = torch.linspace(0.5, 1.5, value[0].numel(), dtype=value.dtype, device=value.device)
                 total = (value.reshape(len(value), -1) @ weights).sum()
+                slope = None
                 if total.requires_grad:
-                    (slope,) = torch.autograd.grad(total, given.pos, retain_graph=True)
+                    (slope,) = torch.autograd.grad(total, given.pos, retain_graph=True, allow_unused=True)
+                if slope is not None:
                     slope = slope.double().cpu().unflatten(0, (len(clouds), -1))[..., : velocity.shape[1]]
                     found[name] = (slope * velocity).sum(dim=(1, 2))
         return found

@@ -114,7 +114,7 @@ class GroupAttention(TiedWeights):
         self.normalize: Normalization = normalize
         self.scale, self.dropout, self.lifting, self.group = scale, dropout, lifting, group
         self._build(heads * head_channels, out_channels)
-        self.encoding = SumOfTerms(encoding) if isinstance(encoding, Sequence) else encoding
+        self.encoding = (SumOfTerms(encoding) if encoding else None) if isinstance(encoding, Sequence) else encoding
         if self.encoding is not None:
             self._check_encoding(self.encoding)
 

@@ -54,7 +54,8 @@ class GroupSelfAttention(GroupAttention):
         H; or a homogeneous space, whose frames are chosen when points are lifted. Pairs of frames are then seen by a
         network of the relative element in place of a table.
     encoding
-        Positional encoding; GSA's network of each coordinate if absent.
+        Positional encoding; GSA's network of each coordinate if absent. ``[]`` is none at all: then the layer does not
+        see where points are, and over whole clouds it commutes with all permutations (GSA-Nets, Proposition 4.1).
     in_channels, out_channels, heads, head_channels, pattern, normalize, dropout
         See :class:`GroupAttention`, and above.
     """

@@ -28,7 +28,7 @@ from lieattn.geometry import (
     point_clouds,
     scaled,
 )
-from lieattn.groups import FiniteGroup, Translations, check_group, trivial
+from lieattn.groups import FiniteGroup, SemidirectProduct, Translations, check_group, trivial
 from lieattn.models._inputs import VectorEmbedding, features, vectors
 from lieattn.models._network import GroupField, Network, Symmetry
 from lieattn.models.gsa._geometry import POOL, GSAGeometry, Step, cropped, exact_inputs, pooled
@@ -140,7 +140,10 @@ class GSANet(Network):
         made_for, dim = self.group or self.space, self.space.group.dim
         self.vectors = VectorEmbedding(self.vector_inputs, dim, channels)
         half = channels // 2
-        seen: list[RelativeFunction] = [CoordinateEncoding(dim, half)]
+        if isinstance(frames, ScaleFrames) and options.positions != "relative":
+            raise ValueError(f"positions: fibers of scales have relative ones, got {options.positions!r}")
+        absolute = options.positions == "absolute"
+        seen: list[RelativeFunction] = [CoordinateEncoding(dim, half, absolute=absolute)]
         if options.values:
             seen.append(PositionalValues(dim, heads, half))
         self.lifting = LiftingSelfAttention(
@@ -149,7 +152,7 @@ class GSANet(Network):
             channels,
             heads=heads,
             head_channels=half,
-            encoding=seen if options.values else seen[0],
+            encoding=seen if options.values else seen[0] if options.positions != "none" else [],
             dropout=dropout.attention,
         )
         self.lifting_norm = CloudNorm(channels)
@@ -229,9 +232,13 @@ class GSANet(Network):
 
     def _encoding(self, heads: int, channels: int) -> RelativeFunction | list[RelativeFunction] | None:
         """What the relative element adds to the scores of a layer between fibers; None for that of the layer."""
+        positions, dim = self.options.positions, self.space.group.dim
+        if positions == "none":
+            return []
+        absolute = positions == "absolute"
         if self.group is None:
-            return None
-        encoding = CoordinateEncoding(self.group.dim, channels, self.group, self.options.frame_table)
+            return CoordinateEncoding(dim, channels, absolute=True) if absolute else None
+        encoding = CoordinateEncoding(dim, channels, self.group, self.options.frame_table, absolute=absolute)
         if isinstance(self.frames, ScaleFrames):
             # The steps between scales, which positions and frames do not tell.
             return [encoding, PerHeadMLP(heads, num_coordinates(self.space) + 1)]
@@ -297,6 +304,13 @@ class GSANet(Network):
                     group, notes = FiniteGroup(f"{group.name} on pixels", group.elements[whole]), (kept,)
             elif group is not None:
                 group, notes = Translations(dim), (kept,)
+        if self.options.positions == "none":
+            notes = (*notes, "no layer sees positions, so all that keeps the neighborhoods leaves the outputs alone")
+        elif self.options.positions == "absolute":
+            group = None if isinstance(group, Translations) else group
+            group = group.stabilizer if isinstance(group, SemidirectProduct) else group
+            promised = replace(promised, translations=False, on_average=None)
+            notes = (*notes, "absolute positions change under translations")
         if self.stages.follows_raster:
             notes = (*notes, "crops and poolings follow the raster, whose sizes must stay even")
         return replace(promised, group=group, notes=(*promised.notes, *notes))

@@ -20,6 +20,7 @@ Order = Literal["points_first", "frames_first"]
 Activation = Literal["silu", "relu", "gelu"]
 Inexact = Literal["refuse", "warn", "allow"]
 Init = Literal["balanced", "paper"]
+Positions = Literal["relative", "absolute", "none"]
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,11 @@ class GSAOptions:
     values
         Whether the values of the lifting layer see positions (:class:`lieattn.nn.relative.PositionalValues`). The paper
         has geometry in the scores alone, where constant features hide it.
+    positions
+        What the encodings see: ``"relative"`` positions h⁻¹(x_j - x_i); ``"absolute"`` ones, h⁻¹ x_j, which
+        translations change; or ``"none"``, no positions and no frames, so that any motion that keeps the neighborhoods,
+        and over ``AllPairs`` any permutation of the features, leaves the outputs alone (GSA-Nets, Propositions 4.1 and
+        4.2). The last two are for comparison and need ``values=False``.
     frame_table
         Rows of the encoding of pairs of frames, see :class:`lieattn.nn.relative.FiberEncoding`; g⁻¹ m if absent. Others
         are not equivariant and there to import weights, such as :func:`lieattn.models.published_table`.
@@ -152,6 +158,7 @@ class GSAOptions:
 
     length: float | None = None
     values: bool = True
+    positions: Positions = "relative"
     frame_table: Tensor | None = None
     activation: Activation = "silu"
     init_scale: float = math.sqrt(2)
@@ -161,6 +168,9 @@ class GSAOptions:
         check_arguments(GSAOptions, vars(self))
         if self.length is not None:
             check_length("length", self.length)
+        check_choice("positions", self.positions, Positions)
+        if self.values and self.positions != "relative":
+            raise ValueError(f"values: expected False with {self.positions} positions, since values see relative ones")
         if self.activation not in get_args(Activation):
             raise ValueError(f"activation: expected 'silu', 'relu' or 'gelu', got {self.activation!r}")
         if not 0 <= self.init_scale < math.inf:

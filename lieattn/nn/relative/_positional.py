@@ -104,10 +104,13 @@ class KeyEncoding(RelativeFunction):
     def encode_position(self, graph: LiftedGraph) -> Tensor:
         """Codes ``[types, fiber, position_channels]`` of the displacements seen from each frame."""
 
+    def row(self, graph: LiftedGraph) -> Tensor | None:
+        """``[edges]``, which of the types an edge has; None for its own."""
+        return graph.relative.row
+
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         """Terms with ``positional_key`` and, between fibers, ``fiber_key``."""
-        position = F.pad(self.encode_position(graph), (0, self.group_channels))[:, :, None]
-        row = graph.relative.row
+        position, row = F.pad(self.encode_position(graph), (0, self.group_channels))[:, :, None], self.row(graph)
         if self.fiber is None:
             return RelativeTerms(positional_key=position, row=row)
         check_lifted_to(graph, self.group, "encoding")
@@ -124,19 +127,36 @@ class CoordinateEncoding(KeyEncoding):
         Dimension of the points, channels of a head, and hidden units of each network.
     group, table
         H for layers between fibers, None for lifting; see :class:`FiberEncoding`.
+    absolute
+        Encode where the key is, h_a⁻¹ x_j / length about the origin. That is equivariant to H alone: translations
+        change the output (GSA-Nets, Proposition 4.2).
     """
 
     def __init__(
-        self, dim: int, channels: int, group: FiniteGroup | None = None, table: Tensor | None = None, hidden: int = 16
+        self,
+        dim: int,
+        channels: int,
+        group: FiniteGroup | None = None,
+        table: Tensor | None = None,
+        hidden: int = 16,
+        *,
+        absolute: bool = False,
     ) -> None:
         check_arguments(CoordinateEncoding.__init__, locals())
         super().__init__(dim, channels, group, table)
+        self.absolute = absolute
         self.axes = nn.ModuleList(CoordinateNetwork(width, hidden) for width in self.axis_channels)
+
+    def row(self, graph: LiftedGraph) -> Tensor | None:
+        return graph.neighbors.source if self.absolute else super().row(graph)
 
     def encode_position(self, graph: LiftedGraph) -> Tensor:
         weight = next(self.axes.parameters())
         check_graph(graph, LiftedGraph, weight, "the weights")
-        positions = graph.relative.positions
+        if self.absolute:
+            positions = graph.seen_in_frames(graph.pos[:, None, : graph.space.group.dim])[:, :, 0] / graph.length
+        else:
+            positions = graph.relative.positions
         if positions.shape[-1] != self.dim:
             raise ValueError(f"graph: has {positions.shape[-1]} coordinates, this encoding is for {self.dim}")
         coordinates = positions.to(weight.dtype).unbind(-1)

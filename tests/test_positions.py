@@ -1,0 +1,123 @@
+"""What positional encodings decide: GSA-Nets, Propositions 4.1 and 4.2, and unique equivariance (Definition 4.3)."""
+
+import math
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from lieattn.certify import certify
+from lieattn.geometry import AllPairs, FiniteFrames, PrincipalFrames, Radius, ScaleFrames, lift
+from lieattn.groups import cyclic, dihedral, tetrahedral
+from lieattn.models import GSANet, GSAOptions
+from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
+from lieattn.nn.relative import CoordinateEncoding
+from lieattn.testing import TOLERANCE, randomize, relative_error
+
+F64 = torch.float64
+POSITIONS = ("relative", "absolute", "none")
+CHANGED = 1e-3
+
+
+def clouds(dim=2, dtype=F64, points=7):
+    generator = torch.Generator().manual_seed(0)
+    return [
+        Data(
+            x=torch.randn(points, 2, generator=generator, dtype=F64).to(dtype),
+            pos=torch.randn(points, dim, generator=generator, dtype=F64).to(dtype),
+        )
+        for _ in range(3)
+    ]
+
+
+def network(positions, frames=None, neighborhood=None, dtype=F64):
+    torch.manual_seed(0)
+    near = AllPairs() if neighborhood is None else neighborhood
+    options = GSAOptions(positions=positions, values=False)
+    made = GSANet(frames or cyclic(4), 2, 3, neighborhood=near, channels=8, blocks=(1,), heads=2, options=options)
+    return randomize(made).to(dtype).eval()
+
+
+def changes(model, change, dtype=F64):
+    """Error of the outputs when the clouds are changed."""
+    data = clouds(dtype=dtype)
+    changed = [Data(**{"x": cloud.x, "pos": cloud.pos, **change(cloud)}) for cloud in data]
+    return relative_error(*(model(Batch.from_data_list(batch)) for batch in (changed, data)))
+
+
+CHANGES = {
+    "features permuted": lambda cloud: {"x": cloud.x.roll(1, 0)},
+    "points moved at random": lambda cloud: {"pos": cloud.pos.flip(1) ** 3},
+    "translated": lambda cloud: {"pos": cloud.pos + 1.5},
+    "turned in the group": lambda cloud: {"pos": cloud.pos @ cyclic(4).elements[1].T.to(cloud.pos)},
+    "turned outside of it": lambda cloud: {"pos": cloud.pos @ cyclic(8).elements[1].T.to(cloud.pos)},
+}
+KEPT = {
+    "relative": {"translated", "turned in the group"},
+    "absolute": {"turned in the group"},
+    "none": set(CHANGES),
+}
+
+
+@pytest.mark.usefixtures("every_backend")
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_what_leaves_the_outputs_alone(positions, dtype):
+    """Relative positions give the group and no more; absolute ones less; none give all permutations."""
+    model = network(positions, dtype=dtype)
+    errors = {name: changes(model, change, dtype) for name, change in CHANGES.items()}
+    assert {name for name, error in errors.items() if error < TOLERANCE[dtype]} == KEPT[positions]
+    assert all(error > CHANGED for name, error in errors.items() if name not in KEPT[positions])
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize(
+    ("frames", "group"),
+    [(cyclic(4), "C4"), (FiniteFrames(tetrahedral()), "T"), (PrincipalFrames(), "SO(3)")],
+    ids=["C4", "T", "principal"],
+)
+def test_certificates_know_what_is_promised(frames, group, positions):
+    """Elements outside of the group change the outputs, unless there are no positions."""
+    model = network(positions, frames)
+    dim = 2 if group == "C4" else 3
+    certificate = certify(
+        model, clouds(dim), elements=2, rotations=2, continuity=group == "C4" and positions == "none", dtypes=(F64,)
+    )
+    assert certificate.passed, certificate
+    assert certificate.unique is (positions != "none")
+    if positions == "absolute":
+        assert model.symmetry.name == group
+        assert not model.symmetry.translations
+
+
+@pytest.mark.parametrize("group", [cyclic(4), dihedral(3)], ids=lambda group: group.name)
+def test_layers_without_encodings_see_sets(group):
+    """Proposition 4.1: permuting the points of a whole cloud permutes the outputs, of lifted fields too."""
+    pos, order = torch.randn(6, 2, dtype=F64), torch.randperm(6)
+    graph = lift(pos, group, AllPairs())
+    for encoding, kept in (([], True), (None, False)):
+        lifting = randomize(LiftingSelfAttention(group, 3, 8, heads=2, encoding=encoding)).double()
+        attention = randomize(GroupSelfAttention(group, 8, 8, heads=2, encoding=encoding)).double()
+        x = torch.randn(6, 3, dtype=F64)
+        out, permuted = (attention(lifting(features, graph), graph) for features in (x, x[order]))
+        assert (relative_error(permuted, out[order]) < TOLERANCE[F64]) is kept
+
+
+def test_absolute_encodings_see_keys_in_the_frames():
+    """Against the formula: ρ(h⁻¹ x_j / length), the same for all targets."""
+    group = cyclic(4)
+    encoding = randomize(CoordinateEncoding(2, 6, absolute=True)).double()
+    graph = lift(torch.randn(5, 2, dtype=F64), group, Radius(1.5))
+    terms = encoding(graph)
+    seen = torch.einsum("aji,pj->pai", group.elements, graph.pos) / 1.5
+    expected = torch.cat([net(c) for net, c in zip(encoding.axes, seen.unbind(-1), strict=True)], dim=-1)
+    torch.testing.assert_close(terms.positional_key[terms.row][:, :, 0], expected[graph.neighbors.source])
+
+
+def test_what_cannot_be_is_told():
+    with pytest.raises(ValueError, match="values: expected False with absolute positions"):
+        GSAOptions(positions="absolute")
+    with pytest.raises(ValueError, match=r"positions: expected .*'relative'.* got 'polar'"):
+        GSAOptions(positions="polar")
+    with pytest.raises(ValueError, match="positions: fibers of scales have relative ones, got 'none'"):
+        network("none", ScaleFrames(cyclic(4)), Radius(math.pi))

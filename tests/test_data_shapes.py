@@ -8,9 +8,12 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import Batch
 from torch_geometric.loader import DataLoader
 
 import lieattn_datasets as ld
+from lieattn.groups import octahedral
+from lieattn.nn import act_on_grid, grid_images
 from lieattn_datasets import _procedural, _shapes
 from lieattn_datasets._streams import frozen_stream
 
@@ -340,6 +343,24 @@ class TestVoxels:
         assert train.classes == ("normal", "hyperplasia")
         valid = ld.AdrenalMNIST3D(tmp_path, "valid", points=100, verify=False)
         assert not torch.equal(valid[0].pos, train[0].pos)
+
+    def test_voxels_of_adrenal(self, tmp_path):
+        """Filled voxels are where the points of the surface are, and a raster is read from them."""
+        masks = np.random.default_rng(0).random((2, 4, 5, 6)) < 0.3
+        self.write_adrenal(tmp_path, masks)
+        glands = ld.AdrenalMNIST3D(tmp_path, voxels=True, verify=False)
+        gland = glands[1]
+        assert gland.grid.tolist() == [[6, 5, 4]]
+        places = gland.pos[gland.x[:, 0] > 0] * 3 + (torch.tensor([4, 5, 6]) - 1) / 2
+        assert {tuple(place) for place in places.round().int().tolist()} == set(map(tuple, np.argwhere(masks[1])))
+        batch = Batch.from_data_list(list(glands))
+        images = grid_images(batch)
+        torch.testing.assert_close(images.flatten(1), batch.x.view(2, -1))
+        turn = octahedral()
+        batch.pos = turn.act(5, batch.pos)
+        torch.testing.assert_close(grid_images(batch), act_on_grid(turn, 5, images))
+        with pytest.raises(ValueError, match="rotate must be 'none' for voxels"):
+            ld.AdrenalMNIST3D(tmp_path, voxels=True, rotate="SO3", verify=False)
 
     def test_damaged_adrenal(self, tmp_path):
         self.write_adrenal(tmp_path, np.zeros((1, 4, 4, 4), dtype=bool))

@@ -14,8 +14,11 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import Callback, Trainer
+from torch.utils.data import ConcatDataset
+from torch_geometric.data import Data
 
 from lieattn.compare import build_task, read_settings
+from lieattn.geometry import pixel_positions
 from lieattn.train import PointSetData, PointSetTask, register_types
 from lieattn_datasets import ImagePoints
 
@@ -45,12 +48,21 @@ def images(height, width, channels, classes):
     return make
 
 
+def voxels(arguments, transform):
+    """Four masks of noise on few voxels."""
+    pos, grid = pixel_positions(8, 8, 8), torch.tensor([[8, 8, 8]])
+    noise = torch.randint(2, (4, 512, 1), generator=torch.Generator().manual_seed(0)).float()
+    masks = [Data(x=x, pos=pos, grid=grid, y=torch.tensor([number % 2])) for number, x in enumerate(noise)]
+    return ConcatDataset([masks])
+
+
 # Made data in place of each data set: functions of its arguments and of its transform.
 MADE = {
     "RotatedMNISTRecipe": images(28, 28, 1, 10),
     "CIFAR10": images(32, 32, 3, 10),
     "CIFAR100": images(32, 32, 3, 100),
     "PatchCamelyon": images(96, 96, 3, 2),
+    "AdrenalMNIST3D": voxels,
 }
 
 

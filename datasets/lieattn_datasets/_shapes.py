@@ -235,8 +235,12 @@ class AdrenalMNIST3D(ShapePoints):
         ``"train"``, ``"valid"`` or ``"test"``: the official split.
     points
         Points per gland, drawn from its surface voxels, without repetition where there are enough.
+    voxels
+        Give whole masks in place of points: ``x`` float32 ``[voxels, 1]``, 1 in the gland and 0 elsewhere, for all
+        voxels in raster order, with ``pos`` about the center of the grid and ``grid`` int64 ``[1, 3]`` (depth, height,
+        width), for networks on grids. The third coordinate runs along the layers, the second one against the rows.
     rotate, transform
-        As for :class:`ShapePoints`.
+        As for :class:`ShapePoints`; voxels are not rotated.
     seed
         Of the points and the rotations.
     verify
@@ -256,6 +260,7 @@ class AdrenalMNIST3D(ShapePoints):
         split: Split = "train",
         *,
         points: int = 256,
+        voxels: bool = False,
         rotate: Rotate = "none",
         seed: int = 0,
         verify: bool = True,
@@ -265,6 +270,8 @@ class AdrenalMNIST3D(ShapePoints):
         check_choice("split", split, SPLITS)
         if points < 1:
             raise ValueError(f"points must be at least 1, got {points}")
+        if voxels and rotate != "none":
+            raise ValueError(f"rotate must be 'none' for voxels, whose lattice stays upright, got {rotate!r}")
         path = _ADRENAL.locate(root, *_ADRENAL.digests)
         if verify:
             _ADRENAL.check_file(path)
@@ -285,11 +292,32 @@ class AdrenalMNIST3D(ShapePoints):
         empty = np.flatnonzero(~masks.any(axis=(1, 2, 3)))
         if empty.size:
             raise _ADRENAL.damaged(path, f"has an empty mask, number {empty[0]} of {key}")
+        options: dict[str, Any] = {"rotate": rotate, "seed": seed, "transform": transform}
+        self._images: NDArray[np.bool_] | None = None
+        if voxels:
+            super().__init__(np.zeros((len(masks), 1, 3)), None, labels, read_text(names), **options)
+            self._images = masks.transpose(0, 3, 2, 1)[:, :, ::-1]
+            lattice = _raster_positions(self._images.shape[1:]) / (max(size) / 2)
+            self._pos = np.broadcast_to(lattice.astype(np.float32), (len(masks), *lattice.shape))
+            return
         key_seed = SPLITS.index(split)
         clouds = [surface_voxels(mask, points, frozen_stream(seed, key_seed, n)) for n, mask in enumerate(masks)]
         pos = np.stack([(cloud - cloud.mean(axis=0)) / (max(size) / 2) for cloud in clouds])
-        options: dict[str, Any] = {"rotate": rotate, "seed": seed, "transform": transform}
         super().__init__(pos, None, labels, read_text(names), **options)
+
+    def _make(self, index: int) -> Data:
+        data = super()._make(index)
+        if self._images is not None:
+            data.x = torch.from_numpy(self._images[index].astype(np.float32).reshape(-1, 1))
+            data.grid = torch.tensor([self._images.shape[1:]])
+        return data
+
+
+def _raster_positions(sides: Sequence[int]) -> NDArray[np.float64]:
+    """Centers of voxels ``[depth * height * width, 3]`` in raster order, in voxels about the center of the grid."""
+    depth, height, width = (np.arange(side) - (side - 1) / 2 for side in sides)
+    z, y, x = np.meshgrid(depth, -height, width, indexing="ij")
+    return np.stack([x, y, z], axis=-1).reshape(-1, 3)
 
 
 def surface_voxels(mask: NDArray[np.bool_], points: int, stream: np.random.RandomState) -> NDArray[np.float64]:

@@ -528,6 +528,23 @@ def test_networks_are_invariant(name, group, kind):
             assert (network(act_on_grid(group, h, images)) - logits).abs().max() < 1e-10 * size
 
 
+@pytest.mark.parametrize("kind", ["none", "full", "input"])
+@pytest.mark.parametrize("name", ["all-CNN", "ResNet"])
+def test_strides_break_what_poolings_keep_on_even_sides(name, kind):
+    build, (channels, _) = ARCHITECTURES[name]
+    pooled, network = build(P4, kind), settled(build(P4, kind, downsampling="strided"), channels, 8)
+    assert {key: value.shape for key, value in network.state_dict().items()} == {
+        key: value.shape for key, value in pooled.state_dict().items()
+    }
+    assert "strided downsampling of even sides does not turn with C4" in network.guarantee
+    assert network.symmetry.group.order == 1
+    for side, exact in ((8, False), (9, True)):
+        images = torch.randn(2, channels, side, side, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            changes = (network(images.rot90(1, (-2, -1))) - network(images)).abs().max()
+        assert (changes < 1e-10) == exact
+
+
 @pytest.mark.parametrize(
     ("group", "kind"), [(octahedral(), "input"), (octahedral(), "pose"), (tetrahedral(), "full")], ids=str
 )

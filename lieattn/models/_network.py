@@ -34,7 +34,7 @@ from lieattn.geometry import (
     ScaleFrames,
     point_clouds,
 )
-from lieattn.groups import FiniteGroup, Group, Translations
+from lieattn.groups import FiniteGroup, Group, Translations, trivial
 from lieattn.models._inputs import VectorEmbedding, attribute, in_precision_of_weights
 from lieattn.models._jumps import jumps_of_frames, jumps_of_neighbors
 from lieattn.nn import grid_images
@@ -42,6 +42,7 @@ from lieattn.spaces import Euclidean, HomogeneousSpace
 
 Pool = Literal["mean", "sum", "max", "none"]
 OutputKind = Literal["invariant", "vector"]
+Downsampling = Literal["pooled", "strided"]
 
 
 @dataclass(frozen=True)
@@ -265,10 +266,11 @@ class ImageNetwork(Network):
 
     Groups of the plane act on images, groups of space on voxels. The points are those of
     :func:`lieattn.nn.grid_images`; ``limits`` are sentences about where the promise ends, and ``stem_channels`` those
-    of the field that vector inputs are added to.
+    of the field that vector inputs are added to. What a network with strided ``downsampling`` promises is nothing.
     """
 
     limits: ClassVar[tuple[str, ...]] = ()
+    downsampling: Downsampling = "pooled"
 
     def __init__(
         self,
@@ -287,7 +289,12 @@ class ImageNetwork(Network):
 
     @property
     def symmetry(self) -> Symmetry:
-        return Symmetry(self.group, "images about their centers", translations=False, notes=self.limits)
+        """The group, about the centers of the images; none where strides break it."""
+        group, notes = self.group, self.limits
+        if self.downsampling == "strided" and bool((group.elements.round() < 0).any()):
+            notes = (f"strided downsampling of even sides does not turn with {group.name}, use 'pooled'",)
+            group = trivial(group.dim)
+        return Symmetry(group, "images about their centers", translations=False, notes=notes)
 
     def field(self, data: Any, geometry: Any = None) -> GroupField:
         """Field behind the last block, in raster order, and the pixels that are left; images need no geometry."""

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_counts
 from lieattn.geometry import LiftedGraph, PointClouds, Raster
-from lieattn.groups import FiniteGroup, trivial
+from lieattn.groups import FiniteGroup
 from lieattn.models._inputs import plus_vectors
-from lieattn.models._network import ImageNetwork, Symmetry
+from lieattn.models._network import Downsampling, ImageNetwork
 from lieattn.nn import (
     AffineSelfConvolution,
     FieldBatchNorm,
@@ -29,7 +29,6 @@ from lieattn.nn import (
 from lieattn.nn.relative import RelativePositionTable
 
 Layer = Literal["affine", "simple", "stand-alone", "convolution"]
-Downsampling = Literal["pooled", "strided"]
 _ATTENTION: dict[str, Callable[..., nn.Module]] = {
     "affine": AffineSelfConvolution,
     "simple": SimpleAffineSelfConvolution,
@@ -246,15 +245,6 @@ class AffineSelfConvNet(ImageNetwork):
                 nn.init.normal_(module.weight, std=math.sqrt(2 / module.weight[0].numel()))
             elif isinstance(module, BottleneckBlock):
                 nn.init.zeros_(module.norm3.weight)
-
-    @property
-    def symmetry(self) -> Symmetry:
-        """The group, about the centers of the images; none where strides break it."""
-        promised = super().symmetry
-        if self.downsampling == "pooled" or not bool((self.group.elements.round() < 0).any()):
-            return promised
-        note = f"strided downsampling of even sides does not turn with {self.group.name}, use 'pooled'"
-        return Symmetry(trivial(2), promised.acting, translations=False, notes=(note,))
 
     def last_field(self, images: Any, vectors: Tensor | None) -> tuple[Tensor, Raster]:
         """See :class:`ImageNetwork`."""

@@ -18,7 +18,7 @@ from lieattn._checks import check_arguments, check_choice, check_counts, check_d
 from lieattn.geometry import Raster
 from lieattn.groups import FiniteGroup
 from lieattn.models._inputs import plus_vectors
-from lieattn.models._network import ImageNetwork
+from lieattn.models._network import Downsampling, ImageNetwork
 from lieattn.nn import (
     FieldBatchNorm,
     GridAttentiveConvolution,
@@ -38,7 +38,7 @@ _ATTENTIVE = (GridAttentiveConvolution, GridAttentiveLifting, GridInputAttention
 _LAST_SIDE = 4  # of the kernel that ends the p4-CNN
 _ALL_CNN_WIDTHS = {1: 96, 4: 48, 8: 32}  # of the paper; p4m is narrower than the rule gives
 _ALL_CNN_SCALE = 0.035
-_DEEP_SCALE = math.sqrt(2)
+_DEEP: Any = {"init_scale": math.sqrt(2)}
 # Side and dilation of the spatial kernels of each dense layer, and dilation in the transition behind it.
 _DENSE_LAYERS = ((7, 4, 4), (7, 4, 4), (7, 3, 3), (7, 2, 1), (5, 1, None))
 _batch_norm = partial(FieldBatchNorm, eps=2e-5, axis=1)  # the authors' ε
@@ -224,6 +224,9 @@ class AttentiveAllCNN(AttentiveNetwork):
     ----------
     group, in_channels, out_channels, attention, reduction, vector_inputs
         See :class:`AttentiveCNN`.
+    downsampling
+        ``"pooled"`` as above, or ``"strided"``: convolutions with stride 2 in place of the maxima, which breaks the
+        symmetry on images of even sides.
     channels
         c; that of the paper if absent: 96 planar, 48 on p4, 32 on p4m.
     dropout, input_dropout
@@ -238,6 +241,7 @@ class AttentiveAllCNN(AttentiveNetwork):
         *,
         channels: int | None = None,
         attention: AttentionKind = "none",
+        downsampling: Downsampling = "pooled",
         reduction: int = 16,
         dropout: float = 0.5,
         input_dropout: float = 0.2,
@@ -252,10 +256,12 @@ class AttentiveAllCNN(AttentiveNetwork):
         widths = [in_channels, *[width] * 3, *[2 * width] * 5, out_channels]
         make = partial(_convolution, group, attention=attention, init_scale=_ALL_CNN_SCALE)
         self.layers = nn.ModuleList([make(in_channels, width, 3, lifting=True, pad=1)])
-        for (before, behind), size in zip(pairwise(widths[1:]), [3] * 6 + [1] * 2, strict=True):
-            self.layers.append(make(before, behind, size, hidden=max(1, before // reduction), pad=size // 2))
+        self.downsampling = downsampling
+        for number, ((before, behind), size) in enumerate(zip(pairwise(widths[1:]), [3] * 6 + [1] * 2, strict=True), 1):
+            options: Any = {"pad": size // 2, "strided": downsampling == "strided" and number in (2, 5)}
+            self.layers.append(make(before, behind, size, hidden=max(1, before // reduction), **options))
         self.norms = nn.ModuleList(_batch_norm(behind) for behind in widths[1:])
-        self.pool = GridSpatialPool(2, "max", dim=group.dim)
+        self.pool = GridSpatialPool(2, "max", dim=group.dim) if downsampling == "pooled" else nn.Identity()
         self.dropout, self.input_dropout = nn.Dropout(dropout), nn.Dropout(input_dropout)
 
     def fields(self, images: Any, vectors: Tensor | None = None) -> list[Tensor]:
@@ -294,17 +300,19 @@ class AttentiveResidualBlock(nn.Module):
         hidden: int = 2,
         spatial_size: int = 7,
         down: bool = False,
+        downsampling: Downsampling = "pooled",
     ) -> None:
         check_arguments(AttentiveResidualBlock.__init__, locals())
         super().__init__()
         check_counts(in_channels=in_channels, out_channels=out_channels)
-        make = partial(_convolution, group, init_scale=_DEEP_SCALE, attention=attention, hidden=hidden)
-        make = partial(make, spatial_size=spatial_size)
+        make = partial(_convolution, group, attention=attention, hidden=hidden, spatial_size=spatial_size, **_DEEP)
         self.norm1, self.norm2 = _batch_norm(in_channels), _batch_norm(out_channels)
-        self.layer1 = make(in_channels, out_channels, 3, pad=1)
+        strided = down and downsampling == "strided"
+        self.layer1 = make(in_channels, out_channels, 3, pad=1, strided=strided)
         self.layer2 = make(out_channels, out_channels, 3, pad=1)
-        self.shortcut = make(in_channels, out_channels, 1) if down or in_channels != out_channels else nn.Identity()
-        self.pool = GridSpatialPool(2, "max", dim=group.dim) if down else nn.Identity()
+        widens = down or in_channels != out_channels
+        self.shortcut = make(in_channels, out_channels, 1, strided=strided) if widens else nn.Identity()
+        self.pool = GridSpatialPool(2, "max", dim=group.dim) if down and not strided else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """``[batch, in_channels, order, *sides]`` to as many frames, halved where the block goes down."""
@@ -322,8 +330,8 @@ class AttentiveResNet(AttentiveNetwork):
 
     Parameters
     ----------
-    group, in_channels, out_channels, attention, spatial_size, vector_inputs
-        See :class:`AttentiveCNN`.
+    group, in_channels, out_channels, attention, downsampling, spatial_size, vector_inputs
+        See :class:`AttentiveCNN` and :class:`AttentiveAllCNN`; strides are in the shortcuts too.
     blocks
         Blocks of each stage.
     channels
@@ -343,6 +351,7 @@ class AttentiveResNet(AttentiveNetwork):
         blocks: int = 7,
         channels: Sequence[int] | None = None,
         attention: AttentionKind = "none",
+        downsampling: Downsampling = "pooled",
         hidden: int = 2,
         spatial_size: int = 7,
         vector_inputs: Sequence[str] = (),
@@ -353,14 +362,14 @@ class AttentiveResNet(AttentiveNetwork):
             raise ValueError(f"channels: expected the widths of three stages, got {widths}")
         check_counts(blocks=blocks)
         super().__init__(group, in_channels, out_channels, attention, widths[0], vector_inputs)
-        make = partial(_convolution, group, init_scale=_DEEP_SCALE, attention=attention, hidden=hidden)
-        make = partial(make, spatial_size=spatial_size)
+        make = partial(_convolution, group, attention=attention, hidden=hidden, spatial_size=spatial_size, **_DEEP)
         self.lifting = make(in_channels, widths[0], 3, lifting=True, pad=1)
-        self.blocks = nn.ModuleList()
+        self.blocks, self.downsampling = nn.ModuleList(), downsampling
+        options: Any = {"hidden": hidden, "spatial_size": spatial_size, "downsampling": downsampling}
         for number in range(3 * blocks):
             before, width = widths[max(0, number - 1) // blocks], widths[number // blocks]
-            sizes: Any = {"hidden": hidden, "spatial_size": spatial_size, "down": number > 0 and number % blocks == 0}
-            self.blocks.append(AttentiveResidualBlock(group, before, width, attention=attention, **sizes))
+            options["down"] = number > 0 and number % blocks == 0
+            self.blocks.append(AttentiveResidualBlock(group, before, width, attention=attention, **options))
         self.norm = _batch_norm(widths[-1])
         self.head = make(widths[-1], out_channels, 1)
 
@@ -441,7 +450,7 @@ class AttentiveDenseNet(AttentiveNetwork):
         growth = _width_for(group, 26) if growth is None else growth
         check_counts(growth=growth)
         super().__init__(group, in_channels, out_channels, attention, growth, vector_inputs)
-        make = partial(_convolution, group, init_scale=_DEEP_SCALE, attention=attention, hidden=hidden)
+        make = partial(_convolution, group, attention=attention, hidden=hidden, **_DEEP)
         self.lifting = make(in_channels, growth, 3, lifting=True, spatial_dilation=4)
         self.blocks = nn.ModuleList()
         width = growth
@@ -461,21 +470,18 @@ class AttentiveDenseNet(AttentiveNetwork):
 
 
 def _convolution(
-    group: FiniteGroup,
-    in_channels: int,
-    out_channels: int,
-    size: int,
-    *,
+    *sizes: Any,
     attention: AttentionKind,
     lifting: bool = False,
     pad: int = 0,
     init_scale: float = 1.0,
+    strided: bool = False,
     hidden: int = 1,
     **spatial: Any,
 ) -> nn.Module:
     """Lifting or group convolution with a kind of attention, which ignores sizes that it has not."""
-    sizes: Any = (group, in_channels, out_channels, size)
-    options: Any = {"pad": pad, "init_scale": init_scale}
+    group, in_channels, *_ = sizes
+    options: Any = {"pad": pad, "init_scale": init_scale, "stride": 1 + strided, "inexact": "allow"}
     spatial["hidden"] = in_channels if lifting else hidden
     if attention in ("full", "channel", "spatial"):
         attentive: Any = GridAttentiveLifting if lifting else GridAttentiveConvolution

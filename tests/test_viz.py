@@ -19,7 +19,7 @@ from lieattn_datasets import Digits
 pytest.importorskip("matplotlib")
 
 from lieattn import viz
-from lieattn.geometry import Nearest, PrincipalFrames, Radius
+from lieattn.geometry import Nearest, PixelSquare, PrincipalFrames, Radius, lift, pixel_positions
 from lieattn.groups import cyclic, dihedral, octahedral, tetrahedral
 from lieattn.models import (
     AffineSelfConvNet,
@@ -33,7 +33,10 @@ from lieattn.models import (
 )
 from lieattn.models.irreps import SE3Transformer
 from lieattn.models.published import published_table
+from lieattn.nn import AffineSelfConvolution
+from lieattn.nn.relative import RelativePositionTable
 from lieattn.testing import randomize
+from lieattn.viz import _models
 
 QUARTERS = [0.0, math.pi / 2]
 
@@ -350,6 +353,21 @@ def test_every_model_has_a_picture(name):
     bars = [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
     assert len(bars) == 3 + layers
     assert all(bar.get_ylim()[0] <= 0 for bar in bars)
+
+
+@pytest.mark.parametrize("border", ["mask", "zero"])
+def test_attention_of_a_window_is_at_its_points(border):
+    layer = AffineSelfConvolution(cyclic(4), 1, 2, RelativePositionTable.square(3, border=border))
+    graph = lift(pixel_positions(4, 4), cyclic(4), PixelSquare(3))
+    x = torch.randn(16, 4, 1)
+    ((seen, query),) = _models._attention(15, layer, x, graph)
+    assert query == 15
+    edges = layer.positions.edges(graph).neighbors
+    mine = (edges.target == 15) & (edges.source < 16)
+    wanted = layer.weights(x, graph)[mine].mean(dim=(1, 2))
+    assert edges.source[mine].tolist() == [10, 11, 14, 15]
+    torch.testing.assert_close(seen.values[edges.source[mine]], (wanted / wanted.sum()).detach())
+    torch.testing.assert_close(seen.values.sum(), torch.tensor(1.0))
 
 
 def test_pictures_of_models_name_what_does_not_fit():

@@ -158,9 +158,12 @@ def _attention(point: int | None, module: Any, x: Tensor, graph: LiftedGraph, *r
         return
     with torch.no_grad():
         weights = module.attend(x, graph, *rest, return_weights=True)[1].float().flatten(1).mean(dim=1)
-    first, end = graph.neighbors.row_ptr[query : query + 2].tolist()
-    found = weights.new_zeros(graph.num_points)
-    found.index_add_(0, graph.neighbors.source[first:end], weights[first:end])
+    positions = getattr(module, "positions", None)
+    neighbors = graph.neighbors if positions is None else positions.edges(graph).neighbors
+    first, end = neighbors.row_ptr[query : query + 2].tolist()
+    # Where borders are zeros there is one point more, outside.
+    found = weights.new_zeros(neighbors.num_points).index_add_(0, neighbors.source[first:end], weights[first:end])
+    found = found[: graph.num_points]
     if first < end:
         yield _Field(graph, (found / found.sum() if bool((found >= 0).all()) else found).cpu()), query
 

@@ -28,7 +28,9 @@ from lieattn.compare import _cell as cells
 from lieattn.compare._build import TurnedClouds, count_parameters, random_rotation, turned
 from lieattn.compare._cell import EquivarianceProbe
 from lieattn.compare._settings import BudgetSettings
-from lieattn.groups import SO, FiniteGroup, LieGroup, cyclic, octahedral
+from lieattn.groups import SO, FiniteGroup, LieGroup, cyclic, octahedral, trivial
+from lieattn.models import AffineSelfConvNet
+from lieattn.testing import randomize
 from lieattn.viz import comparison, save
 
 HERE = __name__
@@ -636,6 +638,18 @@ def test_finite_groups_are_certified(tmp_path):
     found = EquivarianceProbe(sets, ["y"]).measure(Radius(), octahedral())
     assert found["rotations"] < 1e-6
     assert found["own"] > 1e-2
+
+
+@pytest.mark.parametrize("group", [trivial(2), cyclic(4)], ids=str)
+def test_networks_of_images_turn_by_quarters(tmp_path, group):
+    digits = {part: {"class_path": "lieattn_datasets.Digits"} for part in ("train", "val", "test")}
+    data = {**digits, "rotate_test": False}
+    sets = Sets(settings(tmp_path, data=data, equivariance={"clouds": 2, "elements": 2}))
+    network = randomize(AffineSelfConvNet(group, 1, 10, blocks=1, channels=4, heads=2))
+    found = EquivarianceProbe(sets, ["y"]).measure(network, group)
+    assert found["own"] < 1e-5
+    assert (found["rotations"] < 1e-5) == (group.order == 4)
+    assert found["reflections"] > 1e-3
 
 
 def test_schedule_spans_the_budget():

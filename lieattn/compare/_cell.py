@@ -23,9 +23,11 @@ from lieattn.compare._budget import NEVER, Budget, BudgetSchedule, InferenceCloc
 from lieattn.compare._build import Sets, build_task, count_parameters, kinds_of
 from lieattn.compare._records import CellStore, Record
 from lieattn.compare._settings import Cell, ModelSettings, Settings, Spec
-from lieattn.groups import SO, Group
-from lieattn.models import Symmetry
+from lieattn.groups import SO, Group, cyclic, octahedral, reflection
+from lieattn.models import AffineSelfConvNet, AttentiveNetwork, Symmetry
 
+_ON_LATTICES = (AffineSelfConvNet, AttentiveNetwork)
+_QUARTER_TURNS = {2: cyclic(4), 3: octahedral()}
 _WARM_UP = 2  # e3nn's compiled code is optimized in its second run
 
 
@@ -130,7 +132,8 @@ class EquivarianceProbe:
     """Relative errors ‖f(g x) - g f(x)‖ / ‖f(x)‖ by :func:`lieattn.certify.certify`, on clouds of the test set.
 
     Outputs for those ``targets`` that are among the vectors or tensors of the data should transform with the points.
-    Errors are the largest over the elements: ``own`` of the model's own group, ``rotations`` of SO(d), ``reflections``.
+    Errors are the largest over the elements: ``own`` of the model's own group, ``rotations`` of SO(d), ``reflections``;
+    for networks of images and voxels quarter turns, and one mirror.
     Translations are added unless the clouds have other vectors or tensors, such as later positions.
     """
 
@@ -149,7 +152,11 @@ class EquivarianceProbe:
         if group is not None and group.dim != self.dim:
             raise train.UsageError(f"group: {group.name} acts on {group.dim} coordinates, the clouds have {self.dim}")
         own = None if group is None else self._largest(network, group)["element"]
-        free = self._largest(network, SO(self.dim), outside=self.elements)
+        if any(isinstance(module, _ON_LATTICES) for module in network.modules()):  # which other motions leave
+            moves = {"element": _QUARTER_TURNS[self.dim], "outside": reflection(self.dim)}
+            free = {check: self._largest(network, moved)["element"] for check, moved in moves.items()}
+        else:
+            free = self._largest(network, SO(self.dim), outside=self.elements)
         return {"own": own, "rotations": free["element"], "reflections": free["outside"]}
 
     def _largest(self, network: nn.Module, group: Group, outside: int = 0) -> dict[str, float]:

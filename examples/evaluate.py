@@ -2,10 +2,11 @@
 
     python examples/evaluate.py runs/TASK/checkpoints/best.ckpt [--task TASK] [--clouds 0]
 
-TASK is the name of the folder in ``runs``: qm9_homo, qm9_dipole, rmd17_ethanol, nbody, springs, constellation or wind.
+TASK is the name of the folder in ``runs``: qm9_homo, qm9_dipole, rmd17_ethanol, nbody, springs, constellation, wind
+or sensors.
 The data are the test set that the checkpoint names, or its first ``--clouds`` items. The last line has the figures as
 JSON. ``equivariance`` is how far the prediction for a randomly turned cloud is from the turned prediction, root mean
-square, as a share of the predictions.
+square, as a share of the predictions; ``mse_over_time`` of springs is the error at each step of a roll-out.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from torch_geometric.loader import DataLoader
 from lieattn.groups import SO
 from lieattn.models import energy_drift
 from lieattn.train import PointSetTask, load_data, load_task
-from lieattn_datasets import Springs, TransformFields, spring_energy
+from lieattn_datasets import Springs, TransformFields, WindOnSphere, spring_energy
 
 KCAL_MOL = 43.3641153  # meV
 ROLL_OUT = 100
 BATCH = 50
 
-Figures = dict[str, float]
+Figures = dict[str, float | list[float]]
 
 
 def predictions(task: PointSetTask, items: Sequence[Data], name: str) -> Tensor:
@@ -134,6 +135,7 @@ def springs(task: PointSetTask, items: Sequence[Data]) -> Figures:
         "five_points_mse": float(five.square().mean()),
         f"step_{ROLL_OUT}_mse": float(error[ROLL_OUT]),
         "step_1_mse": float(error[1]),
+        "mse_over_time": error.tolist(),
         "true_energy_drift": energy_drift(torch.from_numpy(np.ascontiguousarray(true_energy))).relative,
         "learned_energy_drift": energy_drift(torch.stack(learned)).relative,
     }
@@ -152,22 +154,25 @@ def constellation(task: PointSetTask, items: Sequence[Data]) -> Figures:
 
 
 def wind(task: PointSetTask, items: Sequence[Data]) -> Figures:
-    """Root mean square errors of the vectors in m/s, of the network, of today's wind and of none."""
-    found, true, today = predictions(task, items, "y"), targets(items, "y"), targets(items, "wind")
+    """Root mean square errors over the area in m/s, of the network, of what it starts from, and of no wind."""
+    known = "interpolated" if "interpolated" in items[0] else "wind"
+    found, true, before = predictions(task, items, "y"), targets(items, "y"), targets(items, known)
+    area = targets(items, "weight").double() * targets(items, "mask")
 
     def size(vectors: Tensor) -> float:
-        return math.sqrt(float(vectors.double().square().sum(dim=1).mean()))
+        return math.sqrt(float((area * vectors.double().square().sum(dim=1)).sum() / area.sum()))
 
     return {
         "rms_m_s": size(found - true),
-        "persistence_m_s": size(today - true),
+        "interpolation_m_s" if known == "interpolated" else "persistence_m_s": size(before - true),
         "none_m_s": size(true),
-        "equivariance": equivariance(task, items[:4], "y", ("wind",), True),
+        "equivariance": equivariance(task, items[:4], "y", WindOnSphere.vectors, True),
     }
 
 
 FIGURES = (qm9_homo, qm9_dipole, rmd17_ethanol, nbody, springs, constellation, wind)
 TASKS: dict[str, Callable[[PointSetTask, Sequence[Data]], Figures]] = {task.__name__: task for task in FIGURES}
+TASKS["sensors"] = wind
 
 
 def main(checkpoint: str, task: str | None = None, clouds: int = 0) -> Figures:
@@ -184,7 +189,7 @@ def main(checkpoint: str, task: str | None = None, clouds: int = 0) -> Figures:
     print(f"guarantee: {getattr(module.network, 'guarantee', 'none stated')}")
     figures = {"parameters": float(parameters), **TASKS[name](module, items)}
     for label, value in figures.items():
-        print(f"{label:24}{value:.4g}")
+        print(f"{label:24}{value:.4g}" if isinstance(value, float) else f"{label:24}{len(value)} values")
     print(f"RESULT {json.dumps(figures)}")
     return figures
 

@@ -20,7 +20,7 @@ from torch_geometric.data import Data
 from lieattn.compare import build_task, read_settings
 from lieattn.geometry import pixel_positions
 from lieattn.train import PointSetData, PointSetTask, register_types
-from lieattn_datasets import ImagePoints
+from lieattn_datasets import Constellation, ImagePoints, NBodySimulated, ProceduralShapes, Springs
 
 PAPERS = Path(__file__).parent.parent / "examples" / "papers"
 FILES = {
@@ -29,7 +29,7 @@ FILES = {
 SWEEPS = {name: path for name, path in FILES.items() if "models" in yaml.safe_load(path.read_text())}
 EXPERIMENTS = {name: path for name, path in FILES.items() if name not in SWEEPS}
 # Of each family the experiment that starts in the default suite; the first one where none is named.
-CHEAPEST = {"attentive": "attentive/rot_mnist_p4", "gsa": "gsa/rot_mnist_z2"}
+CHEAPEST = {"attentive": "attentive/rot_mnist_p4", "gsa": "gsa/rot_mnist_z2", "homogeneous": "homogeneous/pose"}
 QUICK = {name.split("/")[0]: name for name in reversed(EXPERIMENTS)} | CHEAPEST
 # Of each family and data set the first one, which is built in the default suite.
 FIRST = {name.split("_")[0]: name for name in reversed(EXPERIMENTS)}
@@ -56,8 +56,43 @@ def voxels(arguments, transform):
     return ConcatDataset([masks])
 
 
+def clouds(**attributes):
+    """Four clouds of eight directions, with random attributes: sizes of those of points, or functions of none."""
+
+    def make(arguments, transform):
+        draws = torch.Generator().manual_seed(0)
+        items = [Data(pos=pos / pos.norm(dim=1, keepdim=True)) for pos in torch.randn(4, 8, 3, generator=draws)]
+        for item in items:
+            for name, size in attributes.items():
+                item[name] = size() if callable(size) else torch.randn(8, size, generator=draws)
+        return ConcatDataset([[item if transform is None else transform(item) for item in items]])
+
+    return make
+
+
+def few(kind):
+    """Four clouds of data that are made on the spot."""
+    return lambda arguments, transform: kind(**{**vars(arguments), "size": 4, "transform": transform})
+
+
+def label():
+    return torch.tensor([1])
+
+
+def atoms():
+    return torch.tensor([6, 1, 1, 1, 7, 8, 1, 6])
+
+
+WIND = dict.fromkeys(("wind", "y", "east", "sun", "sun_change", "interpolated"), 3)
+
 # Made data in place of each data set: functions of its arguments and of its transform.
 MADE = {
+    **{kind.__name__: few(kind) for kind in (Constellation, NBodySimulated, ProceduralShapes, Springs)},
+    "QM9": clouds(z=atoms, y=lambda: torch.randn(1, 1)),
+    "RMD17": clouds(z=atoms, energy=lambda: torch.randn(1), force=3),
+    "ModelNet": clouds(normal=3, y=label),
+    "SphericalMNIST": clouds(x=1, y=label, weight=lambda: torch.ones(8)),
+    "WindOnSphere": clouds(x=1, mask=lambda: torch.arange(8) > 2, weight=lambda: torch.rand(8), **WIND),
     "RotatedMNISTRecipe": images(28, 28, 1, 10),
     "CIFAR10": images(32, 32, 3, 10),
     "CIFAR100": images(32, 32, 3, 100),

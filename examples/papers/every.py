@@ -1,0 +1,56 @@
+"""An experiment for every target of QM9, or every molecule of rMD17: an error of each, in its unit.
+
+    python examples/papers/every.py examples/papers/homogeneous/qm9_lieconv_t3.yaml
+    python examples/papers/every.py examples/papers/homogeneous/rmd17.yaml --values aspirin ethanol
+
+What else is given goes to each ``lieattn fit``, such as ``--config examples/papers/small.yaml``. The errors are those
+of the weights with the least error in validation. They are printed, and written to ``errors.json`` in the folder of the
+run, with a folder for each value beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from lightning.pytorch import Trainer
+from torch_geometric.loader import DataLoader
+
+from lieattn.cli import main as lieattn
+from lieattn.train import load_data, load_task
+from lieattn_datasets import MD17_MOLECULES
+
+QM9_TARGETS = ("alpha", "gap", "homo", "lumo", "mu", "cv", "g298", "h298", "r2", "u298", "u0", "zpve")
+
+
+def main(config: str, values: Sequence[str] = (), options: Sequence[str] = ()) -> dict[str, dict[str, float | str]]:
+    """Train, test, print and return the errors by value."""
+    content = yaml.safe_load(Path(config).read_text())
+    molecules = isinstance(content["data"], dict)
+    option, known = ("molecule", MD17_MOLECULES) if molecules else ("targets", QM9_TARGETS)
+    folder, found = Path(content["trainer"]["default_root_dir"]), dict[str, dict[str, float | str]]()
+    for value in values or known:
+        place = folder / value
+        chosen = [f"--data.{stage}.{option}={value}" for stage in ("train", "val", "test")]
+        if status := lieattn(["fit", "--config", config, *options, *chosen, f"--trainer.default_root_dir={place}"]):
+            raise SystemExit(status)
+        checkpoint = place / "checkpoints" / "best.ckpt"
+        data = load_data(checkpoint)
+        quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "inference_mode"), False)
+        errors = Trainer(**quiet).test(load_task(checkpoint), DataLoader(data, batch_size=100), verbose=False)[0]
+        figures = {name.removeprefix("test/"): error for name, error in errors.items() if "error" in name}
+        found[value] = {**figures, "unit": ", ".join(data.target_units)}
+        print(f"{value:16}" + ", ".join(f"{name} {error:.4g}" for name, error in figures.items()), found[value]["unit"])
+        (folder / "errors.json").write_text(json.dumps(found, indent=1))
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", help="qm9_*.yaml or rmd17.yaml of examples/papers/homogeneous")
+    parser.add_argument("--values", nargs="+", default=(), help="targets or molecules; all if absent")
+    given, others = parser.parse_known_args()
+    main(given.config, given.values, others)

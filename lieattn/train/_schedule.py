@@ -168,7 +168,8 @@ class Plateau(Schedule):
         if warmup > 1:
             # It multiplies the present rate, so that the two can share it.
             found.append({"scheduler": LinearLR(optimizer, 1 / warmup, 1.0, warmup - 1), "interval": "step"})
-        plateau = ReduceLROnPlateau(optimizer, mode=monitor[1], factor=self.gamma, patience=self.patience)
+        mode: Any = monitor[1]
+        plateau = ReduceLROnPlateau(optimizer, mode, factor=self.gamma, patience=self.patience)
         # Behind the last batch and its validation: at the end of an epoch it would come after the checkpoint.
         place = {"interval": "step", "frequency": batches, "monitor": monitor[0], "reduce_on_plateau": True}
         return [*found, {"scheduler": plateau, **place}]

@@ -145,7 +145,8 @@ class PointSetTask(Recorded, LightningModule, ABC):
         per_epoch = math.ceil(batches / self.trainer.accumulate_grad_batches)
         if isinstance(self.schedule, Plateau) and not self.trainer.enable_validation:
             raise UsageError("schedule: a plateau is one of the validation: give data.val")
-        return [optimizer], self.schedule._schedulers(optimizer, steps, per_epoch, batches, self.monitor)
+        schedulers: Any = self.schedule._schedulers(optimizer, steps, per_epoch, batches, self.monitor)
+        return [optimizer], schedulers
 
     def _parameter_groups(self) -> list[Any]:
         """All parameters, those without weight decay in a group of their own."""

@@ -158,9 +158,15 @@ class Drawn(Numbers):
         pairs = 1 if pattern == "framewise" else n
         added = n if pattern in ("joint", "query_sum") else 1
         given = {"value": self.draw(self.points, n, heads, width)}
+
+        def psi(size: int) -> tuple[int, ...]:
+            if pattern != "framewise" and self.chance(0.1):  # a matrix of the channels of all heads
+                return (types, of(outs), of(pairs), heads, size, heads * size)
+            return (types, of(outs), of(pairs), of(heads), of(size))
+
         shapes = {
             "displacement_bias": lambda: (types, of(outs), of(added), of(heads)),
-            "psi": lambda: (types, of(outs), of(pairs), of(heads), of(width)),
+            "psi": lambda: psi(width),
             "beta": lambda: (types, of(outs), of(added), of(heads), of(width)),
         }
         if pattern != "pooled":
@@ -169,8 +175,8 @@ class Drawn(Numbers):
             given["query"] = self.draw(self.points, queries, heads, depth, times=loud)
             given["key"] = self.draw(self.points, n, heads, depth)
             shapes["positional_key"] = lambda: (types, of(outs), of(heads), of(depth))
-            if pattern in ("pooled", "framewise"):
-                shapes["key_psi"] = lambda: (types, of(outs), of(pairs), of(heads), of(depth))
+            if pattern != "query_sum":
+                shapes["key_psi"] = lambda: psi(depth)
             if pattern != "pooled":
                 cubic = (of(outs),) if pattern == "query_sum" and self.chance(0.1) else ()
                 shapes["fiber_key"] = lambda: (*cubic, of(queries), of(n), of(heads), of(depth))

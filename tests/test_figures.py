@@ -1,5 +1,7 @@
 """Figures of the papers by name: each is drawn, small, from the command line."""
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("matplotlib")
@@ -7,9 +9,15 @@ pytest.importorskip("matplotlib")
 from lieattn.cli import main
 from lieattn.cli._figures import FIGURES
 
+ATTENTIVE = Path(__file__).parent / "goldens" / "attentive_gconv"
 # Options that make each figure small, and the files that it has.
 SMALL = {
     "gsa-fields": (["--side", "5"], ["gsa-fields_lifting.png", "gsa-fields_self-attention.png"]),
+    "attention-maps": (
+        ["--weights", str(ATTENTIVE / "trained_rotmnist_f_att_p4cnn.npz"), "--image", "1"],
+        ["attention-maps_subtracted.png", "attention-maps_passed.png"],
+    ),
+    "stride-parity": (["--smallest", "8", "--largest", "9", "--channels", "1"], ["stride-parity.png"]),
 }
 
 
@@ -36,6 +44,10 @@ def test_the_help_lists_every_figure_and_its_options(capsys):
         (["gsa-fields", "--order", "x"], "order: expected int, got x"),
         (["gsa-fields", "--order", "0"], "n: expected an integer of at least 1, got 0"),
         (["gsa-fields", "--angle", "3"], "unrecognized arguments: --angle 3"),
+        (
+            ["attention-maps", "--weights", str(ATTENTIVE / "trained_rotmnist_f_att_p4cnn.npz"), "--image", "9"],
+            "image: expected one of the images x in",
+        ),
     ],
 )
 def test_faults_are_one_message(words, message, capsys):

@@ -213,12 +213,23 @@ def test_accuracy_by_angle():
     assert [text.get_text() for text in axes.texts] == ["Z2", "C4"]  # from the bottom
 
 
+def test_errors_by_side():
+    figure = viz.error_by_side({"strided": ([8, 9], [0.1, 0.0]), "pooled": ([8], [1e-16])})
+    (axes,) = figure.axes
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [-1, -17])
+    assert axes.get_ylim()[0] <= -17
+    for curve in (([8], []), ([], []), ([8], [math.nan]), ([8], [-1.0])):
+        with pytest.raises(ValueError, match=r"curves\['a'\]: expected as many errors from 0 as sides"):
+            viz.error_by_side({"a": curve})
+
+
 def test_training_curves_and_labels_that_would_overlap():
     curves = {"C8": [2.0, 0.5], "Z2": [2.0, 0.5001, math.nan], "C4": [2.0, 0.5]}
     figure = viz.training_curves(curves, "training loss")
     (axes,) = figure.axes
     assert axes.get_ylabel() == "training loss"
     np.testing.assert_array_equal(axes.lines[0].get_xdata(), [1, 2])
+    assert axes.get_ylim()[0] <= 0.5 < 2.0 <= axes.get_ylim()[1]
     figure.canvas.draw()
     boxes = sorted((text.get_window_extent() for text in axes.texts), key=lambda box: box.y0)
     assert len(boxes) == 3

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 from torch_geometric.data import Data
 
 from lieattn import viz
 from lieattn.geometry import PixelSquare, Radius, pixel_positions
 from lieattn.groups import cyclic
-from lieattn.models import GSANet
+from lieattn.models import AttentiveAllCNN, GSANet, published_attentive_cnn
+from lieattn.nn import act_on_grid
+from lieattn.testing import relative_error
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,6 +52,68 @@ def gsa_fields(*, order: int = 4, side: int = 15, channel: int = 0, seed: int = 
     }
 
 
+def attention_maps(
+    weights: Path, *, image: int = 0, arrows: Literal["dominant", "all"] = "dominant"
+) -> dict[str, Figure]:
+    """Attention maps of a released network when its input turns (attentive group convolution, Figures 7, 8 and 11).
+
+    One picture of what the layers subtract, α⁻ as the figures of the paper have it, and one of what they let pass,
+    1 - α⁻; networks of ``lieattn fit`` are drawn by ``lieattn picture CHECKPOINT``.
+
+    Parameters
+    ----------
+    weights
+        Released weights of a network with attention to its input, an .npz file as
+        :func:`lieattn.models.published_attentive_cnn` takes it, with images ``x`` as the network takes them.
+    image
+        Which of the images is drawn.
+    arrows
+        An arrow at every pixel for the pose that has the most of the attention, or for all of them.
+    """
+    network = published_attentive_cnn(weights)
+    with np.load(weights, allow_pickle=False) as archive:
+        if "x" not in archive or not 0 <= image < len(archive["x"]):
+            raise ValueError(f"image: expected one of the images x in {weights}, got {image}")
+        shown = torch.from_numpy(archive["x"][image]).to(torch.float32)
+    kinds = {"subtracted": False, "passed": True}
+    return {
+        f"attention-maps_{kind}": viz.attention_under_group(network, shown, arrows=arrows, passed=passed)
+        for kind, passed in kinds.items()
+    }
+
+
+def stride_parity(*, smallest: int = 16, largest: int = 33, channels: int = 8, seed: int = 0) -> dict[str, Figure]:
+    """Equivariance of p4 All-CNN against the parity of strides (attentive group convolution, Figures 9 and 10).
+
+    Strides of 2 sample even sides off center, and a turned image at other places than before; the maxima that stand in
+    for them are exact on the sides that they divide. Weights are random.
+
+    Parameters
+    ----------
+    smallest, largest
+        Sides of the images.
+    channels
+        Of the first layers.
+    seed
+        Of weights and images.
+    """
+    group, curves = cyclic(4), {}
+    names: dict[str, Literal["strided", "pooled"]] = {"strides of 2": "strided", "maxima of 2 x 2": "pooled"}
+    for name, downsampling in names.items():
+        generator = torch.manual_seed(seed)
+        network = AttentiveAllCNN(group, channels=channels, downsampling=downsampling).double().eval()
+        sides = [side for side in range(smallest, largest + 1) if downsampling == "strided" or side % 4 == 0]
+        errors = []
+        with torch.no_grad():
+            for side in sides:
+                image = torch.randn(1, 3, side, side, generator=generator, dtype=torch.float64)
+                logits = network(image).expand(group.order, -1)
+                moved = network(torch.cat([act_on_grid(group, h, image) for h in range(group.order)]))
+                errors.append(relative_error(moved, logits, floor=1e-30))
+        curves[name] = (sides, errors)
+    return {"stride-parity": viz.error_by_side(curves)}
+
+
 def _glyph(side: int) -> Data:
     """A letter F in gray on pixels."""
     letter = torch.tensor([[float(pixel == "#") for pixel in row] for row in _GLYPH])
@@ -57,6 +123,8 @@ def _glyph(side: int) -> Data:
 
 FIGURES: Mapping[str, Callable[..., dict[str, Figure]]] = {
     "gsa-fields": gsa_fields,
+    "attention-maps": attention_maps,
+    "stride-parity": stride_parity,
 }
 """Name -> function, whose docstring begins with the line for the help, and whose keyword arguments are the options.
 

@@ -37,14 +37,22 @@ def run(name: str, arguments: Sequence[str]) -> int:
     options = parsed(parser, arguments, ("data",))
     if not Path(options.checkpoint).exists():
         raise UsageError(f"{options.checkpoint} is neither a file nor a figure; figures are {', '.join(FIGURES)}")
-    from lieattn.viz import model_picture, save
+    from lieattn.models import AttentiveNetwork
+    from lieattn.viz import attention_under_group, model_picture, save
 
     network = load_network(options.checkpoint, options.trust)
     clouds, source = test_clouds(read_checkpoint(options.checkpoint)["lieattn"], network, options)
     print(f"clouds: {source}")
     for number, cloud in enumerate(clouds):
         figure = model_picture(network, cloud, point=options.point, seed=options.seed)
-        print(f"picture: {save(figure, options.out / f'{Path(options.checkpoint).stem}_cloud_{number}.png')}")
+        stem = f"{Path(options.checkpoint).stem}_cloud_{number}"
+        print(f"picture: {save(figure, options.out / f'{stem}.png')}")
+        # Maps that all output channels share make one picture of a square image.
+        if isinstance(network, AttentiveNetwork) and network.attention in ("input", "pose") and network.group.dim == 2:
+            image = network.images(cloud)[0]
+            if image.shape[-1] == image.shape[-2]:
+                figure = attention_under_group(network, image)
+                print(f"picture: {save(figure, options.out / f'{stem}_attention.png')}")
     return 0
 
 

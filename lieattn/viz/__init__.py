@@ -6,7 +6,7 @@ and in degrees in the pictures.
 """
 
 from lieattn.viz._attention_maps import attention_picture, attention_under_group
-from lieattn.viz._charts import accuracy_by_angle, comparison, training_curves
+from lieattn.viz._charts import accuracy_by_angle, comparison, error_by_side, training_curves
 from lieattn.viz._draw import save
 from lieattn.viz._figures import attention_maps, feature_fields, stabilized_fields
 from lieattn.viz._models import model_picture
@@ -17,6 +17,7 @@ __all__ = [
     "attention_picture",
     "attention_under_group",
     "comparison",
+    "error_by_side",
     "feature_fields",
     "model_picture",
     "save",

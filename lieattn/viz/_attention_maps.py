@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _CELL = 2.4  # inches
-_ARROW = 2.0  # pixels that the longest arrow spans
+_ARROW = 1.6  # pixels that the longest arrow spans
 
 
 def attention_picture(
@@ -58,6 +59,8 @@ def attention_picture(
             f"network: expected attention 'input' or 'pose', whose maps are shared by all output channels, got "
             f"{network.attention!r}"
         )
+    if network.group.dim != 2:
+        raise ValueError(f"network: expected one for images, got {network.group.name} in space")
     network = copy.deepcopy(network).eval()
     with torch.no_grad():
         images = network.images(images)
@@ -73,14 +76,19 @@ def attention_picture(
 
 
 def attention_under_group(
-    network: AttentiveNetwork, image: Tensor, *, arrows: bool = True, passed: bool = False
+    network: AttentiveNetwork,
+    image: Tensor,
+    *,
+    arrows: Literal["dominant", "all", "none"] = "dominant",
+    passed: bool = False,
 ) -> Figure:
     """Draw the attention of a network for one image moved by every element of its group.
 
     One column an element: above the image, below its attention picture (:func:`attention_picture`, summed over the
-    poses), with an arrow for every pose and pixel, as long as the product of its maps and pointing where the pose sends
-    "up"; the longest arrow spans two pixels. For an equivariant network the columns are moved copies of the first: the
-    title gives the largest difference after moving them back, relative to the largest entry, as measured.
+    poses), with an arrow at every pixel for the pose that has the most of it, as long as the product of its maps and
+    pointing where the pose sends "up"; the longest arrow spans 1.6 pixels. For an equivariant network the columns are
+    moved copies of the first: the title gives the largest difference after moving them back, relative to the largest
+    entry, as measured.
 
     Parameters
     ----------
@@ -89,10 +97,10 @@ def attention_under_group(
     image
         ``[in_channels, rows, columns]`` with as many rows as columns, else ValueError.
     arrows
-        Whether to draw the poses.
+        ``"dominant"`` as above, ``"all"`` poses as in the paper, or ``"none"``.
     """
     require_matplotlib()
-    check_arguments(attention_under_group, {"image": image, "network": network})
+    check_arguments(attention_under_group, locals())
     if image.ndim != 3 or image.shape[-1] != image.shape[-2]:
         raise ValueError(f"image: expected one square image [channels, rows, columns], got {tuple(image.shape)}")
     group = network.group
@@ -105,22 +113,36 @@ def attention_under_group(
     for h in range(group.order):
         shown = moved[h].mean(dim=0)
         axes[0][h].imshow(shown.cpu(), cmap="gray")
-        axes[0][h].set_title(f"element {h}", fontsize=9)
-        axes[1][h].imshow(pictures[h].sum(dim=0).cpu(), cmap="viridis", vmin=0, vmax=top)
-        if arrows:
-            _draw_poses(axes[1][h], group, pictures[h], longest=float(pictures.max()))
+        axes[0][h].set_title(_named(group.elements[h]), fontsize=9)
+        drawn = axes[1][h].imshow(pictures[h].sum(dim=0).cpu(), cmap="viridis", vmin=0, vmax=top)
+        if arrows != "none":
+            _draw_poses(axes[1][h], group, pictures[h], longest=float(pictures.max()), dominant=arrows == "dominant")
         for axis in axes[:, h]:
             axis.set_axis_off()
+    figure.colorbar(drawn, ax=axes[1].tolist(), shrink=0.8, label="sum over the poses")
     what = "attention that passes" if passed else "attention that is subtracted"
     figure.suptitle(f"{what}; columns moved back differ by {_difference(group, pictures):.1e}", fontsize=10)
     return figure
 
 
-def _draw_poses(axes: Axes, group: FiniteGroup, picture: Tensor, longest: float) -> None:
+def _named(element: Tensor) -> str:
+    """What an element of a planar group does."""
+    if float(torch.linalg.det(element)) < 0:
+        # A mirror along the bisector of the first axis and its image.
+        return f"mirrored at {math.degrees(math.atan2(element[1, 0], element[0, 0])) / 2 % 180:.0f}°"
+    return f"turned by {math.degrees(math.atan2(element[1, 0], element[0, 0])) % 360:.0f}°"
+
+
+def _draw_poses(axes: Axes, group: FiniteGroup, picture: Tensor, longest: float, dominant: bool) -> None:
     rows, columns = torch.meshgrid(*(torch.arange(side) for side in picture.shape[-2:]), indexing="ij")
-    style: dict[str, Any] = {"color": "white", "scale_units": "x", "width": 0.004}
-    for (right, upward), length in zip(group.elements[:, :, 1].tolist(), picture.cpu(), strict=True):
-        axes.quiver(columns, rows, right * length, upward * length, scale=max(longest, 1e-30) / _ARROW, **style)
+    style: dict[str, Any] = {"color": "white", "scale_units": "x", "scale": max(longest, 1e-30) / _ARROW}
+    style |= {"width": 0.006 if dominant else 0.004, "pivot": "mid" if dominant else "tail"}
+    picture = picture.cpu()
+    most = picture.argmax(dim=0)
+    for pose, (right, upward) in enumerate(group.elements[:, :, 1].tolist()):
+        shown = most == pose if dominant else torch.ones_like(most, dtype=torch.bool)
+        length = picture[pose][shown]
+        axes.quiver(columns[shown], rows[shown], right * length, upward * length, **style)
 
 
 def _difference(group: FiniteGroup, pictures: Tensor) -> float:

@@ -48,6 +48,30 @@ def accuracy_by_angle(curves: Mapping[str, tuple[Sequence[float], Sequence[float
     return figure
 
 
+def error_by_side(curves: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> Figure:
+    """Draw the relative equivariance error of networks against the side of the images, one labeled line an entry.
+
+    ``curves`` has, by the name of a network, ascending sides in pixels and errors, of which 0 is drawn at 1e-17.
+    ValueError is raised if there are none, or one is empty, uneven, or has errors that are no numbers from 0.
+    """
+    check_arguments(error_by_side, locals())
+    lines = {}
+    for name, (sides, errors) in _named("curves", curves).items():
+        x, y = (_numbers(f"curves[{name!r}]", part) for part in (sides, errors))
+        if x.ndim != 1 or x.shape != y.shape or not len(x) or not (np.isfinite(y) & (y >= 0)).all():
+            raise ValueError(
+                f"curves[{name!r}]: expected as many errors from 0 as sides, got {y.tolist()} for {x.tolist()}"
+            )
+        lines[name] = (x, np.log10(np.maximum(y, 1e-17)))
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    figure, axes = _labeled_lines("side of the images (pixels)", "relative change under the group", lines)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9, min_n_ticks=1, steps=[1, 2, 4, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda power, _: f"1e{power:.0f}"))
+    return figure
+
+
 def training_curves(histories: Mapping[str, Sequence[float]], ylabel: str) -> Figure:
     """Draw a quantity against the epoch, one labeled line an entry.
 
@@ -161,7 +185,7 @@ def _labeled_lines(
     """Lines with their names at their right ends, moved apart where they would overlap."""
     figure, (axes,) = _charts([xlabel], 4.85 + 0.1 * max(map(len, lines)), 3.4)
     axes.set_ylabel(ylabel, size=9, color=INK)
-    axes.set_ylim(ylim)
+    axes.set_ylim(ylim, auto=ylim is None)
     ends = []
     for number, (name, (x, y)) in enumerate(lines.items()):
         style = _style(number)

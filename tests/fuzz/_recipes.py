@@ -466,6 +466,7 @@ OWN: dict[str, dict[str, Any]] = {
     "train.named_outputs": {"outputs": torch.zeros(2), "name": "y"},
     "certify.certify": {"network": gsa(), "data": [DATA, DATA]},
     "certify.moved": {"cloud": DATA, "linear": torch.eye(2, dtype=torch.float64)},
+    "viz.error_by_side": {"curves": {"a": ([8, 9], [0.1, 0.2])}},
     "viz.accuracy_by_angle": {"curves": {"a": ([0.0, 1.0], [0.5, 0.6])}},
     "viz.training_curves": {"histories": {"a": [1.0, 0.5]}, "ylabel": "loss"},
     "viz": {"network": gsa(), "data": DATA, "angles": [0.0]},

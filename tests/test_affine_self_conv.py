@@ -68,7 +68,7 @@ def field(kind, group, points, dtype=torch.float64):
 @pytest.mark.usefixtures("every_backend")
 @dtypes
 @pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_GROUPS)
-@pytest.mark.parametrize("kind", VARIANTS)
+@pytest.mark.parametrize("kind", [*KINDS, "full", "pairwise"])
 def test_layers_commute_with_the_group(kind, group, dtype):
     layer, x = layer_of(kind, group, dtype=dtype), field(kind, group, 12, dtype)
     pos, batch = torch.randn(12, group.dim, dtype=torch.float64).to(dtype), torch.arange(12) % 2
@@ -305,17 +305,13 @@ def literal(layer, x, group, sides, *, full, pairwise):
 
 
 @pytest.mark.usefixtures("every_backend")
-@pytest.mark.parametrize(("border", "group"), [("zero", "C4"), ("mask", "D3"), ("zero", "D4")])
+@pytest.mark.parametrize(("border", "group"), [("mask", "C4"), ("zero", "D4")])
 @pytest.mark.parametrize("pairwise", [False, True], ids=["positions", "pairs"])
 @pytest.mark.parametrize("full", [False, True], ids=["factors", "matrices"])
 def test_layers_are_their_formula(full, pairwise, border, group):
     group, sides = SMALL_GROUPS[group], (2, 3)
-    table = RelativePositionTable.square(3, border=border)
-    if group.order == 6:  # whose turns leave the lattice: one offset
-        table = RelativePositionTable(((0.0, 0.0),))
-    layer = layer_of("affine", group, table, full_psi=full, pairwise=pairwise)
-    x = field("affine", group, 6)
-    graph = lift(pixel_positions(*sides, dtype=torch.float64), group, PixelSquare(3 if len(table.offsets) > 1 else 1))
+    layer = layer_of("affine", group, RelativePositionTable.square(3, border=border), full_psi=full, pairwise=pairwise)
+    x, graph = field("affine", group, 6), lift(pixel_positions(*sides, dtype=torch.float64), group, PixelSquare(3))
     with torch.no_grad():
         wanted = literal(layer, x, group, sides, full=full, pairwise=pairwise)
         torch.testing.assert_close(layer(x, graph), wanted, rtol=1e-11, atol=1e-11)

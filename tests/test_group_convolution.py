@@ -335,6 +335,32 @@ def test_grid_and_cloud_give_the_same(group, size, dtype):
         torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("lifting", [True, False], ids=["lifting", "group"])
+@pytest.mark.parametrize("name", ["C4", "D4", "C4_about_z", "T"])
+def test_attention_can_be_any_group_convolution(name, lifting):
+    """GSA-Nets, section 5.3: heads that put all their weight on one relative element, on pixels, voxels and borders."""
+    group = GROUPS[name]
+    x = torch.randn(1, 2, *(() if lifting else (group.order,)), *[3] * group.dim, dtype=torch.float64)
+    graph = grid_graph(x, group, 3)
+    offsets = pixel_positions(*[3] * group.dim, dtype=torch.float64)
+    if name == "T":  # a cross in place of a cube: 84 elements in place of 324
+        offsets = offsets[offsets.abs().sum(dim=1) <= 1]
+        graph = lift(graph.pos, group, Radius(1.1))
+    convolution = randomize(GroupConvolution(TableKernel(group, 2, 3, offsets, lifting=lifting)).double())
+    attention = convolution.as_attention()
+    field = from_grid(x, group.dim)
+    with torch.no_grad():
+        torch.testing.assert_close(attention(field, graph), convolution(field, graph), rtol=1e-12, atol=1e-12)
+        weights = attention.weights(field, graph)
+    inner = graph.neighbors.target == len(graph.pos) // 2  # which has all neighbors
+    assert weights.shape[-1] == attention.heads == convolution.kernel.weight[0, 0].numel()
+    most = weights[inner].flatten(2, -2).amax(dim=(0, 2))
+    torch.testing.assert_close(most, torch.ones(group.order, attention.heads).double(), rtol=0, atol=0)
+    other = GroupConvolution(NetworkKernel(group, 2, 3))
+    with pytest.raises(ValueError, match="expected the sum with a TableKernel, got the sum with a NetworkKernel"):
+        other.as_attention()
+
+
 def test_tables_serve_groups_that_leave_the_lattice():
     """C8 turns offsets between pixels: the table has rows there, and the layer stays equivariant."""
     group = cyclic(8)

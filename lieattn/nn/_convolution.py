@@ -7,6 +7,7 @@ from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from lieattn._checks import (
     check_arguments,
@@ -20,11 +21,19 @@ from lieattn._tied import TiedWeights
 from lieattn.geometry import LiftedGraph
 from lieattn.nn._attention import GroupAttention, check_field, spread_features
 from lieattn.nn._grid import published_measure
-from lieattn.nn.relative import ConvolutionKernel, RankKernel, graph_attention, keep_variance
-from lieattn.nn.relative._base import check_lifted_to
+from lieattn.nn.relative import (
+    ConvolutionKernel,
+    RankKernel,
+    RelativeFunction,
+    TableKernel,
+    graph_attention,
+    keep_variance,
+)
+from lieattn.nn.relative._base import check_lifted_to, rows_of_table
 from lieattn.ops import Activation, RelativeTerms, group_attention
 
 Reduction = Literal["sum", "mean"]
+_SHARP = 1000.0  # a score of which softmax makes 1, and of 0 beside it 0, in every dtype
 
 
 class GroupConvolution(TiedWeights):
@@ -87,6 +96,58 @@ class GroupConvolution(TiedWeights):
         if self.reduction == "mean":
             summed = summed / graph.degree.clamp(min=1).to(summed.dtype)[:, None, None]
         return self.measure * summed
+
+    def as_attention(self) -> GroupAttention:
+        """The same map as attention (GSA-Nets, section 5.3), for a sum with a :class:`lieattn.nn.relative.TableKernel`.
+
+        There is a head for each relative element u of the table, which puts all its weight on g u, its values are the
+        features, and the output maps heads by ψ(u): attention can be any such convolution. Where a neighborhood ends
+        before g u, the head adds nothing. Costs grow with the square of the heads' number; use it to see, not to train.
+        ValueError is raised for other kernels and reductions.
+        """
+        kernel = self.kernel
+        if not isinstance(kernel, TableKernel) or self.reduction != "sum":
+            found = f"the {self.reduction} with a {type(kernel).__name__}"
+            raise ValueError(f"kernel, reduction: expected the sum with a TableKernel, got {found}")
+        heads, width = len(kernel.rows) * kernel.poses, kernel.in_channels
+        layer = GroupAttention(
+            width,
+            kernel.out_channels,
+            heads=heads,
+            head_channels=width,
+            # Lifting, the sum is over the one query of a point.
+            pattern="query_sum" if kernel.lifting else "joint",
+            encoding=_OneElement(kernel),
+            lifting=kernel.lifting,
+        ).to(kernel.weight)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.zero_()
+            cast(nn.Linear, layer.value).weight.copy_(torch.eye(width).repeat(heads, 1))
+            cast(nn.Linear, layer.output).weight.copy_(self.measure * kernel.weight.permute(0, 3, 2, 1).flatten(1))
+        return layer
+
+
+class _OneElement(RelativeFunction):
+    """Scores by which each head sees one relative element alone, and factors without which it would see others."""
+
+    rows: Tensor
+
+    def __init__(self, kernel: TableKernel) -> None:
+        super().__init__()
+        self.lifted_to = None if kernel.lifting else kernel.group
+        self.dim, self.tolerance = kernel.group.dim, kernel.tolerance
+        self.register_buffer("rows", kernel.rows.clone(), persistent=False)
+
+    def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
+        check_lifted_to(graph, self.lifted_to)
+        row = rows_of_table(graph, self.rows, self.tolerance)
+        found = one_hot(row, len(self.rows))[:, :, None]  # [rows, fiber, 1, offsets]
+        if self.lifted_to is not None:
+            poses = one_hot(graph.relative.pair_index, graph.fiber)
+            found = (found[..., None] * poses[:, :, None]).flatten(-2)
+        chosen = found.to(graph.pos.dtype)
+        return RelativeTerms(displacement_bias=_SHARP * chosen, psi=chosen[..., None], row=graph.relative.row)
 
 
 class LieConvolution(nn.Module):

@@ -36,14 +36,15 @@ _MOST_DEVICES = 512
 _HELP = """usage: lieattn {name} [--config FILE] [--SECTION.OPTION VALUE ...]
 
 {what}. Settings stand in YAML files or on the command line, where a dot leads
-into a section; what comes later replaces what came before. examples/configs has a file for each kind of data.
+into a section; what comes later replaces what came before. examples/configs has a file for each kind of data,
+examples/papers one for each experiment of the papers.
 
 what is trained
   --model CLASS                    the task, lieattn.train.PointSetClassifier or lieattn.train.PointSetRegressor
   --model.network CLASS            the network: `lieattn models` lists them; your own by its import path
   --model.network.OPTION VALUE     an argument of its class, such as --model.network.channels 32
   --model.optimizer CLASS          such as torch.optim.AdamW, with --model.optimizer.lr 0.01
-  --model.schedule CLASS           of the learning rate, such as lieattn.train.WarmupCosine
+  --model.schedule CLASS           of the learning rate: WarmupCosine, MultiStep or Plateau of lieattn.train
 data
   --data.train CLASS               the training set: `lieattn datasets` lists them; mydata.Clouds is a class of
                                    mydata.py in the working directory

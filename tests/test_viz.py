@@ -213,14 +213,23 @@ def test_accuracy_by_angle():
     assert [text.get_text() for text in axes.texts] == ["Z2", "C4"]  # from the bottom
 
 
-def test_errors_by_side():
-    figure = viz.error_by_side({"strided": ([8, 9], [0.1, 0.0]), "pooled": ([8], [1e-16])})
+def test_error_curves_in_order_on_logarithmic_axes():
+    figure = viz.error_curves({"a": ([4, 1], [1e-3, 0.1]), "b": ([1], [0.0])}, "frames", "error", log=True)
     (axes,) = figure.axes
-    np.testing.assert_allclose(axes.lines[0].get_ydata(), [-1, -17])
-    assert axes.get_ylim()[0] <= -17
-    for curve in (([8], []), ([], []), ([8], [math.nan]), ([8], [-1.0])):
-        with pytest.raises(ValueError, match=r"curves\['a'\]: expected as many errors from 0 as sides"):
-            viz.error_by_side({"a": curve})
+    assert axes.lines[0].get_xydata().tolist() == [[1, 0.1], [4, 1e-3]]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    heights = {text.get_text(): text.get_position()[1] for text in axes.texts}
+    bottom, top = np.log10(axes.get_ylim())
+    assert bottom < -17
+    assert heights == pytest.approx({"a": (-3 - bottom) / (top - bottom), "b": (-17 - bottom) / (top - bottom)})
+    for curve, told in (
+        (([8], []), "as many errors as places"),
+        (([], []), "as many errors as places"),
+        (([8], [math.nan]), "finite places and errors"),
+        (([8], [-1.0]), "errors from 0, got -1"),
+    ):
+        with pytest.raises(ValueError, match=rf"curves\['a'\]: expected {told}"):
+            viz.error_curves({"a": curve}, "side", "error")
 
 
 def test_training_curves_and_labels_that_would_overlap():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -36,11 +36,7 @@ class LiftError:
 
 def run(repeats: int = 6) -> list[LiftError]:
     """Records of all lifts, for as many random motions as there are repeats."""
-    anywhere = SE(3).sample(repeats, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    records = [
-        LiftError(case, "random motions", fiber, *_errors(frames, anywhere), repeats)
-        for case, fiber, frames in _lifts()
-    ]
+    records = approximate(repeats, (4, 24)) + _records(_exact_lifts(), repeats)
     for group in GROUPS:
         generator = torch.Generator().manual_seed(1)
         elements = group.elements[torch.randint(group.order, (repeats,), generator=generator)]
@@ -57,19 +53,32 @@ def table(records: list[LiftError]) -> str:
     return "\n".join(lines)
 
 
-def _lifts() -> Iterator[tuple[str, int, Frames]]:
-    """Names, frames over each point, and lifts."""
-    for group in GROUPS:
-        yield f"finite, {group.name}", group.order, FiniteFrames(group)
-    for count in (4, 24):
+def approximate(repeats: int, counts: Sequence[int]) -> list[LiftError]:
+    """Records of lifts whose error depends on the number of frames: finite groups, and these counts of sampled ones."""
+    lifts: list[tuple[str, int, Frames]] = [
+        (f"finite, {group.name}", group.order, FiniteFrames(group)) for group in GROUPS
+    ]
+    for count in counts:
         for per in ("point", "cloud"):
             for design in (False, True):
                 name = f"sampled, per {per}, {'design' if design else 'independent'}"
-                yield name, count, SampledFrames(count, per=per, design=design)
+                lifts.append((name, count, SampledFrames(count, per=per, design=design)))
+    return _records(lifts, repeats)
+
+
+def _exact_lifts() -> Iterator[tuple[str, int, Frames]]:
+    """Names, frames over each point, and lifts that move along."""
     for of in ("cloud", "neighborhood"):
         yield f"principal axes, {of}", 4, PrincipalFrames(of=of)
     drawn = SO(3).sample(CLOUDS * POINTS, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     yield "given, moved along", 4, GivenFrames(drawn)
+
+
+def _records(lifts: Iterable[tuple[str, int, Frames]], repeats: int) -> list[LiftError]:
+    anywhere = SE(3).sample(repeats, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return [
+        LiftError(case, "random motions", fiber, *_errors(frames, anywhere), repeats) for case, fiber, frames in lifts
+    ]
 
 
 def _errors(frames: Frames, motions: Tensor) -> tuple[float, float]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from torch_geometric.data import Data
+from torch.utils.data import Dataset
+from torch_geometric.data import Batch, Data
 
 from lieattn import viz
 from lieattn.geometry import PixelSquare, Radius, pixel_positions
@@ -17,6 +19,7 @@ from lieattn.groups import cyclic
 from lieattn.models import AttentiveAllCNN, GSANet, published_attentive_cnn
 from lieattn.nn import act_on_grid
 from lieattn.testing import relative_error
+from lieattn.train import build, load_data, load_network, read_checkpoint
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -111,7 +114,77 @@ def stride_parity(*, smallest: int = 16, largest: int = 33, channels: int = 8, s
                 moved = network(torch.cat([act_on_grid(group, h, image) for h in range(group.order)]))
                 errors.append(relative_error(moved, logits, floor=1e-30))
         curves[name] = (sides, errors)
-    return {"stride-parity": viz.error_by_side(curves)}
+    return {"stride-parity": viz.error_curves(curves, "side of the images (pixels)", "relative change under the group")}
+
+
+def gsa_steerability(*, size: int = 7, order: int = 16, seed: int = 0) -> dict[str, Figure]:
+    """Weights of a convolution and of attention, turned (GSA-Nets, Figure 2).
+
+    Positional scores turn without interpolation; their error is measured beside that of interpolated weights.
+
+    Parameters
+    ----------
+    size
+        Pixels of a side of the neighborhood, odd.
+    order
+        Number of angles in a full turn, a multiple of 4.
+    seed
+        Of the encoding.
+    """
+    return {"gsa-steerability": viz.steerability(size=size, order=order, seed=seed)}
+
+
+def lift_errors(*, most: int = 60, repeats: int = 2) -> dict[str, Figure]:
+    """Error of sampled lifts to SE(3) against the number of frames (a minute).
+
+    What `lieattn bench lifts` measures: how far a LieTransformer is from invariance to rigid motions, relative to how
+    much its outputs differ between clouds. Principal axes and given frames, which are exact, are left out.
+
+    Parameters
+    ----------
+    most
+        Largest number of sampled frames.
+    repeats
+        Number of motions.
+    """
+    counts = [count for count in (1, 2, 4, 12, 24, 60) if count <= most]
+    curves: dict[str, tuple[list[float], list[float]]] = {}
+    for record in importlib.import_module("lieattn.bench._lifts").approximate(repeats, counts):
+        name = "finite groups" if record.case.startswith("finite") else record.case.removeprefix("sampled, ")
+        places, errors = curves.setdefault(name, ([], []))
+        places.append(record.fiber)
+        errors.append(record.float64)
+    return {"lift-errors": viz.error_curves(curves, "frames over each point", "error", log=True)}
+
+
+def roll_outs(*, checkpoint: str, clouds: int = 20, steps: int = 100) -> dict[str, Figure]:
+    """Error of trained dynamics over the time of a roll-out.
+
+    Of a network that predicts trajectories, such as `HamiltonianDynamics`, on whole trajectories of the test set that
+    its checkpoint names: the mean over systems, particles and components of positions and momenta.
+
+    Parameters
+    ----------
+    checkpoint
+        Of `lieattn fit` with `lieattn_datasets.Springs`.
+    clouds
+        Number of systems.
+    steps
+        Number of steps in time.
+    """
+    load_data(checkpoint)  # refuses classes that are not trusted
+    spec = read_checkpoint(checkpoint)["lieattn"]["config"]["data"]["test"]
+    options = {**spec.get("init_args", {}), "chunk": None, "size": clouds}
+    whole: Any = build(Dataset, {**spec, "init_args": options}, f"whole trajectories of the test set of {checkpoint}")
+    batch: Any = Batch.from_data_list([whole[index] for index in range(clouds)])
+    batch.time, true = batch.time[:, : steps + 1], batch.y[:, : steps + 1]
+    with torch.no_grad():
+        found = load_network(checkpoint)(batch)
+    times = batch.time[0, 1:].tolist()
+    guesses = {"network": found, "as at the start": true[:, :1]}
+    errors = {name: (guess - true).square().mean(dim=(0, 2))[1:].tolist() for name, guess in guesses.items()}
+    curves = {name: (times, error) for name, error in errors.items()}
+    return {"roll-outs": viz.error_curves(curves, "time", "mean squared error")}
 
 
 def _glyph(side: int) -> Data:
@@ -125,6 +198,9 @@ FIGURES: Mapping[str, Callable[..., dict[str, Figure]]] = {
     "gsa-fields": gsa_fields,
     "attention-maps": attention_maps,
     "stride-parity": stride_parity,
+    "gsa-steerability": gsa_steerability,
+    "lift-errors": lift_errors,
+    "roll-outs": roll_outs,
 }
 """Name -> function, whose docstring begins with the line for the help, and whose keyword arguments are the options.
 

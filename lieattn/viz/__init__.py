@@ -6,10 +6,11 @@ and in degrees in the pictures.
 """
 
 from lieattn.viz._attention_maps import attention_picture, attention_under_group
-from lieattn.viz._charts import accuracy_by_angle, comparison, error_by_side, training_curves
+from lieattn.viz._charts import accuracy_by_angle, comparison, error_curves, training_curves
 from lieattn.viz._draw import save
 from lieattn.viz._figures import attention_maps, feature_fields, stabilized_fields
 from lieattn.viz._models import model_picture
+from lieattn.viz._steerability import steerability
 
 __all__ = [
     "accuracy_by_angle",
@@ -17,10 +18,11 @@ __all__ = [
     "attention_picture",
     "attention_under_group",
     "comparison",
-    "error_by_side",
+    "error_curves",
     "feature_fields",
     "model_picture",
     "save",
     "stabilized_fields",
+    "steerability",
     "training_curves",
 ]

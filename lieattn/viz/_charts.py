@@ -24,20 +24,10 @@ def accuracy_by_angle(curves: Mapping[str, tuple[Sequence[float], Sequence[float
     """
     check_arguments(accuracy_by_angle, locals())
     lines = {}
-    for name, curve in _named("curves", curves).items():
-        if not isinstance(curve, tuple | list) or len(curve) != 2:
-            raise TypeError(f"curves[{name!r}]: expected a pair of angles and accuracies, got {shown(curve)}")
-        angles, accuracies = (_numbers(f"curves[{name!r}]", part) for part in curve)
-        degrees, percent = np.rad2deg(angles), 100 * accuracies
-        if degrees.ndim != 1 or degrees.shape != percent.shape or not len(degrees):
-            raise ValueError(
-                f"curves[{name!r}]: expected as many accuracies as angles and at least one, got "
-                f"{percent.size} and {degrees.size}"
-            )
-        if not (np.isfinite(degrees).all() and ((percent >= 0) & (percent <= 100)).all()):
+    for name, (angles, accuracies) in _curves(curves, "angles", "accuracies").items():
+        lines[name] = np.rad2deg(angles), 100 * accuracies
+        if not ((accuracies >= 0) & (accuracies <= 1)).all():
             raise ValueError(f"curves[{name!r}]: expected finite angles and accuracies in [0, 1]")
-        order = np.argsort(degrees, kind="stable")
-        lines[name] = (degrees[order], percent[order])
     from matplotlib.ticker import MultipleLocator
 
     figure, axes = _labeled_lines("rotation of the test set (degrees)", "accuracy (%)", lines, ylim=(0, 102))
@@ -45,30 +35,6 @@ def accuracy_by_angle(curves: Mapping[str, tuple[Sequence[float], Sequence[float
     if span > 0:
         steps = (1, 5, 15, 45, 90, 180, 360)
         axes.xaxis.set_major_locator(MultipleLocator(next((s for s in steps if span / s <= 9), span / 4)))
-    return figure
-
-
-def error_by_side(curves: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> Figure:
-    """Draw the relative equivariance error of networks against the side of the images, one labeled line an entry.
-
-    ``curves`` has, by the name of a network, ascending sides in pixels and errors, of which 0 is drawn at 1e-17.
-    ValueError is raised if there are none, or one is empty, uneven, or has errors that are no numbers from 0.
-    """
-    check_arguments(error_by_side, locals())
-    lines = {}
-    for name, (sides, errors) in _named("curves", curves).items():
-        x, y = (_numbers(f"curves[{name!r}]", part) for part in (sides, errors))
-        if x.ndim != 1 or x.shape != y.shape or not len(x) or not (np.isfinite(y) & (y >= 0)).all():
-            raise ValueError(
-                f"curves[{name!r}]: expected as many errors from 0 as sides, got {y.tolist()} for {x.tolist()}"
-            )
-        lines[name] = (x, np.log10(np.maximum(y, 1e-17)))
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    figure, axes = _labeled_lines("side of the images (pixels)", "relative change under the group", lines)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9, min_n_ticks=1, steps=[1, 2, 4, 10]))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda power, _: f"1e{power:.0f}"))
     return figure
 
 
@@ -89,6 +55,33 @@ def training_curves(histories: Mapping[str, Sequence[float]], ylabel: str) -> Fi
 
     figure, axes = _labeled_lines("epoch", ylabel, lines)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
+    return figure
+
+
+def error_curves(
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], xlabel: str, ylabel: str, *, log: bool = False
+) -> Figure:
+    """Draw errors on a logarithmic axis against a number or a time, one labeled line an entry.
+
+    ``curves`` has, by the name of a method, the places where it was measured, in any order, and its errors, of which 0
+    is drawn at 1e-17; ``xlabel`` and ``ylabel`` say what they are. Places are on a logarithmic axis with ``log``.
+    ValueError is raised if there are none, or one is empty, uneven, or has errors that are no numbers from 0.
+    """
+    check_arguments(error_curves, locals())
+    lines = {}
+    for name, (places, errors) in _curves(curves, "places", "errors").items():
+        if not (errors >= 0).all():
+            raise ValueError(f"curves[{name!r}]: expected errors from 0, got {errors.min():g}")
+        lines[name] = (places, np.maximum(errors, 1e-17))
+    figure, axes = _labeled_lines(xlabel, ylabel, lines, log=("x", "y") if log else ("y",))
+    from matplotlib.ticker import MaxNLocator, NullFormatter
+
+    ticks = sorted({float(place) for places, _ in lines.values() for place in places})
+    if log:
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    elif all(tick.is_integer() for tick in ticks):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9, min_n_ticks=1, steps=[1, 2, 4, 10]))
     return figure
 
 
@@ -180,20 +173,25 @@ def _charts(xlabels: Sequence[str], width: float, height: float) -> tuple[Figure
 
 
 def _labeled_lines(
-    xlabel: str, ylabel: str, lines: Mapping[str, tuple[Any, Any]], ylim: tuple[float, float] | None = None
+    xlabel: str,
+    ylabel: str,
+    lines: Mapping[str, tuple[Any, Any]],
+    ylim: tuple[float, float] | None = None,
+    log: Sequence[str] = (),
 ) -> tuple[Figure, Axes]:
-    """Lines with their names at their right ends, moved apart where they would overlap."""
+    """Lines with their names at their right ends, moved apart where they would overlap; ``log`` names axes."""
     figure, (axes,) = _charts([xlabel], 4.85 + 0.1 * max(map(len, lines)), 3.4)
     axes.set_ylabel(ylabel, size=9, color=INK)
-    axes.set_ylim(ylim, auto=ylim is None)
+    axes.set(**{f"{axis}scale": "log" for axis in log})
     ends = []
     for number, (name, (x, y)) in enumerate(lines.items()):
         style = _style(number)
-        axes.plot(x, y, **style, markersize=3.5, linewidth=1.4, clip_on=False)
+        axes.plot(x, y, **style, markersize=3.5, markevery=1 + len(x) // 30, linewidth=1.4, clip_on=False)
         ends.append((float(y[np.isfinite(y)][-1]), name, style["color"]))
-    bottom, top = axes.get_ylim()
+    axes.set_ylim(axes.get_ylim() if ylim is None else ylim)
     ends.sort(key=lambda end: end[0])
-    places = _apart([(height - bottom) / (top - bottom) for height, _, _ in ends], 0.065)
+    heights = (axes.transData - axes.transAxes).transform([(axes.get_xlim()[0], height) for height, _, _ in ends])
+    places = _apart(heights[:, 1].tolist(), 0.065)
     for place, (_, name, color) in zip(places, ends, strict=True):
         axes.text(1.03, place, name, transform=axes.transAxes, color=color, size=9, va="center", weight="bold")
     return figure, axes
@@ -228,6 +226,23 @@ def _named(argument: str, entries: Mapping[str, Any]) -> Mapping[str, Any]:
     if not entries:
         raise ValueError(f"{argument}: expected at least one named entry, got none")
     return entries
+
+
+def _curves(curves: Mapping[str, Any], places: str, values: str) -> dict[str, tuple[Any, Any]]:
+    """Arrays of places, ascending, and of the values there, by name."""
+    found = {}
+    for name, curve in _named("curves", curves).items():
+        if not isinstance(curve, tuple | list) or len(curve) != 2:
+            raise TypeError(f"curves[{name!r}]: expected a pair of {places} and {values}, got {shown(curve)}")
+        x, y = (_numbers(f"curves[{name!r}]", part) for part in curve)
+        if x.ndim != 1 or x.shape != y.shape or not len(x):
+            expected = f"expected as many {values} as {places} and at least one"
+            raise ValueError(f"curves[{name!r}]: {expected}, got {y.size} and {x.size}")
+        if not (np.isfinite(x).all() and np.isfinite(y).all()):
+            raise ValueError(f"curves[{name!r}]: expected finite {places} and {values}")
+        order = np.argsort(x, kind="stable")
+        found[name] = (x[order], y[order])
+    return found
 
 
 def _numbers(argument: str, values: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:

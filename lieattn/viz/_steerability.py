@@ -1,0 +1,144 @@
+"""What is left of weights that are turned: those of a convolution, by interpolation, and those of attention."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lieattn._checks import check_arguments, check_count
+from lieattn.geometry import AllPairs, lift, pixel_positions
+from lieattn.groups import cyclic
+from lieattn.nn.relative import CoordinateEncoding
+from lieattn.viz import _draw as draw
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_SIDE, _GAP, _LEFT, _TOP, _CHART = 1.15, 0.06, 1.5, 0.75, 3.0  # inches
+_ROUNDING = 1e-17  # errors of 0 on a logarithmic axis
+
+
+def steerability(*, size: int = 7, order: int = 16, seed: int = 0) -> Figure:
+    """Draw positional scores that turn without interpolation beside a convolution that does not (GSA-Nets, Figure 2).
+
+    The score of a pixel u of the neighborhood is ⟨q, ρ(h⁻¹ u)⟩, a function of the plane, which each frame h evaluates
+    where it has to. A convolution that had the same weights at 0° knows them on pixels only, and has to interpolate
+    (here bilinearly) to turn them. The chart shows how far each is from its weights at 0° when it is turned by an angle
+    and back, relative to the largest: interpolation is exact at quarter turns alone. The square of pixels has no other
+    symmetry, so the layers themselves are exact at other angles only where neighborhoods are balls that turn.
+
+    Parameters
+    ----------
+    size
+        Pixels of a side of the neighborhood, an odd number from 3.
+    order
+        Number of angles in a full turn, a multiple of 4; those of the first quarter are drawn.
+    seed
+        Of the encoding and the query.
+    """
+    draw.require_matplotlib()
+    check_arguments(steerability, locals())
+    check_count("size", size, least=3)
+    check_count("order", order, least=4)
+    if size % 2 == 0 or order % 4:
+        raise ValueError(f"size, order: expected an odd number and a multiple of 4, got {size} and {order}")
+    score = _Score(size, order, seed)
+    turns = range(order // 4 + 1)
+    rows = {
+        "attention,\na function": (
+            [score.of_attention(a) for a in turns],
+            [score.attention_error(a) for a in turns],
+        ),
+        "convolution,\ninterpolated": (
+            [score.interpolated(a) for a in turns],
+            [score.convolution_error(a) for a in turns],
+        ),
+    }
+    return _drawn(rows, [360 * a / order for a in turns])
+
+
+class _Score:
+    """Positional scores of a square of pixels around the query, in all frames."""
+
+    def __init__(self, size: int, order: int, seed: int) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.encoding = CoordinateEncoding(2, 16).double()
+            self.query = torch.randn(16, dtype=torch.float64)
+        self.size, self.group = size, cyclic(order)
+        self.pixels = pixel_positions(size, size, dtype=torch.float64)
+        # Turned pixels leave the square, unless they are in the disc.
+        self.disc = self.pixels.norm(dim=1) <= (size - 1) / 2
+        self.mean = torch.zeros((), dtype=torch.float64)
+        self.mean = self._scores(self.pixels)[:, 0].mean()  # a softmax does not see it, but borders of zeros would
+        self.upright = self._scores(self.pixels)
+
+    def _scores(self, pos: Tensor) -> Tensor:
+        """``[points, fiber]``, as the point in the middle sees them."""
+        graph = lift(pos, self.group, AllPairs(), length=(self.size - 1) / 2)
+        with torch.no_grad():
+            terms = self.encoding(graph)
+        middle = graph.neighbors.target == len(pos) // 2
+        row = middle.nonzero()[:, 0] if terms.row is None else terms.row[middle]
+        found: Tensor = terms.positional_key[row][:, :, 0] @ self.query
+        return found - self.mean
+
+    def of_attention(self, a: int) -> Tensor:
+        return self.upright[:, a]
+
+    def attention_error(self, a: int) -> float:
+        """The turned score at the turned pixels against the upright one."""
+        return self._error(self._scores(self.pixels @ self.group.elements[a].T)[:, a])
+
+    def interpolated(self, a: int, weights: Tensor | None = None) -> Tensor:
+        """Weights ``[points]``, those at 0° if absent, turned by bilinear interpolation, 0 outside of the square."""
+        weights = self.upright[:, 0] if weights is None else weights
+        back = self.pixels @ self.group.elements[a]  # h⁻¹ u
+        # The raster has its rows from the top, and from -1 to 1.
+        places = back * torch.tensor([1.0, -1.0], dtype=torch.float64) * 2 / (self.size - 1)
+        image = weights.view(1, 1, self.size, self.size)
+        sampled = torch.nn.functional.grid_sample(image, places.view(1, self.size, self.size, 2), align_corners=True)
+        return sampled.flatten()
+
+    def convolution_error(self, a: int) -> float:
+        return self._error(self.interpolated(-a % self.group.order, self.interpolated(a)))
+
+    def _error(self, found: Tensor) -> float:
+        upright = self.upright[self.disc, 0]
+        return float((found[self.disc] - upright).abs().max() / upright.abs().max())
+
+
+def _drawn(rows: dict[str, tuple[list[Tensor], list[float]]], degrees: list[float]) -> Figure:
+    columns = len(degrees)
+    width, height = _LEFT + columns * (_SIDE + _GAP) + 0.9 + _CHART + 0.2, _TOP + len(rows) * (_SIDE + _GAP) + 0.5
+    figure = draw.blank_figure(width, height)
+    norm = draw.color_scale_from_zero(torch.stack([image for images, _ in rows.values() for image in images]))
+
+    def place(left: float, top: float, wide: float, high: float) -> Any:
+        return figure.add_axes((left / width, 1 - (top + high) / height, wide / width, high / height))
+
+    figure.text(0.25 / width, 1 - 0.3 / height, "Weights turned by an angle", size=10, weight="bold", color=draw.INK)
+    chart = place(width - _CHART - 0.15, _TOP, _CHART, height - _TOP - 0.55)
+    for row, (name, (images, errors)) in enumerate(rows.items()):
+        top = _TOP + row * (_SIDE + _GAP)
+        figure.text((_LEFT - 0.1) / width, 1 - (top + _SIDE / 2) / height, name, size=8, ha="right", va="center")
+        for column, (image, angle) in enumerate(zip(images, degrees, strict=True)):
+            axes = place(_LEFT + column * (_SIDE + _GAP), top, _SIDE, _SIDE)
+            axes.imshow(image.view(math.isqrt(len(image)), -1).numpy(), cmap="RdBu_r", norm=norm)
+            axes.set_axis_off()
+            if row == 0:
+                axes.set_title(f"{angle:g}°", size=8, color=draw.INK)
+        style = {"color": draw.COLORS[row], "marker": draw.MARKERS[row], "markersize": 4, "clip_on": False}
+        chart.semilogy(degrees, [max(error, _ROUNDING) for error in errors], label=name.split(",")[0], **style)
+    chart.set_title("error when turned by the angle and back\n(none is drawn as 1e-17)", size=8.5, color=draw.INK)
+    chart.set_xlabel("angle (degrees)", size=8, color=draw.INK)
+    chart.set_xticks(degrees)
+    chart.set_ylim(_ROUNDING, 10)
+    chart.grid(axis="y", color=draw.FAINT, linewidth=0.6)
+    chart.tick_params(labelsize=7, color=draw.GRAY, labelcolor=draw.INK)
+    chart.spines[["top", "right"]].set_visible(False)
+    chart.legend(fontsize=8, frameon=False, loc="center")
+    return figure

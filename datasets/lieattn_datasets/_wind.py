@@ -236,7 +236,7 @@ def _interpolate(places: NDArray[np.float64], wind: Tensor, known: NDArray[np.bo
 
     nearest = min(neighbors, int(known.sum()))
     distance, index = KDTree(places[known]).query(places[~known], k=range(1, nearest + 1))
-    weights = distance**-3
+    weights = np.asarray(distance) ** -3.0
     means = np.einsum("pk,pkd->pd", weights / weights.sum(axis=1, keepdims=True), wind.numpy()[known][index])
     means -= (means * places[~known]).sum(axis=1, keepdims=True) * places[~known]
     filled = wind.clone()

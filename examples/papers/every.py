@@ -14,6 +14,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from lightning.pytorch import Trainer
@@ -38,8 +39,8 @@ def main(config: str, values: Sequence[str] = (), options: Sequence[str] = ()) -
         if status := lieattn(["fit", "--config", config, *options, *chosen, f"--trainer.default_root_dir={place}"]):
             raise SystemExit(status)
         checkpoint = place / "checkpoints" / "best.ckpt"
-        data = load_data(checkpoint)
-        quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "inference_mode"), False)
+        data: Any = load_data(checkpoint)
+        quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "inference_mode"), False)
         errors = Trainer(**quiet).test(load_task(checkpoint), DataLoader(data, batch_size=100), verbose=False)[0]
         figures = {name.removeprefix("test/"): error for name, error in errors.items() if "error" in name}
         found[value] = {**figures, "unit": ", ".join(data.target_units)}

@@ -40,7 +40,9 @@ def main(config: str, values: Sequence[str] = (), options: Sequence[str] = ()) -
             raise SystemExit(status)
         checkpoint = place / "checkpoints" / "best.ckpt"
         data: Any = load_data(checkpoint)
-        quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "inference_mode"), False)
+        quiet: dict[str, Any] = dict.fromkeys(
+            ("logger", "enable_progress_bar", "enable_model_summary", "inference_mode"), False
+        )
         errors = Trainer(**quiet).test(load_task(checkpoint), DataLoader(data, batch_size=100), verbose=False)[0]
         figures = {name.removeprefix("test/"): error for name, error in errors.items() if "error" in name}
         found[value] = {**figures, "unit": ", ".join(data.target_units)}

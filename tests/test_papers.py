@@ -93,6 +93,7 @@ MADE = {
     "ModelNet": clouds(normal=3, y=label),
     "SphericalMNIST": clouds(x=1, y=label, weight=lambda: torch.ones(8)),
     "WindOnSphere": clouds(x=1, mask=lambda: torch.arange(8) > 2, weight=lambda: torch.rand(8), **WIND),
+    "Digits": images(8, 8, 1, 10),
     "RotatedMNISTRecipe": images(28, 28, 1, 10),
     "CIFAR10": images(32, 32, 3, 10),
     "CIFAR100": images(32, 32, 3, 100),

@@ -58,6 +58,16 @@ MODELS = {
     "LieConvNet": lambda n: LieConvNet(
         2, 1, frames=tetrahedral(), neighborhood=n, **SMALL, convolution=ConvolutionOptions(norm="layer")
     ),
+    "LieConvNet, attentive": lambda n: LieConvNet(
+        2,
+        1,
+        frames=tetrahedral(),
+        neighborhood=n,
+        attention=AttentionOptions(),
+        heads=2,
+        **SMALL,
+        convolution=ConvolutionOptions(norm="none"),
+    ),
     "FiniteSE2Transformer": lambda n: FiniteSE2Transformer(4, 1, **SMALL, neighborhood=n),
     "FramewiseTransformer": lambda n: FramewiseTransformer(tetrahedral(), 2, 1, **SMALL, neighborhood=n),
     "DistanceTransformer": lambda n: DistanceTransformer(2, 1, **SMALL, neighborhood=n),

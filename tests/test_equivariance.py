@@ -131,6 +131,7 @@ LAYERS = {
     "pre-norm block": lambda m: PreNormBlock(gsa("query_sum")(m), CHANNELS, 5),
     "lie block": lambda m: LieBlock(lie()(m), CHANNELS),
     "lie bottleneck": lambda m: LieBottleneck(CHANNELS, 6, m.coordinates, widths=(2, 3)),
+    "lie bottleneck, attentive": lambda m: LieBottleneck(CHANNELS, 6, m.coordinates, attention=lie()(m), rank=2),
     "framewise block": lambda m: FramewiseBlock(
         m.group, CHANNELS, heads=HEADS, encoding=RotaryEncoding(m.dim, HEADS, CHANNELS // HEADS, values=True)
     ),

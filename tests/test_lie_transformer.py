@@ -730,10 +730,10 @@ def convolutional(space, frames, neighborhood=None, convolution=(), **options):
 
 
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("downsampling", [1.0, 0.25])
-def test_convolutional_network_is_invariant(name, downsampling):
+@pytest.mark.parametrize(("downsampling", "attention"), [(1.0, None), (0.25, None), (0.25, AttentionOptions())])
+def test_convolutional_network_is_invariant(name, downsampling, attention):
     space, frames = EXACT[name]
-    model = convolutional(space, frames, convolution={"downsampling": downsampling})
+    model = convolutional(space, frames, None, {"downsampling": downsampling}, attention=attention, heads=2)
     data = data_of(points_of(space, 9), batch=torch.tensor([0, 1, 0, 1, 0, 1, 0, 1, 1]))
     expected = model(data)
     assert expected.std() > 1e-3

@@ -20,7 +20,8 @@ from lieattn._checks import (
 )
 from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.groups import FiniteGroup
-from lieattn.nn._convolution import FrameMessages, LieConvolution
+from lieattn.nn._attention import GroupAttention
+from lieattn.nn._convolution import AttentiveConvolution, FrameMessages, LieConvolution
 from lieattn.nn._linear import GroupLinear
 from lieattn.nn._paper_attention import FramewiseAttention
 from lieattn.nn._statistics import CloudNorm, FiberNorm, norm_layer
@@ -143,7 +144,8 @@ class LieBottleneck(nn.Module):
 
     f is added to the first in_channels channels of the result, so channels may grow but not shrink. ``widths`` are the
     channels of the convolution's input and output, a quarter of those outside if absent; ``norm`` is ``"batch"`` (the
-    authors'), ``"layer"`` or ``"none"``. The rest is as in :class:`LieConvolution`.
+    authors'), ``"layer"`` or ``"none"``. With ``attention``, whose channels are then the widths, the convolution is the
+    :class:`AttentiveConvolution` around it. The rest is as in these.
 
     **Equivariance.** That of :class:`LieConvolution`.
     """
@@ -157,6 +159,7 @@ class LieBottleneck(nn.Module):
         widths: tuple[int, int] | None = None,
         norm: Literal["batch", "layer", "none"] = "batch",
         activation: Activation = "silu",
+        attention: GroupAttention | None = None,
         **convolution: Any,
     ) -> None:
         check_arguments(LieBottleneck.__init__, locals())
@@ -164,12 +167,18 @@ class LieBottleneck(nn.Module):
         check_counts(in_channels=in_channels, out_channels=out_channels)
         if out_channels < in_channels:
             raise ValueError(f"out_channels: expected at least {in_channels}, the in_channels, got {out_channels}")
+        if widths is None and attention is not None:
+            widths = (attention.in_channels, cast(nn.Linear, attention.output).out_features)
         narrow_in, narrow_out = widths or (max(1, in_channels // 4), max(1, out_channels // 4))
         self.activation: Activation = activation
         normed = in_channels, narrow_in, narrow_out
         self.norm_in, self.norm_down, self.norm_up = (norm_layer(norm, width) for width in normed)
         self.down = nn.Linear(in_channels, narrow_in)
-        self.convolution = LieConvolution(narrow_in, narrow_out, coordinates, activation=activation, **convolution)
+        self.convolution = (
+            LieConvolution(narrow_in, narrow_out, coordinates, activation=activation, **convolution)
+            if attention is None
+            else AttentiveConvolution(attention, coordinates, activation=activation, **convolution)
+        )
         self.up = nn.Linear(narrow_out, out_channels)
 
     def forward(self, x: Tensor, graph: LiftedGraph, kept: Tensor | None = None) -> Tensor:

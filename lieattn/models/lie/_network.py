@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
@@ -42,7 +42,7 @@ from lieattn.groups import SO, FiniteGroup, O, Translations
 from lieattn.models._inputs import VectorEmbedding, features, vectors
 from lieattn.models._jumps import jumps_of_neighbors
 from lieattn.models._network import Network, OutputKind, Pool, Symmetry, cutoff_of, new_generator
-from lieattn.nn import BlockNorm, InvariantHead, LieConvolution, LiftingConvolution, VectorHead
+from lieattn.nn import BlockNorm, InvariantHead, LieConvolution, LieSelfAttention, LiftingConvolution, VectorHead
 from lieattn.nn.relative import EdgeNetwork, FeaturePart, Kernel, LocationPart, keep_variance
 from lieattn.ops import Activation, Normalization, bessel_functions, smooth_lengths, smooth_window
 from lieattn.spaces import Euclidean, HomogeneousSpace
@@ -121,7 +121,7 @@ class Lifting:
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """Options of LieTransformer, see :class:`lieattn.nn.LieSelfAttention`, and of :class:`lieattn.nn.LieBlock`.
+    """Options of attention, see :class:`lieattn.nn.LieSelfAttention`, and of :class:`lieattn.nn.LieBlock`.
 
     The activation is that of the networks of the scores and of the MLPs.
     """
@@ -348,6 +348,12 @@ class LieNetwork(Network):
             return SeenInCoordinates(self.in_channels, channels, self.num_coordinates, size)
         in_vectors = len(self.vector_inputs)
         return SeenByFrames(self.space.group.dim, self.in_channels, in_vectors, channels, size, cutoff)
+
+    def _attention(self, options: AttentionOptions, channels: int, heads: int) -> LieSelfAttention:
+        """A layer of attention, without what belongs to the block around it."""
+        scores = asdict(options)
+        del scores["norm"], scores["eps"]
+        return LieSelfAttention(channels, self.num_coordinates, heads=heads, **scores)
 
     def _lifted(self, data: Any, generator: torch.Generator | None) -> tuple[LiftedGraph, torch.Generator | None]:
         """Lifted clouds with all neighbors, and where training draws from: torch's default generator continued."""

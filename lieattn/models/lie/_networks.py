@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -33,7 +33,7 @@ from lieattn.models.lie._network import (
     SortedDistances,
     Species,
 )
-from lieattn.nn import LieBlock, LieBottleneck, LieSelfAttention, PointBatchNorm
+from lieattn.nn import LieBlock, LieBottleneck, PointBatchNorm
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
 _DISC = 15.0  # pixels; what the authors keep of a 28 x 28 image
@@ -102,12 +102,11 @@ class LieTransformer(LieNetwork):
         super().__init__(in_channels, channels, frames, neighborhood, space, vector_inputs, lifting)
         check_counts(out_channels=out_channels, layers=layers)
         attention, readout = attention or AttentionOptions(), readout or Readout()
-        scores = asdict(attention)
-        block = {name: scores.pop(name) for name in ("norm", "eps")}
         self.blocks = nn.ModuleList()
         for _ in range(layers):
-            layer = LieSelfAttention(channels, self.num_coordinates, heads=heads, **scores)
-            self.blocks.append(LieBlock(layer, channels, activation=attention.activation, **block))
+            layer = self._attention(attention, channels, heads)
+            block: Any = {"activation": attention.activation, "norm": attention.norm, "eps": attention.eps}
+            self.blocks.append(LieBlock(layer, channels, **block))
         self.head = readout.head(channels, out_channels, self.space.group.dim, "pool_first")
         self.has_kinks = "max" == readout.pool or "relu" in (readout.activation, attention.activation)
         self.local = self._local(channels)
@@ -177,6 +176,9 @@ class LieConvNet(LieNetwork):
         Channels of the first block, number of blocks.
     convolution
         Of the blocks and of subsampling; with it outputs of points (``pool="none"``) are refused.
+    attention, heads
+        Weigh the neighbors in every block (:class:`lieattn.nn.AttentiveConvolution`), at a quarter of its channels,
+        which the heads divide; None for convolutions alone. Norm and eps are those of a LieTransformer, not used here.
     """
 
     def __init__(
@@ -192,10 +194,12 @@ class LieConvNet(LieNetwork):
         vector_inputs: Sequence[str] = (),
         lifting: Lifting | None = None,
         convolution: ConvolutionOptions | None = None,
+        attention: AttentionOptions | None = None,
+        heads: int = 8,
         readout: Readout | None = None,
     ) -> None:
         check_arguments(LieConvNet.__init__, locals())
-        check_counts(layers=layers)
+        check_counts(layers=layers, heads=heads)
         super().__init__(in_channels, channels, frames, neighborhood, space, vector_inputs, lifting)
         convolution, readout = convolution or ConvolutionOptions(), readout or Readout()
         share = convolution.downsampling
@@ -204,13 +208,15 @@ class LieConvNet(LieNetwork):
         self.share = share ** (1 / layers)
         widths = [round(channels * self.share ** (-convolution.widening * number)) for number in range(layers + 1)]
         options = {name: getattr(convolution, name) for name in ("norm", "activation", "rank", "hidden")}
-        self.blocks = nn.ModuleList(
-            LieBottleneck(narrow, wide, self.num_coordinates, **options) for narrow, wide in pairwise(widths)
-        )
+        self.blocks = nn.ModuleList()
+        for narrow, wide in pairwise(widths):
+            options["attention"] = attention and self._attention(attention, max(1, wide // 4), heads)
+            self.blocks.append(LieBottleneck(narrow, wide, self.num_coordinates, **options))
         norms: dict[str, type[nn.Module]] = {"batch": PointBatchNorm, "layer": nn.LayerNorm, "none": nn.Identity}
         self.norm = norms[convolution.norm](widths[-1])
         self.head = readout.head(widths[-1], out_channels, self.space.group.dim, "point_first")
-        self.has_kinks = "max" == readout.pool or "relu" in (readout.activation, convolution.activation)
+        activations = readout.activation, convolution.activation, attention and attention.activation
+        self.has_kinks = "max" == readout.pool or "relu" in activations
         self.local = self._local(channels)
 
     @classmethod

@@ -7,8 +7,10 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -211,6 +213,29 @@ def test_sweep_is_whole(name):
     found = read_settings([SWEEPS[name]])
     model, chosen = next(iter(found.models.items()))
     assert isinstance(build_task(found, model, chosen), PointSetTask)
+
+
+@pytest.mark.slow
+def test_every_molecule_has_errors_in_its_unit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    draws = np.random.default_rng(0)
+    for molecule in ("ethanol", "uracil"):
+        charges, pos = np.array([6, 8, 1, 1]), draws.normal(size=(60, 4, 3))
+        vectors = {"coords": pos, "forces": draws.normal(size=pos.shape)}
+        np.savez(tmp_path / f"rmd17_{molecule}.npz", nuclear_charges=charges, energies=draws.normal(size=60), **vectors)
+    for half, frames in (("train", range(52)), ("test", range(52, 60))):
+        np.savetxt(tmp_path / f"index_{half}_01.csv", frames, "%d")
+    spec = spec_from_file_location("every", PAPERS / "every.py")
+    every = module_from_spec(spec)
+    spec.loader.exec_module(every)
+    sets = [f"--data.{stage}.{option}" for stage in ("train", "val", "test") for option in ("root=.", "verify=false")]
+    network = ["--model.network.model.channels=4", "--model.network.model.layers=1", "--model.network.model.heads=1"]
+    options = ["--config", str(PAPERS / "small.yaml"), *sets, *network]
+    found = every.main(str(EXPERIMENTS["homogeneous/rmd17"]), ["ethanol", "uracil"], options)
+    assert list(found) == ["ethanol", "uracil"]
+    assert all(set(errors) == {"error_energy", "error_force", "unit"} for errors in found.values())
+    assert found["uracil"]["unit"] == "meV"
+    assert found == json.loads((tmp_path / "runs/papers/homogeneous/rmd17/errors.json").read_text())
 
 
 # The table

@@ -24,14 +24,20 @@ from lieattn.cli import main as lieattn
 from lieattn.train import load_data, load_task
 from lieattn_datasets import MD17_MOLECULES
 
-QM9_TARGETS = ("alpha", "gap", "homo", "lumo", "mu", "cv", "g298", "h298", "r2", "u298", "u0", "zpve")
+# What a data set is asked for by, and all that there is of it.
+KNOWN = {
+    "QM9": ("targets", ("alpha", "gap", "homo", "lumo", "mu", "cv", "g298", "h298", "r2", "u298", "u0", "zpve")),
+    "RMD17": ("molecule", MD17_MOLECULES),
+}
 
 
 def main(config: str, values: Sequence[str] = (), options: Sequence[str] = ()) -> dict[str, dict[str, float | str]]:
     """Train, test, print and return the errors by value."""
     content = yaml.safe_load(Path(config).read_text())
-    molecules = isinstance(content["data"], dict)
-    option, known = ("molecule", MD17_MOLECULES) if molecules else ("targets", QM9_TARGETS)
+    data = content["data"]
+    if isinstance(data, str):
+        data = yaml.safe_load((Path(config).parent / data).read_text())
+    option, known = KNOWN[data["train"]["class_path"].rpartition(".")[2]]
     folder, found = Path(content["trainer"]["default_root_dir"]), dict[str, dict[str, float | str]]()
     for value in values or known:
         place = folder / value
@@ -39,13 +45,13 @@ def main(config: str, values: Sequence[str] = (), options: Sequence[str] = ()) -
         if status := lieattn(["fit", "--config", config, *options, *chosen, f"--trainer.default_root_dir={place}"]):
             raise SystemExit(status)
         checkpoint = place / "checkpoints" / "best.ckpt"
-        data: Any = load_data(checkpoint)
+        test: Any = load_data(checkpoint)
         quiet: dict[str, Any] = dict.fromkeys(
             ("logger", "enable_progress_bar", "enable_model_summary", "inference_mode"), False
         )
-        errors = Trainer(**quiet).test(load_task(checkpoint), DataLoader(data, batch_size=100), verbose=False)[0]
+        errors = Trainer(**quiet).test(load_task(checkpoint), DataLoader(test, batch_size=100), verbose=False)[0]
         figures = {name.removeprefix("test/"): error for name, error in errors.items() if "error" in name}
-        found[value] = {**figures, "unit": ", ".join(data.target_units)}
+        found[value] = {**figures, "unit": ", ".join(test.target_units)}
         print(f"{value:16}" + ", ".join(f"{name} {error:.4g}" for name, error in figures.items()), found[value]["unit"])
         (folder / "errors.json").write_text(json.dumps(found, indent=1))
     return found

@@ -164,9 +164,6 @@ class AffineSelfConvNet(ImageNetwork):
         that each head has a channel for both coordinates.
     scale
         Factor of the scores; 1 / channels of each layer if absent.
-    full_psi, pairwise
-        Whether psi mixes channels, and whether each frame of a neighbor has a score of its own; see
-        :class:`lieattn.nn.AffineSelfConvolution`. The paper has neither in its experiments.
     squeeze_excite
         Whether each block ends with a group squeeze-and-excite, of reduction 16 without and 4 with a group.
     downsampling
@@ -188,8 +185,6 @@ class AffineSelfConvNet(ImageNetwork):
         window: RelativePositionTable | None = None,
         heads: int | None = None,
         scale: float | None = None,
-        full_psi: bool = False,
-        pairwise: bool = False,
         squeeze_excite: bool = False,
         downsampling: Downsampling = "pooled",
         vector_inputs: Sequence[str] = (),
@@ -199,8 +194,6 @@ class AffineSelfConvNet(ImageNetwork):
         channels = (16 if planar else 8) if channels is None else channels
         check_counts(channels=channels, blocks=blocks)
         super().__init__(group, in_channels, out_channels, channels, vector_inputs)
-        if layer == "convolution" and (full_psi or pairwise):
-            raise ValueError("full_psi, pairwise: are of attention, but layer is 'convolution'")
         if heads is None:
             most = min(_HEADS, channels // 2) if layer == "stand-alone" else _HEADS
             heads = max((number for number in range(1, most + 1) if channels % number == 0), default=1)
@@ -221,8 +214,7 @@ class AffineSelfConvNet(ImageNetwork):
             if layer == "convolution":
                 middle: nn.Module = PixelConvolution(group, inside, stride=2 if strided else 1)
             else:
-                forms = {"full_psi": full_psi, "pairwise": pairwise}
-                middle = _ATTENTION[layer](group, inside, inside, window, heads=heads, scale=scale, **forms)
+                middle = _ATTENTION[layer](group, inside, inside, window, heads=heads, scale=scale)
             options |= {"downsample": halves, "strided_layer": strided, "projection": first}
             self.blocks.append(BottleneckBlock(group, before, inside, after, middle, **options))
             before = after

@@ -27,7 +27,7 @@ _PATTERNS = ("joint", "framewise", "pooled", "query_sum")
 _NORMALIZATIONS = ("softmax", "softmax", "mean", "exp-mean", "none")
 _EXACT = 1e-9  # relative to the largest entry, in float64
 _TIMES = 10  # as far from the definition as plain maths in float32 may a faster evaluator be
-_FEW = 16  # roundings, or as many as a score has that is larger: weights are as uncertain as it is
+_FEW = 16  # roundings that any result may have, see Numbers.roundings
 _MOST = 60  # loops of the definition
 _WEIGHTS = 30_000
 
@@ -60,7 +60,7 @@ class Numbers:
     """Random choices, and numbers whose strides are of any kind, all from one seed."""
 
     least = 0.0  # number that results are measured against if they are smaller
-    loudest = 0.0  # largest score, as far as it comes from queries and keys
+    roundings = 0.0  # in units of the precision: what large scores and long sums cost whoever computes them
 
     def __init__(self, seed: int, dtype: torch.dtype, gradients: bool) -> None:
         self.seed, self.dtype, self.gradients = seed, dtype, gradients
@@ -119,10 +119,12 @@ class Drawn(Numbers):
         if self.chance(0.2):
             self.options["scale"] = choice((0.0, 1.0, -0.5, 1e-6))
         self.operands = self._operands()
-        if self.with_query and self.points:
+        if self.with_query and self.points:  # weights are as uncertain as the largest score
             query, key = self.operands["query"].double(), self.operands["key"].double()
             scale = self.options.get("scale", self.depth**-0.5)
-            self.loudest = abs(scale) * float(torch.einsum("ighd,jmhd->igjmh", query, key).abs().max())
+            self.roundings = abs(scale) * float(torch.einsum("ighd,jmhd->igjmh", query, key).abs().max())
+        if self.row is not None:  # gradients of rows are sums over all edges that read them, one after the other
+            self.roundings = max(self.roundings, math.sqrt(edges * self.fiber * self.width))
 
     def of(self, size: int) -> int:
         """The size of an axis, or 1, for all entries."""
@@ -269,7 +271,7 @@ def _compare(
                 return Finding(Verdict.SILENT, f"{name}: shapes {shapes}, not {expected}, of {drawn}")
             distance = _distance(found, wanted, drawn.least)
             if name == "plain" and single:
-                allowed = _TIMES * distance + max(_FEW, drawn.loudest) * torch.finfo(torch.float32).eps
+                allowed = _TIMES * distance + max(_FEW, drawn.roundings) * torch.finfo(torch.float32).eps
             elif distance > allowed:
                 return Finding(
                     Verdict.SILENT, f"{name}: {distance:.1e} from the definition, allowed {allowed:.1e}: {drawn}"

@@ -85,10 +85,10 @@ def attention_under_group(
     """Draw the attention of a network for one image moved by every element of its group.
 
     One column an element: above the image, below its attention picture (:func:`attention_picture`, summed over the
-    poses), with an arrow at every pixel for the pose that has the most of it, as long as the product of its maps and
-    pointing where the pose sends "up"; the longest arrow spans 1.6 pixels. For an equivariant network the columns are
-    moved copies of the first: the title gives the largest difference after moving them back, relative to the largest
-    entry, as measured.
+    poses), with an arrow at every pixel for the pose that has the most of it, which points where the pose sends "up"
+    and is as long as the product of its maps exceeds the mean over the poses; the longest arrow spans 1.6 pixels.
+    For an equivariant network the columns are moved copies of the first: the title gives the largest difference after
+    moving them back, relative to the largest entry, as measured.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def attention_under_group(
     image
         ``[in_channels, rows, columns]`` with as many rows as columns, else ValueError.
     arrows
-        ``"dominant"`` as above, ``"all"`` poses as in the paper, or ``"none"``.
+        ``"dominant"`` as above; ``"all"`` poses as in the paper, as long as the products themselves; or ``"none"``.
     """
     require_matplotlib()
     check_arguments(attention_under_group, locals())
@@ -110,13 +110,15 @@ def attention_under_group(
     figure.set_layout_engine("constrained")
     axes = figure.subplots(2, group.order, squeeze=False)
     top = float(pictures.sum(dim=1).max())
+    lengths = pictures - pictures.mean(dim=1, keepdim=True) if arrows == "dominant" else pictures
+    longest = max(float(lengths.max()), 1e-3 * float(pictures.max()))  # which leaves rounding out
     for h in range(group.order):
         shown = moved[h].mean(dim=0)
         axes[0][h].imshow(shown.cpu(), cmap="gray")
         axes[0][h].set_title(_named(group.elements[h]), fontsize=9)
         drawn = axes[1][h].imshow(pictures[h].sum(dim=0).cpu(), cmap="viridis", vmin=0, vmax=top)
         if arrows != "none":
-            _draw_poses(axes[1][h], group, pictures[h], longest=float(pictures.max()), dominant=arrows == "dominant")
+            _draw_poses(axes[1][h], group, lengths[h], longest, dominant=arrows == "dominant")
         for axis in axes[:, h]:
             axis.set_axis_off()
     figure.colorbar(drawn, ax=axes[1].tolist(), shrink=0.8, label="sum over the poses")
@@ -133,15 +135,15 @@ def _named(element: Tensor) -> str:
     return f"turned by {math.degrees(math.atan2(element[1, 0], element[0, 0])) % 360:.0f}°"
 
 
-def _draw_poses(axes: Axes, group: FiniteGroup, picture: Tensor, longest: float, dominant: bool) -> None:
-    rows, columns = torch.meshgrid(*(torch.arange(side) for side in picture.shape[-2:]), indexing="ij")
+def _draw_poses(axes: Axes, group: FiniteGroup, lengths: Tensor, longest: float, *, dominant: bool) -> None:
+    rows, columns = torch.meshgrid(*(torch.arange(side) for side in lengths.shape[-2:]), indexing="ij")
     style: dict[str, Any] = {"color": "white", "scale_units": "x", "scale": max(longest, 1e-30) / _ARROW}
     style |= {"width": 0.006 if dominant else 0.004, "pivot": "mid" if dominant else "tail"}
-    picture = picture.cpu()
-    most = picture.argmax(dim=0)
+    lengths = lengths.cpu()
+    most = lengths.argmax(dim=0)
     for pose, (right, upward) in enumerate(group.elements[:, :, 1].tolist()):
         shown = most == pose if dominant else torch.ones_like(most, dtype=torch.bool)
-        length = picture[pose][shown]
+        length = lengths[pose][shown]
         axes.quiver(columns[shown], rows[shown], right * length, upward * length, **style)
 
 

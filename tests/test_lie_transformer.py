@@ -733,7 +733,8 @@ def convolutional(space, frames, neighborhood=None, convolution=(), **options):
 @pytest.mark.parametrize(("downsampling", "attention"), [(1.0, None), (0.25, None), (0.25, AttentionOptions())])
 def test_convolutional_network_is_invariant(name, downsampling, attention):
     space, frames = EXACT[name]
-    model = convolutional(space, frames, None, {"downsampling": downsampling}, attention=attention, heads=2)
+    options = {"downsampling": downsampling, "attention": attention, "heads": 2}
+    model = convolutional(space, frames, None, options)
     data = data_of(points_of(space, 9), batch=torch.tensor([0, 1, 0, 1, 0, 1, 0, 1, 1]))
     expected = model(data)
     assert expected.std() > 1e-3

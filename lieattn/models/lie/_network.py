@@ -154,6 +154,9 @@ class ConvolutionOptions:
     widening
         Exponent w: where a share s of the points is kept, channels grow by s^-w (½ in the paper's image network), and
         the radius of the neighborhoods by s^(-1 / dim).
+    attention, heads
+        Weigh the neighbors in every block (:class:`lieattn.nn.AttentiveConvolution`), at a quarter of its channels,
+        which the heads divide; None for convolutions alone. Its norm and eps, of a LieTransformer, are not used.
     """
 
     rank: int = 16
@@ -162,9 +165,12 @@ class ConvolutionOptions:
     activation: Activation = "silu"
     downsampling: float = 1.0
     widening: float = 0.5
+    attention: AttentionOptions | None = None
+    heads: int = 8
 
     def __post_init__(self) -> None:
         check_arguments(ConvolutionOptions, vars(self))
+        check_counts(heads=self.heads)
         if not 0 < self.downsampling <= 1:
             raise ValueError(f"downsampling: expected a share in (0, 1], got {self.downsampling}")
         if not 0 <= self.widening <= 1:

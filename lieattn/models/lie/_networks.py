@@ -176,9 +176,6 @@ class LieConvNet(LieNetwork):
         Channels of the first block, number of blocks.
     convolution
         Of the blocks and of subsampling; with it outputs of points (``pool="none"``) are refused.
-    attention, heads
-        Weigh the neighbors in every block (:class:`lieattn.nn.AttentiveConvolution`), at a quarter of its channels,
-        which the heads divide; None for convolutions alone. Norm and eps are those of a LieTransformer, not used here.
     """
 
     def __init__(
@@ -194,12 +191,10 @@ class LieConvNet(LieNetwork):
         vector_inputs: Sequence[str] = (),
         lifting: Lifting | None = None,
         convolution: ConvolutionOptions | None = None,
-        attention: AttentionOptions | None = None,
-        heads: int = 8,
         readout: Readout | None = None,
     ) -> None:
         check_arguments(LieConvNet.__init__, locals())
-        check_counts(layers=layers, heads=heads)
+        check_counts(layers=layers)
         super().__init__(in_channels, channels, frames, neighborhood, space, vector_inputs, lifting)
         convolution, readout = convolution or ConvolutionOptions(), readout or Readout()
         share = convolution.downsampling
@@ -208,9 +203,9 @@ class LieConvNet(LieNetwork):
         self.share = share ** (1 / layers)
         widths = [round(channels * self.share ** (-convolution.widening * number)) for number in range(layers + 1)]
         options = {name: getattr(convolution, name) for name in ("norm", "activation", "rank", "hidden")}
-        self.blocks = nn.ModuleList()
+        self.blocks, attention = nn.ModuleList(), convolution.attention
         for narrow, wide in pairwise(widths):
-            options["attention"] = attention and self._attention(attention, max(1, wide // 4), heads)
+            options["attention"] = attention and self._attention(attention, max(1, wide // 4), convolution.heads)
             self.blocks.append(LieBottleneck(narrow, wide, self.num_coordinates, **options))
         norms: dict[str, type[nn.Module]] = {"batch": PointBatchNorm, "layer": nn.LayerNorm, "none": nn.Identity}
         self.norm = norms[convolution.norm](widths[-1])

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self, cast
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_choice, check_counts, check_dropout
+from lieattn._checks import check_arguments, check_choice, check_counts, check_dropout, check_tensor
 from lieattn.geometry import Raster
 from lieattn.groups import FiniteGroup
 from lieattn.models._inputs import plus_vectors
@@ -396,6 +396,7 @@ class AttentiveDenseBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[batch, in_channels, order, *sides]`` to more channels and two pixels a side less."""
+        check_tensor("x", x, "a tensor [batch, in_channels, order, *sides]")
         inner: Any = (..., *[slice(1, -1)] * (x.ndim - 3))
         return torch.cat([self.layer(torch.relu(self.norm(x))), x[inner]], dim=1)
 

@@ -276,6 +276,7 @@ class PointBatchNorm(_Affine):
 
 def norm_layer(norm: str, channels: int, eps: float = 1e-5) -> nn.Module:
     """Normalization named ``"layer"``, ``"batch"`` or ``"none"``."""
+    check_positive(eps=eps)
     if norm == "layer":
         return nn.LayerNorm(channels, eps=eps)
     return PointBatchNorm(channels, eps) if norm == "batch" else nn.Identity()

@@ -106,6 +106,7 @@ class KeyEncoding(RelativeFunction):
 
     def row(self, graph: LiftedGraph) -> Tensor | None:
         """``[edges]``, which of the types an edge has; None for its own."""
+        check_is("graph", graph, LiftedGraph)
         return graph.relative.row
 
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:

@@ -452,7 +452,7 @@ def test_continued_from_any_step(tmp_path, step):
             for crash in (5, 7)
         ),
     ],
-    ids=str,
+    ids=lambda options: " ".join(f"{k}={type(v).__name__ if k == 'schedule' else v}" for k, v in options.items()),
 )
 def test_continued_with_other_settings(tmp_path, options):
     assert_continues(tmp_path, **{"crash": 7, **options})

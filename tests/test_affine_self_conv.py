@@ -847,7 +847,8 @@ ERRORS = {
         ValueError,
         "projection: needed from 3 to 4 channels",
     ),
-    "group of the network": (lambda: AffineSelfConvNet(cyclic(3)), ValueError, "group: expected a planar group"),
+    "group of the network": (lambda: AffineSelfConvNet(cyclic(3)), ValueError, "group: expected a group of the plane"),
+    "group of space": (lambda: AffineSelfConvNet(tetrahedral()), ValueError, "group: expected a planar group"),
 }
 
 

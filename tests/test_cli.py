@@ -163,6 +163,12 @@ def test_options_have_their_full_names(home, capsys):
         assert f"unrecognized arguments: {command[-1]}" in capsys.readouterr().err
 
 
+def test_one_batch_is_not_all_of_them(home, capsys):
+    for value in ("1", "1.0", "3", "null"):
+        assert main(["fit", "--config=run.yaml", f"--trainer.limit_train_batches={value}", "--print_config"]) == 0
+        assert f"  limit_train_batches: {value}\n" in capsys.readouterr().out
+
+
 def test_models_and_data_sets_are_listed_by_their_classes(capsys):
     assert main(["models"]) == 0
     told = capsys.readouterr().out

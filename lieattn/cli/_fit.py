@@ -33,6 +33,7 @@ from lieattn.cli._options import ArgumentParser, package
 # Forces are gradients, which inference mode forbids.
 _DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False}
 _MOST_DEVICES = 512
+_BATCHES = tuple(f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict"))
 _HELP = """usage: lieattn {name} [--config FILE] [--SECTION.OPTION VALUE ...]
 
 {what}. Settings stand in YAML files or on the command line, where a dot leads
@@ -141,6 +142,18 @@ class _Parser(LightningArgumentParser):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         defaults: dict[str, Any] = {"prog": "lieattn", "formatter_class": _HelpFormatter, "allow_abbrev": False}
         super().__init__(*arguments, **defaults | options)
+
+    def add_class_arguments(self, theclass: Any, nested_key: str | None = None, *arguments: Any, **options: Any) -> Any:
+        """Those of a class; numbers of batches of a trainer stay integers, since 1 is one batch and 1.0 all of them."""
+        if theclass is not Trainer:
+            return super().add_class_arguments(theclass, nested_key, *arguments, **options)
+        added = super().add_class_arguments(theclass, nested_key, *arguments, skip={*_BATCHES}, **options)
+        for name in _BATCHES:
+            # Typing keeps one order of the two types for all of a process, and the first that fits is taken.
+            self.add_argument(
+                f"--{nested_key}.{name}", type=int | float | None, help="a number (int) or a share (float)"
+            )
+        return added
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if "are required" in message and ".model" in message:

@@ -190,7 +190,9 @@ class AffineSelfConvNet(ImageNetwork):
         vector_inputs: Sequence[str] = (),
     ) -> None:
         check_arguments(AffineSelfConvNet.__init__, locals())
-        planar = isinstance(group, FiniteGroup) and group.order == 1
+        if group.dim != 2:
+            raise ValueError(f"group: expected a planar group such as cyclic(4), got {group.name}")
+        planar = group.order == 1
         channels = (16 if planar else 8) if channels is None else channels
         check_counts(channels=channels, blocks=blocks)
         super().__init__(group, in_channels, out_channels, channels, vector_inputs)

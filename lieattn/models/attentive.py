@@ -397,8 +397,7 @@ class AttentiveDenseBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[batch, in_channels, order, *sides]`` to more channels and two pixels a side less."""
         check_tensor("x", x, "a tensor [batch, in_channels, order, *sides]")
-        inner: Any = (..., *[slice(1, -1)] * (x.ndim - 3))
-        return torch.cat([self.layer(torch.relu(self.norm(x))), x[inner]], dim=1)
+        return torch.cat([self.layer(torch.relu(self.norm(x))), nn.functional.pad(x, [-1, -1] * (x.ndim - 3))], dim=1)
 
 
 class AttentiveTransition(nn.Module):

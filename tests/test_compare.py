@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,8 +26,9 @@ from lieattn.cli import main
 from lieattn.compare import Cell, CellStore, ModelSettings, Sets, match_models, read_settings
 from lieattn.compare import _budget as budgets
 from lieattn.compare import _cell as cells
-from lieattn.compare._build import TurnedClouds, count_parameters, random_rotation, turned
+from lieattn.compare._build import TurnedClouds, random_rotation, turned
 from lieattn.compare._cell import EquivarianceProbe
+from lieattn.compare._meter import count_parameters
 from lieattn.compare._settings import BudgetSettings
 from lieattn.groups import SO, FiniteGroup, LieGroup, cyclic, octahedral, trivial
 from lieattn.models import AffineSelfConvNet
@@ -113,15 +115,21 @@ class Diverging(Distances):
 class Interrupting(Distances):
     """Asks the process that started this one to stop, once."""
 
-    def __init__(self, flag: str, outputs: int, channels: int = 8) -> None:
+    def __init__(self, flag: str, outputs: int, channels: int = 8, after: int = 0) -> None:
         super().__init__(outputs, channels)
-        self.flag = Path(flag)
+        self.flag, self.left = Path(flag), after
 
     def forward(self, data: Batch) -> torch.Tensor:
-        if self.training and not self.flag.exists():
+        self.left -= self.training
+        if self.left < 0 and not self.flag.exists():
             self.flag.touch()
             os.kill(os.getppid(), signal.SIGTERM)
         return super().forward(data)
+
+
+class Broken(Distances):
+    def forward(self, data: Batch) -> torch.Tensor:
+        raise LookupError("broken on purpose")
 
 
 class Stop(Exception):
@@ -504,7 +512,7 @@ def test_vectors_in_and_out(tmp_path):
 
 
 def test_widths_are_matched(tmp_path):
-    chosen = settings(tmp_path, parameters=1000)
+    chosen = settings(tmp_path, match={"to": 1000})
     for name, (model, count) in match_models(chosen).items():
         assert abs(count - 1000) <= 50, name
         assert count == count_parameters((Distances if name == "distances" else Coordinates)(**model.init_args))
@@ -544,7 +552,7 @@ def test_counts_that_cannot_be_matched_are_named(tmp_path, changes, message):
 
 def test_further_arguments_are_adjusted_where_the_width_does_not_do(tmp_path):
     b = {**spec("Distances", outputs=2), "width": "channels", "step": 16, "adjust": {"outputs": [2, 5, 3]}}
-    chosen = settings(tmp_path, parameters=102, models={"b": b})
+    chosen = settings(tmp_path, match={"to": 102}, models={"b": b})
     model, count = match_models(chosen)["b"]
     assert model.chosen == {"channels": 16, "outputs": 3}
     assert count == 3 * 16 + 3 * 16 + 3
@@ -722,7 +730,14 @@ def test_root_is_given_to_data_sets_that_take_one(tmp_path):
         ({"seeds": [1, 1]}, "seeds: expected different ones"),
         ({"seeds": [-1]}, "seeds: expected a list of integers of at least 0"),
         ({"fractions": [0]}, r"fractions: expected a list of numbers in \(0, 1\]"),
-        ({"tolerance": 2}, r"tolerance: expected a number in \(0, 1\), got 2"),
+        ({"match": {"tolerance": 2}}, r"match: tolerance: expected a number in \(0, 1\), got 2"),
+        ({"match": {"by": "speed"}}, "match: by: expected one of .*, got 'speed'"),
+        ({"match": {"to": "else"}}, r"match: to: expected a number or one of .*, got 'else'"),
+        ({"match": {"to": 1.5}}, "match: to: expected an integer of at least 1, got 1.5"),
+        ({"match": {"by": "seconds", "to": -1}}, "match: to: expected a positive number"),
+        ({"parameters": 1000}, "parameters: write `match: {by: parameters, to: 1000}` instead"),
+        ({"tolerance": 0.1}, "tolerance: write `match: {tolerance: 0.1}` instead"),
+        ({"models__distances__python": "no such"}, "models.distances: python: expected the path of a Python"),
         ({"trainer": {"max_epochs": 3}}, r"trainer: expected some of .*, got \['max_epochs'\]"),
         ({"trainer": {"devices": 2}}, "trainer.devices: cells train on one device"),
         ({"data__vectors": ["length"]}, r"data.vectors: length must be \[..., 3\] to be turned, got \[1, 1\]"),
@@ -742,8 +757,10 @@ def test_bad_settings_are_named(tmp_path, capsys, changes, message):
 
 def test_settings_can_be_replaced(tmp_path, capsys):
     file = write(tmp_path / "compare.yaml", config())
-    found = read_settings([file], changes=["budget.steps=3", "seeds=[5]", "equivariance.clouds=1", "tolerance=0.5"])
-    assert (found.budget.steps, found.budget.evaluations, found.seeds, found.tolerance) == (3, 3, [5], 0.5)
+    found = read_settings(
+        [file], changes=["budget.steps=3", "seeds=[5]", "equivariance.clouds=1", "match.tolerance=0.5"]
+    )
+    assert (found.budget.steps, found.budget.evaluations, found.seeds, found.match.tolerance) == (3, 3, [5], 0.5)
     twice = ["--budget.steps", "0", "--seeds=[5]"]
     assert main(["compare", "--config", str(file), *twice]) == 2  # the last one does not replace the first
     assert "steps" in capsys.readouterr().err
@@ -801,3 +818,98 @@ def test_options_of_arguments_are_adjusted_too():
     changed = model.with_arguments(**{"options.hidden": 16})
     assert changed.init_args == {"options": {"basis": 8, "hidden": 16}}
     assert changed.choice == "options.hidden = 16"
+
+
+# Other interpreters
+
+
+@pytest.fixture
+def other_python(tmp_path) -> Path:
+    """This interpreter by another name, as an environment of its own has it."""
+    path = tmp_path / "environment" / "python"
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\nOTHER_ENVIRONMENT=1 exec "{sys.executable}" "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_cells_run_in_other_interpreters(finished, tmp_path, other_python, capfd):
+    """With the same widths, batches and results."""
+    models = copy.deepcopy(config()["models"])
+    models["first coordinate"]["python"] = str(other_python)
+    options = {"seeds": [0], "fractions": [1.0], "match": {"to": 102}}
+    found = without_times(compare(tmp_path / "out", models=models, **options))
+    expected = [cell for cell in without_times(reports(finished)) if (cell["seed"], cell["fraction"]) == (0, 1)]
+    assert found == expected
+    assert "first coordinate: 102 parameters with channels = 20" in capfd.readouterr().err
+    kept = json.loads((tmp_path / "out" / "widths.json").read_text())
+    assert {name: one["chosen"] for name, one in kept["models"].items()} == {"first coordinate": {"channels": 20}}
+    other_python.write_text("#!/bin/sh\nexit 3\n")  # nothing is left to do for it
+    assert without_times(compare(tmp_path / "out", models=models, **options)) == expected
+
+
+class Elsewhere(Distances):
+    """Can be made in the other environment alone."""
+
+    def __init__(self, outputs: int, channels: int = 8) -> None:
+        super().__init__(outputs, channels)
+        sys.stdout.write("printed while it is made\n")  # which is no answer
+        if "OTHER_ENVIRONMENT" not in os.environ:
+            raise ModuleNotFoundError("No module named 'elsewhere'")
+
+
+@pytest.mark.slow
+def test_models_that_other_interpreters_alone_can_make(tmp_path, other_python, capfd):
+    """They are first in the file, too; what is printed is passed on; their results are reported with the others."""
+    models = {
+        "elsewhere": {**spec("Elsewhere", outputs=2, channels=8), "python": str(other_python)},
+        "here": {**spec("Distances", outputs=2), "width": "channels"},
+    }
+    options = {"models": models, "seeds": [0], "fractions": [1.0]}
+    report = compare(tmp_path / "out", arguments=("--jobs", "2"), **options)
+    assert [cell["model"] for cell in report["cells"]] == ["elsewhere", "here"]
+    assert [cell["parameters"] for cell in report["cells"]] == [42, 42]
+    assert "printed while it is made" in capfd.readouterr().err
+    models["elsewhere"].pop("python")
+    compare(tmp_path / "none", status=2, **options)
+    assert "No module named 'elsewhere'" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_steps_in_other_interpreters_are_interrupted_and_continue(finished, tmp_path, other_python, capfd):
+    """The signal comes to this process, which passes it on."""
+    network = spec("Interrupting", flag=str(tmp_path / "flag"), outputs=2, channels=20, after=5)  # two to warm up
+    model = {**network, "python": str(other_python)}
+    options = {"models": {"distances": model}, "seeds": [0], "fractions": [1.0]}
+    assert compare(tmp_path / "out", status=143, **options) == {}
+    assert (tmp_path / "out/cells/distances-1-0/last.ckpt").is_file()
+    assert "To continue: lieattn compare" in capfd.readouterr().err
+    (cell,) = without_times(compare(tmp_path / "out", **options))
+    (expected,) = (
+        one
+        for one in without_times(reports(finished))
+        if one["model"] == "distances" and (one["seed"], one["fraction"]) == (0, 1)
+    )
+    assert cell == expected
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("exit 3", "cannot run `python -m lieattn.compare` \\(its message is above\\): lieattn and what"),
+        ("read line; echo '\"0.0.1\"'", "has lieattn 0.0.1, this one has .*: expected the same"),
+    ],
+    ids=["no lieattn", "another version"],
+)
+def test_interpreters_that_cannot_do_it(tmp_path, other_python, capfd, script, message):
+    other_python.write_text(f"#!/bin/sh\n{script}\n")
+    model = {**spec("Distances", outputs=2), "python": str(other_python)}
+    compare(tmp_path, status=2, models={"distances": model}, seeds=[0], fractions=[1.0])
+    assert re.search(message, capfd.readouterr().err)
+
+
+@pytest.mark.slow
+def test_faults_in_other_interpreters_are_told(tmp_path, other_python, capfd):
+    model = {**spec("Broken", outputs=2), "python": str(other_python)}
+    compare(tmp_path, status=1, models={"broken": model}, seeds=[0], fractions=[1.0])
+    assert "in the cell: broken, 100 % of the data, seed 0" in capfd.readouterr().err

@@ -1,10 +1,14 @@
 """The code of the documentation runs as it is printed, from the first line of a page to the last."""
 
+import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from lieattn.cli import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -13,6 +17,7 @@ PAGES = [
     ROOT / "docs" / "taking_it_away.md",
     ROOT / "README.md",
 ]
+COMPARING = ROOT / "docs" / "comparing.md"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -26,7 +31,25 @@ def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
         exec(compile(block, str(page), "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_comparison_of_a_page_runs(tmp_path, monkeypatch, capsys):
+    """Its file, and its modules by their names."""
+    monkeypatch.chdir(tmp_path)
+    text = COMPARING.read_text()
+    for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        Path(re.match(r"# (\w+\.py)\n", code)[1]).write_text(code)
+    (content,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
+    Path("shapes.yaml").write_text(content)
+    try:
+        assert main(["compare", "--config", "shapes.yaml"]) == 0
+    finally:
+        sys.modules.pop("my_models", None)
+    report = json.loads(Path("runs/shapes/comparison.json").read_text())
+    counts = {cell["model"]: cell["parameters"] for cell in report["cells"]}
+    assert counts.keys() == {"point net", "exact frames"}
+    assert all(abs(count - 3000) <= 150 for count in counts.values())
+
+
+@pytest.mark.parametrize("page", [*PAGES, COMPARING], ids=lambda page: page.name)
 def test_links_of_a_page_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if not target.startswith("http"):

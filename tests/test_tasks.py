@@ -60,7 +60,7 @@ def test_own_network_in_a_comparison(monkeypatch, tmp_path, capsys):
     small = {"smiles": ["O", "C", "N"], "conformers": 1, "references": False}
     for split in ("train", "val", "test"):
         content["data"][split]["init_args"] |= {**small, "split": "all"}
-    content |= {"parameters": None, "tolerance": 0.9, "memory": False}  # matching builds networks again and again
+    content |= {"match": {"tolerance": 0.9}, "memory": False}  # matching builds networks again and again
     for model in content["models"].values():
         model["init_args"]["channels"] = 16 if model is content["models"]["own"] else 4
         model.pop("width"), model.pop("adjust", None), model.pop("step", None)

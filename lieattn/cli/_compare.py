@@ -87,12 +87,12 @@ def _compare(options: argparse.Namespace, folder: Path) -> int:
     settings = compare.read_settings(options.config, options.root, options.set)
     if unknown := [name for name in options.models or () if name not in settings.models]:
         raise UsageError(f"--models: {unknown[0]!r} is not among {', '.join(settings.models)}")
-    models, store = compare.match_models(settings), compare.CellStore(folder, _say)
+    models, store = compare.match_models(settings, folder), compare.CellStore(folder, _say)
     cells = settings.cells()
     records = _finished(settings, models, store, cells)
     missing = [cell for cell in cells if cell not in records and cell.model in (options.models or models)]
-    for name, (model, count) in models.items():
-        _say(f"{name}: {count} parameters" + (f" with {model.choice}" if model.choice else ""))
+    for name, (model, value) in models.items():
+        _say(f"{name}: {compare.in_words(settings, value)}" + (f" with {model.choice}" if model.choice else ""))
     _say(f"{len(records)} of {len(cells)} cells are finished, {len(missing)} to run; results in {folder}")
     if options.plan:
         compare.Sets(settings)  # raises where the data does not fit
@@ -113,15 +113,16 @@ def _run_cells(
     settings: Settings, models: Matched, cells: list[Cell], store: compare.CellStore, claimed: Any = None
 ) -> dict[Cell, Record]:
     """Run cells one after the other; of processes that share the number ``claimed``, each runs those that are left."""
-    runner, records = compare.CellRunner(settings, compare.Sets(settings), store), {}
-    for number, cell in enumerate(cells):
-        if claimed is not None:
-            with claimed.get_lock():
-                if number < claimed.value:
-                    continue
-                claimed.value = number + 1
-        place, bar = f"{number + 1}/{len(cells)}", claimed is None
-        records[cell] = _run(runner, cell, models[cell.model][0], place, bar)
+    records = {}
+    with compare.CellRunner(settings, compare.Sets(settings), store) as runner:
+        for number, cell in enumerate(cells):
+            if claimed is not None:
+                with claimed.get_lock():
+                    if number < claimed.value:
+                        continue
+                    claimed.value = number + 1
+            place, bar = f"{number + 1}/{len(cells)}", claimed is None
+            records[cell] = _run(runner, cell, models[cell.model][0], place, bar)
     return records
 
 
@@ -208,8 +209,7 @@ def _run(runner: compare.CellRunner, cell: Cell, model: ModelSettings, place: st
 
 
 def _report(settings: Settings, models: Matched, records: list[Record], path: Path | None, folder: Path) -> None:
-    name, (model, _) = next(iter(models.items()))
-    metric, mode = compare.build_task(settings, name, model).monitor
+    metric, mode = _monitor(settings, models, records)
     content = compare.report(settings, metric.removeprefix("val/"), mode == "max", records)
     sys.stdout.write(compare.tables(content) + "\n")
     path = path or folder / "comparison.json"
@@ -222,6 +222,16 @@ def _report(settings: Settings, models: Matched, records: list[Record], path: Pa
 
         written.append(save(comparison(json.loads(path.read_text())), path.with_suffix(".png")))
     _say("\n".join(f"written: {file}" for file in written))
+
+
+def _monitor(settings: Settings, models: Matched, records: list[Record]) -> tuple[str, str]:
+    """The number compared, and whether the largest or the smallest is best; old records do not have it."""
+    for record in records:
+        if "monitor" in record:
+            metric, mode = record["monitor"]
+            return metric, mode
+    name, (model, _) = next(iter(models.items()))
+    return compare.build_task(settings, name, model).monitor
 
 
 def _say(message: str) -> None:

@@ -100,7 +100,7 @@ def importable_folder() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.path.remove(folder)
+        del sys.path[-1 - sys.path[::-1].index(folder)]  # not one that was there before
 
 
 def report(command: str, error: Exception) -> int:

@@ -1,7 +1,8 @@
 """Comparisons of networks under one budget: settings, data, cells that are trained and measured, and what they say."""
 
-from lieattn.compare._build import Matched, Sets, build_task, match_models
+from lieattn.compare._build import Sets, build_task
 from lieattn.compare._cell import CellRunner
+from lieattn.compare._match import Matched, in_words, match_models
 from lieattn.compare._records import CellStore, Record, report, tables, write_json
 from lieattn.compare._settings import Cell, ModelSettings, Settings, read_settings
 
@@ -15,6 +16,7 @@ __all__ = [
     "Sets",
     "Settings",
     "build_task",
+    "in_words",
     "match_models",
     "read_settings",
     "report",

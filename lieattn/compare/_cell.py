@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import pickle
+import platform
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, cast
+from typing import Self, cast
 
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
@@ -20,7 +20,9 @@ from lieattn import train
 from lieattn.bench import peak_memory
 from lieattn.certify import Kind, certify
 from lieattn.compare._budget import NEVER, Budget, BudgetSchedule, InferenceClock
-from lieattn.compare._build import Sets, build_task, count_parameters, kinds_of
+from lieattn.compare._build import Sets, build_task, kinds_of, make_trainer
+from lieattn.compare._interpreter import Interpreter
+from lieattn.compare._meter import count_parameters, scalar
 from lieattn.compare._records import CellStore, Record
 from lieattn.compare._settings import Cell, ModelSettings, Settings, Spec
 from lieattn.groups import SO, Group, cyclic, octahedral, reflection
@@ -39,14 +41,27 @@ class CellRunner:
     sets: Sets
     store: CellStore
     _memory: dict[str, float] = field(default_factory=dict)  # by model
+    _interpreters: dict[str, Interpreter] = field(default_factory=dict)  # by their paths
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let the interpreters end that cells were run in."""
+        for interpreter in self._interpreters.values():
+            interpreter.close()
 
     def run(self, cell: Cell, model: ModelSettings, report: Callable[[int, float], None] | None = None) -> Record:
         """Train and measure a cell, with its ``model`` of the width chosen, and write its record.
 
         A cell in progress is continued. A training that diverges is a result: its record has the message under
         ``failed`` and no metrics. ``report`` is called with steps and seconds spent, after each step.
-        TrainingInterrupted is raised on signals, after the state was saved, UsageError if parts do not fit together.
+        TrainingInterrupted is raised on signals, after the state was saved, UsageError if parts do not fit together. A
+        model with a ``python`` of its own is run there.
         """
+        if model.python is not None:
+            other = self._interpreters.setdefault(model.python, Interpreter(model.python, self.settings))
+            return other.run(cell, model, self.store.folder.parent, report)
         key = self.settings.key(cell, model)
         folder = self.store.progress(cell, key)
         train.seed_generators(cell.seed)
@@ -55,7 +70,7 @@ class CellRunner:
         budget = Budget(self.settings.budget, str(folder), report)
         if not isinstance(task.schedule, train.Constant):
             task.schedule = BudgetSchedule(task.schedule, budget)
-        trainer = _make_trainer(
+        trainer = make_trainer(
             self.settings,
             callbacks=[budget],
             max_epochs=-1,
@@ -74,6 +89,9 @@ class CellRunner:
             "guarantee": getattr(task.network, "guarantee", None),
             "device": str(task.device),
             "threads": torch.get_num_threads(),
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            "machine": platform.node(),
+            "monitor": list(task.monitor),
             "failed": None,
         }
         probe = EquivarianceProbe(self.sets, getattr(task, "targets", ("y",)))
@@ -121,7 +139,7 @@ class CellRunner:
         found: Record = {}
         for kind in ("metrics", "rotated_metrics") if self.settings.data.rotate_test else ("metrics",):
             clock = InferenceClock()
-            tester = _make_trainer(self.settings, callbacks=[clock])
+            tester = make_trainer(self.settings, callbacks=[clock])
             (metrics,) = tester.test(task, self.sets.test_data(rotated=kind == "rotated_metrics"), verbose=False)
             found[kind] = {name.removeprefix("test/"): float(value) for name, value in metrics.items()}
             found.setdefault("inference_clouds_per_s", clock.rate)
@@ -202,12 +220,6 @@ def group_of(name: str, model: ModelSettings, network: nn.Module) -> Group | Non
     return found if isinstance(found, Group) else None
 
 
-def _make_trainer(settings: Settings, **options: Any) -> Trainer:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    # Forces are gradients, which inference mode forbids.
-    return Trainer(**{"inference_mode": False, "devices": 1, **quiet, **settings.trainer, **options})
-
-
 def _spent(budget: Budget) -> Record:
     return {
         "steps": budget.steps,
@@ -225,7 +237,7 @@ def _warm_up(task: train.PointSetTask, batches: list[Batch]) -> None:
     state = {name: value.clone() for name, value in network.state_dict().items()}
     network.train()
     for batch in batches:
-        _scalar(network(task.cast(batch.clone().to(task.device)))).backward()
+        scalar(network(task.cast(batch.clone().to(task.device)))).backward()
     network.zero_grad(set_to_none=True)
     network.load_state_dict(state)
 
@@ -240,11 +252,6 @@ def _problem(network: Spec, batch: bytes) -> Callable[[], Iterator[Tensor]]:
     built, clouds = train.build(nn.Module, network, "the network"), pickle.loads(batch)
 
     def step() -> Iterator[Tensor]:
-        yield _scalar(built(clouds))
+        yield scalar(built(clouds))
 
     return step
-
-
-def _scalar(outputs: Any) -> Tensor:
-    """A number that depends on all outputs, to start a backward pass from."""
-    return torch.stack([part.square().mean() for part in train.named_outputs(outputs, "").values()]).sum()

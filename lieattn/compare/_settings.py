@@ -7,16 +7,17 @@ import hashlib
 import json
 import math
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, TypeVar
+from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
-from lieattn._checks import check_arguments, check_count, check_counts
+from lieattn._checks import check_arguments, check_choice, check_count, check_counts
 from lieattn.train import UsageError, read_yaml, short_message
 
 T = TypeVar("T")
@@ -29,14 +30,17 @@ class Spec(TypedDict):
     init_args: NotRequired[dict]  # type: ignore[type-arg] # jsonargparse would build the values of a dict[str, Any]
 
 
+By = Literal["parameters", "seconds", "width"]
+
 _FORMAT = 1  # of the cell files; part of their key
+_MOVED = {"parameters": "match: {by: parameters, to: %s}", "tolerance": "match: {tolerance: %s}"}
 _NAME = re.compile(r"\w[\w .+()-]*")
 _TRAINER = ("accelerator", "deterministic", "devices", "gradient_clip_val", "precision")
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """A network to compare, with the arguments that are chosen so that its number of parameters fits.
+    """A network to compare, with the arguments that are chosen so that it matches the others.
 
     Where no multiple of ``step`` as ``width`` does, all combinations of ``adjust`` are tried in their order, such as
     those of ``{"options.mlp_ratio": [4, 3, 5]}``; dots lead to options of an argument.
@@ -49,10 +53,13 @@ class ModelSettings:
     adjust: dict[str, list] = field(default_factory=dict)  # type: ignore[type-arg]
     group: Spec | None = None  # to measure the equivariance error of; the network's own by default
     optimizer: Spec | None = None  # instead of the common one
+    python: str | None = None  # interpreter that measures and trains it, where it needs packages of its own
 
     def __post_init__(self) -> None:
         check_arguments(ModelSettings, vars(self))
         check_count("step", self.step)
+        if self.python is not None and shutil.which(Path(self.python).expanduser()) is None:
+            raise UsageError(f"python: expected the path of a Python interpreter, got {self.python!r}")
         if not all(self.adjust.values()):
             raise UsageError(f"adjust: expected lists of values by argument, got {self.adjust}")
 
@@ -128,6 +135,31 @@ class BudgetSettings:
 
 
 @dataclass(frozen=True)
+class MatchSettings:
+    """What all models have in common, up to a relative ``tolerance``.
+
+    ``by`` is the number of trainable ``"parameters"``; the ``"seconds"`` of a training step, as measured on this
+    machine beside a step of another model; or the ``"width"`` of the whole fiber, channels times frames. ``to`` is a
+    number, or the name of a model as it is configured, by default the first.
+    """
+
+    by: str = "parameters"  # one of By, told in our words if it is not
+    to: int | float | str | None = None
+    tolerance: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_choice("by", self.by, By)
+        if not 0 < self.tolerance < 1:
+            raise UsageError(f"tolerance: expected a number in (0, 1), got {self.tolerance}")
+        if isinstance(self.to, str | None):
+            return
+        if self.by == "seconds" and not 0 < self.to < math.inf:
+            raise UsageError(f"to: expected a positive number of seconds, or the name of a model, got {self.to!r}")
+        if self.by != "seconds":
+            check_count("to", self.to)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
 class EquivarianceSettings:
     """On how many clouds of the test set, and for how many random elements, the error is measured."""
 
@@ -167,11 +199,10 @@ class Settings:
     models: dict[str, ModelSettings]
     data: DataSettings
     budget: BudgetSettings
+    match: MatchSettings
     equivariance: EquivarianceSettings
     seeds: list[int] = field(default_factory=lambda: [0])
     fractions: list[float] = field(default_factory=lambda: [1.0])
-    parameters: int | None = None  # trainable ones of all models; by default those of the first one as configured
-    tolerance: float = 0.05  # largest relative deviation from that
     optimizer: Spec | None = None
     schedule: Spec | None = None
     trainer: dict = field(default_factory=dict)  # type: ignore[type-arg] # some options of Lightning's Trainer
@@ -186,10 +217,8 @@ class Settings:
         for name in ("seeds", "fractions"):
             if len(set(values := getattr(self, name))) < len(values):
                 raise UsageError(f"{name}: expected different ones, got {values}")
-        if self.parameters is not None:
-            check_count("parameters", self.parameters)
-        if not 0 < self.tolerance < 1:
-            raise UsageError(f"tolerance: expected a number in (0, 1), got {self.tolerance}")
+        if isinstance(self.match.to, str) and self.match.to not in self.models:
+            raise UsageError(f"match: to: expected a number or one of {list(self.models)}, got {self.match.to!r}")
         if unknown := set(self.trainer) - set(_TRAINER):
             raise UsageError(f"trainer: expected some of {list(_TRAINER)}, got {sorted(unknown)}")
         if self.trainer.get("devices", 1) != 1:
@@ -210,6 +239,8 @@ class Settings:
             "model": {**model.network, "group": model.group, "optimizer": model.optimizer},
             **{name: settings[name] for name in common},
         }
+        if self.match.by != "parameters":  # as all cells were when there was nothing else
+            content["match"] = self.match.by
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -235,7 +266,7 @@ def read_settings(paths: Sequence[str | Path], root: str | None = None, changes:
         except yaml.YAMLError as error:
             raise UsageError(f"--{path}: {error}") from error
     try:
-        return _settings({**content, **({} if root is None else {"root": root})})
+        return settings_from({**content, **({} if root is None else {"root": root})})
     except ValueError as error:
         raise UsageError(f"{', '.join(map(str, paths))}: {error}") from error
 
@@ -261,7 +292,12 @@ def _at(content: Any, names: Sequence[str], missing: Any = None) -> Any:
     return reduce(lambda inner, name: inner.get(name, missing) if isinstance(inner, dict) else None, names, content)
 
 
-def _settings(content: dict[str, Any]) -> Settings:
+def settings_from(content: Mapping[str, Any]) -> Settings:
+    """Settings from the sections of files, or from ``dataclasses.asdict`` of settings; UsageError as they are read."""
+    content = dict(content)
+    for name, form in _MOVED.items():
+        if name in content:
+            raise UsageError(f"{name}: write `{form % content[name]}` instead")
     models = content.pop("models", {})
     if not isinstance(models, dict) or not models:
         raise UsageError(f"models: expected names with a class_path each, got {models!r}")
@@ -270,14 +306,18 @@ def _settings(content: dict[str, Any]) -> Settings:
             raise UsageError(f"models: expected names of letters, digits, spaces and .+()-_, got {name!r}")
     if len({name.replace(" ", "_").casefold() for name in models}) < len(models):
         raise UsageError(f"models: names must differ in more than case and spaces, got {list(models)}")
-    models = {name: _parsed(ModelSettings, model, f"models.{name}: ") for name, model in models.items()}
-    kinds = {"data": DataSettings, "budget": BudgetSettings, "equivariance": EquivarianceSettings}
-    parts: dict[str, Any] = {name: _parsed(kind, content.pop(name, {}), f"{name}: ") for name, kind in kinds.items()}
-    return _parsed(Settings, content, models=models, **parts)
+    models = {name: parsed(ModelSettings, model, f"models.{name}: ") for name, model in models.items()}
+    kinds: dict[str, Any] = {"data": DataSettings, "budget": BudgetSettings, "match": MatchSettings}
+    kinds["equivariance"] = EquivarianceSettings
+    parts: dict[str, Any] = {name: parsed(kind, content.pop(name, {}), f"{name}: ") for name, kind in kinds.items()}
+    return parsed(Settings, content, models=models, **parts)
 
 
-def _parsed(kind: type[T], content: Any, where: str = "", **given: Any) -> T:
-    """Build a dataclass from a section of the files, of which jsonargparse knows the types and defaults."""
+def parsed(kind: type[T], content: Any, where: str = "", **given: Any) -> T:
+    """Build a dataclass from a section of the files, of which jsonargparse knows the types and defaults.
+
+    UsageError begins with ``where``; arguments ``given`` are not read.
+    """
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(kind, skip=set(given))
     known = [entry.name for entry in dataclasses.fields(kind)]  # type: ignore[arg-type]

@@ -21,11 +21,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class TrainingInterrupted(Exception):  # noqa: N818 - it reports a wish of the user, no error
-    """The signal ``signum`` stopped the training after its state was saved to ``path``."""
+    """The signal ``signum`` stopped the training after a ``step``, and its state was saved to ``path``."""
 
     def __init__(self, signum: int, step: int, path: Path) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name} after step {step}; the state is in {path}")
-        self.signum, self.path = signum, path
+        self.signum, self.step, self.path = signum, step, path
 
 
 class _WholeFiles(TorchCheckpointIO):

@@ -1,0 +1,206 @@
+"""The sizes of the models of a comparison: as many parameters, as long a step, as much arithmetic, as wide a fiber."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import platform
+import statistics
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from lieattn.compare._interpreter import Interpreter
+from lieattn.compare._meter import LocalMeter, Meter
+from lieattn.compare._records import write_json
+from lieattn.compare._settings import ModelSettings, Settings
+from lieattn.train import UsageError
+
+Matched = dict[str, tuple[ModelSettings, float]]
+"""Models with the arguments that were chosen, and by name what they were matched by: a count, or seconds a step."""
+
+_MOST_TRIALS = 60
+_PAIRS, _MOST_PAIRS = 9, 40  # steps of two models in turn
+_ENOUGH = 1.0  # seconds of steps after which their median is good
+_GROWTH = 4.0  # of a width from one trial to the next, where a trial is a training step
+_UNITS = {
+    "parameters": "{:.0f} parameters",
+    "seconds": "{:.4g} seconds a step",
+    "operations": "{:.4g} multiply-adds a step",
+    "width": "{:.0f} channels times frames",
+}
+
+
+def match_models(settings: Settings, folder: Path | None = None) -> Matched:
+    """Choose the width of every model; UsageError names the model and the nearest values if none is near enough.
+
+    What was measured, and not only counted in this process, is kept in ``widths.json`` of the ``folder``, so that all
+    cells of a comparison have one size: it is read again as long as the settings that it follows from are the same.
+    UsageError is raised if the folder holds models that were matched by something else.
+    """
+    kept = _Widths(settings, folder)
+    with ExitStack() as stack:
+        matcher = _Matcher(settings, stack)
+        matched = {name: kept.get(name) or matcher.match(name, model) for name, model in settings.models.items()}
+    kept.write(matched)
+    return matched
+
+
+def in_words(settings: Settings, value: float) -> str:
+    """What a model was matched by, such as ``"48012 parameters"``."""
+    return _UNITS[settings.match.by].format(value)
+
+
+class _Matcher:
+    """Finds widths, with what it needs for that: interpreters, the reference, its value."""
+
+    def __init__(self, settings: Settings, stack: ExitStack) -> None:
+        self.settings, self.stack, self.by = settings, stack, settings.match.by
+        given = settings.match.to
+        self.reference = given if isinstance(given, str) else next(iter(settings.models))
+        self._target = None if isinstance(given, str | None) else float(given)
+        self._meters: dict[str | None, Meter] = {}
+        self._seconds: float | None = None  # a step of the reference
+
+    @property
+    def target(self) -> float:
+        """What all models should have."""
+        if self._target is None:
+            self._target = self._measure(self.reference, self.settings.models[self.reference])
+        return self._target
+
+    def match(self, name: str, model: ModelSettings) -> tuple[ModelSettings, float]:
+        """Take the first combination of adjusted arguments with a width whose value is within the tolerance."""
+        tolerance, target = self.settings.match.tolerance, self.target
+        if name == self.reference and isinstance(self.settings.match.to, str | None):
+            return model, target
+        reached: list[tuple[ModelSettings, float]] = []
+        for values in itertools.product(*model.adjust.values()):
+            adjusted = model.with_arguments(**dict(zip(model.adjust, values, strict=True)))
+            as_it_is = model.width is None
+            reached += [(adjusted, self._measure(name, adjusted))] if as_it_is else self._nearest(name, adjusted)
+            reached.sort(key=lambda found: abs(found[1] - target))
+            if abs(reached[0][1] - target) <= tolerance * target:
+                return reached[0]
+        nearest = " and ".join(f"{_number(value)} ({one.choice or 'as configured'})" for one, value in reached[:2])
+        what = _UNITS[self.by].format(target)
+        raise UsageError(
+            f"models.{name}: cannot have {what} within {100 * tolerance:g} %; the nearest are {nearest}. "
+            f"Choose a smaller step, let other arguments adjust, or set match.to or match.tolerance"
+        )
+
+    def _nearest(self, name: str, model: ModelSettings) -> list[tuple[ModelSettings, float]]:
+        """Close in on the target from both sides, in multiples of the step: the widths next to it with their values."""
+        width, counted = str(model.width), self.by == "parameters"
+        start = model.chosen.get(width, 8 * model.step)
+        if not isinstance(start, int) or start < 1:
+            raise UsageError(f"models.{name}.width: expected an integer argument {width}, got {start!r}")
+        found: dict[int, tuple[ModelSettings, float]] = {}  # by multiple of the step
+        below, above, multiple = 0, None, max(1, round(start / model.step))
+        for _ in range(_MOST_TRIALS):
+            sized = model.with_arguments(**{width: multiple * model.step})
+            value = self._measure(name, sized)
+            found[multiple] = sized, value
+            if self.by == "seconds" and abs(value - self.target) <= self.settings.match.tolerance / 2 * self.target:
+                return [found[multiple]]  # nearer than a second measurement would be
+            below, above = (multiple, above) if value <= self.target else (below, multiple)
+            if above is not None and above - below <= 1:
+                break
+            # Parameters grow about as the square of the width, the width of the fiber in proportion.
+            ratio = (self.target / value) ** (1.0 if self.by == "width" else 0.5)
+            guess = max(below + 1, round(multiple * (ratio if counted else min(ratio, _GROWTH))))
+            multiple = guess if above is None else min(guess, above - 1)
+        return [found[multiple] for multiple in (below, above) if multiple in found]
+
+    def _measure(self, name: str, model: ModelSettings) -> float:
+        if self.by == "seconds":
+            return self._step_seconds(name, model)
+        measure: Callable[[str, ModelSettings], int] = getattr(self._meter(model), self.by)
+        return measure(name, model)
+
+    def _step_seconds(self, name: str, model: ModelSettings) -> float:
+        """Seconds of a step: those of the reference, times the median ratio of steps that the two make in turn.
+
+        So a machine that is busier at one time than at another makes no model look slow.
+        """
+        reference, other = self._meter(self.settings.models[self.reference]), self._meter(model)
+        if self._seconds is None:
+            reference.prepare("reference", self.reference, self.settings.models[self.reference])
+            self._seconds = statistics.median(reference.step("reference") for _ in range(_PAIRS))
+        other.prepare("candidate", name, model)
+        pairs: list[tuple[float, float]] = []
+        while len(pairs) < _PAIRS or (len(pairs) < _MOST_PAIRS and sum(map(sum, pairs)) < _ENOUGH):
+            pairs.append((reference.step("reference"), other.step("candidate")))
+        return self._seconds * statistics.median(own / max(beside, 1e-9) for beside, own in pairs)
+
+    def _meter(self, model: ModelSettings) -> Meter:
+        """In the interpreter of a model, which is started as it is needed and ends with the matching."""
+        if model.python not in self._meters:
+            here = model.python is None
+            other = None if here else self.stack.enter_context(Interpreter(str(model.python), self.settings))
+            self._meters[model.python] = other or LocalMeter(self.settings)
+        return self._meters[model.python]
+
+
+class _Widths:
+    """The file ``widths.json`` of a folder: what was chosen for which settings."""
+
+    def __init__(self, settings: Settings, folder: Path | None) -> None:
+        self.settings, self.path = settings, None if folder is None else folder / "widths.json"
+        self.models: dict[str, Any] = {}
+        if folder is None or self.path is None:
+            return
+        content: Any = {"by": "parameters"}  # as all were matched before there was such a file
+        if self.path.is_file():
+            try:
+                content = json.loads(self.path.read_text())
+                self.models = content["models"]
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                raise UsageError(f"{self.path} is damaged ({error}): remove it to measure again") from error
+        elif not any(folder.glob("cells/*.json")):
+            return
+        if content["by"] != settings.match.by:
+            raise UsageError(
+                f"{folder} holds models that were matched by {content['by']}, these are matched by "
+                f"{settings.match.by}: choose another folder with --out"
+            )
+
+    def get(self, name: str) -> tuple[ModelSettings, float] | None:
+        """The model as it was sized before."""
+        found = self.models.get(name)
+        if not self._is_kept(name) or not isinstance(found, dict) or found.get("key") != self._key(name):
+            return None
+        return self.settings.models[name].with_arguments(**found["chosen"]), found["value"]
+
+    def write(self, matched: Matched) -> None:
+        """Keep what was measured."""
+        if self.path is None:
+            return
+        models = {
+            name: {"key": self._key(name), "chosen": model.chosen, "value": value}
+            for name, (model, value) in matched.items()
+            if self._is_kept(name)
+        }
+        if models != self.models or not self.path.is_file():
+            place = {"machine": platform.node(), "processor": platform.processor() or platform.machine()}
+            write_json(self.path, {"by": self.settings.match.by, **place, "models": models})
+
+    def _is_kept(self, name: str) -> bool:
+        """Whether it cannot be counted again at once, and alike, wherever the comparison is continued."""
+        return self.settings.match.by != "parameters" or self.settings.models[name].python is not None
+
+    def _key(self, name: str) -> str:
+        settings = self.settings
+        reference = settings.match.to if isinstance(settings.match.to, str) else next(iter(settings.models))
+        models = [dataclasses.asdict(settings.models[one]) for one in (name, reference)]
+        used = models, dataclasses.asdict(settings.match), dataclasses.asdict(settings.data), settings.task
+        for model in models:
+            del model["python"], model["group"]
+        return hashlib.sha256(json.dumps(used, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.4g}"

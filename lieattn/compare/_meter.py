@@ -1,0 +1,118 @@
+"""What a model is measured by before it is trained: its parameters, the width of its fiber, its training steps."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+
+from lieattn import train
+from lieattn.compare._build import Sets, build_task, make_trainer
+from lieattn.compare._settings import Cell, ModelSettings, Settings
+from lieattn.models import GroupField
+
+_BATCHES = 4  # of the training set, that steps take in turn
+_WARM_UP = 2  # steps; e3nn's compiled code is optimized in its second run
+
+
+class Meter(Protocol):
+    """Measures models, in this process or in another one."""
+
+    def parameters(self, name: str, model: ModelSettings) -> int:
+        """Number of trainable parameters."""
+
+    def width(self, name: str, model: ModelSettings) -> int:
+        """Channels of the last field times its frames; of a model without a field its argument ``width``."""
+
+    def prepare(self, slot: str, name: str, model: ModelSettings) -> None:
+        """Build a model for :meth:`step`, in place of what ``slot`` had, and warm it up."""
+
+    def step(self, slot: str) -> float:
+        """Seconds of a training step: of the processor's time, or on CUDA of the clock."""
+
+
+@dataclass
+class LocalMeter:
+    """Measures models in this process."""
+
+    settings: Settings
+    _slots: dict[str, Callable[[], float]] = field(default_factory=dict)
+
+    @cached_property
+    def sets(self) -> Sets:
+        """The data, made when they are needed."""
+        return Sets(self.settings)
+
+    def parameters(self, name: str, model: ModelSettings) -> int:
+        """See :class:`Meter`."""
+        return count_parameters(train.build(nn.Module, model.network, f"models.{name}"))
+
+    def width(self, name: str, model: ModelSettings) -> int:
+        """See :class:`Meter`."""
+        network = train.build(nn.Module, model.network, f"models.{name}")
+        if callable(read := getattr(network, "field", None)):
+            with torch.no_grad():
+                found = read(next(self._batches(name)))
+            if isinstance(found, GroupField):
+                return found.x.shape[1] * found.x.shape[2]
+        own = model.chosen.get(str(model.width))
+        if not isinstance(own, int):
+            raise train.UsageError(
+                f"models.{name}: cannot be matched by width: it has no field, and its argument `width` is no number"
+            )
+        return own
+
+    def prepare(self, slot: str, name: str, model: ModelSettings) -> None:
+        """See :class:`Meter`."""
+        train.seed_generators(self.settings.seeds[0])
+        task = build_task(self.settings, name, model)
+        task.to(make_trainer(self.settings).strategy.root_device)
+        optimizer = task.make_optimizer(task.network.parameters())
+        batches = itertools.cycle([batch.to(task.device) for batch in self._batches(name)])
+
+        def step() -> float:
+            batch = next(batches).clone()
+            started = _clock(task.device)
+            optimizer.zero_grad()
+            scalar(task.network(task.cast(batch))).backward()
+            optimizer.step()
+            return _clock(task.device) - started
+
+        task.network.train()
+        for _ in range(_WARM_UP):
+            step()
+        self._slots[slot] = step
+
+    def step(self, slot: str) -> float:
+        """See :class:`Meter`."""
+        return self._slots[slot]()
+
+    def _batches(self, name: str) -> Iterator[Batch]:
+        """The first ones that a cell trains with."""
+        data = self.sets.data(Cell(name, max(self.settings.fractions), self.settings.seeds[0]))
+        return itertools.islice(data.train_dataloader(), _BATCHES)
+
+
+def count_parameters(network: nn.Module) -> int:
+    """Number of trainable parameters."""
+    return sum(weight.numel() for weight in network.parameters() if weight.requires_grad)
+
+
+def scalar(outputs: Any) -> Tensor:
+    """A number that depends on all outputs, to start a backward pass from."""
+    return torch.stack([part.square().mean() for part in train.named_outputs(outputs, "").values()]).sum()
+
+
+def _clock(device: torch.device) -> float:
+    """Seconds that this process has computed, whatever else runs on the machine; on CUDA those that have passed."""
+    if device.type != "cuda":
+        return time.process_time()
+    torch.cuda.synchronize(device)
+    return time.perf_counter()

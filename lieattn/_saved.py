@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import itertools
 import json
@@ -21,6 +22,7 @@ from lieattn._trust import untrusted_names
 
 _KEY, _FORMAT = "lieattn", 1
 _ARGUMENT, _ENTRY = "argument.", "tensor-entry"  # names of tensors that are arguments, and what refers to them
+_TRAINED = Path(__file__).parent / "trained"
 
 
 def save(network: nn.Module, path: str | Path) -> None:
@@ -59,8 +61,17 @@ def save(network: nn.Module, path: str | Path) -> None:
         save_file(tensors, part, {_KEY: json.dumps(header)})
 
 
+def trained_cards() -> dict[str, dict[str, Any]]:
+    """The cards of the trained networks that come with the library, by name: what :func:`load` gives for a name."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(_TRAINED.glob("*.json"))}
+
+
 def load(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
     """Make the network of a file of :func:`save` again, with its weights and their dtype, in eval mode on the CPU.
+
+    A name without a folder and an ending, such as ``"qm9-homo"``, is that of a trained network of this library, unless
+    there is such a file: ``lieattn models --trained`` lists them. FileNotFoundError lists the names, too, if there is
+    neither.
 
     No code of the file is run. It names classes, which are imported if they are of lieattn, torch.nn or of a package
     in ``trust``, such as ``["mypackage"]`` for networks of your own. ValueError is raised if it names others, is
@@ -68,7 +79,8 @@ def load(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
     makes a network of another geometry from its arguments; OSError if it cannot be read.
     """
     check_arguments(load, locals())
-    header, tensors = _read(Path(path))
+    path = _located(Path(path))
+    header, tensors = _read(path)
     described = _together(header["network"], tensors)
     for name in untrusted_names(described, trust):
         package = name.partition(".")[0]
@@ -95,6 +107,16 @@ def load(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
         reason = " ".join(line.strip() for line in str(error).splitlines()[1:])
         raise ValueError(f"{path}: the weights do not fit the network that is made here. {reason}") from error
     return network.eval()
+
+
+def _located(path: Path) -> Path:
+    """The file itself, or that of a trained network of this library, whose name it is."""
+    if path.exists() or len(path.parts) != 1 or path.suffix:
+        return path
+    if not (trained := _TRAINED / f"{path}.safetensors").is_file():
+        names = ", ".join(sorted(file.stem for file in _TRAINED.glob("*.safetensors")))
+        raise FileNotFoundError(errno.ENOENT, f"there is no such file, and the trained networks are {names}", str(path))
+    return trained
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

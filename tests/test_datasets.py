@@ -507,6 +507,22 @@ class TestTransforms:
         assert data.x.min() >= 0
         assert data.x.max() <= 1
 
+    def test_averages_of_pixels_turn_with_the_image(self):
+        image = np.random.default_rng(0).random((4, 6)).astype(np.float32)
+        data = ld.image_to_data(image, 3)
+        averaged = ld.AveragePixels(2)(data)
+        small = image.reshape(2, 2, 3, 2).mean(axis=(1, 3))
+        wanted = ld.image_to_data(small, 3)
+        torch.testing.assert_close(averaged.x, wanted.x)
+        torch.testing.assert_close(averaged.pos, wanted.pos)
+        assert averaged.grid.tolist() == [[2, 3]]
+        assert averaged.y.tolist() == [3]
+        turn = ld.RotatePoints(0.4)
+        torch.testing.assert_close(ld.AveragePixels(2)(turn(data)).pos, turn(averaged).pos)
+        batch = ld.AveragePixels(2)(Batch.from_data_list([data, turn(data)]))
+        torch.testing.assert_close(batch.pos, torch.cat([averaged.pos, turn(averaged).pos]))
+        assert batch.batch.tolist() == [0] * 6 + [1] * 6
+
     def test_inputs_stay_as_they_were(self):
         data = ld.image_to_data(GRAY[0], 3)
         before = data.clone()
@@ -519,6 +535,7 @@ class TestTransforms:
             ld.RandomCrop(1),
             ld.Standardize(0.5, 0.5),
             ld.PermutePoints(1),
+            ld.AveragePixels(1),
         ]
         for transform in transforms:
             assert transform(data) is not data
@@ -638,6 +655,9 @@ class TestTransforms:
                 "standardize after",
             ),
             (lambda: ld.RotateImage(1)(ld.PermutePoints()(ld.image_to_data(GRAY[0]))), "not the upright"),
+            (lambda: ld.AveragePixels(0), "size must be at least 1"),
+            (lambda: ld.AveragePixels(3)(ld.image_to_data(np.zeros((6, 4)))), r"multiples of 3, got ..6, 4.."),
+            (lambda: ld.AveragePixels()(Data(x=torch.zeros(4, 1), pos=torch.zeros(4, 2))), "got none"),
             (lambda: ld.PermutePoints(-1), "seed must not be negative"),
             (lambda: ld.PermutePoints()(Data(edge_index=torch.zeros(2, 1))), "without edge_index"),
         ],

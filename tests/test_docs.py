@@ -15,9 +15,11 @@ PAGES = [
     ROOT / "docs" / "architecture.md",
     ROOT / "docs" / "exactness.md",
     ROOT / "docs" / "taking_it_away.md",
+    ROOT / "docs" / "trained.md",
     ROOT / "README.md",
 ]
 COMPARING = ROOT / "docs" / "comparing.md"
+LINKED = [*PAGES, COMPARING, ROOT / "docs" / "which_model.md"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -49,7 +51,7 @@ def test_the_comparison_of_a_page_runs(tmp_path, monkeypatch, capsys):
     assert all(abs(count - 3000) <= 150 for count in counts.values())
 
 
-@pytest.mark.parametrize("page", [*PAGES, COMPARING], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
 def test_links_of_a_page_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if not target.startswith("http"):

@@ -29,6 +29,7 @@ from lieattn_datasets._sphere import SphericalImages, fibonacci_sphere, on_spher
 from lieattn_datasets._spherical_mnist import SphericalMNIST
 from lieattn_datasets._springs import Springs, simulate_springs, spring_energy
 from lieattn_datasets._transforms import (
+    AveragePixels,
     PermutePoints,
     RandomCrop,
     RandomRotatePoints,
@@ -53,6 +54,7 @@ __all__ = [
     "SHAPE_CLASSES",
     "SMALL_MOLECULES",
     "AdrenalMNIST3D",
+    "AveragePixels",
     "CIFAR10Subset",
     "ChargedParticles",
     "Clouds",

@@ -275,6 +275,56 @@ class RandomCrop:
         return f"RandomCrop({self.padding}, flip={self.flip})"
 
 
+class AveragePixels:
+    """Average images over squares of pixels, positions too, and let the spacing be 1 again.
+
+    Points are in raster order, as those of images are, and may have been turned since: the means turn along. Works on a
+    ``Data`` or a ``Batch`` of images.
+
+    Parameters
+    ----------
+    size
+        Rows and columns of a square.
+
+    Raises
+    ------
+    ValueError
+        If the size is not positive, or (when called) the data are no images whose sides are multiples of it.
+
+    Examples
+    --------
+    >>> from lieattn_datasets import image_to_data
+    >>> AveragePixels(2)(image_to_data(np.array([[0.0, 0.2], [0.4, 0.6]])))
+    Data(x=[1, 1], pos=[1, 2], grid=[1, 2])
+    """
+
+    def __init__(self, size: int = 2) -> None:
+        check_arguments(AveragePixels.__init__, locals())
+        if size < 1:
+            raise ValueError(f"size must be at least 1, got {size}")
+        self.size = size
+
+    def __call__(self, data: Data) -> Data:
+        check_arguments(AveragePixels.__call__, locals())
+        if isinstance(data, Batch):
+            return Batch.from_data_list([self(image) for image in data.to_data_list()])
+        grid, size = data.get("grid"), self.size
+        if not isinstance(grid, Tensor) or grid.shape != (1, 2) or bool((grid % size != 0).any()):
+            got = "none" if grid is None else grid.tolist()
+            raise ValueError(f"data.grid must be height and width [1, 2] of an image, multiples of {size}, got {got}")
+        height, width = grid[0].tolist()
+        averaged = copy.copy(data)
+        for name, unit in (("x", 1), ("pos", size)):
+            value = check_attribute(data, name, height * width)
+            cells = value.reshape(height // size, size, width // size, size, -1)
+            averaged[name] = cells.mean(dim=(1, 3)).flatten(0, 1) / unit
+        averaged.grid = grid // size
+        return averaged
+
+    def __repr__(self) -> str:
+        return f"AveragePixels({self.size})"
+
+
 class Standardize:
     """Subtract a mean from each channel of ``x`` and divide by a standard deviation.
 
@@ -290,7 +340,7 @@ class Standardize:
         not fit the channels of ``data.x``.
     """
 
-    def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
+    def __init__(self, mean: float | Sequence[float] | Tensor, std: float | Sequence[float] | Tensor) -> None:
         check_arguments(Standardize.__init__, locals())
         self.mean = torch.atleast_1d(torch.as_tensor(real_array("mean", mean)).float())
         self.std = torch.atleast_1d(torch.as_tensor(real_array("std", std)).float())

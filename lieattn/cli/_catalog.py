@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -10,6 +12,7 @@ from types import ModuleType
 
 from torch.utils.data import Dataset
 
+from lieattn._saved import trained_cards
 from lieattn.cli._options import ArgumentParser, import_catalog
 from lieattn.models import EquivariantModule, Wrapper
 
@@ -23,16 +26,23 @@ _MARKUP = (
 )
 _WIDTH = 110
 _MORE = {
-    "models": "arguments: lieattn fit --model PointSetClassifier --model.network.help lieattn.models.GSANet",
+    "models": "arguments: lieattn fit --model PointSetClassifier --model.network.help lieattn.models.GSANet; "
+    "trained ones: lieattn models --trained",
     "datasets": "arguments: lieattn fit --data.train.help lieattn_datasets.Digits; sources, terms, splits and checks: "
     "datasets/README.md",
 }
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Print the table of ``"models"`` or ``"datasets"``, and return the exit status 0."""
+    """Print the table of ``"models"`` or ``"datasets"``, or of trained networks, and return the exit status 0."""
     description = f"List the {name} that configurations can name, each with or without its package."
-    ArgumentParser(prog=f"lieattn {name}", description=description).parse_args(arguments)
+    parser = ArgumentParser(prog=f"lieattn {name}", description=description)
+    if name == "models":
+        told = "list the trained networks that lieattn.load knows by name; with a name, the card of that one"
+        parser.add_argument("--trained", nargs="?", const="", metavar="NAME", help=told)
+    if (trained := getattr(parser.parse_args(arguments), "trained", None)) is not None:
+        print(_trained(trained))
+        return 0
     entries = _models if name == "models" else _datasets
     for module in import_catalog()[name]:
         print(f"{module.__name__}\n")
@@ -44,6 +54,24 @@ def run(name: str, arguments: Sequence[str]) -> int:
         print()
     print(_MORE[name])
     return 0
+
+
+def _trained(name: str) -> str:
+    """The table of trained networks, or the card of one, without its example."""
+    cards = trained_cards()
+    if not name:
+        width = max(map(len, cards))
+        lines = []
+        for title, card in cards.items():
+            figures = ", ".join(f"{key} {value:,}" for key, value in card["test"].items())
+            rows = [card["task"], f"Test: {figures}", f"Exact: {card['guarantee']}"]
+            wrapped = [part for row in rows for part in textwrap.wrap(row, _WIDTH - width - 4)]
+            lines.append(f"  {title:{width}}  " + f"\n{'':{width + 4}}".join(wrapped))
+        return "\n".join([*lines, "", "to use one: lieattn.load(NAME); its card: lieattn models --trained NAME"])
+    if name not in cards:
+        raise argparse.ArgumentError(None, f"--trained: expected one of {', '.join(cards)}, got {name!r}")
+    shown = {key: value for key, value in cards[name].items() if key != "example"}
+    return json.dumps(shown, indent=2, ensure_ascii=False)
 
 
 def _models(module: ModuleType) -> Iterator[tuple[str, list[str]]]:

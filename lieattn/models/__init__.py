@@ -2,6 +2,7 @@
 
 from lieattn.models._inputs import VectorEmbedding
 from lieattn.models._network import EquivariantModule, FieldModel, GroupField, Network, Symmetry, Wrapper
+from lieattn.models._preprocessed import Preprocessed
 from lieattn.models._rescaled import Rescaled
 from lieattn.models.affine import AffineSelfConvNet, BottleneckBlock
 from lieattn.models.attentive import (
@@ -73,6 +74,7 @@ __all__ = [
     "Lifting",
     "Network",
     "PairCoordinates",
+    "Preprocessed",
     "Readout",
     "Rescaled",
     "SortedDistances",

@@ -430,6 +430,7 @@ OWN: dict[str, dict[str, Any]] = {
     "models.AttentiveTransition": {"layer": GridGroupConvolution(C4, 4, 2, 1), "x": ON_GRID},
     "models.EnergyForces": {"model": gsa(out_channels=1), "data": DATA},
     "models.Rescaled": {"network": gsa(), "scale": {"y": 2.0}, "data": DATA, "name": "y"},
+    "models.Preprocessed": {"network": gsa(), "transform": lieattn_datasets.Standardize(0.5, 2.0), "data": DATA},
     "models.FieldModel": {"network": gsa(), "head": VectorHead(8, 2)},
     "models.HamiltonianDynamics": {
         "potential": gsa(in_channels=1, out_channels=1),
@@ -483,6 +484,7 @@ OWN: dict[str, dict[str, Any]] = {
     "lieattn_datasets.RandomRotateFields.__call__": {"data": DATA3},
     "lieattn_datasets.RandomRotateFields.set_epoch": {"epoch": 1},
     "lieattn_datasets.RandomCrop.__call__": {"data": IMAGE_DATA},
+    "lieattn_datasets.AveragePixels.__call__": {"data": IMAGE_DATA},
     "lieattn_datasets.RotateImage.__call__": {"data": IMAGE_DATA},
     "lieattn_datasets.data_to_image": {"data": IMAGE_DATA},
     "lieattn_datasets.StandardizeTargets.__call__": {"data": BATCH},

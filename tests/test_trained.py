@@ -1,0 +1,157 @@
+"""Trained networks that come with the library: they load by name, predict what their cards say, and keep their word."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+from torch_geometric.transforms import Compose, Constant
+
+import lieattn
+import lieattn_datasets as ld
+from lieattn._saved import trained_cards
+from lieattn.certify import certify
+from lieattn.cli import main
+from lieattn.geometry import PrincipalFrames, Radius
+from lieattn.groups import FiniteGroup, cyclic
+from lieattn.models import FramewiseTransformer, GSANet, Preprocessed, Rescaled
+
+FOLDER = Path(lieattn.__file__).parent / "trained"
+CARDS = trained_cards()
+LARGEST = 2 * 2**20
+FACTS = (
+    "name task inputs outputs network parameters transform guarantee group data training test certificate version "
+    "example"
+).split()
+every_network = pytest.mark.parametrize("name", sorted(CARDS))
+
+
+def item(card):
+    """The example of a card as one cloud."""
+    return Data(**{name: torch.tensor(value) for name, value in card["example"]["input"].items()})
+
+
+@every_network
+def test_a_network_predicts_what_its_card_says(name):
+    card = CARDS[name]
+    assert list(card) == FACTS
+    assert card["name"] == name
+    assert (FOLDER / f"{name}.safetensors").stat().st_size <= LARGEST
+    network = lieattn.load(name)
+    assert not network.training
+    assert network.guarantee == card["guarantee"]
+    assert sum(weight.numel() for weight in network.parameters()) == card["parameters"]
+    expected = torch.tensor(card["example"]["output"])
+    for given in (item(card), Batch.from_data_list([item(card)] * 2)):
+        found = network(given).detach()
+        torch.testing.assert_close(found[: len(expected)], expected, rtol=1e-5, atol=1e-5)
+
+
+@every_network
+def test_a_network_keeps_what_it_promises(name):
+    card, network = CARDS[name], lieattn.load(name)
+    measured = card["certificate"]
+    assert measured["verdict"] == "kept"
+    tolerances = {getattr(torch, dtype): value for dtype, value in measured["tolerances"].items()}
+    certificate = certify(network, item(card), tolerances=tolerances, rotations=1, elements=4, continuity=False)
+    assert certificate.verdict == "kept", str(certificate)
+    assert (certificate.group, certificate.guarantee) == (card["group"], card["guarantee"])
+    assert certificate.worst().keys() == measured["errors"]["element"].keys()
+    assert certificate.unique is not False
+
+
+def test_digits_are_told_apart_however_they_lie_and_only_so():
+    """The control: what the group does not have changes the logits."""
+    network, card = lieattn.load("digits-c8"), CARDS["digits-c8"]
+    digit = item(card)
+    upright = network(digit)
+    assert int(upright.argmax()) == int(digit.y)
+    for eighth in range(8):
+        torch.testing.assert_close(network(ld.RotatePoints(eighth * math.pi / 4)(digit)), upright, rtol=1e-4, atol=1e-4)
+    assert (network(ld.RotatePoints(math.pi / 8)(digit)) - upright).abs().max() > 1e-2
+
+
+def test_names_are_found_unless_there_is_such_a_file(tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError, match="digits-c8") as error:
+        lieattn.load("digits-c9")
+    assert all(name in str(error.value) for name in CARDS)
+    for path in ("digits-c9.safetensors", "folder/digits-c8", tmp_path / "digits-c8"):
+        with pytest.raises(FileNotFoundError) as error:
+            lieattn.load(path)
+        assert "trained networks" not in str(error.value)
+    monkeypatch.chdir(tmp_path)
+    network = FramewiseTransformer(cyclic(4), 1, 1, channels=4, layers=1)
+    lieattn.save(network, "digits-c8")
+    assert isinstance(lieattn.load("digits-c8"), FramewiseTransformer)
+
+
+def test_cards_are_shown(capsys):
+    assert main(["models", "--trained"]) == 0
+    told = capsys.readouterr().out
+    assert all(f"  {name} " in told for name in CARDS)
+    assert main(["models", "--trained", "digits-c8"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == {key: value for key, value in CARDS["digits-c8"].items() if key != "example"}
+    assert main(["models", "--trained", "digits-c9"]) == 2
+    assert "expected one of" in capsys.readouterr().err
+
+
+def molecules():
+    torch.manual_seed(0)
+    return [Data(z=torch.tensor([6, 1, 8, 1]), pos=torch.randn(4, 3)) for _ in range(2)]
+
+
+def images():
+    torch.manual_seed(0)
+    return [ld.image_to_data(torch.rand(8, 8).numpy()) for _ in range(2)]
+
+
+PREPROCESSED = {
+    "charges": (
+        lambda: Preprocessed(
+            Rescaled(
+                FramewiseTransformer(PrincipalFrames(), 6, 1, channels=4, layers=1, neighborhood=Radius(3.0)),
+                {"y": 2.0},
+                {"y": -7.0},
+            ),
+            ld.MoleculeFeatures((1, 6, 8), powers=2),
+        ),
+        molecules,
+    ),
+    "constant": (
+        lambda: Preprocessed(FramewiseTransformer(PrincipalFrames(), 1, 2, channels=4, layers=1), Constant(cat=False)),
+        molecules,
+    ),
+    "averaged pixels": (
+        lambda: Preprocessed(
+            GSANet(cyclic(4), 1, 3, channels=8, heads=1, blocks=(1,), neighborhood=Radius(1.5)),
+            Compose([ld.AveragePixels(2), ld.Standardize(0.5, 0.2)]),
+        ),
+        images,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PREPROCESSED)
+def test_a_transform_goes_with_its_network(name, tmp_path):
+    make, clouds = PREPROCESSED[name]
+    network, data = make().eval(), Batch.from_data_list(clouds())
+    wanted = network.network(network.transform(data))
+    torch.testing.assert_close(network(data), wanted, rtol=0, atol=0)
+    lieattn.save(network, tmp_path / "network.safetensors")
+    again = lieattn.load(tmp_path / "network.safetensors")
+    torch.testing.assert_close(again(data), wanted, rtol=0, atol=0)
+    assert (again.guarantee, again.kind, again.jumps) == (network.guarantee, network.network.kind, network.jumps)
+    certificate = certify(again, clouds(), rotations=0, continuity=False)
+    assert certificate.verdict == "kept", str(certificate)
+    assert isinstance(again.symmetry.group, FiniteGroup) == (name == "averaged pixels")
+
+
+def test_a_transform_gives_data():
+    network = FramewiseTransformer(cyclic(4), 1, 1, channels=4, layers=1)
+    with pytest.raises(TypeError, match="transform: expected data with pos"):
+        Preprocessed(network, len)(Data(pos=torch.randn(3, 2)))
+    with pytest.raises(TypeError, match="transform"):
+        Preprocessed(network, "MoleculeFeatures")

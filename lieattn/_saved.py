@@ -18,6 +18,7 @@ from lieattn._checks import check_arguments
 from lieattn._digest import digest
 from lieattn._files import replacing
 from lieattn._recorded import describe, make
+from lieattn._tied import TiedWeights
 from lieattn._trust import untrusted_names
 
 _KEY, _FORMAT = "lieattn", 1
@@ -51,7 +52,12 @@ def save(network: nn.Module, path: str | Path) -> None:
         raise ValueError(f"network: cannot be saved. {error}") from error
     state = network.state_dict()
     _check_finite("network", state)
-    if _structure(_made(described)) != _structure(network):
+    made = _made(described)
+    decided = {name: entry.get("geometry", {}) for name, entry in _metadata(state).items()}
+    for name, part in made.named_modules() if isinstance(made, nn.Module) else ():
+        if isinstance(part, TiedWeights):
+            part.decide(decided.get(name, {}))
+    if _structure(made) != _structure(network):
         raise ValueError("network: was changed since it was made; make one with the arguments that it needs now")
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
     header: dict[str, Any] = {"format": _FORMAT, "version": importlib.metadata.version("lieattn")}

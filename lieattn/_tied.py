@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ class TiedWeights(nn.Module):
         """What the weights are tied to, in words, by its name: here the finite group."""
         return tied_to_group(getattr(self, "group", None))
 
+    def decide(self, tied_to: Mapping[str, str]) -> None:
+        """Take over from weights what was left open when the module was made; here nothing is."""
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if hasattr(destination, "_metadata"):
@@ -32,12 +36,20 @@ class TiedWeights(nn.Module):
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
         saved = local_metadata.get("geometry", {})
+        self.decide(saved)
         for name, own in self.tied_to().items():
             fault = f"{name}: the weights are for {saved.get(name, own)}, the module has {own}"
             # A network says it first, and its layers not again.
             if saved.get(name, own) != own and not any(fault in message for message in error_msgs):
                 advice = f"build it with the {name} of the weights, or load dict(state_dict) all the same"
                 error_msgs.append(f"{prefix}{fault}; {advice}.")
+
+
+def settle(module: nn.Module) -> None:
+    """Decide what was left open in a module and its parts, as they act now."""
+    for part in module.modules():
+        if isinstance(part, TiedWeights):
+            part.decide(part.tied_to())
 
 
 def tied_to_group(group: Any) -> dict[str, str]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from lieattn._checks import check_arguments, check_choice
+from lieattn._tied import settle
 from lieattn.models import EnergyForces, Rescaled
 
 try:
@@ -81,7 +82,10 @@ class Calculator(AseCalculator):
         self._scale, self._shift = _units_of_energy(model)
         network: Any = model.network if isinstance(model, Rescaled) else model
         network = network.model if isinstance(network, EnergyForces) else network
-        self.model = copy.deepcopy(EnergyForces(network, jumps=jumps)).eval().requires_grad_(False)
+        network = copy.deepcopy(network)
+        if isinstance(network, nn.Module):
+            settle(network)  # it is trained, so a radius that was left open is what it was in training
+        self.model = EnergyForces(network, jumps=jumps).eval().requires_grad_(False)
         self.transform, self._energy, self._length = transform, _ENERGIES[energy_unit], _LENGTHS[length_unit]
 
     def calculate(

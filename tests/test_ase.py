@@ -159,8 +159,13 @@ def test_it_travels(tmp_path):
 
 def test_what_is_refused():
     with pytest.raises(ValueError, match=r"model: its energies jump.*smooth=True"):
-        calculator.Calculator(network(Radius(3.0)))
-    calculator.Calculator(network(Radius(3.0)), jumps="allow")
+        calculator.Calculator(network(Radius(3.0)))  # trained by itself, as it seems
+    sharp = calculator.Calculator(given := network(Radius(3.0)), jumps="allow")
+    assert sharp.model.model.neighborhood == Radius(3.0, smooth=False)
+    assert given.neighborhood == Radius(3.0)
+    assert calculator.Calculator(EnergyForces(network(Radius(3.0)))).model.model.neighborhood == Radius(
+        3.0, smooth=True
+    )
     with pytest.raises(ValueError, match=r"scale_of=\{'energy': 'force'\}"):
         calculator.Calculator(Rescaled(EnergyForces(network()), {"energy": 1.0, "force": 2.0}))
     with pytest.raises(ValueError, match="trained on energies, got outputs"):

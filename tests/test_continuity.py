@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
+import lieattn
 from lieattn.certify import certify
 from lieattn.geometry import AllPairs, FiniteFrames, Given, Nearest, PrincipalFrames, Radius, SampledFrames, lift
 from lieattn.groups import SE, Translations, cyclic, octahedral, tetrahedral
@@ -20,12 +21,14 @@ from lieattn.models import (
     LieConvNet,
     LieTransformer,
     Lifting,
+    Rescaled,
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
 from lieattn.models.lie._network import AttentionOptions, ConvolutionOptions
-from lieattn.nn import VectorHead
+from lieattn.nn import InvariantHead, VectorHead
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
+from lieattn.train import PointSetClassifier, PointSetRegressor, UsageError, build
 from tests.lifted_cases import LIFTED
 from tests.lifted_cases import RADIUS as LIFTED_RADIUS
 from tests.test_equivariance import LAYERS, call, fits, prepared
@@ -87,12 +90,8 @@ def crossing(dim, others, gap, seed=0):
     return Data(pos=pos, x=x)
 
 
-def energy_and_gradient(network, cloud):
-    batch = Batch.from_data_list([cloud])
-    batch.pos.requires_grad_(True)
-    out = network(batch)
-    (gradient,) = torch.autograd.grad(out.sum(), batch.pos)
-    return out.detach(), gradient
+def energy_and_force(network, cloud, **options):
+    return EnergyForces(network, **options).eval()(Batch.from_data_list([cloud]))
 
 
 def dimension(name):
@@ -104,24 +103,33 @@ def dimension(name):
 def test_energies_and_forces_do_not_jump_at_the_radius(name, others):
     if "principal" in name and not others:
         pytest.skip("two points do not determine axes")
-    network = randomize(MODELS[name](Radius(RADIUS) if name in WINDOWED else SMOOTH).double()).eval()
+    network = randomize(MODELS[name](Radius(RADIUS)).double()).eval()
+    options = {"jumps": "allow"} if "principal" in name else {}
     # At the radius, and where lists end: a relative 1e-5 above it.
     for gap in (0.0, 1e-5 * RADIUS):
         (low, before), (high, behind) = (
-            energy_and_gradient(network, crossing(dimension(name), others, gap + step)) for step in (-1e-9, 1e-9)
+            energy_and_force(network, crossing(dimension(name), others, gap + step), **options)
+            for step in (-1e-9, 1e-9)
         )
         assert torch.isfinite(before).all()
         slope = max(1.0, float(before.abs().max()))
         torch.testing.assert_close(high, low, rtol=0, atol=1e-8 * slope)
         torch.testing.assert_close(behind, before, rtol=0, atol=1e-5 * slope)
+    assert network.neighborhood == (Radius(RADIUS) if name in WINDOWED else SMOOTH)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS.keys() - WINDOWED))
 def test_without_an_envelope_they_do(name):
-    network = randomize(MODELS[name](Radius(RADIUS)).double()).eval()
-    inside, outside = (energy_and_gradient(network, crossing(dimension(name), 5, gap))[0] for gap in (-1e-9, 3e-5))
+    network, sharp = randomize(MODELS[name](Radius(RADIUS)).double()).eval(), Radius(RADIUS, smooth=False)
+    with torch.no_grad():
+        inside, outside = (network(Batch.from_data_list([crossing(dimension(name), 5, g)])) for g in (-1e-9, 3e-5))
     assert float((inside - outside).abs().max()) > 1e-3
-    assert any("smooth=True" in jump for jump in network.jumps)
+    for found in (network, MODELS[name](sharp)):
+        assert any("smooth=True" in jump for jump in found.jumps)
+    with pytest.raises(ValueError, match=r"its energies jump.*smooth=True.*jumps='allow'"):
+        EnergyForces(found)
+    assert found.neighborhood == sharp
+    assert EnergyForces(found, jumps="allow").model.neighborhood == sharp
 
 
 SMOOTH_CASES = [name for name in LIFTED if name.endswith("smooth")]
@@ -167,7 +175,8 @@ def test_graphs_with_and_without_windows_are_not_joined():
 
 
 JUMPING = {
-    "smooth=True": lambda: _lie(Radius(RADIUS), frames=tetrahedral()),
+    "smooth=True": lambda: _lie(Radius(RADIUS, smooth=False), frames=tetrahedral()),
+    "include_self=False": lambda: _lie(Radius(RADIUS, include_self=False), frames=tetrahedral()),
     "nearest": lambda: _lie(Nearest(4), frames=tetrahedral()),
     "principal": lambda: _lie(SMOOTH, frames=PrincipalFrames()),
     "half turns": lambda: _lie(
@@ -202,6 +211,95 @@ def test_continuous_energies_are_accepted(neighborhood):
     network = _lie(neighborhood, frames=tetrahedral())
     assert network.jumps == ()
     EnergyForces(network)
+
+
+class Doubled(torch.nn.Module):
+    """A module that states nothing, around one that does."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, data):
+        return 2 * self.network(data)
+
+
+WRAPPED = {
+    "alone": lambda network: network,
+    "module": Doubled,
+    "rescaled": lambda network: Rescaled(network, {"energy": 2.0}),
+    "field model": lambda network: FieldModel(network, InvariantHead(8, 1)),
+}
+
+
+@pytest.mark.parametrize("make", [EnergyForces, HamiltonianDynamics])
+@pytest.mark.parametrize("around", WRAPPED)
+def test_an_open_radius_becomes_smooth_wherever_it_is(around, make):
+    network = _lie(Radius(RADIUS), frames=tetrahedral())
+    wrapped = WRAPPED[around](network)
+    model = make(wrapped)
+    assert model.jumps == ()
+    part = next(part for part in model.modules() if isinstance(part, LieTransformer))
+    assert part.neighborhood == SMOOTH
+    # Heads are put on a copy, and the network itself stays what it was.
+    assert network.neighborhood == (Radius(RADIUS) if around == "field model" else SMOOTH)
+    sharp = WRAPPED[around](_lie(Radius(RADIUS, smooth=False), frames=tetrahedral()))
+    with pytest.raises(ValueError, match="its energies jump"):
+        make(sharp)
+
+
+def test_what_is_refused_stays_open():
+    network = _lie(Radius(RADIUS), frames=PrincipalFrames())
+    with pytest.raises(ValueError, match="principal axes"):
+        EnergyForces(network)
+    assert network.neighborhood == Radius(RADIUS)
+    assert EnergyForces(network, jumps="allow").model.neighborhood == SMOOTH
+
+
+def test_weights_decide_what_was_left_open(tmp_path):
+    def made():
+        return _lie(Radius(RADIUS), frames=tetrahedral())
+
+    sharp, smooth = made(), EnergyForces(made())
+    assert sharp.tied_to()["neighborhood"].endswith("smooth=False)")
+    for network, wanted in ((sharp, False), (smooth.model, True)):
+        lieattn.save(network, tmp_path / "network")
+        for again in (made(), lieattn.load(tmp_path / "network")):
+            again.load_state_dict(network.state_dict())
+            assert again.neighborhood == Radius(RADIUS, smooth=wanted)
+            cloud = Batch.from_data_list([crossing(3, 5, -0.1)])
+            assert torch.equal(again(cloud), network(cloud))
+    # Weights that were trained without an envelope are not taken for others.
+    again = made()
+    again.load_state_dict(sharp.state_dict())
+    with pytest.raises(ValueError, match=r"smooth=False\): give Radius\(1.5, smooth=True\)"):
+        EnergyForces(again)
+    with pytest.raises(RuntimeError, match=r"the weights are for .*smooth=False.*, the module has .*smooth=True"):
+        EnergyForces(made()).load_state_dict(EnergyForces(again, jumps="allow").state_dict())
+    lieattn.save(smooth, tmp_path / "energies")
+    assert lieattn.load(tmp_path / "energies").model.neighborhood == SMOOTH
+
+
+def test_configuration_files_leave_it_open():
+    lie = {"in_channels": 2, "neighborhood": {"class_path": "lieattn.geometry.Radius", "init_args": {"radius": 1.5}}}
+    lie |= {"frames": {"class_path": "lieattn.groups.tetrahedral"}, "channels": 4, "layers": 1, "heads": 1}
+    network = {"class_path": "lieattn.models.LieTransformer", "init_args": lie}
+    energies = {"class_path": "lieattn.models.EnergyForces", "init_args": {"model": network}}
+    assert build(torch.nn.Module, network, "it").neighborhood == Radius(RADIUS)
+    assert build(torch.nn.Module, energies, "it").model.neighborhood == SMOOTH
+    lie["neighborhood"]["init_args"]["smooth"] = False
+    with pytest.raises(UsageError, match="its energies jump"):
+        build(torch.nn.Module, energies, "it")
+
+
+def test_what_is_trained_by_itself_stays_sharp():
+    task = PointSetClassifier(_lie(Radius(RADIUS), frames=tetrahedral()), classes=2)
+    task.on_fit_start()
+    assert task.network.neighborhood == Radius(RADIUS, smooth=False)
+    task = PointSetRegressor(EnergyForces(_lie(Radius(RADIUS), frames=tetrahedral())))
+    task.measured.fill_(True)
+    task.on_fit_start()
+    assert task.network.model.neighborhood == SMOOTH
 
 
 def test_field_models_jump_where_their_network_does():

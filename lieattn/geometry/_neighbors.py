@@ -82,11 +82,14 @@ class Radius(_Neighborhood):
     In clouds that repeat, all images within the ball are neighbors, several of one point and of the point itself
     included if the radius exceeds half the cell: ``radius(pos, batch, cell=cell, pbc=pbc)`` gives lists with a
     ``shift``. A point is its own neighbor if ``include_self``; its images are in any case. TypeError or ValueError is
-    raised if ``radius`` is not a positive finite number, or ``include_self`` or ``smooth`` not a bool.
+    raised if ``radius`` is not a positive finite number, ``include_self`` not a bool, or ``smooth`` neither that nor
+    None.
 
     ``smooth`` neighbors fade: in sums over a neighborhood, and in what a softmax is divided by, each counts with the
     weight exp(-x² / (1 - x²)), x = r / radius, so that outputs and all their derivatives do not jump where points come
-    and go, as energies need it. A point must then be its own neighbor, so that something is left to divide by.
+    and go, as energies need it. A point must then be its own neighbor, so that something is left to divide by. None
+    leaves it open: all neighbors count alike, as with False, unless the network learns energies
+    (:class:`lieattn.models.EnergyForces`), which makes its open radii smooth.
 
     Examples
     --------
@@ -96,12 +99,13 @@ class Radius(_Neighborhood):
 
     radius: float
     include_self: bool = True
-    smooth: bool = False
+    smooth: bool | None = None
 
     def __post_init__(self) -> None:
         check_length("radius", self.radius)
         _check_flag(self.include_self)
-        _check_flag(self.smooth, "smooth")
+        if self.smooth is not None:
+            _check_flag(self.smooth, "smooth")
         if self.smooth and not self.include_self:
             raise ValueError("include_self: expected True for smooth neighborhoods, where all other neighbors may fade")
 

@@ -1,8 +1,12 @@
-"""Where outputs of networks jump as points move, in words, and who refuses that."""
+"""Where outputs of networks jump as points move, in words, who refuses that, and radii that were left open."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Literal, TypeGuard
+
+from torch import nn
 
 from lieattn._checks import check_choice
 from lieattn.geometry import AllPairs, FiniteFrames, Given, Neighborhood, PrincipalFrames, Radius
@@ -22,7 +26,7 @@ def jumps_of_neighbors(neighborhood: Neighborhood | None, window: float | None =
         advice = f"give Radius({neighborhood.radius:g}, smooth=True)"
     else:
         advice = "the nearest are others when points move: take Radius(..., smooth=True)"
-    return (f"points enter and leave the neighborhoods of {neighborhood}: {advice}",)
+    return (f"points enter and leave the neighborhoods of {decided(neighborhood)}: {advice}",)
 
 
 def jumps_of_frames(frames: Any) -> tuple[str, ...]:
@@ -33,15 +37,57 @@ def jumps_of_frames(frames: Any) -> tuple[str, ...]:
     return ("principal axes jump where moments of the cloud cross: take frames of a finite group",)
 
 
+def jumps_of(model: object) -> tuple[str, ...]:
+    """Jumps that a model states; of a module that states none, those of its parts."""
+    stated: tuple[str, ...] | None = getattr(model, "jumps", None)
+    if stated is not None or not isinstance(model, nn.Module):
+        return stated or ()
+    return tuple(dict.fromkeys(jump for part in model.children() for jump in jumps_of(part)))
+
+
 Jumps = Literal["refuse", "allow"]
 
 
-def check_continuous(argument: str, model: object, jumps: Jumps) -> None:
-    """Raise ValueError for a model whose energies jump, and so are not conserved, unless they are allowed to."""
+def make_continuous(argument: str, model: object, jumps: Jumps) -> None:
+    """Make radii of a model of energies smooth that were left open, in the model itself.
+
+    ValueError is raised for one whose energies jump all the same, and so are not conserved, unless they are allowed to;
+    it stays as it was.
+    """
     check_choice("jumps", jumps, Jumps)
-    found = getattr(model, "jumps", ())
+    before = _make_smooth(model)
+    found = jumps_of(model)
     if jumps == "refuse" and found:
+        for part, neighborhood in before:
+            part.neighborhood = neighborhood
         reasons = "; ".join(found)
         raise ValueError(
             f"{argument}: its energies jump. {reasons}; or accept that they are not conserved: jumps='allow'"
         )
+
+
+def _make_smooth(model: object) -> list[tuple[Any, Radius]]:
+    """The parts of a model whose open radius was made smooth, and that radius."""
+    changed = list[tuple[Any, Radius]]()
+    parts: Iterable[Any] = model.modules() if isinstance(model, nn.Module) else ()
+    for part in parts:
+        neighborhood, stated = vars(part).get("neighborhood"), getattr(part, "jumps", None)
+        if is_open(neighborhood) and neighborhood.include_self:
+            part.neighborhood = replace(neighborhood, smooth=True)
+            if stated is not None and jumps_of(part) == stated:  # it has windows of its own
+                part.neighborhood = neighborhood
+            else:
+                changed.append((part, neighborhood))
+    return changed
+
+
+def is_open(neighborhood: object) -> TypeGuard[Radius]:
+    """Whether a neighborhood is a radius that may still become smooth or sharp."""
+    return isinstance(neighborhood, Radius) and neighborhood.smooth is None
+
+
+def decided(neighborhood: Any, smooth: bool = False) -> Any:
+    """A neighborhood as it acts, or acts once its radius is smooth; one that is not open stays as it is."""
+    if not is_open(neighborhood):
+        return neighborhood
+    return replace(neighborhood, smooth=smooth and neighborhood.include_self)

@@ -36,7 +36,7 @@ from lieattn.geometry import (
 )
 from lieattn.groups import FiniteGroup, Group, Translations, trivial
 from lieattn.models._inputs import VectorEmbedding, attribute, in_precision_of_weights
-from lieattn.models._jumps import jumps_of_frames, jumps_of_neighbors
+from lieattn.models._jumps import decided, is_open, jumps_of, jumps_of_frames, jumps_of_neighbors
 from lieattn.nn import grid_images
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
@@ -137,7 +137,7 @@ def _geometry(module: nn.Module) -> dict[str, str]:
         found["space"] = space.name
     if neighborhood is not None:
         tensor = isinstance(getattr(neighborhood, "edge_index", None), Tensor)
-        found["neighborhood"] = type(neighborhood).__name__ if tensor else repr(neighborhood)
+        found["neighborhood"] = type(neighborhood).__name__ if tensor else repr(decided(neighborhood))
     for owner in (getattr(module, "lifting", None), getattr(module, "options", None), module):
         for name in ("length", "cutoff"):
             if isinstance(value := getattr(owner, name, None), int | float):
@@ -174,6 +174,13 @@ class EquivariantModule(Recorded, TiedWeights, abc.ABC):
     def tied_to(self) -> dict[str, str]:
         """What the weights are tied to beside their shapes, in words, by its name."""
         return _geometry(self)
+
+    def decide(self, tied_to: Mapping[str, str]) -> None:
+        """A radius that was left open becomes that of the weights, smooth or not."""
+        neighborhood = getattr(self, "neighborhood", None)
+        for smooth in (False, True) if is_open(neighborhood) else ():
+            if tied_to.get("neighborhood") == repr(chosen := decided(neighborhood, smooth)):
+                self.neighborhood = chosen
 
     @property
     def guarantee(self) -> str:
@@ -333,9 +340,9 @@ class Wrapper(EquivariantModule):
     def __init__(self, wrapped: object) -> None:
         super().__init__()
         self._symmetry = Symmetry(None, notes=("the network states no guarantee",))
-        self._jumps: tuple[str, ...] = ()
+        self._wrapped = (wrapped,)  # in a tuple, where torch does not see a second name of it
         if isinstance(wrapped, EquivariantModule):
-            self._symmetry, self._jumps = wrapped.symmetry, wrapped.jumps
+            self._symmetry = wrapped.symmetry
             self.vector_inputs, self.sees_order = wrapped.vector_inputs, wrapped.sees_order
             self.has_kinks = wrapped.has_kinks
 
@@ -345,7 +352,7 @@ class Wrapper(EquivariantModule):
 
     @property
     def jumps(self) -> tuple[str, ...]:
-        return self._jumps
+        return jumps_of(self._wrapped[0])
 
 
 class FieldModel(Network):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_choice, check_has_numbers, check_tensor
 from lieattn.geometry import PointClouds
-from lieattn.models._jumps import Jumps, check_continuous
+from lieattn.models._jumps import Jumps, make_continuous
 from lieattn.models._network import Wrapper
 
 _FIXED = ("euler", "midpoint", "heun2", "heun3", "rk4", "explicit_adams", "implicit_adams", "fixed_adams")
@@ -40,10 +40,12 @@ class EnergyForces(Wrapper):
     ----------
     model
         ``model(data)`` gives one energy for each cloud, ``[clouds]`` or ``[clouds, 1]``, and reads the positions from
-        ``data.pos``.
+        ``data.pos``. A neighborhood that leaves open whether it is smooth, ``Radius(3.0)``, becomes smooth, in the
+        model itself, so wrap it before it is trained. Models with windows of their own stay as they are.
     jumps
-        ``"refuse"`` raises ValueError for a network whose energies jump as points move (:attr:`Network.jumps`), which
-        dynamics would not conserve; ``"allow"`` takes it.
+        ``"refuse"`` raises ValueError for a network whose energies jump as points move all the same
+        (:attr:`Network.jumps`), as with ``Radius(3.0, smooth=False)``, which dynamics would not conserve; ``"allow"``
+        takes it.
 
     Examples
     --------
@@ -59,7 +61,7 @@ class EnergyForces(Wrapper):
 
     def __init__(self, model: nn.Module | Callable[[Any], Tensor], *, jumps: Jumps = "refuse") -> None:
         check_arguments(EnergyForces.__init__, locals())
-        check_continuous("model", model, jumps)
+        make_continuous("model", model, jumps)
         super().__init__(model)
         self.model = model
 
@@ -164,8 +166,9 @@ class HamiltonianDynamics(Wrapper):
     Parameters
     ----------
     potential
-        ``potential(data)`` gives one energy a cloud, ``[clouds]`` or ``[clouds, 1]``, from a torch_geometric ``Data``
-        with ``pos`` (centered), ``mass``, ``batch``, ``x`` (the features, if given) and the attributes given.
+        As the model of :class:`EnergyForces`, whose open radii become smooth: ``potential(data)`` gives one energy a
+        cloud, ``[clouds]`` or ``[clouds, 1]``, from a torch_geometric ``Data`` with ``pos`` (centered), ``mass``,
+        ``batch``, ``x`` (the features, if given) and the attributes given.
     center
         Whether V sees positions relative to the mean.
     method, rtol, atol, options
@@ -188,7 +191,7 @@ class HamiltonianDynamics(Wrapper):
     ) -> None:
         check_arguments(HamiltonianDynamics.__init__, locals())
         check_choice("method", method, (*_FIXED, *_ADAPTIVE))
-        check_continuous("potential", potential, jumps)
+        make_continuous("potential", potential, jumps)
         super().__init__(potential)
         self.potential, self.vector_inputs = potential, ("momentum", "vel")
         self.center, self.method, self.rtol, self.atol = center, method, rtol, atol

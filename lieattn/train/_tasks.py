@@ -24,6 +24,7 @@ from torchmetrics import MeanMetric
 from lieattn._checks import check_arguments, check_is
 from lieattn._digest import KEY, add_digests
 from lieattn._recorded import Recorded, describe
+from lieattn._tied import settle
 from lieattn.models import Rescaled
 from lieattn.train._checkpoint import (
     FORMAT,
@@ -203,6 +204,10 @@ class PointSetTask(Recorded, LightningModule, ABC):
         entry = checkpoint.get(KEY, {})
         self._input = entry.get("input", self._input)
         self._random = entry.get("random")
+
+    def on_fit_start(self) -> None:
+        """Decide what the network leaves open: a radius that nothing has made smooth is sharp from now on."""
+        settle(self.network)
 
     def on_train_start(self) -> None:
         """Set the random generators to their states of the checkpoint, if the processes are as many."""
@@ -402,6 +407,7 @@ class PointSetRegressor(PointSetTask):
 
     def on_fit_start(self) -> None:
         """Measure shifts and scales on the training set, unless a checkpoint has brought them."""
+        super().on_fit_start()
         if not self.measured:
             self.measure(self.trainer.datamodule.sets["train"])  # type: ignore[attr-defined]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from torch.utils.data import Dataset
 
 import lieattn
 import lieattn_datasets
@@ -182,6 +183,27 @@ def test_models_and_data_sets_are_listed_by_their_classes(capsys):
     assert re.search(r"10 classes, no file needed\.\s+[A-Z]", listed)
     assert re.search(r"the\s+official\s+idx\s+files\. (Reads\s+files\s+in\s+`root`|Can)", listed)
     assert not re.search(r":\w+:`|``|\*\*|\\[a-z]+", told + listed)
+    words = " ".join(listed.split())
+    for card in lieattn_datasets.CARDS.values():
+        assert f"Source: {card.source}. Terms: {card.terms}. Size: {card.size}." in words
+
+
+def test_cards_are_those_of_the_readme():
+    text = (Path(__file__).parent.parent / "datasets" / "README.md").read_text()
+    found = {}
+    for part in text.partition("\n## Cards\n")[2].split("\n### ")[1:]:
+        heading, _, body = part.partition("\n")
+        found |= dict.fromkeys(re.findall(r"`(\w+)", heading), " ".join(body.split()))
+    assert found.keys() == lieattn_datasets.CARDS.keys() | {"Molecules"}
+    for name, card in lieattn_datasets.CARDS.items():
+        assert card.source in found[name], name
+        assert re.search(rf"\*\*Terms\*\* {re.escape(card.terms)}(\.|$)", found[name]), name
+        assert re.search(rf"\*\*Size( and splits)?\*\* {re.escape(card.size)}", found[name]), name
+    # Whatever is a data set of its own has one: the others are the classes that these are made of.
+    listed = {name for name in lieattn_datasets.__all__ if isinstance(getattr(lieattn_datasets, name), type)}
+    sets = {name for name in listed if issubclass(getattr(lieattn_datasets, name), Dataset)}
+    made_of = {"Clouds", "ImagePoints", "Molecules", "ShapePoints", "ChargedParticles"}
+    assert sets - made_of == lieattn_datasets.CARDS.keys()
 
 
 def test_version():

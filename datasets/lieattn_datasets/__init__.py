@@ -4,6 +4,7 @@ Independent of ``lieattn``: whatever takes a ``torch_geometric.data.Data`` can u
 """
 
 from lieattn_datasets._amat import RotatedMNIST
+from lieattn_datasets._cards import CARDS, Card
 from lieattn_datasets._charges import charge_energy, simulate_charges
 from lieattn_datasets._cifar import CIFAR10, CIFAR100
 from lieattn_datasets._clouds import Clouds
@@ -44,6 +45,7 @@ from lieattn_datasets._xtb import GFN2Labels, GFN2Molecules, embed_molecule, lab
 from lieattn_datasets._xyz import ExtendedXYZ
 
 __all__ = [
+    "CARDS",
     "CIFAR10",
     "CIFAR100",
     "MD17_MOLECULES",
@@ -56,6 +58,7 @@ __all__ = [
     "AdrenalMNIST3D",
     "AveragePixels",
     "CIFAR10Subset",
+    "Card",
     "ChargedParticles",
     "Clouds",
     "Constellation",

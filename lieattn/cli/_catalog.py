@@ -28,7 +28,7 @@ _WIDTH = 110
 _MORE = {
     "models": "arguments: lieattn fit --model PointSetClassifier --model.network.help lieattn.models.GSANet; "
     "trained ones: lieattn models --trained",
-    "datasets": "arguments: lieattn fit --data.train.help lieattn_datasets.Digits; sources, terms, splits and checks: "
+    "datasets": "arguments: lieattn fit --data.train.help lieattn_datasets.Digits; splits, files and checks: "
     "datasets/README.md",
 }
 
@@ -85,7 +85,9 @@ def _datasets(module: ModuleType) -> Iterator[tuple[str, list[str]]]:
     for name, kind in _classes(module, Dataset):
         known = inspect.signature(kind).parameters
         needs = " Can be downloaded." if "download" in known else " Reads files in `root`." if "root" in known else ""
-        yield name, [f"{_plain(_first(kind))}{needs}"]
+        card = getattr(module, "CARDS", {}).get(name)
+        origin = [f"Source: {card.source}. Terms: {card.terms}. Size: {card.size}."] if card else []
+        yield name, [f"{_plain(_first(kind))}{needs}", *origin]
 
 
 def _classes(module: ModuleType, base: type) -> Iterator[tuple[str, type]]:

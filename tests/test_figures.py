@@ -1,8 +1,10 @@
 """Figures of the papers by name: each is drawn, small, from the command line."""
 
+import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 pytest.importorskip("matplotlib")
@@ -10,12 +12,15 @@ pytest.importorskip("matplotlib")
 from lieattn import viz
 from lieattn.cli import main
 from lieattn.cli._figures import FIGURES
+from lieattn.groups import cyclic
+from lieattn.models import AffineSelfConvNet
 
 ROOT = Path(__file__).parent.parent
 ATTENTIVE = ROOT / "tests" / "goldens" / "attentive_gconv"
 
 # Options that make each figure small, and the files that it has.
 SMALL = {
+    "asc-filters": (["--steps", "1", "--channels", "1"], ["asc-filters_maps.png", "asc-filters_attention.png"]),
     "gsa-steerability": (["--size", "3"], ["gsa-steerability.png"]),
     "lift-errors": (["--most", "1", "--repeats", "1"], ["lift-errors.png"]),
     "roll-outs": (["--checkpoint", "runs/checkpoints/last.ckpt", "--clouds", "2", "--steps", "3"], ["roll-outs.png"]),
@@ -50,6 +55,78 @@ def test_figures_are_drawn(name, tmp_path, monkeypatch, capsys):
     drawn = list(Path("pictures").iterdir())
     assert sorted(path.name for path in drawn) == sorted(files)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+
+
+ATTENTIVE_RUN = {
+    "model": {
+        "class_path": "PointSetClassifier",
+        "init_args": {
+            "classes": 10,
+            "network": {
+                "class_path": "AttentiveAllCNN",
+                "init_args": {
+                    "group": {"class_path": "lieattn.groups.cyclic", "init_args": {"n": 4}},
+                    "in_channels": 1,
+                    "channels": 1,
+                    "attention": "input",
+                },
+            },
+        },
+    },
+    "data": {split: {"class_path": "Digits", "init_args": {"split": split}} for split in ("train", "test")},
+    "trainer": {"max_steps": 1, "default_root_dir": "runs", "logger": False, "accelerator": "cpu"},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*JsonargparseDeprecationWarning.*", "ignore:.*does not have many workers.*")
+def test_pictures_of_a_checkpoint_with_its_attention(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(yaml.safe_dump(ATTENTIVE_RUN))
+    assert main(["fit", "--config", "run.yaml"]) == 0, capsys.readouterr().err
+    checkpoint = "runs/checkpoints/last.ckpt"
+    assert main(["picture", checkpoint, "--clouds", "2", "--out", "drawn"]) == 0, capsys.readouterr().err
+    told = capsys.readouterr().out
+    names = {f"last_cloud_{number}{what}.png" for number in range(2) for what in ("", "_attention")}
+    assert {path.name for path in Path("drawn").iterdir()} == names
+    assert all(f"picture: drawn/{name}" in told for name in names)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in Path("drawn").iterdir())
+    assert main(["picture", "asc-filters", "--checkpoint", checkpoint]) == 2
+    assert "checkpoint: expected one of an AffineSelfConvNet, got AttentiveAllCNN" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("layer", ["affine", "simple"])
+def test_filters_of_attention_turn_with_the_image(layer):
+    torch.manual_seed(0)
+    network = AffineSelfConvNet(cyclic(4), 1, 2, layer=layer, blocks=1, channels=2, heads=1).double()
+    figure = viz.effective_filters(network, torch.randn(1, 8, 8), block=1, channel=1)
+    measured = next(text.get_text() for text in figure.texts if "differ by" in text.get_text())
+    apart, largest = map(float, re.findall(r"[\d.]+e[-+]\d+|(?<=value )[\d.]+", measured))
+    assert apart < 1e-6 < 1e-3 < largest
+    rows, columns = 4, 1 + 3 * 2
+    assert len(figure.axes) == rows * columns + 2
+    # The weights of each pixel sum to 1, in every row.
+    sums = [float(axes.collections[0].get_array().sum()) for axes in figure.axes[: rows * columns]]
+    assert [sums[row * columns + 1 + 2 * pixel] for row in range(rows) for pixel in range(3)] == pytest.approx(
+        [1.0] * 12
+    )
+    maps = viz.affine_maps(network, block=1, channels=3)
+    tables = 1 if layer == "simple" else 2
+    assert len(maps.axes) == 3 * tables * 5 + 1
+
+
+def test_networks_without_affine_maps_have_no_filters():
+    network = AffineSelfConvNet(cyclic(4), 1, 2, layer="stand-alone", blocks=1, channels=2)
+    with pytest.raises(ValueError, match="network: expected the layer 'affine' or 'simple', got StandAloneSelf"):
+        viz.affine_maps(network)
+    network = AffineSelfConvNet(cyclic(4), 1, 2, blocks=1, channels=2)
+    with pytest.raises(ValueError, match=r"block: expected one of 0\.\.2, got 3"):
+        viz.affine_maps(network, block=3)
+    with pytest.raises(ValueError, match=r"channel: expected one of 0\.\.1, got 2"):
+        viz.effective_filters(network, torch.randn(1, 8, 8), channel=2)
+    with pytest.raises(ValueError, match="image: expected one image"):
+        viz.effective_filters(network, torch.randn(8, 8))
+    with pytest.raises(TypeError, match=r"network: expected an? AffineSelfConvNet"):
+        viz.affine_maps(torch.nn.Identity())
 
 
 def test_scores_of_attention_turn_exactly_and_interpolated_weights_do_not():

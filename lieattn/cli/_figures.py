@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
 from lieattn import viz
 from lieattn.geometry import PixelSquare, Radius, pixel_positions
 from lieattn.groups import cyclic
-from lieattn.models import AttentiveAllCNN, GSANet, published_attentive_cnn
+from lieattn.models import AffineSelfConvNet, AttentiveAllCNN, GSANet, published_attentive_cnn
 from lieattn.nn import act_on_grid
 from lieattn.testing import relative_error
 from lieattn.train import build, load_data, load_network, read_checkpoint
@@ -117,6 +118,44 @@ def stride_parity(*, smallest: int = 16, largest: int = 33, channels: int = 8, s
     return {"stride-parity": viz.error_curves(curves, "side of the images (pixels)", "relative change under the group")}
 
 
+def asc_filters(
+    *, checkpoint: str | None = None, block: int = 0, channels: int = 4, image: int = 0, steps: int = 60, seed: int = 0
+) -> dict[str, Figure]:
+    """Affine maps that were learned, and the filters that attention makes of them (Affine Self Convolution).
+
+    In place of Figures 6 and 7: the tables of one block, and what attention makes of them at three pixels of an image
+    that the group moves. Without a checkpoint a small p4 network is trained for a
+    moment to tell four letters apart.
+
+    Parameters
+    ----------
+    checkpoint
+        Of `lieattn fit` with `lieattn.models.AffineSelfConvNet`, whose test set has the image.
+    block
+        Block of the network, from 0.
+    channels
+        How many channels of the maps are drawn.
+    image
+        Which image of the test set is drawn.
+    steps
+        Steps of the training without a checkpoint.
+    seed
+        Of the training without a checkpoint.
+    """
+    if checkpoint is None:
+        network, shown = _reader_of_letters(steps, seed), _letters(torch.Generator().manual_seed(seed + 1), 1)[0][0]
+    else:
+        found = load_network(checkpoint)
+        if not isinstance(found, AffineSelfConvNet):
+            raise TypeError(f"checkpoint: expected one of an AffineSelfConvNet, got {type(found).__name__}")
+        network, images = found, load_data(checkpoint)
+        shown = network.images(Batch.from_data_list([images[image]]))[0]
+    return {
+        "asc-filters_maps": viz.affine_maps(network, block=block, channels=channels),
+        "asc-filters_attention": viz.effective_filters(network, shown, block=block),
+    }
+
+
 def gsa_steerability(*, size: int = 7, order: int = 16, seed: int = 0) -> dict[str, Figure]:
     """Weights of a convolution and of attention, turned (GSA-Nets, Figure 2).
 
@@ -187,6 +226,42 @@ def roll_outs(*, checkpoint: str, clouds: int = 20, steps: int = 100) -> dict[st
     return {"roll-outs": viz.error_curves(curves, "time", "mean squared error")}
 
 
+_LETTERS = (
+    "#####|#....|###..|#....|#....",
+    "#####|..#..|..#..|..#..|..#..",
+    "#....|#....|#....|#....|#####",
+    "#...#|#...#|#...#|#...#|#####",
+)
+_SIDE = 12  # pixels
+
+
+def _letters(generator: torch.Generator, count: int) -> tuple[Tensor, Tensor]:
+    """Noisy images ``[count, 1, side, side]`` of letters anywhere, in four orientations, and which letters they are."""
+    letters = torch.tensor([[[float(pixel == "#") for pixel in row] for row in text.split("|")] for text in _LETTERS])
+    letters = letters.repeat_interleave(2, dim=1).repeat_interleave(2, dim=2)
+    images = 0.1 * torch.randn(count, 1, _SIDE, _SIDE, generator=generator)
+    labels, turns = (torch.randint(4, (count,), generator=generator) for _ in range(2))
+    size = letters.shape[-1]
+    corners = torch.randint(_SIDE - size + 1, (count, 2), generator=generator)
+    for canvas, label, turn, (row, column) in zip(images[:, 0], labels, turns, corners, strict=True):
+        canvas[row : row + size, column : column + size] += torch.rot90(letters[label], int(turn))
+    return images, labels
+
+
+def _reader_of_letters(steps: int, seed: int) -> AffineSelfConvNet:
+    """A p4 network that has seen some letters."""
+    generator = torch.manual_seed(seed)
+    network = AffineSelfConvNet(cyclic(4), 1, 4, blocks=1, channels=4, heads=2)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    for _ in range(steps):
+        images, labels = _letters(generator, 16)
+        loss = torch.nn.functional.cross_entropy(network(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return network.eval()
+
+
 def _glyph(side: int) -> Data:
     """A letter F in gray on pixels."""
     letter = torch.tensor([[float(pixel == "#") for pixel in row] for row in _GLYPH])
@@ -198,6 +273,7 @@ FIGURES: Mapping[str, Callable[..., dict[str, Figure]]] = {
     "gsa-fields": gsa_fields,
     "attention-maps": attention_maps,
     "stride-parity": stride_parity,
+    "asc-filters": asc_filters,
     "gsa-steerability": gsa_steerability,
     "lift-errors": lift_errors,
     "roll-outs": roll_outs,

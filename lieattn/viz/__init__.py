@@ -5,6 +5,7 @@ a display and in threads; without matplotlib their functions raise ImportError. 
 and in degrees in the pictures.
 """
 
+from lieattn.viz._affine_filters import affine_maps, effective_filters
 from lieattn.viz._attention_maps import attention_picture, attention_under_group
 from lieattn.viz._charts import accuracy_by_angle, comparison, error_curves, training_curves
 from lieattn.viz._draw import save
@@ -14,10 +15,12 @@ from lieattn.viz._steerability import steerability
 
 __all__ = [
     "accuracy_by_angle",
+    "affine_maps",
     "attention_maps",
     "attention_picture",
     "attention_under_group",
     "comparison",
+    "effective_filters",
     "error_curves",
     "feature_fields",
     "model_picture",

@@ -1,0 +1,286 @@
+"""Pictures of Affine Self Convolution: its affine maps, and the filters that attention makes of them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from lieattn._checks import check_arguments, check_counts, check_is
+from lieattn.geometry import LiftedGraph, PointClouds, pixel_positions, point_clouds
+from lieattn.models import AffineSelfConvNet
+from lieattn.nn import AffineSelfConvolution, SimpleAffineSelfConvolution, act_on_grid
+from lieattn.nn.relative import RelativePositionTable
+from lieattn.viz import _draw as draw
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+
+_CELL, _GAP, _LEFT, _TOP = 1.0, 0.05, 0.85, 1.05  # inches of a panel, and of what is around them
+_MARKS = (draw.COLORS[1], draw.COLORS[5], draw.COLORS[2])
+_Layer = AffineSelfConvolution | SimpleAffineSelfConvolution
+
+
+def affine_maps(network: AffineSelfConvNet, *, block: int = 0, channels: int = 4) -> Figure:
+    r"""Draw the affine maps that a block of an Affine Self Convolution network has learned.
+
+    One row a channel. Columns: the factors ψ(m, v) of every frame m, and the summand β(v), over the displacements v in
+    the window; first of the keys, then of the values, where these have maps of their own. In another output frame h the
+    same tables are read at h⁻¹ m and h⁻¹ v.
+
+    Parameters
+    ----------
+    network
+        With the layer ``"affine"`` or ``"simple"``.
+    block
+        Which one, counted from 0.
+    channels
+        How many channels are drawn, from the first on; all of them if the block has fewer.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the network has no such layer or block.
+    """
+    draw.require_matplotlib()
+    check_arguments(affine_maps, locals())
+    check_counts(channels=channels)
+    layer, window = _layer(network, block)
+    group, count = network.group, min(channels, layer.channels)
+    both = not isinstance(layer, SimpleAffineSelfConvolution)
+    maps: dict[str, Any] = {"keys": layer.key_map, "values": layer.value_map} if both else {"": layer.affine_map}
+    tables = [torch.cat([found.psi, found.beta[None]]).detach().float().cpu()[..., :count] for found in maps.values()]
+    norm = draw.color_scale_from_zero(torch.stack(tables))
+    names = [*(rf"$\psi$, {_angle(element)}" for element in group.elements), r"$\beta$"]
+    sheet = _Sheet(count, [len(names)] * len(maps))
+    for column, (name, table) in enumerate(zip(maps, tables, strict=True)):
+        first = column * len(names)
+        if name:
+            sheet.text(first, len(names), name, 0.34, weight="bold")
+        for number, label in enumerate(names):
+            sheet.text(first + number, 1, label, 0.1)
+            for channel in range(count):
+                axes = sheet.axes(channel, first + number)
+                draw.points(axes, window, table[number, : window.num_points, channel], 0.0, "RdBu_r", norm)
+                draw.look_at(axes, *_square(window))
+    for channel in range(count):
+        sheet.label(channel, f"channel {channel}")
+    which = f"{group.name}, block {block} of {len(network.blocks)}"
+    sheet.title(f"Affine maps, {which}", r"factor $\psi$ of each frame of a neighbor, and summand $\beta$")
+    sheet.colorbar("RdBu_r", norm, "")
+    return sheet.figure
+
+
+def effective_filters(network: AffineSelfConvNet, image: Tensor, *, block: int = 0, channel: int = 0) -> Figure:
+    r"""Draw the filters that attention makes of an affine map: of one image, and of the image moved by the group.
+
+    One row for each element g of the group, which moves the image. Columns: the image with three pixels marked; then
+    for each of them the weights α(g, x; y) of its attention in the frame g, and the filter that these make of the
+    values' factors, α(g, x; y) ψ(1, g⁻¹(y - x)), over the displacements y - x in the window. A convolution would have
+    the same filter at all pixels. Marked are the ones with the sharpest attention, with the widest, and between. If
+    the network is equivariant, each row is the first one moved by g: the title says how far they differ once that is
+    undone, as measured.
+
+    Parameters
+    ----------
+    network, block
+        See :func:`affine_maps`, also for errors; what is drawn is a copy in eval mode.
+    image
+        ``[in_channels, rows, columns]``, with as many rows as columns if the group has quarter turns.
+    channel
+        Which channel of the values; the attention is that of its head. ValueError is raised if there is none such.
+    """
+    draw.require_matplotlib()
+    check_arguments(effective_filters, locals())
+    from matplotlib.colors import PowerNorm
+
+    network = copy.deepcopy(network).eval()
+    layer, window = _layer(network, block)
+    if not 0 <= channel < layer.channels:
+        raise ValueError(f"channel: expected one of 0..{layer.channels - 1}, got {channel}")
+    if image.ndim != 3:
+        raise ValueError(f"image: expected one image [channels, rows, columns], got {tuple(image.shape)}")
+    group = network.group
+    views = [_view(network, layer, act_on_grid(group, h, image[None])[0], h, channel) for h in range(group.order)]
+    first = views[group.identity_index]
+    chosen = _sharp_to_wide(first, window, len(_MARKS))
+    turned = _map(layer).turned.cpu()
+    spread, filters = 0.0, []
+    for h, view in enumerate(views):
+        # Where the group moves the points that were chosen.
+        goals = first.graph.pos[chosen].double() @ group.elements[h].T
+        view.points = torch.cdist(goals, view.graph.pos.double()).argmin(dim=1)
+        expected = first.filters[chosen][:, turned[:, h]]
+        spread = max(spread, float((view.filters[view.points] - expected).abs().max()))
+        filters.append(view.filters[view.points])
+    norms = (
+        PowerNorm(0.5, 0.0, max(float(view.attention[view.points].max()) for view in views)),
+        draw.color_scale_from_zero(torch.stack(filters)),
+    )
+    sheet = _Sheet(group.order, [1] + [2] * len(chosen))
+    sheet.text(0, 1, "image", 0.1)
+    for number in range(len(chosen)):
+        sheet.text(1 + 2 * number, 2, f"pixel {number + 1}", 0.34, color=_MARKS[number], weight="bold")
+        for column, label in enumerate((r"$\alpha$", r"$\alpha\,\psi$")):
+            sheet.text(1 + 2 * number + column, 1, label, 0.1)
+    for h, view in enumerate(views):
+        sheet.label(h, _angle(group.elements[h]))
+        _marked(sheet.axes(h, 0), view, window)
+        for number, point in enumerate(view.points.tolist()):
+            drawn = (view.attention[point], view.filters[point])
+            for column, (values, cmap, norm) in enumerate(zip(drawn, ("magma", "RdBu_r"), norms, strict=True)):
+                axes = sheet.axes(h, 1 + 2 * number + column)
+                draw.points(axes, window, values[: window.num_points], 0.0, cmap, norm)
+                draw.look_at(axes, *_square(window))
+    largest = float(torch.stack(filters).abs().max())
+    what = f"Filters of block {block}, channel {channel}, {group.name}"
+    sheet.title(what, f"rows moved back differ by {spread:.1e} (largest value {largest:.2g})")
+    sheet.colorbar("magma", norms[0], r"$\alpha$", 0, 2)
+    sheet.colorbar("RdBu_r", norms[1], r"$\alpha\,\psi$", 1, 2)
+    return sheet.figure
+
+
+@dataclass(eq=False)
+class _View:
+    """What a layer makes of an image: weights and filters ``[points, rows of the window]``, and points to be drawn."""
+
+    image: Tensor  # [rows, columns]
+    graph: LiftedGraph
+    attention: Tensor
+    filters: Tensor
+    points: Tensor
+
+
+def _layer(network: AffineSelfConvNet, block: int) -> tuple[_Layer, PointClouds]:
+    """The layer of a block, and the displacements of its window as points."""
+    check_is("network", network, AffineSelfConvNet)
+    if not 0 <= block < len(network.blocks):
+        raise ValueError(f"block: expected one of 0..{len(network.blocks) - 1}, got {block}")
+    layer: Any = cast(Any, network.blocks[block]).layer
+    if not isinstance(layer, _Layer):
+        raise ValueError(f"network: expected the layer 'affine' or 'simple', got {type(layer).__name__}, without maps")
+    offsets = torch.tensor(cast(RelativePositionTable, layer.positions).offsets)
+    return layer, point_clouds(offsets, grid=torch.tensor([[1, len(offsets)]]))
+
+
+def _map(layer: _Layer) -> Any:
+    """The affine map of the values."""
+    return layer.affine_map if isinstance(layer, SimpleAffineSelfConvolution) else layer.value_map
+
+
+def _view(network: AffineSelfConvNet, layer: _Layer, image: Tensor, h: int, channel: int) -> _View:
+    """Weights and filters of every pixel in the frame h."""
+    seen: list[Any] = []
+    weight = next(network.parameters())
+    with torch.no_grad(), layer.register_forward_pre_hook(lambda _, given: seen.append(given)):
+        network(image[None].to(weight))
+        x, graph = seen.pop()
+        weights = layer.weights(x, graph)[:, h, channel * layer.heads // layer.channels]
+        edges, tables = layer.positions.edges(graph), _map(layer)
+        psi = tables.psi[network.group.identity_index, tables.turned[edges.index, h], channel]
+        dense = weights.new_zeros(2, graph.num_points, len(tables.turned))
+        dense[:, edges.neighbors.target, edges.index] = torch.stack([weights, weights * psi])
+    attention, filters = dense.cpu().float().unbind()
+    return _View(image.detach().float().mean(dim=0).cpu(), graph.to("cpu"), attention, filters, torch.empty(0))
+
+
+def _sharp_to_wide(view: _View, window: PointClouds, count: int) -> Tensor:
+    """Pixels from the sharpest attention to the widest, away from each other and from the border if there is room."""
+    pos, reach = view.graph.pos, float(window.pos.abs().max())
+    entropy = torch.special.entr(view.attention).sum(dim=1)
+    inside = (pos - pos.amin(dim=0)).amin(dim=1).minimum((pos.amax(dim=0) - pos).amin(dim=1)) >= reach
+    free = inside if bool(inside.any()) else torch.ones_like(inside)
+    goals = torch.quantile(entropy[free], torch.linspace(0, 1, count, dtype=entropy.dtype))
+    chosen = list[int]()
+    for goal in goals:
+        chosen.append(int((entropy - goal).abs().masked_fill(~free, math.inf).argmin()))
+        near = (pos - pos[chosen[-1]]).abs().amax(dim=1) < reach
+        free = free & ~near if bool((free & ~near).any()) else free
+    return torch.tensor(chosen)
+
+
+def _marked(axes: Axes, view: _View, window: PointClouds) -> None:
+    """The image, with the window around each of the points."""
+    from matplotlib.patches import Rectangle
+
+    rows, columns = view.image.shape
+    pixels = point_clouds(pixel_positions(rows, columns), grid=torch.tensor([[rows, columns]]))
+    values = view.image.flatten()
+    draw.points(axes, pixels, values, 0.0, "gray", draw.color_scale(values))
+    # Behind a pooling pixels are larger.
+    scale = rows / (float(view.graph.pos[:, 1].max() - view.graph.pos[:, 1].min()) + 1)
+    half = scale * (float(window.pos.abs().max()) + 0.5)
+    for mark, point in zip(_MARKS, view.points.tolist(), strict=False):
+        x, y = (scale * view.graph.pos[point]).tolist()
+        axes.add_patch(Rectangle((x - half, y - half), 2 * half, 2 * half, fill=False, edgecolor=mark, linewidth=1.2))
+        axes.plot(x, y, marker=".", markersize=3, color=mark)
+    draw.look_at(axes, *_square(pixels))
+
+
+def _square(clouds: PointClouds) -> tuple[Tensor, float]:
+    """Center and half width of the square that holds pixels of unit spacing."""
+    return clouds.pos.mean(dim=0), float(clouds.pos.abs().max()) + 0.6
+
+
+def _angle(element: Tensor) -> str:
+    """Angle of h e_x, marked m where a mirror comes first."""
+    angle = round(math.degrees(math.atan2(float(element[1, 0]), float(element[0, 0]))) % 360, 1)
+    return f"{angle:g}°" + (" m" if float(torch.linalg.det(element)) < 0 else "")
+
+
+class _Sheet:
+    """Square panels in rows, and in blocks of columns that stand apart."""
+
+    def __init__(self, rows: int, widths: list[int]) -> None:
+        blocks = [block for block, width in enumerate(widths) for _ in range(width)]
+        self.lefts = [_LEFT + column * (_CELL + _GAP) + 0.16 * block for column, block in enumerate(blocks)]
+        self.tops = [_TOP + row * (_CELL + _GAP) for row in range(rows)]
+        self.right, self.bottom = self.lefts[-1] + _CELL, self.tops[-1] + _CELL
+        self.size = (self.right + 0.85, self.bottom + 0.12)
+        self.figure = draw.blank_figure(*self.size)
+
+    def axes(self, row: int, column: int) -> Axes:
+        """The panel, without a frame."""
+        axes = self._axes(self.lefts[column], self.tops[row], _CELL, _CELL)
+        axes.set_aspect("equal")
+        axes.set_axis_off()
+        return axes
+
+    def text(self, column: int, width: int, text: str, above: float, **style: Any) -> None:
+        """A heading over some columns."""
+        middle = (self.lefts[column] + self.lefts[column + width - 1] + _CELL) / 2
+        self._text(middle, _TOP - above, text, **{"ha": "center", "size": 8, **style})
+
+    def label(self, row: int, text: str) -> None:
+        """What a row is."""
+        self._text(_LEFT - 0.08, self.tops[row] + _CELL / 2, text, ha="right", va="center", size=8)
+
+    def title(self, title: str, measured: str) -> None:
+        self._text(0.2, 0.28, title, size=10, weight="bold")
+        self._text(0.2, 0.48, measured, size=8, color=draw.GRAY)
+
+    def colorbar(self, cmap: str, norm: Normalize, label: str, number: int = 0, of: int = 1) -> None:
+        """A color scale at the right, one ``of`` some above each other."""
+        from matplotlib.cm import ScalarMappable
+
+        share = (self.bottom - _TOP) / of
+        height = min(0.8 * share, 2.5)
+        place = self._axes(self.right + 0.12, _TOP + number * share + (share - height) / 2, 0.1, height)
+        bar = self.figure.colorbar(ScalarMappable(norm, cmap), cax=place)
+        bar.set_label(label, size=8, color=draw.INK)
+        bar.ax.tick_params(labelsize=7, length=2, color=draw.GRAY, labelcolor=draw.INK)
+        bar.ax.set_frame_on(False)
+
+    def _axes(self, left: float, top: float, width: float, height: float) -> Axes:
+        across, down = self.size
+        return self.figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down))
+
+    def _text(self, left: float, top: float, text: str, **style: Any) -> None:
+        place = (left / self.size[0], 1 - top / self.size[1])
+        self.figure.text(*place, text, **{"color": draw.INK, **style})

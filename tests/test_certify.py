@@ -269,6 +269,18 @@ def test_certificates_are_printed_on_one_screen():
     assert any(line.startswith("element ") and "worst of 24" in line for line in lines)
 
 
+def test_gpus_multiply_in_float32_while_it_measures():
+    class Watching(nn.Module):
+        def forward(self, data):
+            assert not torch.backends.cudnn.allow_tf32
+            assert not torch.backends.cuda.matmul.allow_tf32
+            return global_mean_pool(data.pos.square(), data.batch)
+
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    certify(Watching(), Data(pos=torch.randn(3, 2)), cyclic(1), continuity=False)
+    assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before == (True, False)
+
+
 def test_symmetry_is_unique_or_larger_than_promised():
     assert certify(Pairs(cyclic(4)), clouds()).unique is False  # distances alone
     assert certify(Pairs(cyclic(4)), clouds(), rotations=0).unique is None

@@ -16,6 +16,7 @@ import torch
 from lieattn.geometry import Neighbors
 from lieattn.ops import RelativeTerms, backend, explain, group_attention, reference_attention
 from lieattn.ops import _plain as plain
+from lieattn.ops import _pooled as pooled
 from lieattn.ops._terms import Problem
 from lieattn.ops.kernels.attention._operator import dropout_mask
 
@@ -23,6 +24,7 @@ pytest.importorskip("triton", reason="triton is not installed: pip install lieat
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the process of test_in_the_interpreter")
 compiled = pytest.mark.skipif(INTERPRETED, reason="needs kernels that are compiled")
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"), compiled]
 
 SEED, DROPOUT = 2**40 + 77, 0.4
 FRAMES = ("fiber_key", "fiber_bias")
@@ -42,6 +44,8 @@ CASES = {
     "framewise, none": ("framewise", "none", ("displacement_bias", "psi"), 0),
     "location only": ("location", "softmax", ("pair_bias", "fiber_bias"), 0),
     "convolution": ("location", "none", ("psi", "beta"), 0),
+    "pooled": ("pooled", "softmax", ("positional_key", "displacement_bias", "frame_keys", "frame_values", "beta"), 0),
+    "pooled values": ("pooled", "softmax", ("frame_values",), 0),
 }
 
 
@@ -68,10 +72,14 @@ def problem(case, fiber=3, heads=2, depth=3, width=2, dtype=torch.float64, index
         "fiber_bias": ("fiber_bias", (frames, 1, heads)),
         "psi": ("psi", (types, outs, 1, heads, width)),
         "beta": ("beta", (types, 1, 1, heads, 1)),
+        "frame_keys": ("key_psi", (types, outs, frames, 1, depth)),
+        "frame_values": ("psi", (types, 1, frames, heads, width)),
     }
     terms = RelativeTerms(**{tables[name][0]: draw(*tables[name][1]) for name in names}, row=index)
     points = len(row_ptr) - 1
-    query, key, value = (draw(points, frames, heads, size) for size in (depth, depth, width))
+    one = pattern == "pooled" and "frame_keys" not in names  # the operator sums frames that no table tells apart
+    keys = 1 if one else frames
+    query, key, value = (draw(points, n, heads, size) for n, size in ((frames, depth), (keys, depth), (frames, width)))
     if pattern == "location":
         query = key = None
     pattern = {"lifting": "query_sum", "location": "joint"}.get(pattern, pattern)
@@ -97,7 +105,8 @@ def reference(operands, given, grad_out=None):
     query, key, value, *tables = operands
     terms = RelativeTerms(*tables, row=given.terms.row)
     watched = replace(given, query=query, key=key, value=value, terms=terms)
-    out, _ = plain.attend(watched, drop if given.dropout > 0 else None)
+    evaluate = pooled.attend if given.pattern == "pooled" else plain.attend
+    out, _ = evaluate(watched, drop if given.dropout > 0 else None)
     grad_out = torch.randn_like(out) if grad_out is None else grad_out
     grads = torch.autograd.grad(out, [t for t in operands if t is not None], grad_out)
     return out.detach(), grad_out, grads
@@ -127,31 +136,38 @@ def check(case, tolerance, again=False, **options):
         assert all(torch.equal(one, other) for one, other in zip(found, repeated, strict=True))
 
 
+def some(cases, briefly):
+    """The cases as parameters, marked slow but for a few that have most branches of the kernels between them."""
+    return [case if case in briefly else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
 @interpreted
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", some(CASES, ("query sum", "joint, all tables", "framewise", "convolution")))
 def test_equals_plain(case):
     check(case, 1e-12)
 
 
 @interpreted
-@pytest.mark.parametrize("case", ["query sum", "joint, all tables"])
+@pytest.mark.parametrize("case", some(["query sum", "joint, all tables"], ["query sum"]))
 def test_edges_that_are_their_own_type(case):
     check(case, 1e-12, indexed=False)
 
 
 @interpreted
-@pytest.mark.parametrize("case", ["query sum", "joint", "joint, bias of pairs", "framewise"])
+@pytest.mark.parametrize("case", some(["query sum", "joint", "joint, bias of pairs", "framewise"], ["joint"]))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_large_fibers_as_matrix_products(case, dtype):
     check(case, 1e-12 if dtype == torch.float64 else 1e-5, fiber=17, depth=5, heads=1, dtype=dtype)
 
 
 @interpreted
+@pytest.mark.slow
 def test_more_heads_than_a_block_of_the_dropout_mask():
     check("joint, mean", 1e-12, fiber=2, heads=9, lists=([0, 1, 2], [1, 1]))
 
 
 @interpreted
+@pytest.mark.slow
 def test_many_edges_of_a_type_are_split_among_programs(monkeypatch):
     from lieattn.ops.kernels.triton import _launch
 
@@ -160,6 +176,7 @@ def test_many_edges_of_a_type_are_split_among_programs(monkeypatch):
 
 
 @interpreted
+@pytest.mark.slow
 def test_large_scores_do_not_overflow():
     check("location only", 1e-12)
     from lieattn.ops.kernels.triton._launch import run_forward
@@ -186,7 +203,7 @@ def test_the_lowest_scores_have_weights():
 
 @interpreted
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: log(0) and 0 / 0
-@pytest.mark.parametrize("case", ["query sum", "joint, bias of pairs", "framewise, none"])
+@pytest.mark.parametrize("case", some(["query sum", "joint, bias of pairs", "framewise, none"], ["query sum"]))
 def test_keys_masked_by_infinite_biases(case):
     """Some of the frames over a key, a whole key, and all keys of a point, which has no output then."""
     from lieattn.ops.kernels.triton._launch import run_backward, run_forward
@@ -218,7 +235,12 @@ def test_keys_masked_by_infinite_biases(case):
 
 @interpreted
 @pytest.mark.parametrize(
-    ("case", "dtype"), [("query sum", torch.float16), ("joint", torch.bfloat16), ("framewise", torch.bfloat16)]
+    ("case", "dtype"),
+    [
+        ("query sum", torch.float16),
+        ("joint", torch.bfloat16),
+        pytest.param("framewise", torch.bfloat16, marks=pytest.mark.slow),
+    ],
 )
 def test_half_precision_keeps_statistics_in_float32(case, dtype):
     """Signals in half precision and tables in float32 give what float32 gives for the rounded signals."""
@@ -253,7 +275,7 @@ def penalty(case, name, dtype=torch.float64):
 
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("case", ["query sum", "joint"])
+@pytest.mark.parametrize("case", some(["query sum", "joint"], ["joint"]))
 def test_behind_the_public_operator(case, dtype):
     for found, expected in zip(penalty(case, "triton", dtype), penalty(case, "plain"), strict=True):
         assert found.dtype == dtype
@@ -273,7 +295,8 @@ def test_is_a_proper_operator():
 
 @compiled
 def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    files = (__file__, str(Path(__file__).with_name("test_triton_layers.py")))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     root = Path(__file__).resolve().parents[1]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
@@ -281,13 +304,23 @@ def test_in_the_interpreter():
     assert " passed" in done.stdout
 
 
-class _NoDriver:
-    """What Triton asks a driver for when it compiles without launching."""
+class Compilation:
+    """Kernels of a module are compiled instead of launched; ``machine_code`` has what came out, by kernel."""
+
+    def __init__(self, module, architecture, monkeypatch, cache):
+        from triton.runtime import JITFunction, driver
+
+        self.architecture, self.machine_code = architecture, {}
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+        monkeypatch.setattr(driver, "_active", self)
+        for name, kernel in vars(module).copy().items():
+            if isinstance(kernel, JITFunction) and not name.startswith("_"):
+                monkeypatch.setattr(module, name, _Compiled(kernel, self.machine_code))
 
     def get_current_target(self):
         from triton.backends.compiler import GPUTarget
 
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.architecture, 32)
 
     def get_current_device(self):
         return 0
@@ -296,43 +329,43 @@ class _NoDriver:
         return 0
 
 
-@compiled
-@pytest.mark.parametrize("fiber", [3, 24])
-def test_compiles_for_a_gpu_that_is_not_here(fiber, monkeypatch, tmp_path):
-    """Triton's compiler accepts what the interpreter computed, down to machine code; nothing is launched."""
-    from triton.runtime import driver
+class _Compiled:
+    def __init__(self, kernel, machine_code):
+        self.kernel, self.machine_code = kernel, machine_code
 
+    def __getitem__(self, grid):
+        def build(*arguments, **options):
+            self.machine_code[self.kernel.__name__] = self.kernel.warmup(*arguments, grid=grid, **options).asm["cubin"]
+
+        return build
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("case", "fiber", "architecture"),
+    [
+        ("joint, all tables", 3, 90),
+        ("pooled", 4, 80),
+        pytest.param("query sum", 24, 90, marks=pytest.mark.slow),
+        pytest.param("pooled", 8, 90, marks=pytest.mark.slow),
+        pytest.param("framewise", 4, 80, marks=pytest.mark.slow),
+    ],
+)
+def test_compiles_for_a_gpu_that_is_not_here(case, fiber, architecture, monkeypatch, tmp_path):
+    """Triton's compiler accepts what the interpreter computed, down to machine code; nothing is launched."""
     from lieattn.ops.kernels.triton import _launch
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(driver, "_active", _NoDriver())
-    sizes = []
-
-    class Compiled:
-        def __init__(self, kernel):
-            self.kernel = kernel
-
-        def __getitem__(self, grid):
-            def build(*arguments, **options):
-                sizes.append(len(self.kernel.warmup(*arguments, grid=grid, **options).asm["cubin"]))
-
-            return build
-
-    for name in ("forward", "backward_targets", "backward_sources", "backward_types"):
-        monkeypatch.setattr(_launch, name, Compiled(getattr(_launch, name)))
-    case = "joint, all tables" if fiber == 3 else "query sum"
+    built = Compilation(_launch, architecture, monkeypatch, tmp_path)
     signals, neighbors, terms, _index, pattern, normalize, dropout = problem(case, fiber=fiber, dtype=torch.float32)
     _, given = problem_of(signals, neighbors, terms, pattern, normalize, dropout)
     out, norm = _launch.run_forward(given, SEED)
     _launch.run_backward(given, SEED, out, norm)
-    assert len(sizes) == 4
+    assert set(built.machine_code) == {"forward", "backward_targets", "backward_sources", "backward_types"}
 
 
-@compiled
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("fiber", [3, 24])
-def test_on_a_gpu(case, fiber):
-    check(case, 1e-4, fiber=fiber, depth=8, width=8, dtype=torch.float32, device="cuda", again=True)
-    check(case, 1e-11, fiber=fiber, depth=8, width=8, dtype=torch.float64, device="cuda")
+def test_on_a_gpu(case, fiber, device):
+    check(case, 1e-4, fiber=fiber, depth=8, width=8, dtype=torch.float32, device=device, again=True)
+    check(case, 1e-11, fiber=fiber, depth=8, width=8, dtype=torch.float64, device=device)

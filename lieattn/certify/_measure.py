@@ -43,6 +43,19 @@ TOLERANCES: Mapping[torch.dtype, float] = TOLERANCE
 """Largest error allowed per dtype, in units of max(1, largest output)."""
 
 
+@contextlib.contextmanager
+def _without_tf32() -> Iterator[None]:
+    """Context in which GPUs multiply in float32, not in TF32 with its 10 bits, torch's default for convolutions."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+@_without_tf32()
 def certify(
     network: nn.Module,
     data: Batch | Data | Sequence[Data] | Tensor,
@@ -65,7 +78,7 @@ def certify(
     elements are drawn, and special ones added (near the identity, half turns, reflections), with translations if the
     group has any: SE(3) has, SO(3) has none. Moves are computed in float64 and rounded to the dtype tested. Images are
     moved twice, with their pixels in the order they had and, where the lattice is kept, in raster order. What is
-    measured is a copy of the network in eval mode.
+    measured is a copy of the network in eval mode, on GPUs without TF32.
 
     Points are moved on clouds, too, where something is not determined: of one, two and coincident points, of points on
     a line, and of a square or an octahedron, all made of the last cloud. Errors like to hide there.

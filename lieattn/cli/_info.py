@@ -36,6 +36,7 @@ def _cases() -> dict[str, str]:
     """The backend for typical calls, in words."""
     from lieattn.geometry import AllPairs
     from lieattn.ops import RelativeTerms, explain
+    from lieattn.ops._backend import fused_kernel
 
     x = torch.zeros(1, 4, 2, 8)
     three = RelativeTerms(fiber_key=torch.zeros(4, 4, 4, 1, 8))
@@ -48,9 +49,17 @@ def _cases() -> dict[str, str]:
         "weights returned": explain(x, x, x, return_weights=True),
         "published table of GSA-Nets (three frames)": explain(x, x, x, pattern="query_sum", terms=three),
     }
+    devices = [torch.device("cpu")]
     if torch.cuda.is_available():
-        choices["CUDA"] = explain(x.cuda(), x.cuda(), x.cuda())
-    return {case: str(choice) for case, choice in choices.items()}
+        devices.append(torch.device("cuda"))
+        y = x.cuda()
+        choices |= {f"CUDA, pattern {pattern}": explain(y, y, y, pattern=pattern) for pattern in get_args(Pattern)}
+    layers = {
+        f"networks of heads, attention on grids, {device.type}": fused_kernel(device)
+        or "plain (another backend was asked for, or there are no kernels for this device)"
+        for device in devices
+    }
+    return {case: str(choice) for case, choice in choices.items()} | layers
 
 
 def _version(package: str) -> str:

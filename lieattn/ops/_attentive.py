@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,7 @@ from lieattn._checks import (
     check_tensor,
     kind,
 )
-from lieattn.ops._backend import uses_cpu_kernel
+from lieattn.ops._backend import fused_kernel
 
 _CONVOLUTIONS = {2: F.conv2d, 3: F.conv3d}
 _AT_ONCE = 2**24  # responses that plain maths holds at a time, and makes again for the backward pass
@@ -165,15 +166,24 @@ def attentive_convolution(
                 None if scores is None else _over_positions(scores.unflatten(1, outs).transpose(3, 4), dim),
                 None if levels is None else torch.sigmoid(levels).unflatten(1, outs).unsqueeze(3),
             )
-            gated = _gate(kept, levels)
-        elif stride == 1 and dim == 2 and uses_cpu_kernel(x):
-            from lieattn.ops.kernels.attentive._launch import Fused
-
-            gated = Fused.apply(window, *operands)
+            gated = gate(kept, levels)
+        elif stride == 1 and dim == 2 and (name := fused_kernel(x.device)) is not None:
+            gated = _fused(name).apply(window, *operands)
         else:
             gated = gated_sums(operands, window)
         out = torch.sub(out, gated, alpha=measure).unflatten(1, kernels.shape[:2]).to(narrow)
     return out, maps
+
+
+def _fused(name: str) -> Any:
+    """The kernels as a function of torch; those for another device may not be installed."""
+    if name == "triton":
+        from lieattn.ops.kernels.triton import _attentive as triton_kernels
+
+        return triton_kernels.Fused
+    from lieattn.ops.kernels.attentive import _launch
+
+    return _launch.Fused
 
 
 def residual_branch(responses: Tensor, maps: AttentionMaps, measure: float = 1.0) -> Tensor:
@@ -267,13 +277,13 @@ def _responses(x: Tensor, kernel: Tensor, window: Window) -> Tensor:
     return planes.unflatten(1, (fiber, channels, outs)).movedim(3, 1)
 
 
-def _channel_levels(mean: Tensor, top: Tensor, first: Tensor, second: Tensor) -> Tensor:
+def channel_levels(mean: Tensor, top: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """W2 relu(W1 mean) + W2 relu(W1 max), matrices ``[outs, fiber, hidden, in]`` and ``[outs, fiber, in, hidden]``."""
     hidden = sum(torch.relu(torch.einsum("ofnc,...ofc->...ofn", first, part)) for part in (mean, top))
     return torch.einsum("ofcn,...ofn->...ofc", second, hidden)
 
 
-def _spatial_levels(mean: Tensor, top: Tensor, spatial: Tensor, window: Window) -> Tensor:
+def spatial_levels(mean: Tensor, top: Tensor, spatial: Tensor, window: Window) -> Tensor:
     """Spatial attention before the sigmoid, from mean and maximum over channels, ``[samples, outs, fiber, *sides]``."""
     outs, fiber = mean.shape[1:3]
     dim = mean.ndim - 3
@@ -297,20 +307,20 @@ def _attend(operands: Operands, window: Window) -> tuple[Tensor, Tensor | None, 
     scores = None
     if first is not None and second is not None:
         pixels = t.flatten(4)
-        scores = torch.sigmoid(_channel_levels(pixels.mean(-1), pixels.max(-1).values, first, second))
+        scores = torch.sigmoid(channel_levels(pixels.mean(-1), pixels.max(-1).values, first, second))
         t = _over_positions(scores, x.ndim - 3) * t
     kept = t.sum(dim=3)
-    levels = None if spatial is None else _spatial_levels(t.mean(dim=3), t.max(dim=3).values, spatial, window)
+    levels = None if spatial is None else spatial_levels(t.mean(dim=3), t.max(dim=3).values, spatial, window)
     return kept, levels, scores
 
 
-def _gate(kept: Tensor, levels: Tensor | None) -> Tensor:
+def gate(kept: Tensor, levels: Tensor | None) -> Tensor:
     """Sum over the fiber of Σ_c α_C t times the spatial attention."""
     return (kept if levels is None else torch.sigmoid(levels) * kept).sum(dim=2)
 
 
 def _gated(operands: Operands, window: Window) -> Tensor:
-    return _gate(*_attend(operands, window)[:2])
+    return gate(*_attend(operands, window)[:2])
 
 
 def gated_sums(operands: Operands, window: Window) -> Tensor:
@@ -318,18 +328,25 @@ def gated_sums(operands: Operands, window: Window) -> Tensor:
 
     Plain maths: differentiable as often as one likes, on any device.
     """
-    x, kernel, *tables = operands
-    outs, fiber, channels = kernel.shape[:3]
+    x, fiber, channels = operands.x, *operands.kernel.shape[1:3]
     pixels = math.prod([(side - window.dilation * (window.size - 1)) // window.stride for side in x.shape[3:]])
-    at_once = max(1, _AT_ONCE // max(1, x.shape[0] * fiber * channels * pixels))
+    return in_parts(_gated, operands, window, x.shape[0] * fiber * channels * pixels)
+
+
+def in_parts(
+    evaluate: Callable[[Operands, Window], Tensor], operands: Operands, window: Window, entries: int
+) -> Tensor:
+    """Gated sums for a part of the outputs after another, where each takes so many ``entries`` of memory."""
+    x, kernel, *tables = operands
+    outs, at_once = len(kernel), max(1, _AT_ONCE // max(1, entries))
     if at_once >= outs:
-        return _gated(operands, window)
+        return evaluate(operands, window)
     parts = []
     for start in range(0, outs, at_once):
         own = slice(start, start + at_once)
         part = Operands(x, kernel[own], *(None if table is None else table[own] for table in tables))
         if torch.is_grad_enabled():
-            parts.append(checkpoint(_gated, part, window, use_reentrant=False, preserve_rng_state=False))
+            parts.append(checkpoint(evaluate, part, window, use_reentrant=False, preserve_rng_state=False))
         else:
-            parts.append(_gated(part, window))
+            parts.append(evaluate(part, window))
     return torch.cat(parts, dim=1)

@@ -121,9 +121,11 @@ def cpu_kernels() -> dict[str, str]:
     return {"instruction set": instruction_set(), "threads": threads_report()}
 
 
-def uses_cpu_kernel(tensor: Tensor) -> bool:
-    """Whether kernels for CPUs are there, may be used, and can read this tensor."""
-    return tensor.device.type == "cpu" and _INSTALLED["numba"] and _State.asked in ("auto", "numba")
+def fused_kernel(device: torch.device) -> Literal["numba", "triton"] | None:
+    """The fused kernels that are there, may be used, and run on a device; None for plain maths."""
+    name = fused_backend(device)
+    read = device.type == "cpu" or name == "triton"
+    return name if read and _INSTALLED[name] and _State.asked in ("auto", name) else None
 
 
 def fused_backend(device: torch.device) -> Literal["numba", "triton"]:
@@ -254,16 +256,15 @@ def _fused_obstacle(problem: Problem, name: str, return_weights: bool) -> str | 
     if return_weights:
         return "weights are returned, and the kernel never stores them"
     if p.pattern == "pooled" or (p.pattern == "joint" and p.terms.key_psi is not None):
-        return _missing_pooled_case(p, name)
+        return _missing_pooled_case(p)
     return _missing_case(p)
 
 
-def _missing_pooled_case(problem: Problem, name: str) -> str | None:
+def _missing_pooled_case(problem: Problem) -> str | None:
     """Why there is no kernel for keys that an edge makes: of frames that are pooled, or of each with a factor."""
     terms, made = problem.terms, f"pattern {problem.pattern!r}{' with terms.key_psi' * (problem.pattern == 'joint')}"
     matrix = next((psi for psi in ("psi", "key_psi") if maps_channels(psi, getattr(terms, psi))), None)
     obstacles = (
-        (name != "numba", f"{made} has a kernel for CPUs only"),
         (problem.query is None, f"{made} without queries: weights of tables alone"),
         (problem.normalize != "softmax", f"normalize={problem.normalize!r} with {made}"),
         (problem.dropout > 0, f"dropout with {made}"),

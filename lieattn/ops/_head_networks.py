@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from types import ModuleType
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lieattn._checks import check_choice, check_tensor, kind
-from lieattn.ops._backend import uses_cpu_kernel
+from lieattn.ops._backend import fused_backend, fused_kernel
 
 Activation = Literal["silu", "relu", "gelu", "elu", "none"]
 
 # Entries of one layer's hidden units that plain maths computes at a time: they should fit into a core's cache.
 _BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}
 _KERNEL_ROWS = 64  # below it, calling the kernel costs more than it saves
+_WIDEST = 64  # inputs and hidden units whose weights fit the registers of a program on a GPU
 
 
 _aten = torch.ops.aten
@@ -52,7 +54,7 @@ def head_networks(
     """Outputs of a network for every head: three linear maps, each followed by the activation.
 
     Hidden units are computed in blocks that fit into the cache, and once more in the backward pass, so memory is that
-    of the result. It can be differentiated as often as one likes. On CPUs a fused kernel evaluates the swish.
+    of the result. It can be differentiated as often as one likes. A fused kernel evaluates the swish.
 
     Parameters
     ----------
@@ -104,7 +106,7 @@ class _HeadNetworks(torch.autograd.Function):
     def forward(ctx: Any, name: str, rows: Tensor, *parameters: Tensor) -> Tensor:
         ctx.name = name
         ctx.save_for_backward(rows, *parameters)
-        if _kernel_takes(name, rows):
+        if _kernel_takes(name, rows, parameters):
             return _kernel_forward(rows, list(parameters))
         heads, _, hidden = parameters[0].shape
         act, _ = _SLOPES[name]
@@ -120,7 +122,7 @@ class _HeadNetworks(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         rows, *parameters = ctx.saved_tensors
         wanted = ctx.needs_input_grad[1]
-        if _kernel_takes(ctx.name, rows) and not torch.is_grad_enabled():
+        if _kernel_takes(ctx.name, rows, parameters) and not torch.is_grad_enabled():
             found = _kernel_backward(grads[0], rows, parameters, wanted)
             return (None, found[0] if wanted else None, *found[1:])
         return (None, *_plain_backward(ctx.name, grads[0], rows, parameters, wanted))
@@ -165,17 +167,28 @@ def _blocks(rows: Tensor, width: int) -> list[tuple[int, Tensor]]:
     return [(begin, rows[begin : begin + size]) for begin in range(0, len(rows), size)]
 
 
-def _kernel_takes(name: str, rows: Tensor) -> bool:
-    """Whether the kernel evaluates these rows."""
-    known = name == "silu" and rows.dtype in (torch.float32, torch.float64)
-    return known and len(rows) >= _KERNEL_ROWS and uses_cpu_kernel(rows)
+def _kernel_takes(name: str, rows: Tensor, parameters: Sequence[Tensor]) -> bool:
+    """Whether the kernel of the device evaluates these rows."""
+    kernel = fused_kernel(rows.device) if name == "silu" and len(rows) >= _KERNEL_ROWS else None
+    if kernel == "triton":
+        return max(parameters[0].shape[1:]) <= _WIDEST
+    return kernel == "numba" and rows.dtype in (torch.float32, torch.float64)
+
+
+def _launcher(device: torch.device) -> ModuleType:
+    """The kernels for a device; those for another one may not be installed."""
+    if fused_backend(device) == "triton":
+        from lieattn.ops.kernels.triton import _head_networks
+
+        return _head_networks
+    from lieattn.ops.kernels.head_networks import _launch
+
+    return _launch
 
 
 @torch.library.custom_op("lieattn::head_networks", mutates_args=())
 def _kernel_forward(rows: Tensor, parameters: list[Tensor]) -> Tensor:
-    from lieattn.ops.kernels.head_networks._launch import run_forward
-
-    return run_forward(rows, parameters)
+    return cast(Tensor, _launcher(rows.device).run_forward(rows, parameters))
 
 
 @_kernel_forward.register_fake
@@ -185,9 +198,7 @@ def _(rows: Tensor, parameters: list[Tensor]) -> Tensor:
 
 @torch.library.custom_op("lieattn::head_networks_backward", mutates_args=())
 def _kernel_backward(grad: Tensor, rows: Tensor, parameters: list[Tensor], wanted: bool) -> list[Tensor]:
-    from lieattn.ops.kernels.head_networks._launch import run_backward
-
-    return run_backward(grad, rows, parameters, wanted)
+    return cast(list[Tensor], _launcher(rows.device).run_backward(grad, rows, parameters, wanted))
 
 
 @_kernel_backward.register_fake

@@ -20,9 +20,12 @@ from lieattn.ops.kernels.triton._forward import (
     combine,
     dot_products,
     edge_weights,
+    factors,
     fiber_values,
+    frame_rows,
     kept_keys,
     kept_pairs,
+    key_tile,
     kind_of,
     levels,
     norm_places,
@@ -33,6 +36,7 @@ from lieattn.ops.kernels.triton._forward import (
     table_tile,
     to_outputs,
     to_queries,
+    value_tile,
 )
 
 
@@ -73,7 +77,7 @@ def _weights_again(p, strides, s, target, source, kind, edge, head, draw):  # ty
     masked = inner
     if s.dropout == 1:
         masked = inner * kept_keys(s, edge, head, draw)
-    values = fiber_values(p, s, masked, source, head)
+    values = fiber_values(p, strides, s, masked, source, kind, head)
     return inner, masked, tl.exp(outer - level[0]) * level[1], values, tl.sum(masked, 1)
 
 
@@ -87,7 +91,7 @@ def _slopes(p, strides, s, target, source, kind, edge, head, draw):  # type: ign
     if s.dropout == 2:
         weight = weight * kept_pairs(s, edge, head, draw)
     back = to_queries(s, weight, y)
-    value = signal_tile(p.value, source, head, s.keys, s.heads, s.width, s.K, s.W, s.dtype)
+    value = value_tile(p, strides, s, source, kind, head)
     if s.tied_key:
         slope = tl.sum(back * value, 1)[:, None]
     else:
@@ -151,7 +155,7 @@ def backward_targets(p, strides, lists, s, grad_out, norm, means, grad_query, sl
         slope, _, steep, _, _, _, _ = _slopes(p, strides, s, target, source, kind, edge, head, draw)
         shared += slope
         if p.query is not None:
-            key = signal_tile(p.key, source, head, s.keys, s.heads, s.depth, s.K, s.D, s.dtype)
+            key = key_tile(p, strides, s, source, kind, head)
             if s.tied_key:
                 total += slope * key
             else:
@@ -168,45 +172,73 @@ def backward_targets(p, strides, lists, s, grad_out, norm, means, grad_query, sl
         tl.store(slopes + place, shared, mask=(g < s.queries) & (m < s.columns))
 
 
+@triton.jit
+def _to_frames(table, strides, s, grad, kind, head, first, frames, width, W):  # type: ignore[no-untyped-def]
+    """Gradient of a block of frames over a neighbor, [B, W], from that of what they are pooled to, [G, W]."""
+    if table is None:
+        return tl.zeros([s.B, W], s.dtype) + tl.sum(grad, 0)[None, :]
+    else:
+        return tl.sum(factors(table, strides, s, kind, head, first, frames, width, W) * grad[:, None, :], 0)
+
+
 @triton.jit(do_not_specialize=["seed", "threshold"])
 def backward_sources(  # type: ignore[no-untyped-def]
     p, strides, lists, s, grad_out, norm, means, column_ptr, column_edge, grad_key, grad_value, seed, threshold
 ):
-    """Write the gradients of keys and values: a program walks over the edges that leave one source point."""
+    """Write the gradients of keys and values: a program walks over the edges that leave one source point.
+
+    It has all frames over the point; where frames are pooled, a block of them.
+    """
     point = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    of_key = tl.zeros([s.K, s.D], s.dtype)
-    of_value = tl.zeros([s.K, s.W], s.dtype)
+    first = tl.program_id(2) * s.B
+    of_key = tl.zeros([s.B, s.D], s.dtype)
+    of_value = tl.zeros([s.B, s.W], s.dtype)
     for number in range(tl.load(column_ptr + point), tl.load(column_ptr + point + 1)):
         edge = tl.load(column_edge + number)
         target = _target(p, strides, lists, s, grad_out, norm, means, tl.load(lists.target + edge), head)
         kind = kind_of(lists, edge)
         slope, masked, _, _, back, _, _ = _slopes(p, strides, s, target, point, kind, edge, head, (seed, threshold))
-        if s.tied_key:
+        if s.pooled:
+            if p.query is not None:
+                of_key += _to_frames(
+                    p.key_psi, strides.key_psi, s, slope * target[0], kind, head, first, s.key_frames, s.depth, s.D
+                )
+            of_value += _to_frames(
+                p.value_psi, strides.value_psi, s, masked * back, kind, head, first, s.keys, s.width, s.W
+            )
+        elif s.tied_key:
             of_key += slope * target[0]
             of_value += masked * back
         else:
             of_key += combine(tl.trans(slope), target[0], s.dot_keys, s.precision, s.dtype)
             of_value += combine(tl.trans(masked), back, s.dot_keys, s.precision, s.dtype)
     if p.query is not None:
-        put_signal(grad_key, of_key, point, head, s.keys, s.heads, s.depth, s.K, s.D)
-    put_signal(grad_value, of_value, point, head, s.keys, s.heads, s.width, s.K, s.W)
+        put_signal(grad_key, of_key, point, head, s.key_frames, s.heads, s.depth, s.B, s.D, first)
+    put_signal(grad_value, of_value, point, head, s.keys, s.heads, s.width, s.B, s.W, first)
 
 
 @triton.jit
-def _type_sums(p, strides, lists, s, grad_out, norm, means, kind, type_edge, first, last, head, draw):  # type: ignore[no-untyped-def]
-    """Gradients of one row of the tables from some of its edges: of ρ, of the bias (both forms), of ψ and of β."""
+def _type_sums(p, strides, lists, s, grad_out, norm, means, kind, type_edge, first, last, head, frame, draw):  # type: ignore[no-untyped-def]
+    """Gradients of one row of the tables from some of its edges.
+
+    They are those of ρ, of the bias (both forms), of ψ, of β, and of what pools a block of frames from ``frame`` on.
+    """
     of_rho = tl.zeros([s.O, s.D], s.dtype)
     of_bias = tl.zeros([s.O], s.dtype)
     of_pairs = tl.zeros([s.G, s.M], s.dtype)
     of_psi = tl.zeros([s.O, s.W], s.dtype)
     of_beta = tl.zeros([s.O, s.W], s.dtype)
+    of_key_psi = tl.zeros([s.G, s.B, s.D], s.dtype)
+    of_value_psi = tl.zeros([s.G, s.B, s.W], s.dtype)
     for number in range(first, last):
         edge = tl.load(type_edge + number)
         source = tl.load(lists.source + edge)
         target = _target(p, strides, lists, s, grad_out, norm, means, tl.load(lists.target + edge), head)
         query, _, grad, _, _ = target
-        slope, _, steep, weight, _, values, share = _slopes(p, strides, s, target, source, kind, edge, head, draw)
+        slope, masked, steep, weight, back, values, share = _slopes(
+            p, strides, s, target, source, kind, edge, head, draw
+        )
         of_pairs += slope
         if s.tied_out:
             of_bias += tl.sum(steep, 0)
@@ -218,18 +250,48 @@ def _type_sums(p, strides, lists, s, grad_out, norm, means, kind, type_edge, fir
             of_psi += grad * to_outputs(s, weight, values)
         if p.beta is not None:
             of_beta += grad * shares_of_outputs(s, weight, share)[:, None]
-    return of_rho, of_bias, of_pairs, of_psi, of_beta
+        if p.key_psi is not None:
+            key = frame_rows(p.key, s, source, head, frame, s.key_frames, s.depth, s.D)
+            of_key_psi += (slope * query)[:, None, :] * key[None, :, :]
+        if p.value_psi is not None:
+            value = frame_rows(p.value, s, source, head, frame, s.keys, s.width, s.W)
+            of_value_psi += (masked * back)[:, None, :] * value[None, :, :]
+    return of_rho, of_bias, of_pairs, of_psi, of_beta, of_key_psi, of_value_psi
+
+
+@triton.jit
+def _put_factors(pointer, tile, s, row, head, first, frames, width, W):  # type: ignore[no-untyped-def]
+    """Write [G, B, W] to rows ``[outs, frames, heads, width]``."""
+    g = tl.arange(0, s.G)[:, None, None]
+    m = first + tl.arange(0, s.B)[None, :, None]
+    d = tl.arange(0, W)[None, None, :]
+    at = (((row * s.outs + g) * frames + m) * s.heads + head) * width + d
+    tl.store(pointer + at, tile, mask=(g < s.queries) & (m < frames) & (d < width))
+
+
+@triton.jit
+def _put_tables(p, s, row, head, of_bias, of_pairs, of_psi, of_beta, grad_bias, grad_psi, grad_beta):  # type: ignore[no-untyped-def]
+    if p.psi is not None:
+        put_signal(grad_psi, of_psi, row, head, s.outs, s.heads, s.width, s.O, s.W)
+    if p.beta is not None:
+        put_signal(grad_beta, of_beta, row, head, s.outs, s.heads, s.width, s.O, s.W)
+    if p.bias is not None:
+        if s.full_bias:
+            put_signal(grad_bias, of_pairs, row, head, s.queries, s.heads, s.columns, s.G, s.M)
+        else:
+            put_signal(grad_bias, of_bias[:, None], row, head, s.outs, s.heads, 1, s.O, 1)
 
 
 @triton.jit(do_not_specialize=["seed", "threshold"])
 def backward_types(  # type: ignore[no-untyped-def]
     p, strides, lists, s, grad_out, norm, means, type_ptr, type_edge, splits, each: tl.constexpr,
-    grad_rho, grad_bias, grad_psi, grad_beta, seed, threshold
+    grad_rho, grad_bias, grad_psi, grad_beta, grad_key_psi, grad_value_psi, seed, threshold
 ):  # fmt: skip
     """Write the gradients of the tables of displacements, ``[types, splits, outs, heads, *]``.
 
     The edges of a type are cut into ``splits`` parts, a program each; their sums are added up afterwards. A program
-    takes ``each`` heads; the gradient of ρ is summed over these, ``[types, splits, outs, heads / each, *]``.
+    takes ``each`` heads; the gradient of ρ is summed over these, ``[types, splits, outs, heads / each, *]``. Of what
+    pools frames it has a block, ``[types, splits, outs, frames, heads, *]``; the first has the other tables too.
     """
     row = tl.program_id(0).to(tl.int64)
     kind = row // splits
@@ -237,21 +299,20 @@ def backward_types(  # type: ignore[no-untyped-def]
     count = tl.load(type_ptr + kind + 1) - begin
     first = begin + count * (row % splits) // splits
     last = begin + count * (row % splits + 1) // splits
+    frame = tl.program_id(2) * s.B
     rho = tl.zeros([s.O, s.D], s.dtype)
     for number in range(each):
         head = tl.program_id(1) * each + number
-        of_rho, of_bias, of_pairs, of_psi, of_beta = _type_sums(
-            p, strides, lists, s, grad_out, norm, means, kind, type_edge, first, last, head, (seed, threshold)
+        of_rho, of_bias, of_pairs, of_psi, of_beta, of_key_psi, of_value_psi = _type_sums(
+            p, strides, lists, s, grad_out, norm, means, kind, type_edge, first, last, head, frame, (seed, threshold)
         )
         rho += of_rho
-        if p.psi is not None:
-            put_signal(grad_psi, of_psi, row, head, s.outs, s.heads, s.width, s.O, s.W)
-        if p.beta is not None:
-            put_signal(grad_beta, of_beta, row, head, s.outs, s.heads, s.width, s.O, s.W)
-        if p.bias is not None:
-            if s.full_bias:
-                put_signal(grad_bias, of_pairs, row, head, s.queries, s.heads, s.columns, s.G, s.M)
-            else:
-                put_signal(grad_bias, of_bias[:, None], row, head, s.outs, s.heads, 1, s.O, 1)
+        if p.key_psi is not None:
+            _put_factors(grad_key_psi, of_key_psi, s, row, head, frame, s.key_frames, s.depth, s.D)
+        if p.value_psi is not None:
+            _put_factors(grad_value_psi, of_value_psi, s, row, head, frame, s.keys, s.width, s.W)
+        if frame == 0:
+            _put_tables(p, s, row, head, of_bias, of_pairs, of_psi, of_beta, grad_bias, grad_psi, grad_beta)
     if p.rho is not None:
-        put_signal(grad_rho, rho, row, tl.program_id(1), s.outs, s.heads // each, s.depth, s.O, s.D)
+        if frame == 0:
+            put_signal(grad_rho, rho, row, tl.program_id(1), s.outs, s.heads // each, s.depth, s.O, s.D)

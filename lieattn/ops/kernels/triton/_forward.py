@@ -31,6 +31,8 @@ class Operands(NamedTuple):
     bias: Any
     psi: Any
     beta: Any
+    key_psi: Any  # factors of the keys and values over a neighbor before these are summed, where frames are pooled
+    value_psi: Any
 
 
 class Strides(NamedTuple):
@@ -41,6 +43,8 @@ class Strides(NamedTuple):
     bias: Any  # type, out, head, key frame
     psi: Any  # type, out, head, channel
     beta: Any  # type, out, head, channel
+    key_psi: Any  # type, out, head, channel, key frame
+    value_psi: Any  # type, out, head, channel, key frame
 
 
 class Lists(NamedTuple):
@@ -55,8 +59,8 @@ class Lists(NamedTuple):
 # What a kernel is compiled for: sizes, their padded counterparts in capitals, and switches; see ``_launch.py``.
 Shape = namedtuple(
     "Shape",
-    "outs queries keys columns pairs depth width heads seeded O G M K P D W tied_out tied_key softmax product counted "
-    "full_bias dropout constant lowest dot_keys dot_pairs precision dtype",
+    "outs queries keys key_frames columns pairs depth width heads seeded O G M K P D W B pooled tied_out tied_key "
+    "softmax product counted full_bias dropout constant lowest dot_keys dot_pairs precision dtype",
 )
 
 
@@ -70,9 +74,9 @@ def signal_tile(pointer, point, head, frames, heads, width, F, W, dtype):  # typ
 
 
 @triton.jit
-def put_signal(pointer, tile, point, head, frames, heads, width, F, W):  # type: ignore[no-untyped-def]
-    """Write a tile to where :func:`signal_tile` would read it."""
-    f = tl.arange(0, F)[:, None]
+def put_signal(pointer, tile, point, head, frames, heads, width, F, W, first=0):  # type: ignore[no-untyped-def]
+    """Write a tile of frames from the ``first`` on to where :func:`signal_tile` would read it."""
+    f = first + tl.arange(0, F)[:, None]
     d = tl.arange(0, W)[None, :]
     at = ((point * frames + f) * heads + head) * width + d
     tl.store(pointer + at, tile, mask=(f < frames) & (d < width))
@@ -85,6 +89,56 @@ def table_tile(pointer, kind, head, strides, frames, width, F, W, dtype):  # typ
     d = tl.arange(0, W)[None, :]
     at = kind * strides[0] + f * strides[1] + head * strides[2] + d * strides[3]
     return tl.load(pointer + at, mask=(f < frames) & (d < width), other=0.0).to(dtype)
+
+
+@triton.jit
+def factors(table, strides, s, kind, head, first, frames, width, W):  # type: ignore[no-untyped-def]
+    """Factors of a block of key frames for each query frame, [G, B, W]."""
+    g = tl.arange(0, s.G)[:, None, None]
+    m = first + tl.arange(0, s.B)[None, :, None]
+    d = tl.arange(0, W)[None, None, :]
+    at = kind * strides[0] + g * strides[1] + head * strides[2] + d * strides[3] + m * strides[4]
+    return tl.load(table + at, mask=(g < s.queries) & (m < frames) & (d < width), other=0.0).to(s.dtype)
+
+
+@triton.jit
+def frame_rows(pointer, s, point, head, first, frames, width, W):  # type: ignore[no-untyped-def]
+    """Channels of a block of frames over a point, [B, W]."""
+    m = first + tl.arange(0, s.B)[:, None]
+    d = tl.arange(0, W)[None, :]
+    at = ((point * frames + m) * s.heads + head) * width + d
+    return tl.load(pointer + at, mask=(m < frames) & (d < width), other=0.0).to(s.dtype)
+
+
+@triton.jit
+def _pooled(pointer, table, strides, s, point, kind, head, frames, width, W):  # type: ignore[no-untyped-def]
+    """Σ_m factor[g, m] signal[m], [G, W]; without factors there is one frame."""
+    total = tl.zeros([s.G, W], s.dtype)
+    for first in range(0, frames, s.B):
+        rows = frame_rows(pointer, s, point, head, first, frames, width, W)
+        if table is None:
+            total += tl.sum(rows, 0)[None, :]
+        else:
+            total += tl.sum(factors(table, strides, s, kind, head, first, frames, width, W) * rows[None, :, :], 1)
+    return total
+
+
+@triton.jit
+def key_tile(p, strides, s, source, kind, head):  # type: ignore[no-untyped-def]
+    """Keys over a point, [K, D]; those that an edge makes for each query frame, [G, D], where frames are pooled."""
+    if s.pooled:
+        return _pooled(p.key, p.key_psi, strides.key_psi, s, source, kind, head, s.key_frames, s.depth, s.D)
+    else:
+        return signal_tile(p.key, source, head, s.keys, s.heads, s.depth, s.K, s.D, s.dtype)
+
+
+@triton.jit
+def value_tile(p, strides, s, source, kind, head):  # type: ignore[no-untyped-def]
+    """Values, as :func:`key_tile` has the keys."""
+    if s.pooled:
+        return _pooled(p.value, p.value_psi, strides.value_psi, s, source, kind, head, s.keys, s.width, s.W)
+    else:
+        return signal_tile(p.value, source, head, s.keys, s.heads, s.width, s.K, s.W, s.dtype)
 
 
 @triton.jit
@@ -182,7 +236,7 @@ def kept_pairs(s, edge, head, draw):  # type: ignore[no-untyped-def]
 def _inner_scores(p, strides, s, query, base, source, kind, head):  # type: ignore[no-untyped-def]
     score = base
     if p.query is not None:
-        key = signal_tile(p.key, source, head, s.keys, s.heads, s.depth, s.K, s.D, s.dtype)
+        key = key_tile(p, strides, s, source, kind, head)
         if s.tied_key:
             score += tl.sum(query * key, 1)[:, None]
         else:
@@ -251,9 +305,9 @@ def levels(strides, s, lists, norm, point, head):  # type: ignore[no-untyped-def
 
 
 @triton.jit
-def fiber_values(p, s, weights, source, head):  # type: ignore[no-untyped-def]
+def fiber_values(p, strides, s, weights, source, kind, head):  # type: ignore[no-untyped-def]
     """Σ_m weights[g, m] v[m], [G, W]."""
-    value = signal_tile(p.value, source, head, s.keys, s.heads, s.width, s.K, s.W, s.dtype)
+    value = value_tile(p, strides, s, source, kind, head)
     if s.tied_key:
         return weights * value
     else:
@@ -294,7 +348,7 @@ def message(p, strides, s, inner, weight, source, kind, edge, head, draw):  # ty
         inner = inner * kept_keys(s, edge, head, draw)
     if s.dropout == 2:
         weight = weight * kept_pairs(s, edge, head, draw)
-    total = to_outputs(s, weight, fiber_values(p, s, inner, source, head))
+    total = to_outputs(s, weight, fiber_values(p, strides, s, inner, source, kind, head))
     if p.psi is not None:
         total = total * table_tile(p.psi, kind, head, strides.psi, s.outs, s.width, s.O, s.W, s.dtype)
     if p.beta is not None:

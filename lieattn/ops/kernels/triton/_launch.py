@@ -16,6 +16,8 @@ from lieattn.ops.kernels.triton._forward import Lists, Operands, Shape, Strides,
 _EDGES_A_PROGRAM = 64  # of one type, where a type has many
 _MOST_SPLITS = 256
 _MATRIX = 16  # the smallest side of a product that matrix units take
+_FACTORS = 2048  # of pairs of frames that a program holds at a time, where frames are pooled
+_TABLES = ("rho", "bias", "psi", "beta", "key_psi")
 
 
 def run_forward(problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
@@ -39,10 +41,10 @@ def run_backward(problem: Problem, seed: int, grad_out: Tensor, norm: Tensor) ->
     if problem.query is not None or slopes is not None or norm.numel():
         call.run(backward_targets, call.points, *given, grads["query"], slopes, *draw)
     edges = _grouped(problem.neighbors.source, call.points)
-    call.run(backward_sources, call.points, *given, *edges, grads["key"], grads["value"], *draw)
+    call.run(backward_sources, call.points, *given, *edges, grads["key"], grads["value"], *draw, blocks=call.blocks)
     if slopes is not None:
         _add_shared_scores(call, slopes, grads)
-    if any(grads[name] is not None for name in ("rho", "bias", "psi", "beta")):
+    if any(grads[name] is not None for name in _TABLES):
         grads |= _table_gradients(call, given, draw)
     return tuple(problem.value.new_empty(0) if grad is None else grad for grad in grads.values())
 
@@ -62,6 +64,7 @@ class _Call:
         self.threshold = int(a.dropout * 2**32)
         self.shape = _shape(a, self.dtype)
         self.columns = self.shape.columns.value
+        self.blocks = self.shape.K.value // self.shape.B.value
         target = torch.repeat_interleave(neighbors.row_ptr.diff(), output_size=self.edges)
         row = None if a.terms.row is None else a.terms.row.contiguous()
         self.lists = Lists(neighbors.row_ptr.contiguous(), neighbors.source.contiguous(), target, row)
@@ -71,39 +74,44 @@ class _Call:
         self.operands = Operands(query, key, value, base, **tables)
         self.strides = Strides(
             base=(0, 0) if base is None else (base.stride(0) if len(base) > 1 else 0, base.stride(1)),
-            **{name: (0,) * 4 if table is None else table.stride() for name, table in tables.items()},
+            **{name: None if table is None else table.stride() for name, table in tables.items()},
         )
 
     def empty(self, *shape: int) -> Tensor:
         """Tensor of the dtype that sums are taken in."""
         return self.problem.value.new_empty(shape, dtype=self.dtype)
 
-    def run(self, kernel: Any, rows: int, *arguments: Any, heads: int | None = None) -> None:
-        """Start a program for each row and head, or each of so many groups of heads."""
+    def run(self, kernel: Any, rows: int, *arguments: Any, heads: int | None = None, blocks: int = 1) -> None:
+        """Start a program for each row, head, or each of so many groups of heads, and block of frames."""
         heads = self.problem.value.shape[2] if heads is None else heads
         if rows == 0 or heads == 0:
             return
         told = (self.operands, self.strides, self.lists, self.shape)
         with torch.cuda.device_of(self.problem.value):
-            kernel[(rows, heads)](*told, *arguments, num_warps=_warps(self.shape))
+            kernel[(rows, heads, blocks)](*told, *arguments, num_warps=_warps(self.shape))
 
 
 def _shape(a: Problem, dtype: torch.dtype) -> Shape:
     common, heads = common_sizes(a), a.value.shape[2]
     tied_out, tied_key = common["tied_out"], common["tied_key"]
+    key_frames, pooled = common["keys"] if a.key is None else a.key.shape[1], a.pattern == "pooled"
     names = {"O": "outs", "G": "queries", "M": "columns", "K": "keys"}
     frames = {letter: _padded(common[name]) for letter, name in names.items()}
+    frames["K"] = max(frames["K"], _padded(key_frames))
     dot_keys = not tied_key and min(frames["G"], frames["M"]) >= _MATRIX
     dot_pairs = not tied_out and min(frames["O"], frames["G"]) >= _MATRIX
     least = _MATRIX if dot_keys or dot_pairs else 1
     sizes = {
         **common,
+        "key_frames": key_frames,
+        "pooled": pooled,
         "heads": heads,
         "seeded": seeded_heads(dtype),  # heads that share a seed of the dropout
         **frames,
         "P": 1 if tied_out else frames["O"],
-        "D": max(_padded(common["depth"]), least),
-        "W": max(_padded(common["width"]), least),
+        "D": (depth := max(_padded(common["depth"]), least)),
+        "W": (width := max(_padded(common["width"]), least)),
+        "B": min(frames["K"], max(1, _FACTORS // (frames["G"] * max(depth, width)))) if pooled else frames["K"],
         "softmax": a.normalize == "softmax",
         # Weights are exponentials: a factor for the key fiber times one for the neighbors.
         "product": a.normalize in ("softmax", "exp-mean"),
@@ -128,7 +136,7 @@ def _warps(shape: Shape) -> int:
     s = Shape(*(size.value for size in shape))
     frames = max(s.G * s.M, s.P * s.G)
     tile = max(s.G, s.O, s.K) * max(s.D, s.W)
-    cube = frames if s.dot_keys or s.dot_pairs else frames * max(s.D, s.W)
+    cube = frames if s.dot_keys or s.dot_pairs else frames * max(s.D, s.W) * (s.B if s.pooled else 1)
     largest = max(cube, tile)
     return 1 if largest <= 512 else 4 if largest <= 2048 else 8
 
@@ -145,8 +153,15 @@ def _expanded_tables(a: Problem) -> dict[str, Tensor | None]:
         rho = rho.expand(-1, outs, heads, a.query.shape[-1])
     if bias is not None:
         bias = bias.expand(-1, outs, -1, heads).transpose(2, 3)
+    pooled, key_psi = a.pattern == "pooled", a.terms.key_psi
     psi, beta = (None if t is None else t[:, :, 0].expand(-1, outs, heads, width) for t in (a.terms.psi, a.terms.beta))
-    return {"rho": rho, "bias": bias, "psi": psi, "beta": beta}
+    value_psi = a.terms.psi if pooled else None
+    if key_psi is not None and a.query is not None:
+        key_psi = key_psi.expand(-1, outs, -1, heads, a.query.shape[-1]).permute(0, 1, 3, 4, 2)
+    if value_psi is not None:
+        value_psi = value_psi.expand(-1, outs, -1, heads, width).permute(0, 1, 3, 4, 2)
+    psi = None if pooled else psi
+    return {"rho": rho, "bias": bias, "psi": psi, "beta": beta, "key_psi": key_psi, "value_psi": value_psi}
 
 
 def _fiber_key(a: Problem, dtype: torch.dtype) -> Tensor | None:
@@ -197,8 +212,9 @@ def _grouped(group: Tensor, groups: int) -> tuple[Tensor, Tensor]:
 def _table_gradients(call: _Call, given: tuple[Any, ...], draw: tuple[int, int]) -> dict[str, Tensor | None]:
     """Gradients of the tables of displacements."""
     a, index = call.problem, call.lists.index
-    tables = {name: a.operands()[name] for name in ("rho", "bias", "psi", "beta")}
+    tables = {name: a.operands()[name] for name in _TABLES}
     heads, width = a.value.shape[2:]
+    depth, frames, pooled = call.shape.depth.value, call.shape.key_frames.value, call.shape.pooled.value
     types = max(len(table) for table in tables.values() if table is not None)
     splits = each = 1
     if index is None:
@@ -210,21 +226,24 @@ def _table_gradients(call: _Call, given: tuple[Any, ...], draw: tuple[int, int])
         edges = _grouped(index, types)
         splits = max(1, min(_MOST_SPLITS, call.edges // (max(types, 1) * _EDGES_A_PROGRAM)))
     shapes = {
-        "rho": (heads // each, call.shape.depth.value),
+        "rho": (heads // each, depth),
         "bias": (heads, call.columns if call.shape.full_bias.value else 1),
-        "psi": (heads, width),
+        "psi": (*([a.value.shape[1]] if pooled else []), heads, width),
         "beta": (heads, width),
+        "key_psi": (frames, heads, depth),
     }
     sums = {
         name: None if table is None else call.empty(types, splits, a.outs, *shapes[name])
         for name, table in tables.items()
     }
-    call.run(backward_types, types * splits, *given, *edges, splits, each, *sums.values(), *draw, heads=heads // each)
+    rho, bias, psi, beta, key_psi = sums.values()
+    own = (rho, bias, *((None, beta, key_psi, psi) if pooled else (psi, beta, None, None)))
+    groups = {"heads": heads // each, "blocks": call.blocks}
+    call.run(backward_types, types * splits, *given, *edges, splits, each, *own, *draw, **groups)
     grads: dict[str, Tensor | None] = {}
     for name, table in tables.items():
         if table is not None and (total := sums[name]) is not None:
             total = total[: len(table)].sum(1)
-            grads[name] = _like(
-                total.transpose(2, 3) if name == "bias" else total if name == "rho" else total[:, :, None], table
-            )
+            total = total.transpose(2, 3) if name == "bias" else total
+            grads[name] = _like(total if total.ndim == table.ndim else total[:, :, None], table)
     return grads

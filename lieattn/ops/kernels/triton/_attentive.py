@@ -1,0 +1,278 @@
+"""Attentive group convolution in Triton: what needs all responses, which are made in registers and never stored.
+
+For a sample, an output with its pose and an input pose, the responses t_c(y) = Σ_p x_c(y + p) ψ_c(p) of all input
+channels are needed for two maxima, over positions and over channels, and for Σ_c α_c t_c. The rest is plain maths on
+planes and numbers. Once a maximum over positions is found, plain maths multiplies its window with ψ, and knows the
+gradient. Gradients of the sums and of the maxima over channels are sums in one order, a program each.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lieattn.ops import _attentive as plain
+from lieattn.ops._attentive import Operands, Window
+
+_POSITIONS = 256  # of a plane that a program has at a time
+_ENTRIES = 2048  # of windows at these, where it has all of a window
+
+# What a kernel is compiled for. Planes of x are [rows, columns], those of responses [height, width]; P is the number
+# of taps, padded; ``gated`` says whether channels have scores, ``topped`` whether maxima over channels are wanted.
+Sizes = namedtuple("Sizes", "outs fiber channels rows columns height width size dilation gated topped B P dtype")
+
+
+@triton.jit
+def _split(number, outs, fiber):  # type: ignore[no-untyped-def]
+    """Sample, output and pose of a plane of responses."""
+    return number // (outs * fiber), number // fiber % outs, number % fiber
+
+
+@triton.jit
+def _responses(x, kernel, s, sample, out, pose, channel, y, inside):  # type: ignore[no-untyped-def]
+    """Responses of a channel at positions, [B]."""
+    plane = x + ((sample * s.fiber + pose) * s.channels + channel) * (s.rows * s.columns)
+    taps = kernel + ((out * s.fiber + pose) * s.channels + channel) * (s.size * s.size)
+    at = y // s.width * s.columns + y % s.width
+    total = tl.zeros([s.B], s.dtype)
+    for i in range(s.size):
+        for j in range(s.size):
+            pixel = at + (i * s.columns + j) * s.dilation
+            total += tl.load(taps + i * s.size + j) * tl.load(plane + pixel, mask=inside, other=0.0)
+    return total
+
+
+@triton.jit
+def largest_places(x, kernel, s, places):  # type: ignore[no-untyped-def]
+    """Write where the first of the largest responses is, ``[samples, outs, fiber, channels]``."""
+    number, channel = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    sample, out, pose = _split(number, s.outs, s.fiber)
+    best = tl.full([s.B], float("-inf"), s.dtype)
+    where = tl.zeros([s.B], tl.int64)
+    for first in range(0, s.height * s.width, s.B):
+        y = first + tl.arange(0, s.B)
+        inside = y < s.height * s.width
+        t = _responses(x, kernel, s, sample, out, pose, channel, y, inside)
+        better = inside & (t > best)
+        where = tl.where(better, y, where)
+        best = tl.where(better, t, best)
+    ties = tl.where(best == tl.max(best, 0), where, s.height * s.width - 1)
+    tl.store(places + number * s.channels + channel, tl.min(ties, 0))
+
+
+@triton.jit
+def channel_sums(x, kernel, scores, s, kept, top, winner):  # type: ignore[no-untyped-def]
+    """Write Σ_c α_c t_c, the largest α_c t_c and its channel, all ``[samples, outs, fiber, height * width]``."""
+    number = tl.program_id(0).to(tl.int64)
+    sample, out, pose = _split(number, s.outs, s.fiber)
+    y = tl.program_id(1) * s.B + tl.arange(0, s.B)
+    inside = y < s.height * s.width
+    total = tl.zeros([s.B], s.dtype)
+    largest = tl.full([s.B], float("-inf"), s.dtype)
+    first = tl.zeros([s.B], tl.int32)
+    for channel in range(s.channels):
+        t = _responses(x, kernel, s, sample, out, pose, channel, y, inside)
+        if s.gated:
+            t = t * tl.load(scores + number * s.channels + channel)
+        total += t
+        better = t > largest
+        first = tl.where(better, channel, first)
+        largest = tl.where(better, t, largest)
+    at = number * (s.height * s.width) + y
+    tl.store(kept + at, total, mask=inside)
+    if s.topped:
+        tl.store(top + at, largest, mask=inside)
+        tl.store(winner + at, first, mask=inside)
+
+
+@triton.jit
+def _slopes(to_kept, to_top, winner, s, at, channel, inside):  # type: ignore[no-untyped-def]
+    """Gradient of α_c t_c, [B]."""
+    slope = tl.load(to_kept + at, mask=inside, other=0.0)
+    if s.topped:
+        ours = tl.load(winner + at, mask=inside, other=-1) == channel
+        slope += tl.where(ours, tl.load(to_top + at, mask=inside, other=0.0), 0.0)
+    return slope
+
+
+@triton.jit
+def pixel_gradients(kernel, scores, s, to_kept, to_top, winner, grad):  # type: ignore[no-untyped-def]
+    """Write the gradient of x: a program for a block of pixels of one of its planes."""
+    plane = tl.program_id(0).to(tl.int64)
+    sample, pose, channel = _split(plane, s.fiber, s.channels)
+    pixel = tl.program_id(1) * s.B + tl.arange(0, s.B)
+    row, column = pixel // s.columns, pixel % s.columns
+    total = tl.zeros([s.B], s.dtype)
+    for out in range(s.outs):
+        number = (sample * s.outs + out) * s.fiber + pose
+        taps = kernel + ((out * s.fiber + pose) * s.channels + channel) * (s.size * s.size)
+        part = tl.zeros([s.B], s.dtype)
+        for i in range(s.size):
+            for j in range(s.size):
+                r, q = row - i * s.dilation, column - j * s.dilation
+                inside = (r >= 0) & (r < s.height) & (q >= 0) & (q < s.width)
+                at = number * (s.height * s.width) + r * s.width + q
+                slope = _slopes(to_kept, to_top, winner, s, at, channel, inside)
+                part += tl.load(taps + i * s.size + j) * slope
+        if s.gated:
+            part = part * tl.load(scores + number * s.channels + channel)
+        total += part
+    tl.store(grad + plane * (s.rows * s.columns) + pixel, total, mask=pixel < s.rows * s.columns)
+
+
+@triton.jit
+def tap_products(x, s, to_kept, to_top, winner, products):  # type: ignore[no-untyped-def]
+    """Write Σ_y slope_c(y) x_c(y + p), ``[samples, outs, fiber, channels, taps]``."""
+    number, channel = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    sample, _, pose = _split(number, s.outs, s.fiber)
+    plane = x + ((sample * s.fiber + pose) * s.channels + channel) * (s.rows * s.columns)
+    tap = tl.arange(0, s.P)
+    reach = (tap // s.size * s.columns + tap % s.size) * s.dilation
+    known = tap < s.size * s.size
+    total = tl.zeros([s.P], s.dtype)
+    for first in range(0, s.height * s.width, s.B):
+        y = first + tl.arange(0, s.B)
+        inside = y < s.height * s.width
+        slope = _slopes(to_kept, to_top, winner, s, number * (s.height * s.width) + y, channel, inside)
+        at = y // s.width * s.columns + y % s.width
+        seen = tl.load(plane + at[None, :] + reach[:, None], mask=known[:, None] & inside[None, :], other=0.0)
+        total += tl.sum(seen * slope[None, :], 1)
+    tl.store(products + (number * s.channels + channel) * (s.size * s.size) + tap, total, mask=known)
+
+
+class Fused(torch.autograd.Function):
+    """Gated sums by the kernels; the gradient of their gradient is that of the plain ``gated_sums``."""
+
+    @staticmethod
+    def forward(ctx: Any, window: Window, *operands: Any) -> Tensor:
+        ctx.save_for_backward(*operands)
+        ctx.window = window
+        return gated_sums(Operands(*operands), window)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        operands, needed = Operands(*ctx.saved_tensors), ctx.needs_input_grad[1:]
+        again = torch.is_grad_enabled()
+        if not again:
+            leaves: Any = zip(operands, needed, strict=True)
+            leaves = (None if t is None else t.detach().requires_grad_(needs) for t, needs in leaves)
+            operands = Operands(*leaves)
+        with torch.enable_grad():
+            gated = (plain.gated_sums if again else gated_sums)(operands, ctx.window)
+        wanted: list[Any] = [operand for operand, needs in zip(operands, needed, strict=True) if needs]
+        found = iter(torch.autograd.grad(gated, wanted, grads[0], create_graph=again, allow_unused=True))
+        return (None, *(next(found) if needs else None for needs in needed))
+
+
+def gated_sums(operands: Operands, window: Window) -> Tensor:
+    """Σ_h̃ α_X Σ_c α_C t ``[samples, outs, height, width]``, differentiable once; in parts where outputs are many."""
+    x, kernel = operands.x, operands.kernel
+    pixels = (x.shape[-2] - window.dilation * (window.size - 1)) * (x.shape[-1] - window.dilation * (window.size - 1))
+    return plain.in_parts(_gated, operands, window, x.shape[0] * x.shape[1] * max(pixels, kernel[0, 0].numel()))
+
+
+def _gated(operands: Operands, window: Window) -> Tensor:
+    x, kernel, first, second, spatial = operands
+    scores = None
+    if first is not None and second is not None:
+        mean, top = _statistics(x, kernel, window)
+        scores = torch.sigmoid(plain.channel_levels(mean, top, first, second))
+    kept, top = _ChannelSums.apply(window, spatial is not None, x, kernel, scores)
+    sides = _Call(x, kernel, window).sides
+    kept = kept.unflatten(-1, sides)
+    levels = None
+    if spatial is not None:
+        levels = plain.spatial_levels(kept / x.shape[2], top.unflatten(-1, sides), spatial, window)
+    return plain.gate(kept, levels)
+
+
+def _statistics(x: Tensor, kernel: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    """Mean and largest responses over positions, ``[samples, outs, fiber, channels]``."""
+    call = _Call(x, kernel, window)
+    means = F.avg_pool2d(x.flatten(1, 2), call.sides, stride=window.dilation).flatten(2).unflatten(1, x.shape[1:3])
+    mean = torch.einsum("sfcp,ofcp->sofc", means, kernel)
+    places = torch.empty(mean.shape, dtype=torch.int64, device=x.device)
+    given = (t.detach().contiguous() for t in (x, kernel))
+    call.run(largest_places, (*call.planes, x.shape[2]), *given, call.sizes(), places)
+    columns, steps = x.shape[-1], window.dilation * torch.arange(window.size, device=x.device)
+    corner = places // call.sides[1] * columns + places % call.sides[1]
+    pixels = corner[..., None] + (steps[:, None] * columns + steps).flatten()
+    index = pixels.movedim(1, 3).flatten(3)  # [samples, fiber, channels, outs * taps]
+    seen = x.flatten(3).gather(3, index).unflatten(3, (kernel.shape[0], -1))
+    return mean, torch.einsum("sfcop,ofcp->sofc", seen, kernel)
+
+
+class _ChannelSums(torch.autograd.Function):
+    """Sum and maximum over the channels of α_c t_c; differentiable once."""
+
+    @staticmethod
+    def forward(ctx: Any, window: Window, topped: bool, *operands: Any) -> tuple[Tensor, Tensor]:
+        given: Any = (None if t is None else t.contiguous() for t in operands)
+        x, kernel, scores = given
+        call = _Call(x, kernel, window)
+        sizes = call.sizes(gated=scores is not None, topped=topped)
+        shape = (len(x), len(kernel), x.shape[1], call.positions)
+        kept, top = x.new_empty(shape), x.new_empty(shape if topped else 0)
+        winner = x.new_empty(shape if topped else 0, dtype=torch.int32)
+        call.run(channel_sums, (*call.planes, call.blocks(call.positions)), x, kernel, scores, sizes, kept, top, winner)
+        ctx.save_for_backward(x, kernel, scores, winner)
+        ctx.window, ctx.topped = window, topped
+        return kept, top
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, kernel, scores, winner = ctx.saved_tensors
+        call = _Call(x, kernel, ctx.window)
+        options = {"gated": scores is not None, "topped": ctx.topped}
+        slopes = (*(grad.contiguous() for grad in grads), winner)
+        to_x = torch.empty_like(x) if ctx.needs_input_grad[2] else None
+        if to_x is not None:
+            grid = (x.shape[0] * x.shape[1] * x.shape[2], call.blocks(x.shape[-1] * x.shape[-2]))
+            call.run(pixel_gradients, grid, kernel, scores, call.sizes(**options), *slopes, to_x)
+        products = x.new_empty(len(x), *kernel.shape)
+        sizes = call.sizes(windows=True, **options)
+        call.run(tap_products, (*call.planes, x.shape[2]), x, sizes, *slopes, products)
+        if scores is None:
+            return None, None, to_x, products.sum(0), None
+        to_kernel = torch.einsum("sofc,sofcp->ofcp", scores, products)
+        return None, None, to_x, to_kernel, torch.einsum("ofcp,sofcp->sofc", kernel, products)
+
+
+class _Call:
+    """Sizes and grids of the kernels for operands."""
+
+    def __init__(self, x: Tensor, kernel: Tensor, window: Window) -> None:
+        self.x, self.kernel, self.window = x, kernel, window
+        height, width = (side - window.dilation * (window.size - 1) for side in x.shape[-2:])
+        self.sides, self.positions = (height, width), height * width
+        self.planes = (len(x) * len(kernel) * x.shape[1],)
+
+    def sizes(self, *, gated: bool = False, topped: bool = False, windows: bool = False) -> Sizes:
+        """Sizes of a kernel, which has whole windows at its positions or taps one after another."""
+        padded = triton.next_power_of_2(self.window.size**2)
+        double = self.x.dtype == torch.float64
+        numbers = {
+            **{"outs": len(self.kernel), "fiber": self.x.shape[1], "channels": self.x.shape[2]},
+            **dict(zip(("rows", "columns", "height", "width"), (*self.x.shape[-2:], *self.sides), strict=True)),
+            **{"size": self.window.size, "dilation": self.window.dilation, "gated": gated, "topped": topped},
+            "B": max(16, _ENTRIES // padded) if windows else _POSITIONS,
+            "P": padded,
+            "dtype": tl.float64 if double else tl.float32,
+        }
+        return Sizes(**{name: tl.constexpr(number) for name, number in numbers.items()})
+
+    def blocks(self, positions: int) -> int:
+        """Programs for the positions of a plane."""
+        return -(-positions // _POSITIONS)
+
+    def run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any) -> None:
+        """Start the programs of a grid, if there are any."""
+        if min(grid) > 0:
+            with torch.cuda.device_of(self.x):
+                kernel[grid](*arguments, num_warps=4)

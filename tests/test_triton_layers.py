@@ -1,0 +1,263 @@
+"""Triton kernels behind the public operators, against their definitions: every pattern, hard clouds, all gradients.
+
+Like those of ``test_triton.py`` these run in Triton's interpreter, are compiled, and run on a GPU where there is one.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lieattn.geometry import Neighbors
+from lieattn.ops import (
+    RelativeTerms,
+    attentive_convolution,
+    backend,
+    explain,
+    group_attention,
+    head_networks,
+    reference_attention,
+)
+from tests.test_triton import Compilation, close, compiled, interpreted, on_gpu, some
+
+DEVICES = [pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=on_gpu)]
+HEADS, DEPTH, WIDTH, FIBER, TYPES = 2, 3, 5, 2, 2
+ROW_POINTERS = {"isolated points": [0, 0, 2, 3], "one point": [0, 1], "no neighbors": [0, 0], "no points": [0]}
+# Pattern and shapes of its terms.
+PATTERNS = {
+    "joint": ("joint", {"positional_key": (2, 1, DEPTH), "fiber_bias": (2, 2, HEADS)}),
+    "joint, keys and values of pairs": (
+        "joint",
+        {
+            "key_psi": (2, 2, HEADS, DEPTH),
+            "positional_key": (2, 1, DEPTH),
+            "psi": (2, 2, HEADS, WIDTH),
+            "beta": (1, 2, 1, WIDTH),
+        },
+    ),
+    "framewise": ("framewise", {"displacement_bias": (2, 1, HEADS), "psi": (2, 1, HEADS, WIDTH)}),
+    "query sum": ("query_sum", {"positional_key": (3, HEADS, DEPTH), "fiber_key": (2, 2, HEADS, DEPTH)}),
+    "lifting": ("query_sum", {"positional_key": (3, 1, DEPTH)}),
+    "pooled": ("pooled", {"key_psi": (2, 2, 1, DEPTH), "psi": (2, 1, HEADS, WIDTH), "beta": (2, 1, HEADS, WIDTH)}),
+    "pooled, values alone": ("pooled", {"psi": (2, 2, HEADS, WIDTH), "displacement_bias": (2, 1, HEADS)}),
+}
+
+BRIEFLY = ("joint, keys and values of pairs", "framewise", "query sum", "pooled")
+
+
+def operands(case, clouds, dtype=torch.float64, device="cpu"):
+    pattern, shapes = PATTERNS[case]
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
+
+    row_ptr = torch.tensor(ROW_POINTERS[clouds])
+    points, edges = len(row_ptr) - 1, int(row_ptr[-1])
+    target = torch.repeat_interleave(row_ptr.diff())
+    source = (torch.arange(edges) * 2 + 1) % max(points, 1)
+    neighbors = Neighbors(*(part.to(device) for part in (row_ptr, source, target)))
+    tables = {name: draw(*(() if "fiber" in name else (TYPES,)), *shape) for name, shape in shapes.items()}
+    fiber = 1 if case == "lifting" else FIBER
+    signals = [draw(points, fiber, HEADS, size) for size in (DEPTH, DEPTH, WIDTH)]
+    row = (torch.arange(edges) % TYPES).to(device)
+    return signals, neighbors, tables, row, pattern
+
+
+def attended(case, clouds, attend=group_attention, exactly=None, **options):
+    """Output and the gradients of all operands, in the dtype given or ``exactly`` in another one."""
+    signals, neighbors, tables, row, pattern = operands(case, clouds, **options)
+    leaves = [*signals, *tables.values()]
+    if exactly is not None:
+        signals = [signal.to(exactly) for signal in signals]
+        tables = {name: table.to(exactly) for name, table in tables.items()}
+    out = attend(*signals, neighbors, pattern=pattern, terms=RelativeTerms(**tables, row=row))
+    out = out if isinstance(out, torch.Tensor) else out[0]
+    weight = torch.linspace(-1, 2, out.numel(), dtype=torch.float64, device=out.device).view_as(out)
+    loss = (weight * out).sum() + 0 * leaves[0].sum()  # the definition knows no leaves where there are no points
+    return out.detach(), *torch.autograd.grad(loss, leaves, materialize_grads=True)
+
+
+def check_pattern(case, clouds, tolerance, dtype=torch.float64, device="cpu"):
+    with backend("triton"):
+        found = attended(case, clouds, dtype=dtype, device=device)
+    expected = attended(case, clouds, reference_attention, exactly=torch.float64, dtype=dtype)
+    assert found[0].dtype == dtype
+    for one, other in zip(found, expected, strict=True):
+        if other.numel():
+            close(one.cpu(), other, tolerance)
+        else:
+            assert one.shape == other.shape
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", some(PATTERNS, BRIEFLY))
+def test_every_pattern_is_its_definition(case, device):
+    check_pattern(case, "isolated points", 1e-12, device=device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("clouds", ["one point", "no neighbors", "no points"])
+@pytest.mark.parametrize("case", some(["joint", "query sum", "pooled"], ["joint", "query sum"]))
+def test_clouds_of_hardly_any_points(case, clouds, device):
+    check_pattern(case, clouds, 1e-12, device=device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        ("pooled", torch.bfloat16),
+        pytest.param("joint", torch.float16, marks=pytest.mark.slow),
+        pytest.param("framewise", torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param("joint, keys and values of pairs", torch.float16, marks=pytest.mark.slow),
+    ],
+)
+def test_half_precision_is_rounded_once(case, dtype, device):
+    """What comes out is the exact result for the rounded operands, up to a few roundings of output and gradients."""
+    check_pattern(case, "isolated points", 4 * torch.finfo(dtype).eps, dtype=dtype, device=device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_blocks_of_pooled_frames(device, monkeypatch):
+    from lieattn.ops.kernels.triton import _launch
+
+    monkeypatch.setattr(_launch, "_FACTORS", 1)
+    check_pattern("pooled", "isolated points", 1e-12, device=device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_second_derivatives_of_pooled_frames(device):
+    def penalty(name):
+        signals, neighbors, tables, row, pattern = operands("pooled", "isolated points", device=device)
+        terms = RelativeTerms(**tables, row=row)
+        with backend(name):
+            assert explain(*signals, neighbors, pattern=pattern, terms=terms).backend == name
+            out, _ = group_attention(*signals, neighbors, pattern=pattern, terms=terms)
+            (force,) = torch.autograd.grad(out.square().sum(), signals[1], create_graph=True)
+            return torch.autograd.grad(force.square().sum(), [*signals, *tables.values()])
+
+    for found, expected in zip(penalty("triton"), penalty("plain"), strict=True):
+        close(found, expected, 1e-11)
+
+
+def networks(rows=65, inputs=5, hidden=7, dtype=torch.float64, device="cpu"):
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
+
+    weights = [draw(2, *shape) for shape in ((inputs, hidden), (hidden, hidden), (hidden, 1))]
+    return draw(rows, inputs), weights, [draw(2, size) for size in (hidden, hidden, 1)]
+
+
+def literal_networks(rows, weights, biases):
+    x = rows
+    for weight, bias in zip(weights, biases, strict=True):
+        x = F.silu(x @ weight + bias[:, None])
+    return x[..., 0].T
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.02)]
+)
+def test_networks_of_heads(dtype, tolerance, device):
+    rows, weights, biases = networks(dtype=dtype, device=device)
+    leaves = [rows, *weights, *biases]
+    with backend("triton"):
+        out = head_networks(rows, weights, biases)
+        found = torch.autograd.grad(out.square().sum(), leaves)
+    expected = literal_networks(
+        *(t.double() if torch.is_tensor(t) else [w.double() for w in t] for t in (rows, weights, biases))
+    )
+    wanted = torch.autograd.grad(expected.square().sum(), leaves)
+    close(out.detach(), expected.detach(), tolerance)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == dtype
+        close(one, other, tolerance)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_second_derivatives_of_networks_of_heads(device):
+    def penalty(evaluate, name):
+        rows, weights, biases = networks(device=device)
+        with backend(name):
+            out = evaluate(rows, weights, biases)
+            (slope,) = torch.autograd.grad(out.sum(), rows, create_graph=True)
+            return torch.autograd.grad(slope.square().sum(), [rows, *weights, *biases[:2]])
+
+    wanted = penalty(literal_networks, "plain")
+    for found, expected in zip(penalty(head_networks, "triton"), wanted, strict=True):
+        close(found, expected, 1e-11)
+
+
+def attentive(channel=True, spatial=True, dtype=torch.float64, device="cpu", **window):
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
+
+    x, kernels = draw(2, 3, 2, 6, 5), draw(2, 2, 3, 2, 3, 3)
+    matrices = (draw(2, 2, 2, 2, 3), draw(2, 2, 2, 3, 2)) if channel else None
+    maps = draw(2, 2, 2, 2, 3, 3) if spatial else None
+    leaves = [x, kernels, *(matrices or ()), *([maps] if spatial else [])]
+    out, _ = attentive_convolution(x, kernels, channel=matrices, spatial=maps, measure=0.5, **window)
+    return out, leaves
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "options",
+    [{"pad": 1}, {"spatial": False, "dilation": 2}, {"channel": False, "spatial_dilation": 2}],
+    ids=["full attention", "channels", "space"],
+)
+def test_attentive_convolution(options, device):
+    weight = torch.linspace(-1, 2, 7, dtype=torch.float64, device=device)
+    results = []
+    for name in ("triton", "plain"):
+        with backend(name):
+            out, leaves = attentive(device=device, **options)
+            factors = weight.repeat(-(-out.numel() // 7))[: out.numel()].view_as(out)
+            results.append([out.detach(), *torch.autograd.grad((factors * out).sum(), leaves)])
+    for found, expected in zip(*results, strict=True):
+        close(found, expected, 1e-12)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_attentive_convolution_in_parts_twice_differentiable_and_in_float32(device, monkeypatch):
+    monkeypatch.setattr("lieattn.ops._attentive._AT_ONCE", 1)
+    results = []
+    for name, dtype in (("triton", torch.float32), ("plain", torch.float64)):
+        with backend(name):
+            out, leaves = attentive(dtype=dtype, device=device)
+            (slope,) = torch.autograd.grad(out.square().sum(), leaves[0], create_graph=True)
+            results.append([out.detach(), *torch.autograd.grad(slope.square().sum(), leaves)])
+    for found, expected in zip(*results, strict=True):
+        close(found, expected, 1e-4)
+
+
+@compiled
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_networks_compile_for_a_gpu_that_is_not_here(architecture, monkeypatch, tmp_path):
+    from lieattn.ops.kernels.triton import _head_networks
+
+    built = Compilation(_head_networks, architecture, monkeypatch, tmp_path)
+    rows, weights, biases = (t.detach() if torch.is_tensor(t) else [w.detach().float() for w in t] for t in networks())
+    parameters = [part for layer in zip(weights, biases, strict=True) for part in layer]
+    out = _head_networks.run_forward(rows.float(), parameters)
+    _head_networks.run_backward(out, rows.float(), parameters, True)
+    assert set(built.machine_code) == {"forward", "backward_rows", "backward_parameters"}
+
+
+@compiled
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_attentive_convolution_compiles_for_a_gpu_that_is_not_here(architecture, monkeypatch, tmp_path):
+    from lieattn.ops._attentive import Window
+    from lieattn.ops.kernels.triton import _attentive
+
+    built = Compilation(_attentive, architecture, monkeypatch, tmp_path)
+    x, kernel = torch.zeros(1, 2, 3, 6, 5, requires_grad=True), torch.zeros(4, 2, 3, 9, requires_grad=True)
+    _attentive._statistics(x, kernel, Window(3))
+    kept, top = _attentive._ChannelSums.apply(Window(3), True, x, kernel, torch.ones(1, 4, 2, 3, requires_grad=True))
+    (kept + top).sum().backward()
+    assert set(built.machine_code) == {"largest_places", "channel_sums", "pixel_gradients", "tap_products"}

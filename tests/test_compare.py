@@ -10,8 +10,10 @@ import re
 import signal
 import sys
 import threading
+import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -672,6 +674,28 @@ def test_schedule_spans_the_budget():
     assert found == pytest.approx([0, 0.5, 1, 0.5, 0, 0], abs=1e-4)
     steps = budgets.BudgetSchedule(WarmupCosine(warmup_epochs=0.1), budgets.Budget(BudgetSettings(steps=20)))
     assert [steps.factor(step, float("inf"), 3) for step in (0, 1, 2, 11, 20)] == pytest.approx([0.5, 1, 1, 0.5, 0])
+
+
+@pytest.mark.parametrize("clock", ["wall", "processor"])
+def test_seconds_of_the_processor_do_not_pass_while_it_waits(clock):
+    budget = budgets.Budget(BudgetSettings(seconds=10.0, clock=clock))
+    trainer = SimpleNamespace(should_stop=False, is_last_batch=True, val_check_batch=1)
+    module = SimpleNamespace(device=torch.device("cpu"))
+    budget.on_train_batch_start(trainer, module)
+    time.sleep(0.5)
+    budget.on_train_batch_end(trainer, module, None, SimpleNamespace(num_graphs=1))
+    assert (budget.seconds >= 0.5) == (clock == "wall")
+    assert budget.steps == 1
+
+
+def test_clocks_are_those_that_there_are(tmp_path):
+    with pytest.raises(ValueError, match="clock"):
+        BudgetSettings(seconds=1, clock="sun")
+    cell, chosen = Cell("distances", 1.0, 0), settings(tmp_path).models["distances"]
+    keys = {
+        settings(tmp_path, budget={"seconds": 1, "clock": clock}).key(cell, chosen) for clock in ("wall", "processor")
+    }
+    assert len(keys) == 2
 
 
 @pytest.mark.slow

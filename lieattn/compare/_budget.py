@@ -41,13 +41,14 @@ class Budget(LastCheckpoint):
         self.history: list[list[float]] = []  # for each validation the step, the seconds and the value monitored
         self.best: dict[str, Tensor] | None = None  # weights of the best validation
         self.best_value = float("nan")
+        self._clock = time.process_time if budget.clock == "processor" else time.perf_counter
         self._started: float | None = None
         self._saved = time.monotonic()
 
     @property
     def spent(self) -> float:
         """Share of the budget that is spent, from 0 to 1."""
-        running = 0.0 if self._started is None else time.perf_counter() - self._started
+        running = 0.0 if self._started is None else self._clock() - self._started
         return min(1.0, self._share(self.steps, self.seconds + running))
 
     @property
@@ -64,14 +65,14 @@ class Budget(LastCheckpoint):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Start the clock."""
-        self._started = _now(pl_module)
+        self._started = _now(pl_module, self._clock)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
         """Stop the clock, and the training if all is spent; save between two steps of an epoch if it is time."""
         if self._started is not None:
-            self.seconds += _now(pl_module) - self._started
+            self.seconds += _now(pl_module, self._clock) - self._started
         self._started = None
         self.steps += 1
         self.clouds += batch.num_graphs
@@ -161,8 +162,8 @@ class InferenceClock(Callback):
         self._times.append((batch.num_graphs, _now(pl_module) - self._started))
 
 
-def _now(module: LightningModule) -> float:
+def _now(module: LightningModule, clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds of a clock, when the device has finished its work."""
     if module.device.type == "cuda":
         torch.cuda.synchronize(module.device)
-    return time.perf_counter()
+    return clock()

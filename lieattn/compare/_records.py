@@ -117,7 +117,9 @@ def report(settings: Settings, metric: str, higher_is_better: bool, records: Seq
         "metric": metric,
         "higher_is_better": higher_is_better,
         "budget": {
-            name: spent for name in ("steps", "seconds") if (spent := getattr(settings.budget, name)) is not None
+            name: value
+            for name in ("steps", "seconds", "clock")
+            if (value := getattr(settings.budget, name)) not in (None, "wall")
         },
         "counted": _COUNTED,
         "environment": {

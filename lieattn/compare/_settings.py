@@ -118,13 +118,19 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class BudgetSettings:
-    """How long each cell trains: optimizer steps, or seconds of them; and how often it is validated meanwhile."""
+    """How long each cell trains: optimizer steps, or seconds of them; and how often it is validated meanwhile.
+
+    Seconds are those that pass (``"wall"``), or those of the processor that this process uses, of all its threads
+    (``"processor"``): what to count on a machine that does other things besides.
+    """
 
     steps: int | None = None
     seconds: int | float | None = None  # a whole number stays one, in the keys of cells too
     evaluations: int = 10
+    clock: str = "wall"  # or "processor"
 
     def __post_init__(self) -> None:
+        check_choice("clock", self.clock, ("wall", "processor"))
         if (self.steps is None) == (self.seconds is None):
             raise UsageError("expected either steps or seconds")
         if self.seconds is not None and not 0 < self.seconds < math.inf:
@@ -232,6 +238,8 @@ class Settings:
     def key(self, cell: Cell, model: ModelSettings) -> str:
         """Digest of all that determines the result of a cell, for ``model`` of the width it is trained with."""
         settings = dataclasses.asdict(self)
+        if self.budget.clock == "wall":  # as for all cells when there was nothing else
+            del settings["budget"]["clock"]
         common = ("task", "data", "budget", "optimizer", "schedule", "trainer", "equivariance", "memory")
         content = {
             "format": _FORMAT,
@@ -239,7 +247,7 @@ class Settings:
             "model": {**model.network, "group": model.group, "optimizer": model.optimizer},
             **{name: settings[name] for name in common},
         }
-        if self.match.by != "parameters":  # as all cells were when there was nothing else
+        if self.match.by != "parameters":  # likewise
             content["match"] = self.match.by
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -1,0 +1,133 @@
+"""What the adapters share: how a batch is read, and how outputs are read from features."""
+
+from __future__ import annotations
+
+import abc
+import copy
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from lieattn.geometry import Neighbors, PointClouds, Radius, find_neighbors, point_clouds
+
+KINDS = 10
+"""Rows of embedding tables: nuclear charges up to that of fluorine, and 0."""
+
+
+class Points(NamedTuple):
+    """What networks read of a batch: kinds of points, given vectors, and edges without loops."""
+
+    clouds: PointClouds
+    lists: Neighbors
+    kinds: Tensor  # [points] int64, nuclear charges; 1 and 2 for charges of particles below and above zero
+    given: Tensor  # [points, vector_inputs, 3]
+    between: Tensor  # [edges, 3], x_source - x_target
+
+    @property
+    def pos(self) -> Tensor:
+        """Positions ``[points, 3]``."""
+        return self.clouds.pos
+
+    def sum_to_targets(self, messages: Tensor) -> Tensor:
+        """Messages ``[edges, *]`` summed at their targets."""
+        return self.lists.sum_to_targets(messages)
+
+
+class Peer(nn.Module, abc.ABC):
+    """What the adapters share: how data are read, and how outputs are read from features of points.
+
+    Invariant outputs are numbers of each point, pooled over the cloud. Vectors are sums of the directed features with
+    coefficients made of the invariant ones; those that are summed over a cloud get charges times positions besides, as
+    dipoles are made in PaiNN, and all get the vector inputs with such coefficients.
+
+    Parameters
+    ----------
+    width
+        Channels, by which ``lieattn compare`` matches parameters or work.
+    out_channels
+        Numbers of a cloud, for ``kind`` "invariant".
+    kind, pool
+        As those of :class:`lieattn.models.FramewiseTransformer`; one vector for ``kind`` "vector".
+    radius
+        Of the neighborhoods, where radial functions end.
+    vector_inputs
+        Attributes of the data with vectors that turn along, such as velocities.
+    """
+
+    directed = True  # whether features hold vectors
+    takes_vectors = False
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        out_channels: int = 1,
+        kind: Literal["invariant", "vector"] = "invariant",
+        pool: Literal["mean", "sum", "none"] = "mean",
+        radius: float = 4.0,
+        vector_inputs: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        if vector_inputs and not self.takes_vectors:
+            raise ValueError(f"vector_inputs: {type(self).__name__} takes none, got {list(vector_inputs)}")
+        if kind == "vector" and pool == "none" and not self.directed:
+            raise ValueError(
+                f"kind: {type(self).__name__} has no directed features; take forces as gradients of an energy, by "
+                f"lieattn.models.EnergyForces"
+            )
+        self.width, self.out_channels, self.kind, self.pool = width, out_channels, kind, pool
+        self.vector_inputs, self.neighborhood = tuple(vector_inputs), Radius(radius, include_self=False)
+
+    def read(self, data: Data) -> Points:
+        """Clouds, kinds and edges of a batch."""
+        clouds = point_clouds(data)
+        lists = find_neighbors(clouds, self.neighborhood)
+        kinds = data.z if data.get("z") is not None else 1 + (data.x[:, 0] > 0).long()
+        given = [data[name].to(clouds.pos).reshape(-1, 1, 3) for name in self.vector_inputs]
+        vectors = torch.cat([clouds.pos.new_zeros(len(kinds), 0, 3), *given], dim=1)
+        return Points(clouds, lists, kinds, vectors, lists.displacements(clouds.pos))
+
+    @abc.abstractmethod
+    def features(self, points: Points) -> tuple[Tensor, Tensor | None]:
+        """Invariant features ``[points, *]``, and directed ones ``[points, 3, *]`` or None."""
+
+    def forward(self, data: Data) -> Tensor:
+        """Numbers ``[clouds, out_channels]``, or vectors ``[clouds, 3]`` or ``[points, 3]``."""
+        points = self.read(data)
+        outputs = self.outputs(points)
+        pooled = outputs if self.pool == "none" else getattr(points.clouds, self.pool)(outputs)
+        return cast(Tensor, pooled)
+
+    def outputs(self, points: Points) -> Tensor:
+        """Outputs of the points, before they are pooled."""
+        invariant, directed = self.features(points)
+        if self.kind == "invariant":
+            return cast(Tensor, self.head(invariant))
+        vectors = points.given.transpose(1, 2)
+        if directed is not None:
+            vectors = torch.cat([directed, vectors], dim=2)
+        if self.pool == "sum":
+            center = points.clouds.mean(points.pos)[points.clouds.batch]
+            vectors = torch.cat([vectors, (points.pos - center)[:, :, None]], dim=2)
+        coefficients = self.head(invariant)
+        return (vectors * coefficients[:, None]).sum(dim=2)
+
+    def make_head(self, channels: int, vectors: int) -> None:
+        """Make the read-out, for so many invariant and directed features."""
+        width = self.out_channels
+        if self.kind == "vector":
+            width = vectors + len(self.vector_inputs) + (self.pool == "sum")
+        self.head = nn.Sequential(nn.Linear(channels, channels), nn.SiLU(), nn.Linear(channels, width))
+
+
+class BesideStraightLines:
+    """Transform of charged particles: the target y becomes what is left of it beside motion on straight lines."""
+
+    def __call__(self, data: Data) -> Data:
+        """A new item with ``y - pos - time * vel``; time is ``[1]``."""
+        data = copy.copy(data)
+        data.y = data.y - data.pos - data.time * data.vel
+        return data

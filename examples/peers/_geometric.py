@@ -1,0 +1,148 @@
+"""Networks of atoms of PyTorch Geometric, on edges of :mod:`lieattn.geometry` where their own need torch_cluster."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from lieattn.geometry import Neighbors, Radius, point_clouds
+
+from ._base import KINDS, Peer, Points
+
+
+class GeometricSchNet(Peer):
+    """SchNet of PyTorch Geometric, which takes its edges by ``interaction_graph``; its own read-out, one number."""
+
+    directed = False
+
+    def __init__(self, width: int = 48, *, layers: int = 4, basis: int = 20, **options: Any) -> None:
+        from torch_geometric.nn.models import SchNet as Network
+
+        super().__init__(width, **options)
+        if self.kind != "invariant" or self.out_channels != 1:
+            raise ValueError("kind, out_channels: SchNet of PyTorch Geometric gives one number of a cloud")
+        self.network = Network(width, width, layers, basis, self.neighborhood.radius, self._edges)
+        self.network.embedding = nn.Embedding(KINDS, width)
+
+    def _edges(self, pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        lists = self.neighborhood(pos, batch)
+        return lists.edge_index, lists.displacements(pos).norm(dim=1)
+
+    def features(self, points: Points) -> tuple[Tensor, Tensor | None]:
+        """Not read: the network pools its own outputs."""
+        raise NotImplementedError("SchNet of PyTorch Geometric gives outputs, not features")
+
+    def forward(self, data: Data) -> Tensor:
+        """Numbers ``[clouds, 1]``."""
+        clouds = point_clouds(data)
+        total = cast(Tensor, self.network(data.z, clouds.pos, clouds.batch))
+        return total if self.pool == "sum" else total / clouds.counts[:, None]
+
+
+class DimeNet(Peer):
+    """DimeNet++ of PyTorch Geometric (Gasteiger et al. 2020): messages of edges, weighed by angles.
+
+    Its own forward finds edges by torch_cluster and pairs of edges by torch_sparse; here both come from the lists of
+    neighbors, and its blocks are called one by one.
+
+    Parameters
+    ----------
+    angles
+        Spherical functions of the angle, whose formulas sympy finds when the network is made.
+    """
+
+    directed = False
+
+    def __init__(
+        self, width: int = 32, *, layers: int = 2, embedding: int = 16, angles: int = 4, **options: Any
+    ) -> None:
+        from torch_geometric.nn.models import DimeNetPlusPlus as Network
+
+        super().__init__(width, **options)
+        if self.kind != "invariant":
+            raise ValueError("kind: DimeNet++ gives invariant numbers")
+        self.network = Network(
+            width,
+            self.out_channels,
+            layers,
+            int_emb_size=embedding,
+            basis_emb_size=4,
+            out_emb_channels=width,
+            num_spherical=angles,
+            num_radial=6,
+            cutoff=self.neighborhood.radius,
+            num_output_layers=1,
+            output_initializer="glorot_orthogonal",
+        )
+        self.network.emb.emb = nn.Embedding(KINDS, width)
+
+    def features(self, points: Points) -> tuple[Tensor, Tensor | None]:
+        """Not read: the output blocks of the network give the outputs."""
+        raise NotImplementedError("DimeNet++ gives outputs, not features")
+
+    def outputs(self, points: Points) -> Tensor:
+        """Numbers of the points, summed over the output blocks."""
+        network, lists, between = self.network, points.lists, points.between
+        first, second = edge_pairs(lists)
+        # The angle at j between j - k and i - j, of edges k -> j and j -> i.
+        along, before = -between[second], -between[first]
+        angle = torch.atan2(torch.cross(along, before, dim=1).norm(dim=1), (along * before).sum(dim=1))
+        length = between.norm(dim=1)
+        radial, spherical = network.rbf(length), network.sbf(length, angle, first)
+        x = network.emb(points.kinds, radial, lists.target, lists.source)
+        total = network.output_blocks[0](x, radial, lists.target, num_nodes=len(points.pos))
+        for interaction, output in zip(network.interaction_blocks, network.output_blocks[1:], strict=True):
+            x = interaction(x, radial, spherical, first, second)
+            total = total + output(x, radial, lists.target, num_nodes=len(points.pos))
+        return cast(Tensor, total)
+
+
+class ViSNet(Peer):
+    """ViSNet of PyTorch Geometric (Wang et al. 2024): attention on numbers and vectors, on edges of the lists.
+
+    Its module ``distance``, which needs torch_cluster, is replaced by the neighborhood.
+    """
+
+    def __init__(self, width: int = 32, *, layers: int = 3, heads: int = 4, basis: int = 16, **options: Any) -> None:
+        from torch_geometric.nn.models.visnet import ViSNetBlock
+
+        super().__init__(width, **options)
+        radius = self.neighborhood.radius
+        sizes = {"num_heads": heads, "num_layers": layers, "hidden_channels": width, "num_rbf": basis}
+        self.network = ViSNetBlock(lmax=1, cutoff=radius, max_z=KINDS, **sizes)
+        self.network.distance = _WithLoops(radius)
+        self.make_head(width, width)
+
+    def features(self, points: Points) -> tuple[Tensor, Tensor | None]:
+        """Of the last layer."""
+        return cast(tuple[Tensor, Tensor], self.network(points.kinds, points.pos, points.clouds.batch))
+
+
+class _WithLoops(nn.Module):
+    """Edges with loops, their lengths and vectors, as ViSNet wants them."""
+
+    def __init__(self, radius: float) -> None:
+        super().__init__()
+        self.neighborhood = Radius(radius)
+
+    def forward(self, pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        lists = self.neighborhood(pos, batch)
+        between = lists.displacements(pos)
+        apart = ~lists.is_loop
+        # Lengths of loops have no derivative.
+        length = between.new_zeros(len(between)).masked_scatter(apart, between[apart].norm(dim=1))
+        return lists.edge_index, length, between
+
+
+def edge_pairs(lists: Neighbors) -> tuple[Tensor, Tensor]:
+    """All pairs of an edge k -> j and an edge j -> i with i ≠ k, as indices of edges: two int64 ``[pairs]``."""
+    counts = lists.degree[lists.source]
+    second = torch.arange(lists.num_edges, device=lists.device).repeat_interleave(counts)
+    starts = counts.cumsum(0) - counts
+    inner = torch.arange(len(second), device=lists.device) - starts[second]
+    first = lists.row_ptr[lists.source[second]] + inner
+    kept = lists.source[first] != lists.target[second]
+    return first[kept], second[kept]

@@ -1,0 +1,66 @@
+"""Search of learning rates, alike for all models of a comparison: what each reaches on the validation set.
+
+python peers/search.py --config configs/compare_base.yaml configs/compare_molecules.yaml peers/homo.yaml --root DIR \
+    --seconds 8 --models PaiNN EGNN
+
+It is a comparison of its own, of every model of its matched width with every rate, one seed, next to no test. The same
+command continues it. A table goes to the standard output, ``runs/rates_NAME`` has the records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lieattn.cli import main
+from lieattn.compare import Settings, match_models, read_settings
+
+
+def searched(settings: Settings, rates: list[float], seconds: float) -> dict[str, Any]:
+    """Settings of the search, as a configuration file has them."""
+    content = dataclasses.asdict(settings)
+    models = {}
+    for name, (model, _) in match_models(settings).items():
+        for rate in rates:
+            optimizer = model.optimizer or settings.optimizer or {"class_path": "torch.optim.AdamW"}
+            arguments = {**optimizer.get("init_args", {}), "lr": rate}
+            changed = {"optimizer": {"class_path": optimizer["class_path"], "init_args": arguments}, "width": None}
+            models[f"{name} {rate:g}"] = {**dataclasses.asdict(model), **changed, "adjust": {}}
+    budget = {**content["budget"], "seconds": seconds}
+    few = {"budget": budget, "seeds": settings.seeds[:1], "memory": False, "equivariance": {"clouds": 1, "elements": 1}}
+    limit = {**content["data"]["limit"], "test": 8}
+    data = {**content["data"], "limit": limit, "rotate_test": False}
+    match = {**content["match"], "tolerance": 0.99}  # models have the widths that were found
+    return {**content, **few, "match": match, "data": data, "models": models}
+
+
+def run() -> None:
+    """Read the command line, search, and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", nargs="+", required=True)
+    parser.add_argument("--root")
+    parser.add_argument("--models", nargs="+")
+    parser.add_argument("--rates", nargs="+", type=float, default=[0.002, 0.004, 0.008])
+    parser.add_argument("--seconds", type=float, default=8)
+    options, changes = parser.parse_known_args()
+    name = Path(options.config[-1]).stem
+    settings = read_settings(options.config, options.root, [change.removeprefix("--") for change in changes])
+    chosen = {key: model for key, model in settings.models.items() if key in (options.models or settings.models)}
+    folder = Path("runs") / f"rates_{name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "search.yaml"
+    content = searched(dataclasses.replace(settings, models=chosen), options.rates, options.seconds)
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    main(["compare", "--config", str(file), "--out", str(folder), "--json", str(folder / "comparison.json")])
+    cells = json.loads((folder / "comparison.json").read_text())["cells"]
+    for cell in cells:
+        print(f"{cell['model']}: {cell.get('validation')} in {cell.get('steps')} steps")
+
+
+if __name__ == "__main__":
+    run()

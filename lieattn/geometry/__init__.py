@@ -15,6 +15,7 @@ from lieattn.geometry._neighbors import (
     find_neighbors,
     scaled,
 )
+from lieattn.geometry._pieces import Piece, pieces
 from lieattn.geometry._principal_frames import DegenerateFramesWarning, PrincipalFrames, sign_group
 from lieattn.geometry._relative import RelativeElements, join_coordinates, num_coordinates
 from lieattn.geometry._subsample import farthest_by_distance, farthest_points
@@ -32,6 +33,7 @@ __all__ = [
     "Neighborhood",
     "Neighbors",
     "Padding",
+    "Piece",
     "PixelSquare",
     "PointClouds",
     "PrincipalFrames",
@@ -51,6 +53,7 @@ __all__ = [
     "natural_space",
     "num_coordinates",
     "padding",
+    "pieces",
     "pixel_positions",
     "point_clouds",
     "pooling_cells",

@@ -37,6 +37,7 @@ from lieattn.geometry import (
 from lieattn.groups import FiniteGroup, Group, Translations, trivial
 from lieattn.models._inputs import VectorEmbedding, attribute, in_precision_of_weights
 from lieattn.models._jumps import decided, is_open, jumps_of, jumps_of_frames, jumps_of_neighbors
+from lieattn.models._recomputing import Recomputing
 from lieattn.nn import grid_images
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
@@ -211,7 +212,7 @@ class EquivariantModule(Recorded, TiedWeights, abc.ABC):
         return "invariant"
 
 
-class Network(EquivariantModule):
+class Network(EquivariantModule, Recomputing):
     """A regular-representation model: a field over frames of the points, and a head.
 
     Vectors go in by :attr:`vector_inputs`; fields of any type come out of :meth:`field` through heads such as

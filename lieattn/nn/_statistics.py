@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 
 from lieattn._checks import (
     check_arguments,
@@ -22,6 +22,8 @@ from lieattn._checks import (
     check_positive,
     check_tensor,
 )
+from lieattn._processes import processes, summed
+from lieattn._recompute import recomputing
 from lieattn.geometry import LiftedGraph, PointClouds, pooling_cells
 
 Reduction = Literal["sum", "mean", "max"]
@@ -244,7 +246,8 @@ class PointBatchNorm(_Affine):
     """Batch normalization over all points and frames of a batch of clouds, as the authors have it.
 
     (x - mean) / sqrt(max(variance, eps)) times a gain plus a shift, with the population variance, also in the running
-    average. A batch without points leaves the running statistics alone.
+    average. A batch without points leaves the running statistics alone. In training with several processes the
+    statistics are those of the points of all of them, as of one process with the whole batch.
 
     **Equivariance.** That of :class:`CloudNorm`.
     """
@@ -263,15 +266,26 @@ class PointBatchNorm(_Affine):
         """Normalize ``[points, *, channels]``."""
         check_features(x, self.weight, len(self.weight))
         mean, variance = self.running_mean, self.running_var
-        if self.training and x.numel():
+        if self.training and (x.numel() or processes() > 1):
             wide = (x if x.dtype == torch.float64 else x.float()).reshape(-1, x.shape[-1])
-            mean = wide.mean(dim=0)
-            variance = (wide - mean).square().mean(dim=0)
-            with torch.no_grad():
-                self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
-                self.running_var.lerp_(variance.to(self.running_var), self.momentum)
+            mean, variance, rows = _moments(wide)
+            if rows and not recomputing.get():
+                with torch.no_grad():
+                    self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
+                    self.running_var.lerp_(variance.to(self.running_var), self.momentum)
         normal = (x - mean) * torch.rsqrt(variance.clamp(min=self.eps))
         return normal.to(x.dtype) * self.weight + self.bias
+
+
+def _moments(rows: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Mean and population variance ``[channels]`` of rows ``[rows, channels]`` of all processes, and their number."""
+    if processes() == 1:
+        mean = rows.mean(dim=0)
+        return mean, (rows - mean).square().mean(dim=0), float(len(rows))
+    sums = summed(torch.cat([rows.sum(dim=0), rows.new_tensor([float(len(rows))])]))
+    count = sums[-1].detach().clamp(min=1)
+    mean = sums[:-1] / count
+    return mean, summed((rows - mean).square().sum(dim=0)) / count, float(sums[-1].detach())
 
 
 def norm_layer(norm: str, channels: int, eps: float = 1e-5) -> nn.Module:
@@ -282,10 +296,11 @@ def norm_layer(norm: str, channels: int, eps: float = 1e-5) -> nn.Module:
     return PointBatchNorm(channels, eps) if norm == "batch" else nn.Identity()
 
 
-class FieldBatchNorm(_BatchNorm):
+class FieldBatchNorm(_NormBase):
     """Batch normalization with one gain, shift, mean and variance a channel, over all points, images and frames.
 
-    Channels are on ``axis`` -1 for fields of points and 1 for fields on grids. The rest is torch's.
+    Channels are on ``axis`` -1 for fields of points and 1 for fields on grids. The rest is torch's, save that in
+    training with several processes the statistics are those of all of them, as of one process with the whole batch.
 
     **Equivariance.** Statistics are sums over frames and positions, so it commutes with the group.
     """
@@ -297,18 +312,37 @@ class FieldBatchNorm(_BatchNorm):
         super().__init__(channels, eps=eps, momentum=momentum)
         self.axis = axis
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.ndim < 2 or input.shape[1] != self.num_features:
-            raise ValueError(f"x: expected {self.num_features} channels on axis {self.axis}, got {tuple(input.shape)}")
-
     def forward(self, input: Tensor) -> Tensor:
         """Normalize a field."""
         check_features(input, self.weight, argument="x")
         if input.ndim < 2:
             raise ValueError(f"x: expected a field [*, channels], got {tuple(input.shape)}")
-        if self.axis == 1:
-            return super().forward(input)
-        return super().forward(input.flatten(0, -2)).view_as(input)
+        x = input if self.axis == 1 else input.flatten(0, -2)
+        if x.shape[1] != self.num_features:
+            raise ValueError(f"x: expected {self.num_features} channels on axis {self.axis}, got {tuple(input.shape)}")
+        updates = self.training and not recomputing.get()
+        if updates:
+            cast(Tensor, self.num_batches_tracked).add_(1)
+        if self.training and processes() > 1:
+            return self._of_all_processes(x, updates).view_as(input)
+        known = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
+        if recomputing.get():  # which must save as many tensors, and leave these as they are
+            known = known[0].clone(), known[1].clone()
+        normal = F.batch_norm(x, *known, self.weight, self.bias, self.training, cast(float, self.momentum), self.eps)
+        return normal.view_as(input)
+
+    def _of_all_processes(self, x: Tensor, updates: bool) -> Tensor:
+        wide = x if x.dtype == torch.float64 else x.float()
+        rows = wide.movedim(1, -1)
+        mean, variance, count = _moments(rows.reshape(-1, self.num_features))
+        if updates and count > 1:
+            with torch.no_grad():
+                average, share = cast(Tensor, self.running_mean), cast(float, self.momentum)
+                average.lerp_(mean.to(average), share)
+                spread = cast(Tensor, self.running_var)
+                spread.lerp_((variance * (count / (count - 1))).to(spread), share)
+        normal = (rows - mean) * torch.rsqrt(variance + self.eps) * self.weight + self.bias
+        return normal.movedim(-1, 1).to(x.dtype)
 
 
 class GroupSqueezeExcite(nn.Module):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lieattn.train._tasks import PointSetTask
 
 FORMAT = 2  # of our entry; 1 had no digests
-_KNOWN = frozenset({"x", "pos", "grid", "batch", "ptr"})
+_KNOWN = frozenset({"x", "pos", "grid", "batch", "ptr", "repeated"})
 _MOST_NUMBERS = 256  # that are kept of an attribute
 _NOISE = re.compile(
     r"(Problem with instantiation.*)?Does not validate against any of|Subtypes: |Errors:|Given value type: "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import os
 import random
 from collections.abc import Iterator, Sized
@@ -17,6 +19,7 @@ from torch_geometric.loader import DataLoader
 
 from lieattn._checks import check_arguments, check_count, check_counts
 from lieattn.train._checkpoint import UsageError
+from lieattn.train._weights import REPEATED
 
 _MOST_WORKERS = 512
 
@@ -39,6 +42,15 @@ def set_random_state(state: dict[str, Any]) -> None:
             torch.cuda.set_rng_state(cuda.cpu(), device)
 
 
+def set_random_states(states: list[dict[str, Any]] | None, rank: int) -> None:
+    """Return to the state of the process with this rank, or else have it draw other numbers than those before it."""
+    if states is not None and rank < len(states):
+        set_random_state(states[rank])
+    elif rank:
+        words = np.random.SeedSequence([torch.initial_seed(), rank]).generate_state(1, np.uint64)
+        seed_generators(int(words[0]))
+
+
 def seed_generators(seed: int) -> None:
     """Seed the generators of Python, NumPy and torch's CPU, from one number below 2^64."""
     check_arguments(seed_generators, locals())
@@ -52,7 +64,7 @@ class EpochSampler(DistributedSampler[Any]):
 
     It yields pairs (epoch, index): what a data set draws at random for an item follows from the two, in whichever
     process. Of several ``replicas``, the one of a ``rank`` r takes every n-th index from the r-th on; missing ones at
-    the end are filled up from the beginning.
+    the end are filled up from the beginning, so that all replicas have as many.
     """
 
     def __init__(self, size: int, *, shuffle: bool = True, seed: int = 0, replicas: int = 1, rank: int = 0) -> None:
@@ -78,12 +90,17 @@ class EpochSampler(DistributedSampler[Any]):
             self.start(epoch, 0)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
+        return ((epoch, index) for epoch, index, _ in self.items())
+
+    def items(self) -> Iterator[tuple[int, int, bool]]:
+        """The pairs, and whether an index is there to fill up alone."""
         epoch, order = self.epoch, np.arange(len(cast(Sized, self.dataset)))
         if self.shuffle:  # by a pair of numbers, not their sum: seed 0 in epoch 1 is not seed 1 in epoch 0
             order = np.random.default_rng([self.seed, epoch]).permutation(order)
         mine = np.resize(order, self.total_size)[self.rank :: self.num_replicas]
-        for index in mine[self._skip :].tolist():
-            yield epoch, index
+        places = range(self.rank, self.total_size, self.num_replicas)
+        for place, index in zip(places[self._skip :], mine[self._skip :].tolist(), strict=True):
+            yield epoch, index, place >= len(order)
 
 
 class _TrainingSampler(EpochSampler):
@@ -100,11 +117,24 @@ class _TrainingSampler(EpochSampler):
             super().set_epoch(epoch)
 
     def start_at(self, place: dict[str, int]) -> None:
-        self.start(place["epoch"], place["batch"] * place["batch_size"])
+        self.start(place["epoch"], place["batch"] * self._data.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.items() if self.num_replicas > 1 else super().__iter__()
+
+
+class _EvaluationSampler(EpochSampler):
+    """The order of the data set, in several processes."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.items()
 
 
 class _SeededItems(Dataset[Data]):
-    """Items whose random choices follow from (seed, epoch, index), without a trace in the generators."""
+    """Items whose random choices follow from (seed, epoch, index), without a trace in the generators.
+
+    Those asked for as (epoch, index, repeated) say whether they are there to fill up a batch alone.
+    """
 
     def __init__(self, source: Dataset[Data], seed: int) -> None:
         self.source = source
@@ -113,8 +143,8 @@ class _SeededItems(Dataset[Data]):
     def __len__(self) -> int:
         return len(cast(Sized, self.source))
 
-    def __getitem__(self, key: int | tuple[int, int]) -> Data:
-        epoch, index = key if isinstance(key, tuple) else (0, key)
+    def __getitem__(self, key: int | tuple[int, int] | tuple[int, int, bool]) -> Data:
+        epoch, index, *repeated = key if isinstance(key, tuple) else (0, key)
         words = np.random.SeedSequence([self.seed, epoch, index]).generate_state(1, np.uint64)
         with isolate_rng(include_cuda=False):
             seed_generators(int(words[0]))
@@ -122,6 +152,9 @@ class _SeededItems(Dataset[Data]):
         if not isinstance(item, Data):
             name = type(self.source).__name__
             raise UsageError(f"data: item {index} of {name} is a {type(item).__name__}, expected torch_geometric Data")
+        if repeated:
+            item = copy.copy(item)
+            item[REPEATED] = torch.tensor(repeated)
         return item
 
 
@@ -143,6 +176,10 @@ class PointSetData(LightningDataModule):
     The order of the training set depends on the seed and the epoch alone, and so do the random choices of its
     transforms (on the seed, the epoch and the item), whatever the number of workers. A checkpoint keeps the place
     within the epoch.
+
+    Each of several processes has every n-th cloud, and all have as many batches: clouds that fill these up at the end
+    of a set have ``repeated`` true, an attribute bool ``[clouds]`` of the batches then, and count 0 in losses and
+    metrics. So n processes train as one with batches n times as large, to rounding.
 
     Parameters
     ----------
@@ -203,11 +240,16 @@ class PointSetData(LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         """Batches of the training set, from where a loaded checkpoint was on."""
         items = self._items("train")
-        replicas, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
+        replicas, rank = self._replicas()
         sampler = _TrainingSampler(len(items), self, replicas=replicas, rank=rank)
         if (place := self._resume) is not None:
             present = self._fixed(len(items), replicas)
             changed = [f"{key} was {place[key]}, is {value}" for key, value in present.items() if place[key] != value]
+            # Of as many clouds at a step, however many processes they come from, the rest of the epoch is the same.
+            parts = "processes", "batch_size"
+            same_step = math.prod(place[key] for key in parts) == math.prod(present[key] for key in parts)
+            if same_step:
+                changed = [change for change in changed if not change.startswith(parts)]
             if changed and place["batch"]:
                 raise UsageError(
                     f"the checkpoint is from the middle of epoch {place['epoch']}, which can only be continued as it "
@@ -221,15 +263,15 @@ class PointSetData(LightningDataModule):
 
     def val_dataloader(self) -> DataLoader:
         """Batches of the validation set, in its order."""
-        return self._loader(self._items("val"), self.eval_batch_size)
+        return self._in_order("val")
 
     def test_dataloader(self) -> DataLoader:
         """Batches of the test set, in its order."""
-        return self._loader(self._items("test"), self.eval_batch_size)
+        return self._in_order("test")
 
     def predict_dataloader(self) -> DataLoader:
         """Batches of the set to predict, by default the test set, in its order."""
-        return self._loader(self._items("test" if self.sets["predict"] is None else "predict"), self.eval_batch_size)
+        return self._in_order("test" if self.sets["predict"] is None else "predict")
 
     def state_dict(self) -> dict[str, int]:
         """Where the training is: the epoch, the batches done in it, and what its order depends on."""
@@ -250,6 +292,18 @@ class PointSetData(LightningDataModule):
     def _fixed(self, items: int, processes: int) -> dict[str, int]:
         """What must not change in the middle of an epoch."""
         return {"items": items, "processes": processes, "batch_size": self.batch_size, "seed": self.seed}
+
+    def _replicas(self) -> tuple[int, int]:
+        """Number of processes, and which this one is."""
+        return (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
+
+    def _in_order(self, name: str) -> DataLoader:
+        """Batches for evaluation, in every process as many, since they work together."""
+        items, (replicas, rank) = self._items(name), self._replicas()
+        if replicas == 1:
+            return self._loader(items, self.eval_batch_size)
+        sampler = _EvaluationSampler(len(items), shuffle=False, replicas=replicas, rank=rank)
+        return self._loader(items, self.eval_batch_size, sampler=sampler)
 
     def _items(self, name: str) -> _SeededItems:
         source = self.sets[name]

@@ -35,9 +35,9 @@ from lieattn.train._checkpoint import (
     describe_group,
     describe_input,
 )
-from lieattn.train._data import random_state, set_random_state
+from lieattn.train._data import random_state, set_random_states
 from lieattn.train._schedule import Constant, Plateau, Schedule
-from lieattn.train._weights import counted, degrees, squared_sine, target_weights, weighted_mean
+from lieattn.train._weights import Losses, counted, degrees, squared_sine, target_weights, weighted_sums
 
 OptimizerFactory = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]
 _LOSSES = {"l1": torch.abs, "mse": torch.square, "rotation": lambda difference: 2 * squared_sine(difference)}
@@ -210,9 +210,8 @@ class PointSetTask(Recorded, LightningModule, ABC):
         settle(self.network)
 
     def on_train_start(self) -> None:
-        """Set the random generators to their states of the checkpoint, if the processes are as many."""
-        if self._random is not None and len(self._random) == self.trainer.world_size:
-            set_random_state(self._random[self.trainer.global_rank])
+        """Set the random generators to their states of the checkpoint; each process draws its own numbers."""
+        set_random_states(self._random, self.trainer.global_rank)
         self._random = None
 
 
@@ -270,6 +269,7 @@ class PointSetClassifier(PointSetTask):
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"label_smoothing: expected a share in [0, 1), got {label_smoothing}")
         self.classes, self.labels, self.label_smoothing = classes, labels, label_smoothing
+        self.losses = Losses([1.0])
         # With weights, which torchmetrics' MulticlassAccuracy has not.
         self.train_accuracy, self.val_accuracy, self.test_accuracy = (MeanMetric() for _ in range(3))
 
@@ -309,13 +309,11 @@ class PointSetClassifier(PointSetTask):
             raise ValueError(f"data: expected labels y in 0 .. {self.classes - 1}, got {got}")
         logits = self(batch).flatten(0, -2)[rows]
         smoothing = self.label_smoothing if stage == "train" else 0.0
-        loss = weighted_mean(F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing), weights)
+        entropy = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
         accuracy: MeanMetric = getattr(self, f"{stage}_accuracy")
-        accuracy((logits.argmax(dim=1) == labels).float(), weights)
-        options: dict[str, Any] = {"batch_size": batch.num_graphs, "on_epoch": True, "prog_bar": True}
-        self.log(f"{stage}/loss", loss, on_step=stage == "train", sync_dist=stage != "train", **options)
-        self.log(f"{stage}/accuracy", accuracy, on_step=False, **options)
-        return loss
+        accuracy.update((logits.argmax(dim=1) == labels).float(), weights)
+        self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
+        return self.losses.logged(self.log, batch, weighted_sums(entropy, weights)[:, None], stage)
 
 
 class PointSetRegressor(PointSetTask):
@@ -388,6 +386,7 @@ class PointSetRegressor(PointSetTask):
             self.register_buffer(f"shift_{name}", torch.zeros(()))
             self.register_buffer(f"scale_{name}", torch.ones(()))
         self.register_buffer("measured", torch.tensor(False))
+        self.losses = Losses(list(self.targets.values()))
         self.errors = nn.ModuleDict({f"{s}_{name}": MeanMetric() for s in _STAGES for name in self.targets})
 
     @property
@@ -442,8 +441,7 @@ class PointSetRegressor(PointSetTask):
     def evaluate(self, batch: Batch, stage: str) -> Tensor:
         """Weighted loss of one batch; logs it and the mean absolute errors."""
         batch = self.cast(batch)
-        total = torch.zeros((), device=self.device)
-        options: dict[str, Any] = {"batch_size": batch.num_graphs, "on_epoch": True, "prog_bar": True}
+        sums = []
         for name, output in self._outputs(batch).items():
             target = batch[name] if name in batch else None
             if not isinstance(target, Tensor) or target.shape != output.shape:
@@ -457,14 +455,13 @@ class PointSetRegressor(PointSetTask):
                 raise ValueError(f"data.{name}: expected rotations [clouds, 3, 3], got {tuple(target.shape)}")
             axes = 2 if turns else 0
             values, weights = counted(difference, importance, axes)
-            total = total + self.targets[name] * weighted_mean(_LOSSES[self.loss](values), weights)
+            sums.append(weighted_sums(_LOSSES[self.loss](values), weights))
             error = cast(MeanMetric, self.errors[f"{stage}_{name}"])
             values, weights = counted(difference.detach() * scale, importance, axes)
-            error(degrees(values) if turns else values.abs(), weights)
+            error.update(degrees(values) if turns else values.abs(), weights)
             label = "error" if len(self.targets) == 1 else f"error_{name}"
-            self.log(f"{stage}/{label}", error, on_step=False, **options)
-        self.log(f"{stage}/loss", total, on_step=stage == "train", sync_dist=stage != "train", **options)
-        return total
+            self.log(f"{stage}/{label}", error, on_step=False, on_epoch=True, prog_bar=True)
+        return self.losses.logged(self.log, batch, torch.stack(sums, dim=1), stage)
 
     def _outputs(self, batch: Batch) -> Mapping[str, Tensor]:
         """Outputs of the network by target, before they are scaled."""

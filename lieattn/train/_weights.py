@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from torch import Tensor
+import torch.distributed
+from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
+from torchmetrics import Metric
+
+from lieattn._processes import processes
+
+REPEATED = "repeated"
+"""Attribute bool ``[clouds]`` of batches in several processes: the cloud fills up a batch, and counts elsewhere."""
 
 
 def target_weights(data: Batch | Data, name: str, target: Tensor) -> Tensor | None:
@@ -12,7 +21,8 @@ def target_weights(data: Batch | Data, name: str, target: Tensor) -> Tensor | No
 
     They are the product of the attributes ``mask``, ``weight``, ``NAME_mask`` and ``NAME_weight``, as far as the data
     have them. The first two are for all targets, those of points for targets of points, those of clouds for others.
-    ValueError is raised for other shapes, and for weights that are negative or not finite.
+    Clouds that fill up a batch have the weight 0. ValueError is raised for other shapes, and for weights that are
+    negative or not finite.
     """
     found: Tensor | None = None
     for attribute in ("mask", "weight", f"{name}_mask", f"{name}_weight"):
@@ -30,6 +40,11 @@ def target_weights(data: Batch | Data, name: str, target: Tensor) -> Tensor | No
         if not ((weights >= 0) & weights.isfinite()).all():
             raise ValueError(f"data.{attribute}: expected finite weights of at least 0, got {float(weights.min())}")
         found = weights if found is None else _times(found, weights)
+    repeated = data.get(REPEATED)
+    if isinstance(data, Batch) and repeated is not None and bool(repeated.any()):
+        counts = (~repeated).to(torch.float32 if found is None else found.dtype)
+        counts = counts if len(target) == len(counts) else counts[data.batch]
+        found = counts if found is None else _times(found, counts)
     return found
 
 
@@ -61,9 +76,78 @@ def degrees(difference: Tensor) -> Tensor:
     return torch.rad2deg(2 * squared_sine(difference).clamp(max=1).sqrt().asin())
 
 
-def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """Mean of values ``[n]`` with weights ``[n]``; 0 with a gradient of 0 if there are none."""
-    return (values * weights).sum() / weights.sum() if len(values) else values.sum()
+class WeightedMeans(Metric):
+    """Sum over targets of their factors times the mean of all their entries, whatever the batches and processes."""
+
+    sums: Tensor
+    weights: Tensor
+
+    def __init__(self, factors: list[float]) -> None:
+        super().__init__()
+        self.factors = factors
+        for name in ("sums", "weights"):
+            self.add_state(name, torch.zeros(len(factors)), dist_reduce_fx="sum")
+
+    def update(self, sums: Tensor, weights: Tensor) -> None:
+        """Take the sums ``[targets]`` of weighted entries, and of their weights, of one batch."""
+        self.sums += sums.detach()
+        self.weights += weights.detach()
+
+    def compute(self) -> Tensor:
+        """The number of all batches; targets without entries count 0."""
+        means = means_of(self.sums, self.weights)
+        return (means * means.new_tensor(self.factors)).sum()
+
+
+class Losses(nn.Module):
+    """The loss of a task: the sum over its targets of their factors times their means."""
+
+    def __init__(self, factors: list[float]) -> None:
+        super().__init__()
+        self.factors = factors
+        self.val, self.test = WeightedMeans(factors), WeightedMeans(factors)
+
+    def logged(self, log: Callable[..., None], batch: Batch, sums: Tensor, stage: str) -> Tensor:
+        """Log and return the loss of :func:`weighted_sums` ``[2, targets]``.
+
+        In training it is that of the batches of all processes, and in evaluation that of all batches is logged.
+        """
+        if stage == "train":
+            clouds = batch.num_graphs - int(batch[REPEATED].sum()) if REPEATED in batch else batch.num_graphs
+            means, clouds = means_of_all_processes(sums, clouds)
+            loss = (means * sums.new_tensor(self.factors)).sum()
+            log("train/loss", loss, on_step=True, on_epoch=True, prog_bar=True, batch_size=clouds)
+            return loss
+        metric: WeightedMeans = getattr(self, stage)
+        metric.update(*sums)
+        log(f"{stage}/loss", metric, on_step=False, on_epoch=True, prog_bar=True)
+        return (means_of(*sums) * sums.new_tensor(self.factors)).sum()
+
+
+def weighted_sums(values: Tensor, weights: Tensor) -> Tensor:
+    """Sum of values ``[n]`` with weights ``[n]``, and of the weights: ``[2]``."""
+    return torch.stack([(values * weights).sum() if len(values) else values.sum(), weights.sum().to(values.dtype)])
+
+
+def means_of(sums: Tensor, weights: Tensor) -> Tensor:
+    """Means, 0 where there is nothing to average."""
+    return sums / torch.where(weights > 0, weights, 1)
+
+
+def means_of_all_processes(sums: Tensor, clouds: int) -> tuple[Tensor, int]:
+    """Means ``[targets]`` of weighted sums and weights ``[2, targets]``, and the number of clouds.
+
+    Both are of the batches of all processes of a training, which are one batch in parts. Gradients are such that their
+    mean over the processes, which is what distributed training takes, is the gradient of the means, also where the
+    parts differ in what they count.
+    """
+    if processes() == 1:
+        return means_of(*sums), clouds
+    total = torch.cat([sums.detach(), sums.new_full((2, 1), float(clouds), requires_grad=False)], dim=1)
+    torch.distributed.all_reduce(total)
+    every = total[:, :-1]
+    own = means_of(sums[0] * processes(), every[1])
+    return own + (means_of(*every) - own).detach(), int(total[1, -1])
 
 
 def _times(first: Tensor, second: Tensor) -> Tensor:

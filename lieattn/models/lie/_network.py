@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, cast
 
@@ -21,6 +21,7 @@ from lieattn._checks import (
     check_neighborhood,
     kind,
 )
+from lieattn._recompute import recomputed
 from lieattn.geometry import (
     FiniteFrames,
     Frames,
@@ -28,6 +29,7 @@ from lieattn.geometry import (
     LiftedGraph,
     Neighborhood,
     Neighbors,
+    Piece,
     PointClouds,
     PrincipalFrames,
     Radius,
@@ -93,6 +95,10 @@ class Lifting:
         a :class:`lieattn.nn.LieConvolution` of the coordinates, of this rank.
     cutoff
         Distance at which the Bessel functions and that convolution vanish; the neighborhood's own length if absent.
+    piece
+        Points that :class:`LieTransformer` evaluates at a time, for clouds that are too large for all at once: relative
+        elements and activations are made piece by piece, see :func:`lieattn.geometry.pieces`, and made again in the
+        backward pass. Results are the same. None for all points at once.
     """
 
     coordinates: Literal["smooth", "log"] | PairCoordinates = "smooth"
@@ -102,9 +108,12 @@ class Lifting:
     radial: int = 0
     local: int = 16
     cutoff: float | None = None
+    piece: int | None = None
 
     def __post_init__(self) -> None:
         check_arguments(Lifting, vars(self))
+        if self.piece is not None:
+            check_counts(piece=self.piece)
         check_dropout("neighbor_dropout", self.neighbor_dropout)
         check_counts(0, radial=self.radial, local=self.local)
         for argument, length in (("length", self.length), ("cutoff", self.cutoff)):
@@ -305,6 +314,7 @@ class LieNetwork(Network):
         if self.space.stabilizer is not None and frames is None:
             raise TypeError(f"frames: expected some such as PrincipalFrames(), since {self.space.name} needs them")
         self.neighborhood, self.lifting = neighborhood, lifting or Lifting()
+        self.recomputes = self.lifting.piece is not None
         chart = self.lifting.coordinates
         if isinstance(chart, PairCoordinates):
             count = chart.count(self.space)
@@ -374,13 +384,16 @@ class LieNetwork(Network):
             given["vectors"] = vectors(data, self.vector_inputs, places)
         return lift(clouds, self.frames, self.neighborhood, self.space, **given), generator
 
-    def _prepared(self, graph: LiftedGraph, generator: torch.Generator | None) -> LiftedGraph:
-        """The graph with the neighbors and the coordinates that the options ask for, evaluated."""
-        options = self.lifting
-        if self.training and options.neighbor_dropout:
-            kept = share_of_neighbors(graph.neighbors, 1 - options.neighbor_dropout, generator)
+    def _dropped(self, graph: LiftedGraph, generator: torch.Generator | None) -> LiftedGraph:
+        """The graph with the neighbors that training keeps."""
+        if self.training and self.lifting.neighbor_dropout:
+            kept = share_of_neighbors(graph.neighbors, 1 - self.lifting.neighbor_dropout, generator)
             graph = graph.select_edges(kept)
-        relative = graph.relative
+        return graph
+
+    def _prepared(self, graph: LiftedGraph) -> LiftedGraph:
+        """The graph with the coordinates that the options ask for, evaluated."""
+        options, relative = self.lifting, graph.relative
         # Geometry keeps its precision under autocast.
         with torch.autocast(graph.device.type, enabled=False):
             if isinstance(options.coordinates, PairCoordinates):
@@ -394,13 +407,29 @@ class LieNetwork(Network):
             raise ValueError(f"graph: expected {self.num_coordinates} coordinates of a relative element, got {found}")
         return graph if relative is graph.relative else graph.with_relative(relative)
 
-    def _embedded(self, data: Any, graph: LiftedGraph) -> Tensor:
+    def _piecewise(
+        self, layer: Callable[..., Tensor], found: list[Piece], graph: LiftedGraph, *fields: Tensor
+    ) -> Tensor:
+        """``layer(*fields, graph)``, evaluated piece by piece if there are pieces."""
+        if not found:
+            return self.through(layer, *fields, graph)
+        rows = zip(*(Piece.rows(x, found) for x in fields), strict=True)
+        parts = [recomputed(self._on_piece, layer, piece, *own) for piece, own in zip(found, rows, strict=True)]
+        places = torch.cat([piece.points[piece.own] for piece in found])
+        return torch.cat(parts)[places.argsort()]
+
+    def _on_piece(self, layer: Callable[..., Tensor], piece: Piece, *fields: Tensor) -> Tensor:
+        # A copy, since relative elements stay with the graph that they were made for.
+        graph = self._prepared(piece.graph.with_relative(replace(piece.graph.relative)))
+        return layer(*fields, graph).index_select(0, piece.own)
+
+    def _embedded(self, data: Any, graph: LiftedGraph, found: list[Piece]) -> Tensor:
         """Field before the blocks, ``[points, fiber, channels]``."""
         x = self.point_features(data, graph)
         field = self.embed(x)[:, None].expand(-1, graph.fiber, -1)
         seen = self.embed_vectors(data, graph)
         if self.local is not None:
-            around = self.local(x, vectors(data, self.vector_inputs, graph), graph)
+            around = self._piecewise(self.local, found, graph, x, vectors(data, self.vector_inputs, graph))
             seen = around if seen is None else seen + around
         return field if seen is None else field + seen
 

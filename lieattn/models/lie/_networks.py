@@ -18,6 +18,7 @@ from lieattn.geometry import (
     Radius,
     SampledFrames,
     farthest_points,
+    pieces,
     pixel_positions,
     scaled,
 )
@@ -102,6 +103,8 @@ class LieTransformer(LieNetwork):
         super().__init__(in_channels, channels, frames, neighborhood, space, vector_inputs, lifting)
         check_counts(out_channels=out_channels, layers=layers)
         attention, readout = attention or AttentionOptions(), readout or Readout()
+        if self.lifting.piece is not None and attention.norm.startswith("batch"):
+            raise ValueError(f"piece: statistics of norm={attention.norm!r} are of all points; take 'layer_pre'")
         self.blocks = nn.ModuleList()
         for _ in range(layers):
             layer = self._attention(attention, channels, heads)
@@ -135,13 +138,15 @@ class LieTransformer(LieNetwork):
         In training mode random frames and neighbors that are left out are new at every call, drawn from the generator
         or torch's default one; in eval mode the same data gives the same graph.
         """
-        return self._prepared(*self._lifted(data, generator))
+        graph = self._dropped(*self._lifted(data, generator))
+        return graph if self.lifting.piece else self._prepared(graph)
 
     def field(self, data: Any, geometry: LiftedGraph | None = None) -> GroupField:
         graph = self.geometry(data) if geometry is None else geometry
-        x = self._embedded(data, graph)
+        found = pieces(graph, self.lifting.piece) if self.lifting.piece else []
+        x = self._embedded(data, graph, found)
         for block in self.blocks:
-            x = block(x, graph)
+            x = self._piecewise(block, found, graph, x)
         return GroupField(x, graph)
 
 
@@ -197,6 +202,8 @@ class LieConvNet(LieNetwork):
         check_counts(layers=layers)
         super().__init__(in_channels, channels, frames, neighborhood, space, vector_inputs, lifting)
         convolution, readout = convolution or ConvolutionOptions(), readout or Readout()
+        if self.lifting.piece is not None:
+            raise ValueError(f"piece: LieConvNet evaluates all points at once, got {self.lifting.piece}")
         share = convolution.downsampling
         if readout.pool == "none" and share < 1:
             raise ValueError(f"pool: 'none' needs all points, got downsampling {share}; expected 1, or a pool")
@@ -250,7 +257,7 @@ class LieConvNet(LieNetwork):
         graphs: list[LiftedGraph] = []
         kept: list[Tensor | None] = []
         for _ in self.blocks:
-            graphs.append(self._prepared(graph, generator))
+            graphs.append(self._prepared(self._dropped(graph, generator)))
             chosen = None
             if self.share < 1:
                 places = graph.pos.detach()[:, :dim]
@@ -262,9 +269,9 @@ class LieConvNet(LieNetwork):
 
     def field(self, data: Any, geometry: LieConvGeometry | None = None) -> GroupField:
         geometry = self.geometry(data) if geometry is None else geometry
-        x = self._embedded(data, geometry.graphs[0])
+        x = self._embedded(data, geometry.graphs[0], [])
         for block, graph, kept in zip(self.blocks, geometry.graphs, geometry.kept, strict=True):
-            x = block(x, graph, kept)
+            x = self.through(block, x, graph, kept)
         return GroupField(self.norm(x), geometry.last)
 
 

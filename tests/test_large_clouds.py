@@ -1,0 +1,320 @@
+"""Large clouds: activations that are computed again, pieces of a cloud with halos, machines that exchange these."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import (
+    AllPairs,
+    FiniteFrames,
+    LiftedGraph,
+    Nearest,
+    PrincipalFrames,
+    Radius,
+    SampledFrames,
+    ScaleFrames,
+    lift,
+    pieces,
+    point_clouds,
+)
+from lieattn.groups import cyclic, cyclic_about, tetrahedral, trivial
+from lieattn.models import (
+    AffineSelfConvNet,
+    AttentionOptions,
+    AttentiveResNet,
+    FieldModel,
+    FramewiseTransformer,
+    GSANet,
+    LieConvNet,
+    LieTransformer,
+    Lifting,
+    Readout,
+)
+from lieattn.nn import LieBlock, LieSelfAttention, VectorHead
+from lieattn.testing import randomize
+
+
+def clouds(points: int, dim: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64) -> Data:
+    generator = torch.Generator().manual_seed(seed)
+    pos = torch.rand(points, dim, generator=generator, dtype=dtype)
+    return Data(pos=pos, x=torch.randn(points, 2, generator=generator, dtype=dtype))
+
+
+def images(dim: int = 2) -> Tensor:
+    return torch.randn(2, 1, *[8] * dim, dtype=torch.float64)
+
+
+def small_lie(**options) -> LieTransformer:
+    preset = {"frames": FiniteFrames(cyclic_about(4)), "neighborhood": Radius(0.35), "channels": 8, "layers": 2}
+    return LieTransformer(2, 3, **{**preset, "heads": 2, **options})
+
+
+NETWORKS = {
+    "framewise": lambda: FramewiseTransformer(tetrahedral(), 2, 3, channels=8, layers=2, neighborhood=Radius(0.4)),
+    "gsa": lambda: GSANet(tetrahedral(), 2, 3, neighborhood=Radius(0.4), channels=8, heads=2),
+    "lie": small_lie,
+    "lie conv": lambda: LieConvNet(2, 3, frames=PrincipalFrames(), neighborhood=Radius(0.5), channels=8, layers=2),
+    "field": lambda: FieldModel(
+        FramewiseTransformer(tetrahedral(), 2, 1, channels=8, layers=2), VectorHead(8), start={"pos": 1.0}
+    ),
+    "affine": lambda: AffineSelfConvNet(cyclic(4), 1, 3, blocks=1, channels=4),
+    "attentive": lambda: AttentiveResNet(cyclic(4), 1, 3, blocks=1, channels=(2, 2, 2)),
+}
+
+
+def gradients(network: torch.nn.Module, data) -> tuple[Tensor, dict[str, Tensor]]:
+    network.zero_grad()
+    torch.manual_seed(1)
+    out = network(data)
+    (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
+    return out.detach(), {name: weight.grad.clone() for name, weight in network.named_parameters()}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_are_those_without_checkpointing(name):
+    """In training mode, running statistics and random numbers included."""
+    network = randomize(NETWORKS[name]()).double().train()
+    data = images() if name in ("affine", "attentive") else clouds(30)
+    other = copy.deepcopy(network).checkpoint_activations()
+    kept: list[int] = []
+    expected, out = gradients(network, data), gradients(other, data)
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    for buffer, again in zip(network.buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(again, buffer, rtol=0, atol=0)
+    for model in (network, other):
+        saved: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, saved=saved: saved.append(x) or x, lambda x: x):
+            model(data)
+        kept.append(sum(x.numel() for x in saved))
+    assert kept[1] < 0.7 * kept[0]
+
+
+def test_checkpointing_can_be_switched_and_reaches_the_network_inside():
+    network = NETWORKS["field"]()
+    assert not network.recomputes
+    assert network.checkpoint_activations() is network
+    assert network.recomputes
+    assert network.network.recomputes
+    assert not network.checkpoint_activations(False).network.recomputes
+    with pytest.raises(TypeError, match="enabled"):
+        network.checkpoint_activations("yes")
+
+
+def test_forces_through_recomputed_activations():
+    network = randomize(NETWORKS["lie"]()).double()
+    found = []
+    for enabled in (False, True):
+        data = clouds(20)
+        data.pos.requires_grad_()
+        energy = network.checkpoint_activations(enabled)(data).sum()
+        force = torch.autograd.grad(energy, data.pos, create_graph=True)[0]
+        network.zero_grad()
+        force.square().sum().backward()
+        found.append((force.detach(), [weight.grad.clone() for weight in network.blocks.parameters()]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
+
+
+def test_half_precision_is_refused_where_activations_are_computed_again():
+    network = NETWORKS["lie"]().bfloat16().checkpoint_activations()
+    with pytest.raises(RuntimeError, match="bfloat16 cannot be computed again: keep them in float32 and use autocast"):
+        network(clouds(10))
+    with torch.no_grad():
+        assert network(clouds(10)).dtype == torch.bfloat16
+
+
+GRAPHS = {
+    "finite": lambda: lift(clouds(60).pos, cyclic_about(4), Nearest(6)),
+    "principal": lambda: lift(clouds(60).pos, PrincipalFrames(of="neighborhood"), Radius(0.4)),
+    "posed": lambda: lift(clouds(60).pos, FiniteFrames(tetrahedral(), PrincipalFrames()), Radius(0.4)),
+    "sampled": lambda: lift(clouds(60).pos, SampledFrames(2), Radius(0.4)),
+    "smooth": lambda: lift(clouds(60).pos, trivial(3), Radius(0.4, smooth=True)),
+    "batch": lambda: lift(
+        point_clouds(Batch.from_data_list([clouds(n, seed=n) for n in (1, 30, 7, 22)])), cyclic_about(4), Radius(0.4)
+    ),
+    "periodic": lambda: lift(
+        point_clouds(
+            Data(
+                pos=clouds(60).pos, cell=torch.eye(3, dtype=torch.float64)[None], pbc=torch.ones(1, 3, dtype=torch.bool)
+            )
+        ),
+        cyclic_about(4),
+        Radius(0.3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("size", [1, 13, 1000])
+def test_pieces_give_the_rows_of_the_whole(name, size):
+    graph = GRAPHS[name]()
+    layer = LieSelfAttention(4, graph.relative.num_coordinates, heads=2)
+    block = randomize(LieBlock(layer, 4)).double()
+    x = torch.randn(graph.num_points, graph.fiber, 4, dtype=torch.float64)
+    whole = block(x, graph)
+    found = torch.full_like(whole, torch.nan)
+    for piece in pieces(graph, size):
+        assert 0 < len(piece.own) <= size
+        assert (piece.points.diff() > 0).all()
+        own = piece.points[piece.own]
+        assert found[own].isnan().all()
+        found[own] = block(x[piece.points], piece.graph)[piece.own]
+    torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
+
+
+def test_pieces_of_given_parts():
+    graph = GRAPHS["finite"]()
+    parts = torch.arange(60) % 3 * 2
+    found = pieces(graph, parts)
+    assert [len(piece.own) for piece in found] == [20, 0, 20, 0, 20]
+    for number, piece in enumerate(found):
+        assert (parts[piece.points[piece.own]] == number).all()
+        assert piece.graph.neighbors.num_edges == sum(graph.neighbors.degree[parts == number])
+
+
+@pytest.mark.parametrize(
+    ("parts", "error", "message"),
+    [
+        (0, ValueError, "parts: expected an integer of at least 1"),
+        (1.5, TypeError, "parts"),
+        (torch.zeros(3, dtype=torch.int64), ValueError, "parts: expected the part of each of 60 points"),
+        (torch.full((60,), -1), ValueError, "parts: expected .* from -1"),
+        (torch.zeros(60), TypeError, "parts: expected an int64 tensor"),
+    ],
+    ids=["none", "float", "few", "negative", "floats"],
+)
+def test_parts_that_are_none_are_refused(parts, error, message):
+    with pytest.raises(error, match=message):
+        pieces(GRAPHS["finite"](), parts)
+
+
+def test_scales_are_not_cut():
+    graph = lift(clouds(9).pos, ScaleFrames(trivial(3)), Radius(0.4))
+    with pytest.raises(ValueError, match="graph: a fiber of 3 scales cannot be cut"):
+        pieces(graph, 4)
+
+
+OPTIONS = {
+    "default": {},
+    "principal": {"frames": PrincipalFrames(of="neighborhood"), "lifting": Lifting(bound=True)},
+    "radial": {"lifting": Lifting(radial=4, neighbor_dropout=0.5)},
+    "vectors": {"vector_inputs": ("vel",), "readout": Readout(kind="vector", pool="none")},
+    "post": {
+        "attention": AttentionOptions(norm="layer_post", normalize="mean"),
+        "lifting": Lifting(local=0),
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")
+@pytest.mark.parametrize("name", OPTIONS)
+def test_networks_in_pieces_have_outputs_and_gradients_of_the_whole(name):
+    options = OPTIONS[name]
+    lifting = options.get("lifting", Lifting())
+    network = randomize(small_lie(**options)).double().train()
+    piecewise = copy.deepcopy(network)
+    piecewise.lifting = Lifting(**{**vars(lifting), "piece": 17})
+    data = clouds(50)
+    data.vel = torch.randn(50, 3, dtype=torch.float64)
+    torch.testing.assert_close(gradients(piecewise, data), gradients(network, data), rtol=1e-10, atol=1e-10)
+
+
+def test_relative_elements_of_pieces_are_not_kept():
+    network = small_lie(lifting=Lifting(piece=10))
+    graph = network.geometry(clouds(50, dtype=torch.float32))
+    network(clouds(50, dtype=torch.float32), graph).sum().backward()
+    assert graph.relative._coordinates is None
+    assert graph.relative._positions is None
+
+
+BATCH = AttentionOptions(norm="batch_pre")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Lifting(piece=0), "piece: expected an integer of at least 1, got 0"),
+        (
+            lambda: small_lie(lifting=Lifting(piece=9), attention=BATCH),
+            "piece: statistics",
+        ),
+        (
+            lambda: LieConvNet(2, neighborhood=AllPairs(), frames=PrincipalFrames(), lifting=Lifting(piece=9)),
+            "piece: LieConvNet evaluates all points at once",
+        ),
+    ],
+    ids=["zero", "batch norm", "lieconv"],
+)
+def test_pieces_that_cannot_be_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+class Machine:
+    """What one machine of the simulation knows: its piece, and the field at its own points."""
+
+    def __init__(self, piece, x: Tensor) -> None:
+        self.piece = piece
+        self.own = piece.points[piece.own]
+        self.halo = piece.points[~torch.isin(piece.points, self.own)]
+        self.x = x[self.own]
+
+    def send(self, points: Tensor) -> Tensor:
+        """Rows of the field that another machine asks for, all of them own."""
+        assert torch.isin(points, self.own).all()
+        return self.x[torch.searchsorted(self.own, points)]
+
+    def receive(self, others: list[Machine]) -> Tensor:
+        """The field on the points of the piece: own rows, and the halo from the machines that own it."""
+        field = self.x.new_full((len(self.piece.points), *self.x.shape[1:]), torch.nan)
+        field[self.piece.own] = self.x
+        for other in others:
+            wanted = self.halo[torch.isin(self.halo, other.own)]
+            field[torch.searchsorted(self.piece.points, wanted)] = other.send(wanted)
+        assert field.isfinite().all()
+        return field
+
+
+def evaluated(graph: LiftedGraph, layers: int) -> tuple[list[LieBlock], Tensor, Tensor]:
+    """Blocks, a field, and what they make of it on the whole graph."""
+    whole = x = torch.randn(graph.num_points, graph.fiber, 4, dtype=torch.float64)
+    blocks = [LieBlock(LieSelfAttention(4, graph.relative.num_coordinates, heads=2), 4) for _ in range(layers)]
+    for seed, block in enumerate(blocks):
+        whole = randomize(block, seed).double()(whole, graph)
+    return blocks, x, whole
+
+
+@pytest.mark.parametrize("machines", [2, 5])
+def test_halo_exchange_between_layers_gives_the_field_of_the_whole_cloud(machines):
+    """A network of three blocks; machine m owns the m-th slab of the cloud."""
+    data = clouds(200)
+    graph = lift(data.pos, cyclic_about(4), Nearest(8))
+    blocks, x, whole = evaluated(graph, 3)
+    found = [Machine(piece, x) for piece in pieces(graph, (data.pos[:, 0] * machines).long())]
+    assert all(len(machine.halo) for machine in found)
+    for block in blocks:
+        fields = [machine.receive(found) for machine in found]
+        for machine, field in zip(found, fields, strict=True):
+            machine.x = block(field, machine.piece.graph)[machine.piece.own]
+    for machine in found:
+        torch.testing.assert_close(machine.x, whole[machine.own], rtol=0, atol=1e-10)
+
+
+def test_halos_of_all_layers_need_no_exchange():
+    """A halo as deep as radius times layers, cut from the points alone: no edge of the whole cloud is known."""
+    data, radius, layers = clouds(300), 0.15, 3
+    graph = lift(data.pos, cyclic_about(4), Radius(radius))
+    blocks, x, whole = evaluated(graph, layers)
+    for low, high in ((0.0, 0.5), (0.5, 1.0)):
+        place = data.pos[:, 0]
+        seen = ((place >= low - layers * radius) & (place < high + layers * radius)).nonzero()[:, 0]
+        own = (place[seen] >= low) & (place[seen] < high)
+        assert len(seen) < 300
+        part, field = lift(data.pos[seen], cyclic_about(4), Radius(radius)), x[seen]
+        for block in blocks:
+            field = block(field, part)
+        torch.testing.assert_close(field[own], whole[seen[own]], rtol=0, atol=1e-10)

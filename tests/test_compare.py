@@ -471,6 +471,23 @@ def test_models_can_be_chosen(tmp_path, capsys):
     assert "--models: 'else' is not among distances, first coordinate" in capsys.readouterr().err
 
 
+def test_cells_are_shared_by_machines(tmp_path, capsys):
+    """Each runs its part and writes no report, which a call for all of them does."""
+    changes = {"seeds": [0], "budget": {"steps": 2}}
+    path = write(tmp_path / "compare.yaml", config(**changes))
+    base = ["compare", "--config", str(path), "--out", str(tmp_path)]
+    for part in ("1/3", "2/3", "3/3"):
+        assert not (tmp_path / "comparison.json").exists()
+        assert main([*base, "--cells", part]) == 0
+    assert re.findall(r"(\d+) to run", capsys.readouterr().err) == ["2", "1", "1"]
+    assert main(base) == 0
+    assert "4 of 4 cells are finished, 0 to run" in capsys.readouterr().err
+    assert (tmp_path / "comparison.json").exists()
+    for part in ("0/3", "4/3", "2", "a/b"):
+        assert main([*base, "--cells", part]) == 2
+        assert "expected I/N with I from 1 to N" in capsys.readouterr().err
+
+
 def test_seconds_are_a_budget_too(tmp_path):
     report = compare(tmp_path, budget={"seconds": 0.3, "evaluations": 3}, seeds=[0], fractions=[1.0])
     for cell in report["cells"]:

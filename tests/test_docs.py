@@ -13,7 +13,9 @@ from lieattn.cli import main
 ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "docs" / "architecture.md",
+    ROOT / "docs" / "distributed.md",
     ROOT / "docs" / "exactness.md",
+    ROOT / "docs" / "large_clouds.md",
     ROOT / "docs" / "taking_it_away.md",
     ROOT / "docs" / "trained.md",
     ROOT / "README.md",

@@ -77,10 +77,20 @@ def _parser(name: str) -> ArgumentParser:
     add("--json", type=output_file, metavar="FILE", help="the report (default DIR/comparison.json)")
     add("--root", metavar="DIR", help="folder of the data, instead of `root` in the configuration")
     add("--models", **several, metavar="NAME", help="run cells of these models only")
+    part = "run every N-th cell from the I-th on, on one of N machines with a shared --out; writes no report"
+    add("--cells", type=_part, metavar="I/N", help=part)
     jobs = "processes that train cells at once, each on its share of the threads (OMP_NUM_THREADS); default 1"
     add("--jobs", type=positive, default=1, metavar="N", help=jobs)
     add("--plan", action="store_true", help="show widths and missing cells, and train nothing")
     return parser
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Which of how many parts, ``I/N``."""
+    first, _, parts = text.partition("/")
+    if not (first.isdecimal() and parts.isdecimal() and 1 <= int(first) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"expected I/N with I from 1 to N, such as 2/8, got {text!r}")
+    return int(first), int(parts)
 
 
 def _compare(options: argparse.Namespace, folder: Path) -> int:
@@ -90,7 +100,9 @@ def _compare(options: argparse.Namespace, folder: Path) -> int:
     models, store = compare.match_models(settings, folder), compare.CellStore(folder, _say)
     cells = settings.cells()
     records = _finished(settings, models, store, cells)
-    missing = [cell for cell in cells if cell not in records and cell.model in (options.models or models)]
+    first, step = options.cells or (1, 1)
+    wanted = [cell for cell in cells[first - 1 :: step] if cell.model in (options.models or models)]
+    missing = [cell for cell in wanted if cell not in records]
     for name, (model, value) in models.items():
         _say(f"{name}: {compare.in_words(settings, value)}" + (f" with {model.choice}" if model.choice else ""))
     _say(f"{len(records)} of {len(cells)} cells are finished, {len(missing)} to run; results in {folder}")
@@ -105,7 +117,8 @@ def _compare(options: argparse.Namespace, folder: Path) -> int:
             return max(status, 1)
     else:
         records |= work()
-    _report(settings, models, [records[cell] for cell in cells if cell in records], options.json, folder)
+    if options.cells is None:
+        _report(settings, models, [records[cell] for cell in cells if cell in records], options.json, folder)
     return 1 if any(record["failed"] for record in records.values()) else 0
 
 

@@ -37,7 +37,7 @@ class Recomputing(nn.Module):
                 module.recomputes = enabled
         return self
 
-    def through(self, block: Callable[..., T], *inputs: Any) -> T:
+    def _through(self, block: Callable[..., T], *inputs: Any) -> T:
         """``block(*inputs)``, whose activations are computed again in the backward pass if the network says so."""
         if self.recomputes and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             return recomputed(block, *inputs)

@@ -246,7 +246,7 @@ class AffineSelfConvNet(ImageNetwork):
         raster = Raster(len(images), tuple(images.shape[-2:]))
         x = F.relu(self.stem_norm(from_grid(plus_vectors(self.stem(images), vectors))))
         for block in self.blocks:
-            x, raster = self.through(block, x, raster)
+            x, raster = self._through(block, x, raster)
         return x, raster
 
 

@@ -102,7 +102,7 @@ class AttentiveNetwork(ImageNetwork):
         """
         fields = [plus_vectors(self.lifting(self.images(images)), vectors)]
         for block in self.blocks:
-            fields.append(self.through(block, fields[-1]))
+            fields.append(self._through(block, fields[-1]))
         return fields
 
     @abc.abstractmethod
@@ -196,7 +196,7 @@ class AttentiveCNN(AttentiveNetwork):
         """Behind the six blocks."""
         fields, x = [], self.images(images)
         for number, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=False)):
-            x = torch.relu(norm(plus_vectors(self.through(layer, x), None if number else vectors)))
+            x = torch.relu(norm(plus_vectors(self._through(layer, x), None if number else vectors)))
             fields.append(x)
             if number < 5:
                 x = self.pool(x) if number == 1 else self.dropout(x)
@@ -268,7 +268,7 @@ class AttentiveAllCNN(AttentiveNetwork):
         """Behind the nine layers."""
         fields, x = [], self.input_dropout(self.images(images))
         for number, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
-            x = plus_vectors(self.through(layer, x), None if number else vectors)
+            x = plus_vectors(self._through(layer, x), None if number else vectors)
             pools = number in (2, 5)
             x = torch.relu(norm(self.pool(x) if pools else x))
             fields.append(x)

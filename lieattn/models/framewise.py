@@ -224,7 +224,7 @@ class FramewiseTransformer(Network):
             x = x + self.lifting(messages[1], local)
         terms = RelativeTerms(rotary=self.phases(positions), rotary_values=True)
         for block in self.blocks:
-            x = self.through(block, x, graph, terms, messages)
+            x = self._through(block, x, graph, terms, messages)
         return GroupField(self.norm(x), graph)
 
 

@@ -400,7 +400,7 @@ class GSANet(Network):
         for steps, cell, clouds in zip(geometry.stages, geometry.cells, geometry.clouds, strict=True):
             for step in steps:
                 block, between = next(layers)
-                x = self.through(block, x, step.graph, step.kept, step.clouds)
+                x = self._through(block, x, step.graph, step.kept, step.clouds)
                 fields.append(x)
                 if self.stages.norm_between:
                     x = self.activation(between(x, step.clouds))

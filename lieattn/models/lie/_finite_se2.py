@@ -103,7 +103,7 @@ class FiniteSE2Transformer(Network):
         graph = self.geometry(data) if geometry is None else geometry
         x = self._contents(graph, slots)
         for layer in self.layers:
-            x = self.through(layer, x, graph)
+            x = self._through(layer, x, graph)
         return GroupField(x, graph)
 
     def forward(self, data: Any, geometry: LiftedGraph | None = None, slots: int | None = None) -> Tensor:

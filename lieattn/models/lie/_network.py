@@ -412,7 +412,7 @@ class LieNetwork(Network):
     ) -> Tensor:
         """``layer(*fields, graph)``, evaluated piece by piece if there are pieces."""
         if not found:
-            return self.through(layer, *fields, graph)
+            return self._through(layer, *fields, graph)
         rows = zip(*(Piece.rows(x, found) for x in fields), strict=True)
         parts = [recomputed(self._on_piece, layer, piece, *own) for piece, own in zip(found, rows, strict=True)]
         places = torch.cat([piece.points[piece.own] for piece in found])

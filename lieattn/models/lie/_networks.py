@@ -271,7 +271,7 @@ class LieConvNet(LieNetwork):
         geometry = self.geometry(data) if geometry is None else geometry
         x = self._embedded(data, geometry.graphs[0], [])
         for block, graph, kept in zip(self.blocks, geometry.graphs, geometry.kept, strict=True):
-            x = self.through(block, x, graph, kept)
+            x = self._through(block, x, graph, kept)
         return GroupField(self.norm(x), geometry.last)
 
 

@@ -16,6 +16,8 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 import torch
 from torch import Tensor
 
+from lieattn._autocast import in_autocast
+
 _LARGEST = 1e15  # squares stay finite in float32, and there is room for sums and weights
 _SHORT = 60  # characters of a value in a message
 _LENGTHS = (1e-100, 1e100)  # their squares are neither 0 nor infinite
@@ -196,9 +198,7 @@ def check_features(
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"{argument}: expected a tensor, got {type(x).__name__}")
-    device = weight.device.type
-    cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.is_floating_point()
-    fits = cast or x.dtype == weight.dtype
+    fits = x.dtype == weight.dtype or (in_autocast(weight.device) and x.is_floating_point())
     if x.device != weight.device or not fits:
         found = f"{x.dtype} on {x.device}"
         raise ValueError(f"{argument}: expected {weight.dtype} on {weight.device} like {beside}, got {found}")

@@ -34,7 +34,7 @@ BELOW = {
 CORE = frozenset(BELOW)
 # What all parts may import, and which import none.
 FOUNDATION = frozenset(
-    {"_checks", "_digest", "_files", "_processes", "_recompute", "_recorded", "_saved", "_tied", "_trust"}
+    {"_autocast", "_checks", "_digest", "_files", "_processes", "_recompute", "_recorded", "_saved", "_tied", "_trust"}
 )
 TOOLS = frozenset({"ase", "certify", "viz", "bench", "train", "compare", "cli"})
 BELOW |= {

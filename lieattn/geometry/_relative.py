@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
+from lieattn._autocast import without_autocast
 from lieattn._checks import check_choice, check_is, check_tensor
 from lieattn.geometry._clouds import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
@@ -206,11 +206,7 @@ class RelativeElements(Movable):
         found: Tensor | None = getattr(self, name)
         if found is None:
             # Geometry keeps its precision under autocast, and what is kept must serve training too.
-            device = self.pos.device.type
-            exactly = (
-                torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
-            )
-            with exactly, torch.inference_mode(self.pos.is_inference()):
+            with without_autocast(self.pos.device), torch.inference_mode(self.pos.is_inference()):
                 found = compute()
             # What is computed without gradients must not stand for what has them, nor the trace of a graph for another.
             if not torch.compiler.is_compiling() and (found.requires_grad or not self._differentiable()):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lieattn._autocast import in_autocast, without_autocast
 from lieattn._checks import (
     check_alike,
     check_broadcast,
@@ -255,9 +256,8 @@ class LieGroup(Group):
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Product of matrices in their own precision: autocast would halve it, and geometry keeps it."""
-    device = a.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        with torch.autocast(device, enabled=False):
+    if in_autocast(a.device):
+        with without_autocast(a.device):
             return a @ b
     return a @ b
 

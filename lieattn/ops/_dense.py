@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lieattn._autocast import without_autocast
 from lieattn.geometry import Neighbors, Padding
-from lieattn.ops._terms import Problem, without_autocast
+from lieattn.ops._terms import Problem
 
 _SHORT = 32  # rows up to which plain maths took less time than torch's kernel on a CPU, forward and backward
 

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lieattn._autocast import without_autocast
 from lieattn._checks import check_is, kind
 from lieattn.geometry import Neighbors
 from lieattn.ops import _dense as dense
@@ -34,7 +35,6 @@ from lieattn.ops._terms import (
     check_operands,
     opposite,
     turn_pairs,
-    without_autocast,
 )
 from lieattn.ops.kernels._calls import check_all_lists
 from lieattn.ops.kernels._threads import adapt_waiting

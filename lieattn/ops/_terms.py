@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Literal, get_args
@@ -332,10 +331,3 @@ def opposite(phases: Tensor) -> Tensor:
     """Phases that turn back."""
     cosine, sine = phases.unbind(-1)
     return torch.stack([cosine, -sine], dim=-1)
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Context in which products are taken in the dtype of their operands."""
-    if torch.amp.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()

@@ -1,0 +1,83 @@
+"""Hooks of MkDocs: pages that stand elsewhere in the repository, the pages of the API, and links between all of them."""
+
+import ast
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parent.parent
+PAGES = {
+    "index.md": "README.md",
+    "examples.md": "examples/README.md",
+    "papers.md": "examples/papers/README.md",
+    "datasets.md": "datasets/README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "conduct.md": "CODE_OF_CONDUCT.md",
+    "security.md": "SECURITY.md",
+    "changelog.md": "CHANGELOG.md",
+}
+PACKAGES = (
+    *("groups", "spaces", "reps", "geometry", "ops", "nn", "nn.relative", "models"),
+    *("train", "certify", "testing", "viz", "ase", "bench", "compare"),
+)
+LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+
+
+def public_names(package):
+    """Names in ``__all__`` of a package or module of the library, in the order of the file."""
+    path = ROOT / "lieattn" / package.replace(".", "/")
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return ast.literal_eval(node.value)
+    raise ValueError(f"{path}: expected a list __all__ of its public names, found none")
+
+
+def api_page(package):
+    """Markdown of the page of a package: its docstring, then its public names."""
+    lines = [f"# lieattn.{package}", "", f"::: lieattn.{package}", "    options:", "      members: false", ""]
+    for name in public_names(package):
+        lines += [f"## {name}", "", f"::: lieattn.{package}.{name}", "    options:", "      heading_level: 3", ""]
+    return "\n".join(lines)
+
+
+def on_config(config):
+    """Put a page for each package into the navigation."""
+    pages = [{f"lieattn.{package}": f"api/{package}.md"} for package in PACKAGES]
+    config.nav = [{"API": pages} if entry == {"API": "API"} else entry for entry in config.nav]
+    return config
+
+
+def on_files(files, config):
+    """Add the pages that are not in the folder of the documentation."""
+    for page, source in PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text()))
+    for package in PACKAGES:
+        files.append(File.generated(config, f"api/{package}.md", content=api_page(package)))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Lead links to files of the repository to their pages; a file without a page is named instead."""
+    here = page.file.src_uri
+    folder = posixpath.dirname(PAGES.get(here, f"docs/{here}"))
+    pages = {source: uri for uri, source in PAGES.items()}
+    pages |= {f"docs/{file.src_uri}": file.src_uri for file in files if file.src_uri not in PAGES}
+
+    def lead(match):
+        text, target = match.groups()
+        path, _, anchor = target.partition("#")
+        if not path or "://" in path or path.startswith("mailto:"):
+            return match.group()
+        source = posixpath.normpath(posixpath.join(folder, path))
+        if source in pages:
+            to = posixpath.relpath(pages[source], posixpath.dirname(here))
+            return f"[{text}]({to}{'#' + anchor if anchor else ''})"
+        if not (ROOT / source).exists():
+            return match.group()  # a strict build stops at it
+        return f"{text}" if text.strip("`") == source else f"{text} (`{source}`)"
+
+    parts = re.split(r"(^```.*?^```)", markdown, flags=re.DOTALL | re.MULTILINE)
+    return "".join(part if part.startswith("```") else LINK.sub(lead, part) for part in parts)

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: pages that stand elsewhere in the repository, the pages of the API, and links between all of them."""
+"""Hooks of MkDocs: pages that stand elsewhere in the repository, pages of the API, and links between all of them."""
 
 import ast
 import posixpath
@@ -26,20 +26,22 @@ LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
 def public_names(package):
-    """Names in ``__all__`` of a package or module of the library, in the order of the file."""
+    """Public names of a package or module of the library: ``__all__``, or what a module defines, in its order."""
     path = ROOT / "lieattn" / package.replace(".", "/")
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    for node in ast.parse(path.read_text()).body:
+    body = ast.parse(path.read_text()).body
+    for node in body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
             return ast.literal_eval(node.value)
-    raise ValueError(f"{path}: expected a list __all__ of its public names, found none")
+    defined = [node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    return [name for name in defined if not name.startswith("_")]
 
 
 def api_page(package):
     """Markdown of the page of a package: its docstring, then its public names."""
     lines = [f"# lieattn.{package}", "", f"::: lieattn.{package}", "    options:", "      members: false", ""]
     for name in public_names(package):
-        lines += [f"## {name}", "", f"::: lieattn.{package}.{name}", "    options:", "      heading_level: 3", ""]
+        lines += [f"::: lieattn.{package}.{name}", "    options:", "      show_root_heading: true", ""]
     return "\n".join(lines)
 
 

@@ -35,6 +35,7 @@ COMMANDS = {
     "bench": Command("measure speed and memory on this machine", "lieattn.cli._bench", ()),
     "models": Command("what models there are, for which data, and what each promises", "lieattn.cli._catalog", ()),
     "datasets": Command("what data sets there are, and what they need", "lieattn.cli._catalog", ()),
+    "warm-up": Command("compile the kernels for CPUs now, and keep them", "lieattn.cli._warm_up", ()),
     "info": Command("versions, and which backend is used for what", "lieattn.cli._info", ()),
 }
 

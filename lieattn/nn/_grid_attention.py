@@ -228,7 +228,7 @@ class GridAttentiveConvolution(_Attentive, GridGroupConvolution):
     Hoogendoorn 2020, Eqs. 14-20, as implemented: what attention gives is subtracted).
 
     **Equivariance.** That of :class:`lieattn.nn.GridGroupConvolution`, also of the maps:
-    A[L_g f](g1, g2) = A[f](g⁻¹ g1, g⁻¹ g2).
+    ``A[L_g f](g1, g2) = A[f](g⁻¹ g1, g⁻¹ g2)``.
 
     **Cost.** See :func:`lieattn.ops.attentive_convolution`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,6 +47,13 @@ class _Cache(FunctionCache):
         # Numba looks at the file of the function alone: a change to what it calls would go unnoticed.
         self._cache_file = _Files(self.cache_path, f"{self._impl.filename_base}.checked", _source_stamp())
 
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """What has been compiled before; None, and a word about the time to come, where it has not."""
+        found = super().load_overload(sig, target_context)
+        if found is None:
+            _announce()
+        return found
+
     @contextmanager
     def _guard_against_spurious_io_errors(self) -> Iterator[None]:
         try:
@@ -83,6 +91,14 @@ def _intact(path: Path) -> bool:
         "damage", f"{path}: this compiled kernel is damaged, perhaps others too; they are compiled and written again"
     )
     return False
+
+
+@cache
+def _announce() -> None:
+    """Say why the first call takes its time; the cache of this function makes it once in a process."""
+    logging.getLogger("lieattn").warning(
+        "compiling kernels for this processor: half a minute, once; `lieattn warm-up` does it beforehand"
+    )
 
 
 @cache

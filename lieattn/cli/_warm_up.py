@@ -1,0 +1,83 @@
+"""``lieattn warm-up``: compile the kernels for CPUs now and keep them, so that no first call has to wait.
+
+They are compiled for this machine's processor, for each dtype and for networks of few and of many heads, in as many
+processes as there are cores. What has been compiled before is found and takes no time.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+import torch
+from torch import Tensor
+
+from lieattn.cli._options import ArgumentParser, positive
+from lieattn.geometry import Radius
+from lieattn.ops import attentive_convolution, backend, cpu_kernels, group_attention, head_networks
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+# The kernel of attention is another one for each number of lanes: 4, 8 and 16 heads fill them.
+_ATTENTION = {"attention, up to 4 heads": 4, "attention, up to 8 heads": 8, "attention, more heads": 16}
+_CASES = (*_ATTENTION, "networks of heads", "attentive convolution")
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Compile all kernels for the dtypes asked for, and return the exit status 0; 1 where Numba is not installed."""
+    parser = ArgumentParser(prog=f"lieattn {name}", description=__doc__)
+    parser.add_argument(
+        "--dtype",
+        choices=list(_DTYPES),
+        nargs="+",
+        default=["float32"],
+        help="dtypes to compile for (default: float32)",
+    )
+    parser.add_argument(
+        "--jobs", type=positive, default=os.cpu_count() or 1, help="processes (default: one for each core)"
+    )
+    options = parser.parse_args(arguments)
+    if not cpu_kernels():
+        print("lieattn: there are no kernels for CPUs to compile, since numba is not installed", file=sys.stderr)
+        return 1
+    cases = [(case, dtype) for dtype in dict.fromkeys(options.dtype) for case in _CASES]
+    print(f"compiling for {cpu_kernels()['instruction set']}, {min(options.jobs, len(cases))} processes")
+    start = time.perf_counter()
+    # A forked process would share the threads of torch, which do not survive it.
+    with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        found = {pool.submit(compile_case, *case): case for case in cases}
+        for done in as_completed(found):
+            print(f"  {', '.join(found[done]):44} {done.result():5.1f} s", flush=True)
+    print(f"ready after {time.perf_counter() - start:.1f} s")
+    return 0
+
+
+def compile_case(case: str, dtype: str) -> float:
+    """Evaluate a small problem forward and backward, and return the seconds that it took."""
+    start = time.perf_counter()
+    torch.set_num_threads(1)
+    logging.getLogger("lieattn").setLevel(logging.ERROR)  # the command says itself what is compiled
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=_DTYPES[dtype], requires_grad=True)
+
+    if case in _ATTENTION:
+        x = random(8, 2, _ATTENTION[case], 4)
+        with backend("numba"):
+            out, _ = group_attention(x, x, x, Radius(1.5)(torch.arange(8.0)[:, None]))
+    elif case == "networks of heads":
+        weights, biases = (
+            [random(2, 3, 8), random(2, 8, 8), random(2, 8, 1)],
+            [random(2, 8), random(2, 8), random(2, 1)],
+        )
+        out = head_networks(random(256, 3), weights, biases)
+    else:
+        kernels, spatial = random(2, 4, 2, 4, 3, 3), random(2, 4, 4, 2, 3, 3)
+        channel = random(2, 4, 4, 1, 2), random(2, 4, 4, 2, 1)
+        out, _ = attentive_convolution(random(1, 2, 4, 7, 7), kernels, channel=channel, spatial=spatial)
+    out.sum().backward()
+    return time.perf_counter() - start

@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test fuzz torture lint clean
+.PHONY: setup demo test docs dist oldest newest fuzz torture lint clean
 
 setup: $(VENV)/.installed
 
@@ -30,6 +30,31 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed $(VENV)/.scatter
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The documentation, with strict links, in build/site.
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Wheel and source distribution, checked, and the wheel used from a folder of its own.
+dist: $(VENV)/.installed
+	rm -rf dist build/wheel
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(PIP) --no-deps --target build/wheel dist/*.whl
+	cd build/wheel && $(abspath $(BIN))/python -c "import lieattn, lieattn_datasets; \
+	  assert 'wheel' in lieattn.__file__ and 'wheel' in lieattn_datasets.__file__; \
+	  print(lieattn.load('digits-c8').guarantee)"
+
+# The oldest versions that pyproject.toml allows, and the newest there are: the documentation and a fast part of the tests.
+# uv resolves them (pip cannot); torch comes with its CUDA packages, several gigabytes each.
+VERSIONS = tests/test_docs.py tests/test_groups.py tests/test_geometry.py tests/test_compile.py tests/test_saved.py \
+           tests/test_triton.py
+oldest newest: $(VENV)/.installed
+	$(PIP) uv
+	$(BIN)/uv venv --quiet --clear --seed --python $(PYTHON) $(VENV)-$@
+	VIRTUAL_ENV=$(VENV)-$@ $(BIN)/uv pip install --quiet $(if $(filter oldest,$@),--resolution lowest-direct "setuptools>=70") \
+	  -e ".[all]" "pytest>=8" "pytest-xdist>=3.5" "hypothesis>=6.100" "mpmath>=1.3"
+	OMP_NUM_THREADS=1 $(VENV)-$@/bin/python -m pytest -n 2 --dist worksteal $(VERSIONS)
 
 # Hours: random inputs against every entrance of the library, see docs/trust.md.
 fuzz: $(VENV)/.installed

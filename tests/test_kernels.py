@@ -3,6 +3,7 @@
 import errno
 import gc
 import itertools
+import logging
 import os
 import random
 import shutil
@@ -17,6 +18,7 @@ from threading import get_ident
 import pytest
 import torch
 
+from lieattn.cli import _warm_up
 from lieattn.geometry import AllPairs, Given, Neighbors, Radius, lift
 from lieattn.groups import cyclic
 from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
@@ -26,6 +28,8 @@ from tests.test_ops import DIM, HEADS, VALUE, problem
 pytest.importorskip("numba")
 from lieattn.ops.kernels import _calls, _compiled, _threads
 from lieattn.ops.kernels.attention import _launch, _operator
+from lieattn.ops.kernels.attentive import _launch as attentive_launch
+from lieattn.ops.kernels.head_networks import _launch as head_networks_launch
 
 NAMES = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta")
 OF_EDGES = ("positional_key", "displacement_bias", "psi", "beta")
@@ -648,3 +652,30 @@ def test_location_scores_on_several_threads(monkeypatch):
             out, _ = group_attention(None, None, value, neighbors, terms=RelativeTerms(displacement_bias=bias))
             found.append([out, *torch.autograd.grad(out.square().sum(), (value, bias))])
     assert_same(*found)
+
+
+@pytest.mark.parametrize("case", _warm_up._CASES)
+def test_warm_up_reaches_the_kernels_forward_and_backward(case, monkeypatch):
+    launched = []
+    kernels = {
+        "attention": [(_launch, "run_forward"), (_launch, "run_backward")],
+        "networks": [(head_networks_launch, "run_forward"), (head_networks_launch, "run_backward")],
+        "attentive": [(attentive_launch.Fused, "forward"), (attentive_launch, "_backward")],
+    }
+    for kernel, steps in kernels.items():
+        for step in steps:
+            original, entry = getattr(*step), (kernel, step[1].removeprefix("run_").strip("_"))
+            monkeypatch.setattr(*step, lambda *a, f=original, e=entry: launched.append(e) or f(*a))
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    monkeypatch.setattr(logging.getLogger("lieattn"), "setLevel", lambda level: None)
+    assert _warm_up.compile_case(case, "float32") > 0
+    kernel = case.split()[0].rstrip(",")
+    assert set(launched) == {(kernel, "forward"), (kernel, "backward")}
+
+
+def test_a_first_call_says_once_that_kernels_are_compiled(caplog):
+    _compiled._announce.cache_clear()
+    _compiled._announce()
+    _compiled._announce()
+    (record,) = caplog.records
+    assert "lieattn warm-up" in record.message

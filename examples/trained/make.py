@@ -68,7 +68,7 @@ ABOUT = {
         "CC BY 4.0; Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI; from scikit-learn",
     ),
     "rot-mnist-p4": About(
-        "rotated handwritten digits on the grid of pixels", f"{IMAGE}, 28 x 28 pixels", "10 logits", MNIST, test=10_000
+        "rotated handwritten digits on the grid of pixels", f"{IMAGE}, 28 x 28 pixels", "10 logits", MNIST, test=5_000
     ),
     "rot-mnist-alpha-f-p4": About(
         "rotated handwritten digits on the grid of pixels, attention to the input, the training of the paper",
@@ -76,14 +76,14 @@ ABOUT = {
         "10 logits",
         MNIST,
         config="../papers/attentive/rot_mnist_p4_alpha_f.yaml",
-        test=10_000,
+        test=5_000,
     ),
     "rot-mnist-r4": About(
         "rotated handwritten digits as point sets, averaged to 14 x 14 points",
         f"{IMAGE}, 28 x 28 pixels in raster order",
         "10 logits",
         MNIST,
-        test=10_000,
+        test=5_000,
     ),
     "qm9-homo": About(
         "energy of the highest occupied orbital of small organic molecules", f"{ATOMS}; H, C, N, O", "meV [1]", QM9

@@ -59,7 +59,8 @@ def test_a_network_keeps_what_it_promises(name):
     assert certificate.verdict == "kept", str(certificate)
     assert (certificate.group, certificate.guarantee) == (card["group"], card["guarantee"])
     assert certificate.worst().keys() == measured["errors"]["element"].keys()
-    assert certificate.unique is not False
+    if card["group"] != "SE(3)":  # outside of which are mirrors only, and the example may be its own mirror image
+        assert certificate.unique is not False
 
 
 def test_digits_are_told_apart_however_they_lie_and_only_so():

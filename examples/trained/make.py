@@ -15,6 +15,7 @@ import hashlib
 import importlib.metadata
 import json
 import logging
+import math
 import os
 import resource
 import subprocess
@@ -68,10 +69,14 @@ ABOUT = {
         "CC BY 4.0; Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI; from scikit-learn",
     ),
     "rot-mnist-p4": About(
-        "rotated handwritten digits on the grid of pixels", f"{IMAGE}, 28 x 28 pixels", "10 logits", MNIST, test=5_000
+        "rotated handwritten digits on the grid of pixels (p4-CNN)",
+        f"{IMAGE}, 28 x 28 pixels",
+        "10 logits",
+        MNIST,
+        test=5_000,
     ),
     "rot-mnist-alpha-f-p4": About(
-        "rotated handwritten digits on the grid of pixels, attention to the input, the training of the paper",
+        "rotated handwritten digits on the grid of pixels (p4-CNN with attention to the input, as the paper trains it)",
         f"{IMAGE}, 28 x 28 pixels",
         "10 logits",
         MNIST,
@@ -238,19 +243,23 @@ def summary(certificate: Certificate, tolerances: Mapping[torch.dtype, float]) -
         "spread": float(f"{certificate.spread:.3g}"),
         "tolerances": {str(dtype).removeprefix("torch."): value for dtype, value in tolerances.items()},
         "errors": {
-            check: {dtype: float(f"{error:.2g}") for dtype, error in certificate.worst(check).items()}
-            for check in checks
+            check: {dtype: rounded(error) for dtype, error in certificate.worst(check).items()} for check in checks
         },
         "relative": dict(_relative(certificate)),
     }
 
 
-def _relative(certificate: Certificate) -> Iterator[tuple[str, float]]:
+def rounded(error: float) -> float | None:
+    """Two digits; None where a network refuses what was given, as images that are turned off their lattice."""
+    return None if math.isnan(error) else float(f"{error:.2g}")
+
+
+def _relative(certificate: Certificate) -> Iterator[tuple[str, float | None]]:
     """Largest change under the group, and outside of it, as a share of the outputs, in the coarsest dtype."""
     for check in ("element", "outside"):
         found = [row.relative for row in certificate.rows if row.check == check and row.dtype == "float32"]
         if found:
-            yield check, float(f"{max(found):.2g}")
+            yield check, rounded(max(found))
 
 
 def example(network: nn.Module, item: Data) -> dict[str, Any]:

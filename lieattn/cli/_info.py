@@ -35,8 +35,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
 def _cases() -> dict[str, str]:
     """The backend for typical calls, in words."""
     from lieattn.geometry import AllPairs
-    from lieattn.ops import RelativeTerms, explain
-    from lieattn.ops._backend import fused_kernel
+    from lieattn.ops import RelativeTerms, explain, fused_kernel
 
     x = torch.zeros(1, 4, 2, 8)
     three = RelativeTerms(fiber_key=torch.zeros(4, 4, 4, 1, 8))

@@ -1,7 +1,7 @@
 """The operator: functions without parameters."""
 
 from lieattn.ops._attentive import AttentionMaps, attentive_convolution, convolution_responses, residual_branch
-from lieattn.ops._backend import Choice, backend, cpu_kernels, explain
+from lieattn.ops._backend import Choice, backend, cpu_kernels, explain, fused_kernel
 from lieattn.ops._group_attention import group_attention
 from lieattn.ops._head_networks import Activation, activation, head_networks
 from lieattn.ops._radial import bessel_functions, smooth_lengths, smooth_window
@@ -27,6 +27,7 @@ __all__ = [
     "explain",
     "fourier_linear",
     "fourier_pays",
+    "fused_kernel",
     "group_attention",
     "head_networks",
     "reference_attention",

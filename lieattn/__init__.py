@@ -1,8 +1,9 @@
 """Group-equivariant transformers for point clouds and homogeneous spaces.
 
 Import what is used from the subpackages, lowest first: ``groups``, ``spaces``, ``reps``, ``geometry``, ``ops``, ``nn``,
-``models``. The tools around a model (``train``, ``certify``, ``viz``, ``bench``, ``ase``) bring heavier packages. All
-are imported when they are first asked for. :func:`lieattn.save` and :func:`lieattn.load` take networks away and back.
+``models``. The tools around a model (``train``, ``certify``, ``viz``, ``bench``, ``ase``, ``transforms``) bring heavier
+packages. All are imported when they are first asked for. :func:`lieattn.save` and :func:`lieattn.load` take networks
+away and back.
 """
 
 import importlib
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from lieattn import ase, certify, geometry, groups, models, nn, ops, reps, spaces, testing, train, viz
+    from lieattn import ase, certify, geometry, groups, models, nn, ops, reps, spaces, testing, train, transforms, viz
     from lieattn._saved import load, save
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "spaces",
     "testing",
     "train",
+    "transforms",
     "viz",
 ]
 

@@ -36,13 +36,14 @@ CORE = frozenset(BELOW)
 FOUNDATION = frozenset(
     {"_autocast", "_checks", "_digest", "_files", "_processes", "_recompute", "_recorded", "_saved", "_tied", "_trust"}
 )
-TOOLS = frozenset({"ase", "certify", "viz", "bench", "train", "compare", "cli"})
+TOOLS = frozenset({"ase", "certify", "viz", "bench", "train", "transforms", "compare", "cli"})
 BELOW |= {
     "ase": CORE,
     "certify": CORE,
     "viz": CORE | {"certify"},
     "bench": CORE,
-    "train": CORE,
+    "train": CORE | {"certify"},
+    "transforms": {"geometry"},
     "compare": CORE | {"certify", "viz", "bench", "train"},
     "cli": CORE | TOOLS,
 }

@@ -883,7 +883,7 @@ def test_refusals_are_no_failures_where_nothing_is_promised():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"group": "E(3)"}, TypeError, "group: expected a Group or None, got 'E\\(3\\)'"),
+        ({"group": "E(3)"}, TypeError, "group: expected a Group or one of .'search',. or None, got 'E\\(3\\)'"),
         ({"outputs": "arrow"}, ValueError, "outputs: expected one of .*'vector'.* got 'arrow'"),
         ({"outputs": {"forces": "vector"}}, ValueError, "'forces' is not among what the network gives, .*'spin'"),
         ({"outputs": {"spin": 3}}, TypeError, r"outputs\['spin'\]: expected one of"),

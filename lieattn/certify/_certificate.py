@@ -20,7 +20,9 @@ class Row:
     clouds where something is not determined: of one point, of coincident points, ...), ``"raster"`` (an image moved
     likewise, its pixels then written in raster order), ``"permutation"`` (points of each cloud in another order),
     ``"alone"`` (each cloud without the rest of its batch), ``"continuity"`` and ``"first derivative"`` (the largest
-    jump while a cloud changes) or ``"outside"`` (turned by a rotation or reflection that is not in the group:
+    jump while a cloud changes), ``"gradient"`` (forces against minus the gradient of the energy), ``"curl"`` (forces
+    alone: asymmetry of their derivatives, 0 if any energy has them), ``"searched"`` (a subgroup that was tried, which
+    passes if it belongs to the symmetry) or ``"outside"`` (turned by a rotation or reflection that is not in the group:
     information, nothing is promised).
     """
 
@@ -34,14 +36,37 @@ class Row:
     passed: bool | None  # whether ``max_error <= allowed``, which NaN never is; None where nothing is promised
 
 
+@dataclass(frozen=True)
+class Diagnosis:
+    """The first layer that breaks a symmetry, and the likely cause.
+
+    ``check`` is the change under which outputs are not what they should be: ``"translation"``, an element of the group
+    without a translation, ``"order of points"``, ``"rest of the batch"`` or ``"same clouds"``. ``module`` is the first
+    one, in the order of evaluation, of whose inputs all follow a law that is known while its outputs follow none: they
+    are not invariant, and neither vectors nor positions that move along, permuted fibers or pixels, nor irreps of e3nn.
+    It is the name within the network, ``""`` for the network itself, and None where there is none, as in functions.
+    """
+
+    check: str
+    module: str | None
+    type: str | None  # class of the module
+    inputs: tuple[str, ...]  # the laws that its inputs follow
+    cause: str  # in a few words: absolute positions, padding, capped neighbors, ...
+    evidence: str  # what speaks for it
+
+    def __str__(self) -> str:
+        where = "no single layer" if self.module is None else f"{self.module or 'the network itself'} ({self.type})"
+        return f"{self.check}: first broken by {where}; likely cause: {self.cause}: {self.evidence}"
+
+
 @dataclass(frozen=True, repr=False)
 class Certificate:
     """What a network promises and what was measured.
 
     ``spread`` is the largest difference of an output between two clouds of as many points, or between a cloud and the
     same one with its points moved at random, each by itself; between points, if outputs are theirs. An error is small
-    only next to this. An output in ``vacuous`` has a spread no larger than rounding: what always gives the same is
-    invariant to everything, so no promise about it says anything.
+    only next to this. An output in ``vacuous`` has a spread no larger than the error that is allowed: what always gives
+    the same is invariant to everything, so no promise about it says anything.
     """
 
     guarantee: str  # the promise in words
@@ -53,11 +78,17 @@ class Certificate:
     seed: int  # of all that was drawn
     rows: tuple[Row, ...]
     vacuous: tuple[str, ...] = ()
+    device: str = "cpu"  # on which was measured
+    diagnoses: tuple[Diagnosis, ...] = ()  # where and why a symmetry is broken or, after a search, is not there
 
     @property
     def promised(self) -> bool:
         """Whether anything was promised."""
-        return any(row.passed is not None for row in self.rows)
+        return any(row.passed is not None for row in self._judged)
+
+    @property
+    def _judged(self) -> list[Row]:
+        return [row for row in self.rows if row.check != "searched"]
 
     @property
     def passed(self) -> bool:
@@ -69,7 +100,7 @@ class Certificate:
         """``"not promised"``, ``"failed"``, ``"vacuous"`` or ``"kept"``."""
         if not self.promised:
             return "not promised"
-        if not all(row.passed for row in self.rows if row.passed is not None):
+        if not all(row.passed for row in self._judged if row.passed is not None):
             return "failed"
         return "vacuous" if self.vacuous else "kept"
 
@@ -113,7 +144,9 @@ class Certificate:
         tried = "random and special" if self.order is None else self.order
         group = "none" if self.group is None else f"{self.group}, {tried} elements"
         heading = f"guarantee: {self.guarantee}\ngroup: {group}\nverdict: {self.verdict}"
-        return f"{heading}; {self.clouds} clouds, outputs differ by up to {self.spread:.1e}\n\n{self._table(rows)}"
+        told = "".join(f"\n{diagnosis}" for diagnosis in self.diagnoses)
+        spread = f"{self.clouds} clouds, outputs differ by up to {self.spread:.1e}"
+        return f"{heading}; {spread}{told}\n\n{self._table(rows)}"
 
     def table(self) -> str:
         """Return the measurements as a table of aligned text."""
@@ -124,6 +157,8 @@ class Certificate:
         for row in rows:
             kept = "vacuous" if row.output in self.vacuous else "ok"
             verdict = "not promised" if row.passed is None else kept if row.passed else "FAILED"
+            if row.check == "searched":
+                verdict = "yes" if row.passed else "no"
             allowed = "" if row.allowed is None else f"{row.allowed:.1e}"
             name = " ".join(filter(None, (row.check, row.label, row.output and f"({row.output})")))
             cells.append((name, row.dtype, f"{row.max_error:.1e}", f"{row.relative:.1e}", allowed, verdict))
@@ -138,6 +173,15 @@ class Certificate:
         content = {**dataclasses.asdict(self), "verdict": self.verdict, "passed": self.passed}
         return json.dumps(_writable(content), indent=2, allow_nan=False)
 
+    def to_html(self) -> str:
+        """Return a card: one page of HTML that needs nothing else, with the verdict, the errors and their causes."""
+        from lieattn.certify._card import card
+
+        return card(self)
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
     @classmethod
     def from_json(cls, text: str) -> Certificate:
         """Certificate from what :meth:`to_json` wrote; ValueError for anything else."""
@@ -145,7 +189,8 @@ class Certificate:
         try:
             del content["passed"], content["verdict"]
             rows, vacuous = (Row(**_readable(row)) for row in content.pop("rows")), content.pop("vacuous")
-            return cls(**_readable(content), rows=tuple(rows), vacuous=tuple(vacuous))
+            told = (Diagnosis(**{**one, "inputs": tuple(one["inputs"])}) for one in content.pop("diagnoses", ()))
+            return cls(**_readable(content), rows=tuple(rows), vacuous=tuple(vacuous), diagnoses=tuple(told))
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"text: expected the JSON of a certificate, but {error}") from error
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from lieattn._checks import check_arguments, check_count
+from lieattn._checks import check_arguments, check_count, shown
+from lieattn.certify._causes import diagnose
 from lieattn.certify._certificate import Certificate, Row
 from lieattn.certify._continuity import largest_jumps, ways
+from lieattn.certify._forces import conservation
 from lieattn.certify._moves import (
     Kind,
     Move,
@@ -24,7 +25,6 @@ from lieattn.certify._moves import (
     clouds_of_images,
     degenerate,
     elements_of,
-    images_of_clouds,
     motion,
     outside_of,
     permutation,
@@ -32,7 +32,9 @@ from lieattn.certify._moves import (
     raster_motion,
     scrambled,
 )
-from lieattn.groups import FiniteGroup, Group
+from lieattn.certify._probe import FromCalculator, Probe, is_calculator
+from lieattn.certify._search import search
+from lieattn.groups import E, FiniteGroup, Group, dihedral, full_octahedral
 from lieattn.models import Symmetry
 from lieattn.reps import Representation, Vector
 from lieattn.testing import TOLERANCE
@@ -57,9 +59,9 @@ def _without_tf32() -> Iterator[None]:
 
 @_without_tf32()
 def certify(
-    network: nn.Module,
+    network: Any,
     data: Batch | Data | Sequence[Data] | Tensor,
-    group: Group | None = None,
+    group: Group | Literal["search"] | None = None,
     *,
     inputs: Mapping[str, Kind] | None = None,
     outputs: Kind | Mapping[str, Kind] | None = None,
@@ -78,7 +80,13 @@ def certify(
     elements are drawn, and special ones added (near the identity, half turns, reflections), with translations if the
     group has any: SE(3) has, SO(3) has none. Moves are computed in float64 and rounded to the dtype tested. Images are
     moved twice, with their pixels in the order they had and, where the lattice is kept, in raster order. What is
-    measured is a copy of the network in eval mode, on GPUs without TF32.
+    measured is a copy of the network in eval mode, on the device of its parameters; on GPUs without TF32.
+
+    Any function of a batch is a network here, any function of tensors that are named after attributes of the data
+    (``forward(z, pos, batch)``), and any calculator of ASE, which is measured in float64. With ``group="search"`` the
+    symmetry is looked for: translations, rotations and reflections, finite groups about the coordinate axes, orders of
+    points, scales. Where a promise is broken, :attr:`Certificate.diagnoses` tell the first layer that breaks it and the
+    likely cause. Forces given next to an energy must be minus its gradient.
 
     Points are moved on clouds, too, where something is not determined: of one, two and coincident points, of points on
     a line, and of a square or an octahedron, all made of the last cloud. Errors like to hide there.
@@ -99,12 +107,13 @@ def certify(
     Parameters
     ----------
     network
-        Called with a ``Batch``; returns ``[clouds, *]`` or ``[points, *]``, or a mapping or named tuple of such.
+        Called with a ``Batch``, or attributes of it; returns ``[clouds, *]`` or ``[points, *]``, or a mapping or named
+        tuple of such.
     data
         Clouds with ``pos`` ``[points, dim]``; or images ``[images, channels, rows, columns]``, with which the network
         is called then.
     group
-        The group to test; by default what the network promises.
+        The group to test, or ``"search"``; by default what the network promises.
     inputs
         :data:`Kind` of attributes of the data by name, beside ``vector_inputs`` and the vectors of a periodic ``cell``.
     outputs
@@ -137,6 +146,7 @@ def certify(
     --------
     >>> from lieattn.groups import SE, cyclic
     >>> from torch_geometric.nn import global_mean_pool
+    >>> from torch import nn
     >>> class MeanRadius(nn.Module):
     ...     def forward(self, data):
     ...         return global_mean_pool(data.pos.norm(dim=1, keepdim=True), data.batch)
@@ -152,23 +162,31 @@ def certify(
     check_arguments(certify, locals())
     as_images = isinstance(data, Tensor)
     clouds = clouds_of_images(data) if isinstance(data, Tensor) else _clouds(data)
-    promise = _promised(network, group)
-    group, exact = promise.group, promise.group is not None
+    if not callable(network) and not is_calculator(network):
+        expected = "a network, a function of a batch, or a calculator of ASE"
+        raise TypeError(f"network: expected {expected}, got {shown(network)}")
+    if is_calculator(network):
+        network, dtypes = FromCalculator(network, clouds), [torch.float64]
     kinds = _kinds_of_inputs(network, inputs)
-    dim = _dimension(group, clouds, kinds["pos"])
     check_count("elements", elements)
-    limits = {**TOLERANCES, **(tolerances or {})}
-    if not dtypes:
-        raise ValueError("dtypes: expected at least one, got none")
-    for dtype in dtypes:
-        if not dtype.is_floating_point or dtype not in limits:
-            raise TypeError(f"dtypes: expected floating dtypes with a tolerance, got {dtype}")
+    limits = _limits(dtypes, tolerances)
+    finest = min(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+    probes = {dtype: Probe(network, dtype, as_images) for dtype in dtypes}
     generator = torch.Generator().manual_seed(seed)
+    searched: tuple[Row, ...] = ()
+    ordered = bool(getattr(network, "sees_order", False))
+    if isinstance(group, str):
+        known = outputs is not None or hasattr(network, "kind")
+        stated = _kinds_of_outputs(network, outputs, probes[finest](clouds)) if known else None
+        promise, outputs, searched, ordered = search(probes[finest], clouds, kinds, stated, limits[finest], generator)
+    else:
+        promise = _promised(network, group)
+    group, exact = promise.group, promise.group is not None
+    dim = _dimension(group, clouds, kinds["pos"])
     moves = list(_motions(promise, clouds, elements, as_images, generator))
     if not as_images:
-        ordered = permute is None and bool(getattr(network, "sees_order", False))
         if all(cloud.get("grid") is None for cloud in clouds) if permute is None else permute:
-            moves.append(permutation(clouds, dim, exact and not ordered, generator))
+            moves.append(permutation(clouds, dim, exact and not (permute is None and ordered), generator))
         still = outside_of(group, dim, rotations, generator)
         moves += [motion("outside", element, clouds, False, generator) for element in still]
     centered = group is not None and (group.is_affine or isinstance(group, FiniteGroup))
@@ -176,42 +194,87 @@ def certify(
         [scrambled(c, kinds["pos"], dim, centered=centered, scaled=scaled, generator=generator) for c in clouds]
         for scaled in (True, False)
     ]
-    probes = {dtype: _Probe(network, dtype, as_images) for dtype in dtypes}
     rows = [
         row
         for dtype, probe in probes.items()
         for row in _rows(probe, clouds, moves, kinds, outputs, limits[dtype], exact)
     ]
-    finest = min(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
     if continuity and finest == torch.float64 and not as_images and all(cloud.get("grid") is None for cloud in clouds):
         rows += _continuity(probes[finest], clouds, dim, limits[finest], generator)
     spreads, sizes = _spreads(probes[finest], clouds, others)
-    plain = all(clouds[-1].get(name) is None for name in ("grid", "cell")) and not list(point_indices(clouds[-1]))
-    if group is not None and plain:
-        for name, cloud in degenerate(clouds[-1], dim, centered=centered).items():
-            chosen = list(elements_of(group, 1, generator, translations=promise.translations))[-_DEGENERATE_MOVES:]
-            shaped = [motion("degenerate", element, [cloud], True, generator) for element in chosen]
-            shaped = [replace(move, label=f"{name}, {move.label}") for move in shaped]
-            for dtype, probe in probes.items():
-                # A network may have no outputs for clouds that nobody has given to it.
-                refused = contextlib.suppress(ValueError, IndexError, RuntimeError)
-                with refused, warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    rows += _rows(
-                        probe, [cloud], shaped, kinds, outputs, limits[dtype], exact, sizes, not promise.moving_axes
-                    )
+    rows += _degenerate_rows(probes, clouds[-1], kinds, outputs, limits, promise, sizes, generator)
+    named = _kinds_of_outputs(network, outputs, probes[finest](clouds))
+    if not as_images:
+        rows += conservation(probes[finest], clouds, named, exact, generator)
+    asked = Symmetry(_everything(dim, clouds, as_images)) if searched else promise
+    failed = {row.check for row in rows if row.passed is False and row.dtype == str(finest).removeprefix("torch.")}
+    failed |= {"element", "permutation", "alone"} if searched else set()
+    told = diagnose(probes[finest], clouds, kinds, named, asked, failed, limits[finest], generator)
     rounding = TOLERANCES.get(finest, limits[finest])
+    stated_guarantee = "found by a search" if searched else "the network states no guarantee"
     return Certificate(
-        guarantee=str(getattr(network, "guarantee", "the network states no guarantee")),
+        guarantee=str(getattr(network, "guarantee", stated_guarantee)),
         group=None if group is None else group.name,
         order=group.order if isinstance(group, FiniteGroup) else None,
         clouds=len(clouds),
         points=sum(int(cloud.num_nodes or 0) for cloud in clouds),
         spread=max(spreads.values()),
         seed=seed,
-        rows=tuple(rows),
-        vacuous=tuple(name for name, spread in spreads.items() if spread <= rounding * sizes[name]),
+        rows=(*searched, *rows),
+        vacuous=tuple(name for name, spread in spreads.items() if spread <= rounding * max(1.0, sizes[name])),
+        device=str(probes[finest].device),
+        diagnoses=tuple(told) if failed else (),
     )
+
+
+def _everything(dim: int, clouds: list[Data], as_images: bool) -> Group:
+    """The largest group that a network could have: of what it lacks, the reasons are told."""
+    if not as_images and clouds[0].get("grid") is None:
+        return E(dim)
+    return dihedral(4) if dim == 2 else full_octahedral()
+
+
+def _limits(
+    dtypes: Sequence[torch.dtype], tolerances: Mapping[torch.dtype, float] | None
+) -> Mapping[torch.dtype, float]:
+    limits = {**TOLERANCES, **(tolerances or {})}
+    if not dtypes:
+        raise ValueError("dtypes: expected at least one, got none")
+    for dtype in dtypes:
+        if not dtype.is_floating_point or dtype not in limits:
+            raise TypeError(f"dtypes: expected floating dtypes with a tolerance, got {dtype}")
+    return limits
+
+
+def _degenerate_rows(
+    probes: Mapping[torch.dtype, Probe],
+    last: Data,
+    inputs: Mapping[str, Kind],
+    outputs: Kind | Mapping[str, Kind] | None,
+    limits: Mapping[torch.dtype, float],
+    promise: Symmetry,
+    sizes: Mapping[str, float],
+    generator: torch.Generator,
+) -> Iterator[Row]:
+    """Rows of clouds made of one where something is not determined, as far as the network takes them."""
+    group = promise.group
+    if group is None or any(last.get(name) is not None for name in ("grid", "cell")) or list(point_indices(last)):
+        return
+    centered = group.is_affine or isinstance(group, FiniteGroup)
+    for name, cloud in degenerate(last, group.dim, centered=centered).items():
+        chosen = list(elements_of(group, 1, generator, translations=promise.translations))[-_DEGENERATE_MOVES:]
+        shaped = [motion("degenerate", element, [cloud], True, generator) for element in chosen]
+        shaped = [replace(move, label=f"{name}, {move.label}") for move in shaped]
+        for dtype, probe in probes.items():
+            # A network may have no outputs for clouds that nobody has given to it.
+            refused = contextlib.suppress(ValueError, IndexError, RuntimeError)
+            with refused, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                moving = not promise.moving_axes
+                for row in _rows(probe, [cloud], shaped, inputs, outputs, limits[dtype], True, sizes, moving):
+                    # Of a network that promises nothing by itself, what it gives where distances vanish is not asked.
+                    undefined = math.isnan(row.max_error) and not hasattr(probe.network, "symmetry")
+                    yield replace(row, allowed=None, passed=None) if undefined else row
 
 
 def _motions(
@@ -239,59 +302,8 @@ def _motions(
             yield written
 
 
-class _Probe:
-    """Outputs of a network in one precision, by name and in float64 on the CPU; the name of a single one is empty."""
-
-    def __init__(self, network: nn.Module, dtype: torch.dtype, as_images: bool) -> None:
-        self.network = copy.deepcopy(network).to(dtype).eval()
-        self.dtype, self.as_images = dtype, as_images
-
-    def __call__(self, clouds: Sequence[Data]) -> dict[str, Tensor]:
-        with torch.no_grad():
-            return {name: value.detach().double().cpu() for name, value in self._named(self._given(clouds)).items()}
-
-    def derivatives(self, clouds: Sequence[Data], velocity: Tensor) -> dict[str, Tensor]:
-        """Derivatives ``[clouds]`` of a mean of each output as the points of all clouds move at a velocity.
-
-        ``velocity`` is ``[points, dim]``; outputs that do not depend differentiably on the positions are left out.
-        """
-        given = self._given(clouds)
-        given.pos.requires_grad_(True)
-        found = {}
-        with torch.enable_grad():
-            for name, value in self._named(given).items():
-                weights = torch.linspace(0.5, 1.5, value[0].numel(), dtype=value.dtype, device=value.device)
-                total = (value.reshape(len(value), -1) @ weights).sum()
-                slope = None
-                if total.requires_grad:
-                    (slope,) = torch.autograd.grad(total, given.pos, retain_graph=True, allow_unused=True)
-                if slope is not None:
-                    slope = slope.double().cpu().unflatten(0, (len(clouds), -1))[..., : velocity.shape[1]]
-                    found[name] = (slope * velocity).sum(dim=(1, 2))
-        return found
-
-    def _given(self, clouds: Sequence[Data]) -> Any:
-        device = next((weight.device for weight in self.network.parameters()), torch.device("cpu"))
-        cast = [copy.copy(cloud).apply(lambda v: v.to(self.dtype) if v.is_floating_point() else v) for cloud in clouds]
-        return (images_of_clouds(cast) if self.as_images else Batch.from_data_list(cast)).to(device)
-
-    def _named(self, given: Any) -> dict[str, Tensor]:
-        outputs: Any = self.network(given)
-        outputs = outputs._asdict() if hasattr(outputs, "_asdict") else outputs
-        named = dict(outputs) if isinstance(outputs, Mapping) else {"": outputs}
-        for name, value in named.items():
-            if not isinstance(value, Tensor):
-                raise TypeError(
-                    f"network: expected a tensor, or a mapping or named tuple of tensors, got {type(value).__name__} "
-                    f"{name}".rstrip()
-                )
-        if not named:
-            raise ValueError("network: expected outputs, got an empty mapping")
-        return named
-
-
 def _continuity(
-    probe: _Probe, clouds: list[Data], dim: int, tolerance: float, generator: torch.Generator
+    probe: Probe, clouds: list[Data], dim: int, tolerance: float, generator: torch.Generator
 ) -> Iterator[Row]:
     """Jumps of outputs, and of their derivatives, on ways of the smallest cloud, as far as the network takes it."""
     jumps, kinks = getattr(probe.network, "jumps", None), getattr(probe.network, "has_kinks", True)
@@ -312,7 +324,7 @@ def _continuity(
 
 
 def _rows(
-    probe: _Probe,
+    probe: Probe,
     clouds: list[Data],
     moves: Sequence[Move],
     inputs: Mapping[str, Kind],
@@ -361,7 +373,7 @@ def _rows(
 
 
 def _spreads(
-    probe: _Probe, clouds: list[Data], others: Sequence[list[Data]]
+    probe: Probe, clouds: list[Data], others: Sequence[list[Data]]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """By how much outputs differ between clouds, see :class:`Certificate`, and the largest of each.
 
@@ -419,7 +431,7 @@ def _clouds(data: Batch | Data | Sequence[Data]) -> list[Data]:
     return clouds
 
 
-def _promised(network: nn.Module, given: Group | None) -> Symmetry:
+def _promised(network: Any, given: Group | None) -> Symmetry:
     """What is to be measured: the group that is given, with translations if it is finite, or what the network says."""
     if given is None and not hasattr(network, "symmetry"):
         raise ValueError("group: the network has no attribute `symmetry`, give the group to test")

@@ -29,7 +29,7 @@ COMMANDS = {
     "validate": Command("loss and accuracy of a checkpoint on the validation set", "lieattn.cli._fit"),
     "test": Command("loss and accuracy of a checkpoint on the test set", "lieattn.cli._fit"),
     "predict": Command("write a checkpoint's predictions to a table", "lieattn.cli._fit"),
-    "certify": Command("measure how equivariant a checkpoint is", "lieattn.cli._certify"),
+    "certify": Command("measure how equivariant a network is, and find what breaks it", "lieattn.cli._certify"),
     "picture": Command("draw the network of a checkpoint, or figures of the papers", "lieattn.cli._picture"),
     "compare": Command("train several models under one budget and compare them", "lieattn.cli._compare"),
     "bench": Command("measure speed and memory on this machine", "lieattn.cli._bench", ()),

@@ -1,4 +1,4 @@
-"""``lieattn certify``: the certificate of a checkpoint."""
+"""``lieattn certify``: the certificate of a checkpoint, or of a network that is named."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
 import yaml
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -17,6 +18,7 @@ from torch_geometric.data import Data
 from lieattn._files import replace_text
 from lieattn.certify import TOLERANCES, Certificate, Kind, certify
 from lieattn.cli._options import ArgumentParser, natural, output_file, package, positive, take_settings
+from lieattn.cli._target import drawn_clouds, drawn_images, given_clouds, is_named, made, settings_of
 from lieattn.groups import Group
 from lieattn.train import UsageError, build, load_data, load_network, random_clouds, read_checkpoint, read_yaml
 
@@ -35,18 +37,20 @@ _UNIQUE = {
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Print the certificate of a checkpoint, and write it as JSON if ``--json`` is given.
+    """Print the certificate of a network, and write it as JSON or HTML if ``--json`` or ``--html`` is given.
 
     The exit status is 0, or 1 if an error is beyond its tolerance or an output does not depend on its input.
     """
-    options = parsed(_parser(name), arguments, ("data", "group"))
-    checkpoint = read_checkpoint(options.checkpoint)
-    network = load_network(options.checkpoint, options.trust)
-    group = None
-    if options.group is not None or any(setting.startswith("group.") for setting in options.settings):
+    options = parsed(_parser(name), arguments, ("data", "group", "model"))
+    network, clouds, source, weights = _foreign(options) if is_named(options.checkpoint) else _trained(options)
+    if options.device is not None and isinstance(network, nn.Module):
+        network = network.to(options.device)
+    group: Group | Literal["search"] | None = None
+    if options.group == "search" or (options.group is None and not hasattr(network, "symmetry")):
+        group = "search"
+    elif options.group is not None or any(setting.startswith("group.") for setting in options.settings):
         spec = _spec("group", options.group, options.settings)
         group = build(Group, spec, f"the group {options.group}")
-    clouds, source = test_clouds(checkpoint["lieattn"], network, options)
     certificate = certify(
         network,
         clouds,
@@ -59,10 +63,38 @@ def run(name: str, arguments: Sequence[str]) -> int:
         tolerances={_DTYPES[dtype]: value for names, value in options.tolerance for dtype in names},
         seed=options.seed,
     )
-    sys.stdout.write(_text(certificate, source, checkpoint["state_dict"]))
+    sys.stdout.write(_text(certificate, source, weights))
     if options.json is not None:
         replace_text(options.json, certificate.to_json() + "\n")
+    if options.html is not None:
+        replace_text(options.html, certificate.to_html())
     return 0 if certificate.passed else 1
+
+
+def _trained(options: argparse.Namespace) -> tuple[Any, Any, str, dict[str, Tensor]]:
+    """The network of a checkpoint, clouds and where they are from, and the weights with its units."""
+    checkpoint = read_checkpoint(options.checkpoint)
+    network = load_network(options.checkpoint, options.trust)
+    clouds, source = test_clouds(checkpoint["lieattn"], network, options)
+    return network, clouds, source, checkpoint["state_dict"]
+
+
+def _foreign(options: argparse.Namespace) -> tuple[Any, Any, str, dict[str, Tensor]]:
+    """The network that is named, and clouds that are named or drawn."""
+    torch.manual_seed(options.seed)
+    network = made("TARGET", options.checkpoint, settings_of("model", options.settings))
+    if options.data is not None and is_named(options.data):
+        clouds: Any = given_clouds(options.data, options.clouds, settings_of("data", options.settings))
+        source = f"{len(clouds)} clouds of {options.data}"
+    elif options.data is not None:
+        clouds, source = test_clouds({"config": {}, "input": None}, network, options)
+    elif options.images is not None:
+        clouds = drawn_images(options.clouds, options.images, options.seed)
+        source = f"{options.clouds} random images of {' x '.join(map(str, options.images))}"
+    else:
+        clouds = drawn_clouds(options.clouds, options.points, options.dim, options.features, options.seed)
+        source = f"{options.clouds} random clouds of {options.points} points in {options.dim} dimensions"
+    return network, clouds, source, {}
 
 
 def parsed(parser: ArgumentParser, arguments: Sequence[str], sections: Sequence[str]) -> argparse.Namespace:
@@ -81,30 +113,36 @@ def _text(certificate: Certificate, source: str, weights: dict[str, Tensor]) -> 
     lines = [
         f"guarantee: {certificate.guarantee}",
         "group: none" if certificate.group is None else f"group: {certificate.group}, {tried} elements",
-        f"measured on: {source}; outputs differ between clouds by up to {certificate.spread:.1e}",
+        f"measured on: {source}, {certificate.device}; outputs differ between clouds by up to {certificate.spread:.1e}",
     ]
     for key, scale in weights.items():
         if key.startswith("scale_"):  # of a regressor
             numbers = ", ".join(f"{number:.4g}" for number in scale.flatten().tolist())
             lines.append(f"units: 1 in the outputs is {numbers} in those of {key.removeprefix('scale_')}")
     unique = [] if certificate.unique is None else [_UNIQUE[certificate.unique]]
-    return "\n".join([*lines, "", certificate.table(), "", _VERDICTS[certificate.verdict], *unique, ""])
+    told = [str(diagnosis) for diagnosis in certificate.diagnoses]
+    return "\n".join([*lines, "", certificate.table(), "", _VERDICTS[certificate.verdict], *told, *unique, ""])
 
 
 def _parser(name: str) -> ArgumentParser:
     parser = ArgumentParser(
         prog=f"lieattn {name}",
-        usage=f"lieattn {name} CHECKPOINT [options]",
-        description="Measure how far the outputs of a trained network are from what they should be when its group "
+        usage=f"lieattn {name} CHECKPOINT|MODULE:NAME [options]",
+        description="Measure how far the outputs of a network are from what they should be when its group "
         "moves the clouds: under all elements of a finite group, random and special ones of a Lie group; and, for "
-        "comparison, how much they change under motions outside of the group. Clouds are "
+        "comparison, how much they change under motions outside of the group. The network is that of a checkpoint, or "
+        "what package.module:name is: a torch module, its class, a function of a batch, a calculator of ASE, or a "
+        "function that makes one of them. Where it promises nothing and no group is given, its group is searched for. "
+        "Where something breaks, the first layer that does is told, with the likely cause. Clouds are "
         "those of the test set that the checkpoint names, or random ones if it names none. Kinds are position, vector, "
         "pseudovector, pseudoscalar and tensor, several that follow each other joined by +.",
     )
-    add_cloud_options(parser, clouds=4)
+    add_cloud_options(parser, 4, "a checkpoint of `lieattn fit`, or package.module:name")
     add = parser.add_argument
     several: dict[str, Any] = {"action": "extend", "nargs": "+", "default": []}
-    given = "group to measure in place of the network's own, such as --group lieattn.groups.cyclic --group.n 8"
+    given = (
+        "group to measure in place of the network's own, such as --group lieattn.groups.cyclic --group.n 8; or search"
+    )
     add("--group", metavar="CLASS", help=given)
     add("--outside", type=natural, default=4, help="number of motions outside of the group (default 4)")
     add("--elements", type=positive, default=8, help="number of random elements of a Lie group (default 8)")
@@ -116,13 +154,20 @@ def _parser(name: str) -> ArgumentParser:
     largest = f"largest error in units of max(1, largest output): for one dtype, or all (default {_DEFAULTS})"
     add("--tolerance", **several, type=_tolerance, metavar="[DTYPE=]VALUE", help=largest)
     add("--json", type=output_file, metavar="FILE", help="write the certificate here")
+    add("--html", type=output_file, metavar="FILE", help="write the certificate here as a card for the browser")
+    add("--device", type=_device, help="device to measure on, such as cuda (default: that of the network)")
+    named = "of random clouds for MODULE:NAME, whose class or function takes --model.OPTION VALUE"
+    add("--points", type=positive, default=12, help=f"points {named} (default 12)")
+    add("--dim", type=positive, default=3, help="their dimension (default 3)")
+    add("--features", type=positive, metavar="CHANNELS", help="channels of their features x (default: no x)")
+    add("--images", type=positive, nargs="+", metavar="SIZE", help="images instead: channels, rows, columns")
     return parser
 
 
-def add_cloud_options(parser: ArgumentParser, clouds: int) -> None:
+def add_cloud_options(parser: ArgumentParser, clouds: int, what: str = "a checkpoint of `lieattn fit`") -> None:
     """The checkpoint, and which clouds are given to its network."""
     add = parser.add_argument
-    add("checkpoint", help="a checkpoint of `lieattn fit`")
+    add("checkpoint", help=what)
     given = "another data set, with --data.OPTION VALUE for its arguments; or a YAML file with class_path and init_args"
     add("--data", metavar="CLASS", help=given)
     add("--random", action="store_true", help="random clouds, although the checkpoint names a test set")
@@ -130,6 +175,15 @@ def add_cloud_options(parser: ArgumentParser, clouds: int) -> None:
     add("--seed", type=natural, default=0, help="seed of all that is drawn (default 0)")
     named = "packages whose classes the checkpoint may name, besides this library and torch"
     add("--trust", action="extend", nargs="+", default=[], type=package, metavar="PACKAGE", help=named)
+
+
+def _device(text: str) -> torch.device:
+    try:
+        device = torch.device(text)
+        torch.empty(0, device=device)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        raise argparse.ArgumentTypeError(f"cannot use {text!r}: {str(error).splitlines()[0]}") from error
+    return device
 
 
 def _kind(text: str) -> tuple[str, Kind]:

@@ -6,12 +6,14 @@ int64 keys ``target * points + source``.
 
 There are two ways to search: SciPy's k-d tree (``"tree"``) on the CPU, a cell list in torch (``"cells"``) on any
 device. Both only propose candidates, generously; the same float64 arithmetic decides, so they give the same pairs. In
-clouds that repeat, images of the points are searched with the cell list.
+clouds that repeat, images of the points are searched with the cell list, or on the CPU with the package vesin where it
+is installed.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -284,7 +286,13 @@ def _cell_keys(pos: Tensor, cloud: Tensor, radius: float) -> tuple[Tensor, list[
 
 
 def images_within(
-    pos: Tensor, cloud: Tensor, radius: float, include_self: bool, cell: Tensor, pbc: Tensor
+    pos: Tensor,
+    cloud: Tensor,
+    radius: float,
+    include_self: bool,
+    cell: Tensor,
+    pbc: Tensor,
+    method: Literal["vesin", "cells"] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Find all pairs of a point and an image of another, or of itself, no farther apart than ``radius``.
 
@@ -295,22 +303,11 @@ def images_within(
     n = len(pos)
     if n == 0:
         return cloud, pos.long()
-    complete = complete_cells(cell, pbc)
     radius = radius * (1 + TIE_TOLERANCE)
-    # Fractional coordinates, in [0, 1) along periodic vectors, and the steps that are taken off.
-    fractional = (pos[:, None] @ torch.linalg.inv(complete)[cloud])[:, 0]
-    home = torch.where(pbc[cloud], fractional.floor(), 0.0)
-    fractional, home = fractional - home, home.long()
-    owner, image = _ghosts(fractional, cloud, complete, pbc, radius * _MARGIN)
-    places = (fractional[owner] + image)[:, None] @ complete[cloud[owner]]
+    propose = _images_of_vesin if _uses_vesin(pos, method) else _images_of_cells
     found = []
-    everything = torch.arange(n, device=pos.device)
-    for target, row, ghost in candidates_within(places[:, 0], cloud[owner], radius * _MARGIN, everything):
-        i, j = target[row], owner[ghost]
-        # Relative to the points as given, which may lie outside their cell.
-        steps = image[ghost] + home[i] - home[j]
-        keep = cloud[i] == cloud[j]
-        keep &= _squared_distance_to_images(pos, i, j, steps, cell[cloud[i]]) <= radius * radius
+    for i, j, steps in propose(pos, cloud, radius * _MARGIN, complete_cells(cell, pbc), pbc):
+        keep = _squared_distance_to_images(pos, i, j, steps, cell[cloud[i]]) <= radius * radius
         keep &= include_self | (i != j) | (steps != 0).any(1)
         found.append((i[keep] * n + j[keep], steps[keep]))
     keys, steps = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -328,6 +325,48 @@ def complete_cells(cell: Tensor, pbc: Tensor) -> Tensor:
     rank = (~pbc).long().cumsum(1) - 1 + pbc.sum(1, keepdim=True)
     filled = across.gather(1, rank.clamp(min=0)[..., None].expand_as(across))
     return torch.where(pbc[..., None], cell, filled)
+
+
+def _images_of_cells(
+    pos: Tensor, cloud: Tensor, radius: float, cell: Tensor, pbc: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Targets, sources and steps of pairs, all those within the radius among them, from a list of cells."""
+    # Fractional coordinates, in [0, 1) along periodic vectors, and the steps that are taken off.
+    fractional = (pos[:, None] @ torch.linalg.inv(cell)[cloud])[:, 0]
+    home = torch.where(pbc[cloud], fractional.floor(), 0.0)
+    fractional, home = fractional - home, home.long()
+    owner, image = _ghosts(fractional, cloud, cell, pbc, radius)
+    places = (fractional[owner] + image)[:, None] @ cell[cloud[owner]]
+    everything = torch.arange(len(pos), device=pos.device)
+    for target, row, ghost in candidates_within(places[:, 0], cloud[owner], radius, everything):
+        i, j = target[row], owner[ghost]
+        same = cloud[i] == cloud[j]
+        # Relative to the points as given, which may lie outside their cell.
+        yield i[same], j[same], (image[ghost] + home[i] - home[j])[same]
+
+
+def _images_of_vesin(
+    pos: Tensor, cloud: Tensor, radius: float, cell: Tensor, pbc: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The same pairs from the package vesin, cloud by cloud, and each point with itself."""
+    from vesin import NeighborList
+
+    search = NeighborList(cutoff=radius, full_list=True, n_threads=torch.get_num_threads())
+    order, _, size = members(cloud, len(cell))
+    for number, points in enumerate(order.split(size.tolist())):
+        if len(points):
+            box, periodic = cell[number].numpy(), pbc[number].numpy()
+            pairs, steps = search.compute(pos[points].numpy(), box, periodic, "PS")
+            i, j = torch.from_numpy(pairs.astype(np.int64)).unbind(1)
+            yield points[i], points[j], torch.from_numpy(steps.astype(np.int64))
+    everything = torch.arange(len(pos))
+    yield everything, everything, torch.zeros_like(pos, dtype=torch.int64)
+
+
+def _uses_vesin(pos: Tensor, method: Literal["vesin", "cells"] | None) -> bool:
+    if method is not None:
+        return method == "vesin"
+    return pos.device.type == "cpu" and pos.shape[1] == 3 and find_spec("vesin") is not None
 
 
 def _ghosts(fractional: Tensor, cloud: Tensor, cell: Tensor, pbc: Tensor, radius: float) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,283 @@
+"""The first layer that breaks a symmetry, and what is likely to be the cause."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from lieattn.certify._certificate import Diagnosis
+from lieattn.certify._moves import (
+    Element,
+    Kind,
+    Move,
+    elements_of,
+    motion,
+    permutation,
+    raster_motion,
+)
+from lieattn.certify._probe import Probe
+from lieattn.certify._trace import Call, Change, edges_law, irreps_of, law, record
+from lieattn.groups import FiniteGroup
+from lieattn.models import Symmetry
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+_TIMES_ROUNDING = 100.0  # by which an error may exceed the rounding that caused it
+_HALF = 1e-5  # rounding beyond which a precision is called half
+_BORDER = 4  # pixels
+_SHARE = 0.2  # of the points that have as many neighbors as any, if these are capped
+
+
+@dataclass(frozen=True)
+class _Break:
+    """The first module whose inputs follow known laws and whose outputs do not, or what is known without one."""
+
+    call: Call | None = None
+    moved: Call | None = None
+    inputs: tuple[str, ...] = ()  # the laws of its inputs
+
+
+def diagnose(
+    probe: Probe,
+    clouds: list[Data],
+    kinds: Mapping[str, Kind],
+    outputs: Mapping[str, Kind],
+    promise: Symmetry,
+    failed: set[str],
+    tolerance: float,
+    generator: torch.Generator,
+) -> Iterator[Diagnosis]:
+    """For each symmetry that fails: the first layer that breaks it, and the likely cause.
+
+    ``failed`` are the checks with a row that failed. Features are compared with what they should be as far as the law
+    of their kind is known: invariants, vectors, positions, fibers and pixels that are permuted, irreps of e3nn.
+    """
+    # The smallest first: it is what clouds that are filled up, or capped, are filled up to.
+    clouds = sorted(clouds, key=lambda cloud: int(cloud.num_nodes or 0))
+    sizes = torch.tensor([int(cloud.num_nodes or 0) for cloud in clouds])
+    reference = probe(clouds)
+    again = probe(clouds)
+    repeated = max(float((again[name] - value).abs().max()) for name, value in reference.items())
+    if repeated > tolerance * max(1.0, *(float(value.abs().max()) for value in reference.values())):
+        calls, others = record(probe, clouds), record(probe, clouds)
+        still = Change(sizes, torch.eye(1, dtype=torch.float64), torch.zeros(len(sizes), 1), tolerance)
+        found = _first_break(calls, others, still)
+        text = f"two calls with the same clouds differ by {repeated:.1e}, in eval mode too"
+        yield _told("same clouds", found, "randomness", text)
+        return
+    turned = False  # one element is enough
+    for check, move, change in _changes(probe, clouds, promise, failed, sizes, generator):
+        if turned and move.check == "turn":
+            continue
+        change.tolerance, change.as_images = tolerance, probe.as_images
+        change.irreps = irreps_of(probe.network, change.linear)
+        changed = [clouds[0]] if change.alone else move.apply(clouds, kinds)
+        error = _error(probe(changed), move, reference, outputs, sizes, alone=change.alone)
+        if error <= tolerance:
+            continue
+        found = _first_break(record(probe, clouds), record(probe, changed), change)
+        turned |= move.check == "turn"
+        cause, text = _cause(check, found, error, change, probe)
+        yield _told(check, found, cause, text)
+
+
+def _changes(
+    probe: Probe, clouds: list[Data], promise: Symmetry, failed: set[str], sizes: Tensor, generator: torch.Generator
+) -> Iterator[tuple[str, Move, Change]]:
+    """One change for each symmetry that may fail, the simplest first."""
+    group, dim = promise.group, clouds[0].pos.shape[1] if promise.group is None else promise.group.dim
+    still = torch.eye(dim, dtype=torch.float64)
+    none = torch.zeros(len(clouds), dim, dtype=torch.float64)
+
+    def change(move: Move) -> Change:
+        return Change(sizes, move.linear, move.shifts, 0.0, move.orders)
+
+    if failed & {"element", "degenerate", "raster"} and group is not None:
+        elements = list(elements_of(group, 2, generator, translations=promise.translations))
+        if not probe.as_images and any(e.translation is None or bool(e.translation.any()) for e in elements):
+            move = motion("translation", Element("", still, None), clouds, True, generator)
+            yield "translation", move, change(move)
+        for index, element in enumerate(elements):
+            if torch.equal(element.linear, still):
+                continue
+            turned = Move("turn", element.label, True, element.linear, none)
+            finite = group if isinstance(group, FiniteGroup) else None
+            name = element.label if finite is None else f"element {element.label}"
+            written = raster_motion("turn", turned, clouds) if probe.as_images or "raster" in failed else None
+            for one in (written,) if probe.as_images else (turned, written):
+                if one is not None:
+                    yield name, one, replace(change(one), group=finite, element=index)
+    if "permutation" in failed:
+        move = permutation(clouds, dim, True, generator)
+        yield "order of points", move, change(move)
+    if "alone" in failed:
+        yield "rest of the batch", Move("alone", "", True, still, none), Change(sizes, still, none, 0.0, alone=True)
+
+
+def _error(
+    found: Mapping[str, Tensor],
+    move: Move,
+    reference: Mapping[str, Tensor],
+    outputs: Mapping[str, Kind],
+    sizes: Tensor,
+    *,
+    alone: bool,
+) -> float:
+    worst = 0.0
+    for name, value in reference.items():
+        if alone:
+            expected = value[: len(found[name])]
+        else:
+            expected = move.expected(name, outputs[name], value, sizes)
+        size = max(1.0, float(value.abs().max()))
+        worst = max(worst, float((found[name] - expected).abs().nan_to_num(torch.inf).max()) / size)
+    return worst
+
+
+def _first_break(first: Sequence[Call], second: Sequence[Call], change: Change) -> _Break:
+    for before, after in zip(first, second, strict=False):
+        if before.name != after.name or len(before.outputs) != len(after.outputs):
+            break
+        if len(before.inputs) != len(after.inputs):
+            continue
+        laws = _laws(before.inputs, after.inputs, change)
+        broken = None in _laws(before.outputs, after.outputs, change)
+        if None not in laws and (broken or _edges_change(before.outputs, after.outputs, change) is not None):
+            return _Break(before, after, tuple(name for name in laws if name))
+    return _Break()
+
+
+def _laws(first: Sequence[Tensor], second: Sequence[Tensor], change: Change) -> list[str | None]:
+    floating = [pair for pair in zip(first, second, strict=True) if pair[0].is_floating_point()]
+    return [law(before, after, change) for before, after in floating]
+
+
+def _edges_change(first: Sequence[Tensor], second: Sequence[Tensor], change: Change) -> Tensor | None:
+    """Indices of pairs of points that are other pairs after the change, as they were before."""
+    for before, after in zip(first, second, strict=True):
+        if before.dtype == torch.int64 and not edges_law(before, after, change):
+            return before
+    return None
+
+
+# --- causes -------------------------------------------------------------------------------------------------------
+
+
+def _cause(check: str, found: _Break, error: float, change: Change, probe: Probe) -> tuple[str, str]:
+    """A cause in a few words, and what speaks for it."""
+    rounding = _cause_of_rounding(found, error, probe)
+    if rounding is not None:
+        return rounding
+    if check == "order of points":
+        return _cause_of_order(found, change)
+    if check == "rest of the batch":
+        return _cause_of_batch(found, change)
+    if check == "translation":
+        return "absolute positions", "outputs depend on where the cloud is, not only on differences of positions"
+    if found.call is None or found.moved is None:
+        return "unknown", "no module that can be looked into breaks by itself"
+    return (_cause_in_images(found.call, found.moved, change) if change.as_images else None) or _cause_of_features(
+        found
+    )
+
+
+def _cause_of_rounding(found: _Break, error: float, probe: Probe) -> tuple[str, str] | None:
+    coarse = probe.dtype if found.call is None else found.call.coarsest
+    rounding = torch.finfo(coarse).eps
+    if rounding > torch.finfo(probe.dtype).eps and error <= _TIMES_ROUNDING * rounding:
+        what = "half precision" if rounding > _HALF else "single precision"
+        name = str(coarse).removeprefix("torch.")
+        return what, f"it computes in {name}, whose rounding {rounding:.0e} explains the error {error:.0e}"
+    single = torch.finfo(torch.float32).eps
+    if found.call is None and probe.dtype == torch.float64 and error <= _TIMES_ROUNDING * single:
+        return "single precision", f"the error {error:.0e} in float64 is about the rounding of float32 constants"
+    return None
+
+
+def _cause_of_features(found: _Break) -> tuple[str, str]:
+    if found.call is not None and "fibers permuted" in found.inputs:
+        if isinstance(found.call.module, _NORMS):
+            text = f"{type(found.call.module).__name__} has other statistics or weights for each frame of the fiber"
+            return "batch statistics over the fiber", text
+        return "weights that differ between frames", "its input is permuted along the fiber, and its output is not"
+    if any(name != "invariant" for name in found.inputs):
+        text = "coordinates go into it as if they were numbers that do not turn"
+        return "components of vectors", text
+    return "unknown", "its inputs follow the motion, its outputs follow no law that is known"
+
+
+def _cause_of_order(found: _Break, change: Change) -> tuple[str, str]:
+    if found.call is not None and found.moved is not None:
+        before, after = ((*call.inputs, *call.outputs) for call in (found.call, found.moved))
+        edges = _edges_change(before, after, change)
+        if edges is not None:
+            counts = [torch.bincount(end) for end in edges] if len(edges) == 2 else []
+            for count in counts:
+                most, full = int(count.max()), int((count == count.max()).sum())
+                if most > 1 and full > max(1, _SHARE * len(count)):
+                    text = (
+                        f"{full} of {len(count)} points have exactly {most} neighbors, and which depends on the order"
+                    )
+                    return "capped neighbors", text
+            return (
+                "neighbors chosen by order",
+                "which points are neighbors depends on their order, as where ties are cut",
+            )
+    return "order of points", "outputs depend on which point comes first"
+
+
+def _cause_of_batch(found: _Break, change: Change) -> tuple[str, str]:
+    call, after = found.call, found.moved
+    if call is None or after is None:
+        return "other clouds", "outputs of a cloud depend on the clouds beside it"
+    if isinstance(call.module, _NORMS):
+        return "batch statistics", f"{type(call.module).__name__} takes statistics over all clouds of a batch"
+    pairs = [*zip(call.inputs, after.inputs, strict=True), *zip(call.outputs, after.outputs, strict=True)]
+    if any(_is_filled_up(first, second, change) for first, second in pairs):
+        return "padding", "clouds are filled up to the largest, and what fills them counts"
+    return "other clouds", "outputs of a cloud depend on the clouds beside it"
+
+
+def _is_filled_up(first: Tensor, second: Tensor, change: Change) -> bool:
+    largest, size = int(change.sizes.max()), int(change.sizes[0])
+    return first.ndim >= 2 and first.shape[1:2] == (largest,) and second.shape[1:2] == (size,) and largest > size
+
+
+def _cause_in_images(call: Call, after: Call, change: Change) -> tuple[str, str] | None:
+    module, kind = call.module, type(call.module).__name__
+    stride = getattr(module, "stride", None)
+    strides = stride if isinstance(stride, tuple) else (stride,) * 2
+    if stride is not None and max(strides) > 1 and call.inputs:
+        slow = copy.deepcopy(module)
+        vars(slow)["stride"] = 1 if isinstance(stride, int) else (1,) * len(stride)
+        dtype = next((weight.dtype for weight in module.parameters()), torch.float64)
+        with torch.no_grad():
+            dense = [slow(given.inputs[0].to(dtype)).double() for given in (call, after)]
+        if law(dense[0], dense[1], change) is not None:
+            sides = " x ".join(map(str, call.inputs[0].shape[-2:]))
+            text = f"{kind} takes every {max(strides)}. place of {sides} pixels, which turned are others; without a "
+            return "strided pooling on the wrong residue", text + "stride it is equivariant"
+    same = isinstance(module, nn.Conv2d) and module.padding == "same" and min(module.kernel_size) % 2 == 0
+    if same or any("Pad" in base.__name__ for base in type(module).__mro__):
+        return "padding", f"{kind} adds pixels on one side that it does not add on the other"
+    if call.outputs and call.outputs[0].ndim >= 4 and min(call.outputs[0].shape[-2:]) > 2 * _BORDER:
+        inner = [t.outputs[0][..., _BORDER:-_BORDER, _BORDER:-_BORDER] for t in (call, after)]
+        if law(inner[0], inner[1], change) is not None:
+            return "padding", f"{kind} is equivariant up to {_BORDER} pixels from the border, and not there"
+    return None
+
+
+def _told(check: str, found: _Break, cause: str, evidence: str) -> Diagnosis:
+    call = found.call
+    return Diagnosis(
+        check=check,
+        module=None if call is None else call.name,
+        type=None if call is None else type(call.module).__name__,
+        inputs=found.inputs,
+        cause=cause,
+        evidence=evidence,
+    )

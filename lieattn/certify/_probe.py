@@ -1,0 +1,141 @@
+"""How networks of all kinds are called: with a whole batch, with attributes of it, or as a calculator of ASE."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+
+from lieattn.certify._moves import Kind, images_of_clouds
+
+
+class Probe:
+    """Outputs of a network in one precision, by name and in float64 on the CPU; the name of a single one is empty.
+
+    Modules are copied, put into eval mode and converted; other functions are called as they are. A network whose
+    arguments are named after attributes, ``pos`` among them, is called with these; others with the batch.
+    """
+
+    def __init__(self, network: Callable[..., Any], dtype: torch.dtype, as_images: bool) -> None:
+        if isinstance(network, nn.Module):
+            network = copy.deepcopy(network).to(dtype).eval()
+        self.network, self.dtype, self.as_images = network, dtype, as_images
+        self.names = _named_after_attributes(network)
+        weights = network.parameters() if isinstance(network, nn.Module) else iter(())
+        self.device: torch.device = next((weight.device for weight in weights), torch.device("cpu"))
+        self._gradients = False  # whether the network differentiates on its way, without saying so to torch
+
+    def __call__(self, clouds: Sequence[Data]) -> dict[str, Tensor]:
+        try:
+            with torch.set_grad_enabled(self._gradients):
+                found = self._named(self._given(clouds))
+        except RuntimeError as error:
+            if self._gradients or "does not require grad" not in str(error):
+                raise
+            self._gradients = True
+            return self(clouds)
+        return {name: value.detach().double().cpu() for name, value in found.items()}
+
+    def derivatives(self, clouds: Sequence[Data], velocity: Tensor) -> dict[str, Tensor]:
+        """Derivatives ``[clouds]`` of a mean of each output as the points of all clouds move at a velocity.
+
+        ``velocity`` is ``[points, dim]``; outputs that do not depend differentiably on the positions are left out.
+        """
+        given = self._given(clouds)
+        given.pos.requires_grad_(True)
+        found = {}
+        with torch.enable_grad():
+            for name, value in self._named(given).items():
+                weights = torch.linspace(0.5, 1.5, value[0].numel(), dtype=value.dtype, device=value.device)
+                total = (value.reshape(len(value), -1) @ weights).sum()
+                slope = None
+                if total.requires_grad:
+                    (slope,) = torch.autograd.grad(total, given.pos, retain_graph=True, allow_unused=True)
+                if slope is not None:
+                    slope = slope.double().cpu().unflatten(0, (len(clouds), -1))[..., : velocity.shape[1]]
+                    found[name] = (slope * velocity).sum(dim=(1, 2))
+        return found
+
+    def _given(self, clouds: Sequence[Data]) -> Any:
+        cast = [copy.copy(cloud).apply(lambda v: v.to(self.dtype) if v.is_floating_point() else v) for cloud in clouds]
+        return (images_of_clouds(cast) if self.as_images else Batch.from_data_list(cast)).to(self.device)
+
+    def _named(self, given: Any) -> dict[str, Tensor]:
+        outputs: Any = self.network(given) if self.names is None else self._by_name(given)
+        outputs = outputs._asdict() if hasattr(outputs, "_asdict") else outputs
+        named = dict(outputs) if isinstance(outputs, Mapping) else {"": outputs}
+        for name, value in named.items():
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"network: expected a tensor, or a mapping or named tuple of tensors, got {type(value).__name__} "
+                    f"{name}".rstrip()
+                )
+        if not named:
+            raise ValueError("network: expected outputs, got an empty mapping")
+        return named
+
+    def _by_name(self, batch: Batch) -> Any:
+        arguments = {}
+        for name, required in (self.names or {}).items():
+            if batch.get(name) is not None:
+                arguments[name] = batch[name]
+            elif required:
+                known = sorted(batch.keys())
+                raise ValueError(f"data: the network asks for {name!r}, the clouds have {known}; give them such data")
+        return self.network(**arguments)
+
+
+class FromCalculator:
+    """Energies ``[clouds]``, forces ``[points, 3]`` and, of cells, stresses ``[clouds, 3, 3]`` of an ASE calculator.
+
+    Atoms are made of ``data.pos``, of ``data.z`` (hydrogen where there is none) and of ``cell`` and ``pbc``.
+    """
+
+    def __init__(self, calculator: Any, clouds: Sequence[Data]) -> None:
+        self.calculator = calculator
+        given = set(calculator.implemented_properties)
+        if any(cloud.get("cell") is None for cloud in clouds):
+            given.discard("stress")
+        kinds: dict[str, Kind] = {"energy": "invariant", "forces": "vector", "stress": "tensor"}
+        self.kind = {name: kind for name, kind in kinds.items() if name in given}
+        if "energy" not in self.kind:
+            raise ValueError(f"network: expected a calculator of energies, got one of {sorted(given)}")
+
+    def __call__(self, data: Batch) -> dict[str, Tensor]:
+        from ase import Atoms
+
+        found: dict[str, list[Tensor]] = {name: [] for name in self.kind}
+        for cloud in data.to_data_list():
+            z = cloud.get("z")
+            atoms = Atoms(numbers=[1] * len(cloud.pos) if z is None else z.tolist(), positions=cloud.pos.numpy())
+            if cloud.get("cell") is not None:
+                atoms.cell = cloud.cell.view(3, 3).numpy()
+                atoms.pbc = True if cloud.get("pbc") is None else cloud.pbc.view(3).numpy()
+            atoms.calc = self.calculator
+            found["energy"].append(torch.tensor([atoms.get_potential_energy()], dtype=torch.float64))
+            if "forces" in found:
+                found["forces"].append(torch.tensor(atoms.get_forces(), dtype=torch.float64))
+            if "stress" in found:
+                found["stress"].append(torch.tensor(atoms.get_stress(voigt=False), dtype=torch.float64)[None])
+        return {name: torch.cat(values) for name, values in found.items()}
+
+
+def is_calculator(network: object) -> bool:
+    """Whether this is a calculator of ASE, which may not be installed."""
+    return hasattr(network, "get_potential_energy") and hasattr(network, "implemented_properties")
+
+
+def _named_after_attributes(network: Callable[..., Any]) -> dict[str, bool] | None:
+    """Arguments of a network that takes attributes by name, and whether it must get them; None if it takes a batch."""
+    function = network.forward if isinstance(network, nn.Module) else network
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    named = {p.name: p.default is p.empty for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return named if "pos" in named else None

@@ -1,0 +1,221 @@
+"""The search for a group: which motions leave the outputs of a network alone, or turn them along."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from lieattn.certify._certificate import Row
+from lieattn.certify._moves import (
+    Element,
+    Kind,
+    Move,
+    elements_of,
+    motion,
+    permutation,
+    raster_motion,
+)
+from lieattn.certify._probe import Probe
+from lieattn.groups import (
+    SE,
+    SO,
+    E,
+    FiniteGroup,
+    Group,
+    O,
+    Translations,
+    cyclic,
+    cyclic_about,
+    dihedral,
+    full_icosahedral,
+    full_octahedral,
+    full_tetrahedral,
+    icosahedral,
+    inversion,
+    octahedral,
+    pyritohedral,
+    tetrahedral,
+)
+from lieattn.models import Symmetry
+
+_SCALES = (0.5, 3.0)
+_ELEMENTS = 4  # random ones of each Lie group
+
+
+_Errors = dict[tuple[str, str, int], float]  # by label of the candidate, output and number of its kind
+
+
+class Found(NamedTuple):
+    """What a network is symmetric to, the kind of each output, the measurements that say so, and one more thing."""
+
+    symmetry: Symmetry
+    kinds: dict[str, Kind]
+    rows: tuple[Row, ...]
+    sees_order: bool  # of the points
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A subgroup that is tried; ``promotes`` is what it makes together with the translations."""
+
+    label: str
+    moves: Sequence[Move]
+    group: Group | None = None
+    promotes: Group | None = None
+
+
+def search(
+    probe: Probe,
+    clouds: list[Data],
+    inputs: Mapping[str, Kind],
+    outputs: Mapping[str, Kind] | None,
+    tolerance: float,
+    generator: torch.Generator,
+) -> Found:
+    """Try translations, SO(n), O(n), finite rotation groups, permutations and scales; take the largest group found.
+
+    Where kinds of outputs are not given, each output has the kind with which most of the candidates pass. Finite groups
+    turn about the coordinate axes. ValueError is raised unless points are in the plane or in space.
+    """
+    dim = clouds[0].pos.shape[1] if inputs["pos"] == "position" else 0
+    if dim not in (2, 3):
+        raise ValueError(
+            f"group: a search needs points in 2 or 3 dimensions, got {clouds[0].pos.shape[1]}; name a group"
+        )
+    reference = probe(clouds)
+    possible = {name: _kinds(value, dim) if outputs is None else [outputs[name]] for name, value in reference.items()}
+    candidates = _candidates(dim, clouds, probe.as_images, generator)
+    errors: _Errors = {}
+    for candidate in candidates:
+        errors.update(_errors(probe, clouds, candidate, inputs, possible, reference, tolerance))
+    chosen = {}
+    for name, kinds in possible.items():
+        numbers = [
+            sum(errors[candidate.label, name, number] <= tolerance for candidate in candidates)
+            for number in range(len(kinds))
+        ]
+        chosen[name] = numbers.index(max(numbers))
+    dtype = str(probe.dtype).removeprefix("torch.")
+    rows: list[Row] = []
+    held: dict[str, bool] = {}
+    for candidate in candidates:
+        for name, number in chosen.items():
+            error = errors[candidate.label, name, number]
+            size = max(1.0, float(reference[name].abs().max()))
+            passed = error <= tolerance
+            rows.append(Row("searched", candidate.label, name, dtype, error * size, error, tolerance * size, passed))
+            held[candidate.label] = held.get(candidate.label, True) and passed
+    symmetry = _largest(candidates, held)
+    kinds_of = {name: possible[name][number] for name, number in chosen.items()}
+    return Found(symmetry, kinds_of, tuple(rows), not held.get("permutations", False))
+
+
+def _errors(
+    probe: Probe,
+    clouds: list[Data],
+    candidate: _Candidate,
+    inputs: Mapping[str, Kind],
+    possible: Mapping[str, Sequence[Kind]],
+    reference: Mapping[str, Tensor],
+    tolerance: float,
+) -> _Errors:
+    """Largest error of each output and kind under a candidate; at least one that is too large where none passes."""
+    sizes = torch.tensor([int(cloud.num_nodes or 0) for cloud in clouds])
+    errors = {(candidate.label, name, number): 0.0 for name, kinds in possible.items() for number in range(len(kinds))}
+    for move in candidate.moves:
+        found: Mapping[str, Tensor] = {}
+        with contextlib.suppress(ValueError, IndexError, RuntimeError):
+            found = probe(move.apply(clouds, inputs))
+        for (label, name, number), before in errors.items():
+            error = _error(found.get(name), move, name, possible[name][number], reference[name], sizes)
+            errors[label, name, number] = max(before, error)
+        if min(errors.values()) > tolerance:
+            break
+    return errors
+
+
+def _largest(candidates: Sequence[_Candidate], held: Mapping[str, bool]) -> Symmetry:
+    """The first of the groups that pass, which stand from large to small, with the translations if these pass."""
+    moves = held.get("translations", True)  # images are not shifted
+    for candidate in candidates:
+        if candidate.group is not None and held[candidate.label]:
+            if isinstance(candidate.group, FiniteGroup):
+                return Symmetry(candidate.group, translations=moves)
+            return Symmetry(candidate.promotes if moves else candidate.group)
+    shifts = next((c.promotes for c in candidates if c.label == "translations"), None)
+    return Symmetry(shifts if moves else None)
+
+
+def _candidates(dim: int, clouds: list[Data], as_images: bool, generator: torch.Generator) -> list[_Candidate]:
+    lattice = as_images or any(cloud.get("grid") is not None for cloud in clouds)
+    found = []
+    if not lattice:
+        still = torch.eye(dim, dtype=torch.float64)
+        shifts = [motion("searched", Element("", still, None), clouds, True, generator) for _ in range(2)]
+        found.append(_Candidate("translations", shifts, promotes=Translations(dim)))
+        for group, promoted in ((O(dim), E(dim)), (SO(dim), SE(dim))):
+            found.append(_Candidate(group.name, _moves(group, clouds, generator), group, promoted))
+    for finite in _FINITE[dim]():
+        moves: Sequence[Move | None] = _moves(finite, clouds, generator)
+        if lattice:
+            moves = [raster_motion("searched", move, clouds) for move in moves if move is not None]
+        kept = [move for move in moves if move is not None]
+        if len(kept) == finite.order:
+            found.append(_Candidate(finite.name, kept, finite))
+    if not lattice:
+        found.append(_Candidate("permutations", [permutation(clouds, dim, True, generator)]))
+        scaled = [factor * torch.eye(dim, dtype=torch.float64) for factor in _SCALES]
+        none = torch.zeros(len(clouds), dim, dtype=torch.float64)
+        found.append(_Candidate("scales", [Move("searched", "", True, factor, none) for factor in scaled]))
+    return found
+
+
+def _moves(group: Group, clouds: list[Data], generator: torch.Generator) -> list[Move]:
+    elements = elements_of(group, _ELEMENTS, generator, translations=False)
+    moves = [motion("searched", element, clouds, True, generator) for element in elements]
+    # The identity cannot fail, and what fails should come first.
+    return [replace(move, label="") for move in reversed(moves)]
+
+
+def _of_the_plane() -> list[FiniteGroup]:
+    return [*(make(n) for n in (8, 6, 4, 3, 2) for make in (dihedral, cyclic)), dihedral(1)]
+
+
+def _of_space() -> list[FiniteGroup]:
+    platonic = (full_icosahedral, icosahedral, full_octahedral, octahedral, full_tetrahedral, pyritohedral, tetrahedral)
+    turns = [cyclic_about(n) for n in (8, 6, 4, 3, 2)]
+    return [*(make() for make in platonic), *turns, inversion()]
+
+
+_FINITE = {2: _of_the_plane, 3: _of_space}
+
+
+def _kinds(values: Tensor, dim: int) -> list[Kind]:
+    """Kinds that outputs of this shape may have, the most usual first."""
+    kinds: list[Kind] = ["invariant"]
+    if values.ndim > 1 and values.shape[-1] == dim:
+        kinds += ["vector", "position", *(["pseudovector"] if dim == 3 else [])]
+    if values.ndim > 2 and values.shape[-2:] == (dim, dim):
+        kinds += ["tensor"]
+    return [*kinds, "pseudoscalar"]
+
+
+def _error(found: Tensor | None, move: Move, name: str, kind: Kind, reference: Tensor, sizes: Tensor) -> float:
+    """Relative to the largest output, or 1; infinite where the network refuses the clouds."""
+    if kind == "pseudoscalar" and float(torch.linalg.det(move.linear)) > 0:
+        kind = "invariant"
+    if found is None or found.shape != reference.shape:
+        return math.inf
+    if abs(float(torch.linalg.det(move.linear).abs()) - 1) > 1e-6:  # of scales, what is said of vectors is not asked
+        expected = reference
+    else:
+        expected = move.expected(name, kind, reference, sizes)
+    error = float((found - expected).abs().max()) / max(1.0, float(reference.abs().max()))
+    return math.inf if math.isnan(error) else error

@@ -1,0 +1,276 @@
+"""What every module of a network gets and gives, and which laws that follows when the clouds are changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch_geometric.data import Data
+
+from lieattn.certify._moves import moved
+from lieattn.certify._probe import Probe
+from lieattn.geometry import Raster, pixel_positions, point_clouds
+from lieattn.groups import FiniteGroup
+
+_MOST_ROWS = 4096  # that are compared in any order
+_IRREPS = 1e-6  # to which the matrices of e3nn are known, whatever their dtype
+
+
+class Call(NamedTuple):
+    """One call of a module: tensors that went in and came out, in float64 or int64 on the CPU."""
+
+    name: str
+    module: nn.Module
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    coarsest: torch.dtype  # the floating dtype of fewest digits that was computed with
+
+
+@dataclass
+class Change:
+    """How the second clouds were made of the first ones, as far as features of points may know it."""
+
+    sizes: Tensor  # points of each cloud
+    linear: Tensor  # [dim, dim]
+    shifts: Tensor  # [clouds, dim]
+    tolerance: float
+    orders: tuple[Tensor, ...] | None = None
+    group: FiniteGroup | None = None
+    element: int = 0
+    as_images: bool = False
+    alone: bool = False  # the second ones are the first cloud without the others
+    irreps: dict[int, list[Callable[[Tensor], Tensor]]] = field(default_factory=dict)
+
+    @property
+    def order(self) -> Tensor | None:
+        """Which point stands where, of all clouds; None where points stay."""
+        if self.orders is None:
+            return None
+        starts = (self.sizes.cumsum(0) - self.sizes).tolist()
+        return torch.cat([start + order for start, order in zip(starts, self.orders, strict=True)])
+
+
+class _Recorder(TorchDispatchMode):
+    """Calls of modules in the order in which they ended, and the coarsest precision within each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self._inputs: list[tuple[Tensor, ...]] = []
+        self._coarsest: list[torch.dtype] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for value in found if isinstance(found, tuple | list) else (found,):
+            if isinstance(value, Tensor) and value.is_floating_point() and self._coarsest:
+                self._coarsen(value.dtype)
+        return found
+
+    def _coarsen(self, dtype: torch.dtype) -> None:
+        self._coarsest[-1] = max(self._coarsest[-1], dtype, key=lambda one: torch.finfo(one).eps)
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._inputs.append(tuple(_tensors((args, kwargs))))
+        self._coarsest.append(torch.float64)
+
+    def leave(self, name: str, module: nn.Module, output: Any) -> None:
+        coarsest = self._coarsest.pop()
+        if self._coarsest:
+            self._coarsen(coarsest)
+        self.calls.append(Call(name, module, self._inputs.pop(), tuple(_tensors(output)), coarsest))
+
+
+def record(probe: Probe, clouds: Sequence[Data]) -> list[Call]:
+    """Call the network once, and return the calls of its modules in the order in which they ended."""
+    if not isinstance(probe.network, nn.Module):
+        return []
+    recorder, hooks = _Recorder(), []
+    for name, module in probe.network.named_modules():
+        hooks.append(module.register_forward_pre_hook(recorder.enter, with_kwargs=True))
+
+        def leave(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
+            recorder.leave(name, module, output)
+
+        hooks.append(module.register_forward_hook(leave))
+    try:
+        with recorder, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            probe(clouds)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return recorder.calls
+
+
+def law(first: Tensor, second: Tensor, change: Change) -> str | None:
+    """What became of a floating tensor as the clouds changed, in words; None for nothing that is known."""
+    for before, after in _arranged(first, second, change):
+        if _close(before, after, change):
+            return "invariant"
+        for name, one in _laws(before, after, change):
+            if before.shape == after.shape and one:
+                return name
+    return None
+
+
+def edges_law(first: Tensor, second: Tensor, change: Change) -> bool:
+    """Whether indices ``[2, edges]`` or ``[points, k]`` name the same pairs of points as before."""
+    order = change.order
+    if order is None or first.ndim != 2 or first.numel() == 0 or len(first) not in (2, len(order)):
+        return True
+    highest = max(int(first.max()), int(second.max()) if second.numel() else 0)
+    if highest >= len(order):
+        return True  # of something else than points
+    if len(first) == 2:
+        pairs = [{(int(a), int(b)) for a, b in edges.T} for edges in (first, order[second])]
+        return pairs[0] == pairs[1]
+    return torch.equal(first[order].sort(dim=1).values, order[second].sort(dim=1).values)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Tensors within nested values, whole clouds left out: these are what was changed."""
+    if isinstance(value, Tensor):
+        if value.layout == torch.strided and value.numel():
+            value = value.detach()
+            yield (value.double() if value.is_floating_point() else value).cpu().clone()
+    elif isinstance(value, Data):
+        return
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _tensors(part)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from _tensors([getattr(value, part.name) for part in dataclasses.fields(value)])
+
+
+def _arranged(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[Tensor, Tensor]]:
+    """The first tensor with its rows, or pixels, where they should be now; and the second one."""
+    if change.alone:
+        yield from _of_first_cloud(first, second, change)
+        return
+    order = change.order
+    if change.as_images and first.ndim >= 4:
+        sides = tuple(first.shape[-2:])
+        pixels = _pixels(sides, change.linear)
+        if pixels is not None:
+            order, new = pixels
+            yield first.flatten(-2)[..., order].unflatten(-1, new), second
+        return
+    if first.shape != second.shape:
+        return
+    if order is not None and len(first) == len(order):
+        yield first[order], second
+    else:
+        yield first, second
+    rows = (len(change.sizes), int(change.sizes.sum()))
+    if order is not None and len(first) not in rows and len(first) <= _MOST_ROWS:
+        yield first.flatten(1).sort(dim=0).values, second.flatten(1).sort(dim=0).values  # edges, in another order
+
+
+def _of_first_cloud(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[Tensor, Tensor]]:
+    points, size = int(change.sizes.sum()), int(change.sizes[0])
+    if first.ndim == second.ndim and (len(first), len(second)) == (len(change.sizes), 1):
+        # One row for each cloud, perhaps filled up to the largest.
+        yield first[:1][tuple(slice(length) for length in second.shape)], second
+    elif (len(first), len(second)) == (points, size):
+        yield first[:size], second
+    elif first.shape[1:] == second.shape[1:] and len(second) <= len(first) <= _MOST_ROWS:
+        apart = torch.cdist(second.flatten(1), first.flatten(1), compute_mode="donot_use_mm_for_euclid_dist")
+        yield first[apart.argmin(dim=1)], second
+
+
+def _laws(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[str, bool]]:
+    if first.shape != second.shape:
+        return
+    dim = len(change.linear)
+    for axis in range(first.ndim - 1, 0, -1):
+        if first.shape[axis] == dim and not change.as_images:
+            turned = (first.movedim(axis, -1) @ change.linear.mT).movedim(-1, axis)
+            yield "vectors", _close(turned, second, change)
+    if not change.as_images and first.ndim > 1:
+        yield "positions or vectors, beside invariants", _columns(first, second, change)
+    for act in change.irreps.get(first.shape[-1], ()):
+        yield "irreps", _close(act(first), second, change, _IRREPS)
+    if change.group is not None and change.group.order > 1:
+        order = change.group.order
+        seats = change.group.translate(change.element, torch.arange(order).double()[None, :, None]).long().flatten()
+        for axis in range(1, first.ndim):
+            length = first.shape[axis]
+            for size in {order, length // order} if length % order == 0 else ():
+                grouped = [t.unflatten(axis, (length // size, size)) for t in (first, second)]
+                inner = axis + 1 if size == order else axis
+                yield "fibers permuted", _close(grouped[0].index_select(inner, seats), grouped[1], change)
+    if first.ndim == 3 and 1 < first.shape[1] <= 64:
+        yield "frames in another order", _close(first.sort(dim=1).values, second.sort(dim=1).values, change)
+
+
+def _columns(first: Tensor, second: Tensor, change: Change) -> bool:
+    """Whether the last axis is made of numbers that stay, and of vectors and positions that move along."""
+    dim, columns = len(change.linear), first.shape[-1]
+    shift = None
+    if len(first) in (len(change.sizes), int(change.sizes.sum())):
+        per_cloud = len(first) == len(change.sizes)
+        shift = change.shifts if per_cloud else change.shifts.repeat_interleave(change.sizes, dim=0)
+        shift = shift if change.order is None or per_cloud else shift[change.order]
+        shift = shift.view(len(first), *[1] * (first.ndim - 2), dim)
+    column = 0
+    while column < columns:
+        here = slice(column, column + dim)
+        turned = first[..., here] @ change.linear.mT if column + dim <= columns else None
+        if _close(first[..., column], second[..., column], change):
+            column += 1
+        elif turned is not None and (
+            _close(turned, second[..., here], change)
+            or (shift is not None and _close(turned + shift, second[..., here], change))
+        ):
+            column += dim
+        else:
+            return False
+    return True
+
+
+def _close(first: Tensor, second: Tensor, change: Change, least: float = 0.0) -> bool:
+    if first.shape != second.shape:
+        return False
+    if first.numel() == 0:
+        return True
+    size = max(1.0, float(first.abs().max()))
+    return bool(((first - second).abs() <= max(change.tolerance, least) * size).all())
+
+
+def _pixels(sides: tuple[int, ...], linear: Tensor) -> tuple[Tensor, tuple[int, ...]] | None:
+    """Order of the pixels of a turned image in its new raster, and the sides of that."""
+    try:
+        raster, order = Raster.read(
+            point_clouds(moved(Data(pos=pixel_positions(*sides), grid=torch.tensor([sides])), linear))
+        )
+    except ValueError:
+        return None
+    return order, tuple(raster.sides)
+
+
+def irreps_of(network: Callable[..., Any], linear: Tensor) -> dict[int, list[Callable[[Tensor], Tensor]]]:
+    """By dimension, how features of e3nn's irreps turn that modules of a network name; empty without any."""
+    found: dict[str, Any] = {}
+    modules: Iterable[nn.Module] = network.modules() if isinstance(network, nn.Module) else ()
+    for module in modules:
+        for name, value in vars(module).items():
+            if name.startswith("irreps_") and hasattr(value, "D_from_matrix"):
+                found[str(value)] = value
+    actions: dict[int, list[Callable[[Tensor], Tensor]]] = {}
+    for irreps in found.values():
+        actions.setdefault(irreps.dim, []).append(partial(_turn, matrix=irreps.D_from_matrix(linear)))
+    return actions
+
+
+def _turn(x: Tensor, matrix: Tensor) -> Tensor:
+    return x @ matrix.mT

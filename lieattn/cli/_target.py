@@ -1,0 +1,88 @@
+"""Networks and data that are named by where they are in Python: ``package.module:name``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+
+from lieattn.train import UsageError, random_clouds
+
+_SPECIES = (1, 6, 7, 8)  # of random molecules
+
+
+def is_named(text: str) -> bool:
+    """Whether a target is ``package.module:name``, and not a file."""
+    module, _, name = text.partition(":")
+    parts = [*module.split("."), *name.split(".")]
+    return all(part.isidentifier() for part in parts) and not Path(text).exists()
+
+
+def named(option: str, text: str) -> Any:
+    """What stands at ``package.module:name``, where the working directory is searched last."""
+    module, _, path = text.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise
+        raise UsageError(f"{option}: there is no module {module!r}") from error
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise UsageError(f"{option}: {getattr(found, '__name__', found)!s} has no {name!r}")
+        found = getattr(found, name)
+    return found
+
+
+def made(option: str, text: str, settings: Mapping[str, Any]) -> Any:
+    """What is named; of a class, or a function without arguments that it needs or with settings, what it returns."""
+    found = named(option, text)
+    if isinstance(found, nn.Module) or not callable(found):
+        if settings:
+            raise UsageError(f"{option}: {text} is {type(found).__name__} already and takes no {sorted(settings)}")
+        return found
+    if isinstance(found, type) or settings or not _needs_arguments(found):
+        return found(**settings)
+    return found
+
+
+def settings_of(section: str, settings: Sequence[str]) -> dict[str, Any]:
+    """Values of ``"section.name=value"``, read as YAML."""
+    given = (setting.split("=", 1) for setting in settings)
+    return {name.removeprefix(f"{section}."): yaml.safe_load(v) for name, v in given if name.startswith(f"{section}.")}
+
+
+def given_clouds(text: str, number: int, settings: Mapping[str, Any]) -> list[Data] | Tensor:
+    """The first clouds, or images, of the data that are named."""
+    data = made("--data", text, settings)
+    data = data.to_data_list() if isinstance(data, Batch) else [data] if isinstance(data, Data) else data
+    if isinstance(data, Tensor):
+        return data[:number]
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        raise UsageError(f"--data: expected clouds or a tensor of images at {text}, got {type(data).__name__}")
+    return [data[index] for index in range(min(number, len(data)))]
+
+
+def drawn_clouds(number: int, points: int, dim: int, features: int | None, seed: int) -> list[Data]:
+    """Random clouds with ``pos`` [points, dim], atomic numbers ``z`` and, if asked for, features ``x``."""
+    z = {"values": list(_SPECIES), "shape": []}
+    kind = {"dim": dim, "points": points, "grid": None, "channels": features, "attributes": {"z": z}}
+    return random_clouds(kind, number, seed)
+
+
+def drawn_images(number: int, shape: Sequence[int], seed: int) -> Tensor:
+    """Random images ``[number, channels, *sides]``."""
+    return torch.rand(number, *shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _needs_arguments(function: Callable[..., Any]) -> bool:
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    return any(one.default is one.empty and one.kind not in several for one in parameters)

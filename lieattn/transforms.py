@@ -1,0 +1,293 @@
+"""Neighbors as PyTorch Geometric has them: functions that give ``edge_index``, and transforms of its data.
+
+They need no compiled extension, keep all neighbors, and give the same edges for the same points on every device and in
+every batch. Functions and transforms have the names and the order of arguments of ``torch_geometric.nn`` and
+``torch_geometric.transforms``, without ``max_num_neighbors``, ``num_workers`` and ``cosine``.
+
+``flow`` says which row of ``edge_index`` is the center i and which its neighbor j: ``"source_to_target"`` gives rows
+``(j, i)``, in which a ``MessagePassing`` layer sums what j sends over the neighbors of i; ``"target_to_source"`` gives
+``(i, j)``. Edges are sorted by center, then by neighbor.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.transforms import BaseTransform
+
+from lieattn._checks import check_arguments, check_choice, check_count, check_length
+from lieattn.geometry import (
+    Nearest,
+    Neighbors,
+    Radius,
+    farthest_points,
+    find_neighbors,
+    point_clouds,
+)
+
+__all__ = [
+    "FarthestPoints",
+    "KNNGraph",
+    "RadiusGraph",
+    "fps",
+    "knn_graph",
+    "periodic_radius_graph",
+    "radius",
+    "radius_graph",
+]
+
+Flow = Literal["source_to_target", "target_to_source"]
+Ties = Literal["index", "all"]
+
+
+def radius_graph(
+    pos: Tensor, r: float, batch: Tensor | None = None, loop: bool = False, flow: Flow = "source_to_target"
+) -> Tensor:
+    """All pairs of points of one cloud that are at most ``r`` apart, int64 ``[2, edges]``; see :class:`Radius`.
+
+    Parameters
+    ----------
+    pos
+        Floating ``[points, dim]``; all distances are in float64.
+    r
+        The distance, a positive number; up to a relative 1e-5 above it counts as within.
+    batch
+        Cloud of each point, int64 ``[points]``, in any order.
+    loop
+        Whether a point is its own neighbor.
+    flow
+        Which row of the result is the center, see the module.
+
+    Examples
+    --------
+    >>> radius_graph(torch.tensor([[0.0], [1.0], [3.0]]), 1.5).tolist()
+    [[1, 0], [0, 1]]
+    """
+    check_arguments(radius_graph, locals())
+    check_choice("flow", flow, Flow)
+    return _directed(Radius(r, include_self=loop)(pos, batch).edge_index, flow)
+
+
+def periodic_radius_graph(
+    pos: Tensor,
+    r: float,
+    cell: Tensor,
+    pbc: Tensor | None = None,
+    batch: Tensor | None = None,
+    loop: bool = False,
+    flow: Flow = "source_to_target",
+) -> tuple[Tensor, Tensor]:
+    """The same for clouds that repeat: ``edge_index`` int64 ``[2, edges]`` and ``shift`` ``[edges, dim]``.
+
+    The neighbor of an edge is at ``pos[j] + shift``. All images within ``r`` are neighbors, several of one point and of
+    the center itself among them; ``loop`` adds the center in its own place. ``cell`` is ``[clouds, dim, dim]`` or, of
+    one cloud, ``[dim, dim]``, ``pbc`` bool ``[clouds, dim]`` or ``[dim]``, all true if absent. On the CPU images are
+    searched by the package vesin where it is installed, and the same arithmetic decides: the edges are the same.
+
+    Examples
+    --------
+    >>> edges, shift = periodic_radius_graph(torch.zeros(1, 3), 1.0, torch.diag(torch.tensor([1.0, 2.0, 2.0])))
+    >>> edges.tolist(), shift.tolist()
+    ([[0, 0], [0, 0]], [[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    """
+    check_arguments(periodic_radius_graph, locals())
+    check_choice("flow", flow, Flow)
+    clouds = point_clouds(
+        pos, batch=batch, cell=cell, pbc=torch.ones_like(cell[..., 0], dtype=torch.bool) if pbc is None else pbc
+    )
+    found = find_neighbors(clouds, Radius(r, include_self=loop))
+    return _directed(found.edge_index, flow), found.shift if found.shift is not None else pos[found.source] * 0
+
+
+def knn_graph(
+    pos: Tensor,
+    k: int,
+    batch: Tensor | None = None,
+    loop: bool = False,
+    flow: Flow = "source_to_target",
+    *,
+    ties: Ties = "index",
+) -> Tensor:
+    """Pairs of each point and its ``k`` nearest in its cloud, int64 ``[2, edges]``; all in a cloud of fewer points.
+
+    With ``loop`` a point itself is one of its ``k``, as in PyTorch Geometric. Of points equally far, up to a relative
+    1e-5, those with the lowest indices are taken, or all with ``ties="all"``: then the edges do not depend on the order
+    of the points. See :class:`lieattn.geometry.Nearest`.
+
+    Examples
+    --------
+    >>> knn_graph(torch.tensor([[0.0], [1.0], [3.0]]), 1).tolist()
+    [[1, 0, 1], [0, 1, 2]]
+    """
+    check_arguments(knn_graph, locals())
+    check_count("k", k)
+    check_choice("flow", flow, Flow)
+    if loop and k == 1:
+        own = torch.arange(len(pos), device=pos.device)
+        return torch.stack([own, own])
+    found = Nearest(k - loop, include_self=loop, ties=ties)(pos, batch)
+    return _directed(found.edge_index, flow)
+
+
+def radius(x: Tensor, y: Tensor, r: float, batch_x: Tensor | None = None, batch_y: Tensor | None = None) -> Tensor:
+    """For each point of ``y`` all points of ``x`` that are at most ``r`` away, in the same cloud: int64 ``[2, edges]``.
+
+    Row 0 has indices of ``y``, row 1 those of ``x``, as in PyTorch Geometric. Edges are sorted by both.
+
+    Examples
+    --------
+    >>> radius(torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([[0.9], [9.0]]), 1.0).tolist()
+    [[0, 0], [0, 1]]
+    """
+    check_arguments(radius, locals())
+    check_length("r", r)
+    if (batch_x is None) != (batch_y is None):
+        raise ValueError("batch_x, batch_y: expected both of them or none")
+    if x.shape[1:] != y.shape[1:]:
+        raise ValueError(f"y: expected points of the dimension of x, got {tuple(x.shape)} and {tuple(y.shape)}")
+    batch = None if batch_x is None or batch_y is None else torch.cat([batch_x, batch_y])
+    found = Radius(r, include_self=False)(torch.cat([x, y.to(x.dtype)]), batch)
+    across = (found.target >= len(x)) & (found.source < len(x))
+    return torch.stack([found.target[across] - len(x), found.source[across]])
+
+
+def fps(
+    pos: Tensor,
+    batch: Tensor | None = None,
+    ratio: float = 0.5,
+    *,
+    start: Literal["outermost", "first"] | Tensor = "outermost",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Farthest-point sampling: indices int64 of a share of the points of each cloud, rounded up, cloud by cloud.
+
+    Where PyTorch Geometric starts at random, this starts at the point farthest from the mean, so that it gives the same
+    points at every call and for every order of the points; ``generator`` draws the first ones instead, and
+    ``start="first"`` is ``random_start=False``. See :func:`lieattn.geometry.farthest_points`.
+
+    Examples
+    --------
+    >>> fps(torch.tensor([[0.0], [1.0], [2.0], [10.0]]), ratio=0.5).tolist()
+    [3, 0]
+    """
+    check_arguments(fps, locals())
+    if not 0 < ratio <= 1:
+        raise ValueError(f"ratio: expected a number above 0 and up to 1, got {ratio!r}")
+    clouds = point_clouds(pos, batch=batch)
+    if len(pos) == 0:
+        return torch.zeros(0, dtype=torch.int64, device=pos.device)
+    # Rounding aside, so that a share such as 0.1 of 30 points is 3.
+    wanted = (ratio * clouds.counts.double() - 1e-9).ceil().long()
+    chosen = farthest_points(pos, batch=batch, count=int(wanted.max()), start=start, generator=generator)
+    kept = clouds.counts.clamp(max=int(wanted.max()))
+    place = torch.arange(len(chosen), device=pos.device) - (kept.cumsum(0) - kept).repeat_interleave(kept)
+    return chosen[place < wanted.repeat_interleave(kept)]
+
+
+class RadiusGraph(BaseTransform):
+    """Sets ``edge_index`` to all pairs of points at most ``r`` apart, and removes ``edge_attr``.
+
+    For data with a ``cell`` (and ``pbc``), ``edge_shift`` ``[edges, dim]`` is set too: the neighbor is at
+    ``pos[j] + edge_shift``, see :func:`periodic_radius_graph`. With ``displacements``, ``edge_vec`` is the vector from
+    the center to the neighbor, ``[edges, dim]``, a differentiable function of the positions.
+    """
+
+    def __init__(
+        self, r: float, loop: bool = False, flow: Flow = "source_to_target", *, displacements: bool = False
+    ) -> None:
+        check_arguments(RadiusGraph.__init__, locals())
+        check_length("r", r)
+        check_choice("flow", flow, Flow)
+        self.r, self.loop, self.flow, self.displacements = r, loop, flow, displacements
+
+    def forward(self, data: Data) -> Data:
+        """The data, a copy if the transform is called, with edges."""
+        found = find_neighbors(point_clouds(data), Radius(self.r, include_self=self.loop))
+        return _with_edges(data, found, self.flow, self.displacements)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(r={self.r})"
+
+
+class KNNGraph(BaseTransform):
+    """Sets ``edge_index`` to the pairs of each point and its ``k`` nearest, and removes ``edge_attr``.
+
+    ``force_undirected`` adds the edges back that are missing. For ``displacements`` see :class:`RadiusGraph`, for the
+    rest :func:`knn_graph`.
+    """
+
+    def __init__(
+        self,
+        k: int = 6,
+        loop: bool = False,
+        force_undirected: bool = False,
+        flow: Flow = "source_to_target",
+        *,
+        ties: Ties = "index",
+        displacements: bool = False,
+    ) -> None:
+        check_arguments(KNNGraph.__init__, locals())
+        check_count("k", k)
+        check_choice("flow", flow, Flow)
+        check_choice("ties", ties, Ties)
+        self.k, self.loop, self.force_undirected, self.flow = k, loop, force_undirected, flow
+        self.ties, self.displacements = ties, displacements
+
+    def forward(self, data: Data) -> Data:
+        """The data, a copy if the transform is called, with edges."""
+        clouds = point_clouds(data)
+        edges = knn_graph(clouds.pos, self.k, clouds.batch, self.loop, ties=self.ties)
+        if self.force_undirected:
+            edges = torch.unique(torch.cat([edges, edges.flip(0)], dim=1), dim=1)
+        found = Neighbors.from_edge_index(edges, clouds.num_points)
+        return _with_edges(data, found, self.flow, self.displacements)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(k={self.k})"
+
+
+class FarthestPoints(BaseTransform):
+    """Keeps a share of the points of each cloud that are far from each other, in the order in which they are chosen.
+
+    What belongs to points is chosen along. ValueError is raised for data with edges, which would lose their ends.
+    """
+
+    def __init__(self, ratio: float = 0.5, *, start: Literal["outermost", "first"] = "outermost") -> None:
+        check_arguments(FarthestPoints.__init__, locals())
+        if not 0 < ratio <= 1 or not math.isfinite(ratio):
+            raise ValueError(f"ratio: expected a number above 0 and up to 1, got {ratio!r}")
+        self.ratio, self.start = ratio, start
+
+    def forward(self, data: Data) -> Data:
+        """The data, a copy if the transform is called, with fewer points."""
+        if data.get("edge_index") is not None or data.get("face") is not None:
+            raise ValueError("data: expected points without edges or faces; choose points first, then make edges")
+        chosen = fps(data.pos, data.get("batch"), self.ratio, start=self.start)
+        for name in data.node_attrs():
+            data[name] = data[name].index_select(data.__cat_dim__(name, data[name]), chosen)
+        if data.get("ptr") is not None:
+            counts = torch.bincount(data.batch, minlength=len(data.ptr) - 1)
+            data.ptr = torch.cat([data.ptr.new_zeros(1), counts.cumsum(0)])
+        if data.get("num_nodes") is not None and "num_nodes" in data:
+            data.num_nodes = len(chosen)
+        return data
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(ratio={self.ratio})"
+
+
+def _directed(edges: Tensor, flow: Flow) -> Tensor:
+    return edges if flow == "source_to_target" else edges.flip(0)
+
+
+def _with_edges(data: Data, found: Neighbors, flow: Flow, displacements: bool) -> Data:
+    data.edge_index, data.edge_attr = _directed(found.edge_index, flow), None
+    if found.shift is not None:
+        data.edge_shift = found.shift
+    if displacements:
+        data.edge_vec = found.displacements(data.pos)
+    return data

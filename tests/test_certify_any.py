@@ -1,0 +1,486 @@
+"""Certificates of networks that nobody made for them: found symmetries, broken layers, forces, cards."""
+
+from __future__ import annotations
+
+import math
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import MessagePassing, global_add_pool, global_mean_pool
+from torch_geometric.utils import to_dense_batch
+
+from lieattn.certify import Certificate, certify
+from lieattn.groups import SE, E, cyclic, dihedral
+from lieattn.models import EnergyForces
+from lieattn.testing import randomize
+
+QUICK = {"continuity": False, "rotations": 0, "elements": 2, "dtypes": [torch.float64]}
+
+
+def clouds(dim: int = 3, sizes: tuple[int, ...] = (5, 7, 6)) -> list[Data]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        Data(
+            x=torch.rand(size, 2, generator=generator),
+            z=torch.randint(1, 9, (size,), generator=generator),
+            pos=torch.randn(size, dim, generator=generator),
+        )
+        for size in sizes
+    ]
+
+
+def images(size: int = 8) -> torch.Tensor:
+    return torch.rand(2, 1, size, size, generator=torch.Generator().manual_seed(1))
+
+
+def pairs(batch: torch.Tensor) -> torch.Tensor:
+    same = (batch[:, None] == batch[None]) & ~torch.eye(len(batch), dtype=torch.bool)
+    return same.nonzero().T.contiguous()
+
+
+class Convolution(MessagePassing):
+    """Sum over the edges of a function of distances."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="add")
+        self.net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor, pos: torch.Tensor) -> torch.Tensor:
+        return self.propagate(edge_index, x=x, pos=pos)
+
+    def message(self, x_j: torch.Tensor, pos_i: torch.Tensor, pos_j: torch.Tensor) -> torch.Tensor:
+        return self.net(torch.cat([x_j, self.of(pos_j - pos_i)], dim=1))
+
+    def of(self, displacement: torch.Tensor) -> torch.Tensor:
+        return displacement.norm(dim=1, keepdim=True)
+
+
+class Good(nn.Module):
+    """Invariant in all respects; each of the networks below spoils one thing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.out = Convolution(), Convolution(), nn.Linear(2, 1)
+
+    def edges(self, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return pairs(batch)
+
+    def forward(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        edges = self.edges(pos, batch)
+        x = self.between(self.first(x, edges, pos), pos, batch)
+        return self.out(global_mean_pool(self.second(x, edges, pos), batch))
+
+    def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Absolute(Good):
+    """Absolute positions go into a layer in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = nn.Linear(3, 2)
+
+    def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return x + self.place(pos)
+
+
+class Components(Good):
+    """Coordinates of displacements from the mean go into a layer, as PointNet++ has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = nn.Linear(3, 2)
+
+    def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return x + self.place(pos - global_mean_pool(pos, batch)[batch])
+
+
+class Capped(Good):
+    """The first three neighbors of each point, by index."""
+
+    def edges(self, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        source, target = pairs(batch)
+        rank = torch.stack([(target[:i] == target[i]).sum() for i in range(len(target))])
+        return torch.stack([source, target])[:, rank < 3]
+
+
+class Numbered(Good):
+    """Outputs of a point depend on its number."""
+
+    def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return x * torch.arange(len(x))[:, None]
+
+
+class Statistics(Good):
+    """Batch normalization without running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2, track_running_stats=False)
+
+    def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return self.norm(x)
+
+
+class Dense(nn.Module):
+    """A mean over what the clouds are filled up with."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x + 0.3).mean(dim=1)[:, None]
+
+
+class FilledUp(Good):
+    """Clouds are filled up to the largest, and nothing is masked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = Dense()
+
+    def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return x + self.mean(to_dense_batch(x, batch)[0])[batch, 0]
+
+
+class Half(Good):
+    """Distances from the mean in half precision, within a network in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = HalfNorm()
+
+    def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(pos - global_mean_pool(pos, batch)[batch])
+
+
+class HalfNorm(nn.Module):
+    def forward(self, arrow: torch.Tensor) -> torch.Tensor:
+        return arrow.half().norm(dim=1, keepdim=True).to(arrow)
+
+
+class Drops(Good):
+    """Dropout that is not told that training is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = AlwaysDrops()
+
+    def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return self.drop(x)
+
+
+class AlwaysDrops(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x, 0.5)
+
+
+class Field(nn.Module):
+    """A field of four frames over each point: differences seen from frames that turn by quarters."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.mlp = layer, nn.Linear(2, 3)
+
+    def forward(self, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        arrow = pos - global_mean_pool(pos, batch)[batch]
+        seen = torch.stack([arrow @ matrix for matrix in cyclic(4).elements.to(pos)], dim=1)
+        return global_add_pool(self.layer(torch.tanh(self.mlp(seen))).sum(dim=1), batch)
+
+
+class OverFiber(nn.BatchNorm1d):
+    """Normalizes each frame by statistics of its own."""
+
+    def forward(self, field: torch.Tensor) -> torch.Tensor:
+        return super().forward(field.flatten(1)).view_as(field)
+
+
+class MixesFiber(nn.Linear):
+    def forward(self, field: torch.Tensor) -> torch.Tensor:
+        return super().forward(field.flatten(1)).view_as(field)
+
+
+BROKEN = {
+    "absolute": (Absolute, E(3), "translation", "place", "absolute positions"),
+    "components": (Components, E(3), "random 0", "place", "components of vectors"),
+    "capped": (Capped, E(3), "order of points", "first", "capped neighbors"),
+    "numbered": (Numbered, E(3), "order of points", "", "order of points"),
+    "statistics": (Statistics, E(3), "rest of the batch", "norm", "batch statistics"),
+    "filled up": (FilledUp, E(3), "rest of the batch", "mean", "padding"),
+    "drops": (Drops, E(3), "same clouds", "drop", "randomness"),
+    "fiber statistics": (
+        lambda: Field(OverFiber(12)),
+        cyclic(4),
+        "element 1",
+        "layer",
+        "batch statistics over the fiber",
+    ),
+    "fiber weights": (
+        lambda: Field(MixesFiber(12, 12)),
+        cyclic(4),
+        "element 1",
+        "layer",
+        "weights that differ between frames",
+    ),
+}
+
+
+def spoiled(make) -> nn.Module:
+    network = randomize(make())
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm1d) and module.running_mean is not None:
+            module.running_mean.copy_(torch.linspace(-1, 1, len(module.running_mean)))
+    return network
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_first_layer_that_breaks_is_named_with_its_cause(name):
+    make, group, check, module, cause = BROKEN[name]
+    certificate = certify(spoiled(make), clouds(group.dim), group, **QUICK)
+    assert certificate.verdict == "failed"
+    told = {one.check: one for one in certificate.diagnoses}
+    assert (told[check].module, told[check].cause) == (module, cause), str(certificate)
+    assert cause in str(certificate)
+    assert Certificate.from_json(certificate.to_json()) == certificate
+
+
+def test_a_good_network_is_not_accused():
+    certificate = certify(randomize(Good()), clouds(), E(3), **QUICK)
+    assert certificate.verdict == "kept", str(certificate)
+    assert certificate.diagnoses == ()
+    assert certificate.device == "cpu"
+
+
+def test_half_precision_is_seen_where_it_is_computed():
+    certificate = certify(spoiled(Half), clouds(), E(3), **QUICK)
+    (told,) = {(one.module, one.cause) for one in certificate.diagnoses}
+    assert told == ("layer", "half precision"), str(certificate)
+
+
+class Symmetric(nn.Conv2d):
+    """A convolution whose kernel is that of all quarter turns."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = sum(self.weight.rot90(turns, dims=(2, 3)) for turns in range(4))
+        return self._conv_forward(x, weight, self.bias)
+
+
+class OneSided(nn.ZeroPad2d):
+    def __init__(self) -> None:
+        super().__init__((0, 1, 0, 1))
+
+
+def network_of_images(*layers: nn.Module) -> nn.Module:
+    return randomize(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+
+
+PLANAR = {
+    "even sides": (8, (Symmetric(1, 4, 3), nn.Tanh(), nn.MaxPool2d(2)), None, None),
+    "odd sides": (9, (Symmetric(1, 4, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)), "2", "strided pooling on the wrong"),
+    "strided": (8, (Symmetric(1, 4, 3, stride=2, padding=1), nn.Tanh()), "0", "strided pooling on the wrong residue"),
+    "one side": (8, (Symmetric(1, 4, 3), nn.Tanh(), OneSided(), Symmetric(4, 4, 3), nn.Tanh()), "2", "padding"),
+    "kernel": (8, (nn.Conv2d(1, 4, 3), nn.Tanh()), "0", "unknown"),
+}
+
+
+@pytest.mark.parametrize("name", PLANAR)
+def test_images_break_at_strides_paddings_and_kernels(name):
+    size, layers, module, cause = PLANAR[name]
+    certificate = certify(network_of_images(*layers), images(size), cyclic(4), **QUICK)
+    if module is None:
+        assert certificate.verdict == "kept"
+        return
+    assert certificate.verdict == "failed"
+    assert certificate.diagnoses[0].module == module, str(certificate)
+    assert certificate.diagnoses[0].cause.startswith(cause)
+
+
+# --- any function ---------------------------------------------------------------------------------------------
+
+
+def spring(data: Batch) -> dict[str, torch.Tensor]:
+    i, j = pairs(data.batch)
+    apart = data.pos[i] - data.pos[j]
+    energy = 0.25 * global_add_pool((apart.norm(dim=1) - 1).square(), data.batch[i])
+    return {"energy": energy, "forces": -global_add_pool((1 - 1 / apart.norm(dim=1))[:, None] * apart, i)}
+
+
+def wrong_spring(data: Batch) -> dict[str, torch.Tensor]:
+    found = spring(data)
+    return {**found, "forces": 1.01 * found["forces"]}
+
+
+def whirl(data: Batch) -> dict[str, torch.Tensor]:
+    return {"forces": torch.linalg.cross(spring(data)["forces"], data.pos - global_mean_pool(data.pos, data.batch)[0])}
+
+
+KINDS = {"forces": "vector"}
+
+
+def test_functions_of_a_batch_and_forces_that_are_gradients():
+    certificate = certify(spring, clouds(), E(3), outputs=KINDS, **QUICK)
+    (row,) = [row for row in certificate.rows if row.check == "gradient"]
+    assert certificate.verdict == "kept", str(certificate)
+    assert row.passed
+    assert row.max_error < 1e-8
+    certificate = certify(wrong_spring, clouds(), E(3), outputs=KINDS, **QUICK)
+    (row,) = [row for row in certificate.rows if row.check == "gradient"]
+    assert certificate.verdict == "failed"
+    assert {row.check for row in certificate.rows if row.passed is False} == {"gradient"}
+    assert row.relative == pytest.approx(0.01, rel=0.02)
+
+
+def test_forces_alone_have_a_curl_or_none():
+    def forces_of(function):
+        return lambda data: {"forces": function(data)["forces"]}
+
+    found = []
+    for function in (forces_of(spring), whirl):
+        (row,) = [r for r in certify(function, clouds()[:1], SE(3), outputs=KINDS, **QUICK).rows if r.check == "curl"]
+        assert row.passed is None
+        found.append(row.relative)
+    assert found[0] < 1e-7
+    assert found[1] > 1e-2
+
+
+def test_networks_that_differentiate_by_themselves():
+    def forces(data: Batch) -> dict[str, torch.Tensor]:
+        pos = data.pos.clone().requires_grad_()
+        energy = spring(data.clone().update({"pos": pos}))["energy"]
+        return {"energy": energy, "forces": -torch.autograd.grad(energy.sum(), pos)[0]}
+
+    assert certify(forces, clouds(), E(3), outputs=KINDS, **QUICK).verdict == "kept"
+    network = EnergyForces(lambda data: spring(data)["energy"])
+    assert "gradient" in {row.check for row in certify(network, clouds(), E(3), **QUICK).rows}
+
+
+def test_attributes_are_given_by_name():
+    assert certify(randomize(Good()), clouds(), E(3), **QUICK).passed
+    bare = [Data(pos=cloud.pos) for cloud in clouds()]
+    with pytest.raises(ValueError, match="data: the network asks for 'x', the clouds have"):
+        certify(randomize(Good()), bare, E(3), **QUICK)
+
+
+def test_calculators_of_ase():
+    lj = pytest.importorskip("ase.calculators.lj")
+    spread = [Data(pos=2 * cloud.pos, z=cloud.z) for cloud in clouds(sizes=(4, 3))]
+    certificate = certify(lj.LennardJones(rc=20.0), spread, E(3), continuity=False, elements=1, rotations=0)
+    assert certificate.verdict == "kept", str(certificate)
+    assert {row.dtype for row in certificate.rows} == {"float64"}
+    assert [row.passed for row in certificate.rows if row.check == "gradient"] == [True]
+
+
+# --- a search -------------------------------------------------------------------------------------------------
+
+
+def distances(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    i, j = pairs(batch)
+    return global_mean_pool((pos[i] - pos[j]).norm(dim=1, keepdim=True).tanh(), batch[i])
+
+
+def squares(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    i, j = pairs(batch)
+    return global_mean_pool((pos[i] - pos[j]).abs().sum(dim=1, keepdim=True).tanh(), batch[i])
+
+
+def from_origin(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    return global_mean_pool(pos.norm(dim=1, keepdim=True).tanh(), batch)
+
+
+def angles(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    total = (pos - global_mean_pool(pos, batch)[batch]).square().sum(dim=1, keepdim=True)
+    return global_mean_pool(total.square(), batch) / global_mean_pool(total, batch).clamp(min=1e-6).square()
+
+
+def triple(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    arrow = pos - global_mean_pool(pos, batch)[batch]
+    moments = [global_mean_pool(arrow * arrow.norm(dim=1, keepdim=True) ** k, batch) for k in (1, 2, 3)]
+    return torch.linalg.det(torch.stack(moments, dim=1))[:, None]
+
+
+def centers(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    return global_mean_pool(pos, batch)
+
+
+def first_of_all(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    return pos[torch.searchsorted(batch, torch.arange(int(batch.max()) + 1)), :1].exp()
+
+
+SEARCHED = {
+    "distances": (distances, 3, "E(3)", {"permutations"}, {"scales"}),
+    "plane": (distances, 2, "E(2)", {"translations", "permutations"}, {"scales"}),
+    "squares": (squares, 2, "D4", {"C4", "C2"}, {"C8", "SO(2)", "C3"}),
+    "cubes": (squares, 3, "Oh", {"O", "T"}, {"I", "SO(3)"}),
+    "origin": (from_origin, 3, "O(3)", {"SO(3)"}, {"translations"}),
+    "scales": (angles, 3, "E(3)", {"scales"}, set()),
+    "chiral": (triple, 3, "E(3)", {"permutations"}, {"scales"}),
+    "centers": (centers, 3, "E(3)", {"translations"}, set()),
+    "nothing": (first_of_all, 3, None, set(), {"translations", "C2", "SO(3)"}),
+}
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_a_search_finds_the_group(name):
+    network, dim, group, yes, no = SEARCHED[name]
+    certificate = certify(network, clouds(dim), "search", **QUICK)
+    held = {row.label for row in certificate.rows if row.check == "searched" and row.passed}
+    assert certificate.group == group, certificate.table()
+    assert yes <= held
+    assert not no & held
+    assert certificate.guarantee == "found by a search"
+    assert certificate.verdict in ("kept", "not promised")
+
+
+def test_a_search_says_what_outputs_are():
+    """A vector that moves with the group is found to be one: as invariants, these would have no group."""
+    assert certify(lambda pos, batch: spring(Data(pos=pos, batch=batch)), clouds(), "search", **QUICK).group == "E(3)"
+    found = certify(lambda pos, batch: triple(pos, batch).abs() * 0 + 1, clouds(), "search", **QUICK)
+    assert (found.group, found.verdict) == ("E(3)", "vacuous")
+    with pytest.raises(ValueError, match="group: a search needs points in 2 or 3 dimensions, got 4"):
+        certify(distances, clouds(4), "search", **QUICK)
+    certificate = certify(network_of_images(Symmetric(1, 4, 3), nn.Tanh()), images(), "search", **QUICK)
+    assert certificate.group in ("C4", dihedral(4).name)
+    assert not math.isnan(certificate.spread)
+
+
+# --- the card -------------------------------------------------------------------------------------------------
+
+
+class Reader(HTMLParser):
+    """Checks that every tag is closed in turn, and keeps the words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        assert not any(name in ("src", "href") for name, _ in attrs)
+        if tag not in ("meta", "line", "circle") or (tag == "circle"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list) -> None:
+        assert tag == "line"
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_the_card_is_one_page_that_says_it_all():
+    certificate = certify(spoiled(Absolute), clouds(), E(3), continuity=False, elements=1)
+    reader = Reader()
+    reader.feed(certificate.to_html())
+    text = " ".join(reader.words)
+    assert reader.open == []
+    assert "failed" in text
+    assert "place (Linear)" in text
+    assert "absolute positions" in text
+    assert certificate._repr_html_() == certificate.to_html()
+    assert "<script" not in certificate.to_html()
+    found = certify(lambda pos, batch: {"<b>": distances(pos, batch)}, clouds(), "search", **QUICK)
+    assert "&lt;b&gt;" in found.to_html()
+    assert "Symmetries found" in found.to_html()

@@ -1,0 +1,161 @@
+"""Edges as PyTorch Geometric has them, against the definition, in batches and in boxes."""
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry._search import images_within
+from lieattn.transforms import (
+    FarthestPoints,
+    KNNGraph,
+    RadiusGraph,
+    fps,
+    knn_graph,
+    periodic_radius_graph,
+    radius,
+    radius_graph,
+)
+
+
+def points(number: int = 40, clouds: int = 3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(number, 3, generator=generator), torch.randint(clouds, (number,), generator=generator)
+
+
+def pairs(edges: torch.Tensor) -> set[tuple[int, int]]:
+    return {(int(a), int(b)) for a, b in edges.T}
+
+
+@pytest.mark.parametrize("loop", [False, True])
+def test_radius_graphs_are_all_pairs_within(loop):
+    pos, batch = points()
+    apart = torch.cdist(pos.double(), pos.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    expected = (apart <= 1.5) & (batch[:, None] == batch)
+    if not loop:
+        expected.fill_diagonal_(False)
+    edges = radius_graph(pos, 1.5, batch, loop)
+    assert pairs(edges) == pairs(expected.nonzero().T)
+    assert edges.shape[1] == int(expected.sum())
+    assert (edges[1].diff() >= 0).all()
+    assert torch.equal(radius_graph(pos, 1.5, batch, loop, "target_to_source"), edges.flip(0))
+
+
+def test_nearest_have_one_center_in_row_one():
+    pos, batch = points()
+    edges = knn_graph(pos, 4, batch)
+    assert torch.equal(edges[1].bincount(), torch.full((40,), 4))
+    apart = torch.cdist(pos.double(), pos.double()).masked_fill(batch[:, None] != batch, torch.inf)
+    apart.fill_diagonal_(torch.inf)
+    nearest = apart.topk(4, largest=False).indices
+    assert pairs(edges) == {(int(j), i) for i in range(40) for j in nearest[i]}
+    with_self = knn_graph(pos, 4, batch, loop=True)
+    assert torch.equal(with_self[1].bincount(), torch.full((40,), 4))
+    assert {(i, i) for i in range(40)} <= pairs(with_self)
+    assert pairs(knn_graph(pos, 1, batch, loop=True)) == {(i, i) for i in range(40)}
+
+
+def test_ties_are_stable():
+    grid = torch.cartesian_prod(torch.arange(3.0), torch.arange(3.0))
+    assert pairs(knn_graph(grid, 2)[:, :2]) == {(1, 0), (3, 0)}
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(0))
+    moved = knn_graph(grid[order], 2, ties="all")
+    assert pairs(order[moved]) == pairs(knn_graph(grid, 2, ties="all"))
+
+
+def test_radius_between_two_sets():
+    (x, batch_x), (y, batch_y) = points(), points(15, seed=1)
+    apart = torch.cdist(y.double(), x.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    expected = ((apart <= 1.2) & (batch_y[:, None] == batch_x)).nonzero().T
+    assert torch.equal(radius(x, y, 1.2, batch_x, batch_y), expected)
+    with pytest.raises(ValueError, match="batch_x, batch_y: expected both"):
+        radius(x, y, 1.2, batch_x)
+    with pytest.raises(ValueError, match="y: expected points of the dimension of x"):
+        radius(x, y[:, :2], 1.2)
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0])
+def test_farthest_points_of_each_cloud(ratio):
+    pos, batch = points()
+    batch = batch.sort().values
+    chosen = fps(pos, batch, ratio)
+    counts = batch.bincount()
+    assert torch.equal(batch[chosen].bincount(minlength=3), (ratio * counts - 1e-9).ceil().long())
+    alone = [fps(pos[batch == cloud], ratio=ratio) for cloud in range(3)]
+    starts = counts.cumsum(0) - counts
+    assert torch.equal(chosen, torch.cat([start + one for start, one in zip(starts, alone, strict=True)]))
+    with pytest.raises(ValueError, match="ratio: expected a number above 0"):
+        fps(pos, ratio=0.0)
+
+
+def test_transforms_set_edges_of_batches():
+    pos, _ = points(12)
+    batch = Batch.from_data_list([Data(pos=pos[:7]), Data(pos=pos[7:])])
+    made = RadiusGraph(2.0, displacements=True)(batch)
+    assert torch.equal(made.edge_index, radius_graph(pos, 2.0, batch.batch))
+    torch.testing.assert_close(made.edge_vec, pos[made.edge_index[0]] - pos[made.edge_index[1]])
+    assert batch.edge_index is None
+    made = KNNGraph(2, force_undirected=True, displacements=True, flow="target_to_source")(batch)
+    assert pairs(made.edge_index) == pairs(made.edge_index.flip(0))
+    torch.testing.assert_close(made.edge_vec, pos[made.edge_index[1]] - pos[made.edge_index[0]])
+    fewer = FarthestPoints(0.5)(
+        Batch.from_data_list([Data(pos=pos[:7], z=torch.arange(7)), Data(pos=pos[7:], z=torch.arange(5))])
+    )
+    assert fewer.batch.tolist() == [0] * 4 + [1] * 3
+    assert fewer.ptr.tolist() == [0, 4, 7]
+    assert len(fewer.z) == len(fewer.pos) == 7
+    with pytest.raises(ValueError, match="choose points first"):
+        FarthestPoints()(made)
+
+
+def test_images_in_boxes():
+    pos = torch.rand(8, 3, generator=torch.Generator().manual_seed(2)) * 3
+    cell = torch.tensor([[3.0, 0.2, 0.0], [0.0, 3.1, 0.3], [0.1, 0.0, 2.9]])
+    edges, shift = periodic_radius_graph(pos, 2.0, cell)
+    steps = torch.cartesian_prod(*[torch.arange(-2.0, 3.0)] * 3)
+    expected = 0
+    for step in steps:
+        apart = (pos[None] + step @ cell - pos[:, None]).norm(dim=-1) <= 2.0
+        expected += int(apart.sum()) - (8 if not step.any() else 0)
+    assert edges.shape[1] == expected
+    assert ((pos[edges[0]] + shift - pos[edges[1]]).norm(dim=1) <= 2.0001).all()
+    made = RadiusGraph(2.0, displacements=True)(Data(pos=pos, cell=cell[None], pbc=torch.ones(1, 3, dtype=torch.bool)))
+    assert torch.equal(made.edge_index, edges)
+    assert torch.equal(made.edge_shift, shift)
+    torch.testing.assert_close(made.edge_vec, pos[edges[0]] + shift - pos[edges[1]])
+
+
+PERIODIC = [[True, True, True], [True, False, True], [False, True, False], [False, False, False]]
+
+
+@pytest.mark.parametrize("periodic", PERIODIC, ids=str)
+@pytest.mark.parametrize(("number", "clouds", "side", "r"), [(40, 3, 5.0, 2.0), (10, 1, 2.0, 5.0), (200, 1, 8.0, 2.5)])
+def test_vesin_finds_the_same_images(periodic, number, clouds, side, r):
+    """Of oblique cells, points in and out of them, radii above and below the cell: key by key, step by step."""
+    pytest.importorskip("vesin")
+    generator = torch.Generator().manual_seed(number)
+    cell = side * (torch.eye(3, dtype=torch.float64) + 0.15 * torch.randn(clouds, 3, 3, generator=generator).double())
+    pbc = torch.tensor(periodic).expand(clouds, 3).clone()
+    cloud = torch.arange(number) % clouds
+    inside = torch.rand(number, 3, generator=generator, dtype=torch.float64)
+    for fractional in (inside, 5 * inside - 2):
+        pos = (fractional[:, None] @ cell[cloud])[:, 0]
+        for include_self in (False, True):
+            given = pos, cloud, r, include_self, cell, pbc
+            for ours, theirs in zip(images_within(*given, "cells"), images_within(*given, "vesin"), strict=True):
+                assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda pos: radius_graph(pos, -1.0), ValueError, "radius: expected a positive"),
+        (lambda pos: radius_graph(pos, 1.0, flow="up"), ValueError, "flow: expected one of"),
+        (lambda pos: knn_graph(pos, 0), ValueError, "k: expected an integer of at least 1"),
+        (lambda pos: KNNGraph(2, ties="first"), ValueError, "ties: expected one of"),
+        (lambda pos: FarthestPoints(2.0), ValueError, "ratio: expected a number above 0"),
+        (lambda pos: RadiusGraph(1.0)(Data()), (TypeError, ValueError), "pos"),
+    ],
+)
+def test_bad_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call(points()[0])

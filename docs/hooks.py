@@ -20,7 +20,7 @@ PAGES = {
 }
 PACKAGES = (
     *("groups", "spaces", "reps", "geometry", "ops", "nn", "nn.relative", "models"),
-    *("train", "certify", "testing", "viz", "ase", "bench", "compare"),
+    *("train", "certify", "testing", "transforms", "viz", "ase", "bench", "compare"),
 )
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 

@@ -78,20 +78,6 @@ def _e3nn() -> nn.Module:
     return Vectors()
 
 
-def _in(dtype: torch.dtype, make: Callable[[], nn.Module]) -> nn.Module:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        return make()
-    finally:
-        torch.set_default_dtype(before)
-
-
 def e3nn() -> nn.Module:
-    """Vectors of e3nn, made while float64 is the default, so that its constants have all their digits."""
-    return _in(torch.float64, _e3nn)
-
-
-def e3nn_single() -> nn.Module:
-    """The same made in float32, whose constants stay rounded when it is converted to float64."""
-    return _in(torch.float32, _e3nn)
+    """A network of e3nn with random weights: vectors, equivariant to E(3)."""
+    return _e3nn()

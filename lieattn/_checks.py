@@ -18,6 +18,9 @@ from torch import Tensor
 
 from lieattn._autocast import in_autocast
 
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+"""Largest equivariance error allowed, relative to the largest output (or 1, if that is larger)."""
+
 _LARGEST = 1e15  # squares stay finite in float32, and there is room for sums and weights
 _SHORT = 60  # characters of a value in a message
 _LENGTHS = (1e-100, 1e100)  # their squares are neither 0 nor infinite

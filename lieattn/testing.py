@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from lieattn._checks import TOLERANCE
 from lieattn.groups import FiniteGroup, SemidirectProduct
 
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-"""Largest equivariance error allowed, relative to the largest output (or 1, if that is larger)."""
+if TYPE_CHECKING:
+    from lieattn.certify import Certificate
+
+__all__ = [
+    "TOLERANCE",
+    "assert_certified",
+    "assert_equivariant",
+    "equivariance_error",
+    "random_cloud",
+    "randomize",
+    "relative_error",
+]
 
 
 def randomize(module: nn.Module, seed: int = 0, spread: float = 0.5) -> nn.Module:
@@ -95,3 +107,18 @@ def assert_equivariant(
     error = equivariance_error(call, group, x, pos, input_field=input_field, output_field=output_field)
     if not error <= allowed:
         raise AssertionError(f"equivariance error {error:.1e} under {group.name} exceeds {allowed:.0e}")
+
+
+def assert_certified(network: Any, data: Any, group: Any = None, **options: Any) -> Certificate:
+    """Raise AssertionError, with the certificate and the first layer that breaks, unless a network keeps its promise.
+
+    Networks of any library and all arguments are those of :func:`lieattn.certify.certify`; it also fails where an
+    output does not depend on the input, where nothing is promised, and where a search finds no group. Returns the
+    certificate.
+    """
+    from lieattn.certify import certify
+
+    certificate = certify(network, data, group, **options)
+    if certificate.verdict != "kept":
+        raise AssertionError(str(certificate))
+    return certificate

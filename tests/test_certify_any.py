@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+import warnings
 from html.parser import HTMLParser
 
 import pytest
 import torch
 from torch import nn
 from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader
 from torch_geometric.nn import MessagePassing, global_add_pool, global_mean_pool
 from torch_geometric.utils import to_dense_batch
 
 from lieattn.certify import Certificate, certify
+from lieattn.cli import main
 from lieattn.groups import SE, E, cyclic, dihedral
 from lieattn.models import EnergyForces
-from lieattn.testing import randomize
+from lieattn.testing import assert_certified, randomize
 
 QUICK = {"continuity": False, "rotations": 0, "elements": 2, "dtypes": [torch.float64]}
 
@@ -484,3 +487,92 @@ def test_the_card_is_one_page_that_says_it_all():
     found = certify(lambda pos, batch: {"<b>": distances(pos, batch)}, clouds(), "search", **QUICK)
     assert "&lt;b&gt;" in found.to_html()
     assert "Symmetries found" in found.to_html()
+
+
+# --- the command, tests and training --------------------------------------------------------------------------
+
+
+def test_the_command_takes_networks_by_name(tmp_path, capsys):
+    quick = ["--elements", "1", "--outside", "0", "--clouds", "2", "--points", "5", "--dtype", "float64"]
+    page, written = tmp_path / "card.html", tmp_path / "card.json"
+    saved = ["--html", str(page), "--json", str(written)]
+    assert main(["certify", f"{__name__}:distances", *quick, *saved]) == 0
+    printed = capsys.readouterr().out
+    assert "group: E(3), random and special elements" in printed
+    assert "2 random clouds of 5 points in 3 dimensions" in printed
+    assert "guarantee kept" in printed
+    assert Certificate.from_json(written.read_text()).group == "E(3)"
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    group = ["--group", "lieattn.groups.E", "--group.dim", "3", "--data", f"{__name__}:clouds"]
+    assert main(["certify", f"{__name__}:Absolute", *quick, *group]) == 1
+    assert "first broken by place (Linear)" in capsys.readouterr().out
+    assert main(["certify", f"{__name__}:Scaled", "--model.by", "0", *quick]) == 1
+    assert "guarantee vacuous" in capsys.readouterr().out
+
+
+class Scaled(nn.Module):
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        return self.by * distances(data.pos, data.batch)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no_such_module:network"], "TARGET: there is no module 'no_such_module'"),
+        ([f"{__name__}:no_such_name"], f"TARGET: {__name__} has no 'no_such_name'"),
+        ([f"{__name__}:spring", "--data", f"{__name__}:QUICK"], "--data: expected clouds"),
+        ([f"{__name__}:spring", "--device", "nothing"], "cannot use 'nothing'"),
+    ],
+    ids=["module", "name", "data", "device"],
+)
+def test_the_command_says_what_is_wrong(arguments, message, capsys):
+    assert main(["certify", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_assertion_shows_the_layer():
+    assert assert_certified(randomize(Good()), clouds(), E(3), **QUICK).verdict == "kept"
+    with pytest.raises(AssertionError, match=r"first broken by place \(Linear\); likely cause: absolute positions"):
+        assert_certified(randomize(Absolute()), clouds(), E(3), **QUICK)
+    with pytest.raises(AssertionError, match="verdict: vacuous"):
+        assert_certified(lambda pos, batch: 0 * distances(pos, batch), clouds(), E(3), **QUICK)
+    with pytest.raises(TypeError, match="network: expected a network, a function of a batch, or a calculator"):
+        assert_certified(3, clouds(), E(3))
+
+
+def test_the_error_is_logged_while_a_network_is_trained(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch")
+    from lieattn.train import EquivarianceMonitor
+
+    class Task(lightning.LightningModule):
+        def __init__(self, network: nn.Module) -> None:
+            super().__init__()
+            self.network = network
+
+        def step(self, batch: Batch, index: int) -> torch.Tensor:
+            return self.network(batch.x, batch.pos, batch.batch).square().mean()
+
+        training_step = validation_step = step
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+    found = {}
+    for make in (Good, Absolute):
+        loaders = [DataLoader(clouds(), batch_size=3) for _ in range(2)]
+        options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+        trainer = lightning.Trainer(
+            max_epochs=1, callbacks=[EquivarianceMonitor(E(3), elements=1)], enable_model_summary=False, **options
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer.fit(Task(randomize(make())), *loaders)
+        found[make] = float(trainer.callback_metrics["equivariance_error"])
+    assert found[Good] < 1e-5
+    assert found[Absolute] > 1e-3
+    with pytest.raises(ValueError, match="clouds: expected an integer of at least 1"):
+        EquivarianceMonitor(clouds=0)

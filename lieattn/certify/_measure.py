@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from lieattn._checks import check_arguments, check_count, shown
+from lieattn._checks import TOLERANCE, check_arguments, check_count, shown
 from lieattn.certify._causes import diagnose
 from lieattn.certify._certificate import Certificate, Row
 from lieattn.certify._continuity import largest_jumps, ways
@@ -37,7 +37,6 @@ from lieattn.certify._search import search
 from lieattn.groups import E, FiniteGroup, Group, dihedral, full_octahedral
 from lieattn.models import Symmetry
 from lieattn.reps import Representation, Vector
-from lieattn.testing import TOLERANCE
 
 _DEGENERATE_MOVES = 4  # elements that degenerate clouds are moved by
 

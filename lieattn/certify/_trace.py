@@ -173,7 +173,10 @@ def _arranged(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[T
         yield first, second
     rows = (len(change.sizes), int(change.sizes.sum()))
     if order is not None and len(first) not in rows and len(first) <= _MOST_ROWS:
-        yield first.flatten(1).sort(dim=0).values, second.flatten(1).sort(dim=0).values  # edges, in another order
+        yield (
+            first.reshape(len(first), -1).sort(dim=0).values,
+            second.reshape(len(second), -1).sort(dim=0).values,
+        )  # edges, in another order
 
 
 def _of_first_cloud(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[Tensor, Tensor]]:
@@ -184,7 +187,9 @@ def _of_first_cloud(first: Tensor, second: Tensor, change: Change) -> Iterator[t
     elif (len(first), len(second)) == (points, size):
         yield first[:size], second
     elif first.shape[1:] == second.shape[1:] and len(second) <= len(first) <= _MOST_ROWS:
-        apart = torch.cdist(second.flatten(1), first.flatten(1), compute_mode="donot_use_mm_for_euclid_dist")
+        apart = torch.cdist(
+            second.reshape(len(second), -1), first.reshape(len(first), -1), compute_mode="donot_use_mm_for_euclid_dist"
+        )
         yield first[apart.argmin(dim=1)], second
 
 

@@ -65,7 +65,7 @@ def given_clouds(text: str, number: int, settings: Mapping[str, Any]) -> list[Da
     data = data.to_data_list() if isinstance(data, Batch) else [data] if isinstance(data, Data) else data
     if isinstance(data, Tensor):
         return data[:number]
-    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+    if isinstance(data, Mapping) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise UsageError(f"--data: expected clouds or a tensor of images at {text}, got {type(data).__name__}")
     return [data[index] for index in range(min(number, len(data)))]
 

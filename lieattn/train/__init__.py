@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         short_message,
     )
     from lieattn.train._data import EpochSampler, PointSetData, seed_generators
+    from lieattn.train._equivariance import EquivarianceMonitor
     from lieattn.train._last_checkpoint import LastCheckpoint, TrainingInterrupted
     from lieattn.train._schedule import Constant, MultiStep, Plateau, Schedule, WarmupCosine
     from lieattn.train._tasks import NonFiniteError, PointSetClassifier, PointSetRegressor, PointSetTask, named_outputs
@@ -28,6 +29,7 @@ __all__ = [
     "CheckpointError",
     "Constant",
     "EpochSampler",
+    "EquivarianceMonitor",
     "LastCheckpoint",
     "MultiStep",
     "NonFiniteError",
@@ -56,7 +58,7 @@ __all__ = [
 ]
 
 # Those that do not import Lightning come first.
-_HOMES = ("_checkpoint", "_schedule", "_last_checkpoint", "_data", "_tasks")
+_HOMES = ("_checkpoint", "_schedule", "_last_checkpoint", "_equivariance", "_data", "_tasks")
 
 
 def __getattr__(name: str) -> Any:

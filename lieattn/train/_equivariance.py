@@ -1,0 +1,78 @@
+"""A callback that measures equivariance while a network is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from torch_geometric.data import Batch, Data
+
+from lieattn._checks import check_arguments, check_counts
+from lieattn.certify import TOLERANCES, certify
+from lieattn.groups import Group
+
+
+class EquivarianceMonitor(Callback):
+    """Logs ``equivariance_error`` at the end of each validation, of clouds of its first batch.
+
+    That is the largest error under elements of the group, each with a translation where the group has them, in units of
+    max(1, largest output), in float32: about 1e-6 for what is exact. It needs batches of PyTorch Geometric, and
+    evaluates a copy of the network in eval mode some ten times.
+
+    Parameters
+    ----------
+    group
+        Group to measure; by default what the network promises.
+    clouds, elements
+        Number of clouds, and of random elements of a Lie group.
+    every_n_epochs
+        Validations of other epochs are left alone.
+    network
+        Attribute of the LightningModule that is the network; ``""`` for the module itself.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments of other types and numbers below 1; in training, for batches of other kinds, or if there is no
+        group.
+    """
+
+    def __init__(
+        self,
+        group: Group | None = None,
+        *,
+        clouds: int = 2,
+        elements: int = 2,
+        every_n_epochs: int = 1,
+        network: str = "network",
+    ) -> None:
+        check_arguments(EquivarianceMonitor.__init__, locals())
+        check_counts(clouds=clouds, elements=elements, every_n_epochs=every_n_epochs)
+        self.group, self.clouds, self.elements = group, clouds, elements
+        self.every_n_epochs, self.network = every_n_epochs, network
+        self._seen: list[Data] = []
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Keep clouds of the first batch."""
+        if batch_idx == 0 and dataloader_idx == 0:
+            if not isinstance(batch, Batch):
+                raise TypeError(f"batch: expected a torch_geometric Batch to measure on, got {type(batch).__name__}")
+            self._seen = batch.to_data_list()[: self.clouds]
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure and log."""
+        if trainer.sanity_checking or trainer.current_epoch % self.every_n_epochs or not self._seen:
+            return
+        network = getattr(pl_module, self.network) if self.network else pl_module
+        quick: dict[str, Any] = {"rotations": 0, "permute": False, "continuity": False, "elements": self.elements}
+        (dtype,) = quick["dtypes"] = [min(TOLERANCES, key=lambda dtype: dtype.itemsize)]
+        rows = certify(network, self._seen, self.group, **quick).rows
+        errors = [
+            TOLERANCES[dtype] * row.max_error / row.allowed for row in rows if row.check == "element" and row.allowed
+        ]
+        if not errors:
+            raise ValueError("group: the network promises nothing exactly; give the group to measure")
+        pl_module.log("equivariance_error", max(errors), batch_size=len(self._seen), rank_zero_only=True)

@@ -30,7 +30,8 @@ from lieattn.compare import _budget as budgets
 from lieattn.compare import _cell as cells
 from lieattn.compare._build import TurnedClouds, random_rotation, turned
 from lieattn.compare._cell import EquivarianceProbe
-from lieattn.compare._meter import count_parameters
+from lieattn.compare._meter import LocalMeter, count_parameters
+from lieattn.compare._records import _curve
 from lieattn.compare._settings import BudgetSettings
 from lieattn.groups import SO, FiniteGroup, LieGroup, cyclic, octahedral, trivial
 from lieattn.models import AffineSelfConvNet
@@ -552,13 +553,13 @@ def test_first_model_is_the_measure_if_no_count_is_given(tmp_path):
     [
         (
             {"step": 64},
-            r"models.b: cannot have 102 parameters within 5 %; the nearest counts are 322 \(channels = 64\)",
+            r"models.b: cannot have 102 parameters within 5 %; the nearest are 322 \(channels = 64\)",
         ),
         (
             {"step": 16},
-            r"the nearest counts are 82 \(channels = 16\) and 162 \(channels = 32\). Choose a smaller step, let",
+            r"the nearest are 82 \(channels = 16\) and 162 \(channels = 32\). Choose a smaller step, let",
         ),
-        ({"width": None}, r"the nearest counts are 42 \(as configured\)"),
+        ({"width": None}, r"the nearest are 42 \(as configured\)"),
         ({"step": 2, "init_args": {"outputs": 2, "heads": 3}}, "heads: 3 do not divide"),
         ({"width": "chanels"}, "chanels"),
     ],
@@ -835,12 +836,18 @@ def test_files_that_are_no_configuration(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
-def test_picture_of_one_share_has_two_panels(finished, tmp_path):
+def test_picture_of_one_share_has_three_panels(finished, tmp_path):
     report = reports(finished)
-    assert len(comparison(report).axes) == 3
+    assert len(comparison(report).axes) == 4
+    assert [axes.get_xlabel() for axes in comparison(report).axes[:3]] == [
+        "seconds of training",
+        "steps",
+        "multiply-adds",
+    ]
     report["summary"] = [row for row in report["summary"] if row["fraction"] == 1]
+    report["summary"][0]["parameters"] *= 2
     figure = comparison(report)
-    assert len(figure.axes) == 2
+    assert [axes.get_xlabel() for axes in figure.axes[2:]] == ["multiply-adds", "parameters"]
     assert save(figure, tmp_path / "one.png").is_file()
     with pytest.raises(ValueError, match="report: expected at least one finished training"):
         comparison({**report, "summary": []})
@@ -859,6 +866,210 @@ def test_options_of_arguments_are_adjusted_too():
     changed = model.with_arguments(**{"options.hidden": 16})
     assert changed.init_args == {"options": {"basis": 8, "hidden": 16}}
     assert changed.choice == "options.hidden = 16"
+
+
+# Ways to match
+
+
+class Wide(nn.Module):
+    """Takes as long as its products of matrices."""
+
+    def __init__(self, outputs: int, channels: int = 256) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(1, channels), *(nn.Linear(channels, channels) for _ in range(3)))
+        self.head = nn.Linear(channels, outputs)
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        return self.head(global_mean_pool(self.layers(data.x), data.batch))
+
+
+def wide(**options) -> dict:
+    return {**spec("Wide", outputs=2, **options), "width": "channels"}
+
+
+def test_operations_are_matched(tmp_path):
+    """Products of the forward and backward pass."""
+    models = {"wide": wide(channels=40), "distances": {**spec("Distances", outputs=2), "width": "channels"}}
+    found = match_models(settings(tmp_path, models=models, match={"by": "operations", "to": "wide"}))
+    points, clouds, c = 16, 4, 40
+    # The first layer has no gradient of its input; the numbers squared at the end are one of the outputs each.
+    assert found["wide"][1] == points * (2 * c + 3 * 3 * c * c) + clouds * (3 * 2 * c + 2)
+    per_channel = points * (2 * 2 + 3 * 2)  # every point has outputs
+    assert found["distances"][0].init_args["channels"] == pytest.approx(found["wide"][1] / per_channel, rel=0.05)
+    assert found["distances"][1] == pytest.approx(found["wide"][1], rel=0.05)
+
+
+def test_seconds_are_matched(tmp_path, monkeypatch):
+    """With a clock of our own: a step takes as long as the model is wide, on a machine that grows busier."""
+    load = iter(np.linspace(1, 9, 10**4))
+
+    def step(self, slot):
+        return next(load) * self._slots[slot]
+
+    def prepare(self, slot, name, model):
+        self._slots[slot] = 0.01 + 0.002 * model.init_args["channels"]
+
+    monkeypatch.setattr(LocalMeter, "step", step)
+    monkeypatch.setattr(LocalMeter, "prepare", prepare)
+    models = {"a": wide(channels=20), "b": {**wide(), "step": 4}}
+    found = match_models(settings(tmp_path, models=models, match={"by": "seconds", "tolerance": 0.1}))
+    assert found["b"][0].init_args["channels"] == 20
+    models = {"a": wide(channels=20), "b": wide(channels=50), "c": wide()}
+    found = match_models(settings(tmp_path, models=models, match={"by": "seconds", "to": "b", "tolerance": 0.04}))
+    assert [model.init_args["channels"] for model, _ in found.values()] == pytest.approx([50, 50, 50], rel=0.05)
+
+
+def test_seconds_are_measured(tmp_path):
+    """Wider is slower; the bound is loose, as on any machine that others use too."""
+    meter = LocalMeter(settings(tmp_path, models={"a": wide()}))
+    for slot, channels in (("narrow", 16), ("wide", 1024)):
+        meter.prepare(slot, "a", ModelSettings(f"{HERE}.Wide", {"outputs": 2, "channels": channels}))
+    found = {slot: np.median([meter.step(slot) for _ in range(5)]) for slot in ("narrow", "wide")}
+    assert found["wide"] > 2 * found["narrow"] > 0
+
+
+def test_width_of_the_fiber_is_matched(tmp_path):
+    """Channels times frames: 24 frames have a sixth of the channels of 4; without frames it is the argument."""
+    near = {"class_path": "lieattn.geometry.Radius", "init_args": {"radius": 3.0}}
+
+    def network(frames: dict, **options) -> dict:
+        given = {
+            "in_channels": 1,
+            "out_channels": 2,
+            "layers": 1,
+            "heads": 2,
+            "neighborhood": near,
+            "vector_inputs": [],
+        }
+        model = {
+            "class_path": "lieattn.models.FramewiseTransformer",
+            "init_args": {"frames": frames, **given, **options},
+        }
+        return {**model, "width": "channels", "step": 4}
+
+    models = {
+        "exact": network({"class_path": "lieattn.geometry.PrincipalFrames"}, channels=24),
+        "O": network({"class_path": "lieattn.groups.octahedral"}),
+        "plain": {**spec("Distances", outputs=2), "width": "channels"},
+    }
+    found = match_models(settings(tmp_path, models=models, match={"by": "width", "to": "exact"}))
+    assert {name: model.init_args["channels"] for name, (model, _) in found.items()} == {
+        "exact": 24,
+        "O": 4,
+        "plain": 96,
+    }
+    assert {value for _, value in found.values()} == {96}
+    models["fixed"] = spec("Distances", outputs=2)
+    with pytest.raises(ValueError, match=r"models\.fixed: cannot be matched by width: it has no field"):
+        match_models(settings(tmp_path, models=models, match={"by": "width", "to": 96}))
+
+
+def test_sizes_that_were_measured_are_kept(tmp_path, monkeypatch, capsys):
+    """Wherever the comparison is continued; and measured again where what they follow from is changed."""
+    calls = []
+    real = LocalMeter.operations
+
+    def counted(self, name, model):
+        calls.append(name)
+        return real(self, name, model)
+
+    monkeypatch.setattr(LocalMeter, "operations", counted)
+    models = {"wide": wide(channels=20), "other": wide()}
+    options = {"match": {"by": "operations", "to": "wide"}, "seeds": [0], "fractions": [1.0]}
+    first = compare(tmp_path, models=models, **options)
+    assert {"wide", "other"} == set(calls)
+    kept = json.loads((tmp_path / "widths.json").read_text())
+    assert (kept["by"], kept["models"]["other"]["chosen"]) == ("operations", {"channels": 20})
+    calls.clear()
+    compare(tmp_path, models=models, arguments=("--plan",), **options)
+    assert calls == []
+    assert "other: 5.873e+04 multiply-adds a step with channels = 20" in capsys.readouterr().err
+    changed = {**models, "wide": wide(channels=30)}
+    compare(tmp_path, models=changed, arguments=("--plan",), **options)
+    assert set(calls) == {"wide", "other"}
+    assert all(cell["operations"] == 58728 for cell in first["cells"])
+
+
+def test_folders_do_not_mix_ways_to_match(finished, tmp_path, capsys):
+    import shutil
+
+    shutil.copytree(finished, tmp_path / "out")
+    message = "holds models that were matched by parameters, these are matched by operations: choose another folder"
+    for _ in range(2):  # with the file of widths, and as earlier versions left the folder
+        compare(tmp_path / "out", status=2, match={"by": "operations"})
+        assert message in capsys.readouterr().err
+        (tmp_path / "out" / "widths.json").unlink(missing_ok=True)
+    (tmp_path / "out" / "widths.json").write_text("{")
+    compare(tmp_path / "out", status=2)
+    assert "widths.json is damaged" in capsys.readouterr().err
+
+
+def test_records_of_earlier_versions_are_read(finished, tmp_path):
+    """They have neither operations nor a metric to compare, and the same keys."""
+    content = {"task": {"class_path": "lieattn.train.PointSetClassifier", "init_args": {"classes": 2}}}
+    content["models"] = {"a": {"class_path": "my.Net", "init_args": {"channels": 4}, "width": "channels"}}
+    content["data"] = {name: {"class_path": "my.Data"} for name in ("train", "val", "test")}
+    old = read_settings([write(tmp_path / "old.yaml", {**content, "budget": {"steps": 10}})])
+    key = "5de2139d7c25f2c311bf78e7f1ead60f40b75700aab3b68f1696f8e20baf1382"  # of version 0.1
+    assert old.key(Cell("a", 1.0, 0), old.models["a"]) == key
+    cells = tmp_path / "out" / "cells"
+    cells.mkdir(parents=True)
+    for path in (finished / "cells").glob("*.json"):
+        record = json.loads(path.read_text())
+        for name in ("operations", "monitor", "versions", "machine"):
+            record["record"].pop(name)
+        record.pop("digest")
+        (cells / path.name).write_text(json.dumps(record))
+    report = compare(tmp_path / "out")
+    assert all(row["operations"] is None for row in report["summary"])
+    assert [row["test"] for row in report["summary"]] == [row["test"] for row in reports(finished)["summary"]]
+    assert len(comparison(report).axes) == 3  # without multiply-adds
+    for row in report["summary"]:
+        row.pop("curve")
+    with pytest.raises(ValueError, match="report: is of an earlier version; the same command again keeps its cells"):
+        comparison(report)
+
+
+def test_parts_of_a_comparison_are_merged(finished, tmp_path, capsys):
+    """Cells of several folders, copied into one, are one comparison."""
+    import shutil
+
+    for seed in (0, 1):
+        compare(tmp_path / f"part{seed}", seeds=[seed], fractions=[1.0])
+        shutil.copytree(tmp_path / f"part{seed}" / "cells", tmp_path / "whole" / "cells", dirs_exist_ok=True)
+    capsys.readouterr()
+    found = without_times(compare(tmp_path / "whole", fractions=[1.0]))
+    assert "4 of 4 cells are finished, 0 to run" in capsys.readouterr().err
+    assert found == [cell for cell in without_times(reports(finished)) if cell["fraction"] == 1]
+
+
+def test_curves_are_means_over_seeds(finished, capsys):
+    report = reports(finished)
+    for row in report["summary"]:
+        mine = [c for c in report["cells"] if (c["model"], c["fraction"]) == (row["model"], row["fraction"])]
+        assert [point["part"] for point in row["curve"]] == [1, 2, 3]
+        assert [point["steps"] for point in row["curve"]] == [4, 7, 10]
+        for number, point in enumerate(row["curve"]):
+            values = [cell["history"][number][2] for cell in mine]
+            assert point["mean"] == pytest.approx(np.mean(values))
+            assert point["std"] == pytest.approx(np.std(values, ddof=1))
+            assert point["seconds"] == pytest.approx(np.mean([cell["history"][number][1] for cell in mine]))
+        assert row["seconds_per_step"] == pytest.approx(np.mean([cell["seconds"] for cell in mine]) / 10)
+    compare(finished)
+    printed = capsys.readouterr().out
+    for words in ("33.3 %", "100 %", "multiply-adds/step", "s/step", "The models have as many parameters"):
+        assert words in " ".join(printed.split())
+
+
+def test_curves_of_seconds_have_the_shares_that_all_seeds_have():
+    records = [
+        {"history": [[5, 2.6, 0.5], [9, 5.1, 0.4], [14, 7.6, None], [20, 10.2, 0.2]]},
+        {"history": [[3, 6.0, 0.3], [5, 12.0, 0.1]]},
+    ]
+    curve = _curve(records, BudgetSettings(seconds=10, evaluations=4))
+    assert [point["part"] for point in curve] == [2, 4]
+    assert [point["steps"] for point in curve] == [6, 12.5]
+    assert [point["mean"] for point in curve] == pytest.approx([0.35, 0.15])
 
 
 # Other interpreters
@@ -920,7 +1131,7 @@ def test_models_that_other_interpreters_alone_can_make(tmp_path, other_python, c
 def test_steps_in_other_interpreters_are_interrupted_and_continue(finished, tmp_path, other_python, capfd):
     """The signal comes to this process, which passes it on."""
     network = spec("Interrupting", flag=str(tmp_path / "flag"), outputs=2, channels=20, after=5)  # two to warm up
-    model = {**network, "python": str(other_python)}
+    model = {**network, "width": "channels", "python": str(other_python)}
     options = {"models": {"distances": model}, "seeds": [0], "fractions": [1.0]}
     assert compare(tmp_path / "out", status=143, **options) == {}
     assert (tmp_path / "out/cells/distances-1-0/last.ckpt").is_file()

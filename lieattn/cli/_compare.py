@@ -76,7 +76,7 @@ def _parser(name: str) -> ArgumentParser:
     add("--out", type=Path, metavar="DIR", help="folder of the results (default runs/NAME of the last configuration)")
     add("--json", type=output_file, metavar="FILE", help="the report (default DIR/comparison.json)")
     add("--root", metavar="DIR", help="folder of the data, instead of `root` in the configuration")
-    add("--models", **several, metavar="NAME", help="run cells of these models only")
+    add("--models", **several, metavar="NAME", help="size these models only, and run their cells")
     part = "run every N-th cell from the I-th on, on one of N machines with a shared --out; writes no report"
     add("--cells", type=_part, metavar="I/N", help=part)
     jobs = "processes that train cells at once, each on its share of the threads (OMP_NUM_THREADS); default 1"
@@ -97,8 +97,8 @@ def _compare(options: argparse.Namespace, folder: Path) -> int:
     settings = compare.read_settings(options.config, options.root, options.set)
     if unknown := [name for name in options.models or () if name not in settings.models]:
         raise UsageError(f"--models: {unknown[0]!r} is not among {', '.join(settings.models)}")
-    models, store = compare.match_models(settings, folder), compare.CellStore(folder, _say)
-    cells = settings.cells()
+    store, cells = compare.CellStore(folder, _say), settings.cells()
+    models = compare.match_models(settings, folder, options.models)
     records = _finished(settings, models, store, cells)
     first, step = options.cells or (1, 1)
     wanted = [cell for cell in cells[first - 1 :: step] if cell.model in (options.models or models)]
@@ -198,7 +198,8 @@ def _finished(
     settings: Settings, models: Matched, store: compare.CellStore, cells: Sequence[Cell]
 ) -> dict[Cell, Record]:
     """Records of those cells that need not be run."""
-    found = {cell: store.load(cell, settings.key(cell, models[cell.model][0])) for cell in cells}
+    known = [cell for cell in cells if cell.model in models]  # not those that another machine sizes
+    found = {cell: store.load(cell, settings.key(cell, models[cell.model][0])) for cell in known}
     return {cell: record for cell, record in found.items() if record is not None}
 
 

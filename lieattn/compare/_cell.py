@@ -22,7 +22,7 @@ from lieattn.certify import Kind, certify
 from lieattn.compare._budget import NEVER, Budget, BudgetSchedule, InferenceClock
 from lieattn.compare._build import Sets, build_task, kinds_of, make_trainer
 from lieattn.compare._interpreter import Interpreter
-from lieattn.compare._meter import count_parameters, scalar
+from lieattn.compare._meter import count_parameters, scalar, step_operations
 from lieattn.compare._records import CellStore, Record
 from lieattn.compare._settings import Cell, ModelSettings, Settings, Spec
 from lieattn.groups import SO, Group, cyclic, octahedral, reflection
@@ -98,6 +98,7 @@ class CellRunner:
         before = probe.measure(task.network, group)
         batches = list(islice(data.train_dataloader(), _WARM_UP)) * _WARM_UP
         record["peak_memory_mib"] = self._peak_memory(cell, model, task, batches[0])
+        record["operations"] = step_operations(task, batches[:_WARM_UP])
         _warm_up(task, batches[:_WARM_UP])
         train.seed_generators(cell.seed)
         last = folder / "last.ckpt"

@@ -8,7 +8,7 @@ import itertools
 import json
 import platform
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -34,17 +34,22 @@ _UNITS = {
 }
 
 
-def match_models(settings: Settings, folder: Path | None = None) -> Matched:
+def match_models(settings: Settings, folder: Path | None = None, names: Collection[str] | None = None) -> Matched:
     """Choose the width of every model; UsageError names the model and the nearest values if none is near enough.
 
     What was measured, and not only counted in this process, is kept in ``widths.json`` of the ``folder``, so that all
     cells of a comparison have one size: it is read again as long as the settings that it follows from are the same.
-    UsageError is raised if the folder holds models that were matched by something else.
+    UsageError is raised if the folder holds models that were matched by something else. Of models that are not among
+    the ``names`` nothing is measured, so those without a kept size are left out.
     """
-    kept = _Widths(settings, folder)
+    kept, matched = _Widths(settings, folder), Matched()
     with ExitStack() as stack:
         matcher = _Matcher(settings, stack)
-        matched = {name: kept.get(name) or matcher.match(name, model) for name, model in settings.models.items()}
+        for name, model in settings.models.items():
+            if (found := kept.get(name)) is not None:
+                matched[name] = found
+            elif names is None or name in names or not kept.holds(name):
+                matched[name] = matcher.match(name, model)
     kept.write(matched)
     return matched
 
@@ -171,7 +176,7 @@ class _Widths:
     def get(self, name: str) -> tuple[ModelSettings, float] | None:
         """The model as it was sized before."""
         found = self.models.get(name)
-        if not self._is_kept(name) or not isinstance(found, dict) or found.get("key") != self._key(name):
+        if not self.holds(name) or not isinstance(found, dict) or found.get("key") != self._key(name):
             return None
         return self.settings.models[name].with_arguments(**found["chosen"]), found["value"]
 
@@ -182,13 +187,14 @@ class _Widths:
         models = {
             name: {"key": self._key(name), "chosen": model.chosen, "value": value}
             for name, (model, value) in matched.items()
-            if self._is_kept(name)
+            if self.holds(name)
         }
+        models = {name: one for name, one in self.models.items() if name in self.settings.models} | models
         if models != self.models or not self.path.is_file():
             place = {"machine": platform.node(), "processor": platform.processor() or platform.machine()}
             write_json(self.path, {"by": self.settings.match.by, **place, "models": models})
 
-    def _is_kept(self, name: str) -> bool:
+    def holds(self, name: str) -> bool:
         """Whether it cannot be counted again at once, and alike, wherever the comparison is continued."""
         return self.settings.match.by != "parameters" or self.settings.models[name].python is not None
 

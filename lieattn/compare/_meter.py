@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from lieattn import train
 from lieattn.compare._build import Sets, build_task, make_trainer
 from lieattn.compare._settings import Cell, ModelSettings, Settings
 from lieattn.models import GroupField
+from lieattn.ops import count_operations
 
 _BATCHES = 4  # of the training set, that steps take in turn
 _WARM_UP = 2  # steps; e3nn's compiled code is optimized in its second run
@@ -27,6 +28,9 @@ class Meter(Protocol):
 
     def parameters(self, name: str, model: ModelSettings) -> int:
         """Number of trainable parameters."""
+
+    def operations(self, name: str, model: ModelSettings) -> int:
+        """Multiply-adds of the forward and backward pass of a training step, the mean over the first batches."""
 
     def width(self, name: str, model: ModelSettings) -> int:
         """Channels of the last field times its frames; of a model without a field its argument ``width``."""
@@ -53,6 +57,11 @@ class LocalMeter:
     def parameters(self, name: str, model: ModelSettings) -> int:
         """See :class:`Meter`."""
         return count_parameters(train.build(nn.Module, model.network, f"models.{name}"))
+
+    def operations(self, name: str, model: ModelSettings) -> int:
+        """See :class:`Meter`."""
+        task = build_task(self.settings, name, model)
+        return step_operations(task, list(self._batches(name)))
 
     def width(self, name: str, model: ModelSettings) -> int:
         """See :class:`Meter`."""
@@ -103,6 +112,22 @@ class LocalMeter:
 def count_parameters(network: nn.Module) -> int:
     """Number of trainable parameters."""
     return sum(weight.numel() for weight in network.parameters() if weight.requires_grad)
+
+
+def step_operations(task: train.PointSetTask, batches: Sequence[Batch]) -> int:
+    """Multiply-adds of a step, the mean over batches; the weights stay as they are, without gradients."""
+    network = task.network
+    state = {name: value.clone() for name, value in network.state_dict().items()}
+    network.train()
+
+    def work() -> None:
+        for batch in batches:
+            scalar(network(task.cast(batch.clone().to(task.device)))).backward()
+
+    total = count_operations(work)
+    network.zero_grad(set_to_none=True)
+    network.load_state_dict(state)
+    return round(total / len(batches))
 
 
 def scalar(outputs: Any) -> Tensor:

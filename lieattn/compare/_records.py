@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -17,7 +18,7 @@ from typing import Any, cast
 import torch
 
 from lieattn._files import replace_text
-from lieattn.compare._settings import Cell, Settings
+from lieattn.compare._settings import BudgetSettings, Cell, Settings
 
 Record = dict[str, Any]
 """What is known of a finished cell: plain values only."""
@@ -27,6 +28,14 @@ Summary = dict[str, Any]
 _WIDTH = 120
 _KINDS = {"own": "error own", "rotations": "error SO(d)", "reflections": "error O(d)"}
 _RESULTS = "Mean and standard deviation over seeds, with the best weights of the validation. Counted are"
+_POINTS = (0.1, 0.25, 0.5, 1.0)  # shares of the budget at which the tables show the validation
+_MATCHED = {
+    "parameters": "have as many parameters",
+    "seconds": "take as long a training step",
+    "operations": "compute as many multiply-adds in a training step",
+    "width": "have as many channels times frames",
+}
+_WAY = "Validation after shares of the budget:"
 _ERRORS = (
     "Equivariance errors are relative, the largest over elements and seeds, before -> after training: under the "
     "model's own group, rotations, and reflections."
@@ -121,6 +130,8 @@ def report(settings: Settings, metric: str, higher_is_better: bool, records: Seq
             for name in ("steps", "seconds", "clock")
             if (value := getattr(settings.budget, name)) not in (None, "wall")
         },
+        "evaluations": settings.budget.evaluations,
+        "match": dataclasses.asdict(settings.match),
         "counted": _COUNTED,
         "environment": {
             "machine": platform.machine(),
@@ -128,13 +139,13 @@ def report(settings: Settings, metric: str, higher_is_better: bool, records: Seq
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
         },
-        "summary": [_summary(metric, found) for found in groups.values() if found],
+        "summary": [_summary(metric, found, settings.budget) for found in groups.values() if found],
         "cells": list(records),
     }
 
 
 def tables(content: dict[str, Any]) -> str:
-    """Aligned text: results of all shares of the data, then costs and equivariance of the models."""
+    """Aligned text: results of all shares of the data, the way there, then costs and equivariance of the models."""
     metric, rows = content["metric"], content["summary"]
     rotated = any(row["rotated"] is not None for row in rows)
     results: list[tuple[str, Callable[[Summary], str]]] = [
@@ -150,6 +161,8 @@ def tables(content: dict[str, Any]) -> str:
     costs: list[tuple[str, Callable[[Summary], str]]] = [
         ("model", lambda row: row["model"]),
         ("parameters", lambda row: str(row["parameters"])),
+        ("multiply-adds/step", lambda row: "-" if row["operations"] is None else f"{row['operations']:.3g}"),
+        ("s/step", lambda row: _number(row["seconds_per_step"])),
         ("chosen", lambda row: ", ".join(f"{name} {value}" for name, value in row["chosen"].items())),
         ("train clouds/s", lambda row: _number(row["train_clouds_per_s"])),
         ("inference clouds/s", lambda row: _number(row["inference_clouds_per_s"])),
@@ -158,11 +171,18 @@ def tables(content: dict[str, Any]) -> str:
         *((title, partial(_change, kind)) for kind, title in _KINDS.items()),
     ]
     whole = [row for row in rows if row["fraction"] == max(other["fraction"] for other in rows)]
-    notes = [textwrap.fill(note, _WIDTH) for note in (f"{_RESULTS} {_COUNTED}.", _ERRORS)]
-    return "\n\n".join([_table(results, rows), notes[0], _table(costs, whole), notes[1]])
+    parts = content["evaluations"]
+    points = sorted({max(1, int(share * parts)) for share in _POINTS})
+    way: list[tuple[str, Callable[[Summary], str]]] = [
+        ("model", lambda row: row["model"]),
+        *((f"{100 * part / parts:.3g} %", partial(_on_the_way, metric, part)) for part in points),
+    ]
+    told = (f"{_RESULTS} {_COUNTED}. The models {_MATCHED[content['match']['by']]}.", _WAY, _ERRORS)
+    notes = [textwrap.fill(note, _WIDTH) for note in told]
+    return "\n\n".join([_table(results, rows), notes[0], notes[1], _table(way, whole), _table(costs, whole), notes[2]])
 
 
-def _summary(metric: str, records: list[Record]) -> Summary:
+def _summary(metric: str, records: list[Record], budget: BudgetSettings) -> Summary:
     done = [one for one in records if one["failed"] is None]
     first = records[0]
     kept = ("model", "fraction", "clouds", "parameters", "chosen", "group", "guarantee")
@@ -175,6 +195,10 @@ def _summary(metric: str, records: list[Record]) -> Summary:
     summary["other_metrics"] = {name: _statistics([one["metrics"][name] for one in done]) for name in others}
     for name in ("steps", "seconds"):
         summary[name] = _statistics([one[name] for one in records])
+    summary["seconds_per_step"] = sum(one["seconds"] for one in records) / max(1, sum(one["steps"] for one in records))
+    counts = [one["operations"] for one in records if one.get("operations") is not None]  # 0.1 counted none
+    summary["operations"] = round(statistics.fmean(counts)) if counts else None
+    summary["curve"] = _curve(done, budget)
     for name in ("train_clouds_per_s", "inference_clouds_per_s", "peak_memory_mib"):
         values = [one[name] for one in done if one[name] is not None and math.isfinite(one[name])]
         summary[name] = statistics.fmean(values) if values else math.nan
@@ -183,6 +207,25 @@ def _summary(metric: str, records: list[Record]) -> Summary:
         for when in ("before", "after")
     }
     return summary
+
+
+def _curve(records: list[Record], budget: BudgetSettings) -> list[dict[str, float]]:
+    """Steps, seconds, mean and deviation of the validation, after each share of the budget that all seeds have."""
+    found = []
+    for record in records:
+        total = budget.steps or budget.seconds or 1
+        spent = [row[0 if budget.steps else 1] / total for row in record["history"]]
+        # Seconds end after the step in which they are spent, and a slow step may pass by a validation.
+        parts = [min(budget.evaluations, int(share * budget.evaluations)) for share in spent]
+        found.append(dict(zip(parts, record["history"], strict=True)))
+    shared = sorted(set.intersection(*map(set, found))) if found else []
+    curve = []
+    for part in shared:
+        steps, seconds, values = zip(*(history[part] for history in found), strict=True)
+        spread = _statistics([math.nan if value is None else value for value in values])
+        means = {"steps": statistics.fmean(steps), "seconds": statistics.fmean(seconds)}
+        curve.append({"part": part, **means, **spread})
+    return curve
 
 
 def _statistics(values: Sequence[float]) -> dict[str, float]:
@@ -212,6 +255,11 @@ def _spread(metric: str, value: dict[str, float] | None) -> str:
     if metric == "accuracy":
         return (f"{100 * mean:.1f}" if math.isnan(std) else f"{100 * mean:.1f} ± {100 * std:.1f}") + " %"
     return f"{mean:.4g}" if math.isnan(std) else f"{mean:.4g} ± {std:.2g}"
+
+
+def _on_the_way(metric: str, part: int, row: Summary) -> str:
+    """Validation after so many parts of the budget."""
+    return next((_spread(metric, point) for point in row["curve"] if point["part"] == part), "-")
 
 
 def _number(value: float) -> str:

@@ -30,7 +30,7 @@ class Spec(TypedDict):
     init_args: NotRequired[dict]  # type: ignore[type-arg] # jsonargparse would build the values of a dict[str, Any]
 
 
-By = Literal["parameters", "seconds", "width"]
+By = Literal["parameters", "seconds", "operations", "width"]
 
 _FORMAT = 1  # of the cell files; part of their key
 _MOVED = {"parameters": "match: {by: parameters, to: %s}", "tolerance": "match: {tolerance: %s}"}
@@ -145,8 +145,9 @@ class MatchSettings:
     """What all models have in common, up to a relative ``tolerance``.
 
     ``by`` is the number of trainable ``"parameters"``; the ``"seconds"`` of a training step, as measured on this
-    machine beside a step of another model; or the ``"width"`` of the whole fiber, channels times frames. ``to`` is a
-    number, or the name of a model as it is configured, by default the first.
+    machine beside a step of another model; the multiply-adds of such a step (``"operations"``); or the ``"width"`` of
+    the whole fiber, channels times frames. ``to`` is a number, or the name of a model as it is configured, by default
+    the first.
     """
 
     by: str = "parameters"  # one of By, told in our words if it is not
@@ -159,10 +160,10 @@ class MatchSettings:
             raise UsageError(f"tolerance: expected a number in (0, 1), got {self.tolerance}")
         if isinstance(self.to, str | None):
             return
-        if self.by == "seconds" and not 0 < self.to < math.inf:
-            raise UsageError(f"to: expected a positive number of seconds, or the name of a model, got {self.to!r}")
-        if self.by != "seconds":
+        if self.by in ("parameters", "width"):
             check_count("to", self.to)  # type: ignore[arg-type]
+        elif not 0 < self.to < math.inf:
+            raise UsageError(f"to: expected a positive number, or the name of a model, got {self.to!r}")
 
 
 @dataclass(frozen=True)

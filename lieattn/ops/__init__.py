@@ -4,6 +4,7 @@ from lieattn.ops._attentive import AttentionMaps, attentive_convolution, convolu
 from lieattn.ops._backend import Choice, backend, cpu_kernels, explain, fused_kernel
 from lieattn.ops._group_attention import group_attention
 from lieattn.ops._head_networks import Activation, activation, head_networks
+from lieattn.ops._operations import count_operations
 from lieattn.ops._radial import bessel_functions, smooth_lengths, smooth_window
 from lieattn.ops._reference import reference_attention
 from lieattn.ops._regular import expand_kernel, fourier_linear, fourier_pays, tied_linear
@@ -22,6 +23,7 @@ __all__ = [
     "backend",
     "bessel_functions",
     "convolution_responses",
+    "count_operations",
     "cpu_kernels",
     "expand_kernel",
     "explain",

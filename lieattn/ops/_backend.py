@@ -50,6 +50,7 @@ class _State:
 
     default: ClassVar[Backend] = _checked(os.environ.get(_VARIABLE, "auto"), f"environment variable {_VARIABLE}")
     asked: ClassVar[Backend] = default
+    counting: ClassVar[int] = 0  # blocks of :func:`plain_layers` that are open
     requests: ClassVar[dict[object, Backend]] = {}  # of the ``with`` blocks that are open, in their order
     lock: ClassVar[Lock] = Lock()
 
@@ -121,11 +122,24 @@ def cpu_kernels() -> dict[str, str]:
     return {"instruction set": instruction_set(), "threads": threads_report()}
 
 
+@contextmanager
+def plain_layers() -> Iterator[None]:
+    """Evaluate layers with kernels that are no operators of torch in plain maths, in all threads."""
+    with _State.lock:
+        _State.counting += 1
+    try:
+        yield
+    finally:
+        with _State.lock:
+            _State.counting -= 1
+
+
 def fused_kernel(device: torch.device) -> Literal["numba", "triton"] | None:
     """The fused kernels that are there, may be used, and run on a device; None for plain maths."""
     name = fused_backend(device)
     read = device.type == "cpu" or name == "triton"
-    return name if read and _INSTALLED[name] and _State.asked in ("auto", name) else None
+    wanted = _State.asked in ("auto", name) and not _State.counting
+    return name if read and _INSTALLED[name] and wanted else None
 
 
 def fused_backend(device: torch.device) -> Literal["numba", "triton"]:

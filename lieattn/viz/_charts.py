@@ -1,4 +1,4 @@
-"""Charts: accuracy against the angle, quantities against the epoch, and the errors of a comparison."""
+"""Charts: accuracy against the angle, quantities against the epoch, errors against anything."""
 
 from __future__ import annotations
 
@@ -85,80 +85,7 @@ def error_curves(
     return figure
 
 
-def comparison(report: Mapping[str, Any]) -> Figure:
-    """Draw the report of ``lieattn compare``.
-
-    Panels: the error on the validation set during training, against the seconds that were counted, with the error on
-    the test set at the end; the test error against the number of parameters; and, where models were trained on several
-    shares of the data, against the number of clouds. Points are means over seeds, bars standard deviations. For
-    classification the error is the share of wrong labels.
-
-    ``report`` is the content of the JSON file that the command writes; ValueError is raised if it has no finished
-    training.
-    """
-    require_matplotlib()
-    rows = [row for row in report["summary"] if row["test"]["mean"] is not None]
-    if not rows:
-        raise ValueError("report: expected at least one finished training, got none")
-    styles = {model: _style(number) for number, model in enumerate(dict.fromkeys(row["model"] for row in rows))}
-    shares = {row["fraction"] for row in rows}
-    panels = {
-        "validation during training, test at the end": "seconds of training",
-        "test": "parameters",
-        **({"test, by the size of the training set": "training clouds"} if len(shares) > 1 else {}),
-    }
-    legend = 0.5 + 0.075 * max(len(model) for model in styles)
-    figure, axes = _charts(list(panels.values()), 3.95 * len(panels) + legend, 3.55)
-    axes[0].set_ylabel("error rate" if report["higher_is_better"] else report["metric"], size=9, color=INK)
-    for panel, title in zip(axes, panels, strict=True):
-        panel.set_title(title, size=8.5, color=INK)
-
-    def errors(values: Any) -> Any:
-        return 1 - np.asarray(values, float) if report["higher_is_better"] else np.asarray(values, float)
-
-    def point(panel: Axes, x: float, row: Mapping[str, Any]) -> None:
-        spread = row["test"]["std"] or 0.0  # of a single seed there is none
-        style = {"markersize": 5, "linewidth": 1.2, "capsize": 2, **styles[row["model"]]}
-        panel.errorbar(x, float(errors(row["test"]["mean"])), yerr=spread, **style)
-
-    for row in (row for row in rows if row["fraction"] == max(shares)):
-        mean = _mean_history(report, row)
-        style = {"markersize": 3, "linewidth": 1.1, "alpha": 0.7, **styles[row["model"]]}
-        axes[0].plot(mean[:, 1], errors(mean[:, 2]), **style)
-        point(axes[0], row["seconds"]["mean"], row)
-        point(axes[1], row["parameters"], row)
-    axes[1].locator_params(axis="x", nbins=5)
-    for panel in axes[2:]:
-        panel.set_xscale("log")
-        for model, style in styles.items():
-            mine = sorted((row for row in rows if row["model"] == model), key=lambda row: row["clouds"])
-            means = errors([row["test"]["mean"] for row in mine])
-            panel.plot([row["clouds"] for row in mine], means, color=style["color"], linewidth=1.1, alpha=0.7)
-            for row in mine:
-                point(panel, row["clouds"], row)
-        sizes = sorted({row["clouds"] for row in rows})
-        panel.set_xticks(sizes, [str(size) for size in sizes])
-        panel.minorticks_off()
-    for panel in axes:
-        _logarithmic(panel)
-    handles = [axes[1].plot([], [], linestyle="", markersize=5, **style)[0] for style in styles.values()]
-    figure.legend(handles, list(styles), loc="outside right center", fontsize=8, frameon=False)
-    return figure
-
-
-def _mean_history(report: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
-    """Steps, seconds and value of each validation ``[validations, 3]``, means over the seeds of a row."""
-    histories = [
-        np.asarray(cell["history"], float)
-        for cell in report["cells"]
-        if (cell["model"], cell["fraction"]) == (row["model"], row["fraction"]) and cell["failed"] is None
-    ]
-    # Seeds may differ in the number of validations where these follow the clock.
-    shared = min(len(history) for history in histories)
-    return np.mean([history[:shared] for history in histories], axis=0)
-
-
-def _charts(xlabels: Sequence[str], width: float, height: float) -> tuple[Figure, list[Axes]]:
+def charts(xlabels: Sequence[str], width: float, height: float) -> tuple[Figure, list[Axes]]:
     """Charts side by side in a figure of a size in inches: faint lines across, and no frame at the top and right."""
     figure = blank_figure(width, height)
     figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.1)
@@ -180,12 +107,12 @@ def _labeled_lines(
     log: Sequence[str] = (),
 ) -> tuple[Figure, Axes]:
     """Lines with their names at their right ends, moved apart where they would overlap; ``log`` names axes."""
-    figure, (axes,) = _charts([xlabel], 4.85 + 0.1 * max(map(len, lines)), 3.4)
+    figure, (axes,) = charts([xlabel], 4.85 + 0.1 * max(map(len, lines)), 3.4)
     axes.set_ylabel(ylabel, size=9, color=INK)
     axes.set(**{f"{axis}scale": "log" for axis in log})
     ends = []
     for number, (name, (x, y)) in enumerate(lines.items()):
-        style = _style(number)
+        style = style_of(number)
         axes.plot(x, y, **style, markersize=3.5, markevery=1 + len(x) // 30, linewidth=1.4, clip_on=False)
         ends.append((float(y[np.isfinite(y)][-1]), name, style["color"]))
     axes.set_ylim(axes.get_ylim() if ylim is None else ylim)
@@ -204,11 +131,12 @@ def _apart(places: Sequence[float], gap: float) -> Iterable[float]:
     return moved
 
 
-def _style(number: int) -> dict[str, Any]:
+def style_of(number: int) -> dict[str, Any]:
+    """Color and marker of a line."""
     return {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
 
 
-def _logarithmic(axes: Axes) -> None:
+def logarithmic(axes: Axes) -> None:
     """Errors over several orders of size on a logarithmic axis; one that is 0 needs the linear one."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 

@@ -6,6 +6,7 @@ torch.compile knows the operators.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, cast
 
@@ -102,7 +103,8 @@ def _launcher(device: torch.device) -> ModuleType:
     return _launch
 
 
-def _problem(inputs: tuple[Any, ...]) -> Problem:
+def problem_of(inputs: Sequence[Any]) -> Problem:
+    """The inputs of the forward kernel as arguments of the operator."""
     query, key, value, *terms = inputs[:_OPERANDS]
     row_ptr, source, target, index, _, *options = inputs[_OPERANDS:]
     terms.append(index)
@@ -111,13 +113,13 @@ def _problem(inputs: tuple[Any, ...]) -> Problem:
 
 @torch.library.custom_op("lieattn::group_attention", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor)")
 def _forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-    problem, seed = _problem(inputs), inputs[_TENSORS - 1]
+    problem, seed = problem_of(inputs), inputs[_TENSORS - 1]
     return cast(tuple[Tensor, Tensor], _launcher(problem.value.device).run_forward(problem, int(seed)))
 
 
 @_forward.register_fake
 def _(*inputs: Any) -> tuple[Tensor, Tensor]:
-    problem = _problem(inputs)
+    problem = problem_of(inputs)
     value = problem.value
     out = value.new_empty(len(value), problem.outs, *value.shape[2:])
     return out, value.new_empty(norm_shape(problem), dtype=torch.promote_types(value.dtype, torch.float32))
@@ -130,7 +132,7 @@ def _(*inputs: Any) -> tuple[Tensor, Tensor]:
 )
 def _backward(grad_out: Tensor, norm: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     """Gradients of the operands, empty tensors for those that are None."""
-    problem, seed = _problem(inputs), inputs[_TENSORS - 1]
+    problem, seed = problem_of(inputs), inputs[_TENSORS - 1]
     launch = _launcher(problem.value.device)
     return cast(tuple[Tensor, ...], launch.run_backward(problem, int(seed), grad_out, norm))
 
@@ -142,7 +144,7 @@ def _(grad_out: Tensor, norm: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
 
 def _plain(*inputs: Any) -> Tensor:
     """The plain evaluation, with the weights dropped that the kernels drop."""
-    problem = _problem(inputs)
+    problem = problem_of(inputs)
     wide = problem.to(torch.promote_types(problem.value.dtype, torch.float32))
 
     def drop(weights: Tensor) -> Tensor:
@@ -242,3 +244,4 @@ def _gradients(
 
 _forward.register_autograd(_differentiate, setup_context=_keep_forward)
 _backward.register_autograd(_differentiate_twice, setup_context=_keep_backward)
+FORWARD_AND_BACKWARD = torch.ops.lieattn.group_attention, torch.ops.lieattn.group_attention_backward

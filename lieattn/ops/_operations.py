@@ -1,0 +1,115 @@
+"""How much arithmetic a computation is: multiply-adds, counted as it runs, also those of the fused kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from lieattn._checks import check_arguments
+from lieattn.ops import _plain as plain
+from lieattn.ops._backend import plain_layers
+from lieattn.ops._terms import Problem
+from lieattn.ops.kernels.attention._operator import FORWARD_AND_BACKWARD, problem_of
+
+_aten = torch.ops.aten
+_ENTRYWISE = (_aten.mul.Tensor, _aten.mul_.Tensor, _aten.addcmul.default, _aten.addcmul_.default)
+_ON_CPU = (
+    _aten._scaled_dot_product_flash_attention_for_cpu,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward,
+)
+
+
+def count_operations(work: Callable[[], Any]) -> int:
+    """Multiply-adds that a function computes, its backward passes included; it is called once.
+
+    Counted are matrix products, convolutions, torch's scaled dot product attention, and products of two tensors entry
+    by entry. The fused kernel of :func:`group_attention` counts as the plain maths that it stands for, without what it
+    computes again for the gradient; other kernels of this library are replaced by plain maths meanwhile. What packages
+    compute outside of torch's operators is not seen.
+
+    Parameters
+    ----------
+    work
+        Such as ``lambda: network(batch).sum().backward()``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lieattn.ops import count_operations
+    >>> count_operations(lambda: torch.ones(2, 3) @ torch.ones(3, 5))
+    30
+    """
+    check_arguments(count_operations, locals())
+    counter = _Counter()
+    with plain_layers(), counter:
+        work()
+    return counter.total + sum(count() for count in counter.kernels)
+
+
+class _Counter(TorchDispatchMode):
+    """Sees every operator of torch, those of backward passes too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+        self.kernels: list[Callable[[], int]] = []  # what is counted afterwards, since nothing has derivatives in here
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        packet = func.overloadpacket
+        if packet in FORWARD_AND_BACKWARD:
+            backward = packet is FORWARD_AND_BACKWARD[1]
+            inputs = [_without_storage(value) for value in args[2 * backward :]]
+            self.kernels.append(lambda: _attention(inputs, backward=backward))
+        elif packet in flop_registry:
+            self.total += flop_registry[packet](*args, **kwargs, out_val=out) // 2  # a multiply-add is two of them
+        elif packet in _ON_CPU:
+            self.total += _scaled_dot_product(args[1:4] if packet is _ON_CPU[1] else args[:3], packet is _ON_CPU[1])
+        elif func in _ENTRYWISE and all(isinstance(factor, Tensor) and factor.ndim for factor in args[-2:]):
+            self.total += out.numel()
+        return out
+
+
+def _scaled_dot_product(signals: Sequence[Tensor], backward: bool) -> int:
+    """Of torch's kernel for CPUs, which its registry lacks; signals are ``[clouds, heads, rows, dim]``."""
+    query, key, value = signals
+    pairs = query.shape[:3].numel() * key.shape[2]
+    return (1 + backward) * pairs * (query.shape[3] + value.shape[3])
+
+
+def _without_storage(value: Any) -> Any:
+    return torch.empty_like(value, device="meta") if isinstance(value, Tensor) else value
+
+
+def _attention(inputs: list[Any], *, backward: bool) -> int:
+    """Of the operator, or of its gradient, in plain maths on tensors without storage."""
+    problem = problem_of([*inputs[:-1], 0.0])  # dropped weights are computed too
+    if problem.pattern == "pooled":
+        return (1 + backward) * _pooled(problem)
+    leaves = [t.requires_grad_() for t in problem.operands().values() if t is not None]
+    counter = _Counter()
+    with torch.enable_grad():
+        if not backward:
+            with counter:
+                plain.attend(problem)
+        else:
+            out, _ = plain.attend(problem)
+            with counter:
+                torch.autograd.grad(out, leaves, torch.empty_like(out), allow_unused=True)
+    return counter.total
+
+
+def _pooled(problem: Problem) -> int:
+    """Of one weight for a query and a neighbor, whose frames are summed first, edge by edge."""
+    signals = (problem.terms.key_psi, problem.key), (problem.terms.psi, problem.value)
+    each = problem.neighbors.num_edges * problem.outs * problem.value.shape[2]
+    widths = [
+        signal.shape[-1] * (1 if psi is None else 1 + psi.shape[2]) for psi, signal in signals if signal is not None
+    ]
+    return each * sum(widths)

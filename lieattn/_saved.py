@@ -56,7 +56,7 @@ def save(network: nn.Module, path: str | Path) -> None:
     decided = {name: entry.get("geometry", {}) for name, entry in _metadata(state).items()}
     for name, part in made.named_modules() if isinstance(made, nn.Module) else ():
         if isinstance(part, TiedWeights):
-            part.decide(decided.get(name, {}))
+            part._decide(decided.get(name, {}))
     if _structure(made) != _structure(network):
         raise ValueError("network: was changed since it was made; make one with the arguments that it needs now")
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}

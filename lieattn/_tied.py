@@ -21,7 +21,7 @@ class TiedWeights(nn.Module):
         """What the weights are tied to, in words, by its name: here the finite group."""
         return tied_to_group(getattr(self, "group", None))
 
-    def decide(self, tied_to: Mapping[str, str]) -> None:
+    def _decide(self, tied_to: Mapping[str, str]) -> None:
         """Take over from weights what was left open when the module was made; here nothing is."""
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -36,7 +36,7 @@ class TiedWeights(nn.Module):
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
         saved = local_metadata.get("geometry", {})
-        self.decide(saved)
+        self._decide(saved)
         for name, own in self.tied_to().items():
             fault = f"{name}: the weights are for {saved.get(name, own)}, the module has {own}"
             # A network says it first, and its layers not again.
@@ -49,7 +49,7 @@ def settle(module: nn.Module) -> None:
     """Decide what was left open in a module and its parts, as they act now."""
     for part in module.modules():
         if isinstance(part, TiedWeights):
-            part.decide(part.tied_to())
+            part._decide(part.tied_to())
 
 
 def tied_to_group(group: Any) -> dict[str, str]:

@@ -176,7 +176,7 @@ class EquivariantModule(Recorded, TiedWeights, abc.ABC):
         """What the weights are tied to beside their shapes, in words, by its name."""
         return _geometry(self)
 
-    def decide(self, tied_to: Mapping[str, str]) -> None:
+    def _decide(self, tied_to: Mapping[str, str]) -> None:
         """A radius that was left open becomes that of the weights, smooth or not."""
         neighborhood = getattr(self, "neighborhood", None)
         for smooth in (False, True) if is_open(neighborhood) else ():

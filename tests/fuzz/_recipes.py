@@ -108,6 +108,7 @@ IMAGE_MODELS = ("AffineSelfConvNet", "AttentiveCNN", "AttentiveAllCNN", "Attenti
 ATTENTIVE = models.AttentiveCNN(C4, channels=2, attention="pose", spatial_size=3).eval()
 
 
+AFFINE = models.AffineSelfConvNet(C4, in_channels=1, blocks=1, channels=4).eval()
 LARGE = torch.rand(1, 3, 96, 96)
 
 
@@ -339,6 +340,7 @@ OWN: dict[str, dict[str, Any]] = {
     "geometry.farthest_by_distance": {"distance": torch.cdist(POS, POS)[None], "start": torch.tensor([0])},
     "geometry.farthest_points": {"count": 2},
     "geometry.join_coordinates": {"parts": [torch.randn(6, 2), torch.randn(6, 3)]},
+    "ops.fused_kernel": {"device": torch.device("cpu")},
     "ops.backend": {"name": "plain"},
     "ops.activation": {"argument": "activation", "name": "silu"},
     "ops.bessel_functions": {"x": torch.rand(6)},
@@ -474,6 +476,8 @@ OWN: dict[str, dict[str, Any]] = {
     "viz.error_curves": {"curves": {"a": ([0.0, 1.0], [0.5, 0.6])}, "xlabel": "time", "ylabel": "error"},
     "viz.training_curves": {"histories": {"a": [1.0, 0.5]}, "ylabel": "loss"},
     "viz": {"network": gsa(), "data": DATA, "angles": [0.0]},
+    "viz.affine_maps": {"network": AFFINE},
+    "viz.effective_filters": {"network": AFFINE, "image": torch.rand(1, 8, 8)},
     "viz.attention_picture": {"network": ATTENTIVE},
     "viz.attention_under_group": {"network": ATTENTIVE, "image": IMAGES[0]},
     "compare.read_settings": {"paths": ["nowhere.yaml"]},
@@ -567,6 +571,7 @@ EXEMPT = {
     "bench": "a benchmark is called with functions of its own",
     "ops.count_operations": "calls a function of the user's",
     "certify.Certificate": "made by certify",
+    "certify.Diagnosis": "made by diagnose",
     "certify.Row": "made by certify",
     "compare.CellRunner": "takes settings that read_settings has checked; damaged ones are a target of their own",
     "compare.CellStore": "likewise",
@@ -598,6 +603,7 @@ EXEMPT = {
     "models.LieConvGeometry": "made by LieConvNet",
     "models.Wrapper": "a base class",
     "ops.Choice": "made by explain",
+    "train.EquivarianceMonitor": "called by Lightning",
     "train.LastCheckpoint": "called by Lightning",
     "train.check_trusted": "reads what a checkpoint has; damaged ones are a target of their own",
     "train.load_weights": "likewise",

@@ -571,7 +571,7 @@ EXEMPT = {
     "bench": "a benchmark is called with functions of its own",
     "ops.count_operations": "calls a function of the user's",
     "certify.Certificate": "made by certify",
-    "certify.Diagnosis": "made by diagnose",
+    "certify.Diagnosis": "made by certify",
     "certify.Row": "made by certify",
     "compare.CellRunner": "takes settings that read_settings has checked; damaged ones are a target of their own",
     "compare.CellStore": "likewise",

@@ -58,7 +58,8 @@ def pointnet2() -> nn.Module:
     return PointNet2()
 
 
-def _e3nn() -> nn.Module:
+def e3nn() -> nn.Module:
+    """A network of e3nn with random weights: vectors, equivariant to E(3)."""
     from e3nn.nn.models.v2106.gate_points_networks import SimpleNetwork
 
     class Vectors(nn.Module):
@@ -76,8 +77,3 @@ def _e3nn() -> nn.Module:
             return self.network(data)
 
     return Vectors()
-
-
-def e3nn() -> nn.Module:
-    """A network of e3nn with random weights: vectors, equivariant to E(3)."""
-    return _e3nn()

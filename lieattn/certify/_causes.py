@@ -39,6 +39,7 @@ class _Break:
     call: Call | None = None
     moved: Call | None = None
     inputs: tuple[str, ...] = ()  # the laws of its inputs
+    edges: tuple[str, Tensor] | None = None  # the first indices of pairs that are other pairs now, and who sees them
 
 
 def diagnose(
@@ -79,7 +80,10 @@ def diagnose(
         error = _error(probe(changed), move, reference, outputs, sizes, alone=change.alone)
         if error <= tolerance:
             continue
-        found = _first_break(record(probe, clouds), record(probe, changed), change)
+        calls, others = record(probe, clouds), record(probe, changed)
+        found = _first_break(calls, others, change)
+        if check == "order of points":
+            found = replace(found, edges=_first_edges(calls, others, change))
         turned |= move.check == "turn"
         cause, text = _cause(check, found, error, change, probe)
         yield _told(check, found, cause, text)
@@ -173,7 +177,7 @@ def _cause(check: str, found: _Break, error: float, change: Change, probe: Probe
     if rounding is not None:
         return rounding
     if check == "order of points":
-        return _cause_of_order(found, change)
+        return _cause_of_order(found)
     if check == "rest of the batch":
         return _cause_of_batch(found, change)
     if check == "translation":
@@ -210,24 +214,29 @@ def _cause_of_features(found: _Break) -> tuple[str, str]:
     return "unknown", "its inputs follow the motion, its outputs follow no law that is known"
 
 
-def _cause_of_order(found: _Break, change: Change) -> tuple[str, str]:
-    if found.call is not None and found.moved is not None:
-        before, after = ((*call.inputs, *call.outputs) for call in (found.call, found.moved))
-        edges = _edges_change(before, after, change)
-        if edges is not None:
-            counts = [torch.bincount(end) for end in edges] if len(edges) == 2 else []
-            for count in counts:
-                most, full = int(count.max()), int((count == count.max()).sum())
-                if most > 1 and full > max(1, _SHARE * len(count)):
-                    text = (
-                        f"{full} of {len(count)} points have exactly {most} neighbors, and which depends on the order"
-                    )
-                    return "capped neighbors", text
-            return (
-                "neighbors chosen by order",
-                "which points are neighbors depends on their order, as where ties are cut",
-            )
-    return "order of points", "outputs depend on which point comes first"
+def _cause_of_order(found: _Break) -> tuple[str, str]:
+    if found.edges is None:
+        return "order of points", "outputs depend on which point comes first"
+    name, edges = found.edges
+    if len(edges) == 2:
+        # Of centers and of neighbors, those of which more have the largest number.
+        counts = [torch.bincount(end) for end in edges]
+        count = max(counts, key=lambda count: float((count == count.max()).double().mean()))
+        most, full = int(count.max()), int((count == count.max()).sum())
+        if most > 1 and full > max(1, _SHARE * len(count)):
+            text = f"in the edges at {name}, {full} of {len(count)} points have exactly {most} neighbors"
+            return "capped neighbors", f"{text}, and which these are depends on the order of points"
+    return "neighbors chosen by order", f"the edges at {name} depend on the order of points, as where ties are cut"
+
+
+def _first_edges(first: Sequence[Call], second: Sequence[Call], change: Change) -> tuple[str, Tensor] | None:
+    for before, after in zip(first, second, strict=False):
+        ends = [(*call.inputs, *call.outputs) for call in (before, after)]
+        if before.name == after.name and len(ends[0]) == len(ends[1]):
+            edges = _edges_change(ends[0], ends[1], change)
+            if edges is not None:
+                return before.name or "the network itself", edges
+    return None
 
 
 def _cause_of_batch(found: _Break, change: Change) -> tuple[str, str]:

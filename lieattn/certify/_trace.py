@@ -111,6 +111,8 @@ def record(probe: Probe, clouds: Sequence[Data]) -> list[Call]:
 
 def law(first: Tensor, second: Tensor, change: Change) -> str | None:
     """What became of a floating tensor as the clouds changed, in words; None for nothing that is known."""
+    if first.ndim == 0 or second.ndim == 0:
+        return "invariant" if _close(first, second, change) else None
     for before, after in _arranged(first, second, change):
         if _close(before, after, change):
             return "invariant"
@@ -171,12 +173,10 @@ def _arranged(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[T
         yield first[order], second
     else:
         yield first, second
-    rows = (len(change.sizes), int(change.sizes.sum()))
-    if order is not None and len(first) not in rows and len(first) <= _MOST_ROWS:
-        yield (
-            first.reshape(len(first), -1).sort(dim=0).values,
-            second.reshape(len(second), -1).sort(dim=0).values,
-        )  # edges, in another order
+    numbers = (len(change.sizes), int(change.sizes.sum()))
+    if order is not None and len(first) not in numbers and len(first) <= _MOST_ROWS:
+        before, after = (edges.reshape(len(edges), -1).sort(dim=0).values for edges in (first, second))
+        yield before, after  # edges, in another order
 
 
 def _of_first_cloud(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[Tensor, Tensor]]:

@@ -88,7 +88,7 @@ ABOUT = {
         f"{IMAGE}, 28 x 28 pixels in raster order",
         "10 logits",
         MNIST,
-        test=5_000,
+        test=2_000,
     ),
     "qm9-homo": About(
         "energy of the highest occupied orbital of small organic molecules", f"{ATOMS}; H, C, N, O", "meV [1]", QM9

@@ -98,7 +98,7 @@ def main() -> None:
     for name in _CATALOG:  # whose classes may be named without their package, where they can be imported
         try:
             import_module(name)
-        except ImportError:
+        except Exception:  # e3nn 0.4.4 cannot read its own constants until mace is imported
             pass
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*`max_epochs` was not set|.*GPU available but not used")

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from lieattn.bench import _attention, _gsa_net, _peers, _roofline, _scaling, _threads
+from lieattn.bench import _attention, _epochs, _gsa_net, _peers, _roofline, _scaling, _threads, _whole_clouds
 from lieattn.cli import main
 from lieattn.groups import cyclic
 from lieattn.models import GSANet
@@ -16,21 +16,23 @@ from lieattn.testing import randomize
 
 @pytest.fixture
 def small(monkeypatch):
-    for module, sizes in (
-        (_attention, {"IMAGES": 1, "SIDE": 6}),
-        (_scaling, {"POINTS": (50, 100), "ORDERS": (1, 4), "NEIGHBORS": (4, 8)}),
-        (_peers, {"SIZES": (20,), "PEERS": {"missing": "a_package_that_is_missing"}}),
-        (_roofline, {"_MATRIX": 64, "_COPY": 1024}),
-        (_threads, {"IMAGES": 2, "BUSY": (0, 1), "_TURNS": 1, "_process": lambda: ThreadPoolExecutor(1)}),
-    ):
-        for name, value in sizes.items():
+    others = {
+        _peers: {"PEERS": {"missing": "a_package_that_is_missing"}},
+        _threads: {"_TURNS": 1, "_process": lambda: ThreadPoolExecutor(1)},
+    }
+    for module in (_attention, _scaling, _peers, _roofline, _threads, _whole_clouds, _epochs):
+        for name, value in {**module.SMALL, **others.get(module, {})}.items():
             monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(_scaling, "BASE", {"points": 50, "order": 4, "neighbors": 4})
-    monkeypatch.setattr(_scaling.run, "__kwdefaults__", {"largest": 100})
     monkeypatch.setattr("lieattn.bench._measure.peak_memory", lambda build: 1.0)
 
 
-@pytest.mark.parametrize("name", ["attention", "scaling", "peers", "roofline", "threads"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("attention", "scaling", "peers", "roofline", "threads", "whole-clouds"),
+        pytest.param("epochs", marks=pytest.mark.slow),
+    ],
+)
 def test_benchmark_runs(name, small, tmp_path, capsys):
     path = tmp_path / "records.json"
     assert main(["bench", name, "--json", str(path), "--repeats", "1"]) == 0
@@ -59,6 +61,33 @@ def test_cubic_formula_computes_the_same(order, monkeypatch):
     cubic = _gsa_net.literal(copy.deepcopy(network))
     with torch.no_grad():
         torch.testing.assert_close(cubic(batch), network(batch), rtol=1e-10, atol=1e-10)
+
+
+def test_unfolded_windows_compute_the_same(small):
+    found = {way: next(_attention.build(4, way)()) for way in ("plain", "unfold")}
+    torch.testing.assert_close(found["unfold"], found["plain"], rtol=1e-5, atol=1e-6)
+
+
+def test_whole_clouds_compute_the_same(small):
+    with torch.no_grad():  # FlexAttention has no gradient on CPUs
+        losses = [next(_whole_clouds.build(3, 7, 2, way)()) for way in ("scatter", "torch", "flex", "dense", "kernel")]
+    for loss in losses[1:]:
+        torch.testing.assert_close(loss, losses[0], rtol=1e-5, atol=1e-6)
+
+
+def test_devices(capsys):
+    assert main(["bench", "threads", "--device", "cuda"]) == 2
+    assert "threads measures the cores of this machine" in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        assert main(["bench", "attention", "--device", "cuda"]) == 2
+        assert "there is no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["attention", "scaling", "roofline", "whole-clouds", "epochs"])
+def test_benchmark_runs_on_a_gpu(name, small, capsys):
+    assert main(["bench", name, "--device", "cuda", "--repeats", "1"]) == 0
 
 
 def test_bad_usage(capsys):

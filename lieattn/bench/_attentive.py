@@ -16,6 +16,7 @@ from lieattn.models import AttentiveCNN
 from lieattn.nn import GridAttentiveConvolution, GridAttentiveLifting, GridGroupConvolution
 
 IMAGES = 16
+SMALL = {"IMAGES": 1, "NARROW": (2, 6, 0, 1), "WIDE": (3, 6, 1, 1)}
 # Channels, side of the image, border, hidden width of the channel attention.
 NARROW, WIDE = (10, 26, 0, 5), (96, 32, 1, 6)
 Way = Literal["literal", "fused", "plain"]
@@ -72,7 +73,7 @@ def literal(network: AttentiveCNN) -> AttentiveCNN:
     return network
 
 
-def build_layer(channels: int, side: int, pad: int, hidden: int, way: Way) -> Problem:
+def build_layer(channels: int, side: int, pad: int, hidden: int, way: Way, device: str = "cpu") -> Problem:
     """Full attention between as many channels on p4, 3 x 3 kernels, 7 x 7 spatial kernels, batch 16."""
     torch.manual_seed(0)
     layer: nn.Module
@@ -81,7 +82,8 @@ def build_layer(channels: int, side: int, pad: int, hidden: int, way: Way) -> Pr
     else:
         attentive = GridAttentiveConvolution(cyclic(4), channels, channels, 3, hidden=hidden, pad=pad)
         layer = LiteralLayer(attentive) if way == "literal" else attentive
-    x = torch.randn(IMAGES, channels, 4, side, side, requires_grad=True)
+    layer = layer.to(device)
+    x = torch.randn(IMAGES, channels, 4, side, side).to(device).requires_grad_()
 
     def problem() -> Iterator[Tensor]:
         yield layer(x).square().mean()
@@ -89,12 +91,12 @@ def build_layer(channels: int, side: int, pad: int, hidden: int, way: Way) -> Pr
     return problem
 
 
-def build_network(way: Way) -> Problem:
+def build_network(way: Way, device: str = "cpu") -> Problem:
     """Forward pass and loss of the α-p4-CNN, or of the plain p4-CNN, on 16 images of 28 x 28."""
     torch.manual_seed(0)
     network = AttentiveCNN(cyclic(4), attention="none" if way == "plain" else "full")
-    network = literal(network) if way == "literal" else network
-    images, labels = torch.randn(IMAGES, 1, 28, 28), torch.arange(IMAGES) % 10
+    network = (literal(network) if way == "literal" else network).to(device)
+    images, labels = torch.randn(IMAGES, 1, 28, 28).to(device), (torch.arange(IMAGES) % 10).to(device)
 
     def problem() -> Iterator[Tensor]:
         yield F.cross_entropy(network(images), labels)
@@ -102,15 +104,16 @@ def build_network(way: Way) -> Problem:
     return problem
 
 
-def run(repeats: int = 3) -> list[Record]:
+def run(repeats: int = 3, device: str = "cpu") -> list[Record]:
     """Records of all cases, the wide layer without the literal way, which would take tens of gigabytes."""
     ways: tuple[Way, ...] = get_args(Way)
     cases: Cases = {
-        "{0}x{0}p4".format(NARROW[0]): {way: partial(build_layer, *NARROW, way) for way in ways},
-        "alpha-p4-CNN": {way: partial(build_network, way) for way in ways},
+        "{0}x{0}p4".format(NARROW[0]): {way: partial(build_layer, *NARROW, way, device) for way in ways},
+        "alpha-p4-CNN": {way: partial(build_network, way, device) for way in ways},
     }
-    wide: Cases = {"{0}x{0}p4".format(WIDE[0]): {way: partial(build_layer, *WIDE, way) for way in ways[1:]}}
-    return compare(cases, repeats=repeats, threads=1) + compare(wide, repeats=1, threads=1)
+    wide: Cases = {"{0}x{0}p4".format(WIDE[0]): {way: partial(build_layer, *WIDE, way, device) for way in ways[1:]}}
+    few = compare(cases, repeats=repeats, threads=1, device=device)
+    return few + compare(wide, repeats=1, threads=1, device=device)
 
 
 def remarks(records: list[Record]) -> list[str]:

@@ -15,18 +15,19 @@ from lieattn.nn import FramewiseBlock
 from lieattn.nn.relative import RotaryPhases, rotary_terms
 
 CLOUDS, POINTS, WIDTH, LAYERS, MLP_RATIO = 16, 32, 384, 4, 4
+SMALL = {"CLOUDS": 2, "POINTS": 4, "LAYERS": 1}
 GROUPS = {"C4": cyclic(4), "D4": dihedral(4), "T": tetrahedral(), "O": octahedral(), "I": icosahedral()}
 
 
-def framewise(group: FiniteGroup) -> Problem:
+def framewise(group: FiniteGroup, device: str = "cpu") -> Problem:
     """Four blocks on 16 clouds of 32 points, |H| heads; the width is 384, or 360 for the 60 frames of I."""
     channels = _channels(group)
     torch.manual_seed(0)
-    phases = RotaryPhases(group.dim, 1, channels)
-    blocks = nn.ModuleList(FramewiseBlock(group, channels, mlp_ratio=MLP_RATIO) for _ in range(LAYERS))
-    batch = torch.arange(CLOUDS).repeat_interleave(POINTS)
-    graph = lift(torch.randn(len(batch), group.dim), group, AllPairs(), batch=batch)
-    x = torch.randn(len(batch), group.order, channels)
+    phases = RotaryPhases(group.dim, 1, channels).to(device)
+    blocks = nn.ModuleList(FramewiseBlock(group, channels, mlp_ratio=MLP_RATIO) for _ in range(LAYERS)).to(device)
+    batch = torch.arange(CLOUDS, device=device).repeat_interleave(POINTS)
+    graph = lift(torch.randn(len(batch), group.dim).to(device), group, AllPairs(), batch=batch)
+    x = torch.randn(len(batch), group.order, channels).to(device)
 
     def problem() -> Iterator[Tensor]:
         blocks.zero_grad()
@@ -39,15 +40,15 @@ def framewise(group: FiniteGroup) -> Problem:
     return problem
 
 
-def ordinary(group: FiniteGroup) -> Problem:
+def ordinary(group: FiniteGroup, device: str = "cpu") -> Problem:
     """``torch.nn.TransformerEncoder`` with as many heads, layers, hidden units and tokens of the same width."""
     width = group.order * _channels(group)
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(
         width, group.order, MLP_RATIO * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
     )
-    encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
-    x = torch.randn(CLOUDS, POINTS, width)
+    encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False).to(device)
+    x = torch.randn(CLOUDS, POINTS, width).to(device)
 
     def problem() -> Iterator[Tensor]:
         encoder.zero_grad()
@@ -56,13 +57,13 @@ def ordinary(group: FiniteGroup) -> Problem:
     return problem
 
 
-def run(repeats: int = 9) -> list[Record]:
+def run(repeats: int = 9, device: str = "cpu") -> list[Record]:
     """Records of one case for each group, ways ``torch`` and ``framewise``, on one thread."""
     cases = {
-        name: {"torch": partial(ordinary, group), "framewise": partial(framewise, group)}
+        name: {"torch": partial(ordinary, group, device), "framewise": partial(framewise, group, device)}
         for name, group in GROUPS.items()
     }
-    return compare(cases, repeats=repeats, threads=1)
+    return compare(cases, repeats=repeats, threads=1, device=device)
 
 
 def _channels(group: FiniteGroup) -> int:

@@ -18,6 +18,7 @@ from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
 from lieattn.ops import backend
 
 IMAGES, SIDE = 8, 28
+SMALL = {"IMAGES": 1}
 _FITS = 4  # the largest group for which the cubic formula takes the batch at once
 Way = Literal["cubic", "plain", "fused", "joint", "each"]
 
@@ -46,7 +47,7 @@ class Cubic(nn.Module):
         values, _ = _unfold(value, side)
         content = torch.einsum("beghwd,bemhwtd->beghwmt", query, keys)
         terms = layer.encoding(graph)
-        order = _window_order(graph, side)
+        order = window_order(graph, side)
         position = torch.einsum("beghwd,tod->beoghwt", query, terms.positional_key.squeeze(2)[order])
         score = content[:, :, None] + position[:, :, :, :, :, :, None]
         if terms.fiber_key is not None:
@@ -66,17 +67,17 @@ def _unfold(signal: Tensor, side: int) -> tuple[Tensor, Tensor]:
     margin = side // 2
     padded = nn.functional.pad(signal, (0, 0, margin, margin, margin, margin))
     windows = padded.unfold(3, side, 1).unfold(4, side, 1)  # [..., H, W, d, side, side]
-    inside = nn.functional.pad(torch.ones(height, width, dtype=torch.bool), (margin,) * 4)
+    inside = nn.functional.pad(torch.ones(height, width, dtype=torch.bool, device=signal.device), (margin,) * 4)
     return windows.flatten(-2).mT, inside.unfold(0, side, 1).unfold(1, side, 1).flatten(-2)
 
 
-def _window_order(graph: LiftedGraph, side: int) -> Tensor:
+def window_order(graph: LiftedGraph, side: int) -> Tensor:
     """Row of the displacement table for each place of the window, which runs down the rows of the image."""
     identity = 0 if graph.group is None else graph.group.identity_index
     seen = graph.relative.positions[:, identity] * (side // 2)
     row, column = (-seen[:, 1] + side // 2).round().long(), (seen[:, 0] + side // 2).round().long()
-    order = torch.empty(side * side, dtype=torch.int64)
-    order[row * side + column] = torch.arange(len(seen))
+    order = seen.new_empty(side * side, dtype=torch.int64)
+    order[row * side + column] = torch.arange(len(seen), device=seen.device)
     return order
 
 
@@ -97,27 +98,27 @@ def joint(network: GSANet) -> GSANet:
     return network
 
 
-def images() -> Batch:
+def images(device: str = "cpu") -> Batch:
     """Eight random images of 28 x 28 as point sets."""
     generator = torch.Generator().manual_seed(0)
     pos, grid = pixel_positions(SIDE, SIDE), torch.tensor([[SIDE, SIDE]])
     clouds = [Data(x=torch.randn(SIDE * SIDE, 1, generator=generator), pos=pos, grid=grid) for _ in range(IMAGES)]
-    return Batch.from_data_list(clouds)
+    return Batch.from_data_list(clouds).to(device)
 
 
-def build(order: int, way: Way) -> Problem:
+def build(order: int, way: Way, device: str = "cpu") -> Problem:
     """Forward pass and loss of the R4 or R8 network with 5 x 5 neighborhoods, without dropout.
 
     The geometry is made before, as by a data loader. The scores of the cubic formula for R8 take 3 GB a copy at batch
     8, so it goes image by image; so does ``"each"``, the fused kernel otherwise, for the memory beside that.
     """
     torch.manual_seed(0)
-    network = GSANet.rot_mnist(cyclic(order), dropout=Dropouts())
+    network = GSANet.rot_mnist(cyclic(order), dropout=Dropouts()).to(device)
     if way == "cubic":
         network = literal(network)
     elif way == "joint":
         network = joint(network)
-    batch = images()
+    batch = images(device)
     parts = batch.to_data_list() if way in ("cubic", "each") and order > _FITS else [batch]
     geometries = [network.geometry(part) for part in parts]
 
@@ -125,17 +126,17 @@ def build(order: int, way: Way) -> Problem:
         for part, geometry in zip(parts, geometries, strict=True):
             with backend("plain" if way == "plain" else "auto"):
                 logits = network(part, geometry)
-            labels = torch.arange(len(logits))
+            labels = torch.arange(len(logits), device=device)
             yield nn.functional.cross_entropy(logits, labels, reduction="sum") / IMAGES
 
     return problem
 
 
-def run(repeats: int = 3) -> list[Record]:
+def run(repeats: int = 3, device: str = "cpu") -> list[Record]:
     """Records of R4 and R8 on one thread, ways ``cubic``, ``plain``, ``fused``, ``joint``, and ``each`` for R8."""
     ways: tuple[Way, ...] = get_args(Way)
     cases: Cases = {
-        f"R{order}": {way: partial(build, order, way) for way in ways if way != "each" or order > _FITS}
+        f"R{order}": {way: partial(build, order, way, device) for way in ways if way != "each" or order > _FITS}
         for order in (4, 8)
     }
-    return compare(cases, repeats=repeats, threads=1)
+    return compare(cases, repeats=repeats, threads=1, device=device)

@@ -25,11 +25,12 @@ CHANNELS, HEADS = 128, 8
 CLOUDS = {18: 16, 64: 4, 256: 1}
 CASES = ((18, 1), (18, 4), (18, 8), (64, 1), (64, 4), (256, 1))
 LOCAL = (256, 1024, 4096)
+SMALL = {"CASES": ((5, 2),), "LOCAL": (30,)}
 NEAR = 20  # neighbors of a point within the radius, on average
 Way = Literal["plain", "fused", "log"]
 
 
-def clouds_of(points: int, samples: int, local: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def clouds_of(points: int, samples: int, device: str, local: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Positions ``[clouds, points, 3]``, rotations ``[clouds, points, samples, 3, 3]``, field of the elements.
 
     Points are normally distributed, or ``local``: one cloud of unit density.
@@ -39,7 +40,8 @@ def clouds_of(points: int, samples: int, local: bool = False) -> tuple[Tensor, T
     draw, size = (torch.rand, points ** (1 / 3)) if local else (torch.randn, 1.0)
     pos = size * draw(clouds, points, 3, generator=generator)
     frames = SO(3).sample(clouds, points, samples, generator=generator)
-    return pos, frames, torch.randn(clouds, points, samples, CHANNELS, generator=generator)
+    field = torch.randn(clouds, points, samples, CHANNELS, generator=generator)
+    return pos.to(device), frames.to(device), field.to(device)
 
 
 def layer_of(coordinates: int) -> LieSelfAttention:
@@ -49,17 +51,17 @@ def layer_of(coordinates: int) -> LieSelfAttention:
         return LieSelfAttention(CHANNELS, coordinates, heads=HEADS)
 
 
-def build(points: int, samples: int, way: Way, local: bool = False) -> Problem:
+def build(points: int, samples: int, way: Way, device: str = "cpu", *, local: bool = False) -> Problem:
     """The library's layer: in plain maths, as it comes, or as it comes on logarithms, the very numbers of ``dense``.
 
     Neighborhoods are whole clouds or, ``local``, balls that hold :data:`NEAR` points of a unit density.
     """
-    pos, frames, field = clouds_of(points, samples, local)
+    pos, frames, field = clouds_of(points, samples, device, local)
     neighborhood: Neighborhood = Radius((0.75 * NEAR / torch.pi) ** (1 / 3)) if local else AllPairs()
-    batch = torch.arange(len(pos)).repeat_interleave(points)
+    batch = torch.arange(len(pos), device=device).repeat_interleave(points)
     given = GivenFrames(frames.flatten(0, 1))
     x = field.flatten(0, 1).requires_grad_()
-    layer = layer_of(6 if way == "log" else 12)
+    layer = layer_of(6 if way == "log" else 12).to(device)
 
     def problem() -> Iterator[Tensor]:
         with backend("plain" if way == "plain" else "auto"):
@@ -71,15 +73,15 @@ def build(points: int, samples: int, way: Way, local: bool = False) -> Problem:
     return problem
 
 
-def build_dense(points: int, samples: int) -> Problem:
+def build_dense(points: int, samples: int, device: str = "cpu") -> Problem:
     """The literal evaluation with the weights of the library's layer."""
-    pos, frames, field = clouds_of(points, samples)
+    pos, frames, field = clouds_of(points, samples, device)
     x = field.flatten(1, 2).requires_grad_()
-    layer = layer_of(6)
+    layer = layer_of(6).to(device)
     parameters = dict(layer.named_parameters())
 
     def problem() -> Iterator[Tensor]:
-        elements = torch.eye(4).repeat(*frames.shape[:3], 1, 1)
+        elements = torch.eye(4, device=device).repeat(*frames.shape[:3], 1, 1)
         elements[..., :3, :3] = frames
         elements[..., :3, 3] = pos[:, :, None]
         yield dense_attention(x, elements.flatten(1, 2), parameters).square().mean()
@@ -124,20 +126,22 @@ def rigid_log(g: Tensor) -> Tensor:
     half = angle / 2
     closed = (1 - half * torch.cos(half) / torch.sin(half)) / angle.square()
     factor = torch.where(angle < 0.07, (1 + angle.square() / 60) / 12, closed)
-    identity = torch.eye(3, dtype=g.dtype).expand_as(rotation)
+    identity = torch.eye(3, dtype=g.dtype, device=g.device).expand_as(rotation)
     inverse = identity - skew / 2 + factor[..., None, None] * (skew @ skew)
     w = torch.stack([skew[..., 2, 1], skew[..., 0, 2], skew[..., 1, 0]], dim=-1)
     return torch.cat([w, (inverse @ translation[..., None])[..., 0]], dim=-1)
 
 
-def run(repeats: int = 3) -> list[Record]:
+def run(repeats: int = 3, device: str = "cpu") -> list[Record]:
     """Records of all cases."""
     cases: Cases = {
         f"{points}x{samples}": {
-            "dense": partial(build_dense, points, samples),
-            **{way: partial(build, points, samples, way) for way in get_args(Way)},
+            "dense": partial(build_dense, points, samples, device),
+            **{way: partial(build, points, samples, way, device) for way in get_args(Way)},
         }
         for points, samples in CASES
     }
-    local: Cases = {f"radius {points}": {"fused": partial(build, points, 1, "fused", local=True)} for points in LOCAL}
-    return compare({**cases, **local}, repeats=repeats)
+    local: Cases = {
+        f"radius {points}": {"fused": partial(build, points, 1, "fused", device, local=True)} for points in LOCAL
+    }
+    return compare({**cases, **local}, repeats=repeats, device=device)

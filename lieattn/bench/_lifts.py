@@ -34,14 +34,14 @@ class LiftError:
     repeats: int  # number of motions
 
 
-def run(repeats: int = 6) -> list[LiftError]:
+def run(repeats: int = 6, device: str = "cpu") -> list[LiftError]:
     """Records of all lifts, for as many random motions as there are repeats."""
-    records = approximate(repeats, (4, 24)) + _records(_exact_lifts(), repeats)
+    records = approximate(repeats, (4, 24), device) + _records(_exact_lifts(), repeats, device)
     for group in GROUPS:
         generator = torch.Generator().manual_seed(1)
         elements = group.elements[torch.randint(group.order, (repeats,), generator=generator)]
         own = SE(3).element(elements, torch.randn(repeats, 3, generator=generator, dtype=torch.float64))
-        errors = _errors(FiniteFrames(group), own)
+        errors = _errors(FiniteFrames(group), own, device)
         records.append(LiftError(f"finite, {group.name}", "motions of its group", group.order, *errors, repeats))
     return records
 
@@ -53,7 +53,7 @@ def table(records: list[LiftError]) -> str:
     return "\n".join(lines)
 
 
-def approximate(repeats: int, counts: Sequence[int]) -> list[LiftError]:
+def approximate(repeats: int, counts: Sequence[int], device: str = "cpu") -> list[LiftError]:
     """Records of lifts whose error depends on the number of frames: finite groups, and these counts of sampled ones."""
     lifts: list[tuple[str, int, Frames]] = [
         (f"finite, {group.name}", group.order, FiniteFrames(group)) for group in GROUPS
@@ -63,7 +63,7 @@ def approximate(repeats: int, counts: Sequence[int]) -> list[LiftError]:
             for design in (False, True):
                 name = f"sampled, per {per}, {'design' if design else 'independent'}"
                 lifts.append((name, count, SampledFrames(count, per=per, design=design)))
-    return _records(lifts, repeats)
+    return _records(lifts, repeats, device)
 
 
 def _exact_lifts() -> Iterator[tuple[str, int, Frames]]:
@@ -74,14 +74,15 @@ def _exact_lifts() -> Iterator[tuple[str, int, Frames]]:
     yield "given, moved along", 4, GivenFrames(drawn)
 
 
-def _records(lifts: Iterable[tuple[str, int, Frames]], repeats: int) -> list[LiftError]:
+def _records(lifts: Iterable[tuple[str, int, Frames]], repeats: int, device: str) -> list[LiftError]:
     anywhere = SE(3).sample(repeats, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     return [
-        LiftError(case, "random motions", fiber, *_errors(frames, anywhere), repeats) for case, fiber, frames in lifts
+        LiftError(case, "random motions", fiber, *_errors(frames, anywhere, device), repeats)
+        for case, fiber, frames in lifts
     ]
 
 
-def _errors(frames: Frames, motions: Tensor) -> tuple[float, float]:
+def _errors(frames: Frames, motions: Tensor, device: str) -> tuple[float, float]:
     """Errors in double and single precision."""
     generator = torch.Generator().manual_seed(0)
     pos = 1.5 * torch.randn(CLOUDS * POINTS, 3, generator=generator, dtype=torch.float64)
@@ -89,16 +90,16 @@ def _errors(frames: Frames, motions: Tensor) -> tuple[float, float]:
     batch = torch.arange(CLOUDS).repeat_interleave(POINTS)
     errors = []
     for dtype in (torch.float64, torch.float32):
-        model, outputs = _model().to(dtype), []
+        model, outputs = _model().to(device, dtype), []
         for g in (SE(3).identity(motions), *motions):
             model.frames = frames
             if isinstance(frames, GivenFrames):
-                model.frames = GivenFrames(SE(3).linear(g) @ frames.frames)
-            data = SimpleNamespace(pos=SE(3).act(g, pos).to(dtype), x=x.to(dtype), batch=batch)
+                model.frames = GivenFrames((SE(3).linear(g) @ frames.frames).to(device))
+            moved, features = SE(3).act(g, pos).to(device, dtype), x.to(device, dtype)
             with torch.no_grad():
-                outputs.append(model(data).double())
-        still, moved = outputs[0], torch.stack(outputs[1:])
-        errors.append(float((moved - still).square().mean().sqrt() / still.var(dim=0).mean().sqrt()))
+                outputs.append(model(SimpleNamespace(pos=moved, x=features, batch=batch.to(device))).double())
+        still, others = outputs[0], torch.stack(outputs[1:])
+        errors.append(float((others - still).square().mean().sqrt() / still.var(dim=0).mean().sqrt()))
     return errors[0], errors[1]
 
 

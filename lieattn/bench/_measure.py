@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,9 @@ from torch import Tensor
 from lieattn.ops import release_memory
 
 BENCHMARKS = {
-    "attention": "one group attention layer on images: plain maths and the fused kernel",
+    "attention": "one group attention layer on images: plain maths (scatter), unfolded windows, and the fused kernel",
+    "whole-clouds": "framewise attention over whole clouds, beside FlexAttention and torch's own attention",
+    "epochs": "training steps of a main network of each paper, at the sizes of their data",
     "attentive": "attentive group convolution: layer and rot-MNIST network, against the formula written out",
     "gsa-net": "a training step of the rot-MNIST networks, against the published cubic formula",
     "framewise": "a training step of the framewise transformer, against torch's TransformerEncoder",
@@ -43,6 +46,7 @@ class Record:
     spread: float  # range from the fastest to the slowest step, relative to the median
     threads: int  # of torch
     repeats: int  # number of steps measured
+    device: str = "cpu"
 
 
 Problem = Callable[[], Iterator[Tensor]]
@@ -56,36 +60,47 @@ Cases = Mapping[str, Mapping[str, Callable[[], Problem]]]
 """For each case and way a function that makes the problem; it must be importable (it is sent to a process)."""
 
 
-def compare(cases: Cases, *, repeats: int = 5, threads: int | None = None, memory: bool = True) -> list[Record]:
+def compare(
+    cases: Cases, *, repeats: int = 5, threads: int | None = None, memory: bool = True, device: str = "cpu"
+) -> list[Record]:
     """Measure several ways of each of the :data:`Cases`, taking turns so that a busy machine disturbs all alike.
 
     ``repeats`` steps of each way are measured, after one that warms up, on as many ``threads`` of torch, or those of
-    the process; ``memory`` says whether to measure peak memory too.
+    the process; ``memory`` says whether to measure peak memory too. Problems are on the ``device``: on ``"cuda"`` times
+    are those between events, memory is what torch has taken of the card, and a way that does not fit has NaN for all.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
-        return [record for case, ways in cases.items() for record in _measured(case, ways, repeats, memory)]
+        return [record for case, ways in cases.items() for record in _measured(case, ways, repeats, memory, device)]
     finally:
         torch.set_num_threads(before)
 
 
-def _measured(case: str, builders: Mapping[str, Callable[[], Problem]], repeats: int, memory: bool) -> Iterator[Record]:
+def _measured(
+    case: str, builders: Mapping[str, Callable[[], Problem]], repeats: int, memory: bool, device: str
+) -> Iterator[Record]:
     problems = {way: build() for way, build in builders.items()}
-    turns = [{way: _timed(problem) for way, problem in problems.items()} for _ in range(repeats + 1)][1:]
+    fitting = {way: problem for way, problem in problems.items() if _fits(problem, device)}
+    turns = [{way: _timed(problem, device) for way, problem in fitting.items()} for _ in range(repeats)]
+    peaks = {way: _cuda_peak(problem) for way, problem in fitting.items()} if device == "cuda" and memory else {}
     del problems
+    nothing = float("nan"), float("nan")
     for way, build in builders.items():
-        forwards, steps = zip(*(turn[way] for turn in turns), strict=True)
+        forwards, steps = zip(*(turn.get(way, nothing) for turn in turns), strict=True)
         step = statistics.median(steps)
+        if device == "cpu" and memory:
+            peaks[way] = peak_memory(build)
         yield Record(
             case=case,
             way=way,
             step_ms=step,
             forward_ms=statistics.median(forwards),
-            peak_mb=peak_memory(build) if memory else float("nan"),
+            peak_mb=peaks.get(way, float("nan")),
             spread=(max(steps) - min(steps)) / step,
             threads=torch.get_num_threads(),
             repeats=repeats,
+            device=device,
         )
 
 
@@ -115,16 +130,51 @@ def table(records: list[Record]) -> str:
     return "\n".join(lines)
 
 
-def _timed(problem: Problem) -> tuple[float, float]:
+def _timed(problem: Problem, device: str = "cpu") -> tuple[float, float]:
     """Milliseconds of the forward passes and of the whole step."""
-    forward = 0.0
-    started = resumed = time.perf_counter()
+    resumed, made = [_mark(device)], list[Any]()
     for loss in problem():
-        forward += time.perf_counter() - resumed
+        made.append(_mark(device))
         loss.backward()
         del loss
-        resumed = time.perf_counter()
-    return 1e3 * forward, 1e3 * (time.perf_counter() - started)
+        resumed.append(_mark(device))
+    forward = sum(_milliseconds(*passed) for passed in zip(resumed, made, strict=False))
+    return forward, _milliseconds(resumed[0], resumed[-1])
+
+
+def _mark(device: str) -> Any:
+    """A moment: a time, or an event of the card, which does not wait for it."""
+    if device == "cpu":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _milliseconds(start: Any, end: Any) -> float:
+    if isinstance(start, float):
+        return 1e3 * float(end - start)
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def _fits(problem: Problem, device: str) -> bool:
+    """Whether a first step, which warms up, finds enough memory."""
+    try:
+        _timed(problem, device)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return False
+    return True
+
+
+def _cuda_peak(problem: Problem) -> float:
+    """Largest memory in MiB that torch takes of the card during a step, above that before it."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    _timed(problem, "cuda")
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def _peak(build: Callable[[], Problem], threads: int) -> float:

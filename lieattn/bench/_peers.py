@@ -22,6 +22,7 @@ from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
 
 CHANNELS, HEADS, NEIGHBORS = 32, 4, 16
 SIZES = (64, 256)
+SMALL = {"SIZES": (20,)}
 GROUPS: dict[str, FiniteGroup] = {"lieattn-H1": trivial(3), "lieattn-T": tetrahedral()}
 PEERS = {
     "lie-transformer": "lie_transformer_pytorch",
@@ -31,12 +32,12 @@ PEERS = {
 }
 
 
-def build(way: str, points: int) -> Problem:
+def build(way: str, points: int, device: str = "cpu") -> Problem:
     """Make a layer and a random cloud ``[1, points, 3]``, and its forward pass."""
     torch.manual_seed(0)
-    x, pos = torch.randn(1, points, CHANNELS, requires_grad=True), torch.randn(1, points, 3)
-    layer = _ours(GROUPS[way]) if way in GROUPS else _peer(way, importlib.import_module(PEERS[way]))
-    mask = torch.ones(1, points, dtype=torch.bool)
+    x, pos = torch.randn(1, points, CHANNELS).to(device).requires_grad_(), torch.randn(1, points, 3).to(device)
+    layer = _ours(GROUPS[way], device) if way in GROUPS else _peer(way, importlib.import_module(PEERS[way]), device)
+    mask = torch.ones(1, points, dtype=torch.bool, device=device)
 
     def problem() -> Iterator[Tensor]:
         out = layer(x, pos, mask=mask)
@@ -45,9 +46,9 @@ def build(way: str, points: int) -> Problem:
     return problem
 
 
-def _ours(group: FiniteGroup) -> Callable[..., Tensor]:
-    lifting = LiftingSelfAttention(group, CHANNELS, CHANNELS, heads=HEADS)
-    attention = GroupSelfAttention(group, CHANNELS, CHANNELS, heads=HEADS, pattern="joint")
+def _ours(group: FiniteGroup, device: str) -> Callable[..., Tensor]:
+    lifting = LiftingSelfAttention(group, CHANNELS, CHANNELS, heads=HEADS).to(device)
+    attention = GroupSelfAttention(group, CHANNELS, CHANNELS, heads=HEADS, pattern="joint").to(device)
 
     def layer(x: Tensor, pos: Tensor, mask: Tensor) -> Tensor:
         graph = lift(pos[0], group, Nearest(NEIGHBORS))
@@ -56,22 +57,23 @@ def _ours(group: FiniteGroup) -> Callable[..., Tensor]:
     return layer
 
 
-def _peer(way: str, package: Any) -> Callable[..., Any]:
+def _peer(way: str, package: Any, device: str) -> Callable[..., Any]:
     """One layer of a package, called with features, positions and a mask."""
     width = CHANNELS // HEADS
     near: dict[str, Any] = {"depth": 1, "num_degrees": 2, "num_neighbors": NEIGHBORS}
     if way == "egnn":
-        layer = package.EGNN(dim=CHANNELS, num_nearest_neighbors=NEIGHBORS)
+        layer = package.EGNN(dim=CHANNELS, num_nearest_neighbors=NEIGHBORS).to(device)
         return lambda x, pos, mask: layer(x, pos)
     if way == "equiformer":
         several = {"heads": (HEADS, HEADS), "dim_head": (width, width)}
-        layer = package.Equiformer(dim=(CHANNELS, CHANNELS // 2), input_degrees=1, **near, **several)
+        layer = package.Equiformer(dim=(CHANNELS, CHANNELS // 2), input_degrees=1, **near, **several).to(device)
         return lambda *cloud, mask: layer(*cloud, mask=mask).type0
     if way == "se3-transformer":
-        layer = package.SE3Transformer(dim=CHANNELS, heads=HEADS, dim_head=width, **near)
+        layer = package.SE3Transformer(dim=CHANNELS, heads=HEADS, dim_head=width, **near).to(device)
         return partial(layer, return_type=0)
-    lie: Callable[..., Any] = package.LieTransformer(dim=CHANNELS, depth=1, heads=HEADS, dim_head=width, liftsamples=1)
-    return lie
+    lie = package.LieTransformer(dim=CHANNELS, depth=1, heads=HEADS, dim_head=width, liftsamples=1)
+    on_device: Callable[..., Any] = lie.to(device)
+    return on_device
 
 
 def remarks(records: list[Record]) -> list[str]:
@@ -84,8 +86,8 @@ def remarks(records: list[Record]) -> list[str]:
     ]
 
 
-def run(repeats: int = 5) -> list[Record]:
+def run(repeats: int = 5, device: str = "cpu") -> list[Record]:
     """Records of cases N64 and N256 for this library and the peers that are installed."""
     ways = [*GROUPS, *(way for way, package in PEERS.items() if importlib.util.find_spec(package))]
-    cases = {f"N{points}": {way: partial(build, way, points) for way in ways} for points in SIZES}
-    return compare(cases, repeats=repeats)
+    cases = {f"N{points}": {way: partial(build, way, points, device) for way in ways} for points in SIZES}
+    return compare(cases, repeats=repeats, device=device)

@@ -1,4 +1,4 @@
-"""The attention kernel's operations and bytes over time, against what the machine can do."""
+"""The attention kernel's operations and bytes over time, against what the machine, or the card, can do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch.utils.benchmark import Timer
 from lieattn.bench import _attention
 from lieattn.bench._measure import compare
 
-_MATRIX, _COPY = 1536, 2**26
+_MATRIX, _COPY = {"cpu": 1536, "cuda": 8192}, {"cpu": 2**26, "cuda": 2**29}
+SMALL = {"_MATRIX": {"cpu": 64, "cuda": 64}, "_COPY": {"cpu": 1024, "cuda": 1024}}
 
 
 @dataclass(frozen=True)
@@ -27,21 +28,22 @@ class Roof:
     bandwidth: float  # fraction of that of a large copy
 
 
-def ceilings() -> tuple[float, float]:
+def ceilings(device: str = "cpu") -> tuple[float, float]:
     """Billions of float32 operations a second of a matrix product, and of bytes a second of a copy."""
-    a, b = torch.randn(_MATRIX, _MATRIX), torch.randn(_MATRIX, _MATRIX)
-    x, y, threads = torch.randn(_COPY), torch.empty(_COPY), torch.get_num_threads()
+    size, length = _MATRIX[device], _COPY[device]
+    a, b = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
+    x, y, threads = torch.randn(length, device=device), torch.empty(length, device=device), torch.get_num_threads()
     product = Timer("torch.mm(a, b)", globals={"a": a, "b": b}, num_threads=threads).blocked_autorange().median
     copy = Timer("y.copy_(x)", globals={"x": x, "y": y}, num_threads=threads).blocked_autorange().median
-    return 2 * _MATRIX**3 / product / 1e9, 2 * 4 * _COPY / copy / 1e9
+    return 2 * size**3 / product / 1e9, 2 * 4 * length / copy / 1e9
 
 
-def run(repeats: int = 5) -> list[Roof]:
-    """Both passes of the cases of the ``attention`` benchmark, for ``plain`` and ``fused``."""
-    flops, bandwidth = ceilings()
+def run(repeats: int = 5, device: str = "cpu") -> list[Roof]:
+    """Both passes of the cases of the ``attention`` benchmark, of each way."""
+    flops, bandwidth = ceilings(device)
     rows = []
-    for record in compare(_attention.cases(), repeats=repeats, memory=False):
-        work, traffic = _work(int(record.case.removeprefix("H")))
+    for record in compare(_attention.cases(device), repeats=repeats, memory=False, device=device):
+        work, traffic = _work(int(record.case.removeprefix("H")), _attention.IMAGES[device])
         # Backward, the products are made again, and for each of the two products its two gradients.
         passes = (("forward", record.forward_ms, 1, 1), ("backward", record.step_ms - record.forward_ms, 2.5, 2))
         for name, milliseconds, products, signals in passes:
@@ -62,11 +64,11 @@ def table(rows: list[Roof]) -> str:
     return "\n".join([head, "-" * len(head), *lines])
 
 
-def _work(order: int) -> tuple[float, float]:
+def _work(order: int, images: int) -> tuple[float, float]:
     """Operations of the forward pass (products of scores and of values), and bytes of its tensors."""
     side, reach = _attention.SIDE, _attention.SIZE // 2
     along = sum(min(side, i + reach + 1) - max(0, i - reach) for i in range(side))
-    edges = _attention.IMAGES * along**2
+    edges = images * along**2
     products = 2 * edges * _attention.HEADS * order * order * _attention.DIM * 2
-    signals = 4 * 4 * _attention.IMAGES * side**2 * order * _attention.HEADS * _attention.DIM
+    signals = 4 * 4 * images * side**2 * order * _attention.HEADS * _attention.DIM
     return float(products), float(signals)

@@ -35,7 +35,7 @@ class ScaleError:
     repeats: int  # number of clouds
 
 
-def run(repeats: int = 8) -> list[ScaleError]:
+def run(repeats: int = 8, device: str = "cpu") -> list[ScaleError]:
     """Records of lifting, followed by none to three layers between group elements, for random clouds of the plane.
 
     The layers are those of LieTransformer, and whole GSA-Nets.
@@ -44,8 +44,9 @@ def run(repeats: int = 8) -> list[ScaleError]:
     pos = torch.randn(repeats * POINTS, 2, generator=generator, dtype=torch.float64)
     x = torch.randn(repeats * POINTS, CHANNELS, generator=generator, dtype=torch.float64)
     batch = torch.arange(repeats).repeat_interleave(POINTS)
+    pos, x, batch = pos.to(device), x.to(device), batch.to(device)
     records = []
-    for case, field in _cases():
+    for case, field in _cases(device):
         with torch.no_grad():
             small, large = (field(scale * pos, x, batch) for scale in (1.0, SCALES.base))
         for k in range(SCALES.levels - 1):
@@ -63,7 +64,7 @@ def table(records: list[ScaleError]) -> str:
     return "\n".join(f"| {' | '.join([name, *cells])} |" for name, cells in rows.items())
 
 
-def _cases() -> Iterator[tuple[str, Field]]:
+def _cases(device: str) -> Iterator[tuple[str, Field]]:
     """Names, and fields ``[points, levels, fiber, channels]`` of positions, features and clouds."""
     coordinates = GROUP.dim + GROUP.dim**2 + 1
     for layers in range(4):
@@ -71,13 +72,13 @@ def _cases() -> Iterator[tuple[str, Field]]:
             LieBlock(LieSelfAttention(CHANNELS, coordinates, heads=HEADS), CHANNELS) for _ in range(layers + 1)
         )
         randomize(modules)
-        yield f"lifting + {layers}", partial(_field_of_layers, modules.double())
+        yield f"lifting + {layers}", partial(_field_of_layers, modules.double().to(device))
     for layers in range(4):
         network = GSANet(
             SCALES, CHANNELS, neighborhood=Radius(RADIUS), channels=CHANNELS, blocks=(layers,), heads=HEADS
         )
         randomize(network)
-        yield f"GSA-Net, blocks: {layers}", partial(_field_of_network, network.double())
+        yield f"GSA-Net, blocks: {layers}", partial(_field_of_network, network.double().to(device))
 
 
 def _field_of_layers(modules: nn.ModuleList, pos: Tensor, x: Tensor, batch: Tensor) -> Tensor:

@@ -19,17 +19,22 @@ CHANNELS, HEADS = 32, 4
 POINTS = (1_000, 3_000, 10_000, 30_000, 100_000)
 ORDERS = (1, 4, 8, 12, 24)
 NEIGHBORS = (8, 16, 32, 64)
+SMALL = {"POINTS": (50, 100), "ORDERS": (1, 4), "NEIGHBORS": (4, 8), "BASE": {"points": 50, "order": 4, "neighbors": 4}}
 BASE = {"points": 10_000, "order": 4, "neighbors": 16}
 
 
-def build(points: int, order: int, neighbors: int) -> Problem:
+def build(points: int, order: int, neighbors: int, device: str = "cpu") -> Problem:
     """Joint attention of 32 channels in 4 heads on a random cloud in 3D, with a positional key for every edge."""
     group = _group(order)
     generator = torch.Generator().manual_seed(0)
-    graph = lift(torch.randn(points, 3, generator=generator), group, Nearest(neighbors - 1))
+    graph = lift(torch.randn(points, 3, generator=generator).to(device), group, Nearest(neighbors - 1))
     size = (points, order, HEADS, CHANNELS // HEADS)
-    query, key, value = (torch.randn(size, generator=generator, requires_grad=True) for _ in range(3))
-    weight = torch.randn(3, CHANNELS // HEADS, generator=generator, requires_grad=True)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device).requires_grad_()
+
+    query, key, value = draw(*size), draw(*size), draw(*size)
+    weight = draw(3, CHANNELS // HEADS)
 
     def problem() -> Iterator[Tensor]:
         rho = (graph.relative.positions @ weight)[:, :, None]
@@ -49,13 +54,15 @@ def _case(points: int, order: int, neighbors: int) -> str:
     return f"N{points}-H{order}-K{neighbors}"
 
 
-def run(repeats: int = 3, *, largest: int = POINTS[-1]) -> list[Record]:
+def run(repeats: int = 3, device: str = "cpu", *, largest: int | None = None) -> list[Record]:
     """Records of the way ``fused``, one size varied at a time, and the largest cloud on the largest group."""
+    largest = POINTS[-1] if largest is None else largest
     sizes = [(n, BASE["order"], BASE["neighbors"]) for n in POINTS if n <= largest]
     sizes += [(BASE["points"], order, BASE["neighbors"]) for order in ORDERS]
     sizes += [(BASE["points"], BASE["order"], k) for k in NEIGHBORS]
     sizes += [(largest, 24, 16)]
-    return compare({_case(*size): {"fused": partial(build, *size)} for size in sizes}, repeats=repeats)
+    cases = {_case(*size): {"fused": partial(build, *size, device)} for size in sizes}
+    return compare(cases, repeats=repeats, device=device)
 
 
 def remarks(records: list[Record]) -> list[str]:

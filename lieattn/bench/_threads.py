@@ -25,6 +25,7 @@ from lieattn.models import GSANet, GSAOptions
 
 IMAGES, SIDE, CHANNELS, CLASSES = 32, 8, 16, 10
 BUSY = (0, 1, 2, 4)
+SMALL = {"IMAGES": 2, "BUSY": (0, 1)}
 _TURNS = 3
 _SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n for _ in range(100000): pass"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -28,10 +29,21 @@ def run(name: str, arguments: Sequence[str]) -> int:
     parser.add_argument("benchmark", choices=BENCHMARKS)
     parser.add_argument("--json", type=output_file, help="write the records to this file")
     parser.add_argument("--repeats", type=positive, help="steps measured for each way, after one that warms up")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to measure; default: cpu")
+    parser.add_argument("--small", action="store_true", help="toy sizes, to see that it runs")
     options = parser.parse_args(arguments)
     module: Any = importlib.import_module(f"lieattn.bench._{options.benchmark.replace('-', '_')}")
-    records = module.run(**({} if options.repeats is None else {"repeats": options.repeats}))
+    if "device" not in inspect.signature(module.run).parameters and options.device != "cpu":
+        parser.error(f"argument --device: {options.benchmark} measures the cores of this machine, expected cpu")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("argument --device: there is no CUDA device that torch can use on this machine")
+    if options.small:
+        vars(module).update(getattr(module, "SMALL", {}))
+    given = {} if options.repeats is None else {"repeats": options.repeats}
+    records = module.run(**given, **({"device": "cuda"} if options.device == "cuda" else {}))
     machine = [f"torch {torch.__version__}", f"{torch.get_num_threads()} threads", cpu_kernels().get("instruction set")]
+    if options.device == "cuda":
+        machine[1:] = [torch.cuda.get_device_name()]
     print(f"{BENCHMARKS[options.benchmark]}; {', '.join(filter(None, machine))}\n")
     print(getattr(module, "table", table)(records))
     for remark in module.remarks(records) if hasattr(module, "remarks") else ():

@@ -1,0 +1,66 @@
+"""Framewise attention over whole clouds, beside torch's own attention, FlexAttention and the scatter form.
+
+Clouds are alike, so that none of the ways pads. FlexAttention is compiled, and measured on GPUs only: on CPUs it has no
+gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Literal, cast, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lieattn.bench._measure import Cases, Problem, Record, compare
+from lieattn.geometry import AllPairs
+from lieattn.ops import backend, group_attention
+
+# Clouds, points, frames: molecules as in QM9, and larger clouds.
+CASES = {"128x18": (128, 18, 4), "16x256": (16, 256, 4), "4x1024": (4, 1024, 12)}
+SMALL = {"CASES": {"2x5": (2, 5, 2)}}
+HEADS, DIM = 8, 16
+Way = Literal["scatter", "torch", "flex", "dense", "kernel"]
+
+
+def build(clouds: int, points: int, frames: int, way: Way, device: str = "cpu") -> Problem:
+    """Attention within each of the frames, 8 heads of 16; all ways have the same signals ``[points, frames, *]``."""
+    generator = torch.Generator().manual_seed(0)
+    size = (clouds * points, frames, HEADS, DIM)
+    query, key, value = (torch.randn(size, generator=generator).to(device).requires_grad_() for _ in range(3))
+    pos, batch = torch.zeros(len(query), 1, device=device), torch.arange(clouds, device=device)
+    neighbors = AllPairs()(pos, batch.repeat_interleave(points)) if way in ("scatter", "dense", "kernel") else None
+    rectangle = _rectangle(way, device)
+
+    def ours() -> Tensor:
+        asked: dict[str, Any] = {"scatter": "plain", "dense": "dense"}
+        with backend(asked.get(way, "triton" if device == "cuda" else "numba")):
+            return group_attention(query, key, value, cast(Any, neighbors), pattern="framewise")[0]
+
+    def theirs() -> Tensor:
+        rows = (x.unflatten(0, (clouds, points)).flatten(2, 3).transpose(1, 2) for x in (query, key, value))
+        return rectangle(*rows).transpose(1, 2).flatten(0, 1).unflatten(1, (frames, HEADS))
+
+    def problem() -> Iterator[Tensor]:
+        yield (theirs if neighbors is None else ours)().square().mean()
+
+    return problem
+
+
+def _rectangle(way: Way, device: str) -> Callable[..., Tensor]:
+    """Attention of torch on ``[clouds, frames * heads, points, dim]``."""
+    if way != "flex":
+        return F.scaled_dot_product_attention
+    from torch.nn.attention.flex_attention import flex_attention
+
+    given: Any = torch.compile(flex_attention) if device == "cuda" else flex_attention
+    return cast(Callable[..., Tensor], given)
+
+
+def run(repeats: int = 5, device: str = "cpu") -> list[Record]:
+    """Records of all cases; FlexAttention has no gradient on CPUs, and is left out there."""
+    ways: tuple[Way, ...] = tuple(way for way in get_args(Way) if way != "flex" or device == "cuda")
+    cases: Cases = {case: {way: partial(build, *sizes, way, device) for way in ways} for case, sizes in CASES.items()}
+    return compare(cases, repeats=repeats, device=device)

@@ -135,6 +135,14 @@ def check_length(argument: str, length: float) -> None:
         raise ValueError(f"{argument}: expected a positive finite length (1e-100 to 1e100), got {length}")
 
 
+_LOOKED_AT = ("cpu",)  # types of devices whose numbers are looked at in a step
+
+
+def may_look(numbers: Tensor) -> bool:
+    """Whether a step may look at numbers: not on a GPU, where it would wait for all that was asked of it before."""
+    return numbers.device.type in _LOOKED_AT and not torch.compiler.is_compiling()
+
+
 def check_size(argument: str, numbers: Tensor, unit: float = 1.0) -> None:
     """Raise ValueError if numbers, or these divided by a unit, are so large that sums of products overflow float32.
 

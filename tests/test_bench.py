@@ -2,7 +2,11 @@
 
 import copy
 import json
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,6 +92,34 @@ def test_devices(capsys):
 @pytest.mark.parametrize("name", ["attention", "scaling", "roofline", "whole-clouds", "epochs"])
 def test_benchmark_runs_on_a_gpu(name, small, capsys):
     assert main(["bench", name, "--device", "cuda", "--repeats", "1"]) == 0
+
+
+@pytest.mark.slow
+def test_gpu_day_has_a_dry_run(tmp_path):
+    pytest.importorskip("triton")
+    script = Path(__file__).parents[1] / "examples" / "gpu_day.sh"
+    environment = os.environ | {"PYTHON": sys.executable}
+    command = [str(script), "--dry-run", str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "gpu_day.json").read_text())
+    assert list(report["steps"]) == ["info", "tests", "bench-roofline", "bench-whole-clouds"]
+    assert all(step["status"] == 0 for step in report["steps"].values())
+    table = (tmp_path / "gpu_day.md").read_text()
+    for name in ("bench-roofline", "bench-whole-clouds"):
+        for record in report["steps"][name]["records"]:
+            assert f"| {record['case']} | {record['way']}" in table
+    assert " passed" in (tmp_path / "tests.log").read_text()
+
+
+def test_gpu_day_needs_a_gpu(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    script = Path(__file__).parents[1] / "examples" / "gpu_day.sh"
+    environment = os.environ | {"PYTHON": sys.executable}
+    done = subprocess.run([str(script), str(tmp_path)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "torch finds no CUDA device here" in done.stderr
 
 
 def test_bad_usage(capsys):

@@ -17,6 +17,7 @@ from torch import Tensor
 from lieattn.bench._measure import Cases, Problem, Record, compare
 from lieattn.geometry import AllPairs
 from lieattn.ops import backend, group_attention
+from lieattn.ops._backend import fused_backend
 
 # Clouds, points, frames: molecules as in QM9, and larger clouds.
 CASES = {"128x18": (128, 18, 4), "16x256": (16, 256, 4), "4x1024": (4, 1024, 12)}
@@ -32,11 +33,11 @@ def build(clouds: int, points: int, frames: int, way: Way, device: str = "cpu") 
     query, key, value = (torch.randn(size, generator=generator).to(device).requires_grad_() for _ in range(3))
     pos, batch = torch.zeros(len(query), 1, device=device), torch.arange(clouds, device=device)
     neighbors = AllPairs()(pos, batch.repeat_interleave(points)) if way in ("scatter", "dense", "kernel") else None
-    rectangle = _rectangle(way, device)
+    rectangle, kernel = _rectangle(way, device), fused_backend(torch.device(device))
 
     def ours() -> Tensor:
         asked: dict[str, Any] = {"scatter": "plain", "dense": "dense"}
-        with backend(asked.get(way, "triton" if device == "cuda" else "numba")):
+        with backend(asked.get(way, kernel)):
             return group_attention(query, key, value, cast(Any, neighbors), pattern="framewise")[0]
 
     def theirs() -> Tensor:

@@ -159,7 +159,9 @@ class FiniteGroup(Group):
 
     def matrices(self, like: Tensor) -> Tensor:
         """``[order, dim, dim]`` matrices on the device and in the floating dtype of ``like``."""
-        return self.elements.to(device=like.device, dtype=like.dtype)
+        if like.device.type == "cpu":
+            return self.elements.to(like.dtype)
+        return _matrices_on(self, like.device, like.dtype)
 
     def element(self, g: int | Tensor, like: Tensor, *, argument: str = "g") -> Tensor:
         """Matrices ``[*, dim, dim]`` of elements given by their indices ``[*]``; floating tensors are returned as is.
@@ -305,6 +307,13 @@ class FiniteGroup(Group):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (self.name, self.elements.numpy(), self.tolerance))
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _matrices_on(group: FiniteGroup, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Copied to a device once: each copy would wait for it."""
+    return group.elements.to(device=device, dtype=dtype)
 
 
 def check_group(argument: str, group: object, allowed: type[Group] = FiniteGroup) -> None:

@@ -19,6 +19,7 @@ from lieattn._checks import (
     check_length,
     check_neighborhood,
     check_size,
+    may_look,
 )
 from lieattn._recorded import Recorded
 from lieattn._tied import TiedWeights, tied_to_group
@@ -321,7 +322,8 @@ class ImageNetwork(Network):
             expected = f"floating images with {self.in_channels} channels and {dim} sides"
             raise ValueError(f"data: expected {expected}, got {got}")
         check_features(images, next(self.parameters()), argument="data")
-        check_size("data", images)
+        if may_look(images):
+            check_size("data", images)
         return images
 
     def embedded_vectors(self, data: Any) -> Tensor | None:

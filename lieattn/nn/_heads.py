@@ -82,7 +82,7 @@ def _frame_matrices(values: Tensor, frames: Frames, rep: Representation, *, lift
     check_representation("rep", rep)
     check_tensor("values", values, "a floating tensor")
     if isinstance(frames, FiniteGroup):
-        matrices = frames.elements.to(values.device)
+        matrices = frames.matrices(values.new_empty(0, dtype=torch.float64))
     else:
         matrices = frames if isinstance(frames, Tensor) else cast(Tensor, getattr(frames, "frames", frames))
         check_tensor("frames", matrices, "floating matrices, a finite group or a lifted graph")

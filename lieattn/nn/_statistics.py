@@ -21,6 +21,7 @@ from lieattn._checks import (
     check_is,
     check_positive,
     check_tensor,
+    may_look,
 )
 from lieattn._processes import processes, summed
 from lieattn._recompute import recomputing
@@ -172,8 +173,7 @@ def _reduce(x: Tensor, cell: Tensor, num_cells: int, reduction: Reduction) -> Te
         raise ValueError(
             f"cell: expected one entry for each of {len(x) if x.ndim else 0} points as in x, got {tuple(cell.shape)}"
         )
-    traced = torch.compiler.is_compiling()
-    if cell.device != x.device or (not traced and cell.numel() and int(cell.max()) >= num_cells):
+    if cell.device != x.device or (may_look(cell) and cell.numel() and int(cell.max()) >= num_cells):
         raise ValueError(f"cell, num_cells: expected cells below {num_cells} on {x.device} as x")
     # Points of no cell go into one more, since how many they are is data.
     cell = torch.where(cell >= 0, cell, num_cells)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lieattn._autocast import without_autocast
-from lieattn._checks import check_is, kind
+from lieattn._checks import check_is, kind, may_look
 from lieattn.geometry import Neighbors
 from lieattn.ops import _dense as dense
 from lieattn.ops import _plain as plain
@@ -151,7 +151,7 @@ def group_attention(
     if name == "dense":
         out = dense.attend(problem)
     elif name == "plain":
-        if value.device.type == "cpu" and not torch.compiler.is_compiling():
+        if may_look(value):
             check_all_lists(problem)
         evaluate = pooled.attend if pattern == "pooled" else plain.attend
         drop = partial(F.dropout, p=dropout) if dropout > 0 else None

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from lieattn._checks import may_look
 from lieattn.geometry import Neighbors
 from lieattn.ops._terms import Problem
 
@@ -151,8 +152,8 @@ def contract(psi: Tensor, signal: Tensor, source: Tensor, row: Tensor, *, repeat
 
 
 def _used(source: Tensor, num_points: int) -> tuple[Tensor, Tensor]:
-    """The points that are sources, and the place of each source among them; all points where how many is not known."""
-    if torch.compiler.is_compiling():
+    """The points that are sources, and the place of each source among them; all points where they are not counted."""
+    if not may_look(source):
         return torch.arange(num_points, device=source.device), source
     here = torch.zeros(num_points, dtype=torch.bool, device=source.device)
     here[source] = True

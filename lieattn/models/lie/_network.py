@@ -20,6 +20,7 @@ from lieattn._checks import (
     check_length,
     check_neighborhood,
     kind,
+    may_look,
 )
 from lieattn._recompute import recomputed
 from lieattn.geometry import (
@@ -247,13 +248,14 @@ class Species:
         z = getattr(data, "z", None)
         if not isinstance(z, Tensor) or z.dtype != torch.int64 or z.ndim != 1:
             raise TypeError(f"data.z: expected int64 nuclear charges [points], got {kind(z)}")
-        one_hot = z[:, None] == torch.tensor(list(self.species), device=z.device)
+        one_hot = torch.stack([z == species for species in self.species], dim=1)
         unknown = ~one_hot.any(dim=1)
-        if not torch.compiler.is_compiling() and unknown.any():
+        if may_look(z) and unknown.any():
             atom = int(unknown.nonzero()[0])
             raise ValueError(f"data.z: expected charges among {list(self.species)}, got {int(z[atom])} for atom {atom}")
         charge = z.to(torch.get_default_dtype()) / max(self.species)
         power = charge[:, None] ** torch.arange(3, device=z.device)
+        power = power.masked_fill(unknown[:, None], torch.nan)  # to be seen in the output if it was not looked at
         return (one_hot[:, :, None] * power[:, None]).flatten(1)
 
 

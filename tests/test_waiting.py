@@ -1,0 +1,108 @@
+"""A training step with prepared geometry never waits for a GPU: it looks at no number, no shape depends on one."""
+
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import PrincipalFrames, Radius, pixel_positions
+from lieattn.groups import cyclic, tetrahedral
+from lieattn.models import AffineSelfConvNet, AttentiveCNN, FramewiseTransformer, GSANet, LieConvNet, LieTransformer
+from lieattn.models.lie._network import Species
+from lieattn.ops import backend
+
+NEAR = Radius(2.0)
+NETWORKS = {
+    "GSA-Net": lambda: GSANet(cyclic(4), 1, 3, channels=12, blocks=(1,), heads=2, neighborhood=Radius(1.5)),
+    "LieTransformer": lambda: LieTransformer(
+        Species(), 1, frames=tetrahedral(), channels=4, layers=1, heads=2, neighborhood=NEAR
+    ),
+    "LieConvNet": lambda: LieConvNet(2, 1, frames=PrincipalFrames(), channels=4, layers=1, neighborhood=NEAR),
+    "principal frames": lambda: FramewiseTransformer(
+        PrincipalFrames(), 2, 1, channels=4, layers=1, heads=2, neighborhood=NEAR, kind="vector", pool="none"
+    ),
+    "framewise": lambda: FramewiseTransformer(tetrahedral(), 2, 1, channels=4, layers=1, heads=2, neighborhood=NEAR),
+    "AttentiveCNN": lambda: AttentiveCNN(cyclic(4), attention="full", channels=2),
+    "AffineSelfConvNet": lambda: AffineSelfConvNet(cyclic(4), 1, channels=4, blocks=1),
+}
+
+
+class Waits(TorchDispatchMode):
+    """Calls that would wait for a GPU, and where the library makes them."""
+
+    NUMBERS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "lift_fresh")
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.removeprefix("aten::")
+        chosen = args[1] if name in ("index", "index_put_") else ()
+        by_mask = any(index is not None and index.dtype == torch.bool for index in chosen)
+        counted = name == "repeat_interleave" and (kwargs or {}).get("output_size") is None
+        if name in self.NUMBERS or by_mask or counted:
+            calls = [call for call in traceback.extract_stack() if "/lieattn/" in call.filename]
+            self.found.append((name, *(f"{Path(call.filename).name}:{call.lineno}" for call in calls[-3:])))
+        return func(*args, **(kwargs or {}))
+
+
+def step_of(name, device="cpu"):
+    """A training step on prepared geometry, or on images that need none."""
+    network = NETWORKS[name]().to(device)
+    if name in ("AttentiveCNN", "AffineSelfConvNet"):
+        side = 28 if name == "AttentiveCNN" else 4
+        given = (torch.randn(2, 1, side, side).to(device),)
+    else:
+        if name == "GSA-Net":
+            clouds = [Data(x=torch.randn(16, 1), pos=pixel_positions(4, 4), grid=torch.tensor([[4, 4]]))] * 2
+        else:
+            clouds = [Data(x=torch.randn(n, 2), z=torch.full((n,), 6), pos=torch.randn(n, 3)) for n in (5, 4)]
+        batch = Batch.from_data_list(clouds).to(device)
+        given = batch, network.geometry(batch)
+
+    def step():
+        network.zero_grad()
+        network(*given).square().mean().backward()
+
+    return step
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_step_looks_at_numbers(name, monkeypatch):
+    with backend("plain"):
+        step = step_of(name)
+        with Waits() as looking:
+            step()
+        monkeypatch.setattr("lieattn._checks._LOOKED_AT", ())  # as on a GPU
+        step()
+        with Waits() as waits:
+            step()
+    assert waits.found == []
+    assert looking.found != []  # the control: on CPUs numbers are looked at
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_step_waits_for_a_gpu(name):
+    step = step_of(name, "cuda")
+    step()  # compiles the kernels, and moves tables to the card
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_unknown_species_are_seen_where_they_are_not_looked_at(monkeypatch):
+    data = Data(z=torch.tensor([6, 35]), pos=torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="expected charges among"):
+        Species()(data, None)
+    monkeypatch.setattr("lieattn._checks._LOOKED_AT", ())
+    features = Species()(data, None)
+    assert features[0].isfinite().all()
+    assert features[1].isnan().all()

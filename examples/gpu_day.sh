@@ -20,15 +20,15 @@ export PYTHONPATH="$PWD:$PWD/datasets${PYTHONPATH:+:$PYTHONPATH}"
 
 if [ $dry = 1 ]; then
   export TRITON_INTERPRET=1 LIEATTN_BACKEND=triton OMP_NUM_THREADS=1
-  device=cpu repeats=1 extra=(--small)
-  benchmarks=(roofline whole-clouds)
+  device=cpu repeats=1 extra=(--small) limit=900
+  benchmarks=(whole-clouds)
   tests=(tests/test_triton_layers.py -k "hardly_any and no_points or hardly_any and joint-one")
 else
   "$python" -c 'import torch; raise SystemExit(not torch.cuda.is_available())' || {
     echo "gpu_day: torch finds no CUDA device here; --dry-run needs none" >&2
     exit 2
   }
-  device=cuda repeats=10 extra=()
+  device=cuda repeats=10 extra=() limit=240
   # Real sizes: 64 images of 28 x 28; 100,000 points x 24 frames; molecules as in QM9, 128 in a batch.
   benchmarks=(attention roofline whole-clouds epochs scaling gsa-net attentive framewise lietransformer peers)
   benchmarks+=(lifts scales)
@@ -37,17 +37,17 @@ fi
 
 # step NAME SECONDS COMMAND...: run it, keep its output, note its seconds and exit status.
 step() {
-  local name=$1 limit=$2 started=$SECONDS
+  local name=$1 longest=$2 started=$SECONDS
   shift 2
   echo "gpu_day: $name"
-  timeout "$limit" "$@" > "$out/$name.log" 2>&1
+  timeout "$longest" "$@" > "$out/$name.log" 2>&1
   printf '%s\t%s\t%s\n' "$name" "$?" "$((SECONDS - started))" >> "$out/steps.tsv"
 }
 
 step info 120 "$python" -m lieattn info
 step tests 600 "$python" -m pytest -q -p no:cacheprovider "${tests[@]}"
 for name in "${benchmarks[@]}"; do
-  step "bench-$name" 240 \
+  step "bench-$name" $limit \
     "$python" -m lieattn bench "$name" --device $device --repeats $repeats "${extra[@]}" --json "$out/bench-$name.json"
 done
 

@@ -73,8 +73,7 @@ def test_unfolded_windows_compute_the_same(small):
 
 
 def test_whole_clouds_compute_the_same(small):
-    with torch.no_grad():  # FlexAttention has no gradient on CPUs
-        losses = [next(_whole_clouds.build(3, 7, 2, way)()) for way in ("scatter", "torch", "flex", "dense", "kernel")]
+    losses = [next(_whole_clouds.build(3, 7, 2, way)()) for way in ("scatter", "torch", "dense", "kernel")]
     for loss in losses[1:]:
         torch.testing.assert_close(loss, losses[0], rtol=1e-5, atol=1e-6)
 
@@ -103,12 +102,13 @@ def test_gpu_day_has_a_dry_run(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "gpu_day.json").read_text())
-    assert list(report["steps"]) == ["info", "tests", "bench-roofline", "bench-whole-clouds"]
+    assert list(report["steps"]) == ["info", "tests", "bench-whole-clouds"]
     assert all(step["status"] == 0 for step in report["steps"].values())
     table = (tmp_path / "gpu_day.md").read_text()
-    for name in ("bench-roofline", "bench-whole-clouds"):
-        for record in report["steps"][name]["records"]:
-            assert f"| {record['case']} | {record['way']}" in table
+    records = report["steps"]["bench-whole-clouds"]["records"]
+    assert records
+    for record in records:
+        assert f"| {record['case']} | {record['way']}" in table
     assert " passed" in (tmp_path / "tests.log").read_text()
 
 

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from lieattn.bench._measure import Cases, Problem, Record, compare
 from lieattn.geometry import AllPairs
-from lieattn.ops import backend, group_attention
-from lieattn.ops._backend import fused_backend
+from lieattn.ops import backend, explain, group_attention
 
 # Clouds, points, frames: molecules as in QM9, and larger clouds.
 CASES = {"128x18": (128, 18, 4), "16x256": (16, 256, 4), "4x1024": (4, 1024, 12)}
-SMALL = {"CASES": {"2x5": (2, 5, 2)}}
 HEADS, DIM = 8, 16
+SMALL = {"CASES": {"1x3": (1, 3, 2)}, "HEADS": 1, "DIM": 2, "compare": partial(compare, memory=False)}
 Way = Literal["scatter", "torch", "flex", "dense", "kernel"]
 
 
@@ -33,7 +32,8 @@ def build(clouds: int, points: int, frames: int, way: Way, device: str = "cpu") 
     query, key, value = (torch.randn(size, generator=generator).to(device).requires_grad_() for _ in range(3))
     pos, batch = torch.zeros(len(query), 1, device=device), torch.arange(clouds, device=device)
     neighbors = AllPairs()(pos, batch.repeat_interleave(points)) if way in ("scatter", "dense", "kernel") else None
-    rectangle, kernel = _rectangle(way, device), fused_backend(torch.device(device))
+    rectangle = _rectangle(way, device)
+    kernel: Any = explain(query, key, value, pattern="framewise").backend
 
     def ours() -> Tensor:
         asked: dict[str, Any] = {"scatter": "plain", "dense": "dense"}

@@ -197,7 +197,7 @@ def _statistics(x: Tensor, kernel: Tensor, window: Window) -> tuple[Tensor, Tens
     call = _Call(x, kernel, window)
     means = F.avg_pool2d(x.flatten(1, 2), call.sides, stride=window.dilation).flatten(2).unflatten(1, x.shape[1:3])
     mean = torch.einsum("sfcp,ofcp->sofc", means, kernel)
-    places = torch.empty(mean.shape, dtype=torch.int64, device=x.device)
+    places = torch.zeros(mean.shape, dtype=torch.int64, device=x.device)
     given = (t.detach().contiguous() for t in (x, kernel))
     call.run(largest_places, (*call.planes, x.shape[2]), *given, call.sizes(), places)
     columns, steps = x.shape[-1], window.dilation * torch.arange(window.size, device=x.device)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -15,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import yaml
 from lightning.pytorch import Callback, Trainer, seed_everything
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -22,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
+from lieattn.cli import main
 from lieattn.geometry import Radius
 from lieattn.groups import cyclic, tetrahedral
 from lieattn.models import (
@@ -450,3 +455,123 @@ def test_every_item_counts_once(size, replicas):
     sampler = EpochSampler(size, replicas=replicas, rank=replicas - 1)
     sampler.start(0, 1)
     assert list(sampler.items()) == parts[-1][1:]
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+def write_run(folder: Path, clouds: int = 9) -> list[str]:
+    """The configuration of a run of a tiny network in this folder, and the options that read it."""
+    sets = {
+        name: {"class_path": f"{__name__}.Clouds", "init_args": {"size": size}}
+        for name, size in (("train", clouds), ("val", 5), ("test", 5))
+    }
+    network = {"class_path": f"{__name__}.Pool"}
+    task = {"class_path": "lieattn.train.PointSetClassifier", "init_args": {"network": network, "classes": 2}}
+    options = {"default_root_dir": str(folder), "max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False}
+    content = {"model": task, "data": {**sets, "batch_size": 2}, "trainer": {**options, "logger": False}}
+    (folder / "run.yaml").write_text(yaml.safe_dump(content))
+    return ["--config", str(folder / "run.yaml"), "--trainer.strategy", "ddp"]
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    """A command in a session of its own, whose processes can be told from others."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    root = Path(__file__).parent.parent
+    return subprocess.Popen([sys.executable, *words], env=environment, cwd=root, start_new_session=True, **pipes)
+
+
+def members(session: int) -> list[int]:
+    """Processes of a session that have not ended, zombies included."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        found += [int(folder.name)] if int(fields[3]) == session else []
+    return found
+
+
+def end_of(process: subprocess.Popen[str]) -> str:
+    """What a command has written, which leaves no process behind."""
+    try:
+        output, _ = process.communicate(timeout=LIMIT)
+        deadline = time.monotonic() + LIMIT
+        while left := members(process.pid):
+            assert time.monotonic() < deadline, f"processes {left} are left"
+            time.sleep(0.2)
+    finally:
+        for pid in members(process.pid):
+            os.kill(pid, signal.SIGKILL)
+    return output
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_the_command_in_three_processes_of_lightning_and_two_of_torchrun(tmp_path):
+    logged = []
+    for name, devices, words in (
+        ("one", 1, ["-m", "lieattn"]),
+        ("lightning", 3, ["-m", "lieattn"]),
+        (
+            "torchrun",
+            2,
+            ["-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "lieattn"],
+        ),
+    ):
+        (tmp_path / name).mkdir()
+        sizes = ["--trainer.devices", str(devices), "--data.batch_size", str(6 // devices)]
+        process = start(*words, "fit", *write_run(tmp_path / name), *sizes)
+        output = end_of(process)
+        assert process.returncode == 0, output
+        saved = torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True)
+        assert len(saved["lieattn"]["random"]) == devices
+        assert sorted(path.name for path in (tmp_path / name / "checkpoints").iterdir()) == ["best.ckpt", "last.ckpt"]
+        logged.append(saved["state_dict"])
+    for weights in logged[1:]:
+        torch.testing.assert_close(weights, logged[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["first", "other"])
+def test_a_killed_process_ends_the_others(victim, tmp_path):
+    options = [*write_run(tmp_path, clouds=4000), "--trainer.devices", "3", "--last.every_n_train_steps", "2"]
+    process = start("-m", "lieattn", "fit", *options)
+    wait_for(tmp_path / "checkpoints/last.ckpt", process)
+    others = [pid for pid in members(process.pid) if pid != process.pid]
+    os.kill(process.pid if victim == "first" else others[0], signal.SIGKILL)
+    output = end_of(process)
+    assert process.returncode in (1, -signal.SIGKILL)
+    assert "another process of this training has ended" in output
+    torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_process_stops_all(signum, tmp_path):
+    options = [*write_run(tmp_path, clouds=4000), "--trainer.devices", "2", "--last.every_n_train_steps", "2"]
+    process = start("-m", "lieattn", "fit", *options)
+    wait_for(tmp_path / "checkpoints/last.ckpt", process)
+    process.send_signal(signum)
+    output = end_of(process)
+    assert process.returncode == 128 + signum
+    assert output.count("To continue: lieattn fit") == 1
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_processes_runs(tmp_path, capsys):
+    path = tmp_path / "records.json"
+    assert main(["bench", "processes", "--json", str(path), "--repeats", "1"]) == 0
+    records = json.loads(path.read_text())
+    assert [record["processes"] for record in records] == [1, 2, 4]
+    assert all(record["step_ms"] > 0 and record["work_ms"] > 0 for record in records)
+    assert "1.00x" in capsys.readouterr().out

@@ -30,6 +30,7 @@ BENCHMARKS = {
     "scaling": "time and memory against points, group order, neighbors",
     "peers": "one layer beside those of other packages",
     "threads": "a training step and an attention layer, alone and beside busy processes (minutes)",
+    "processes": "a training step in one, two and four processes, of as many clouds in all",
     "roofline": "operations and bytes a second against the machine's ceilings",
 }
 

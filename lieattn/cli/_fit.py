@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed
 import yaml
 from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch import Trainer
@@ -117,6 +118,12 @@ def run(name: str, arguments: Sequence[str]) -> int:
     except train.NonFiniteError as error:
         _say(f"lieattn: {error}")
         return _status(1)
+    except RuntimeError as error:
+        if not (isinstance(error, torch.distributed.DistError) or "/gloo/" in str(error)):
+            raise
+        lost = "another process of this training has ended, or cannot be reached"
+        sys.stderr.write(f"lieattn {name}: {lost}; --ckpt_path last goes on from the last checkpoint\n  {error}\n")
+        return 1
     return 0
 
 

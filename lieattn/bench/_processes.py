@@ -1,0 +1,86 @@
+"""A training step in one, two and four processes on one machine, of as many clouds in all."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.data import Data
+
+from lieattn.geometry import Radius
+from lieattn.groups import tetrahedral
+from lieattn.models import LieTransformer
+
+CLOUDS, POINTS = 32, 40
+PROCESSES = (1, 2, 4)
+
+
+@dataclass(frozen=True)
+class ProcessesRecord:
+    """Steps of so many ``processes``; times in milliseconds."""
+
+    processes: int
+    step_ms: float  # median, of the slowest process
+    work_ms: float  # the processor's time of all of them together
+    spread: float  # range from the fastest to the slowest step, relative to the median
+    repeats: int
+
+
+def run(repeats: int = 5) -> list[ProcessesRecord]:
+    """Records of ``LieTransformer`` with distributed data parallel training (gloo), one thread a process."""
+    records = []
+    for count in PROCESSES:
+        with tempfile.TemporaryDirectory(prefix="lieattn-") as folder:
+            spawn(_train, (count, folder, repeats), nprocs=count)
+            found = [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(count)]
+        # Steps begin together, and a step ends when the slowest process has its gradients.
+        steps = [max(parts) for parts in zip(*(walls for walls, _ in found), strict=True)]
+        step = statistics.median(steps)
+        work = sum(statistics.median(busy) for _, busy in found)
+        spread = (max(steps) - min(steps)) / step
+        records.append(ProcessesRecord(count, step, work, spread, repeats))
+    return records
+
+
+def table(records: list[ProcessesRecord]) -> str:
+    """Aligned text, with the speed relative to one process."""
+    head = f"{'processes':14}{'step ms':>10}{'work ms':>10}{'spread':>8}{'speed':>8}"
+    first = records[0].step_ms
+    lines = [
+        f"{record.processes:<14}{record.step_ms:>10.1f}{record.work_ms:>10.1f}{record.spread:>8.0%}"
+        f"{first / record.step_ms:>7.2f}x"
+        for record in records
+    ]
+    return "\n".join([head, "-" * len(head), *lines])
+
+
+def _train(rank: int, count: int, folder: str, repeats: int) -> None:
+    """Steps of one process on its part of the clouds: milliseconds of the clock and of the processor."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count)
+    try:
+        torch.manual_seed(0)
+        network = LieTransformer(1, 1, frames=tetrahedral(), neighborhood=Radius(1.0), channels=16, layers=2, heads=4)
+        model = DistributedDataParallel(network)
+        mine = CLOUDS // count
+        generator = torch.Generator().manual_seed(rank)
+        pos = 3 * torch.rand(mine * POINTS, 3, generator=generator)
+        batch = torch.arange(mine).repeat_interleave(POINTS)
+        data = Data(pos=pos, batch=batch, x=torch.ones(len(pos), 1))
+        walls, busy = [], []
+        for _ in range(repeats + 1):
+            dist.barrier()
+            started, work = time.perf_counter(), time.process_time()
+            model(data).square().mean().backward()
+            walls.append(1e3 * (time.perf_counter() - started))
+            busy.append(1e3 * (time.process_time() - work))
+        torch.save((walls[1:], busy[1:]), Path(folder) / f"{rank}.pt")
+    finally:
+        dist.destroy_process_group()

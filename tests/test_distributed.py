@@ -198,7 +198,10 @@ def gradients(rank: int, name: str, batches: list[list[int]]) -> tuple[float, di
     return loss.item(), named
 
 
-@pytest.mark.parametrize("name", ["pool", "points", "gsa", "lie conv", "batch norm", "checkpointed"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gsa", "lie conv")]
+
+
+@pytest.mark.parametrize("name", ["pool", "points", "batch norm", "checkpointed", *SLOW])
 def test_gradients_of_unequal_parts_are_those_of_the_whole(name, tmp_path):
     """Clouds of several sizes, masks, and 5 and 2 clouds in two processes; batch statistics are of all points."""
     whole = gradients(0, name, [list(range(7))])

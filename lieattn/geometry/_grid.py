@@ -96,12 +96,13 @@ class Raster:
 
         Graphs are remembered, for batches of one size share theirs.
         """
-        return _lifted_raster(self, group, size, torch.device("cpu") if device is None else device)
+        return _lifted_raster(self, group, size, torch.device("cpu") if device is None else device, id(group))
 
 
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)
-def _lifted_raster(raster: Raster, group: FiniteGroup, size: int, device: torch.device) -> LiftedGraph:
+def _lifted_raster(raster: Raster, group: FiniteGroup, size: int, device: torch.device, identity: int) -> LiftedGraph:
+    # Of the very group, not one that equals it: torch.compile cannot compare tables.
     images, sides = raster.images, raster.sides
     one = lift(pixel_positions(*sides).to(device), group, PixelSquare(size))
     clouds = PointClouds(

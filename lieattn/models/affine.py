@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -13,7 +14,7 @@ from lieattn._checks import check_arguments, check_counts
 from lieattn.geometry import LiftedGraph, PointClouds, Raster
 from lieattn.groups import FiniteGroup
 from lieattn.models._inputs import plus_vectors
-from lieattn.models._network import Downsampling, ImageNetwork
+from lieattn.models._network import Downsampling, GroupField, ImageNetwork
 from lieattn.nn import (
     AffineSelfConvolution,
     FieldBatchNorm,
@@ -35,6 +36,7 @@ _ATTENTION: dict[str, Callable[..., nn.Module]] = {
     "stand-alone": StandAloneSelfAttention,
 }
 _STAGES, _EXPANSION, _HEADS = 3, 4, 8
+_MOST_GRAPHS = 4  # that a block remembers
 
 
 class PixelConvolution(nn.Module):
@@ -52,6 +54,27 @@ class PixelConvolution(nn.Module):
         if graph.grid is None:
             raise ValueError("graph: a convolution of pixels needs the raster of each image, grid [clouds, 2]")
         return from_grid(self.convolution(to_grid(x, graph.grid)))
+
+
+class _RasterGraphs:
+    """Graphs of rasters, lifted once: found again by numbers alone, as torch.compile can."""
+
+    def __init__(self, group: FiniteGroup, size: int) -> None:
+        self.group, self.size = group, size
+        self.known: dict[tuple[object, ...], LiftedGraph] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"group": self.group, "size": self.size, "known": {}}
+
+    def __call__(self, raster: Raster, device: torch.device) -> LiftedGraph:
+        """The raster lifted to the group, on a device."""
+        key = (raster.images, *raster.sides, device.type, device.index)
+        graph = self.known.get(key)
+        if graph is None:
+            if len(self.known) >= _MOST_GRAPHS:
+                self.known.clear()
+            graph = self.known[key] = raster.lift(self.group, self.size, device)
+        return graph
 
 
 class MeanReadout(nn.Linear):
@@ -107,7 +130,7 @@ class BottleneckBlock(nn.Module):
         super().__init__()
         if not projection and in_channels != out_channels:
             raise ValueError(f"projection: needed from {in_channels} to {out_channels} channels")
-        self.group, self.size = group, size
+        self.group, self.size, self.graphs = group, size, _RasterGraphs(group, size)
         self.downsample, self.strided_layer, self.shortcut = downsample, strided_layer, shortcut
         self.linear1 = GroupLinear(group, in_channels, width, bias=False)
         self.norm1 = FieldBatchNorm(width)
@@ -123,13 +146,13 @@ class BottleneckBlock(nn.Module):
         """Field on a raster to a field on the raster that is returned with it."""
         after = raster.halved() if self.downsample else raster
         h = F.relu(self.norm1(self.linear1(x)))
-        h = self.layer(h, raster.lift(self.group, self.size, x.device))
+        h = self.layer(h, self.graphs(raster, x.device))
         if self.downsample:
             h = h if self.strided_layer else _pooled(h, raster)
             x = _pooled(x, raster) if self.shortcut == "pooled" else raster.unflatten(x)[:, ::2, ::2].flatten(0, 2)
         h = self.norm3(self.linear2(F.relu(self.norm2(h))))
         if self.squeeze_excite is not None:
-            h = self.squeeze_excite(h, after.lift(self.group, self.size, x.device))
+            h = self.squeeze_excite(h, self.graphs(after, x.device))
         if self.shortcut_linear is not None and self.shortcut_norm is not None:
             x = self.shortcut_norm(self.shortcut_linear(x))
         return F.relu(h + x), after
@@ -220,6 +243,7 @@ class AffineSelfConvNet(ImageNetwork):
             options |= {"downsample": halves, "strided_layer": strided, "projection": first}
             self.blocks.append(BottleneckBlock(group, before, inside, after, middle, **options))
             before = after
+        self.graphs = _RasterGraphs(group, 3)
         self.head = MeanReadout(before, out_channels)
         self.reset_parameters()
 
@@ -239,6 +263,11 @@ class AffineSelfConvNet(ImageNetwork):
                 nn.init.normal_(module.weight, std=math.sqrt(2 / module.weight[0].numel()))
             elif isinstance(module, BottleneckBlock):
                 nn.init.zeros_(module.norm3.weight)
+
+    def field(self, data: Any, geometry: Any = None) -> GroupField:
+        """See :class:`ImageNetwork`."""
+        x, raster = self.last_field(data, self.embedded_vectors(data))
+        return GroupField(x, self.graphs(raster, x.device))
 
     def last_field(self, images: Any, vectors: Tensor | None) -> tuple[Tensor, Raster]:
         """See :class:`ImageNetwork`."""

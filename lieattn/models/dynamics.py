@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict, Unpack
@@ -354,7 +355,17 @@ class _System:
 
 
 def _energy_and_force(energy: Callable[[Tensor], Tensor], pos: Tensor, *, create_graph: bool) -> tuple[Tensor, Tensor]:
-    """Energies ``[clouds]`` and minus the gradient of their sum, detached unless a graph is created."""
+    """Energies ``[clouds]`` and minus the gradient of their sum, detached unless a graph is created.
+
+    They are never compiled: of functions that are compiled in parts, torch gives second derivatives that are wrong.
+    """
+    differentiated: Callable[..., tuple[Tensor, Tensor]] = _differentiated
+    if "torch._dynamo" in sys.modules:  # which takes a second to import, and without which nothing is compiled
+        differentiated = torch.compiler.disable(_differentiated)
+    return differentiated(energy, pos, create_graph)
+
+
+def _differentiated(energy: Callable[[Tensor], Tensor], pos: Tensor, create_graph: bool) -> tuple[Tensor, Tensor]:
     with torch.inference_mode(False), torch.enable_grad():
         x = pos.clone() if pos.is_inference() else pos
         x = x if x.requires_grad else x.detach().requires_grad_()

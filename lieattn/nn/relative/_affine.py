@@ -8,7 +8,6 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -106,18 +105,22 @@ class RelativePositionTable:
     def edges(self, graph: LiftedGraph) -> AffineEdges:
         """Edges of a graph and their rows, found once a graph; ValueError if a displacement is not in the table."""
         check_is("graph", graph, LiftedGraph)
-        known = _EDGES.setdefault(graph, {})
-        if self not in known:
-            # What is remembered must serve training, even if it was found in inference mode.
-            with torch.inference_mode(False), torch.no_grad():
-                group = cast(FiniteGroup, graph.group)
-                rows = _rows(self, group)[0]
-                row = rows_of_table(graph, rows, self.tolerance)[:, group.identity_index]
-                shared = graph.relative.row
-                index = row if shared is None else row[shared]
-                found = AffineEdges(graph.neighbors, index)
-                known[self] = found if self.border == "mask" else _with_padding(graph.neighbors, index, len(rows))
-        return known[self]
+        # On the graph itself, where torch.compile finds them.
+        known: tuple[tuple[RelativePositionTable, AffineEdges], ...] = getattr(graph, _EDGES, ())
+        for table, edges in known:
+            if table is self or table == self:
+                return edges
+        # What is remembered must serve training, even if it was found in inference mode.
+        with torch.inference_mode(False), torch.no_grad():
+            group = cast(FiniteGroup, graph.group)
+            rows = _rows(self, group)[0]
+            row = rows_of_table(graph, rows, self.tolerance)[:, group.identity_index]
+            shared = graph.relative.row
+            index = row if shared is None else row[shared]
+            found = AffineEdges(graph.neighbors, index)
+            found = found if self.border == "mask" else _with_padding(graph.neighbors, index, len(rows))
+        vars(graph)[_EDGES] = (*known, (self, found))
+        return found
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ class FourierFeatures:
 
 AffinePositions = RelativePositionTable | FourierFeatures
 
-_EDGES: WeakKeyDictionary[LiftedGraph, dict[RelativePositionTable, AffineEdges]] = WeakKeyDictionary()
+_EDGES = "_affine_edges"  # attribute of graphs: tables, and the edges that were found for them
 
 
 @lru_cache(maxsize=128)

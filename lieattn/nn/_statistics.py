@@ -326,7 +326,8 @@ class FieldBatchNorm(_NormBase):
         if self.training and processes() > 1:
             return self._of_all_processes(x, updates).view_as(input)
         known = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
-        if recomputing.get():  # which must save as many tensors, and leave these as they are
+        # Which must save as many tensors, and leave these as they are. In eval mode nothing is changed.
+        if self.training and recomputing.get():
             known = known[0].clone(), known[1].clone()
         normal = F.batch_norm(x, *known, self.weight, self.bias, self.training, cast(float, self.momentum), self.eps)
         return normal.view_as(input)

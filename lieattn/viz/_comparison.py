@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _ALIKE = 1.15  # ratio up to which numbers of parameters count as the same
 _WIDE = 4  # ratio from which costs are on a logarithmic axis
+_POWERS = 1e5  # from which numbers are powers of ten
 _Row = Mapping[str, Any]
 
 
@@ -99,6 +100,9 @@ class _Drawing:
             everywhere = [place for x in places for place in x]
             if everywhere and max(everywhere) > _WIDE * min(everywhere) > 0:
                 axes.set_xscale("log")
+                if max(everywhere) < _POWERS:
+                    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+                    axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if str(value)[0] in "25" else "")
 
         return draw
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lieattn.bench import _attention, _epochs, _gsa_net, _peers, _roofline, _scaling, _threads, _whole_clouds
+from lieattn.bench import _attention, _epochs, _fibers, _gsa_net, _peers, _roofline, _scaling, _threads, _whole_clouds
 from lieattn.cli import main
 from lieattn.groups import cyclic
 from lieattn.models import GSANet
@@ -24,7 +24,7 @@ def small(monkeypatch):
         _peers: {"PEERS": {"missing": "a_package_that_is_missing"}},
         _threads: {"_TURNS": 1, "_process": lambda: ThreadPoolExecutor(1)},
     }
-    for module in (_attention, _scaling, _peers, _roofline, _threads, _whole_clouds, _epochs):
+    for module in (_attention, _scaling, _peers, _roofline, _threads, _whole_clouds, _epochs, _fibers):
         for name, value in {**module.SMALL, **others.get(module, {})}.items():
             monkeypatch.setattr(module, name, value)
     monkeypatch.setattr("lieattn.bench._measure.peak_memory", lambda build: 1.0)
@@ -33,7 +33,7 @@ def small(monkeypatch):
 @pytest.mark.parametrize(
     "name",
     [
-        *("attention", "scaling", "peers", "roofline", "threads", "whole-clouds"),
+        *("attention", "scaling", "peers", "roofline", "threads", "whole-clouds", "fibers"),
         pytest.param("epochs", marks=pytest.mark.slow),
     ],
 )

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, Data
 
 from lieattn.geometry import AllPairs, FiniteFrames, Nearest, PrincipalFrames, Radius, SampledFrames, lift
 from lieattn.groups import (
@@ -21,7 +21,8 @@ from lieattn.groups import (
     tetrahedral,
 )
 from lieattn.models import FramewiseOptions, FramewiseTransformer
-from lieattn.nn import FramewiseBlock
+from lieattn.nn import FrameMessages, FramewiseBlock, LiftingConvolution
+from lieattn.ops import RelativeTerms, _edge_networks
 from lieattn.testing import TOLERANCE, randomize, relative_error
 from tests.cases import GROUPS, SMALL_GROUPS
 from tests.test_framewise import CHANNELS, cloud, moved, network
@@ -239,3 +240,53 @@ def test_positions_may_be_left_to_the_neighborhood():
     stretched = data.clone()
     stretched.pos = 1.3 * data.pos
     assert relative_error(model(stretched), expected) > 1e-4
+
+
+@pytest.mark.parametrize("frames", [PrincipalFrames(), tetrahedral()], ids=["axes", "T"])
+def test_one_product_for_all_blocks_is_what_each_block_computes(frames):
+    """The network makes the kernels of all blocks at once; the layers make the same of the terms."""
+    made = randomize(FramewiseTransformer(frames, 2, 1, channels=6, layers=2, neighborhood=Radius(2.0)).double())
+    data = Data(x=torch.randn(7, 2).double(), pos=torch.randn(7, 3).double(), batch=torch.tensor([0] * 4 + [1] * 3))
+    graph, positions, local = made.geometry(data)
+    terms = made.edges(local, data.x)
+    x = made.embed_features(data.x)[:, None].expand(-1, graph.fiber, -1)
+    x = x + made.embed_vectors(positions) + made.lifting(terms, local)
+    rotary = RelativeTerms(rotary=made.phases(positions), rotary_values=True)
+    for block in made.blocks:
+        x = block(x, graph, rotary, (local, terms))
+    torch.testing.assert_close(made.field(data).x, made.norm(x), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("block", [8, 1 << 17], ids=["blocks", "one block"])
+def test_edge_kernels_are_those_of_the_formula(block, monkeypatch):
+    """Values and derivatives of first and second order are those of the formula, however edges fall into blocks."""
+    monkeypatch.setattr(_edge_networks, "_BLOCK", block)
+    edges, fiber, hidden, inputs = 21, 3, 4, 2
+    shapes = (edges, fiber, inputs), (edges, hidden), (edges,), (hidden, inputs), (hidden, hidden), (hidden,)
+    operands = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in (*shapes, (5, 4), (3, 4))]
+    seen, invariants, weight, first, second, bias, *maps = operands
+    pulled = [torch.randn(edges, fiber, width, dtype=torch.float64) for width in (5, 3)]
+
+    def derivatives(made):
+        total = sum((one * pull).sum() for one, pull in zip(made, pulled, strict=True))
+        plain = torch.autograd.grad(total, operands, retain_graph=True)
+        again = torch.autograd.grad(total, operands, create_graph=True)
+        return *plain, *again, *torch.autograd.grad(sum(grad.square().sum() for grad in again), operands)
+
+    found = _edge_networks.edge_kernels(seen, invariants, weight, first, (second, bias), maps)
+    y = torch.nn.functional.silu(torch.einsum("efi,hi->efh", seen, first) + invariants[:, None])
+    z = torch.nn.functional.silu(torch.einsum("efh,kh->efk", y, second) + bias) * weight[:, None, None]
+    expected = [torch.einsum("efk,ck->efc", z, last) for last in maps]
+    torch.testing.assert_close(list(found), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(derivatives(found), derivatives(expected), rtol=1e-10, atol=1e-10)
+
+
+def test_kernels_that_do_not_fit_are_named():
+    graph = lift(torch.randn(4, 3), tetrahedral(), Radius(9.0))
+    kernel = torch.zeros(graph.neighbors.num_edges, 12, 5)
+    for layer, arguments in (
+        (FrameMessages(3, 6), (torch.randn(4, 12, 6), graph, kernel)),
+        (LiftingConvolution(3, 6), (kernel, graph)),
+    ):
+        with pytest.raises(ValueError, match=r"terms: expected a kernel \[edges, fiber, channels\] = \(16, 12, 6\)"):
+            layer(*arguments)

@@ -218,13 +218,16 @@ class FramewiseTransformer(Network):
             with torch.autocast(graph.device.type, enabled=False):
                 seen = graph.seen_in_frames(directed).flatten(-2)
             x = x + self.embed_vectors(torch.cat([positions, seen], dim=-1) if self.positions else seen)
-        messages = None
+        messages: list[Any] = [None] * len(self.blocks)
         if local is not None and self.edges is not None and self.lifting is not None:
-            messages = local, self.edges(local, invariants, directed)
-            x = x + self.lifting(messages[1], local)
+            # One network of what all frames see of an edge, and one product for what all blocks make of it.
+            maps = [self.lifting.output, *(block.messages.kernel for block in self.blocks)]
+            lifted, *kernels = self.edges.kernels(maps, local, invariants, directed)
+            messages = [(local, kernel) for kernel in kernels]
+            x = x + self.lifting(lifted, local)
         terms = RelativeTerms(rotary=self.phases(positions), rotary_values=True)
-        for block in self.blocks:
-            x = self._through(block, x, graph, terms, messages)
+        for block, message in zip(self.blocks, messages, strict=True):
+            x = self._through(block, x, graph, terms, message)
         return GroupField(self.norm(x), graph)
 
 

@@ -231,11 +231,12 @@ class FramewiseBlock(nn.Module):
         x: Tensor,
         graph: LiftedGraph,
         terms: RelativeTerms | None = None,
-        local: tuple[LiftedGraph, RelativeTerms] | None = None,
+        local: tuple[LiftedGraph, RelativeTerms | Tensor] | None = None,
     ) -> Tensor:
         """Field ``[points, fiber, channels]`` to the same; ``terms`` as in :class:`GroupAttention`.
 
-        ``local`` is the graph of the messages with the terms of its ``EdgeNetwork``, for blocks with messages.
+        ``local`` is the graph of the messages with the terms of its ``EdgeNetwork``, or the kernel that is made of
+        them (see :class:`FrameMessages`), for blocks with messages.
         """
         check_features(x, self.norm1.weight, len(self.norm1.weight))
         y = self.norm1(x)

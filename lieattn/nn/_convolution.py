@@ -274,9 +274,14 @@ class LiftingConvolution(nn.Module):
         self.output = nn.Linear(hidden, channels, bias=False)
         keep_variance(self.output)
 
-    def forward(self, terms: RelativeTerms, graph: LiftedGraph) -> Tensor:
-        """Terms of an ``EdgeNetwork`` on a graph to a field ``[points, fiber, channels]``."""
+    def forward(self, terms: RelativeTerms | Tensor, graph: LiftedGraph) -> Tensor:
+        """Terms of an ``EdgeNetwork`` on a graph to a field ``[points, fiber, channels]``.
+
+        A network that has evaluated W ψ, ``EdgeNetwork.kernels``, gives that in place of the terms.
+        """
         check_is("graph", graph, LiftedGraph)
+        if isinstance(terms, Tensor):
+            return graph.neighbors.sum_to_targets(_checked_kernel(terms, graph, self.output.out_features))
         return cast(Tensor, self.output(graph.neighbors.sum_to_targets(_signals(terms))))
 
 
@@ -298,15 +303,29 @@ class FrameMessages(nn.Module):
         self.kernel = nn.Linear(hidden, channels, bias=False)
         keep_variance(self.kernel, 2.0)  # beside what is attended, see EdgeNetwork
 
-    def forward(self, x: Tensor, graph: LiftedGraph, terms: RelativeTerms) -> Tensor:
-        """Field ``[points, fiber, channels]`` to the same, with the terms of an ``EdgeNetwork`` on the graph."""
+    def forward(self, x: Tensor, graph: LiftedGraph, terms: RelativeTerms | Tensor) -> Tensor:
+        """Field ``[points, fiber, channels]`` to the same, with the terms of an ``EdgeNetwork`` on the graph.
+
+        A network that has evaluated W ψ, ``EdgeNetwork.kernels``, gives that in place of the terms.
+        """
         check_features(x, self.kernel.weight)
         check_graph(graph, LiftedGraph, x)
         check_field(x, graph, self.kernel.out_features)
         if not graph.relative.tied:
             raise ValueError("graph: messages within frames need the same frames over all points of a cloud")
+        if isinstance(terms, Tensor):
+            kernel = _checked_kernel(terms, graph, self.kernel.out_features)
+        else:
+            kernel = self.kernel(_signals(terms))
         at_source = x.index_select(0, graph.neighbors.source)
-        return graph.neighbors.sum_to_targets(self.kernel(_signals(terms)) * at_source)
+        return graph.neighbors.sum_to_targets(kernel * at_source)
+
+
+def _checked_kernel(kernel: Tensor, graph: LiftedGraph, channels: int) -> Tensor:
+    expected = graph.neighbors.num_edges, graph.fiber, channels
+    if kernel.shape != expected:
+        raise ValueError(f"terms: expected a kernel [edges, fiber, channels] = {expected}, got {tuple(kernel.shape)}")
+    return kernel
 
 
 def _signals(terms: RelativeTerms) -> Tensor:

@@ -95,7 +95,7 @@ def _plain_maths(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None)
     score = query @ key.mT
     if mask is not None:
         # Finite, so that clouds without points keep finite derivatives.
-        score = score + score.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(score.dtype).min / 2)
+        score += score.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(score.dtype).min / 2)
     return score.softmax(-1) @ value
 
 

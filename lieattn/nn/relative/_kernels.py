@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, Self, cast
 
 import torch
@@ -34,6 +35,7 @@ from lieattn.nn.relative._base import (
 )
 from lieattn.ops import Activation, RelativeTerms, bessel_functions, smooth_lengths, smooth_window
 from lieattn.ops import activation as activation_named
+from lieattn.ops._edge_networks import edge_kernels
 
 _NEAR = 0.1  # share of the cutoff below which directions of edges fade
 _MOST_TYPES = 512  # with more types than this, a table is contracted edge by edge
@@ -324,6 +326,21 @@ class EdgeNetwork(RelativeFunction):
 
         Features ``x`` are ``[points, in_channels]`` and ``vectors`` ``[points, in_vectors, dim]``; None for none.
         """
+        seen, invariants, weight = self._seen(graph, x, vectors)
+        y = F.silu(self.arrows(seen) + invariants[:, None])
+        signals = F.silu(self.hidden(y)) * weight[:, None, None]
+        return RelativeTerms(psi=signals[:, :, None, None])
+
+    def kernels(
+        self, maps: Sequence[nn.Linear], graph: LiftedGraph, x: Tensor | None = None, vectors: Tensor | None = None
+    ) -> list[Tensor]:
+        """What linear maps without bias make of ψ, ``[edges, fiber, channels]`` for each, without storing ψ itself."""
+        inputs = self._seen(graph, x, vectors)
+        second = self.hidden.weight, self.hidden.bias
+        return list(edge_kernels(*inputs, self.arrows.weight, second, [linear.weight for linear in maps]))
+
+    def _seen(self, graph: LiftedGraph, x: Tensor | None, vectors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """What frames see of edges ``[edges, fiber, inputs]``, the rest of the first layer, and the share of edges."""
         check_is("graph", graph, LiftedGraph)
         points = graph.num_points
         x = graph.pos.new_zeros(points, 0) if x is None else x
@@ -348,10 +365,8 @@ class EdgeNetwork(RelativeFunction):
         invariants = self.radial(bessel_functions(length, self.basis))
         if self.own is not None and self.other is not None:
             invariants = invariants + self.own(x)[target] + self.other(x)[source]
-        y = F.silu(self.arrows(seen.flatten(-2)) + invariants[:, None])
         norm = (1 + window.new_zeros(points).index_add(0, target, window)).rsqrt()
-        signals = F.silu(self.hidden(y)) * (window * norm[target])[:, None, None]
-        return RelativeTerms(psi=signals[:, :, None, None])
+        return seen.flatten(-2), invariants, window * norm[target]
 
 
 def keep_variance(linear: nn.Linear, factor: float = 1.0) -> None:

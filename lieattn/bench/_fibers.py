@@ -1,0 +1,138 @@
+"""A training step with few and with many frames, at equal total width, and what its parts take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from lieattn.bench._measure import Problem, Record, compare
+from lieattn.bench._measure import table as plain_table
+from lieattn.geometry import FiniteFrames, Nearest, PrincipalFrames, Radius
+from lieattn.groups import SE, FiniteGroup, icosahedral, octahedral, tetrahedral
+from lieattn.models import FramewiseTransformer, LieTransformer
+from lieattn.models.framewise import FramewiseOptions
+from lieattn.ops import RelativeTerms, group_attention
+from lieattn.spaces import Euclidean
+
+Clouds = Literal["molecules", "shapes"]
+
+WIDTHS, LAYERS, FEATURES = (96, 192), 4, 8
+SIZES: dict[str, tuple[int, int]] = {"molecules": (32, 18), "shapes": (16, 64)}  # clouds, points of each
+SMALL: dict[str, object] = {"SIZES": {"molecules": (2, 6), "shapes": (2, 6)}, "WIDTHS": (48,), "LAYERS": 1}
+FRAMES: dict[str, FiniteGroup | PrincipalFrames] = {
+    "exact": PrincipalFrames(),
+    "T": tetrahedral(),
+    "O": octahedral(),
+    "I": icosahedral(),
+}
+_FIBERS = {"exact": 4, "T": 12, "O": 24, "I": 60}
+
+
+def batch(kind: Clouds) -> Data:
+    """Clouds as dense as molecules, in Å, with types of atoms; or points on a sphere with their normals."""
+    clouds, points = SIZES[kind]
+    generator = torch.Generator().manual_seed(0)
+    pos = torch.randn(clouds * points, 3, generator=generator)
+    if kind == "shapes":
+        pos = pos / pos.norm(dim=1, keepdim=True)
+    kinds = torch.randint(FEATURES, (len(pos),), generator=generator)
+    x, of_cloud = nn.functional.one_hot(kinds, FEATURES).float(), torch.arange(clouds).repeat_interleave(points)
+    scale = torch.tensor([2.0, 1.6, 1.2]) if kind == "molecules" else 1.0
+    return Data(x=x, pos=scale * pos, normal=pos, batch=of_cloud)
+
+
+def network(kind: Clouds, frames: str, width: int) -> FramewiseTransformer:
+    """Four blocks whose channels times frames come next to the width."""
+    torch.manual_seed(0)
+    channels = 2 * max(1, round(width / (2 * _FIBERS[frames])))
+    if kind == "shapes":
+        return FramewiseTransformer(
+            FRAMES[frames], FEATURES, 1, channels=channels, layers=LAYERS, vector_inputs=("normal",), length=0.8
+        )
+    near, options = Radius(4.0), FramewiseOptions(positions=False)
+    sizes: dict[str, Any] = {"channels": channels, "layers": LAYERS, "length": 1.5}
+    return FramewiseTransformer(FRAMES[frames], FEATURES, 1, neighborhood=near, options=options, **sizes)
+
+
+def joint(width: int) -> nn.Module:
+    """Joint attention over the pairs of the 24 frames of four neighbors, as wide."""
+    torch.manual_seed(0)
+    channels = 2 * max(1, round(width / 48))
+    frames, near = FiniteFrames(octahedral()), Nearest(4)
+    given: dict[str, Any] = {"space": Euclidean(SE(3)), "frames": frames, "neighborhood": near}
+    return LieTransformer(FEATURES, 1, channels=channels, layers=LAYERS, heads=2, **given)
+
+
+def step(kind: Clouds, make: Callable[[], nn.Module]) -> Problem:
+    """Forward pass, backward pass and optimizer of a network."""
+    data, model = batch(kind), make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def problem() -> Iterator[Tensor]:
+        optimizer.zero_grad()
+        yield model(data).square().mean()
+        optimizer.step()
+
+    return problem
+
+
+def part(name: str, frames: str, width: int) -> Problem:
+    """One part of a step on molecules, forward and backward, on inputs that have gradients."""
+    data, model = batch("molecules"), network("molecules", frames, width)
+    graph, positions, local = model.geometry(data)
+    block: Any = model.blocks[0]
+    edges, lifting = model.edges, model.lifting
+    if local is None or edges is None or lifting is None:
+        raise RuntimeError("network: expected one with a neighborhood")
+    near, maps = local, [lifting.output, *(one.messages.kernel for one in model.blocks)]  # type: ignore[union-attr]
+    channels = len(block.norm1.weight)
+    signals = [torch.randn(graph.num_points, graph.fiber, 1, channels, requires_grad=True) for _ in range(3)]
+    x = signals[0][:, :, 0]
+    kernel = torch.randn(near.neighbors.num_edges, graph.fiber, channels, requires_grad=True)
+    terms = RelativeTerms(rotary=model.phases(positions).detach(), rotary_values=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    runs: dict[str, Callable[[], Any]] = {
+        "geometry": lambda: model.geometry(data),
+        "edge networks": lambda: torch.cat([made.flatten(1) for made in edges.kernels(maps, near, data.x)], dim=1),
+        "attention": lambda: group_attention(*signals, graph.neighbors, pattern="framewise", terms=terms)[0],
+        "projections": lambda: torch.cat([block.attention.projection(x), block.attention.output(x)], dim=-1),
+        "messages": lambda: block.messages(x, near, kernel),
+        "feed forward": lambda: block.linear2(nn.functional.gelu(block.linear1(x))),
+        "norms": lambda: block.norm1(x) + block.norm2(x),
+        "optimizer": lambda: optimizer.step(),
+    }
+
+    def problem() -> Iterator[Tensor]:
+        made = runs[name]()
+        if isinstance(made, Tensor):
+            yield made.square().mean()
+
+    return problem
+
+
+PARTS = ("geometry", "edge networks", "projections", "attention", "messages", "feed forward", "norms", "optimizer")
+
+
+def run(repeats: int = 7) -> list[Record]:
+    """Records of steps, relative to exact frames, and of the parts of a step; of a block the parts of one."""
+    steps: dict[str, dict[str, Callable[[], Problem]]] = {
+        f"{kind} {width}": {name: partial(step, kind, partial(network, kind, name, width)) for name in FRAMES}
+        for kind in ("molecules", "shapes")
+        for width in WIDTHS
+    }
+    steps[f"molecules {WIDTHS[0]}"]["joint O"] = partial(step, "molecules", partial(joint, WIDTHS[0]))
+    parts = {name: {frames: partial(part, name, frames, WIDTHS[0]) for frames in FRAMES} for name in PARTS}
+    return compare({**steps, **parts}, repeats=repeats, threads=1, memory=False, clock=time.process_time)
+
+
+def table(records: list[Record]) -> str:
+    """The records, whose speeds are relative to exact frames."""
+    return f"processor time; parts: one block, width {WIDTHS[0]}, molecules\n\n{plain_table(records)}"

@@ -39,7 +39,8 @@ def edge_kernels(
         ``[edges, fiber, channels]`` for each of the maps.
     """
     operands = seen, invariants, weight, first, *second, *maps
-    if seen.device.type != "cpu" or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if seen.device.type != "cpu" or torch.is_autocast_enabled("cpu") or recorded:
         return _plain(*operands)
     out: tuple[Tensor, ...] = _EdgeKernels.apply(*operands)
     return out

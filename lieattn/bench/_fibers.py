@@ -86,14 +86,15 @@ def part(name: str, frames: str, width: int) -> Problem:
     """One part of a step on molecules, forward and backward, on inputs that have gradients."""
     data, model = batch("molecules"), network("molecules", frames, width)
     graph, positions, local = model.geometry(data)
-    block: Any = model.blocks[0]
+    blocks: Any = model.blocks
+    block = blocks[0]
     edges, lifting = model.edges, model.lifting
     if local is None or edges is None or lifting is None:
         raise RuntimeError("network: expected one with a neighborhood")
-    near, maps = local, [lifting.output, *(one.messages.kernel for one in model.blocks)]  # type: ignore[union-attr]
+    near, maps = local, [lifting.output, *(one.messages.kernel for one in blocks)]
     channels = len(block.norm1.weight)
-    signals = [torch.randn(graph.num_points, graph.fiber, 1, channels, requires_grad=True) for _ in range(3)]
-    x = signals[0][:, :, 0]
+    query, key, value = (torch.randn(graph.num_points, graph.fiber, 1, channels, requires_grad=True) for _ in range(3))
+    x = query[:, :, 0]
     kernel = torch.randn(near.neighbors.num_edges, graph.fiber, channels, requires_grad=True)
     terms = RelativeTerms(rotary=model.phases(positions).detach(), rotary_values=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -102,7 +103,7 @@ def part(name: str, frames: str, width: int) -> Problem:
     runs: dict[str, Callable[[], Any]] = {
         "geometry": lambda: model.geometry(data),
         "edge networks": lambda: torch.cat([made.flatten(1) for made in edges.kernels(maps, near, data.x)], dim=1),
-        "attention": lambda: group_attention(*signals, graph.neighbors, pattern="framewise", terms=terms)[0],
+        "attention": lambda: group_attention(query, key, value, graph.neighbors, pattern="framewise", terms=terms)[0],
         "projections": lambda: torch.cat([block.attention.projection(x), block.attention.output(x)], dim=-1),
         "messages": lambda: block.messages(x, near, kernel),
         "feed forward": lambda: block.linear2(nn.functional.gelu(block.linear1(x))),

@@ -78,8 +78,8 @@ def compare(
 
     ``repeats`` steps of each way are measured, after one that warms up, on as many ``threads`` of torch, or those of
     the process; ``memory`` says whether to measure peak memory too. Problems are on the ``device``: on ``"cuda"`` times
-    are those between events, memory is what torch has taken of the card, and a way that does not fit has NaN for all. On the CPU
-    a ``clock`` of processor time, ``time.process_time``, is disturbed less where a machine is busy.
+    are those between events, memory is what torch has taken of the card, and a way that does not fit has NaN for all.
+    On the CPU a ``clock`` of processor time, ``time.process_time``, is disturbed less where a machine is busy.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)

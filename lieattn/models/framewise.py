@@ -221,7 +221,8 @@ class FramewiseTransformer(Network):
         messages: list[Any] = [None] * len(self.blocks)
         if local is not None and self.edges is not None and self.lifting is not None:
             # One network of what all frames see of an edge, and one product for what all blocks make of it.
-            maps = [self.lifting.output, *(block.messages.kernel for block in self.blocks)]
+            blocks: Any = self.blocks
+            maps = [self.lifting.output, *(block.messages.kernel for block in blocks)]
             lifted, *kernels = self.edges.kernels(maps, local, invariants, directed)
             messages = [(local, kernel) for kernel in kernels]
             x = x + self.lifting(lifted, local)

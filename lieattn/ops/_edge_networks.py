@@ -39,7 +39,7 @@ def edge_kernels(
         ``[edges, fiber, channels]`` for each of the maps.
     """
     operands = seen, invariants, weight, first, *second, *maps
-    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
     if seen.device.type != "cpu" or torch.is_autocast_enabled("cpu") or recorded:
         return _plain(*operands)
     out: tuple[Tensor, ...] = _EdgeKernels.apply(*operands)

@@ -102,7 +102,7 @@ def part(name: str, frames: str, width: int) -> Problem:
         parameter.grad = torch.zeros_like(parameter)
     runs: dict[str, Callable[[], Any]] = {
         "geometry": lambda: model.geometry(data),
-        "edge networks": lambda: torch.cat([made.flatten(1) for made in edges.kernels(maps, near, data.x)], dim=1),
+        "edge networks": lambda: torch.stack([made.square().mean() for made in edges.kernels(maps, near, data.x)]),
         "attention": lambda: group_attention(query, key, value, graph.neighbors, pattern="framewise", terms=terms)[0],
         "projections": lambda: torch.cat([block.attention.projection(x), block.attention.output(x)], dim=-1),
         "messages": lambda: block.messages(x, near, kernel),

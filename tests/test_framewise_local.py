@@ -22,7 +22,8 @@ from lieattn.groups import (
 )
 from lieattn.models import FramewiseOptions, FramewiseTransformer
 from lieattn.nn import FrameMessages, FramewiseBlock, LiftingConvolution
-from lieattn.ops import RelativeTerms, _edge_networks
+from lieattn.nn.relative import _edge_networks
+from lieattn.ops import RelativeTerms
 from lieattn.testing import TOLERANCE, randomize, relative_error
 from tests.cases import GROUPS, SMALL_GROUPS
 from tests.test_framewise import CHANNELS, cloud, moved, network

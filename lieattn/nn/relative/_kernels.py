@@ -33,9 +33,9 @@ from lieattn.nn.relative._base import (
     rows_of_table,
     seen_offsets,
 )
+from lieattn.nn.relative._edge_networks import edge_kernels
 from lieattn.ops import Activation, RelativeTerms, bessel_functions, smooth_lengths, smooth_window
 from lieattn.ops import activation as activation_named
-from lieattn.ops._edge_networks import edge_kernels
 
 _NEAR = 0.1  # share of the cutoff below which directions of edges fade
 _MOST_TYPES = 512  # with more types than this, a table is contracted edge by edge

@@ -817,7 +817,7 @@ def test_settings_can_be_replaced(tmp_path, capsys):
         assert re.search(message, capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("name", ["forces", "molecules", "dipoles", "shapes", "modelnet"])
+@pytest.mark.parametrize("name", ["forces", "molecules", "dipoles", "shapes", "modelnet", "nbody"])
 def test_example_configurations_are_read(name):
     folder = Path(__file__).parent.parent / "examples/configs"
     found = read_settings([folder / f"compare_{part}.yaml" for part in ("base", name)], "folder")

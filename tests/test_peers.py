@@ -29,7 +29,7 @@ COMPARED = {
     "dipoles": "compare_dipoles",
     "forces": "compare_forces",
     "ethanol": "compare_forces",
-    "nbody": None,
+    "nbody": "compare_nbody",
     "shapes": "compare_shapes",
 }
 
@@ -203,7 +203,7 @@ def networks(settings, name):
 @pytest.mark.parametrize("name", COMPARED)
 def test_comparison_files_fit_the_classes(name):
     base = [CONFIGS / "compare_base.yaml", CONFIGS / f"{COMPARED[name]}.yaml"]
-    files = [*(base if COMPARED[name] else base[:1]), PEERS / f"{name}.yaml"]
+    files = [*base, PEERS / f"{name}.yaml"]
     settings = read_settings(files)
     own = yaml.safe_load((PEERS / f"{name}.yaml").read_text())["models"]
     found = 0

@@ -385,7 +385,8 @@ def test_jobs_are_stopped_while_they_start(tmp_path, monkeypatch, capfd, seconds
     errors = capfd.readouterr().err
     assert "Traceback" not in errors
     assert errors.count("To continue: lieattn compare") == 1
-    assert not list(tmp_path.rglob("*.json"))
+    assert not list(tmp_path.rglob("cells/*.json"))
+    assert not list(tmp_path.rglob("comparison.json"))
 
 
 def test_jobs_pass_on_what_failed(tmp_path):
@@ -408,7 +409,8 @@ def test_signal_outside_of_training(tmp_path, monkeypatch, capsys):
     finally:
         signal.signal(signal.SIGINT, before)
     assert "To continue: lieattn compare" in capsys.readouterr().err
-    assert not list(tmp_path.rglob("*.json"))
+    assert not list(tmp_path.rglob("cells/*.json"))
+    assert not list(tmp_path.rglob("comparison.json"))
 
 
 def test_damaged_checkpoint_restarts_the_cell(finished, tmp_path):

@@ -192,7 +192,7 @@ def test_errors_are_in_the_units_of_the_data_for_each_target():
     predicted, data = module(batch(8)), batch(8)
     parts = [Batch.from_data_list([Springs()[i] for i in some]) for some in (range(5), range(5, 8))]
     _, found = logged(module, parts)
-    assert set(found) == {"test/error_energy", "test/error_force"}  # a sum of both would have no unit
+    assert set(found) == {"test/error_energy", "test/error_force", "test/loss"}  # a sum of both would have no unit
     for name in ("energy", "force"):
         assert found[f"test/error_{name}"] == pytest.approx(float((predicted[name] - data[name]).detach().abs().mean()))
     assert module.monitor == ("val/loss", "min")

@@ -128,27 +128,22 @@ def _parser(name: str) -> ArgumentParser:
     parser = ArgumentParser(
         prog=f"lieattn {name}",
         usage=f"lieattn {name} CHECKPOINT|MODULE:NAME [options]",
-        description="Measure how far the outputs of a network are from what they should be when its group "
-        "moves the clouds: under all elements of a finite group, random and special ones of a Lie group; and, for "
-        "comparison, how much they change under motions outside of the group. The network is that of a checkpoint, or "
-        "what package.module:name is: a torch module, its class, a function of a batch, a calculator of ASE, or a "
-        "function that makes one of them. Where it promises nothing and no group is given, its group is searched for. "
-        "Where something breaks, the first layer that does is told, with the likely cause. Clouds are "
-        "those of the test set that the checkpoint names, or random ones if it names none. Kinds are position, vector, "
-        "pseudovector, pseudoscalar and tensor, several that follow each other joined by +.",
+        description="Measure how far outputs are from what they should be when the group of a network moves clouds, "
+        "and how much they change under other motions. The network is that of a checkpoint, or what "
+        "package.module:name is: a torch module, its class, a function of a batch, a calculator of ASE, or a function "
+        "that makes one of them. Clouds are those of the checkpoint's test set, or random ones. Kinds are position, "
+        "vector, pseudovector, pseudoscalar and tensor, several joined by +. docs/certify.md has the rest.",
     )
     add_cloud_options(parser, 4, "a checkpoint of `lieattn fit`, or package.module:name")
     add = parser.add_argument
     several: dict[str, Any] = {"action": "extend", "nargs": "+", "default": []}
-    given = (
-        "group to measure in place of the network's own, such as --group lieattn.groups.cyclic --group.n 8; or search"
-    )
+    given = "group to measure, such as --group lieattn.groups.cyclic --group.n 8; or search"
     add("--group", metavar="CLASS", help=given)
     add("--outside", type=natural, default=4, help="number of motions outside of the group (default 4)")
     add("--elements", type=positive, default=8, help="number of random elements of a Lie group (default 8)")
-    more = "attributes of the data that transform, beside those that the network names itself"
+    more = "attributes of the data that transform, beside those that it names"
     add("--input", **several, type=_kind, metavar="NAME=KIND", help=more)
-    stated = "kinds of outputs, if the network does not state them; of outputs without names: --output KIND"
+    stated = "kinds of outputs that it does not state; without names: --output KIND"
     add("--output", **several, type=_kind, metavar="NAME=KIND", help=stated)
     add("--dtype", nargs="+", choices=list(_DTYPES), default=["float32", "float64"], help="precisions to measure in")
     largest = f"largest error in units of max(1, largest output): for one dtype, or all (default {_DEFAULTS})"

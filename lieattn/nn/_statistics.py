@@ -329,8 +329,14 @@ class FieldBatchNorm(_NormBase):
         # Which must save as many tensors, and leave these as they are. In eval mode nothing is changed.
         if self.training and recomputing.get():
             known = known[0].clone(), known[1].clone()
-        normal = F.batch_norm(x, *known, self.weight, self.bias, self.training, cast(float, self.momentum), self.eps)
+        normal = F.batch_norm(x, *known, self.weight, self.bias, self.training, self._share(), self.eps)
         return normal.view_as(input)
+
+    def _share(self) -> float:
+        """Share of this batch in the running averages, which count all batches alike if there is no momentum."""
+        if self.momentum is not None or not self.training:
+            return self.momentum or 0.0
+        return 1.0 / float(cast(Tensor, self.num_batches_tracked))
 
     def _of_all_processes(self, x: Tensor, updates: bool) -> Tensor:
         wide = x if x.dtype == torch.float64 else x.float()
@@ -338,7 +344,7 @@ class FieldBatchNorm(_NormBase):
         mean, variance, count = _moments(rows.reshape(-1, self.num_features))
         if updates and count > 1:
             with torch.no_grad():
-                average, share = cast(Tensor, self.running_mean), cast(float, self.momentum)
+                average, share = cast(Tensor, self.running_mean), self._share()
                 average.lerp_(mean.to(average), share)
                 spread = cast(Tensor, self.running_var)
                 spread.lerp_((variance * (count / (count - 1))).to(spread), share)

@@ -405,6 +405,7 @@ OWN: dict[str, dict[str, Any]] = {
     "nn.project_field": {"values": torch.randn(6, 4, 2)},
     "nn.relative.AffineMap": {"lifting": False},
     "nn.relative.CoordinateNetwork.forward": {"coordinate": torch.randn(6, 1)},
+    "nn.relative.EdgeNetwork.kernels": {"maps": [nn.Linear(16, 3, bias=False)]},
     "nn.relative.EdgeNetwork": {"cutoff": 1.5, "x": torch.randn(6, 4)},
     "nn.relative.CombinedScore": {"x": FIELD},
     "nn.relative.RelativePositionScore": {"x": FIELD},

@@ -335,6 +335,13 @@ class EdgeNetwork(RelativeFunction):
         self, maps: Sequence[nn.Linear], graph: LiftedGraph, x: Tensor | None = None, vectors: Tensor | None = None
     ) -> list[Tensor]:
         """What linear maps without bias make of ψ, ``[edges, fiber, channels]`` for each, without storing ψ itself."""
+        for index, linear in enumerate(maps):
+            given = isinstance(linear, nn.Linear) and linear.bias is None
+            if not given or linear.in_features != self.hidden.out_features:
+                raise ValueError(
+                    f"maps: expected linear maps of {self.hidden.out_features} channels without bias, "
+                    f"got maps[{index}] = {linear}"
+                )
         inputs = self._seen(graph, x, vectors)
         second = self.hidden.weight, self.hidden.bias
         return list(edge_kernels(*inputs, self.arrows.weight, second, [linear.weight for linear in maps]))

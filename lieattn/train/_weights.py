@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.distributed
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torchmetrics import Metric
 
-from lieattn._processes import processes
+from lieattn._processes import processes, summed
 
 REPEATED = "repeated"
 """Attribute bool ``[clouds]`` of batches in several processes: the cloud fills up a batch, and counts elsewhere."""
@@ -143,8 +142,7 @@ def means_of_all_processes(sums: Tensor, clouds: int) -> tuple[Tensor, int]:
     """
     if processes() == 1:
         return means_of(*sums), clouds
-    total = torch.cat([sums.detach(), sums.new_full((2, 1), float(clouds), requires_grad=False)], dim=1)
-    torch.distributed.all_reduce(total)
+    total = summed(torch.cat([sums.detach(), sums.new_full((2, 1), float(clouds), requires_grad=False)], dim=1))
     every = total[:, :-1]
     own = means_of(sums[0] * processes(), every[1])
     return own + (means_of(*every) - own).detach(), int(total[1, -1])

@@ -234,7 +234,7 @@ def _angle(element: Tensor) -> str:
     return f"{angle:g}°" + (" m" if float(torch.linalg.det(element)) < 0 else "")
 
 
-class _Sheet:
+class _Sheet(draw.Canvas):
     """Square panels in rows, and in blocks of columns that stand apart."""
 
     def __init__(self, rows: int, widths: list[int]) -> None:
@@ -242,45 +242,27 @@ class _Sheet:
         self.lefts = [_LEFT + column * (_CELL + _GAP) + 0.16 * block for column, block in enumerate(blocks)]
         self.tops = [_TOP + row * (_CELL + _GAP) for row in range(rows)]
         self.right, self.bottom = self.lefts[-1] + _CELL, self.tops[-1] + _CELL
-        self.size = (self.right + 0.85, self.bottom + 0.12)
-        self.figure = draw.blank_figure(*self.size)
+        super().__init__(self.right + 0.85, self.bottom + 0.12)
 
     def axes(self, row: int, column: int) -> Axes:
         """The panel, without a frame."""
-        axes = self._axes(self.lefts[column], self.tops[row], _CELL, _CELL)
-        axes.set_aspect("equal")
-        axes.set_axis_off()
-        return axes
+        return self.panel(self.lefts[column], self.tops[row], _CELL)
 
     def text(self, column: int, width: int, text: str, above: float, **style: Any) -> None:
         """A heading over some columns."""
         middle = (self.lefts[column] + self.lefts[column + width - 1] + _CELL) / 2
-        self._text(middle, _TOP - above, text, **{"ha": "center", "size": 8, **style})
+        self.write(middle, _TOP - above, text, **{"ha": "center", "size": 8, **style})
 
     def label(self, row: int, text: str) -> None:
         """What a row is."""
-        self._text(_LEFT - 0.08, self.tops[row] + _CELL / 2, text, ha="right", va="center", size=8)
+        self.write(_LEFT - 0.08, self.tops[row] + _CELL / 2, text, ha="right", va="center", size=8)
 
     def title(self, title: str, measured: str) -> None:
-        self._text(0.2, 0.28, title, size=10, weight="bold")
-        self._text(0.2, 0.48, measured, size=8, color=draw.GRAY)
+        self.write(0.2, 0.28, title, size=10, weight="bold")
+        self.write(0.2, 0.48, measured, size=8, color=draw.GRAY)
 
     def colorbar(self, cmap: str, norm: Normalize, label: str, number: int = 0, of: int = 1) -> None:
         """A color scale at the right, one ``of`` some above each other."""
-        from matplotlib.cm import ScalarMappable
-
         share = (self.bottom - _TOP) / of
         height = min(0.8 * share, 2.5)
-        place = self._axes(self.right + 0.12, _TOP + number * share + (share - height) / 2, 0.1, height)
-        bar = self.figure.colorbar(ScalarMappable(norm, cmap), cax=place)
-        bar.set_label(label, size=8, color=draw.INK)
-        bar.ax.tick_params(labelsize=7, length=2, color=draw.GRAY, labelcolor=draw.INK)
-        bar.ax.set_frame_on(False)
-
-    def _axes(self, left: float, top: float, width: float, height: float) -> Axes:
-        across, down = self.size
-        return self.figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down))
-
-    def _text(self, left: float, top: float, text: str, **style: Any) -> None:
-        place = (left / self.size[0], 1 - top / self.size[1])
-        self.figure.text(*place, text, **{"color": draw.INK, **style})
+        self.scale(self.right + 0.12, _TOP + number * share + (share - height) / 2, 0.1, height, cmap, norm, label)

@@ -35,6 +35,41 @@ def blank_figure(width: float, height: float) -> Figure:
     return figure
 
 
+class Canvas:
+    """A figure whose parts are placed in inches, from its left and top."""
+
+    def __init__(self, width: float, height: float) -> None:
+        self.size = width, height
+        self.figure = blank_figure(width, height)
+
+    def place(self, left: float, top: float, width: float, height: float) -> Axes:
+        """Axes at a place."""
+        across, down = self.size
+        return self.figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down))
+
+    def panel(self, left: float, top: float, side: float) -> Axes:
+        """A square without a frame, whose axes have one unit."""
+        axes = self.place(left, top, side, side)
+        axes.set_aspect("equal")
+        axes.set_axis_off()
+        return axes
+
+    def write(self, left: float, top: float, text: str, **style: Any) -> None:
+        """Text at a place."""
+        self.figure.text(left / self.size[0], 1 - top / self.size[1], text, **{"color": INK, **style})
+
+    def scale(
+        self, left: float, top: float, width: float, height: float, cmap: str, norm: Normalize, label: str
+    ) -> None:
+        """A color scale at a place."""
+        from matplotlib.cm import ScalarMappable
+
+        bar = self.figure.colorbar(ScalarMappable(norm, cmap), cax=self.place(left, top, width, height))
+        bar.set_label(label, size=8, color=INK)
+        bar.ax.tick_params(labelsize=7, length=2, color=GRAY, labelcolor=INK)
+        bar.ax.set_frame_on(False)
+
+
 def save(figure: Figure, path: str | Path) -> Path:
     """Write a picture, in the format of the suffix of ``path``, and return where; folders are made as needed."""
     path = Path(path)

@@ -258,7 +258,7 @@ def check_choice(name: str, choice: int | None, count: int) -> None:
         raise ValueError(f"{name}: expected one of 0..{count - 1} or None, got {choice}")
 
 
-class Sheet:
+class Sheet(draw.Canvas):
     """A grid of square panels in blocks of columns: inputs in the first, then blocks of one panel an element h."""
 
     def __init__(self, observer: Observer, headings: Sequence[str], widths: Sequence[int]) -> None:
@@ -270,25 +270,21 @@ class Sheet:
         lefts = [_LEFT + column * (side + _GAP) + block * _BLOCK_GAP for column, block in enumerate(blocks)]
         tops = [_TOP + number * (side + _GAP) for number in range(len(views))]
         self.right, self.bottom = lefts[-1] + side, tops[-1] + side
-        self.size = (self.right + _RIGHT, self.bottom + _BOTTOM)
-        self.figure = draw.blank_figure(*self.size)
-        self.axes = [[self._axes(left, top, side, side) for left in lefts] for top in tops]
+        super().__init__(self.right + _RIGHT, self.bottom + _BOTTOM)
+        self.axes = [[self.panel(left, top, side) for left in lefts] for top in tops]
         for view, top, row in zip(views, tops, self.axes, strict=True):
-            for axes in row:
-                axes.set_aspect("equal")
-                axes.set_axis_off()
             _draw_input(row[0], view)
             label = _degrees(view.angle) + ("" if view.in_group else "\noutside")
-            self._text(_LEFT - 0.08, top + side / 2, label, ha="right", va="center", size=8)
+            self.write(_LEFT - 0.08, top + side / 2, label, ha="right", va="center", size=8)
         for block, heading in enumerate(headings):
             inside = [left for left, own in zip(lefts, blocks, strict=True) if own == block]
-            self._text((inside[0] + inside[-1] + side) / 2, _TOP - 0.24, heading, ha="center", size=9)
+            self.write((inside[0] + inside[-1] + side) / 2, _TOP - 0.24, heading, ha="center", size=9)
             for h, left in enumerate(inside if block else ()):
-                self._text(left + side / 2, _TOP - 0.03, _element_name(group, h), ha="center", size=7.5)
+                self.write(left + side / 2, _TOP - 0.03, _element_name(group, h), ha="center", size=7.5)
 
     def title(self, what: str, stable: Tensor) -> None:
         """State what is drawn, and the largest difference between stabilized rows ``[views, ...]``."""
-        self._text(0.25, 0.3, f"{what}, {self.group.name}", size=10, weight="bold")
+        self.write(0.25, 0.3, f"{what}, {self.group.name}", size=10, weight="bold")
         inside = stable[torch.tensor([view.in_group for view in self.views])]
         measured = f"largest difference between stabilized rows: {_spread(stable)}"
         if 1 < len(inside) < len(stable):
@@ -296,25 +292,12 @@ class Sheet:
         measured += f" (largest value {float(stable.abs().max()):.2g})"
         if draw.has_mirrors(self.group):
             measured += "; m: mirrored frame"
-        self._text(0.25, 0.52, measured, size=8, color=draw.GRAY)
+        self.write(0.25, 0.52, measured, size=8, color=draw.GRAY)
 
     def colorbar(self, cmap: str, norm: Normalize, label: str) -> None:
         """Draw the color scale at the right."""
-        from matplotlib.cm import ScalarMappable
-
         height = min(self.bottom - _TOP, 3.0)
-        place = self._axes(self.right + 0.15, (self.bottom + _TOP - height) / 2, 0.11, height)
-        bar = self.figure.colorbar(ScalarMappable(norm, cmap), cax=place)
-        bar.set_label(label, size=8, color=draw.INK)
-        bar.ax.tick_params(labelsize=7, length=2, color=draw.GRAY, labelcolor=draw.INK)
-        bar.ax.set_frame_on(False)
-
-    def _axes(self, left: float, top: float, width: float, height: float) -> Axes:
-        across, down = self.size
-        return self.figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down))
-
-    def _text(self, left: float, top: float, text: str, *, color: str = draw.INK, **style: Any) -> None:
-        self.figure.text(left / self.size[0], 1 - top / self.size[1], text, color=color, **style)
+        self.scale(self.right + 0.15, (self.bottom + _TOP - height) / 2, 0.11, height, cmap, norm, label)
 
 
 def _draw_input(axes: Axes, view: View) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -114,19 +114,16 @@ class _Score:
 def _drawn(rows: dict[str, tuple[list[Tensor], list[float]]], degrees: list[float]) -> Figure:
     columns = len(degrees)
     width, height = _LEFT + columns * (_SIDE + _GAP) + 0.9 + _CHART + 0.2, _TOP + len(rows) * (_SIDE + _GAP) + 0.5
-    figure = draw.blank_figure(width, height)
+    canvas = draw.Canvas(width, height)
     norm = draw.color_scale_from_zero(torch.stack([image for images, _ in rows.values() for image in images]))
 
-    def place(left: float, top: float, wide: float, high: float) -> Any:
-        return figure.add_axes((left / width, 1 - (top + high) / height, wide / width, high / height))
-
-    figure.text(0.25 / width, 1 - 0.3 / height, "Weights turned by an angle", size=10, weight="bold", color=draw.INK)
-    chart = place(width - _CHART - 0.15, _TOP, _CHART, height - _TOP - 0.55)
+    canvas.write(0.25, 0.3, "Weights turned by an angle", size=10, weight="bold")
+    chart = canvas.place(width - _CHART - 0.15, _TOP, _CHART, height - _TOP - 0.55)
     for row, (name, (images, errors)) in enumerate(rows.items()):
         top = _TOP + row * (_SIDE + _GAP)
-        figure.text((_LEFT - 0.1) / width, 1 - (top + _SIDE / 2) / height, name, size=8, ha="right", va="center")
+        canvas.write(_LEFT - 0.1, top + _SIDE / 2, name, size=8, ha="right", va="center")
         for column, (image, angle) in enumerate(zip(images, degrees, strict=True)):
-            axes = place(_LEFT + column * (_SIDE + _GAP), top, _SIDE, _SIDE)
+            axes = canvas.place(_LEFT + column * (_SIDE + _GAP), top, _SIDE, _SIDE)
             axes.imshow(image.view(math.isqrt(len(image)), -1).numpy(), cmap="RdBu_r", norm=norm)
             axes.set_axis_off()
             if row == 0:
@@ -141,4 +138,4 @@ def _drawn(rows: dict[str, tuple[list[Tensor], list[float]]], degrees: list[floa
     chart.tick_params(labelsize=7, color=draw.GRAY, labelcolor=draw.INK)
     chart.spines[["top", "right"]].set_visible(False)
     chart.legend(fontsize=8, frameon=False, loc="center")
-    return figure
+    return canvas.figure

@@ -16,7 +16,9 @@ from functools import cache
 
 import torch
 from torch import nn
+from torch.utils.data import RandomSampler
 from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader
 
 from lieattn.bench import _attention
 from lieattn.geometry import Radius, pixel_positions
@@ -45,20 +47,14 @@ class ThreadsRecord:
 
 def gsa_net() -> Callable[[], None]:
     """A training step of a small C4 network on a batch of 8 x 8 images, with its geometry, as in a first experiment."""
-    torch.manual_seed(0)
-    options = GSAOptions(values=False)
-    network = GSANet(cyclic(4), channels=CHANNELS, blocks=(0, 2), heads=8, neighborhood=Radius(1.5), options=options)
-    optimizer = torch.optim.AdamW(network.parameters())
-    pos, grid = pixel_positions(SIDE, SIDE), torch.tensor([[SIDE, SIDE]])
-    images = Batch.from_data_list([Data(x=torch.randn(SIDE**2, 1), pos=pos, grid=grid) for _ in range(IMAGES)])
-    labels = torch.arange(IMAGES) % CLASSES
+    return _training(itertools.repeat(Batch.from_data_list(_images(IMAGES))))
 
-    def step() -> None:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(network(images), labels).backward()
-        optimizer.step()
 
-    return step
+def gsa_net_with_loader() -> Callable[[], None]:
+    """The same step on batches that another process makes of random images."""
+    images = _images(10 * IMAGES)
+    order = RandomSampler(images, replacement=True, num_samples=2**30)
+    return _training(iter(DataLoader(images, IMAGES, sampler=order, num_workers=1)))
 
 
 def attention() -> Callable[[], None]:
@@ -72,7 +68,7 @@ def attention() -> Callable[[], None]:
     return step
 
 
-STEPS = {"gsa-net": gsa_net, "attention H4": attention}
+STEPS = {"gsa-net": gsa_net, "gsa-net, loader": gsa_net_with_loader, "attention H4": attention}
 
 
 def run(repeats: int = 5) -> list[ThreadsRecord]:
@@ -94,6 +90,26 @@ def table(records: list[ThreadsRecord]) -> str:
             f"{alone:>9.2f}{single:>14.2f}"
         )
     return "\n".join(lines)
+
+
+def _images(number: int) -> list[Data]:
+    pos, grid = pixel_positions(SIDE, SIDE), torch.tensor([[SIDE, SIDE]])
+    return [Data(x=torch.randn(SIDE**2, 1), pos=pos, grid=grid) for _ in range(number)]
+
+
+def _training(batches: Iterator[Batch]) -> Callable[[], None]:
+    torch.manual_seed(0)
+    options = GSAOptions(values=False)
+    network = GSANet(cyclic(4), channels=CHANNELS, blocks=(0, 2), heads=8, neighborhood=Radius(1.5), options=options)
+    optimizer = torch.optim.AdamW(network.parameters())
+    labels = torch.arange(IMAGES) % CLASSES
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(next(batches)), labels).backward()
+        optimizer.step()
+
+    return step
 
 
 def _measured(case: str, threads: Iterable[int], repeats: int) -> Iterator[ThreadsRecord]:

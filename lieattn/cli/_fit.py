@@ -60,6 +60,7 @@ run
   --trainer.fast_dev_run true      one batch of everything, to see that all fits together; nothing is written
   --ckpt_path last|best|FILE       weights to begin with; of `fit`, the run to continue
   --last.every_n_train_steps N     save the state within an epoch too
+  --ema DECAY                      validate and save averages of the weights over the steps, with 0.999 over about 1000
   --seed_everything N              seed of weights, order and transforms (0)
   --trust PACKAGE ...              packages whose classes a checkpoint may name, besides this library and torch
   -c FILE, --config FILE           settings; without one, `test` and the others take those of the checkpoint
@@ -181,6 +182,10 @@ class _PointSetCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(train.LastCheckpoint, "last")
+        averages = (
+            "decay of lieattn.train.AveragedWeights, which fit validates and saves; null for the weights as they are"
+        )
+        parser.add_argument("--ema", type=float | None, default=None, help=averages)
         named = "packages whose classes a checkpoint may name, besides this library and torch"
         parser.add_argument("--trust", nargs="+", type=package, default=[], help=named)
 
@@ -246,9 +251,15 @@ class _PointSetCLI(LightningCLI):
             board = TensorBoardLogger(root, name="tensorboard", default_hp_metric=False)
             kwargs["logger"] = [CSVLogger(root, name="csv"), board]
         saves = settings.trainer.enable_checkpointing is not False and not settings.trainer.fast_dev_run
+        given = settings.trainer.callbacks or []
+        callbacks: list[Callback] = list(given) if isinstance(given, list) else [given]
+        if self.subcommand == "fit" and settings.ema is not None:
+            try:
+                callbacks.append(train.AveragedWeights(settings.ema))
+            except ValueError as error:
+                raise train.UsageError(f"ema: {error}") from error
+            kwargs["callbacks"] = callbacks
         if self.subcommand == "fit" and saves:
-            given = settings.trainer.callbacks or []
-            callbacks: list[Callback] = list(given) if isinstance(given, list) else [given]
             if settings.data.sets["val"] is not None and not any(isinstance(c, ModelCheckpoint) for c in callbacks):
                 monitor, mode = self.model.monitor
                 options = {"monitor": monitor, "mode": mode, "enable_version_counter": False}

@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lieattn.train._averaging import AveragedWeights
     from lieattn.train._checkpoint import (
         CheckpointError,
         UsageError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from lieattn.train._tasks import NonFiniteError, PointSetClassifier, PointSetRegressor, PointSetTask, named_outputs
 
 __all__ = [
+    "AveragedWeights",
     "CheckpointError",
     "Constant",
     "EpochSampler",
@@ -58,7 +60,7 @@ __all__ = [
 ]
 
 # Those that do not import Lightning come first.
-_HOMES = ("_checkpoint", "_schedule", "_last_checkpoint", "_equivariance", "_data", "_tasks")
+_HOMES = ("_checkpoint", "_schedule", "_last_checkpoint", "_averaging", "_equivariance", "_data", "_tasks")
 
 
 def __getattr__(name: str) -> Any:

@@ -26,6 +26,7 @@ from lieattn._digest import KEY, add_digests
 from lieattn._recorded import Recorded, describe
 from lieattn._tied import settle
 from lieattn.models import Rescaled
+from lieattn.train._averaging import check_averaging
 from lieattn.train._checkpoint import (
     FORMAT,
     UsageError,
@@ -199,6 +200,8 @@ class PointSetTask(Recorded, LightningModule, ABC):
         if KEY in checkpoint:
             # Hyperparameters are changed by arguments of load_from_checkpoint.
             check_content(checkpoint, "the checkpoint", apart=[self.CHECKPOINT_HYPER_PARAMS_KEY])
+        if self._trainer is not None:
+            check_averaging(self._trainer, checkpoint)
         check_finite(checkpoint["state_dict"], self)
         check_group(checkpoint, self.network)
         entry = checkpoint.get(KEY, {})
@@ -207,6 +210,7 @@ class PointSetTask(Recorded, LightningModule, ABC):
 
     def on_fit_start(self) -> None:
         """Decide what the network leaves open: a radius that nothing has made smooth is sharp from now on."""
+        check_averaging(self.trainer, {})
         settle(self.network)
 
     def on_train_start(self) -> None:

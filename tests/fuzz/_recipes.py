@@ -604,6 +604,7 @@ EXEMPT = {
     "models.LieConvGeometry": "made by LieConvNet",
     "models.Wrapper": "a base class",
     "ops.Choice": "made by explain",
+    "train.AveragedWeights": "called by Lightning",
     "train.EquivarianceMonitor": "called by Lightning",
     "train.LastCheckpoint": "called by Lightning",
     "train.check_trusted": "reads what a checkpoint has; damaged ones are a target of their own",

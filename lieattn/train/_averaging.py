@@ -1,0 +1,83 @@
+"""Averages of the weights over the steps of a training, which are validated and saved in place of the last weights."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import WeightAveraging
+from torch import Tensor
+
+from lieattn._checks import check_arguments
+from lieattn.train._checkpoint import UsageError
+
+_TRAINED = "current_model_state"  # Lightning's entry for the weights that are not averages
+
+
+class AveragedWeights(WeightAveraging):
+    r"""Exponential moving average of the weights, which is validated, saved and left in the task after training.
+
+    .. math::  \bar w_n = d_n \bar w_{n-1} + (1 - d_n) w_n, \qquad d_n = \min(d, (1 + n) / (10 + n))
+
+    after each step of the optimizer, from the weights :math:`\bar w_0 = w_0` after the first one on. The decays grow to
+    d, so that the initial weights are soon forgotten.
+
+    This is :class:`lightning.pytorch.callbacks.WeightAveraging`: a checkpoint has the averages as ``"state_dict"``,
+    which is what is loaded for tests and predictions, and the weights that are trained as ``"current_model_state"``,
+    from which a run continues. Running statistics of normalizations are averaged like weights. What does not change,
+    such as the tables of a group, keeps its bits, and integers are copied: Lightning's EMAWeightAveraging rounds them
+    down, and is refused.
+
+    Parameters
+    ----------
+    decay
+        d in [0, 1), ValueError for others. An average goes over about 1 / (1 - d) steps.
+    """
+
+    def __init__(self, decay: float = 0.999) -> None:
+        check_arguments(AveragedWeights.__init__, locals())
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay: expected a number in [0, 1), got {decay}")
+        super().__init__(multi_avg_fn=self._average)
+        self.decay = decay
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin with the state of the task, which may have measured its data since the average was made."""
+        average = self._average_model
+        if average is not None and average.n_averaged == 0:
+            average.module.load_state_dict(pl_module.state_dict())
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Put the averages where weights are loaded from, with what the weights are for."""
+        super().on_save_checkpoint(trainer, pl_module, checkpoint)
+        averages = OrderedDict(checkpoint["state_dict"])
+        vars(averages)["_metadata"] = getattr(pl_module.state_dict(), "_metadata", {})
+        checkpoint["state_dict"] = averages
+
+    def _average(self, averages: list[Tensor], weights: list[Tensor], steps: Tensor) -> None:
+        """Move averages of one dtype toward the weights; equal numbers stay as they are."""
+        decay = min(self.decay, float((1 + steps) / (10 + steps)))
+        if averages[0].is_floating_point():
+            torch._foreach_lerp_(averages, weights, 1 - decay)
+        else:
+            torch._foreach_copy_(averages, weights)
+
+    def _swap_models(self, pl_module: LightningModule) -> None:
+        """Validate the averages; there are none before the first step."""
+        if self._average_model is not None and self._average_model.n_averaged > 0:
+            super()._swap_models(pl_module)
+
+
+def check_averaging(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
+    """UsageError for averages of a kind that breaks tables of a network, and for a run that would leave its own off."""
+    found = [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]  # type: ignore[attr-defined]
+    for callback in found:
+        if not isinstance(callback, AveragedWeights):
+            name = type(callback).__name__
+            raise UsageError(f"trainer.callbacks: {name} changes tables of networks, use lieattn.train.AveragedWeights")
+    if trainer.training and _TRAINED in checkpoint and not found:
+        expected = "go on with --ema, in Python with lieattn.train.AveragedWeights among the callbacks"
+        raise UsageError(f"ema: the checkpoint is of a training with averaged weights: {expected}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any, Literal, cast
 
 import torch
@@ -44,7 +45,9 @@ class Calculator(AseCalculator):
         Gives energies in its own units, ``[clouds]`` or ``[clouds, 1]``: any invariant network with ``pool="sum"``, an
         :class:`lieattn.models.EnergyForces` around it, either in :class:`lieattn.models.Rescaled`, as ``task.model`` of
         a trained task is, or what ``lieattn.load`` gives. It is copied, put into eval mode, and reads ``data.pos``,
-        ``data.z`` (int64 nuclear charges) and, where atoms repeat, ``data.cell`` and ``data.pbc``.
+        ``data.z`` (int64 nuclear charges) and, where atoms repeat, ``data.cell`` and ``data.pbc``. What it reads of a
+        whole structure (:class:`lieattn.models.CloudInputs`) are entries of ``atoms.info``, such as
+        ``atoms.info["charge"] = 1``; ValueError is raised for atoms without.
     transform
         Makes what else the network reads out of these, as in training: ``MoleculeFeatures((1, 6, 8), powers=1)`` of
         ``lieattn_datasets`` makes one-hot features ``data.x``. Not needed for networks with
@@ -88,6 +91,13 @@ class Calculator(AseCalculator):
         self.model = EnergyForces(network, jumps=jumps).eval().requires_grad_(False)
         self.transform, self._energy, self._length = transform, _ENERGIES[energy_unit], _LENGTHS[length_unit]
 
+    def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
+        """What has changed since the last calculation: ASE itself does not look at ``info``."""
+        changes: list[str] = super().check_state(atoms, tol=tol)
+        known = {} if self.atoms is None else self.atoms.info
+        different = any(known.get(name) != atoms.info.get(name) for name in self.model.cloud_inputs)
+        return [*changes, "info"] if different else changes
+
     def calculate(
         self,
         atoms: Atoms | None = None,
@@ -109,6 +119,8 @@ class Calculator(AseCalculator):
             if atoms.pbc.any():
                 data.cell = (torch.tensor(atoms.cell.array / self._length).to(pos) @ deformation)[None]
                 data.pbc = torch.tensor(atoms.pbc, device=pos.device)[None]
+            for name in self.model.cloud_inputs:
+                data[name] = _number(atoms, name, pos)
             energy = self._energy_of(data if self.transform is None else self.transform(data))
             gradient, virial = torch.autograd.grad(energy, [pos, strain], allow_unused=True)
         total = float(energy.detach())
@@ -120,6 +132,14 @@ class Calculator(AseCalculator):
         """Energy in eV, a float64 scalar with gradients; sums beyond the network are in float64."""
         energy = self.model.model(data).double().sum()
         return self._energy * (self._shift.to(energy) + self._scale.to(energy) * energy)
+
+
+def _number(atoms: Atoms, name: str, like: Tensor) -> Tensor:
+    """A number of the whole structure, ``[1]``."""
+    value = atoms.info.get(name)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(f"atoms.info[{name!r}]: expected a number, which the model reads, got {value!r}")
+    return like.new_tensor([float(value)])
 
 
 def _array(gradient: Tensor | None, of: Tensor) -> Any:

@@ -97,12 +97,14 @@ class Molecules(Clouds):
 
         Energies (eV), forces (eV/angstrom) and stresses (eV/angstrom^3) are those that the frames' calculators hold
         already, or their ``info`` and ``arrays`` under the names ``energy``, ``forces`` and ``stress``; nothing is
-        computed. All frames have one, or none has.
+        computed. The total charge (e) and the spin multiplicity 2S + 1 are the entries ``charge`` and ``spin`` of
+        ``info``. All frames have one, or none has.
 
         An item has ``z``, ``pos`` (angstrom) and, as far as they are known, ``y`` ``[1, 1]`` (the energy, also as
         ``energy`` ``[1]``), ``force`` ``[atoms, 3]`` and ``stress`` ``[1, 3, 3]`` (the energy unit per angstrom and
-        angstrom^3). Where a frame repeats, all have a ``cell`` ``[1, 3, 3]`` (angstrom, its vectors are the rows) and
-        ``pbc`` bool ``[1, 3]`` (along which of them), as models with periodic neighbors take them.
+        angstrom^3), ``charge`` and ``spin`` ``[1]`` float32. Where a frame repeats, all have a ``cell`` ``[1, 3, 3]``
+        (angstrom, its vectors are the rows) and ``pbc`` bool ``[1, 3]`` (along which of them), as models with periodic
+        neighbors take them.
 
         Parameters
         ----------
@@ -357,10 +359,20 @@ def describe_frames(
     if known["stress"]:
         full = [voigt_6_to_full_3x3_stress(np.ravel(s)) if np.size(s) == 6 else s for s in known["stress"]]
         found["of_molecule"]["stress"] = factor * np.stack([_within(s, "stress", (3, 3)) for s in full])
-    if any(frame.pbc.any() for frame in frames):
-        found["of_molecule"]["cell"] = _within([frame.cell.array for frame in frames], "cell")
-        found["of_molecule"]["pbc"] = np.stack([frame.pbc for frame in frames])
+    found["of_molecule"] |= _of_whole(frames)
     return found, {charge: factor * value for charge, value in energies.items()}
+
+
+def _of_whole(frames: Sequence[Any]) -> dict[str, NDArray[Any]]:
+    """What frames are, each as a whole: charge, spin and cell, as far as they have them."""
+    found: dict[str, NDArray[Any]] = {}
+    for name in ("charge", "spin"):
+        if numbers := _complete([frame.info.get(name) for frame in frames], name):
+            found[name] = _within(numbers, name, (len(frames),))
+    if any(frame.pbc.any() for frame in frames):
+        found["cell"] = _within([frame.cell.array for frame in frames], "cell")
+        found["pbc"] = np.stack([frame.pbc for frame in frames])
+    return found
 
 
 def _results(frames: Sequence[Any], name: str) -> list[Any]:
@@ -373,8 +385,13 @@ def _results(frames: Sequence[Any], name: str) -> list[Any]:
         except NotImplementedError:
             held = None
         found.append(value if held is None else held)
+    return _complete(found, name)
+
+
+def _complete(found: list[Any], name: str) -> list[Any]:
+    """What all frames have; nothing if none has it, and ValueError if some have."""
     missing = [number for number, value in enumerate(found) if value is None]
-    if 0 < len(missing) < len(frames):
+    if 0 < len(missing) < len(found):
         raise ValueError(
             f"frames must all have {name} or none, got {len(missing)} without, the first frame {missing[0]}"
         )

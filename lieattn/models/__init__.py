@@ -1,6 +1,6 @@
 """The published networks and ours, assembled from ``lieattn.nn``: a file or folder for each family."""
 
-from lieattn.models._inputs import VectorEmbedding
+from lieattn.models._inputs import CloudInputs, SortedDistances, Species, VectorEmbedding
 from lieattn.models._network import EquivariantModule, FieldModel, GroupField, Network, Symmetry, Wrapper
 from lieattn.models._preprocessed import Preprocessed
 from lieattn.models._rescaled import Rescaled
@@ -33,8 +33,6 @@ from lieattn.models.lie._network import (
     Lifting,
     PairCoordinates,
     Readout,
-    SortedDistances,
-    Species,
 )
 from lieattn.models.lie._networks import LieConvGeometry, LieConvNet, LieTransformer, image_points
 from lieattn.models.published import published_accuracy, published_attentive_cnn, published_inputs, published_table
@@ -52,6 +50,7 @@ __all__ = [
     "AttentiveResidualBlock",
     "AttentiveTransition",
     "BottleneckBlock",
+    "CloudInputs",
     "ConvolutionOptions",
     "Dropouts",
     "EnergyAndForce",

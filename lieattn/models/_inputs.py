@@ -7,12 +7,14 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_counts, check_is, check_size, may_look
+from lieattn._checks import check_arguments, check_counts, check_is, check_size, kind, may_look
 from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.nn import lift_field
 from lieattn.reps import Vector
@@ -80,6 +82,136 @@ class VectorEmbedding(nn.Module):
         return cast(Tensor, self.linear(seen))
 
 
+@dataclass(frozen=True)
+class Species:
+    """One-hot species times powers 0, 1, 2 of the charge, made of ``data.z``; ``species`` are the charges known.
+
+    Channel ``3 a + q`` is (z / largest z of the table)^q for atoms of species a, 0 for others.
+    """
+
+    species: Sequence[int] = (1, 6, 7, 8, 9)
+
+    def __post_init__(self) -> None:
+        check_arguments(Species, vars(self))
+
+    @property
+    def channels(self) -> int:
+        """Number of features."""
+        return 3 * len(self.species)
+
+    def __call__(self, data: Any, clouds: PointClouds) -> Tensor:
+        """Features ``[points, channels]`` in torch's default dtype; z must be int64 ``[points]``, of known species."""
+        z = getattr(data, "z", None)
+        if not isinstance(z, Tensor) or z.dtype != torch.int64 or z.ndim != 1:
+            raise TypeError(f"data.z: expected int64 nuclear charges [points], got {kind(z)}")
+        one_hot = torch.stack([z == species for species in self.species], dim=1)
+        unknown = ~one_hot.any(dim=1)
+        if may_look(z) and unknown.any():
+            atom = int(unknown.nonzero()[0])
+            raise ValueError(f"data.z: expected charges among {list(self.species)}, got {int(z[atom])} for atom {atom}")
+        charge = z.to(torch.get_default_dtype()) / max(self.species)
+        power = charge[:, None] ** torch.arange(3, device=z.device)
+        power = power.masked_fill(unknown[:, None], torch.nan)  # to be seen in the output if it was not looked at
+        return (one_hot[:, :, None] * power[:, None]).flatten(1)
+
+
+@dataclass(frozen=True)
+class SortedDistances:
+    """Distances of each point to the others of its cloud, largest first, zeros where there are fewer than channels.
+
+    Invariant under E(d) and permutations; where points coincide gradients are 0.
+    """
+
+    channels: int
+
+    def __post_init__(self) -> None:
+        check_arguments(SortedDistances, vars(self))
+        check_counts(channels=self.channels)
+
+    def __call__(self, data: Any, clouds: PointClouds) -> Tensor:
+        """Features ``[points, channels]``; ValueError if a cloud has more points."""
+        check_is("clouds", clouds, PointClouds)
+        batch = clouds.batch
+        same = batch[:, None] == batch
+        most = int(same.sum(dim=1).max()) if len(batch) else 0
+        if most > self.channels + 1:
+            raise ValueError(f"data: expected at most {self.channels + 1} points in a cloud, got {most}")
+        squared = (clouds.pos[:, None] - clouds.pos).square().sum(-1)
+        apart = same & (squared > 0)
+        distance = torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)
+        ordered = distance.sort(dim=1, descending=True).values
+        return F.pad(ordered, (0, self.channels - ordered.shape[1]))
+
+
+@dataclass(frozen=True)
+class CloudInputs:
+    """Features of the points, and behind them numbers of their whole cloud, such as its total charge and its spin.
+
+    It stands where networks take the number of their features: ``FramewiseTransformer(frames, CloudInputs(("charge",
+    "spin"), 5), 1)``. The first linear map of the network embeds the numbers and adds this to the embedding of every
+    point of the cloud.
+
+    **Equivariance.** Motions of the points leave the numbers of a cloud alone, so the symmetry of the network stays.
+
+    Attributes
+    ----------
+    names
+        Attributes of the data with a number for each cloud, ``[clouds]`` or ``[clouds, 1]``, of any real dtype: a plain
+        number where there is one cloud. By the custom of ASE's ``info``, ``"charge"`` is the total charge in units of
+        e and ``"spin"`` the multiplicity 2S + 1.
+    points
+        What else is seen of each point: the number of its features ``data.x``, or what makes them.
+    """
+
+    names: Sequence[str]
+    points: int | Species | SortedDistances = 1
+
+    def __post_init__(self) -> None:
+        check_arguments(CloudInputs, vars(self))
+        if not self.names or len(set(self.names)) < len(self.names):
+            raise ValueError(f"names: expected different attributes of the data, at least one, got {self.names!r}")
+
+    @property
+    def channels(self) -> int:
+        """Number of features."""
+        return (self.points if isinstance(self.points, int) else self.points.channels) + len(self.names)
+
+    def __call__(self, data: Any, clouds: PointClouds) -> Tensor:
+        """Features ``[points, channels]``; ValueError if the data have no such number of each cloud."""
+        check_is("clouds", clouds, PointClouds)
+        own = features(data, self.points, clouds)
+        batch = clouds.batch[:: clouds.levels] if isinstance(clouds, LiftedGraph) else clouds.batch
+        return torch.cat([own, self.of_clouds(data, clouds.num_clouds).to(own)[batch]], dim=1)
+
+    def of_clouds(self, data: Any, clouds: int) -> Tensor:
+        """The numbers alone, ``[clouds, names]``, floating."""
+        check_counts(0, clouds=clouds)
+        found = []
+        for name in self.names:
+            value = getattr(data, name, None)
+            value = torch.tensor([value]) if isinstance(value, int | float) else value
+            if not isinstance(value, Tensor) or value.is_complex() or value.shape not in _one_each(clouds):
+                got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else kind(value)
+                expected = f"a number for each cloud, [clouds={clouds}] or [{clouds}, 1]"
+                raise ValueError(f"data.{name}: expected {expected}, got {got}")
+            if may_look(value):
+                check_size(f"data.{name}", value)
+            found.append(value.reshape(clouds))
+        dtype = functools.reduce(torch.promote_types, (value.dtype for value in found), torch.float32)
+        return torch.stack([value.to(dtype) for value in found], dim=1)
+
+
+PointInputs = int | Species | SortedDistances | CloudInputs
+"""What networks see of each point beside its position: a number of features ``data.x``, or what makes them."""
+
+
+def read_inputs(inputs: PointInputs) -> tuple[PointInputs, int, tuple[str, ...]]:
+    """The inputs of a network, the number of its features, and attributes of the data with numbers of the clouds."""
+    count = inputs if isinstance(inputs, int) else inputs.channels
+    check_counts(in_channels=count)
+    return inputs, count, tuple(inputs.names) if isinstance(inputs, CloudInputs) else ()
+
+
 def attribute(data: Any, name: str) -> Tensor:
     """A tensor of the data, by its name."""
     value = getattr(data, name, None)
@@ -88,8 +220,14 @@ def attribute(data: Any, name: str) -> Tensor:
     return value
 
 
-def features(data: Any, channels: int, clouds: PointClouds) -> Tensor:
-    """Invariant features ``data.x`` ``[points, channels]``, checked; a constant one where data have none."""
+def features(data: Any, inputs: PointInputs, clouds: PointClouds) -> Tensor:
+    """Invariant features ``[points, channels]`` in the dtype of the positions.
+
+    Where ``inputs`` are a number these are ``data.x``, checked, and the constant 1 where data have none.
+    """
+    if not isinstance(inputs, int):
+        return inputs(data, clouds).to(clouds.pos)
+    channels = inputs
     x, points = getattr(data, "x", None), _num_points(clouds)
     if x is None and getattr(data, "pos", None) is not None:
         if channels != 1:
@@ -181,6 +319,22 @@ def _rounded(found: Any, dtype: torch.dtype) -> Any:
     if isinstance(found, Tensor):
         return found.to(dtype)
     return found._replace(x=found.x.to(dtype)) if hasattr(found, "_replace") and hasattr(found, "x") else found
+
+
+def with_planes(images: Tensor, inputs: PointInputs, data: Any) -> Tensor:
+    """Images ``[images, channels, *sides]``, and behind these channels the numbers of each image at all its pixels."""
+    if not isinstance(inputs, CloudInputs):
+        return images
+    if isinstance(data, Tensor):
+        raise TypeError(f"data: numbers {inputs.names} are attributes of clouds, got images as a tensor")
+    numbers = inputs.of_clouds(data, len(images)).to(images)
+    planes = numbers.reshape(*numbers.shape, *[1] * (images.ndim - 2)).expand(-1, -1, *images.shape[2:])
+    return torch.cat([images, planes], dim=1)
+
+
+def _one_each(clouds: int) -> list[tuple[int, ...]]:
+    """Shapes of a number for each cloud."""
+    return [(clouds,), (clouds, 1), *([()] if clouds == 1 else [])]
 
 
 def _num_points(clouds: PointClouds) -> int:

@@ -36,7 +36,14 @@ from lieattn.geometry import (
     point_clouds,
 )
 from lieattn.groups import FiniteGroup, Group, Translations, trivial
-from lieattn.models._inputs import VectorEmbedding, attribute, in_precision_of_weights
+from lieattn.models._inputs import (
+    CloudInputs,
+    VectorEmbedding,
+    attribute,
+    in_precision_of_weights,
+    read_inputs,
+    with_planes,
+)
 from lieattn.models._jumps import decided, is_open, jumps_of, jumps_of_frames, jumps_of_neighbors
 from lieattn.models._recomputing import Recomputing
 from lieattn.nn import grid_images
@@ -158,6 +165,8 @@ class EquivariantModule(Recorded, TiedWeights, abc.ABC):
     ----------
     vector_inputs
         Names of attributes of the data with vectors ``[points, dim]`` that turn along.
+    cloud_inputs
+        Names of those with a number for each cloud, see :class:`CloudInputs`.
     sees_order
         Whether the order of the points matters to the outputs.
     has_kinks
@@ -165,6 +174,7 @@ class EquivariantModule(Recorded, TiedWeights, abc.ABC):
     """
 
     vector_inputs: tuple[str, ...] = ()
+    cloud_inputs: tuple[str, ...] = ()
     sees_order: bool = False
     has_kinks: bool = False
 
@@ -284,15 +294,16 @@ class ImageNetwork(Network):
     def __init__(
         self,
         group: FiniteGroup,
-        in_channels: int,
+        in_channels: int | CloudInputs,
         out_channels: int,
         stem_channels: int,
         vector_inputs: Sequence[str] = (),
     ) -> None:
         check_arguments(ImageNetwork.__init__, locals())
         super().__init__()
-        check_counts(in_channels=in_channels, out_channels=out_channels)
-        self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
+        check_counts(out_channels=out_channels)
+        self.inputs, self.in_channels, self.cloud_inputs = read_inputs(in_channels)
+        self.group, self.out_channels = group, out_channels
         self.vector_inputs = tuple(vector_inputs)
         self.vectors = VectorEmbedding(self.vector_inputs, group.dim, stem_channels)
 
@@ -316,7 +327,7 @@ class ImageNetwork(Network):
 
     def images(self, data: Any) -> Tensor:
         """Images ``[images, in_channels, *sides]`` of the data, checked."""
-        images, dim = grid_images(data), self.group.dim
+        images, dim = with_planes(grid_images(data), self.inputs, data), self.group.dim
         if images.ndim != 2 + dim or images.shape[1] != self.in_channels or not images.is_floating_point():
             got = f"{images.dtype} {tuple(images.shape)}"
             expected = f"floating images with {self.in_channels} channels and {dim} sides"
@@ -346,8 +357,8 @@ class Wrapper(EquivariantModule):
         self._wrapped = (wrapped,)  # in a tuple, where torch does not see a second name of it
         if isinstance(wrapped, EquivariantModule):
             self._symmetry = wrapped.symmetry
-            self.vector_inputs, self.sees_order = wrapped.vector_inputs, wrapped.sees_order
-            self.has_kinks = wrapped.has_kinks
+            self.vector_inputs, self.cloud_inputs = wrapped.vector_inputs, wrapped.cloud_inputs
+            self.sees_order, self.has_kinks = wrapped.sees_order, wrapped.has_kinks
 
     @property
     def symmetry(self) -> Symmetry:
@@ -416,6 +427,7 @@ class FieldModel(Network):
         self.network, self.head = network.with_head(nn.Identity()), head
         named = dict.fromkeys((*network.vector_inputs, *self.start))
         self.vector_inputs = tuple(name for name in named if name != "pos")
+        self.cloud_inputs = network.cloud_inputs
         self.sees_order, self.has_kinks = network.sees_order, network.has_kinks
 
     @property

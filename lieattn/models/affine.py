@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lieattn._checks import check_arguments, check_counts
 from lieattn.geometry import LiftedGraph, PointClouds, Raster
 from lieattn.groups import FiniteGroup
-from lieattn.models._inputs import plus_vectors
+from lieattn.models._inputs import CloudInputs, plus_vectors
 from lieattn.models._network import Downsampling, GroupField, ImageNetwork
 from lieattn.nn import (
     AffineSelfConvolution,
@@ -199,7 +199,7 @@ class AffineSelfConvNet(ImageNetwork):
     def __init__(
         self,
         group: FiniteGroup,
-        in_channels: int = 3,
+        in_channels: int | CloudInputs = 3,
         out_channels: int = 10,
         *,
         layer: Layer = "affine",
@@ -228,7 +228,7 @@ class AffineSelfConvNet(ImageNetwork):
         side = 2 * round(max(abs(coordinate) for offset in window.offsets for coordinate in offset)) + 1
         options: dict[str, Any] = {"size": 3 if layer == "convolution" else side, "shortcut": downsampling}
         options["reduction"] = (16 if planar else 4) if squeeze_excite else None
-        self.stem = GridLiftingConvolution(group, in_channels, channels, 3, pad=1)
+        self.stem = GridLiftingConvolution(group, self.in_channels, channels, 3, pad=1)
         self.stem_norm = FieldBatchNorm(channels)
         self.blocks = nn.ModuleList()
         before = channels

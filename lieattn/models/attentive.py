@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lieattn._checks import check_arguments, check_choice, check_counts, check_dropout, check_tensor
 from lieattn.geometry import Raster
 from lieattn.groups import FiniteGroup
-from lieattn.models._inputs import plus_vectors
+from lieattn.models._inputs import CloudInputs, plus_vectors
 from lieattn.models._network import Downsampling, ImageNetwork
 from lieattn.nn import (
     FieldBatchNorm,
@@ -60,7 +60,7 @@ class AttentiveNetwork(ImageNetwork):
     def __init__(
         self,
         group: FiniteGroup,
-        in_channels: int,
+        in_channels: int | CloudInputs,
         out_channels: int,
         attention: AttentionKind,
         stem_channels: int,
@@ -158,7 +158,7 @@ class AttentiveCNN(AttentiveNetwork):
     def __init__(
         self,
         group: FiniteGroup,
-        in_channels: int = 1,
+        in_channels: int | CloudInputs = 1,
         out_channels: int = 10,
         *,
         channels: int = 10,
@@ -172,11 +172,11 @@ class AttentiveCNN(AttentiveNetwork):
         check_counts(channels=channels, reduction=reduction)
         check_dropout("dropout", dropout)
         super().__init__(group, in_channels, out_channels, attention, channels, vector_inputs)
-        make = partial(_convolution, group, attention=attention, hidden=max(1, channels // reduction))
-        dilation = 4 if attention == "input" else 1
-        layers = [make(in_channels, channels, 3, lifting=True, spatial_size=spatial_size, spatial_dilation=dilation)]
+        hidden = max(1, channels // reduction)
+        make = partial(_convolution, group, attention=attention, hidden=hidden, spatial_size=spatial_size)
+        layers = [make(self.in_channels, channels, 3, lifting=True, spatial_dilation=4 if attention == "input" else 1)]
         for behind, size in [*[(channels, 3)] * 5, (out_channels, _LAST_SIDE)]:
-            layers.append(make(channels, behind, size, spatial_size=spatial_size))
+            layers.append(make(channels, behind, size))
         self.layers = nn.ModuleList(layers)
         self.norms = nn.ModuleList(_batch_norm(channels) for _ in range(6))
         self.pool, self.dropout = GridSpatialPool(2, "max", dim=group.dim), nn.Dropout(dropout)
@@ -236,7 +236,7 @@ class AttentiveAllCNN(AttentiveNetwork):
     def __init__(
         self,
         group: FiniteGroup,
-        in_channels: int = 3,
+        in_channels: int | CloudInputs = 3,
         out_channels: int = 10,
         *,
         channels: int | None = None,
@@ -253,9 +253,9 @@ class AttentiveAllCNN(AttentiveNetwork):
         check_dropout("dropout", dropout)
         check_dropout("input_dropout", input_dropout)
         super().__init__(group, in_channels, out_channels, attention, width, vector_inputs)
-        widths = [in_channels, *[width] * 3, *[2 * width] * 5, out_channels]
+        widths = [self.in_channels, *[width] * 3, *[2 * width] * 5, out_channels]
         make = partial(_convolution, group, attention=attention, init_scale=_ALL_CNN_SCALE)
-        self.layers = nn.ModuleList([make(in_channels, width, 3, lifting=True, pad=1)])
+        self.layers = nn.ModuleList([make(self.in_channels, width, 3, lifting=True, pad=1)])
         self.downsampling = downsampling
         for number, ((before, behind), size) in enumerate(zip(pairwise(widths[1:]), [3] * 6 + [1] * 2, strict=True), 1):
             options: Any = {"pad": size // 2, "strided": downsampling == "strided" and number in (2, 5)}
@@ -345,7 +345,7 @@ class AttentiveResNet(AttentiveNetwork):
     def __init__(
         self,
         group: FiniteGroup,
-        in_channels: int = 3,
+        in_channels: int | CloudInputs = 3,
         out_channels: int = 10,
         *,
         blocks: int = 7,
@@ -363,7 +363,7 @@ class AttentiveResNet(AttentiveNetwork):
         check_counts(blocks=blocks)
         super().__init__(group, in_channels, out_channels, attention, widths[0], vector_inputs)
         make = partial(_convolution, group, attention=attention, hidden=hidden, spatial_size=spatial_size, **_DEEP)
-        self.lifting = make(in_channels, widths[0], 3, lifting=True, pad=1)
+        self.lifting = make(self.in_channels, widths[0], 3, lifting=True, pad=1)
         self.blocks, self.downsampling = nn.ModuleList(), downsampling
         options: Any = {"hidden": hidden, "spatial_size": spatial_size, "downsampling": downsampling}
         for number in range(3 * blocks):
@@ -438,7 +438,7 @@ class AttentiveDenseNet(AttentiveNetwork):
     def __init__(
         self,
         group: FiniteGroup,
-        in_channels: int = 3,
+        in_channels: int | CloudInputs = 3,
         out_channels: int = 2,
         *,
         growth: int | None = None,
@@ -451,7 +451,7 @@ class AttentiveDenseNet(AttentiveNetwork):
         check_counts(growth=growth)
         super().__init__(group, in_channels, out_channels, attention, growth, vector_inputs)
         make = partial(_convolution, group, attention=attention, hidden=hidden, **_DEEP)
-        self.lifting = make(in_channels, growth, 3, lifting=True, spatial_dilation=4)
+        self.lifting = make(self.in_channels, growth, 3, lifting=True, spatial_dilation=4)
         self.blocks = nn.ModuleList()
         width = growth
         for size, dilation, transition in _DENSE_LAYERS:

@@ -24,7 +24,7 @@ from lieattn.geometry import (
     sign_group,
 )
 from lieattn.groups import FiniteGroup
-from lieattn.models._inputs import features, vectors
+from lieattn.models._inputs import PointInputs, features, read_inputs, vectors
 from lieattn.models._jumps import jumps_of_frames, jumps_of_neighbors
 from lieattn.models._network import (
     GroupField,
@@ -97,7 +97,8 @@ class FramewiseTransformer(Network):
         groups that contain the signs of the axes, such as T, O and I, or ``SampledFrames(1, per="cloud")``. In space
         ``PrincipalFrames()`` alone is short for them with the group of the signs, of order 4.
     in_channels, out_channels
-        Channels of the invariant features ``data.x``; numbers, or vectors, for each cloud or point.
+        Channels of the invariant features ``data.x``, or what makes these features, see
+        :class:`lieattn.models.CloudInputs`; numbers, or vectors, for each cloud or point.
     channels, layers, heads
         Channels per frame, even; blocks; heads of each frame.
     neighborhood
@@ -131,7 +132,7 @@ class FramewiseTransformer(Network):
     def __init__(
         self,
         frames: FiniteGroup | FiniteFrames | PrincipalFrames,
-        in_channels: int,
+        in_channels: PointInputs,
         out_channels: int,
         *,
         channels: int = 32,
@@ -147,8 +148,9 @@ class FramewiseTransformer(Network):
         check_arguments(FramewiseTransformer.__init__, locals())
         super().__init__()
         options = options or FramewiseOptions()
-        check_counts(in_channels=in_channels, out_channels=out_channels, channels=channels, layers=layers, heads=heads)
+        check_counts(out_channels=out_channels, channels=channels, layers=layers, heads=heads)
         check_length("length", length)
+        self.inputs, self.in_channels, self.cloud_inputs = read_inputs(in_channels)
         if isinstance(frames, PrincipalFrames):
             frames = FiniteFrames(sign_group(3, improper=bool(frames.improper)), frames)
         elif isinstance(frames, FiniteGroup):
@@ -156,16 +158,15 @@ class FramewiseTransformer(Network):
         self.frames, self.neighborhood, self.length = frames, neighborhood, length
         self.group = group = self.frames.group
         self.space = natural_space(self.frames, group.dim)
-        self.in_channels, self.positions = in_channels, options.positions
-        self.vector_inputs = tuple(vector_inputs)
-        self.embed_features = nn.Linear(in_channels, channels)
+        self.vector_inputs, self.positions = tuple(vector_inputs), options.positions
+        self.embed_features = nn.Linear(self.in_channels, channels)
         width = group.dim * (options.positions + len(self.vector_inputs))
         self.embed_vectors = nn.Linear(width, channels, bias=False) if width else None
         self.edges = self.lifting = None
         if neighborhood is not None:
             seen, cutoff = len(self.vector_inputs), cutoff_of(neighborhood, options.cutoff)
             sizes = {"basis": options.basis, "hidden": options.hidden}
-            self.edges = EdgeNetwork(group.dim, in_channels, cutoff=cutoff, in_vectors=seen, **sizes)
+            self.edges = EdgeNetwork(group.dim, self.in_channels, cutoff=cutoff, in_vectors=seen, **sizes)
             self.lifting = LiftingConvolution(options.hidden, channels)
         self.phases = RotaryPhases(group.dim, heads, channels // heads)
         block: dict[str, Any] = {"heads": heads, "mlp_ratio": options.mlp_ratio, "dropout": options.dropout}
@@ -212,7 +213,7 @@ class FramewiseTransformer(Network):
     def field(self, data: Any, geometry: FramewiseGeometry | None = None) -> GroupField:
         """Field behind the last block, and the graph of all pairs; see :meth:`Network.field`."""
         graph, positions, local = self.geometry(data) if geometry is None else geometry
-        invariants, directed = features(data, self.in_channels, graph), vectors(data, self.vector_inputs, graph)
+        invariants, directed = features(data, self.inputs, graph), vectors(data, self.vector_inputs, graph)
         x = self.embed_features(invariants)[:, None].expand(-1, graph.fiber, -1)
         if self.embed_vectors is not None:
             with torch.autocast(graph.device.type, enabled=False):

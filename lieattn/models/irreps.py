@@ -20,7 +20,7 @@ from torch_geometric.utils import softmax
 from lieattn._checks import check_arguments, check_counts
 from lieattn.geometry import Neighborhood, Neighbors, PointClouds, find_neighbors, point_clouds
 from lieattn.groups import E
-from lieattn.models._inputs import features, in_precision_of_weights, vectors
+from lieattn.models._inputs import PointInputs, features, in_precision_of_weights, read_inputs, vectors
 from lieattn.models._jumps import jumps_of_neighbors
 from lieattn.models._network import (
     EquivariantModule,
@@ -68,7 +68,7 @@ class _PointNetwork(EquivariantModule):
 
     def __init__(
         self,
-        in_channels: int,
+        in_channels: PointInputs,
         out_channels: int,
         *,
         neighborhood: Neighborhood,
@@ -82,8 +82,9 @@ class _PointNetwork(EquivariantModule):
     ) -> None:
         check_arguments(_PointNetwork.__init__, locals())
         super().__init__()
-        check_counts(in_channels=in_channels, out_channels=out_channels, channels=channels)
-        self.in_channels, self.out_channels, self.outputs = in_channels, out_channels, PointOutputs(kind, pool)
+        check_counts(out_channels=out_channels, channels=channels)
+        self.inputs, self.in_channels, self.cloud_inputs = read_inputs(in_channels)
+        self.out_channels, self.outputs = out_channels, PointOutputs(kind, pool)
         self.vector_inputs, self.radial, self.degree = tuple(vector_inputs), radial, degree
         self.neighborhood, self.cutoff = neighborhood, cutoff_of(neighborhood, cutoff)
         self.has_kinks = pool == "max"
@@ -117,7 +118,7 @@ class _PointNetwork(EquivariantModule):
         The ``geometry`` is made here if it is absent.
         """
         clouds, edges = self.geometry(data) if geometry is None else geometry
-        invariants, directed = features(data, self.in_channels, clouds), vectors(data, self.vector_inputs, clouds)
+        invariants, directed = features(data, self.inputs, clouds), vectors(data, self.vector_inputs, clouds)
         return self.outputs(self._at_points(invariants, directed, edges), clouds)
 
     @abc.abstractmethod
@@ -163,7 +164,7 @@ class TensorFieldNetwork(_PointNetwork):
 
     def __init__(
         self,
-        in_channels: int,
+        in_channels: PointInputs,
         out_channels: int,
         *,
         channels: int = 32,
@@ -179,7 +180,7 @@ class TensorFieldNetwork(_PointNetwork):
         # 0e, 1o, 2e, ...: the types of tensors made of positions alone.
         self.irreps = o3.Irreps([(channels, (number, (-1) ** number)) for number in range(degree + 1)])
         count = len(self.vector_inputs)
-        inputs = f"{in_channels}x0e + {count}x1o" if count else f"{in_channels}x0e"
+        inputs = f"{self.in_channels}x0e + {count}x1o" if count else f"{self.in_channels}x0e"
         self.embed = o3.Linear(inputs, self.irreps, biases=True)
         self.layers = nn.ModuleList()
         self.norm = _IrrepsNorm(self.irreps)
@@ -216,7 +217,7 @@ class SE3Transformer(TensorFieldNetwork):
 
     def __init__(
         self,
-        in_channels: int,
+        in_channels: PointInputs,
         out_channels: int,
         *,
         channels: int = 32,
@@ -255,7 +256,7 @@ class DistanceTransformer(_PointNetwork):
 
     def __init__(
         self,
-        in_channels: int,
+        in_channels: PointInputs,
         out_channels: int,
         *,
         channels: int = 64,
@@ -270,7 +271,7 @@ class DistanceTransformer(_PointNetwork):
         check_counts(layers=layers, heads=heads)
         if channels % heads:
             raise ValueError(f"heads: {heads} heads do not divide {channels} channels")
-        self.embed = nn.Linear(in_channels + len(self.vector_inputs), channels)
+        self.embed = nn.Linear(self.in_channels + len(self.vector_inputs), channels)
         self.layers = nn.ModuleList(_DistanceBlock(channels, heads, radial) for _ in range(layers))
         self.norm = nn.LayerNorm(channels)
         if width := out_channels if self.kind == "invariant" else out_channels * len(self.vector_inputs):

@@ -95,6 +95,7 @@ IMAGE_DATA = lieattn_datasets.image_to_data(np.random.rand(4, 4))
 MOVING = Data(
     x=torch.randn(6, 4), pos=POS, vel=POS, z=torch.tensor([1, 6, 7, 8, 9, 1]), batch=torch.zeros(6, dtype=torch.int64)
 )
+CHARGED = Data(**MOVING.to_dict(), charge=torch.ones(1))
 ON_GRID = torch.randn(2, 4, 4, 6, 6)  # [images, channels, order, rows, columns]
 DATA = Data(x=torch.randn(6, 4), pos=POS, batch=torch.zeros(6, dtype=torch.int64))
 BATCH = Batch.from_data_list([Data(x=DATA.x, pos=POS, y=torch.tensor([0]))])
@@ -449,6 +450,9 @@ OWN: dict[str, dict[str, Any]] = {
     "models.HamiltonianDynamics.forward": _STATE,
     "models.VectorEmbedding": {"names": ("vel",), "data": MOVING},
     "models.Species.__call__": {"data": MOVING},
+    "models.CloudInputs": {"names": ("charge",), "points": 4},
+    "models.CloudInputs.__call__": {"data": CHARGED},
+    "models.CloudInputs.of_clouds": {"data": CHARGED, "clouds": 1},
     "models.SortedDistances": {"channels": 6},
     "models.Readout.head": {"order": "pool_first"},
     "models.published_accuracy": {"network": ATTENTIVE, "labels": torch.tensor([0, 1]), "images": IMAGES[:, 0]},

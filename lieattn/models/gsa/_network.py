@@ -29,7 +29,7 @@ from lieattn.geometry import (
     scaled,
 )
 from lieattn.groups import FiniteGroup, SemidirectProduct, Translations, check_group, trivial
-from lieattn.models._inputs import VectorEmbedding, features, vectors
+from lieattn.models._inputs import PointInputs, VectorEmbedding, features, read_inputs, vectors
 from lieattn.models._network import GroupField, Network, Symmetry
 from lieattn.models.gsa._geometry import POOL, GSAGeometry, Step, cropped, exact_inputs, pooled
 from lieattn.models.gsa._options import Dropouts, GSAHead, GSAOptions, GSAReadout, Inexact, Stages
@@ -66,7 +66,7 @@ class GSANet(Network):
         ``PrincipalFrames()`` and other frames; or ``ScaleFrames(H)``, where the lifting layer sees keys on the scale of
         the query alone. Crops and poolings need the same frames at every stage: H.
     in_channels, out_channels
-        Channels of the input features, number of outputs.
+        Channels of the input features, or what makes them, see :class:`lieattn.models.CloudInputs`; number of outputs.
     neighborhood
         Of the first stage; it grows with the pixels behind each pooling.
     space
@@ -103,7 +103,7 @@ class GSANet(Network):
     def __init__(
         self,
         frames: FiniteGroup | FiniteFrames | ScaleFrames | Frames,
-        in_channels: int = 1,
+        in_channels: PointInputs = 1,
         out_channels: int = 10,
         *,
         neighborhood: Neighborhood,
@@ -120,8 +120,7 @@ class GSANet(Network):
         super().__init__()
         if isinstance(frames, FiniteGroup):
             frames = FiniteFrames(frames)
-        for argument, count, least in (("in_channels", in_channels, 1), ("out_channels", out_channels, 1)):
-            check_count(argument, count, least)
+        check_count("out_channels", out_channels)
         check_count("channels", channels, least=2)
         self.stages = stages = blocks if isinstance(blocks, Stages) else Stages(blocks)
         self.options = options = GSAOptions() if options is None else options
@@ -133,7 +132,8 @@ class GSANet(Network):
         self.frames, self.neighborhood = frames, neighborhood
         self.group = frames.group if isinstance(frames, FiniteFrames | ScaleFrames) else None
         self.space = natural_space(frames) if space is None else space
-        self.in_channels, self.vector_inputs = in_channels, tuple(vector_inputs)
+        self.inputs, self.in_channels, self.cloud_inputs = read_inputs(in_channels)
+        self.vector_inputs = tuple(vector_inputs)
         self.sees_order = isinstance(frames, SampledFrames) and frames.per == "point"
         self.activation: Callable[[Tensor], Tensor] = getattr(F, options.activation)
         self.input_dropout, self.pool_dropout = nn.Dropout(dropout.input), nn.Dropout(dropout.pool)
@@ -148,7 +148,7 @@ class GSANet(Network):
             seen.append(PositionalValues(dim, heads, half))
         self.lifting = LiftingSelfAttention(
             made_for,
-            in_channels,
+            self.in_channels,
             channels,
             heads=heads,
             head_channels=half,
@@ -382,7 +382,7 @@ class GSANet(Network):
             What :meth:`geometry` gives for ``data``; built here if absent.
         """
         geometry = self.geometry(data) if geometry is None else geometry
-        x = features(data, self.in_channels, geometry.lifting)
+        x = features(data, self.inputs, geometry.lifting)
         return GroupField(self.features(x, geometry, self.vectors(data, geometry.lifting))[-1], geometry.graph)
 
     def features(self, x: Tensor, geometry: GSAGeometry, vectors: Tensor | None = None) -> list[Tensor]:

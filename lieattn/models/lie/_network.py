@@ -19,8 +19,6 @@ from lieattn._checks import (
     check_is,
     check_length,
     check_neighborhood,
-    kind,
-    may_look,
 )
 from lieattn._recompute import recomputed
 from lieattn.geometry import (
@@ -31,7 +29,6 @@ from lieattn.geometry import (
     Neighborhood,
     Neighbors,
     Piece,
-    PointClouds,
     PrincipalFrames,
     Radius,
     SampledFrames,
@@ -42,7 +39,7 @@ from lieattn.geometry import (
     point_clouds,
 )
 from lieattn.groups import SO, FiniteGroup, O, Translations
-from lieattn.models._inputs import VectorEmbedding, features, vectors
+from lieattn.models._inputs import PointInputs, VectorEmbedding, features, read_inputs, vectors
 from lieattn.models._jumps import jumps_of_neighbors
 from lieattn.models._network import Network, OutputKind, Pool, Symmetry, cutoff_of, new_generator
 from lieattn.nn import BlockNorm, InvariantHead, LieConvolution, LieSelfAttention, LiftingConvolution, VectorHead
@@ -226,67 +223,6 @@ class Readout:
         return InvariantHead(channels, readout=self.order or order, norm=self.norm, **options)
 
 
-@dataclass(frozen=True)
-class Species:
-    """One-hot species times powers 0, 1, 2 of the charge, made of ``data.z``; ``species`` are the charges known.
-
-    Channel ``3 a + q`` is (z / largest z of the table)^q for atoms of species a, 0 for others.
-    """
-
-    species: Sequence[int] = (1, 6, 7, 8, 9)
-
-    def __post_init__(self) -> None:
-        check_arguments(Species, vars(self))
-
-    @property
-    def channels(self) -> int:
-        """Number of features."""
-        return 3 * len(self.species)
-
-    def __call__(self, data: Any, clouds: PointClouds) -> Tensor:
-        """Features ``[points, channels]`` in torch's default dtype; z must be int64 ``[points]``, of known species."""
-        z = getattr(data, "z", None)
-        if not isinstance(z, Tensor) or z.dtype != torch.int64 or z.ndim != 1:
-            raise TypeError(f"data.z: expected int64 nuclear charges [points], got {kind(z)}")
-        one_hot = torch.stack([z == species for species in self.species], dim=1)
-        unknown = ~one_hot.any(dim=1)
-        if may_look(z) and unknown.any():
-            atom = int(unknown.nonzero()[0])
-            raise ValueError(f"data.z: expected charges among {list(self.species)}, got {int(z[atom])} for atom {atom}")
-        charge = z.to(torch.get_default_dtype()) / max(self.species)
-        power = charge[:, None] ** torch.arange(3, device=z.device)
-        power = power.masked_fill(unknown[:, None], torch.nan)  # to be seen in the output if it was not looked at
-        return (one_hot[:, :, None] * power[:, None]).flatten(1)
-
-
-@dataclass(frozen=True)
-class SortedDistances:
-    """Distances of each point to the others of its cloud, largest first, zeros where there are fewer than channels.
-
-    Invariant under E(d) and permutations; where points coincide gradients are 0.
-    """
-
-    channels: int
-
-    def __post_init__(self) -> None:
-        check_arguments(SortedDistances, vars(self))
-        check_counts(channels=self.channels)
-
-    def __call__(self, data: Any, clouds: PointClouds) -> Tensor:
-        """Features ``[points, channels]``; ValueError if a cloud has more points."""
-        check_is("clouds", clouds, PointClouds)
-        batch = clouds.batch
-        same = batch[:, None] == batch
-        most = int(same.sum(dim=1).max()) if len(batch) else 0
-        if most > self.channels + 1:
-            raise ValueError(f"data: expected at most {self.channels + 1} points in a cloud, got {most}")
-        squared = (clouds.pos[:, None] - clouds.pos).square().sum(-1)
-        apart = same & (squared > 0)
-        distance = torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)
-        ordered = distance.sort(dim=1, descending=True).values
-        return F.pad(ordered, (0, self.channels - ordered.shape[1]))
-
-
 class LieNetwork(Network):
     """A network on lifted points that sees them through coordinates of relative elements; see the subclasses."""
 
@@ -294,7 +230,7 @@ class LieNetwork(Network):
 
     def __init__(
         self,
-        in_channels: int | Species | SortedDistances,
+        in_channels: PointInputs,
         channels: int,
         frames: AnyFrames | None,
         neighborhood: Neighborhood,
@@ -304,11 +240,9 @@ class LieNetwork(Network):
     ) -> None:
         super().__init__()
         check_neighborhood(neighborhood)
-        self.inputs = None
-        if isinstance(in_channels, Species | SortedDistances):
-            self.inputs, in_channels = in_channels, in_channels.channels
-        check_counts(channels=channels, in_channels=in_channels)
-        self.in_channels, self.vector_inputs = in_channels, tuple(vector_inputs)
+        check_counts(channels=channels)
+        self.inputs, self.in_channels, self.cloud_inputs = read_inputs(in_channels)
+        self.vector_inputs = tuple(vector_inputs)
         self.frames = FiniteFrames(frames) if isinstance(frames, FiniteGroup) else frames
         self.space = natural_space(self.frames) if space is None else space
         if not isinstance(self.space, HomogeneousSpace):
@@ -438,9 +372,7 @@ class LieNetwork(Network):
     def point_features(self, data: Any, graph: LiftedGraph) -> Tensor:
         """What the embedding sees of each point, ``[points, in_channels]``."""
         check_is("graph", graph, LiftedGraph)
-        if self.inputs is None:
-            return graph.spread(features(data, self.in_channels, graph))
-        return graph.spread(self.inputs(data, graph).to(self.embed.weight))
+        return graph.spread(features(data, self.inputs, graph))
 
 
 class SeenByFrames(nn.Module):

@@ -23,6 +23,7 @@ from lieattn.geometry import (
     scaled,
 )
 from lieattn.groups import SE, Translations
+from lieattn.models._inputs import PointInputs, SortedDistances, Species
 from lieattn.models._network import GroupField, Symmetry
 from lieattn.models.lie._network import (
     AnyFrames,
@@ -31,8 +32,6 @@ from lieattn.models.lie._network import (
     LieNetwork,
     Lifting,
     Readout,
-    SortedDistances,
-    Species,
 )
 from lieattn.nn import LieBlock, LieBottleneck, PointBatchNorm
 from lieattn.spaces import Euclidean, HomogeneousSpace
@@ -55,7 +54,8 @@ class LieTransformer(LieNetwork):
     Parameters
     ----------
     in_channels
-        Number of features ``data.x`` of a point; or :class:`Species` or :class:`SortedDistances`, which make them.
+        Number of features ``data.x`` of a point; or :class:`Species`, :class:`SortedDistances` or
+        :class:`CloudInputs`, which make them.
     out_channels
         Numbers, or vectors, for every cloud or point.
     frames
@@ -85,7 +85,7 @@ class LieTransformer(LieNetwork):
 
     def __init__(
         self,
-        in_channels: int | Species | SortedDistances,
+        in_channels: PointInputs,
         out_channels: int = 1,
         *,
         frames: AnyFrames | None = None,
@@ -185,7 +185,7 @@ class LieConvNet(LieNetwork):
 
     def __init__(
         self,
-        in_channels: int | Species | SortedDistances,
+        in_channels: PointInputs,
         out_channels: int = 1,
         *,
         frames: AnyFrames | None = None,

@@ -1,5 +1,6 @@
 """The published networks and ours, assembled from ``lieattn.nn``: a file or folder for each family."""
 
+from lieattn.models._ensemble import Ensemble, Spread
 from lieattn.models._inputs import CloudInputs, SortedDistances, Species, VectorEmbedding
 from lieattn.models._network import EquivariantModule, FieldModel, GroupField, Network, Symmetry, Wrapper
 from lieattn.models._preprocessed import Preprocessed
@@ -56,6 +57,7 @@ __all__ = [
     "EnergyAndForce",
     "EnergyDrift",
     "EnergyForces",
+    "Ensemble",
     "EquivariantModule",
     "FieldModel",
     "FiniteSE2Transformer",
@@ -78,6 +80,7 @@ __all__ = [
     "Rescaled",
     "SortedDistances",
     "Species",
+    "Spread",
     "Stages",
     "Symmetry",
     "Trajectory",

@@ -474,6 +474,33 @@ def test_models_can_be_chosen(tmp_path, capsys):
     assert "--models: 'else' is not among distances, first coordinate" in capsys.readouterr().err
 
 
+class Absent(Distances):
+    """Needs a package that is not installed, or comes to be."""
+
+    installed = False
+
+    def __init__(self, outputs: int, channels: int = 8) -> None:
+        if not self.installed:
+            raise ModuleNotFoundError("No module named 'absent'")
+        super().__init__(outputs, channels)
+
+
+def test_models_that_are_not_asked_for_are_not_built(tmp_path, monkeypatch, capsys):
+    """One whose package is missing does not stop the others; where it was finished, it is reported."""
+    models = {"distances": spec("Distances", outputs=2), "missing": spec("Absent", outputs=2)}
+    nowhere = {"class_path": "absent_package.Network", "init_args": {}}
+    options = {"seeds": [0], "fractions": [1.0], "budget": {"steps": 2}, "models": models | {"nowhere": nowhere}}
+    asked = ("--models", "distances")
+    assert [cell["model"] for cell in compare(tmp_path, arguments=asked, **options)["cells"]] == ["distances"]
+    compare(tmp_path, status=2, arguments=("--models", "nowhere"), **options)
+    assert "absent_package" in capsys.readouterr().err
+    monkeypatch.setattr(Absent, "installed", True)
+    both = compare(tmp_path, arguments=("--models", "missing"), **options)
+    assert [cell["model"] for cell in both["cells"]] == ["distances", "missing"]
+    monkeypatch.setattr(Absent, "installed", False)
+    assert [cell["model"] for cell in compare(tmp_path, arguments=asked, **options)["cells"]] == ["distances"]
+
+
 def test_cells_are_shared_by_machines(tmp_path, capsys):
     """Each runs its part and writes no report, which a call for all of them does."""
     changes = {"seeds": [0], "budget": {"steps": 2}}

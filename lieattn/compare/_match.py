@@ -9,7 +9,7 @@ import json
 import platform
 import statistics
 from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,9 @@ def match_models(settings: Settings, folder: Path | None = None, names: Collecti
 
     What was measured, and not only counted in this process, is kept in ``widths.json`` of the ``folder``, so that all
     cells of a comparison have one size: it is read again as long as the settings that it follows from are the same.
-    UsageError is raised if the folder holds models that were matched by something else. Of models that are not among
-    the ``names`` nothing is measured, so those without a kept size are left out.
+    UsageError is raised if the folder holds models that were matched by something else. Models that are not among the
+    ``names`` are built, and counted, only to report their finished cells, and left out where a package of theirs is
+    missing; nothing of them is measured. The one that others are matched to is always built.
     """
     kept, matched = _Widths(settings, folder), Matched()
     with ExitStack() as stack:
@@ -48,8 +49,11 @@ def match_models(settings: Settings, folder: Path | None = None, names: Collecti
         for name, model in settings.models.items():
             if (found := kept.get(name)) is not None:
                 matched[name] = found
-            elif names is None or name in names or not kept.holds(name):
+            elif names is None or name in names:
                 matched[name] = matcher.match(name, model)
+            elif not kept.holds(name) and _has_cells(settings, folder, name):
+                with suppress(UsageError, ImportError):
+                    matched[name] = matcher.match(name, model)
     kept.write(matched)
     return matched
 
@@ -206,6 +210,12 @@ class _Widths:
         for model in models:
             del model["python"], model["group"]
         return hashlib.sha256(json.dumps(used, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _has_cells(settings: Settings, folder: Path | None, name: str) -> bool:
+    """Whether a cell of a model is finished."""
+    own = [cell for cell in settings.cells() if cell.model == name]
+    return folder is not None and any((folder / "cells" / f"{cell.name}.json").is_file() for cell in own)
 
 
 def _number(value: float) -> str:

@@ -94,9 +94,11 @@ def check_drawing(
 
 
 def check_count(argument: str, count: int, least: int = 1) -> None:
-    """Raise ValueError unless a value is an integer of at least ``least``."""
+    """Raise ValueError unless a value is an integer of at least ``least``, which containers can count."""
     if not isinstance(count, Integral) or isinstance(count, bool) or count < least:
         raise ValueError(f"{argument}: expected an integer of at least {least}, got {count!r}")
+    if count > sys.maxsize:
+        raise ValueError(f"{argument}: expected an integer of at most {sys.maxsize}, got {count!r}")
 
 
 def check_counts(least: int = 1, **counts: int) -> None:

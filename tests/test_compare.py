@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -116,17 +117,19 @@ class Diverging(Distances):
 
 
 class Interrupting(Distances):
-    """Asks the process that started this one to stop, once."""
+    """Sends a signal to the process that started this one, once: by default, asks it to stop."""
 
-    def __init__(self, flag: str, outputs: int, channels: int = 8, after: int = 0) -> None:
+    def __init__(
+        self, flag: str, outputs: int, channels: int = 8, after: int = 0, signum: int = signal.SIGTERM
+    ) -> None:
         super().__init__(outputs, channels)
-        self.flag, self.left = Path(flag), after
+        self.flag, self.left, self.signum = Path(flag), after, signum
 
     def forward(self, data: Batch) -> torch.Tensor:
         self.left -= self.training
         if self.left < 0 and not self.flag.exists():
             self.flag.touch()
-            os.kill(os.getppid(), signal.SIGTERM)
+            os.kill(os.getppid(), self.signum)
         return super().forward(data)
 
 
@@ -362,6 +365,19 @@ def test_jobs_are_stopped_together_and_continue(tmp_path, capfd):
     assert compare(tmp_path, status=143, arguments=jobs, **options) == {}
     assert capfd.readouterr().err.count("To continue: lieattn compare") == 1
     assert len(compare(tmp_path, arguments=jobs, **options)["cells"]) == 3
+
+
+def test_jobs_end_with_a_command_that_is_killed(tmp_path):
+    """A training saves its state; the stream that all of them share ends with the last of them."""
+    network = spec("Interrupting", flag=str(tmp_path / "flag"), outputs=2, after=20, signum=int(signal.SIGKILL))
+    model = {**network, "width": "channels"}
+    file = write(tmp_path / "compare.yaml", config(models={"killing": model}, budget__steps=10**9, fractions=[1.0]))
+    command = [sys.executable, "-m", "lieattn", "compare", "--config", str(file), "--out", str(tmp_path), "--jobs", "2"]
+    root = str(Path(__file__).parents[1])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    ended = subprocess.run(command, env=environment, capture_output=True, timeout=300)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    assert list(tmp_path.rglob("last.ckpt"))
 
 
 @pytest.mark.parametrize(

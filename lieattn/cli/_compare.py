@@ -180,6 +180,7 @@ def _in_processes(work: Callable[..., Any], jobs: int) -> int:
 
 def _share(work: Callable[..., Any], claimed: Any, threads: int) -> None:
     os.setsid()  # or a terminal would send the signal once more
+    threading.Thread(target=_stop_without_parent, daemon=True).start()
     torch.set_num_threads(threads)
     import_catalog()
 
@@ -192,6 +193,14 @@ def _share(work: Callable[..., Any], claimed: Any, threads: int) -> None:
         return 0
 
     sys.exit(_status("compare", take_part))
+
+
+def _stop_without_parent() -> None:
+    """Have this process save its state and end when the one that started it was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _finished(

@@ -220,9 +220,8 @@ class PointSetData(LightningDataModule):
         super().__init__()
         counts = {"batch_size": batch_size, "eval_batch_size": eval_batch_size, "workers": workers, "seed": seed}
         for name, value in counts.items():
-            least = int(name.endswith("size"))
-            if value is not None and value < least:
-                raise ValueError(f"{name}: expected at least {least}, got {value}")
+            if value is not None:
+                check_count(name, value, least=int(name.endswith("size")))
         if workers > _MOST_WORKERS:  # they would all be started before anything fails
             raise ValueError(f"workers: expected at most {_MOST_WORKERS} processes, got {workers}")
         self.sets: dict[str, Dataset[Any] | None] = {"train": train, "val": val, "test": test, "predict": predict}

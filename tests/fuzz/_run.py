@@ -50,6 +50,7 @@ def config(root: Path) -> dict:
         "trainer": {
             "default_root_dir": str(root),
             "max_epochs": 1,
+            "max_steps": 4,  # a number of epochs that is drawn may be any
             "accelerator": "cpu",
             "logger": False,
             "enable_progress_bar": False,

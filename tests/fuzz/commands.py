@@ -90,7 +90,7 @@ def _words(name: str, kind: str, what) -> list[str]:
             holders = list(_holders(config(folder())))
             _, key, section = holders[what[0] * len(holders) // 2**31]
             return [section if key in ("class_path", "init_args") else key]
-    return [what.partition("=")[0].lstrip("-")]
+    return [what.partition("=")[0].lstrip("-").removeprefix("trainer.")]
 
 
 def _line(name: str, kind: str, what) -> list[str]:

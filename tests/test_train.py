@@ -43,6 +43,7 @@ from lieattn.train import (
     PointSetClassifier,
     PointSetData,
     Schedule,
+    TrainingInterrupted,
     WarmupCosine,
     build,
     load_data,
@@ -925,6 +926,26 @@ def test_second_signal_stops_at_once(capfd):
     assert "a second signal stops at once" in capfd.readouterr().err
     with pytest.raises(KeyboardInterrupt):
         last._receive(signal.SIGINT, None)
+
+
+class InterruptBefore(Callback):
+    """Sends a signal before the first step."""
+
+    def on_validation_batch_start(self, trainer, *_) -> None:
+        if trainer.sanity_checking:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_interrupts_before_the_first_step_are_not_lost(tmp_path):
+    """Python ignores exceptions of signals that come while it starts the process of a loader."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(TrainingInterrupted, match="stopped by SIGINT after step 1;"):
+            fit(tmp_path, more=[InterruptBefore()], num_sanity_val_steps=1)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (tmp_path / "checkpoints/last.ckpt").is_file()
 
 
 class InterruptAt(Callback):

@@ -13,7 +13,8 @@ from torch_geometric.data import Data
 
 from lieattn._checks import check_arguments, check_choice
 from lieattn._tied import settle
-from lieattn.models import EnergyForces, Rescaled
+from lieattn.models import EnergyForces, EnergyForceStress, Rescaled
+from lieattn.models.dynamics import differentiated
 
 try:
     from ase import Atoms, units
@@ -111,27 +112,23 @@ class Calculator(AseCalculator):
         if "stress" in properties and not whole:
             raise PropertyNotImplementedError("stress: expected atoms with a cell that repeats along three vectors")
         weight = next(self.model.parameters(), torch.zeros(()))
-        pos = torch.tensor(atoms.positions / self._length).to(weight).requires_grad_()
-        strain = pos.new_zeros(3, 3).requires_grad_()
-        with torch.inference_mode(False), torch.enable_grad():
-            deformation = torch.eye(3).to(pos) + (strain + strain.T) / 2
-            data = Data(pos=pos @ deformation, z=torch.tensor(atoms.numbers, device=pos.device).long())
-            if atoms.pbc.any():
-                data.cell = (torch.tensor(atoms.cell.array / self._length).to(pos) @ deformation)[None]
-                data.pbc = torch.tensor(atoms.pbc, device=pos.device)[None]
-            for name in self.model.cloud_inputs:
-                data[name] = _number(atoms, name, pos)
-            energy = self._energy_of(data if self.transform is None else self.transform(data))
-            gradient, virial = torch.autograd.grad(energy, [pos, strain], allow_unused=True)
-        total = float(energy.detach())
-        self.results = {"energy": total, "free_energy": total, "forces": -_array(gradient, pos) / self._length}
-        if whole:
-            self.results["stress"] = full_3x3_to_voigt_6_stress(_array(virial, strain) / atoms.get_volume())
+        pos = torch.tensor(atoms.positions / self._length).to(weight)
+        data = Data(pos=pos, z=torch.tensor(atoms.numbers, device=pos.device).long())
+        if atoms.pbc.any():
+            data.cell = torch.tensor(atoms.cell.array / self._length).to(pos)[None]
+            data.pbc = torch.tensor(atoms.pbc, device=pos.device)[None]
+        for name in self.model.cloud_inputs:
+            data[name] = _number(atoms, name, pos)
+        found = differentiated(self._energy_of, data, stress=whole)
+        energy = float(found.energy)
+        self.results = {"energy": energy, "free_energy": energy, "forces": _array(found.force) / self._length}
+        if isinstance(found, EnergyForceStress):
+            self.results["stress"] = full_3x3_to_voigt_6_stress(_array(found.stress[0]) / self._length**3)
 
     def _energy_of(self, data: Data) -> Tensor:
-        """Energy in eV, a float64 scalar with gradients; sums beyond the network are in float64."""
-        energy = self.model.model(data).double().sum()
-        return self._energy * (self._shift.to(energy) + self._scale.to(energy) * energy)
+        """Energy in eV, ``[1]`` in float64; sums beyond the network are in float64."""
+        energy = self.model.model(data if self.transform is None else self.transform(data)).double().sum()
+        return (self._energy * (self._shift.to(energy) + self._scale.to(energy) * energy)).reshape(1)
 
 
 def _number(atoms: Atoms, name: str, like: Tensor) -> Tensor:
@@ -142,20 +139,22 @@ def _number(atoms: Atoms, name: str, like: Tensor) -> Tensor:
     return like.new_tensor([float(value)])
 
 
-def _array(gradient: Tensor | None, of: Tensor) -> Any:
-    """A gradient as an array in float64, zeros if nothing depends on the tensor that it is of."""
-    return (torch.zeros_like(of) if gradient is None else gradient).detach().double().cpu().numpy()
+def _array(tensor: Tensor) -> Any:
+    """A tensor as an array in float64."""
+    return tensor.double().cpu().numpy()
 
 
 def _units_of_energy(model: nn.Module) -> tuple[Tensor, Tensor]:
-    """Scale and shift of energies; ValueError if forces have another scale than that of their derivatives."""
+    """Scale and shift of energies; ValueError if their derivatives were trained with another scale."""
     if not isinstance(model, Rescaled):
         return torch.ones(()), torch.zeros(())
     name = "energy" if "energy" in model.names else model.names[0]
-    if name == "force" or (len(model.names) > 1 and name != "energy"):
+    if name in ("force", "stress", "virial") or (len(model.names) > 1 and name != "energy"):
         raise ValueError(f"model: expected one that is trained on energies, got outputs {sorted(model.names)}")
     scale, shift = model.units(name)
-    if "force" in model.names and not torch.equal(scale.reshape(()), model.units("force")[0].reshape(())):
-        advice = "train with scale_of={'energy': 'force'}"
-        raise ValueError(f"model: its forces are not the derivatives of its energies in their units; {advice}")
+    for derived in ("force", "stress", "virial"):
+        if derived in model.names and not torch.equal(scale.reshape(()), model.units(derived)[0].reshape(())):
+            what = f"its outputs {derived!r} are not the derivatives of its energies in their units"
+            pair = {derived: "force"} if derived != "force" and "force" in model.names else {name: derived}
+            raise ValueError(f"model: {what}; train with scale_of={pair}")
     return scale.reshape(()), shift.reshape(())

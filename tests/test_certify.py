@@ -40,6 +40,7 @@ from lieattn.models import (
     EnergyForces,
     FieldModel,
     FiniteSE2Transformer,
+    FramewiseOptions,
     FramewiseTransformer,
     GSANet,
     GSAOptions,
@@ -417,12 +418,12 @@ def molecules(dim: int = 3, *, unit: bool = False) -> list[Data]:
     return found
 
 
-def crystals() -> list[Data]:
-    """Clouds in periodic boxes with oblique edges."""
+def crystals(*, slab: bool = True) -> list[Data]:
+    """Clouds in periodic boxes with oblique edges, one of them a slab."""
     found = molecules()
     edges = torch.tensor([[4.0, 0.3, 0.0], [0.5, 5.0, 0.2], [0.0, -0.4, 4.5]], dtype=torch.float64)
     for number, cloud in enumerate(found):
-        cloud.cell, cloud.pbc = (edges + 0.1 * number)[None], torch.tensor([[True, True, number != 1]])
+        cloud.cell, cloud.pbc = (edges + 0.1 * number)[None], torch.tensor([[True, True, not slab or number != 1]])
     return found
 
 
@@ -510,6 +511,17 @@ MODELS = {
         {},
         "E(3)",
     ),
+    "framewise_crystal": (
+        lambda: framewise(
+            octahedral(),
+            neighborhood=Radius(2.5, smooth=True),
+            vector_inputs=("vel",),
+            options=FramewiseOptions(attention="neighborhood"),
+        ),
+        crystals,
+        {},
+        "O",
+    ),
     "tfn_periodic": (lambda: steerable(TensorFieldNetwork, degree=1), crystals, {}, "E(3)"),
     "se3_transformer": (lambda: steerable(SE3Transformer, degree=1, heads=2, kind="vector"), molecules, {}, "E(3)"),
     "distances": (lambda: steerable(DistanceTransformer, heads=2, pool="none"), molecules, {}, "E(3)"),
@@ -562,6 +574,12 @@ MODELS = {
         lambda: molecules(2),
         {},
         "C3",
+    ),
+    "stresses": (
+        lambda: EnergyForces(steerable(DistanceTransformer, heads=2, pool="sum"), stress=True),
+        lambda: crystals(slab=False),
+        {},
+        "E(3)",
     ),
     "forces": (lambda: EnergyForces(steerable(TensorFieldNetwork, degree=1)), molecules, {}, "E(3)"),
     "forces_principal": (

@@ -11,7 +11,16 @@ from torch_geometric.data import Batch, Data
 
 from lieattn.geometry import AllPairs, PixelSquare, PrincipalFrames, Radius, lift, pixel_positions
 from lieattn.groups import cyclic, tetrahedral
-from lieattn.models import AffineSelfConvNet, EnergyForces, FieldModel, GSANet, LieTransformer, Readout
+from lieattn.models import (
+    AffineSelfConvNet,
+    EnergyForces,
+    FieldModel,
+    FramewiseOptions,
+    FramewiseTransformer,
+    GSANet,
+    LieTransformer,
+    Readout,
+)
 from lieattn.nn import GroupSelfAttention, grid_images
 from lieattn.nn.relative import RotaryEncoding
 from lieattn.ops import RelativeTerms, backend, group_attention
@@ -25,8 +34,8 @@ compiler = pytest.mark.skipif(
 
 QUICK = ("lie_translations", "framewise", "distances", "finite_se2")
 TRACED = (
-    "gsa_points gsa_images gsa_published framewise_principal_vector tfn_vector se3_transformer lie_principal "
-    "lie_vectors lie_logs lie_sphere lie_orbits lie_scales lie_conv lie_conv_thinned field_vector field_dipole "
+    "gsa_points gsa_images gsa_published framewise_crystal framewise_principal_vector tfn_vector se3_transformer "
+    "lie_principal lie_vectors lie_logs lie_sphere lie_orbits lie_scales lie_conv lie_conv_thinned field_vector field_dipole "
     "field_tensor attentive_cnn attentive_all_cnn attentive_resnet attentive_densenet affine affine_strided"
 ).split()
 
@@ -294,10 +303,54 @@ def test_energies_and_forces_are_exported_with_positions():
         graph.at(moved[1:])
 
 
+def energy_force_and_stress():
+    """Energies, forces and stresses of a crystal as a program of features, positions and cell, at fixed neighbors."""
+    near, local = Radius(2.0, smooth=True), FramewiseOptions(attention="neighborhood")
+    options = {"channels": 8, "layers": 1, "heads": 2, "neighborhood": near, "pool": "sum", "options": local}
+    net = randomize(FramewiseTransformer(tetrahedral(), 2, 1, **options)).eval().requires_grad_(False)
+    cell = torch.tensor([[[2.0, 0, 0], [0.5, 2.2, 0], [0, -0.4, 2.1]]])
+    data = Data(x=torch.randn(4, 2), pos=2 * torch.rand(4, 3), cell=cell, pbc=torch.ones(1, 3, dtype=torch.bool))
+    geometry = net.geometry(data)
+    lattice = torch.linalg.inv(cell)
+
+    class Energy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x, pos, deformation):
+            return self.net(Data(x=x), geometry.at(pos, deformation)).sum()
+
+    with backend("plain"):
+        energy = torch.export.export(Energy(), (data.x, data.pos, torch.eye(3)[None]), strict=False).module()
+
+        def all_three(x, pos, cell):
+            strain = torch.zeros(1, 3, 3).requires_grad_()
+            pos, deformation = pos.detach().requires_grad_(), torch.eye(3) + (strain + strain.mT) / 2
+            value = energy(x, pos @ deformation[0], lattice @ cell @ deformation)
+            by_pos, by_strain = torch.autograd.grad(value, (pos, strain))
+            volume = torch.linalg.cross(cell[:, 0], cell[:, 1]).mul(cell[:, 2]).sum().abs()
+            return value.detach(), -by_pos, by_strain / volume
+
+        graph = torch.fx.experimental.proxy_tensor.make_fx(all_three)(data.x, data.pos, cell)
+        program = torch.export.export(graph, (data.x, data.pos, cell))
+    data.pos, data.cell = data.pos + 1e-3 * torch.randn(4, 3), cell + 1e-3 * torch.randn(1, 3, 3)
+    with backend("plain"):
+        found = EnergyForces(net, stress=True)(data)
+    return program, (data.x, data.pos, data.cell), (found.energy[0], found.force, found.stress)
+
+
+def test_energies_forces_and_stresses_are_exported_with_positions_and_cells():
+    program, inputs, wanted = energy_force_and_stress()
+    assert wanted[2].abs().max() > 1e-4
+    assert_same(program.module()(*inputs), wanted)
+
+
 @pytest.mark.slow
 @compiler
-def test_an_exported_energy_runs_without_the_library(tmp_path):
-    program, inputs, wanted = energy_and_force()
+@pytest.mark.parametrize("made", [energy_and_force, energy_force_and_stress])
+def test_an_exported_energy_runs_without_the_library(made, tmp_path):
+    program, inputs, wanted = made()
     torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "energy.pt2"))
     torch.save((inputs, wanted), tmp_path / "case.pt")
     code = """

@@ -71,6 +71,9 @@ MODELS = {
     ),
     "FiniteSE2Transformer": lambda n: FiniteSE2Transformer(4, 1, **SMALL, neighborhood=n),
     "FramewiseTransformer": lambda n: FramewiseTransformer(tetrahedral(), 2, 1, **SMALL, neighborhood=n),
+    "FramewiseTransformer, neighborhoods": lambda n: FramewiseTransformer(
+        tetrahedral(), 2, 1, **SMALL, neighborhood=n, options=FramewiseOptions(attention="neighborhood")
+    ),
     "DistanceTransformer": lambda n: DistanceTransformer(2, 1, **SMALL, neighborhood=n),
     "TensorFieldNetwork": lambda n: TensorFieldNetwork(2, 1, channels=4, layers=1, neighborhood=n),
     "SE3Transformer": lambda n: SE3Transformer(2, 1, channels=4, layers=1, neighborhood=n),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
 from typing import Any, cast
 
 import torch
@@ -25,7 +24,7 @@ from lieattn.geometry._frames import FiniteFrames, Frames, GivenFrames, GroupFra
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._neighbors import Neighborhood, find_neighbors, scaled
 from lieattn.geometry._principal_frames import PrincipalFrames
-from lieattn.geometry._relative import Chart, RelativeElements, in_frames
+from lieattn.geometry._relative import Chart, RelativeElements, in_frames, join_rows, joined
 from lieattn.groups import SE, E, FiniteGroup, SemidirectProduct, Translations, check_group, trivial
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
@@ -129,13 +128,16 @@ class LiftedGraph(PointClouds):
         """Coordinates in each frame, relative to the mean of the cloud and over the length: ``[points, fiber, dim]``.
 
         Differences of the coordinates of two points of a cloud are :attr:`RelativeElements.positions` where all points
-        have the same frames.
+        have the same frames. Where clouds repeat, those of images follow, ``[images, fiber, dim]``, in the frames of
+        their points: see :attr:`Neighbors.images`.
         """
-        places = self.pos[:, : self.space.group.dim]
-        centered = (places - self.mean(places)[self.batch]) / self.length
+        places, images = self.pos[:, : self.space.group.dim], self.neighbors.images
+        centered = self.neighbors.at_images(places - self.mean(places)[self.batch]) / self.length
+        points = None if images is None else images.point
         if self.relative.tied:
-            return in_frames(cast(FiniteGroup, self.group), self.relative.posed(centered))
+            return in_frames(cast(FiniteGroup, self.group), self.relative.posed(centered, points))
         inverse = torch.linalg.inv(self.frames.double())
+        inverse = inverse if points is None else inverse[points]
         return (inverse @ centered.double()[:, None, :, None])[..., 0].to(places.dtype)
 
     def seen_in_frames(self, vectors: Tensor, points: Tensor | None = None) -> Tensor:
@@ -175,9 +177,9 @@ class LiftedGraph(PointClouds):
         batch = self.batch * self.levels + torch.arange(self.num_points, device=self.device) % self.levels
         return PointClouds(pos=self.pos, batch=batch, num_clouds=self.num_clouds * self.levels)
 
-    def at(self, pos: Tensor) -> LiftedGraph:
+    def at(self, pos: Tensor, deformation: Tensor | None = None) -> LiftedGraph:
         """The same lists and frames with the points elsewhere, see :meth:`RelativeElements.at`."""
-        return replace(self, pos=pos, relative=self.relative.at(pos))
+        return replace(self, pos=pos, relative=self.relative.at(pos, deformation))
 
     def with_relative(self, relative: RelativeElements) -> LiftedGraph:
         """The same clouds with other relative elements."""
@@ -228,32 +230,10 @@ class LiftedGraph(PointClouds):
             log_measure=torch.cat(measures) if measures else None,
             levels=graphs[0].levels,
             **{name: getattr(parts[0], name) for name in ("space", "length", "group", "chart", "cutoff")},
-            **{name: _joined(name, parts) for name in ("pose", "elements", "dilation", "levels_up", "given")},
+            **{name: joined(name, parts) for name in ("pose", "elements", "dilation", "levels_up", "given")},
         )
-        _join_rows(graph.relative, parts)
+        join_rows(graph.relative, parts)
         return graph
-
-
-def _joined(name: str, parts: Sequence[RelativeElements]) -> Tensor | None:
-    values = [getattr(part, name) for part in parts]
-    if any((value is None) != (values[0] is None) for value in values):
-        raise ValueError(f"graphs: expected {name} of all graphs or of none")
-    return None if values[0] is None else torch.cat(values)
-
-
-def _join_rows(joined: RelativeElements, parts: Sequence[RelativeElements]) -> None:
-    """Take over the rows that the graphs have found, and their positions where all have been computed."""
-    kept, rows = vars(joined), [part.row for part in parts]
-    kept["_rows_known"] = True
-    if any(row is not None for row in rows):
-        starts = accumulate((part.num_rows for part in parts), initial=0)
-        edges = accumulate((part.neighbors.num_edges for part in parts), initial=0)
-        own = [p._rows() if row is None else row for p, row in zip(parts, rows, strict=True)]
-        kept["_row"] = torch.cat([row + first for row, first in zip(own, starts, strict=False)])
-        kept["_representatives"] = torch.cat([p._rows() + first for p, first in zip(parts, edges, strict=False)])
-    positions = [part._positions for part in parts]
-    if all(position is not None for position in positions):
-        kept["_positions"] = torch.cat(cast(list[Tensor], positions))
 
 
 @dataclass(frozen=True)

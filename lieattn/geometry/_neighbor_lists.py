@@ -1,7 +1,7 @@
 """The value that all sparse layers read: which points each point attends to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Self, cast
@@ -15,6 +15,25 @@ from lieattn.geometry._search import sort_keys
 
 # Clouds are filled up to the largest where that leaves at most so many times the pairs: beyond it, lists are cheaper.
 _MOST_FILLED = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Images(Movable):
+    """The points and those images of them that neighbor lists name, each as a point of its own.
+
+    Attributes
+    ----------
+    point
+        int64 ``[images]``, the point that each is an image of: first all points themselves, then the others.
+    edge
+        int64 ``[images - points]``, an edge with the shift of each of the others.
+    neighbors
+        The same edges, in their order, between points and images. Images have no neighbors of their own.
+    """
+
+    point: Tensor
+    edge: Tensor
+    neighbors: "Neighbors"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -114,6 +133,45 @@ class Neighbors(Movable):
     def col_ptr(self) -> Tensor:
         """First edge of each source in :attr:`col_edge`, int64 ``[points + 1]``; computed on first use."""
         return _pointers(self.source[self.col_edge], self.num_points)
+
+    @cached_property
+    def images(self) -> Images | None:
+        """The images that the edges mean, as points of their own; None where all sources are meant as they are."""
+        if self.shift is None:
+            return None
+        with torch.inference_mode(self.row_ptr.is_inference()):
+            moved = (self.shift.detach() != 0).any(dim=1).nonzero()[:, 0]
+            number = self.source[moved]
+            for column in self.shift.detach()[moved].unbind(1):
+                values, place = torch.unique(column, return_inverse=True)
+                # Both factors are at most the number of edges, so the product fits int64.
+                number = torch.unique(number * len(values) + place, return_inverse=True)[1]
+            count = int(number.max()) + 1 if len(number) else 0
+            edge = number.new_zeros(count).index_copy(0, number, moved)
+            source = self.source.index_copy(0, moved, self.num_points + number)
+            row_ptr = torch.cat([self.row_ptr, self.row_ptr[-1:].expand(count)])
+            points = torch.arange(self.num_points, device=self.device)
+            return Images(torch.cat([points, self.source[edge]]), edge, Neighbors(row_ptr, source, self.target))
+
+    def at_images(self, pos: Tensor) -> Tensor:
+        """Places ``[images, dim]`` of the points at ``[points, dim]`` and of their :attr:`images`."""
+        if self.images is None or self.shift is None:
+            return pos
+        moved = pos.index_select(0, self.images.point[len(pos) :]) + self.shift[self.images.edge].to(pos.dtype)
+        return torch.cat([pos, moved])
+
+    def deformed(self, deformation: Tensor, batch: Tensor) -> "Neighbors":
+        """The same edges with shifts v D, for D ``[clouds, dim, dim]`` and the cloud of each point, ``[points]``."""
+        check_tensor("deformation", deformation, "a floating tensor [clouds, dim, dim]")
+        if self.shift is None:
+            return self
+        dim = self.shift.shape[1]
+        if deformation.shape[1:] != (dim, dim):
+            raise ValueError(f"deformation: expected [clouds, {dim}, {dim}], got {tuple(deformation.shape)}")
+        shift = (self.shift[:, None] @ deformation.index_select(0, batch[self.target]))[:, 0]
+        changed = replace(self, shift=shift)
+        vars(changed)["images"] = self.images  # found among the shifts as they were
+        return changed
 
     def displacements(self, pos: Tensor) -> Tensor:
         """``pos[source] + shift - pos[target]`` of each edge: ``[points, dim]`` to ``[edges, dim]``."""

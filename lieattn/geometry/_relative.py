@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Literal, cast
 
 import torch
@@ -156,18 +157,22 @@ class RelativeElements(Movable):
 
     # --- transforms -----------------------------------------------------------------------------------------------
 
-    def at(self, pos: Tensor) -> RelativeElements:
+    def at(self, pos: Tensor, deformation: Tensor | None = None) -> RelativeElements:
         """The same neighbor lists and frames with the points elsewhere, ``[points, dim]``, to which gradients flow.
 
-        It is what lifting gives there as long as no further pair has become neighbors. ValueError is raised for another
-        shape, and for frames that are made of the points or given with them.
+        With a ``deformation`` ``[clouds, dim, dim]`` lattice vectors v of clouds that repeat become v D, from which
+        stresses follow; the positions are given as they are deformed. It is what lifting gives there as long as no
+        further pair has become neighbors. ValueError is raised for another shape, and for frames that are made of the
+        points or given with them.
         """
         check_tensor("pos", pos, "a floating tensor [points, dim]")
         if pos.shape != self.pos.shape:
             raise ValueError(f"pos: expected {tuple(self.pos.shape)} as before, got {tuple(pos.shape)}")
         if self.elements is not None or self.pose is not None or self.given is not None:
             raise ValueError("graph: its frames or coordinates are made of its points; lift these where they are now")
-        return replace(self, pos=pos)
+        if deformation is None:
+            return replace(self, pos=pos)
+        return replace(self, pos=pos, neighbors=self.neighbors.deformed(deformation, self.batch))
 
     def with_coordinates(self, coordinates: Tensor) -> RelativeElements:
         """The same relative elements with other coordinates, ``[rows, fiber, fiber, k]``."""
@@ -316,6 +321,29 @@ class RelativeElements(Movable):
             for end in (self.neighbors.target, self.neighbors.source):
                 parts.append(invariants.index_select(0, end)[:, None, None])
         return join_coordinates([part.expand(*pairs, -1) for part in parts])
+
+
+def joined(name: str, parts: Sequence[RelativeElements]) -> Tensor | None:
+    """A tensor of several relative elements in one, None where there is none."""
+    values = [getattr(part, name) for part in parts]
+    if any((value is None) != (values[0] is None) for value in values):
+        raise ValueError(f"graphs: expected {name} of all graphs or of none")
+    return None if values[0] is None else torch.cat(values)
+
+
+def join_rows(whole: RelativeElements, parts: Sequence[RelativeElements]) -> None:
+    """Take over the rows that the graphs have found, and their positions where all have been computed."""
+    kept, rows = vars(whole), [part.row for part in parts]
+    kept["_rows_known"] = True
+    if any(row is not None for row in rows):
+        starts = accumulate((part.num_rows for part in parts), initial=0)
+        edges = accumulate((part.neighbors.num_edges for part in parts), initial=0)
+        own = [p._rows() if row is None else row for p, row in zip(parts, rows, strict=True)]
+        kept["_row"] = torch.cat([row + first for row, first in zip(own, starts, strict=False)])
+        kept["_representatives"] = torch.cat([p._rows() + first for p, first in zip(parts, edges, strict=False)])
+    positions = [part._positions for part in parts]
+    if all(position is not None for position in positions):
+        kept["_positions"] = torch.cat(cast(list[Tensor], positions))
 
 
 def _distinct(displacements: Tensor, extent: Tensor) -> tuple[Tensor, Tensor | None]:

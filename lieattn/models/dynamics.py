@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_choice, check_has_numbers, check_tensor
-from lieattn.geometry import PointClouds
+from lieattn.geometry import PointClouds, point_clouds
 from lieattn.models._jumps import Jumps, make_continuous
 from lieattn.models._network import Wrapper
 
@@ -28,11 +28,32 @@ class EnergyAndForce(NamedTuple):
     force: Tensor
 
 
+class EnergyForceStress(NamedTuple):
+    """What :class:`EnergyForces` gives with ``stress``.
+
+    Energies ``[clouds]``; forces ``[points, dim]``, energy over length; stresses ``[clouds, dim, dim]``, energy over
+    length to the power of dim; virials ``[clouds, dim, dim]``, energy.
+    """
+
+    energy: Tensor
+    force: Tensor
+    stress: Tensor
+    virial: Tensor
+
+
 class EnergyForces(Wrapper):
     r"""Energy of every cloud, and the conservative forces :math:`F_i = -\partial E / \partial x_i`.
 
-    **Equivariance.** If the network is invariant to a group of motions, the forces turn with the points, F ↦ R F. If
-    it is invariant to translations, the forces of a cloud sum to zero.
+    With ``stress`` also, for clouds that repeat along all vectors of ``data.cell``, stress and virial
+
+    .. math::  \sigma = \frac{1}{V} \frac{\partial E}{\partial \epsilon}, \qquad W = -V \sigma,
+
+    where the symmetric strain ε moves points and cell, x ↦ (1 + ε) x, and V is the volume of the cell. With energies in
+    eV and lengths in Å, stresses are in eV/Å³. They are full symmetric matrices with the sign of ASE's
+    ``atoms.get_stress(voigt=False)``: the trace is negative under pressure.
+
+    **Equivariance.** If the network is invariant to a group of motions, the forces turn with the points, F ↦ R F, and
+    stresses and virials are tensors, σ ↦ R σ Rᵀ. If it is invariant to translations, the forces of a cloud sum to zero.
 
     In training the results carry gradients, so that losses on forces are differentiated twice; in eval mode they are
     detached. Callers may have gradients off (``torch.no_grad``, ``torch.inference_mode``).
@@ -43,6 +64,8 @@ class EnergyForces(Wrapper):
         ``model(data)`` gives one energy for each cloud, ``[clouds]`` or ``[clouds, 1]``, and reads the positions from
         ``data.pos``. A neighborhood that leaves open whether it is smooth, ``Radius(3.0)``, becomes smooth, in the
         model itself, so wrap it before it is trained. Models with windows of their own stay as they are.
+    stress
+        Whether to give stress and virial too: an :class:`EnergyForceStress`, in place of an :class:`EnergyAndForce`.
     jumps
         ``"refuse"`` raises ValueError for a network whose energies jump as points move all the same
         (:attr:`Network.jumps`), as with ``Radius(3.0, smooth=False)``, which dynamics would not conserve; ``"allow"``
@@ -60,11 +83,13 @@ class EnergyForces(Wrapper):
             [-2.]])
     """
 
-    def __init__(self, model: nn.Module | Callable[[Any], Tensor], *, jumps: Jumps = "refuse") -> None:
+    def __init__(
+        self, model: nn.Module | Callable[[Any], Tensor], *, stress: bool = False, jumps: Jumps = "refuse"
+    ) -> None:
         check_arguments(EnergyForces.__init__, locals())
         make_continuous("model", model, jumps)
         super().__init__(model)
-        self.model = model
+        self.model, self.stress = model, stress
 
     @property
     def jumps(self) -> tuple[str, ...]:
@@ -74,28 +99,61 @@ class EnergyForces(Wrapper):
 
     @property
     def kind(self) -> Mapping[str, str]:
-        """Energies are invariant, forces are vectors."""
-        return {"energy": "invariant", "force": "vector"}
+        """Energies are invariant, forces are vectors, stresses and virials are tensors."""
+        return {
+            "energy": "invariant",
+            "force": "vector",
+            **(dict.fromkeys(("stress", "virial"), "tensor") if self.stress else {}),
+        }
 
-    def forward(self, data: Any, *, create_graph: bool | None = None) -> EnergyAndForce:
-        """Energies ``[clouds]`` and forces ``[points, dim]`` of data, which are not changed.
+    def forward(self, data: Any, *, create_graph: bool | None = None) -> EnergyAndForce | EnergyForceStress:
+        """Energies, forces and, if asked for, stresses and virials of data, which are not changed.
 
-        TypeError or ValueError is raised if there are no floating positions, or not one energy a cloud. Results can be
-        differentiated further with ``create_graph``; in training mode and where gradients are on, if it is absent.
+        TypeError or ValueError is raised if there are no floating positions, not one energy a cloud, or no stress
+        because clouds do not repeat along all vectors. Results can be differentiated further with ``create_graph``; in
+        training mode and where gradients are on, if it is absent.
         """
         check_arguments(EnergyForces.forward, locals())
-        pos = getattr(data, "pos", None)
-        if not isinstance(pos, Tensor) or not pos.is_floating_point():
-            raise TypeError(f"data: expected a torch_geometric Data or Batch with floating pos, got {data!r}")
         if create_graph is None:
             create_graph = self.training and torch.is_grad_enabled()
+        given = copy.copy(data).apply(_usable) if hasattr(data, "apply") else data
+        return differentiated(lambda moved: _per_cloud(self.model(moved)), given, self.stress, create_graph)
 
-        def energy(positions: Tensor) -> Tensor:
-            moved = copy.copy(data).apply(_usable)
-            moved.pos = positions
-            return _per_cloud(self.model(moved))
 
-        return EnergyAndForce(*_energy_and_force(energy, pos, create_graph=create_graph))
+def differentiated(
+    energy: Callable[[Any], Tensor], data: Any, stress: bool, create_graph: bool = False
+) -> EnergyAndForce | EnergyForceStress:
+    """Energies ``[clouds]`` of data and their derivatives by positions and, if asked for, by the strain of cells."""
+    pos = getattr(data, "pos", None)
+    if not isinstance(pos, Tensor) or not pos.is_floating_point():
+        raise TypeError(f"data: expected a torch_geometric Data or Batch with floating pos, got {data!r}")
+    if not stress:
+        return EnergyAndForce(*_energy_and_force(lambda x: energy(_with(data, pos=x)), pos, create_graph=create_graph))
+    with torch.inference_mode(False):  # or gradients could not save what is made here
+        clouds = point_clouds(data)
+        strain = pos.new_zeros(clouds.num_clouds, pos.shape[1], pos.shape[1])
+    cell, pbc = clouds.cell, clouds.pbc
+    if cell is None or pbc is None or not bool(pbc.all()):
+        which = "none repeats" if pbc is None else f"cloud {int((~pbc.all(dim=1)).nonzero()[0])} does not"
+        raise ValueError(f"data.cell: stress needs clouds that repeat along all vectors of a cell, {which}")
+
+    def of_strain(x: Tensor, strain: Tensor) -> Tensor:
+        # Rows are vectors, and the deformation is symmetric.
+        deformation = torch.eye(x.shape[1]).to(x) + (strain + strain.mT) / 2
+        moved = (x[:, None] @ deformation[clouds.batch])[:, 0]
+        return energy(_with(data, pos=moved, cell=cell @ deformation.to(cell)))
+
+    values, by_pos, by_strain = _energy_and_gradients(of_strain, pos, strain, create_graph=create_graph)
+    volume = torch.linalg.det(cell.double()).abs()[:, None, None].to(by_strain)
+    return EnergyForceStress(values, -by_pos, by_strain / volume, -by_strain)
+
+
+def _with(data: Any, **changed: Tensor) -> Any:
+    """A shallow copy of data with other attributes."""
+    data = copy.copy(data)
+    for name, value in changed.items():
+        setattr(data, name, value)
+    return data
 
 
 @dataclass(frozen=True, eq=False)
@@ -355,28 +413,35 @@ class _System:
 
 
 def _energy_and_force(energy: Callable[[Tensor], Tensor], pos: Tensor, *, create_graph: bool) -> tuple[Tensor, Tensor]:
-    """Energies ``[clouds]`` and minus the gradient of their sum, detached unless a graph is created.
+    """Energies ``[clouds]`` and minus the gradient of their sum."""
+    values, gradient = _energy_and_gradients(energy, pos, create_graph=create_graph)
+    return values, -gradient
+
+
+def _energy_and_gradients(energy: Callable[..., Tensor], *inputs: Tensor, create_graph: bool) -> tuple[Tensor, ...]:
+    """Energies ``[clouds]`` and the gradients of their sum by all inputs, detached unless a graph is created.
 
     They are never compiled: of functions that are compiled in parts, torch gives second derivatives that are wrong.
     """
-    differentiated: Callable[..., tuple[Tensor, Tensor]] = _differentiated
+    gradients: Callable[..., tuple[Tensor, ...]] = _gradients
     if "torch._dynamo" in sys.modules:  # which takes a second to import, and without which nothing is compiled
-        differentiated = torch.compiler.disable(_differentiated)
-    return differentiated(energy, pos, create_graph)
+        gradients = torch.compiler.disable(_gradients)
+    return gradients(energy, inputs, create_graph)
 
 
-def _differentiated(energy: Callable[[Tensor], Tensor], pos: Tensor, create_graph: bool) -> tuple[Tensor, Tensor]:
+def _gradients(energy: Callable[..., Tensor], inputs: Sequence[Tensor], create_graph: bool) -> tuple[Tensor, ...]:
     with torch.inference_mode(False), torch.enable_grad():
-        x = pos.clone() if pos.is_inference() else pos
-        x = x if x.requires_grad else x.detach().requires_grad_()
-        values = energy(x)
-        gradient = None
+        variables = [_usable(value) for value in inputs]
+        variables = [x if x.requires_grad else x.detach().requires_grad_() for x in variables]
+        values = energy(*variables)
+        found: Sequence[Tensor | None] = [None] * len(variables)
         if values.requires_grad:
-            (gradient,) = torch.autograd.grad(values.sum(), x, create_graph=create_graph, allow_unused=True)
-        force = torch.zeros_like(x) if gradient is None else -gradient
+            found = torch.autograd.grad(values.sum(), variables, create_graph=create_graph, allow_unused=True)
+        pairs = zip(variables, found, strict=True)
+        gradients = [torch.zeros_like(x) if gradient is None else gradient for x, gradient in pairs]
     if not create_graph:
-        return values.detach(), force.detach()
-    return values, force
+        return values.detach(), *(gradient.detach() for gradient in gradients)
+    return values, *gradients
 
 
 def _usable(value: Any) -> Any:

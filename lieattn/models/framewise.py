@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_counts, check_length
+from lieattn._checks import check_arguments, check_choice, check_counts, check_length
 from lieattn.geometry import (
     AllPairs,
     FiniteFrames,
@@ -52,7 +52,10 @@ class FramewiseOptions:
         See :class:`lieattn.nn.FramewiseBlock`.
     positions
         Whether the embedding sees positions relative to the mean of the cloud, over the length. Where neighborhoods
-        tell more, as in molecules, networks learn faster without.
+        tell more, as in molecules, networks learn faster without. If absent, it does where points attend to the cloud.
+    attention
+        Whom points attend to: all points of their ``"cloud"``, or those in the ``"neighborhood"``, images among them
+        where clouds repeat.
     cutoff
         Distance at which neighbors count nothing; the neighborhood's own length if absent.
     basis, hidden
@@ -61,25 +64,35 @@ class FramewiseOptions:
 
     mlp_ratio: int = 4
     dropout: float = 0.0
-    positions: bool = True
+    positions: bool | None = None
+    attention: Literal["cloud", "neighborhood"] = "cloud"
     cutoff: float | None = None
     basis: int = 8
     hidden: int = 16
 
     def __post_init__(self) -> None:
         check_arguments(FramewiseOptions, vars(self))
+        check_choice("attention", self.attention, ("cloud", "neighborhood"))
+        if self.positions and self.attention == "neighborhood":
+            raise ValueError("positions: are those in the whole cloud, which attention='neighborhood' does not see")
 
 
 class FramewiseGeometry(NamedTuple):
     """Geometry of a batch, see :meth:`FramewiseTransformer.geometry`."""
 
-    graph: LiftedGraph  # all pairs of the points of each cloud
-    positions: Tensor  # [points, fiber, dim], seen from the frames at the mean of the cloud, over the length
-    local: LiftedGraph | None  # the same points with their neighborhoods; None without
+    graph: LiftedGraph  # whom points attend to: all pairs of each cloud, or neighborhoods
+    positions: Tensor  # [points | images, fiber, dim], see LiftedGraph.frame_positions
+    local: LiftedGraph | None  # the same points with their neighborhoods, for messages; None without
+
+    def at(self, pos: Tensor, deformation: Tensor | None = None) -> FramewiseGeometry:
+        """The same lists with the points elsewhere, see :meth:`lieattn.geometry.LiftedGraph.at`."""
+        graph = self.graph.at(pos, deformation)
+        local = None if self.local is None else self.local.at(pos, deformation)
+        return FramewiseGeometry(graph, graph.frame_positions(), local)
 
 
 class FramewiseTransformer(Network):
-    """A transformer over whole clouds that is equivariant to R^d ⋊ H and cheaper than an ordinary one of its width.
+    """A transformer over clouds that is equivariant to R^d ⋊ H and cheaper than an ordinary one of its width.
 
     Points carry fields ``[points, fiber, channels]``, so the width is |H| · channels. Every frame attends alone,
     with rotary encodings whose frequencies turn with it, and all linear maps are tied over the fiber; they are
@@ -89,6 +102,11 @@ class FramewiseTransformer(Network):
     **Equivariance.** When positions are moved by R^d ⋊ H and vector inputs turn along, invariant outputs do not change,
     vector outputs turn, and :meth:`field` is translated by H. With principal axes as frames that holds for all rigid
     motions, with a sampled pose for these on average.
+
+    **Clouds that repeat.** ``FramewiseOptions(attention="neighborhood")`` has points attend to the neighbors and images
+    within a ``Radius``, in place of whole clouds. It takes crystals too, with ``data.cell`` and ``data.pbc``, and does
+    not depend on the cell that is chosen for them: sums over the points grow with it, means stay. A lattice has neither
+    a center nor principal axes, so frames are those of H, as they are or in a sampled pose.
 
     Parameters
     ----------
@@ -104,6 +122,7 @@ class FramewiseTransformer(Network):
     neighborhood
         Neighbors that a :class:`lieattn.nn.LiftingConvolution` in front of the blocks, and
         :class:`lieattn.nn.FrameMessages` in each of them, see with distances and directions; None for none of both.
+        Points attend to them alone if the options say so.
     vector_inputs
         Attributes of the data with vectors ``[points, dim]``, such as ``("vel",)``, which enter as the frames see them.
     length
@@ -158,9 +177,13 @@ class FramewiseTransformer(Network):
         self.frames, self.neighborhood, self.length = frames, neighborhood, length
         self.group = group = self.frames.group
         self.space = natural_space(self.frames, group.dim)
-        self.vector_inputs, self.positions = tuple(vector_inputs), options.positions
+        self.attention = options.attention
+        if self.attention == "neighborhood" and neighborhood is None:
+            raise ValueError("neighborhood: expected one such as Radius(5.0), which attention='neighborhood' needs")
+        self.positions = self.attention == "cloud" if options.positions is None else options.positions
+        self.vector_inputs = tuple(vector_inputs)
         self.embed_features = nn.Linear(self.in_channels, channels)
-        width = group.dim * (options.positions + len(self.vector_inputs))
+        width = group.dim * (self.positions + len(self.vector_inputs))
         self.embed_vectors = nn.Linear(width, channels, bias=False) if width else None
         self.edges = self.lifting = None
         if neighborhood is not None:
@@ -185,13 +208,24 @@ class FramewiseTransformer(Network):
     def jumps(self) -> tuple[str, ...]:
         """Those of a pose, and neighborhoods that end before the window."""
         window = None if self.edges is None else self.edges.cutoff
-        return (*jumps_of_neighbors(self.neighborhood, window), *jumps_of_frames(self.frames))
+        found = [*jumps_of_neighbors(self.neighborhood, window), *jumps_of_frames(self.frames)]
+        if self.attention == "neighborhood":
+            found += jumps_of_neighbors(self.neighborhood)
+        return tuple(dict.fromkeys(found))
+
+    def tied_to(self) -> dict[str, str]:
+        """What the weights are tied to, and whom points attend to."""
+        return {**super().tied_to(), "attention": self.attention}
 
     def geometry(self, data: Any) -> FramewiseGeometry:
-        """Lift the clouds; ValueError if the positions do not fit the group, or clouds repeat periodically."""
+        """Lift the clouds; ValueError if the positions do not fit the group, or clouds repeat and it cannot be."""
         clouds = point_clouds(data)
-        if clouds.cell is not None:
-            raise ValueError("data.cell: attention over whole clouds knows no images; use a model with a Radius")
+        if clouds.cell is not None and self.attention == "cloud":
+            advice = "give a Radius as neighborhood and FramewiseOptions(attention='neighborhood')"
+            raise ValueError(f"data.cell: attention over whole clouds knows no images; {advice}")
+        if clouds.cell is not None and isinstance(self.frames.pose, PrincipalFrames):
+            advice = "take the frames of a finite group as they are, such as octahedral()"
+            raise ValueError(f"data.cell: a lattice has no center, and so no principal axes as frames; {advice}")
         if clouds.pos.shape[1] != self.group.dim:
             got = tuple(clouds.pos.shape)
             raise ValueError(
@@ -203,15 +237,17 @@ class FramewiseTransformer(Network):
             given: dict[str, Any] = {"length": self.length, "generator": generator}
             if self.vector_inputs:
                 given["vectors"] = vectors(data, self.vector_inputs, clouds)
-            graph = lift(clouds, self.frames, AllPairs(), self.space, **given)
-            local = None
+            far, local = self.attention == "cloud", None
+            attended = AllPairs() if far or self.neighborhood is None else self.neighborhood
+            graph = lift(clouds, self.frames, attended, self.space, **given)
             if self.neighborhood is not None:
-                neighbors = find_neighbors(clouds, self.neighborhood)
-                local = graph.with_relative(replace(graph.relative, neighbors=neighbors))
+                neighbors = find_neighbors(clouds, self.neighborhood) if far else graph.neighbors
+                # Messages have a window of their own.
+                local = graph.with_relative(replace(graph.relative, neighbors=neighbors, cutoff=None))
             return FramewiseGeometry(graph, graph.frame_positions(), local)
 
     def field(self, data: Any, geometry: FramewiseGeometry | None = None) -> GroupField:
-        """Field behind the last block, and the graph of all pairs; see :meth:`Network.field`."""
+        """Field behind the last block, and the graph of those that attend; see :meth:`Network.field`."""
         graph, positions, local = self.geometry(data) if geometry is None else geometry
         invariants, directed = features(data, self.inputs, graph), vectors(data, self.vector_inputs, graph)
         x = self.embed_features(invariants)[:, None].expand(-1, graph.fiber, -1)

@@ -102,14 +102,20 @@ def graph_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """:func:`lieattn.ops.group_attention` on a graph: keys weigh what its measure and its smooth neighborhoods say.
 
-    ``neighbors`` are other lists than those of the graph; all else is as there.
+    ``neighbors`` are other lists than those of the graph; all else is as there. Where clouds repeat, rotary phases are
+    those of all images, see :meth:`LiftedGraph.frame_positions`.
     """
     check_graph(graph, LiftedGraph, value, "value")
     terms = RelativeTerms() if terms is None else terms
     check_is("terms", terms, RelativeTerms)
     terms = measured(terms, graph, normalize)
-    near = graph.neighbors if neighbors is None else neighbors
+    near, points = graph.neighbors if neighbors is None else neighbors, len(value)
+    if terms.rotary is not None and near.images is not None:
+        # Images have the signals of their points, and phases of their own.
+        images, near = near.images, near.images.neighbors
+        query, key, value = (None if x is None else x.index_select(0, images.point) for x in (query, key, value))
     out, weights = group_attention(query, key, value, near, normalize=normalize, terms=terms, **options)
+    out = out[:points]
     if graph.relative.cutoff is None or normalize not in ("mean", "exp-mean"):
         return out, weights
     # It was divided by the number of neighbors, of which those that fade are a part.

@@ -1,0 +1,248 @@
+"""Networks on clouds that repeat: outputs do not depend on the cell that is chosen, and are those of the images."""
+
+import itertools
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import FiniteFrames, Nearest, PrincipalFrames, Radius, SampledFrames, lift, point_clouds
+from lieattn.groups import SE, SO, FiniteGroup, Translations, octahedral, tetrahedral
+from lieattn.models import (
+    AttentionOptions,
+    ConvolutionOptions,
+    FramewiseOptions,
+    FramewiseTransformer,
+    LieConvNet,
+    LieTransformer,
+    Readout,
+)
+from lieattn.models.irreps import DistanceTransformer, SE3Transformer, TensorFieldNetwork
+from lieattn.ops import backend
+from lieattn.spaces import Euclidean
+from lieattn.testing import TOLERANCE, randomize, relative_error
+
+NEAR = Radius(2.1, smooth=True)
+SUM = Readout(pool="sum", order="point_first")  # no constant is added to the sum
+LOCAL = FramewiseOptions(attention="neighborhood", basis=3, hidden=5)
+
+
+def framewise(frames, **options):
+    given = {"channels": 8, "layers": 2, "heads": 2, "neighborhood": NEAR, "pool": "sum", "options": LOCAL}
+    return FramewiseTransformer(frames, 2, 1, vector_inputs=("vel",), **{**given, **options})
+
+
+def lie(frames, space=None, **options):
+    given = {"channels": 8, "layers": 1, "heads": 2, "attention": AttentionOptions(hidden=4), **options}
+    return LieTransformer(2, 1, frames=frames, space=space, neighborhood=NEAR, readout=SUM, **given)
+
+
+def steerable(model, **options):
+    given = {"channels": 4, "layers": 1, "neighborhood": NEAR, "vector_inputs": ("vel",), "pool": "sum", **options}
+    return model(2, 1, **given)
+
+
+# Energies of crystals, sums over the points of networks that take cells.
+MODELS = {
+    "FramewiseTransformer, O": lambda: framewise(octahedral()),
+    "FramewiseTransformer, T in a sampled pose": lambda: framewise(
+        FiniteFrames(tetrahedral(), SampledFrames(1, per="cloud"))
+    ),
+    "LieTransformer, T": lambda: lie(tetrahedral()),
+    "LieTransformer, translations": lambda: lie(None, Euclidean(Translations(3))),
+    "LieTransformer, axes of neighborhoods": lambda: lie(PrincipalFrames("neighborhood"), Euclidean(SE(3))),
+    "LieConvNet, T": lambda: LieConvNet(
+        2,
+        1,
+        frames=tetrahedral(),
+        neighborhood=NEAR,
+        channels=8,
+        layers=1,
+        convolution=ConvolutionOptions(norm="none", rank=2, hidden=4),
+        readout=SUM,
+    ),
+    "DistanceTransformer": lambda: steerable(DistanceTransformer, heads=2),
+    "TensorFieldNetwork": lambda: steerable(TensorFieldNetwork, degree=1),
+    "SE3Transformer": lambda: steerable(SE3Transformer, degree=1, heads=2),
+}
+
+
+OTHER = [[1, 0, 0], [2, 1, 0], [0, -1, 1]]  # another basis of the same lattice
+
+
+def crystal(points=4, seed=0, dtype=torch.float64):
+    """Points in and outside of an oblique cell, of which several images are near."""
+    generator = torch.Generator().manual_seed(seed)
+    cell = torch.tensor([[1.9, 0, 0], [0.7, 1.8, 0], [-0.8, 0.6, 2.1]], dtype=torch.float64)
+    pos = 1.5 * torch.randn(points, 3, generator=generator, dtype=torch.float64)
+    x, vel = (torch.randn(points, width, generator=generator, dtype=torch.float64) for width in (2, 3))
+    cloud = Data(x=x, pos=pos, vel=vel, cell=cell[None], pbc=torch.ones(1, 3, dtype=torch.bool))
+    return cloud.apply(lambda value: value.to(dtype) if value.is_floating_point() else value)
+
+
+def turned(data, matrix):
+    matrix = matrix.to(data.pos)
+    return data.clone().update({name: data[name] @ matrix.T for name in ("pos", "vel", "cell")})
+
+
+def shifted(data, shift):
+    return data.clone().update({"pos": data.pos + shift.to(data.pos)})
+
+
+def supercell(data, steps):
+    """The same crystal in a cell with the rows of ``steps`` times the vectors of the other one."""
+    steps = torch.tensor(steps, dtype=torch.float64)
+    number = round(float(torch.linalg.det(steps).abs()))
+    inverse, found = torch.linalg.inv(steps), []
+    for step in itertools.product(range(-4, 5), repeat=3):
+        inside = torch.tensor(step, dtype=torch.float64) @ inverse
+        if ((inside > -1e-9) & (inside < 1 - 1e-9)).all():
+            found.append(torch.tensor(step, dtype=data.pos.dtype))
+    assert len(found) == number
+    pos = torch.cat([data.pos + step @ data.cell[0] for step in found])
+    repeated = {name: data[name].repeat(number, 1) for name in ("x", "vel")}
+    return data.clone().update({"pos": pos, "cell": steps.to(data.cell) @ data.cell, **repeated})
+
+
+@pytest.fixture
+def plain():
+    """Plain maths, which needs no compiled kernels."""
+    with backend("plain"):
+        yield
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("name", MODELS)
+def test_energies_do_not_depend_on_the_cell_that_is_chosen(name):
+    network, data = randomize(MODELS[name]().double()).eval(), crystal()
+    energy = network(data)
+    assert energy.abs().max() > 1e-2
+    steps = torch.randint(-3, 4, data.pos.shape, generator=torch.Generator().manual_seed(1)).double()
+    same = {
+        "shifted": shifted(data, torch.tensor([0.7, -1.3, 2.0])),
+        "lattice vectors": shifted(data, steps @ data.cell[0]),
+        "other vectors": data.clone().update({"cell": torch.tensor(OTHER).double() @ data.cell}),
+    }
+    for number, matrix in enumerate(rotations(network.symmetry.group)):
+        same[f"rotation {number}"] = turned(data, matrix)
+    for what, other in same.items():
+        assert relative_error(network(other), energy) < 1e-10, what
+    for steps, number in (([[2, 0, 0], [0, 1, 0], [0, 1, 3]], 6), ([[1, 0, 0], [0, 1, 0], [0, 0, 2]], 2)):
+        assert relative_error(network(supercell(data, steps)), number * energy) < 1e-10
+    other = data.clone().update({"cell": 1.05 * data.cell})
+    assert relative_error(network(other), energy) > 1e-4
+
+
+def rotations(group):
+    """Rotations of which a network is exact: all of a finite group, some of a Lie group, none of translations."""
+    if isinstance(group, Translations):
+        return []
+    if isinstance(group, FiniteGroup):
+        return group.elements[1:]
+    return SO(3).sample(3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_wide_box_is_a_molecule(name):
+    network, data = randomize(MODELS[name]().double()).eval(), crystal()
+    box = data.clone().update({"cell": 30 * torch.eye(3, dtype=torch.float64)[None]})
+    alone = Data(x=data.x, pos=data.pos, vel=data.vel)
+    torch.testing.assert_close(network(box), network(alone), rtol=1e-10, atol=1e-10)
+    together = Batch.from_data_list([data, crystal(3, seed=5), box])
+    each = torch.cat([network(Batch.from_data_list([one])) for one in together.to_data_list()])
+    torch.testing.assert_close(network(together), each, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.usefixtures("every_backend")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_framewise_attention_sees_the_images(dtype):
+    """What the points of one cell get is what they get in a cloud of all images that they see."""
+    network = randomize(framewise(tetrahedral(), layers=1, pool="none")).to(dtype)
+    data = crystal(2, dtype=dtype)
+    steps = torch.tensor(sorted(itertools.product(range(-5, 6), repeat=3), key=any)).to(dtype)
+    places = data.pos + (steps @ data.cell[0])[:, None]
+    # The embedding sees neighbors, and attention the neighbors of these.
+    seen = (torch.cdist(places.double(), data.pos.double()) <= 2.05 * NEAR.radius).any(dim=2)
+    step, point = seen.nonzero().unbind(1)
+    cloud = Data(x=data.x[point], vel=data.vel[point], pos=places[step, point])
+    assert step[:2].tolist() == [0, 0]
+    assert len(cloud.pos) > 90
+    assert relative_error(network(cloud)[:2], network(data)) < TOLERANCE[dtype]
+
+
+def test_images_are_points_of_their_own():
+    data = crystal()
+    neighbors = NEAR(data.pos, cell=data.cell, pbc=data.pbc)
+    images = neighbors.images
+    places = neighbors.at_images(data.pos)
+    assert len(places) == len(images.point) == images.neighbors.num_points < neighbors.num_edges
+    torch.testing.assert_close(images.neighbors.displacements(places), neighbors.displacements(data.pos))
+    assert (torch.pdist(places) > 1e-6).all()
+    assert neighbors.images is images
+    assert NEAR(data.pos).images is None
+    moved = lift(point_clouds(data), tetrahedral(), NEAR).to("cpu")
+    assert moved.frame_positions().shape == (len(places), 12, 3)
+
+
+@pytest.mark.usefixtures("plain")
+def test_forces_of_crystals_do_not_jump():
+    """As the image of a point comes into the ball of another, energy and force change by as little as the step."""
+    network, data = randomize(framewise(octahedral()).double()).eval(), crystal(2)
+    along = torch.nn.functional.normalize(torch.tensor([0.3, -0.5, 0.8], dtype=torch.float64), dim=0)
+    found = []
+    for gap in (-1e-8, 1e-8):
+        place = data.pos[0] + (NEAR.radius + gap) * along - 2 * data.cell[0, 1]
+        one = data.clone().update({"pos": torch.stack([data.pos[0], place]).requires_grad_()})
+        energy = network(one).sum()
+        found.append((energy.detach(), torch.autograd.grad(energy, one.pos)[0]))
+    assert found[0][1].abs().max() > 1e-3
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-6)
+    assert network.jumps == ()
+    assert any("points enter and leave" in jump for jump in framewise(octahedral(), neighborhood=Radius(2.1)).jumps)
+
+
+@pytest.mark.usefixtures("plain")
+def test_other_rotations_are_seen():
+    """Control: the network sees directions."""
+    network, data = randomize(framewise(octahedral()).double(), spread=1.0).eval(), crystal()
+    matrix = SO(3).sample(generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert relative_error(network(turned(data, matrix)), network(data)) > 1e-4
+
+
+@pytest.mark.usefixtures("plain")
+def test_prepared_geometry_serves_other_places_and_cells():
+    network, data = randomize(framewise(octahedral()).double()).eval(), crystal()
+    geometry = network.geometry(data)
+    torch.testing.assert_close(network(data, geometry), network(data), rtol=0, atol=0)
+    strain = torch.tensor([[1e-3, 2e-3, 0], [2e-3, -1e-3, 5e-4], [0, 5e-4, 1e-3]], dtype=torch.float64)
+    deformation = (torch.eye(3).double() + strain)[None]
+    pos, cell = data.pos @ deformation[0], data.cell @ deformation
+    other = data.clone().update({"pos": pos, "cell": cell})
+    expected = network(other)
+    assert relative_error(expected, network(data)) > 1e-6
+    torch.testing.assert_close(network(data, geometry.at(pos, deformation)), expected, rtol=1e-10, atol=1e-10)
+    with pytest.raises(ValueError, match=r"deformation: expected \[clouds, 3, 3\], got \(1, 2, 2\)"):
+        geometry.at(pos, deformation[:, :2, :2])
+
+
+def test_what_a_lattice_does_not_have():
+    data = crystal(dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"data\.cell: attention over whole clouds .*attention='neighborhood'"):
+        framewise(octahedral(), options=None)(data)
+    with pytest.raises(ValueError, match=r"data\.cell: a lattice has no center, and so no principal axes"):
+        framewise(PrincipalFrames())(data)
+    with pytest.raises(ValueError, match="neighborhood: clouds that repeat"):
+        framewise(
+            octahedral(), neighborhood=Nearest(3), options=FramewiseOptions(attention="neighborhood", cutoff=1.0)
+        )(data)
+    with pytest.raises(ValueError, match="neighborhood: expected one such as Radius"):
+        FramewiseTransformer(octahedral(), 2, 1, options=LOCAL)
+    with pytest.raises(ValueError, match="positions: are those in the whole cloud"):
+        FramewiseOptions(attention="neighborhood", positions=True)
+    with pytest.raises(ValueError, match="attention: expected one of"):
+        FramewiseOptions(attention="cells")
+    whole = framewise(octahedral(), options=FramewiseOptions(positions=False))
+    local = framewise(octahedral(), options=FramewiseOptions(attention="neighborhood"))
+    with pytest.raises(RuntimeError, match="attention: the weights are for neighborhood, the module has cloud"):
+        whole.load_state_dict(local.state_dict())

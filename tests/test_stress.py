@@ -1,0 +1,217 @@
+"""Stresses and virials: derivatives by strain, their signs and units, how they turn, and training on them."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import nn
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import Radius, find_neighbors, point_clouds
+from lieattn.groups import SO, octahedral
+from lieattn.models import EnergyForces, EnergyForceStress
+from lieattn.models.irreps import DistanceTransformer
+from lieattn.ops import backend
+from lieattn.testing import randomize, relative_error
+from lieattn.train import PointSetData, PointSetRegressor
+from tests.test_crystals import MODELS, crystal, framewise, turned
+
+F64 = torch.float64
+
+
+@pytest.fixture(autouse=True)
+def plain():
+    """Plain maths, which needs no compiled kernels."""
+    with backend("plain"):
+        yield
+
+
+def stressed(network):
+    return EnergyForces(network, stress=True, jumps="allow").eval()
+
+
+def boxes(*sizes, dtype=F64):
+    """Crystals of several sizes, the second one 10 % wider."""
+    found = [crystal(points, seed, dtype) for seed, points in enumerate(sizes)]
+    for number, cloud in enumerate(found):
+        cloud.pos, cloud.cell = (1 + 0.1 * number) * cloud.pos, (1 + 0.1 * number) * cloud.cell
+    return Batch.from_data_list(found)
+
+
+class LennardJones(nn.Module):
+    """Argon, shifted at the cutoff, in eV and Å."""
+
+    radius = 6.0
+
+    def forward(self, data):
+        clouds = point_clouds(data)
+        neighbors = find_neighbors(clouds, Radius(self.radius, include_self=False))
+        powers = 3.4**6 / neighbors.displacements(clouds.pos).square().sum(1) ** 3
+        end = (3.4 / self.radius) ** 6
+        pairs = 2 * 0.0104 * ((powers**2 - powers) - (end**2 - end))
+        return clouds.sum(neighbors.sum_to_targets(pairs))
+
+
+def argon(count, seed=0, spread=0.03):
+    """Crystals of four atoms, rattled and strained, with energies in eV, forces in eV/Å and stresses in eV/Å³."""
+    generator, found = torch.Generator().manual_seed(seed), []
+    fractions = torch.tensor([[0, 0, 0], [0, 0.5, 0.5], [0.5, 0, 0.5], [0.5, 0.5, 0]], dtype=F64)
+    for _ in range(count):
+        cell = 5.3 * (torch.eye(3, dtype=F64) + spread * torch.randn(3, 3, generator=generator, dtype=F64))
+        pos = fractions @ cell + 0.1 * torch.randn(4, 3, generator=generator, dtype=F64)
+        data = Data(x=torch.ones(4, 1, dtype=F64), pos=pos, cell=cell[None], pbc=torch.ones(1, 3, dtype=torch.bool))
+        found.append(data.update(stressed(LennardJones())(data)._asdict()))
+    return found
+
+
+@pytest.mark.parametrize("name", [*MODELS, "LennardJones"])
+def test_stress_is_the_derivative_by_strain(name):
+    if name == "LennardJones":
+        network, data = LennardJones(), Batch.from_data_list(argon(2))
+    else:
+        network, data = randomize(MODELS[name]().double()), boxes(2, 3)
+    model, step, numeric = stressed(network), 1e-5, torch.zeros(2, 3, 3, dtype=F64)
+    found = model(data)
+    for i, k in np.ndindex(3, 3):
+        ends = []
+        for sign in (1, -1):
+            strain = torch.zeros(3, 3, dtype=F64)
+            strain[i, k] += sign * step / 2
+            strain[k, i] += sign * step / 2
+            other = data.clone()
+            other.pos, other.cell = data.pos + data.pos @ strain, data.cell + data.cell @ strain
+            with torch.no_grad():
+                ends.append(network(other).reshape(2))
+        numeric[:, i, k] = (ends[0] - ends[1]) / (2 * step) / torch.linalg.det(data.cell).abs()
+    assert found.stress.abs().max() > 1e-4
+    assert relative_error(found.stress, numeric) < 1e-6
+    assert relative_error(found.virial, -torch.linalg.det(data.cell).abs()[:, None, None] * found.stress) < 1e-12
+    assert torch.equal(found.stress, found.stress.mT)
+    plain = EnergyForces(network, jumps="allow").eval()(data)
+    torch.testing.assert_close((found.energy, found.force), tuple(plain), rtol=1e-10, atol=1e-12)
+
+
+def test_lennard_jones_is_that_of_ase():
+    ase = pytest.importorskip("ase")
+    lj = pytest.importorskip("ase.calculators.lj")
+    crystals = argon(3)
+    found = stressed(LennardJones())(Batch.from_data_list(crystals))
+    for number, data in enumerate(crystals):
+        atoms = ase.Atoms("Ar4", positions=data.pos.numpy(), cell=data.cell[0].numpy(), pbc=True)
+        atoms.calc = lj.LennardJones(epsilon=0.0104, sigma=3.4, rc=LennardJones.radius)
+        stress = atoms.get_stress(voigt=False)
+        np.testing.assert_allclose(found.stress[number].numpy(), stress, atol=1e-12)
+        np.testing.assert_allclose(found.virial[number].numpy(), -atoms.get_volume() * stress, atol=1e-10)
+
+
+def test_stress_under_pressure_is_negative():
+    """A crystal that is squeezed pushes: its energy falls as it grows."""
+    squeezed = argon(1, spread=0.0)[0]
+    squeezed.pos, squeezed.cell = 0.9 * squeezed.pos, 0.9 * squeezed.cell
+    assert stressed(LennardJones())(squeezed).stress[0].trace() < -1e-2
+
+
+@pytest.mark.parametrize("name", ["FramewiseTransformer, O", "DistanceTransformer", "TensorFieldNetwork"])
+def test_stresses_turn_as_tensors(name):
+    model, data = stressed(randomize(MODELS[name]().double())), boxes(2, 3)
+    matrices = SO(3).sample(3, generator=torch.Generator().manual_seed(0), dtype=F64)
+    if "Framewise" in name:
+        matrices = octahedral().elements[[3, 7, 20]]
+    found = model(data)
+    for matrix in matrices:
+        other = model(turned(data, matrix))
+        for before, after in ((found.stress, other.stress), (found.virial, other.virial)):
+            assert relative_error(after, matrix @ before @ matrix.T) < 1e-10
+    assert model.kind == {"energy": "invariant", "force": "vector", "stress": "tensor", "virial": "tensor"}
+
+
+def test_stresses_see_other_rotations_of_a_finite_group():
+    """Control."""
+    model, data = stressed(randomize(framewise(octahedral()).double(), spread=1.0)), boxes(3)
+    matrix = SO(3).sample(generator=torch.Generator().manual_seed(0), dtype=F64)
+    assert relative_error(model(turned(data, matrix)).stress, matrix @ model(data).stress @ matrix.T) > 1e-4
+
+
+def test_losses_on_stress_have_gradients():
+    """Derivatives of a loss on stresses by the weights are those of differences."""
+    network = randomize(MODELS["FramewiseTransformer, O"]().double())
+    model, data = EnergyForces(network, stress=True).train(), boxes(2, 3)
+
+    def loss():
+        return model(data, create_graph=True).stress.square().sum()
+
+    weights = [weight for weight in network.parameters() if weight.requires_grad]
+    found = torch.autograd.grad(loss(), weights, allow_unused=True)
+    ways = [torch.randn_like(weight) for weight in weights]
+    slope = sum((grad * way).sum() for grad, way in zip(found, ways, strict=True) if grad is not None)
+    ends = []
+    for step in (1e-6, -2e-6):
+        for weight, way in zip(weights, ways, strict=True):
+            weight.data += step * way
+        ends.append(loss().detach())
+    assert slope.abs() > 1e-3
+    torch.testing.assert_close((ends[0] - ends[1]) / 2e-6, slope.detach(), rtol=1e-5, atol=1e-8)
+
+
+def test_results_are_detached_where_gradients_are_off():
+    model, data = stressed(LennardJones()), argon(1)[0]
+    with torch.inference_mode():
+        found = model(data)
+    assert isinstance(found, EnergyForceStress)
+    assert not any(part.requires_grad for part in found)
+    assert data.cell.grad is None
+
+
+def test_clouds_without_a_volume_have_no_stress():
+    model, data = stressed(LennardJones()), argon(2)
+    with pytest.raises(ValueError, match=r"data\.cell: stress needs clouds that repeat .*, none repeats"):
+        model(Data(x=data[0].x, pos=data[0].pos))
+    data[1].pbc = torch.tensor([[True, False, True]])
+    with pytest.raises(ValueError, match=r"data\.cell: .* cloud 1 does not"):
+        model(Batch.from_data_list(data))
+    assert EnergyForces(LennardJones()).eval()(Batch.from_data_list(data)).force.shape == (8, 3)
+
+
+class Crystals(torch.utils.data.Dataset):
+    """Argon in float32."""
+
+    def __init__(self, count, seed):
+        self.clouds = [cloud.apply(lambda x: x.float() if x.is_floating_point() else x) for cloud in argon(count, seed)]
+
+    def __len__(self):
+        return len(self.clouds)
+
+    def __getitem__(self, index):
+        return copy.copy(self.clouds[index])
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
+@pytest.mark.parametrize("target", ["stress", "virial"])
+def test_training_learns_stresses(target):
+    torch.manual_seed(0)
+    network = DistanceTransformer(1, 1, channels=8, layers=1, heads=2, neighborhood=Radius(6.0), pool="sum")
+    task = PointSetRegressor(
+        EnergyForces(network, stress=True),
+        {"energy": 1.0, "force": 1.0, target: {"stress": 100.0, "virial": 1.0}[target]},
+        scale_of={"energy": "force", target: "force"},
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+    )
+    data, held = PointSetData(Crystals(24, 0), Crystals(8, 1), batch_size=8), Batch.from_data_list(list(Crystals(8, 1)))
+    task.measure(data.sets["train"])
+
+    def errors():
+        found = task.eval()(held)
+        assert found[target].shape == (8, 3, 3)
+        return {name: float((found[name] - held[name]).abs().mean()) for name in task.targets}
+
+    before = errors()
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = Trainer(accelerator="cpu", max_epochs=8, enable_model_summary=False, **options)
+    trainer.fit(task.train(), data)
+    after = errors()
+    for name in ("energy", "force", target):
+        assert after[name] < 0.8 * before[name], name
+        # Metrics are in the units of the data, those of the model.
+        assert float(trainer.callback_metrics[f"val/error_{name}"]) == pytest.approx(after[name], rel=1e-4)

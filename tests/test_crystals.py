@@ -13,6 +13,7 @@ from lieattn.models import (
     ConvolutionOptions,
     FramewiseOptions,
     FramewiseTransformer,
+    GSANet,
     LieConvNet,
     LieTransformer,
     Readout,
@@ -48,6 +49,7 @@ MODELS = {
     "FramewiseTransformer, T in a sampled pose": lambda: framewise(
         FiniteFrames(tetrahedral(), SampledFrames(1, per="cloud"))
     ),
+    "GSANet, T": lambda: GSANet(tetrahedral(), 2, 1, neighborhood=NEAR, channels=8, heads=2, blocks=(1,)),
     "LieTransformer, T": lambda: lie(tetrahedral()),
     "LieTransformer, translations": lambda: lie(None, Euclidean(Translations(3))),
     "LieTransformer, axes of neighborhoods": lambda: lie(PrincipalFrames("neighborhood"), Euclidean(SE(3))),

@@ -13,6 +13,7 @@ from lieattn.cli import main
 TASKS = Path(__file__).parent.parent / "examples" / "tasks"
 # Name: options of a short run, and what its result must be
 RUNS = {
+    "crystals": ({"frames": 20, "epochs": 1}, lambda found: 0 < found[0] < 0.1 and found[1] < 5),
     "dipoles": ({"conformers": 1, "epochs": 1}, lambda error: 0 < error < 2),
     "layer_in_pyg": ({"epochs": 1, "digits": 32}, lambda accuracy: 0 <= accuracy <= 1),
     "molecules_md": ({"frames": 16, "steps": 20}, lambda found: found[0] < 3 and found[1] < 1),

@@ -155,14 +155,20 @@ class Neighbors(Movable):
 
     def at_images(self, pos: Tensor) -> Tensor:
         """Places ``[images, dim]`` of the points at ``[points, dim]`` and of their :attr:`images`."""
+        check_tensor("pos", pos, "a floating tensor [points, dim]")
         if self.images is None or self.shift is None:
             return pos
+        if pos.shape != (self.num_points, self.shift.shape[1]):
+            raise ValueError(f"pos: expected {(self.num_points, self.shift.shape[1])}, got {tuple(pos.shape)}")
         moved = pos.index_select(0, self.images.point[len(pos) :]) + self.shift[self.images.edge].to(pos.dtype)
         return torch.cat([pos, moved])
 
     def deformed(self, deformation: Tensor, batch: Tensor) -> "Neighbors":
         """The same edges with shifts v D, for D ``[clouds, dim, dim]`` and the cloud of each point, ``[points]``."""
         check_tensor("deformation", deformation, "a floating tensor [clouds, dim, dim]")
+        check_indices("batch", batch, dim=1, device=self.device, below=len(deformation))
+        if len(batch) != self.num_points:
+            raise ValueError(f"batch: expected one entry for each of {self.num_points} points, got {len(batch)}")
         if self.shift is None:
             return self
         dim = self.shift.shape[1]

@@ -113,7 +113,8 @@ def graph_attention(
     if terms.rotary is not None and near.images is not None:
         # Images have the signals of their points, and phases of their own.
         images, near = near.images, near.images.neighbors
-        query, key, value = (None if x is None else x.index_select(0, images.point) for x in (query, key, value))
+        query, key = (None if x is None else x.index_select(0, images.point) for x in (query, key))
+        value = value.index_select(0, images.point)
     out, weights = group_attention(query, key, value, near, normalize=normalize, terms=terms, **options)
     out = out[:points]
     if graph.relative.cutoff is None or normalize not in ("mean", "exp-mean"):

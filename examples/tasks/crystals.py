@@ -1,0 +1,56 @@
+"""Crystals: a network learns energies, forces and stresses of strained argon, then finds its lattice in ASE."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from ase.build import bulk
+from ase.calculators.lj import LennardJones
+from ase.filters import FrechetCellFilter
+from ase.io import write
+from ase.optimize import BFGS
+from torch_geometric.data import Batch
+
+from lieattn.ase import Calculator
+from lieattn.cli import main as lieattn
+from lieattn.train import load_task
+from lieattn_datasets import ExtendedXYZ, MoleculeFeatures
+
+CONFIG = Path(__file__).parent.parent / "configs" / "crystals.yaml"
+
+
+def argon(seed: int, size: float = 0.1) -> Atoms:
+    """Four atoms of argon, rattled, in a cell that is strained at random, with energy, forces and stress."""
+    atoms = bulk("Ar", "fcc", a=5.3, cubic=True)
+    strain = np.random.default_rng(seed).normal(scale=size / 3, size=(3, 3))
+    atoms.set_cell(atoms.cell.array @ (np.eye(3) + (strain + strain.T) / 2), scale_atoms=True)
+    atoms.rattle(size, seed=seed)
+    atoms.calc = LennardJones(epsilon=0.0104, sigma=3.4, rc=6.0)
+    atoms.get_stress()
+    return atoms
+
+
+def main(frames: int = 200, epochs: int = 20) -> tuple[float, float]:
+    """Return the error of an entry of the stress in eV/Å³ and that of the side of the cell in Å."""
+    Path("data").mkdir(exist_ok=True)
+    write("data/crystals.xyz", [argon(seed) for seed in range(frames)])
+    lieattn(["fit", "--config", str(CONFIG), "--trainer.max_epochs", str(epochs)])
+    task = load_task("runs/crystals/checkpoints/best.ckpt")
+    features = MoleculeFeatures((18,), powers=1)
+    held = ExtendedXYZ("data/crystals.xyz", "test", transform=features)
+    batch = Batch.from_data_list([held[index] for index in range(len(held))])
+    error = float((task.model(batch)["stress"] - batch.stress).abs().mean())
+    sides = []
+    for calculator in (Calculator(task.model, transform=features), LennardJones(epsilon=0.0104, sigma=3.4, rc=6.0)):
+        atoms = argon(frames)
+        atoms.calc = calculator
+        cell: Any = FrechetCellFilter(atoms)
+        BFGS(cell, logfile=None).run(fmax=0.005, steps=100)
+        sides.append(atoms.cell.lengths().mean())
+    print(f"stress error {error:.5f} eV/Å³; cell {sides[0]:.3f} Å, of the energy that was learned {sides[1]:.3f} Å")
+    return error, abs(sides[0] - sides[1])
+
+
+if __name__ == "__main__":
+    main()

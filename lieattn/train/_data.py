@@ -6,7 +6,11 @@ import copy
 import math
 import os
 import random
+import signal
+import threading
 from collections.abc import Iterator, Sized
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, cast
 
 import numpy as np
@@ -22,6 +26,22 @@ from lieattn.train._checkpoint import UsageError
 from lieattn.train._weights import REPEATED
 
 _MOST_WORKERS = 512
+
+
+@contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Handle SIGINT when what is within has ended; processes that start within ignore it, and end with this one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[tuple[int, FrameType | None]] = []
+    handler = signal.signal(signal.SIGINT, lambda *signaled: received.append(signaled))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if received and callable(handler):
+            handler(*received[0])
 
 
 def random_state() -> dict[str, Any]:
@@ -158,7 +178,15 @@ class _SeededItems(Dataset[Data]):
         return item
 
 
-class _ResumableLoader(DataLoader):
+class _Loader(DataLoader):
+    """A loader that loses no interrupt: Python ignores what its handler raises while processes start."""
+
+    def __iter__(self) -> Iterator[Any]:
+        with _interrupted_later():
+            return cast(Iterator[Any], super().__iter__())
+
+
+class _ResumableLoader(_Loader):
     """A loader that tells Lightning its place, so that it may be continued in the middle of an epoch."""
 
     sampler: _TrainingSampler
@@ -314,7 +342,7 @@ class PointSetData(LightningDataModule):
         return items
 
     def _loader(
-        self, items: Dataset[Data], batch_size: int, kind: type[DataLoader] = DataLoader, **options: Any
+        self, items: Dataset[Data], batch_size: int, kind: type[_Loader] = _Loader, **options: Any
     ) -> DataLoader:
         options |= {"num_workers": self.workers, "persistent_workers": self.workers > 0}
         # A generator of its own, because a loader draws a number from it whenever an epoch begins.

@@ -73,13 +73,11 @@ class LastCheckpoint(Checkpoint):
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = _WholeFiles()
 
-    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take over the signals: Python loses an interrupt that comes while it starts a loader's process."""
-        self._take_over()
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take over the signals; Lightning would stop in the middle of a step."""
-        self._take_over()
+        self._received = None
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {signum: signal.signal(signum, self._receive) for signum in _SIGNALS}
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -97,28 +95,15 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give the signals back."""
-        self._give_back()
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the signals back where there was nothing to train."""
-        self._give_back()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the signals back, and raise an interrupt again, of which Lightning makes a failure with status 1."""
-        self._give_back()
-        if isinstance(exception, KeyboardInterrupt):
-            raise exception
-
-    def _take_over(self) -> None:
-        if not self._handlers:
-            self._received = None
-            if threading.current_thread() is threading.main_thread():
-                self._handlers = {signum: signal.signal(signum, self._receive) for signum in _SIGNALS}
-
-    def _give_back(self) -> None:
         for signum, handler in self._handlers.items():
             signal.signal(signum, handler)
         self._handlers = {}
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give the signals back, and raise an interrupt again, of which Lightning makes a failure with status 1."""
+        self.on_train_end(trainer, pl_module)
+        if isinstance(exception, KeyboardInterrupt):
+            raise exception
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         if self._received is not None:

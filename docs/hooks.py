@@ -1,11 +1,16 @@
 """Hooks of MkDocs: pages that stand elsewhere in the repository, pages of the API, and links between all of them."""
 
 import ast
+import functools
 import posixpath
 import re
 from pathlib import Path
 
+import nbformat
 from mkdocs.structure.files import File
+from nbclient import NotebookClient
+from nbconvert import MarkdownExporter
+from traitlets.config import Config
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
@@ -18,6 +23,10 @@ PAGES = {
     "security.md": "SECURITY.md",
     "changelog.md": "CHANGELOG.md",
 }
+NOTEBOOKS = {
+    f"notebooks/{name}.md": f"examples/notebooks/{name}.ipynb" for name in ("images", "molecules", "own_group")
+}
+SOURCES = PAGES | NOTEBOOKS
 PACKAGES = (
     *("groups", "spaces", "reps", "geometry", "ops", "nn", "nn.relative", "models"),
     *("train", "certify", "testing", "transforms", "viz", "ase", "bench", "compare"),
@@ -45,6 +54,18 @@ def api_page(package):
     return "\n".join(lines)
 
 
+@functools.cache
+def notebook_page(text):
+    """Markdown of a notebook, which is run here, and its pictures: name to bytes. What goes to stderr is left out."""
+    notebook = nbformat.reads(text, as_version=4)
+    local = Config(KernelManager={"transport": "ipc"})  # a socket of this machine, not of the network
+    NotebookClient(notebook, timeout=600, kernel_name="python3", config=local).execute()
+    for cell in notebook.cells:
+        cell.outputs = [output for output in cell.get("outputs", []) if output.get("name") != "stderr"]
+    markdown, resources = MarkdownExporter().from_notebook_node(notebook)
+    return markdown, resources["outputs"]
+
+
 def on_config(config):
     """Put a page for each package into the navigation."""
     pages = [{f"lieattn.{package}": f"api/{package}.md"} for package in PACKAGES]
@@ -56,6 +77,13 @@ def on_files(files, config):
     """Add the pages that are not in the folder of the documentation."""
     for page, source in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
+    for page, source in NOTEBOOKS.items():
+        markdown, pictures = notebook_page((ROOT / source).read_text())
+        name = posixpath.splitext(page)[0]
+        for picture, content in pictures.items():
+            markdown = markdown.replace(f"]({picture})", f"]({posixpath.basename(name)}_{picture})")
+            files.append(File.generated(config, f"{name}_{picture}", content=content))
+        files.append(File.generated(config, page, content=markdown))
     for package in PACKAGES:
         files.append(File.generated(config, f"api/{package}.md", content=api_page(package)))
     return files
@@ -64,9 +92,9 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     """Lead links to files of the repository to their pages; a file without a page is named instead."""
     here = page.file.src_uri
-    folder = posixpath.dirname(PAGES.get(here, f"docs/{here}"))
-    pages = {source: uri for uri, source in PAGES.items()}
-    pages |= {f"docs/{file.src_uri}": file.src_uri for file in files if file.src_uri not in PAGES}
+    folder = posixpath.dirname(SOURCES.get(here, f"docs/{here}"))
+    pages = {source: uri for uri, source in SOURCES.items()}
+    pages |= {f"docs/{file.src_uri}": file.src_uri for file in files if file.src_uri not in SOURCES}
 
     def lead(match):
         text, target = match.groups()

@@ -3,11 +3,14 @@
 import json
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
+import lieattn
 from lieattn.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -21,6 +24,8 @@ LINKED = [
 ]
 # The page on groups of your own runs in tests/lie_cases.py, whose spaces are tested like all others.
 RUN_ELSEWHERE = {COMPARING, ROOT / "docs" / "your_own_group.md"}
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PAGES = [page for page in LINKED if "```python\n" in page.read_text() and page not in RUN_ELSEWHERE]
 
 
@@ -53,12 +58,57 @@ def test_the_comparison_of_a_page_runs(tmp_path, monkeypatch, capsys):
     assert all(abs(count - 3000) <= 150 for count in counts.values())
 
 
-@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
+def cells(notebook, kind):
+    found = json.loads(notebook.read_text())["cells"]
+    return ["".join(cell["source"]) for cell in found if cell["cell_type"] == kind]
+
+
+@pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")  # small molecules are nearly symmetric
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
+def test_notebook_runs(notebook, tmp_path, monkeypatch):
+    from matplotlib import pyplot as plt
+
+    monkeypatch.chdir(tmp_path)
+    plt.switch_backend("agg")
+    namespace = {"__name__": notebook.stem}
+    for code in cells(notebook, "code"):
+        exec(compile(code, str(notebook), "exec"), namespace)
+    plt.close("all")
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
+def test_notebooks_are_stored_without_outputs(notebook):
+    for cell in json.loads(notebook.read_text())["cells"]:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+
+
+@pytest.mark.parametrize("page", [*LINKED, *NOTEBOOKS], ids=lambda page: page.name)
 def test_links_of_a_page_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+    text = page.read_text() if page.suffix == ".md" else "\n".join(cells(page, "markdown"))
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
 
 
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_readme_of_the_package_has_no_links_into_the_repository():
+    """The build does the same (``make dist``): paths in place of links, since an index has nothing behind them."""
+    text = (ROOT / "README.md").read_text()
+    for substitution in PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(substitution["pattern"], substitution["replacement"], text)
+    assert all(target.startswith("https:") for target in re.findall(r"\]\(([^)]+)\)", text))
+    assert "`docs/performance.md`" in text
+    assert "ten minutes (`docs/start.md`)" in text
+
+
+def test_the_version_is_the_same_everywhere():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    headings = re.findall(r"^## \[(.*)\](?: - (\S+))?$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert headings[0] == ("Unreleased", "")
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", date) for _, date in headings[1:])
+    assert headings[1] == (citation["version"], str(citation["date-released"]))
+    assert PROJECT["project"]["version"] == citation["version"] == lieattn.__version__

@@ -275,4 +275,4 @@ class _Call:
         """Start the programs of a grid, if there are any."""
         if min(grid) > 0:
             with torch.cuda.device_of(self.x):
-                kernel[grid](*arguments, num_warps=4)
+                kernel[grid](*arguments, num_warps=4, enable_fp_fusion=True)

@@ -178,4 +178,5 @@ class _Call:
         """Start the programs of a grid, if there are any."""
         if min(grid) > 0:
             with torch.cuda.device_of(self.rows):
-                kernel[grid](self.parameters, self.sizes, self.rows, len(self.rows), *arguments, num_warps=self.warps)
+                told = (self.parameters, self.sizes, self.rows, len(self.rows))
+                kernel[grid](*told, *arguments, num_warps=self.warps, enable_fp_fusion=True)

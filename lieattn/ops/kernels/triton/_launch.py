@@ -88,7 +88,7 @@ class _Call:
             return
         told = (self.operands, self.strides, self.lists, self.shape)
         with torch.cuda.device_of(self.problem.value):
-            kernel[(rows, heads, blocks)](*told, *arguments, num_warps=_warps(self.shape))
+            kernel[(rows, heads, blocks)](*told, *arguments, num_warps=_warps(self.shape), enable_fp_fusion=True)
 
 
 def _shape(a: Problem, dtype: torch.dtype) -> Shape:

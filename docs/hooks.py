@@ -49,7 +49,7 @@ def public_names(package):
 def api_page(package):
     """Markdown of the page of a package: its docstring, then its public names."""
     lines = [f"# lieattn.{package}", "", f"::: lieattn.{package}", "    options:", "      members: false", ""]
-    for name in public_names(package):
+    for name in (name for name in public_names(package) if f"{package}.{name}" not in PACKAGES):
         lines += [f"::: lieattn.{package}.{name}", "    options:", "      show_root_heading: true", ""]
     return "\n".join(lines)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lieattn._autocast import in_autocast
+from lieattn._functional import is_batched, transformed
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Largest equivariance error allowed, relative to the largest output (or 1, if that is larger)."""
@@ -142,6 +143,8 @@ _LOOKED_AT = ("cpu",)  # types of devices whose numbers are looked at in a step
 
 def may_look(numbers: Tensor) -> bool:
     """Whether a step may look at numbers: not on a GPU, where it would wait for all that was asked of it before."""
+    if transformed() and is_batched(numbers):
+        return False
     return numbers.device.type in _LOOKED_AT and not torch.compiler.is_compiling()
 
 
@@ -150,7 +153,7 @@ def check_size(argument: str, numbers: Tensor, unit: float = 1.0) -> None:
 
     The limit is that of float32 for all dtypes, since kernels have scores in it.
     """
-    if torch.compiler.is_compiling() or numbers.numel() == 0:
+    if torch.compiler.is_compiling() or numbers.numel() == 0 or (transformed() and is_batched(numbers)):
         return
     check_has_numbers(argument, numbers)
     largest = float(numbers.detach().abs().max()) * max(1.0, 1 / unit)

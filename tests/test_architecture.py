@@ -34,7 +34,8 @@ BELOW = {
 CORE = frozenset(BELOW)
 # What all parts may import, and which import none.
 FOUNDATION = frozenset(
-    {"_autocast", "_checks", "_digest", "_files", "_processes", "_recompute", "_recorded", "_saved", "_tied", "_trust"}
+    f"_{name}"
+    for name in "autocast checks digest files functional processes recompute recorded saved tied trust".split()
 )
 TOOLS = frozenset({"ase", "certify", "viz", "bench", "train", "transforms", "compare", "cli"})
 BELOW |= {

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_device, check_floating, check_has_numbers, check_is, check_none, check_tensor
+from lieattn._functional import check_not_batched
 
 # Sums of squares of coordinates up to here stay finite in float64.
 COORDINATE_LIMIT = 1e100
@@ -58,13 +59,14 @@ def as_coordinates(pos: Tensor) -> Tensor:
     """Coordinates ``[points, dim]`` of any floating dtype in float64, without gradient, on the device of ``pos``.
 
     TypeError or ValueError is raised if ``pos`` has another form, or a point is NaN, infinite or beyond 1e100;
-    RuntimeError in ``torch.jit.trace``.
+    RuntimeError in ``torch.jit.trace``, and for positions that ``torch.func.vmap`` goes over.
     """
     if torch.jit.is_tracing():  # type: ignore[attr-defined]
         advice = "prepare it outside, geometry = network.geometry(data), and use torch.export"
         raise RuntimeError(f"pos: torch.jit.trace would keep the geometry of these points for all others; {advice}")
     check_tensor("pos", pos, "a floating tensor [points, dim]")
     check_has_numbers("pos", pos)
+    check_not_batched("pos", pos)
     if pos.dim() != 2 or pos.shape[1] == 0:
         raise ValueError(f"pos: expected shape [points, dim] with dim >= 1, got {tuple(pos.shape)}")
     pos = pos.detach().to(torch.float64)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_count, check_counts, check_floating
+from lieattn._functional import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds, check_grid, first_true, ranges
 from lieattn.geometry._lift import LiftedGraph, lift
 from lieattn.geometry._neighbor_lists import Neighbors
@@ -101,6 +102,7 @@ class Raster:
 
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)
+@outside_of_transforms
 def _lifted_raster(raster: Raster, group: FiniteGroup, size: int, device: torch.device, identity: int) -> LiftedGraph:
     # Of the very group, not one that equals it: torch.compile cannot compare tables.
     images, sides = raster.images, raster.sides

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_is, check_length, check_neighborhood
+from lieattn._functional import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds, as_coordinates, cloud_index, first_true, lattices
 from lieattn.geometry._neighbor_lists import Neighbors, all_pairs_of_clouds, check_edge_index
 from lieattn.geometry._search import Method, Ties, images_within, pairs_all, pairs_nearest, pairs_within
@@ -58,6 +59,7 @@ class _Neighborhood(abc.ABC):
         """
         return self._find(pos, batch, ptr)
 
+    @outside_of_transforms
     def _find(self, pos: Tensor, batch: Tensor | None, ptr: Tensor | None, method: Method | None = None) -> Neighbors:
         """Neighbors by a given method, or the best one on the device."""
         pos = as_coordinates(pos)

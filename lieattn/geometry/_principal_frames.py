@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_arguments, check_choice, check_count, check_is, check_length
+from lieattn._functional import outside_of_transforms, transformed
 from lieattn.geometry._clouds import PointClouds, members, point_weights, ranges
 from lieattn.geometry._frames import GroupFrames, Sites, keeps_lengths
 from lieattn.groups import SO, FiniteGroup, Group, O, RotationDilations, check_group, cyclic, dihedral_about
@@ -268,6 +269,7 @@ def _signs(group: Group, improper: bool | None) -> FiniteGroup:
 
 
 @cache
+@outside_of_transforms
 def sign_group(dim: int, *, improper: bool = False) -> FiniteGroup:
     """Diagonal matrices of signs, of determinant 1 or, with improper ones, all: what principal axes leave open."""
     check_count("dim", dim)
@@ -280,6 +282,7 @@ def sign_group(dim: int, *, improper: bool = False) -> FiniteGroup:
 
 
 @cache
+@outside_of_transforms
 def _generic_rotation(k: int) -> Tensor:
     skew = torch.linspace(0.3, 0.7, k * k, dtype=torch.float64).reshape(k, k)
     return torch.linalg.matrix_exp(skew - skew.T)
@@ -322,7 +325,7 @@ def principal_axes(moments: Tensor, gap: float) -> tuple[Tensor, Tensor]:
     isolated = torch.cat([edge, open_gap], dim=-1) & torch.cat([open_gap, edge], dim=-1)
     if moments.shape[-1] == 1:
         isolated = values > 0
-    if moments.requires_grad:
+    if moments.requires_grad or transformed():
         # Both add zero: they only carry derivatives.
         good = isolated.all(-1).nonzero()[:, 0]
         exact = _descending(moments[good])[1]

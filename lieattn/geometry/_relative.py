@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lieattn._autocast import without_autocast
 from lieattn._checks import check_choice, check_is, check_tensor
+from lieattn._functional import transformed
 from lieattn.geometry._clouds import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, affine
@@ -113,7 +114,7 @@ class RelativeElements(Movable):
     def row(self) -> Tensor | None:
         """``[edges]`` int64, the row that each edge reads; None where every edge has its own."""
         # How many displacements are distinct depends on the data, which a trace does not know.
-        if not self._rows_known and not torch.compiler.is_compiling():
+        if not (self._rows_known or torch.compiler.is_compiling() or transformed()):
             self._share_rows()
         return self._row
 
@@ -213,8 +214,9 @@ class RelativeElements(Movable):
             # Geometry keeps its precision under autocast, and what is kept must serve training too.
             with without_autocast(self.pos.device), torch.inference_mode(self.pos.is_inference()):
                 found = compute()
-            # What is computed without gradients must not stand for what has them, nor the trace of a graph for another.
-            if not torch.compiler.is_compiling() and (found.requires_grad or not self._differentiable()):
+            # What is computed without gradients must not stand for what has them, nor a trace or transform for others.
+            passing = torch.compiler.is_compiling() or transformed()
+            if not passing and (found.requires_grad or not self._differentiable()):
                 object.__setattr__(self, name, found)
         return found
 

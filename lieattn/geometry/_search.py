@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lieattn._functional import outside_of_transforms
 from lieattn.geometry._clouds import members, ranges, ranks
 
 if TYPE_CHECKING:
@@ -285,6 +286,7 @@ def _cell_keys(pos: Tensor, cloud: Tensor, radius: float) -> tuple[Tensor, list[
     return key, steps
 
 
+@outside_of_transforms
 def images_within(
     pos: Tensor,
     cloud: Tensor,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_count, check_is, check_tensor
+from lieattn._functional import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds, as_coordinates, check_indices, first_true, members, point_clouds
 from lieattn.geometry._search import TIE_TOLERANCE
 
@@ -15,6 +16,7 @@ from lieattn.geometry._search import TIE_TOLERANCE
 _PADDING = -100.0
 
 
+@outside_of_transforms
 def farthest_points(
     points: Any,
     *,

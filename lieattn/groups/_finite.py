@@ -23,6 +23,7 @@ from lieattn._checks import (
     kind,
     shown,
 )
+from lieattn._functional import outside_of_transforms
 from lieattn.groups._group import Group, far, tolerance
 from lieattn.groups._skew import norm
 
@@ -311,6 +312,7 @@ class FiniteGroup(Group):
 
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
+@outside_of_transforms
 def _matrices_on(group: FiniteGroup, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Copied to a device once: each copy would wait for it."""
     return group.elements.to(device=device, dtype=dtype)
@@ -429,6 +431,7 @@ class RealIrrep:
 
 
 @lru_cache(maxsize=64)
+@outside_of_transforms
 def real_irreps(group: FiniteGroup) -> tuple[RealIrrep, ...]:
     r"""All real irreducible representations of a finite group.
 

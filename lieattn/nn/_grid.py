@@ -24,6 +24,7 @@ from lieattn._checks import (
     check_positive,
     check_tensor,
 )
+from lieattn._functional import transformed
 from lieattn._tied import TiedWeights
 from lieattn.geometry import Raster, point_clouds
 from lieattn.groups import FiniteGroup, check_group
@@ -178,6 +179,8 @@ class _PermutedCopies(torch.autograd.Function):
 
 def permuted_copies(weight: Tensor, orders: Tensor) -> Tensor:
     """``weight[..., orders]`` ``[*, copies, entries]``, where each row of ``orders`` ``[copies, entries]`` permutes."""
+    if transformed():
+        return weight.index_select(-1, orders.flatten()).unflatten(-1, orders.shape)
     return cast(Tensor, _PermutedCopies.apply(weight, orders))
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_arguments
+from lieattn._functional import transformed
 from lieattn.geometry import Neighbors, Padding
 from lieattn.ops._terms import Normalization, Pattern, Problem, RelativeTerms, check_operands, maps_channels
 
@@ -138,7 +139,7 @@ def fused_kernel(device: torch.device) -> Literal["numba", "triton"] | None:
     """The fused kernels that are there, may be used, and run on a device; None for plain maths."""
     name = fused_backend(device)
     read = device.type == "cpu" or name == "triton"
-    wanted = _State.asked in ("auto", name) and not _State.counting
+    wanted = _State.asked in ("auto", name) and not _State.counting and not transformed()
     return name if read and _INSTALLED[name] and wanted else None
 
 
@@ -193,6 +194,9 @@ def choose(problem: Problem, *, return_weights: bool, parts_of_clouds: bool = Fa
     ``parts_of_clouds`` says that the neighbors are not whole clouds, so that their lists are not looked at.
     """
     obstacles = {}
+    if transformed():
+        alone = "a transform of torch.func differentiates or batches plain maths alone"
+        return Choice("plain", {fused_backend(problem.value.device): alone})
     if not parts_of_clouds:
         reason = _dense_obstacle(problem, return_weights)
         if reason is None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lieattn._checks import check_choice, check_tensor, kind
+from lieattn._functional import transformed
 from lieattn.ops._backend import fused_backend, fused_kernel
 
 Activation = Literal["silu", "relu", "gelu", "elu", "none"]
@@ -95,6 +96,8 @@ def head_networks(
     if shapes != wanted or rows.ndim != 2 or rows.shape[1] != inputs:
         raise ValueError(f"weights, biases: expected {wanted} for rows [rows, {inputs}], got {shapes}")
     parameters = [part for layer in zip(weights, biases, strict=True) for part in layer]
+    if transformed():
+        return _plain_forward(activation, rows, parameters).T
     out: Tensor = _HeadNetworks.apply(activation, rows, *parameters)
     return out.T
 
@@ -109,13 +112,9 @@ class _HeadNetworks(torch.autograd.Function):
         if _kernel_takes(name, rows, parameters):
             return _kernel_forward(rows, list(parameters))
         heads, _, hidden = parameters[0].shape
-        act, _ = _SLOPES[name]
         out = rows.new_empty(heads, len(rows))
         for begin, block in _blocks(rows, heads * hidden):
-            x = block.expand(heads, *block.shape)
-            for weight, bias in _layers(parameters):
-                x = act(torch.baddbmm(bias[:, None], x, weight))
-            out[:, begin : begin + len(block)] = x[..., 0]
+            out[:, begin : begin + len(block)] = _plain_forward(name, block, parameters)
         return out
 
     @staticmethod
@@ -126,6 +125,15 @@ class _HeadNetworks(torch.autograd.Function):
             found = _kernel_backward(grads[0], rows, parameters, wanted)
             return (None, found[0] if wanted else None, *found[1:])
         return (None, *_plain_backward(ctx.name, grads[0], rows, parameters, wanted))
+
+
+def _plain_forward(name: str, rows: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """Rows ``[rows, inputs]`` to ``[heads, rows]`` at once."""
+    act, _ = _SLOPES[name]
+    x = rows.expand(len(parameters[0]), *rows.shape)
+    for weight, bias in _layers(parameters):
+        x = act(torch.baddbmm(bias[:, None], x, weight))
+    return x[..., 0]
 
 
 def _plain_backward(

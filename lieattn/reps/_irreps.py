@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_count, check_tensor
+from lieattn._functional import outside_of_transforms
 from lieattn.reps._representation import (
     DirectSum,
     Multiple,
@@ -143,6 +144,7 @@ def _wigner(rotation: Tensor, isometries: tuple[Tensor, ...]) -> list[Tensor]:
 
 
 @lru_cache(maxsize=MAX_DEGREE + 1)
+@outside_of_transforms
 def _clebsch_gordan(degree: int) -> tuple[Tensor, ...]:
     """Isometries ``[3, 2l - 1, 2l + 1]`` from degree l into the product of degrees 1 and l - 1, l = 2 to ``degree``."""
     if degree < 2:

@@ -21,6 +21,7 @@ from lieattn._checks import (
     check_length,
     check_tensor,
 )
+from lieattn._functional import outside_of_transforms
 from lieattn.geometry import LiftedGraph, Neighbors
 from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn.relative._base import RelativeFunction, rows_of_table, seen_offsets
@@ -163,6 +164,7 @@ _EDGES = "_affine_edges"  # attribute of graphs: tables, and the edges that were
 
 @lru_cache(maxsize=128)
 @torch.inference_mode(False)
+@outside_of_transforms
 def _rows(table: RelativePositionTable, group: FiniteGroup) -> tuple[Tensor, Tensor]:
     """Distinct h⁻¹ o ``[rows, dim]``, the offsets first, and the row of h_a⁻¹ times a row, ``[rows, order]`` int64."""
     rows = seen_offsets(torch.tensor(table.offsets, dtype=torch.float64), group, table.tolerance)

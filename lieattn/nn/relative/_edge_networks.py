@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lieattn._functional import transformed
+
 _BLOCK = 1 << 17  # entries of one layer's units that are computed at a time: they should fit into a core's cache
 _aten = torch.ops.aten
 
@@ -40,7 +42,7 @@ def edge_kernels(
     """
     operands = seen, invariants, weight, first, *second, *maps
     recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
-    if seen.device.type != "cpu" or torch.is_autocast_enabled("cpu") or recorded:
+    if seen.device.type != "cpu" or torch.is_autocast_enabled("cpu") or recorded or transformed():
         return _plain(*operands)
     out: tuple[Tensor, ...] = _EdgeKernels.apply(*operands)
     return out

@@ -1,0 +1,137 @@
+"""Transforms of torch.func: derivatives of networks that search neighbors, and what can be batched."""
+
+import pytest
+import torch
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch_geometric.data import Data
+
+from lieattn.geometry import PrincipalFrames, Radius, ScaleFrames, pixel_positions
+from lieattn.groups import SE, cyclic, tetrahedral
+from lieattn.models import (
+    AttentiveResNet,
+    ConvolutionOptions,
+    EnergyForces,
+    FramewiseTransformer,
+    GSANet,
+    LieConvNet,
+    LieTransformer,
+)
+from lieattn.models.irreps import DistanceTransformer, SE3Transformer
+from lieattn.ops import explain
+from lieattn.spaces import Euclidean
+from lieattn.testing import randomize
+
+T, BALL, SMALL = tetrahedral(), {"neighborhood": Radius(2.0, smooth=True)}, {"channels": 4, "layers": 1}
+HALF = ConvolutionOptions(downsampling=0.5)
+MODELS = {
+    "gsa": lambda: GSANet(T, 1, 1, channels=8, blocks=(1,), heads=2, **BALL),
+    "scales": lambda: GSANet(ScaleFrames(cyclic(4)), 1, 1, channels=8, blocks=(1,), heads=2, **BALL),
+    "lie": lambda: LieTransformer(1, 1, frames=T, heads=2, **BALL, **SMALL),
+    "principal": lambda: LieTransformer(
+        1, 1, frames=PrincipalFrames(), space=Euclidean(SE(3)), heads=2, **BALL, **SMALL
+    ),
+    "convolution": lambda: LieConvNet(1, 1, frames=T, convolution=HALF, **BALL, **SMALL),
+    "framewise": lambda: FramewiseTransformer(T, 1, 1, **BALL, **SMALL),
+    "distances": lambda: DistanceTransformer(1, 1, **BALL, **SMALL),
+    "irreps": lambda: SE3Transformer(1, 1, **BALL, **SMALL),
+}
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+
+def cloud(name):
+    generator = torch.Generator().manual_seed(0)
+    options = {"generator": generator, "dtype": torch.float64}
+    return Data(x=torch.rand(5, 1, **options), pos=torch.randn(5, 2 if name == "scales" else 3, **options))
+
+
+def prepared(name):
+    torch.manual_seed(0)
+    network, data = randomize(MODELS[name]()).double().eval(), cloud(name)
+    return network, data, lambda pos: network(Data(x=data.x, pos=pos)).square().sum()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_derivatives_are_those_of_autograd(name):
+    _, data, energy = prepared(name)
+    direction = torch.randn(data.pos.shape, dtype=torch.float64)
+    pos = data.pos.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(energy(pos), pos, create_graph=True)
+    (second,) = torch.autograd.grad((wanted * direction).sum(), pos)
+    assert wanted.abs().max() > 1e-8
+    torch.testing.assert_close(grad(energy)(data.pos), wanted.detach(), **EXACT)
+    torch.testing.assert_close(jacrev(energy)(data.pos), wanted.detach(), **EXACT)
+    torch.testing.assert_close(jacfwd(energy)(data.pos), wanted.detach(), **EXACT)
+    matrix = hessian(energy)(data.pos).flatten(0, 1).flatten(1)
+    torch.testing.assert_close(matrix, matrix.T, **EXACT)
+    torch.testing.assert_close(matrix @ direction.flatten(), second.flatten(), **EXACT)
+    torch.testing.assert_close(jvp(grad(energy), (data.pos,), (direction,))[1], second, **EXACT)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_batches_of_weights_and_features(name):
+    """With geometry that is used first inside of a transform, then outside, where nothing of that is left."""
+    network, data, _ = prepared(name)
+    geometry = network.geometry(data)
+    features = torch.stack([data.x, 2 * data.x])
+    found = vmap(lambda x: network(Data(x=x, pos=data.pos), geometry))(features)
+    slope = grad(lambda x: network(Data(x=x, pos=data.pos), geometry).sum())(data.x)
+    assert slope.shape == data.x.shape
+    for x, out in zip(features, found, strict=True):
+        torch.testing.assert_close(out, network(Data(x=x, pos=data.pos)), **EXACT)
+        torch.testing.assert_close(out, network(Data(x=x, pos=data.pos), geometry), **EXACT)
+    ensemble = {name: torch.stack([weight, 1.1 * weight]) for name, weight in network.named_parameters()}
+    for given in ((data, geometry), (data,)):
+        each = vmap(functional_call, in_dims=(None, 0, None))(network, ensemble, given)
+        for number, out in enumerate(each):
+            one = {name: weights[number] for name, weights in ensemble.items()}
+            torch.testing.assert_close(out, functional_call(network, one, (data,)), **EXACT)
+
+
+def test_batches_of_positions_are_refused():
+    _, data, energy = prepared("framewise")
+    with pytest.raises(RuntimeError, match=r"pos: torch\.func\.vmap goes over positions, each of which has"):
+        vmap(energy)(torch.stack([data.pos, data.pos + 1]))
+    graph = Radius(2.0)
+    with pytest.raises(RuntimeError, match=r"pos: torch\.func\.vmap goes over"):
+        vmap(lambda pos: graph(pos).edge_index)(torch.stack([data.pos, data.pos]))
+
+
+def test_rows_that_repeat_have_derivatives_of_their_own():
+    """On a grid displacements repeat, and are evaluated once, where nothing is differentiated."""
+    network, _, _ = prepared("gsa")
+    pos = torch.cartesian_prod(*[torch.arange(2.0, dtype=torch.float64)] * 3)
+    data = Data(x=torch.rand(8, 1, dtype=torch.float64), pos=pos)
+
+    def energy(pos):
+        return network(Data(x=data.x, pos=pos)).square().sum()
+
+    moved = pos.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(energy(moved), moved)
+    assert network.geometry(data).lifting.relative.num_rows < network.geometry(data).lifting.neighbors.num_edges
+    torch.testing.assert_close(jacfwd(energy)(pos), wanted, **EXACT)
+    torch.testing.assert_close(grad(energy)(pos), wanted, **EXACT)
+
+
+def test_images_and_forces():
+    torch.manual_seed(0)
+    image = randomize(AttentiveResNet(cyclic(4), 1, 2, blocks=1, channels=(2, 2, 2), attention="pose")).double().eval()
+    x, pos = torch.rand(64, 1).double(), pixel_positions(8, 8, dtype=torch.float64)
+
+    def scores(x):
+        return image(Data(x=x, pos=pos, grid=torch.tensor([[8, 8]])))
+
+    seen = x.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(scores(seen).sum(), seen)
+    torch.testing.assert_close(grad(lambda x: scores(x).sum())(x), wanted, **EXACT)
+    torch.testing.assert_close(vmap(scores)(torch.stack([x, 2 * x]))[1], scores(2 * x), **EXACT)
+    network, data, _ = prepared("lie")
+    force = EnergyForces(network).eval()(data).force
+    torch.testing.assert_close(-grad(lambda pos: network(Data(x=data.x, pos=pos)).sum())(data.pos), force, **EXACT)
+
+
+def test_what_is_chosen_inside_of_a_transform():
+    x = torch.randn(10, 4, 2, 8)
+    chosen = []
+    grad(lambda y: [chosen.append(str(explain(y, y, y))), y.sum()][1])(x)
+    assert chosen[0].startswith("plain (not ")
+    assert "a transform of torch.func differentiates or batches plain maths alone" in chosen[0]

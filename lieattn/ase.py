@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any, Literal, cast
 
@@ -13,7 +14,7 @@ from torch_geometric.data import Data
 
 from lieattn._checks import check_arguments, check_choice
 from lieattn._tied import settle
-from lieattn.models import EnergyForces, EnergyForceStress, Rescaled
+from lieattn.models import EnergyForces, EnergyForceStress, Ensemble, Rescaled
 from lieattn.models.dynamics import differentiated
 
 try:
@@ -45,10 +46,12 @@ class Calculator(AseCalculator):
     model
         Gives energies in its own units, ``[clouds]`` or ``[clouds, 1]``: any invariant network with ``pool="sum"``, an
         :class:`lieattn.models.EnergyForces` around it, either in :class:`lieattn.models.Rescaled`, as ``task.model`` of
-        a trained task is, or what ``lieattn.load`` gives. It is copied, put into eval mode, and reads ``data.pos``,
-        ``data.z`` (int64 nuclear charges) and, where atoms repeat, ``data.cell`` and ``data.pbc``. What it reads of a
-        whole structure (:class:`lieattn.models.CloudInputs`) are entries of ``atoms.info``, such as
-        ``atoms.info["charge"] = 1``; ValueError is raised for atoms without.
+        a trained task is, what ``lieattn.load`` gives, or an :class:`lieattn.models.Ensemble` of such: energies,
+        forces and stresses are means then, and ``results`` has ``"energy_std"`` (eV) and ``"forces_std"`` (eV/Å) too,
+        which are unbiased. It is copied, put into eval mode, and reads ``data.pos``, ``data.z`` (int64 nuclear charges)
+        and, where atoms repeat, ``data.cell`` and ``data.pbc``. What it reads of a whole structure
+        (:class:`lieattn.models.CloudInputs`) are entries of ``atoms.info``, such as ``atoms.info["charge"] = 1``;
+        ValueError is raised for atoms without.
     transform
         Makes what else the network reads out of these, as in training: ``MoleculeFeatures((1, 6, 8), powers=1)`` of
         ``lieattn_datasets`` makes one-hot features ``data.x``. Not needed for networks with
@@ -83,13 +86,11 @@ class Calculator(AseCalculator):
         check_choice("energy_unit", energy_unit, EnergyUnit)
         check_choice("length_unit", length_unit, LengthUnit)
         super().__init__()
-        self._scale, self._shift = _units_of_energy(model)
-        network: Any = model.network if isinstance(model, Rescaled) else model
-        network = network.model if isinstance(network, EnergyForces) else network
-        network = copy.deepcopy(network)
-        if isinstance(network, nn.Module):
-            settle(network)  # it is trained, so a radius that was left open is what it was in training
-        self.model = EnergyForces(network, jumps=jumps).eval().requires_grad_(False)
+        networks = list(model.networks) if isinstance(model, Ensemble) else [model]
+        self._members = [_Member(network, jumps) for network in networks]
+        self.model = self._members[0].model
+        if len(networks) > 1:
+            self.implemented_properties = [*type(self).implemented_properties, "energy_std", "forces_std"]
         self.transform, self._energy, self._length = transform, _ENERGIES[energy_unit], _LENGTHS[length_unit]
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
@@ -119,16 +120,34 @@ class Calculator(AseCalculator):
             data.pbc = torch.tensor(atoms.pbc, device=pos.device)[None]
         for name in self.model.cloud_inputs:
             data[name] = _number(atoms, name, pos)
-        found = differentiated(self._energy_of, data, stress=whole)
-        energy = float(found.energy)
-        self.results = {"energy": energy, "free_energy": energy, "forces": _array(found.force) / self._length}
-        if isinstance(found, EnergyForceStress):
-            self.results["stress"] = full_3x3_to_voigt_6_stress(_array(found.stress[0]) / self._length**3)
+        each = [differentiated(partial(self._energy_of, one), data, stress=whole) for one in self._members]
+        energies = torch.stack([found.energy[0] for found in each])
+        forces = torch.stack([found.force.double() for found in each]) / self._length
+        energy = float(energies.mean())
+        self.results = {"energy": energy, "free_energy": energy, "forces": _array(forces.mean(dim=0))}
+        if len(each) > 1:
+            self.results |= {"energy_std": float(energies.std()), "forces_std": _array(forces.std(dim=0))}
+        if whole:
+            stress = torch.stack([found.stress[0].double() for found in each if isinstance(found, EnergyForceStress)])
+            self.results["stress"] = full_3x3_to_voigt_6_stress(_array(stress.mean(dim=0)) / self._length**3)
 
-    def _energy_of(self, data: Data) -> Tensor:
+    def _energy_of(self, member: _Member, data: Data) -> Tensor:
         """Energy in eV, ``[1]`` in float64; sums beyond the network are in float64."""
-        energy = self.model.model(data if self.transform is None else self.transform(data)).double().sum()
-        return (self._energy * (self._shift.to(energy) + self._scale.to(energy) * energy)).reshape(1)
+        energy = member.model.model(data if self.transform is None else self.transform(data)).double().sum()
+        return (self._energy * (member.shift.to(energy) + member.scale.to(energy) * energy)).reshape(1)
+
+
+class _Member:
+    """A copy of one network, and its units of energy."""
+
+    def __init__(self, model: nn.Module, jumps: Literal["refuse", "allow"]) -> None:
+        self.scale, self.shift = _units_of_energy(model)
+        network: Any = model.network if isinstance(model, Rescaled) else model
+        network = network.model if isinstance(network, EnergyForces) else network
+        network = copy.deepcopy(network)
+        if isinstance(network, nn.Module):
+            settle(network)  # it is trained, so a radius that was left open is what it was in training
+        self.model = EnergyForces(network, jumps=jumps).eval().requires_grad_(False)
 
 
 def _number(atoms: Atoms, name: str, like: Tensor) -> Tensor:

@@ -80,6 +80,22 @@ def test_one_file_and_a_certificate(networks, clouds, tmp_path):
     assert certify(loaded, clouds, dtypes=[torch.float64]).verdict == "kept"
 
 
+def test_calculator_of_ase(networks):
+    ase, calculator = pytest.importorskip("ase"), pytest.importorskip("lieattn.ase")
+    atoms = ase.Atoms("OH2", [[0, 0, 0.12], [0, 0.76, -0.48], [0, -0.76, -0.48]])
+    units = [Rescaled(member, {"energy": 2.0 + k}, {"energy": float(k)}) for k, member in enumerate(networks)]
+    each = []
+    for one in units:
+        atoms.calc = calculator.Calculator(one, energy_unit="kcal/mol")
+        each.append((atoms.get_potential_energy(), atoms.get_forces()))
+    energies, forces = (np.stack(column) for column in zip(*each, strict=True))
+    atoms.calc = calculator.Calculator(Ensemble(units), energy_unit="kcal/mol")
+    assert atoms.get_potential_energy() == pytest.approx(energies.mean(), abs=1e-12)
+    np.testing.assert_allclose(atoms.get_forces(), forces.mean(axis=0), atol=1e-12)
+    assert atoms.calc.get_property("energy_std", atoms) == pytest.approx(energies.std(ddof=1), abs=1e-12)
+    np.testing.assert_allclose(atoms.calc.results["forces_std"], forces.std(axis=0, ddof=1), atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("made", "error", "message"),
     [

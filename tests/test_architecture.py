@@ -35,7 +35,7 @@ CORE = frozenset(BELOW)
 # What all parts may import, and which import none.
 FOUNDATION = frozenset(
     f"_{name}"
-    for name in "autocast checks digest files functional processes recompute recorded saved tied trust".split()
+    for name in "autocast checks digest files functional html processes recompute recorded saved tied trust".split()
 )
 TOOLS = frozenset({"ase", "certify", "viz", "bench", "train", "transforms", "compare", "cli"})
 BELOW |= {

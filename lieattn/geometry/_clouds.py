@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lieattn._checks import check_device, check_floating, check_has_numbers, check_is, check_none, check_tensor
 from lieattn._functional import check_not_batched
+from lieattn._html import titled_table
 
 # Sums of squares of coordinates up to here stay finite in float64.
 COORDINATE_LIMIT = 1e100
@@ -251,10 +252,18 @@ class PointClouds(Movable):
     edge_index: Tensor | None = None
 
     def __repr__(self) -> str:
-        given = [name for name in ("grid", "cell", "edge_index") if getattr(self, name) is not None]
-        of = f"points={self.num_points}, dim={self.pos.shape[1]}, clouds={self.num_clouds}"
-        kind = f"dtype={str(self.pos.dtype).removeprefix('torch.')}, device={self.device}"
-        return f"{type(self).__name__}({of}, {kind}{''.join(f', with {name}' for name in given)})"
+        given = [f"with {name}" for name in ("grid", "cell", "edge_index") if getattr(self, name) is not None]
+        told = [f"{name}={value}" for name, value in self._facts().items()]
+        return f"{type(self).__name__}({', '.join(told + given)})"
+
+    def _repr_html_(self) -> str:
+        given = [(name, tuple(value.shape)) for name in ("grid", "cell") if (value := getattr(self, name)) is not None]
+        return titled_table(type(self).__name__, [*self._facts().items(), *given])
+
+    def _facts(self) -> dict[str, object]:
+        """What is told of clouds: numbers by name."""
+        of = {"points": self.num_points, "dim": self.pos.shape[1], "clouds": self.num_clouds}
+        return {**of, "dtype": str(self.pos.dtype).removeprefix("torch."), "device": self.device}
 
     @property
     def num_points(self) -> int:

@@ -63,9 +63,9 @@ class LiftedGraph(PointClouds):
         own = {part.name: getattr(clouds, part.name) for part in fields(PointClouds)}
         return cls(**own, relative=found, log_measure=log_measure, levels=levels)
 
-    def __repr__(self) -> str:
-        found = f"fiber={self.fiber}, edges={self.neighbors.num_edges}, space={self.space.name}"
-        return f"{super().__repr__().removesuffix(')')}, {found})"
+    def _facts(self) -> dict[str, object]:
+        found = {"fiber": self.fiber, "edges": self.neighbors.num_edges, "space": self.space.name}
+        return {**super()._facts(), **found}
 
     @property
     def neighbors(self) -> Neighbors:

@@ -46,6 +46,7 @@ from lieattn.models._inputs import (
 )
 from lieattn.models._jumps import decided, is_open, jumps_of, jumps_of_frames, jumps_of_neighbors
 from lieattn.models._recomputing import Recomputing
+from lieattn.models._shown import Shown
 from lieattn.nn import grid_images
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
@@ -154,7 +155,7 @@ def _geometry(module: nn.Module) -> dict[str, str]:
     return found
 
 
-class EquivariantModule(Recorded, TiedWeights, abc.ABC):
+class EquivariantModule(Recorded, Shown, TiedWeights, abc.ABC):
     """A module that says what it promises: a :attr:`symmetry`.
 
     State dicts carry in their metadata the group, frames, neighborhood and lengths that the weights were trained with.
@@ -195,7 +196,7 @@ class EquivariantModule(Recorded, TiedWeights, abc.ABC):
                 self.neighborhood = chosen
 
     @property
-    def guarantee(self) -> str:
+    def guarantee(self) -> str:  # type: ignore[override]
         """The symmetry in words."""
         return str(self.symmetry)
 
@@ -203,19 +204,6 @@ class EquivariantModule(Recorded, TiedWeights, abc.ABC):
     def jumps(self) -> tuple[str, ...]:
         """Where outputs jump as points move, and what to do about it, in words; empty if they are continuous."""
         return ()
-
-    def __str__(self) -> str:
-        """Class, parameters and guarantee, and a line for each part; ``repr`` has the whole tree of modules."""
-        rows = []
-        for name, part in self.named_children():
-            kinds = {type(inner).__name__ for inner in part.children()}
-            several = isinstance(part, nn.ModuleList) and len(kinds) == 1
-            kind = f"{len(list(part.children()))} x {kinds.pop()}" if several else type(part).__name__
-            rows.append((name, kind, f"{sum(weight.numel() for weight in part.parameters()):,}"))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)] or [0] * 3
-        total = sum(weight.numel() for weight in self.parameters())
-        lines = [f"  {a:{widths[0]}}  {b:{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows]
-        return "\n".join([f"{type(self).__name__}: {total:,} parameters; {self.guarantee}", *lines])
 
     @property
     def kind(self) -> Any:

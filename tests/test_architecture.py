@@ -33,10 +33,8 @@ BELOW = {
 }
 CORE = frozenset(BELOW)
 # What all parts may import, and which import none.
-FOUNDATION = frozenset(
-    f"_{name}"
-    for name in "autocast checks digest files functional html processes recompute recorded saved tied trust".split()
-)
+_SHARED = "autocast checks digest files functional html processes recompute recorded saved tied trust watch"
+FOUNDATION = frozenset(f"_{name}" for name in _SHARED.split())
 TOOLS = frozenset({"ase", "certify", "viz", "bench", "train", "transforms", "compare", "cli"})
 BELOW |= {
     "ase": CORE,

@@ -149,7 +149,7 @@ def test_the_help_lists_every_figure_and_its_options(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere.ckpt"], "nowhere.ckpt is neither a file nor a figure; figures are gsa-fields, "),
+        (["nowhere.ckpt"], "nowhere.ckpt is neither a file, a figure nor a trained network; figures are gsa-fields, "),
         (["gsa-fields", "--order", "x"], "order: expected int, got x"),
         (["gsa-fields", "--order", "0"], "n: expected an integer of at least 1, got 0"),
         (["gsa-fields", "--angle", "3"], "unrecognized arguments: --angle 3"),

@@ -19,24 +19,16 @@ from lieattn_datasets import Digits
 pytest.importorskip("matplotlib")
 
 from lieattn import viz
-from lieattn.geometry import Nearest, PixelSquare, PrincipalFrames, Radius, lift, pixel_positions
-from lieattn.groups import cyclic, dihedral, octahedral, tetrahedral
+from lieattn.geometry import Nearest, Radius
+from lieattn.groups import cyclic, dihedral, octahedral
 from lieattn.models import (
-    AffineSelfConvNet,
     Dropouts,
-    EnergyForces,
-    FramewiseTransformer,
     GSANet,
     GSAOptions,
-    LieTransformer,
     Stages,
 )
-from lieattn.models.irreps import SE3Transformer
 from lieattn.models.published import published_table
-from lieattn.nn import AffineSelfConvolution
-from lieattn.nn.relative import RelativePositionTable
 from lieattn.testing import randomize
-from lieattn.viz import _models
 
 QUARTERS = [0.0, math.pi / 2]
 
@@ -334,72 +326,3 @@ def test_without_matplotlib(c4, digit, monkeypatch):
         with pytest.raises(ImportError, match=r'pip install "lieattn\[viz\]"'):
             draw()
     assert len(module.stabilized_fields(c4, digit, [0.0])) == 1
-
-
-MODELS = {
-    "rasters": lambda: (AffineSelfConvNet(dihedral(4), 1, 10), Digits("test")[0], 4),
-    "principal frames": lambda: (
-        FramewiseTransformer(PrincipalFrames(), 2, 1, channels=8, layers=2, heads=2, neighborhood=Radius(3.0)),
-        molecule(),
-        2,
-    ),
-    "wrapped": lambda: (
-        EnergyForces(
-            LieTransformer(2, 1, frames=tetrahedral(), neighborhood=Radius(3.0, smooth=True), channels=8, layers=1)
-        ),
-        molecule(),
-        1,
-    ),
-    "irreps": lambda: (SE3Transformer(2, 1, neighborhood=Radius(4.0), channels=4, layers=1), molecule(), 0),
-}
-
-
-def molecule():
-    generator = torch.Generator().manual_seed(0)
-    return Data(x=torch.rand(7, 2, generator=generator), pos=torch.randn(7, 3, generator=generator))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_every_model_has_a_picture(name):
-    """Its title states what was measured, color bars begin at 0, and the point that attends is not covered."""
-    network, cloud, layers = MODELS[name]()
-    figure = viz.model_picture(randomize(network, spread=0.2), cloud)
-    title = figure.get_suptitle()
-    assert title.startswith(f"{type(network).__name__}: the field of the turned cloud differs by ")
-    apart, largest = (float(number) for number in re.findall(r"\d[\d.]*(?:e[-+]\d+)?", title.partition("by ")[2]))
-    assert apart < 1e-5 * max(1.0, largest)
-    titles = [axes.get_title() for axes in figure.axes]
-    assert len([text for text in titles if text and not re.match("features|field|turned", text)]) == layers
-    bars = [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
-    assert len(bars) == 3 + layers
-    assert all(bar.get_ylim()[0] <= 0 for bar in bars)
-
-
-@pytest.mark.parametrize("border", ["mask", "zero"])
-def test_attention_of_a_window_is_at_its_points(border):
-    layer = AffineSelfConvolution(cyclic(4), 1, 2, RelativePositionTable.square(3, border=border))
-    graph = lift(pixel_positions(4, 4), cyclic(4), PixelSquare(3))
-    x = torch.randn(16, 4, 1)
-    ((seen, query),) = _models._attention(15, layer, x, graph)
-    assert query == 15
-    edges = layer.positions.edges(graph).neighbors
-    mine = (edges.target == 15) & (edges.source < 16)
-    wanted = layer.weights(x, graph)[mine].mean(dim=(1, 2))
-    assert edges.source[mine].tolist() == [10, 11, 14, 15]
-    torch.testing.assert_close(seen.values[edges.source[mine]], (wanted / wanted.sum()).detach())
-    torch.testing.assert_close(seen.values.sum(), torch.tensor(1.0))
-
-
-def test_pictures_of_models_name_what_does_not_fit():
-    network, cloud, _ = MODELS["irreps"]()
-    with pytest.raises(ValueError, match=r"point: expected one of 0..6, got 7"):
-        viz.model_picture(network, cloud, point=7)
-    with pytest.raises(ValueError, match="network: nothing in Pooled has values at the 7 points"):
-        viz.model_picture(Pooled(), cloud)
-    with pytest.raises(ValueError, match="data: expected one cloud with points, got PointClouds"):
-        viz.model_picture(network, Batch.from_data_list([cloud, cloud]))
-
-
-class Pooled(torch.nn.Module):
-    def forward(self, data):
-        return data.x.sum(dim=0, keepdim=True)

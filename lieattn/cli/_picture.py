@@ -1,4 +1,4 @@
-"""``lieattn picture``: what the network of a checkpoint makes of some clouds, and figures of the papers by name."""
+"""``lieattn picture``: what a trained network makes of some clouds, and figures of the papers by name."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import torch
+from torch import nn
+from torch_geometric.data import Data
+
+from lieattn._saved import load, trained_cards
 from lieattn.cli._certify import add_cloud_options, parsed, test_clouds
 from lieattn.cli._options import ArgumentParser, natural
 from lieattn.train import UsageError, load_network, read_checkpoint, short_message
 
 _OUT = Path("pictures")
+_SUFFIXES = (".png", ".gif", ".html")
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Write a picture of each cloud, or a figure of the papers, and return the exit status 0."""
+    """Write a picture or page of each cloud, or a figure of the papers, and return the exit status 0."""
     from lieattn.cli._figures import FIGURES
 
     if arguments and arguments[0] in FIGURES:
@@ -25,35 +31,63 @@ def run(name: str, arguments: Sequence[str]) -> int:
     lines = [f"  {figure:{max(map(len, FIGURES))}}  {summary}" for figure, summary in summaries.items()]
     parser = ArgumentParser(
         prog=f"lieattn {name}",
-        usage=f"lieattn {name} CHECKPOINT [options], or lieattn {name} FIGURE [options]",
-        description="Draw what a trained network makes of clouds of the test set that its checkpoint names: the field\n"
-        "behind the last layer, the field of the cloud turned, and what one point attends to in every layer.\n\n"
+        usage=f"lieattn {name} CHECKPOINT|NAME [options], or lieattn {name} FIGURE [options]",
+        description="Draw what a trained network makes of clouds of its test set: attention, its roll-out, and\n"
+        "fields that turn along. NAME is one of lieattn models --trained, drawn for its own item or --data.\n\n"
         "Or draw a figure of the papers, each with options of its own (FIGURE --help):\n" + "\n".join(lines),
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=32, width=110),
     )
-    add_cloud_options(parser, clouds=1)
-    parser.add_argument("--point", type=natural, help="index of the point that attends (default: one in the middle)")
-    parser.add_argument("--out", type=Path, default=_OUT, metavar="DIR", help=f"folder (default {_OUT})")
+    add_cloud_options(parser, 1, "a checkpoint of `lieattn fit`, or the name or file of a trained network")
+    add = parser.add_argument
+    views = ["overview", "attention", "rollout", "field"]
+    add("--view", choices=views, help="what to draw (default overview; attention in .gif and .html)")
+    add("--point", type=natural, help="index of the point that attends (default: one in the middle)")
+    add("--layer", type=int, help="number of the layer, negative ones from the last (default: up to four, one field)")
+    add("--frame", type=natural, help="frame of the point or field (default: their mean, and each)")
+    add("--head", type=natural, help="head of the attention (default: their mean)")
+    add("--channel", type=natural, help="channel of the field (default: the norm over all)")
+    told = f"a file .png, .gif (query or cloud moves) or .html (one page to explore), or a folder (default {_OUT})"
+    add("--out", type=Path, default=_OUT, metavar="FILE|DIR", help=told)
     options = parsed(parser, arguments, ("data",))
-    if not Path(options.checkpoint).exists():
-        raise UsageError(f"{options.checkpoint} is neither a file nor a figure; figures are {', '.join(FIGURES)}")
+    if not Path(options.checkpoint).exists() and options.checkpoint not in trained_cards():
+        known = f"figures are {', '.join(FIGURES)}; trained networks are {', '.join(trained_cards())}"
+        raise UsageError(f"{options.checkpoint} is neither a file, a figure nor a trained network; {known}")
     from lieattn.models import AttentiveNetwork
-    from lieattn.viz import attention_under_group, model_picture, save
+    from lieattn.viz import Microscope, attention_under_group, save
 
-    network = load_network(options.checkpoint, options.trust)
-    clouds, source = test_clouds(read_checkpoint(options.checkpoint)["lieattn"], network, options)
+    network, clouds, source = _loaded(options)
     print(f"clouds: {source}")
+    chosen = {key: getattr(options, key) for key in ("view", "point", "layer", "frame", "head", "channel")}
     for number, cloud in enumerate(clouds):
-        figure = model_picture(network, cloud, point=options.point, seed=options.seed)
         stem = f"{Path(options.checkpoint).stem}_cloud_{number}"
-        print(f"picture: {save(figure, options.out / f'{stem}.png')}")
+        path = options.out / f"{stem}.png"
+        if options.out.suffix in _SUFFIXES:
+            path = options.out.with_stem(f"{options.out.stem}_{number}") if len(clouds) > 1 else options.out
+        print(f"picture: {Microscope(network, cloud, seed=options.seed).save(path, **chosen)}")
         # Maps that all output channels share make one picture of a square image.
+        if options.view is not None or options.out.suffix in _SUFFIXES:
+            continue
         if isinstance(network, AttentiveNetwork) and network.attention in ("input", "pose") and network.group.dim == 2:
             image = network.images(cloud)[0]
             if image.shape[-1] == image.shape[-2]:
                 figure = attention_under_group(network, image)
                 print(f"picture: {save(figure, options.out / f'{stem}_attention.png')}")
     return 0
+
+
+def _loaded(options: argparse.Namespace) -> tuple[nn.Module, list[Data], str]:
+    """The network, clouds, and where these are from."""
+    trained, given = options.checkpoint in trained_cards() and not Path(options.checkpoint).exists(), options.data
+    if not trained and Path(options.checkpoint).suffix != ".safetensors":
+        network = load_network(options.checkpoint, options.trust)
+        return network, *test_clouds(read_checkpoint(options.checkpoint)["lieattn"], network, options)
+    network = load(options.checkpoint, options.trust)
+    if given is not None:
+        return network, *test_clouds({"config": {}, "input": None}, network, options)
+    if not trained:
+        raise UsageError(f"--data: {options.checkpoint} names no test set; expected --data CLASS")
+    item = trained_cards()[options.checkpoint]["example"]["input"]
+    return network, [Data(**{key: torch.tensor(value) for key, value in item.items()})], "the item of its card"
 
 
 def _figure(name: str, figure: str, arguments: Sequence[str]) -> int:

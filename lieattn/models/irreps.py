@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch_geometric.utils import softmax
 
 from lieattn._checks import check_arguments, check_counts
+from lieattn._watch import SeenWeights, is_watched, show
 from lieattn.geometry import Neighborhood, Neighbors, PointClouds, find_neighbors, point_clouds
 from lieattn.groups import E
 from lieattn.models._inputs import PointInputs, features, in_precision_of_weights, read_inputs, vectors
@@ -471,6 +472,8 @@ class _IrrepsAttention(nn.Module):
         query, key = self._by_head(self.query(x))[edges.target], self._by_head(self.key(x, edges))
         score = (query * key).sum(dim=-1) / math.sqrt(key.shape[-1])
         weight = softmax(score + _log(edges.window)[:, None], edges.target, num_nodes=len(edges.norm))
+        if is_watched():
+            show(SeenWeights(weight[:, None], edges.lists.select(edges.kept), "pooled", 1))
         message = weight[..., None] * self._by_head(self.value(x, edges))
         total = x.new_zeros(len(edges.norm), *message.shape[1:]).index_add(0, edges.target, message)
         sizes = [size // self.heads for size in self.sizes]

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lieattn._autocast import without_autocast
 from lieattn._checks import check_is, kind, may_look
+from lieattn._watch import SeenWeights, is_watched, show
 from lieattn.geometry import Neighbors
 from lieattn.ops import _dense as dense
 from lieattn.ops import _plain as plain
@@ -145,7 +146,9 @@ def group_attention(
         value = turn_pairs(value, phases) if turns_back else value
         problem = replace(problem, query=query, key=key, value=value)
     problem = replace(problem, query=_scaled(query, scale))
-    name, weights = choose(problem, return_weights=return_weights).backend, None
+    # Without normalization it is a convolution.
+    watched = normalize != "none" and is_watched()
+    name, weights = choose(problem, return_weights=return_weights or watched).backend, None
     if value.device.type == "cpu" and not torch.compiler.is_compiling():
         adapt_waiting()
     if name == "dense":
@@ -156,7 +159,7 @@ def group_attention(
         evaluate = pooled.attend if pattern == "pooled" else plain.attend
         drop = partial(F.dropout, p=dropout) if dropout > 0 else None
         with without_autocast(value.device):
-            out, weights = evaluate(problem.to(problem.common_dtype), drop, return_weights)
+            out, weights = evaluate(problem.to(problem.common_dtype), drop, return_weights or watched)
     else:
         out = kernel.attend(problem)
     if value.dtype.itemsize < 4:
@@ -170,7 +173,8 @@ def group_attention(
     if weights is not None:
         sizes = {"joint": (frames, keys), "query_sum": (frames, -1, keys)}.get(pattern, (frames,))
         weights = weights.expand(-1, *sizes, -1)
-    return out, weights
+        show(SeenWeights(weights, neighbors, pattern, keys))
+    return out, weights if return_weights else None
 
 
 def _scaled(query: Tensor | None, scale: float | None) -> Tensor | None:

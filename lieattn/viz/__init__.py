@@ -11,10 +11,13 @@ from lieattn.viz._charts import accuracy_by_angle, error_curves, training_curves
 from lieattn.viz._comparison import comparison
 from lieattn.viz._draw import save
 from lieattn.viz._figures import attention_maps, feature_fields, stabilized_fields
-from lieattn.viz._models import model_picture
+from lieattn.viz._microscope import Microscope
+from lieattn.viz._observation import Turn
 from lieattn.viz._steerability import steerability
 
 __all__ = [
+    "Microscope",
+    "Turn",
     "accuracy_by_angle",
     "affine_maps",
     "attention_maps",
@@ -24,7 +27,6 @@ __all__ = [
     "effective_filters",
     "error_curves",
     "feature_fields",
-    "model_picture",
     "save",
     "stabilized_fields",
     "steerability",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from lieattn._files import replacing
 from lieattn.geometry import LiftedGraph, PointClouds
-from lieattn.groups import FiniteGroup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 INK, GRAY, FAINT = "#222222", "#777777", "#dddddd"
 # Okabe and Ito's colors, told apart by color-blind readers too.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_ANIMATION_DPI, _ANIMATION_COLORS = 90, {"viridis": 80, "magma": 80, "RdBu_r": 55, "gray": 33}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h")
 
 
@@ -78,6 +79,34 @@ def save(figure: Figure, path: str | Path) -> Path:
     return path
 
 
+def save_animation(figures: Iterable[Figure], path: Path, *, seconds: float = 0.45) -> Path:
+    """Write figures of one size as a GIF that repeats; folders are made as needed."""
+    from PIL import Image
+
+    pictures, palette = [], Image.new("P", (1, 1))
+    palette.putpalette(_palette())
+    for figure in figures:
+        figure.set_dpi(_ANIMATION_DPI)
+        figure.canvas.draw()
+        pixels = np.asarray(figure.canvas.buffer_rgba())  # type: ignore[attr-defined]
+        pictures.append(Image.fromarray(pixels).convert("RGB").quantize(palette=palette, dither=Image.Dither.NONE))
+    with replacing(path) as part:
+        options: dict[str, Any] = {"duration": round(1000 * seconds), "loop": 0, "optimize": True}
+        pictures[0].save(part, "GIF", save_all=True, append_images=pictures[1:], **options)
+    return path
+
+
+def _palette() -> list[int]:
+    """Red, green and blue of 256 colors: those of the scales, grays, and the first colors of marks on white."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_rgb
+
+    parts = [colormaps[name](np.linspace(0, 1, count))[:, :3] for name, count in _ANIMATION_COLORS.items()]
+    white, shares = np.ones(3), np.linspace(0.25, 1, 4)[:, None]
+    parts += [white + shares * (np.array(to_rgb(color)) - white) for color in COLORS[:2]]
+    return [round(255 * float(part)) for part in np.concatenate(parts).flatten()]
+
+
 def points(
     axes: Axes,
     clouds: PointClouds,
@@ -103,11 +132,11 @@ def _tiles(clouds: PointClouds, angle: float) -> Any:
     """Corners ``[points, corners, 2]``."""
     corners = 4 if clouds.grid is not None else 24
     around = angle + np.pi / corners + 2 * np.pi * np.arange(corners) / corners
-    radius = _spacing(clouds) * (np.sqrt(0.5) if corners == 4 else 0.48)
+    radius = spacing(clouds) * (np.sqrt(0.5) if corners == 4 else 0.48)
     return clouds.pos.cpu().numpy()[:, None] + radius * np.stack([np.cos(around), np.sin(around)], axis=-1)
 
 
-def _spacing(clouds: PointClouds) -> float:
+def spacing(clouds: PointClouds) -> float:
     """Typical distance to the nearest other point; 1 if there is none."""
     from scipy.spatial import cKDTree
 
@@ -126,10 +155,10 @@ def neighborhood(axes: Axes, graph: LiftedGraph, keys: Tensor, point: int, angle
     ring(axes, graph, point, angle)
 
 
-def frame(axes: Axes, group: FiniteGroup, h: int) -> None:
+def frame(axes: Axes, frames: Tensor, h: int) -> None:
     """Arrow h e_x in the lower left corner, and a stub h e_y where mirrors make a difference."""
-    mirrors = has_mirrors(group)
-    along, across = 0.16 * group.elements[h].numpy().T
+    mirrors = has_mirrors(frames)
+    along, across = 0.16 * frames[h].numpy().T
     across = across / 2 if mirrors else 0 * across
     tail = 0.08 - (along + across) / 2
     parts = [("-|>,head_length=0.25,head_width=0.13", along)] + [("-", across)] * mirrors
@@ -139,20 +168,21 @@ def frame(axes: Axes, group: FiniteGroup, h: int) -> None:
         axes.annotate("", **place, textcoords="axes fraction", arrowprops=arrow)
 
 
-def has_mirrors(group: FiniteGroup) -> bool:
-    return bool((torch.linalg.det(group.elements) < 0).any())
+def has_mirrors(frames: Tensor) -> bool:
+    """Whether there are mirrors among matrices ``[*, dim, dim]``."""
+    return bool((torch.linalg.det(frames) < 0).any())
 
 
 def extent(clouds: PointClouds) -> tuple[Tensor, float]:
     """Center of the points and a half width that holds them however they are turned."""
     center = clouds.pos.mean(dim=0)
     reach = float((clouds.pos - center).norm(dim=1).max())
-    return center, reach + _spacing(clouds)
+    return center, reach + spacing(clouds)
 
 
 def neighbor_reach(graph: LiftedGraph, keys: Tensor, point: int) -> float:
     """Half width of a panel around a point that holds its neighbors however they are turned."""
-    return float((graph.pos[keys] - graph.pos[point]).norm(dim=1).max()) + _spacing(graph)
+    return float((graph.pos[keys] - graph.pos[point]).norm(dim=1).max()) + spacing(graph)
 
 
 def look_at(axes: Axes, center: Tensor, reach: float) -> None:

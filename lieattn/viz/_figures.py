@@ -77,7 +77,7 @@ def feature_fields(
             ):
                 draw.points(axes, drawn, values[row, :, h], angle, "viridis", norm)
                 draw.look_at(axes, *draw.extent(drawn))
-                draw.frame(axes, observer.group, h)
+                draw.frame(axes, observer.group.elements, h)
     what = "norm over channels" if channel is None else f"channel {channel}"
     sheet.title(f"Field of {observer.name}, {what}", stable)
     sheet.colorbar("viridis", norm, "feature")
@@ -141,7 +141,7 @@ def attention_maps(
             draw.points(axes, graph, maps[row, :, h], view.angle, "magma", norm, keys)
             draw.ring(axes, graph, point, view.angle)
             draw.look_at(axes, graph.pos[point], reach)
-            draw.frame(axes, observer.group, h)
+            draw.frame(axes, observer.group.elements, h)
     heads = "mean over heads" if head is None else f"head {head}"
     sheet.title(f"Attention of {observer.name}, point {point}, {heads}", observer.stabilized(maps[..., None]))
     sheet.colorbar("magma", norm, "attention weight")
@@ -290,7 +290,7 @@ class Sheet(draw.Canvas):
         if 1 < len(inside) < len(stable):
             measured += f"; between those in the group: {_spread(inside)}"
         measured += f" (largest value {float(stable.abs().max()):.2g})"
-        if draw.has_mirrors(self.group):
+        if draw.has_mirrors(self.group.elements):
             measured += "; m: mirrored frame"
         self.write(0.25, 0.52, measured, size=8, color=draw.GRAY)
 

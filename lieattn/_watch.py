@@ -1,0 +1,49 @@
+"""Weights of attention for a tool that looks on while a network is evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class SeenWeights(NamedTuple):
+    """Weights of one call of :func:`lieattn.ops.group_attention`, in its layout, with its neighbors and pattern."""
+
+    weights: Tensor
+    neighbors: Any
+    pattern: str
+    keys: int  # frames over each key point
+
+
+Watcher = Callable[[SeenWeights], None]
+_WATCHER: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
+
+
+@contextmanager
+def watching_weights(watcher: Watcher) -> Iterator[None]:
+    """Call ``watcher`` with the weights of all attention that this thread evaluates in this context.
+
+    Convolutions, whose weights do not depend on features (``normalize="none"``), and compiled networks are not seen.
+    """
+    token = _WATCHER.set(watcher)
+    try:
+        yield
+    finally:
+        _WATCHER.reset(token)
+
+
+def is_watched() -> bool:
+    """Whether somebody looks on; nobody does while a network is compiled."""
+    return not torch.compiler.is_compiling() and _WATCHER.get() is not None
+
+
+def show(seen: SeenWeights) -> None:
+    """Show weights to who looks on, if there is somebody."""
+    watcher = _WATCHER.get() if is_watched() else None
+    if watcher is not None:
+        watcher(seen)

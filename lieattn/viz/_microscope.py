@@ -1,0 +1,219 @@
+"""A microscope for networks: attention, its roll-out and feature fields of one cloud, as figures and files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from lieattn._checks import check_arguments, check_counts
+from lieattn.viz import _draw as draw
+from lieattn.viz._observation import Observation, Turn
+from lieattn.viz._views import attention_board, attention_moments, field_board, field_moments, overview
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+View = Literal["overview", "attention", "rollout", "field"]
+
+
+class Microscope:
+    """Look at what a network does with one cloud: three lines, from a network to a picture.
+
+    It records one forward pass of a copy of the network in eval mode: the weights of each layer of attention, and the
+    field behind each layer. The cloud is also turned by elements of the group that the network states, to see its
+    fields turn along. Layers are numbered from 0 in the order of the forward pass, negative numbers count from the
+    last; :attr:`attention_layers` and :attr:`field_layers` have their names. Frames are those of the layer.
+
+    Parameters
+    ----------
+    network
+        Any ``network(data)``. Networks of convolutions have fields but no attention, gates of attentive convolutions
+        are among the fields.
+    data
+        One cloud with ``pos`` ``[points, dim]`` as the network takes it, of which two or three coordinates are drawn.
+        Molecules, with ``edge_index`` or with ``z`` where ase is installed, are drawn with bonds.
+    turns
+        How often the cloud is turned at most: by the elements of a finite group, else by equal angles about an axis.
+    seed
+        Of the axis.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``data`` is not one cloud with points, or nothing of the network has values at points.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch_geometric.data import Data
+    >>> from lieattn.groups import cyclic
+    >>> from lieattn.models import FramewiseTransformer
+    >>> network = FramewiseTransformer(cyclic(4), 1, 1, channels=4, layers=2)
+    >>> microscope = Microscope(network, Data(x=torch.ones(7, 1), pos=torch.randn(7, 2)))
+    >>> microscope.attention_layers
+    ('blocks.0', 'blocks.1')
+    >>> microscope.attention(0, frame=1, layer=0).shape  # by point and frame of the keys
+    torch.Size([7, 4])
+    >>> microscope.deviation() < 1e-4
+    True
+    """
+
+    def __init__(self, network: nn.Module, data: Data, *, turns: int = 12, seed: int = 0) -> None:
+        check_arguments(Microscope.__init__, locals())
+        check_counts(turns=turns)
+        self._seen = Observation(network, data, turns, seed)
+
+    @property
+    def attention_layers(self) -> tuple[str, ...]:
+        """Names of the layers of attention; empty where there are none."""
+        return tuple(layer.name for layer in self._seen.recording.attention)
+
+    @property
+    def field_layers(self) -> tuple[str, ...]:
+        """Names of the layers with a field behind them."""
+        return tuple(layer.name for layer in self._seen.recording.fields)
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """What the cloud is turned by, the identity first."""
+        return self._seen.turns
+
+    def attention(
+        self, point: int | None = None, *, frame: int | None = None, head: int | None = None, layer: int = -1
+    ) -> Tensor:
+        """Weights ``[points, keys]`` float64 with which a query attends to the frames of each point.
+
+        Parameters
+        ----------
+        point
+            The query, among the points of the layer; that nearest to the center (of a sphere: to the eye) if absent.
+        frame, head
+            Its frame and the head; the mean over all of them if absent.
+        layer
+            Of :attr:`attention_layers`.
+
+        Returns
+        -------
+        Tensor
+            As the layer has them: normalized to 1 by a softmax, less what attends to zeros outside of an image.
+            ``[points, 1]`` where all frames of a key point have one weight together. Attention to the query frames
+            that GSA-Nets sum is their mean.
+
+        Raises
+        ------
+        ValueError
+            If there is no attention, or no such layer, point, frame or head.
+        """
+        check_arguments(Microscope.attention, locals())
+        return self._seen.attention(point, frame, head, layer)
+
+    def rollout(self, point: int | None = None, *, frame: int | None = None, layer: int = -1) -> Tensor:
+        """Attention rolled out from a layer to the input, ``[points, keys]`` float64, of the first layer of attention.
+
+        It is the mean over heads of each layer, with half of the identity for the residual connection, multiplied
+        through all layers up to this one: see docs/microscope.md. Arguments and errors are those of :meth:`attention`;
+        ValueError, too, where weights are negative. The mean over the frames of the query is taken if none is chosen.
+        """
+        check_arguments(Microscope.rollout, locals())
+        return self._seen.rollout(point, frame, layer)
+
+    def fields(self, layer: int = -1) -> Tensor:
+        """Fields of the turned clouds, raw: ``[turns, points, fiber, channels]`` float64, points in one order."""
+        check_arguments(Microscope.fields, locals())
+        return self._seen.fields(layer)[0]
+
+    def stabilized(self, layer: int = -1) -> Tensor:
+        """Fields of the turned clouds, pulled back: (u⁻¹ f_u)(g) = f_u(u g), ``[turns, points, fiber, channels]``.
+
+        All are equal, up to rounding, if the network is equivariant. Of modules whose law is not known, as those of
+        other libraries, fields are the norms over the channels, ``[turns, points, 1, 1]``.
+        """
+        check_arguments(Microscope.stabilized, locals())
+        return self._seen.fields(layer)[1]
+
+    def deviation(self, layer: int = -1) -> float:
+        """Largest difference of stabilized fields from that of the cloud as it is: the error of equivariance."""
+        check_arguments(Microscope.deviation, locals())
+        stable = self._seen.fields(layer)[1]
+        return float((stable - stable[0]).abs().max())
+
+    # --- pictures -------------------------------------------------------------------------------------------------
+
+    def picture(
+        self,
+        view: View = "overview",
+        *,
+        point: int | None = None,
+        frame: int | None = None,
+        head: int | None = None,
+        layer: int | None = None,
+        channel: int | None = None,
+    ) -> Figure:
+        """Draw a view.
+
+        Parameters
+        ----------
+        view
+            ``"overview"``: features, field, field of the turned cloud, attention of up to four layers.
+            ``"attention"`` of a query: a row for each layer, columns for the mean over its frames and for each of them;
+            or, of one ``frame``, for the frames of the keys. ``"rollout"``: the same from each layer to the input.
+            ``"field"``: rows of turned clouds, raw fields and beside them stabilized ones.
+        point, frame, head
+            See :meth:`attention`.
+        layer
+            One layer; up to four of them if absent, of fields the last.
+        channel
+            Of a field; the norm over all channels if absent.
+        """
+        draw.require_matplotlib()
+        check_arguments(Microscope.picture, locals())
+        if view == "overview":
+            return overview(self._seen, point)
+        if view == "field":
+            return field_board(self._seen, -1 if layer is None else layer, frame, channel)
+        return attention_board(self._seen, view, point, frame, head, layer)
+
+    def save(
+        self,
+        path: str | Path,
+        view: View | None = None,
+        *,
+        point: int | None = None,
+        frame: int | None = None,
+        head: int | None = None,
+        layer: int | None = None,
+        channel: int | None = None,
+    ) -> Path:
+        """Write a view to a file, and return where; folders are made as needed.
+
+        Parameters
+        ----------
+        path
+            ``.png`` and other formats of matplotlib: see :meth:`picture`. ``.gif``: the query moves over the points, or
+            the cloud turns (``"field"``). ``.html``: one file for any browser, without a network, in which view, layer,
+            head, frame, query and turn are chosen, opened with what is chosen here.
+        view
+            If absent, the overview in figures; in other files attention, where there is some, else the field.
+        point, frame, head, layer, channel
+            See :meth:`picture`.
+        """
+        check_arguments(Microscope.save, locals())
+        path = Path(path)
+        chosen: dict[str, Any] = {"point": point, "frame": frame, "head": head, "layer": layer, "channel": channel}
+        moving = path.suffix in (".gif", ".html")
+        view = view or (("attention" if self._seen.recording.attention else "field") if moving else "overview")
+        if not moving:
+            return draw.save(self.picture(view, **chosen), path)
+        if view == "overview":
+            raise ValueError(f"view: a {path.suffix} file shows 'attention', 'rollout' or 'field', got 'overview'")
+        if path.suffix == ".html":
+            from lieattn.viz._page import write_page
+
+            return write_page(self._seen, path, view, **chosen)
+        draw.require_matplotlib()
+        if view == "field":
+            return draw.save_animation(field_moments(self._seen, -1 if layer is None else layer, frame, channel), path)
+        return draw.save_animation(attention_moments(self._seen, view, frame, head, layer), path)

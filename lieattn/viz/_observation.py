@@ -1,0 +1,180 @@
+"""What a microscope has seen: one cloud in a network, as it is and turned by elements of the group."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from lieattn.certify import moved
+from lieattn.geometry import PointClouds, point_clouds
+from lieattn.groups import SO, FiniteGroup, O, SemidirectProduct
+from lieattn.models import LieTransformer, Symmetry
+from lieattn.spaces import Sphere
+from lieattn.viz._recording import Attention, Field, Recorder, Recording, pulled_back, rolled_out
+from lieattn.viz._scene import Scene, camera_of
+
+_Layer = TypeVar("_Layer", Attention, Field)
+
+
+class Turn(NamedTuple):
+    """A linear map of points ``[dim, dim]`` float64, what it is called, and whether the network's group has it."""
+
+    label: str
+    matrix: Tensor
+    inside: bool
+
+
+class Observation:
+    """A recorded forward pass, and those of the turned cloud, which are made when they are asked for."""
+
+    def __init__(self, network: nn.Module, data: Data, turns: int, seed: int) -> None:
+        clouds = point_clouds(data)
+        if clouds.num_clouds != 1 or clouds.num_points == 0:
+            raise ValueError(f"data: expected one cloud with points, got {clouds}")
+        self.data, self.guarantee = data, getattr(network, "guarantee", "the network states no guarantee")
+        network = copy.deepcopy(getattr(network, "_orig_mod", network)).cpu().eval()
+        for module in network.modules():
+            if isinstance(module, LieTransformer):  # whose pieces give the same results
+                module.lifting = replace(module.lifting, piece=None)
+        self._recorder = Recorder(network)
+        self.name = type(self._recorder.inner).__name__
+        self.recording = self._recorder(data)
+        if not self.recording.fields and not self.recording.attention:
+            raise ValueError(f"network: nothing in {self.name} has values at the {clouds.num_points} points")
+        self._kinds: Any = {"pos": "position", "cell": "vector"}
+        self._kinds |= dict.fromkeys(getattr(network, "vector_inputs", ()), "vector")
+        self.turns = _turns(getattr(network, "symmetry", None), clouds.pos.shape[1], turns, seed)
+
+    @property
+    def input(self) -> tuple[PointClouds, Tensor]:
+        """The cloud that was given, and the mean of its features, or its nuclear charges, ``[points]`` float64."""
+        clouds, x = point_clouds(self.data), self.data.get("x", self.data.get("z"))
+        features = clouds.pos.new_ones(clouds.num_points) if x is None else x
+        flat = features.detach().cpu().double().reshape(clouds.num_points, -1).mean(dim=1)
+        pos, grid = clouds.pos.detach().cpu().double(), None if clouds.grid is None else clouds.grid.cpu()
+        return PointClouds(pos=pos, batch=clouds.batch.cpu(), num_clouds=1, grid=grid), flat
+
+    @property
+    def sphere(self) -> bool:
+        """Whether the points are on a sphere."""
+        return isinstance(getattr(self._recorder.inner, "space", None), Sphere)
+
+    def scene(self, clouds: PointClouds) -> Scene:
+        """What is drawn beside the points of a layer."""
+        return Scene.of(self.data, clouds, sphere=self.sphere)
+
+    def attention_layer(self, layer: int) -> Attention:
+        """A layer of attention; ValueError if there is none such."""
+        if not self.recording.attention:
+            gates = any(field.name.endswith("gate") for field in self.recording.fields)
+            more = "its gates are among the fields" if gates else "it has fields"
+            raise ValueError(f"network: {self.name} has no attention of points to points; {more}: view 'field'")
+        return _chosen(self.recording.attention, layer)
+
+    def field_layer(self, layer: int) -> Field:
+        """A field; ValueError if there is none such."""
+        if not self.recording.fields:
+            raise ValueError(f"network: {self.name} has no field behind a layer; expected view 'attention'")
+        return _chosen(self.recording.fields, layer)
+
+    def query(self, found: Attention, point: int | None, frame: int | None) -> int:
+        """The query point of a layer; if absent, that nearest to the center, or of a sphere nearest to the eye.
+
+        ValueError is raised if there is none such.
+        """
+        pos = found.places.pos
+        check_index("point", point, len(pos))
+        check_index("frame", frame, found.places.fiber)
+        if point is not None:
+            return point
+        eye = camera_of(self.data.pos)[2] if self.sphere else pos.mean(dim=0)
+        return int((pos - eye).norm(dim=1).argmin())
+
+    def attention(self, point: int | None, frame: int | None, head: int | None, layer: int) -> Tensor:
+        """See :meth:`Microscope.attention`."""
+        found = self.attention_layer(layer)
+        check_index("head", head, found.heads)
+        return found.of_query(self.query(found, point, frame), frame, head)
+
+    def rollout(self, point: int | None, frame: int | None, layer: int) -> Tensor:
+        """See :meth:`Microscope.rollout`."""
+        found, layers = self.attention_layer(layer), self.recording.attention
+        point, fiber = self.query(found, point, frame), found.places.fiber
+        flow = torch.zeros(1, len(found.places.pos), fiber, dtype=torch.float64)
+        flow[0, point, slice(None) if frame is None else frame] = 1 / fiber if frame is None else 1
+        return rolled_out(layers[: layer % len(layers) + 1], flow)[0]
+
+    def fields(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Raw and stabilized fields of the turned clouds, ``[turns, points, fiber, channels]`` both."""
+        before = self.field_layer(layer)
+        number = layer % len(self.recording.fields)
+        raw, stable = [before.x], [before.x]
+        for turn, recording in zip(self.turns[1:], self._turned, strict=True):
+            found = pulled_back(before, recording.fields[number], turn.matrix)
+            if found is None:
+                raise ValueError(f"data: the points of {before.name} do not turn along, cloud {turn.label}")
+            raw.append(found[0])
+            stable.append(found[1])
+        return torch.stack(raw), torch.stack(stable)
+
+    @cached_property
+    def _turned(self) -> list[Recording]:
+        found = []
+        for turn in self.turns[1:]:
+            data = moved(self.data, turn.matrix, kinds=self._kinds)
+            for name in self._kinds:
+                if data.get(name) is not None:
+                    data[name] = data[name].to(self.data[name])
+            found.append(self._recorder(data))
+        return found
+
+
+def check_index(name: str, index: int | None, count: int) -> None:
+    """Raise ValueError for what is no index below a count."""
+    if index is not None and not 0 <= index < count:
+        raise ValueError(f"{name}: expected one of 0..{count - 1}, got {index}")
+
+
+def _chosen(layers: Sequence[_Layer], layer: int) -> _Layer:
+    if not -len(layers) <= layer < len(layers):
+        names = ", ".join(f"{number} ({found.name})" for number, found in enumerate(layers))
+        raise ValueError(f"layer: expected one of {names}, or -{len(layers)} to -1, got {layer}")
+    return layers[layer]
+
+
+def _turns(symmetry: Any, dim: int, count: int, seed: int) -> tuple[Turn, ...]:
+    """Elements of the group that a network states, or of another one, the identity first."""
+    group = symmetry.group if isinstance(symmetry, Symmetry) else symmetry
+    group = group.stabilizer if isinstance(group, SemidirectProduct) else group
+    identity = Turn("as it is", torch.eye(dim, dtype=torch.float64), True)
+    if isinstance(group, FiniteGroup) and group.order > 1 and group.dim == dim:
+        elements = [matrix for matrix in group.elements if not torch.allclose(matrix, identity.matrix)]
+        return (identity, *(Turn(_named(matrix), matrix, True) for matrix in elements[: count - 1]))
+    if dim not in (2, 3):
+        return (identity,)
+    inside = isinstance(group, SO | O) and group.dim == dim
+    axis = torch.randn(3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    along = axis.new_ones(1) if dim == 2 else axis / axis.norm()
+    angles = [2 * math.pi * number / count for number in range(1, count)]
+    labels = [f"turned by {math.degrees(angle):.4g}°" for angle in angles]
+    return (identity, *(Turn(label, SO(dim).exp(x * along), inside) for label, x in zip(labels, angles, strict=True)))
+
+
+def _named(matrix: Tensor) -> str:
+    """What an orthogonal matrix does, by its angle."""
+    dim, mirrors = len(matrix), float(torch.linalg.det(matrix)) < 0
+    if dim == 2:
+        degrees = math.degrees(math.atan2(float(matrix[1, 0]), float(matrix[0, 0]))) % 360
+        return f"mirrored at {degrees / 2:.4g}°" if mirrors else f"turned by {degrees:.4g}°"
+    proper = -matrix if mirrors else matrix
+    cosine = (float(proper.diagonal().sum()) - 1) / 2
+    degrees = math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
+    return f"turned by {degrees:.4g}°" + (", inverted" if mirrors else "")

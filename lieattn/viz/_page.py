@@ -1,0 +1,208 @@
+"""The views of a microscope as one HTML file: numbers as JSON, and the script that draws them."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lieattn._files import replace_text
+from lieattn.viz._draw import require_matplotlib, spacing
+from lieattn.viz._observation import Observation, check_index
+from lieattn.viz._recording import Attention, Places, rolled_out
+from lieattn.viz._scene import bonds_of, camera_of, symbols_of
+from lieattn.viz._views import frame_name
+
+_COLORS, _STEPS = ("magma", "viridis", "RdBu_r", "gray_r"), 48
+_MOST_NUMBERS = 3_000_000  # of one kind, 8 MB of text
+_MOST_CHANNELS = 8
+_QUERIES = 64  # that are rolled out at a time
+
+
+def write_page(
+    scope: Observation,
+    path: Path,
+    view: str,
+    *,
+    point: int | None,
+    frame: int | None,
+    head: int | None,
+    layer: int | None,
+    channel: int | None,
+) -> Path:
+    """Write the page, which opens with what is chosen; see :meth:`Microscope.save`."""
+    require_matplotlib()
+    start = _start(scope, view, point, frame, head, layer, channel)
+    places: list[Places] = []
+    content: dict[str, Any] = {
+        "start": start,
+        "attention": [_attention(layer, places, scope) for layer in scope.recording.attention],
+        "rollout": _rollouts(scope, places),
+        "fields": [_field(scope, number, places) for number in range(len(scope.recording.fields))],
+        "turns": [turn._asdict() | {"matrix": turn.matrix.tolist()} for turn in scope.turns],
+        "input": _input(scope, places),
+        "places": [_place(one) for one in places],
+        "camera": camera_of(scope.data.pos).tolist() if places[0].pos.shape[1] > 2 else None,
+        "sphere": scope.sphere,
+        "bonds": bonds_of(scope.data).tolist(),
+        "symbols": symbols_of(scope.data),
+        "colors": {name: _colors(name) for name in _COLORS},
+    }
+    moves = "Drag, or Shift and the arrow keys, rotate. " if content["camera"] else ""
+    texts = {
+        "title": f"{scope.name}: attention and fields of one cloud",
+        "guarantee": scope.guarantee,
+        "help": f"Click a point to make it the query; in a picture, the arrow keys go through points or turns. {moves}"
+        "Weights are the mean over the frames of the query and the heads, the sum over the frames of the keys.",
+    }
+    folder = resources.files("lieattn.viz")
+    page = Template((folder / "microscope.html").read_text()).substitute(
+        **{name: html.escape(text) for name, text in texts.items()},
+        data=json.dumps(content, separators=(",", ":")).replace("<", "\\u003c"),
+        script=(folder / "microscope.js").read_text(),
+    )
+    replace_text(path, page)
+    return path
+
+
+def _start(
+    scope: Observation,
+    view: str,
+    point: int | None,
+    frame: int | None,
+    head: int | None,
+    layer: int | None,
+    channel: int | None,
+) -> dict[str, Any]:
+    """What is shown first, checked."""
+    number = -1 if layer is None else layer
+    query = 0
+    if view == "field":
+        fields = scope.fields(number)[0]
+        check_index("frame", frame, fields.shape[2])
+        check_index("channel", channel, fields.shape[3])
+        number %= len(scope.recording.fields)
+    else:
+        found = scope.attention_layer(number)
+        query = scope.query(found, point, frame)
+        check_index("head", head, found.heads)
+        number %= len(scope.recording.attention)
+    shown = 0 if channel is None else min(channel, _MOST_CHANNELS - 1) + 1
+    chosen = {"view": view, "layer": number, "point": query, "frame": frame, "head": head, "channel": shown}
+    return {**chosen, "turn": min(1, len(scope.turns) - 1)}
+
+
+def _input(scope: Observation, places: list[Places]) -> dict[str, Any]:
+    """The cloud that was given, with the mean of its features."""
+    cloud, features = scope.input
+    return {"places": _index(places, Places(cloud, None, 1)), "values": features.tolist()}
+
+
+def _attention(layer: Attention, places: list[Places], scope: Observation) -> dict[str, Any]:
+    """Weights ``[edges, fiber, keys, heads]``, edges sorted by query; the mean over heads where there are too many."""
+    weights = layer.weights
+    if weights.numel() > _MOST_NUMBERS:
+        weights = weights.mean(dim=-1, keepdim=True)
+    if weights.numel() > _MOST_NUMBERS:
+        weights = weights.sum(dim=2, keepdim=True)
+    _check_size(scope, weights)
+    count = torch.bincount(layer.target, minlength=len(layer.places.pos))
+    names = [frame_name(layer.places, h) for h in range(layer.places.fiber)]
+    return {
+        "name": layer.name,
+        "places": _index(places, layer.places),
+        "frames": names,
+        "key_frames": names if weights.shape[2] == len(names) else [f"frame {k}" for k in range(weights.shape[2])],
+        "heads": weights.shape[3],
+        "rows": [0, *count.cumsum(0).tolist()],
+        "source": layer.source.tolist(),
+        "weights": _packed(weights),
+    }
+
+
+def _rollouts(scope: Observation, places: list[Places]) -> list[dict[str, Any]]:
+    """Weights ``[points, fiber, points of the input]``; none where weights are no probabilities."""
+    found, layers = [], scope.recording.attention
+    if any(bool((layer.weights < 0).any()) for layer in layers):
+        return []
+    for number, layer in enumerate(layers):
+        points, fiber = len(layer.places.pos), layer.places.fiber
+        inputs = len(layers[0].places.pos)
+        together = points * fiber * inputs > _MOST_NUMBERS
+        flow = torch.eye(points * fiber, dtype=torch.float64).view(-1, points, fiber)
+        if together:
+            flow = flow.view(points, fiber, points, fiber).mean(dim=1)
+        parts = [rolled_out(layers[: number + 1], part).sum(dim=2) for part in flow.split(_QUERIES)]
+        values = torch.cat(parts).view(points, -1, inputs)
+        _check_size(scope, values)
+        names = [""] if together else [frame_name(layer.places, h) for h in range(fiber)]
+        found.append(
+            {"name": layer.name, "places": _index(places, layer.places), "frames": names, "values": _packed(values)}
+        )
+    return found
+
+
+def _field(scope: Observation, number: int, places: list[Places]) -> dict[str, Any]:
+    """Raw and stabilized values ``[turns, points, fiber, 1 + channels]``: the norm over all, and the first channels."""
+    raw, stable = scope.fields(number)
+    known = max(0, min(_MOST_CHANNELS, _MOST_NUMBERS // (raw[..., 0].numel() * len(scope.recording.fields)) - 1))
+    own, shown = scope.recording.fields[number].places, range(min(known, raw.shape[-1]))
+    first, second = (torch.cat([x.norm(dim=-1, keepdim=True), x[..., : len(shown)]], dim=-1) for x in (raw, stable))
+    _check_size(scope, first)
+    return {
+        "name": scope.field_layer(number).name,
+        "places": _index(places, own),
+        "frames": [frame_name(own, h) for h in range(own.fiber)],
+        "channels": ["norm over the channels", *(f"channel {channel}" for channel in shown)],
+        "raw": _packed(first),
+        "stable": _packed(second),
+        "deviation": (stable - stable[0]).abs().flatten(1).amax(dim=1).tolist(),
+        "largest": float(raw.abs().max()),
+    }
+
+
+def _check_size(scope: Observation, values: Tensor) -> None:
+    if values.numel() > _MOST_NUMBERS:
+        raise ValueError(
+            f"data: a page has room for {_MOST_NUMBERS:,} numbers a layer, {scope.data.num_nodes} points have "
+            f"{values.numel():,}; draw a .png, or take a smaller cloud"
+        )
+
+
+def _index(places: list[Places], own: Places) -> int:
+    """Number of the points among those of the page, which they join if they are others."""
+    for number, known in enumerate(places):
+        if known.pos.shape == own.pos.shape and torch.equal(known.pos, own.pos):
+            return number
+    places.append(own)
+    return len(places) - 1
+
+
+def _place(places: Places) -> dict[str, Any]:
+    clouds = places.clouds
+    flat = clouds.pos.shape[1] < 3
+    pos = [[round(x, 5) for x in point] for point in clouds.pos[:, :3].tolist()]
+    return {"pos": pos, "square": flat and clouds.grid is not None, "spacing": spacing(clouds)}
+
+
+def _packed(values: Tensor) -> dict[str, Any]:
+    """Numbers as 16 bits between the lowest and the highest, little-endian, in base64."""
+    low, high = float(values.min()), float(values.max())
+    part = (values - low) / ((high - low) or 1.0)
+    data = (65535 * part).round().numpy().astype("<u2").tobytes()
+    return {"shape": list(values.shape), "low": low, "high": high, "data": base64.b64encode(data).decode()}
+
+
+def _colors(name: str) -> list[str]:
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(color) for color in colormaps[name](np.linspace(0, 1, _STEPS))]

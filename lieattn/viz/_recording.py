@@ -1,0 +1,399 @@
+"""What one forward pass of any network leaves to be seen: weights of attention, fields, and where they live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+
+from lieattn._watch import SeenWeights, watching_weights
+from lieattn.geometry import LiftedGraph, PointClouds, Raster, pixel_positions, point_clouds
+from lieattn.models import AttentiveNetwork, EquivariantModule, FieldModel, Network, Wrapper
+from lieattn.nn import CloudNorm, FieldBatchNorm, GroupAttention, from_grid
+from lieattn.reps import Irreps
+
+_APART = 1e-3  # of the size of a cloud: points nearer than that are one point
+_NOT_LAYERS = (nn.Identity, nn.Linear, nn.LayerNorm, nn.Dropout, nn.ModuleList, CloudNorm, FieldBatchNorm)
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Elements of a group over points, on the CPU.
+
+    ``frames`` are the linear parts of the elements, ``[1, fiber, dim, dim]`` where they are the same over all points,
+    else ``[points, fiber, dim, dim]``; None for a fiber of 1.
+    """
+
+    clouds: PointClouds
+    frames: Tensor | None
+    fiber: int
+
+    @property
+    def pos(self) -> Tensor:
+        """``[points, dim]`` float64."""
+        return self.clouds.pos
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Weights of a layer of attention.
+
+    Attributes
+    ----------
+    name
+        That of its module.
+    places
+        Points and frames of the queries; the keys are over the same points.
+    target, source
+        Point of the query and of the key of each edge, int64 ``[edges]``.
+    weights
+        ``[edges, fiber, keys, heads]``: how much a frame of the query attends to a frame of the key. The axis of the
+        keys is 1 where each frame attends to itself alone (``tied``), and where all frames of a key point have one
+        weight together.
+    total
+        Sum of the weights of each query, ``[points, fiber, heads]``: 1 for a softmax. It counts those of zeros outside
+        of an image, which are in no edge.
+    keys
+        Frames over a key point.
+    tied, lifting
+        Whether each frame attends to itself alone; whether the layer lifts features of points.
+    """
+
+    name: str
+    places: Places
+    target: Tensor
+    source: Tensor
+    weights: Tensor
+    total: Tensor
+    keys: int
+    tied: bool
+    lifting: bool
+
+    @property
+    def heads(self) -> int:
+        """Number of heads."""
+        return self.weights.shape[-1]
+
+    def of_query(self, point: int, frame: int | None, head: int | None) -> Tensor:
+        """Weights ``[points, keys]`` of a query; the mean over its frames, and over heads, where none is chosen.
+
+        They are ``[points, 1]`` where all frames of a key point have one weight together.
+        """
+        chosen = self.target == point
+        weights = self.weights[chosen]
+        weights = weights.mean(dim=-1) if head is None else weights[..., head]
+        if self.tied:
+            own = weights[..., 0] / self.places.fiber
+            weights = own if frame is None else self.places.fiber * own * _one(frame, self.places.fiber)
+        else:
+            weights = weights.mean(dim=1) if frame is None else weights[:, frame]
+        return weights.new_zeros(len(self.places.pos), weights.shape[1]).index_add_(0, self.source[chosen], weights)
+
+    def step(self, flow: Tensor) -> Tensor:
+        """Weights of queries ``[*, points, fiber]`` passed on to keys, ``[*, points, keys]``; see ``rolled_out``."""
+        if bool((self.weights < 0).any()):
+            raise ValueError(
+                f"view: a roll-out multiplies probabilities, but weights of {self.name} are negative: they are not "
+                "normalized by a softmax; expected 'attention' or 'field'"
+            )
+        seen = self.total > 0
+        share = self.weights / torch.where(seen, self.total, 1.0)[self.target][:, :, None]
+        share = share.mean(dim=-1)  # over heads
+        leaving = flow[..., self.target, :]
+        if self.tied:
+            sent = leaving * share[..., 0]
+        else:
+            sent = torch.einsum("...ef,efk->...ek", leaving, share)
+            if sent.shape[-1] != self.keys:
+                sent = (sent / self.keys).expand(*sent.shape[:-1], self.keys)
+        received = flow.new_zeros(*flow.shape[:-1], self.keys)
+        received.index_add_(flow.ndim - 2, self.source, sent)
+        if self.lifting or self.keys != self.places.fiber:
+            return received
+        alone = ~seen.all(dim=-1)  # who has no neighbors keeps all
+        return (received + flow) / 2 + flow * alone / 2
+
+
+@dataclass(frozen=True, eq=False)
+class Field:
+    """Values ``x`` ``[points, fiber, channels]`` behind a layer; ``irreps`` are those of the channels, if there are.
+
+    Of modules that know no graph and no irreps, they are the norms over the channels, ``[points, 1, 1]``.
+    """
+
+    name: str
+    places: Places
+    x: Tensor
+    irreps: Irreps | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """Layers of attention and fields, in the order of the forward pass, and the data that the network saw."""
+
+    attention: tuple[Attention, ...]
+    fields: tuple[Field, ...]
+    data: Data
+
+
+class Recorder:
+    """Looks on while a network is evaluated; its hooks stay on the network, so give it a copy."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+        inner = (m for m in network.modules() if isinstance(m, EquivariantModule))
+        self.inner = next((m for m in inner if not isinstance(m, Wrapper | FieldModel)), network)
+        self.names = {module: name for name, module in network.named_modules()}
+        self.parts = set(self.inner.modules())  # of an ensemble the first network alone
+        named = ((module, name) for module, name in self.names.items() if module in self.parts)
+        self.layers = {module: self._short(name) for module, name in named if self._is_layer(module, name)}
+        self.heads = {getattr(m, "head", None) for m in network.modules() if isinstance(m, Network)} - {None}
+        self._calls: list[tuple[nn.Module, Any]] = []
+        self._seen: dict[nn.Module, Attention] = {}
+        self._fields: dict[str, Field] = {}
+        self._data: Any = None
+        for module in network.modules():
+            module.register_forward_pre_hook(self._enter)
+            module.register_forward_hook(self._leave)
+
+    def __call__(self, data: Data) -> Recording:
+        """What the first call of each module leaves to be seen; the others are left out."""
+        self._calls, self._seen, self._fields, self._data = [], {}, {}, data
+        with torch.no_grad(), watching_weights(self._watch):
+            self.network(Batch.from_data_list([data]))
+            if isinstance(self.inner, AttentiveNetwork):
+                fields = list(self._grids(self.inner))
+                self._fields = {field.name: field for field in fields}
+        return Recording(tuple(self._seen.values()), tuple(self._fields.values()), self._data)
+
+    def _is_layer(self, module: nn.Module, name: str) -> bool:
+        parent, _, last = name.rpartition(".")
+        owner = self.network.get_submodule(parent)
+        if isinstance(owner, nn.ModuleList):
+            return not isinstance(module, _NOT_LAYERS)
+        return owner is self.inner and bool(last) and isinstance(module, GroupAttention)
+
+    def _short(self, name: str) -> str:
+        """A name without that of the network around it."""
+        return name.removeprefix(f"{self.names[self.inner]}.").removesuffix(".attention")
+
+    def _enter(self, module: nn.Module, inputs: Any) -> None:
+        if inputs and getattr(inputs[0], "pos", None) is not None and not isinstance(inputs[0], PointClouds):
+            self._data = inputs[0]
+        if module in self.heads and len(inputs) == 2:
+            self._keep("last", inputs[0], inputs[1:])
+        self._calls.append((module, inputs))
+
+    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self._calls.pop()
+        if module in self.layers:
+            self._keep(self.layers[module], output, inputs)
+
+    def _keep(self, name: str, output: Any, inputs: Any) -> None:
+        if name not in self._fields and (field := self._field(name, output, inputs)) is not None:
+            self._fields[name] = field
+
+    def _field(self, name: str, output: Any, inputs: Any) -> Field | None:
+        """Values at points; None for what has none."""
+        x, *rest = output if isinstance(output, tuple) else (output,)
+        if not isinstance(x, Tensor) or x.ndim not in (2, 3) or not x.is_floating_point():
+            return None
+        raster = next((one for one in rest if isinstance(one, Raster)), None)
+        graph = next(_graphs(inputs), None) if raster is None else raster.lift(self.inner.group, 3)  # type: ignore[arg-type]
+        if graph is None or x.ndim == 2:
+            clouds = point_clouds(self._data)
+            if len(x) != clouds.num_points or x.ndim != 2:
+                return None
+            irreps = getattr(self.inner, "irreps", None)
+            if irreps is not None and irreps.dim == x.shape[1]:
+                return Field(name, _places(clouds), _plain(x)[:, None], Irreps(str(irreps)))
+            return Field(name, _places(clouds), _plain(x).norm(dim=1)[:, None, None])
+        if len(x) == graph.num_points:
+            found = self._lifted(graph)
+            return Field(name, found, _plain(x).unflatten(0, (-1, graph.levels)).flatten(1, 2))
+        kept = next(
+            (t for t in inputs if isinstance(t, Tensor) and t.dtype == torch.int64 and t.shape == x.shape[:1]), None
+        )
+        if kept is None:
+            return None
+        found = self._lifted(graph)
+        frames = found.frames if found.frames is None or len(found.frames) == 1 else found.frames[kept.cpu()]
+        clouds = _cloud(found.pos[kept.cpu()], _square(found.clouds, len(x)))
+        return Field(name, replace(found, clouds=clouds, frames=frames), _plain(x))
+
+    def _watch(self, seen: SeenWeights) -> None:
+        module = self._calls[-1][0]
+        if module in self._seen or module not in self.parts:
+            return
+        graph = next((g for _, inputs in reversed(self._calls) for g in _graphs(inputs)), None)
+        places = _places(point_clouds(self._data)) if graph is None else self._lifted(graph)
+        levels = 1 if graph is None else graph.levels
+        name, lifting = self._short(self.names[module]), bool(getattr(module, "lifting", False))
+        self._seen[module] = _attention(name, places, seen, levels, lifting=lifting)
+
+    def _lifted(self, graph: LiftedGraph) -> Places:
+        """Points and frames of a graph; those of images are in pixels of the first image."""
+        if not isinstance(self.inner, AttentiveNetwork) and hasattr(self.inner, "images") and graph.grid is not None:
+            side = Raster.read(point_clouds(self._data))[0].sides[0]
+            return _places(graph, side / int(graph.grid[0, 0]))
+        return _places(graph)
+
+    def _grids(self, network: AttentiveNetwork) -> Iterator[Field]:
+        """Fields behind the blocks, and the gates of the layers that have one for all channels."""
+        data = self._data
+        for number, x in enumerate(network.fields(data, network.embedded_vectors(data))):
+            yield _on_grid(network, f"block {number}", x)
+        for name, maps in network.attention_maps(data).items():
+            if (gate := maps.spatial) is not None:
+                # [images, 1, *sides] of a lifting layer, [images, 1, order, *sides], or one for each pair of poses.
+                dim = network.group.dim
+                gate = gate.mean(dim=(1, 3, 4))[:, None] if gate.ndim == 5 + dim else gate
+                gate = gate if gate.ndim == 3 + dim else gate[:, :, None]
+                yield _on_grid(network, f"{name.removesuffix('.gate')} gate", gate)
+
+
+def rolled_out(layers: tuple[Attention, ...], flow: Tensor) -> Tensor:
+    r"""Attention rolled out over layers (Abnar, Zuidema 2020), for queries of the last of them.
+
+    With A the mean of the weights of a layer over its heads, a matrix of group elements (point, frame), rows sum to 1,
+
+    .. math::  R = \tilde A_L P_L \tilde A_{L-1} \cdots P_2 \tilde A_1, \qquad \tilde A = (A + I) / 2,
+
+    where the half of the identity is the residual connection. It is left out, Ã = A, where keys are features of points
+    (lifting). A weight that all frames of a key point share is spread evenly over them. Between layers on other points,
+    as behind crops and poolings, P takes each point to those nearest to it, in equal shares.
+
+    **Equivariance.** R(u g, u g') of the moved cloud is R(g, g') where the weights are.
+
+    Parameters
+    ----------
+    layers
+        In the order of the forward pass; all weights are at least 0, else ValueError.
+    flow
+        ``[queries, points, fiber]``, how much of each element of the last layer a query is made of.
+
+    Returns
+    -------
+    Tensor
+        ``[queries, points, keys]``, over the keys of the first layer. Rows sum to those of ``flow``, less what attends
+        to zeros outside of an image.
+    """
+    above: Attention | None = None
+    for layer in reversed(layers):
+        if above is not None:
+            flow = _moved_to(layer.places, above.places.pos, flow)
+        flow, above = layer.step(flow), layer
+    return flow
+
+
+def pulled_back(before: Field, after: Field, turn: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The field of a turned cloud, raw and brought back by the turn u: twice ``[points, fiber, channels]``.
+
+    Both have the points in the order of ``before``. Brought back, the value at g is the one at u g, or at the frame of
+    the turned cloud that is nearest to it. None where points do not belong together.
+    """
+    pos, frames = before.places.pos @ turn.mT, before.places.frames
+    if after.x.shape[0] != len(pos) or after.x.shape[1:] != before.x.shape[1:]:
+        return None
+    apart, partner = torch.cdist(pos, after.places.pos).min(dim=1)
+    if len(pos) and float(apart.max()) > _APART * (float(pos.abs().max()) or 1.0):
+        return None
+    x = after.x[partner]
+    if before.irreps is not None:
+        return x, before.irreps.act(turn.mT.contiguous(), x)
+    other = after.places.frames
+    if frames is None or other is None:
+        return x, x
+    wanted = turn @ frames
+    there = other if len(other) == 1 else other[partner]
+    index = (wanted[:, :, None] - there[:, None]).abs().amax(dim=(-2, -1)).argmin(dim=2)
+    return x, x.gather(1, index.expand(len(x), -1)[:, :, None].expand_as(x))
+
+
+def _moved_to(places: Places, pos: Tensor, flow: Tensor) -> Tensor:
+    """Weights ``[*, points, fiber]`` at ``pos``, over the points of a layer before."""
+    if pos.shape == places.pos.shape and torch.equal(pos, places.pos):
+        return flow
+    distance = torch.cdist(pos, places.pos)
+    nearest = distance <= distance.amin(dim=1, keepdim=True) + _APART * distance.max()
+    share = nearest / nearest.sum(dim=1, keepdim=True, dtype=flow.dtype)
+    return torch.einsum("...pf,pq->...qf", flow, share)
+
+
+def _attention(name: str, places: Places, seen: SeenWeights, levels: int, *, lifting: bool) -> Attention:
+    """Weights by output frame and key frame; nodes of several scales become frames of one point."""
+    weights = _plain(seen.weights)
+    if seen.pattern == "query_sum":
+        weights = weights.mean(dim=2)  # over the query frames that are summed
+    elif seen.pattern in ("framewise", "pooled"):
+        weights = weights[:, :, None]
+    target, source = seen.neighbors.target.cpu(), seen.neighbors.source.cpu()
+    if levels > 1:
+        edges, fiber, keys, heads = weights.shape
+        spread = weights.new_zeros(edges, levels, fiber, levels, keys, heads)
+        spread[torch.arange(edges), target % levels, :, source % levels] = weights
+        weights = spread.flatten(3, 4).flatten(1, 2)
+        target, source = target // levels, source // levels
+    own = weights.sum(dim=2)
+    total = own.new_zeros(len(places.pos), *own.shape[1:]).index_add_(0, target, own)
+    inside = source < len(places.pos)  # where borders are zeros there is one point more, outside
+    tied = seen.pattern == "framewise"
+    kept = weights[inside]
+    return Attention(name, places, target[inside], source[inside], kept, total, seen.keys * levels, tied, lifting)
+
+
+def _places(clouds: PointClouds, unit: float = 1.0) -> Places:
+    frames, fiber = None, 1
+    levels = clouds.levels if isinstance(clouds, LiftedGraph) else 1
+    if isinstance(clouds, LiftedGraph):
+        fiber = clouds.fiber * levels
+        if fiber > 1:
+            frames = _plain(clouds.frames)
+            frames = frames if frames.ndim == 4 else frames[None]
+        if levels > 1 and frames is not None:
+            scales = _plain(clouds.relative.dilation)[:levels]
+            frames = (scales[:, None, None, None] * frames[:1]).flatten(0, 1)[None]
+    pos = unit * _plain(clouds.pos[::levels])
+    grid = None if clouds.grid is None else clouds.grid.cpu()
+    return Places(_cloud(pos, grid), frames, fiber)
+
+
+def _cloud(pos: Tensor, grid: Tensor | None) -> PointClouds:
+    return PointClouds(pos=pos, batch=torch.zeros(len(pos), dtype=torch.int64), num_clouds=1, grid=grid)
+
+
+def _on_grid(network: AttentiveNetwork, name: str, x: Tensor) -> Field:
+    """A field ``[1, channels, order, *sides]`` on its pixels."""
+    group, sides = network.group, tuple(x.shape[3:])
+    pos = pixel_positions(*sides, dtype=torch.float64)
+    frames = group.elements[None] if x.shape[2] > 1 else None
+    return Field(name, Places(_cloud(pos, torch.tensor([sides])), frames, x.shape[2]), _plain(from_grid(x, group.dim)))
+
+
+def _square(clouds: PointClouds, points: int) -> Tensor | None:
+    """Raster of a crop of a square image."""
+    side = round(points**0.5)
+    return None if clouds.grid is None or side * side != points else torch.tensor([[side, side]])
+
+
+def _graphs(value: Any) -> Iterator[LiftedGraph]:
+    """Graphs within nested tuples."""
+    if isinstance(value, LiftedGraph):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _graphs(part)
+
+
+def _one(frame: int, fiber: int) -> Tensor:
+    return torch.nn.functional.one_hot(torch.tensor(frame), fiber)
+
+
+def _plain(x: Any) -> Tensor:
+    """A tensor in float64 on the CPU."""
+    found: Tensor = x.detach().cpu().double()
+    return found

@@ -1,0 +1,316 @@
+"""Views of a microscope as figures of matplotlib: rows of panels, and figures one after another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lieattn.geometry import PointClouds
+from lieattn.viz import _draw as draw
+from lieattn.viz._observation import Observation, check_index
+from lieattn.viz._recording import Places
+from lieattn.viz._scene import Board, Scene
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+_MOST_ROWS, _MOST_FRAMES, _MOST_FIELDS, _MOST_QUERIES = 4, 6, 3, 24
+_SIDE = 2.5  # inches of a panel of an overview
+_WORDS = {"attention": "Attention of a point (ring)", "rollout": "Attention of a point (ring), rolled out to the input"}
+
+
+def attention_board(
+    scope: Observation, view: str, point: int | None, frame: int | None, head: int | None, layer: int | None
+) -> Figure:
+    """A row for each layer; columns for the frames of the query or, of one frame, of the keys."""
+    numbers = _layers(scope, layer)
+    queries = {number: _query_of(scope, number, numbers[0], point, frame) for number in numbers}
+    maps = {number: _maps(scope, view, number, queries[number], frame, head) for number in numbers}
+    tops = [float(torch.stack(maps[number]).abs().max()) for number in numbers]
+    return _attention_figure(scope, view, frame, head, queries, maps, tops)
+
+
+def attention_moments(
+    scope: Observation, view: str, frame: int | None, head: int | None, layer: int | None
+) -> Iterator[Figure]:
+    """One figure for each of up to 24 query points, which follow each other from neighbor to neighbor."""
+    numbers = _layers(scope, layer)
+    tour = _tour(scope.attention_layer(numbers[0]).places.pos)
+    tour = [tour[k] for k in _spread(len(tour), _MOST_QUERIES)]
+    queries = [{n: _query_of(scope, n, numbers[0], point, frame) for n in numbers} for point in tour]
+    maps = [{n: _maps(scope, view, n, query[n], frame, head)[:1] for n in numbers} for query in queries]
+    tops = [max(float(torch.stack(found[n]).abs().max()) for found in maps) for n in numbers]
+    for query, found in zip(queries, maps, strict=True):
+        yield _attention_figure(scope, view, frame, head, query, found, tops)
+
+
+def field_board(scope: Observation, layer: int, frame: int | None, channel: int | None) -> Figure:
+    """A row for each of up to four turns: the cloud, raw fields, stabilized fields."""
+    raw, stable, frames = _shown(scope, layer, frame, channel)
+    rows = _spread(len(scope.turns), _MOST_ROWS)
+    names = [frame_name(scope.field_layer(layer).places, h) for h in frames]
+    columns = ["input", *(f"{name}, raw" for name in names), *(f"{name}, stabilized" for name in names)]
+    cloud, features = scope.input
+    scene = scope.scene(cloud)
+    board = Board([_label(scope, row) for row in rows], columns)
+    norm, cmap = draw.color_scale(raw), "viridis"
+    for place, row in enumerate(rows):
+        turn = scope.turns[row].matrix
+        scene.draw(board.axes[place][0], cloud, features, *_gray(features), turn=turn)
+        for k, h in enumerate(frames):
+            _draw_field(scope, board.axes[place][1 + k], layer, raw[row, :, k], cmap, norm, h, turn)
+            _draw_field(scope, board.axes[place][1 + len(frames) + k], layer, stable[row, :, k], cmap, norm, h)
+        board.row_scale(place, cmap, norm, _quantity(channel))
+    board.title(*_field_title(scope, layer, channel))
+    return board.figure
+
+
+def field_moments(scope: Observation, layer: int, frame: int | None, channel: int | None) -> Iterator[Figure]:
+    """One figure for each turn: above the turned cloud and its raw fields, below both pulled back."""
+    raw, stable, frames = _shown(scope, layer, frame, channel)
+    names = [frame_name(scope.field_layer(layer).places, h) for h in frames]
+    cloud, features = scope.input
+    scene = scope.scene(cloud)
+    norm, cmap = draw.color_scale(raw), "viridis"
+    for row, turn in enumerate(scope.turns):
+        board = Board([f"raw,\n{_label(scope, row)}", "stabilized"], ["input", *names])
+        scene.draw(board.axes[0][0], cloud, features, *_gray(features), turn=turn.matrix)
+        scene.draw(board.axes[1][0], cloud, features, *_gray(features))
+        for k, h in enumerate(frames):
+            _draw_field(scope, board.axes[0][1 + k], layer, raw[row, :, k], cmap, norm, h, turn.matrix)
+            _draw_field(scope, board.axes[1][1 + k], layer, stable[row, :, k], cmap, norm, h)
+        for place in (0, 1):
+            board.row_scale(place, cmap, norm, _quantity(channel))
+        board.title(*_field_title(scope, layer, channel))
+        yield board.figure
+
+
+def overview(scope: Observation, point: int | None) -> Figure:
+    """Features, the last field, that of the turned cloud, and the attention of up to four layers."""
+    layers = [] if not scope.recording.attention else _layers(scope, None)
+    columns = max(3, len(layers))
+    cloud, features = scope.input
+    scene = scope.scene(cloud)
+    figure = draw.blank_figure(_SIDE * columns + 0.6, _SIDE * (1 + bool(layers)) + 0.7)
+    figure.set_layout_engine("constrained")
+    panels = figure.subplots(1 + bool(layers), columns, squeeze=False)
+    for axes in panels.flat:
+        axes.set_axis_off()
+        axes.set_aspect("equal")
+    _titled(panels[0][0], scene, cloud, features, "input, mean over channels", "cividis")
+    title = scope.name
+    if scope.recording.fields:
+        fields, stable = scope.fields(-1)
+        raw = fields[:2].norm(dim=-1).mean(dim=2)
+        places, name = scope.field_layer(-1).places, scope.field_layer(-1).name
+        inner = scope.scene(places.clouds)
+        norm = draw.color_scale_from_zero(raw)
+        _titled(panels[0][1], inner, places.clouds, raw[0], f"field of {name}, norm over channels", "viridis", norm)
+        if len(raw) > 1:
+            turn = scope.turns[1]
+            _titled(
+                panels[0][2], inner, places.clouds, raw[1], "the same, " + turn.label, "viridis", norm, turn=turn.matrix
+            )
+            apart, largest = float((stable - stable[0]).abs().max()), float(fields.abs().max())
+            title += f": fields of turned clouds, pulled back, differ by {apart:.1e} (largest value {largest:.2g})"
+    for axes, number in zip(panels[-1], layers, strict=False):
+        found = scope.attention_layer(number)
+        query = _query_of(scope, number, layers[0], point, None)
+        values = scope.attention(query, None, None, number).sum(dim=1)
+        inner = scope.scene(found.places.clouds)
+        _titled(axes, inner, found.places.clouds, values, f"attention of {found.name}", "magma", query=query)
+    figure.suptitle(title, fontsize=9)
+    return figure
+
+
+def _attention_figure(
+    scope: Observation,
+    view: str,
+    frame: int | None,
+    head: int | None,
+    queries: dict[int, int],
+    maps: dict[int, list[Tensor]],
+    tops: Sequence[float],
+) -> Figure:
+    """Panels of maps ``[points]``, the first for all frames together."""
+    width = max(map(len, maps.values()))
+    first = scope.attention_layer(next(iter(maps)))
+    at_input = scope.attention_layer(0)
+    labelled = first if frame is None else at_input if view == "rollout" else first
+    frames = [frame_name(labelled.places, h) for h in range(width - 1)]
+    columns = ["input", "all frames" if frame is None else "all frames of keys", *frames]
+    rows = [scope.attention_layer(number).name for number in maps]
+    board = Board(rows, columns)
+    cloud, features = scope.input
+    scene = scope.scene(cloud)
+    ringed = _nearest(cloud.pos, first.places.pos[queries[next(iter(maps))]])
+    scene.draw(board.axes[0][0], cloud, features, *_gray(features), query=ringed)
+    for row, (number, found) in enumerate(maps.items()):
+        queried = scope.attention_layer(number)
+        layer = at_input if view == "rollout" else queried
+        scene = scope.scene(layer.places.clouds)
+        norm = draw.color_scale_from_zero(torch.stack(found), tops[row])
+        cmap = "RdBu_r" if bool((torch.stack(found) < 0).any()) else "magma"
+        query = _nearest(layer.places.pos, queried.places.pos[queries[number]])
+        for column, values in enumerate(found):
+            axes = board.axes[row][1 + column]
+            scene.draw(axes, layer.places.clouds, values, cmap, norm, query=query)
+            if column and frame is None:
+                _arrow(axes, queried.places, column - 1)
+        board.row_scale(row, cmap, norm, "weight")
+    last = next(reversed(queries))
+    heads = "mean over the heads" if head is None or view == "rollout" else f"head {head}"
+    of = "the mean over its frames, and each of them" if frame is None else f"its frame {frame}, by frames of the keys"
+    told = [f"point {queries[last]} of {scope.attention_layer(last).name}", *[of] * (width > 1), heads]
+    board.title(f"{_WORDS[view]}: {scope.name}", "; ".join(told))
+    return board.figure
+
+
+def _maps(scope: Observation, view: str, layer: int, point: int, frame: int | None, head: int | None) -> list[Tensor]:
+    """Weights ``[points]`` for all frames together, then for each frame of the query or, of one frame, of the keys."""
+
+    def weights(h: int | None) -> Tensor:
+        if view == "rollout":
+            return scope.rollout(point, h, layer)
+        return scope.attention(point, h, head, layer)
+
+    found = weights(frame)
+    if frame is not None:
+        parts = list(found.T[:_MOST_FRAMES]) if found.shape[1] > 1 else []
+    else:
+        fiber = scope.attention_layer(layer).places.fiber
+        parts = [weights(h).sum(dim=1) for h in range(min(fiber, _MOST_FRAMES))] if fiber > 1 else []
+    return [found.sum(dim=1), *parts]
+
+
+def _layers(scope: Observation, layer: int | None) -> list[int]:
+    """Numbers of the layer chosen, or of up to four."""
+    scope.attention_layer(-1 if layer is None else layer)
+    count = len(scope.recording.attention)
+    return _spread(count, _MOST_ROWS) if layer is None else [layer % count]
+
+
+def _query_of(scope: Observation, layer: int, indexed: int, point: int | None, frame: int | None) -> int:
+    """The query of a layer: ``point`` of another one, or what is nearest to it here."""
+    found, other = scope.attention_layer(layer), scope.attention_layer(indexed)
+    point = scope.query(other, point, frame if other.places.fiber > 1 else None)
+    scope.query(found, None, frame)
+    return _nearest(found.places.pos, other.places.pos[point])
+
+
+def _nearest(pos: Tensor, place: Tensor) -> int:
+    return int((pos - place).norm(dim=1).argmin())
+
+
+def _tour(pos: Tensor) -> list[int]:
+    """Points, each the nearest to the one before of those that are left."""
+    left, tour = set(range(1, len(pos))), [0]
+    while left:
+        here = pos[tour[-1]]
+        following = min(left, key=lambda point: float((pos[point] - here).norm()))
+        left.remove(following)
+        tour.append(following)
+    return tour
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Up to so many numbers below a count, the first and the last among them."""
+    return [round(k * (count - 1) / (most - 1)) for k in range(most)] if count > most else list(range(count))
+
+
+def _shown(scope: Observation, layer: int, frame: int | None, channel: int | None) -> tuple[Tensor, Tensor, list[int]]:
+    """Raw and stabilized values ``[turns, points, frames]`` of the frames that are shown."""
+    raw, stable = scope.fields(layer)
+    fiber, channels = raw.shape[2:]
+    check_index("frame", frame, fiber)
+    check_index("channel", channel, channels)
+    frames = list(range(min(fiber, _MOST_FIELDS))) if frame is None else [frame]
+    one, two = (x.norm(dim=-1) if channel is None else x[..., channel] for x in (raw, stable))
+    return one[..., frames], two[..., frames], frames
+
+
+def _gray(features: Tensor) -> tuple[str, Any]:
+    """Colors of the input; one gray where all features are equal."""
+    ends = torch.stack([features.min(), features.max()])
+    if bool(ends[0] == ends[1]):
+        ends = ends + torch.tensor([-0.4, 0.6])
+    return "gray_r", draw.color_scale(ends)
+
+
+def _draw_field(
+    scope: Observation,
+    axes: Axes,
+    layer: int,
+    values: Tensor,
+    cmap: str,
+    norm: Any,
+    h: int,
+    turn: Tensor | None = None,
+) -> None:
+    places = scope.field_layer(layer).places
+    scene = scope.scene(places.clouds)
+    scene.draw(axes, places.clouds, values, cmap, norm, turn=turn)
+    _arrow(axes, places, h)
+
+
+def _arrow(axes: Axes, places: Places, h: int) -> None:
+    """The frame h in the corner, where frames are the same over all points of the plane."""
+    if places.frames is not None and places.frames.shape[0] == 1 and places.frames.shape[-1] == 2:
+        scale = torch.linalg.det(places.frames[0]).abs().sqrt()[:, None, None]
+        draw.frame(axes, places.frames[0] / scale, h)
+
+
+def _titled(
+    axes: Axes,
+    scene: Scene,
+    clouds: PointClouds,
+    values: Tensor,
+    title: str,
+    cmap: str,
+    norm: Any = None,
+    **options: Any,
+) -> None:
+    """A panel with a title and a color scale of its own, from 0 or about it."""
+    from matplotlib.cm import ScalarMappable
+
+    norm = draw.color_scale_from_zero(values) if norm is None else norm
+    cmap = "RdBu_r" if bool((values < 0).any()) else cmap
+    scene.draw(axes, clouds, values, cmap, norm, **options)
+    axes.set_title(title, fontsize=8, color=draw.INK)
+    bar = axes.figure.colorbar(ScalarMappable(norm, cmap), ax=axes, shrink=0.6, pad=0.02)
+    bar.ax.tick_params(labelsize=7, length=2, color=draw.GRAY, labelcolor=draw.INK)
+    bar.ax.set_frame_on(False)
+
+
+def frame_name(places: Places, h: int) -> str:
+    """The angle of a frame of the plane, marked m where a mirror comes first; else its number."""
+    frames = places.frames
+    if frames is None or len(frames) > 1 or frames.shape[-1] != 2:
+        return f"frame {h}" if places.fiber > 1 else "field"
+    matrix = frames[0, h]
+    degrees = math.degrees(math.atan2(float(matrix[1, 0]), float(matrix[0, 0]))) % 360
+    return f"frame {h} ({round(degrees, 1):g}°{' m' if torch.linalg.det(matrix) < 0 else ''})"
+
+
+def _label(scope: Observation, row: int) -> str:
+    turn = scope.turns[row]
+    return turn.label.replace(" by ", "\nby ") + ("" if turn.inside else "\n(outside)")
+
+
+def _quantity(channel: int | None) -> str:
+    return "norm" if channel is None else f"channel {channel}"
+
+
+def _field_title(scope: Observation, layer: int, channel: int | None) -> tuple[str, str]:
+    what = "norm over the channels" if channel is None else f"channel {channel}"
+    raw, stable = scope.fields(layer)
+    apart, largest = float((stable - stable[0]).abs().max()), float(raw.abs().max())
+    outside = "" if all(turn.inside for turn in scope.turns) else "; turns outside of the group"
+    measured = f"stabilized fields of {len(scope.turns)} turns differ by {apart:.1e} (largest value {largest:.2g})"
+    return f"Field of {scope.field_layer(layer).name}, {what}: {scope.name}", measured + outside

@@ -1,0 +1,298 @@
+// The page of lieattn.viz.Microscope: draws what the JSON of the page holds. See _page.py for its parts.
+"use strict";
+
+const page = JSON.parse(document.getElementById("data").textContent);
+const state = { ...page.start, camera: page.camera, keys: null };
+const find = (id) => document.getElementById(id);
+
+// Numbers are 16 bits between the lowest and the highest of an array.
+function decoded(array) {
+  const bytes = Uint8Array.from(atob(array.data), (c) => c.charCodeAt(0));
+  const view = new DataView(bytes.buffer), step = (array.high - array.low) / 65535;
+  const values = Float64Array.from({ length: bytes.length / 2 }, (_, k) => array.low + step * view.getUint16(2 * k, true));
+  return { shape: array.shape, values };
+}
+
+function array(owner, name) {
+  const key = "_" + name;
+  if (!owner[key]) owner[key] = decoded(owner[name]);
+  return owner[key];
+}
+
+const layers = () => ({ attention: page.attention, rollout: page.rollout, field: page.fields })[state.view];
+const layer = () => layers()[state.layer];
+const mean = (list) => list.reduce((a, b) => a + b, 0) / Math.max(list.length, 1);
+const chosen = (index, count) => (index === null ? [...Array(count).keys()] : [index]);
+const points = () => page.places[layer().places].pos.length;
+
+// How much the query attends to each point: the mean over frames and heads, the sum over the frames of the keys.
+function attention() {
+  const { rows, source, weights: packed, places } = layer(), { shape, values } = array(layer(), "weights");
+  const [, frames, keys, heads] = shape, seen = new Array(page.places[places].pos.length).fill(0);
+  const mine = chosen(state.frame, frames), theirs = chosen(keys > 1 ? state.keys : null, keys), some = chosen(state.head, heads);
+  for (let edge = rows[state.point]; edge < rows[state.point + 1]; edge++) {
+    let sum = 0;
+    for (const f of mine) for (const k of theirs) for (const h of some) sum += values[((edge * frames + f) * keys + k) * heads + h];
+    seen[source[edge]] += sum / (mine.length * some.length);
+  }
+  return seen;
+}
+
+function rollout() {
+  const { shape, values } = array(layer(), "values"), [, frames, inputs] = shape;
+  const frame = (f) => (state.point * frames + f) * inputs;
+  return [...Array(inputs).keys()].map((j) => mean(chosen(frames > 1 ? state.frame : null, frames).map((f) => values[frame(f) + j])));
+}
+
+function field(name, turn) {
+  const { shape, values } = array(layer(), name), [, count, frames, channels] = shape;
+  const at = (i, f) => values[((turn * count + i) * frames + f) * channels + state.channel];
+  return [...Array(count).keys()].map((i) => mean(chosen(state.frame, frames).map((f) => at(i, f))));
+}
+
+// What is drawn: one or two clouds with values, and the ends of the color scale.
+function scene() {
+  if (state.view === "field") {
+    const { places, raw } = layer(), turn = page.turns[state.turn], { shape, values } = array(layer(), "raw");
+    const all = values.filter((_, k) => k % shape[3] === state.channel);
+    return {
+      panels: [
+        { title: `raw: ${turn.label}`, places, values: field("raw", state.turn), turn: turn.matrix },
+        { title: "pulled back: stands still", places, values: field("stable", state.turn) },
+      ],
+      range: [all.reduce((a, b) => Math.min(a, b)), all.reduce((a, b) => Math.max(a, b))], colors: "viridis",
+      unit: layer().channels[state.channel],
+    };
+  }
+  const rolled = state.view === "rollout", values = rolled ? rollout() : attention();
+  const top = values.reduce((a, b) => Math.max(a, Math.abs(b)), 0) || 1, signed = values.some((v) => v < 0);
+  const places = rolled ? page.attention[0].places : layer().places;
+  return {
+    panels: [{ title: "", places, values, query: ringed(places) }],
+    range: [signed ? -top : 0, top], colors: signed ? "RdBu_r" : "magma", unit: "weight",
+  };
+}
+
+// The query among the points of the input, where these are others.
+function ringed(places) {
+  if (places === layer().places) return state.point;
+  const place = page.places[layer().places].pos[state.point], pos = page.places[places].pos;
+  const far = (p) => p.reduce((sum, x, k) => sum + (x - place[k]) ** 2, 0);
+  return pos.reduce((best, p, i) => (far(p) < far(pos[best]) ? i : best), 0);
+}
+
+// The cloud that was given, turned as the fields are, with a ring around the query.
+function input() {
+  const { places, values } = page.input, range = [Math.min(...values), Math.max(...values)], field = state.view === "field";
+  const turn = field ? page.turns[state.turn].matrix : undefined;
+  return [{ places, values, turn, query: field ? undefined : ringed(places) }, { range, colors: "gray_r" }];
+}
+
+function color(name, value, [low, high]) {
+  const table = page.colors[name], part = Math.min(1, Math.max(0, (value - low) / (high - low || 1)));
+  return table[Math.round(part * (table.length - 1))];
+}
+
+const turned = (matrix, p) => (matrix ? matrix.map((row) => row.reduce((sum, m, k) => sum + m * p[k], 0)) : p);
+
+// Coordinates on the screen, and the depth towards the eye.
+const seen = (p) => (page.camera ? turned(state.camera, p) : [p[0], p[1] ?? 0, 0]);
+
+function draw(canvas, panel, { range, colors }) {
+  const style = getComputedStyle(document.body), ink = style.getPropertyValue("--ink"), soft = style.getPropertyValue("--soft");
+  const side = canvas.clientWidth, dots = window.devicePixelRatio || 1, context = canvas.getContext("2d");
+  canvas.width = canvas.height = side * dots;
+  context.setTransform(dots, 0, 0, dots, 0, 0);
+  context.clearRect(0, 0, side, side);
+  const { pos, square, spacing } = page.places[panel.places], middle = page.sphere ? [0, 0, 0] : pos[0].map((_, k) => mean(pos.map((p) => p[k])));
+  const apart = pos.map((p) => Math.hypot(...p.map((x, k) => x - middle[k])));
+  const scale = (0.46 * side) / (Math.max(...apart) + (page.sphere ? 0.05 : spacing) || 1);
+  const place = (p) => { const [x, y, z] = seen(turned(panel.turn, p.map((q, k) => q - middle[k]))); return [side / 2 + scale * x, side / 2 - scale * y, z]; };
+  const at = pos.map(place), radius = Math.max(side / 130, Math.min(page.camera ? side / 36 : 1e9, (page.camera ? 0.34 : 0.48) * spacing * scale));
+  const angle = panel.turn && !page.camera ? -Math.atan2(panel.turn[1][0], panel.turn[0][0]) : 0;
+  context.strokeStyle = soft;
+  context.lineWidth = 1;
+  if (page.sphere) { context.beginPath(); context.arc(side / 2, side / 2, scale, 0, 7); context.stroke(); }
+  const bonds = pos.length === page.input.values.length ? page.bonds : [];
+  const parts = [
+    ...bonds.map(([i, j]) => ({ depth: Math.min(at[i][2], at[j][2]) - 1e-3 * spacing, line: [at[i], at[j]] })),
+    ...at.map((p, i) => ({ depth: p[2], point: i })),
+  ].sort((a, b) => a.depth - b.depth);
+  for (const { line, point } of parts) {
+    context.beginPath();
+    if (line) {
+      context.strokeStyle = soft;
+      context.lineWidth = 2.5;
+      context.moveTo(...line[0].slice(0, 2));
+      context.lineTo(...line[1].slice(0, 2));
+      context.stroke();
+      continue;
+    }
+    const [x, y, depth] = at[point], ring = point === panel.query;
+    context.globalAlpha = page.sphere && depth < 0 && !ring ? 0.3 : 1;
+    if (square) {
+      const half = scale * spacing * Math.SQRT1_2;
+      for (let k = 0; k < 4; k++) context.lineTo(x + half * Math.cos(angle + (k + 0.5) * Math.PI / 2), y + half * Math.sin(angle + (k + 0.5) * Math.PI / 2));
+      context.closePath();
+    } else context.arc(x, y, radius, 0, 7);
+    context.fillStyle = color(colors, panel.values[point], range);
+    context.fill();
+    context.strokeStyle = soft;
+    context.lineWidth = square ? 0.4 : 0.8;
+    context.stroke();
+    context.globalAlpha = 1;
+  }
+  if (panel.query !== undefined) {
+    const [x, y] = at[panel.query];
+    context.strokeStyle = "#D55E00";
+    context.lineWidth = 2.5;
+    context.beginPath();
+    context.arc(x, y, square ? 0.62 * scale * spacing : radius + 3.5, 0, 7);
+    context.stroke();
+  }
+  if (page.symbols.length === pos.length && side > 240) {
+    context.fillStyle = ink;
+    context.font = "12px system-ui, sans-serif";
+    at.forEach(([x, y], i) => context.fillText(page.symbols[i], x + radius + 2, y - radius + 2));
+  }
+  canvas.hits = { at, radius: square ? 0.7 * scale * spacing : radius + 4 };
+}
+
+function scaleBar({ range, colors, unit }) {
+  const table = page.colors[colors], ticks = [0, 0.25, 0.5, 0.75, 1].map((part) => range[0] + part * (range[1] - range[0]));
+  find("bar").style.background = `linear-gradient(to right, ${table.join(",")})`;
+  find("ticks").replaceChildren(...ticks.map((tick) => Object.assign(document.createElement("span"), { textContent: Number(tick.toPrecision(3)) })));
+  find("unit").textContent = unit;
+}
+
+const named = (i) => `point ${i}` + (page.symbols[i] && points() === page.symbols.length ? ` (${page.symbols[i]})` : "");
+
+function tell(shown, hovered) {
+  const { panels, range } = shown, number = (x) => Number(x.toPrecision(3)).toString();
+  if (hovered) find("told").textContent = `${named(hovered.point)}: ${number(hovered.value)}`;
+  else if (state.view === "field") {
+    const { deviation, largest } = layer(), inside = page.turns[state.turn].inside ? "" : ", a turn outside of the group";
+    find("told").textContent = `pulled back, the field differs by ${deviation[state.turn].toExponential(1)} (largest value ${number(largest)})${inside}`;
+  } else {
+    const { values, query } = panels[0], best = values.indexOf(values.reduce((a, b) => Math.max(a, b)));
+    find("told").textContent = `${named(state.point)} attends most to point ${best}: ${number(values[best])}; sum ${number(values.reduce((a, b) => a + b, 0))}`;
+  }
+}
+
+function show() {
+  const shown = scene(), canvases = [find("left"), find("right")];
+  canvases.forEach((canvas, k) => {
+    canvas.parentElement.hidden = k >= shown.panels.length;
+    if (k >= shown.panels.length) return;
+    canvas.nextElementSibling.textContent = shown.panels[k].title;
+    draw(canvas, shown.panels[k], shown);
+  });
+  const [given, colors] = input(), same = new Set(given.values).size === 1;
+  find("small").hidden = same;
+  if (!same) draw(find("input"), given, colors);
+  find("input").nextElementSibling.textContent = "input";
+  scaleBar(shown);
+  tell(shown);
+}
+
+// --- controls --------------------------------------------------------------------------------------------------
+
+function menu(id, entries, value) {
+  const select = find(id);
+  select.parentElement.hidden = entries.length < 2;
+  select.replaceChildren(...entries.map(([key, text]) => Object.assign(document.createElement("option"), { value: key, textContent: text })));
+  select.value = value ?? "";
+}
+
+const numbered = (word, names, all) => [...(all ? [["", all]] : []), ...names.map((name, k) => [k, name ?? `${word} ${k}`])];
+
+function controls() {
+  const views = { attention: "attention", rollout: "attention rolled out to the input", field: "field" };
+  const found = { attention: page.attention, rollout: page.rollout, field: page.fields };
+  menu("view", Object.entries(views).filter(([view]) => found[view].length), state.view);
+  state.layer = Math.min(state.layer, layers().length - 1);
+  const now = layer(), field = state.view === "field", frames = now.frames, count = points();
+  state.point = Math.min(state.point, count - 1);
+  if (state.frame >= frames.length) state.frame = null;
+  menu("layer", numbered("layer", layers().map((one) => one.name)), state.layer);
+  menu("frame", frames.length > 1 ? numbered("frame", frames, "mean over the frames") : [], state.frame);
+  const keys = state.view === "attention" ? now.key_frames : [];
+  if (state.keys >= keys.length) state.keys = null;
+  menu("keys", keys.length > 1 ? numbered("frame", keys, "sum over the frames") : [], state.keys);
+  const heads = state.view === "attention" ? now.heads : 0;
+  if (state.head >= heads) state.head = null;
+  menu("head", heads > 1 ? numbered("head", Array(heads).fill(null), "mean over the heads") : [], state.head);
+  if (field) state.channel = Math.min(state.channel, now.channels.length - 1);
+  menu("channel", field ? numbered("channel", now.channels) : [], state.channel);
+  for (const [id, visible, most, value] of [["turn", field, page.turns.length - 1, state.turn], ["point", !field, count - 1, state.point]]) {
+    find(id).parentElement.hidden = !visible || most < 1;
+    Object.assign(find(id), { max: most, value });
+  }
+  show();
+}
+
+for (const id of ["view", "layer", "frame", "keys", "head", "channel"]) {
+  find(id).addEventListener("change", ({ target }) => {
+    state[id] = id === "view" ? target.value : target.value === "" ? null : Number(target.value);
+    controls();
+  });
+}
+for (const id of ["turn", "point"]) find(id).addEventListener("input", ({ target }) => { state[id] = Number(target.value); show(); });
+
+function step(by) {
+  const id = state.view === "field" ? "turn" : "point", count = id === "turn" ? page.turns.length : points();
+  state[id] = (state[id] + by + count) % count;
+  find(id).value = state[id];
+  show();
+}
+
+let playing = null;
+find("play").addEventListener("click", ({ target }) => {
+  playing = playing ? clearInterval(playing) : setInterval(() => step(1), 700);
+  target.textContent = playing ? "stop" : "play";
+});
+
+// Turn the camera about the axes of the screen.
+function rotate(round, up) {
+  const [c, s, C, S] = [Math.cos(round), Math.sin(round), Math.cos(up), Math.sin(up)];
+  const by = [[c, 0, s], [S * s, C, -S * c], [-C * s, S, C * c]];
+  state.camera = by.map((row) => [0, 1, 2].map((k) => row.reduce((sum, x, j) => sum + x * state.camera[j][k], 0)));
+  show();
+}
+
+for (const canvas of [find("left"), find("right")]) {
+  let start = null, moved = false;
+  const hit = ({ offsetX, offsetY }) => {
+    const far = (p) => Math.hypot(p[0] - offsetX, p[1] - offsetY), { at, radius } = canvas.hits;
+    const near = at.map((p, i) => [p, i]).filter(([p]) => far(p) <= radius);
+    return near.length ? near.reduce((a, b) => (b[0][2] > a[0][2] ? b : a))[1] : null;
+  };
+  canvas.addEventListener("pointerdown", (event) => { start = event; moved = false; canvas.setPointerCapture(event.pointerId); });
+  canvas.addEventListener("pointermove", (event) => {
+    if (!start) {
+      const point = hit(event), shown = scene();
+      tell(shown, point === null ? undefined : { point, value: shown.panels[canvas.id === "left" ? 0 : 1].values[point] });
+    } else if (page.camera && (moved || Math.hypot(event.offsetX - start.offsetX, event.offsetY - start.offsetY) > 4)) {
+      moved = true;
+      rotate(0.01 * event.movementX, 0.01 * event.movementY);
+    }
+  });
+  canvas.addEventListener("pointerup", (event) => {
+    const point = moved ? null : hit(event);
+    start = null;
+    if (point === null || state.view === "field" || state.view === "rollout" && page.attention[0].places !== layer().places) return;
+    state.point = point;
+    find("point").value = point;
+    show();
+  });
+  canvas.addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    if (event.shiftKey && page.camera) rotate(0.1 * by[0], 0.1 * by[1]);
+    else step(by[0] + by[1]);
+  });
+}
+new ResizeObserver(show).observe(find("panels"));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+controls();

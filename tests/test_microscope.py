@@ -1,0 +1,540 @@
+"""The microscope: every model of the catalog, roll-outs that move with the group, fields that stand still, files."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from lieattn_datasets import Digits, Standardize
+
+pytest.importorskip("matplotlib")
+
+import numpy as np
+from PIL import Image
+
+from lieattn import models, viz
+from lieattn.cli import main
+from lieattn.cli._catalog import _models as catalog
+from lieattn.geometry import (
+    AllPairs,
+    Nearest,
+    PixelSquare,
+    PrincipalFrames,
+    Radius,
+    ScaleFrames,
+    lift,
+    pixel_positions,
+)
+from lieattn.groups import SO, cyclic, dihedral, tetrahedral
+from lieattn.models import AttentionOptions, ConvolutionOptions, Lifting, Stages, irreps
+from lieattn.nn import AffineSelfConvolution, VectorHead
+from lieattn.nn.relative import RelativePositionTable
+from lieattn.spaces import Sphere
+from lieattn.testing import randomize
+from lieattn.viz._observation import Observation
+from lieattn.viz._recording import Recorder, rolled_out
+from lieattn.viz._scene import bonds_of
+
+
+def cloud(dim=3, points=7, features=2, seed=0, **more):
+    generator = torch.Generator().manual_seed(seed)
+    x, pos = torch.rand(points, features, generator=generator), torch.randn(points, dim, generator=generator)
+    return Data(x=x.double(), pos=pos.double(), **more)
+
+
+def image(side, seed=0):
+    x = torch.rand(side * side, 1, generator=torch.Generator().manual_seed(seed)).double()
+    return Data(x=x, pos=pixel_positions(side, side).double(), grid=torch.tensor([[side, side]]))
+
+
+def framewise(**options):
+    return models.FramewiseTransformer(PrincipalFrames(), 2, 1, channels=8, layers=2, heads=2, **options)
+
+
+def molecules(network, **options):
+    return network(2, 1, frames=tetrahedral(), neighborhood=Radius(9.0), channels=8, layers=2, **options)
+
+
+SMALL = {"neighborhood": Radius(9.0), "channels": 4, "layers": 2}
+PHASE = {"momentum": torch.zeros(7, 2).double(), "time": torch.tensor([[0.0, 0.1]]).double()}
+# Name in the catalog -> network, cloud, number of layers of attention, whether a roll-out is defined.
+MODELS = {
+    "AffineSelfConvNet": lambda: (models.AffineSelfConvNet(dihedral(4), 1, 2, blocks=1, channels=4), image(8), 3, True),
+    "AttentiveAllCNN": lambda: (
+        models.AttentiveAllCNN(cyclic(4), 1, 2, channels=2, attention="input"),
+        image(8),
+        0,
+        False,
+    ),
+    "AttentiveCNN": lambda: (models.AttentiveCNN(cyclic(4), channels=2, attention="full"), image(28), 0, False),
+    "AttentiveDenseNet": lambda: (models.AttentiveDenseNet(cyclic(4), 1, 2, growth=1), image(80), 0, False),
+    "AttentiveResNet": lambda: (models.AttentiveResNet(cyclic(4), 1, 2, blocks=1), image(16), 0, False),
+    "EnergyForces": lambda: (models.EnergyForces(molecules(models.LieTransformer, heads=2)), cloud(), 2, True),
+    "Ensemble": lambda: (models.Ensemble([framewise(), framewise()]), cloud(), 2, True),
+    "FieldModel": lambda: (models.FieldModel(framewise(), VectorHead(8, 3)), cloud(), 2, True),
+    "FiniteSE2Transformer": lambda: (models.FiniteSE2Transformer(4, channels=4, layers=2, heads=2), cloud(2), 2, True),
+    "FramewiseTransformer": lambda: (framewise(neighborhood=Radius(3.0)), cloud(), 2, True),
+    "GSANet": lambda: (gsa(cyclic(4), blocks=Stages((1, 1), crops=(1, 0))), image(8), 3, True),
+    "HamiltonianDynamics": lambda: (
+        models.HamiltonianDynamics(models.LieTransformer.springs(channels=8, layers=1, heads=2)),
+        cloud(2, **PHASE),
+        1,
+        False,
+    ),
+    "LieConvNet": lambda: (
+        molecules(
+            models.LieConvNet, convolution=ConvolutionOptions(attention=AttentionOptions(), heads=1, norm="layer")
+        ),
+        cloud(),
+        2,
+        True,
+    ),
+    "LieTransformer": lambda: (molecules(models.LieTransformer, heads=2, lifting=Lifting(piece=3)), cloud(), 2, True),
+    "Preprocessed": lambda: (models.Preprocessed(framewise(), Standardize(0.5, 2.0)), cloud(), 2, True),
+    "Rescaled": lambda: (models.Rescaled(framewise(), {"y": 2.0}), cloud(), 2, True),
+    "DistanceTransformer": lambda: (irreps.DistanceTransformer(2, 1, heads=2, **SMALL), cloud(), 2, True),
+    "SE3Transformer": lambda: (irreps.SE3Transformer(2, 1, heads=2, **SMALL), cloud(), 2, True),
+    "TensorFieldNetwork": lambda: (irreps.TensorFieldNetwork(2, 1, **SMALL), cloud(), 0, False),
+}
+
+
+def gsa(group, **options):
+    return models.GSANet(
+        group, 1, 10, **{"channels": 8, "blocks": (1,), "heads": 2, "neighborhood": Radius(1.5), **options}
+    )
+
+
+def test_the_table_has_the_models_of_the_catalog():
+    names = {name for module in (models, irreps) for name, _ in catalog(module)}
+    assert names == set(MODELS)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_of_each_model_can_be_seen(name):
+    """Layers of attention, or that there are none; fields, which stand still under the group of the network."""
+    network, data, layers, rolls = MODELS[name]()
+    microscope = viz.Microscope(randomize(network, spread=0.2).double(), data, turns=3)
+    assert len(microscope.attention_layers) == layers
+    assert len(microscope.field_layers) >= 1
+    stable = microscope.stabilized()
+    assert stable.shape[0] == len(microscope.turns)
+    assert float(stable.abs().max()) > 0
+    if all(turn.inside for turn in microscope.turns):
+        assert microscope.deviation() < 1e-9 * max(1.0, float(stable.abs().max()))
+    if layers == 0:
+        with pytest.raises(ValueError, match=r"network: \w+ has no attention of points to points; .* view 'field'"):
+            microscope.attention()
+        return
+    if not rolls:
+        with pytest.raises(ValueError, match="a roll-out multiplies probabilities, but weights of blocks"):
+            microscope.rollout()
+        return
+    borders = name == "AffineSelfConvNet"  # beyond which weights are lost
+    for found in (microscope.attention(), microscope.rollout()):
+        assert (found >= 0).all()
+        assert 0.3 < float(found.sum()) <= 1 + 1e-9 if borders else float(found.sum()) == pytest.approx(1, abs=1e-9)
+
+
+# --- roll-out ---------------------------------------------------------------------------------------------------
+
+ROLLED = {
+    "query sum, crop and pooling": (lambda: gsa(dihedral(4), blocks=Stages((1, 1), crops=(1, 0))), lambda: image(8)),
+    "joint": (lambda: molecules(models.LieTransformer, heads=2), cloud),
+    "framewise": (lambda: framewise(), cloud),
+    "pooled": (lambda: models.AffineSelfConvNet(cyclic(4), 1, 2, blocks=1, channels=4), lambda: image(8)),
+    "scales": (lambda: gsa(ScaleFrames(cyclic(4), levels=2), neighborhood=Nearest(4)), lambda: cloud(2, features=1)),
+    "directions": (
+        lambda: models.LieTransformer(
+            2,
+            1,
+            frames=PrincipalFrames(of="neighborhood", gap=1e-9),
+            neighborhood=Nearest(5),
+            channels=8,
+            layers=2,
+            heads=2,
+        ),
+        lambda: cloud(points=9),
+    ),
+}
+
+
+def all_rollouts(recording):
+    """R ``[points, fiber, points, keys]`` from the last layer to the first."""
+    last = recording.attention[-1].places
+    flow = torch.eye(len(last.pos) * last.fiber, dtype=torch.float64).view(-1, len(last.pos), last.fiber)
+    return rolled_out(recording.attention, flow).unflatten(0, (len(last.pos), last.fiber))
+
+
+def matched(places, moved, turn):
+    """For each element (point, frame) its place among those of the moved cloud."""
+    point = torch.cdist(places.pos @ turn.mT, moved.pos).argmin(dim=1)
+    if places.frames is None:
+        return point, torch.zeros(len(point), 1, dtype=torch.int64)
+    here, there = (frames.frames.expand(len(point), -1, -1, -1) for frames in (places, moved))
+    apart = ((turn @ here)[:, :, None] - there[point][:, None]).abs().amax(dim=(-2, -1))
+    assert float(apart.min(dim=2).values.max()) < 1e-6
+    return point, apart.argmin(dim=2)
+
+
+@pytest.mark.parametrize("name", ROLLED)
+def test_rollouts_move_with_the_group(name):
+    """R(u g, u g') of the moved cloud is R(g, g'), element by element."""
+    make, data = ROLLED[name]
+    network, data = randomize(make(), spread=0.3).double().eval(), data()
+    seen = Observation(network, data, 4, seed=1)
+    before = all_rollouts(seen.recording)
+    assert float(before.std()) > 1e-3
+    for turn, recording in zip(seen.turns[1:], seen._turned, strict=True):
+        assert turn.inside
+        after = all_rollouts(recording)
+        queries = matched(seen.recording.attention[-1].places, recording.attention[-1].places, turn.matrix)
+        first, other = seen.recording.attention[0], recording.attention[0]
+        keys = matched(first.places, other.places, turn.matrix)
+        lifts = first.keys != first.places.fiber  # then keys are features, of the scales if there are some
+        column = torch.arange(first.keys).expand(len(keys[0]), -1) if lifts else keys[1]
+        brought = after[queries[0][:, None], queries[1]][:, :, keys[0][:, None], column]
+        torch.testing.assert_close(brought, before, rtol=1e-8, atol=1e-9)
+
+
+def test_rollouts_see_turns_outside_of_the_group():
+    """Control: with a table of frames that is not the group's, nothing moves along."""
+    network = randomize(molecules(models.LieTransformer, heads=2), spread=1.5).double()
+    data = cloud()
+    turn = SO(3).sample(generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    recorder = Recorder(network)
+    before, after = (
+        all_rollouts(recorder(Data(x=data.x, pos=pos))).sum(dim=3).mean(dim=1) for pos in (data.pos, data.pos @ turn.mT)
+    )
+    assert float((before - after).abs().max()) > 1e-3
+
+
+def test_rollouts_are_products_of_dense_matrices():
+    """The definition: means over heads, (A + I) / 2, one matrix after another; a lifting layer has no residual."""
+    network = randomize(gsa(cyclic(4), blocks=(2,), neighborhood=Nearest(4))).double()
+    microscope = viz.Microscope(network, cloud(2, features=1))
+    points, fiber, dense = 7, 4, []
+    for number, _ in enumerate(microscope.attention_layers):
+        rows = [
+            torch.stack([microscope.attention(i, frame=h, head=e, layer=number) for e in range(2)])
+            .mean(dim=0)
+            .flatten()
+            for i in range(points)
+            for h in range(fiber)
+        ]
+        dense.append(torch.stack(rows))
+    lifted, first, second = dense
+    assert lifted.shape == (points * fiber, points)
+    eye = torch.eye(points * fiber, dtype=torch.float64)
+    wanted = (second + eye) / 2 @ (first + eye) / 2 @ lifted
+    for point, frame in ((0, 0), (3, 2), (6, 1)):
+        torch.testing.assert_close(microscope.rollout(point, frame=frame).flatten(), wanted[point * fiber + frame])
+    torch.testing.assert_close(microscope.rollout(2).flatten(), wanted[2 * fiber : 3 * fiber].mean(dim=0))
+    torch.testing.assert_close(microscope.rollout(2, frame=1, layer=0).flatten(), lifted[2 * fiber + 1])
+
+
+# --- attention and fields -----------------------------------------------------------------------------------------
+
+
+def test_weights_are_those_of_the_layers():
+    network = randomize(molecules(models.LieTransformer, heads=2)).double().eval()
+    data, seen = cloud(), []
+    network.blocks[1].attention.register_forward_pre_hook(lambda _, given: seen.append(given))
+    microscope = viz.Microscope(network, data)
+    network(Batch.from_data_list([data]))
+    weights = network.blocks[1].attention.weights(*seen[-1]).detach()  # [edges, fiber, fiber, heads]
+    graph = seen[-1][1]
+    mine = (graph.neighbors.target == 3).nonzero()[:, 0]
+    found = microscope.attention(3, frame=5, head=1)
+    assert found.shape == (7, 12)
+    torch.testing.assert_close(found[graph.neighbors.source[mine]], weights[mine, 5, :, 1])
+    torch.testing.assert_close(microscope.attention(3)[graph.neighbors.source[mine]], weights[mine].mean(dim=(1, 3)))
+
+
+@pytest.mark.parametrize("border", ["mask", "zero"])
+def test_attention_of_a_window_is_at_its_points(border):
+    class Window(models.Network):
+        def __init__(self):
+            super().__init__()
+            self.attention = AffineSelfConvolution(cyclic(4), 1, 2, RelativePositionTable.square(3, border=border))
+            self.head = torch.nn.Identity()
+
+        @property
+        def symmetry(self):
+            return models.Symmetry(cyclic(4))
+
+        def field(self, data, geometry=None):
+            graph = lift(data.pos, cyclic(4), PixelSquare(3))
+            return models.GroupField(self.attention(data.x[:, None].expand(-1, 4, -1), graph), graph)
+
+        def forward(self, data, geometry=None):
+            return self.field(data).x
+
+    network, data = Window().double(), image(4)
+    found = viz.Microscope(network, data).attention(15).sum(dim=1)
+    graph = lift(data.pos, cyclic(4), PixelSquare(3))
+    edges = network.attention.positions.edges(graph).neighbors
+    mine = (edges.target == 15) & (edges.source < 16)
+    weights = network.attention.weights(data.x[:, None].expand(-1, 4, -1), graph).detach()
+    assert found.nonzero()[:, 0].tolist() == [10, 11, 14, 15]
+    torch.testing.assert_close(found[edges.source[mine]], weights[mine].mean(dim=(1, 2)))
+    assert (float(found.sum()) < 0.99) == (border == "zero")
+
+
+def test_fields_are_pulled_back_by_the_action():
+    """(u⁻¹ f)(x, h) = f(u x, u h): the fiber is permuted by the group's own table."""
+    network, data = randomize(gsa(cyclic(8))).double(), image(5)
+    microscope = viz.Microscope(network, data)
+    raw, stable = microscope.fields(), microscope.stabilized()
+    assert [turn.label for turn in microscope.turns[:3]] == ["as it is", "turned by 45°", "turned by 90°"]
+    for number, turn in enumerate(microscope.turns):
+        element = int((cyclic(8).elements - turn.matrix).abs().amax(dim=(1, 2)).argmin())
+        back = int(cyclic(8).inverse_index[element])
+        torch.testing.assert_close(cyclic(8).translate(back, raw[number]), stable[number])
+    assert float((raw - raw[0]).abs().max()) > 0.1
+    assert microscope.deviation() < 1e-12
+
+
+def test_deviations_are_large_where_nothing_is_promised():
+    sampled = models.LieTransformer.springs(channels=8, layers=1, heads=2)
+    microscope = viz.Microscope(randomize(sampled).double(), cloud(2), turns=4)
+    assert [turn.inside for turn in microscope.turns] == [True, False, False, False]
+    assert microscope.deviation() > 1e-3
+
+
+def test_a_microscope_leaves_no_trace():
+    network = gsa(cyclic(4)).train()
+    network.blocks[0].eval()
+    modes = [module.training for module in network.modules()]
+    viz.Microscope(network, image(4)).deviation()
+    assert [module.training for module in network.modules()] == modes
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+
+
+# --- pictures -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def flat():
+    return viz.Microscope(randomize(gsa(cyclic(4), blocks=(2,))), Digits("test")[0])
+
+
+@pytest.fixture(scope="module")
+def spatial():
+    return viz.Microscope(randomize(framewise()), water(5), turns=3)
+
+
+def water(points):
+    """Water, and atoms far away."""
+    pos = torch.tensor([[0.0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0], *[[5.0 + 3 * k, k, 0] for k in range(points - 3)]])
+    x = torch.rand(points, 2, generator=torch.Generator().manual_seed(0))
+    return Data(x=x, pos=pos, z=torch.tensor([8, 1, 1, *[8] * (points - 3)]))
+
+
+def test_titles_state_what_was_measured(flat):
+    figure = flat.picture("field", layer=1, channel=2)
+    lines = [text.get_text() for text in figure.texts]
+    assert lines[-2] == "Field of blocks.0, channel 2: GSANet"
+    apart = float(re.search(r"differ by ([\d.e+-]+)", lines[-1])[1])
+    assert apart == pytest.approx(flat.deviation(1), rel=0.06)
+    title = flat.picture().get_suptitle()
+    assert title.startswith("GSANet: fields of turned clouds, pulled back, differ by ")
+    boards = [text.get_text() for text in flat.picture("attention", layer=2, frame=1).texts]
+    assert "point 27 of blocks.1; its frame 1, by frames of the keys; mean over the heads" in boards
+    assert [text for text in boards if text.startswith("frame ")] == [f"frame {h} ({90 * h}°)" for h in range(4)]
+
+
+@pytest.mark.parametrize("view", ["overview", "attention", "rollout", "field"])
+def test_views_of_clouds_in_space(spatial, view):
+    figure = spatial.picture(view)
+    assert len(figure.axes) > 4
+    figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in figure.texts if text.get_text()]
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 for box in boxes)
+
+
+def test_panels_show_the_weights(flat):
+    figure = flat.picture("attention", point=9, layer=2)
+    panels = [axes for axes in figure.axes if axes.get_aspect() == 1 and axes.collections]
+    values = [axes.collections[0].get_array() for axes in panels[1:]]
+    np.testing.assert_allclose(values[0], flat.attention(9, layer=2).sum(dim=1))
+    for h in range(4):
+        np.testing.assert_allclose(values[1 + h], flat.attention(9, frame=h, layer=2).sum(dim=1))
+
+
+def test_bonds():
+    pytest.importorskip("ase")
+    assert bonds_of(water(5)).tolist() == [[0, 1], [0, 2]]
+    given = Data(pos=torch.zeros(3, 3), edge_index=torch.tensor([[0, 1, 2, 2], [1, 0, 2, 1]]))
+    assert bonds_of(given).tolist() == [[0, 1], [1, 2]]
+    assert len(bonds_of(Data(pos=torch.zeros(3, 3)))) == 0
+
+
+def test_animations_have_a_picture_for_each_query_or_turn(flat, tmp_path):
+    path = flat.save(tmp_path / "made/field.gif", "field", layer=0, frame=0)
+    with Image.open(path) as picture:
+        assert picture.n_frames == 4
+        first = np.asarray(picture.convert("RGB"), dtype=float)
+        picture.seek(1)
+        assert np.abs(np.asarray(picture.convert("RGB"), dtype=float) - first).max() > 50
+    with Image.open(
+        viz.Microscope(randomize(framewise()), cloud(points=3).apply(torch.Tensor.float)).save(tmp_path / "q.gif")
+    ) as found:
+        assert found.n_frames == 3
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
+def content(path):
+    text = path.read_text()
+    return text, json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def unpacked(packed):
+    data = np.frombuffer(__import__("base64").b64decode(packed["data"]), "<u2").astype(float)
+    return (packed["low"] + data / 65535 * (packed["high"] - packed["low"])).reshape(packed["shape"])
+
+
+def test_a_page_holds_the_numbers_and_nothing_from_elsewhere(flat, tmp_path):
+    text, page = content(flat.save(tmp_path / "page.html", "attention", point=9, layer=2, head=1))
+    assert not re.search(r"https?://|src=|<link|@import|fetch\(|XMLHttp", text)
+    assert page["start"] == {**page["start"], "view": "attention", "layer": 2, "point": 9, "head": 1}
+    layer = page["attention"][2]
+    weights = unpacked(layer["weights"])
+    dense = np.zeros((64, 4))
+    for edge in range(layer["rows"][9], layer["rows"][10]):
+        dense[layer["source"][edge]] += weights[edge, 3, :, 1]
+    np.testing.assert_allclose(dense, flat.attention(9, frame=3, head=1, layer=2), atol=2e-5)
+    rolled = unpacked(page["rollout"][2]["values"])
+    np.testing.assert_allclose(rolled[9, 3], flat.rollout(9, frame=3, layer=2).sum(dim=1), atol=2e-5)
+    field = page["fields"][1]
+    np.testing.assert_allclose(unpacked(field["stable"])[..., 1], flat.stabilized(1)[..., 0], atol=1e-3)
+    np.testing.assert_allclose(unpacked(field["raw"])[..., 0], flat.fields(1).norm(dim=-1), atol=1e-3)
+    assert field["deviation"] == pytest.approx([0.0, *field["deviation"][1:]])
+    assert max(field["deviation"]) == pytest.approx(flat.deviation(1))
+
+
+PROBE = """
+const elements = {}, made = () => ({ style: {}, dataset: {}, parentElement: {}, clientWidth: 300,
+  nextElementSibling: {}, addEventListener() {}, replaceChildren() {}, getContext: () => new Proxy({}, {
+    get: () => () => {}, set: () => true }) });
+globalThis.document = { getElementById: (id) => elements[id] ??= made(), createElement: made, body: {} };
+globalThis.getComputedStyle = () => ({ getPropertyValue: () => "#000" });
+globalThis.window = { devicePixelRatio: 1 };
+globalThis.matchMedia = () => ({ addEventListener() {} });
+globalThis.ResizeObserver = class { observe() {} };
+elements.data = { textContent: require("fs").readFileSync(0, "utf8") };
+"""
+ASKED = """
+const found = [];
+for (const chosen of asked) {
+  Object.assign(state, chosen);
+  controls();
+  found.push(scene().panels.map((p) => p.values));
+}
+console.log(JSON.stringify(found));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_script_shows_what_python_computes(flat, tmp_path):
+    _, page = content(flat.save(tmp_path / "page.html"))
+    asked = [
+        {"view": "attention", "layer": 2, "point": 9, "frame": None, "keys": None, "head": None},
+        {"view": "attention", "layer": 1, "point": 3, "frame": 2, "keys": 1, "head": 1},
+        {"view": "rollout", "layer": 2, "point": 9, "frame": 1},
+        {"view": "field", "layer": 1, "turn": 1, "frame": 2, "channel": 1},
+    ]
+    script = (Path(viz.__file__).parent / "microscope.js").read_text()
+    code = tmp_path / "run.js"
+    code.write_text(f"{PROBE}\n{script}\nconst asked = {json.dumps(asked)};{ASKED}")
+    run = subprocess.run(["node", str(code)], input=json.dumps(page), capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    np.testing.assert_allclose(found[0][0], flat.attention(9).sum(dim=1), atol=1e-4)
+    np.testing.assert_allclose(found[1][0], flat.attention(3, frame=2, head=1, layer=1)[:, 1], atol=1e-4)
+    np.testing.assert_allclose(found[2][0], flat.rollout(9, frame=1).sum(dim=1), atol=1e-4)
+    np.testing.assert_allclose(found[3], [flat.fields(1)[1, :, 2, 0], flat.stabilized(1)[1, :, 2, 0]], atol=1e-3)
+
+
+def test_pages_of_molecules_and_spheres(spatial, tmp_path):
+    pytest.importorskip("ase")
+    _, page = content(spatial.save(tmp_path / "a.html", "rollout"))
+    assert page["bonds"] == [[0, 1], [0, 2]]
+    assert page["symbols"] == ["O", "H", "H", "O", "O"]
+    assert page["camera"] is not None
+    assert not page["sphere"]
+    frames = PrincipalFrames(of="neighborhood")
+    ball = models.LieTransformer(
+        2,
+        1,
+        frames=None if Sphere().stabilizer is None else frames,
+        space=Sphere(),
+        neighborhood=AllPairs(),
+        channels=8,
+        layers=1,
+        heads=2,
+    )
+    data = cloud()
+    data.pos = data.pos / data.pos.norm(dim=1, keepdim=True)
+    microscope = viz.Microscope(ball.double(), data, turns=3)
+    _, page = content(microscope.save(tmp_path / "b.html", "field"))
+    assert page["sphere"]
+    assert len(microscope.picture("attention").axes) > 2
+
+
+# --- errors and the command -----------------------------------------------------------------------------------------
+
+
+def test_errors_name_what_is_allowed(flat, tmp_path):
+    network, data = randomize(gsa(cyclic(4))), image(4)
+    for changed, told in (
+        ({"layer": 3}, r"layer: expected one of 0 \(lifting\), 1 \(blocks.0\), 2 \(blocks.1\), or -3 to -1, got 3"),
+        ({"point": 64}, r"point: expected one of 0\.\.63, got 64"),
+        ({"frame": 4}, r"frame: expected one of 0\.\.3, got 4"),
+        ({"head": 2}, r"head: expected one of 0\.\.1, got 2"),
+    ):
+        for path in ("a.png", "a.html"):
+            with pytest.raises(ValueError, match=told):
+                flat.save(tmp_path / path, "attention", **changed)
+    with pytest.raises(ValueError, match=r"channel: expected one of 0\.\.7, got 8"):
+        flat.picture("field", channel=8)
+    with pytest.raises(ValueError, match=r"view: a \.gif file shows 'attention', 'rollout' or 'field', got 'overview'"):
+        flat.save(tmp_path / "a.gif", "overview")
+    with pytest.raises(ValueError, match="data: expected one cloud with points, got PointClouds"):
+        viz.Microscope(network, Batch.from_data_list([data, data]))
+    with pytest.raises(ValueError, match="network: nothing in Pooled has values at the 16 points"):
+        viz.Microscope(Pooled(), data)
+    assert not list(tmp_path.iterdir())
+
+
+class Pooled(torch.nn.Module):
+    def forward(self, data):
+        return data.x.sum(dim=0, keepdim=True)
+
+
+def test_the_command_draws_trained_networks(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for arguments, made in (
+        (["digits-c8"], "pictures/digits-c8_cloud_0.png"),
+        (["digits-c8", "--view", "rollout", "--layer", "0", "--out", "new/roll.png"], "new/roll.png"),
+        (["qm9-homo", "--out", "page.html"], "page.html"),
+    ):
+        assert main(["picture", *arguments]) == 0, capsys.readouterr().err
+        assert f"picture: {made}" in capsys.readouterr().out
+        assert Path(made).stat().st_size > 10_000
+    for arguments, told in (
+        (["--layer", "9", "--view", "field"], "layer: expected one of 0 (lifting)"),
+        (["--head", "8", "--view", "attention"], "head: expected one of 0..7, got 8"),
+        (["--point", "99", "--view", "rollout"], "point: expected one of 0..63, got 99"),
+        (["--view", "everything"], "argument --view: invalid choice: 'everything'"),
+    ):
+        assert main(["picture", "digits-c8", *arguments]) == 2
+        assert told in capsys.readouterr().err
+    assert main(["picture", "rot-mnist-p4", "--view", "attention", "--out", "a.gif"]) == 2
+    assert "AttentiveCNN has no attention of points to points; it has fields: view 'field'" in capsys.readouterr().err

@@ -762,6 +762,7 @@ def crystals(count=6, seed=0):
             "stress": rng.normal(size=6),
         }
         frame.calc = single.SinglePointCalculator(frame, **known)
+        frame.info["virial"] = -60 * frame.get_stress(voigt=False)  # the volume is 60 angstrom^3
         frames.append(frame)
     return frames
 
@@ -779,6 +780,7 @@ class TestFrames:
                 "energy": [1000 * frame.get_potential_energy()],
                 "force": 1000 * frame.get_forces(),
                 "stress": [1000 * frame.get_stress(voigt=False)],
+                "virial": [-60_000 * frame.get_stress(voigt=False)],
                 "cell": [frame.cell.array],
                 "pbc": [frame.pbc],
             }.items():

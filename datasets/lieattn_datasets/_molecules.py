@@ -97,14 +97,14 @@ class Molecules(Clouds):
 
         Energies (eV), forces (eV/angstrom) and stresses (eV/angstrom^3) are those that the frames' calculators hold
         already, or their ``info`` and ``arrays`` under the names ``energy``, ``forces`` and ``stress``; nothing is
-        computed. The total charge (e) and the spin multiplicity 2S + 1 are the entries ``charge`` and ``spin`` of
-        ``info``. All frames have one, or none has.
+        computed. Virials (eV, minus stress times volume), the total charge (e) and the spin multiplicity 2S + 1 are the
+        entries ``virial``, ``charge`` and ``spin`` of ``info``. All frames have one, or none has.
 
         An item has ``z``, ``pos`` (angstrom) and, as far as they are known, ``y`` ``[1, 1]`` (the energy, also as
         ``energy`` ``[1]``), ``force`` ``[atoms, 3]`` and ``stress`` ``[1, 3, 3]`` (the energy unit per angstrom and
-        angstrom^3), ``charge`` and ``spin`` ``[1]`` float32. Where a frame repeats, all have a ``cell`` ``[1, 3, 3]``
-        (angstrom, its vectors are the rows) and ``pbc`` bool ``[1, 3]`` (along which of them), as models with periodic
-        neighbors take them.
+        angstrom^3), ``virial`` ``[1, 3, 3]`` (the energy unit), ``charge`` and ``spin`` ``[1]`` float32. Where a frame
+        repeats, all have a ``cell`` ``[1, 3, 3]`` (angstrom, its vectors are the rows) and ``pbc`` bool ``[1, 3]``
+        (along which of them), as models with periodic neighbors take them.
 
         Parameters
         ----------
@@ -140,7 +140,7 @@ class Molecules(Clouds):
 
     def _of_frames(self, atom_energies: dict[int, float]) -> Self:
         """Say what turns with the atoms of frames, and what was subtracted from their energies."""
-        self.vectors, self.tensors = ("pos", "force", "cell"), ("stress",)
+        self.vectors, self.tensors = ("pos", "force", "cell"), ("stress", "virial")
         self.atom_energies: dict[int, float] = atom_energies
         return self
 
@@ -339,7 +339,7 @@ def describe_frames(
     if not len(frames):
         raise ValueError("frames must be at least one ase.Atoms, got none")
     factor, unit = Units(energy_unit).convert("eV")
-    known = {name: _results(frames, name) for name in ("energy", "forces", "stress")}
+    known = {name: _results(frames, name) for name in ("energy", "forces", "stress", "virial")}
     z = np.concatenate([frame.numbers for frame in frames])
     offsets = np.cumsum([0, *(len(frame) for frame in frames)])
     found: dict[str, Any] = {"z": z, "pos": _within(np.concatenate([frame.positions for frame in frames]), "pos")}
@@ -356,9 +356,10 @@ def describe_frames(
     if known["forces"]:
         rows = [_within(force, "forces", (len(frame), 3)) for force, frame in zip(known["forces"], frames, strict=True)]
         found["of_atom"]["force"] = factor * np.concatenate(rows)
-    if known["stress"]:
-        full = [voigt_6_to_full_3x3_stress(np.ravel(s)) if np.size(s) == 6 else s for s in known["stress"]]
-        found["of_molecule"]["stress"] = factor * np.stack([_within(s, "stress", (3, 3)) for s in full])
+    for name in ("stress", "virial"):
+        if known[name]:
+            full = [voigt_6_to_full_3x3_stress(np.ravel(s)) if np.size(s) == 6 else s for s in known[name]]
+            found["of_molecule"][name] = factor * np.stack([_within(s, name, (3, 3)) for s in full])
     found["of_molecule"] |= _of_whole(frames)
     return found, {charge: factor * value for charge, value in energies.items()}
 

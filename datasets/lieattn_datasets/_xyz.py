@@ -20,7 +20,7 @@ _SHOWN = 200  # characters of what is wrong
 
 
 class ExtendedXYZ(Molecules):
-    """Frames of an extended XYZ file, with energies, forces, stress and periodic cell where the file has them.
+    """Frames of an extended XYZ file, with energies, forces, stress, virial and periodic cell where the file has them.
 
     Read by the package ase, in its units: angstrom and eV. Items are those of :meth:`Molecules.from_ase`.
 

@@ -9,7 +9,7 @@ from typing import Self, cast
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_tensor
+from lieattn._checks import check_tensor, may_look
 from lieattn.geometry._clouds import Movable, Padding, check_indices, first_true, padding
 from lieattn.geometry._search import sort_keys
 
@@ -166,7 +166,9 @@ class Neighbors(Movable):
     def deformed(self, deformation: Tensor, batch: Tensor) -> "Neighbors":
         """The same edges with shifts v D, for D ``[clouds, dim, dim]`` and the cloud of each point, ``[points]``."""
         check_tensor("deformation", deformation, "a floating tensor [clouds, dim, dim]")
-        check_indices("batch", batch, dim=1, device=self.device, below=len(deformation))
+        check_indices("batch", batch, dim=1, device=self.device)
+        if may_look(batch):
+            check_indices("batch", batch, dim=1, below=len(deformation))
         if len(batch) != self.num_points:
             raise ValueError(f"batch: expected one entry for each of {self.num_points} points, got {len(batch)}")
         if self.shift is None:

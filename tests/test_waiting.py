@@ -10,8 +10,15 @@ from torch_geometric.data import Batch, Data
 
 from lieattn.geometry import PrincipalFrames, Radius, pixel_positions
 from lieattn.groups import cyclic, tetrahedral
-from lieattn.models import AffineSelfConvNet, AttentiveCNN, FramewiseTransformer, GSANet, LieConvNet, LieTransformer
-from lieattn.models.lie._network import Species
+from lieattn.models import (
+    AffineSelfConvNet,
+    AttentiveCNN,
+    FramewiseTransformer,
+    GSANet,
+    LieConvNet,
+    LieTransformer,
+    Species,
+)
 from lieattn.ops import backend
 
 NEAR = Radius(2.0)

@@ -1,5 +1,7 @@
 """The framewise transformer with neighborhoods and poses: equivariance to finite groups and to all rotations."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch_geometric.data import Batch, Data
@@ -36,6 +38,8 @@ small_groups = pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL
 # --- neighborhoods and poses ------------------------------------------------------------------------------------------
 
 LOCAL = {"neighborhood": Radius(2.0), "options": FramewiseOptions(basis=3, hidden=5)}
+# Without attention, and with what was added for molecules.
+SEPARABLE = FramewiseOptions(basis=3, hidden=5, attention="none", angles=2, head="frames", window=2)
 
 
 @pytest.mark.usefixtures("every_backend")
@@ -58,6 +62,45 @@ def test_vector_outputs_turn_with_neighborhoods(group):
     assert expected.abs().max() > 1e-2
     for h in range(group.order):
         assert relative_error(model(moved(data, group, h)), group.act(h, expected)) < 1e-10
+
+
+@small_groups
+@pytest.mark.parametrize("kind", ["invariant", "vector"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_separable_networks_are_equivariant(group, kind, dtype):
+    model = network(group, kind=kind, **LOCAL | {"options": SEPARABLE}).to(dtype)
+    data = cloud(group, (4, 1, 3), dtype)
+    expected = model(data)
+    assert expected.abs().max() > 1e-2
+    for h in range(group.order):
+        turned = group.act(h, expected) if kind == "vector" else expected
+        assert relative_error(model(moved(data, group, h)), turned) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("change", [{}, {"angles": 0}, {"head": "pooled"}, {"attention": "cloud"}], ids=str)
+def test_options_of_molecules_have_gradients_of_gradients(change):
+    group = tetrahedral()
+    model = network(group, **LOCAL | {"options": replace(SEPARABLE, window=4, **change)}).double()
+    data = cloud(group, (4, 3))
+
+    def forces(pos):
+        (found,) = torch.autograd.grad(model(data.clone().update({"pos": pos})).sum(), pos, create_graph=True)
+        return found
+
+    pos = data.pos.clone().requires_grad_()
+    assert torch.autograd.gradcheck(forces, (pos,), fast_mode=True)
+
+
+def test_blocks_without_attention_need_a_neighborhood():
+    for options in ({"attention": "none"}, {"angles": 3}):
+        with pytest.raises(ValueError, match=r"neighborhood: expected one .*, which .* needs"):
+            FramewiseTransformer(cyclic(2), 1, 1, options=FramewiseOptions(**options))
+    with pytest.raises(ValueError, match="head: expected"):
+        FramewiseOptions(head="both")
+    with pytest.raises(ValueError, match="angles: expected"):
+        FramewiseOptions(angles=-1)
+    with pytest.raises(ValueError, match="attention: without it a block needs messages"):
+        FramewiseBlock(cyclic(2), 4, attention=False)
 
 
 def test_neighbors_count():

@@ -6,7 +6,7 @@ import torch
 from lieattn.geometry import AllPairs, GivenFrames, Nearest, Neighbors, Radius, lift
 from lieattn.groups import SO, FiniteGroup, octahedral, tetrahedral
 from lieattn.nn import FrameMessages, LiftingConvolution
-from lieattn.nn.relative import EdgeNetwork
+from lieattn.nn.relative import AngleFeatures, EdgeNetwork
 from lieattn.ops import bessel_functions, smooth_lengths, smooth_window
 from lieattn.testing import TOLERANCE, randomize, relative_error
 from tests.cases import GROUPS
@@ -252,6 +252,77 @@ def test_window_and_lengths():
     torch.testing.assert_close(gradient, torch.tensor([[0, 0], [0.6, 0.8]], dtype=DOUBLE))
 
 
+def test_angle_features_are_their_definition():
+    graph, x = seen(inputs(7, 3)[0], tetrahedral()), inputs(7, 3)[1]
+    angles = randomize(AngleFeatures(3, 2, 2, cutoff=CUTOFF, basis=3, window=2).to(DOUBLE))
+    points, edges = angles(graph, x)
+    neighbors, arrows = graph.neighbors, torch.zeros(7, 7, 3, dtype=DOUBLE)
+    functions, windows = torch.zeros(7, 7, 2, 2, dtype=DOUBLE), torch.zeros(7, 7, dtype=DOUBLE)
+    for i, j in neighbors.edge_index.flip(0).T.tolist():
+        edge = (graph.pos[j] - graph.pos[i]) / CUTOFF
+        arrows[i, j] = edge / (edge.norm() ** 2 + 0.01).sqrt()
+        if i == j or edge.norm() >= 1:
+            continue
+        windows[i, j] = (1 - edge.norm() ** 2) ** 2
+        radial = angles.radial(bessel_functions(edge.norm(), 3))
+        functions[i, j] = (windows[i, j] * radial * angles.other(x[j])).unflatten(0, (2, 2))
+    functions = functions / (1 + windows.sum(dim=1)).sqrt()[:, None, None, None]
+    upper, expected = torch.triu_indices(2, 2), []
+    for degree, f in zip((1, 2), functions.unbind(2), strict=True):
+        product = products(degree, arrows[:, :, None], arrows[:, None])
+        expected.append(torch.einsum("ijk,ijm,iml->ikl", f, product, f)[:, upper[0], upper[1]])
+    torch.testing.assert_close(points, torch.cat(expected, dim=1), atol=1e-10, rtol=1e-10)
+    expected = []
+    for degree, f in zip((1, 2), functions.unbind(2), strict=True):
+        for end in (neighbors.target, neighbors.source):
+            product = products(degree, arrows[neighbors.target, neighbors.source][:, None], arrows[end])
+            expected.append(torch.einsum("ej,ejk->ek", product, f[end]))
+    torch.testing.assert_close(edges, torch.cat(expected, dim=1), atol=1e-10, rtol=1e-10)
+
+
+def products(degree, e, other):
+    """P_1 or P_2 in space."""
+    cosine = (e * other).sum(dim=-1)
+    return cosine if degree == 1 else (3 * cosine**2 - e.square().sum(dim=-1) * other.square().sum(dim=-1)) / 2
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_angle_features_are_invariant_and_see_angles(dim):
+    """A triangle whose distances to the first point stay, but not the angle there, is another one."""
+    angles = randomize(AngleFeatures(dim, 2, 3, cutoff=CUTOFF).to(DOUBLE))
+    pos, x, _ = inputs(6, dim)
+    frames = torch.eye(dim, dtype=DOUBLE)[None]
+    turn = SO(dim).sample(1, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)[0]
+    turn[0] *= -1  # a reflection
+    for found, expected in zip(angles(seen(pos @ turn.T, frames), x), angles(seen(pos, frames), x), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
+    corner = torch.zeros(3, dim, dtype=DOUBLE)
+    corner[1, 0] = corner[2, 1] = 1.0
+    bent = corner.clone()
+    bent[2, 0], bent[2, 1] = 0.6, 0.8
+    right, acute = (angles(seen(points, frames, clouds=1), x[:3])[0][0] for points in (corner, bent))
+    assert (right - acute).abs().max() > 1e-3
+
+
+def test_edges_have_features_and_windows_of_any_power():
+    edges = randomize(EdgeNetwork(3, 2, cutoff=CUTOFF, in_edges=2, window=2, basis=3, hidden=5).to(DOUBLE))
+    pos, x, _ = inputs(6, 3)
+    graph = seen(pos, tetrahedral(), Radius(CUTOFF))
+    given = torch.randn(graph.neighbors.num_edges, 2, dtype=DOUBLE, generator=torch.Generator().manual_seed(1))
+    expected = edges(graph, x, edges=given).psi
+    assert relative_error(edges(graph, x, edges=given + 1).psi, expected) > 1e-3
+    steep = EdgeNetwork(3, 2, cutoff=CUTOFF, in_edges=2, basis=3, hidden=5).to(DOUBLE)
+    steep.load_state_dict(edges.state_dict())
+    length = graph.neighbors.displacements(pos).norm(dim=1) / CUTOFF
+    windows = [smooth_window(length, power) * ~graph.neighbors.is_loop for power in (2, 4)]
+    target = graph.neighbors.target
+    shares = [w / (1 + torch.zeros(6, dtype=DOUBLE).index_add(0, target, w)).sqrt()[target] for w in windows]
+    found = steep(graph, x, edges=given).psi.flatten(1) * shares[0][:, None]
+    torch.testing.assert_close(found, expected.flatten(1) * shares[1][:, None], atol=1e-10, rtol=1e-10)
+    kernel = torch.nn.Linear(5, 4, bias=False, dtype=DOUBLE)
+    torch.testing.assert_close(edges.kernels([kernel], graph, x, edges=given)[0], kernel(expected)[:, :, 0, 0])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -269,7 +340,11 @@ def test_bad_inputs_are_named(change, message):
         layer(3)(graph, given["x"], given["vectors"])
 
 
-@pytest.mark.parametrize("options", [{"cutoff": 0.0}, {"basis": 0}, {"hidden": 0}, {"in_vectors": -1}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"cutoff": 0.0}, {"basis": 0}, {"hidden": 0}, {"in_vectors": -1}, {"in_edges": -1}, {"window": 0}],
+    ids=str,
+)
 def test_bad_options_are_named(options):
     (name,) = options
     with pytest.raises(ValueError, match=f"{name}: expected"):

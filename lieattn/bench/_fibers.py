@@ -89,8 +89,8 @@ def part(name: str, frames: str, width: int) -> Problem:
     blocks: Any = model.blocks
     block = blocks[0]
     edges, lifting = model.edges, model.lifting
-    if local is None or edges is None or lifting is None:
-        raise RuntimeError("network: expected one with a neighborhood")
+    if local is None or edges is None or lifting is None or model.phases is None:
+        raise RuntimeError("network: expected one with a neighborhood and attention")
     near, maps = local, [lifting.output, *(one.messages.kernel for one in blocks)]
     channels = len(block.norm1.weight)
     query, key, value = (torch.randn(graph.num_points, graph.fiber, 1, channels, requires_grad=True) for _ in range(3))

@@ -36,10 +36,13 @@ from lieattn.models._network import (
     cutoff_of,
     new_generator,
 )
-from lieattn.nn import FiberNorm, FramewiseBlock, LiftingConvolution, project_field
-from lieattn.nn.relative import EdgeNetwork, RotaryPhases
+from lieattn.nn import FiberNorm, FramewiseBlock, GroupLinear, LiftingConvolution, project_field
+from lieattn.nn.relative import AngleFeatures, EdgeNetwork, RotaryPhases
 from lieattn.ops import RelativeTerms
 from lieattn.reps import Vector
+
+Attention = Literal["cloud", "neighborhood", "none"]
+Head = Literal["pooled", "frames"]
 
 
 @dataclass(frozen=True)
@@ -55,26 +58,39 @@ class FramewiseOptions:
         tell more, as in molecules, networks learn faster without. If absent, it does where points attend to the cloud.
     attention
         Whom points attend to: all points of their ``"cloud"``, or those in the ``"neighborhood"``, images among them
-        where clouds repeat.
+        where clouds repeat, or ``"none"``: messages of the neighborhood alone, a separable group convolution (as in
+        PONITA), whose steps take two thirds of the time.
     cutoff
         Distance at which neighbors count nothing; the neighborhood's own length if absent.
-    basis, hidden
+    basis, hidden, window
         Of the :class:`lieattn.nn.relative.EdgeNetwork` of the neighborhood, which all blocks share.
+    angles
+        Functions of the :class:`lieattn.nn.relative.AngleFeatures` of the neighborhood, 0 for none: invariant to all
+        rotations, also those that the frames must learn.
+    head
+        Of invariant outputs: ``"pooled"``, a network of the mean over the frames, or ``"frames"``, one whose hidden
+        layer sees the frames before they are averaged. That of vectors sees all frames either way.
     """
 
     mlp_ratio: int = 4
     dropout: float = 0.0
     positions: bool | None = None
-    attention: Literal["cloud", "neighborhood"] = "cloud"
+    attention: Attention = "cloud"
     cutoff: float | None = None
     basis: int = 8
     hidden: int = 16
+    window: int = 4
+    angles: int = 0
+    head: Head = "pooled"
 
     def __post_init__(self) -> None:
         check_arguments(FramewiseOptions, vars(self))
-        check_choice("attention", self.attention, ("cloud", "neighborhood"))
-        if self.positions and self.attention == "neighborhood":
-            raise ValueError("positions: are those in the whole cloud, which attention='neighborhood' does not see")
+        check_counts(0, angles=self.angles)
+        check_choice("head", self.head, Head)
+        check_choice("attention", self.attention, Attention)
+        if self.positions and self.attention != "cloud":
+            found = f"attention={self.attention!r}"
+            raise ValueError(f"positions: are those in the whole cloud, which {found} does not see")
 
 
 class FramewiseGeometry(NamedTuple):
@@ -178,25 +194,34 @@ class FramewiseTransformer(Network):
         self.group = group = self.frames.group
         self.space = natural_space(self.frames, group.dim)
         self.attention = options.attention
-        if self.attention == "neighborhood" and neighborhood is None:
-            raise ValueError("neighborhood: expected one such as Radius(5.0), which attention='neighborhood' needs")
+        for option in ("attention", "angles"):
+            if neighborhood is None and getattr(options, option) not in ("cloud", 0):
+                found = f"{option}={getattr(options, option)!r}"
+                raise ValueError(f"neighborhood: expected one such as Radius(5.0), which {found} needs")
         self.positions = self.attention == "cloud" if options.positions is None else options.positions
         self.vector_inputs = tuple(vector_inputs)
         self.embed_features = nn.Linear(self.in_channels, channels)
         width = group.dim * (self.positions + len(self.vector_inputs))
         self.embed_vectors = nn.Linear(width, channels, bias=False) if width else None
-        self.edges = self.lifting = None
+        self.edges = self.lifting = self.angles = self.embed_angles = None
         if neighborhood is not None:
             seen, cutoff = len(self.vector_inputs), cutoff_of(neighborhood, options.cutoff)
-            sizes = {"basis": options.basis, "hidden": options.hidden}
-            self.edges = EdgeNetwork(group.dim, self.in_channels, cutoff=cutoff, in_vectors=seen, **sizes)
+            sizes: dict[str, Any] = {"cutoff": cutoff, "basis": options.basis, "window": options.window}
+            if options.angles:
+                self.angles = AngleFeatures(group.dim, self.in_channels, options.angles, **sizes)
+                self.embed_angles = nn.Linear(self.angles.of_points, channels)
+                sizes["in_edges"] = self.angles.of_edges
+            sizes |= {"in_vectors": seen, "hidden": options.hidden}
+            self.edges = EdgeNetwork(group.dim, self.in_channels, **sizes)
             self.lifting = LiftingConvolution(options.hidden, channels)
-        self.phases = RotaryPhases(group.dim, heads, channels // heads)
+        attends = options.attention != "none"
+        self.phases = RotaryPhases(group.dim, heads, channels // heads) if attends else None
         block: dict[str, Any] = {"heads": heads, "mlp_ratio": options.mlp_ratio, "dropout": options.dropout}
-        block["messages"] = None if neighborhood is None else options.hidden
+        block |= {"messages": None if neighborhood is None else options.hidden, "attention": attends}
         self.blocks = nn.ModuleList(FramewiseBlock(group, channels, **block) for _ in range(layers))
         self.norm = FiberNorm(channels)
-        self.head = _Head(channels, out_channels, group.dim, PointOutputs(kind, pool))
+        outputs = PointOutputs(kind, pool)
+        self.head = _Head(channels, out_channels, group.dim, outputs, group if options.head == "frames" else None)
         self.has_kinks = pool == "max"
 
     @property
@@ -260,22 +285,33 @@ class FramewiseTransformer(Network):
             # One network of what all frames see of an edge, and one product for what all blocks make of it.
             blocks: Any = self.blocks
             maps = [self.lifting.output, *(block.messages.kernel for block in blocks)]
-            lifted, *kernels = self.edges.kernels(maps, local, invariants, directed)
+            pairs = None
+            if self.angles is not None and self.embed_angles is not None:
+                with torch.autocast(graph.device.type, enabled=False):
+                    around, pairs = self.angles(local, invariants)
+                x = x + self.embed_angles(around)[:, None]
+            lifted, *kernels = self.edges.kernels(maps, local, invariants, directed, pairs)
             messages = [(local, kernel) for kernel in kernels]
             x = x + self.lifting(lifted, local)
-        terms = RelativeTerms(rotary=self.phases(positions), rotary_values=True)
+        terms = None if self.phases is None else RelativeTerms(rotary=self.phases(positions), rotary_values=True)
         for block, message in zip(self.blocks, messages, strict=True):
             x = self._through(block, x, graph, terms, message)
         return GroupField(self.norm(x), graph)
 
 
 class _Head(nn.Sequential):
-    """A network with one hidden layer on the mean over the frames, or in each frame for vectors."""
+    """A network with one hidden layer on the mean over the frames, or in each frame for vectors.
 
-    def __init__(self, channels: int, out_channels: int, dim: int, outputs: PointOutputs) -> None:
+    With a ``group`` the hidden layer is tied over its elements, and the mean of an invariant is taken behind it.
+    """
+
+    def __init__(
+        self, channels: int, out_channels: int, dim: int, outputs: PointOutputs, group: FiniteGroup | None = None
+    ) -> None:
         width = out_channels if outputs.kind == "invariant" else out_channels * dim
-        super().__init__(nn.Linear(channels, 2 * channels), nn.GELU(), nn.Linear(2 * channels, width))
-        self.out_channels, self.dim, self.outputs = out_channels, dim, outputs
+        first = nn.Linear(channels, 2 * channels) if group is None else GroupLinear(group, channels, 2 * channels)
+        super().__init__(first, nn.GELU(), nn.Linear(2 * channels, width))
+        self.out_channels, self.dim, self.outputs, self.sees_frames = out_channels, dim, outputs, group is not None
 
     @property
     def kind(self) -> str:
@@ -285,6 +321,9 @@ class _Head(nn.Sequential):
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:  # type: ignore[override]
         """Field ``[points, fiber, channels]`` to outputs ``[clouds | points, out_channels]``, vectors with ``dim``."""
         if self.kind == "invariant":
-            return self.outputs(super().forward(x.mean(dim=1)), graph)
+            if not self.sees_frames:
+                return self.outputs(super().forward(x.mean(dim=1)), graph)
+            hidden, act, last = self
+            return self.outputs(last(act(hidden(x)).mean(dim=1)), graph)
         values = project_field(super().forward(x), graph, self.out_channels * Vector(self.dim))
         return self.outputs(values.unflatten(1, (self.out_channels, self.dim)), graph)

@@ -199,8 +199,9 @@ class FramewiseBlock(nn.Module):
     """Pre-norm transformer block: framewise attention, then a group-tied network with one hidden layer.
 
     The network has ``mlp_ratio`` times as many hidden channels. ``messages`` are the channels of the ``EdgeNetwork``
-    whose :class:`FrameMessages` are added to what is attended, None for none. The rest is as in
-    :class:`FramewiseAttention`; dropout is applied behind both branches too.
+    whose :class:`FrameMessages` are added to what is attended, None for none. Without ``attention`` the messages stand
+    alone: a separable group convolution. The rest is as in :class:`FramewiseAttention`; dropout is applied behind both
+    branches too.
 
     **Equivariance.** That of :class:`FramewiseAttention`.
     """
@@ -215,12 +216,17 @@ class FramewiseBlock(nn.Module):
         dropout: float = 0.0,
         messages: int | None = None,
         encoding: RelativeFunction | None = None,
+        attention: bool = True,
     ) -> None:
         check_arguments(FramewiseBlock.__init__, locals())
         super().__init__()
         check_counts(channels=channels, mlp_ratio=mlp_ratio)
         self.norm1, self.norm2 = FiberNorm(channels), FiberNorm(channels)
-        self.attention = FramewiseAttention(group, channels, heads=heads, encoding=encoding, dropout=dropout)
+        if not attention and (messages is None or encoding is not None):
+            raise ValueError("attention: without it a block needs messages, and has no use for an encoding")
+        self.attention = (
+            FramewiseAttention(group, channels, heads=heads, encoding=encoding, dropout=dropout) if attention else None
+        )
         self.linear1 = GroupLinear(group, channels, mlp_ratio * channels)
         self.linear2 = GroupLinear(group, mlp_ratio * channels, channels)
         self.dropout = nn.Dropout(dropout)
@@ -240,10 +246,10 @@ class FramewiseBlock(nn.Module):
         """
         check_features(x, self.norm1.weight, len(self.norm1.weight))
         y = self.norm1(x)
-        attended = self.attention(y, graph, terms)
+        parts = [] if self.attention is None else [self.attention(y, graph, terms)]
         if self.messages is not None:
             if local is None:
                 raise TypeError("local: expected a graph and its terms, for the block has messages, got none")
-            attended = attended + self.messages(y, *local)
-        x = x + self.dropout(attended)
+            parts.append(self.messages(y, *local))
+        x = x + self.dropout(sum(parts))
         return x + self.dropout(self.linear2(F.gelu(self.linear1(self.norm2(x)))))

@@ -25,14 +25,15 @@ def bessel_functions(x: Tensor, count: int) -> Tensor:
     return math.sqrt(2) * order * torch.where(apart, angle.sin() / angle, 1.0)
 
 
-def smooth_window(x: Tensor) -> Tensor:
-    """Window ``[*]`` of ``x`` ``[*]``: 1 at 0, and 0 from 1 on, with three continuous derivatives.
+def smooth_window(x: Tensor, power: int = 4) -> Tensor:
+    """Window ``[*]`` of ``x`` ``[*]``: 1 at 0, and 0 from 1 on, with ``power`` - 1 continuous derivatives.
 
-    (1 - x²)⁴: the window of DimeNet, Eq. 8, with exponent 4 and without its pole.
+    (1 - x²)⁴ by default: the window of DimeNet, Eq. 8, with exponent 4 and without its pole.
     """
     check_tensor("x", x, "a floating tensor")
+    check_count("power", power)
     inside = (1 - x.square()).clamp(min=0)
-    return inside**4
+    return inside**power
 
 
 def smooth_lengths(vectors: Tensor) -> Tensor:

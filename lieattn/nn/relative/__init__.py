@@ -3,6 +3,7 @@
 from lieattn.nn.relative._affine import AffineMap, AffinePositions, AxisKeys, FourierFeatures, RelativePositionTable
 from lieattn.nn.relative._base import RelativeFunction, SumOfTerms, graph_attention
 from lieattn.nn.relative._kernels import (
+    AngleFeatures,
     ConvolutionKernel,
     EdgeNetwork,
     NetworkKernel,
@@ -34,6 +35,7 @@ from lieattn.nn.relative._positional import (
 __all__ = [
     "AffineMap",
     "AffinePositions",
+    "AngleFeatures",
     "AxisKeys",
     "CombinedScore",
     "ConvolutionKernel",

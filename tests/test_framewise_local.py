@@ -54,6 +54,14 @@ def test_outputs_are_invariant_with_neighborhoods(group, dtype):
         assert relative_error(model(moved(data, group, h)), expected) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("other", [{"cutoff": 1.5}, {"window": 2}], ids=str)
+def test_weights_are_refused_where_neighbors_fade_otherwise(other):
+    weights = network(octahedral(), **LOCAL).state_dict()
+    changed = network(octahedral(), **{**LOCAL, "options": replace(LOCAL["options"], **other)})
+    with pytest.raises(RuntimeError, match=f"{next(iter(other))}: the weights are for .*, the module has"):
+        changed.load_state_dict(weights)
+
+
 @pytest.mark.usefixtures("every_backend")
 @small_groups
 def test_vector_outputs_turn_with_neighborhoods(group):

@@ -239,8 +239,11 @@ class FramewiseTransformer(Network):
         return tuple(dict.fromkeys(found))
 
     def tied_to(self) -> dict[str, str]:
-        """What the weights are tied to, and whom points attend to."""
-        return {**super().tied_to(), "attention": self.attention}
+        """What the weights are tied to, whom points attend to, and where and how neighbors fade."""
+        tied = {**super().tied_to(), "attention": self.attention}
+        if self.edges is not None:
+            tied |= {"cutoff": f"{self.edges.cutoff:g}", "window": f"{self.edges.window}"}
+        return tied
 
     def geometry(self, data: Any) -> FramewiseGeometry:
         """Lift the clouds; ValueError if the positions do not fit the group, or clouds repeat and it cannot be."""

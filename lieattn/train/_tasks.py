@@ -210,7 +210,8 @@ class PointSetTask(Recorded, LightningModule, ABC):
 
     def on_fit_start(self) -> None:
         """Decide what the network leaves open: a radius that nothing has made smooth is sharp from now on."""
-        check_averaging(self.trainer, {})
+        if self._trainer is not None:
+            check_averaging(self._trainer, {})
         settle(self.network)
 
     def on_train_start(self) -> None:

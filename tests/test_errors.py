@@ -13,6 +13,7 @@ from lieattn.geometry import (
     Given,
     LiftedGraph,
     Nearest,
+    Piece,
     PixelSquare,
     Radius,
     crop,
@@ -54,7 +55,9 @@ from lieattn.nn import (
     pooled_positions,
 )
 from lieattn.nn.relative import (
+    CombinedScore,
     CoordinateEncoding,
+    EdgeNetwork,
     FiberEncoding,
     MLPEncoding,
     RelativePositionTable,
@@ -62,7 +65,7 @@ from lieattn.nn.relative import (
     TableEncoding,
     pair_score,
 )
-from lieattn.ops import RelativeTerms, group_attention
+from lieattn.ops import RelativeTerms, fused_kernel, group_attention
 from lieattn.testing import assert_equivariant
 
 NAN, INF = math.nan, math.inf
@@ -728,6 +731,20 @@ LAYERS = [
         ValueError,
         ("x: expected torch.float32 on cpu", "torch.float32 on meta"),
     ),
+    (
+        "score of a graph elsewhere",
+        lambda: CombinedScore(4, 4, 2)(lifted().to("meta"), zeros(6, 4, 4)),
+        ValueError,
+        ("graph: expected on cpu as x", "meta"),
+    ),
+    (
+        "maps of edges without a list",
+        lambda: EdgeNetwork(2, 3, cutoff=1.0).kernels(None, lifted()),
+        TypeError,
+        ("maps: ", "linear maps", "None"),
+    ),
+    ("pieces of nothing", lambda: Piece.rows(SIGNAL, None), TypeError, ("found: ", "None")),
+    ("kernels of no device", lambda: fused_kernel(None), TypeError, ("device: ", "None")),
     (
         "linear in double precision",
         lambda: GroupLinear(cyclic(4), 3, 5)(zeros(6, 4, 3).double()),

@@ -37,6 +37,7 @@ class Piece(Movable):
     @staticmethod
     def rows(x: Tensor, found: Sequence[Piece]) -> tuple[Tensor, ...]:
         """Rows of ``x`` ``[points, *]`` for the points of each piece; gradients of all are added up in one tensor."""
+        check_arguments(Piece.rows, locals())
         check_tensor("x", x, "a tensor [points, *]")
         if not (x.requires_grad and torch.is_grad_enabled()):
             return tuple(x.index_select(0, piece.points) for piece in found)

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_arguments
+from lieattn._checks import check_arguments, check_is
 from lieattn._functional import transformed
 from lieattn.geometry import Neighbors, Padding
 from lieattn.ops._terms import Normalization, Pattern, Problem, RelativeTerms, check_operands, maps_channels
@@ -137,6 +137,7 @@ def plain_layers() -> Iterator[None]:
 
 def fused_kernel(device: torch.device) -> Literal["numba", "triton"] | None:
     """The fused kernels that are there, may be used, and run on a device; None for plain maths."""
+    check_is("device", device, torch.device)
     name = fused_backend(device)
     read = device.type == "cpu" or name == "triton"
     wanted = _State.asked in ("auto", name) and not _State.counting and not transformed()

@@ -21,6 +21,7 @@ from lieattn._checks import (
     check_length,
     check_positive,
     check_tensor,
+    kind,
 )
 from lieattn.geometry import LiftedGraph, pixel_positions
 from lieattn.groups import FiniteGroup, check_group
@@ -363,6 +364,8 @@ class EdgeNetwork(RelativeFunction):
         edges: Tensor | None = None,
     ) -> list[Tensor]:
         """What linear maps without bias make of ψ, ``[edges, fiber, channels]`` for each, without storing ψ itself."""
+        if not isinstance(maps, list | tuple):
+            raise TypeError(f"maps: expected a list or tuple of linear maps, got {kind(maps)}")
         for index, linear in enumerate(maps):
             given = isinstance(linear, nn.Linear) and linear.bias is None
             if not given or linear.in_features != self.hidden.out_features:

@@ -219,6 +219,7 @@ class CombinedScore(PairScore):
         check_is("graph", graph, LiftedGraph)
         if x is None:
             raise TypeError("x: expected a field, for the score sees its features, got None")
+        check_graph(graph, LiftedGraph, x)
         neighbors = graph.neighbors
         coordinates, row = graph.relative.coordinates, graph.relative.row
         per_head = self.location is not None

@@ -472,14 +472,14 @@ def test_threads_of_a_fork_are_not_waited_for(monkeypatch):
 
 @pytest.mark.skipif(not _threads._ADAPTS, reason="libgomp only")
 def test_threads_spin_again_when_the_machine_is_no_longer_busy(monkeypatch):
-    clock, count = iter((0, 1, 1.05, 1.2, 3, 4.3)), iter((100, 200, 200, 205, 210))
+    clock, lost = iter((0, 1, 1.05, 1.2, 3, 4.3)), iter((0.5, 1.0, 1.0, 1.04, 1.05))
     monkeypatch.setattr(_threads.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(_threads, "_preemptions", lambda: next(count))
+    monkeypatch.setattr(_threads, "_lost", lambda: next(lost))
     waiting, sleeping = _threads._Waiting(), []
     for _ in range(5):
         waiting.adapt(2)
         sleeping.append(waiting.idle is not None)
-    assert sleeping == [True, True, True, True, False]  # 100 in a second, too early to look, and three seconds of calm
+    assert sleeping == [True, True, True, True, False]  # half a second, too early to look, and three seconds of calm
 
 
 def test_report_of_threads_and_instructions(monkeypatch):

@@ -62,25 +62,34 @@ def table(records: list[ProcessesRecord]) -> str:
 
 
 def _train(rank: int, count: int, folder: str, repeats: int) -> None:
-    """Steps of one process on its part of the clouds: milliseconds of the clock and of the processor."""
+    """Save what the steps of one process take."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count)
     try:
-        torch.manual_seed(0)
-        network = LieTransformer(1, 1, frames=tetrahedral(), neighborhood=Radius(1.0), channels=16, layers=2, heads=4)
-        model = DistributedDataParallel(network)
-        mine = CLOUDS // count
-        generator = torch.Generator().manual_seed(rank)
-        pos = 3 * torch.rand(mine * POINTS, 3, generator=generator)
-        batch = torch.arange(mine).repeat_interleave(POINTS)
-        data = Data(pos=pos, batch=batch, x=torch.ones(len(pos), 1))
-        walls, busy = [], []
-        for _ in range(repeats + 1):
-            dist.barrier()
-            started, work = time.perf_counter(), time.process_time()
-            model(data).square().mean().backward()
-            walls.append(1e3 * (time.perf_counter() - started))
-            busy.append(1e3 * (time.process_time() - work))
-        torch.save((walls[1:], busy[1:]), Path(folder) / f"{rank}.pt")
+        torch.save(_steps(rank, count, repeats), Path(folder) / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
+
+
+def _steps(rank: int, count: int, repeats: int) -> tuple[list[float], list[float]]:
+    """Steps of one process on its part of the clouds: milliseconds of the clock and of the processor.
+
+    The model has to be gone before its process group is destroyed: where it is the last that knows the group, torch waits
+    for threads of gloo and keeps Python's lock, which they may want.
+    """
+    torch.manual_seed(0)
+    network = LieTransformer(1, 1, frames=tetrahedral(), neighborhood=Radius(1.0), channels=16, layers=2, heads=4)
+    model = DistributedDataParallel(network)
+    mine = CLOUDS // count
+    generator = torch.Generator().manual_seed(rank)
+    pos = 3 * torch.rand(mine * POINTS, 3, generator=generator)
+    batch = torch.arange(mine).repeat_interleave(POINTS)
+    data = Data(pos=pos, batch=batch, x=torch.ones(len(pos), 1))
+    walls, busy = [], []
+    for _ in range(repeats + 1):
+        dist.barrier()
+        started, work = time.perf_counter(), time.process_time()
+        model(data).square().mean().backward()
+        walls.append(1e3 * (time.perf_counter() - started))
+        busy.append(1e3 * (time.process_time() - work))
+    return walls[1:], busy[1:]

@@ -12,16 +12,17 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
 import torch
 
-_ADAPTS = hasattr(os, "sched_getaffinity")  # Linux, where torch comes with libgomp
+_ADAPTS = os.path.exists("/proc/self/schedstat")  # Linux, where torch comes with libgomp
 _REGION = ctypes.CFUNCTYPE(None)
 _PERIOD, _CALM = 0.25, 3.0  # seconds between looks at the machine, and until it counts as idle again
 _SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # which libgomp reads when torch is imported
-_PREEMPTIONS = 80  # a second: two spinning threads alone have 20 to 55, beside one busy process 130 and more
+_LOST = 0.25  # seconds a second: up to 0.1 alone or beside a loader process, 0.4 and more beside one busy process
 
 
 def adapt_waiting() -> None:
@@ -109,7 +110,7 @@ class _Waiting:
     """
 
     def __init__(self) -> None:
-        self.checked, self.busy, self.preemptions = time.monotonic(), -math.inf, _preemptions()
+        self.checked, self.busy, self.lost = time.monotonic(), -math.inf, _lost()
         self.idle: Any = None  # a lock that keeps the threads that do nothing
 
     def adapt(self, threads: int) -> None:
@@ -118,10 +119,10 @@ class _Waiting:
         passed = now - self.checked
         if passed < _PERIOD:
             return
-        count = _preemptions()
-        if count - self.preemptions > _PREEMPTIONS * passed:
+        lost = _lost()
+        if lost - self.lost > _LOST * passed:
             self.busy = now
-        self.checked, self.preemptions = now, count
+        self.checked, self.lost = now, lost
         busy = now - self.busy < _CALM
         if busy and self.idle is None:
             self.idle = _thread.allocate_lock()
@@ -138,11 +139,13 @@ def _keep(lock: Any, threads: int) -> None:
     lock.acquire()
 
 
-def _preemptions() -> int:
-    """How often this process has lost a core."""
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+def _lost() -> float:
+    """Seconds that the threads of this process have waited for a core so far, each counted by itself."""
+    nanoseconds = 0
+    for entry in os.scandir("/proc/self/task"):
+        with suppress(OSError), open(f"{entry.path}/schedstat", "rb") as file:  # a thread may have ended
+            nanoseconds += int(file.read().split()[1])
+    return nanoseconds / 1e9
 
 
 @cache

@@ -74,8 +74,8 @@ def _train(rank: int, count: int, folder: str, repeats: int) -> None:
 def _steps(rank: int, count: int, repeats: int) -> tuple[list[float], list[float]]:
     """Steps of one process on its part of the clouds: milliseconds of the clock and of the processor.
 
-    The model has to be gone before its process group is destroyed: where it is the last that knows the group, torch waits
-    for threads of gloo and keeps Python's lock, which they may want.
+    The model has to be gone before its process group is destroyed: where it is the last that knows the group, torch
+    waits for threads of gloo and keeps Python's lock, which they may want.
     """
     torch.manual_seed(0)
     network = LieTransformer(1, 1, frames=tetrahedral(), neighborhood=Radius(1.0), channels=16, layers=2, heads=4)

@@ -536,6 +536,7 @@ class TestTransforms:
             ld.Standardize(0.5, 0.5),
             ld.PermutePoints(1),
             ld.AveragePixels(1),
+            ld.DropBackground(0.1),
         ]
         for transform in transforms:
             assert transform(data) is not data
@@ -619,6 +620,22 @@ class TestTransforms:
             halves = [torch.rot90(turn(found), 2 * half) for found in mirrored for half in (0, 1)]
             assert distinct(crops(turn(image), True)) < distinct(halves)
 
+    def test_background_is_dropped_wherever_it_lies(self):
+        data = ld.image_to_data(np.array([[0, 255], [26, 128]], dtype=np.uint8), 3)
+        data.weight, data.edge_index = torch.arange(4.0), torch.tensor([[1, 2, 3], [3, 1, 0]])
+        ink = ld.DropBackground()(data)
+        assert torch.equal(ink.pos, data.pos[1:])
+        assert torch.equal(ink.weight, data.weight[1:])
+        assert ink.edge_index.tolist() == [[0, 1], [2, 0]]  # 1 to 3 and 2 to 1 under their new numbers
+        assert ink.y.tolist() == [3]
+        assert "grid" not in ink
+        turn = ld.RotatePoints(0.4)
+        dark, turned = ld.DropBackground(0.2)(turn(data)), turn(ld.DropBackground(0.2)(data))
+        assert torch.equal(dark.pos, turned.pos)
+        assert len(dark.pos) == 2
+        empty = Data(x=torch.zeros(3, 1), pos=torch.rand(3, 2))
+        assert torch.equal(ld.DropBackground()(empty).pos, empty.pos[:1])
+
     def test_permutation_keeps_the_set(self):
         data = ld.image_to_data(COLOR[0])
         permuted = ld.PermutePoints(3)(data)
@@ -659,6 +676,8 @@ class TestTransforms:
             (lambda: ld.AveragePixels(3)(ld.image_to_data(np.zeros((6, 4)))), r"multiples of 3, got ..6, 4.."),
             (lambda: ld.AveragePixels()(Data(x=torch.zeros(4, 1), pos=torch.zeros(4, 2))), "got none"),
             (lambda: ld.PermutePoints(-1), "seed must not be negative"),
+            (lambda: ld.DropBackground(-1), "threshold must be finite and not negative, got -1"),
+            (lambda: ld.DropBackground()(Batch.from_data_list([Data(x=torch.ones(1, 1))])), "one cloud, got a batch"),
             (lambda: ld.PermutePoints()(Data(edge_index=torch.zeros(2, 1))), "without edge_index"),
         ],
     )

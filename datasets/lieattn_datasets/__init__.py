@@ -31,6 +31,7 @@ from lieattn_datasets._spherical_mnist import SphericalMNIST
 from lieattn_datasets._springs import Springs, simulate_springs, spring_energy
 from lieattn_datasets._transforms import (
     AveragePixels,
+    DropBackground,
     PermutePoints,
     RandomCrop,
     RandomRotatePoints,
@@ -63,6 +64,7 @@ __all__ = [
     "Clouds",
     "Constellation",
     "Digits",
+    "DropBackground",
     "ExtendedXYZ",
     "FashionMNIST",
     "FashionMNIST900",

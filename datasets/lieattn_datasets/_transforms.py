@@ -364,6 +364,45 @@ class Standardize:
         return f"Standardize(mean={self.mean.tolist()}, std={self.std.tolist()})"
 
 
+class DropBackground:
+    """Keep the points whose signal is not zero: an image of ink on paper becomes the cloud of its ink.
+
+    Which points stay does not depend on where they are, so a network keeps its equivariance. A cloud whose signal is
+    zero everywhere keeps its first point. Attributes of points and edges are kept with theirs; ``grid`` goes.
+
+    Parameters
+    ----------
+    threshold
+        Points stay where some channel of ``data.x`` is above it, in absolute value; not negative.
+
+    Raises
+    ------
+    ValueError
+        If the threshold is not finite or negative, or (when called) the data is a batch or has no features.
+    """
+
+    def __init__(self, threshold: float = 0.0) -> None:
+        check_arguments(DropBackground.__init__, locals())
+        if not 0 <= threshold < math.inf:
+            raise ValueError(f"threshold must be finite and not negative, got {threshold}")
+        self.threshold = threshold
+
+    def __call__(self, data: Data) -> Data:
+        check_arguments(DropBackground.__call__, locals())
+        if isinstance(data, Batch):
+            raise ValueError("data must be one cloud, got a batch")
+        x = check_attribute(data, "x")
+        keep = (x.reshape(len(x), -1).abs() > self.threshold).any(dim=1)
+        if len(x) and not bool(keep.any()):
+            keep[0] = True
+        kept = data.subgraph(keep)
+        kept.pop("grid", None)  # what is left is no raster
+        return kept
+
+    def __repr__(self) -> str:
+        return f"DropBackground({self.threshold:g})"
+
+
 class PermutePoints:
     """Put the points of a cloud in another order, a random one that the seed and their number determine.
 

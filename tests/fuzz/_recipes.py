@@ -501,6 +501,7 @@ OWN: dict[str, dict[str, Any]] = {
     "lieattn_datasets.RandomRotateFields.set_epoch": {"epoch": 1},
     "lieattn_datasets.RandomCrop.__call__": {"data": IMAGE_DATA},
     "lieattn_datasets.AveragePixels.__call__": {"data": IMAGE_DATA},
+    "lieattn_datasets.DropBackground.__call__": {"data": IMAGE_DATA},
     "lieattn_datasets.RotateImage.__call__": {"data": IMAGE_DATA},
     "lieattn_datasets.data_to_image": {"data": IMAGE_DATA},
     "lieattn_datasets.StandardizeTargets.__call__": {"data": BATCH},

@@ -1,18 +1,31 @@
 """Networks as one: means and spreads of outputs, forces among them, files, certificates."""
 
+import csv
+import re
+
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from torch import nn
+from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
 import lieattn
 from lieattn.certify import certify
+from lieattn.cli import main
 from lieattn.geometry import Radius
 from lieattn.groups import octahedral, tetrahedral
 from lieattn.models import EnergyAndForce, EnergyForces, Ensemble, FramewiseTransformer, Rescaled
 from lieattn.testing import randomize
+from lieattn.train import PointSetClassifier, PointSetData, PointSetRegressor, load_task
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`.*"),
+    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval.*"),
+    pytest.mark.filterwarnings("ignore:.*JsonargparseDeprecationWarning.*"),
+]
 NUMBER = 3
 T = tetrahedral()
 
@@ -121,3 +134,149 @@ def test_outputs_must_be_tensors():
 
     with pytest.raises(TypeError, match="networks: expected outputs that are tensors, or tensors by name, got str"):
         Ensemble([Text(), Text()])(None)
+
+
+class Clouds(Dataset):
+    """Clouds with a label, an energy and forces, whose units differ between the data sets of trainings."""
+
+    def __init__(self, unit: float = 1.0) -> None:
+        self.unit = unit
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        pos = torch.randn(4, 3, generator=generator)
+        energy = self.unit * (3 + pos.square().sum()).reshape(1)
+        force = -2 * self.unit * pos
+        return Data(
+            x=torch.rand(4, 1, generator=generator), pos=pos, energy=energy, force=force, y=torch.tensor([index % 2])
+        )
+
+
+def whole_batch():
+    return Batch.from_data_list([Clouds()[index] for index in range(len(Clouds()))])
+
+
+def quiet_trainer(root):
+    off = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    return Trainer(max_steps=1, inference_mode=False, accelerator="cpu", default_root_dir=root, **off)
+
+
+def classifier(seed, labels=1, group=T):
+    made = FramewiseTransformer(group, 1, 2 * labels, channels=4, layers=1, neighborhood=Radius(2.0, smooth=True))
+    return PointSetClassifier(randomize(made, seed), 2, labels=labels)
+
+
+def regressor(seed, **targets):
+    return PointSetRegressor(EnergyForces(network(seed).float()), targets or {"energy": 1.0, "force": 2.0})
+
+
+TASKS = {
+    "a": lambda: classifier(0),
+    "b": lambda: classifier(1),
+    "c": lambda: classifier(2),
+    "O": lambda: classifier(0, group=octahedral()),
+    "energy": lambda: regressor(0, energy=1.0),
+    "e": lambda: regressor(0),
+    "f": lambda: regressor(1),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Files of trained tasks by their names."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for number, (name, make) in enumerate(TASKS.items()):
+        trainer = quiet_trainer(folder)
+        trainer.fit(make().train(), PointSetData(Clouds(1.0 + number)))
+        trainer.save_checkpoint(folder / f"{name}.ckpt")
+    (folder / "damaged.ckpt").write_bytes((folder / "a.ckpt").read_bytes()[:-200])
+    return {path.stem: str(path) for path in folder.glob("*.ckpt")}
+
+
+def command(name, files, root, *more):
+    options = ["--data.test", f"{__name__}.Clouds", "--data.val", f"{__name__}.Clouds", "--data.eval_batch_size", "2"]
+    trainer = {"accelerator": "cpu", "default_root_dir": root, "logger": "false", "enable_progress_bar": "false"}
+    given = [word for key, value in trainer.items() for word in (f"--trainer.{key}", str(value))]
+    return main([name, "--ckpt_path", *files, *options, *given, *more])
+
+
+def table(path):
+    with path.open() as file:
+        return {name: np.array(column, float) for name, *column in zip(*csv.reader(file), strict=True)}
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_scores_of_several_checkpoints_and_their_deviations(number, checkpoints, tmp_path):
+    files = [checkpoints[name] for name in "abc"[:number]]
+    assert command("predict", files, tmp_path) == 0
+    found = table(tmp_path / "predictions.csv")
+    with torch.no_grad():
+        each = np.stack([load_task(path)(whole_batch()).numpy() for path in files])
+    names = ["cloud", "label", "logit_0", "logit_1"]
+    assert list(found) == names + (["logit_std_0", "logit_std_1"] if number > 1 else [])
+    for k in range(2):
+        np.testing.assert_allclose(found[f"logit_{k}"], each.mean(axis=0)[:, k], rtol=1e-5, atol=1e-6)
+        if number > 1:
+            np.testing.assert_allclose(found[f"logit_std_{k}"], each.std(axis=0, ddof=1)[:, k], rtol=1e-4, atol=1e-6)
+    assert found["label"].tolist() == each.mean(axis=0).argmax(axis=1).tolist()
+
+
+def test_numbers_of_several_checkpoints_are_in_the_units_of_the_data(checkpoints, tmp_path, capsys):
+    """Trainings on data of different units have different shifts and scales, which the mean must know."""
+    files, batch = [checkpoints["e"], checkpoints["f"]], whole_batch()
+    assert command("predict", files, tmp_path) == 0
+    outputs = [load_task(path)(batch) for path in files]
+    for name in ("energy", "force"):
+        each = np.stack([output[name].detach().numpy() for output in outputs])
+        found = table(tmp_path / f"predictions_{name}.csv")
+        each = each.reshape(*each.shape[:2], -1)
+        width = each.shape[-1]
+        assert list(found) == [f"{name}{kind}_{k}" for kind in ("", "_std") for k in range(width)]
+        columns = np.stack(list(found.values()), axis=1)
+        np.testing.assert_allclose(columns[:, :width], each.mean(axis=0), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(columns[:, width:], each.std(axis=0, ddof=1), rtol=1e-4, atol=1e-4)
+    capsys.readouterr()
+    assert command("validate", files, tmp_path) == 0
+    told = dict(re.findall(r"val/(\w+) +\S? +(\S+)", capsys.readouterr().out))
+    for name in ("energy", "force"):
+        mean = sum(output[name] for output in outputs) / 2
+        wanted = (mean - batch[name]).abs().mean().item()
+        assert float(told[f"error_{name}"]) == pytest.approx(wanted, rel=1e-4)
+
+
+def test_loss_of_several_checkpoints_is_in_the_units_of_the_first(checkpoints, tmp_path, capsys):
+    losses = {}
+    for files in (["e"], ["f"], ["e", "f"]):
+        assert command("test", [checkpoints[name] for name in files], tmp_path) == 0
+        losses["".join(files)] = float(re.search(r"test/loss +\S? +(\S+)", capsys.readouterr().out)[1])
+    first = load_task(checkpoints["e"])
+    batch = whole_batch()
+    outputs = [load_task(checkpoints[name])(batch) for name in "ef"]
+    wanted = 0.0
+    for name, weight in first.targets.items():
+        mean = sum(output[name] for output in outputs) / 2
+        wanted += weight * ((mean - batch[name]) / first.get_buffer(f"scale_{name}")).abs().mean().item()
+    assert losses["ef"] == pytest.approx(wanted, rel=1e-4)
+    assert len(set(losses.values())) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "message"),
+    [
+        ("test", ["a", "e"], "got the task 'PointSetClassifier' of {a} and 'PointSetRegressor' of {e}"),
+        ("predict", ["e", "energy"], "got targets ['energy', 'force'] of {e} and ['energy'] of {energy}"),
+        ("predict", ["a", "b", "O"], "R^3 x| O acting on the points, exactly up to rounding' of {O}"),
+        ("predict", ["a", "damaged"], "{damaged} is damaged, or no checkpoint"),
+        ("test", ["a", "none"], "there is no checkpoint none.ckpt"),
+        ("test", ["a", "a"], "--ckpt_path: expected different files, got {a} {a}"),
+        ("fit", ["a", "b"], "--ckpt_path: fit continues one run, got 2 checkpoints"),
+    ],
+)
+def test_checkpoints_that_make_no_ensemble(name, files, message, checkpoints, tmp_path, capsys):
+    paths = {"none": "none.ckpt", **checkpoints}
+    assert command(name, [paths[file] for file in files], tmp_path) == 2
+    assert message.format(**paths) in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.csv"))

@@ -29,6 +29,7 @@ from torch import Tensor
 from lieattn import train
 from lieattn._files import replacing
 from lieattn.cli import COMMANDS
+from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
 from lieattn.cli._options import ArgumentParser, package
 
 # Forces are gradients, which inference mode forbids.
@@ -58,7 +59,8 @@ run
   --trainer.default_root_dir DIR   folder of logs, checkpoints and predictions (runs)
   --trainer.accelerator NAME       cpu, gpu or auto; also --trainer.devices, .precision, .gradient_clip_val, ...
   --trainer.fast_dev_run true      one batch of everything, to see that all fits together; nothing is written
-  --ckpt_path last|best|FILE       weights to begin with; of `fit`, the run to continue
+  --ckpt_path last|best|FILE       weights to begin with; of `fit`, the run to continue; the others take several, for
+                                   the mean of their networks, and `predict` for its standard deviation beside it
   --last.every_n_train_steps N     save the state within an epoch too
   --ema DECAY                      validate and save averages of the weights over the steps, with 0.999 over about 1000
   --seed_everything N              seed of weights, order and transforms (0)
@@ -96,11 +98,13 @@ def run(name: str, arguments: Sequence[str]) -> int:
     train.register_types()
     trust = _option(arguments, "--trust", type=package, nargs="+", action="extend", default=[])[0]
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_advertisement)
+    arguments, others = _one_checkpoint(name, arguments)
     try:
         with without_warnings(), tempfile.TemporaryDirectory(prefix="lieattn-") as folder:
             config, task = _of_checkpoint(arguments, trust)
             _PointSetCLI(
                 config is not None,
+                others,
                 task or train.PointSetTask,
                 train.PointSetData,
                 subclass_mode_model=task is None,
@@ -173,11 +177,12 @@ class _Parser(LightningArgumentParser):
 class _PointSetCLI(LightningCLI):
     """LightningCLI with loggers, checkpoints and continuation that need no configuration.
 
-    ``checked`` says that the configuration is that of the checkpoint, which is not trusted.
+    ``checked`` says that the configuration is that of the checkpoint, which is not trusted. ``others`` are checkpoints
+    beside it, whose networks make an ensemble with its own.
     """
 
-    def __init__(self, checked: bool, *arguments: Any, **options: Any) -> None:
-        self._checked = checked
+    def __init__(self, checked: bool, others: Sequence[str], *arguments: Any, **options: Any) -> None:
+        self._checked, self._others = checked, others
         super().__init__(*arguments, **options)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -207,20 +212,33 @@ class _PointSetCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Turn the checkpoint ``last`` or ``best`` into a file, and keep the resolved configuration."""
         settings = self.config[self.subcommand]
-        if settings.ckpt_path in ("last", "best"):
-            path = _folder(settings) / f"{settings.ckpt_path}.ckpt"
-            if not path.is_file():
-                hint = "start without --ckpt_path" if self.subcommand == "fit" else "train first, or name a file"
-                raise train.CheckpointError(f"there is no checkpoint {path}: {hint}")
-            settings.ckpt_path = str(path)
-        elif settings.ckpt_path is None and self.subcommand != "fit":
+        named = settings.ckpt_path
+        if named is None and self.subcommand != "fit":
             raise train.CheckpointError(f"{self.subcommand} needs trained weights: --ckpt_path best, last, or a file")
+        settings.ckpt_path = None if named is None else self._file(settings, named)
         self._checkpoint = None if settings.ckpt_path is None else train.read_checkpoint(settings.ckpt_path)
         dumped = yaml.safe_load(self._parser(self.subcommand).dump(settings))
         # Without a model where a checkpoint describes its task.
         self._resolved = {key: dumped[key] for key in ("model", "data") if key in dumped}
         if self._checked:  # once more, because files that it names for parts of it are read by now
             train.check_trusted(self._resolved, settings.ckpt_path, settings.trust)
+        self._path = str(settings.ckpt_path)
+        paths = [self._file(settings, name) for name in self._others]
+        if len({self._path, *paths}) <= len(paths):
+            raise train.UsageError(f"--ckpt_path: expected different files, got {self._path} {' '.join(paths)}")
+        self._members = load_members(paths, settings.trust)
+        if self._members:
+            settings.ckpt_path = None  # or Lightning would load the weights of one into all
+
+    def _file(self, settings: Any, name: str) -> str:
+        """The file of a checkpoint, which may be called ``last`` or ``best``."""
+        if name not in ("last", "best"):
+            return name
+        path = _folder(settings) / f"{name}.ckpt"
+        if not path.is_file():
+            hint = "start without --ckpt_path" if self.subcommand == "fit" else "train first, or name a file"
+            raise train.CheckpointError(f"there is no checkpoint {path}: {hint}")
+        return str(path)
 
     def instantiate_classes(self) -> None:
         """Build all objects; UsageError is raised where an argument does not fit."""
@@ -233,6 +251,10 @@ class _PointSetCLI(LightningCLI):
         if self._checkpoint is not None:
             train.load_weights(self.model, self._checkpoint, "the model of the configuration")
             self._checkpoint = None
+        if self._members:
+            check_alike({self._path: self.model, **self._members})
+            if self.subcommand != "predict":
+                self.model.network = mean_network(self.model, list(self._members.values()))
         if self.subcommand == "validate" and self.datamodule.sets["val"] is None:
             raise train.UsageError("data.val: no data set was given for it")
         self.model.config = self._resolved if "model" in self._resolved else {}
@@ -278,23 +300,36 @@ class _PointSetCLI(LightningCLI):
         if self.trainer.world_size > 1:
             raise train.UsageError("predict writes one table, from one process: set trainer.devices to 1")
         kwargs["return_predictions"] = True
-        batches: list[Any] = self.trainer.predict(**kwargs) or []
-        root = Path(self.trainer.default_root_dir)
-        if batches and isinstance(batches[0], dict):
-            values = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-            tables = {f"predictions_{name}": _columns(name, value) for name, value in values.items()}
-        else:
-            logits = torch.cat(batches)
+        if self._members:
+            kwargs["model"] = EnsemblePredictions([self.model, *self._members.values()])
+        if not (batches := list[Any](self.trainer.predict(**kwargs) or [])):
+            raise train.UsageError("data.predict: expected at least one batch, got none")
+        means, deviations = zip(*batches, strict=True) if self._members else (batches, [])
+        values, spreads = _by_name(means), _by_name(deviations)
+        tables = {
+            f"predictions_{name}": {**_columns(name, value), **_columns(f"{name}_std", spreads.get(name))}
+            for name, value in values.items()
+        }
+        if not isinstance(means[0], dict):  # of one label
+            logits = values["logit"]
             labels = {"cloud": torch.arange(len(logits)), "label": logits.argmax(dim=1)}
-            tables = {"predictions": {**labels, **_columns("logit", logits)}}
+            tables = {"predictions": {**labels, **tables["predictions_logit"]}}
+        root = Path(self.trainer.default_root_dir)
         endings = itertools.chain([""], (f"-v{number}" for number in itertools.count(1)))
         ending = next(end for end in endings if not any((root / f"{name}{end}.csv").exists() for name in tables))
         for name, columns in tables.items():
             _write_table(root / f"{name}{ending}.csv", columns)
 
 
-def _columns(name: str, values: Tensor) -> dict[str, Tensor]:
-    return {f"{name}_{k}": column for k, column in enumerate(values.reshape(len(values), -1).unbind(dim=1))}
+def _by_name(batches: Sequence[Any]) -> dict[str, Tensor]:
+    """Predictions of all batches; those without a name are logits."""
+    named = [batch if isinstance(batch, dict) else {"logit": batch} for batch in batches]
+    return {name: torch.cat([batch[name] for batch in named]) for name in (named[0] if named else ())}
+
+
+def _columns(name: str, values: Tensor | None) -> dict[str, Tensor]:
+    rows = () if values is None else values.reshape(len(values), -1).unbind(dim=1)
+    return {f"{name}_{k}": column for k, column in enumerate(rows)}
 
 
 def _write_table(path: Path, columns: dict[str, Tensor]) -> None:
@@ -332,6 +367,16 @@ def _of_checkpoint(
 
     task.__qualname__ = f"task_{id(task)}"  # since jsonargparse makes one class for each name
     return None, task
+
+
+def _one_checkpoint(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments with the first of the checkpoints that they name, and the others."""
+    paths, rest = _option(arguments, "--ckpt_path", nargs="*")
+    if not paths or len(paths) == 1:
+        return list(arguments), []
+    if name == "fit":
+        raise train.UsageError(f"--ckpt_path: fit continues one run, got {len(paths)} checkpoints")
+    return [*rest, "--ckpt_path", paths[0]], paths[1:]
 
 
 def _written(config: Any, folder: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
 import shutil
@@ -56,8 +57,9 @@ class Case:
 
     @functools.cached_property
     def folder(self) -> Path:
-        """The valid files, made once in each process."""
+        """The valid files, made once in each process, which go when it ends."""
         folder = Path(tempfile.mkdtemp(prefix="lieattn_data_"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
         self.write(folder)
         return folder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import json
 import os
@@ -20,11 +21,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Callback
 from torch import nn
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_mean_pool
 
+from lieattn import train
 from lieattn.cli import main
 from lieattn.compare import Cell, CellStore, ModelSettings, Sets, match_models, read_settings
 from lieattn.compare import _budget as budgets
@@ -289,7 +292,72 @@ def test_table_and_picture_are_written(finished, capsys):
     assert report["counted"].startswith("seconds: forward pass")
 
 
+class Trained(Callback):
+    """Keeps the weights of a training after each step."""
+
+    def __init__(self) -> None:
+        self.states: list[dict[str, torch.Tensor]] = []
+
+    def on_train_batch_end(self, trainer, pl_module, *_) -> None:
+        self.states.append({name: value.clone() for name, value in pl_module.state_dict().items()})
+
+
+def test_averages_of_the_weights_are_tested_and_kept(tmp_path, monkeypatch):
+    """The only validation is that of the averages at the end; a model may have none."""
+    seen, real = [], cells.make_trainer
+
+    def watched(settings, callbacks, **options):
+        seen.append(Trained())
+        return real(settings, callbacks=[*callbacks, seen[-1]], **options)
+
+    monkeypatch.setattr(cells, "make_trainer", watched)
+    options = {"ema": 0.8, "seeds": [0], "fractions": [1.0], "data__rotate_test": False, "budget__evaluations": 1}
+    report = compare(tmp_path, **options, **{"models__first coordinate__ema": 0})
+    trained = [callback.states for callback in seen if callback.states]
+    assert [cell["ema"] for cell in report["cells"]] == [0.8, None]
+    for cell, states in zip(report["cells"], trained, strict=True):
+        wanted, last = states[0], states[-1]
+        for n, state in enumerate(states[1:], 1):
+            decay = min(cell["ema"] or 0.0, (1 + n) / (10 + n))
+            wanted = {name: decay * wanted[name] + (1 - decay) * state[name] for name in state}
+        name = cell["model"].replace(" ", "_")
+        saved = train.read_checkpoint(tmp_path / f"cells/{name}-1-0/best.ckpt")["state_dict"]
+        assert "current_model_state" not in saved
+        for key, value in saved.items():
+            torch.testing.assert_close(value, wanted[key], rtol=0, atol=1e-6)
+            assert cell["ema"] is None or not torch.allclose(value, last[key], rtol=0, atol=1e-4)
+        task = train.load_task(tmp_path / f"cells/{name}-1-0/best.ckpt", [__name__.partition(".")[0]])
+        rods = Batch.from_data_list([Rods()[index] for index in range(10)])
+        accuracy = (task(rods).argmax(dim=1) == rods.y).float().mean()
+        assert float(accuracy) == pytest.approx(cell["metrics"]["accuracy"])
+
+
+def test_cells_with_averages_are_others(tmp_path):
+    plain, averaged = settings(tmp_path), settings(tmp_path, ema=0.9)
+    cell, model = plain.cells()[0], plain.models["distances"]
+    assert plain.key(cell, model) != averaged.key(cell, model)
+    own = dataclasses.replace(model, ema=0.9)
+    assert plain.key(cell, own) == averaged.key(cell, model)
+    assert averaged.key(cell, dataclasses.replace(model, ema=0.0)) == plain.key(cell, model)
+
+
 # Continued runs
+
+
+def test_interrupted_averages_continue_to_the_same_record(tmp_path, monkeypatch):
+    real = budgets.Budget.on_train_batch_end
+
+    def interrupted(self, trainer, *rest):
+        if self.steps == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        real(self, trainer, *rest)
+
+    options = {"ema": 0.8, "seeds": [0], "fractions": [1.0], "data__rotate_test": False}
+    whole = without_times(compare(tmp_path / "whole", **options))
+    with monkeypatch.context() as patch:
+        patch.setattr(budgets.Budget, "on_train_batch_end", interrupted)
+        compare(tmp_path / "parts", status=130, **options)
+    assert without_times(compare(tmp_path / "parts", **options)) == whole
 
 
 @pytest.mark.parametrize("step", [3, 4, 6, 10])
@@ -824,6 +892,8 @@ def test_root_is_given_to_data_sets_that_take_one(tmp_path):
         ({"match": {"by": "seconds", "to": -1}}, "match: to: expected a positive number"),
         ({"parameters": 1000}, "parameters: write `match: {by: parameters, to: 1000}` instead"),
         ({"tolerance": 0.1}, "tolerance: write `match: {tolerance: 0.1}` instead"),
+        ({"ema": 1.5}, r"ema: expected a number in \[0, 1\), got 1.5"),
+        ({"models__distances__ema": -1}, r"models.distances: ema: expected a number in \[0, 1\), got -1"),
         ({"models__distances__python": "no such"}, "models.distances: python: expected the path of a Python"),
         ({"trainer": {"max_epochs": 3}}, r"trainer: expected some of .*, got \['max_epochs'\]"),
         ({"trainer": {"devices": 2}}, "trainer.devices: cells train on one device"),

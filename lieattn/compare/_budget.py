@@ -41,6 +41,7 @@ class Budget(LastCheckpoint):
         self.history: list[list[float]] = []  # for each validation the step, the seconds and the value monitored
         self.best: dict[str, Tensor] | None = None  # weights of the best validation
         self.best_value = float("nan")
+        self._validated: dict[str, Tensor] = {}
         self._clock = time.process_time if budget.clock == "processor" else time.perf_counter
         self._started: float | None = None
         self._saved = time.monotonic()
@@ -88,6 +89,10 @@ class Budget(LastCheckpoint):
         """Save if it is time or the training ends, and stop if asked to."""
         self._save_if_due(trainer, now=trainer.should_stop)
 
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the weights that are validated: averages are there from now until the last batch alone."""
+        self._validated = {key: weight.detach().cpu().clone() for key, weight in pl_module.state_dict().items()}
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the weights if they are the best so far; a value that is NaN never is, unless it is the first."""
         if trainer.sanity_checking or not isinstance(pl_module, PointSetTask):
@@ -96,8 +101,7 @@ class Budget(LastCheckpoint):
         value = float(trainer.callback_metrics[name])
         self.history.append([self.steps, self.seconds, value])
         if self.best is None or (value > self.best_value if mode == "max" else value < self.best_value):
-            self.best_value = value
-            self.best = {key: weight.detach().cpu().clone() for key, weight in pl_module.state_dict().items()}
+            self.best, self.best_value = self._validated, value
 
     def _share(self, steps: float, seconds: float, *, parts: int = 1) -> float:
         """Parts of the budget that are spent, of so many."""

@@ -70,9 +70,11 @@ class CellRunner:
         budget = Budget(self.settings.budget, str(folder), report)
         if not isinstance(task.schedule, train.Constant):
             task.schedule = BudgetSchedule(task.schedule, budget)
+        decay = self.settings.decay(model)
+        averages = [] if decay is None else [train.AveragedWeights(decay)]
         trainer = make_trainer(
             self.settings,
-            callbacks=[budget],
+            callbacks=[*averages, budget],
             max_epochs=-1,
             val_check_interval=NEVER,
             check_val_every_n_epoch=None,
@@ -92,6 +94,7 @@ class CellRunner:
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
             "machine": platform.node(),
             "monitor": list(task.monitor),
+            "ema": decay,
             "failed": None,
         }
         probe = EquivarianceProbe(self.sets, getattr(task, "targets", ("y",)))
@@ -114,6 +117,8 @@ class CellRunner:
             if not budget.history or budget.history[-1][0] != budget.steps:  # as after a training that was continued
                 trainer.validate(task, data, verbose=False)
             task.load_state_dict(budget.best or {})
+            for callback in averages:  # which would save the last averages in place of the best
+                trainer.callbacks.remove(callback)  # type: ignore[attr-defined]
             trainer.save_checkpoint(folder / "best.ckpt", weights_only=True)
             record |= _spent(budget)
             if task.device.type == "cuda":

@@ -53,11 +53,13 @@ class ModelSettings:
     adjust: dict[str, list] = field(default_factory=dict)  # type: ignore[type-arg]
     group: Spec | None = None  # to measure the equivariance error of; the network's own by default
     optimizer: Spec | None = None  # instead of the common one
+    ema: float | None = None  # likewise; 0 for the weights as they are
     python: str | None = None  # interpreter that measures and trains it, where it needs packages of its own
 
     def __post_init__(self) -> None:
         check_arguments(ModelSettings, vars(self))
         check_count("step", self.step)
+        _check_decay(self.ema)
         if self.python is not None and shutil.which(Path(self.python).expanduser()) is None:
             raise UsageError(f"python: expected the path of a Python interpreter, got {self.python!r}")
         if not all(self.adjust.values()):
@@ -212,11 +214,13 @@ class Settings:
     fractions: list[float] = field(default_factory=lambda: [1.0])
     optimizer: Spec | None = None
     schedule: Spec | None = None
+    ema: float | None = None  # decay of averages of the weights, which are validated and tested
     trainer: dict = field(default_factory=dict)  # type: ignore[type-arg] # some options of Lightning's Trainer
     memory: bool = True  # whether the peak memory of a training step is measured, with the first seed
     root: str | None = None  # folder of the data, for data sets that take a root and have none
 
     def __post_init__(self) -> None:
+        _check_decay(self.ema)
         if not self.seeds or not all(0 <= seed < 2**32 for seed in self.seeds):
             raise UsageError(f"seeds: expected a list of integers of at least 0, got {self.seeds}")
         if not self.fractions or not all(0 < share <= 1 for share in self.fractions):
@@ -236,6 +240,10 @@ class Settings:
         shares = [float(fraction) for fraction in self.fractions]
         return [Cell(model, share, seed) for seed in self.seeds for share in shares for model in self.models]
 
+    def decay(self, model: ModelSettings) -> float | None:
+        """Decay of the averages of a model's weights; None for the weights as they are."""
+        return (self.ema if model.ema is None else model.ema) or None
+
     def key(self, cell: Cell, model: ModelSettings) -> str:
         """Digest of all that determines the result of a cell, for ``model`` of the width it is trained with."""
         settings = dataclasses.asdict(self)
@@ -250,6 +258,8 @@ class Settings:
         }
         if self.match.by != "parameters":  # likewise
             content["match"] = self.match.by
+        if (decay := self.decay(model)) is not None:
+            content["ema"] = decay
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -278,6 +288,11 @@ def read_settings(paths: Sequence[str | Path], root: str | None = None, changes:
         return settings_from({**content, **({} if root is None else {"root": root})})
     except ValueError as error:
         raise UsageError(f"{', '.join(map(str, paths))}: {error}") from error
+
+
+def _check_decay(ema: float | None) -> None:
+    if ema is not None and not 0 <= ema < 1:
+        raise UsageError(f"ema: expected a number in [0, 1), got {ema}")
 
 
 def _merged(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:

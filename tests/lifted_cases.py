@@ -25,7 +25,7 @@ POINTS = 12
 RADIUS = 1.6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Lifted:
     """Clouds of one kind.
 

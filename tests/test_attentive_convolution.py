@@ -280,6 +280,7 @@ def grid_layers(group, kind):
 
 
 @pytest.mark.usefixtures("every_backend")
+@pytest.mark.parametrize("every_backend", ["plain", "numba"], indirect=True)
 @every_kind
 @every_lattice_group
 def test_grid_layers_and_their_maps_commute_with_the_group(group, kind):
@@ -504,18 +505,20 @@ ARCHITECTURES = {
 }
 
 
-# Attention to responses takes long on large images: once is enough.
+# Attention to responses alone has a kernel: "dense" is plain maths for it, and all backends are for the other kinds.
+# It takes long on large images: once is enough.
 NETWORKS = [
-    pytest.param(name, group, kind, id=f"{name}-{group.name}-{kind}")
+    pytest.param(name, group, kind, way, id=f"{name}-{group.name}-{kind}-{way}")
     for name, group, kind in itertools.product(
         ARCHITECTURES, (P4, P4M), ("none", "full", "channel", "spatial", "input", "pose")
     )
     if not (name == "DenseNet" and group is P4M and kind in KINDS)
+    for way in ("plain", "numba")[: 1 + (kind in KINDS)]
 ]
 
 
 @pytest.mark.usefixtures("every_backend")
-@pytest.mark.parametrize(("name", "group", "kind"), NETWORKS)
+@pytest.mark.parametrize(("name", "group", "kind", "every_backend"), NETWORKS, indirect=["every_backend"])
 def test_networks_are_invariant(name, group, kind):
     build, (channels, side) = ARCHITECTURES[name]
     network = settled(build(group, kind), channels, side)
@@ -608,7 +611,11 @@ def test_point_clouds_are_certified(kind):
 
 @pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize(("group", "kind"), [(P4, "full"), (P4M, "input")])
+@pytest.mark.parametrize(
+    ("group", "kind", "every_backend"),
+    [(P4, "full", "plain"), (P4, "full", "numba"), (P4M, "input", "plain")],
+    indirect=["every_backend"],
+)
 def test_vectors_go_in_and_out(name, group, kind):
     build, (channels, side) = ARCHITECTURES[name]
     network = settled(build(group, kind, vector_inputs=("wind",)), channels, side)

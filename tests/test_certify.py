@@ -644,7 +644,8 @@ def firsts(clouds: list[Data]) -> list[Data]:
 def test_every_model_keeps_its_promise(name):
     make, data, options, group = MODELS[name]
     network = randomize(make(), spread=0.4)
-    looked = name != "hamiltonian"  # which integrates at every evaluation
+    # Nothing is promised where outputs jump, and "hamiltonian" integrates at every evaluation.
+    looked = getattr(network, "jumps", None) == () and name != "hamiltonian"
     certificate = certify(network, data(), elements=2, rotations=1, continuity=looked, **options)
     assert certificate.passed, certificate.table()
     assert certificate.promised

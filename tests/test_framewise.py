@@ -157,16 +157,23 @@ def moved(data, group, h):
     return other
 
 
+def check_invariant(model, data, group, tolerance):
+    """Moved by twelve elements or by all, in one batch."""
+    expected, elements = model(data), range(0, group.order, max(1, group.order // 12))
+    together = [one for h in elements for one in moved(data, group, h).to_data_list()]
+    with torch.no_grad():
+        found = model(Batch.from_data_list(together))
+    for h, out in zip(elements, found.split(len(expected)), strict=True):
+        assert relative_error(out, expected) < tolerance, h
+
+
 @pytest.mark.usefixtures("every_backend")
 @every_group
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_outputs_are_invariant(group, dtype):
     if group.order > 24 and dtype == torch.float32:
         pytest.skip("large groups are tested in float64")
-    model, data = network(group).to(dtype), cloud(group, (4, 1, 3), dtype)
-    expected = model(data)
-    for h in range(0, group.order, max(1, group.order // 12)):
-        assert relative_error(model(moved(data, group, h)), expected) < TOLERANCE[dtype]
+    check_invariant(network(group).to(dtype), cloud(group, (4, 1, 3), dtype), group, TOLERANCE[dtype])
 
 
 @pytest.mark.usefixtures("every_backend")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
+from lieattn.cli import main
 from lieattn.geometry import (
     AllPairs,
     FiniteFrames,
@@ -37,6 +39,7 @@ from lieattn.models import (
 )
 from lieattn.nn import LieBlock, LieSelfAttention, VectorHead
 from lieattn.testing import randomize
+from tests.test_train import config, write
 
 
 def clouds(points: int, dim: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64) -> Data:
@@ -103,6 +106,34 @@ def test_checkpointing_can_be_switched_and_reaches_the_network_inside():
     assert not network.checkpoint_activations(False).network.recomputes
     with pytest.raises(TypeError, match="enabled"):
         network.checkpoint_activations("yes")
+
+
+class Watched(FramewiseTransformer):
+    """Notes how its activations are kept."""
+
+    seen: ClassVar[list[bool]] = []
+
+    def forward(self, data, geometry=None):
+        if self.training:
+            self.seen.append(self.recomputes)
+        return super().forward(data, geometry)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*JsonargparseDeprecationWarning.*")
+def test_configuration_has_activations_computed_again(tmp_path, capsys):
+    content = config(tmp_path)
+    own = content["model"]["init_args"]["network"]
+    arguments = {"frames": own["init_args"]["group"], "in_channels": 1, "out_channels": 2, "channels": 4, "layers": 1}
+    watched = {"class_path": f"{__name__}.Watched", "init_args": arguments}
+    for network, chosen, seen in ((watched, False, {False}), (watched, True, {True}), (own, True, set())):
+        Watched.seen.clear()
+        content["model"]["init_args"]["network"] = network
+        path = write(tmp_path / "run.yaml", {**content, "checkpoint_activations": chosen})
+        status = main(["fit", "--config", path, "--trainer.fast_dev_run", "true", "--trainer.callbacks", "null"])
+        told = capsys.readouterr().err
+        assert status == (0 if seen else 2), told
+        assert set(Watched.seen) == seen
+    assert "checkpoint_activations: expected a lieattn.models.Network, got ToyNetwork" in told
 
 
 def test_forces_through_recomputed_activations():

@@ -31,6 +31,7 @@ from lieattn._files import replacing
 from lieattn.cli import COMMANDS
 from lieattn.cli._ensemble import EnsemblePredictions, check_alike, load_members, mean_network
 from lieattn.cli._options import ArgumentParser, package
+from lieattn.models import Network
 
 # Forces are gradients, which inference mode forbids.
 _DEFAULTS = {"default_root_dir": "runs", "max_epochs": 100, "inference_mode": False}
@@ -63,6 +64,7 @@ run
                                    the mean of their networks, and `predict` for its standard deviation beside it
   --last.every_n_train_steps N     save the state within an epoch too
   --ema DECAY                      validate and save averages of the weights over the steps, with 0.999 over about 1000
+  --checkpoint_activations true    compute activations again in the backward pass, in less memory and more time
   --seed_everything N              seed of weights, order and transforms (0)
   --trust PACKAGE ...              packages whose classes a checkpoint may name, besides this library and torch
   -c FILE, --config FILE           settings; without one, `test` and the others take those of the checkpoint
@@ -191,6 +193,8 @@ class _PointSetCLI(LightningCLI):
             "decay of lieattn.train.AveragedWeights, which fit validates and saves; null for the weights as they are"
         )
         parser.add_argument("--ema", type=float | None, default=None, help=averages)
+        again = "fit keeps the fields between the blocks of the network, and computes the rest again for gradients"
+        parser.add_argument("--checkpoint_activations", type=bool, default=False, help=again)
         named = "packages whose classes a checkpoint may name, besides this library and torch"
         parser.add_argument("--trust", nargs="+", type=package, default=[], help=named)
 
@@ -255,6 +259,13 @@ class _PointSetCLI(LightningCLI):
             check_alike({self._path: self.model, **self._members})
             if self.subcommand != "predict":
                 self.model.network = mean_network(self.model, list(self._members.values()))
+        if self.subcommand == "fit" and self.config_init[self.subcommand].checkpoint_activations:
+            networks = [module for module in self.model.network.modules() if isinstance(module, Network)]
+            if not networks:
+                name = type(self.model.network).__name__
+                raise train.UsageError(f"checkpoint_activations: expected a lieattn.models.Network, got {name}")
+            for network in networks:
+                network.checkpoint_activations()
         if self.subcommand == "validate" and self.datamodule.sets["val"] is None:
             raise train.UsageError("data.val: no data set was given for it")
         self.model.config = self._resolved if "model" in self._resolved else {}

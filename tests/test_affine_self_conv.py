@@ -200,11 +200,11 @@ def test_turned_arrays(group, kind, size, border, dtype):
     group, sides = SMALL_GROUPS[group], (5, 4)
     layer = layer_of(kind, group, RelativePositionTable.square(size, border=border), dtype)
     x = field(kind, group, sides[0] * sides[1], dtype)
+    upright, across = (lift(pixel_positions(*s, dtype=dtype), group, PixelSquare(size)) for s in (sides, sides[::-1]))
     with torch.no_grad():
-        out = layer(x, lift(pixel_positions(*sides, dtype=dtype), group, PixelSquare(size)))
+        out = layer(x, upright)
         for h in range(group.order):
-            there = sides if bool(group.elements[h, 0, 0]) else sides[::-1]
-            graph = lift(pixel_positions(*there, dtype=dtype), group, PixelSquare(size))
+            graph = upright if bool(group.elements[h, 0, 0]) else across
             found, wanted = layer(turned(group, h, x, *sides), graph), turned(group, h, out, *sides)
             tolerance = 1e-10 if dtype == torch.float64 else 1e-5 * float(wanted.abs().max().clamp(min=1))
             torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)

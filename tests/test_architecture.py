@@ -6,6 +6,7 @@ import inspect
 import json
 import subprocess
 import sys
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -71,6 +72,7 @@ def imported(source, package):
     return names
 
 
+@cache
 def imports_of(path, root=ROOT):
     return imported(path.read_text(), ".".join(path.relative_to(root).parent.parts))
 

@@ -69,7 +69,6 @@ def field_error(call, group, source, target, dtype=torch.float64, points=8, most
 # --- equivariance ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("every_backend")
 @every_case
 def test_every_type_of_field_through_attention(group, name):
     rep = REPS[group.dim][name]
@@ -84,7 +83,7 @@ def test_fields_in_single_precision(group):
 
 def check_field_to_field(group, rep, dtype):
     network = randomize(FieldToField(group, rep, rep)).to(dtype)
-    with torch.no_grad(), backend("plain"):
+    with torch.no_grad():
         assert field_error(network, group, rep, rep, dtype) <= TOLERANCE[dtype]
         out = network(draw(8, rep.dim, dtype=dtype), draw(8, group.dim, dtype=dtype))
         assert float(out.abs().max()) > 1e-3

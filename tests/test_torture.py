@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from lieattn._files import replace_text, replacing
 from tests.fuzz._report import table
 from tests.fuzz._target import GOOD
+from tests.torture.__main__ import main
 from tests.torture.soak import soak
 
 ROOT = Path(__file__).parent.parent
@@ -37,11 +36,13 @@ def test_a_writing_that_fails_leaves_the_old_file(tmp_path):
     assert [path.read_text() for path in file.parent.iterdir()] == ["new"]
 
 
-def test_a_few_kills_and_interrupts(tmp_path):
-    """In a process that has no threads of its own, which would not survive its forks."""
+def test_a_few_kills_and_interrupts(tmp_path, monkeypatch):
+    """They come from a process that has no threads of its own, which would not survive its forks."""
     report = tmp_path / "report.json"
     chosen = ("--number", "5", "--jobs", "1", "--only", "fit", "reports", "kernels")
-    subprocess.run([sys.executable, "-m", "tests.torture", *chosen, "--report", report], check=True, cwd=ROOT)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("sys.argv", ["torture", *chosen, "--report", str(report)])
+    assert main() == 0
     found = json.loads(report.read_text())["torture"]
     assert found["inputs"] >= 5
     assert sum(found["verdicts"][good] for good in GOOD) == found["inputs"], found["examples"]

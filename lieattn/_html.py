@@ -1,9 +1,23 @@
-"""What notebooks show of an object: a title and a small table."""
+"""HTML of this library: what notebooks show of an object, and pages that need no other file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+
+_STYLE = """
+.lieattn{font:14px/1.5 system-ui,sans-serif;color:#1f2328;background:#fff}
+.lieattn{max-width:60rem;margin:1rem auto;padding:0 1rem}
+.lieattn h1{font-size:1.3rem;margin:0}.lieattn h2{font-size:1rem;margin:1.4rem 0 .4rem}
+.lieattn .verdict{color:#fff;border-radius:.4rem;padding:.7rem 1rem;margin:1rem 0}
+.lieattn .verdict b{font-size:1.1rem}
+.lieattn dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;margin:0}
+.lieattn dt{color:#57606a}.lieattn dd{margin:0}
+.lieattn table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+.lieattn th,.lieattn td{text-align:left;padding:.15rem .8rem .15rem 0;border-bottom:1px solid #d0d7de}
+.lieattn .bad{color:#b42318;font-weight:600}.lieattn .good{color:#1a7f37}.lieattn .idle{color:#57606a}
+.lieattn svg{max-width:100%;height:auto}.lieattn details{margin-top:1rem}
+"""
 
 
 def titled_table(title: str, rows: Iterable[Sequence[object]], heads: Sequence[str] = ()) -> str:
@@ -12,3 +26,12 @@ def titled_table(title: str, rows: Iterable[Sequence[object]], heads: Sequence[s
     lines = [f"<tr>{''.join(cells)}</tr>"] if cells else []
     lines += [f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows]
     return f"<div><b>{escape(title)}</b><table>{''.join(lines)}</table></div>"
+
+
+def page(title: str, body: str) -> str:
+    """A whole document with our style; ``title`` is escaped, ``body`` is HTML."""
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{_STYLE}</style></head>\n"
+        f'<body><div class="lieattn">{body}\n</div></body></html>\n'
+    )

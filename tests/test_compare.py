@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import dataclasses
+import html
 import io
 import json
 import os
@@ -29,7 +31,7 @@ from torch_geometric.nn import global_mean_pool
 
 from lieattn import train
 from lieattn.cli import main
-from lieattn.compare import Cell, CellStore, ModelSettings, Sets, match_models, read_settings
+from lieattn.compare import Cell, CellStore, ModelSettings, Sets, match_models, page, read_settings
 from lieattn.compare import _budget as budgets
 from lieattn.compare import _cell as cells
 from lieattn.compare._build import TurnedClouds, random_rotation, turned
@@ -290,6 +292,16 @@ def test_table_and_picture_are_written(finished, capsys):
         assert words in printed.out
     assert (finished / "comparison.png").stat().st_size > 10_000
     assert report["counted"].startswith("seconds: forward pass")
+    page = (finished / "comparison.html").read_text()
+    picture = base64.b64encode((finished / "comparison.png").read_bytes()).decode()
+    assert f'src="data:image/png;base64,{picture}"' in page
+    shown = html.unescape(re.sub(r"<[^>]+>", " ", page)).split()
+    for line in printed.out.splitlines():  # all that is printed but the rules of the tables
+        for word in line.split() if not line.startswith("---") else ():
+            assert word in shown
+    rest = page.replace(picture, "")
+    assert not re.search("http|<script|<link|url\\(", rest)
+    assert page.count("<table>") == 3
 
 
 class Trained(Callback):
@@ -339,6 +351,14 @@ def test_cells_with_averages_are_others(tmp_path):
     own = dataclasses.replace(model, ema=0.9)
     assert plain.key(cell, own) == averaged.key(cell, model)
     assert averaged.key(cell, dataclasses.replace(model, ema=0.0)) == plain.key(cell, model)
+
+
+def test_page_has_no_markup_of_names(finished):
+    content = reports(finished)
+    content["summary"][0]["model"] = "<script>alert(1)</script>"
+    assert "<script>" not in page(content)
+    assert "&lt;script&gt;" in page(content)
+    assert "<img" not in page(content)
 
 
 # Continued runs

@@ -8,6 +8,8 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from lieattn._html import page
+
 if TYPE_CHECKING:
     from lieattn.certify._certificate import Certificate, Row
 
@@ -29,19 +31,6 @@ _CHECKS = {
     "curl": "curl of the forces",
     "outside": "outside of the group",
 }
-_STYLE = """
-.lieattn{font:14px/1.5 system-ui,sans-serif;color:#1f2328;background:#fff}
-.lieattn{max-width:60rem;margin:1rem auto;padding:0 1rem}
-.lieattn h1{font-size:1.3rem;margin:0}.lieattn h2{font-size:1rem;margin:1.4rem 0 .4rem}
-.lieattn .verdict{color:#fff;border-radius:.4rem;padding:.7rem 1rem;margin:1rem 0}
-.lieattn .verdict b{font-size:1.1rem}
-.lieattn dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;margin:0}
-.lieattn dt{color:#57606a}.lieattn dd{margin:0}
-.lieattn table{border-collapse:collapse;font-variant-numeric:tabular-nums}
-.lieattn th,.lieattn td{text-align:left;padding:.15rem .8rem .15rem 0;border-bottom:1px solid #d0d7de}
-.lieattn .bad{color:#b42318;font-weight:600}.lieattn .good{color:#1a7f37}.lieattn .idle{color:#57606a}
-.lieattn svg{max-width:100%;height:auto}.lieattn details{margin-top:1rem}
-"""
 _LOWEST, _WIDTH, _LINE = -18, 640, 22  # exponent of the smallest error that is drawn; pixels
 
 
@@ -71,12 +60,7 @@ def card(certificate: Certificate) -> str:
         f"<details><summary>All {len(measured)} measurements</summary>{_table(measured)}</details>",
     ]
     title, body = f"Certificate: {certificate.verdict}", "\n".join(filter(None, parts))
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{_STYLE}</style></head>\n"
-        f'<body><div class="lieattn"><h1>Equivariance certificate</h1>\n{body}\n'
-        f"</div></body></html>\n"
-    )
+    return page(title, f"<h1>Equivariance certificate</h1>\n{body}")
 
 
 def _diagnoses(certificate: Certificate) -> str:

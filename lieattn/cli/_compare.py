@@ -23,6 +23,7 @@ import torch
 from tqdm import tqdm
 
 from lieattn import compare
+from lieattn._files import replace_text
 from lieattn.cli._fit import without_warnings
 from lieattn.cli._options import ArgumentParser, import_catalog, output_file, positive, report, take_settings
 from lieattn.compare import Cell, Matched, ModelSettings, Record, Settings
@@ -237,13 +238,16 @@ def _report(settings: Settings, models: Matched, records: list[Record], path: Pa
     sys.stdout.write(compare.tables(content) + "\n")
     path = path or folder / "comparison.json"
     compare.write_json(path, content)
-    written = [path]
+    written, picture = [path], None
     if importlib.util.find_spec("matplotlib") is None:
         _say('no picture: it needs matplotlib, pip install "lieattn[viz]"')
     elif any(record["failed"] is None for record in records):
         from lieattn.viz import comparison, save
 
         written.append(save(comparison(json.loads(path.read_text())), path.with_suffix(".png")))
+        picture = written[-1].read_bytes()
+    written.append(path.with_suffix(".html"))
+    replace_text(written[-1], compare.page(content, picture))
     _say("\n".join(f"written: {file}" for file in written))
 
 

@@ -3,7 +3,7 @@
 from lieattn.compare._build import Sets, build_task
 from lieattn.compare._cell import CellRunner
 from lieattn.compare._match import Matched, in_words, match_models
-from lieattn.compare._records import CellStore, Record, report, tables, write_json
+from lieattn.compare._records import CellStore, Record, page, report, tables, write_json
 from lieattn.compare._settings import Cell, ModelSettings, Settings, read_settings
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "build_task",
     "in_words",
     "match_models",
+    "page",
     "read_settings",
     "report",
     "tables",

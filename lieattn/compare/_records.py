@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import json
@@ -12,12 +13,14 @@ import statistics
 import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from lieattn._files import replace_text
+from lieattn._html import page as html_page
 from lieattn.compare._settings import BudgetSettings, Cell, Settings
 
 Record = dict[str, Any]
@@ -146,6 +149,40 @@ def report(settings: Settings, metric: str, higher_is_better: bool, records: Seq
 
 def tables(content: dict[str, Any]) -> str:
     """Aligned text: results of all shares of the data, the way there, then costs and equivariance of the models."""
+    parts = _parts(content)
+    return "\n\n".join(textwrap.fill(part, _WIDTH) if isinstance(part, str) else _table(part) for part in parts)
+
+
+def page(content: dict[str, Any], picture: bytes | None = None) -> str:
+    """The same tables as a page of HTML that needs no other file, with the ``picture`` (PNG) if there is one."""
+    budget, environment = content["budget"], content["environment"]
+    facts = {
+        "Models": ", ".join(dict.fromkeys(row["model"] for row in content["summary"])),
+        "Budget of each training": ", ".join(f"{name} {value}" for name, value in budget.items()),
+        "Environment": ", ".join(f"{name} {value}" for name, value in environment.items()),
+    }
+    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
+    shown = [f"<h1>Comparison of networks</h1>\n<dl>{listed}</dl>"]
+    if picture is not None:
+        source = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+        shown.append(
+            f'<img src="{source}" alt="Validation and test against what training costs" style="max-width:100%">'
+        )
+    for part in _parts(content):
+        if isinstance(part, str):
+            shown.append(f'<p class="idle">{escape(part)}</p>')
+            continue
+        heads, *lines = part
+        rows = [f"<tr>{''.join(f'<th>{escape(head)}</th>' for head in heads)}</tr>"]
+        rows += [f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in line)}</tr>" for line in lines]
+        shown.append(
+            f'<div style="overflow-x:auto;white-space:nowrap;margin:1rem 0"><table>{"".join(rows)}</table></div>'
+        )
+    return html_page("Comparison of networks", "\n".join(shown))
+
+
+def _parts(content: dict[str, Any]) -> list[str | list[list[str]]]:
+    """Notes, and tables as rows of texts, the first of which are heads."""
     metric, rows = content["metric"], content["summary"]
     rotated = any(row["rotated"] is not None for row in rows)
     results: list[tuple[str, Callable[[Summary], str]]] = [
@@ -177,9 +214,8 @@ def tables(content: dict[str, Any]) -> str:
         ("model", lambda row: row["model"]),
         *((f"{100 * part / parts:.3g} %", partial(_on_the_way, metric, part)) for part in points),
     ]
-    told = (f"{_RESULTS} {_COUNTED}. The models {_MATCHED[content['match']['by']]}.", _WAY, _ERRORS)
-    notes = [textwrap.fill(note, _WIDTH) for note in told]
-    return "\n\n".join([_table(results, rows), notes[0], notes[1], _table(way, whole), _table(costs, whole), notes[2]])
+    told = f"{_RESULTS} {_COUNTED}. The models {_MATCHED[content['match']['by']]}."
+    return [_texts(results, rows), told, _WAY, _texts(way, whole), _texts(costs, whole), _ERRORS]
 
 
 def _summary(metric: str, records: list[Record], budget: BudgetSettings) -> Summary:
@@ -241,17 +277,21 @@ def _largest(values: Sequence[float | None]) -> float | None:
     return max(known, key=lambda value: (math.isnan(value), value)) if known else None
 
 
-def _table(columns: Sequence[tuple[str, Callable[[Summary], str]]], rows: Sequence[Summary]) -> str:
-    cells = [[name for name, _ in columns], *([show(row) for _, show in columns] for row in rows)]
-    widths = [max(len(line[number]) for line in cells) for number in range(len(columns))]
+def _texts(columns: Sequence[tuple[str, Callable[[Summary], str]]], rows: Sequence[Summary]) -> list[list[str]]:
+    return [[name for name, _ in columns], *([show(row) for _, show in columns] for row in rows)]
+
+
+def _table(cells: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in cells]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
-def _spread(metric: str, value: dict[str, float] | None) -> str:
-    if value is None or math.isnan(value["mean"]):
+def _spread(metric: str, value: dict[str, Any] | None) -> str:
+    """Mean and deviation; in JSON those of too few values are null."""
+    mean, std = (math.nan if value is None or value[name] is None else value[name] for name in ("mean", "std"))
+    if math.isnan(mean):
         return "-"
-    mean, std = value["mean"], value["std"]
     if metric == "accuracy":
         return (f"{100 * mean:.1f}" if math.isnan(std) else f"{100 * mean:.1f} ± {100 * std:.1f}") + " %"
     return f"{mean:.4g}" if math.isnan(std) else f"{mean:.4g} ± {std:.2g}"
@@ -262,8 +302,8 @@ def _on_the_way(metric: str, part: int, row: Summary) -> str:
     return next((_spread(metric, point) for point in row["curve"] if point["part"] == part), "-")
 
 
-def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.4g}"
+def _number(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.4g}"
 
 
 def _change(kind: str, row: Summary) -> str:

@@ -590,6 +590,7 @@ EXEMPT = {
     "compare.build_task": "likewise",
     "compare.in_words": "likewise",
     "compare.match_models": "likewise",
+    "compare.page": "likewise",
     "compare.report": "likewise",
     "compare.tables": "likewise",
     "compare.write_json": "likewise",

@@ -404,9 +404,11 @@ def test_export():
     torch.testing.assert_close(exported.module()(x), network(x))
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # which its last reference closes
 def test_interrupted_calls_wait_for_all_threads_and_keep_no_memory(monkeypatch):
     """At random moments of a call, 300 times: whoever waits must not deadlock with the thread that is done either."""
     threads, draw, running, left_over, interrupts = torch.get_num_threads(), random.Random(0), set(), set(), 0
+    files = os.listdir("/proc/self/fd") if _threads._ADAPTS else []
     before, main = signal.signal(signal.SIGALRM, signal.default_int_handler), get_ident()
     monkeypatch.setattr(_calls, "_free", [])
 
@@ -445,6 +447,7 @@ def test_interrupted_calls_wait_for_all_threads_and_keep_no_memory(monkeypatch):
         torch.set_num_threads(threads)
     assert interrupts > 50
     assert not left_over
+    assert len(os.listdir("/proc/self/fd") if _threads._ADAPTS else []) == len(files)
 
 
 def test_errors_of_other_threads_are_raised():

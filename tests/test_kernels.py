@@ -485,6 +485,19 @@ def test_threads_spin_again_when_the_machine_is_no_longer_busy(monkeypatch):
     assert sleeping == [True, True, True, True, False]  # half a second, too early to look, and three seconds of calm
 
 
+@pytest.mark.skipif(not _threads._ADAPTS, reason="libgomp only")
+def test_a_process_without_files_to_open_computes_on():
+    resource = pytest.importorskip("resource")
+    assert _threads._lost() > 0
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        found = _threads._lost()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert found == 0
+
+
 def test_report_of_threads_and_instructions(monkeypatch):
     for threads, setting, words in ((1, None, "1, as torch"), (2, "GOMP_SPINCOUNT=7", "GOMP_SPINCOUNT=7 says")):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)

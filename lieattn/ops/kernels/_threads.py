@@ -142,9 +142,10 @@ def _keep(lock: Any, threads: int) -> None:
 def _lost() -> float:
     """Seconds that the threads of this process have waited for a core so far, each counted by itself."""
     nanoseconds = 0
-    for thread in os.listdir("/proc/self/task"):
-        with suppress(OSError), open(f"/proc/self/task/{thread}/schedstat", "rb") as file:  # a thread may have ended
-            nanoseconds += int(file.read().split()[1])
+    with suppress(OSError):  # a process may have no file left to open
+        for thread in os.listdir("/proc/self/task"):
+            with suppress(OSError), open(f"/proc/self/task/{thread}/schedstat", "rb") as file:  # it may have ended
+                nanoseconds += int(file.read().split()[1])
     return nanoseconds / 1e9
 
 

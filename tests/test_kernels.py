@@ -604,10 +604,9 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("kind", ["nbi", "nbc"], ids=["index", "data"])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_files_of_compiled_kernels(kept, damage, kind):
-    (path,) = kept.rglob(f"*.{kind}")
+def test_damaged_files_of_compiled_kernels(kept, damage):
+    (path,) = kept.rglob("*.nbc")
     good = path.read_bytes()
     path.write_bytes(DAMAGE[damage](good))
     with pytest.warns(UserWarning, match=rf"{path.name}: this compiled kernel is damaged"):
@@ -616,6 +615,51 @@ def test_damaged_files_of_compiled_kernels(kept, damage, kind):
     again = _compiled.compiled(double)
     assert again(1) == 2
     assert sum(again.stats.cache_hits.values()) == 1
+
+
+def test_compiled_kernels_of_other_versions_are_not_used(kept, monkeypatch):
+    """A change to what kernels are compiled from; the files are written anew, so that they do not pile up."""
+    files = list(kept.rglob("*.nbc"))
+    with monkeypatch.context() as patch:
+        patch.setattr(_compiled, "_source_stamp", lambda: "another")
+        for hits in (0, 1):
+            again = _compiled.compiled(double)
+            assert again(1) == 2
+            assert sum(again.stats.cache_hits.values()) == hits
+    assert list(kept.rglob("*.nbc")) == files
+    again = _compiled.compiled(double)
+    assert again(1) == 2
+    assert not again.stats.cache_hits
+
+
+def test_kernels_that_processes_write_at_once_are_not_mixed_up(kept):
+    """Each process looks before the other has written: neither knows of the other's types."""
+    first, second = (_compiled.compiled(double)._cache._cache_file for _ in range(2))
+    assert [first.load("A"), second.load("B")] == [None, None]
+    first.save("A", "of A")
+    second.save("B", "of B")
+    assert [second.load("A"), first.load("B")] == ["of A", "of B"]
+
+
+@_compiled.part
+def _twice(x):
+    return 2 * x
+
+
+def _four_times(x, times):
+    for _ in range(times):
+        x = _twice(_twice(x))
+    return x
+
+
+def test_parts_of_kernels(kept):
+    """They have no machine code of their own, are not kept, and cannot be called."""
+    kernel = _compiled.compiled(_four_times)
+    assert [kernel(3, 2), kernel(0.5, 1)] == [48, 2.0]
+    assert len(_twice.overloads) == 2
+    assert not list(kept.rglob("*_twice*"))
+    with pytest.raises(TypeError, match="_twice is a part of kernels"):
+        _twice(1)
 
 
 def test_compiled_kernels_that_cannot_be_written(kept, monkeypatch):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import logging
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,27 +16,89 @@ import numba
 from llvmlite import binding
 from numba import types
 from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
+from numba.core.registry import CPUDispatcher
 
 _NOT_COMPILED = ("__init__.py", "_bundle.py", "_host.py", "_launch.py", "_operator.py")
 _INSTRUCTIONS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sse2": "SSE2", "sve": "SVE", "neon": "NEON"}
+_OPTIONS = {"nopython": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 _DIGEST = hashlib.sha256().digest_size
 
 
-def compiled(function: Callable[..., Any]) -> Any:
+def compiled(kernel: Callable[..., Any]) -> Any:
     """Compile at the first call, without the interpreter's lock; kept on disk wherever a folder can be written."""
-    dispatcher: Any = numba.njit(function, nogil=True, error_model="numpy")
+    options = _OPTIONS | {"nogil": True}
+    dispatcher: Any = CPUDispatcher(kernel, targetoptions=options, pipeline_class=_KernelCompiler)
     try:
-        dispatcher._cache = _Cache(function)
+        dispatcher._cache = _Cache(kernel)
     except RuntimeError as error:  # neither the package nor the user's cache folder can be written
         _cannot_be_kept(str(Path(__file__).parent), error)
-    find = dispatcher.get_call_template
-
-    def find_once(arguments: tuple[types.Type, ...], keywords: dict[str, types.Type]) -> Any:
-        return find(tuple(types.unliteral(argument) for argument in arguments), keywords)
-
-    # Numba would compile a function once more for every constant it is called with.
-    dispatcher.get_call_template = find_once
     return dispatcher
+
+
+def part(function: Callable[..., Any]) -> Any:
+    """A function that kernels call, and Python cannot: it is compiled with each kernel that calls it."""
+    options = _OPTIONS | {"no_cpython_wrapper": True}
+    return _Part(function, targetoptions=options, pipeline_class=_PartCompiler)
+
+
+class _Part(CPUDispatcher):
+    """Numba's dispatcher without the way from Python to machine code, of which a part has none of its own.
+
+    Numba by itself optimizes a function together with all that it calls and makes machine code of that, and does so
+    again for its callers, up to the kernel: most of the time to compile goes to what nobody runs.
+    """
+
+    def __call__(self, *arguments: Any) -> Any:
+        raise TypeError(f"{self.py_func.__qualname__} is a part of kernels; only these can be called")
+
+    def add_overload(self, result: Any) -> None:
+        """Let kernels and other parts call what has been compiled."""
+        key = object()  # what Numba finds it by, where others have their entry from Python
+        self.targetctx.insert_user_function(key, result.fndesc, [result.library])
+        self.overloads[tuple(result.signature.args)] = result._replace(entry_point=key)
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """Numba would compile a function once more for every constant, and for switches that are not integers."""
+        plain = (types.unliteral(argument) for argument in args)
+        return super().get_call_template(tuple(types.int64 if t == types.boolean else t for t in plain), kws)
+
+
+class _PartLibrary(JITCodeLibrary):
+    """The code of a part, and which other code it calls; neither optimized nor linked."""
+
+    def finalize(self) -> None:
+        self._finalized = True
+
+
+class _KernelLibrary(JITCodeLibrary):
+    """The code of a kernel, which is linked with that of all its parts and then optimized, once."""
+
+    def finalize(self) -> None:
+        found = dict.fromkeys(self._linking_libraries)
+        left = list(found)
+        for library in left:
+            if isinstance(library, _PartLibrary):
+                further = [called for called in library._linking_libraries if called not in found]
+                found.update(dict.fromkeys(further))
+                left += further
+        self._linking_libraries = left
+        super().finalize()
+
+
+class _KernelCompiler(Compiler):
+    def compile_extra(self, func: Callable[..., Any]) -> Any:
+        self.state.library = _KernelLibrary(self.state.targetctx.codegen(), func.__qualname__)
+        self.state.library.enable_object_caching()
+        return super().compile_extra(func)
+
+
+class _PartCompiler(Compiler):
+    def compile_extra(self, func: Callable[..., Any]) -> Any:
+        self.state.library = _PartLibrary(self.state.targetctx.codegen(), func.__qualname__)
+        self.state.flags.no_compile = True
+        return super().compile_extra(func)
 
 
 class _Cache(FunctionCache):
@@ -45,7 +107,7 @@ class _Cache(FunctionCache):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
         # Numba looks at the file of the function alone: a change to what it calls would go unnoticed.
-        self._cache_file = _Files(self.cache_path, f"{self._impl.filename_base}.checked", _source_stamp())
+        self._cache_file = _Files(self.cache_path, self._impl.filename_base, _source_stamp())
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """What has been compiled before; None, and a word about the time to come, where it has not."""
@@ -63,41 +125,44 @@ class _Cache(FunctionCache):
 
 
 class _Files(IndexDataCacheFile):
-    """Numba's files with a digest at their ends: what is damaged is never unpickled, but compiled and written again."""
+    """A file for each kernel and types, with a digest at its end: what is damaged is not read, but written again.
 
-    def _load_index(self) -> Any:
-        return super()._load_index() if _intact(Path(self._index_path)) else {}
+    Numba numbers its files, in an index: two processes that write at once would give two kernels one number.
+    """
 
-    def _load_data(self, name: str) -> Any:
-        if not _intact(Path(self._data_path(name))):
-            raise OSError("damaged")  # to Numba the same as a file that is missing
-        return super()._load_data(name)
+    def load(self, key: Any) -> Any:
+        """What has been saved under a key; None where nothing has, or by other versions of Numba or of the kernels."""
+        path = self.path(key)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        if hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
+            _say_once("damage", f"{path}: this compiled kernel is damaged, perhaps others too; they are made anew")
+            return None
+        return pickle.loads(content[_DIGEST:-_DIGEST]) if content[:_DIGEST] == self._origin(key) else None
 
-    @contextmanager
-    def _open_for_write(self, filepath: str) -> Iterator[io.BytesIO]:
-        with super()._open_for_write(filepath) as file:
-            yield (content := io.BytesIO())
-            file.write(content.getvalue() + hashlib.sha256(content.getvalue()).digest())
+    def save(self, key: Any, data: Any) -> None:
+        """Keep what has been compiled; there is a whole file or none."""
+        content = self._origin(key) + self._dump(data)
+        with self._open_for_write(str(self.path(key))) as file:
+            file.write(content + hashlib.sha256(content).digest())
 
+    def path(self, key: Any) -> Path:
+        """Where something is kept."""
+        name = hashlib.sha256(repr(key).encode()).hexdigest()
+        return Path(self._data_path(f"{Path(self._index_name).stem}.{name[:16]}.nbc"))
 
-def _intact(path: Path) -> bool:
-    """Whether a file, if there is one, ends with the digest of what comes before."""
-    if not path.exists():
-        return True
-    content = path.read_bytes()
-    if hashlib.sha256(content[:-_DIGEST]).digest() == content[-_DIGEST:]:
-        return True
-    _say_once(
-        "damage", f"{path}: this compiled kernel is damaged, perhaps others too; they are compiled and written again"
-    )
-    return False
+    def _origin(self, key: Any) -> bytes:
+        """Digest of the versions that a file must be from."""
+        return hashlib.sha256(repr((self._version, self._source_stamp, key)).encode()).digest()
 
 
 @cache
 def _announce() -> None:
     """Say why the first call takes its time; the cache of this function makes it once in a process."""
     logging.getLogger("lieattn").warning(
-        "compiling kernels for this processor: half a minute, once; `lieattn warm-up` does it beforehand"
+        "compiling kernels for this processor: some ten seconds, once; `lieattn warm-up` does it beforehand"
     )
 
 
@@ -132,6 +197,6 @@ def _say_once(about: str, what: str) -> None:
 def _cannot_be_kept(folder: str, error: Exception) -> None:
     _say_once(
         folder,
-        f"{folder}: compiled kernels cannot be kept here ({error}), so that every process takes a minute to compile "
+        f"{folder}: compiled kernels cannot be kept here ({error}), so that every process takes some time to compile "
         "them; make it writable and make room, or let the environment variable NUMBA_CACHE_DIR name another folder",
     )

@@ -14,7 +14,7 @@ window of source points that belongs to one call alone, those of the tables in a
 write to one place, and sums are taken in one order.
 """
 
-from lieattn.ops.kernels._compiled import compiled
+from lieattn.ops.kernels._compiled import compiled, part
 from lieattn.ops.kernels.attention._forward import (
     EXP_MEAN,
     MEAN,
@@ -94,7 +94,7 @@ def backward(p, s, lists, first, last, seed, grad_out, norm, to, window, scratch
         _to_frames(p, s, to, query, at_address(scratch.slopes, lanes), grad_query, lanes)
 
 
-@compiled
+@part
 def _of_edge(s, scratch, e, lanes):
     """Pointers to what is kept for an edge of a chunk: inner and outer weights, x, U, Σ_m inner, keys and values."""
     wide = len(lanes)
@@ -108,7 +108,7 @@ def _of_edge(s, scratch, e, lanes):
     )
 
 
-@compiled
+@part
 def _weigh(p, s, lists, start, edges, seed, query, grad, scratch, average, lanes):
     """Compute inner and outer weights, U and x of a chunk of edges, and, if ``average``, add up W x."""
     stay_apart()
@@ -139,7 +139,7 @@ def _weigh(p, s, lists, start, edges, seed, query, grad, scratch, average, lanes
                 store(mean, at, multiply_add(load(weight, at, lanes), load(steep, at, lanes), load(mean, at, lanes)))
 
 
-@compiled
+@part
 def _spread(p, s, lists, edge, ahead, e, seed, query, grad, to, grad_query, window, scratch, lanes):
     """Add the gradients of one edge to where they belong."""
     stay_apart()
@@ -174,7 +174,7 @@ def _spread(p, s, lists, edge, ahead, e, seed, query, grad, to, grad_query, wind
     add_row(at_address(scratch.slopes, lanes), slope, s.queries * s.columns, lanes)
 
 
-@compiled
+@part
 def _begin_weights(s, degree, norm, scratch, lanes):
     """Write what the exponents of the outer weights subtract, and what the exponentials are multiplied with."""
     stay_apart()
@@ -191,7 +191,7 @@ def _begin_weights(s, degree, norm, scratch, lanes):
         store(part, at, one / maximum(load(total, at, lanes), one))
 
 
-@compiled
+@part
 def _normalized(s, outer, level, part, mass, lanes):
     """From outer scores to weights."""
     stay_apart()
@@ -202,7 +202,7 @@ def _normalized(s, outer, level, part, mass, lanes):
         store(outer, at, weight * load(mass, pair % s.queries * wide, lanes))
 
 
-@compiled
+@part
 def _to_source(p, s, to, source, window, kind, query, inner, scratch, edge, seed, lanes):
     """Gradients of key and value at the source of an edge."""
     stay_apart()
@@ -233,7 +233,7 @@ def _to_source(p, s, to, source, window, kind, query, inner, scratch, edge, seed
     combine(weights, wide, s.keys * wide, s.keys, s.queries, back, width, s.width, True, value, width, lanes)
 
 
-@compiled
+@part
 def _unmake(p, s, to, source, kind, key, value, to_key, to_value, lanes):
     """Backward pass of :func:`make_signals`, from the gradients of what it made."""
     stay_apart()
@@ -248,7 +248,7 @@ def _unmake(p, s, to, source, kind, key, value, to_key, to_value, lanes):
     _unmix(s, value, s.width, signal, s.keys, s.mixed_psi, psi, s.psi_out, s.psi_frame, to_value, to_psi, lanes)
 
 
-@compiled
+@part
 def _unmix(s, slope, width, signal, frames, has_psi, psi, psi_out, psi_frame, to_signal, to_psi, lanes):
     wide = len(lanes)
     for h in range(s.queries):
@@ -263,7 +263,7 @@ def _unmix(s, slope, width, signal, frames, has_psi, psi, psi_out, psi_frame, to
                 store(to_signal, here, multiply_add(change, load(psi, there, lanes), load(to_signal, here, lanes)))
 
 
-@compiled
+@part
 def _to_query(s, key, slope, grad_query, lanes):
     stay_apart()
     wide = len(lanes)
@@ -275,7 +275,7 @@ def _to_query(s, key, slope, grad_query, lanes):
     combine(slope, s.keys * wide, wide, s.queries, s.keys, key, size, s.depth, True, grad_query, size, lanes)
 
 
-@compiled
+@part
 def _to_frames(p, s, to, query, slopes, grad_query, lanes):
     """Gradients through the scores that all edges of a point share."""
     stay_apart()
@@ -294,7 +294,7 @@ def _to_frames(p, s, to, query, slopes, grad_query, lanes):
                 scale_row(row(grad_query, g, size), key, slope, s.depth, lanes)
 
 
-@compiled
+@part
 def pulled_back(p, s, grad, kind, pulled, shift, lanes):
     """Return y = ψ · grad_out, [outs, width], and write b = β · grad_out to ``shift``, [outs]."""
     stay_apart()
@@ -316,7 +316,7 @@ def pulled_back(p, s, grad, kind, pulled, shift, lanes):
     return pulled
 
 
-@compiled
+@part
 def outer_gradients(s, y, shift, values, shares, x, lanes):
     """x[h, g] = ⟨y[h], U[g]⟩ + b[h] Σ_m inner."""
     stay_apart()
@@ -329,7 +329,7 @@ def outer_gradients(s, y, shift, values, shares, x, lanes):
             store(x, pair * wide, multiply_add(b, share, load(x, pair * wide, lanes)))
 
 
-@compiled
+@part
 def frame_gradients(s, value, y, outer, back, slope, lanes):
     """Write u to ``back`` and ⟨u, v⟩ to ``slope``."""
     stay_apart()
@@ -344,7 +344,7 @@ def frame_gradients(s, value, y, outer, back, slope, lanes):
     frame_products(s.tied_key, back, s.queries, value, size, s.keys, s.width, False, slope, lanes)
 
 
-@compiled
+@part
 def inner_gradients(s, shift, inner, outer, steep, values, shares, back, slope, edge, seed, lanes):
     """Turn ⟨u, v⟩ in ``slope`` into c; for weights that are sums, write the gradient of p to ``steep``."""
     stay_apart()
@@ -375,7 +375,7 @@ def inner_gradients(s, shift, inner, outer, steep, values, shares, back, slope, 
             store(steep, g * wide, total)
 
 
-@compiled
+@part
 def _frame_sums(s, g, shift, outer, steep, lanes):
     """Σ_h W b and Σ_h s of a query frame; the first is 0 where it would be added and subtracted again."""
     wide = len(lanes)
@@ -389,7 +389,7 @@ def _frame_sums(s, g, shift, outer, steep, lanes):
     return moved, lean
 
 
-@compiled
+@part
 def rho_gradients(p, s, to, kind, query, steep, stage, turn, grad_query, lanes):
     """Gradients through ⟨q, ρ⟩, to the query and to the table."""
     stay_apart()
@@ -421,7 +421,7 @@ def rho_gradients(p, s, to, kind, query, steep, stage, turn, grad_query, lanes):
                 store(table, at, load(table, at, lanes) + change)
 
 
-@compiled
+@part
 def bias_gradients(s, to, kind, slope, steep, lanes):
     """Gradient of the bias of the displacement."""
     stay_apart()
@@ -439,7 +439,7 @@ def bias_gradients(s, to, kind, slope, steep, lanes):
             store(table, at, load(table, at, lanes) + change)
 
 
-@compiled
+@part
 def value_table_gradients(s, to, kind, grad, outer, values, shares, lanes):
     """Gradients of ψ and β."""
     stay_apart()

@@ -14,7 +14,7 @@ import math
 import numba
 import numpy as np
 
-from lieattn.ops.kernels._compiled import compiled
+from lieattn.ops.kernels._compiled import compiled, part
 from lieattn.ops.kernels.vectors._products import combine, dot_products, prefetch_row, row, set_all
 from lieattn.ops.kernels.vectors._vectors import (
     at_address,
@@ -35,7 +35,7 @@ from lieattn.ops.kernels.vectors._vectors import (
 SOFTMAX, EXP_MEAN, MEAN, NONE = range(4)
 
 
-@compiled
+@part
 def point_scores(p, s, query, base, lanes):
     """Scores of pairs of frames that all edges of a point share: ⟨q, ρ(g, m)⟩ + b(g, m), [queries, columns]."""
     stay_apart()
@@ -54,7 +54,7 @@ def point_scores(p, s, query, base, lanes):
             store(base, at, total)
 
 
-@compiled
+@part
 def prefetch_source(p, s, lists, edge, end, lanes):
     """Ask for key and value of an edge that comes next: in large clouds they are anywhere in memory."""
     if edge < end:
@@ -64,7 +64,7 @@ def prefetch_source(p, s, lists, edge, end, lanes):
         prefetch_row(at_address(p.value, lanes), source, s.keys * s.width * wide)
 
 
-@compiled
+@part
 def positional_keys(p, s, kind, stage, lanes):
     """Positional keys of a type of displacement, [outs, depth]: where they lie, or in ``stage`` if heads share."""
     wide = len(lanes)
@@ -77,7 +77,7 @@ def positional_keys(p, s, kind, stage, lanes):
     return stage, s.depth * wide
 
 
-@compiled
+@part
 def edge_signals(p, s, source, made, lanes):
     """Pointers to keys and values of an edge: at its source, or, where every query frame has its own, in ``made``."""
     depth, width = s.depth * len(lanes), s.width * len(lanes)
@@ -87,7 +87,7 @@ def edge_signals(p, s, source, made, lanes):
     return key, row(at_address(p.value, lanes), source, s.keys * width)
 
 
-@compiled
+@part
 def make_signals(p, s, source, kind, made, lanes):
     """Make keys and values of an edge in ``made``: for each query frame, sums over the frames of the source."""
     stay_apart()
@@ -102,7 +102,7 @@ def make_signals(p, s, source, kind, made, lanes):
     _mix_frames(s, value, s.width, signal, s.keys, s.mixed_psi, psi, s.psi_out, s.psi_frame, lanes)
 
 
-@compiled
+@part
 def _mix_frames(s, out, width, signal, frames, has_psi, psi, psi_out, psi_frame, lanes):
     """Σ_m psi[h, m] signal[m] for every query frame h; without ``psi`` there is one frame m."""
     wide = len(lanes)
@@ -117,7 +117,7 @@ def _mix_frames(s, out, width, signal, frames, has_psi, psi, psi_out, psi_frame,
             store(out, h * width * wide + d, total)
 
 
-@compiled
+@part
 def edge_weights(p, s, query, key, kind, edge, seed, base, stage, inner, masked, mass, outer, lanes):
     """Compute ``inner``, ``mass`` and ``outer`` of an edge, and ``masked``, the inner weights behind dropout."""
     stay_apart()
@@ -141,7 +141,7 @@ def edge_weights(p, s, query, key, kind, edge, seed, base, stage, inner, masked,
             store(masked, pair * wide, load(inner, pair * wide, lanes) * kept)
 
 
-@compiled
+@part
 def _outer_scores(p, s, query, kind, stage, outer, lanes):
     stay_apart()
     wide = len(lanes)
@@ -163,7 +163,7 @@ def _outer_scores(p, s, query, kind, stage, outer, lanes):
             )
 
 
-@compiled
+@part
 def _inner_scores(p, s, query, key, kind, base, inner, lanes):
     stay_apart()
     wide = len(lanes)
@@ -180,7 +180,7 @@ def _inner_scores(p, s, query, key, kind, base, inner, lanes):
         frame_products(s.tied_key, query, s.queries, key, s.depth * wide, s.keys, s.depth, True, inner, lanes)
 
 
-@compiled
+@part
 def _softmax(s, inner, mass, outer, lanes):
     """Softmax over the key frames of every query frame; its level goes to ``outer``."""
     stay_apart()
@@ -211,7 +211,7 @@ def _softmax(s, inner, mass, outer, lanes):
             store(outer, pair * wide, load(outer, pair * wide, lanes) + level)
 
 
-@compiled
+@part
 def frame_products(tied, x, rows, y, y_row, columns, depth, keep, out, lanes):
     """⟨x[i], y[j]⟩ for all pairs of frames, or ⟨x[i], y[i]⟩ if they are tied; see :func:`dot_products`."""
     stay_apart()
@@ -227,7 +227,7 @@ def frame_products(tied, x, rows, y, y_row, columns, depth, keep, out, lanes):
         store(out, i * wide, total + load(out, i * wide, lanes) if keep else total)
 
 
-@compiled
+@part
 def edge_values(s, value, weights, values, lanes):
     """Σ_m weights[g, m] v[m]: [queries, width]."""
     stay_apart()
@@ -242,7 +242,7 @@ def edge_values(s, value, weights, values, lanes):
             store(values, at, weight * load(value, at, lanes))
 
 
-@compiled
+@part
 def row_sums(s, weights, sums, lanes):
     """Σ_m weights[g, m]: [queries]."""
     stay_apart()
@@ -254,7 +254,7 @@ def row_sums(s, weights, sums, lanes):
         store(sums, g * wide, total)
 
 
-@compiled
+@part
 def dropout_factor(s, pointer, seed, counter, lanes):
     """0 in lanes that are dropped, 1 / (1 - probability) in the others; the counter is hashed by SplitMix64."""
     stay_apart()
@@ -267,7 +267,7 @@ def dropout_factor(s, pointer, seed, counter, lanes):
     return kept * fill(pointer, 4294967296.0 / (4294967296.0 - s.threshold), lanes)
 
 
-@compiled
+@part
 def outer_dropout(s, outer, edge, seed, lanes):
     """Multiply the outer weights of an edge by their dropout factors, where these belong to pairs of frames."""
     stay_apart()
@@ -309,7 +309,7 @@ def forward(p, s, lists, first, last, seed, out, norm, scratch, lanes):
         _close(s, sums, total, row(at_address(out, lanes), target, s.outs * s.width * wide), lanes)
 
 
-@compiled
+@part
 def _weigh(p, s, lists, start, edges, end, seed, query, scratch, lanes):
     """Compute outer scores and U of a chunk of edges."""
     stay_apart()
@@ -338,7 +338,7 @@ def _weigh(p, s, lists, start, edges, end, seed, query, scratch, lanes):
             row_sums(s, masked, row(shares, e, s.queries * wide), lanes)
 
 
-@compiled
+@part
 def start_level(s, degree, scores):
     """What is subtracted from the scores at first, and for good where the normalization is the number of keys."""
     if s.normalize == SOFTMAX:
@@ -348,13 +348,13 @@ def start_level(s, degree, scores):
     return 0.0
 
 
-@compiled
+@part
 def odd(vectors):
     """Odd row length: with a power of two, the entries of a column would share few cache lines."""
     return vectors | 1
 
 
-@compiled
+@part
 def _outer_weights(s, g, start, edges, seed, scratch, top, total, lanes):
     """Turn the outer scores of query frame g into weights relative to the running maximum; rescale what was summed."""
     stay_apart()
@@ -385,7 +385,7 @@ def _outer_weights(s, g, start, edges, seed, scratch, top, total, lanes):
         store(total, pair * wide, added)
 
 
-@compiled
+@part
 def _add_values(s, g, edges, scratch, lanes):
     """Add the weighted values of query frame g."""
     stay_apart()
@@ -400,7 +400,7 @@ def _add_values(s, g, edges, scratch, lanes):
     )  # fmt: skip
 
 
-@compiled
+@part
 def _add_affine_values(p, s, lists, start, edges, scratch, lanes):
     """Add the weighted values ψ v + β."""
     stay_apart()
@@ -428,7 +428,7 @@ def _add_affine_values(p, s, lists, start, edges, scratch, lanes):
                 store(sums, at, multiply_add(weight, message, load(sums, at, lanes)))
 
 
-@compiled
+@part
 def _close(s, sums, total, out, lanes):
     """Normalize, and sum over the query frames where the output frame is another."""
     stay_apart()

@@ -13,7 +13,7 @@ channels, taps], ``first`` and ``second`` [outs, fiber, hidden, channels] and it
 
 import math
 
-from lieattn.ops.kernels._compiled import compiled
+from lieattn.ops.kernels._compiled import compiled, part
 from lieattn.ops.kernels.vectors._products import row
 from lieattn.ops.kernels.vectors._vectors import (
     add_to,
@@ -39,7 +39,7 @@ from lieattn.ops.kernels.vectors._vectors import (
 TAPS_TOGETHER = 5
 
 
-@compiled
+@part
 def correlate(out, length, x, taps, count, offsets, keep, lanes):
     """Compute ``out[i] = Σ_t taps[t] x[i + offsets[t]]``, or add to ``out`` if ``keep``."""
     stay_apart()
@@ -68,7 +68,7 @@ def correlate(out, length, x, taps, count, offsets, keep, lanes):
         store(out, i, total)
 
 
-@compiled
+@part
 def tap_products(out, x, y, length, count, offsets, lanes):
     """Add the lanes of ``Σ_i x[i] y[i + offsets[t]]`` to the vector ``out[t]``; taps come in whole groups."""
     stay_apart()
@@ -93,7 +93,7 @@ def tap_products(out, x, y, length, count, offsets, lanes):
         store(out, at + 4 * wide, a4)
 
 
-@compiled
+@part
 def add_lanes(out, sums, rows, count, whole, lanes):
     """Add up the lanes of ``sums`` into ``out``, rows of ``count`` of ``whole`` numbers, and set ``sums`` to 0."""
     stay_apart()
@@ -107,7 +107,7 @@ def add_lanes(out, sums, rows, count, whole, lanes):
             store(sums, at, zero)
 
 
-@compiled
+@part
 def reduce_plane(t, length, mask, lowest, lanes):
     """Sum and largest of the pixels of a plane, and where the first of the largest is."""
     stay_apart()
@@ -127,7 +127,7 @@ def reduce_plane(t, length, mask, lowest, lanes):
     return add_up(total), top, min(place, float(length - 1))
 
 
-@compiled
+@part
 def channel_scores(s, first, second, mean, top, hidden, score):
     """Channel attention of one output and input pose; ``hidden`` keeps the hidden values before the relu."""
     for n in range(s.hidden):
@@ -145,7 +145,7 @@ def channel_scores(s, first, second, mean, top, hidden, score):
         score[c] = 1 / (1 + math.exp(-level))
 
 
-@compiled
+@part
 def channel_gradients(
     s, first, second, mean, top, hidden, score, slope, grad_first, grad_second, slope_mean, slope_top
 ):
@@ -173,7 +173,7 @@ def channel_gradients(
         slope_mean[c], slope_top[c] = of_mean, of_top
 
 
-@compiled
+@part
 def gather_channels(s, tables, scratch, lanes):
     """Sum, mean, maximum and its channel over the channels of responses times their scores, left in ``scratch``."""
     stay_apart()
@@ -199,7 +199,7 @@ def gather_channels(s, tables, scratch, lanes):
         store(winner, i, first)
 
 
-@compiled
+@part
 def attend_to(p, s, tables, sample, out, pose, scratch, lanes):
     """Responses of one output and input pose, their statistics and channel scores, all left in ``scratch``."""
     stay_apart()
@@ -224,7 +224,7 @@ def attend_to(p, s, tables, sample, out, pose, scratch, lanes):
         channel_scores(s, first, second, mean, top, hidden, score)
 
 
-@compiled
+@part
 def spatial_levels(p, s, tables, pair, scratch, lanes):
     """Spatial attention before the sigmoid, from mean and maximum, in the second row of ``scratch.shares``."""
     stay_apart()
@@ -237,7 +237,7 @@ def spatial_levels(p, s, tables, pair, scratch, lanes):
     correlate(level, s.length, largest, other, s.spatial_taps, tables.spatial_taps, True, lanes)
 
 
-@compiled
+@part
 def sigmoid(level, one):
     """1 / (1 + exp(-level)) of vectors; ``one`` is the vector of ones."""
     return one / (one + exp(one - one - level))
@@ -271,7 +271,7 @@ def attentive_forward(p, s, tables, begin, end, gated_at, scratch, lanes):
                 store(to, i, share)
 
 
-@compiled
+@part
 def gate_gradients(p, s, tables, pair, grad, scratch, lanes):
     """From the gradient of the gated sum to that of Σ_c α_C t, in ``scratch.shares``, and of the spatial levels."""
     stay_apart()
@@ -291,7 +291,7 @@ def gate_gradients(p, s, tables, pair, grad, scratch, lanes):
         store(kept, i, given)
 
 
-@compiled
+@part
 def spatial_gradients(p, s, tables, pair, scratch, lanes):
     """Backward pass of the spatial levels: kernels, and the gradients of mean and maximum in ``scratch.shares``."""
     stay_apart()
@@ -308,7 +308,7 @@ def spatial_gradients(p, s, tables, pair, scratch, lanes):
         tap_products(to, slope, row(mean, q, padded), s.length, taps, tables.spatial_taps, lanes)
 
 
-@compiled
+@part
 def response_slopes(s, tables, scratch, lanes):
     """Gradients of α_C t in ``scratch.slopes`` from those of sum, mean and maximum over the channels."""
     stay_apart()
@@ -333,7 +333,7 @@ def response_slopes(s, tables, scratch, lanes):
             store(slopes, c * (s.reach + s.source) + i, value)
 
 
-@compiled
+@part
 def through_scores(p, s, tables, grads, pair, scratch, lanes):
     """From gradients of α_C t to those of t, in ``scratch.slopes``, with those of the channel attention."""
     stay_apart()

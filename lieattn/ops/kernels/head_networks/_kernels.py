@@ -6,7 +6,7 @@ backward pass it goes through them again, and what belongs to the weights is add
 at the very end.
 """
 
-from lieattn.ops.kernels._compiled import compiled
+from lieattn.ops.kernels._compiled import compiled, part
 from lieattn.ops.kernels.vectors._products import dot_products, row
 from lieattn.ops.kernels.vectors._vectors import (
     at_address,
@@ -26,7 +26,7 @@ TILE = 8
 ZERO, BIAS, KEEP = 0, 1, 2  # what a product is added to
 
 
-@compiled
+@part
 def mix(weight, to_out, to_in, outs, ins, x, x_row, start, bias, out, out_row, lanes):
     """Compute ``out[i] = start + Σ_r weight[i, r] x[r]`` for a tile, with ``weight`` at ``i * to_out + r * to_in``."""
     stay_apart()
@@ -57,24 +57,24 @@ def mix(weight, to_out, to_in, outs, ins, x, x_row, start, bias, out, out_row, l
             _put(out, i * out_row + t, a, lanes)
 
 
-@compiled
+@part
 def _two(table, at, lanes):
     return load(table, at, lanes), load(table, at + len(lanes), lanes)
 
 
-@compiled
+@part
 def _fold(factor, two, sums):
     """Add two products to two sums."""
     return multiply_add(factor, two[0], sums[0]), multiply_add(factor, two[1], sums[1])
 
 
-@compiled
+@part
 def _put(out, at, two, lanes):
     store(out, at, two[0])
     store(out, at + len(lanes), two[1])
 
 
-@compiled
+@part
 def _begin(start, bias, i, out, out_row, t, lanes):
     """The two vectors that a row of a product is added to."""
     if start == KEEP:
@@ -83,7 +83,7 @@ def _begin(start, bias, i, out, out_row, t, lanes):
     return value, value
 
 
-@compiled
+@part
 def activate(u, vectors, lanes):
     """Replace u by u σ(u), the swish."""
     stay_apart()
@@ -94,7 +94,7 @@ def activate(u, vectors, lanes):
         store(u, at, value / (one + exp(zero - value)))
 
 
-@compiled
+@part
 def activate_with_slope(u, slope, vectors, lanes):
     """Replace u by its swish, and write the derivative to ``slope``."""
     stay_apart()
@@ -108,7 +108,7 @@ def activate_with_slope(u, slope, vectors, lanes):
         store(slope, at, multiply_add(value, one - share, share))
 
 
-@compiled
+@part
 def multiply(out, x, vectors, lanes):
     """Multiply a table of vectors by another, entry by entry."""
     wide = len(lanes)
@@ -116,7 +116,7 @@ def multiply(out, x, vectors, lanes):
         store(out, at, load(out, at, lanes) * load(x, at, lanes))
 
 
-@compiled
+@part
 def add_rows(out, x, rows, lanes):
     """Add the sum of each row of a tile to a vector."""
     wide = len(lanes)
@@ -154,7 +154,7 @@ def forward(
             activate(final, TILE, lanes)
 
 
-@compiled
+@part
 def _columns(x, x_row, tail, begin, count, inputs, scratch, lanes):
     """A tile as vectors of rows: a pointer, and how far one input is from the next."""
     wide = len(lanes)
@@ -170,7 +170,7 @@ def _columns(x, x_row, tail, begin, count, inputs, scratch, lanes):
     return columns, size
 
 
-@compiled
+@part
 def _place(values, tail, begin, count, lanes):
     """Where a tile of ``[heads, count]`` is, and how far one head is from the next."""
     size = TILE * len(lanes)
@@ -220,7 +220,7 @@ def backward(
                 mix(w1, hidden, 1, inputs, hidden, d1, size, KEEP, b1, to_tile, to_x_row, lanes)
 
 
-@compiled
+@part
 def _parts(weights, inputs, hidden, width):
     """Pointers to w1, b1, w2, b2, w3, b3."""
     b1 = offset(weights, inputs * hidden * width)

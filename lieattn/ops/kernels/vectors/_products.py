@@ -5,11 +5,11 @@ A table is a pointer and strides in elements; the vectors of a row follow one an
 registers, so that an operand is loaded for several products. Larger ones are faster alone and slower in the kernels.
 """
 
-from lieattn.ops.kernels._compiled import compiled
+from lieattn.ops.kernels._compiled import part
 from lieattn.ops.kernels.vectors._vectors import fill, load, multiply_add, offset, prefetch, stay_apart, store
 
 
-@compiled
+@part
 def dot_products(x, x_row, rows, y, y_row, columns, depth, keep, out, out_row, out_column, lanes):
     """Compute ``out[i, j] = Σ_d x[i, d] y[j, d]``, or add to ``out`` if ``keep``."""
     stay_apart()
@@ -36,7 +36,7 @@ def dot_products(x, x_row, rows, y, y_row, columns, depth, keep, out, out_row, o
             _put(out, i * out_row + j * out_column, total, keep, lanes)
 
 
-@compiled
+@part
 def combine(weight, weight_row, weight_column, rows, columns, y, y_row, depth, keep, out, out_row, lanes):
     """Compute ``out[i, d] = Σ_r weight[i, r] y[r, d]``, or add to ``out`` if ``keep``."""
     stay_apart()
@@ -66,7 +66,7 @@ def combine(weight, weight_row, weight_column, rows, columns, y, y_row, depth, k
         )
 
 
-@compiled
+@part
 def _combine_rest(weight, weight_row, weight_column, rows, columns, y, y_row, fours, depth, keep, out, out_row, lanes):
     """The channels from ``fours`` on, in tiles of 4 x 2 results."""
     wide = len(lanes)
@@ -94,14 +94,14 @@ def _combine_rest(weight, weight_row, weight_column, rows, columns, y, y_row, fo
             _put(out, i * out_row + d * wide, total, keep, lanes)
 
 
-@compiled
+@part
 def _four_rows(table, first, length):
     """Pointers to four rows of a table."""
     start = offset(table, first * length)
     return start, offset(start, length), offset(start, 2 * length), offset(start, 3 * length)
 
 
-@compiled
+@part
 def _four_vectors(table, at, lanes):
     wide = len(lanes)
     return (
@@ -112,7 +112,7 @@ def _four_vectors(table, at, lanes):
     )
 
 
-@compiled
+@part
 def _fold(factor, four, sums):
     """Add four products to four sums."""
     return (
@@ -123,14 +123,14 @@ def _fold(factor, four, sums):
     )
 
 
-@compiled
+@part
 def _put(out, at, value, keep, lanes):
     if keep:
         value = value + load(out, at, lanes)
     store(out, at, value)
 
 
-@compiled
+@part
 def _put_four(out, at, step, four, keep, lanes):
     """Write four vectors, ``step`` elements apart."""
     _put(out, at, four[0], keep, lanes)
@@ -139,14 +139,14 @@ def _put_four(out, at, step, four, keep, lanes):
     _put(out, at + 3 * step, four[3], keep, lanes)
 
 
-@compiled
+@part
 def prefetch_row(table, number, length):
     """Ask for a row of a table, every 16 elements: a cache line of float32."""
     for at in range(0, length, 16):
         prefetch(table, number * length + at)
 
 
-@compiled
+@part
 def set_all(out, vectors, number, lanes):
     """Set all lanes of so many vectors to a number."""
     value = fill(out, number, lanes)
@@ -154,7 +154,7 @@ def set_all(out, vectors, number, lanes):
         store(out, at * len(lanes), value)
 
 
-@compiled
+@part
 def copy_row(out, x, elements, lanes):
     """Copy so many elements, of which the last ones need not fill a vector."""
     wide, one = len(lanes), (lanes[0],)
@@ -165,7 +165,7 @@ def copy_row(out, x, elements, lanes):
         store(out, at, load(x, at, one))
 
 
-@compiled
+@part
 def add_row(out, x, vectors, lanes):
     """Add a row of vectors to another."""
     for at in range(vectors):
@@ -173,7 +173,7 @@ def add_row(out, x, vectors, lanes):
         store(out, place, load(out, place, lanes) + load(x, place, lanes))
 
 
-@compiled
+@part
 def scale_row(out, x, factor, vectors, lanes):
     """Add ``factor * x`` to a row of vectors."""
     for at in range(vectors):
@@ -181,7 +181,7 @@ def scale_row(out, x, factor, vectors, lanes):
         store(out, place, multiply_add(factor, load(x, place, lanes), load(out, place, lanes)))
 
 
-@compiled
+@part
 def row(table, number, length):
     """Pointer to a row of a table."""
     return offset(table, number * length)

@@ -260,17 +260,17 @@ class RelativeElements(Movable):
         if self.pose is None:
             return vectors
         inverse = _inverse(self.space.group, self.pose.double())
-        inverse = inverse if points is None else inverse.index_select(0, points)
+        inverse = inverse if points is None else _taken(inverse, points)
         return (inverse @ vectors.double()[..., None])[..., 0].to(vectors.dtype)
 
     def _seen(self) -> Tensor:
         group, neighbors = self.space.group, self.neighbors
         if not group.is_affine and self.elements is not None:
-            inverse = group.inverse(self.elements).index_select(0, neighbors.target)
+            inverse = _taken(group.inverse(self.elements), neighbors.target)
             return (inverse @ self.pos.index_select(0, neighbors.source)[:, None, :, None])[..., 0]
         if self.elements is not None and not isinstance(self.space, Euclidean | PositionDirection):
-            at_target = self.elements.index_select(0, neighbors.target)
-            at_source = self.elements.index_select(0, neighbors.source)[:, :1]
+            at_target = _taken(self.elements, neighbors.target)
+            at_source = _taken(self.elements[:, :1], neighbors.source)
             return group.translation(group.relative(at_target, at_source)) / self.length
         displacements = neighbors.displacements(self.pos[:, : group.dim])
         if self.dilation is not None:
@@ -280,7 +280,7 @@ class RelativeElements(Movable):
             if self.row is not None:
                 displacements = displacements[self._rows()]
             return in_frames(cast(FiniteGroup, self.group), displacements) / self.length
-        inverse = _inverse(group, group.linear(self.elements)).contiguous().index_select(0, neighbors.target)
+        inverse = _taken(_inverse(group, group.linear(self.elements)), neighbors.target)
         return (inverse @ displacements[:, None, :, None])[..., 0] / self.length
 
     def _faded(self) -> Tensor:
@@ -298,11 +298,11 @@ class RelativeElements(Movable):
         if self.elements is None:
             return cast(FiniteGroup, self.group).matrices(self.pos)[self.pair_index][None]
         if not isinstance(self.space, Euclidean | PositionDirection):
-            at_target, at_source = (self.elements.index_select(0, end) for end in (neighbors.target, neighbors.source))
+            at_target, at_source = (_taken(self.elements, end) for end in (neighbors.target, neighbors.source))
             return group.linear(group.relative(at_target[:, :, None], at_source[:, None]))
         linear = group.linear(self.elements)
-        inverse = _inverse(group, linear).contiguous().index_select(0, neighbors.target)
-        return torch.einsum("eaij,ebjk->eabik", inverse, linear.index_select(0, neighbors.source))
+        at_target, at_source = _taken(_inverse(group, linear), neighbors.target), _taken(linear, neighbors.source)
+        return torch.einsum("eaij,ebjk->eabik", at_target, at_source)
 
     def _all_coordinates(self) -> Tensor:
         group = self.space.group
@@ -397,6 +397,11 @@ def in_frames(group: FiniteGroup, vectors: Tensor) -> Tensor:
     inverse = group.elements[group.inverse_index].to(vectors.device)
     # The product is taken in float64 so that a coordinate which should vanish does, as nearly as it can.
     return torch.einsum("aij,pj->pai", inverse, vectors.to(torch.float64)).to(vectors.dtype)
+
+
+def _taken(field: Tensor, points: Tensor) -> Tensor:
+    """Rows of a field ``[points, *]``; torch takes those of matrices several times as fast."""
+    return field.flatten(1).index_select(0, points).unflatten(1, field.shape[1:])
 
 
 def _inverse(group: Group, linear: Tensor) -> Tensor:

@@ -20,11 +20,34 @@ from lieattn.ops import _pooled as pooled
 from lieattn.ops._terms import Problem
 from lieattn.ops.kernels.attention._operator import dropout_mask
 
-pytest.importorskip("triton", minversion="3.7", reason="triton is not installed: pip install lieattn[gpu]")
+triton = pytest.importorskip("triton", minversion="3.7", reason="triton is not installed: pip install lieattn[gpu]")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the process of test_in_the_interpreter")
 compiled = pytest.mark.skipif(INTERPRETED, reason="needs kernels that are compiled")
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"), compiled]
+
+
+def patch_the_language_once():
+    """Triton's interpreter puts its operations in the place of the language's in every call of a function of a kernel.
+
+    That takes half of its time, and changes nothing where they are in place already.
+    """
+    from triton.language.core import is_builtin
+    from triton.runtime import interpreter
+
+    patch, modules = interpreter._patch_lang, (triton.language, triton.language.core)
+
+    def patch_where_needed(function):
+        named = [module for module in modules if any(value is module for value in function.__globals__.values())]
+        if any(is_builtin(module.load) for module in named):
+            return patch(function)
+        return interpreter._LangPatchScope()
+
+    interpreter._patch_lang = patch_where_needed
+
+
+if INTERPRETED:
+    patch_the_language_once()
 
 SEED, DROPOUT = 2**40 + 77, 0.4
 FRAMES = ("fiber_key", "fiber_bias")

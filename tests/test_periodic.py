@@ -1,6 +1,5 @@
 """Clouds that repeat: neighbors among all images, against a sum over images and against ASE."""
 
-import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -59,16 +58,19 @@ def brute_force(pos, cell, pbc, radius, include_self):
     heights = 1 / torch.linalg.pinv(torch.where(pbc[:, None], cell, 0.0)).norm(dim=0).clamp(min=1e-9)
     spread = float((pos.amax(0) - pos.amin(0)).norm())
     most = [int((radius + spread) / h) + 2 if p else 0 for h, p in zip(heights.tolist(), pbc.tolist(), strict=True)]
-    found = []
-    for steps in itertools.product(*(range(-m, m + 1) for m in most)):
-        shift = torch.tensor(steps, dtype=F64) @ torch.where(pbc[:, None], cell, 0.0)
-        displacement = pos[None] + shift - pos[:, None]
-        within = displacement.norm(dim=-1) <= radius
-        if not any(steps) and not include_self:
-            within.fill_diagonal_(False)
-        i, j = within.nonzero().unbind(1)
-        found.append(torch.cat([i[:, None], j[:, None], displacement[i, j]], dim=1))
-    return in_order(torch.cat(found))
+    steps = all_steps(most)
+    shift = steps.double() @ torch.where(pbc[:, None], cell, 0.0)
+    displacement = pos + shift[:, None, None] - pos[:, None]
+    within = displacement.norm(dim=-1) <= radius
+    if not include_self:
+        within &= steps.any(dim=1)[:, None, None] | ~torch.eye(len(pos), dtype=torch.bool)
+    _, i, j = within.nonzero().unbind(1)
+    return in_order(torch.cat([i[:, None], j[:, None], displacement[within]], dim=1))
+
+
+def all_steps(most):
+    """All ways ``[ways, dim]`` of so many steps at most, back or forth, along each vector of a cell."""
+    return torch.cartesian_prod(*(torch.arange(-m, m + 1) for m in most)).view(-1, len(most))
 
 
 def in_order(rows):
@@ -231,14 +233,11 @@ def test_what_has_no_translations_or_no_center_cannot_repeat():
 
 def images_as_points(pos, cell, pbc, radius):
     """The points and all of their images that any point can see, as a cloud that does not repeat; and the owners."""
-    places, owners = [pos], [torch.arange(len(pos))]
-    for steps in itertools.product(*(range(-12, 13) if p else (0,) for p in pbc.tolist())):
-        image = pos + torch.tensor(steps, dtype=F64) @ cell
-        near = (image[:, None] - pos).norm(dim=-1).amin(1) <= radius * 1.001
-        if any(steps):
-            places.append(image[near])
-            owners.append(near.nonzero()[:, 0])
-    return torch.cat(places), torch.cat(owners)
+    steps = all_steps([12 if p else 0 for p in pbc.tolist()])
+    images = pos + (steps.double() @ cell)[:, None]
+    near = (images[:, :, None] - pos).norm(dim=-1).amin(2) <= radius * 1.001
+    near &= steps.any(dim=1)[:, None]
+    return torch.cat([pos, images[near]]), torch.cat([torch.arange(len(pos)), near.nonzero()[:, 1]])
 
 
 def attend(graph, x, weight):

@@ -1,5 +1,7 @@
 """The models of steerable features: equivariance to all of E(3), vectors in and out, no leaks, finite gradients."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch_geometric.data import Batch, Data
@@ -21,7 +23,9 @@ def double():
     torch.set_default_dtype(torch.float32)
 
 
+@cache
 def model(name, *, dtype=torch.float64, **options):
+    """A network, which tests share: e3nn takes half a second to make one, and no test changes it."""
     torch.set_default_dtype(dtype)
     settings = {"neighborhood": Radius(2.5), "channels": 4, "layers": 2, "heads": 2, "vector_inputs": ("vel",)}
     if name == "tfn":

@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 _STEPS = 64  # into which a way is cut at first
 _SUSPECTS = 3  # steps of the largest changes that are cut further, and as many that change more than those beside them
-_HALVINGS = 26
+_ROUNDS, _PARTS = 13, 4  # of cutting on, and into how many parts: few evaluations of several clouds
 _STEEPER = 1e2  # by which a continuous output may be steeper somewhere than between the first steps
 
 Outputs = Callable[[Sequence[Data]], dict[str, Tensor]]
@@ -69,7 +69,7 @@ def ways(cloud: Data, dim: int, generator: torch.Generator) -> Iterator[Way]:
 
 
 def largest_jumps(way: Way, outputs: Outputs) -> dict[str, Jump]:
-    """Largest jump of every output, ``[clouds | points, *]``: steps of the way are halved where it changes most."""
+    """Largest jump of every output, ``[clouds | points, *]``: steps of the way are cut up where it changes most."""
     times = torch.linspace(0, 1, _STEPS + 1, dtype=torch.float64)
     values = _by_time(outputs(way.at(times)), len(times))
     steps = {}
@@ -78,29 +78,23 @@ def largest_jumps(way: Way, outputs: Outputs) -> dict[str, Jump]:
         around = torch.nn.functional.pad(changes, (1, 1))
         ranked = changes, changes - torch.maximum(around[:-2], around[2:])
         steps[name] = torch.cat([order.topk(_SUSPECTS).indices for order in ranked]).unique()
-    ends = {
-        name: (times[step], times[step + 1], values[name][step], values[name][step + 1]) for name, step in steps.items()
-    }
-    counts = [len(step) for step in steps.values()]
-    for _ in range(_HALVINGS):
-        middle = torch.cat([(begin + end) / 2 for begin, end, _, _ in ends.values()])
-        at_middle = _by_time(outputs(way.at(middle)), len(middle))
-        for (name, (begin, end, low, high)), own in zip(
-            ends.items(), torch.arange(len(middle)).split(counts), strict=True
-        ):
-            between = at_middle[name][own]
-            upper = _change(high, between) > _change(between, low)
-            wide = upper.view(-1, *[1] * (low.ndim - 1))
-            ends[name] = (
-                torch.where(upper, middle[own], begin),
-                torch.where(upper, end, middle[own]),
-                torch.where(wide, between, low),
-                torch.where(wide, high, between),
-            )
+    ends = {name: (times[step], values[name][step], values[name][step + 1]) for name, step in steps.items()}
+    counts = [len(step) * (_PARTS - 1) for step in steps.values()]
+    width = 1 / _STEPS
+    for _ in range(_ROUNDS):
+        width /= _PARTS
+        inner = width * torch.arange(1, _PARTS, dtype=times.dtype)
+        asked = torch.cat([(begin[:, None] + inner).flatten() for begin, _, _ in ends.values()])
+        answers = _by_time(outputs(way.at(asked)), len(asked))
+        for (name, (begin, low, high)), own in zip(ends.items(), torch.arange(len(asked)).split(counts), strict=True):
+            between = answers[name][own].unflatten(0, (-1, _PARTS - 1))
+            points = torch.cat([low[:, None], between, high[:, None]], dim=1)
+            row, part = torch.arange(len(begin)), _change(points[:, 1:], points[:, :-1], 2).argmax(dim=1)
+            ends[name] = begin + width * part.to(times.dtype), points[row, part], points[row, part + 1]
     found = {}
-    for name, (_, _, low, high) in ends.items():
+    for name, (_, low, high) in ends.items():
         steepest = float(_change(values[name][1:], values[name][:-1]).max())
-        rounding = _STEEPER * steepest * 2.0**-_HALVINGS
+        rounding = _STEEPER * steepest * _PARTS**-_ROUNDS
         found[name] = Jump(float(_change(high, low).max()), float(values[name].abs().max()), rounding)
     return found
 
@@ -109,6 +103,6 @@ def _by_time(outputs: dict[str, Tensor], times: int) -> dict[str, Tensor]:
     return {name: value.unflatten(0, (times, -1)) for name, value in outputs.items()}
 
 
-def _change(first: Tensor, second: Tensor) -> Tensor:
-    """Largest absolute difference at each time; NaN if one of them is."""
-    return (first - second).abs().flatten(1).amax(dim=1)
+def _change(first: Tensor, second: Tensor, batch_dims: int = 1) -> Tensor:
+    """Largest absolute difference at each time, which the first axes tell; NaN if one of them is."""
+    return (first - second).abs().flatten(batch_dims).amax(dim=-1)

@@ -94,7 +94,7 @@ def certify(
     point by itself, and where an output differs between clouds by no more than rounding the verdict is *vacuous*.
 
     Then the smallest cloud is taken on two ways: a point crosses and leaves it, and it is stretched until its second
-    moments cross. The steps on which an output or its derivative changes most are halved until what is left is a jump,
+    moments cross. The steps on which an output or its derivative changes most are cut up until what is left is a jump,
     as where points enter neighborhoods, or frames turn over.
 
     What a network promises is read from its attributes, all optional: ``guarantee`` (in words), ``symmetry`` (a

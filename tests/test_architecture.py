@@ -238,9 +238,3 @@ def test_names_of_the_library_are_its_parts():
     assert all(inspect.ismodule(getattr(lieattn, name)) for name in CORE)
     with pytest.raises(AttributeError, match="'lieattn' has no attribute 'nothing'"):
         lieattn.nothing  # noqa: B018
-
-
-def test_importing_the_data_sets_needs_no_library():
-    code = "import sys, lieattn_datasets; print('lieattn' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.strip() == "False"

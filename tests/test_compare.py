@@ -421,13 +421,19 @@ def test_killed_run_repeats_no_finished_cell(finished, tmp_path, monkeypatch, ca
 
 
 def test_jobs_share_the_cells(finished, tmp_path, capfd):
-    """Each cell is run once, and the report is that of a single process."""
-    found, expected = without_times(compare(tmp_path, arguments=("--jobs", "2"))), without_times(reports(finished))
+    """Each cell is run once, and the report is that of a single process; what fails there fails the command."""
+    models = {**config()["models"], "diverging": spec("Diverging", outputs=2, channels=20)}
+    report = compare(tmp_path, status=1, arguments=("--jobs", "2"), models=models)
+    failed = [cell for cell in report["cells"] if cell["failed"]]
+    assert [(cell["model"], cell["seed"]) for cell in failed] == [("diverging", seed) for seed in (0, 0, 1, 1)]
     run = [line.split("] ")[1].split(":")[0] for line in capfd.readouterr().err.splitlines() if line.startswith("[")]
-    assert len(run) == len(set(run)) == len(expected)
+    assert len(run) == len(set(run)) == len(report["cells"])
+    whole = {"cells": [cell for cell in report["cells"] if not cell["failed"]]}
+    found, expected = without_times(whole), without_times(reports(finished))
     for cell in [*found, *expected]:
         cell.pop("threads")
     assert found == expected
+    assert main(["compare", "--config", str(tmp_path / "compare.yaml"), "--jobs", "0"]) == 2
 
 
 def test_lines_of_several_processes_stay_whole(tmp_path, monkeypatch):
@@ -491,13 +497,6 @@ def test_jobs_are_stopped_while_they_start(tmp_path, monkeypatch, capfd, seconds
     assert errors.count("To continue: lieattn compare") == 1
     assert not list(tmp_path.rglob("cells/*.json"))
     assert not list(tmp_path.rglob("comparison.json"))
-
-
-def test_jobs_pass_on_what_failed(tmp_path):
-    models = {"diverging": spec("Diverging", outputs=2)}
-    report = compare(tmp_path, status=1, arguments=("--jobs", "2"), models=models, fractions=[1.0])
-    assert [cell["seed"] for cell in report["cells"] if cell["failed"]] == [0, 1]
-    assert main(["compare", "--config", str(tmp_path / "compare.yaml"), "--jobs", "0"]) == 2
 
 
 def test_signal_outside_of_training(tmp_path, monkeypatch, capsys):

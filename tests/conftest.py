@@ -17,7 +17,21 @@ def pytest_addoption(parser):
     )
 
 
+# Of those that take longest none starts when all others are done.
+FIRST = (
+    "test_in_the_interpreter",
+    "test_a_few_kills_and_interrupts",
+    "test_jobs_share_the_cells",
+    "test_jobs_are_stopped_together_and_continue",
+    "test_jobs_are_stopped_while_they_start",
+    "test_cells_run_in_other_interpreters",
+    "test_network_through_inductor",
+    "test_operator_through_inductor",
+)
+
+
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: getattr(item, "originalname", None) not in FIRST)
     if "LIEATTN_SLOW" not in os.environ:
         for item in items:
             if "slow" in item.keywords:

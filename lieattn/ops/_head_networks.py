@@ -13,6 +13,7 @@ from torch import Tensor
 from lieattn._checks import check_choice, check_tensor, kind
 from lieattn._functional import transformed
 from lieattn.ops._backend import fused_backend, fused_kernel
+from lieattn.ops.kernels._calls import expect_gradients
 
 Activation = Literal["silu", "relu", "gelu", "elu", "none"]
 
@@ -98,6 +99,7 @@ def head_networks(
     parameters = [part for layer in zip(weights, biases, strict=True) for part in layer]
     if transformed():
         return _plain_forward(activation, rows, parameters).T
+    expect_gradients(torch.is_grad_enabled() and any(given.requires_grad for given in (rows, *parameters)))
     out: Tensor = _HeadNetworks.apply(activation, rows, *parameters)
     return out.T
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, Self
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from lieattn.geometry import Neighbors
 from lieattn.ops._terms import ROW_TABLES, Problem
+from lieattn.ops.kernels import _ahead
 
 NUMPY_TYPES: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 _LINE = 64  # bytes of a line of the cache
@@ -26,7 +29,40 @@ _MOST_KEPT = 2**28
 _MOST_WINDOWS = 8
 # The largest block that is not in use; a thread that finds none makes its own.
 _free: list[np.ndarray] = []
+_prepared: set[tuple[Any, ...]] = set()  # kinds of calls whose kernels have been asked for
 Ranges = list[tuple[int, int]]
+
+
+class _Expected(threading.local):
+    """Whether gradients of what a kernel computes will be asked for: within an operator of torch this is unknown."""
+
+    gradients = False
+
+
+_expected = _Expected()
+
+
+def expect_gradients(asked: bool) -> None:
+    """Say, before a kernel is called, whether its backward pass will follow."""
+    if not torch.compiler.is_compiling():
+        _expected.gradients = asked
+
+
+def compile_together(
+    *kind: object, forward: Callable[[], list[_ahead.Call]], backward: Callable[[], list[_ahead.Call]]
+) -> None:
+    """Compile the kernels of the first call of a kind, and of the backward pass if one will follow, on several cores.
+
+    There are as many processes as torch may have threads.
+    """
+    kind = (*kind, _expected.gradients)
+    if kind in _prepared:
+        return
+    _prepared.add(kind)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processes = min(cores, torch.get_num_threads())
+    if processes > 1:
+        _ahead.start(forward() + (backward() if _expected.gradients else []), processes)
 
 
 def record(numbers: Mapping[str, int]) -> Any:

@@ -20,6 +20,8 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.registry import CPUDispatcher
 
+from lieattn.ops.kernels import _ahead
+
 _NOT_COMPILED = ("__init__.py", "_bundle.py", "_host.py", "_launch.py", "_operator.py")
 _INSTRUCTIONS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sse2": "SSE2", "sve": "SVE", "neon": "NEON"}
 _OPTIONS = {"nopython": True, "error_model": "numpy", "no_cfunc_wrapper": True}
@@ -107,14 +109,31 @@ class _Cache(FunctionCache):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
         # Numba looks at the file of the function alone: a change to what it calls would go unnoticed.
-        self._cache_file = _Files(self.cache_path, self._impl.filename_base, _source_stamp())
+        self._cache_file: _Files = _Files(self.cache_path, self._impl.filename_base, _source_stamp())
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """What has been compiled before; None, and a word about the time to come, where it has not."""
         found = super().load_overload(sig, target_context)
         if found is None:
             _announce()
+            if _ahead.finish(self._place(sig, target_context)):
+                found = super().load_overload(sig, target_context)
         return found
+
+    def missing(self, kernel: Any, arguments: tuple[Any, ...]) -> str | None:
+        """Where a kernel will be kept for arguments of these types, and from what; None if that is so already."""
+        signature = self.signature(arguments)
+        key = self._index_key(signature, kernel.targetctx.codegen())
+        ready = signature in kernel.overloads or self._cache_file.has(key)
+        return None if ready else self._place(signature, kernel.targetctx)
+
+    def _place(self, sig: Any, target_context: Any) -> str:
+        return self._cache_file.place(self._index_key(sig, target_context.codegen()))
+
+    @staticmethod
+    def signature(arguments: tuple[Any, ...]) -> tuple[types.Type, ...]:
+        """The signature with which a kernel is compiled for a call."""
+        return tuple(numba.typeof(argument) for argument in arguments)
 
     @contextmanager
     def _guard_against_spurious_io_errors(self) -> Iterator[None]:
@@ -152,6 +171,18 @@ class _Files(IndexDataCacheFile):
         """Where something is kept."""
         name = hashlib.sha256(repr(key).encode()).hexdigest()
         return Path(self._data_path(f"{Path(self._index_name).stem}.{name[:16]}.nbc"))
+
+    def has(self, key: Any) -> bool:
+        """Whether there is a file, of these versions."""
+        try:
+            with self.path(key).open("rb") as file:
+                return file.read(_DIGEST) == self._origin(key)
+        except OSError:
+            return False
+
+    def place(self, key: Any) -> str:
+        """A file and what it must be from, in words: processes that agree on it keep the same."""
+        return f"{self.path(key)} {self._origin(key).hex()}"
 
     def _origin(self, key: Any) -> bytes:
         """Digest of the versions that a file must be from."""

@@ -21,6 +21,7 @@ from lieattn.ops.kernels._calls import (
     Ranges,
     Workspace,
     check_lists,
+    compile_together,
     cut_targets,
     cut_with_windows,
     new_empty,
@@ -149,7 +150,26 @@ class _Layout:
             start = np.uint64(block_seed(seed, seeded))
             for number, part in enumerate(parts):
                 calls.append((*told, *part, start, *results(block, number), next(addresses), vector))
+        if kernel is forward and calls:
+            self._prepare(calls[0])
         run(kernel, calls)
+
+    def _prepare(self, call: tuple[Any, ...]) -> None:
+        """Have the kernels of the other ranges and of the backward pass compiled, given a call of the forward pass."""
+        dtype, ranges = self.problem.value.dtype, self.bundle.head_ranges(self.problem)
+        *given, scratch, _ = call
+
+        def calls(kernel: Any, *arguments: Any) -> list[tuple[Any, tuple[Any, ...]]]:
+            return [(kernel, (*arguments, (NUMPY_TYPES[dtype](0),) * part.lanes)) for part in ranges]
+
+        compile_together(
+            "attention",
+            dtype,
+            *(part.lanes for part in ranges),
+            forward=lambda: calls(forward, *given, scratch),
+            # Gradients are told as operands are.
+            backward=lambda: calls(backward, *given, given[0], 0, record(self.scratch(backward=True))),
+        )
 
     @property
     def _heads(self) -> int:

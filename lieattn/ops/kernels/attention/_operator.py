@@ -19,6 +19,7 @@ from lieattn.ops import _plain as plain
 from lieattn.ops import _pooled as pooled
 from lieattn.ops._backend import fused_backend
 from lieattn.ops._terms import Problem, RelativeTerms
+from lieattn.ops.kernels._calls import expect_gradients
 from lieattn.ops.kernels.attention._bundle import SINGLE, Bundle, block_seed, norm_shape, seeded_heads
 
 _OPERANDS, _TENSORS = 10, 15
@@ -47,11 +48,12 @@ def attend(problem: Problem) -> Tensor:
     }
     if p.pattern == "pooled":
         _pool_frames(operands, p.outs)
-    given = (None if t is None else t.contiguous() for t in operands.values())
+    given = [None if t is None else t.contiguous() for t in operands.values()]
     lists = p.neighbors.row_ptr.contiguous(), p.neighbors.source.contiguous(), p.neighbors.target
     # Drawn by torch, so that torch.manual_seed governs the mask and a compiled graph draws a new one each time.
     seed = torch.randint(2**62, ()) if p.dropout > 0 else torch.zeros((), dtype=torch.int64)
     index = None if row is None else row.contiguous()
+    expect_gradients(torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given))
     out, _ = _forward(*given, *lists, index, seed, p.pattern, p.normalize, p.dropout)
     return cast(Tensor, out)[: len(problem.value)]
 

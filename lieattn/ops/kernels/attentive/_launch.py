@@ -16,7 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lieattn.ops._attentive import Operands, Window, gated_sums
-from lieattn.ops.kernels._calls import NUMPY_TYPES, Ranges, record, scratch_addresses
+from lieattn.ops.kernels._calls import (
+    NUMPY_TYPES,
+    Ranges,
+    compile_together,
+    expect_gradients,
+    record,
+    scratch_addresses,
+)
 from lieattn.ops.kernels._threads import run
 from lieattn.ops.kernels.attentive._kernels import TAPS_TOGETHER, attentive_backward, attentive_forward
 
@@ -124,6 +131,15 @@ class _Call:
             (*told, *part, planes.data_ptr(), *to, scratch, vector)
             for part, to, scratch in zip(parts, own, scratch_addresses(needed, memory, lanes=1), strict=True)
         ]
+        if grads is None and calls:
+            *given, scratch, _ = calls[0]
+            compile_together(
+                "attentive",
+                self.dtype,
+                forward=lambda: [(attentive_forward, calls[0])],
+                # Gradients are told as operands are.
+                backward=lambda: [(attentive_backward, (*given, given[0], scratch, vector))],
+            )
         run(kernel, calls)
 
     def _scratch(self) -> dict[str, int]:
@@ -176,6 +192,7 @@ class Fused(torch.autograd.Function):
     def forward(ctx: Any, window: Window, *operands: Any) -> Tensor:
         ctx.save_for_backward(*operands)
         ctx.window = window
+        expect_gradients(any(ctx.needs_input_grad))
         call = _Call(Operands(*operands), window)
         planes = torch.empty(*(call.sizes[name] for name in ("samples", "outs", "length")), dtype=call.dtype)
         call.run(attentive_forward, call.parts("outs"), planes, None)

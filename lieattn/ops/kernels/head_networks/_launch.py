@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lieattn.ops.kernels._calls import NUMPY_TYPES, Workspace, new_empty
+from lieattn.ops.kernels._calls import NUMPY_TYPES, Workspace, compile_together, new_empty
 from lieattn.ops.kernels._threads import run
 from lieattn.ops.kernels.head_networks._kernels import TILE, backward, forward
 from lieattn.ops.kernels.vectors._host import widest_lanes
@@ -25,6 +25,12 @@ def run_forward(rows: Tensor, parameters: Sequence[Tensor]) -> Tensor:
             (*job.given(cut), out.data_ptr(), out_tail.data_ptr(), scratch[number].data_ptr(), job.lanes)
             for number, cut in enumerate(job.cuts)
         ]
+        compile_together(
+            "networks",
+            rows.dtype,
+            forward=lambda: [(forward, calls[0])],
+            backward=lambda: [(backward, (*job.given(job.cuts[0]), 0, 0, 0, 0, 0, True, 0, job.lanes))],
+        )
         run(forward, calls)
         out[:, job.whole :] = out_tail[:, : len(rows) - job.whole]
         return out

@@ -9,15 +9,15 @@ import warnings
 import pytest
 import torch
 
-pytest.importorskip("numba")
-from lieattn.cli import _warm_up
-from lieattn.ops import backend, group_attention
-from lieattn.ops.kernels import _ahead, _calls, _compiled
-from lieattn.ops.kernels.attention._bundle import head_ranges
-from tests.test_kernels import problem
+numba = pytest.importorskip("numba")
+from lieattn.cli import _warm_up  # noqa: E402
+from lieattn.ops import backend, group_attention  # noqa: E402
+from lieattn.ops.kernels import _ahead, _calls, _compiled  # noqa: E402
+from lieattn.ops.kernels.attention._bundle import head_ranges  # noqa: E402
+from tests.test_kernels import problem  # noqa: E402
 
 TINY = """
-from lieattn.ops.kernels._compiled import compiled
+from lieattn.ops.kernels._compiled import compiled  # noqa: E402
 @compiled
 def first(x):
     return x + 1
@@ -32,12 +32,14 @@ def tiny(tmp_path, monkeypatch):
     """Two kernels of a module that processes can import, and an empty folder for what is compiled."""
     (tmp_path / "tiny_kernels.py").write_text(TINY)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path / "kept"))
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+    numba.config.reload_config()  # which Numba does by itself, but not before it compiles
     monkeypatch.setattr(_ahead, "_compiling", {})
     yield importlib.import_module("tiny_kernels")
     _ahead.stop()
     del sys.modules["tiny_kernels"]
+    monkeypatch.undo()
+    numba.config.reload_config()
 
 
 def start(kernels, processes=2):
@@ -142,7 +144,7 @@ def test_a_forked_process_does_not_wait_for_those_of_its_parent(tiny, monkeypatc
 SCRIPT = """
 print("the script of the user")
 import sys
-from lieattn.ops.kernels import _ahead
+from lieattn.ops.kernels import _ahead  # noqa: E402
 import tiny_kernels as tiny
 _ahead._SCRIPT = "import time; time.sleep(600)"
 _ahead.start([(tiny.first, (1,)), (tiny.second, (1,))], 2)

@@ -501,7 +501,7 @@ ARCHITECTURES = {
         lambda group, kind, **more: AttentiveResNet(group, channels=(2, 2, 3), blocks=1, attention=kind, **more),
         (3, 8),
     ),
-    "DenseNet": (lambda group, kind, **more: AttentiveDenseNet(group, growth=1, attention=kind, **more), (3, 96)),
+    "DenseNet": (lambda group, kind, **more: AttentiveDenseNet(group, growth=1, attention=kind, **more), (3, 80)),
 }
 
 

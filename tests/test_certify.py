@@ -617,7 +617,7 @@ MODELS = {
     ),
     "attentive_densenet": (
         lambda: AttentiveDenseNet(cyclic(4), 1, 2, growth=2),
-        lambda: images(96),
+        lambda: images(80),
         {},
         "C4",
     ),

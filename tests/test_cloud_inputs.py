@@ -116,7 +116,7 @@ def test_models_of_points(name):
 @pytest.mark.parametrize("name", IMAGES)
 def test_models_of_images(name):
     torch.manual_seed(0)
-    side = {"AttentiveCNN": 28, "AttentiveDenseNet": 96}.get(name, 8)
+    side = {"AttentiveCNN": 28, "AttentiveDenseNet": 80}.get(name, 8)
     network = IMAGES[name](BOTH)
     with backend("plain"):
         check(network, pictures(side), C4.elements[1])

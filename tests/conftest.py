@@ -25,7 +25,6 @@ FIRST = (
     "test_jobs_are_stopped_together_and_continue",
     "test_jobs_are_stopped_while_they_start",
     "test_cells_run_in_other_interpreters",
-    "test_network_through_inductor",
     "test_operator_through_inductor",
 )
 

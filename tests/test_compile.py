@@ -86,6 +86,7 @@ def test_operator_through_inductor(pattern):
     assert_same(outcomes(compiled, signals[0], leaves), outcomes(call, signals[0], leaves))
 
 
+@pytest.mark.slow  # g++ takes 15 seconds; operators go through Inductor above, networks through its front end below
 @compiler
 def test_network_through_inductor():
     net, batch = network()

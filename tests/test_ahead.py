@@ -200,3 +200,26 @@ def test_all_vectors_of_a_call_and_no_backward_pass_without_gradients(asked):
         assert {kernel.__name__ for kernel, *_ in asked} == {"forward"}
         group_attention(*wide, neighbors)
     assert len(asked) == 3 * len(lanes)
+
+
+FIRST_CALL = """
+import os
+os.sched_getaffinity = lambda process: {0, 1}
+import torch
+torch.set_num_threads(2)
+from lieattn.geometry import Radius
+from lieattn.ops import group_attention
+from lieattn.ops.kernels.attention._launch import backward, forward
+x = torch.randn(8, 2, 8, 4, requires_grad=True)
+group_attention(x, x, x, Radius(1.5)(torch.arange(8.0)[:, None]))[0].sum().backward()
+print(*(sum(kernel.stats.cache_misses.values()) for kernel in (forward, backward)))
+"""
+
+
+@pytest.mark.slow
+def test_a_first_call_finds_the_kernels_of_its_backward_pass(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "LIEATTN_BACKEND": "numba"}
+    command = [sys.executable, "-c", FIRST_CALL]
+    for missed in ("1 0", "0 0"):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == missed

@@ -56,9 +56,9 @@ def compiled_here(kernel):
 
 def test_what_another_process_compiles_is_found(tiny, monkeypatch):
     process = start(tiny)
-    assert compiled_here(tiny.first) == 1
-    assert compiled_here(tiny.second) == 0
+    assert compiled_here(tiny.second) == 0  # at once, so that it has to wait
     assert (process.returncode, _ahead._compiling) == (0, {})
+    assert compiled_here(tiny.first) == 1
     monkeypatch.delattr(subprocess, "Popen")
     assert start(tiny) is None  # in memory
     assert start(importlib.reload(tiny)) is None  # on disk
@@ -174,6 +174,14 @@ def asked(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
     return calls
+
+
+@pytest.mark.parametrize("case", _warm_up._CASES)
+def test_no_kernel_of_a_backward_pass_that_will_not_follow(case, asked, monkeypatch):
+    monkeypatch.setattr("logging.Logger.setLevel", lambda logger, level: None)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="does not require grad"):
+        _warm_up.compile_case(case, "float32")
+    assert ["forward" in kernel.__name__ for kernel, *_ in asked] == [True]
 
 
 @pytest.mark.parametrize("case", _warm_up._CASES)

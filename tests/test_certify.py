@@ -664,13 +664,12 @@ def test_sampled_frames_are_reported_and_not_judged():
     assert all(row.max_error > 1e-6 and row.allowed is None for row in unpromised)
     assert certificate.worst("outside")["float64"] > 1e-4
     assert certificate.passed
-    shared, few = randomize(lie(Euclidean(SE(3)), SampledFrames(2, per="cloud")), spread=0.4), {"continuity": False}
-    assert "permutation" in {row.check for row in certify(shared, molecules(), **few).rows if row.passed}
-    nothing = certify(randomize(lie(Sphere(), SampledFrames(2)), spread=0.4), molecules(unit=True), **few)
+    shared = randomize(lie(Euclidean(SE(3)), SampledFrames(2, per="cloud")), spread=0.4)
+    assert "permutation" in {row.check for row in certify(shared, molecules()).rows if row.passed}
+    nothing = certify(randomize(lie(Sphere(), SampledFrames(2)), spread=0.4), molecules(unit=True))
     assert (nothing.group, nothing.order, nothing.promised, nothing.passed) == (None, None, False, True)
     assert {row.check for row in nothing.rows} == {"outside", "permutation", "alone"}
-    sampled = randomize(lie(Sphere(), SampledFrames(2)), spread=0.4)
-    assert not certify(sampled, molecules(unit=True), SO(3), **few).passed
+    assert not certify(randomize(lie(Sphere(), SampledFrames(2)), spread=0.4), molecules(unit=True), SO(3)).passed
 
 
 # --- Lie groups ------------------------------------------------------------------------------------------------
@@ -785,19 +784,17 @@ def test_every_kind_of_output_turns_as_it_should():
     ids=str,
 )
 def test_the_wrong_kind_fails(name, kind):
-    kinds = {"inputs": {"vel": "vector"}, "outputs": {**KINDS, name: kind}}
-    certificate = certify(Moments(), molecules(), E(3), **kinds, continuity=False)
+    certificate = certify(Moments(), molecules(), E(3), inputs={"vel": "vector"}, outputs={**KINDS, name: kind})
     assert {row.output for row in certificate.rows if row.passed is False} == {name}
 
 
 def test_vectors_turn_along_because_the_network_names_them():
     network = randomize(framewise(tetrahedral(), vector_inputs=("vel",)), spread=0.4)
-    few = {"elements": 2, "rotations": 0, "continuity": False}
-    assert certify(network, molecules(), **few).passed
+    assert certify(network, molecules()).passed
     network.vector_inputs = ()
     network.embed_vectors = nn.Linear(3, 4)
-    assert certify(network, molecules(), inputs={"vel": "vector"}, **few).passed
-    assert not certify(Moments(), molecules(), E(3), outputs=KINDS, **few).passed
+    assert certify(network, molecules(), inputs={"vel": "vector"}).passed
+    assert not certify(Moments(), molecules(), E(3), outputs=KINDS).passed
 
 
 class Peeking(FramewiseTransformer):

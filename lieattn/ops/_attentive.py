@@ -25,6 +25,7 @@ from lieattn._checks import (
     kind,
 )
 from lieattn.ops._backend import fused_kernel
+from lieattn.ops.kernels._calls import expect_gradients
 
 _CONVOLUTIONS = {2: F.conv2d, 3: F.conv3d}
 _AT_ONCE = 2**24  # responses that plain maths holds at a time, and makes again for the backward pass
@@ -168,6 +169,7 @@ def attentive_convolution(
             )
             gated = gate(kept, levels)
         elif stride == 1 and dim == 2 and (name := fused_kernel(x.device)) is not None:
+            expect_gradients(operands)
             gated = _fused(name).apply(window, *operands)
         else:
             gated = gated_sums(operands, window)

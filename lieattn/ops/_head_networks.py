@@ -99,7 +99,7 @@ def head_networks(
     parameters = [part for layer in zip(weights, biases, strict=True) for part in layer]
     if transformed():
         return _plain_forward(activation, rows, parameters).T
-    expect_gradients(torch.is_grad_enabled() and any(given.requires_grad for given in (rows, *parameters)))
+    expect_gradients((rows, *parameters))
     out: Tensor = _HeadNetworks.apply(activation, rows, *parameters)
     return out.T
 

@@ -42,10 +42,11 @@ class _Expected(threading.local):
 _expected = _Expected()
 
 
-def expect_gradients(asked: bool) -> None:
-    """Say, before a kernel is called, whether its backward pass will follow."""
+def expect_gradients(operands: Iterable[Tensor | None]) -> None:
+    """Note, before torch calls an operator with these, whether its backward pass will follow."""
     if not torch.compiler.is_compiling():
-        _expected.gradients = asked
+        asked = any(operand is not None and operand.requires_grad for operand in operands)
+        _expected.gradients = torch.is_grad_enabled() and asked
 
 
 def compile_together(

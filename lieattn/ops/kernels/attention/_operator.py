@@ -53,7 +53,7 @@ def attend(problem: Problem) -> Tensor:
     # Drawn by torch, so that torch.manual_seed governs the mask and a compiled graph draws a new one each time.
     seed = torch.randint(2**62, ()) if p.dropout > 0 else torch.zeros((), dtype=torch.int64)
     index = None if row is None else row.contiguous()
-    expect_gradients(torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given))
+    expect_gradients(given)
     out, _ = _forward(*given, *lists, index, seed, p.pattern, p.normalize, p.dropout)
     return cast(Tensor, out)[: len(problem.value)]
 

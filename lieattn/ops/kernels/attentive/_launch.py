@@ -16,14 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lieattn.ops._attentive import Operands, Window, gated_sums
-from lieattn.ops.kernels._calls import (
-    NUMPY_TYPES,
-    Ranges,
-    compile_together,
-    expect_gradients,
-    record,
-    scratch_addresses,
-)
+from lieattn.ops.kernels._calls import NUMPY_TYPES, Ranges, compile_together, record, scratch_addresses
 from lieattn.ops.kernels._threads import run
 from lieattn.ops.kernels.attentive._kernels import TAPS_TOGETHER, attentive_backward, attentive_forward
 
@@ -192,7 +185,6 @@ class Fused(torch.autograd.Function):
     def forward(ctx: Any, window: Window, *operands: Any) -> Tensor:
         ctx.save_for_backward(*operands)
         ctx.window = window
-        expect_gradients(any(ctx.needs_input_grad))
         call = _Call(Operands(*operands), window)
         planes = torch.empty(*(call.sizes[name] for name in ("samples", "outs", "length")), dtype=call.dtype)
         call.run(attentive_forward, call.parts("outs"), planes, None)

@@ -108,6 +108,36 @@ def test_blocks_without_attention_need_a_neighborhood():
         FramewiseBlock(cyclic(2), 4, attention=False)
 
 
+@pytest.mark.parametrize("kind", ["invariant", "vector"])
+@pytest.mark.parametrize("frames", [PrincipalFrames(), FiniteFrames(octahedral(), PrincipalFrames())], ids=str)
+def test_random_poses_are_for_training_alone(frames, kind):
+    options = {"options": replace(SEPARABLE, random_poses=True)}
+    model = network(frames, kind=kind, **LOCAL | options).double()
+    same = network(frames, kind=kind, **LOCAL | {"options": SEPARABLE}).double().eval()
+    same.load_state_dict(model.state_dict())
+    data = cloud(octahedral(), (7, 5))
+    drawn = [model.train()(data) for _ in range(2)]
+    assert relative_error(*drawn) > 1e-4
+    expected = model.eval()(data)
+    assert relative_error(drawn[0], expected) > 1e-4
+    assert relative_error(same(data), expected) == 0
+    # A pose is one for all points of a cloud, whose fiber is permuted by H but else stays.
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        geometry = model.train().geometry(data)
+    assert geometry.graph.relative.tied
+    rotation = SO(3).sample(generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    turned = data.clone().update({"pos": data.pos @ rotation.T, "vel": data.vel @ rotation.T})
+    expected = expected @ rotation.T if kind == "vector" else expected
+    assert relative_error(model.eval()(turned), expected) < 1e-10
+
+
+def test_random_poses_need_principal_axes():
+    for frames in (octahedral(), FiniteFrames(octahedral(), SampledFrames(1, per="cloud"))):
+        with pytest.raises(ValueError, match="random_poses: stand in for principal axes"):
+            FramewiseTransformer(frames, 1, 1, options=FramewiseOptions(random_poses=True))
+
+
 def test_neighbors_count():
     """Control: what neighborhoods add is seen, in front of the blocks and in each of them."""
     group = tetrahedral()

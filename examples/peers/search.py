@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,7 @@ def run() -> None:
     parser.add_argument("--rates", nargs="+", type=float, default=[0.002, 0.004, 0.008])
     parser.add_argument("--seconds", type=float, default=8)
     options, changes = parser.parse_known_args()
+    sys.path.append(os.getcwd())  # whose `peers` the class paths name, as with `lieattn compare`
     name = Path(options.config[-1]).stem
     settings = read_settings(options.config, options.root, [change.removeprefix("--") for change in changes])
     chosen = {key: model for key, model in settings.models.items() if key in (options.models or settings.models)}

@@ -70,6 +70,9 @@ class FramewiseOptions:
     head
         Of invariant outputs: ``"pooled"``, a network of the mean over the frames, or ``"frames"``, one whose hidden
         layer sees the frames before they are averaged. That of vectors sees all frames either way.
+    random_poses
+        Whether each cloud gets a random pose in place of principal axes while the network trains. Else it learns by
+        heart how the clouds it has seen lie in their axes. In evaluation the pose is principal axes, as without.
     """
 
     mlp_ratio: int = 4
@@ -82,6 +85,7 @@ class FramewiseOptions:
     window: int = 4
     angles: int = 0
     head: Head = "pooled"
+    random_poses: bool = False
 
     def __post_init__(self) -> None:
         check_arguments(FramewiseOptions, vars(self))
@@ -193,7 +197,12 @@ class FramewiseTransformer(Network):
         self.frames, self.neighborhood, self.length = frames, neighborhood, length
         self.group = group = self.frames.group
         self.space = natural_space(self.frames, group.dim)
-        self.attention = options.attention
+        self.attention, self.random_poses = options.attention, options.random_poses
+        if self.random_poses and not isinstance(frames.pose, PrincipalFrames):
+            raise ValueError(
+                f"random_poses: stand in for principal axes while a network trains, but frames are {frames}; give "
+                "PrincipalFrames() or FiniteFrames(group, PrincipalFrames()), or turn the data with RandomRotatePoints"
+            )
         for option in ("attention", "angles"):
             if neighborhood is None and getattr(options, option) not in ("cloud", 0):
                 found = f"{option}={getattr(options, option)!r}"
@@ -260,14 +269,17 @@ class FramewiseTransformer(Network):
                 f"data.pos: {self.group.name} acts on {self.group.dim} coordinates, got {got}; give frames of a group "
                 f"in {got[1]} dimensions, such as FiniteFrames(sign_group({got[1]}), PrincipalFrames())"
             )
-        generator = new_generator() if self.training and isinstance(self.frames.pose, SampledFrames) else None
+        frames = self.frames
+        if self.random_poses and self.training:
+            frames = FiniteFrames(self.group, SampledFrames(1, per="cloud"))
+        generator = new_generator() if self.training and isinstance(frames.pose, SampledFrames) else None
         with torch.autocast(clouds.device.type, enabled=False):
             given: dict[str, Any] = {"length": self.length, "generator": generator}
             if self.vector_inputs:
                 given["vectors"] = vectors(data, self.vector_inputs, clouds)
             far, local = self.attention == "cloud", None
             attended = AllPairs() if far or self.neighborhood is None else self.neighborhood
-            graph = lift(clouds, self.frames, attended, self.space, **given)
+            graph = lift(clouds, frames, attended, self.space, **given)
             if self.neighborhood is not None:
                 neighbors = find_neighbors(clouds, self.neighborhood) if far else graph.neighbors
                 # Messages have a window of their own.

@@ -17,6 +17,7 @@ from lieattn.models.attentive import (
     AttentiveResNet,
     AttentiveTransition,
 )
+from lieattn.models.directions import DirectionConvNet, DirectionOptions
 from lieattn.models.dynamics import (
     EnergyAndForce,
     EnergyDrift,
@@ -54,6 +55,8 @@ __all__ = [
     "BottleneckBlock",
     "CloudInputs",
     "ConvolutionOptions",
+    "DirectionConvNet",
+    "DirectionOptions",
     "Dropouts",
     "EnergyAndForce",
     "EnergyDrift",

@@ -30,7 +30,15 @@ from lieattn.nn._heads import (
     lift_field,
     project_field,
 )
-from lieattn.nn._linear import FiberToIrreps, GroupLinear, IrrepsToFiber, band_limit, fiber_linear, irreps_linear
+from lieattn.nn._linear import (
+    FiberToIrreps,
+    GroupLinear,
+    IrrepsToFiber,
+    ZonalLinear,
+    band_limit,
+    fiber_linear,
+    irreps_linear,
+)
 from lieattn.nn._paper_attention import (
     AffineSelfConvolution,
     FramewiseAttention,
@@ -98,6 +106,7 @@ __all__ = [
     "SimpleAffineSelfConvolution",
     "StandAloneSelfAttention",
     "VectorHead",
+    "ZonalLinear",
     "act_on_grid",
     "band_limit",
     "fiber_linear",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -80,6 +80,75 @@ class GroupLinear(TiedWeights):
         else:
             y = tied_linear(x, self.weight, self.relative)
         return y if self.bias is None else y + self.bias
+
+
+class ZonalLinear(TiedWeights):
+    r"""Linear map over directions that depends on the angles between them alone: it mixes directions and channels.
+
+    .. math::  f'(x, a) = \sum_l \sum_b P_l(n_a, n_b) \, f(x, b) \, W_l + c
+
+    with the projections :math:`P_l` on the spaces of functions of the directions that every function of
+    :math:`\langle n_a, n_b \rangle` multiplies by a number: what spherical harmonics of one degree are on the sphere
+    (the linear maps over orientations of PONITA, Bekkers et al. 2024, Eq. 12).
+
+    **Equivariance.** It commutes with all rotations and reflections that permute the directions.
+
+    Parameters
+    ----------
+    directions
+        ``[directions, dim]`` of length 1, the same for all points up to a rotation.
+    in_channels, out_channels, bias
+        As those of ``torch.nn.Linear``.
+    """
+
+    basis: Tensor
+
+    def __init__(self, directions: Tensor, in_channels: int, out_channels: int, *, bias: bool = True) -> None:
+        check_arguments(ZonalLinear.__init__, locals())
+        super().__init__()
+        check_counts(in_channels=in_channels, out_channels=out_channels)
+        basis, self.sizes = _zonal_basis(directions)
+        # As bits, since a cast of the module would round it.
+        self.register_buffer("basis", basis.view(torch.int64), persistent=False)
+        bound = 1 / math.sqrt(in_channels)
+        self.weight = nn.Parameter(torch.empty(len(self.sizes), in_channels, out_channels).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
+        number = len(directions)
+        self.by_spaces = fourier_pays(number, [1] * number, in_channels, out_channels)
+
+    def tied_to(self) -> dict[str, str]:
+        """How many functions of the directions there are in each space."""
+        return {"directions": "+".join(map(str, self.sizes))}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[*, directions, in_channels]`` to ``[*, directions, out_channels]``."""
+        check_features(x, self.weight)
+        basis, in_channels = self.basis.view(torch.float64).to(self.weight.dtype), self.weight.shape[1]
+        number = len(basis)
+        if x.ndim < 2 or x.shape[-2:] != (number, in_channels):
+            raise ValueError(f"x: expected a field over directions [*, {number}, {in_channels}], got {tuple(x.shape)}")
+        if self.by_spaces:
+            spaces = (basis @ x).split(self.sizes, dim=-2)
+            y = basis.T @ torch.cat([part @ weight for part, weight in zip(spaces, self.weight, strict=True)], dim=-2)
+        else:
+            parts = [part.T @ part for part in basis.split(self.sizes)]
+            matrix = torch.einsum("lab,lio->aibo", torch.stack(parts), self.weight).flatten(2).flatten(0, 1)
+            y = (x.flatten(-2) @ matrix).unflatten(-1, (number, -1))
+        return y if self.bias is None else y + self.bias
+
+
+def _zonal_basis(directions: Tensor) -> tuple[Tensor, list[int]]:
+    """Orthonormal functions ``[directions, directions]`` of the directions, space by space, and the spaces' sizes."""
+    check_tensor("directions", directions, "a floating tensor [directions, dim]")
+    lengths = directions.double().norm(dim=-1) if directions.ndim == 2 else directions.new_zeros(1)
+    if directions.numel() == 0 or not torch.allclose(lengths, torch.ones_like(lengths), atol=1e-5):
+        raise ValueError(f"directions: expected [directions, dim] of length 1, got {tuple(directions.shape)}")
+    cosines = directions.detach().double().cpu() @ directions.detach().double().cpu().T
+    # Numbers of a function that takes no two spaces alike, largest first: the constant functions.
+    numbers, columns = torch.linalg.eigh((1.3 * cosines).exp() + 0.1 * cosines.square())
+    numbers, basis = numbers.flip(0), columns.T.flip(0).contiguous()
+    first = [0, *(1 + torch.nonzero(numbers[:-1] - numbers[1:] > 1e-5).flatten()).tolist(), len(numbers)]
+    return basis, [stop - start for start, stop in pairwise(first)]
 
 
 @lru_cache(maxsize=64)

@@ -400,13 +400,16 @@ class EdgeNetwork(RelativeFunction):
         target, source = neighbors.target, neighbors.source
         directions, length, share = edge_geometry(graph, self.cutoff, self.window)
         around = torch.cat([directions[:, None], vectors[target], vectors[source]], dim=1)
-        seen = graph.seen_in_frames(around, target)
         invariants = self.radial(bessel_functions(length, self.basis))
         if self.own is not None and self.other is not None:
             invariants = invariants + self.own(x)[target] + self.other(x)[source]
         if self.pairs is not None:
             invariants = invariants + self.pairs(pairs)
-        return seen.flatten(-2), invariants, share
+        return self._components(graph, around, target), invariants, share
+
+    def _components(self, graph: LiftedGraph, vectors: Tensor, points: Tensor) -> Tensor:
+        """What the fibers over points see of vectors ``[n, count, dim]``: ``[n, fiber, numbers]``."""
+        return graph.seen_in_frames(vectors, points).flatten(-2)
 
 
 class AngleFeatures(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -37,6 +38,7 @@ from lieattn.models import (
     AttentiveDenseNet,
     AttentiveResNet,
     ConvolutionOptions,
+    DirectionConvNet,
     EnergyForces,
     FieldModel,
     FiniteSE2Transformer,
@@ -500,6 +502,13 @@ MODELS = {
     ),
     "framewise_principal_vector": (
         lambda: framewise(PrincipalFrames(), 1, vector_inputs=("vel",), kind="vector"),
+        molecules,
+        {},
+        "SE(3)",
+    ),
+    "directions": (lambda: steerable(partial(DirectionConvNet, tetrahedral())), molecules, {}, "T"),
+    "directions_principal_vector": (
+        lambda: steerable(partial(DirectionConvNet, PrincipalFrames()), kind="vector", pool="none"),
         molecules,
         {},
         "SE(3)",

@@ -1,6 +1,7 @@
 """Networks on clouds that repeat: outputs do not depend on the cell that is chosen, and are those of the images."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from lieattn.groups import SE, SO, FiniteGroup, Translations, octahedral, tetrah
 from lieattn.models import (
     AttentionOptions,
     ConvolutionOptions,
+    DirectionConvNet,
     FramewiseOptions,
     FramewiseTransformer,
     GSANet,
@@ -49,6 +51,7 @@ MODELS = {
     "FramewiseTransformer, T in a sampled pose": lambda: framewise(
         FiniteFrames(tetrahedral(), SampledFrames(1, per="cloud"))
     ),
+    "DirectionConvNet, O": lambda: steerable(partial(DirectionConvNet, octahedral())),
     "GSANet, T": lambda: GSANet(tetrahedral(), 2, 1, neighborhood=NEAR, channels=8, heads=2, blocks=(1,)),
     "LieTransformer, T": lambda: lie(tetrahedral()),
     "LieTransformer, translations": lambda: lie(None, Euclidean(Translations(3))),

@@ -11,6 +11,8 @@ from lieattn.certify import certify
 from lieattn.geometry import Given, PrincipalFrames, Radius, ScaleFrames, find_neighbors, lift, point_clouds
 from lieattn.groups import tetrahedral
 from lieattn.models import (
+    DirectionConvNet,
+    DirectionOptions,
     FiniteSE2Transformer,
     FramewiseOptions,
     FramewiseTransformer,
@@ -38,6 +40,9 @@ MODELS = {
     "FiniteSE2Transformer": lambda n: FiniteSE2Transformer(4, 2, neighborhood=n, channels=4, layers=1, heads=2),
     "FramewiseTransformer": lambda n: FramewiseTransformer(
         tetrahedral(), 1, 2, neighborhood=n, options=FramewiseOptions(cutoff=1.5), **SMALL
+    ),
+    "DirectionConvNet": lambda n: DirectionConvNet(
+        tetrahedral(), 1, 2, neighborhood=n, options=DirectionOptions(cutoff=1.5), **SMALL
     ),
     "DistanceTransformer": lambda n: DistanceTransformer(1, 2, neighborhood=n, cutoff=1.5, **SMALL),
     "TensorFieldNetwork": lambda n: TensorFieldNetwork(1, 2, neighborhood=n, cutoff=1.5, **SMALL),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from lieattn.groups import SE, E, FiniteGroup, Sim, Translations, cyclic, dihedr
 from lieattn.models import (
     AttentionOptions,
     ConvolutionOptions,
+    DirectionConvNet,
     EnergyForces,
     FieldModel,
     FiniteSE2Transformer,
@@ -67,6 +69,11 @@ MODELS: dict[str, tuple[int, Callable[[], nn.Module]]] = {
     "framewise C4 vectors": (2, lambda: _framewise(cyclic(4), 1, kind="vector", pool="none", **_VEL)),
     "framewise principal vectors": (3, lambda: _framewise(PrincipalFrames(), 1, kind="vector", **_VEL)),
     "framewise posed": (3, lambda: _framewise(FiniteFrames(tetrahedral(), PrincipalFrames()), **_VEL)),
+    "directions T": (3, lambda: _steerable(partial(DirectionConvNet, tetrahedral()))),
+    "directions principal vectors": (
+        3,
+        lambda: _steerable(partial(DirectionConvNet, PrincipalFrames()), kind="vector"),
+    ),
     "LieTransformer R3": (3, lambda: _lie(Translations(3))),
     "LieTransformer SE3": (3, lambda: _lie(SE(3), PrincipalFrames(), **_VEL)),
     "LieTransformer SE3, neighborhoods": (3, lambda: _lie(SE(3), PrincipalFrames("neighborhood"), **_VEL)),

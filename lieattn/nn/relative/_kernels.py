@@ -385,19 +385,18 @@ class EdgeNetwork(RelativeFunction):
         points = graph.num_points
         x = graph.pos.new_zeros(points, 0) if x is None else x
         vectors = graph.pos.new_zeros(points, 0, self.dim) if vectors is None else vectors
-        neighbors = graph.neighbors
-        pairs = graph.pos.new_zeros(neighbors.num_edges, 0) if pairs is None else pairs
+        pairs = graph.pos.new_zeros(graph.neighbors.num_edges, 0) if pairs is None else pairs
         expected = {
             "pos": (graph.pos, (points, self.dim)),
             "x": (x, (points, self.in_channels)),
             "vectors": (vectors, (points, self.in_vectors, self.dim)),
-            "edges": (pairs, (neighbors.num_edges, self.in_edges)),
+            "edges": (pairs, (graph.neighbors.num_edges, self.in_edges)),
         }
         for argument, (value, shape) in expected.items():
             check_tensor(argument, value, "a floating tensor")
             if value.shape != shape:
                 raise ValueError(f"{argument}: expected {shape}, got {tuple(value.shape)}")
-        target, source = neighbors.target, neighbors.source
+        target, source = graph.neighbors.target, graph.neighbors.source
         directions, length, share = edge_geometry(graph, self.cutoff, self.window)
         around = torch.cat([directions[:, None], vectors[target], vectors[source]], dim=1)
         invariants = self.radial(bessel_functions(length, self.basis))
@@ -408,7 +407,7 @@ class EdgeNetwork(RelativeFunction):
         return self._components(graph, around, target), invariants, share
 
     def _components(self, graph: LiftedGraph, vectors: Tensor, points: Tensor) -> Tensor:
-        """What the fibers over points see of vectors ``[n, count, dim]``: ``[n, fiber, numbers]``."""
+        """What fibers over points see of vectors ``[n, count, dim]``: ``[n, fiber, numbers]``."""
         return graph.seen_in_frames(vectors, points).flatten(-2)
 
 

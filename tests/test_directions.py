@@ -1,0 +1,261 @@
+"""Convolutions on positions and directions, and the linear maps over the directions that they are made of."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from lieattn.geometry import FiniteFrames, PrincipalFrames, Radius, SampledFrames
+from lieattn.groups import (
+    O,
+    cyclic,
+    dihedral_about,
+    full_octahedral,
+    icosahedral,
+    octahedral,
+    pyritohedral,
+    reflection,
+    tetrahedral,
+    trivial,
+)
+from lieattn.models import DirectionConvNet, DirectionOptions, FieldModel
+from lieattn.nn import VectorHead, ZonalLinear
+from lieattn.testing import TOLERANCE, randomize, relative_error
+from tests.test_framewise import cloud, moved
+
+# H, and how many directions the axis that the network chooses has.
+GROUPS = {
+    "T": (tetrahedral(), 4),
+    "O": (octahedral(), 6),
+    "I": (icosahedral(), 12),
+    "D3": (dihedral_about(3), 2),
+    "Th": (pyritohedral(), 6),
+    "Oh": (full_octahedral(), 6),
+}
+every_group = pytest.mark.parametrize("name", GROUPS)
+both_types = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+SMALL = DirectionOptions(basis=3, hidden=5, angles=2)
+
+
+def network(frames, kind="invariant", options=SMALL, **changes):
+    given = {"channels": 6, "layers": 2, "vector_inputs": ("vel",), "neighborhood": Radius(2.0), **changes}
+    return randomize(DirectionConvNet(frames, 3, 2, kind=kind, options=options, **given)).eval()
+
+
+def directions_of(group, axis=None):
+    return network(group, options=replace(SMALL, axis=axis)).directions
+
+
+# --- linear maps ------------------------------------------------------------------------------------------------------
+
+
+@every_group
+@both_types
+@pytest.mark.parametrize("by_spaces", [False, True])
+def test_zonal_maps_commute_with_all_that_permutes_the_directions(name, dtype, by_spaces):
+    group, count = GROUPS[name]
+    directions = directions_of(group)
+    layer = randomize(ZonalLinear(directions, 3, 5)).to(dtype)
+    layer.by_spaces = by_spaces
+    x = torch.randn(7, count, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    for matrix in group.matrices(directions):
+        permutation = ((directions @ matrix.T)[:, None] - directions).norm(dim=2).argmin(dim=1)
+        assert relative_error(layer(x[:, permutation]), layer(x)[:, permutation]) < TOLERANCE[dtype]
+
+
+@every_group
+def test_zonal_maps_are_all_functions_of_the_angle(name):
+    """As many weights as there are angles, and both ways to evaluate them are one."""
+    directions = directions_of(GROUPS[name][0])
+    angles = (directions @ directions.T).mul(1e6).round().unique()
+    layer = randomize(ZonalLinear(directions, 3, 5)).double()
+    assert len(layer.weight) == len(angles)
+    x, found = torch.randn(2, 3, len(directions), 3, dtype=torch.float64), []
+    for layer.by_spaces in (False, True):
+        found.append(layer(x))
+    torch.testing.assert_close(*found)
+    assert len(ZonalLinear(directions, 3, 5, bias=False).state_dict()) == 1
+    # A cast keeps the directions: float32 and back is as exact as before.
+    layer.float().double()
+    torch.testing.assert_close(layer(x), found[1], rtol=1e-5, atol=1e-5)
+    mean = layer(x.mean(dim=1, keepdim=True).mean(dim=2, keepdim=True).expand(-1, -1, len(directions), -1))
+    assert (mean - mean[:, :, :1]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("directions", "error", "message"),
+    [
+        (torch.zeros(3, 3), ValueError, "directions: expected .* of length 1"),
+        (torch.ones(3), ValueError, r"directions: expected .* got \(3,\)"),
+        (torch.zeros(0, 3), ValueError, "directions: expected"),
+        (torch.eye(3).long(), TypeError, "directions: expected a floating tensor"),
+    ],
+)
+def test_directions_that_are_none(directions, error, message):
+    with pytest.raises(error, match=message):
+        ZonalLinear(directions, 3, 5)
+
+
+def test_fields_of_another_size_are_refused():
+    with pytest.raises(ValueError, match=r"x: expected a field over directions \[\*, 3, 2\], got \(5, 4, 2\)"):
+        ZonalLinear(torch.eye(3), 2, 2)(torch.zeros(5, 4, 2))
+
+
+def test_weights_of_other_directions_are_refused():
+    four, three = (directions_of(group) for group in (tetrahedral(), octahedral()))
+    with pytest.raises(RuntimeError, match=r"directions: the weights are for 1\+3, the module has 1\+3\+2"):
+        ZonalLinear(three, 2, 2).load_state_dict(ZonalLinear(four, 2, 2).state_dict())
+
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+
+
+@every_group
+@both_types
+@pytest.mark.parametrize("kind", ["invariant", "vector"])
+def test_outputs_and_fields_move_along(name, dtype, kind):
+    group, count = GROUPS[name]
+    model, data = network(group, kind).to(dtype), cloud(group, (4, 1, 3), dtype)
+    assert len(model.directions) == count
+    expected, field = model(data), model.field(data).x
+    assert field.shape == (8, group.order, 6)
+    assert expected.abs().max() > 1e-2
+    for h in range(0, group.order, max(1, group.order // 12)):
+        turned = group.act(h, expected) if kind == "vector" else expected
+        other = moved(data, group, h)
+        assert relative_error(model(other), turned) < TOLERANCE[dtype]
+        back = group.cayley[group.inverse_index[h]]  # (h f)(a) = f(h⁻¹ a)
+        assert relative_error(model.field(other).x, field[:, back]) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [PrincipalFrames(), PrincipalFrames(improper=True), FiniteFrames(octahedral(), PrincipalFrames())],
+    ids=["signs", "improper", "O"],
+)
+@both_types
+@pytest.mark.parametrize("kind", ["invariant", "vector"])
+def test_principal_axes_are_exact_for_all_rotations(frames, dtype, kind):
+    model, data = network(frames, kind).to(dtype), cloud(tetrahedral(), (7, 5), dtype)
+    expected, generator = model(data), torch.Generator().manual_seed(0)
+    for _ in range(4):
+        rotation = O(3).sample(generator=generator, dtype=torch.float64)
+        if not (model.frames.pose.improper or torch.linalg.det(rotation) > 0):
+            rotation = -rotation
+        rotation = rotation.to(dtype)
+        other = data.clone().update({"pos": data.pos @ rotation.T + 1, "vel": data.vel @ rotation.T})
+        turned = expected @ rotation.T if kind == "vector" else expected
+        assert relative_error(model(other), turned) < TOLERANCE[dtype]
+
+
+def test_other_rotations_are_not_promised():
+    """Control: without a pose a rotation that is not in the group changes outputs."""
+    model, data = network(tetrahedral()).double(), cloud(tetrahedral(), (7, 5))
+    rotation = O(3).sample(generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    other = data.clone().update({"pos": data.pos @ rotation.T, "vel": data.vel @ rotation.T})
+    assert relative_error(model(other), model(data)) > 1e-4
+
+
+@pytest.mark.parametrize("random_poses", [True, False])
+def test_random_poses_are_for_training_alone(random_poses):
+    model = network(PrincipalFrames(), options=replace(SMALL, random_poses=random_poses)).double()
+    data = cloud(tetrahedral(), (7, 5))
+    expected = model(data)
+    drawn = [model.train()(data) for _ in range(2)]
+    assert (relative_error(*drawn) > 1e-4) == random_poses
+    assert (relative_error(drawn[0], expected) > 1e-4) == random_poses
+    torch.testing.assert_close(model.eval()(data), expected, rtol=0, atol=0)
+
+
+def test_what_networks_see():
+    """Control: distances, cosines, features of neighbors, angles and vectors all change the outputs."""
+    model, data = network(tetrahedral()).double(), cloud(tetrahedral(), (6,))
+    expected = model(data)
+    weights = [model.edges.radial, model.edges.arrows, model.edges.other, model.edges.pairs]
+    weights += [model.embed_angles, model.embed_vectors, model.lifting, *(block.kernel for block in model.blocks)]
+    for linear in weights:
+        kept = linear.weight.detach().clone()
+        linear.weight.data.zero_()
+        assert relative_error(model(data), expected) > 1e-5
+        linear.weight.data.copy_(kept)
+    torch.testing.assert_close(model(data), expected)
+
+
+@pytest.mark.parametrize("kind", ["invariant", "vector"])
+def test_clouds_do_not_leak_and_degenerate_ones_are_finite(kind):
+    model = network(PrincipalFrames(), kind, pool="none").double()
+    sizes = (5, 1, 0, 3)
+    data = [cloud(tetrahedral(), (size,), seed=size) for size in sizes]
+    data[3].pos[:] = 0.5  # coincident points
+    whole = model(Batch.from_data_list([Data(x=d.x, pos=d.pos, vel=d.vel) for d in data]))
+    parts = torch.cat([model(d) for d in data])
+    assert whole.isfinite().all()
+    torch.testing.assert_close(whole[:6], parts[:6])
+    far = cloud(tetrahedral(), (4,))
+    far.pos *= 1e3  # isolated points
+    assert model(far).isfinite().all()
+
+
+def test_gradients_of_gradients():
+    model = network(tetrahedral(), options=replace(SMALL, window=4)).double()
+    data = cloud(tetrahedral(), (4, 3))
+
+    def forces(pos):
+        (found,) = torch.autograd.grad(model(data.clone().update({"pos": pos})).sum(), pos, create_graph=True)
+        return found
+
+    assert torch.autograd.gradcheck(forces, (data.pos.clone().requires_grad_(),), fast_mode=True)
+
+
+def test_prepared_geometry_and_other_heads():
+    model, data = network(octahedral()).double(), cloud(octahedral(), (5, 4))
+    torch.testing.assert_close(model(data, model.geometry(data)), model(data))
+    vectors = FieldModel(model, randomize(VectorHead(6)).double())
+    expected = vectors(data)
+    for h in (1, 7, 20):
+        assert relative_error(vectors(moved(data, octahedral(), h)), octahedral().act(h, expected)) < 1e-10
+
+
+def test_an_axis_may_be_given():
+    assert len(directions_of(octahedral(), (1, 1, 1))) == 8
+    assert len(directions_of(octahedral(), (0.0, 2.0, 2.0))) == 12
+    assert len(directions_of(trivial(3), (0, 0, 3))) == 1
+    weights = network(octahedral(), options=replace(SMALL, axis=(1, 1, 1))).state_dict()
+    with pytest.raises(RuntimeError, match="axis: the weights are for"):
+        network(octahedral()).load_state_dict(weights)
+
+
+@pytest.mark.parametrize(
+    ("frames", "axis", "message"),
+    [
+        (cyclic(4), None, "frames: expected those of a group that acts on 3 coordinates, got .*C4"),
+        (trivial(3), None, "axis: .* has no rotation, whose axis it could be"),
+        (reflection(3), None, "axis: .* has no rotation, whose axis it could be"),
+        (octahedral(), (0, 0, 0), "axis: expected three numbers, not all 0"),
+        (octahedral(), (0, 1), "axis: expected three numbers, not all 0"),
+        (octahedral(), (0, 1, float("nan")), "axis: expected three numbers, not all 0"),
+    ],
+)
+def test_directions_that_cannot_be_had(frames, axis, message):
+    with pytest.raises(ValueError, match=message):
+        network(frames, options=replace(SMALL, axis=axis))
+
+
+def test_clouds_that_cannot_be_had():
+    model = network(PrincipalFrames())
+    with pytest.raises(ValueError, match=r"data.pos: expected \[points, 3\], got \(4, 2\)"):
+        model(Data(x=torch.zeros(4, 3), pos=torch.zeros(4, 2), vel=torch.zeros(4, 2)))
+    crystal = Data(x=torch.zeros(4, 3), pos=torch.randn(4, 3), vel=torch.zeros(4, 3), cell=5 * torch.eye(3)[None])
+    with pytest.raises(ValueError, match=r"data\.cell: a lattice has no center"):
+        model(crystal)
+
+
+def test_promises():
+    assert network(tetrahedral()).symmetry.name == "R^3 x| T"
+    assert network(PrincipalFrames()).symmetry.name == "SE(3)"
+    assert network(PrincipalFrames(improper=True)).symmetry.name == "E(3)"
+    sampled = network(FiniteFrames(octahedral(), SampledFrames(1, per="cloud")))
+    assert "on average" in sampled.guarantee
+    assert network(tetrahedral()).jumps == ()
+    assert "principal axes jump" in network(PrincipalFrames()).jumps[0]

@@ -35,9 +35,9 @@ compiler = pytest.mark.skipif(
 QUICK = ("lie_translations", "framewise", "distances", "finite_se2")
 TRACED = (
     "gsa_points gsa_images gsa_published framewise_crystal framewise_principal_vector tfn_vector se3_transformer "
-    "lie_principal lie_vectors lie_logs lie_sphere lie_orbits lie_scales lie_conv lie_conv_thinned field_vector "
-    "field_dipole field_tensor attentive_cnn attentive_all_cnn attentive_resnet attentive_densenet affine "
-    "affine_strided"
+    "directions_principal_vector lie_principal lie_vectors lie_logs lie_sphere lie_orbits lie_scales lie_conv "
+    "lie_conv_thinned field_vector field_dipole field_tensor attentive_cnn attentive_all_cnn attentive_resnet "
+    "attentive_densenet affine affine_strided"
 ).split()
 
 

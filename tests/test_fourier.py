@@ -1,5 +1,7 @@
 """Irreducible representations found numerically, and group-tied linear maps in their basis."""
 
+import copy
+
 import pytest
 import torch
 
@@ -100,3 +102,16 @@ def test_gradgradcheck():
     layer = GroupLinear(cyclic(5), 2, 3, fourier=True).double()
     x = torch.randn(2, 5, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(layer, x)
+
+
+def test_constants_keep_their_precision_in_casts():
+    """Float32, half precision and back, in a copy too: the Fourier bases stay those of float64."""
+    layer = GroupLinear(tetrahedral(), 4, 4, fourier=True)
+    exact = {name: getattr(layer, name).clone() for name in ("transform", "matrices")}
+    for cast in (lambda: layer.float().half().double(), lambda: copy.deepcopy(layer.to(torch.bfloat16))):
+        moved = cast()
+        for name, value in exact.items():
+            assert getattr(moved, name).dtype == torch.float64
+            assert torch.equal(getattr(moved, name), value)
+    assert not any(name in layer.state_dict() for name in exact)
+    assert all(getattr(layer.to("meta"), name).is_meta for name in exact)

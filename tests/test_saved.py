@@ -29,8 +29,8 @@ from tests.test_weights import WEIGHTS
 
 FAMILIES = (
     "gsa_points gsa_images framewise framewise_crystal framewise_principal_vector directions_principal_vector "
-    "tfn_vector distances lie_translations lie_principal lie_vectors lie_sampled lie_sphere lie_conv_thinned finite_se2 forces "
-    "hamiltonian field_vector field_tensor attentive_cnn attentive_resnet affine"
+    "tfn_vector distances lie_translations lie_principal lie_vectors lie_sampled lie_sphere lie_conv_thinned "
+    "finite_se2 forces hamiltonian field_vector field_tensor attentive_cnn attentive_resnet affine"
 ).split()
 
 

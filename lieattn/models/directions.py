@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_counts
+from lieattn._exact import ExactConstants
 from lieattn.geometry import (
     FiniteFrames,
     LiftedGraph,
@@ -244,22 +245,17 @@ class DirectionConvNet(Network):
         return GroupField(self.norm(x).index_select(1, self.places), graph)
 
 
-class _ZonalEdges(EdgeNetwork):
+class _ZonalEdges(ExactConstants, EdgeNetwork):
     """An edge network that sees of vectors their components along the directions over a point."""
 
-    bits: Tensor
+    directions: Tensor  # [directions, 3] float64
 
     def __init__(self, directions: Tensor, in_channels: int, **options: Any) -> None:
         super().__init__(3, in_channels, **options)
         self.fiber = len(directions)
-        self.register_buffer("bits", directions.view(torch.int64), persistent=False)  # a cast would round them
+        self.register_constant("directions", directions)
         self.arrows = nn.Linear(1 + 2 * self.in_vectors, self.hidden.out_features, bias=False)
         keep_variance(self.arrows, math.sqrt(1.5))  # the square of a cosine is a third in the mean
-
-    @property
-    def directions(self) -> Tensor:
-        """``[directions, 3]`` float64."""
-        return self.bits.view(torch.float64)
 
     def along(self, graph: LiftedGraph, vectors: Tensor, points: Tensor | None = None) -> Tensor:
         """Components ``[n, directions, count]`` of vectors ``[n, count, 3]`` over the points i, or ``points[i]``."""
@@ -291,10 +287,10 @@ class _Block(nn.Module):
         return x + self.dropout(self.linear2(F.gelu(self.linear1(self.norm2(x)))))
 
 
-class _Head(nn.Sequential):
+class _Head(ExactConstants, nn.Sequential):
     """A network with one hidden layer at every direction, and the mean over them: of numbers, or numbers times n_a."""
 
-    bits: Tensor
+    axis: Tensor
     first: Tensor
 
     def __init__(
@@ -310,7 +306,7 @@ class _Head(nn.Sequential):
             ZonalLinear(directions, channels, 2 * channels), nn.GELU(), nn.Linear(2 * channels, out_channels)
         )
         self.outputs = outputs
-        self.register_buffer("bits", axis.view(torch.int64), persistent=False)
+        self.register_constant("axis", axis)
         first = [places.tolist().index(number) for number in range(len(directions))]
         self.register_buffer("first", torch.tensor(first), persistent=False)  # an element for each direction
 
@@ -326,7 +322,7 @@ class _Head(nn.Sequential):
         if self.kind == "invariant":
             return self.outputs(last(y.mean(dim=1)), graph)
         frames = graph.frames.index_select(-3, self.first)
-        directions = (frames @ self.bits.view(torch.float64).to(graph.pos)).expand(len(x), -1, -1)
+        directions = (frames @ self.axis.to(graph.pos)).expand(len(x), -1, -1)
         return self.outputs(torch.einsum("pac,paj->pcj", last(y), directions) / len(self.first), graph)
 
 

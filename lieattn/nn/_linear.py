@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_count, check_counts, check_features, check_tensor
+from lieattn._exact import ExactConstants
 from lieattn._tied import TiedWeights
 from lieattn.groups import FiniteGroup, check_group, real_irreps
 from lieattn.ops import fourier_linear, fourier_pays, tied_linear
@@ -20,7 +21,7 @@ _RANK = 1e-9  # singular values that do not vanish are at least 1: an irrep of H
 _MAX_DEGREE = 11
 
 
-class GroupLinear(TiedWeights):
+class GroupLinear(ExactConstants, TiedWeights):
     r"""Linear map tied over the fiber: it mixes frames and channels at every point.
 
     .. math::  f'(x, g) = \sum_h W(g^{-1} h) f(x, h) + b
@@ -60,9 +61,8 @@ class GroupLinear(TiedWeights):
             transform = torch.cat([irrep.basis.flatten(0, 1) for irrep in irreps])
             matrices = torch.cat([irrep.matrices.flatten(1) for irrep in irreps], dim=1).contiguous()
             self.degrees = tuple(irrep.degree for irrep in irreps)
-            # As bits, since a cast of the module would round the bases: float32 and back would spoil float64.
-            self.register_buffer("transform", transform.view(torch.int64), persistent=False)
-            self.register_buffer("matrices", matrices.view(torch.int64), persistent=False)
+            self.register_constant("transform", transform)
+            self.register_constant("matrices", matrices)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[*, fiber, in_channels]`` to ``[*, fiber, out_channels]``."""
@@ -72,8 +72,8 @@ class GroupLinear(TiedWeights):
             field = f"field on {self.group.name} [*, {order}, {in_channels}]"
             raise ValueError(f"x: expected a {field}, got {tuple(x.shape)}")
         if self.fourier:
-            transform = self.transform.view(torch.float64).to(self.weight.dtype)
-            matrices = self.matrices.view(torch.float64).to(self.weight.dtype)
+            transform = self.transform.to(self.weight.dtype)
+            matrices = self.matrices.to(self.weight.dtype)
             parts = matrices.split([degree**2 for degree in self.degrees], dim=1)
             irreps = [part.reshape(order, d, d) for part, d in zip(parts, self.degrees, strict=True)]
             y = fourier_linear(x, self.weight, transform, irreps, self.copies)
@@ -82,7 +82,7 @@ class GroupLinear(TiedWeights):
         return y if self.bias is None else y + self.bias
 
 
-class ZonalLinear(TiedWeights):
+class ZonalLinear(ExactConstants, TiedWeights):
     r"""Linear map over directions that depends on the angles between them alone: it mixes directions and channels.
 
     .. math::  f'(x, a) = \sum_l \sum_b P_l(n_a, n_b) \, f(x, b) \, W_l + c
@@ -108,8 +108,7 @@ class ZonalLinear(TiedWeights):
         super().__init__()
         check_counts(in_channels=in_channels, out_channels=out_channels)
         basis, self.sizes = _zonal_basis(directions)
-        # As bits, since a cast of the module would round it.
-        self.register_buffer("basis", basis.view(torch.int64), persistent=False)
+        self.register_constant("basis", basis)
         bound = 1 / math.sqrt(in_channels)
         self.weight = nn.Parameter(torch.empty(len(self.sizes), in_channels, out_channels).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
@@ -123,7 +122,7 @@ class ZonalLinear(TiedWeights):
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[*, directions, in_channels]`` to ``[*, directions, out_channels]``."""
         check_features(x, self.weight)
-        basis, in_channels = self.basis.view(torch.float64).to(self.weight.dtype), self.weight.shape[1]
+        basis, in_channels = self.basis.to(self.weight.dtype), self.weight.shape[1]
         number = len(basis)
         if x.ndim < 2 or x.shape[-2:] != (number, in_channels):
             raise ValueError(f"x: expected a field over directions [*, {number}, {in_channels}], got {tuple(x.shape)}")
@@ -175,7 +174,7 @@ def band_limit(group: FiniteGroup) -> Irreps:
     raise ValueError(f"group: degrees up to {_MAX_DEGREE} do not tell the {group.order} elements of {group.name} apart")
 
 
-class _FiberFourier(TiedWeights):
+class _FiberFourier(ExactConstants, TiedWeights):
     """Both directions. The ``irreps`` of the features are (2l + 1) · channels copies of each irrep of the ``band``.
 
     It is ``complete`` if every function on H is in the band, so that nothing is lost on the way to irreps and back, and
@@ -203,13 +202,12 @@ class _FiberFourier(TiedWeights):
         self._keep(transform)
 
     def _keep(self, table: Tensor) -> None:
-        # As bits, since a cast of the module would round them: float32 and back would spoil float64.
-        self.register_buffer("table", table.contiguous().view(torch.int64), persistent=False)
+        self.register_constant("table", table.contiguous())
 
     def _blocks(self, x: Tensor, dim: int) -> list[Tensor]:
         """What the table has for each irrep, in two axes in place of ``dim``, and in the dtype of x."""
         sizes = _sizes(self.band)
-        parts = self.table.view(torch.float64).to(x.dtype).split([size**2 for size in sizes], dim=dim)
+        parts = self.table.to(x.dtype).split([size**2 for size in sizes], dim=dim)
         return [part.unflatten(dim, (size, size)) for part, size in zip(parts, sizes, strict=True)]
 
     def extra_repr(self) -> str:

@@ -77,7 +77,7 @@ class DirectionOptions:
 
 
 class DirectionConvNet(Network):
-    r"""A convolutional network on positions and directions: a fiber H/K of directions in place of H.
+    r"""A convolutional network on positions and directions: R^3 x S^2, with a few directions over every point.
 
     Over every point stand the directions :math:`n_a`, images of one axis under H, which K leaves alone. A block is
 
@@ -87,8 +87,8 @@ class DirectionConvNet(Network):
 
     with normalization in front of both, :class:`lieattn.nn.ZonalLinear` maps A, B, and kernels that see of a neighbor
     its distance, its features and the cosine with the direction: the invariants of a pair in R^3 x S^2, so that
-    rotations about a direction make no difference by construction (the separable convolution of PONITA, Bekkers et al.
-    2024, Eqs. 12 and 13). The fiber has a third of the elements of T, a fourth of those of O, a fifth of those of I.
+    rotations about a direction make no difference by construction (a separable convolution, as in PONITA, Bekkers et
+    al. 2024). The fiber is H/K, with a third of the elements of T, a fourth of those of O, a fifth of those of I.
 
     **Equivariance.** That of :class:`FramewiseTransformer`: exact for R^3 ⋊ H; with principal axes as pose for all
     rigid motions. Without a pose other rotations have to be learned.

@@ -88,8 +88,7 @@ class ZonalLinear(ExactConstants, TiedWeights):
     .. math::  f'(x, a) = \sum_l \sum_b P_l(n_a, n_b) \, f(x, b) \, W_l + c
 
     with the projections :math:`P_l` on the spaces of functions of the directions that every function of
-    :math:`\langle n_a, n_b \rangle` multiplies by a number: what spherical harmonics of one degree are on the sphere
-    (the linear maps over orientations of PONITA, Bekkers et al. 2024, Eq. 12).
+    :math:`\langle n_a, n_b \rangle` multiplies by a number: what spherical harmonics of one degree are on the sphere.
 
     **Equivariance.** It commutes with all rotations and reflections that permute the directions.
 

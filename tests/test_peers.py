@@ -4,6 +4,8 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -215,3 +217,15 @@ def test_comparison_files_fit_the_classes(name):
             found += 1
     assert found >= 2
     assert settings.budget.clock == "processor"
+
+
+@pytest.mark.slow
+def test_the_search_of_rates_runs_as_its_comment_says(tmp_path):
+    """In a process of its own, whose path has the folder of the script and not that of the adapters."""
+    for name in ("peers", "configs"):
+        (tmp_path / name).symlink_to(PEERS.parent / name)
+    files = ["configs/compare_base.yaml", "configs/compare_shapes.yaml", "peers/shapes.yaml"]
+    options = ["--models", "PointNet (PyG)", "--rates", "0.004", "--seconds", "0.05"]
+    command = [sys.executable, "peers/search.py", "--config", *files, *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1].startswith("PointNet (PyG) 0.004: ")

@@ -216,6 +216,26 @@ def test_prepared_geometry_and_other_heads():
         assert relative_error(vectors(moved(data, octahedral(), h)), octahedral().act(h, expected)) < 1e-10
 
 
+def test_fields_over_directions_are_fields_over_the_group():
+    model = network(tetrahedral())
+    x = torch.randn(5, 4, 3)
+    field = model.on_frames(x)
+    images = model.group.matrices(model.directions) @ model.axis
+    for element, image in enumerate(images):
+        direction = int((model.directions - image).norm(dim=1).argmin())
+        assert torch.equal(field[:, element], x[:, direction])
+    with pytest.raises(ValueError, match=r"x: expected \[points, 4, channels\], got \(5, 3, 3\)"):
+        model.on_frames(torch.zeros(5, 3, 3))
+
+
+def test_constants_survive_training_in_half_precision():
+    model, data = network(tetrahedral()).bfloat16().train(), cloud(tetrahedral(), (5, 4), torch.float32)
+    exact = model.directions.clone()
+    model(data).sum().backward()
+    assert model.directions.dtype == torch.float64
+    assert torch.equal(model.directions, exact)
+
+
 def test_an_axis_may_be_given():
     assert len(directions_of(octahedral(), (1, 1, 1))) == 8
     assert len(directions_of(octahedral(), (0.0, 2.0, 2.0))) == 12

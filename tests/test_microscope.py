@@ -74,6 +74,12 @@ MODELS = {
     "AttentiveCNN": lambda: (models.AttentiveCNN(cyclic(4), channels=2, attention="full"), image(28), 0, False),
     "AttentiveDenseNet": lambda: (models.AttentiveDenseNet(cyclic(4), 1, 2, growth=1), image(80), 0, False),
     "AttentiveResNet": lambda: (models.AttentiveResNet(cyclic(4), 1, 2, blocks=1), image(16), 0, False),
+    "DirectionConvNet": lambda: (
+        models.DirectionConvNet(tetrahedral(), 2, 1, **SMALL),
+        cloud(),
+        0,
+        False,
+    ),
     "EnergyForces": lambda: (models.EnergyForces(molecules(models.LieTransformer, heads=2)), cloud(), 2, True),
     "Ensemble": lambda: (models.Ensemble([framewise(), framewise()]), cloud(), 2, True),
     "FieldModel": lambda: (models.FieldModel(framewise(), VectorHead(8, 3)), cloud(), 2, True),

@@ -44,7 +44,7 @@ def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(self, "recomputes", False) and torch.is_grad_enabled():
             advice = "keep them in float32 and use autocast"
             raise RuntimeError(f"network: activations of weights in {weight.dtype} cannot be computed again: {advice}")
-        own = {name: value for name, value in _state(self) if value.is_floating_point()}
+        own = {name: value for name, value in _state(self) if value.dtype in _NARROW}
         wide = {name: value.float() for name, value in own.items()}
         data = _as_dtype(self, data, torch.float32)
         with torch.autocast(weight.device.type, dtype=weight.dtype):

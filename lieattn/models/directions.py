@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_counts
+from lieattn._autocast import without_autocast
+from lieattn._checks import check_arguments, check_counts, check_tensor
 from lieattn._exact import ExactConstants
 from lieattn.geometry import (
     FiniteFrames,
@@ -242,7 +243,14 @@ class DirectionConvNet(Network):
         x = x + graph.neighbors.sum_to_targets(lifted)
         for block, kernel in zip(self.blocks, kernels, strict=True):
             x = self._through(block, x, graph, kernel)
-        return GroupField(self.norm(x).index_select(1, self.places), graph)
+        return GroupField(self.on_frames(self.norm(x)), graph)
+
+    def on_frames(self, x: Tensor) -> Tensor:
+        """A field over directions, ``[points, directions, channels]``, as one over H, ``[points, fiber, channels]``."""
+        check_tensor("x", x, "a floating tensor [points, directions, channels]")
+        if x.ndim != 3 or x.shape[1] != self.edges.fiber:
+            raise ValueError(f"x: expected [points, {self.edges.fiber}, channels], got {tuple(x.shape)}")
+        return x.index_select(1, self.places)
 
 
 class _ZonalEdges(ExactConstants, EdgeNetwork):
@@ -318,12 +326,15 @@ class _Head(ExactConstants, nn.Sequential):
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:  # type: ignore[override]
         """Field ``[points, fiber, channels]`` to outputs ``[clouds | points, out_channels]``, vectors with 3."""
         hidden, act, last = self
-        y = act(hidden(x.index_select(1, self.first)))
+        x = x.index_select(1, self.first)
         if self.kind == "invariant":
-            return self.outputs(last(y.mean(dim=1)), graph)
-        frames = graph.frames.index_select(-3, self.first)
-        directions = (frames @ self.axis.to(graph.pos)).expand(len(x), -1, -1)
-        return self.outputs(torch.einsum("pac,paj->pcj", last(y), directions) / len(self.first), graph)
+            return self.outputs(last(act(hidden(x)).mean(dim=1)), graph)
+        # What all directions have in common cancels in their sum, for which half precision is too little.
+        with without_autocast(graph.device):
+            frames = graph.frames.index_select(-3, self.first)
+            directions = (frames @ self.axis.to(graph.pos)).expand(len(x), -1, -1)
+            values = last(act(hidden(x.to(graph.pos))))
+            return self.outputs(torch.einsum("pac,paj->pcj", values, directions) / len(self.first), graph)
 
 
 def _axis(group: FiniteGroup, axis: Sequence[float] | None) -> Tensor:

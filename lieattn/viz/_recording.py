@@ -12,7 +12,7 @@ from torch_geometric.data import Batch, Data
 
 from lieattn._watch import SeenWeights, watching_weights
 from lieattn.geometry import LiftedGraph, PointClouds, Raster, pixel_positions, point_clouds
-from lieattn.models import AttentiveNetwork, EquivariantModule, FieldModel, Network, Wrapper
+from lieattn.models import AttentiveNetwork, DirectionConvNet, EquivariantModule, FieldModel, Network, Wrapper
 from lieattn.nn import CloudNorm, FieldBatchNorm, GroupAttention, from_grid
 from lieattn.reps import Irreps
 
@@ -214,6 +214,8 @@ class Recorder:
             return Field(name, _places(clouds), _plain(x).norm(dim=1)[:, None, None])
         if len(x) == graph.num_points:
             found = self._lifted(graph)
+            if isinstance(self.inner, DirectionConvNet) and x.shape[1] == self.inner.edges.fiber:
+                x = self.inner.on_frames(x)
             return Field(name, found, _plain(x).unflatten(0, (-1, graph.levels)).flatten(1, 2))
         kept = next(
             (t for t in inputs if isinstance(t, Tensor) and t.dtype == torch.int64 and t.shape == x.shape[:1]), None

@@ -19,7 +19,6 @@ from lieattn.geometry import (
     LiftedGraph,
     Neighborhood,
     PrincipalFrames,
-    SampledFrames,
     lift,
     natural_space,
     point_clouds,
@@ -35,8 +34,8 @@ from lieattn.models._network import (
     Pool,
     Symmetry,
     cutoff_of,
-    new_generator,
 )
+from lieattn.models._poses import posed, refuse_lattices
 from lieattn.nn import FiberNorm, ZonalLinear
 from lieattn.nn.relative import AngleFeatures, EdgeNetwork, keep_variance
 
@@ -208,12 +207,8 @@ class DirectionConvNet(Network):
         clouds = point_clouds(data)
         if clouds.pos.shape[1] != 3:
             raise ValueError(f"data.pos: expected [points, 3], got {tuple(clouds.pos.shape)}")
-        if clouds.cell is not None and isinstance(self.frames.pose, PrincipalFrames):
-            advice = "take the frames of a finite group as they are, such as octahedral()"
-            raise ValueError(f"data.cell: a lattice has no center, and so no principal axes as frames; {advice}")
-        random = self.random_poses and self.training
-        frames = FiniteFrames(self.group, SampledFrames(1, per="cloud")) if random else self.frames
-        generator = new_generator() if self.training and isinstance(frames.pose, SampledFrames) else None
+        refuse_lattices(clouds, self.frames)
+        frames, generator = posed(self.frames, self.random_poses, self.training)
         given: dict[str, Any] = {"generator": generator}
         if self.vector_inputs:
             given["vectors"] = vectors(data, self.vector_inputs, clouds)

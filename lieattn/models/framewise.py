@@ -16,7 +16,6 @@ from lieattn.geometry import (
     LiftedGraph,
     Neighborhood,
     PrincipalFrames,
-    SampledFrames,
     find_neighbors,
     lift,
     natural_space,
@@ -34,8 +33,8 @@ from lieattn.models._network import (
     Pool,
     Symmetry,
     cutoff_of,
-    new_generator,
 )
+from lieattn.models._poses import posed, refuse_lattices
 from lieattn.nn import FiberNorm, FramewiseBlock, GroupLinear, LiftingConvolution, project_field
 from lieattn.nn.relative import AngleFeatures, EdgeNetwork, RotaryPhases
 from lieattn.ops import RelativeTerms
@@ -260,19 +259,14 @@ class FramewiseTransformer(Network):
         if clouds.cell is not None and self.attention == "cloud":
             advice = "give a Radius as neighborhood and FramewiseOptions(attention='neighborhood')"
             raise ValueError(f"data.cell: attention over whole clouds knows no images; {advice}")
-        if clouds.cell is not None and isinstance(self.frames.pose, PrincipalFrames):
-            advice = "take the frames of a finite group as they are, such as octahedral()"
-            raise ValueError(f"data.cell: a lattice has no center, and so no principal axes as frames; {advice}")
+        refuse_lattices(clouds, self.frames)
         if clouds.pos.shape[1] != self.group.dim:
             got = tuple(clouds.pos.shape)
             raise ValueError(
                 f"data.pos: {self.group.name} acts on {self.group.dim} coordinates, got {got}; give frames of a group "
                 f"in {got[1]} dimensions, such as FiniteFrames(sign_group({got[1]}), PrincipalFrames())"
             )
-        frames = self.frames
-        if self.random_poses and self.training:
-            frames = FiniteFrames(self.group, SampledFrames(1, per="cloud"))
-        generator = new_generator() if self.training and isinstance(frames.pose, SampledFrames) else None
+        frames, generator = posed(self.frames, self.random_poses, self.training)
         with torch.autocast(clouds.device.type, enabled=False):
             given: dict[str, Any] = {"length": self.length, "generator": generator}
             if self.vector_inputs:

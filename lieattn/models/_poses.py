@@ -1,0 +1,22 @@
+"""Poses of clouds: principal axes, in whose place networks may see random ones while they train."""
+
+from __future__ import annotations
+
+import torch
+
+from lieattn.geometry import FiniteFrames, PointClouds, PrincipalFrames, SampledFrames
+from lieattn.models._network import new_generator
+
+
+def posed(frames: FiniteFrames, random: bool, training: bool) -> tuple[FiniteFrames, torch.Generator | None]:
+    """Frames of one forward pass, in a ``random`` pose where a network trains, and what they are drawn from."""
+    if random and training:
+        frames = FiniteFrames(frames.group, SampledFrames(1, per="cloud"))
+    return frames, new_generator() if training and isinstance(frames.pose, SampledFrames) else None
+
+
+def refuse_lattices(clouds: PointClouds, frames: FiniteFrames) -> None:
+    """Raise ValueError for clouds that repeat, in principal axes."""
+    if clouds.cell is not None and isinstance(frames.pose, PrincipalFrames):
+        advice = "take the frames of a finite group as they are, such as octahedral()"
+        raise ValueError(f"data.cell: a lattice has no center, and so no principal axes as frames; {advice}")

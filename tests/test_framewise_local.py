@@ -24,8 +24,7 @@ from lieattn.groups import (
 )
 from lieattn.models import FramewiseOptions, FramewiseTransformer
 from lieattn.nn import FrameMessages, FramewiseBlock, LiftingConvolution
-from lieattn.nn.relative import _edge_networks
-from lieattn.ops import RelativeTerms
+from lieattn.ops import RelativeTerms, _edges
 from lieattn.testing import TOLERANCE, randomize, relative_error
 from tests.cases import GROUPS, SMALL_GROUPS
 from tests.test_framewise import CHANNELS, check_invariant, cloud, moved, network
@@ -339,7 +338,7 @@ def test_one_product_for_all_blocks_is_what_each_block_computes(frames):
 @pytest.mark.parametrize("block", [8, 1 << 17], ids=["blocks", "one block"])
 def test_edge_kernels_are_those_of_the_formula(block, monkeypatch):
     """Values and derivatives of first and second order are those of the formula, however edges fall into blocks."""
-    monkeypatch.setattr(_edge_networks, "_BLOCK", block)
+    monkeypatch.setattr(_edges, "_BLOCK", block)
     edges, fiber, hidden, inputs = 21, 3, 4, 2
     shapes = (edges, fiber, inputs), (edges, hidden), (edges,), (hidden, inputs), (hidden, hidden), (hidden,)
     operands = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in (*shapes, (5, 4), (3, 4))]
@@ -352,7 +351,7 @@ def test_edge_kernels_are_those_of_the_formula(block, monkeypatch):
         again = torch.autograd.grad(total, operands, create_graph=True)
         return *plain, *again, *torch.autograd.grad(sum(grad.square().sum() for grad in again), operands)
 
-    found = _edge_networks.edge_kernels(seen, invariants, weight, first, (second, bias), maps)
+    found = _edges.edge_kernels(seen, invariants, weight, first, (second, bias), maps)
     y = torch.nn.functional.silu(torch.einsum("efi,hi->efh", seen, first) + invariants[:, None])
     z = torch.nn.functional.silu(torch.einsum("efh,kh->efk", y, second) + bias) * weight[:, None, None]
     expected = [torch.einsum("efk,ck->efc", z, last) for last in maps]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +36,9 @@ from lieattn.models._network import (
     cutoff_of,
 )
 from lieattn.models._poses import posed, refuse_lattices
-from lieattn.nn import FiberNorm, ZonalLinear
+from lieattn.nn import ZonalLinear
 from lieattn.nn.relative import AngleFeatures, EdgeNetwork, keep_variance
+from lieattn.ops._edges import edge_messages
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,14 @@ class DirectionConvNet(Network):
         f \leftarrow f + \sum_j k(r_{ij}, \langle e_{ij}, n_a \rangle) \odot f(x_j, a), \qquad
         f \leftarrow f + B \, \mathrm{gelu}(A f)
 
-    with normalization in front of both, :class:`lieattn.nn.ZonalLinear` maps A, B, and kernels that see of a neighbor
-    its distance, its features and the cosine with the direction: the invariants of a pair in R^3 x S^2, so that
-    rotations about a direction make no difference by construction (a separable convolution, as in PONITA, Bekkers et
-    al. 2024). The fiber is H/K, with a third of the elements of T, a fourth of those of O, a fifth of those of I.
+    with :class:`lieattn.nn.ZonalLinear` maps A, B, and kernels that see of a neighbor its distance, its features and
+    the cosine with the direction: the invariants of a pair in R^3 x S^2, so that rotations about a direction make no
+    difference by construction (a separable convolution, as in PONITA, Bekkers et al. 2024). Kernels are linear maps of
+    an :class:`lieattn.nn.relative.EdgeNetwork` that all blocks share, of its Bessel functions, and of these times the
+    cosine. The fiber is H/K, with a third of the elements of T, a fourth of those of O, a fifth of those of I.
+
+    Nothing is normalized: how far a bond is from its length at rest is a small part of what a point sees of its
+    neighbors, and forces are made of it.
 
     **Equivariance.** That of :class:`FramewiseTransformer`: exact for R^3 ⋊ H; with principal axes as pose for all
     rigid motions. Without a pose other rotations have to be learned.
@@ -175,10 +180,9 @@ class DirectionConvNet(Network):
         sizes |= {"in_vectors": len(self.vector_inputs), "hidden": options.hidden}
         sizes["in_edges"] = 0 if self.angles is None else self.angles.of_edges
         self.edges = _ZonalEdges(directions, self.in_channels, **sizes)
-        self.lifting = nn.Linear(options.hidden, channels, bias=False)
+        self.lifting = nn.Linear(self.edges.units, channels, bias=False)
         keep_variance(self.lifting, math.sqrt(0.5))
-        self.blocks = nn.ModuleList(_Block(directions, channels, options) for _ in range(layers))
-        self.norm = FiberNorm(channels)
+        self.blocks = nn.ModuleList(_Block(directions, channels, self.edges.units, options) for _ in range(layers))
         self.head = _Head(channels, out_channels, self.axis, orbit, PointOutputs(kind, pool))
         self.has_kinks = pool == "max"
 
@@ -231,14 +235,12 @@ class DirectionConvNet(Network):
             x = x + self.embed_angles(around)[:, None]
         if self.embed_vectors is not None:
             x = x + self.embed_vectors(along)
-        # One network of what all directions see of an edge, and one product for what all blocks make of it.
-        blocks: Any = self.blocks
-        maps = [self.lifting, *(block.kernel for block in blocks)]
-        lifted, *kernels = self.edges.kernels(maps, graph, invariants, directed, pairs)
-        x = x + graph.neighbors.sum_to_targets(lifted)
-        for block, kernel in zip(self.blocks, kernels, strict=True):
-            x = self._through(block, x, graph, kernel)
-        return GroupField(self.on_frames(self.norm(x)), graph)
+        # One network of what all directions see of an edge, of which every block makes kernels of its own.
+        units = cast(Tensor, self.edges(graph, invariants, directed, pairs).psi)[:, :, 0, 0]
+        x = x + self.lifting(graph.neighbors.sum_to_targets(units))
+        for block in self.blocks:
+            x = self._through(block, x, graph, units)
+        return GroupField(self.on_frames(x), graph)
 
     def on_frames(self, x: Tensor) -> Tensor:
         """A field over directions, ``[points, directions, channels]``, as one over H, ``[points, fiber, channels]``."""
@@ -249,13 +251,17 @@ class DirectionConvNet(Network):
 
 
 class _ZonalEdges(ExactConstants, EdgeNetwork):
-    """An edge network that sees of vectors their components along the directions over a point."""
+    """An edge network that sees of vectors their components along the directions over a point.
+
+    Beside its units it gives its Bessel functions, alone and times the cosine: networks learn what is smooth in the
+    distance, such as forces, faster from these.
+    """
 
     directions: Tensor  # [directions, 3] float64
 
     def __init__(self, directions: Tensor, in_channels: int, **options: Any) -> None:
         super().__init__(3, in_channels, **options)
-        self.fiber = len(directions)
+        self.fiber, self.units = len(directions), self.hidden.out_features + 2 * self.basis
         self.register_constant("directions", directions)
         self.arrows = nn.Linear(1 + 2 * self.in_vectors, self.hidden.out_features, bias=False)
         keep_variance(self.arrows, math.sqrt(1.5))  # the square of a cosine is a third in the mean
@@ -270,24 +276,28 @@ class _ZonalEdges(ExactConstants, EdgeNetwork):
     def _components(self, graph: LiftedGraph, vectors: Tensor, points: Tensor) -> Tensor:
         return self.along(graph, vectors, points)
 
+    def _units(self, seen: Tensor, invariants: Tensor, weight: Tensor, radial: Tensor) -> Tensor:
+        own, radial = super()._units(seen, invariants, weight, radial), (radial * weight[:, None])[:, None]
+        return torch.cat([own, radial.expand(-1, self.fiber, -1), radial * seen[..., :1]], dim=-1)
+
 
 class _Block(nn.Module):
     """A convolution within each direction and channel, then a network with one hidden layer over all of them."""
 
-    def __init__(self, directions: Tensor, channels: int, options: DirectionOptions) -> None:
+    def __init__(self, directions: Tensor, channels: int, units: int, options: DirectionOptions) -> None:
         super().__init__()
-        self.norm1, self.norm2 = FiberNorm(channels), FiberNorm(channels)
-        self.kernel = nn.Linear(options.hidden, channels, bias=False)
+        self.kernel = nn.Linear(units, channels, bias=False)
         keep_variance(self.kernel, math.sqrt(2))
         self.linear1 = ZonalLinear(directions, channels, options.mlp_ratio * channels)
         self.linear2 = ZonalLinear(directions, options.mlp_ratio * channels, channels)
         self.dropout = nn.Dropout(options.dropout)
 
-    def forward(self, x: Tensor, graph: LiftedGraph, kernel: Tensor) -> Tensor:
-        """Field ``[points, directions, channels]`` to the same, with kernels ``[edges, directions, channels]``."""
-        at_source = self.norm1(x).index_select(0, graph.neighbors.source)
-        x = x + self.dropout(graph.neighbors.sum_to_targets(kernel * at_source))
-        return x + self.dropout(self.linear2(F.gelu(self.linear1(self.norm2(x)))))
+    def forward(self, x: Tensor, graph: LiftedGraph, units: Tensor) -> Tensor:
+        """Field ``[points, directions, channels]`` to the same, with units of edges ``[edges, directions, units]``."""
+        neighbors = graph.neighbors
+        messages = edge_messages(units, self.kernel.weight, x, neighbors.source, neighbors.target)
+        x = x + self.dropout(messages)
+        return x + self.dropout(self.linear2(F.gelu(self.linear1(x))))
 
 
 class _Head(ExactConstants, nn.Sequential):

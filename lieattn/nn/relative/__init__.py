@@ -2,15 +2,8 @@
 
 from lieattn.nn.relative._affine import AffineMap, AffinePositions, AxisKeys, FourierFeatures, RelativePositionTable
 from lieattn.nn.relative._base import RelativeFunction, SumOfTerms, graph_attention
-from lieattn.nn.relative._kernels import (
-    AngleFeatures,
-    ConvolutionKernel,
-    EdgeNetwork,
-    NetworkKernel,
-    RankKernel,
-    TableKernel,
-    keep_variance,
-)
+from lieattn.nn.relative._edge_networks import AngleFeatures, EdgeNetwork, keep_variance
+from lieattn.nn.relative._kernels import ConvolutionKernel, NetworkKernel, RankKernel, TableKernel
 from lieattn.nn.relative._pair_scores import (
     CombinedScore,
     FeaturePart,

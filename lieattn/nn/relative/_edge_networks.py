@@ -1,136 +1,269 @@
-"""What linear maps make of a network of all edges and frames, whose own units are never stored."""
+"""Networks of the edges of neighborhoods: what frames see of each neighbor, and of the angles between neighbors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from lieattn._functional import transformed
+from lieattn._checks import (
+    check_arguments,
+    check_counts,
+    check_features,
+    check_graph,
+    check_is,
+    check_length,
+    check_positive,
+    check_tensor,
+    kind,
+)
+from lieattn._exact import ExactConstants
+from lieattn.geometry import LiftedGraph
+from lieattn.nn.relative._base import RelativeFunction
+from lieattn.ops import RelativeTerms, bessel_functions, smooth_lengths, smooth_window
+from lieattn.ops._edges import edge_kernels
 
-_BLOCK = 1 << 17  # entries of one layer's units that are computed at a time: they should fit into a core's cache
-_aten = torch.ops.aten
+_NEAR = 0.1  # share of the cutoff below which directions of edges fade
 
 
-def edge_kernels(
-    seen: Tensor,
-    invariants: Tensor,
-    weight: Tensor,
-    first: Tensor,
-    second: tuple[Tensor, Tensor],
-    maps: Sequence[Tensor],
-) -> tuple[Tensor, ...]:
-    r"""Kernels :math:`w_e\, C_k\, \sigma(B\, \sigma(A\, s_{ea} + t_e) + b)` of edges e and frames a, σ the swish.
+class EdgeNetwork(RelativeFunction):
+    r"""A network of what each frame sees of each neighbor of its point.
 
-    Units are computed block by block, and once more in the backward pass, so memory is that of the result. It can be
-    differentiated as often as one likes.
+    .. math::
+        \psi_{ija} = w(r_{ij}) \, \phi\big( h_{ia}^{-1} e_{ij},\; h_{ia}^{-1} v_i,\; h_{ia}^{-1} v_j,\;
+        R(r_{ij}),\; s_i,\; s_j \big)
+
+    with the distance r, Bessel functions R and a window w that vanishes smoothly at the cutoff, features s and
+    vectors v of the points, a network φ with two layers, and directions
+    :math:`e = (x_j - x_i) / \sqrt{r^2 + (0.1\,\text{cutoff})^2}`, which fade where points coincide.
+
+    **Equivariance.** ψ stays with the frames where these and all vectors turn together.
 
     Parameters
     ----------
-    seen, invariants, weight
-        s ``[edges, fiber, inputs]``, t ``[edges, hidden]``, w ``[edges]``.
-    first, second, maps
-        A ``[hidden, inputs]``; B ``[hidden, hidden]`` and b ``[hidden]``; C_k ``[channels, hidden]``.
-
-    Returns
-    -------
-    tuple of Tensor
-        ``[edges, fiber, channels]`` for each of the maps.
+    dim, in_channels, in_vectors
+        Dimension of space, invariant features and vectors of each point; there may be none.
+    cutoff
+        Distance at which neighbors count nothing, in the unit of the positions.
+    basis, hidden
+        Number of Bessel functions, and units of both layers of φ.
+    window
+        Power of w(r) = (1 - r² / cutoff²)^window, which has one continuous derivative less.
+    in_edges
+        Invariant features of the edges, which φ sees besides.
     """
-    operands = seen, invariants, weight, first, *second, *maps
-    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
-    if seen.device.type != "cpu" or torch.is_autocast_enabled("cpu") or recorded or transformed():
-        return _plain(*operands)
-    out: tuple[Tensor, ...] = _EdgeKernels.apply(*operands)
-    return out
+
+    dim: int
+
+    def __init__(
+        self,
+        dim: int,
+        in_channels: int,
+        *,
+        cutoff: float,
+        in_vectors: int = 0,
+        basis: int = 8,
+        hidden: int = 16,
+        window: int = 4,
+        in_edges: int = 0,
+    ) -> None:
+        check_arguments(EdgeNetwork.__init__, locals())
+        super().__init__()
+        check_counts(dim=dim, basis=basis, hidden=hidden, window=window)
+        check_counts(0, in_channels=in_channels, in_vectors=in_vectors, in_edges=in_edges)
+        check_length("cutoff", cutoff)
+        self.dim, self.in_edges = dim, in_edges
+        self.cutoff, self.basis, self.window = float(cutoff), basis, window
+        self.in_channels, self.in_vectors = in_channels, in_vectors
+        self.radial = nn.Linear(basis, hidden)
+        self.own, self.other = (nn.Linear(in_channels, hidden, bias=False) if in_channels else None for _ in range(2))
+        self.arrows = nn.Linear(dim * (1 + 2 * in_vectors), hidden, bias=False)
+        self.hidden = nn.Linear(hidden, hidden)
+        # Features are often sparse (types of atoms), so their weights start larger than those of distances.
+        for linear, factor in ((self.radial, 1.0), (self.own, 2.0), (self.other, 2.0), (self.arrows, 1.0)):
+            if linear is not None:
+                keep_variance(linear, factor)
+        keep_variance(self.hidden, math.sqrt(2))
+        self.pairs = nn.Linear(in_edges, hidden, bias=False) if in_edges else None
+        if self.pairs is not None:
+            keep_variance(self.pairs)
+
+    def forward(
+        self,
+        graph: LiftedGraph,
+        x: Tensor | None = None,
+        vectors: Tensor | None = None,
+        edges: Tensor | None = None,
+    ) -> RelativeTerms:
+        """Terms with ``psi`` ``[edges, fiber, 1, 1, hidden]``, over the root of 1 + the windows at the target.
+
+        Features ``x`` are ``[points, in_channels]``, ``vectors`` ``[points, in_vectors, dim]`` and ``edges``
+        ``[edges, in_edges]``; None for none.
+        """
+        return RelativeTerms(psi=self._units(*self._seen(graph, x, vectors, edges))[:, :, None, None])
+
+    def _units(self, seen: Tensor, invariants: Tensor, weight: Tensor, radial: Tensor) -> Tensor:
+        """ψ ``[edges, fiber, hidden]`` of what :meth:`_seen` gives."""
+        y = F.silu(self.arrows(seen) + invariants[:, None])
+        return F.silu(self.hidden(y)) * weight[:, None, None]
+
+    def kernels(
+        self,
+        maps: Sequence[nn.Linear],
+        graph: LiftedGraph,
+        x: Tensor | None = None,
+        vectors: Tensor | None = None,
+        edges: Tensor | None = None,
+    ) -> list[Tensor]:
+        """What linear maps without bias make of ψ, ``[edges, fiber, channels]`` for each, without storing ψ itself."""
+        if not isinstance(maps, list | tuple):
+            raise TypeError(f"maps: expected a list or tuple of linear maps, got {kind(maps)}")
+        for index, linear in enumerate(maps):
+            given = isinstance(linear, nn.Linear) and linear.bias is None
+            if not given or linear.in_features != self.hidden.out_features:
+                raise ValueError(
+                    f"maps: expected linear maps of {self.hidden.out_features} channels without bias, "
+                    f"got maps[{index}] = {linear}"
+                )
+        *inputs, _ = self._seen(graph, x, vectors, edges)
+        second = self.hidden.weight, self.hidden.bias
+        return list(edge_kernels(*inputs, self.arrows.weight, second, [linear.weight for linear in maps]))
+
+    def _seen(
+        self, graph: LiftedGraph, x: Tensor | None, vectors: Tensor | None, pairs: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What frames see of edges ``[edges, fiber, inputs]``, the rest of the first layer, shares, and R."""
+        check_is("graph", graph, LiftedGraph)
+        points = graph.num_points
+        x = graph.pos.new_zeros(points, 0) if x is None else x
+        vectors = graph.pos.new_zeros(points, 0, self.dim) if vectors is None else vectors
+        pairs = graph.pos.new_zeros(graph.neighbors.num_edges, 0) if pairs is None else pairs
+        expected = {
+            "pos": (graph.pos, (points, self.dim)),
+            "x": (x, (points, self.in_channels)),
+            "vectors": (vectors, (points, self.in_vectors, self.dim)),
+            "edges": (pairs, (graph.neighbors.num_edges, self.in_edges)),
+        }
+        for argument, (value, shape) in expected.items():
+            check_tensor(argument, value, "a floating tensor")
+            if value.shape != shape:
+                raise ValueError(f"{argument}: expected {shape}, got {tuple(value.shape)}")
+        target, source = graph.neighbors.target, graph.neighbors.source
+        directions, length, share = edge_geometry(graph, self.cutoff, self.window)
+        around = torch.cat([directions[:, None], vectors[target], vectors[source]], dim=1)
+        radial = bessel_functions(length, self.basis)
+        invariants = self.radial(radial)
+        if self.own is not None and self.other is not None:
+            invariants = invariants + self.own(x)[target] + self.other(x)[source]
+        if self.pairs is not None:
+            invariants = invariants + self.pairs(pairs)
+        return self._components(graph, around, target), invariants, share, radial
+
+    def _components(self, graph: LiftedGraph, vectors: Tensor, points: Tensor) -> Tensor:
+        """What fibers over points see of vectors ``[n, count, dim]``: ``[n, fiber, numbers]``."""
+        return graph.seen_in_frames(vectors, points).flatten(-2)
 
 
-def _plain(
-    seen: Tensor, invariants: Tensor, weight: Tensor, first: Tensor, second: Tensor, bias: Tensor, *maps: Tensor
-) -> tuple[Tensor, ...]:
-    y = F.silu(F.linear(seen, first) + invariants[:, None])
-    z = F.silu(F.linear(y, second, bias)) * weight[:, None, None]
-    return tuple(F.linear(z, last) for last in maps)
+class AngleFeatures(ExactConstants, nn.Module):
+    r"""Invariants of the angles between neighbors, for points and for edges.
+
+    With e, R and w of :class:`EdgeNetwork`, degrees l = 1 and 2, and features s of the points,
+
+    .. math::
+        A^l_{ikm} = \sum_{jj'} \phi_k(ij)\, \phi_m(ij')\, P_l(e_{ij}, e_{ij'}), \qquad
+        B^l_{ijk} = \sum_{j'} \phi_k(ij')\, P_l(e_{ij}, e_{ij'}), \qquad
+        \phi(ij) = \frac{w(r_{ij})\, (V R(r_{ij}) + c) \odot W s_j}{\sqrt{1 + \sum_j w(r_{ij})}}
+
+    and B at both ends of an edge, for each degree other functions φ. The products P are
+    :math:`P_1(e, e') = \langle e, e' \rangle` and
+    :math:`P_2(e, e') = (d \langle e, e' \rangle^2 - |e|^2 |e'|^2) / (d - 1)`, in space the Legendre polynomials of
+    the cosine. All is made of the moments of e and of e ⊗ e without its trace, so the cost is linear in the number of
+    edges; A are products of two sums over neighbors, as symmetry functions are (Behler and Parrinello 2007).
+
+    **Equivariance.** Invariant to all rotations and reflections, whatever the frames.
+
+    Parameters
+    ----------
+    dim, in_channels, cutoff, basis, window
+        See :class:`EdgeNetwork`; there must be features.
+    count
+        How many functions φ there are.
+    """
+
+    upper: Tensor
+    traceless: Tensor
+
+    def __init__(
+        self, dim: int, in_channels: int, count: int, *, cutoff: float, basis: int = 8, window: int = 4
+    ) -> None:
+        check_arguments(AngleFeatures.__init__, locals())
+        super().__init__()
+        check_counts(dim=dim, in_channels=in_channels, count=count, basis=basis, window=window)
+        check_length("cutoff", cutoff)
+        self.dim, self.cutoff, self.window, self.count = dim, float(cutoff), window, count
+        self.radial = nn.Linear(basis, 2 * count)
+        self.other = nn.Linear(in_channels, 2 * count, bias=False)
+        nn.init.normal_(self.radial.weight, std=basis**-0.5)
+        # Features are often sparse, such as types of atoms.
+        nn.init.normal_(self.other.weight)
+        rows, columns = torch.triu_indices(count, count)
+        self.register_buffer("upper", rows * count + columns, persistent=False)
+        self.register_constant("traceless", _traceless(dim))
+        self.of_points, self.of_edges = count * (count + 1), 4 * count
+
+    def forward(self, graph: LiftedGraph, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features of points ``[points, of_points]`` and of edges ``[edges, of_edges]``, of ``x`` ``[points, in]``."""
+        check_graph(graph, LiftedGraph, x)
+        check_features(x, self.other.weight, self.other.in_features)
+        neighbors = graph.neighbors
+        target, source = neighbors.target, neighbors.source
+        directions, length, weight = edge_geometry(graph, self.cutoff, self.window)
+        radial = self.radial(bessel_functions(length, self.radial.in_features))
+        functions = (radial * self.other(x)[source] * weight[:, None]).unflatten(1, (2, self.count))
+        # P_2 is the product of e ⊗ e without their trace.
+        squares = (directions[:, :, None] * directions[:, None]).flatten(1) @ self.traceless.to(directions)
+        points, edges = [], []
+        for power, arrows in enumerate((directions, squares)):
+            moments = neighbors.sum_to_targets(arrows[:, :, None] * functions[:, power, None])
+            gram = (moments.mT @ moments).flatten(1)
+            points.append(gram.index_select(1, self.upper))
+            edges += [(arrows[:, :, None] * moments.index_select(0, end)).sum(dim=1) for end in (target, source)]
+        return torch.cat(points, dim=1), torch.cat(edges, dim=1)
 
 
-class _EdgeKernels(torch.autograd.Function):
-    """:func:`_plain` in blocks of edges."""
-
-    @staticmethod
-    def forward(ctx: Any, *operands: Tensor) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(*operands)
-        seen, invariants, weight, first, second, bias, *maps = operands
-        fiber = seen.shape[1]
-        outs = [seen.new_empty(len(seen) * fiber, len(part)) for part in maps]
-        for rows, s, t in _blocks(seen, invariants):
-            y = F.silu(_first_layer(s, t, first), inplace=True)
-            z = F.silu(torch.addmm(bias, y, second.T), inplace=True)
-            z.view(len(t), -1).mul_(weight[rows, None])
-            for out, last in zip(outs, maps, strict=True):
-                torch.mm(z, last.T, out=out[rows.start * fiber : rows.stop * fiber])
-        return tuple(out.unflatten(0, (-1, fiber)) for out in outs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        operands, wanted = ctx.saved_tensors, ctx.needs_input_grad
-        if not torch.is_grad_enabled():
-            return _gradients(grads, operands, wanted)
-        through = [operand for operand, want in zip(operands, wanted, strict=True) if want]
-        found = iter(torch.autograd.grad(_plain(*operands), through, grads, create_graph=True))
-        return tuple(next(found) if want else None for want in wanted)
+def _traceless(dim: int) -> Tensor:
+    """Orthonormal symmetric matrices without trace, times sqrt(d / (d - 1)), as columns ``[dim², ...]`` float64."""
+    found = []
+    for i in range(dim):
+        for j in range(i):
+            found.append(torch.zeros(dim, dim, dtype=torch.float64))
+            found[-1][i, j] = found[-1][j, i] = math.sqrt(1 / 2)
+        if i:
+            numbers = [1.0] * i + [-float(i)] + [0.0] * (dim - i - 1)
+            found.append(torch.diag(torch.tensor(numbers, dtype=torch.float64)) / math.sqrt(i * (i + 1)))
+    matrices = torch.stack(found) if found else torch.zeros(0, dim, dim, dtype=torch.float64)
+    return matrices.flatten(1).T * math.sqrt(dim / max(1, dim - 1))
 
 
-def _gradients(
-    grads: Sequence[Tensor], operands: Sequence[Tensor], wanted: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
-    """Gradients of all operands, of what is seen and the weights of edges only if wanted."""
-    seen, invariants, weight, first, second, bias, *maps = operands
-    last, hidden = torch.cat(maps), len(second)
-    # A product with many rows is faster where the longer side of its result is the last one.
-    to_first = torch.zeros_like(first.T, memory_format=torch.contiguous_format)
-    to_second, to_bias, to_last = (torch.zeros_like(part) for part in (second, bias, last))
-    of_seen, of_weight = (
-        torch.empty_like(t) if want else None for t, want in zip((seen, weight), wanted[:3:2], strict=True)
-    )
-    of_invariants = torch.empty_like(invariants)
-    for rows, s, t in _blocks(seen, invariants):
-        share = weight[rows, None]
-        u = _first_layer(s, t, first)
-        y = F.silu(u)
-        v = torch.addmm(bias, y, second.T)
-        z = F.silu(v)
-        grad = torch.cat([part[rows].reshape(len(s), -1) for part in grads], dim=1)
-        change = grad @ last
-        if of_weight is not None:
-            of_weight[rows] = (change * z).view(len(t), -1).sum(dim=1)
-        z.view(len(t), -1).mul_(share)
-        change.view(len(t), -1).mul_(share)
-        to_last.addmm_(grad.T, z)
-        change = _aten.silu_backward(change, v)
-        to_bias += change.sum(dim=0)
-        to_second.addmm_(change.T, y)
-        change = _aten.silu_backward(change @ second, u)
-        of_invariants[rows] = change.view(len(t), -1, hidden).sum(dim=1)
-        to_first.addmm_(s.T, change)
-        if of_seen is not None:
-            of_seen[rows] = (change @ first).view_as(of_seen[rows])
-    of_maps = to_last.split([len(part) for part in maps])
-    return of_seen, of_invariants, of_weight, to_first.T, to_second, to_bias, *of_maps
+def edge_geometry(graph: LiftedGraph, cutoff: float, power: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Directions that fade where points coincide, lengths over the cutoff, and windows over the roots of their sums.
+
+    ``[edges, dim]`` and twice ``[edges]``; the windows of loops are 0.
+    """
+    neighbors = graph.neighbors
+    edges = neighbors.displacements(graph.pos) / cutoff
+    length = smooth_lengths(edges)
+    window = smooth_window(length, power) * ~neighbors.is_loop
+    norm = (1 + window.new_zeros(graph.num_points).index_add(0, neighbors.target, window)).rsqrt()
+    directions = edges / (length.square() + _NEAR**2).sqrt()[:, None]
+    return directions, length, window * norm[neighbors.target]
 
 
-def _first_layer(seen: Tensor, invariants: Tensor, first: Tensor) -> Tensor:
-    """What the first layer has before its swish, ``[edges * fiber, hidden]``."""
-    y = (seen @ first.T).view(len(invariants), -1, len(first)).add_(invariants[:, None])
-    return y.view(-1, len(first))
-
-
-def _blocks(seen: Tensor, invariants: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Edges of each block, what is seen with a row for each of their frames, and their invariants."""
-    edges, fiber, inputs = seen.shape
-    size = max(16, _BLOCK // max(1, fiber * invariants.shape[1]))
-    for begin in range(0, edges, size):
-        rows = slice(begin, min(edges, begin + size))
-        yield rows, seen[rows].reshape(-1, inputs), invariants[rows]
+def keep_variance(linear: nn.Linear, factor: float = 1.0) -> None:
+    """Draw weights anew so that signals keep their size through the swish, times a factor."""
+    check_arguments(keep_variance, locals())
+    check_positive(factor=factor)
+    nn.init.normal_(linear.weight, std=factor * math.sqrt(2 / linear.in_features))

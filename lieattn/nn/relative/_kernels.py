@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
 from typing import Any, Literal, Self, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lieattn._checks import (
@@ -17,11 +15,8 @@ from lieattn._checks import (
     check_counts,
     check_features,
     check_graph,
-    check_is,
     check_length,
     check_positive,
-    check_tensor,
-    kind,
 )
 from lieattn.geometry import LiftedGraph, pixel_positions
 from lieattn.groups import FiniteGroup, check_group
@@ -34,8 +29,7 @@ from lieattn.nn.relative._base import (
     rows_of_table,
     seen_offsets,
 )
-from lieattn.nn.relative._edge_networks import edge_kernels
-from lieattn.ops import Activation, RelativeTerms, bessel_functions, smooth_lengths, smooth_window
+from lieattn.ops import Activation, RelativeTerms
 from lieattn.ops import activation as activation_named
 
 _NEAR = 0.1  # share of the cutoff below which directions of edges fade
@@ -274,226 +268,3 @@ class RankKernel(RelativeFunction):
         for linear in (self.linear1, self.linear2, self.linear3):
             numbers = act(linear(numbers))
         return RelativeTerms(displacement_bias=numbers, row=graph.relative.row)
-
-
-class EdgeNetwork(RelativeFunction):
-    r"""A network of what each frame sees of each neighbor of its point.
-
-    .. math::
-        \psi_{ija} = w(r_{ij}) \, \phi\big( h_{ia}^{-1} e_{ij},\; h_{ia}^{-1} v_i,\; h_{ia}^{-1} v_j,\;
-        R(r_{ij}),\; s_i,\; s_j \big)
-
-    with the distance r, Bessel functions R and a window w that vanishes smoothly at the cutoff, features s and
-    vectors v of the points, a network φ with two layers, and directions
-    :math:`e = (x_j - x_i) / \sqrt{r^2 + (0.1\,\text{cutoff})^2}`, which fade where points coincide.
-
-    **Equivariance.** ψ stays with the frames where these and all vectors turn together.
-
-    Parameters
-    ----------
-    dim, in_channels, in_vectors
-        Dimension of space, invariant features and vectors of each point; there may be none.
-    cutoff
-        Distance at which neighbors count nothing, in the unit of the positions.
-    basis, hidden
-        Number of Bessel functions, and units of both layers of φ.
-    window
-        Power of w(r) = (1 - r² / cutoff²)^window, which has one continuous derivative less.
-    in_edges
-        Invariant features of the edges, which φ sees besides.
-    """
-
-    dim: int
-
-    def __init__(
-        self,
-        dim: int,
-        in_channels: int,
-        *,
-        cutoff: float,
-        in_vectors: int = 0,
-        basis: int = 8,
-        hidden: int = 16,
-        window: int = 4,
-        in_edges: int = 0,
-    ) -> None:
-        check_arguments(EdgeNetwork.__init__, locals())
-        super().__init__()
-        check_counts(dim=dim, basis=basis, hidden=hidden, window=window)
-        check_counts(0, in_channels=in_channels, in_vectors=in_vectors, in_edges=in_edges)
-        check_length("cutoff", cutoff)
-        self.dim, self.in_edges = dim, in_edges
-        self.cutoff, self.basis, self.window = float(cutoff), basis, window
-        self.in_channels, self.in_vectors = in_channels, in_vectors
-        self.radial = nn.Linear(basis, hidden)
-        self.own, self.other = (nn.Linear(in_channels, hidden, bias=False) if in_channels else None for _ in range(2))
-        self.arrows = nn.Linear(dim * (1 + 2 * in_vectors), hidden, bias=False)
-        self.hidden = nn.Linear(hidden, hidden)
-        # Features are often sparse (types of atoms), so their weights start larger than those of distances.
-        for linear, factor in ((self.radial, 1.0), (self.own, 2.0), (self.other, 2.0), (self.arrows, 1.0)):
-            if linear is not None:
-                keep_variance(linear, factor)
-        keep_variance(self.hidden, math.sqrt(2))
-        self.pairs = nn.Linear(in_edges, hidden, bias=False) if in_edges else None
-        if self.pairs is not None:
-            keep_variance(self.pairs)
-
-    def forward(
-        self,
-        graph: LiftedGraph,
-        x: Tensor | None = None,
-        vectors: Tensor | None = None,
-        edges: Tensor | None = None,
-    ) -> RelativeTerms:
-        """Terms with ``psi`` ``[edges, fiber, 1, 1, hidden]``, over the root of 1 + the windows at the target.
-
-        Features ``x`` are ``[points, in_channels]``, ``vectors`` ``[points, in_vectors, dim]`` and ``edges``
-        ``[edges, in_edges]``; None for none.
-        """
-        seen, invariants, weight = self._seen(graph, x, vectors, edges)
-        y = F.silu(self.arrows(seen) + invariants[:, None])
-        signals = F.silu(self.hidden(y)) * weight[:, None, None]
-        return RelativeTerms(psi=signals[:, :, None, None])
-
-    def kernels(
-        self,
-        maps: Sequence[nn.Linear],
-        graph: LiftedGraph,
-        x: Tensor | None = None,
-        vectors: Tensor | None = None,
-        edges: Tensor | None = None,
-    ) -> list[Tensor]:
-        """What linear maps without bias make of ψ, ``[edges, fiber, channels]`` for each, without storing ψ itself."""
-        if not isinstance(maps, list | tuple):
-            raise TypeError(f"maps: expected a list or tuple of linear maps, got {kind(maps)}")
-        for index, linear in enumerate(maps):
-            given = isinstance(linear, nn.Linear) and linear.bias is None
-            if not given or linear.in_features != self.hidden.out_features:
-                raise ValueError(
-                    f"maps: expected linear maps of {self.hidden.out_features} channels without bias, "
-                    f"got maps[{index}] = {linear}"
-                )
-        inputs = self._seen(graph, x, vectors, edges)
-        second = self.hidden.weight, self.hidden.bias
-        return list(edge_kernels(*inputs, self.arrows.weight, second, [linear.weight for linear in maps]))
-
-    def _seen(
-        self, graph: LiftedGraph, x: Tensor | None, vectors: Tensor | None, pairs: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """What frames see of edges ``[edges, fiber, inputs]``, the rest of the first layer, and the share of edges."""
-        check_is("graph", graph, LiftedGraph)
-        points = graph.num_points
-        x = graph.pos.new_zeros(points, 0) if x is None else x
-        vectors = graph.pos.new_zeros(points, 0, self.dim) if vectors is None else vectors
-        pairs = graph.pos.new_zeros(graph.neighbors.num_edges, 0) if pairs is None else pairs
-        expected = {
-            "pos": (graph.pos, (points, self.dim)),
-            "x": (x, (points, self.in_channels)),
-            "vectors": (vectors, (points, self.in_vectors, self.dim)),
-            "edges": (pairs, (graph.neighbors.num_edges, self.in_edges)),
-        }
-        for argument, (value, shape) in expected.items():
-            check_tensor(argument, value, "a floating tensor")
-            if value.shape != shape:
-                raise ValueError(f"{argument}: expected {shape}, got {tuple(value.shape)}")
-        target, source = graph.neighbors.target, graph.neighbors.source
-        directions, length, share = edge_geometry(graph, self.cutoff, self.window)
-        around = torch.cat([directions[:, None], vectors[target], vectors[source]], dim=1)
-        invariants = self.radial(bessel_functions(length, self.basis))
-        if self.own is not None and self.other is not None:
-            invariants = invariants + self.own(x)[target] + self.other(x)[source]
-        if self.pairs is not None:
-            invariants = invariants + self.pairs(pairs)
-        return self._components(graph, around, target), invariants, share
-
-    def _components(self, graph: LiftedGraph, vectors: Tensor, points: Tensor) -> Tensor:
-        """What fibers over points see of vectors ``[n, count, dim]``: ``[n, fiber, numbers]``."""
-        return graph.seen_in_frames(vectors, points).flatten(-2)
-
-
-class AngleFeatures(nn.Module):
-    r"""Invariants of the angles between neighbors, for points and for edges.
-
-    With e, R and w of :class:`EdgeNetwork`, degrees l = 1 and 2, and features s of the points,
-
-    .. math::
-        A^l_{ikm} = \sum_{jj'} \phi_k(ij)\, \phi_m(ij')\, P_l(e_{ij}, e_{ij'}), \qquad
-        B^l_{ijk} = \sum_{j'} \phi_k(ij')\, P_l(e_{ij}, e_{ij'}), \qquad
-        \phi(ij) = \frac{w(r_{ij})\, (V R(r_{ij}) + c) \odot W s_j}{\sqrt{1 + \sum_j w(r_{ij})}}
-
-    and B at both ends of an edge, for each degree other functions φ. The products P are
-    :math:`P_1(e, e') = \langle e, e' \rangle` and
-    :math:`P_2(e, e') = (d \langle e, e' \rangle^2 - |e|^2 |e'|^2) / (d - 1)`, in space the Legendre polynomials of
-    the cosine. All is made of the moments of e and of e ⊗ e without its trace, so the cost is linear in the number of
-    edges; A are products of two sums over neighbors, as symmetry functions are (Behler and Parrinello 2007).
-
-    **Equivariance.** Invariant to all rotations and reflections, whatever the frames.
-
-    Parameters
-    ----------
-    dim, in_channels, cutoff, basis, window
-        See :class:`EdgeNetwork`; there must be features.
-    count
-        How many functions φ there are.
-    """
-
-    upper: Tensor
-
-    def __init__(
-        self, dim: int, in_channels: int, count: int, *, cutoff: float, basis: int = 8, window: int = 4
-    ) -> None:
-        check_arguments(AngleFeatures.__init__, locals())
-        super().__init__()
-        check_counts(dim=dim, in_channels=in_channels, count=count, basis=basis, window=window)
-        check_length("cutoff", cutoff)
-        self.dim, self.cutoff, self.window, self.count = dim, float(cutoff), window, count
-        self.radial = nn.Linear(basis, 2 * count)
-        self.other = nn.Linear(in_channels, 2 * count, bias=False)
-        nn.init.normal_(self.radial.weight, std=basis**-0.5)
-        # Features are often sparse, such as types of atoms.
-        nn.init.normal_(self.other.weight)
-        self.register_buffer("upper", torch.triu_indices(count, count), persistent=False)
-        self.of_points, self.of_edges = count * (count + 1), 4 * count
-
-    def forward(self, graph: LiftedGraph, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features of points ``[points, of_points]`` and of edges ``[edges, of_edges]``, of ``x`` ``[points, in]``."""
-        check_graph(graph, LiftedGraph, x)
-        check_features(x, self.other.weight, self.other.in_features)
-        neighbors = graph.neighbors
-        target, source = neighbors.target, neighbors.source
-        directions, length, weight = edge_geometry(graph, self.cutoff, self.window)
-        radial = self.radial(bessel_functions(length, self.radial.in_features))
-        functions = (radial * self.other(x)[source] * weight[:, None]).unflatten(1, (2, self.count))
-        length_squared = directions.square().sum(dim=1)
-        # P_2 is the product of e ⊗ e without their trace.
-        trace = torch.eye(self.dim, dtype=directions.dtype, device=directions.device) / self.dim
-        squares = directions[:, :, None] * directions[:, None] - length_squared[:, None, None] * trace
-        squares = squares.flatten(1) * math.sqrt(self.dim / max(1, self.dim - 1))
-        points, edges = [], []
-        for power, arrows in enumerate((directions, squares)):
-            moments = neighbors.sum_to_targets(arrows[:, :, None] * functions[:, power, None])
-            gram = moments.mT @ moments
-            points.append(gram[:, self.upper[0], self.upper[1]])
-            edges += [(arrows[:, :, None] * moments[end]).sum(dim=1) for end in (target, source)]
-        return torch.cat(points, dim=1), torch.cat(edges, dim=1)
-
-
-def edge_geometry(graph: LiftedGraph, cutoff: float, power: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Directions that fade where points coincide, lengths over the cutoff, and windows over the roots of their sums.
-
-    ``[edges, dim]`` and twice ``[edges]``; the windows of loops are 0.
-    """
-    neighbors = graph.neighbors
-    edges = neighbors.displacements(graph.pos) / cutoff
-    length = smooth_lengths(edges)
-    window = smooth_window(length, power) * ~neighbors.is_loop
-    norm = (1 + window.new_zeros(graph.num_points).index_add(0, neighbors.target, window)).rsqrt()
-    directions = edges / (length.square() + _NEAR**2).sqrt()[:, None]
-    return directions, length, window * norm[neighbors.target]
-
-
-def keep_variance(linear: nn.Linear, factor: float = 1.0) -> None:
-    """Draw weights anew so that signals keep their size through the swish, times a factor."""
-    check_arguments(keep_variance, locals())
-    check_positive(factor=factor)
-    nn.init.normal_(linear.weight, std=factor * math.sqrt(2 / linear.in_features))

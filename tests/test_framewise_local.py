@@ -359,6 +359,30 @@ def test_edge_kernels_are_those_of_the_formula(block, monkeypatch):
     torch.testing.assert_close(derivatives(found), derivatives(expected), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("edges", [40, 0])
+@pytest.mark.parametrize("block", [8, 1 << 17], ids=["blocks", "one block"])
+def test_messages_of_edges_are_those_of_the_formula(block, edges, monkeypatch):
+    """Values and derivatives of first and second order, with a point that has no neighbors and is nobody's."""
+    monkeypatch.setattr(_edges, "_MESSAGES", block)
+    points, fiber, hidden, channels = 7, 3, 4, 5
+    source, target = torch.randint(points - 1, (edges,)), torch.randint(points - 1, (edges,)).sort().values
+    shapes = (edges, fiber, hidden), (channels, hidden), (points, fiber, channels)
+    operands = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    units, last, x = operands
+    pull = torch.randn(points, fiber, channels, dtype=torch.float64)
+
+    def derivatives(made):
+        plain = torch.autograd.grad((made * pull).sum(), operands, retain_graph=True)
+        again = torch.autograd.grad((made * pull).sum(), operands, create_graph=True)
+        return *plain, *again, *torch.autograd.grad(sum(grad.square().sum() for grad in again), operands)
+
+    found = _edges.edge_messages(*operands, source, target)
+    incidence = torch.nn.functional.one_hot(target, points).double()
+    expected = torch.einsum("ep,efk,ck,efc->pfc", incidence, units, last, x[source])
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(derivatives(found), derivatives(expected), rtol=1e-10, atol=1e-10)
+
+
 def test_kernels_that_do_not_fit_are_named():
     graph = lift(torch.randn(4, 3), tetrahedral(), Radius(9.0))
     kernel = torch.zeros(graph.neighbors.num_edges, 12, 5)

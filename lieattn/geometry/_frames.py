@@ -7,6 +7,7 @@ the space, ``[points, fiber, k, k]``, or those of a finite group. docs/exactness
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
@@ -160,7 +161,8 @@ class SampledFrames:
         return frames.to(clouds.pos)[place]
 
     def _draw(self, group: Group, number: int, generator: torch.Generator) -> Tensor:
-        if self.design or (self.design is None and _has_design(group, self.count)):
+        # One element is a design by itself.
+        if self.design or (self.design is None and self.count > 1 and _has_design(group, self.count)):
             return group.sample_design(number, count=self.count, generator=generator, dtype=torch.float64)
         return group.sample(number, self.count, generator=generator, dtype=torch.float64)
 
@@ -199,6 +201,7 @@ class GivenFrames:
         return frames[clouds.batch] if self.per == "cloud" else frames
 
 
+@lru_cache(maxsize=256)
 def keeps_lengths(group: Group, *, ratios: bool = False) -> bool:
     """Whether a group preserves lengths, or with ``ratios`` their ratios alone; true if it has no exponential.
 

@@ -172,7 +172,8 @@ def test_what_networks_see():
     model, data = network(tetrahedral()).double(), cloud(tetrahedral(), (6,))
     expected = model(data)
     weights = [model.edges.radial, model.edges.arrows, model.edges.other, model.edges.pairs]
-    weights += [model.embed_angles, model.embed_vectors, model.lifting, *(block.kernel for block in model.blocks)]
+    weights += [model.embed_angles, model.embed_vectors, model.lifting.output]
+    weights += [block.messages.kernel for block in model.blocks]
     for linear in weights:
         kept = linear.weight.detach().clone()
         linear.weight.data.zero_()

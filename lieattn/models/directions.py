@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,9 +36,9 @@ from lieattn.models._network import (
     cutoff_of,
 )
 from lieattn.models._poses import posed, refuse_lattices
-from lieattn.nn import ZonalLinear
+from lieattn.nn import FrameMessages, LiftingConvolution, ZonalLinear
 from lieattn.nn.relative import AngleFeatures, EdgeNetwork, keep_variance
-from lieattn.ops._edges import edge_messages
+from lieattn.ops import RelativeTerms
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,8 @@ class DirectionConvNet(Network):
         sizes |= {"in_vectors": len(self.vector_inputs), "hidden": options.hidden}
         sizes["in_edges"] = 0 if self.angles is None else self.angles.of_edges
         self.edges = _ZonalEdges(directions, self.in_channels, **sizes)
-        self.lifting = nn.Linear(self.edges.units, channels, bias=False)
-        keep_variance(self.lifting, math.sqrt(0.5))
+        self.lifting = LiftingConvolution(self.edges.units, channels)
+        keep_variance(self.lifting.output, math.sqrt(0.5))
         self.blocks = nn.ModuleList(_Block(directions, channels, self.edges.units, options) for _ in range(layers))
         self.head = _Head(channels, out_channels, self.axis, orbit, PointOutputs(kind, pool))
         self.has_kinks = pool == "max"
@@ -236,10 +236,10 @@ class DirectionConvNet(Network):
         if self.embed_vectors is not None:
             x = x + self.embed_vectors(along)
         # One network of what all directions see of an edge, of which every block makes kernels of its own.
-        units = cast(Tensor, self.edges(graph, invariants, directed, pairs).psi)[:, :, 0, 0]
-        x = x + self.lifting(graph.neighbors.sum_to_targets(units))
+        terms = self.edges(graph, invariants, directed, pairs)
+        x = x + self.lifting(terms, graph)
         for block in self.blocks:
-            x = self._through(block, x, graph, units)
+            x = self._through(block, x, graph, terms)
         return GroupField(self.on_frames(x), graph)
 
     def on_frames(self, x: Tensor) -> Tensor:
@@ -286,17 +286,15 @@ class _Block(nn.Module):
 
     def __init__(self, directions: Tensor, channels: int, units: int, options: DirectionOptions) -> None:
         super().__init__()
-        self.kernel = nn.Linear(units, channels, bias=False)
-        keep_variance(self.kernel, math.sqrt(2))
+        self.messages = FrameMessages(units, channels)
+        keep_variance(self.messages.kernel, math.sqrt(2))
         self.linear1 = ZonalLinear(directions, channels, options.mlp_ratio * channels)
         self.linear2 = ZonalLinear(directions, options.mlp_ratio * channels, channels)
         self.dropout = nn.Dropout(options.dropout)
 
-    def forward(self, x: Tensor, graph: LiftedGraph, units: Tensor) -> Tensor:
-        """Field ``[points, directions, channels]`` to the same, with units of edges ``[edges, directions, units]``."""
-        neighbors = graph.neighbors
-        messages = edge_messages(units, self.kernel.weight, x, neighbors.source, neighbors.target)
-        x = x + self.dropout(messages)
+    def forward(self, x: Tensor, graph: LiftedGraph, terms: RelativeTerms) -> Tensor:
+        """Field ``[points, directions, channels]`` to the same, with the terms of the edges."""
+        x = x + self.dropout(self.messages(x, graph, terms))
         return x + self.dropout(self.linear2(F.gelu(self.linear1(x))))
 
 

@@ -218,9 +218,9 @@ class GroupAttention(TiedWeights):
             raise ValueError(f"encoding: {name} is for {encoding.dim} dimensions, {group.name} acts on {group.dim}")
 
 
-def check_field(x: Tensor, graph: LiftedGraph, channels: int) -> Tensor:
-    """A field on a graph; raises ValueError for another shape."""
-    expected = (graph.num_points, graph.fiber, channels)
+def check_field(x: Tensor, graph: LiftedGraph, channels: int, fiber: int | None = None) -> Tensor:
+    """A field on a graph, over its frames or a fiber of another size; raises ValueError for another shape."""
+    expected = (graph.num_points, graph.fiber if fiber is None else fiber, channels)
     if x.shape != expected:
         raise ValueError(f"x: expected a field [points, fiber, channels] = {expected}, got {tuple(x.shape)}")
     return x

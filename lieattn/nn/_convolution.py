@@ -30,6 +30,7 @@ from lieattn.nn.relative import (
     keep_variance,
 )
 from lieattn.nn.relative._base import check_lifted_to, rows_of_table
+from lieattn.nn.relative._edge_operators import edge_messages
 from lieattn.ops import Activation, RelativeTerms, group_attention
 
 Reduction = Literal["sum", "mean"]
@@ -291,7 +292,8 @@ class FrameMessages(nn.Module):
     .. math::  f'(x_i, a)_c = \sum_j (W \psi_{ija})_c \, f(x_j, a)_c \Big/ \sqrt{1 + \textstyle\sum_j w(r_{ij})}
 
     with ψ and w as in :class:`LiftingConvolution`: the spatial factor of a separable group convolution (as in PONITA,
-    Bekkers et al. 2024, Eq. 13). It relates frames of the same index, which all points of a cloud must share.
+    Bekkers et al. 2024, Eq. 13). It relates frames of the same index, which all points of a cloud must share; or what
+    else the network sees neighbors from, such as directions.
 
     **Equivariance.** If the points move by (t, h) in R^d ⋊ H and the field is translated by h, so is the output.
     """
@@ -310,15 +312,18 @@ class FrameMessages(nn.Module):
         """
         check_features(x, self.kernel.weight)
         check_graph(graph, LiftedGraph, x)
-        check_field(x, graph, self.kernel.out_features)
+        neighbors = graph.neighbors
         if not graph.relative.tied:
             raise ValueError("graph: messages within frames need the same frames over all points of a cloud")
         if isinstance(terms, Tensor):
+            check_field(x, graph, self.kernel.out_features)
             kernel = _checked_kernel(terms, graph, self.kernel.out_features)
-        else:
-            kernel = self.kernel(_signals(terms))
-        at_source = x.index_select(0, graph.neighbors.source)
-        return graph.neighbors.sum_to_targets(kernel * at_source)
+            return neighbors.sum_to_targets(kernel * x.index_select(0, neighbors.source))
+        units = _signals(terms)
+        if len(units) != neighbors.num_edges:
+            raise ValueError(f"terms: expected those of {neighbors.num_edges} edges, got {len(units)}")
+        check_field(x, graph, self.kernel.out_features, units.shape[1])
+        return edge_messages(units, self.kernel.weight, x, neighbors.source, neighbors.target)
 
 
 def _checked_kernel(kernel: Tensor, graph: LiftedGraph, channels: int) -> Tensor:

@@ -23,8 +23,8 @@ from lieattn._checks import (
 from lieattn._exact import ExactConstants
 from lieattn.geometry import LiftedGraph
 from lieattn.nn.relative._base import RelativeFunction
+from lieattn.nn.relative._edge_operators import edge_kernels
 from lieattn.ops import RelativeTerms, bessel_functions, smooth_lengths, smooth_window
-from lieattn.ops._edges import edge_kernels
 
 _NEAR = 0.1  # share of the cutoff below which directions of edges fade
 
@@ -128,9 +128,10 @@ class EdgeNetwork(RelativeFunction):
                     f"maps: expected linear maps of {self.hidden.out_features} channels without bias, "
                     f"got maps[{index}] = {linear}"
                 )
-        *inputs, _ = self._seen(graph, x, vectors, edges)
+        seen, invariants, weight, _ = self._seen(graph, x, vectors, edges)
         second = self.hidden.weight, self.hidden.bias
-        return list(edge_kernels(*inputs, self.arrows.weight, second, [linear.weight for linear in maps]))
+        weights = [linear.weight for linear in maps]
+        return list(edge_kernels(seen, invariants, weight, self.arrows.weight, second, weights))
 
     def _seen(
         self, graph: LiftedGraph, x: Tensor | None, vectors: Tensor | None, pairs: Tensor | None

@@ -133,13 +133,13 @@ class _EdgeMessages(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (*operands, source, target), wanted = ctx.saved_tensors, ctx.needs_input_grad[:3]
+        units, last, x, source, target = ctx.saved_tensors
         if torch.is_grad_enabled():
-            through = [operand for operand, want in zip(operands, wanted, strict=True) if want]
-            out = _plain_messages(*operands, source, target)
+            wanted = ctx.needs_input_grad[:3]
+            through = [operand for operand, want in zip((units, last, x), wanted, strict=True) if want]
+            out = _plain_messages(units, last, x, source, target)
             found = iter(torch.autograd.grad(out, through, grads, create_graph=True))
             return *(next(found) if want else None for want in wanted), None, None
-        units, last, x = operands
         signals, grad = x.flatten(1), grads[0].flatten(1)
         of_units, of_last, of_x = torch.empty_like(units), torch.zeros_like(last), torch.zeros_like(signals)
         for rows in _slices(units, last):

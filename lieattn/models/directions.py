@@ -40,6 +40,8 @@ from lieattn.nn import FrameMessages, LiftingConvolution, ZonalLinear
 from lieattn.nn.relative import AngleFeatures, EdgeNetwork, keep_variance
 from lieattn.ops import RelativeTerms
 
+_APART = 0.003  # share of the cutoff below which neighbors fade: at one place they count as little as loops
+
 
 @dataclass(frozen=True)
 class DirectionOptions:
@@ -93,7 +95,8 @@ class DirectionConvNet(Network):
     cosine. The fiber is H/K, with a third of the elements of T, a fourth of those of O, a fifth of those of I.
 
     Nothing is normalized: how far a bond is from its length at rest is a small part of what a point sees of its
-    neighbors, and forces are made of it.
+    neighbors, and forces are made of it. Neighbors fade within 0.003 of the cutoff, so points at one place do not see
+    each other.
 
     **Equivariance.** That of :class:`FramewiseTransformer`: exact for R^3 ⋊ H; with principal axes as pose for all
     rigid motions. Without a pose other rotations have to be learned.
@@ -276,8 +279,10 @@ class _ZonalEdges(ExactConstants, EdgeNetwork):
     def _components(self, graph: LiftedGraph, vectors: Tensor, points: Tensor) -> Tensor:
         return self.along(graph, vectors, points)
 
-    def _units(self, seen: Tensor, invariants: Tensor, weight: Tensor, radial: Tensor) -> Tensor:
-        own, radial = super()._units(seen, invariants, weight, radial), (radial * weight[:, None])[:, None]
+    def _units(self, seen: Tensor, invariants: Tensor, weight: Tensor, length: Tensor, radial: Tensor) -> Tensor:
+        # Nothing bounds the field: where all points coincide it would be 10^6 times what it is elsewhere.
+        weight = weight * length.square() / (length.square() + _APART**2)
+        own, radial = super()._units(seen, invariants, weight, length, radial), (radial * weight[:, None])[:, None]
         return torch.cat([own, radial.expand(-1, self.fiber, -1), radial * seen[..., :1]], dim=-1)
 
 

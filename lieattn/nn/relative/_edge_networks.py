@@ -105,7 +105,7 @@ class EdgeNetwork(RelativeFunction):
         """
         return RelativeTerms(psi=self._units(*self._seen(graph, x, vectors, edges))[:, :, None, None])
 
-    def _units(self, seen: Tensor, invariants: Tensor, weight: Tensor, radial: Tensor) -> Tensor:
+    def _units(self, seen: Tensor, invariants: Tensor, weight: Tensor, length: Tensor, radial: Tensor) -> Tensor:
         """ψ ``[edges, fiber, hidden]`` of what :meth:`_seen` gives."""
         y = F.silu(self.arrows(seen) + invariants[:, None])
         return F.silu(self.hidden(y)) * weight[:, None, None]
@@ -128,15 +128,15 @@ class EdgeNetwork(RelativeFunction):
                     f"maps: expected linear maps of {self.hidden.out_features} channels without bias, "
                     f"got maps[{index}] = {linear}"
                 )
-        seen, invariants, weight, _ = self._seen(graph, x, vectors, edges)
+        seen, invariants, weight, *_ = self._seen(graph, x, vectors, edges)
         second = self.hidden.weight, self.hidden.bias
         weights = [linear.weight for linear in maps]
         return list(edge_kernels(seen, invariants, weight, self.arrows.weight, second, weights))
 
     def _seen(
         self, graph: LiftedGraph, x: Tensor | None, vectors: Tensor | None, pairs: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What frames see of edges ``[edges, fiber, inputs]``, the rest of the first layer, shares, and R."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """What frames see of edges ``[edges, fiber, inputs]``, the rest of the first layer, shares, lengths, and R."""
         check_is("graph", graph, LiftedGraph)
         points = graph.num_points
         x = graph.pos.new_zeros(points, 0) if x is None else x
@@ -161,7 +161,7 @@ class EdgeNetwork(RelativeFunction):
             invariants = invariants + self.own(x)[target] + self.other(x)[source]
         if self.pairs is not None:
             invariants = invariants + self.pairs(pairs)
-        return self._components(graph, around, target), invariants, share, radial
+        return self._components(graph, around, target), invariants, share, length, radial
 
     def _components(self, graph: LiftedGraph, vectors: Tensor, points: Tensor) -> Tensor:
         """What fibers over points see of vectors ``[n, count, dim]``: ``[n, fiber, numbers]``."""

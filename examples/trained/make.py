@@ -104,7 +104,7 @@ ABOUT = {
         f"{ATOMS}; those of aspirin, in any order",
         "kcal/(mol angstrom) [atoms, 3]",
         "CC0; Christensen and von Lilienfeld, revised MD17, arXiv 2007.09593 (2020)",
-        single=5e-5,  # 1.2e-3 were found where 8.8e-4 are allowed by default, perhaps since bonds are stiff
+        single=5e-5,  # 1.1e-3 were found where 8.9e-4 are allowed by default, perhaps since bonds are stiff
     ),
     "springs": About(
         "six particles on springs: the field of the dynamics, trajectories",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -97,9 +97,9 @@ def attentive_convolution(
 
     for every output channel o and pair of poses (h, h̃) by itself (Romero et al. 2020, Eqs. 14-20 as implemented).
 
-    The sum is evaluated as Σ_h̃ (Σ_c t - α_X Σ_c α_C t), a plain convolution less a gated one: only the two maxima
-    need every response, and these are made one pair of poses at a time and again for the backward pass. One of
-    several equal maxima takes its gradient, as in torch.
+    The sum is evaluated as Σ_h̃ (Σ_c t - α_X Σ_c α_C t): only the two maxima need every response, and these are made
+    one pair of poses at a time and again for the backward pass. One of several equal maxima takes its gradient, as in
+    torch.
 
     Parameters
     ----------
@@ -149,8 +149,6 @@ def attentive_convolution(
     narrow, wide = x.dtype, torch.promote_types(x.dtype, torch.float32)
     with torch.autocast(x.device.type, enabled=False):
         x, kernels = F.pad(x.to(wide), (pad, pad) * dim), kernels.to(wide)
-        filters = measure * kernels.flatten(0, 1).flatten(1, 2)
-        out = _CONVOLUTIONS[dim](x.flatten(1, 2), filters, stride=stride, dilation=dilation)
         first, second = (None, None) if channel is None else (matrix.to(wide).flatten(0, 1) for matrix in channel)
         operands = Operands(
             x.transpose(1, 2),
@@ -167,25 +165,25 @@ def attentive_convolution(
                 None if scores is None else _over_positions(scores.unflatten(1, outs).transpose(3, 4), dim),
                 None if levels is None else torch.sigmoid(levels).unflatten(1, outs).unsqueeze(3),
             )
-            gated = gate(kept, levels)
+            sums = _convolve(operands, window) - gate(kept, levels)
         elif stride == 1 and dim == 2 and (name := fused_kernel(x.device)) is not None:
             expect_gradients(operands)
-            gated = _fused(name).apply(window, *operands)
+            sums = _fused_sums(name, operands, window)
         else:
-            gated = gated_sums(operands, window)
-        out = torch.sub(out, gated, alpha=measure).unflatten(1, kernels.shape[:2]).to(narrow)
+            sums = residual_sums(operands, window)
+        out = (measure * sums).unflatten(1, kernels.shape[:2]).to(narrow)
     return out, maps
 
 
-def _fused(name: str) -> Any:
-    """The kernels as a function of torch; those for another device may not be installed."""
+def _fused_sums(name: str, operands: Operands, window: Window) -> Tensor:
+    """What :func:`residual_sums` gives, by the kernels for a device; those for another may not be installed."""
     if name == "triton":
         from lieattn.ops.kernels.triton import _attentive as triton_kernels
 
-        return triton_kernels.Fused
+        return _convolve(operands, window) - triton_kernels.Fused.apply(window, *operands)
     from lieattn.ops.kernels.attentive import _launch
 
-    return _launch.Fused
+    return cast(Tensor, _launch.Fused.apply(window, *operands))
 
 
 def residual_branch(responses: Tensor, maps: AttentionMaps, measure: float = 1.0) -> Tensor:
@@ -323,6 +321,18 @@ def gate(kept: Tensor, levels: Tensor | None) -> Tensor:
 
 def _gated(operands: Operands, window: Window) -> Tensor:
     return gate(*_attend(operands, window)[:2])
+
+
+def residual_sums(operands: Operands, window: Window) -> Tensor:
+    """What attention leaves, Σ_h̃ Σ_c (1 - α_X α_C) t ``[samples, outs, *sides]``, by plain maths."""
+    return _convolve(operands, window) - gated_sums(operands, window)
+
+
+def _convolve(operands: Operands, window: Window) -> Tensor:
+    """The sum of all responses, Σ_h̃ Σ_c t ``[samples, outs, *sides]``."""
+    x, kernel = operands.x, operands.kernel
+    filters = kernel.flatten(1, 2).unflatten(-1, [window.size] * (x.ndim - 3))
+    return _CONVOLUTIONS[x.ndim - 3](x.flatten(1, 2), filters, stride=window.stride, dilation=window.dilation)
 
 
 def gated_sums(operands: Operands, window: Window) -> Tensor:

@@ -1,17 +1,19 @@
 # mypy: allow-untyped-defs
-"""Kernels of attentive group convolution: responses of one output, one input pose at a time, never all of them.
+"""Kernels of attentive group convolution: responses to one input pose at a time, never all of them.
 
-For a sample, an output channel with its pose and an input pose, the responses of the input channels
+For a sample and an input pose, the responses of the input channels
 
     t_c(y) = Σ_p x_c(y + p) ψ_c(p)
 
-are all that channel and spatial attention look at. They are made, reduced, and made again in the backward pass.
-Addresses are those of ``_launch.py``: operands ``x`` [samples, fiber, channels, source], ``kernel`` [outs, fiber,
-channels, taps], ``first`` and ``second`` [outs, fiber, hidden, channels] and its transpose, ``spatial`` [outs, fiber,
-2, spatial_taps]; the same names serve the gradients.
-"""
+are all that channel and spatial attention of an output look at. They are made, reduced, and made again in the backward
+pass. Lanes are outputs: channels times poses, in blocks of as many as a vector has. Addresses are those of
+``_launch.py``: operands ``x`` [samples, fiber, channels, source] of numbers, and of vectors ``kernel`` [blocks, fiber,
+channels, whole_taps], ``first`` and ``second`` [blocks, fiber, hidden, channels] and its transpose, ``spatial``
+[blocks, fiber, 2, whole_spatial_taps]; the same names serve the gradients.
 
-import math
+A plane is ``rows`` of ``stride`` vectors, of which the first ``columns`` are pixels and the others 0, with a ``margin``
+of zeros before and behind.
+"""
 
 from lieattn.ops.kernels._compiled import compiled, part
 from lieattn.ops.kernels.vectors._products import row
@@ -19,222 +21,237 @@ from lieattn.ops.kernels.vectors._vectors import (
     add_to,
     add_up,
     at_address,
-    count_lanes,
     exp,
     fill,
     integer_at,
-    largest_lane,
     load,
     load_one,
+    lowest,
     maximum,
     multiply_add,
     offset,
     pick_equal,
     pick_greater,
-    smallest_lane,
     stay_apart,
     store,
 )
 
-TAPS_TOGETHER = 5
+TAPS_TOGETHER = 9
 
 
 @part
-def correlate(out, length, x, taps, count, offsets, keep, lanes):
-    """Compute ``out[i] = Σ_t taps[t] x[i + offsets[t]]``, or add to ``out`` if ``keep``."""
+def respond(s, tables, x, kernel, t, lanes):
+    """Responses of one channel in the plane ``t``, and their sum, largest, and where the first of the largest is."""
     stay_apart()
     wide = len(lanes)
-    zero = fill(x, 0.0, lanes)
-    blocks = length - length % (4 * wide)
-    for i in range(0, blocks, 4 * wide):
-        a0 = a1 = a2 = a3 = zero
-        if keep:
-            a0, a1 = load(out, i, lanes), load(out, i + wide, lanes)
-            a2, a3 = load(out, i + 2 * wide, lanes), load(out, i + 3 * wide, lanes)
-        for t in range(count):
-            weight, at = load_one(taps, t, lanes), i + integer_at(offsets, t)
-            a0 = multiply_add(weight, load(x, at, lanes), a0)
-            a1 = multiply_add(weight, load(x, at + wide, lanes), a1)
-            a2 = multiply_add(weight, load(x, at + 2 * wide, lanes), a2)
-            a3 = multiply_add(weight, load(x, at + 3 * wide, lanes), a3)
-        store(out, i, a0)
-        store(out, i + wide, a1)
-        store(out, i + 2 * wide, a2)
-        store(out, i + 3 * wide, a3)
-    for i in range(blocks, length, wide):
-        total = load(out, i, lanes) if keep else zero
-        for t in range(count):
-            total = multiply_add(load_one(taps, t, lanes), load(x, i + integer_at(offsets, t), lanes), total)
-        store(out, i, total)
+    zero, one = fill(x, 0.0, lanes), fill(x, 1.0, lanes)
+    seen = zero, fill(x, lowest(x), lanes), zero
+    for r in range(s.rows):
+        fours = s.columns - s.columns % 4
+        for c in range(0, fours, 4):
+            a0 = a1 = a2 = a3 = zero
+            for k in range(s.taps):
+                weight, at = load(kernel, k * wide, lanes), r * s.in_columns + c + integer_at(tables.taps, k)
+                a0 = multiply_add(weight, load_one(x, at, lanes), a0)
+                a1 = multiply_add(weight, load_one(x, at + 1, lanes), a1)
+                a2 = multiply_add(weight, load_one(x, at + 2, lanes), a2)
+                a3 = multiply_add(weight, load_one(x, at + 3, lanes), a3)
+            place = r * s.stride + c
+            here = fill(x, float(place), lanes)
+            seen = _see(t, place, a0, here, seen, lanes)
+            seen = _see(t, place + 1, a1, here + one, seen, lanes)
+            seen = _see(t, place + 2, a2, here + one + one, seen, lanes)
+            seen = _see(t, place + 3, a3, here + one + one + one, seen, lanes)
+        for c in range(fours, s.columns):
+            total = zero
+            for k in range(s.taps):
+                at = r * s.in_columns + c + integer_at(tables.taps, k)
+                total = multiply_add(load(kernel, k * wide, lanes), load_one(x, at, lanes), total)
+            place = r * s.stride + c
+            seen = _see(t, place, total, fill(x, float(place), lanes), seen, lanes)
+    return seen
 
 
 @part
-def tap_products(out, x, y, length, count, offsets, lanes):
-    """Add the lanes of ``Σ_i x[i] y[i + offsets[t]]`` to the vector ``out[t]``; taps come in whole groups."""
+def _see(t, place, value, here, seen, lanes):
+    """Write a response, and add it to sum, largest and place of the largest."""
+    store(t, place * len(lanes), value)
+    total, top, where = seen
+    return total + value, maximum(top, value), pick_greater(value, top, here, where)
+
+
+@part
+def channel_scores(s, first, second, mean, top, hidden, score, lanes):
+    """Channel attention of one input pose; ``hidden`` keeps the hidden values before the relu."""
     stay_apart()
     wide = len(lanes)
-    for t in range(0, count, TAPS_TOGETHER):
-        o0, o1, o2 = integer_at(offsets, t), integer_at(offsets, t + 1), integer_at(offsets, t + 2)
-        o3, o4 = integer_at(offsets, t + 3), integer_at(offsets, t + 4)
-        at = t * wide
-        a0, a1, a2 = load(out, at, lanes), load(out, at + wide, lanes), load(out, at + 2 * wide, lanes)
-        a3, a4 = load(out, at + 3 * wide, lanes), load(out, at + 4 * wide, lanes)
-        for i in range(0, length, wide):
-            factor = load(x, i, lanes)
-            a0 = multiply_add(factor, load(y, i + o0, lanes), a0)
-            a1 = multiply_add(factor, load(y, i + o1, lanes), a1)
-            a2 = multiply_add(factor, load(y, i + o2, lanes), a2)
-            a3 = multiply_add(factor, load(y, i + o3, lanes), a3)
-            a4 = multiply_add(factor, load(y, i + o4, lanes), a4)
-        store(out, at, a0)
-        store(out, at + wide, a1)
-        store(out, at + 2 * wide, a2)
-        store(out, at + 3 * wide, a3)
-        store(out, at + 4 * wide, a4)
-
-
-@part
-def add_lanes(out, sums, rows, count, whole, lanes):
-    """Add up the lanes of ``sums`` into ``out``, rows of ``count`` of ``whole`` numbers, and set ``sums`` to 0."""
-    stay_apart()
-    wide = len(lanes)
-    zero = fill(out, 0.0, lanes)
-    for r in range(rows):
-        for t in range(whole):
-            at = (r * whole + t) * wide
-            if t < count:
-                add_to(out, r * count + t, add_up(load(sums, at, lanes)))
-            store(sums, at, zero)
-
-
-@part
-def reduce_plane(t, length, mask, lowest, lanes):
-    """Sum and largest of the pixels of a plane, and where the first of the largest is."""
-    stay_apart()
-    wide = len(lanes)
-    total, largest = fill(t, 0.0, lanes), load(t, 0, lanes) + load(lowest, 0, lanes)
-    where, start, step = fill(t, 0.0, lanes), fill(t, 0.0, lanes), fill(t, float(wide), lanes)
-    for i in range(0, length, wide):
-        value = load(t, i, lanes)
-        total = multiply_add(value, load(mask, i, lanes), total)
-        value = value + load(lowest, i, lanes)
-        where = pick_greater(value, largest, start, where)
-        largest = maximum(largest, value)
-        start = start + step
-    top = largest_lane(largest)
-    beyond = fill(t, float(length), lanes)
-    place = smallest_lane(pick_equal(largest, fill(t, top, lanes), where + count_lanes(where), beyond))
-    return add_up(total), top, min(place, float(length - 1))
-
-
-@part
-def channel_scores(s, first, second, mean, top, hidden, score):
-    """Channel attention of one output and input pose; ``hidden`` keeps the hidden values before the relu."""
+    zero, one = fill(mean, 0.0, lanes), fill(mean, 1.0, lanes)
     for n in range(s.hidden):
-        of_mean = of_top = 0.0
+        of_mean = of_top = zero
         for c in range(s.channels):
-            weight = first[n * s.channels + c]
-            of_mean += weight * mean[c]
-            of_top += weight * top[c]
-        hidden[n] = of_mean
-        hidden[s.hidden + n] = of_top
+            weight = load(first, (n * s.channels + c) * wide, lanes)
+            of_mean = multiply_add(weight, load(mean, c * wide, lanes), of_mean)
+            of_top = multiply_add(weight, load(top, c * wide, lanes), of_top)
+        store(hidden, n * wide, of_mean)
+        store(hidden, (s.hidden + n) * wide, of_top)
     for c in range(s.channels):
-        level = 0.0
+        level = zero
         for n in range(s.hidden):
-            level += second[c * s.hidden + n] * (max(hidden[n], 0.0) + max(hidden[s.hidden + n], 0.0))
-        score[c] = 1 / (1 + math.exp(-level))
+            of_mean = maximum(load(hidden, n * wide, lanes), zero)
+            of_top = maximum(load(hidden, (s.hidden + n) * wide, lanes), zero)
+            level = multiply_add(load(second, (c * s.hidden + n) * wide, lanes), of_mean + of_top, level)
+        store(score, c * wide, sigmoid(level, one))
 
 
 @part
-def channel_gradients(
-    s, first, second, mean, top, hidden, score, slope, grad_first, grad_second, slope_mean, slope_top
-):
-    """Backward pass of :func:`channel_scores`; ``slope`` is that of the scores, ``hidden`` ends with scratch."""
-    back = 2 * s.hidden
-    for n in range(2 * s.hidden):
-        hidden[back + n] = 0.0
-    for c in range(s.channels):
-        level = slope[c] * score[c] * (1 - score[c])
-        for n in range(s.hidden):
-            weight = level * second[c * s.hidden + n]
-            of_mean, of_top = max(hidden[n], 0.0), max(hidden[s.hidden + n], 0.0)
-            grad_second[c * s.hidden + n] += level * (of_mean + of_top)
-            if of_mean > 0:
-                hidden[back + n] += weight
-            if of_top > 0:
-                hidden[back + s.hidden + n] += weight
-    for c in range(s.channels):
-        of_mean = of_top = 0.0
-        for n in range(s.hidden):
-            to_mean, to_top = hidden[back + n], hidden[back + s.hidden + n]
-            grad_first[n * s.channels + c] += to_mean * mean[c] + to_top * top[c]
-            of_mean += to_mean * first[n * s.channels + c]
-            of_top += to_top * first[n * s.channels + c]
-        slope_mean[c], slope_top[c] = of_mean, of_top
-
-
-@part
-def gather_channels(s, tables, scratch, lanes):
-    """Sum, mean, maximum and its channel over the channels of responses times their scores, left in ``scratch``."""
+def channel_gradients(s, first, second, numbers, grad_first, grad_second, lanes):
+    """Backward pass of :func:`channel_scores`, from the gradient of the scores to those of mean and top."""
     stay_apart()
     wide = len(lanes)
-    t, score = at_address(scratch.responses, lanes), offset(at_address(scratch.numbers, lanes), 2 * s.channels)
-    kept, mean = at_address(scratch.shares, lanes), offset(at_address(scratch.planes, lanes), s.margin)
-    largest, winner = offset(mean, 2 * s.margin + s.length), at_address(scratch.winner, lanes)
-    mask = at_address(tables.mask, lanes)
-    share = fill(t, 1 / s.channels, lanes)
-    for i in range(0, s.length, wide):
-        total = top = load_one(score, 0, lanes) * load(t, i, lanes)
-        first = fill(t, 0.0, lanes)
-        for c in range(1, s.channels):
-            value = load_one(score, c, lanes) * load(t, c * s.length + i, lanes)
-            total = total + value
-            first = pick_greater(value, top, fill(t, float(c), lanes), first)
-            top = maximum(top, value)
-        here = load(mask, i, lanes)
-        total, top = total * here, top * here
-        store(kept, i, total)
-        store(mean, i, share * total)
-        store(largest, i, top)
-        store(winner, i, first)
+    zero, one = fill(first, 0.0, lanes), fill(first, 1.0, lanes)
+    mean, top, score, slope, slope_mean, slope_top, _, hidden = _numbers(s, numbers, lanes)
+    back = offset(hidden, 2 * s.hidden * wide)
+    for n in range(2 * s.hidden):
+        store(back, n * wide, zero)
+    for c in range(s.channels):
+        given = load(score, c * wide, lanes)
+        level = load(slope, c * wide, lanes) * given * (one - given)
+        for n in range(s.hidden):
+            at, other = n * wide, (s.hidden + n) * wide
+            of_mean, of_top = load(hidden, at, lanes), load(hidden, other, lanes)
+            to = (c * s.hidden + n) * wide
+            weight, sums = level * load(second, to, lanes), maximum(of_mean, zero) + maximum(of_top, zero)
+            store(grad_second, to, multiply_add(level, sums, load(grad_second, to, lanes)))
+            store(back, at, load(back, at, lanes) + pick_greater(of_mean, zero, weight, zero))
+            store(back, other, load(back, other, lanes) + pick_greater(of_top, zero, weight, zero))
+    for c in range(s.channels):
+        of_mean = of_top = zero
+        for n in range(s.hidden):
+            to_mean, to_top = load(back, n * wide, lanes), load(back, (s.hidden + n) * wide, lanes)
+            to = (n * s.channels + c) * wide
+            weight, grad = load(first, to, lanes), load(grad_first, to, lanes)
+            grad = multiply_add(to_mean, load(mean, c * wide, lanes), grad)
+            store(grad_first, to, multiply_add(to_top, load(top, c * wide, lanes), grad))
+            of_mean, of_top = multiply_add(to_mean, weight, of_mean), multiply_add(to_top, weight, of_top)
+        store(slope_mean, c * wide, of_mean)
+        store(slope_top, c * wide, of_top)
 
 
 @part
-def attend_to(p, s, tables, sample, out, pose, scratch, lanes):
-    """Responses of one output and input pose, their statistics and channel scores, all left in ``scratch``."""
+def _numbers(s, numbers, lanes):
+    """Vectors of every channel: mean, top, score, slope, those of mean and top, place; then hidden values."""
+    step = s.channels * len(lanes)
+    return (
+        numbers,
+        offset(numbers, step),
+        offset(numbers, 2 * step),
+        offset(numbers, 3 * step),
+        offset(numbers, 4 * step),
+        offset(numbers, 5 * step),
+        offset(numbers, 6 * step),
+        offset(numbers, 7 * step),
+    )
+
+
+@part
+def _inner(s, address, number, lanes):
+    """The first pixel of a plane at an address."""
+    return offset(at_address(address, lanes), (number * s.plane + s.margin) * len(lanes))
+
+
+@part
+def attend_to(p, s, tables, sample, block, pose, scratch, lanes):
+    """Responses to one input pose, their statistics and channel scores, all left in ``scratch``."""
     stay_apart()
-    responses, numbers = at_address(scratch.responses, lanes), at_address(scratch.numbers, lanes)
-    mask, lowest = at_address(tables.mask, lanes), at_address(tables.lowest, lanes)
-    mean, top = numbers, offset(numbers, s.channels)
-    score, place = offset(numbers, 2 * s.channels), offset(numbers, 6 * s.channels)
-    hidden = offset(numbers, 7 * s.channels)
-    pair = out * s.fiber + pose
+    wide = len(lanes)
+    mean, top, score, _, _, _, place, hidden = _numbers(s, at_address(scratch.numbers, lanes), lanes)
+    pair = block * s.fiber + pose
     x = row(at_address(p.x, lanes), sample * s.fiber + pose, s.channels * s.source)
-    kernel = row(at_address(p.kernel, lanes), pair, s.channels * s.taps)
+    kernel = row(at_address(p.kernel, lanes), pair, s.channels * s.whole_taps * wide)
+    one, share = fill(mean, 1.0, lanes), fill(mean, 1 / s.positions, lanes)
     for c in range(s.channels):
-        t = row(responses, c, s.length)
-        correlate(t, s.length, row(x, c, s.source), row(kernel, c, s.taps), s.taps, tables.taps, False, lanes)
-        score[c] = 1.0
-        if s.has_channel:
-            total, largest, at = reduce_plane(t, s.length, mask, lowest, lanes)
-            mean[c], top[c], place[c] = total / s.positions, largest, at
+        own, t = row(kernel, c, s.whole_taps * wide), _inner(s, scratch.responses, c, lanes)
+        total, largest, where = respond(s, tables, row(x, c, s.source), own, t, lanes)
+        store(mean, c * wide, share * total)
+        store(top, c * wide, largest)
+        store(place, c * wide, where)
+        store(score, c * wide, one)
     if s.has_channel:
-        matrix = s.hidden * s.channels
+        matrix = s.hidden * s.channels * wide
         first, second = row(at_address(p.first, lanes), pair, matrix), row(at_address(p.second, lanes), pair, matrix)
-        channel_scores(s, first, second, mean, top, hidden, score)
+        channel_scores(s, first, second, mean, top, hidden, score, lanes)
+
+
+@part
+def gather_channels(s, scratch, lanes):
+    """Sums over the channels of responses and of these times their scores, with mean and maximum of the latter."""
+    stay_apart()
+    wide = len(lanes)
+    t, step = _inner(s, scratch.responses, 0, lanes), s.plane * wide
+    _, _, score, _, _, _, _, _ = _numbers(s, at_address(scratch.numbers, lanes), lanes)
+    plain, kept = _inner(s, scratch.plain, 0, lanes), _inner(s, scratch.kept, 0, lanes)
+    mean, largest = _inner(s, scratch.statistics, 0, lanes), _inner(s, scratch.statistics, 1, lanes)
+    winner = _inner(s, scratch.winner, 0, lanes)
+    share, zero, one = fill(t, 1 / s.channels, lanes), fill(t, 0.0, lanes), fill(t, 1.0, lanes)
+    for at in range(0, s.length * wide, wide):
+        response = load(t, at, lanes)
+        total = top = load(score, 0, lanes) * response
+        first = number = zero
+        for c in range(1, s.channels):
+            own = load(t, c * step + at, lanes)
+            value = load(score, c * wide, lanes) * own
+            number = number + one
+            response = response + own
+            total = total + value
+            first = pick_greater(value, top, number, first)
+            top = maximum(top, value)
+        store(plain, at, response)
+        store(kept, at, total)
+        if s.has_spatial:
+            store(mean, at, share * total)
+            store(largest, at, top)
+            store(winner, at, first)
 
 
 @part
 def spatial_levels(p, s, tables, pair, scratch, lanes):
-    """Spatial attention before the sigmoid, from mean and maximum, in the second row of ``scratch.shares``."""
+    """Spatial attention before the sigmoid, from mean and maximum."""
     stay_apart()
-    mean = offset(at_address(scratch.planes, lanes), s.margin)
-    largest = offset(mean, 2 * s.margin + s.length)
-    kernel = row(at_address(p.spatial, lanes), pair, 2 * s.spatial_taps)
-    other = offset(kernel, s.spatial_taps)
-    level = offset(at_address(scratch.shares, lanes), s.length)
-    correlate(level, s.length, mean, kernel, s.spatial_taps, tables.spatial_taps, False, lanes)
-    correlate(level, s.length, largest, other, s.spatial_taps, tables.spatial_taps, True, lanes)
+    wide = len(lanes)
+    size = s.whole_spatial_taps * wide
+    mean, largest = _inner(s, scratch.statistics, 0, lanes), _inner(s, scratch.statistics, 1, lanes)
+    level = _inner(s, scratch.level, 0, lanes)
+    kernel = row(at_address(p.spatial, lanes), pair, 2 * size)
+    other = offset(kernel, size)
+    zero = fill(mean, 0.0, lanes)
+    fours = s.columns - s.columns % 4
+    for r in range(s.rows):
+        for c in range(0, fours, 4):
+            place = (r * s.stride + c) * wide
+            a0 = a1 = a2 = a3 = zero
+            for k in range(s.spatial_taps):
+                at, weight = place + integer_at(tables.spatial_taps, k) * wide, load(kernel, k * wide, lanes)
+                a0 = multiply_add(weight, load(mean, at, lanes), a0)
+                a1 = multiply_add(weight, load(mean, at + wide, lanes), a1)
+                a2 = multiply_add(weight, load(mean, at + 2 * wide, lanes), a2)
+                a3 = multiply_add(weight, load(mean, at + 3 * wide, lanes), a3)
+                weight = load(other, k * wide, lanes)
+                a0 = multiply_add(weight, load(largest, at, lanes), a0)
+                a1 = multiply_add(weight, load(largest, at + wide, lanes), a1)
+                a2 = multiply_add(weight, load(largest, at + 2 * wide, lanes), a2)
+                a3 = multiply_add(weight, load(largest, at + 3 * wide, lanes), a3)
+            store(level, place, a0)
+            store(level, place + wide, a1)
+            store(level, place + 2 * wide, a2)
+            store(level, place + 3 * wide, a3)
+        for c in range(fours, s.columns):
+            place = (r * s.stride + c) * wide
+            total = zero
+            for k in range(s.spatial_taps):
+                at = place + integer_at(tables.spatial_taps, k) * wide
+                total = multiply_add(load(kernel, k * wide, lanes), load(mean, at, lanes), total)
+                total = multiply_add(load(other, k * wide, lanes), load(largest, at, lanes), total)
+            store(level, place, total)
 
 
 @part
@@ -244,127 +261,178 @@ def sigmoid(level, one):
 
 
 @compiled
-def attentive_forward(p, s, tables, begin, end, gated_at, scratch, lanes):
-    """Sums Σ_h̃ α_X Σ_c α_C t for the outputs ``begin`` to ``end``, counted sample by sample.
+def attentive_forward(p, s, tables, begin, end, sums_at, scratch, lanes):
+    """Sums Σ_h̃ Σ_c (1 - α_X α_C) t for the blocks ``begin`` to ``end``, counted sample by sample.
 
-    The result is ``[samples, outs, length]``.
+    The result is ``[samples, blocks, length]`` of vectors.
     """
     wide = len(lanes)
-    gated = at_address(gated_at, lanes)
-    kept = at_address(scratch.shares, lanes)
-    level = offset(kept, s.length)
-    one = fill(gated, 1.0, lanes)
+    sums = at_address(sums_at, lanes)
+    plain, kept = _inner(s, scratch.plain, 0, lanes), _inner(s, scratch.kept, 0, lanes)
+    level = _inner(s, scratch.level, 0, lanes)
+    one = fill(sums, 1.0, lanes)
     for number in range(begin, end):
-        sample, out = number // s.outs, number % s.outs
-        to = row(gated, number, s.length)
+        sample, block = number // s.blocks, number % s.blocks
+        to = row(sums, number, s.length * wide)
         for pose in range(s.fiber):
-            attend_to(p, s, tables, sample, out, pose, scratch, lanes)
-            gather_channels(s, tables, scratch, lanes)
+            attend_to(p, s, tables, sample, block, pose, scratch, lanes)
+            gather_channels(s, scratch, lanes)
             if s.has_spatial:
-                spatial_levels(p, s, tables, out * s.fiber + pose, scratch, lanes)
-            for i in range(0, s.length, wide):
-                share = load(kept, i, lanes)
+                spatial_levels(p, s, tables, block * s.fiber + pose, scratch, lanes)
+            for at in range(0, s.length * wide, wide):
+                removed = load(kept, at, lanes)
                 if s.has_spatial:
-                    share = share * sigmoid(load(level, i, lanes), one)
+                    removed = removed * sigmoid(load(level, at, lanes), one)
+                left = load(plain, at, lanes) - removed
                 if pose > 0:
-                    share = share + load(to, i, lanes)
-                store(to, i, share)
+                    left = left + load(to, at, lanes)
+                store(to, at, left)
 
 
 @part
 def gate_gradients(p, s, tables, pair, grad, scratch, lanes):
-    """From the gradient of the gated sum to that of Σ_c α_C t, in ``scratch.shares``, and of the spatial levels."""
+    """From the gradient of the result to that of Σ_c α_C t, in ``scratch.kept``, and of the spatial levels."""
     stay_apart()
     wide = len(lanes)
-    kept = at_address(scratch.shares, lanes)
-    level = offset(kept, s.length)
-    slope = offset(at_address(scratch.slope_of_map, lanes), s.margin)
-    one = fill(grad, 1.0, lanes)
+    kept, level = _inner(s, scratch.kept, 0, lanes), _inner(s, scratch.level, 0, lanes)
+    slope = _inner(s, scratch.slope_of_map, 0, lanes)
+    zero, one = fill(grad, 0.0, lanes), fill(grad, 1.0, lanes)
     if s.has_spatial:
         spatial_levels(p, s, tables, pair, scratch, lanes)
-    for i in range(0, s.length, wide):
-        given = load(grad, i, lanes)
+    for at in range(0, s.length * wide, wide):
+        given = zero - load(grad, at, lanes)
         if s.has_spatial:
-            gate = sigmoid(load(level, i, lanes), one)
-            store(slope, i, given * load(kept, i, lanes) * gate * (one - gate))
+            gate = sigmoid(load(level, at, lanes), one)
+            store(slope, at, given * load(kept, at, lanes) * gate * (one - gate))
             given = given * gate
-        store(kept, i, given)
+        store(kept, at, given)
 
 
 @part
-def spatial_gradients(p, s, tables, pair, scratch, lanes):
-    """Backward pass of the spatial levels: kernels, and the gradients of mean and maximum in ``scratch.shares``."""
-    stay_apart()
-    padded, taps = 2 * s.margin + s.length, s.spatial_taps
-    mean = offset(at_address(scratch.planes, lanes), s.margin)
-    slope = offset(at_address(scratch.slope_of_map, lanes), s.margin)
-    kernel = row(at_address(p.spatial, lanes), pair, 2 * taps)
-    sums = at_address(scratch.spatial, lanes)
-    shares = offset(at_address(scratch.shares, lanes), s.length)
-    for q in range(2):
-        own = row(kernel, q, taps)
-        correlate(row(shares, q, s.length), s.length, slope, own, taps, tables.mirrored, False, lanes)
-        to = row(sums, q, s.whole_spatial_taps * len(lanes))
-        tap_products(to, slope, row(mean, q, padded), s.length, taps, tables.spatial_taps, lanes)
+def back_through_taps(s, tables, slope, weight, x, to, sums, spread, keep, lanes):
+    """Backward pass of a window, from the gradient ``slope`` of its results, for a plane of inputs.
 
-
-@part
-def response_slopes(s, tables, scratch, lanes):
-    """Gradients of α_C t in ``scratch.slopes`` from those of sum, mean and maximum over the channels."""
+    ``to[i] = Σ_k weight[k] slope[i - offset k]``, added to what is there if ``keep``, and ``sums[k] += Σ_i x[i]
+    slope[i - offset k]``. With ``spread`` inputs are numbers of the image, else vectors of a plane.
+    """
     stay_apart()
     wide = len(lanes)
-    mask, winner = at_address(tables.mask, lanes), at_address(scratch.winner, lanes)
-    slopes = offset(at_address(scratch.slopes, lanes), s.reach)
-    kept = at_address(scratch.shares, lanes)
-    of_mean = offset(kept, s.length)
-    of_top = offset(of_mean, s.length)
+    rows, columns, stride = s.rows, s.columns, s.stride
+    taps, offsets = s.spatial_taps, tables.spatial_back
+    if spread:
+        rows, columns, stride = s.in_rows, s.in_columns, s.in_columns
+        taps, offsets = s.taps, tables.back
+    for k in range(0, taps, TAPS_TOGETHER):
+        o0, o1, o2 = _three_offsets(offsets, k, wide)
+        o3, o4, o5 = _three_offsets(offsets, k + 3, wide)
+        o6, o7, o8 = _three_offsets(offsets, k + 6, wide)
+        w0, w1, w2 = _three_vectors(weight, k, lanes)
+        w3, w4, w5 = _three_vectors(weight, k + 3, lanes)
+        w6, w7, w8 = _three_vectors(weight, k + 6, lanes)
+        s0, s1, s2 = _three_vectors(sums, k, lanes)
+        s3, s4, s5 = _three_vectors(sums, k + 3, lanes)
+        s6, s7, s8 = _three_vectors(sums, k + 6, lanes)
+        for r in range(rows):
+            for c in range(columns):
+                place, at = r * stride + c, (r * s.stride + c) * wide
+                pixel = load_one(x, place, lanes) if spread else load(x, place * wide, lanes)
+                v0, v1, v2 = load(slope, at + o0, lanes), load(slope, at + o1, lanes), load(slope, at + o2, lanes)
+                total = w0 * v0
+                if keep or k > 0:
+                    total = total + load(to, place * wide, lanes)
+                total, other = multiply_add(w1, v1, total), w2 * v2
+                s0, s1, s2 = multiply_add(pixel, v0, s0), multiply_add(pixel, v1, s1), multiply_add(pixel, v2, s2)
+                v0, v1, v2 = load(slope, at + o3, lanes), load(slope, at + o4, lanes), load(slope, at + o5, lanes)
+                total, other = multiply_add(w3, v0, total), multiply_add(w4, v1, other)
+                total = multiply_add(w5, v2, total)
+                s3, s4, s5 = multiply_add(pixel, v0, s3), multiply_add(pixel, v1, s4), multiply_add(pixel, v2, s5)
+                v0, v1, v2 = load(slope, at + o6, lanes), load(slope, at + o7, lanes), load(slope, at + o8, lanes)
+                total, other = multiply_add(w6, v0, total), multiply_add(w7, v1, other)
+                total = multiply_add(w8, v2, total)
+                s6, s7, s8 = multiply_add(pixel, v0, s6), multiply_add(pixel, v1, s7), multiply_add(pixel, v2, s8)
+                store(to, place * wide, total + other)
+        _put_three(sums, k, (s0, s1, s2), wide)
+        _put_three(sums, k + 3, (s3, s4, s5), wide)
+        _put_three(sums, k + 6, (s6, s7, s8), wide)
+
+
+@part
+def _three_offsets(offsets, k, wide):
+    return integer_at(offsets, k) * wide, integer_at(offsets, k + 1) * wide, integer_at(offsets, k + 2) * wide
+
+
+@part
+def _three_vectors(table, k, lanes):
+    wide = len(lanes)
+    at = k * wide
+    return load(table, at, lanes), load(table, at + wide, lanes), load(table, at + 2 * wide, lanes)
+
+
+@part
+def _put_three(table, k, three, wide):
+    store(table, k * wide, three[0])
+    store(table, (k + 1) * wide, three[1])
+    store(table, (k + 2) * wide, three[2])
+
+
+@part
+def score_slopes(p, s, grads, pair, scratch, lanes):
+    """Gradients of the channel attention, from those of Σ_c α_C t and of its mean and maximum over the channels.
+
+    That of the mean is added to ``scratch.kept``.
+    """
+    stay_apart()
+    wide = len(lanes)
+    numbers = at_address(scratch.numbers, lanes)
+    _, _, _, slope, _, _, _, _ = _numbers(s, numbers, lanes)
+    kept, of_mean = _inner(s, scratch.kept, 0, lanes), _inner(s, scratch.slopes, 0, lanes)
     share, zero = fill(kept, 1 / s.channels, lanes), fill(kept, 0.0, lanes)
-    for i in range(0, s.length, wide):
-        here = load(mask, i, lanes)
-        base = load(kept, i, lanes) * here
-        top, first = zero, zero
-        if s.has_spatial:
-            base = multiply_add(share * here, load(of_mean, i, lanes), base)
-            top, first = load(of_top, i, lanes) * here, load(winner, i, lanes)
+    if s.has_spatial:
+        for at in range(0, s.length * wide, wide):
+            store(kept, at, multiply_add(share, load(of_mean, at, lanes), load(kept, at, lanes)))
+    if s.has_channel:
         for c in range(s.channels):
-            value = base
-            if s.has_spatial:
-                value = base + pick_equal(first, fill(kept, float(c), lanes), top, zero)
-            store(slopes, c * (s.reach + s.source) + i, value)
+            t, number, total = _inner(s, scratch.responses, c, lanes), fill(kept, float(c), lanes), zero
+            for at in range(0, s.length * wide, wide):
+                total = multiply_add(_slope(s, scratch, at, number, zero, lanes), load(t, at, lanes), total)
+            store(slope, c * wide, total)
+        matrix = s.hidden * s.channels * wide
+        first, second = row(at_address(p.first, lanes), pair, matrix), row(at_address(p.second, lanes), pair, matrix)
+        to_first = row(at_address(grads.first, lanes), pair, matrix)
+        to_second = row(at_address(grads.second, lanes), pair, matrix)
+        channel_gradients(s, first, second, numbers, to_first, to_second, lanes)
 
 
 @part
-def through_scores(p, s, tables, grads, pair, scratch, lanes):
-    """From gradients of α_C t to those of t, in ``scratch.slopes``, with those of the channel attention."""
+def _slope(s, scratch, at, number, zero, lanes):
+    """Gradient of α_C t of the channel ``number`` at a pixel."""
+    value = load(_inner(s, scratch.kept, 0, lanes), at, lanes)
+    if s.has_spatial:
+        winner, of_top = _inner(s, scratch.winner, 0, lanes), _inner(s, scratch.slopes, 1, lanes)
+        value = value + pick_equal(load(winner, at, lanes), number, load(of_top, at, lanes), zero)
+    return value
+
+
+@part
+def response_slopes(s, grad, scratch, lanes):
+    """Gradients of the responses, in their place."""
     stay_apart()
     wide = len(lanes)
-    responses, numbers = at_address(scratch.responses, lanes), at_address(scratch.numbers, lanes)
-    mask, place = at_address(tables.mask, lanes), offset(numbers, 6 * s.channels)
-    slopes = offset(at_address(scratch.slopes, lanes), s.reach)
-    mean, top = numbers, offset(numbers, s.channels)
-    score, slope = offset(numbers, 2 * s.channels), offset(numbers, 3 * s.channels)
-    slope_mean, slope_top = offset(numbers, 4 * s.channels), offset(numbers, 5 * s.channels)
-    matrix = s.hidden * s.channels
-    stride = s.reach + s.source
+    _, _, score, _, slope_mean, slope_top, place, _ = _numbers(s, at_address(scratch.numbers, lanes), lanes)
+    share, zero = fill(grad, 1 / s.positions, lanes), fill(grad, 0.0, lanes)
     for c in range(s.channels):
-        total = fill(slopes, 0.0, lanes)
-        for i in range(0, s.length, wide):
-            total = multiply_add(load(slopes, c * stride + i, lanes), load(responses, c * s.length + i, lanes), total)
-        slope[c] = add_up(total)
-    first, second = row(at_address(p.first, lanes), pair, matrix), row(at_address(p.second, lanes), pair, matrix)
-    to_first = row(at_address(grads.first, lanes), pair, matrix)
-    to_second = row(at_address(grads.second, lanes), pair, matrix)
-    hidden = offset(numbers, 7 * s.channels)
-    channel_gradients(
-        s, first, second, mean, top, hidden, score, slope, to_first, to_second, slope_mean, slope_top
-    )  # fmt: skip
-    for c in range(s.channels):
-        factor, share = load_one(score, c, lanes), fill(slopes, slope_mean[c] / s.positions, lanes)
-        for i in range(0, s.length, wide):
-            value = factor * load(slopes, c * stride + i, lanes)
-            store(slopes, c * stride + i, multiply_add(share, load(mask, i, lanes), value))
-        # One of several equal maxima takes the gradient, as in torch.
-        slopes[c * stride + int(place[c])] += slope_top[c]
+        t, number = _inner(s, scratch.responses, c, lanes), fill(grad, float(c), lanes)
+        factor, base = load(score, c * wide, lanes), zero
+        if s.has_channel:
+            base = share * load(slope_mean, c * wide, lanes)
+        for r in range(s.rows):
+            for at in range(r * s.stride * wide, (r * s.stride + s.columns) * wide, wide):
+                value = _slope(s, scratch, at, number, zero, lanes)
+                store(t, at, multiply_add(factor, value, base + load(grad, at, lanes)))
+        if s.has_channel:
+            # One of several equal maxima takes the gradient, as in torch.
+            for lane in range(c * wide, (c + 1) * wide):
+                add_to(t, int(place[lane]) * wide + lane - c * wide, slope_top[lane])
 
 
 @compiled
@@ -374,38 +442,35 @@ def attentive_backward(p, s, tables, begin, end, grad_at, grads, scratch, lanes)
     ``grad_at`` is the gradient of what :func:`attentive_forward` writes, 0 where there is no pixel. Different pairs
     write to different parts of ``grads.x``; all add to the other gradients.
     """
-    slopes = offset(at_address(scratch.slopes, lanes), s.reach)
-    stride = s.reach + s.source
-    kernel_sums, spatial_sums = at_address(scratch.kernel, lanes), at_address(scratch.spatial, lanes)
-    number = begin
-    while number < end:
-        pose = number // s.samples
-        last = min(end, (pose + 1) * s.samples)
-        for out in range(s.outs):
-            pair = out * s.fiber + pose
-            kernel = row(at_address(p.kernel, lanes), pair, s.channels * s.taps)
-            for sample in range(number - pose * s.samples, last - pose * s.samples):
-                plane = sample * s.fiber + pose
-                x = row(at_address(p.x, lanes), plane, s.channels * s.source)
-                attend_to(p, s, tables, sample, out, pose, scratch, lanes)
-                if s.has_spatial:
-                    gather_channels(s, tables, scratch, lanes)
-                grad = row(at_address(grad_at, lanes), sample * s.outs + out, s.length)
-                gate_gradients(p, s, tables, pair, grad, scratch, lanes)
-                if s.has_spatial:
-                    spatial_gradients(p, s, tables, pair, scratch, lanes)
-                response_slopes(s, tables, scratch, lanes)
-                if s.has_channel:
-                    through_scores(p, s, tables, grads, pair, scratch, lanes)
-                for c in range(s.channels):
-                    slope, sums = row(slopes, c, stride), row(kernel_sums, c, s.whole_taps * len(lanes))
-                    tap_products(sums, slope, row(x, c, s.source), s.length, s.taps, tables.taps, lanes)
-                    if s.wants_input:
-                        to = row(at_address(grads.x, lanes), plane * s.channels + c, s.source)
-                        correlate(to, s.source, slope, row(kernel, c, s.taps), s.taps, tables.back, True, lanes)
-            to = row(at_address(grads.kernel, lanes), pair, s.channels * s.taps)
-            add_lanes(to, kernel_sums, s.channels, s.taps, s.whole_taps, lanes)
+    wide = len(lanes)
+    of_x = at_address(scratch.of_x, lanes)
+    slope_of_map = _inner(s, scratch.slope_of_map, 0, lanes)
+    size, spatial_size = s.whole_taps * wide, s.whole_spatial_taps * wide
+    for number in range(begin, end):
+        pose, sample = number // s.samples, number % s.samples
+        plane = sample * s.fiber + pose
+        x = row(at_address(p.x, lanes), plane, s.channels * s.source)
+        for block in range(s.blocks):
+            pair = block * s.fiber + pose
+            attend_to(p, s, tables, sample, block, pose, scratch, lanes)
             if s.has_spatial:
-                to = row(at_address(grads.spatial, lanes), pair, 2 * s.spatial_taps)
-                add_lanes(to, spatial_sums, 2, s.spatial_taps, s.whole_spatial_taps, lanes)
-        number = last
+                gather_channels(s, scratch, lanes)
+            grad = row(at_address(grad_at, lanes), sample * s.blocks + block, s.length * wide)
+            gate_gradients(p, s, tables, pair, grad, scratch, lanes)
+            if s.has_spatial:
+                for q in range(2):
+                    weight = row(at_address(p.spatial, lanes), 2 * pair + q, spatial_size)
+                    sums = row(at_address(grads.spatial, lanes), 2 * pair + q, spatial_size)
+                    seen, to = _inner(s, scratch.statistics, q, lanes), _inner(s, scratch.slopes, q, lanes)
+                    back_through_taps(s, tables, slope_of_map, weight, seen, to, sums, False, False, lanes)
+            score_slopes(p, s, grads, pair, scratch, lanes)
+            response_slopes(s, grad, scratch, lanes)
+            for c in range(s.channels):
+                weight = row(at_address(p.kernel, lanes), pair * s.channels + c, size)
+                sums = row(at_address(grads.kernel, lanes), pair * s.channels + c, size)
+                slope, to = _inner(s, scratch.responses, c, lanes), row(of_x, c, s.source * wide)
+                back_through_taps(s, tables, slope, weight, row(x, c, s.source), to, sums, True, block > 0, lanes)
+        if s.wants_input:
+            to = row(at_address(grads.x, lanes), plane, s.channels * s.source)
+            for i in range(s.channels * s.source):
+                to[i] = add_up(load(of_x, i * wide, lanes))

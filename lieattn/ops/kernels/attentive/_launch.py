@@ -1,8 +1,4 @@
-"""Attentive group convolution on the CPU: layout of the planes, threads, and the operator of torch.
-
-A plane is one row of memory with ``stride`` entries from one image row to the next; entries to the right of the image
-are computed and masked.
-"""
+"""Attentive group convolution on the CPU: layout of operands and planes, threads, and the operator of torch."""
 
 from __future__ import annotations
 
@@ -15,68 +11,70 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lieattn.ops._attentive import Operands, Window, gated_sums
+from lieattn.ops._attentive import Operands, Window, residual_sums
 from lieattn.ops.kernels._calls import NUMPY_TYPES, Ranges, compile_together, record, scratch_addresses
 from lieattn.ops.kernels._threads import run
 from lieattn.ops.kernels.attentive._kernels import TAPS_TOGETHER, attentive_backward, attentive_forward
+from lieattn.ops.kernels.vectors._host import widest_lanes
 
 _Tensors = dict[str, Tensor | None]
 
 
+def _lanes(outs: int, dtype: torch.dtype) -> int:
+    """Outputs in a vector: as many as the machine has lanes, or half as many where that takes less."""
+    most = widest_lanes() * torch.float32.itemsize // dtype.itemsize
+    half = max(1, most // 2)
+    # A block of half as many outputs takes about two thirds of the time.
+    return half if 2 * -(-outs // half) < 3 * -(-outs // most) else most
+
+
+def _whole(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
 @lru_cache(maxsize=64)
-def _planes(
-    rows: int, columns: int, window: Window, lanes: int, dtype: torch.dtype
-) -> tuple[dict[str, int], dict[str, Tensor]]:
-    """Sizes in elements, and tables, of the planes of one image size."""
+def _planes(rows: int, columns: int, window: Window) -> tuple[dict[str, int], dict[str, Tensor]]:
+    """Sizes in pixels, and tables, of the planes of one image size."""
     span = window.dilation * (window.size - 1)
     out_rows, out_columns = rows - span, columns - span
-    border = window.spatial_dilation * (window.spatial_size // 2)
-    stride = max(columns, out_columns + border)
-    taps = _offsets(window.size, window.dilation, stride, 0)
-    spatial_taps = _offsets(window.spatial_size, window.spatial_dilation, stride, border)
-    length = _whole(out_rows * stride, lanes)
-    mask = torch.zeros(length, dtype=dtype)
-    _pixels(mask, out_rows, out_columns, stride).fill_(1)
-    reach = int(taps.max())
+    center = window.spatial_dilation * (window.spatial_size // 2)
+    border = max(span, center)
+    stride = out_columns + border
+    margin = border * (stride + 1)
     sizes = {
+        "in_rows": rows,
+        "in_columns": columns,
+        "source": rows * columns,  # of a plane of inputs
         "rows": out_rows,
         "columns": out_columns,
         "stride": stride,
+        "margin": margin,
         "positions": out_rows * out_columns,
-        "length": length,  # of a plane of responses
-        "source": _whole(max(rows * stride, length + reach), lanes),  # of a plane of inputs
-        "reach": reach,  # largest offset of a tap
-        "margin": border * (stride + 1),  # zeros before and after a plane, for the spatial kernel
+        "length": out_rows * stride,  # of a plane without its margins
+        "plane": out_rows * stride + 2 * margin,
         "taps": window.size**2,
         "spatial_taps": window.spatial_size**2,
-        "whole_taps": len(taps),  # filled up to whole groups
-        "whole_spatial_taps": len(spatial_taps),
+        "whole_taps": _whole(window.size**2, TAPS_TOGETHER),  # filled up to whole groups
+        "whole_spatial_taps": _whole(window.spatial_size**2, TAPS_TOGETHER),
     }
+    spatial = _offsets(window.spatial_size, window.spatial_dilation, stride, center)
     tables = {
-        "taps": taps,
-        "spatial_taps": spatial_taps,
-        "mirrored": -spatial_taps,
-        "back": -taps,
-        "mask": mask,  # 1, or 0 where there is no pixel
-        "lowest": torch.where(mask > 0, 0.0, -torch.inf).to(dtype),  # 0, or minus infinity there
+        "taps": _offsets(window.size, window.dilation, columns, 0),
+        "back": -_offsets(window.size, window.dilation, stride, 0),
+        "spatial_taps": spatial,
+        "spatial_back": -spatial,
     }
     return sizes, tables
 
 
-def _offsets(size: int, dilation: int, stride: int, border: int) -> Tensor:
-    """Where the taps of a square kernel are, in entries; filled up with 0 to whole groups."""
-    steps = dilation * torch.arange(size) - border
-    taps = (steps[:, None] * stride + steps).flatten()
-    return F.pad(taps, (0, -len(taps) % TAPS_TOGETHER))
+def _offsets(size: int, dilation: int, stride: int, center: int) -> Tensor:
+    """Where the taps of a square kernel are, in pixels; filled up with 0 to whole groups."""
+    steps = dilation * torch.arange(size) - center
+    return _filled((steps[:, None] * stride + steps).flatten())
 
 
-def _whole(size: int, lanes: int) -> int:
-    return -(-size // lanes) * lanes
-
-
-def _pixels(planes: Tensor, rows: int, columns: int, stride: int) -> Tensor:
-    """The image ``[*, rows, columns]`` of planes."""
-    return planes[..., : rows * stride].unflatten(-1, (rows, stride))[..., :columns]
+def _filled(taps: Tensor) -> Tensor:
+    return F.pad(taps, (0, -taps.shape[-1] % TAPS_TOGETHER))
 
 
 class _Call:
@@ -84,12 +82,13 @@ class _Call:
 
     def __init__(self, operands: Operands, window: Window, wants_input: bool = False) -> None:
         x, kernel, first, second, spatial = operands
-        self.dtype, self.lanes, self.image = x.dtype, 64 // x.element_size(), x.shape[-2:]
-        planes, self.tables = _planes(*self.image, window, self.lanes, x.dtype)
         samples, fiber, channels = x.shape[:3]
+        self.dtype, self.shapes, self.outs = x.dtype, [t if t is None else t.shape for t in operands], len(kernel)
+        self.lanes = _lanes(self.outs, x.dtype)
+        planes, self.tables = _planes(*x.shape[-2:], window)
         self.sizes = planes | {
             "samples": samples,
-            "outs": kernel.shape[0],  # output channels times poses
+            "blocks": _whole(self.outs, self.lanes) // self.lanes,  # of output channels times poses
             "fiber": fiber,
             "channels": channels,
             "hidden": 0 if first is None else first.shape[-2],
@@ -97,60 +96,83 @@ class _Call:
             "has_spatial": int(spatial is not None),
             "wants_input": int(wants_input),  # whether the gradient with respect to the input is asked for
         }
-        # Where nothing is added, nothing is copied, and the planes are where the caller had them.
-        padded = F.pad(x, (0, planes["stride"] - x.shape[-1])).flatten(-2)
-        padded = F.pad(padded, (0, planes["source"] - padded.shape[-1]))  # [samples, fiber, channels, source]
-        given = {"x": padded, "kernel": kernel, "first": first, "second": second, "spatial": spatial}
-        self.operands = {name: None if t is None else t.contiguous() for name, t in given.items()}
+        self.operands: _Tensors = {
+            "x": x.contiguous(),
+            "kernel": self._in_lanes(_filled(kernel)),
+            "first": None if first is None else self._in_lanes(first),
+            "second": None if second is None else self._in_lanes(second),
+            "spatial": None if spatial is None else self._in_lanes(_filled(spatial)),
+        }
 
-    def pixels(self, planes: Tensor) -> Tensor:
-        """The image of planes of responses."""
-        return _pixels(planes, *(self.sizes[name] for name in ("rows", "columns", "stride")))
+    def _in_lanes(self, table: Tensor) -> Tensor:
+        """``[outs, ...]`` as ``[blocks, ..., lanes]``, filled up with zeros."""
+        filled = F.pad(table, (0, 0) * (table.ndim - 1) + (0, -self.outs % self.lanes))
+        return filled.unflatten(0, (-1, self.lanes)).movedim(1, -1).contiguous()
+
+    def unpacked(self, gradients: _Tensors) -> list[Tensor | None]:
+        """Gradients in the shapes of the operands."""
+        found = list[Tensor | None]()
+        for (name, grad), shape in zip(gradients.items(), self.shapes, strict=True):
+            if grad is not None and shape is not None and name != "x":
+                grad = grad.movedim(-1, 1).flatten(0, 1)[: self.outs, ..., : shape[-1]]
+            found.append(grad)
+        return found
+
+    def planes(self, images: Tensor) -> Tensor:
+        """Images ``[samples, outs, rows, columns]`` as planes without margins, ``[samples, blocks, length, lanes]``."""
+        right, above = self.sizes["stride"] - self.sizes["columns"], -self.outs % self.lanes
+        filled = F.pad(images, (0, right, 0, 0, 0, above)).unflatten(1, (-1, self.lanes))
+        return filled.flatten(3).mT.contiguous()
+
+    def images(self, planes: Tensor) -> Tensor:
+        """What :meth:`planes` made these of."""
+        columns = planes.mT.unflatten(-1, (self.sizes["rows"], self.sizes["stride"]))[..., : self.sizes["columns"]]
+        return columns.flatten(1, 2)[:, : self.outs]
 
     def parts(self, fibers: str) -> Ranges:
-        """Ranges of the samples times the ``fibers`` or outputs, one for each thread; an empty one without samples."""
+        """Ranges of the samples times the ``fibers`` or blocks, one for each thread; an empty one without samples."""
         count = self.sizes["samples"] * self.sizes[fibers]
         number = max(1, min(torch.get_num_threads(), count))
         return list(itertools.pairwise(count * part // number for part in range(number + 1)))
 
     def run(self, kernel: Callable[..., None], parts: Ranges, planes: Tensor, grads: list[_Tensors] | None) -> None:
         """Call a kernel for each part, with planes it reads or writes and, if given, gradients to add to."""
-        needed = self._scratch()
-        memory = torch.zeros(len(parts), sum(needed.values()), dtype=self.dtype)
+        needed = self._scratch(backward=grads is not None)
+        memory = torch.zeros(len(parts), sum(needed.values()) * self.lanes, dtype=self.dtype)
         told = _addresses(self.operands), record(self.sizes), _addresses(self.tables)
         own = [()] * len(parts) if grads is None else [(_addresses(grad),) for grad in grads]
         vector = (NUMPY_TYPES[self.dtype](0),) * self.lanes
         calls = [
             (*told, *part, planes.data_ptr(), *to, scratch, vector)
-            for part, to, scratch in zip(parts, own, scratch_addresses(needed, memory, lanes=1), strict=True)
+            for part, to, scratch in zip(parts, own, scratch_addresses(needed, memory, self.lanes), strict=True)
         ]
         if grads is None and calls:
             *given, scratch, _ = calls[0]
             compile_together(
                 "attentive",
                 self.dtype,
+                self.lanes,
                 forward=lambda: [(attentive_forward, calls[0])],
                 # Gradients are told as operands are.
                 backward=lambda: [(attentive_backward, (*given, given[0], scratch, vector))],
             )
         run(kernel, calls)
 
-    def _scratch(self) -> dict[str, int]:
-        """Elements of what a call writes to and forgets, in whole vectors; zero at the start."""
-        s, channels, length = self.sizes, self.sizes["channels"], self.sizes["length"]
-        padded = 2 * s["margin"] + length
-        sizes = {
-            "responses": channels * length,
-            "slopes": channels * (s["reach"] + s["source"]),
-            "planes": 2 * padded,  # mean and maximum over the channels
-            "winner": length,  # number of the channel with the maximum
-            "kernel": channels * s["whole_taps"] * self.lanes,  # a vector each: gradient of the kernel
-            "spatial": 2 * s["whole_spatial_taps"] * self.lanes,
-            "shares": 3 * length,
-            "slope_of_map": padded,
+    def _scratch(self, backward: bool) -> dict[str, int]:
+        """Vectors of what a call writes to and forgets; zero at the start."""
+        s, channels, plane = self.sizes, self.sizes["channels"], self.sizes["plane"]
+        return {
+            "responses": channels * plane,
+            "statistics": 2 * plane,  # mean and maximum over the channels
+            "winner": plane,  # number of the channel with the maximum
+            "plain": plane,
+            "kept": plane,
+            "level": plane,
+            "slope_of_map": plane * backward,
+            "slopes": 2 * plane * backward,  # of the statistics
+            "of_x": channels * s["source"] * backward,
             "numbers": 7 * channels + 4 * s["hidden"],  # statistics and hidden values
         }
-        return {name: _whole(size, self.lanes) for name, size in sizes.items()}
 
 
 def _addresses(tensors: _Tensors | dict[str, Tensor]) -> Any:
@@ -159,8 +181,7 @@ def _addresses(tensors: _Tensors | dict[str, Tensor]) -> Any:
 
 
 def _backward(call: _Call, grad: Tensor) -> list[Tensor | None]:
-    parts, planes = call.parts("fiber"), grad.new_zeros(*grad.shape[:2], call.sizes["length"])
-    call.pixels(planes).copy_(grad)
+    parts, planes = call.parts("fiber"), call.planes(grad)
     x, tables = call.operands["x"], {name: t for name, t in call.operands.items() if name != "x"}
     grad_input = {"x": torch.zeros_like(x) if x is not None and call.sizes["wants_input"] else None}
     grads = [
@@ -172,23 +193,21 @@ def _backward(call: _Call, grad: Tensor) -> list[Tensor | None]:
         total, share = totals[name], own[name]
         if total is not None and share is not None:
             total += share
-    if totals["x"] is not None:
-        rows, columns = call.image
-        totals["x"] = _pixels(totals["x"], rows, columns, call.sizes["stride"])
-    return list(totals.values())
+    return call.unpacked(totals)
 
 
 class Fused(torch.autograd.Function):
-    """Gated sums by the kernels; the gradient of their gradient is that of the plain ``gated_sums``."""
+    """Residual sums by the kernels; the gradient of their gradient is that of the plain ``residual_sums``."""
 
     @staticmethod
     def forward(ctx: Any, window: Window, *operands: Any) -> Tensor:
         ctx.save_for_backward(*operands)
         ctx.window = window
         call = _Call(Operands(*operands), window)
-        planes = torch.empty(*(call.sizes[name] for name in ("samples", "outs", "length")), dtype=call.dtype)
-        call.run(attentive_forward, call.parts("outs"), planes, None)
-        return call.pixels(planes)
+        shape = [*(call.sizes[name] for name in ("samples", "blocks", "length")), call.lanes]
+        planes = torch.empty(shape, dtype=call.dtype)
+        call.run(attentive_forward, call.parts("blocks"), planes, None)
+        return call.images(planes)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -196,7 +215,7 @@ class Fused(torch.autograd.Function):
         needed = ctx.needs_input_grad[1:]
         if not torch.is_grad_enabled():
             return (None, *_backward(_Call(operands, ctx.window, wants_input=needed[0]), grads[0]))
-        gated = gated_sums(operands, ctx.window)
+        sums = residual_sums(operands, ctx.window)
         wanted: list[Any] = [operand for operand, needs in zip(operands, needed, strict=True) if needs]
-        found = iter(torch.autograd.grad(gated, wanted, grads[0], create_graph=True, allow_unused=True))
+        found = iter(torch.autograd.grad(sums, wanted, grads[0], create_graph=True, allow_unused=True))
         return (None, *(next(found) if needs else None for needs in needed))

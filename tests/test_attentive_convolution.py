@@ -205,6 +205,19 @@ def test_parts_and_threads_change_nothing(monkeypatch):
         torch.testing.assert_close(thread, whole, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("widest", [4, 8, 16])
+def test_vectors_of_any_length_give_the_same(widest, monkeypatch):
+    """Lanes are outputs: as many as a machine has or half of them, in several blocks, and the last one not full."""
+    monkeypatch.setattr("lieattn.ops.kernels.attentive._launch.widest_lanes", lambda: widest)
+    tensors = operands(cyclic(4), outputs=5, dtype=torch.float32)
+    found = {}
+    for way in ("plain", "auto"):
+        out = evaluate(tensors, "full", way)
+        found[way] = [out, *torch.autograd.grad(out.square().sum(), list(tensors.values()))]
+    for slow, fast in zip(found["plain"], found["auto"], strict=True):
+        assert (fast - slow).abs().max() <= TOLERANCE[torch.float32] * max(1, slow.abs().max())
+
+
 def test_half_precision_computes_in_single():
     tensors = operands(cyclic(4), dtype=torch.float32)
     narrow = {name: tensor.detach().bfloat16() for name, tensor in tensors.items()}

@@ -338,4 +338,4 @@ def _signals(terms: RelativeTerms) -> Tensor:
     check_is("terms", terms, RelativeTerms)
     if terms.psi is None or terms.psi.shape[2:4] != (1, 1):
         raise ValueError("terms: expected those of an EdgeNetwork, with psi [edges, fiber, 1, 1, hidden]")
-    return terms.psi[:, :, 0, 0]
+    return terms.psi.flatten(2)  # the gradient of a selection would be written twice

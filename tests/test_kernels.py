@@ -733,6 +733,12 @@ def test_warm_up_reaches_the_kernels_forward_and_backward(case, monkeypatch):
     assert set(launched) == {(kernel, "forward"), (kernel, "backward")}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_warm_up_compiles_every_length_that_attentive_convolution_takes(dtype):
+    warm = {attentive_launch._lanes(2 * outputs, dtype) for outputs in _warm_up._ATTENTIVE.values()}
+    assert warm == {attentive_launch._lanes(outs, dtype) for outs in range(1, 200)}
+
+
 def test_a_first_call_says_once_that_kernels_are_compiled(caplog):
     _compiled._announce.cache_clear()
     _compiled._announce()

@@ -24,7 +24,9 @@ from lieattn.ops import attentive_convolution, backend, cpu_kernels, group_atten
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 # The kernel of attention is another one for each number of lanes: 4, 8 and 16 heads fill them.
 _ATTENTION = {"attention, up to 4 heads": 4, "attention, up to 8 heads": 8, "attention, more heads": 16}
-_CASES = (*_ATTENTION, "networks of heads", "attentive convolution")
+# That of attentive convolution too: its lanes are outputs, and half as many where there are few.
+_ATTENTIVE = {"attentive convolution": 8, "attentive convolution, few outputs": 1}
+_CASES = (*_ATTENTION, "networks of heads", *_ATTENTIVE)
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
@@ -76,8 +78,9 @@ def compile_case(case: str, dtype: str) -> float:
         )
         out = head_networks(random(256, 3), weights, biases)
     else:
-        kernels, spatial = random(2, 4, 2, 4, 3, 3), random(2, 4, 4, 2, 3, 3)
-        channel = random(2, 4, 4, 1, 2), random(2, 4, 4, 2, 1)
+        outs = _ATTENTIVE[case], 2
+        kernels, spatial = random(*outs, 2, 4, 3, 3), random(*outs, 4, 2, 3, 3)
+        channel = random(*outs, 4, 1, 2), random(*outs, 4, 2, 1)
         out, _ = attentive_convolution(random(1, 2, 4, 7, 7), kernels, channel=channel, spatial=spatial)
     out.sum().backward()
     return time.perf_counter() - start

@@ -303,27 +303,6 @@ def _pick(comparison: str) -> Any:
 pick_greater, pick_equal = _pick(">"), _pick("==")
 
 
-def _extreme(comparison: str) -> Any:
-    @_instruction(lambda vector: vector.dtype(vector))
-    def reduce(code: _Code, vector: ir.Value) -> ir.Value:
-        def extreme(low: ir.Value, high: ir.Value) -> ir.Value:
-            return code.builder.select(code.builder.fcmp_ordered(comparison, high, low), high, low)
-
-        return code.fold(vector, extreme)
-
-    return reduce
-
-
-# Largest and smallest of the lanes.
-largest_lane, smallest_lane = _extreme(">"), _extreme("<")
-
-
-@_instruction(lambda vector: vector(vector))
-def count_lanes(code: _Code, vector: ir.Value) -> ir.Value:
-    """Vector 0, 1, 2, ... of the type of another."""
-    return ir.Constant(vector.type, [float(lane) for lane in range(vector.type.count)])
-
-
 @_instruction(
     lambda pointer, elements, stride, lanes: _vector(pointer, lanes)(pointer, types.int64, types.int64, lanes)
 )

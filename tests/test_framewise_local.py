@@ -24,7 +24,6 @@ from lieattn.groups import (
 )
 from lieattn.models import FramewiseOptions, FramewiseTransformer
 from lieattn.nn import FrameMessages, FramewiseBlock, LiftingConvolution
-from lieattn.nn.relative import _edge_operators
 from lieattn.ops import RelativeTerms
 from lieattn.testing import TOLERANCE, randomize, relative_error
 from tests.cases import GROUPS, SMALL_GROUPS
@@ -334,54 +333,6 @@ def test_one_product_for_all_blocks_is_what_each_block_computes(frames):
     for block in made.blocks:
         x = block(x, graph, rotary, (local, terms))
     torch.testing.assert_close(made.field(data).x, made.norm(x), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("block", [8, 1 << 17], ids=["blocks", "one block"])
-def test_edge_kernels_are_those_of_the_formula(block, monkeypatch):
-    """Values and derivatives of first and second order are those of the formula, however edges fall into blocks."""
-    monkeypatch.setattr(_edge_operators, "_BLOCK", block)
-    edges, fiber, hidden, inputs = 21, 3, 4, 2
-    shapes = (edges, fiber, inputs), (edges, hidden), (edges,), (hidden, inputs), (hidden, hidden), (hidden,)
-    operands = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in (*shapes, (5, 4), (3, 4))]
-    seen, invariants, weight, first, second, bias, *maps = operands
-    pulled = [torch.randn(edges, fiber, width, dtype=torch.float64) for width in (5, 3)]
-
-    def derivatives(made):
-        total = sum((one * pull).sum() for one, pull in zip(made, pulled, strict=True))
-        plain = torch.autograd.grad(total, operands, retain_graph=True)
-        again = torch.autograd.grad(total, operands, create_graph=True)
-        return *plain, *again, *torch.autograd.grad(sum(grad.square().sum() for grad in again), operands)
-
-    found = _edge_operators.edge_kernels(seen, invariants, weight, first, (second, bias), maps)
-    y = torch.nn.functional.silu(torch.einsum("efi,hi->efh", seen, first) + invariants[:, None])
-    z = torch.nn.functional.silu(torch.einsum("efh,kh->efk", y, second) + bias) * weight[:, None, None]
-    expected = [torch.einsum("efk,ck->efc", z, last) for last in maps]
-    torch.testing.assert_close(list(found), expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(derivatives(found), derivatives(expected), rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("edges", [40, 0])
-@pytest.mark.parametrize("block", [8, 1 << 17], ids=["blocks", "one block"])
-def test_messages_of_edges_are_those_of_the_formula(block, edges, monkeypatch):
-    """Values and derivatives of first and second order, with a point that has no neighbors and is nobody's."""
-    monkeypatch.setattr(_edge_operators, "_MESSAGES", block)
-    points, fiber, hidden, channels = 7, 3, 4, 5
-    source, target = torch.randint(points - 1, (edges,)), torch.randint(points - 1, (edges,)).sort().values
-    shapes = (edges, fiber, hidden), (channels, hidden), (points, fiber, channels)
-    operands = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    units, last, x = operands
-    pull = torch.randn(points, fiber, channels, dtype=torch.float64)
-
-    def derivatives(made):
-        plain = torch.autograd.grad((made * pull).sum(), operands, retain_graph=True)
-        again = torch.autograd.grad((made * pull).sum(), operands, create_graph=True)
-        return *plain, *again, *torch.autograd.grad(sum(grad.square().sum() for grad in again), operands)
-
-    found = _edge_operators.edge_messages(*operands, source, target)
-    incidence = torch.nn.functional.one_hot(target, points).double()
-    expected = torch.einsum("ep,efk,ck,efc->pfc", incidence, units, last, x[source])
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(derivatives(found), derivatives(expected), rtol=1e-10, atol=1e-10)
 
 
 def test_kernels_that_do_not_fit_are_named():

@@ -29,6 +29,7 @@ pytest.importorskip("numba")
 from lieattn.ops.kernels import _calls, _compiled, _threads
 from lieattn.ops.kernels.attention import _launch, _operator
 from lieattn.ops.kernels.attentive import _launch as attentive_launch
+from lieattn.ops.kernels.edges import _launch as edges_launch
 from lieattn.ops.kernels.head_networks import _launch as head_networks_launch
 
 NAMES = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta")
@@ -719,18 +720,22 @@ def test_warm_up_reaches_the_kernels_forward_and_backward(case, monkeypatch):
     launched = []
     kernels = {
         "attention": [(_launch, "run_forward"), (_launch, "run_backward")],
-        "networks": [(head_networks_launch, "run_forward"), (head_networks_launch, "run_backward")],
+        "networks of heads": [(head_networks_launch, "run_forward"), (head_networks_launch, "run_backward")],
+        "networks of edges": [
+            *((edges_launch, name) for name in ("run_units", "run_units_backward")),
+            *((edges_launch, name) for name in ("run_messages", "run_messages_backward")),
+        ],
         "attentive": [(attentive_launch.Fused, "forward"), (attentive_launch, "_backward")],
     }
     for kernel, steps in kernels.items():
         for step in steps:
-            original, entry = getattr(*step), (kernel, step[1].removeprefix("run_").strip("_"))
+            original, entry = getattr(*step), (kernel, step[1])
             monkeypatch.setattr(*step, lambda *a, f=original, e=entry: launched.append(e) or f(*a))
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     monkeypatch.setattr(logging.getLogger("lieattn"), "setLevel", lambda level: None)
     assert _warm_up.compile_case(case, "float32") > 0
-    kernel = case.split()[0].rstrip(",")
-    assert set(launched) == {(kernel, "forward"), (kernel, "backward")}
+    (kernel,) = (name for name in kernels if case.startswith(name))
+    assert set(launched) == {(kernel, step[1]) for step in kernels[kernel]}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -18,15 +18,23 @@ import torch
 from torch import Tensor
 
 from lieattn.cli._options import ArgumentParser, positive
-from lieattn.geometry import Radius
-from lieattn.ops import attentive_convolution, backend, cpu_kernels, group_attention, head_networks
+from lieattn.geometry import AllPairs, Radius
+from lieattn.ops import (
+    attentive_convolution,
+    backend,
+    cpu_kernels,
+    edge_messages,
+    edge_units,
+    group_attention,
+    head_networks,
+)
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 # The kernel of attention is another one for each number of lanes: 4, 8 and 16 heads fill them.
 _ATTENTION = {"attention, up to 4 heads": 4, "attention, up to 8 heads": 8, "attention, more heads": 16}
 # That of attentive convolution too: its lanes are outputs, and half as many where there are few.
 _ATTENTIVE = {"attentive convolution": 8, "attentive convolution, few outputs": 1}
-_CASES = (*_ATTENTION, "networks of heads", *_ATTENTIVE)
+_CASES = (*_ATTENTION, "networks of heads", "networks of edges", *_ATTENTIVE)
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
@@ -77,6 +85,13 @@ def compile_case(case: str, dtype: str) -> float:
             [random(2, 8), random(2, 8), random(2, 1)],
         )
         out = head_networks(random(256, 3), weights, biases)
+    elif case == "networks of edges":
+        neighbors = AllPairs()(torch.zeros(12, 3))
+        edges = neighbors.num_edges
+        units = edge_units(
+            random(edges, 4, 3), random(edges, 16), random(edges), random(16, 3), (random(16, 16), random(16))
+        )
+        out = edge_messages(units, random(8, 16), random(12, 4, 8), neighbors)
     else:
         outs = _ATTENTIVE[case], 2
         kernels, spatial = random(*outs, 2, 4, 3, 3), random(*outs, 4, 2, 3, 3)

@@ -30,8 +30,7 @@ from lieattn.nn.relative import (
     keep_variance,
 )
 from lieattn.nn.relative._base import check_lifted_to, rows_of_table
-from lieattn.nn.relative._edge_operators import edge_messages
-from lieattn.ops import Activation, RelativeTerms, group_attention
+from lieattn.ops import Activation, RelativeTerms, edge_messages, group_attention
 
 Reduction = Literal["sum", "mean"]
 _SHARP = 1000.0  # a score of which softmax makes 1, and of 0 beside it 0, in every dtype
@@ -323,7 +322,7 @@ class FrameMessages(nn.Module):
         if len(units) != neighbors.num_edges:
             raise ValueError(f"terms: expected those of {neighbors.num_edges} edges, got {len(units)}")
         check_field(x, graph, self.kernel.out_features, units.shape[1])
-        return edge_messages(units, self.kernel.weight, x, neighbors.source, neighbors.target)
+        return edge_messages(units, self.kernel.weight, x, neighbors)
 
 
 def _checked_kernel(kernel: Tensor, graph: LiftedGraph, channels: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from lieattn.ops._attentive import AttentionMaps, attentive_convolution, convolution_responses, residual_branch
 from lieattn.ops._backend import Choice, backend, cpu_kernels, explain, fused_kernel
+from lieattn.ops._edges import edge_kernels, edge_messages, edge_units
 from lieattn.ops._group_attention import group_attention
 from lieattn.ops._head_networks import Activation, activation, head_networks
 from lieattn.ops._operations import count_operations
@@ -25,6 +26,9 @@ __all__ = [
     "convolution_responses",
     "count_operations",
     "cpu_kernels",
+    "edge_kernels",
+    "edge_messages",
+    "edge_units",
     "expand_kernel",
     "explain",
     "fourier_linear",

@@ -247,6 +247,13 @@ _PHASE = {"position": POS, "momentum": torch.randn(6, 2), "mass": torch.rand(6) 
 _KERNELS = {"x": torch.randn(2, 4, 1, 6, 6), "kernels": torch.randn(3, 4, 4, 1, 3, 3)}
 _MLP = PerHeadMLP(2, 4, 5)
 _IRREPS = groups.real_irreps(C4)
+_EDGE_NETWORK = {
+    "seen": torch.randn(6, 2, 3),
+    "shared": torch.randn(6, 4),
+    "weight": torch.randn(6),
+    "first": torch.randn(4, 3),
+    "second": (torch.randn(4, 4), torch.randn(4)),
+}
 _STATE = {
     "data": Data(
         pos=POS,
@@ -363,6 +370,14 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "ops.fourier_pays": {"order": 12, "degrees": [1, 2, 3]},
     "ops.head_networks": {"rows": torch.randn(6, 4), "weights": list(_MLP.weights), "biases": list(_MLP.biases)},
+    "ops.edge_units": _EDGE_NETWORK,
+    "ops.edge_kernels": {**_EDGE_NETWORK, "maps": [torch.randn(3, 4)]},
+    "ops.edge_messages": {
+        "units": torch.randn(EDGES, 4, 5),
+        "weight": torch.randn(3, 5),
+        "x": torch.randn(NEIGHBORS.num_points, 4, 3),
+        "neighbors": NEIGHBORS,
+    },
     "ops.RelativeTerms": {"psi": SIGNAL},
     "ops.RelativeTerms.plus": {"other": RelativeTerms(beta=SIGNAL)},
     "nn.AttentiveConvolution": {"attention": LieSelfAttention(4, COORDINATES, heads=2)},

@@ -1,13 +1,13 @@
 """Kernels against definitions: outputs, weights, gradients and second derivatives.
 
-The operator by all its evaluators, attentive convolution, and the networks of the heads.
+The operator by all its evaluators, attentive convolution, and the networks of heads and of edges.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from unittest import mock
 
@@ -17,7 +17,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lieattn.geometry import AllPairs, Neighbors
-from lieattn.ops import RelativeTerms, _attentive, backend, group_attention, reference_attention
+from lieattn.ops import (
+    RelativeTerms,
+    _attentive,
+    backend,
+    edge_kernels,
+    edge_messages,
+    edge_units,
+    group_attention,
+    reference_attention,
+)
 from lieattn.ops._attentive import attentive_convolution
 from lieattn.ops._head_networks import head_networks
 from lieattn.ops.kernels.attention import _launch
@@ -475,10 +484,53 @@ def _check_networks(case: Sized) -> Finding | Verdict:
     return found
 
 
+def _check_edges(case: Sized) -> Finding | Verdict:
+    drawn = Numbers(case.seed, case.dtype, case.gradients)
+    choice = drawn.toss.choice
+    fiber, inputs, hidden = choice((1, 2, 3, 4, 5, 12)), choice((1, 3, 5)), choice((4, 8, 12, 16, 24, 32))
+    channels, maps = choice((1, 2, 4, 5, 16, 17, 25)), choice((0, 1, 2, 5))
+    points, number = choice((1, 2, 9, 40)), choice((0, 1, 40, 64, 200, 3000 // fiber))
+    target = torch.randint(points, (number,), generator=drawn.generator).sort().values
+    source = torch.randint(points, (number,), generator=drawn.generator)
+    neighbors = Neighbors(torch.searchsorted(target, torch.arange(points + 1)), source, target)
+    shapes = (number, fiber, inputs), (number, hidden), (number,), (hidden, inputs), (hidden, hidden), (hidden,)
+    operands = [drawn.draw(*shape) for shape in (*shapes, *[(channels, hidden)] * max(1, maps))]
+    operands += [drawn.draw(points, fiber, channels)]
+    twice = case.gradients and case.dtype == torch.float64 and drawn.chance(0.1)
+
+    def outcome(evaluate: Callable[..., Tensor], dtype: torch.dtype) -> Outcome:
+        leaves = [operand.to(dtype).detach().requires_grad_(case.gradients) for operand in operands]
+        return _outcome(drawn, evaluate(*leaves), leaves, twice)
+
+    def summed(kernels: Sequence[Tensor], x: Tensor) -> Tensor:
+        products = [kernel * x[source] for kernel in kernels]
+        return torch.stack([x.new_zeros(x.shape).index_add(0, target, product) for product in products])
+
+    def defined(seen: Tensor, shared: Tensor, weight: Tensor, first: Tensor, *given: Tensor) -> Tensor:
+        second, bias, *last, x = given
+        y = F.silu(torch.einsum("efi,hi->efh", seen, first) + shared[:, None])
+        z = F.silu(torch.einsum("efh,kh->efk", y, second) + bias) * weight[:, None, None]
+        return summed([torch.einsum("efk,ck->efc", z, one) for one in last], x)
+
+    def made(seen: Tensor, shared: Tensor, weight: Tensor, first: Tensor, *given: Tensor) -> Tensor:
+        second, bias, *last, x = given
+        if maps:
+            return summed(edge_kernels(seen, shared, weight, first, (second, bias), last), x)
+        units = edge_units(seen, shared, weight, first, (second, bias))
+        return torch.stack([edge_messages(units, one, x, neighbors) for one in last])
+
+    wanted = outcome(defined, torch.float64)
+    found = _compare(drawn, wanted, ["plain", "numba"], lambda _: outcome(made, case.dtype))
+    if isinstance(found, Finding):
+        return Finding(found.verdict, f"{found.detail} {case} {maps} {points} {[tuple(t.shape) for t in operands]}")
+    return found
+
+
 _SIGNALS = ("query", "key", "value")
 
 TARGETS = {
     "kernels": Target("kernel configurations", _CASES, _check, long=100_000),
     "attentive": Target("attentive convolutions", _SIZED, _check_gated, long=3000),
     "head-networks": Target("networks of heads", _SIZED, _check_networks, long=3000),
+    "edges": Target("networks of edges", _SIZED, _check_edges, long=3000),
 }

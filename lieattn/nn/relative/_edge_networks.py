@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lieattn._checks import (
@@ -23,8 +22,7 @@ from lieattn._checks import (
 from lieattn._exact import ExactConstants
 from lieattn.geometry import LiftedGraph
 from lieattn.nn.relative._base import RelativeFunction
-from lieattn.nn.relative._edge_operators import edge_kernels
-from lieattn.ops import RelativeTerms, bessel_functions, smooth_lengths, smooth_window
+from lieattn.ops import RelativeTerms, bessel_functions, edge_kernels, edge_units, smooth_lengths, smooth_window
 
 _NEAR = 0.1  # share of the cutoff below which directions of edges fade
 
@@ -107,8 +105,7 @@ class EdgeNetwork(RelativeFunction):
 
     def _units(self, seen: Tensor, invariants: Tensor, weight: Tensor, length: Tensor, radial: Tensor) -> Tensor:
         """ψ ``[edges, fiber, hidden]`` of what :meth:`_seen` gives."""
-        y = F.silu(self.arrows(seen) + invariants[:, None])
-        return F.silu(self.hidden(y)) * weight[:, None, None]
+        return edge_units(seen, invariants, weight, self.arrows.weight, (self.hidden.weight, self.hidden.bias))
 
     def kernels(
         self,

@@ -109,6 +109,11 @@ def check_all_lists(problem: Problem) -> None:
     """Raise ValueError where plain maths would stumble over lists, or see other targets than ``row_ptr`` has."""
     neighbors, terms = problem.neighbors, problem.terms
     check_lists(neighbors, terms.row, (table for name, table in terms.tables().items() if name in ROW_TABLES))
+    check_targets(neighbors)
+
+
+def check_targets(neighbors: Neighbors) -> None:
+    """Raise ValueError where edges name other targets than those whose edges they are by ``row_ptr``."""
     targets = torch.repeat_interleave(neighbors.degree, output_size=neighbors.num_edges)
     if not torch.equal(targets, neighbors.target):
         raise ValueError("neighbors: target must name for each edge the point whose edge it is by row_ptr")

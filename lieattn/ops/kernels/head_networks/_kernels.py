@@ -7,10 +7,10 @@ at the very end.
 """
 
 from lieattn.ops.kernels._compiled import compiled, part
+from lieattn.ops.kernels.vectors._activations import activate, activate_with_slope, multiply
 from lieattn.ops.kernels.vectors._products import dot_products, row
 from lieattn.ops.kernels.vectors._vectors import (
     at_address,
-    exp,
     fill,
     gather,
     load,
@@ -81,39 +81,6 @@ def _begin(start, bias, i, out, out_row, t, lanes):
         return _two(out, i * out_row + t, lanes)
     value = load_one(bias, i, lanes) if start == BIAS else fill(out, 0.0, lanes)
     return value, value
-
-
-@part
-def activate(u, vectors, lanes):
-    """Replace u by u σ(u), the swish."""
-    stay_apart()
-    wide = len(lanes)
-    one, zero = fill(u, 1.0, lanes), fill(u, 0.0, lanes)
-    for at in range(0, vectors * wide, wide):
-        value = load(u, at, lanes)
-        store(u, at, value / (one + exp(zero - value)))
-
-
-@part
-def activate_with_slope(u, slope, vectors, lanes):
-    """Replace u by its swish, and write the derivative to ``slope``."""
-    stay_apart()
-    wide = len(lanes)
-    one, zero = fill(u, 1.0, lanes), fill(u, 0.0, lanes)
-    for at in range(0, vectors * wide, wide):
-        value = load(u, at, lanes)
-        share = one / (one + exp(zero - value))
-        value = value * share
-        store(u, at, value)
-        store(slope, at, multiply_add(value, one - share, share))
-
-
-@part
-def multiply(out, x, vectors, lanes):
-    """Multiply a table of vectors by another, entry by entry."""
-    wide = len(lanes)
-    for at in range(0, vectors * wide, wide):
-        store(out, at, load(out, at, lanes) * load(x, at, lanes))
 
 
 @part

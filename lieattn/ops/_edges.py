@@ -1,0 +1,227 @@
+"""Networks of edges and frames, and messages along edges whose kernels are linear in what these networks give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lieattn._checks import check_is, check_tensor, kind
+from lieattn._functional import transformed
+from lieattn.geometry import Neighbors
+from lieattn.ops._backend import fused_kernel
+from lieattn.ops.kernels._calls import expect_gradients
+
+_OPERANDS = 6  # of a network, without its maps
+_KERNEL_ROWS = 64  # edges times frames below which calling a kernel costs more than it saves
+
+
+def edge_units(seen: Tensor, shared: Tensor, weight: Tensor, first: Tensor, second: tuple[Tensor, Tensor]) -> Tensor:
+    r"""Units :math:`w_e\, \sigma(B\, \sigma(A\, s_{ea} + t_e) + b)` of edges e and frames a, σ the swish.
+
+    A fused kernel computes them once more in the backward pass, so memory is that of the result. They can be
+    differentiated as often as one likes.
+
+    Parameters
+    ----------
+    seen, shared, weight
+        s ``[edges, fiber, inputs]``, t ``[edges, hidden]``, w ``[edges]``.
+    first, second
+        A ``[hidden, inputs]``; B ``[hidden, hidden]`` and b ``[hidden]``.
+
+    Returns
+    -------
+    Tensor
+        ``[edges, fiber, hidden]``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If something is no floating tensor, or shapes do not fit; the message names the argument.
+    """
+    return _network(_checked(seen, shared, weight, first, second), ())[0]
+
+
+def edge_kernels(
+    seen: Tensor,
+    shared: Tensor,
+    weight: Tensor,
+    first: Tensor,
+    second: tuple[Tensor, Tensor],
+    maps: Sequence[Tensor],
+) -> tuple[Tensor, ...]:
+    """What linear maps ``[channels, hidden]`` make of :func:`edge_units`, ``[edges, fiber, channels]`` each.
+
+    The fused kernel does not store the units themselves. TypeError or ValueError is raised as there.
+    """
+    operands = _checked(seen, shared, weight, first, second)
+    if not isinstance(maps, list | tuple) or not maps:
+        raise TypeError(f"maps: expected a list or tuple of tensors [channels, hidden], at least one, got {kind(maps)}")
+    for index, part in enumerate(maps):
+        check_tensor(f"maps[{index}]", part, "a floating tensor")
+        if part.ndim != 2 or part.shape[1] != len(first):
+            raise ValueError(f"maps[{index}]: expected [channels, {len(first)}], got {tuple(part.shape)}")
+    return _network(operands, maps)
+
+
+def edge_messages(units: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors) -> Tensor:
+    r"""Sums :math:`\sum_j (C z_{ija}) \odot f(x_j, a)` over the edges from j to i, with products of their own.
+
+    A fused kernel stores no kernels C z. It can be differentiated as often as one likes.
+
+    Parameters
+    ----------
+    units, weight, x
+        z ``[edges, fiber, hidden]``, C ``[channels, hidden]``, f ``[points, fiber, channels]``.
+    neighbors
+        The edges.
+
+    Returns
+    -------
+    Tensor
+        ``[points, fiber, channels]``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If something is no floating tensor, or shapes do not fit; the message names the argument.
+    """
+    check_is("neighbors", neighbors, Neighbors)
+    for argument, tensor, size in (("units", units, 3), ("weight", weight, 2), ("x", x, 3)):
+        check_tensor(argument, tensor, "a floating tensor")
+        if tensor.ndim != size:
+            raise ValueError(f"{argument}: expected {size} axes, got {tuple(tensor.shape)}")
+    wanted = {
+        "units": (units, (neighbors.num_edges, x.shape[1], weight.shape[1])),
+        "x": (x, (neighbors.num_points, units.shape[1], len(weight))),
+    }
+    _check_shapes(wanted)
+    operands = [units, weight, x]
+    if not _kernel_takes(operands, units.shape[0] * units.shape[1], units.shape[2]):
+        return _plain_messages(units, weight, x, neighbors)
+    expect_gradients(operands)
+    out: Tensor = _EdgeMessages.apply(units, weight, x, neighbors)
+    return out
+
+
+def _kernel_takes(operands: Sequence[Tensor], rows: int, hidden: int) -> bool:
+    """Whether the kernel evaluates these operands: on CPUs, where nobody but autograd looks at what is computed."""
+    dtype, device = operands[0].dtype, operands[0].device
+    if rows < _KERNEL_ROWS or fused_kernel(device) != "numba" or torch.is_autocast_enabled("cpu"):
+        return False
+    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    alike = all(operand.dtype == dtype for operand in operands) and dtype in (torch.float32, torch.float64)
+    return alike and not recorded and not transformed() and bool(_launcher().lanes_of(dtype, hidden))
+
+
+def _launcher() -> ModuleType:
+    from lieattn.ops.kernels.edges import _launch
+
+    return _launch
+
+
+def _checked(
+    seen: Tensor, shared: Tensor, weight: Tensor, first: Tensor, second: tuple[Tensor, Tensor]
+) -> tuple[Tensor, ...]:
+    """The operands of a network, whose shapes fit each other."""
+    if not isinstance(second, tuple | list) or len(second) != 2:
+        raise TypeError(f"second: expected two tensors, [hidden, hidden] and [hidden], got {kind(second)}")
+    named = {"seen": seen, "shared": shared, "weight": weight, "first": first, "second[0]": second[0]}
+    named["second[1]"] = second[1]
+    for argument, tensor in named.items():
+        check_tensor(argument, tensor, "a floating tensor")
+    if seen.ndim != 3 or first.ndim != 2:
+        found = tuple(seen.shape), tuple(first.shape)
+        raise ValueError(
+            f"seen, first: expected [edges, fiber, inputs] and [hidden, inputs], got {found[0]} and {found[1]}"
+        )
+    edges, hidden = len(seen), len(first)
+    shapes = (
+        (*seen.shape[:2], first.shape[1]),
+        (edges, hidden),
+        (edges,),
+        tuple(first.shape),
+        (hidden, hidden),
+        (hidden,),
+    )
+    _check_shapes(dict(zip(named, zip(named.values(), shapes, strict=True), strict=True)))
+    return tuple(named.values())
+
+
+def _check_shapes(wanted: Mapping[str, tuple[Tensor, tuple[int, ...]]]) -> None:
+    for argument, (tensor, shape) in wanted.items():
+        if tensor.shape != shape:
+            raise ValueError(f"{argument}: expected {shape}, got {tuple(tensor.shape)}")
+
+
+def _network(operands: Sequence[Tensor], maps: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    seen, hidden, given = operands[0], len(operands[4]), (*operands, *maps)
+    alike = all(part.shape == maps[0].shape for part in maps)
+    if not alike or not _kernel_takes(given, seen.shape[0] * seen.shape[1], hidden):
+        return _plain_network(*given)
+    expect_gradients(given)
+    out: tuple[Tensor, ...] = _EdgeNetwork.apply(*given)
+    return out
+
+
+def _plain_network(
+    seen: Tensor, shared: Tensor, weight: Tensor, first: Tensor, second: Tensor, bias: Tensor, *maps: Tensor
+) -> tuple[Tensor, ...]:
+    y = F.silu(F.linear(seen, first) + shared[:, None])
+    z = F.silu(F.linear(y, second, bias)) * weight[:, None, None]
+    return tuple(F.linear(z, part) for part in maps) if maps else (z,)
+
+
+def _plain_messages(units: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors) -> Tensor:
+    return neighbors.sum_to_targets(F.linear(units, weight) * x.index_select(0, neighbors.source))
+
+
+class _EdgeNetwork(torch.autograd.Function):
+    """:func:`_plain_network` by the kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(*given)
+        return tuple(_launcher().run_units(given[:_OPERANDS], given[_OPERANDS:]))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        given, wanted = ctx.saved_tensors, ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            return _differentiable(_plain_network(*given), given, wanted, grads)
+        found = _launcher().run_units_backward(grads, given[:_OPERANDS], given[_OPERANDS:], wanted[0])
+        return tuple(grad if want else None for grad, want in zip(found, wanted, strict=True))
+
+
+class _EdgeMessages(torch.autograd.Function):
+    """:func:`_plain_messages` by the kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, units: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors) -> Tensor:
+        ctx.save_for_backward(units, weight, x)
+        ctx.neighbors = neighbors
+        out: Tensor = _launcher().run_messages(units, weight, x, neighbors)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        units, weight, x = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():
+            out = _plain_messages(units, weight, x, ctx.neighbors)
+            return *_differentiable(out, (units, weight, x), wanted, grads), None
+        found = _launcher().run_messages_backward(grads[0], units, weight, x, ctx.neighbors)
+        return *(grad if want else None for grad, want in zip(found, wanted, strict=True)), None
+
+
+def _differentiable(
+    out: Tensor | Sequence[Tensor], operands: Sequence[Tensor], wanted: Sequence[bool], grads: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the operands that have their own."""
+    through = [operand for operand, want in zip(operands, wanted, strict=True) if want]
+    found = iter(torch.autograd.grad(out, through, grads, create_graph=True))
+    return tuple(next(found) if want else None for want in wanted)

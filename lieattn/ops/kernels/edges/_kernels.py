@@ -1,0 +1,255 @@
+# mypy: allow-untyped-defs
+"""Networks of edges, and messages along edges whose kernels are linear in these, on the CPU.
+
+Lanes are the units of a layer or the channels of a signal, so that all tables are read row by row as torch has them.
+The rows of an edge, one for each frame, are multiplied by a matrix four at a time, which share what is loaded of it.
+Units and channels fill whole vectors: behind the last channel there are zeros.
+"""
+
+from lieattn.ops.kernels._compiled import compiled, part
+from lieattn.ops.kernels.vectors._activations import activate, activate_with_slope, multiply
+from lieattn.ops.kernels.vectors._products import copy_row, row
+from lieattn.ops.kernels.vectors._vectors import (
+    add_to,
+    add_up,
+    at_address,
+    fill,
+    integer_at,
+    load,
+    load_one,
+    multiply_add,
+    offset,
+    stay_apart,
+    store,
+)
+
+
+@part
+def affine(x, x_row, rows, ins, weight, outs, start, out, lanes):
+    """Compute ``out[k, o] = start[o] + Σ_r x[k, r] weight[r, o]``."""
+    stay_apart()
+    wide = len(lanes)
+    fours, pairs = rows - rows % 4, outs - outs % (2 * wide)
+    for k in range(0, fours, 4):
+        x0, x1, x2, x3 = row(x, k, x_row), row(x, k + 1, x_row), row(x, k + 2, x_row), row(x, k + 3, x_row)
+        for o in range(0, pairs, 2 * wide):
+            a0 = a1 = a2 = a3 = load(start, o, lanes)
+            b0 = b1 = b2 = b3 = load(start, o + wide, lanes)
+            for r in range(ins):
+                w, v = load(weight, r * outs + o, lanes), load(weight, r * outs + o + wide, lanes)
+                a0, b0 = _fold(load_one(x0, r, lanes), w, v, a0, b0)
+                a1, b1 = _fold(load_one(x1, r, lanes), w, v, a1, b1)
+                a2, b2 = _fold(load_one(x2, r, lanes), w, v, a2, b2)
+                a3, b3 = _fold(load_one(x3, r, lanes), w, v, a3, b3)
+            _put_four(out, k * outs + o, outs, a0, a1, a2, a3)
+            _put_four(out, k * outs + o + wide, outs, b0, b1, b2, b3)
+        for o in range(pairs, outs, wide):
+            a0 = a1 = a2 = a3 = load(start, o, lanes)
+            for r in range(ins):
+                w = load(weight, r * outs + o, lanes)
+                a0, a1 = multiply_add(load_one(x0, r, lanes), w, a0), multiply_add(load_one(x1, r, lanes), w, a1)
+                a2, a3 = multiply_add(load_one(x2, r, lanes), w, a2), multiply_add(load_one(x3, r, lanes), w, a3)
+            _put_four(out, k * outs + o, outs, a0, a1, a2, a3)
+    for k in range(fours, rows):
+        for o in range(0, outs, wide):
+            a0 = load(start, o, lanes)
+            for r in range(ins):
+                a0 = multiply_add(load_one(x, k * x_row + r, lanes), load(weight, r * outs + o, lanes), a0)
+            store(out, k * outs + o, a0)
+
+
+@part
+def _fold(factor, w, v, a, b):
+    return multiply_add(factor, w, a), multiply_add(factor, v, b)
+
+
+@part
+def _put_four(out, at, step, a, b, c, d):
+    store(out, at, a)
+    store(out, at + step, b)
+    store(out, at + 2 * step, c)
+    store(out, at + 3 * step, d)
+
+
+@part
+def add_outer(x, x_row, ins, y, outs, rows, total, lanes):
+    """Add ``Σ_k x[k, r] y[k, o]`` to ``total[r, o]``."""
+    stay_apart()
+    wide = len(lanes)
+    fours = rows - rows % 4
+    for k in range(0, fours, 4):
+        x0, x1, x2, x3 = row(x, k, x_row), row(x, k + 1, x_row), row(x, k + 2, x_row), row(x, k + 3, x_row)
+        for o in range(0, outs, wide):
+            y0, y1 = load(y, k * outs + o, lanes), load(y, (k + 1) * outs + o, lanes)
+            y2, y3 = load(y, (k + 2) * outs + o, lanes), load(y, (k + 3) * outs + o, lanes)
+            for r in range(ins):
+                a = multiply_add(load_one(x0, r, lanes), y0, load(total, r * outs + o, lanes))
+                a = multiply_add(load_one(x1, r, lanes), y1, a)
+                b = multiply_add(load_one(x3, r, lanes), y3, load_one(x2, r, lanes) * y2)
+                store(total, r * outs + o, a + b)
+    for k in range(fours, rows):
+        for o in range(0, outs, wide):
+            value = load(y, k * outs + o, lanes)
+            for r in range(ins):
+                at = r * outs + o
+                store(total, at, multiply_add(load_one(x, k * x_row + r, lanes), value, load(total, at, lanes)))
+
+
+@part
+def add_rows(total, x, rows, outs, lanes):
+    """Add the sum of some rows to a row."""
+    for o in range(0, outs, len(lanes)):
+        value = load(total, o, lanes)
+        for k in range(rows):
+            value = value + load(x, k * outs + o, lanes)
+        store(total, o, value)
+
+
+@compiled
+def units(
+    seen, shared, weight, first, second, bias, last, zero, begin, end, fiber, inputs, hidden, maps, channels, apart,
+    out, scratch, lanes,
+):  # fmt: skip
+    """Units ``[edges, fiber, hidden]`` of the edges from ``begin`` to ``end``, or what so many ``maps`` make of them.
+
+    ``seen`` is ``[edges, fiber, inputs]``, ``shared`` ``[edges, hidden]``, ``weight`` ``[edges]``. ``first`` ``[inputs,
+    hidden]``, ``second`` ``[hidden, hidden]`` and ``last`` have a row for each input; those of ``last`` hold the
+    channels of all maps, and fill vectors. What a map gives is ``[edges, fiber, channels]``, ``apart`` from the next.
+    """
+    wide, many, length = len(lanes), fiber * hidden, _filled(maps * channels, lanes)
+    y, none = at_address(scratch, lanes), at_address(zero, lanes)
+    made = row(y, 2, many)
+    for edge in range(begin, end):
+        own, t = row(at_address(seen, lanes), edge, fiber * inputs), row(at_address(shared, lanes), edge, hidden)
+        affine(own, inputs, fiber, inputs, at_address(first, lanes), hidden, t, y, lanes)
+        activate(y, many // wide, lanes)
+        z = row(y, 1, many) if maps else row(at_address(out, lanes), edge, many)
+        affine(y, hidden, fiber, hidden, at_address(second, lanes), hidden, at_address(bias, lanes), z, lanes)
+        activate(z, many // wide, lanes)
+        _scale(z, load_one(at_address(weight, lanes), edge, lanes), many, lanes)
+        if maps:
+            affine(z, hidden, fiber, hidden, at_address(last, lanes), length, none, made, lanes)
+            for number in range(maps):
+                to = offset(at_address(out, lanes), number * apart + edge * fiber * channels)
+                for k in range(fiber):
+                    copy_row(row(to, k, channels), offset(made, k * length + number * channels), channels, lanes)
+
+
+@part
+def _filled(count, lanes):
+    """So many numbers, and those that they need to fill vectors."""
+    return (count + len(lanes) - 1) // len(lanes) * len(lanes)
+
+
+@part
+def _scale(x, factor, count, lanes):
+    for at in range(0, count, len(lanes)):
+        store(x, at, factor * load(x, at, lanes))
+
+
+@compiled
+def units_backward(
+    seen, shared, weight, first, second, bias, last, zero, begin, end, fiber, inputs, hidden, maps, channels, turned,
+    grads, to_seen, wanted, to_shared, to_weight, to_first, to_second, to_bias, to_last, scratch, lanes,
+):  # fmt: skip
+    """Gradients for those of the units, or of what each map makes of them: ``grads`` are their addresses.
+
+    Here ``last`` ``[maps * channels, hidden]`` has a row for each output, as ``turned``, which is ``second``. All
+    gradients are added, that of ``seen`` if wanted.
+    """
+    wide, many, length = len(lanes), fiber * hidden, maps * channels
+    y, none = at_address(scratch, lanes), at_address(zero, lanes)
+    slope1, z, slope2, change = row(y, 1, many), row(y, 2, many), row(y, 3, many), row(y, 4, many)
+    made = row(y, 5, many)
+    for edge in range(begin, end):
+        own, t = row(at_address(seen, lanes), edge, fiber * inputs), row(at_address(shared, lanes), edge, hidden)
+        affine(own, inputs, fiber, inputs, at_address(first, lanes), hidden, t, y, lanes)
+        activate_with_slope(y, slope1, many // wide, lanes)
+        affine(y, hidden, fiber, hidden, at_address(second, lanes), hidden, at_address(bias, lanes), z, lanes)
+        activate_with_slope(z, slope2, many // wide, lanes)
+        share, total = load_one(at_address(weight, lanes), edge, lanes), fill(y, 0.0, lanes)
+        if maps:
+            _side_by_side(grads, maps, edge, fiber, channels, made, lanes)
+            affine(made, length, fiber, length, at_address(last, lanes), hidden, none, change, lanes)
+        g = change if maps else row(at_address(integer_at(grads, 0), lanes), edge, many)
+        for at in range(0, many, wide):
+            value, unit = load(g, at, lanes), load(z, at, lanes)
+            total = multiply_add(value, unit, total)
+            store(z, at, unit * share)
+            store(change, at, value * share * load(slope2, at, lanes))
+        if maps:
+            add_outer(made, length, length, z, hidden, fiber, at_address(to_last, lanes), lanes)
+        add_to(at_address(to_weight, lanes), edge, add_up(total))
+        add_rows(at_address(to_bias, lanes), change, fiber, hidden, lanes)
+        add_outer(y, hidden, hidden, change, hidden, fiber, at_address(to_second, lanes), lanes)
+        affine(change, hidden, fiber, hidden, at_address(turned, lanes), hidden, none, z, lanes)
+        multiply(z, slope1, many // wide, lanes)
+        add_rows(row(at_address(to_shared, lanes), edge, hidden), z, fiber, hidden, lanes)
+        add_outer(own, inputs, inputs, z, hidden, fiber, at_address(to_first, lanes), lanes)
+        if wanted:
+            to_own = row(at_address(to_seen, lanes), edge, fiber * inputs)
+            _add_products(z, fiber, at_address(first, lanes), inputs, hidden, to_own, lanes)
+
+
+@part
+def _side_by_side(tables, maps, edge, fiber, channels, out, lanes):
+    """The rows of an edge in so many tables ``[edges, fiber, channels]``, as ``[fiber, maps * channels]``."""
+    for number in range(maps):
+        table = row(at_address(integer_at(tables, number), lanes), edge, fiber * channels)
+        for k in range(fiber):
+            copy_row(offset(out, (k * maps + number) * channels), row(table, k, channels), channels, lanes)
+
+
+@part
+def _add_products(x, rows, y, columns, depth, out, lanes):
+    """Add ``Σ_d x[k, d] y[r, d]`` to ``out[k, r]``."""
+    for k in range(rows):
+        for r in range(columns):
+            total = fill(x, 0.0, lanes)
+            for at in range(0, depth, len(lanes)):
+                total = multiply_add(load(x, k * depth + at, lanes), load(y, r * depth + at, lanes), total)
+            add_to(out, k * columns + r, add_up(total))
+
+
+@compiled
+def messages(pointers, edges, others, low, high, z, hidden, fiber, weight, channels, x, zero, out, scratch, lanes):
+    """Sums ``[points, fiber, channels]`` of ``(z weight) * x`` over the edges of the points from ``low`` to ``high``.
+
+    Those of point i are ``edges[pointers[i] : pointers[i + 1]]``, or these numbers themselves where ``edges`` is 0, and
+    lead to ``others[edge]``, whose ``x`` counts. ``weight`` is ``[hidden, channels]``; ``out`` begins as zeros.
+    """
+    wide, length = len(lanes), fiber * channels
+    rows, table, none = at_address(z, lanes), at_address(weight, lanes), at_address(zero, lanes)
+    kernel = at_address(scratch, lanes)
+    for point in range(low, high):
+        total = row(at_address(out, lanes), point, length)
+        for number in range(integer_at(pointers, point), integer_at(pointers, point + 1)):
+            edge = integer_at(edges, number) if edges else number
+            affine(row(rows, edge, fiber * hidden), hidden, fiber, hidden, table, channels, none, kernel, lanes)
+            signal = row(at_address(x, lanes), integer_at(others, edge), length)
+            for at in range(0, length, wide):
+                value = multiply_add(load(kernel, at, lanes), load(signal, at, lanes), load(total, at, lanes))
+                store(total, at, value)
+
+
+@compiled
+def messages_backward(
+    pointers, sources, low, high, z, hidden, fiber, weight, channels, used, x, grad, zero, to_z, to_weight, scratch,
+    lanes,
+):  # fmt: skip
+    """Gradients of the units, written, and of the weights ``[used, hidden]``, added, for those of the sums, ``grad``.
+
+    The edges are those of the targets from ``low`` to ``high``; ``used`` of the ``channels`` are no padding.
+    """
+    wide, length = len(lanes), fiber * channels
+    table, none, product = at_address(weight, lanes), at_address(zero, lanes), at_address(scratch, lanes)
+    for point in range(low, high):
+        g = row(at_address(grad, lanes), point, length)
+        for edge in range(integer_at(pointers, point), integer_at(pointers, point + 1)):
+            signal = row(at_address(x, lanes), integer_at(sources, edge), length)
+            for at in range(0, length, wide):
+                store(product, at, load(g, at, lanes) * load(signal, at, lanes))
+            changed = row(at_address(to_z, lanes), edge, fiber * hidden)
+            affine(product, channels, fiber, used, table, hidden, none, changed, lanes)
+            rows = row(at_address(z, lanes), edge, fiber * hidden)
+            add_outer(product, channels, used, rows, hidden, fiber, at_address(to_weight, lanes), lanes)

@@ -1,0 +1,197 @@
+"""Run the networks of edges and their messages on the threads that torch may use, edges or points cut into parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lieattn.geometry import Neighbors
+from lieattn.ops.kernels._calls import (
+    NUMPY_TYPES,
+    Ranges,
+    Workspace,
+    check_lists,
+    check_targets,
+    compile_together,
+    cut_targets,
+    new_empty,
+)
+from lieattn.ops.kernels._threads import run
+from lieattn.ops.kernels.edges._kernels import messages, messages_backward, units, units_backward
+from lieattn.ops.kernels.vectors._host import widest_lanes
+
+_FEWEST = 4  # float32 in the shortest vector
+# Rows of a part, which has sums of its own: results do not depend on the number of threads, and the sum of such sums
+# is rounded less than one of all terms.
+_PART = 4096
+
+
+def lanes_of(dtype: torch.dtype, hidden: int) -> tuple[Any, ...]:
+    """The longest vectors that so many units fill; none where they do not even fill the shortest."""
+    count, fewest = (4 * floats // dtype.itemsize for floats in (widest_lanes(), _FEWEST))
+    while count >= fewest and hidden % count:
+        count //= 2
+    return (NUMPY_TYPES[dtype](0),) * count if count >= fewest else ()
+
+
+def run_units(operands: Sequence[Tensor], maps: Sequence[Tensor]) -> list[Tensor]:
+    """Units ``[edges, fiber, hidden]`` of the operands of :func:`lieattn.ops.edge_units`, or what maps make of them.
+
+    Each map is ``[channels, hidden]``.
+    """
+    with Workspace() as memory:
+        job = _Units(operands, maps, memory)
+        out = new_empty(job.dtype, max(1, len(maps)), *job.shape[:2], job.channels or job.hidden)
+        last = memory.zeros(job.dtype, job.hidden, -(-len(maps) * job.channels // len(job.lanes)) * len(job.lanes))
+        if maps:
+            last[:, : len(maps) * job.channels] = torch.cat(list(maps)).T
+        scratch = memory.empty(job.dtype, len(job.cuts), job.fiber * (2 * job.hidden + last.shape[1]))
+        zero = memory.zeros(job.dtype, max(1, last.shape[1]))
+        calls = [
+            (
+                *job.given(last, zero, cut),
+                *(out[0].numel(), out.data_ptr(), scratch[number].data_ptr(), job.lanes),
+            )
+            for number, cut in enumerate(job.cuts)
+        ]
+        backward = (*job.given(last, zero, (0, 0)), 0, 0, 0, True, *(0,) * 7, job.lanes)
+        compile_together(
+            "units of edges",
+            job.dtype,
+            len(job.lanes),
+            forward=lambda: [(units, calls[0])],
+            backward=lambda: [(units_backward, backward)],
+        )
+        run(units, calls)
+        return list(out)
+
+
+def run_units_backward(
+    grads: Sequence[Tensor], operands: Sequence[Tensor], maps: Sequence[Tensor], wanted: bool
+) -> list[Tensor]:
+    """Gradients of the operands and the maps, for those of the outputs; that of what is seen is empty if not wanted."""
+    with Workspace() as memory:
+        job, grads = _Units(operands, maps, memory), [grad.contiguous() for grad in grads]
+        parts, turned = len(job.cuts), operands[4].contiguous()
+        last = torch.cat(list(maps)).contiguous() if maps else operands[4].new_zeros(0, job.hidden)
+        to_seen = torch.zeros_like(job.seen) if wanted else job.seen.new_empty(0)
+        to_shared, to_weight = torch.zeros_like(job.shared), torch.zeros_like(job.weight)
+        sums = [memory.zeros(job.dtype, parts, *like.shape) for like in (job.first, job.second, job.bias, last)]
+        scratch = memory.empty(job.dtype, parts, job.fiber * (5 * job.hidden + len(last)))
+        zero, addresses = memory.zeros(job.dtype, job.hidden), torch.tensor([grad.data_ptr() for grad in grads])
+        calls = [
+            (
+                *(*job.given(last, zero, cut), turned.data_ptr(), addresses.data_ptr(), to_seen.data_ptr(), wanted),
+                *(to_shared.data_ptr(), to_weight.data_ptr(), *(total[number].data_ptr() for total in sums)),
+                *(scratch[number].data_ptr(), job.lanes),
+            )
+            for number, cut in enumerate(job.cuts)
+        ]
+        run(units_backward, calls)
+        to_first, to_second, to_bias, to_last = (total.sum(dim=0) for total in sums)
+        return [to_seen, to_shared, to_weight, to_first.T, to_second.T, to_bias, *to_last.split([*map(len, maps)])]
+
+
+class _Units:
+    """Edges and weights as the kernels read them."""
+
+    def __init__(self, operands: Sequence[Tensor], maps: Sequence[Tensor], memory: Workspace) -> None:
+        seen, shared, weight, first, second, bias = operands
+        self.seen, self.shared, self.weight = seen.contiguous(), shared.contiguous(), weight.contiguous()
+        self.first, self.second, self.bias = first.T.contiguous(), second.T.contiguous(), bias.contiguous()
+        self.dtype, self.shape, self.hidden = seen.dtype, seen.shape, len(second)
+        self.fiber, self.maps, self.channels = seen.shape[1], len(maps), len(maps[0]) if maps else 0
+        self.lanes = lanes_of(self.dtype, self.hidden)
+        self.cuts = list(pairwise([*range(0, len(seen), max(1, _PART // self.fiber)), len(seen)]))
+
+    def given(self, last: Tensor, zero: Tensor, cut: tuple[int, int]) -> tuple[int, ...]:
+        """What both kernels are given for the edges of a cut."""
+        tables = self.seen, self.shared, self.weight, self.first, self.second, self.bias, last, zero
+        sizes = self.fiber, self.shape[2], self.hidden, self.maps, self.channels
+        return *(table.data_ptr() for table in tables), *cut, *sizes
+
+
+def run_messages(z: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors) -> Tensor:
+    """Sums ``[points, fiber, channels]`` at the targets, see :func:`lieattn.ops.edge_messages`."""
+    with Workspace() as memory:
+        check_lists(neighbors, None, ())
+        check_targets(neighbors)
+        job = _Messages(z, weight, x, neighbors, memory)
+        compile_together(
+            "messages of edges",
+            job.dtype,
+            len(job.lanes),
+            forward=lambda: [(messages, (*(0,) * 14, job.lanes))],
+            backward=lambda: [(messages_backward, (*(0,) * 16, job.lanes))],
+        )
+        return job.sums(job.pointers, None, job.sources, job.padded(x))
+
+
+def run_messages_backward(grad: Tensor, z: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors) -> list[Tensor]:
+    """Gradients of units, weights and signals for that of the sums."""
+    with Workspace() as memory:
+        job = _Messages(z, weight, x, neighbors, memory)
+        signal, change, table = job.padded(x), job.padded(grad), weight.contiguous()
+        cuts = job.cut(job.pointers)
+        to_z, to_weight = new_empty(job.dtype, *z.shape), memory.zeros(job.dtype, len(cuts), *weight.shape)
+        scratch = memory.empty(job.dtype, len(cuts), job.length)
+        zero = memory.zeros(job.dtype, job.hidden)
+        calls = [
+            (
+                *(job.pointers.data_ptr(), job.sources.data_ptr(), *cut, job.z.data_ptr(), job.hidden, job.fiber),
+                *(table.data_ptr(), job.channels, len(weight), signal.data_ptr(), change.data_ptr(), zero.data_ptr()),
+                *(to_z.data_ptr(), to_weight[number].data_ptr(), scratch[number].data_ptr(), job.lanes),
+            )
+            for number, cut in enumerate(cuts)
+        ]
+        run(messages_backward, calls)
+        to_x = job.sums(neighbors.col_ptr, neighbors.col_edge, neighbors.target.contiguous(), change)
+        return [to_z, to_weight.sum(dim=0), to_x]
+
+
+class _Messages:
+    """Units, weights and lists as the kernels read them; channels are padded so that they fill vectors."""
+
+    def __init__(self, z: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors, memory: Workspace) -> None:
+        self.z, self.dtype, self.memory = z.contiguous(), z.dtype, memory
+        self.points, self.fiber, self.used = x.shape
+        self.hidden, self.lanes = z.shape[2], lanes_of(z.dtype, z.shape[2])
+        self.channels = -(-self.used // len(self.lanes)) * len(self.lanes)
+        self.length = self.fiber * self.channels
+        self.pointers, self.sources = neighbors.row_ptr.contiguous(), neighbors.source.contiguous()
+        self.weight = memory.zeros(self.dtype, self.hidden, self.channels)
+        self.weight[:, : self.used] = weight.T
+
+    def padded(self, signal: Tensor) -> Tensor:
+        """A signal ``[points, fiber, channels]`` with zeros behind its channels."""
+        if self.used == self.channels:
+            return signal.contiguous()
+        wider = self.memory.zeros(self.dtype, self.points, self.fiber, self.channels)
+        wider[..., : self.used] = signal
+        return wider
+
+    def cut(self, pointers: Tensor) -> Ranges:
+        """Ranges of points that the edges of each part belong to."""
+        return cut_targets(pointers, -(-int(pointers[-1]) * self.fiber // _PART))
+
+    def sums(self, pointers: Tensor, edges: Tensor | None, others: Tensor, signal: Tensor) -> Tensor:
+        """Sums over the edges that the pointers begin at, of the kernels times the signals at their other ends."""
+        cuts = self.cut(pointers)
+        out = new_empty(self.dtype, self.points, self.fiber, self.channels).zero_()
+        scratch = self.memory.empty(self.dtype, len(cuts), self.length)
+        zero = self.memory.zeros(self.dtype, self.channels)
+        number_of = 0 if edges is None else edges.data_ptr()
+        calls = [
+            (
+                *(pointers.data_ptr(), number_of, others.data_ptr(), *cut, self.z.data_ptr(), self.hidden, self.fiber),
+                *(self.weight.data_ptr(), self.channels, signal.data_ptr(), zero.data_ptr(), out.data_ptr()),
+                *(scratch[number].data_ptr(), self.lanes),
+            )
+            for number, cut in enumerate(cuts)
+        ]
+        run(messages, calls)
+        return out if self.used == self.channels else out[..., : self.used].contiguous()

@@ -1,0 +1,221 @@
+"""Networks of edges and messages along edges: kernels beside the formulas, written out."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from lieattn.geometry import Neighbors
+from lieattn.ops import backend, edge_kernels, edge_messages, edge_units
+from lieattn.ops.kernels.edges import _launch
+from lieattn.testing import relative_error
+
+DOUBLE = torch.float64
+# frames, inputs, hidden units, channels, maps: whole tiles and rests of frames, units and channels
+SIZES = [(4, 1, 16, 24, 5), (24, 3, 16, 4, 2), (3, 5, 32, 25, 1), (1, 2, 8, 1, 3), (5, 3, 4, 7, 2), (6, 0, 24, 33, 1)]
+TOLERANCES = ((DOUBLE, 1e-12), (torch.float32, 1e-5))
+
+
+@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Names of the kernels that have been run."""
+    names = []
+    for name in ("run_units", "run_units_backward", "run_messages", "run_messages_backward"):
+        original = getattr(_launch, name)
+        monkeypatch.setattr(_launch, name, lambda *a, f=original, n=name: names.append(n) or f(*a))
+    return names
+
+
+def random_lists(points: int, edges: int) -> Neighbors:
+    """Edges with the last point of all neither a source nor a target."""
+    target = torch.randint(points - 1, (edges,)).sort().values
+    row_ptr = torch.searchsorted(target, torch.arange(points + 1))
+    return Neighbors(row_ptr, torch.randint(points - 1, (edges,)), target)
+
+
+def drawn(dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def network_operands(dtype, edges, fiber, inputs, hidden, channels, maps):
+    shapes = (edges, fiber, inputs), (edges, hidden), (edges,), (hidden, inputs), (hidden, hidden), (hidden,)
+    return drawn(dtype, *shapes, *[(channels, hidden)] * maps)
+
+
+def units_of(seen, shared, weight, first, second, bias):
+    y = torch.nn.functional.silu(torch.einsum("efi,hi->efh", seen, first) + shared[:, None])
+    return torch.nn.functional.silu(torch.einsum("efh,kh->efk", y, second) + bias) * weight[:, None, None]
+
+
+def messages_of(units, weight, x, neighbors):
+    incidence = torch.nn.functional.one_hot(neighbors.target, len(x)).to(x.dtype)
+    return torch.einsum("ep,efk,ck,efc->pfc", incidence, units, weight, x[neighbors.source])
+
+
+def assert_same(found, wanted, operands, tolerance, pulled):
+    """Values, and gradients of the sum with what is pulled."""
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert relative_error(mine, theirs) < tolerance
+    totals = (sum((out * pull).sum() for out, pull in zip(outs, pulled, strict=True)) for outs in (found, wanted))
+    mine, theirs = (torch.autograd.grad(total, operands, allow_unused=True) for total in totals)
+    for one, other in zip(mine, theirs, strict=True):
+        assert relative_error(one, other) < tolerance
+
+
+@pytest.mark.parametrize("lanes", [4, 8, None], ids=["SSE", "AVX2", "this machine"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_networks_are_those_of_the_formula(size, lanes, threads, launched, monkeypatch):
+    if lanes is not None:
+        monkeypatch.setattr(_launch, "widest_lanes", lambda: lanes)
+    for dtype, tolerance in TOLERANCES:
+        *operands, maps = *network_operands(dtype, 300, *size)[:6], network_operands(dtype, 300, *size)[6:]
+        seen, shared, weight, first, second, bias = operands
+        wanted = units_of(*operands)
+        found = edge_units(seen, shared, weight, first, (second, bias))
+        assert_same([found], [wanted], operands, tolerance, [torch.randn_like(wanted)])
+        again = units_of(*operands)
+        made = [torch.einsum("efk,ck->efc", again, last) for last in maps]
+        found = edge_kernels(seen, shared, weight, first, (second, bias), maps)
+        assert_same(found, made, (*operands, *maps), tolerance, [torch.randn_like(out) for out in made])
+    assert launched == ["run_units", "run_units_backward"] * 4
+
+
+@pytest.mark.parametrize("lanes", [4, 8, None], ids=["SSE", "AVX2", "this machine"])
+@pytest.mark.parametrize(("fiber", "hidden", "channels"), [(4, 32, 25), (24, 16, 4), (1, 8, 1), (5, 4, 33)])
+def test_messages_are_those_of_the_formula(fiber, hidden, channels, lanes, threads, launched, monkeypatch):
+    if lanes is not None:
+        monkeypatch.setattr(_launch, "widest_lanes", lambda: lanes)
+    monkeypatch.setattr(_launch, "_PART", 64)  # several parts
+    neighbors = random_lists(9, 90)
+    for dtype, tolerance in TOLERANCES:
+        operands = drawn(dtype, (90, fiber, hidden), (channels, hidden), (9, fiber, channels))
+        wanted = messages_of(*operands, neighbors)
+        found = edge_messages(*operands, neighbors)
+        assert_same([found], [wanted], operands, tolerance, [torch.randn_like(wanted)])
+        assert not found[-1].any()
+    assert launched == ["run_messages", "run_messages_backward"] * 2
+
+
+def test_derivatives_of_second_order():
+    neighbors = random_lists(6, 70)
+    seen, shared, weight, first, second, bias, last = network_operands(DOUBLE, 70, 2, 2, 4, 3, 1)
+    (x,) = drawn(DOUBLE, (6, 2, 3))
+    operands = seen, shared, weight, first, second, bias, last, x
+
+    def derivatives(out):
+        again = torch.autograd.grad(out.square().sum(), operands, create_graph=True)
+        return torch.autograd.grad(sum(grad.square().sum() for grad in again), operands)
+
+    units = edge_units(seen, shared, weight, first, (second, bias))
+    found = derivatives(edge_messages(units, last, x, neighbors))
+    wanted = derivatives(messages_of(units_of(*operands[:6]), last, x, neighbors))
+    (kernel,) = edge_kernels(seen, shared, weight, first, (second, bias), [last])
+    summed = neighbors.sum_to_targets(kernel * x[neighbors.source])
+    for mine, theirs, other in zip(found, wanted, derivatives(summed), strict=True):
+        assert relative_error(mine, theirs) < 1e-10
+        assert relative_error(other, theirs) < 1e-10
+
+
+def test_results_do_not_depend_on_the_number_of_threads(monkeypatch):
+    monkeypatch.setattr(_launch, "_PART", 50)
+    neighbors, before = random_lists(20, 200), torch.get_num_threads()
+    operands = drawn(torch.float32, (200, 3, 16), (5, 16), (20, 3, 5))
+    network = network_operands(torch.float32, 200, 3, 2, 16, 5, 2)
+    results = []
+    for number in (1, 3):
+        torch.set_num_threads(number)
+        out = edge_messages(*operands, neighbors)
+        made = edge_kernels(*network[:4], tuple(network[4:6]), network[6:])
+        gradients = torch.autograd.grad(out.square().sum(), operands)
+        of_network = torch.autograd.grad(sum(one.square().sum() for one in made), network)
+        results.append([out, *made, *gradients, *of_network])
+    torch.set_num_threads(before)
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("case", ["plain backend", "few rows", "five units", "half precision", "mixed", "autocast"])
+def test_what_the_kernel_does_not_take_is_evaluated_in_plain_maths(case, launched):
+    rows, hidden = (10 if case == "few rows" else 100), (5 if case == "five units" else 8)
+    dtype = torch.bfloat16 if case == "half precision" else torch.float32
+    operands = network_operands(dtype, rows, 1, 2, hidden, 3, 1)
+    neighbors = random_lists(5, rows)
+    (x,) = drawn(torch.float64 if case == "mixed" else dtype, (5, 1, 3))
+    evaluation = backend("plain" if case == "plain backend" else "auto")
+    with evaluation, torch.autocast("cpu", enabled=case == "autocast"):
+        units = edge_units(*operands[:4], tuple(operands[4:6]))
+        wanted = messages_of(units.double(), operands[6].double(), x.double(), neighbors)
+        if case != "mixed":
+            assert relative_error(edge_messages(units, operands[6], x, neighbors).double(), wanted) < 2e-2
+            assert launched == []
+
+
+@pytest.mark.parametrize("edges", [0, 1])
+def test_no_edges_and_one(edges):
+    neighbors = random_lists(4, edges)
+    operands = drawn(DOUBLE, (edges, 3, 8), (5, 8), (4, 3, 5))
+    out = edge_messages(*operands, neighbors)
+    assert_same([out], [messages_of(*operands, neighbors)], operands, 1e-12, [torch.ones_like(out)])
+
+
+@pytest.mark.parametrize("wrong", ["source", "row_ptr", "target"])
+def test_lists_that_lead_elsewhere_are_refused(wrong):
+    """The kernel would read memory that is not its own."""
+    neighbors = random_lists(6, 80)
+    source, row_ptr, target = neighbors.source.clone(), neighbors.row_ptr.clone(), neighbors.target.clone()
+    {"source": source, "row_ptr": row_ptr, "target": target}[wrong][3] = 2**40
+    with pytest.raises(ValueError, match=f"neighbors: (?:source|row_ptr|target)|{wrong}"):
+        edge_messages(*drawn(DOUBLE, (80, 1, 8), (5, 8), (6, 1, 5)), Neighbors(row_ptr, source, target))
+
+
+def test_errors_name_the_argument():
+    good = dict(zip(("seen", "shared", "weight", "first"), drawn(DOUBLE, (6, 2, 3), (6, 4), (6,), (4, 3)), strict=True))
+    second = tuple(drawn(DOUBLE, (4, 4), (4,)))
+    for name, shape, message in (
+        ("seen", (6, 2, 5), r"seen: expected \(6, 2, 3\), got \(6, 2, 5\)"),
+        ("seen", (6, 2), r"seen, first: expected \[edges, fiber, inputs\] and \[hidden, inputs\]"),
+        ("shared", (5, 4), r"shared: expected \(6, 4\), got \(5, 4\)"),
+        ("weight", (6, 1), r"weight: expected \(6,\), got \(6, 1\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            edge_units(**{**good, name: torch.zeros(shape)}, second=second)
+    with pytest.raises(ValueError, match=r"second\[1\]: expected \(4,\), got \(3,\)"):
+        edge_units(**good, second=(second[0], torch.zeros(3)))
+    with pytest.raises(TypeError, match="second: expected two tensors"):
+        edge_units(**good, second=second[0])
+    with pytest.raises(TypeError, match="weight: expected a floating tensor, got list"):
+        edge_units(**{**good, "weight": [1.0]}, second=second)
+    with pytest.raises(ValueError, match=r"maps\[1\]: expected \[channels, 4\], got \(2, 5\)"):
+        edge_kernels(**good, second=second, maps=[torch.zeros(2, 4), torch.zeros(2, 5)])
+    with pytest.raises(TypeError, match=r"maps: expected a list or tuple of tensors \[channels, hidden\]"):
+        edge_kernels(**good, second=second, maps=[])
+    neighbors = random_lists(5, 7)
+    shapes = {"units": (7, 2, 4), "weight": (3, 4), "x": (5, 2, 3)}
+    tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    for name, shape, message in (
+        ("units", (6, 2, 4), r"units: expected \(7, 2, 4\), got \(6, 2, 4\)"),
+        ("x", (5, 2, 4), r"x: expected \(5, 2, 3\), got \(5, 2, 4\)"),
+        ("x", (5, 2), r"x: expected 3 axes, got \(5, 2\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            edge_messages(**{**tensors, name: torch.zeros(shape)}, neighbors=neighbors)
+    with pytest.raises(TypeError, match="neighbors: expected"):
+        edge_messages(**tensors, neighbors=torch.zeros(2, 7))
+
+
+def test_maps_of_different_widths_are_evaluated_in_plain_maths(launched):
+    operands = network_operands(DOUBLE, 70, 2, 2, 8, 3, 1)
+    maps = [operands[6], *drawn(DOUBLE, (5, 8))]
+    found = edge_kernels(*operands[:4], tuple(operands[4:6]), maps)
+    units = units_of(*operands[:6])
+    for mine, last in itertools.zip_longest(found, maps):
+        assert relative_error(mine, torch.einsum("efk,ck->efc", units, last)) < 1e-12
+    assert launched == []

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lieattn.train._data import EpochSampler, PointSetData, seed_generators
     from lieattn.train._equivariance import EquivarianceMonitor
     from lieattn.train._last_checkpoint import LastCheckpoint, TrainingInterrupted
+    from lieattn.train._muon import Muon
     from lieattn.train._schedule import Constant, MultiStep, Plateau, Schedule, WarmupCosine
     from lieattn.train._tasks import NonFiniteError, PointSetClassifier, PointSetRegressor, PointSetTask, named_outputs
 
@@ -34,6 +35,7 @@ __all__ = [
     "EquivarianceMonitor",
     "LastCheckpoint",
     "MultiStep",
+    "Muon",
     "NonFiniteError",
     "Plateau",
     "PointSetClassifier",
@@ -60,7 +62,7 @@ __all__ = [
 ]
 
 # Those that do not import Lightning come first.
-_HOMES = ("_checkpoint", "_schedule", "_last_checkpoint", "_averaging", "_equivariance", "_data", "_tasks")
+_HOMES = ("_checkpoint", "_schedule", "_muon", "_last_checkpoint", "_averaging", "_equivariance", "_data", "_tasks")
 
 
 def __getattr__(name: str) -> Any:

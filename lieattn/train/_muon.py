@@ -1,0 +1,147 @@
+"""Muon for stacks of matrices, which the weights of group-tied layers are."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lieattn._checks import check_arguments, check_number, check_positive
+
+_COEFFICIENTS = 3.4445, -4.7750, 2.0315  # which take singular values of 0.002 to 1 near 1 in five steps
+_STEPS = 5
+_SIZE = 0.2  # root mean square of the entries of an update over the rate, about that of AdamW
+
+
+class Muon(torch.optim.Optimizer):
+    r"""Muon for matrices, and stacks of them; AdamW for all other parameters, with the same rate.
+
+    Momentum is made orthogonal, slice by slice, before it is applied (Jordan et al. 2024), and scaled to the size of a
+    step of AdamW (Liu et al. 2025, Eq. 4):
+
+    .. math::
+        m \leftarrow \mu m + (1 - \mu) g, \qquad
+        W \leftarrow (1 - \eta \lambda) W - 0.2\, \eta \sqrt{\max(r, c)}\; U V^\top
+        \quad\text{where}\quad (1 - \mu) g + \mu m = U \Sigma V^\top
+
+    with the singular value decomposition replaced by five steps of Newton and Schulz, which leave singular values
+    between 0.7 and 1.2. ``torch.optim.Muon`` does this for matrices ``[r, c]`` alone. Here the last two axes of a
+    parameter are matrices, so that a kernel on a group ``[order, r, c]``, such as the weight of
+    :class:`lieattn.nn.GroupLinear`, has a matrix for each element.
+
+    Parameters
+    ----------
+    params
+        Parameters, or groups of them as for every optimizer of torch.
+    lr
+        Rate η. That of Muon is two to four times the one that is best with AdamW.
+    weight_decay
+        λ, of all parameters.
+    momentum
+        μ.
+    betas, eps
+        Of AdamW.
+    smallest
+        Matrices with fewer rows or columns are trained by AdamW.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a number is not in its range, or in a step if a gradient is sparse.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lieattn.groups import tetrahedral
+    >>> from lieattn.nn import GroupLinear
+    >>> from lieattn.train import Muon
+    >>> layer = GroupLinear(tetrahedral(), 16, 16)
+    >>> optimizer = Muon(layer.parameters(), lr=0.01)
+    >>> layer(torch.randn(5, 12, 16)).square().mean().backward()
+    >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 0.01,
+        weight_decay: float = 0.01,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        smallest: int = 8,
+    ) -> None:
+        check_arguments(Muon.__init__, locals())
+        check_positive(eps=eps, smallest=smallest)
+        for name, number in (("lr", lr), ("weight_decay", weight_decay)):
+            check_number(name, number)
+            if not number >= 0:
+                raise ValueError(f"{name}: expected a number of at least 0, got {number}")
+        for name, number in (("momentum", momentum), ("betas[0]", betas[0]), ("betas[1]", betas[1])):
+            check_number(name, number)
+            if not 0 <= number < 1:
+                raise ValueError(f"{name}: expected a number in [0, 1), got {number}")
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "betas": tuple(betas), "eps": eps}
+        super().__init__(params, defaults | {"smallest": smallest})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update all parameters that have gradients; ``closure`` computes the loss again, which is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            alike = defaultdict[Any, list[tuple[Tensor, Tensor]]](list)  # parameters and updates, by their shapes
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                if weight.grad.is_sparse:
+                    raise ValueError("params: expected dense gradients, got a sparse one")
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                if weight.ndim < 2 or min(weight.shape[-2:]) < group["smallest"]:
+                    self._adam(weight, group)
+                    continue
+                average = self.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
+                average.lerp_(weight.grad, 1 - group["momentum"])
+                update = weight.grad.lerp(average, group["momentum"]).view(-1, *weight.shape[-2:])
+                alike[weight.dtype, weight.device, *weight.shape[-2:]].append((weight, update))
+            for pairs in alike.values():
+                self._orthogonal(pairs, group["lr"])
+        return loss
+
+    @staticmethod
+    def _orthogonal(pairs: list[tuple[Tensor, Tensor]], lr: float) -> None:
+        """Subtract the orthogonal matrices next to the updates ``[matrices, r, c]``, which have one shape."""
+        made = orthogonalized(torch.cat([update for _, update in pairs]))
+        scale = _SIZE * max(made.shape[1:]) ** 0.5
+        for (weight, _), part in zip(pairs, made.split([len(update) for _, update in pairs]), strict=True):
+            weight.sub_(part.view_as(weight), alpha=lr * scale)
+
+    def _adam(self, weight: Tensor, group: dict[str, Any]) -> None:
+        grad, state = weight.grad, self.state[weight]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+        (beta1, beta2), mean, square = group["betas"], state["exp_avg"], state["exp_avg_sq"]
+        state["step"] += 1
+        mean.lerp_(grad, 1 - beta1)
+        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        step = state["step"].item()
+        root = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
+        weight.addcdiv_(mean, root, value=-group["lr"] / (1 - beta1**step))
+
+
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """Matrices ``[n, r, c]`` with the same singular vectors, and singular values between 0.7 and 1.2."""
+    x = matrices / (matrices.flatten(1).norm(dim=1)[:, None, None] + 1e-12)
+    tall = x.shape[1] > x.shape[2]
+    x = x.mT if tall else x
+    a, b, c = _COEFFICIENTS
+    for _ in range(_STEPS):
+        product = x @ x.mT
+        x = a * x + (b * product + c * product @ product) @ x
+    return x.mT if tall else x

@@ -134,14 +134,15 @@ class Calculator(AseCalculator):
     def _energy_of(self, member: _Member, data: Data) -> Tensor:
         """Energy in eV, ``[1]`` in float64; sums beyond the network are in float64."""
         energy = member.model.model(data if self.transform is None else self.transform(data)).double().sum()
-        return (self._energy * (member.shift.to(energy) + member.scale.to(energy) * energy)).reshape(1)
+        shift = member.shift.to(energy) * (data.num_nodes or 0) if member.extensive else member.shift.to(energy)
+        return (self._energy * (shift + member.scale.to(energy) * energy)).reshape(1)
 
 
 class _Member:
     """A copy of one network, and its units of energy."""
 
     def __init__(self, model: nn.Module, jumps: Literal["refuse", "allow"]) -> None:
-        self.scale, self.shift = _units_of_energy(model)
+        self.scale, self.shift, self.extensive = _units_of_energy(model)
         network: Any = model.network if isinstance(model, Rescaled) else model
         network = network.model if isinstance(network, EnergyForces) else network
         network = copy.deepcopy(network)
@@ -163,10 +164,13 @@ def _array(tensor: Tensor) -> Any:
     return tensor.double().cpu().numpy()
 
 
-def _units_of_energy(model: nn.Module) -> tuple[Tensor, Tensor]:
-    """Scale and shift of energies; ValueError if their derivatives were trained with another scale."""
+def _units_of_energy(model: nn.Module) -> tuple[Tensor, Tensor, bool]:
+    """Scale and shift of energies, and whether that is one for each atom.
+
+    ValueError is raised if their derivatives were trained with another scale.
+    """
     if not isinstance(model, Rescaled):
-        return torch.ones(()), torch.zeros(())
+        return torch.ones(()), torch.zeros(()), False
     name = "energy" if "energy" in model.names else model.names[0]
     if name in ("force", "stress", "virial") or (len(model.names) > 1 and name != "energy"):
         raise ValueError(f"model: expected one that is trained on energies, got outputs {sorted(model.names)}")
@@ -176,4 +180,4 @@ def _units_of_energy(model: nn.Module) -> tuple[Tensor, Tensor]:
             what = f"its outputs {derived!r} are not the derivatives of its energies in their units"
             pair = {derived: "force"} if derived != "force" and "force" in model.names else {name: derived}
             raise ValueError(f"model: {what}; train with scale_of={pair}")
-    return scale.reshape(()), shift.reshape(())
+    return scale.reshape(()), shift.reshape(()), name in model.extensive

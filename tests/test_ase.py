@@ -146,6 +146,12 @@ def test_units_come_from_the_model():
     np.testing.assert_allclose(stretched.get_forces(), theirs.get_forces() / ase.units.Bohr, rtol=1e-10)
 
 
+def test_a_shift_of_each_atom_counts_for_all_of_them():
+    theirs = with_calculator(water(), network()).get_potential_energy()
+    ours = with_calculator(water(), Rescaled(network(), {"y": 0.5}, {"y": -2.0}, extensive=["y"]))
+    assert ours.get_potential_energy() == pytest.approx(0.5 * theirs - 2.0 * 3, rel=1e-12)
+
+
 def test_it_travels(tmp_path):
     task = PointSetRegressor(EnergyForces(network()), {"energy": 1.0}).double()
     task.shift_energy.fill_(5.0)

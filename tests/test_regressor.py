@@ -297,3 +297,60 @@ def test_the_command_trains_on_forces_and_writes_predictions(tmp_path, capsys):
     rows = {name: Path(tmp_path / f"predictions_{name}.csv").read_text().splitlines() for name in ("energy", "force")}
     assert len(rows["energy"]) == 25
     assert len(rows["force"]) == 49
+
+
+class Chains(Dataset):
+    """Clouds of 2 to 7 points in a row, whose energy is 10 for each point and 1 for each bond."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Data:
+        points = 2 + index % 6
+        pos = torch.arange(3.0 * points).view(points, 3) % (3 * index + 5)
+        energy = torch.tensor([10.0 * points + (points - 1)])
+        return Data(x=torch.ones(points, 1), pos=pos, energy=energy, y=torch.stack([energy, -2 * energy], dim=1))
+
+
+class Constant(nn.Module):
+    """The same number for every cloud."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.number = nn.Parameter(torch.full((outputs,), 0.5))
+
+    def forward(self, data: Batch) -> torch.Tensor:
+        out = self.number.expand(data.num_graphs, -1)
+        return out[:, 0] if len(self.number) == 1 else out
+
+
+@pytest.mark.parametrize(("target", "outputs"), [("energy", 1), ("y", 2)])
+def test_of_sums_over_the_points_a_multiple_of_their_number_is_subtracted(target, outputs):
+    items = [Chains()[index] for index in range(24)]
+    counts = torch.tensor([float(item.num_nodes) for item in items])
+    values = torch.stack([item[target].reshape(-1) for item in items])
+    slope = torch.linalg.lstsq(counts[:, None], values).solution[0]
+    module = PointSetRegressor(Constant(outputs), target, extensive=[target])
+    module.measure(Chains())
+    torch.testing.assert_close(module.get_buffer(f"shift_{target}").reshape(-1), slope)
+    rest = values - counts[:, None] * slope
+    scale = rest.square().mean(dim=0).sqrt()
+    torch.testing.assert_close(module.get_buffer(f"scale_{target}").reshape(-1), scale, rtol=1e-3, atol=0)
+    assert scale[0] < 0.2 * values[:, 0].std()
+    batch = Batch.from_data_list(items)
+    expected = counts[:, None] * slope + scale * 0.5
+    torch.testing.assert_close(module(batch)[target].reshape(24, -1), expected, rtol=1e-3, atol=1e-3)
+    module.log = lambda *args, **kwargs: None
+    loss = (0.5 - rest / scale).abs().mean()
+    torch.testing.assert_close(module.evaluate(batch, "train"), loss, rtol=1e-3, atol=1e-3)
+
+
+def test_extensive_targets_have_one_number_for_each_cloud_and_a_shift():
+    with pytest.raises(ValueError, match=r"extensive: \['y'\] are not among the targets"):
+        PointSetRegressor(Constant(1), "energy", extensive=["y"])
+    with pytest.raises(ValueError, match=r"extensive: \['energy'\] have no shift"):
+        PointSetRegressor(Constant(1), "energy", shift=[], extensive=["energy"])
+    module = PointSetRegressor(Constant(1), "energy", extensive=["energy"])
+    module.measure(Chains())
+    with pytest.raises(ValueError, match="extensive: expected one energy for each of 2 clouds"):
+        module.model.shift_of("energy", torch.zeros(3), Batch.from_data_list([Chains()[0], Chains()[1]]))

@@ -82,4 +82,5 @@ def _in_units_of(first: PointSetTask, task: PointSetTask) -> nn.Module:
         return task.network
     units = {name: first.model.units(name) for name in first.targets}
     scale = {name: 1 / scale for name, (scale, _) in units.items()}
-    return Rescaled(task.model, scale, {name: -shift / scale for name, (scale, shift) in units.items()})
+    shift = {name: -shift / scale for name, (scale, shift) in units.items()}
+    return Rescaled(task.model, scale, shift, first.extensive)

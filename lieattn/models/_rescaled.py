@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lieattn._checks import check_arguments, check_choice, check_number
+from lieattn.geometry import point_clouds
 from lieattn.models._network import Wrapper
 
 
@@ -27,6 +28,9 @@ class Rescaled(Wrapper):
     scale, shift
         By the name of the output, numbers or tensors that broadcast to it, in the units of the data; shift 0 where it
         is absent. A tensor without a name takes the only entry. Outputs without a scale are left out.
+    extensive
+        Names of outputs ``[clouds]`` or ``[clouds, numbers]`` that are sums over the points, whose shift is one for
+        each point.
 
     Examples
     --------
@@ -36,7 +40,11 @@ class Rescaled(Wrapper):
     """
 
     def __init__(
-        self, network: nn.Module, scale: Mapping[str, Tensor | float], shift: Mapping[str, Tensor | float] | None = None
+        self,
+        network: nn.Module,
+        scale: Mapping[str, Tensor | float],
+        shift: Mapping[str, Tensor | float] | None = None,
+        extensive: Sequence[str] = (),
     ) -> None:
         check_arguments(Rescaled.__init__, locals())
         super().__init__(network)
@@ -49,7 +57,9 @@ class Rescaled(Wrapper):
                     raise ValueError(f"{argument}: expected names of outputs, got {name!r}")
                 if not isinstance(number, Tensor):
                     check_number(f"{argument}[{name!r}]", number)
-        self.network, self.names = network, tuple(scale)
+        if unknown := set(extensive) - set(scale):
+            raise ValueError(f"extensive: {sorted(unknown)} are not among the outputs {sorted(scale)}")
+        self.network, self.names, self.extensive = network, tuple(scale), tuple(extensive)
         for name in self.names:
             self.register_buffer(f"shift_{name}", torch.as_tensor(shift.get(name, 0.0)))
             self.register_buffer(f"scale_{name}", torch.as_tensor(scale[name]))
@@ -60,7 +70,7 @@ class Rescaled(Wrapper):
         return getattr(self.network, "kind", "invariant")
 
     def units(self, name: str) -> tuple[Tensor, Tensor]:
-        """Scale and shift of an output."""
+        """Scale and shift of an output; the shift is that of a point where the output is extensive."""
         check_choice("name", name, self.names)
         return self.get_buffer(f"scale_{name}"), self.get_buffer(f"shift_{name}")
 
@@ -70,13 +80,23 @@ class Rescaled(Wrapper):
         if isinstance(found, Tensor):
             if len(self.names) > 1:
                 raise ValueError(f"network: expected a mapping with {sorted(self.names)}, got a tensor")
-            return self._rescaled(self.names[0], found)
+            return self._rescaled(self.names[0], found, data)
         outputs = found._asdict() if hasattr(found, "_asdict") else dict(found)
         if missing := set(self.names) - set(outputs):
             raise ValueError(f"network: gives {sorted(outputs)}, but {sorted(missing)} are to be learned")
-        rescaled = {name: self._rescaled(name, outputs[name]) for name in self.names}
+        rescaled = {name: self._rescaled(name, outputs[name], data) for name in self.names}
         return type(found)(**rescaled) if hasattr(found, "_asdict") and rescaled.keys() == outputs.keys() else rescaled
 
-    def _rescaled(self, name: str, output: Tensor) -> Tensor:
-        scale, shift = self.units(name)
-        return shift.to(output) + scale.to(output) * output
+    def shift_of(self, name: str, output: Tensor, data: Any) -> Tensor:
+        """The shift of an output of the network, which broadcasts to it: that of its points where it is extensive."""
+        shift = self.units(name)[1].to(output)
+        if name not in self.extensive:
+            return shift
+        counts = point_clouds(data).counts.to(output)
+        if len(counts) != len(output):
+            found = tuple(output.shape)
+            raise ValueError(f"extensive: expected one {name} for each of {len(counts)} clouds, got {found}")
+        return shift * counts.view(-1, *[1] * (output.ndim - 1))
+
+    def _rescaled(self, name: str, output: Tensor, data: Any) -> Tensor:
+        return self.shift_of(name, output, data) + self.units(name)[0].to(output) * output

@@ -353,6 +353,9 @@ class PointSetRegressor(PointSetTask):
         is a gradient of the energy needs; ``{"y": "none"}`` leaves the unit of y alone.
     optimizer, schedule, no_decay
         See :class:`~lieattn.train.PointSetTask`, also for checkpoints and continuation.
+    extensive
+        Those of the targets with a shift that are sums over the points, as the energies of networks with
+        ``pool="sum"`` are: a multiple of the number of points is subtracted, by least squares, in place of one number.
     """
 
     measured: Tensor
@@ -367,6 +370,7 @@ class PointSetRegressor(PointSetTask):
         optimizer: OptimizerFactory | None = None,
         schedule: Schedule | None = None,
         no_decay: Sequence[str] = (),
+        extensive: Sequence[str] = (),
     ) -> None:
         check_arguments(PointSetRegressor.__init__, locals())
         super().__init__(network, optimizer, schedule, no_decay)
@@ -381,12 +385,15 @@ class PointSetRegressor(PointSetTask):
             shift, scale_of = [], dict.fromkeys(self.targets, "none")
         shift = [name for name in self.targets if name in ("y", "energy")] if shift is None else shift
         scale_of = scale_of or {}
-        for argument, names in (("shift", shift), ("scale_of", scale_of)):
+        for argument, names in (("shift", shift), ("scale_of", scale_of), ("extensive", extensive)):
             if unknown := set(names) - set(self.targets):
                 raise ValueError(f"{argument}: {sorted(unknown)} are not among the targets {sorted(self.targets)}")
+        if unknown := set(extensive) - set(shift):
+            raise ValueError(f"extensive: {sorted(unknown)} have no shift, expected some of {sorted(shift)}")
         if unknown := set(scale_of.values()) - set(self.targets) - {"none"}:
             raise ValueError(f"scale_of: {sorted(unknown)} are neither targets nor 'none'")
         self.loss, self.shifted, self.scale_of = loss, tuple(shift), scale_of
+        self.extensive = tuple(extensive)
         for name in self.targets:
             self.register_buffer(f"shift_{name}", torch.zeros(()))
             self.register_buffer(f"scale_{name}", torch.ones(()))
@@ -398,7 +405,7 @@ class PointSetRegressor(PointSetTask):
     def model(self) -> Rescaled:
         """The network with its outputs in the units of the data, whose weights are shared."""
         shift, scale = ({name: self._statistic(kind, name) for name in self.targets} for kind in ("shift", "scale"))
-        return Rescaled(self.network, scale, shift)
+        return Rescaled(self.network, scale, shift, self.extensive)
 
     @property
     def monitor(self) -> tuple[str, str]:  # type: ignore[override]
@@ -419,7 +426,7 @@ class PointSetRegressor(PointSetTask):
         """Take shifts and scales from a training set.
 
         The scale is the deviation from the shift (the root mean square, where nothing is subtracted); a target
-        that does not vary keeps the scale 1.
+        that does not vary keeps the scale 1. Of an extensive target the shift is that of a point.
         """
         items = [cast(Any, data)[index] for index in range(len(cast(Sized, data)))]
         scales: dict[str, Tensor] = {}
@@ -435,7 +442,15 @@ class PointSetRegressor(PointSetTask):
             # Per component: numbers of the same cloud may differ in unit, so each has a shift and scale of its own.
             axes = [0] if name in self.shifted else list(range(columns.ndim))
             mean = columns.nanmean(dim=axes).nan_to_num() if name in self.shifted else columns.new_zeros(())
-            spread = (columns - mean).square().nanmean(dim=axes).sqrt()
+            subtracted = mean
+            if name in self.extensive:
+                if len(columns) != len(items):
+                    found = f"{len(columns)} for {len(items)} clouds"
+                    raise ValueError(f"extensive: expected one {name} for each cloud, got {found}")
+                counts = columns.new_tensor([item.num_nodes for item in items])[:, None].where(~columns.isnan(), 0.0)
+                mean = (counts * columns.nan_to_num()).sum(dim=0) / counts.square().sum(dim=0).clamp(min=1)
+                subtracted = counts * mean
+            spread = (columns - subtracted).square().nanmean(dim=axes).sqrt()
             scales[name] = torch.where(spread > 0, spread, 1.0)
             self._set("shift", name, mean)
         for name in self.targets:
@@ -454,7 +469,8 @@ class PointSetRegressor(PointSetTask):
                 raise ValueError(f"data.{name}: the network gives {tuple(output.shape)}, the target is {found}")
             scale = self._statistic("scale", name)
             importance = target_weights(batch, name, target)
-            difference = output - (target.to(output.dtype) - self._statistic("shift", name)) / scale
+            shift = self.model.shift_of(name, output, batch)
+            difference = output - (target.to(output.dtype) - shift) / scale
             turns = self.loss == "rotation"
             if turns and output.shape[1:] != (3, 3):
                 raise ValueError(f"data.{name}: expected rotations [clouds, 3, 3], got {tuple(target.shape)}")

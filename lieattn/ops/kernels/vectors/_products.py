@@ -157,11 +157,13 @@ def set_all(out, vectors, number, lanes):
 @part
 def copy_row(out, x, elements, lanes):
     """Copy so many elements, of which the last ones need not fill a vector."""
-    wide, one = len(lanes), (lanes[0],)
-    whole = elements - elements % wide
+    wide, four, one = len(lanes), (lanes[0], lanes[0], lanes[0], lanes[0]), (lanes[0],)
+    whole, quads = elements - elements % wide, elements - elements % 4
     for at in range(0, whole, wide):
         store(out, at, load(x, at, lanes))
-    for at in range(whole, elements):
+    for at in range(whole, quads, 4):
+        store(out, at, load(x, at, four))
+    for at in range(max(whole, quads), elements):
         store(out, at, load(x, at, one))
 
 

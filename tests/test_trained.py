@@ -17,6 +17,7 @@ from lieattn.cli import main
 from lieattn.geometry import PrincipalFrames, Radius
 from lieattn.groups import FiniteGroup, cyclic
 from lieattn.models import FramewiseTransformer, GSANet, Preprocessed, Rescaled
+from lieattn.testing import relative_error
 
 FOLDER = Path(lieattn.__file__).parent / "trained"
 CARDS = trained_cards()
@@ -46,7 +47,8 @@ def test_a_network_predicts_what_its_card_says(name):
     expected = torch.tensor(card["example"]["output"])
     for given in (item(card), Batch.from_data_list([item(card)] * 2)):
         found = network(given).detach()
-        torch.testing.assert_close(found[: len(expected)], expected, rtol=1e-5, atol=1e-5)
+        # Relative to the largest output: a force of 0.1 beside one of 89 is a difference of products that are rounded.
+        assert relative_error(found[: len(expected)], expected) < 1e-5
 
 
 @every_network

@@ -11,6 +11,7 @@ from lieattn.groups import cyclic, dihedral, trivial
 from lieattn.nn import GroupSelfAttention
 from lieattn.nn.relative import RotaryEncoding
 from lieattn.ops import RelativeTerms, backend, explain, group_attention
+from lieattn.ops.kernels.dense import _launch as few_channels
 from lieattn.testing import randomize
 
 PATTERNS = ("joint", "framewise")
@@ -212,3 +213,68 @@ def test_the_choice_is_explained():
     assert "the fused kernel is faster" in str(explain(wide, wide, wide, neighbors))
     with backend("dense"):
         assert explain(wide, wide, wide, neighbors).backend == "dense"
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Names of the passes of the kernel for few channels that have been run."""
+    names = []
+    for name in ("run_forward", "run_backward"):
+        original = getattr(few_channels, name)
+        monkeypatch.setattr(few_channels, name, lambda *a, f=original, n=name: names.append(n) or f(*a))
+    return names
+
+
+@pytest.mark.parametrize("lanes", [4, 8, None], ids=["SSE", "AVX2", "this machine"])
+@pytest.mark.parametrize("clouds", [*CLOUDS, "large"])
+@pytest.mark.parametrize(("dim", "width"), [(4, 4), (1, 3), (3, 2)])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_kernel_for_few_channels_equals_plain(pattern, dim, width, clouds, lanes, launched, monkeypatch):
+    if lanes is not None:
+        monkeypatch.setattr(few_channels, "widest_lanes", lambda: lanes)
+    batch = torch.arange(2).repeat_interleave(40) if clouds == "large" else CLOUDS[clouds]
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        signals, neighbors = problem(batch, heads=3, dim=dim, width=width, dtype=dtype)
+        found, wanted = (results(signals, neighbors, name, pattern=pattern, scale=0.7) for name in ("auto", "plain"))
+        for ours, theirs in zip(found, wanted, strict=True):
+            assert (ours - theirs).abs().max() < tolerance * max(1, theirs.abs().max())
+    assert launched == ["run_forward", "run_backward"] * 2
+
+
+def test_the_kernel_for_few_channels_on_several_threads(launched, monkeypatch):
+    signals, neighbors = problem(CLOUDS["ragged"], heads=5, width=4)
+    one = results(signals, neighbors, "auto", pattern="framewise")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    three = results(signals, neighbors, "auto", pattern="framewise")
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(one, three, strict=True))
+    assert len(launched) == 4
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_kernel_for_few_channels_can_be_differentiated_twice(pattern, launched):
+    signals, neighbors = problem(CLOUDS["ragged"], fiber=2, heads=1, dim=2, width=2)
+
+    def call(*given):
+        return group_attention(*given, neighbors, pattern=pattern)[0]
+
+    assert torch.autograd.gradcheck(call, signals, fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, signals, fast_mode=True)
+    assert "run_backward" in launched
+
+
+def test_the_kernel_for_few_channels_keeps_large_scores_and_what_is_not_a_number(launched):
+    signals, neighbors = problem(CLOUDS["equal"], width=4)
+    with torch.no_grad():
+        signals[0][:4] *= 1e4
+        signals[0][8:] = torch.nan
+    found, wanted = (results(signals, neighbors, name, pattern="framewise") for name in ("auto", "plain"))
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9, equal_nan=True)
+    assert launched == ["run_forward", "run_backward"]
+
+
+def test_many_channels_are_left_to_torch(launched):
+    small, neighbors = problem(CLOUDS["equal"], width=9)
+    results(small, neighbors, "auto", pattern="framewise")
+    results(small, neighbors, "dense", pattern="framewise")
+    assert launched == []

@@ -29,6 +29,7 @@ pytest.importorskip("numba")
 from lieattn.ops.kernels import _calls, _compiled, _threads
 from lieattn.ops.kernels.attention import _launch, _operator
 from lieattn.ops.kernels.attentive import _launch as attentive_launch
+from lieattn.ops.kernels.dense import _launch as few_channels_launch
 from lieattn.ops.kernels.edges import _launch as edges_launch
 from lieattn.ops.kernels.head_networks import _launch as head_networks_launch
 
@@ -725,6 +726,7 @@ def test_warm_up_reaches_the_kernels_forward_and_backward(case, monkeypatch):
             *((edges_launch, name) for name in ("run_units", "run_units_backward")),
             *((edges_launch, name) for name in ("run_messages", "run_messages_backward")),
         ],
+        "few channels": [(few_channels_launch, "run_forward"), (few_channels_launch, "run_backward")],
         "attentive": [(attentive_launch.Fused, "forward"), (attentive_launch, "_backward")],
     }
     for kernel, steps in kernels.items():

@@ -34,7 +34,7 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _ATTENTION = {"attention, up to 4 heads": 4, "attention, up to 8 heads": 8, "attention, more heads": 16}
 # That of attentive convolution too: its lanes are outputs, and half as many where there are few.
 _ATTENTIVE = {"attentive convolution": 8, "attentive convolution, few outputs": 1}
-_CASES = (*_ATTENTION, "networks of heads", "networks of edges", *_ATTENTIVE)
+_CASES = (*_ATTENTION, "networks of heads", "networks of edges", "few channels", *_ATTENTIVE)
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
@@ -85,6 +85,9 @@ def compile_case(case: str, dtype: str) -> float:
             [random(2, 8), random(2, 8), random(2, 1)],
         )
         out = head_networks(random(256, 3), weights, biases)
+    elif case == "few channels":
+        x = random(24, 2, 1, 4)
+        out, _ = group_attention(x, x, x, AllPairs()(torch.zeros(24, 3)), pattern="framewise")
     elif case == "networks of edges":
         neighbors = AllPairs()(torch.zeros(12, 3))
         edges = neighbors.num_edges

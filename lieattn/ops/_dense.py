@@ -3,11 +3,13 @@
 Clouds are padded to the size of the largest one, and the padding is masked. Without a bias, torch chooses one of its
 own kernels of scaled dot product attention, none of which can be differentiated twice: where that is asked for, the
 gradient is taken through plain maths. So are small clouds on CPUs, such as molecules, for which plain maths is faster.
-A bias for each pair of elements is added to scores that are stored, as large as the bias.
+With few channels, as many frames have at equal width, a fused kernel is faster than both. A bias for each pair of
+elements is added to scores that are stored, as large as the bias.
 """
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -16,8 +18,11 @@ from torch import Tensor
 
 from lieattn._autocast import without_autocast
 from lieattn.geometry import Neighbors, Padding
+from lieattn.ops._backend import fused_kernel
 from lieattn.ops._terms import Problem
+from lieattn.ops.kernels._calls import expect_gradients
 
+_FEW, _FEWEST = 8, 4  # channels up to which the fused kernel took less time on a CPU: in large clouds, and in all
 _SHORT = 32  # rows up to which plain maths took less time than torch's kernel on a CPU, forward and backward
 
 
@@ -58,6 +63,15 @@ def _scaled_dot_product(query: Tensor, key: Tensor, value: Tensor, mask: Tensor 
     dropout torch takes plain maths on CPUs, and on GPUs a kernel that can be differentiated once.
     """
     compiled = torch.compiler.is_compiling()
+    if _kernel_takes(query, key, value, mask, dropout):
+        expect_gradients((query, key, value))
+        counts = (
+            query.new_full((len(query),), key.shape[2], dtype=torch.int64)
+            if mask is None
+            else mask.sum(dim=-1).view(-1)
+        )
+        made: Tensor = _FewChannels.apply(query, key, value, counts, mask)
+        return made
     if query.device.type == "cpu" and key.shape[2] <= _SHORT and dropout == 0 and not compiled:
         return _plain_maths(query, key, value, mask)
     watched = torch.is_grad_enabled() and any(signal.requires_grad for signal in (query, key, value))
@@ -65,6 +79,46 @@ def _scaled_dot_product(query: Tensor, key: Tensor, value: Tensor, mask: Tensor 
         return F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=1.0)
     out: Tensor = _Attention.apply(query, key, value, mask)
     return out
+
+
+def _kernel_takes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> bool:
+    """Whether the kernel for few channels takes these signals: on CPUs, where nobody but autograd looks at it."""
+    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    sizes = query.shape[-1], value.shape[-1]
+    few = 0 < min(sizes) and max(sizes) <= (_FEW if key.shape[2] > _SHORT else _FEWEST)
+    if recorded or dropout > 0 or not few or query.device.type != "cpu":
+        return False
+    alike = query.dtype == key.dtype == value.dtype and query.dtype in (torch.float32, torch.float64)
+    return alike and fused_kernel(query.device) == "numba"
+
+
+class _FewChannels(torch.autograd.Function):
+    """The fused kernel, whose gradient is a kernel too, or that of plain maths where it has a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, counts: Tensor, mask: Tensor | None) -> Tensor:
+        columns, norm = _launcher().run_forward(query, key, value, counts)
+        ctx.save_for_backward(query, key, value, counts, mask, columns, norm)
+        out: Tensor = columns[..., : query.shape[2]].mT
+        return out.contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, counts, mask, columns, norm = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():
+            through = [signal for signal, want in zip((query, key, value), wanted, strict=True) if want]
+            out = _plain_maths(query, key, value, mask)
+            again = iter(torch.autograd.grad(out, through, grad, create_graph=True))
+            return (*(next(again) if want else None for want in wanted), None, None)
+        found = _launcher().run_backward(grad, columns, norm, query, key, value, counts)
+        return (*(change if want else None for change, want in zip(found, wanted, strict=True)), None, None)
+
+
+def _launcher() -> ModuleType:
+    from lieattn.ops.kernels.dense import _launch
+
+    return _launch
 
 
 class _Attention(torch.autograd.Function):

@@ -1,0 +1,1 @@
+"""Attention over whole clouds with few channels, on CPUs."""

@@ -1,0 +1,89 @@
+"""Run attention of few channels over whole clouds on the threads that torch may use, heads of clouds cut into parts."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lieattn.ops.kernels._calls import NUMPY_TYPES, Workspace, compile_together, new_empty
+from lieattn.ops.kernels._threads import run
+from lieattn.ops.kernels.dense._kernels import backward, forward
+from lieattn.ops.kernels.vectors._host import widest_lanes
+
+
+def run_forward(query: Tensor, key: Tensor, value: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs ``[clouds, heads, values, places]``, and what the backward pass needs of the sums.
+
+    Signals are ``[clouds, heads, rows, channels]``; ``counts`` int64 ``[clouds]`` say how many keys of a cloud count,
+    which come first.
+    """
+    with Workspace() as memory:
+        job = _Job(query, key, value, counts, memory)
+        out = new_empty(job.dtype, *query.shape[:2], job.values, job.places)
+        norm = new_empty(job.dtype, job.blocks, 2, job.places)
+        scratch = memory.empty(job.dtype, len(job.cuts), max(1, job.keys), len(job.lanes))
+        calls = [
+            (*job.given(cut), out.data_ptr(), norm.data_ptr(), scratch[number].data_ptr(), job.lanes)
+            for number, cut in enumerate(job.cuts)
+        ]
+        compile_together(
+            "few channels",
+            job.dtype,
+            forward=lambda: [(forward, (*job.given((0, 0)), 0, 0, 0, job.lanes))],
+            backward=lambda: [(backward, (*job.given((0, 0)), *(0,) * 7, job.lanes))],
+        )
+        run(forward, calls)
+        return out, norm
+
+
+def run_backward(
+    grad: Tensor, out: Tensor, norm: Tensor, query: Tensor, key: Tensor, value: Tensor, counts: Tensor
+) -> list[Tensor]:
+    """Gradients of queries, keys and values for that of the outputs ``[clouds, heads, rows, values]``."""
+    with Workspace() as memory:
+        job = _Job(query, key, value, counts, memory)
+        change = job.columns(grad)
+        to_query = memory.empty(job.dtype, *query.shape[:2], job.channels, job.places)
+        to_key, to_value = torch.zeros_like(job.key), torch.zeros_like(job.value)
+        scratch = memory.empty(job.dtype, len(job.cuts), max(1, job.keys * (job.channels + job.values)), len(job.lanes))
+        calls = [
+            (
+                *(*job.given(cut), out.data_ptr(), norm.data_ptr(), change.data_ptr(), to_query.data_ptr()),
+                *(to_key.data_ptr(), to_value.data_ptr(), scratch[number].data_ptr(), job.lanes),
+            )
+            for number, cut in enumerate(job.cuts)
+        ]
+        run(backward, calls)
+        return [to_query[..., : query.shape[2]].mT.contiguous(), to_key, to_value]
+
+
+class _Job:
+    """Signals as the kernels read them: queries as columns that fill vectors."""
+
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor, counts: Tensor, memory: Workspace) -> None:
+        self.memory, self.dtype = memory, query.dtype
+        self.lanes: tuple[Any, ...] = (NUMPY_TYPES[query.dtype](0),) * (widest_lanes() * 4 // query.dtype.itemsize)
+        clouds, self.heads, rows, self.channels = query.shape
+        self.keys, self.values, self.blocks = key.shape[2], value.shape[3], clouds * self.heads
+        self.places = -(-rows // len(self.lanes)) * len(self.lanes)
+        self.key, self.value, self.counts = key.contiguous(), value.contiguous(), counts.contiguous()
+        self.query = self.columns(query)
+        threads = max(1, min(torch.get_num_threads(), self.blocks))
+        self.cuts = list(pairwise(self.blocks * number // threads for number in range(threads + 1)))
+
+    def columns(self, signal: Tensor) -> Tensor:
+        """``[clouds, heads, rows, channels]`` as ``[clouds, heads, channels, places]``, with zeros behind the rows."""
+        clouds, heads, rows, channels = signal.shape
+        made = self.memory.empty(self.dtype, clouds, heads, channels, self.places)
+        made[..., rows:] = 0
+        made[..., :rows] = signal.mT
+        return made
+
+    def given(self, cut: tuple[int, int]) -> tuple[int, ...]:
+        """What both kernels are given for the blocks of a cut."""
+        tables = self.query, self.key, self.value, self.counts
+        sizes = self.heads, self.places, self.channels, self.values, self.keys
+        return *(table.data_ptr() for table in tables), *cut, *sizes

@@ -165,3 +165,30 @@ def test_configuration_trains_and_its_figures_can_be_had(name, tmp_path, capsys)
         assert figures["equivariance"] < 1e-4
     elif name != "springs":
         assert 1e-4 < figures["equivariance"]
+
+
+def test_modelnet_trains_on_points_that_are_drawn_anew_and_is_tested_turned(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "modelnet10_tiny.npz",
+        points=rng.integers(0, 30, (20, 30, 3), dtype=np.uint8),
+        label=np.arange(20, dtype=np.uint8) % 10,
+        classes=np.array([f"kind {number}" for number in range(10)], dtype="S6"),
+        split_train=np.arange(14),
+        split_test=np.arange(14, 20),
+    )
+    config = yaml.safe_load((EXAMPLES / "configs" / "modelnet10.yaml").read_text())
+    for split in ("train", "test"):
+        config["data"][split]["init_args"].update(root=str(tmp_path), verify=False)
+    transforms = config["data"]["train"]["init_args"]["transform"]["init_args"]["transforms"]
+    (drawn,) = [part["init_args"] for part in transforms if part["class_path"].endswith("FixedPoints")]
+    drawn["num"] = 8
+    config["data"].update(batch_size=4, eval_batch_size=4)
+    config["model"]["init_args"]["schedule"]["init_args"]["warmup_epochs"] = 0
+    config["trainer"].update(default_root_dir=str(tmp_path / "runs"), max_epochs=1, logger=False)
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config))
+    assert main(["fit", "--config", str(file)]) == 0, capsys.readouterr().err
+    checkpoint = tmp_path / "runs" / "checkpoints" / "last.ckpt"
+    assert main(["test", "--ckpt_path", str(checkpoint)]) == 0
+    assert "accuracy" in capsys.readouterr().out

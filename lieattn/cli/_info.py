@@ -54,7 +54,9 @@ def _cases() -> dict[str, str]:
         y = x.cuda()
         choices |= {f"CUDA, pattern {pattern}": explain(y, y, y, pattern=pattern) for pattern in get_args(Pattern)}
     layers = {
-        f"networks of heads, attention on grids, {device.type}": fused_kernel(device)
+        f"networks of heads{' and of edges' * (device.type == 'cpu')}, attention on grids, {device.type}": fused_kernel(
+            device
+        )
         or "plain (another backend was asked for, or there are no kernels for this device)"
         for device in devices
     }

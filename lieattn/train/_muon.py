@@ -107,7 +107,7 @@ class Muon(torch.optim.Optimizer):
                     continue
                 average = self.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
                 average.lerp_(weight.grad, 1 - group["momentum"])
-                update = weight.grad.lerp(average, group["momentum"]).view(-1, *weight.shape[-2:])
+                update = weight.grad.lerp(average, group["momentum"]).reshape(-1, *weight.shape[-2:])
                 alike[weight.dtype, weight.device, *weight.shape[-2:]].append((weight, update))
             for pairs in alike.values():
                 self._orthogonal(pairs, group["lr"])

@@ -25,9 +25,9 @@ from lieattn.ops.kernels.edges._kernels import messages, messages_backward, unit
 from lieattn.ops.kernels.vectors._host import widest_lanes
 
 _FEWEST = 4  # float32 in the shortest vector
-# Rows of a part, which has sums of its own: results do not depend on the number of threads, and the sum of such sums
-# is rounded less than one of all terms.
-_PART = 4096
+# Rows of a part, which has sums and scratch memory of its own: results do not depend on the number of threads, and the
+# sum of such sums is rounded less than one of all terms.
+_PART, _MOST_PARTS = 4096, 256
 
 
 def lanes_of(dtype: torch.dtype, hidden: int) -> tuple[Any, ...]:
@@ -36,6 +36,11 @@ def lanes_of(dtype: torch.dtype, hidden: int) -> tuple[Any, ...]:
     while count >= fewest and hidden % count:
         count //= 2
     return (NUMPY_TYPES[dtype](0),) * count if count >= fewest else ()
+
+
+def parts_of(rows: int) -> int:
+    """Into how many parts so many rows are cut."""
+    return max(1, min(-(-rows // _PART), _MOST_PARTS))
 
 
 def run_units(operands: Sequence[Tensor], maps: Sequence[Tensor]) -> list[Tensor]:
@@ -106,7 +111,8 @@ class _Units:
         self.dtype, self.shape, self.hidden = seen.dtype, seen.shape, len(second)
         self.fiber, self.maps, self.channels = seen.shape[1], len(maps), len(maps[0]) if maps else 0
         self.lanes = lanes_of(self.dtype, self.hidden)
-        self.cuts = list(pairwise([*range(0, len(seen), max(1, _PART // self.fiber)), len(seen)]))
+        edges, parts = len(seen), parts_of(len(seen) * self.fiber)
+        self.cuts = list(pairwise(edges * number // parts for number in range(parts + 1)))
 
     def given(self, last: Tensor, zero: Tensor, cut: tuple[int, int]) -> tuple[int, ...]:
         """What both kernels are given for the edges of a cut."""
@@ -176,7 +182,7 @@ class _Messages:
 
     def cut(self, pointers: Tensor) -> Ranges:
         """Ranges of points that the edges of each part belong to."""
-        return cut_targets(pointers, -(-int(pointers[-1]) * self.fiber // _PART))
+        return cut_targets(pointers, parts_of(int(pointers[-1]) * self.fiber))
 
     def sums(self, pointers: Tensor, edges: Tensor | None, others: Tensor, signal: Tensor) -> Tensor:
         """Sums over the edges that the pointers begin at, of the kernels times the signals at their other ends."""

@@ -181,14 +181,17 @@ def test_no_kernel_of_a_backward_pass_that_will_not_follow(case, asked, monkeypa
     monkeypatch.setattr("logging.Logger.setLevel", lambda logger, level: None)
     with torch.no_grad(), pytest.raises(RuntimeError, match="does not require grad"):
         _warm_up.compile_case(case, "float32")
-    assert ["forward" in kernel.__name__ for kernel, *_ in asked] == [True]
+    assert asked
+    assert all("forward" in kernel.__name__ for kernel, *_ in asked)
 
 
 @pytest.mark.parametrize("case", _warm_up._CASES)
 def test_kernels_are_asked_for_with_the_types_that_they_are_called_with(case, asked, monkeypatch):
     monkeypatch.setattr("logging.Logger.setLevel", lambda logger, level: None)
     _warm_up.compile_case(case, "float32")
-    assert ["forward" in kernel.__name__ for kernel, *_ in asked] == [True, False]
+    passes = ["forward" in kernel.__name__ for kernel, *_ in asked]
+    assert passes
+    assert passes == [True, False] * (len(passes) // 2)
     for kernel, arguments, processes in asked:
         assert kernel._cache.signature(arguments) in kernel.overloads
         assert processes == 2

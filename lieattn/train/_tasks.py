@@ -38,7 +38,7 @@ from lieattn.train._checkpoint import (
 )
 from lieattn.train._data import random_state, set_random_states
 from lieattn.train._schedule import Constant, Plateau, Schedule
-from lieattn.train._weights import Losses, counted, degrees, squared_sine, target_weights, weighted_sums
+from lieattn.train._weights import Losses, counted, degrees, per_point, squared_sine, target_weights, weighted_sums
 
 OptimizerFactory = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]
 _LOSSES = {"l1": torch.abs, "mse": torch.square, "rotation": lambda difference: 2 * squared_sine(difference)}
@@ -354,8 +354,7 @@ class PointSetRegressor(PointSetTask):
     optimizer, schedule, no_decay
         See :class:`~lieattn.train.PointSetTask`, also for checkpoints and continuation.
     extensive
-        Those of the targets with a shift that are sums over the points, as the energies of networks with
-        ``pool="sum"`` are: a multiple of the number of points is subtracted, by least squares, in place of one number.
+        Targets that are sums over the points, as energies with ``pool="sum"`` are: their shift is one for each point.
     """
 
     measured: Tensor
@@ -442,15 +441,8 @@ class PointSetRegressor(PointSetTask):
             # Per component: numbers of the same cloud may differ in unit, so each has a shift and scale of its own.
             axes = [0] if name in self.shifted else list(range(columns.ndim))
             mean = columns.nanmean(dim=axes).nan_to_num() if name in self.shifted else columns.new_zeros(())
-            subtracted = mean
-            if name in self.extensive:
-                if len(columns) != len(items):
-                    found = f"{len(columns)} for {len(items)} clouds"
-                    raise ValueError(f"extensive: expected one {name} for each cloud, got {found}")
-                counts = columns.new_tensor([item.num_nodes for item in items])[:, None].where(~columns.isnan(), 0.0)
-                mean = (counts * columns.nan_to_num()).sum(dim=0) / counts.square().sum(dim=0).clamp(min=1)
-                subtracted = counts * mean
-            spread = (columns - subtracted).square().nanmean(dim=axes).sqrt()
+            mean, shifts = per_point(name, columns, items) if name in self.extensive else (mean, mean)
+            spread = (columns - shifts).square().nanmean(dim=axes).sqrt()
             scales[name] = torch.where(spread > 0, spread, 1.0)
             self._set("shift", name, mean)
         for name in self.targets:
@@ -469,8 +461,7 @@ class PointSetRegressor(PointSetTask):
                 raise ValueError(f"data.{name}: the network gives {tuple(output.shape)}, the target is {found}")
             scale = self._statistic("scale", name)
             importance = target_weights(batch, name, target)
-            shift = self.model.shift_of(name, output, batch)
-            difference = output - (target.to(output.dtype) - shift) / scale
+            difference = output - (target.to(output.dtype) - self.model.shift_of(name, output, batch)) / scale
             turns = self.loss == "rotation"
             if turns and output.shape[1:] != (3, 3):
                 raise ValueError(f"data.{name}: expected rotations [clouds, 3, 3], got {tuple(target.shape)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -152,3 +152,16 @@ def _times(first: Tensor, second: Tensor) -> Tensor:
     """Product of weights of which one may have more axes."""
     few, many = sorted((first, second), key=lambda weights: weights.ndim)
     return few.reshape(*few.shape, *[1] * (many.ndim - few.ndim)) * many
+
+
+def per_point(name: str, columns: Tensor, clouds: Sequence[Data]) -> tuple[Tensor, Tensor]:
+    """What a point adds to sums ``[clouds, numbers]``, ``[numbers]`` by least squares, and all points of each cloud.
+
+    NaN are left out. ValueError is raised if there is not one row for each of the clouds.
+    """
+    if len(columns) != len(clouds):
+        found = f"{len(columns)} for {len(clouds)} clouds"
+        raise ValueError(f"extensive: expected one {name} for each cloud, got {found}")
+    points = columns.new_tensor([cloud.num_nodes for cloud in clouds])[:, None].where(~columns.isnan(), 0.0)
+    slope = (points * columns.nan_to_num()).sum(dim=0) / points.square().sum(dim=0).clamp(min=1)
+    return slope, points * slope

@@ -106,7 +106,7 @@ def add_rows(total, x, rows, outs, lanes):
 
 
 @compiled
-def units(
+def units_forward(
     seen, shared, weight, first, second, bias, last, zero, begin, end, fiber, inputs, hidden, maps, channels, apart,
     out, scratch, lanes,
 ):  # fmt: skip
@@ -212,7 +212,9 @@ def _add_products(x, rows, y, columns, depth, out, lanes):
 
 
 @compiled
-def messages(pointers, edges, others, low, high, z, hidden, fiber, weight, channels, x, zero, out, scratch, lanes):
+def messages_forward(
+    pointers, edges, others, low, high, z, hidden, fiber, weight, channels, x, zero, out, scratch, lanes
+):
     """Sums ``[points, fiber, channels]`` of ``(z weight) * x`` over the edges of the points from ``low`` to ``high``.
 
     Those of point i are ``edges[pointers[i] : pointers[i + 1]]``, or these numbers themselves where ``edges`` is 0, and

@@ -21,7 +21,7 @@ from lieattn.ops.kernels._calls import (
     new_empty,
 )
 from lieattn.ops.kernels._threads import run
-from lieattn.ops.kernels.edges._kernels import messages, messages_backward, units, units_backward
+from lieattn.ops.kernels.edges._kernels import messages_backward, messages_forward, units_backward, units_forward
 from lieattn.ops.kernels.vectors._host import widest_lanes
 
 _FEWEST = 4  # float32 in the shortest vector
@@ -68,10 +68,10 @@ def run_units(operands: Sequence[Tensor], maps: Sequence[Tensor]) -> list[Tensor
             "units of edges",
             job.dtype,
             len(job.lanes),
-            forward=lambda: [(units, calls[0])],
+            forward=lambda: [(units_forward, calls[0])],
             backward=lambda: [(units_backward, backward)],
         )
-        run(units, calls)
+        run(units_forward, calls)
         return list(out)
 
 
@@ -131,7 +131,7 @@ def run_messages(z: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors) -> 
             "messages of edges",
             job.dtype,
             len(job.lanes),
-            forward=lambda: [(messages, (*(0,) * 14, job.lanes))],
+            forward=lambda: [(messages_forward, (*(0,) * 14, job.lanes))],
             backward=lambda: [(messages_backward, (*(0,) * 16, job.lanes))],
         )
         return job.sums(job.pointers, None, job.sources, job.padded(x))
@@ -199,5 +199,5 @@ class _Messages:
             )
             for number, cut in enumerate(cuts)
         ]
-        run(messages, calls)
+        run(messages_forward, calls)
         return out if self.used == self.channels else out[..., : self.used].contiguous()

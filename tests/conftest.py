@@ -17,6 +17,15 @@ def pytest_addoption(parser):
     )
 
 
+@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
+def threads(request):
+    """Threads of torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
 # Of those that take longest none starts when all others are done.
 FIRST = (
     "test_in_the_interpreter",

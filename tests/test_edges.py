@@ -17,14 +17,6 @@ SIZES = [(4, 1, 16, 24, 5), (24, 3, 16, 4, 2), (3, 5, 32, 25, 1), (1, 2, 8, 1, 3
 TOLERANCES = ((DOUBLE, 1e-12), (torch.float32, 1e-5))
 
 
-@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def launched(monkeypatch):
     """Names of the kernels that have been run."""

@@ -142,14 +142,6 @@ def literal(network, x):
     return torch.cat(out, dim=-1)
 
 
-@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("memory", ["rows", "columns"])
 @pytest.mark.parametrize(("hidden", "count"), [(4, 97), (5, 128)])
 @pytest.mark.parametrize("evaluation", ["plain", "auto"])

@@ -19,6 +19,7 @@ from torch import Tensor
 from lieattn._autocast import without_autocast
 from lieattn.geometry import Neighbors, Padding
 from lieattn.ops._backend import fused_kernel
+from lieattn.ops._gradients import gradients_of
 from lieattn.ops._terms import Problem
 from lieattn.ops.kernels._calls import expect_gradients
 
@@ -107,12 +108,10 @@ class _FewChannels(torch.autograd.Function):
         query, key, value, counts, mask, columns, norm = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
-            through = [signal for signal, want in zip((query, key, value), wanted, strict=True) if want]
             out = _plain_maths(query, key, value, mask)
-            again = iter(torch.autograd.grad(out, through, grad, create_graph=True))
-            return (*(next(again) if want else None for want in wanted), None, None)
+            return *gradients_of([out], (query, key, value), wanted, [grad]), None, None
         found = _launcher().run_backward(grad, columns, norm, query, key, value, counts)
-        return (*(change if want else None for change, want in zip(found, wanted, strict=True)), None, None)
+        return *(change if want else None for change, want in zip(found, wanted, strict=True)), None, None
 
 
 def _launcher() -> ModuleType:
@@ -140,9 +139,7 @@ class _Attention(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:3]
         again = torch.is_grad_enabled()
         leaves, out = ((query, key, value), _plain_maths(query, key, value, mask)) if again else ctx.inner
-        through = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
-        found = iter(torch.autograd.grad(out, through, grad, retain_graph=True, create_graph=again))
-        return (*(next(found) if want else None for want in wanted), None)
+        return *gradients_of([out], leaves, wanted, [grad], retain_graph=True, create_graph=again), None
 
 
 def _plain_maths(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:

@@ -14,6 +14,7 @@ from lieattn._checks import check_is, check_tensor, kind
 from lieattn._functional import transformed
 from lieattn.geometry import Neighbors
 from lieattn.ops._backend import fused_kernel
+from lieattn.ops._gradients import gradients_of
 from lieattn.ops.kernels._calls import expect_gradients
 
 _OPERANDS = 6  # of a network, without its maps
@@ -192,7 +193,7 @@ class _EdgeNetwork(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         given, wanted = ctx.saved_tensors, ctx.needs_input_grad
         if torch.is_grad_enabled():
-            return _differentiable(_plain_network(*given), given, wanted, grads)
+            return gradients_of(_plain_network(*given), given, wanted, grads)
         found = _launcher().run_units_backward(grads, given[:_OPERANDS], given[_OPERANDS:], wanted[0])
         return tuple(grad if want else None for grad, want in zip(found, wanted, strict=True))
 
@@ -213,15 +214,6 @@ class _EdgeMessages(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
             out = _plain_messages(units, weight, x, ctx.neighbors)
-            return *_differentiable(out, (units, weight, x), wanted, grads), None
+            return *gradients_of([out], (units, weight, x), wanted, grads), None
         found = _launcher().run_messages_backward(grads[0], units, weight, x, ctx.neighbors)
         return *(grad if want else None for grad, want in zip(found, wanted, strict=True)), None
-
-
-def _differentiable(
-    out: Tensor | Sequence[Tensor], operands: Sequence[Tensor], wanted: Sequence[bool], grads: Sequence[Tensor]
-) -> tuple[Tensor | None, ...]:
-    """Gradients of the operands that have their own."""
-    through = [operand for operand, want in zip(operands, wanted, strict=True) if want]
-    found = iter(torch.autograd.grad(out, through, grads, create_graph=True))
-    return tuple(next(found) if want else None for want in wanted)

@@ -18,6 +18,7 @@ from lieattn.geometry import Neighbors
 from lieattn.ops import _plain as plain
 from lieattn.ops import _pooled as pooled
 from lieattn.ops._backend import fused_backend
+from lieattn.ops._gradients import gradients_of
 from lieattn.ops._terms import Problem, RelativeTerms
 from lieattn.ops.kernels._calls import expect_gradients
 from lieattn.ops.kernels.attention._bundle import SINGLE, Bundle, block_seed, norm_shape, seeded_heads
@@ -29,7 +30,6 @@ _INPUTS = (
     "Tensor? fiber_bias, Tensor? psi, Tensor? beta, Tensor? key_psi, Tensor row_ptr, Tensor source, Tensor target, "
     "Tensor? index, Tensor seed, str pattern, str normalize, float dropout"
 )
-_Gradients = list[Tensor | None]
 
 
 def attend(problem: Problem) -> Tensor:
@@ -198,7 +198,7 @@ def _keep_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
 
 
 def _differentiate(ctx: Any, grad_out: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    found: _Gradients = [None] * len(ctx.needs_input_grad)
+    found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
     if grad_out is not None:
         grads = _backward(grad_out.contiguous(), *ctx.saved_tensors, *ctx.options)
         found[:_OPERANDS] = [grad if ctx.needs_input_grad[i] else None for i, grad in enumerate(grads)]
@@ -221,27 +221,15 @@ def _differentiate_twice(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None
             for i, want in enumerate(wanted):
                 tensors[i] = None if tensors[i] is None else tensors[i].detach().requires_grad_(want)
         out = _plain(*tensors[1:], *ctx.options)
-        first = _gradients([out], tensors[1:], wanted[1:], [tensors[0].to(out.dtype)], create_graph=True)
+        first = gradients_of([out], tensors[1:], wanted[1:], [tensors[0].to(out.dtype)])
         pairs = [
             (one, grad)
             for one, grad in zip(first, grads, strict=True)
             if one is not None and grad is not None and one.requires_grad
         ]
-        found = _gradients(
-            [one for one, _ in pairs], tensors, wanted, [grad for _, grad in pairs], create_graph=further
-        )
+        outputs, given = [one for one, _ in pairs], [grad for _, grad in pairs]
+        found = gradients_of(outputs, tensors, wanted, given, create_graph=further)
     return (found[0], None, *found[1:], *[None] * (len(ctx.needs_input_grad) - 2 - _OPERANDS))
-
-
-def _gradients(
-    outputs: list[Tensor], inputs: list[Any], wanted: list[bool], grads: list[Tensor], *, create_graph: bool
-) -> _Gradients:
-    """Gradients with respect to the first inputs, None for those not wanted."""
-    through = [tensor for tensor, want in zip(inputs, wanted, strict=False) if want]
-    if not through or not outputs:
-        return [None] * len(wanted)
-    found = iter(torch.autograd.grad(outputs, through, grads, create_graph=create_graph, allow_unused=True))
-    return [next(found) if want else None for want in wanted]
 
 
 _forward.register_autograd(_differentiate, setup_context=_keep_forward)

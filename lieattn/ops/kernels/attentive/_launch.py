@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lieattn.ops._attentive import Operands, Window, residual_sums
+from lieattn.ops._gradients import gradients_of
 from lieattn.ops.kernels._calls import NUMPY_TYPES, Ranges, compile_together, record, scratch_addresses
 from lieattn.ops.kernels._threads import run
 from lieattn.ops.kernels.attentive._kernels import TAPS_TOGETHER, attentive_backward, attentive_forward
@@ -215,7 +216,4 @@ class Fused(torch.autograd.Function):
         needed = ctx.needs_input_grad[1:]
         if not torch.is_grad_enabled():
             return (None, *_backward(_Call(operands, ctx.window, wants_input=needed[0]), grads[0]))
-        sums = residual_sums(operands, ctx.window)
-        wanted: list[Any] = [operand for operand, needs in zip(operands, needed, strict=True) if needs]
-        found = iter(torch.autograd.grad(sums, wanted, grads[0], create_graph=True, allow_unused=True))
-        return (None, *(next(found) if needs else None for needs in needed))
+        return None, *gradients_of([residual_sums(operands, ctx.window)], operands, needed, grads)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lieattn.ops import _attentive as plain
 from lieattn.ops._attentive import Operands, Window
+from lieattn.ops._gradients import gradients_of
 
 _POSITIONS = 256  # of a plane that a program has at a time
 _ENTRIES = 2048  # of windows at these, where it has all of a window
@@ -165,9 +166,7 @@ class Fused(torch.autograd.Function):
             operands = Operands(*leaves)
         with torch.enable_grad():
             gated = (plain.gated_sums if again else gated_sums)(operands, ctx.window)
-        wanted: list[Any] = [operand for operand, needs in zip(operands, needed, strict=True) if needs]
-        found = iter(torch.autograd.grad(gated, wanted, grads[0], create_graph=again, allow_unused=True))
-        return (None, *(next(found) if needs else None for needs in needed))
+        return None, *gradients_of([gated], operands, needed, grads, create_graph=again)
 
 
 def gated_sums(operands: Operands, window: Window) -> Tensor:

@@ -63,8 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         print(f'lieattn {name} needs {", ".join(missing)}: pip install "lieattn[train]"', file=sys.stderr)
         return 2
+    from lieattn._memory import keep_freed_memory
     from lieattn.cli._options import import_catalog, importable_folder, report
 
+    keep_freed_memory()
     try:
         with importable_folder():
             if COMMANDS[name].packages:  # whose configurations name classes

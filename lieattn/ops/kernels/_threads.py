@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from lieattn._memory import keep_freed_memory
+
 _ADAPTS = os.path.exists("/proc/self/schedstat")  # Linux, where torch comes with libgomp
 _REGION = ctypes.CFUNCTYPE(None)
 _PERIOD, _CALM = 0.25, 3.0  # seconds between looks at the machine, and until it counts as idle again
@@ -36,6 +38,7 @@ def run(kernel: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
 
     A thread takes the next call when it is done with one, so nobody waits for a thread that has no core yet.
     """
+    keep_freed_memory()
     adapt_waiting()
     if len(calls) < 2 or not _several_threads():
         for arguments in calls:

@@ -7,7 +7,7 @@ import os
 import platform
 from functools import cache
 
-KEPT = 2**28  # bytes at the end of the heap that are kept
+_KEPT = 2**28  # bytes at the end of the heap that are kept
 _LARGEST = 2**25  # bytes of a block that is part of the heap: as much as glibc takes by itself in the course of time
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # their numbers in malloc.h
 _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_")
@@ -24,4 +24,4 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in _SETTINGS):
         return False
     library = ctypes.CDLL(None)
-    return bool(library.mallopt(_MMAP_THRESHOLD, _LARGEST)) and bool(library.mallopt(_TRIM_THRESHOLD, KEPT))
+    return bool(library.mallopt(_MMAP_THRESHOLD, _LARGEST)) and bool(library.mallopt(_TRIM_THRESHOLD, _KEPT))

@@ -82,6 +82,17 @@ def test_zonal_maps_are_all_functions_of_the_angle(name):
     assert (mean - mean[:, :, :1]).abs().max() < 1e-12
 
 
+def test_zonal_maps_of_directions_with_different_angles():
+    """Constant functions are no space of their own there."""
+    directions = torch.nn.functional.normalize(torch.tensor([[1.0, 0, 0], [1, 0.2, 0], [0, 0, 1]]).double(), dim=1)
+    layer = randomize(ZonalLinear(directions, 3, 5)).double()
+    x = torch.randn(7, 3, 3, dtype=torch.float64)
+    spaces = [part.T @ part for part in layer.basis.split(layer.sizes)]
+    parts = [projection @ x @ weight for projection, weight in zip(spaces, layer.weight, strict=True)]
+    assert not layer.begins_constant
+    torch.testing.assert_close(layer(x), sum(parts) + layer.bias)
+
+
 @pytest.mark.parametrize(
     ("directions", "error", "message"),
     [

@@ -109,10 +109,8 @@ class ZonalLinear(ExactConstants, TiedWeights):
         check_counts(in_channels=in_channels, out_channels=out_channels)
         basis, self.sizes = _zonal_basis(directions)
         self.register_constant("basis", basis)
-        # The space of the constant functions, if these are one of the spaces.
-        spaces = enumerate(basis.split(self.sizes))
-        alone = [index for index, part in spaces if len(part) == 1 and torch.allclose(part, part.mean(), atol=1e-9)]
-        self.constant = alone[0] if alone else None
+        # The first space has one function, which is constant where every direction has the same angles with all.
+        self.begins_constant = bool((basis[0] - basis[0].mean()).abs().max() < 1e-9)
         bound = 1 / math.sqrt(in_channels)
         self.weight = nn.Parameter(torch.empty(len(self.sizes), in_channels, out_channels).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
@@ -128,14 +126,14 @@ class ZonalLinear(ExactConstants, TiedWeights):
         number = len(basis)
         if x.ndim < 2 or x.shape[-2:] != (number, in_channels):
             raise ValueError(f"x: expected a field over directions [*, {number}, {in_channels}], got {tuple(x.shape)}")
-        # All spaces get the weights of the largest one, and the others what is left beside these.
-        largest = self.sizes.index(max(self.sizes))
+        # All spaces get the weights of the largest one, the last of them, and the others what is left beside these.
+        largest = max(range(len(self.sizes)), key=lambda index: (self.sizes[index], index))
         shared, bias = self.weight[largest], self.bias
         y = x @ shared
         for index, (functions, weight) in enumerate(zip(basis.split(self.sizes), self.weight, strict=True)):
             if index == largest:
                 continue
-            if index == self.constant:  # a mean takes a fraction of the time of so many small products
+            if index == 0 and self.begins_constant:  # a mean takes a fraction of the time of so many small products
                 part, bias = F.linear(x.mean(dim=-2, keepdim=True), (weight - shared).T, bias), None
             else:
                 part = functions.T @ (functions @ x @ (weight - shared))

@@ -180,6 +180,30 @@ def test_networks_of_heads_in_shorter_vectors(monkeypatch):
     assert all(relative_error(mine, theirs) < 1e-5 for mine, theirs in pairs)
 
 
+@pytest.mark.parametrize("outputs", [2, 5, 16])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("evaluation", ["plain", "auto"])
+@pytest.mark.parametrize("name", ["silu", "gelu"])
+def test_networks_of_heads_with_several_outputs(name, evaluation, heads, outputs, threads, monkeypatch):
+    monkeypatch.setattr("lieattn.ops._head_networks._BLOCK", {"cpu": 64 * 15})
+    sizes = ((4, 6), (6, 6), (6, outputs))
+    for dtype, tolerance in ((DOUBLE, 1e-12), (torch.float32, 1e-5)):
+        rows = torch.randn(97, 4, dtype=dtype, requires_grad=True)
+        weights = [torch.randn(heads, *size, dtype=dtype, requires_grad=True) for size in sizes]
+        biases = [torch.randn(heads, size[1], dtype=dtype, requires_grad=True) for size in sizes]
+        wanted, act = rows[:, None, None], activation("activation", name)
+        for weight, bias in zip(weights, biases, strict=True):
+            wanted = act(wanted @ weight + bias[:, None])
+        wanted = wanted.flatten(1)
+        with backend(evaluation):
+            found = head_networks(rows, weights, biases, name)
+        assert found.shape == (97, heads * outputs)
+        assert relative_error(found, wanted) < tolerance
+        cotangent, leaves = torch.randn_like(wanted), [rows, *weights, *biases]
+        pairs = (torch.autograd.grad((out * cotangent).sum(), leaves) for out in (found, wanted))
+        assert all(relative_error(mine, theirs) < tolerance for mine, theirs in zip(*pairs, strict=True))
+
+
 class Numbers(torch.nn.Module):
     """The numbers of a network as its output."""
 

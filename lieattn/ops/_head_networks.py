@@ -56,23 +56,24 @@ def head_networks(
     """Outputs of a network for every head: three linear maps, each followed by the activation.
 
     Hidden units are computed in blocks that fit into the cache, and once more in the backward pass, so memory is that
-    of the result. It can be differentiated as often as one likes. A fused kernel evaluates the swish.
+    of the result. It can be differentiated as often as one likes. A fused kernel evaluates the swish (on a GPU, for
+    networks with one output).
 
     Parameters
     ----------
     rows
         ``[rows, inputs]``, what all networks see.
     weights
-        ``[heads, inputs, hidden]``, ``[heads, hidden, hidden]``, ``[heads, hidden, 1]``.
+        ``[heads, inputs, hidden]``, ``[heads, hidden, hidden]``, ``[heads, hidden, outputs]``.
     biases
-        ``[heads, hidden]``, ``[heads, hidden]``, ``[heads, 1]``.
+        ``[heads, hidden]``, ``[heads, hidden]``, ``[heads, outputs]``.
     activation
         ``"silu"`` (swish), ``"relu"``, ``"gelu"``, ``"elu"`` or ``"none"``.
 
     Returns
     -------
     Tensor
-        ``[rows, heads]``.
+        ``[rows, heads * outputs]``, those of a head side by side.
 
     Raises
     ------
@@ -90,10 +91,12 @@ def head_networks(
                     f"{argument}: expected {rows.dtype} on {rows.device} as in rows, got {part.dtype} on {part.device}"
                 )
     if not weights or weights[0].ndim != 3:
-        raise ValueError("weights: expected [heads, inputs, hidden], [heads, hidden, hidden], [heads, hidden, 1]")
+        raise ValueError("weights: expected [heads, inputs, hidden], [heads, hidden, hidden], [heads, hidden, outputs]")
     heads, inputs, hidden = weights[0].shape
     shapes = [tuple(part.shape) for part in (*weights, *biases)]
-    wanted = [(heads, inputs, hidden), (heads, hidden, hidden), (heads, hidden, 1), *[(heads, hidden)] * 2, (heads, 1)]
+    outputs = weights[-1].shape[-1] if weights[-1].ndim == 3 else 1
+    of_weights = [(heads, inputs, hidden), (heads, hidden, hidden), (heads, hidden, outputs)]
+    wanted = [*of_weights, (heads, hidden), (heads, hidden), (heads, outputs)]
     if shapes != wanted or rows.ndim != 2 or rows.shape[1] != inputs:
         raise ValueError(f"weights, biases: expected {wanted} for rows [rows, {inputs}], got {shapes}")
     parameters = [part for layer in zip(weights, biases, strict=True) for part in layer]
@@ -105,7 +108,7 @@ def head_networks(
 
 
 class _HeadNetworks(torch.autograd.Function):
-    """The maps on ``[rows, inputs]`` to ``[heads, rows]``."""
+    """The maps on ``[rows, inputs]`` to ``[heads outputs, rows]``."""
 
     @staticmethod
     def forward(ctx: Any, name: str, rows: Tensor, *parameters: Tensor) -> Tensor:
@@ -114,7 +117,7 @@ class _HeadNetworks(torch.autograd.Function):
         if _kernel_takes(name, rows, parameters):
             return _kernel_forward(rows, list(parameters))
         heads, _, hidden = parameters[0].shape
-        out = rows.new_empty(heads, len(rows))
+        out = rows.new_empty(parameters[-1].numel(), len(rows))
         for begin, block in _blocks(rows, heads * hidden):
             out[:, begin : begin + len(block)] = _plain_forward(name, block, parameters)
         return out
@@ -130,12 +133,12 @@ class _HeadNetworks(torch.autograd.Function):
 
 
 def _plain_forward(name: str, rows: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """Rows ``[rows, inputs]`` to ``[heads, rows]`` at once."""
+    """Rows ``[rows, inputs]`` to ``[heads outputs, rows]`` at once."""
     act, _ = _SLOPES[name]
     x = rows.expand(len(parameters[0]), *rows.shape)
     for weight, bias in _layers(parameters):
         x = act(torch.baddbmm(bias[:, None], x, weight))
-    return x[..., 0]
+    return x.mT.flatten(0, 1)
 
 
 def _plain_backward(
@@ -153,7 +156,7 @@ def _plain_backward(
             sums.append(torch.baddbmm(bias[:, None], inputs[-1], weight))
             if len(sums) < len(layers):
                 inputs.append(value(sums[-1]))
-        change = grad[:, begin : begin + len(block), None]
+        change = grad[:, begin : begin + len(block)].unflatten(0, (heads, -1)).mT
         for number in reversed(range(len(layers))):
             change = pull(change.contiguous(), sums[number])
             totals[2 * number] = torch.baddbmm(totals[2 * number], inputs[number].mT, change)
@@ -181,7 +184,7 @@ def _kernel_takes(name: str, rows: Tensor, parameters: Sequence[Tensor]) -> bool
     """Whether the kernel of the device evaluates these rows."""
     kernel = fused_kernel(rows.device) if name == "silu" and len(rows) >= _KERNEL_ROWS else None
     if kernel == "triton":
-        return max(parameters[0].shape[1:]) <= _WIDEST
+        return parameters[-1].shape[1] == 1 and max(parameters[0].shape[1:]) <= _WIDEST
     return kernel == "numba" and rows.dtype in (torch.float32, torch.float64)
 
 
@@ -203,7 +206,7 @@ def _kernel_forward(rows: Tensor, parameters: list[Tensor]) -> Tensor:
 
 @_kernel_forward.register_fake
 def _(rows: Tensor, parameters: list[Tensor]) -> Tensor:
-    return rows.new_empty(parameters[0].shape[0], rows.shape[0])
+    return rows.new_empty(parameters[-1].numel(), rows.shape[0])
 
 
 @torch.library.custom_op("lieattn::head_networks_backward", mutates_args=())

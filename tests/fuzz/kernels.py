@@ -456,8 +456,8 @@ def _check_networks(case: Sized) -> Finding | Verdict:
     choice = drawn.toss.choice
     name = choice(("silu", "silu", "silu", *_ACTIVATIONS))
     heads, inputs, hidden = choice((1, 2, 3, 8)), choice((1, 2, 3, 5, 17)), choice((1, 2, 3, 8, 16, 33))
-    number = choice((0, 1, 63, 64, 65, 127, 129, 200, 300))
-    sizes = ((inputs, hidden), (hidden, hidden), (hidden, 1))
+    number, outputs = choice((0, 1, 63, 64, 65, 127, 129, 200, 300)), choice((1, 1, 2, 5, 16))
+    sizes = ((inputs, hidden), (hidden, hidden), (hidden, outputs))
     parameters = [drawn.draw(heads, *size) for size in sizes] + [drawn.draw(heads, size[1]) for size in sizes]
     operands = [drawn.draw(number, inputs, times=choice((1.0, 1.0, 1e-3, 30.0, 1e3))), *parameters]
     twice = case.gradients and case.dtype == torch.float64 and drawn.chance(0.1)
@@ -470,7 +470,7 @@ def _check_networks(case: Sized) -> Finding | Verdict:
         for weight, bias in zip(given[:3], given[3:], strict=True):
             rule = "nc,hcd->nhd" if x.ndim == 2 else "nhc,hcd->nhd"
             x = _ACTIVATIONS[name](torch.einsum(rule, x, weight) + bias)
-        return x[..., 0]
+        return x.flatten(1)
 
     wanted = outcome(defined, torch.float64)
     found = _compare(

@@ -29,8 +29,7 @@ from lieattn.nn.relative._base import (
     rows_of_table,
     seen_offsets,
 )
-from lieattn.ops import Activation, RelativeTerms
-from lieattn.ops import activation as activation_named
+from lieattn.ops import Activation, RelativeTerms, head_networks
 
 _NEAR = 0.1  # share of the cutoff below which directions of edges fade
 _MOST_TYPES = 512  # with more types than this, a table is contracted edge by edge
@@ -245,7 +244,8 @@ class NetworkKernel(ConvolutionKernel):
 class RankKernel(RelativeFunction):
     """The network of LieConv that makes ``rank`` numbers of the ``coordinates`` of a relative element.
 
-    Three linear maps with ``hidden`` units between them, each followed by the activation.
+    Three linear maps with ``hidden`` units between them, each followed by the activation. Memory is that of the result,
+    see :func:`lieattn.ops.head_networks`.
     """
 
     patterns = ("joint",)
@@ -264,7 +264,8 @@ class RankKernel(RelativeFunction):
         check_graph(graph, LiftedGraph, self.linear1.weight, "the weights")
         numbers = graph.relative.coordinates.to(self.linear1.weight.dtype)
         check_coordinates(numbers, self.linear1.in_features)
-        act = activation_named("activation", self.activation)
-        for linear in (self.linear1, self.linear2, self.linear3):
-            numbers = act(linear(numbers))
-        return RelativeTerms(displacement_bias=numbers, row=graph.relative.row)
+        layers = self.linear1, self.linear2, self.linear3
+        weights, biases = [layer.weight.T[None] for layer in layers], [layer.bias[None] for layer in layers]
+        with torch.autocast(numbers.device.type, enabled=False):
+            made = head_networks(numbers.flatten(0, -2), weights, biases, self.activation)
+        return RelativeTerms(displacement_bias=made.unflatten(0, numbers.shape[:-1]), row=graph.relative.row)

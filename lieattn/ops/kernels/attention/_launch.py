@@ -192,6 +192,8 @@ class _Layout:
     def _table_gradient(self, name: str, packed: Tensor) -> Tensor:
         if name == "rho" and self._shared_rho:
             return packed.sum(0)[:, :, None]
+        if name == "bias":
+            packed = packed.flatten(2, 3).unsqueeze(3)
         rows, fiber, dim = packed.shape[1:4]
         shape, whole = (rows, fiber, self._heads, dim), self.part.heads == self._heads
         grad = new_empty(packed.dtype, *shape) if whole else packed.new_zeros(shape)
@@ -202,7 +204,7 @@ class _Layout:
         if name == "fiber_bias":
             return grad[..., 0]
         if name == "bias":
-            return grad.transpose(2, 3)
+            return grad[..., 0].unflatten(1, (self._frames(name), -1))
         if name in ("psi", "beta", "key_psi"):
             return grad.unflatten(1, (self._frames(name), -1))
         return grad
@@ -305,11 +307,15 @@ class _Layout:
         elif name == "fiber_bias":
             table = table[..., None].expand(a.queries, a.value.shape[1], heads, 1)
         elif name == "bias":
-            table = table.transpose(2, 3).expand(-1, -1, heads, -1)
+            # Its key frames have vectors of their own, as they lie: no pair of frames is moved.
+            table = table.expand(-1, -1, -1, heads).flatten(1, 2)[..., None]
         else:
             table = table.flatten(1, 2).expand(-1, -1, heads, depth if name == "key_psi" else a.value.shape[-1])
-        table = table.repeat(1, 1, self.bundle.clouds, 1).narrow(2, self.part.first, self.part.heads)
-        return pack(table, SINGLE, HeadRange(0, self.part.heads, self.lanes), self.memory)
+        if self.bundle.clouds > 1:
+            table = table.repeat(1, 1, self.bundle.clouds, 1)
+        table = table.narrow(2, self.part.first, self.part.heads)
+        packed = pack(table, SINGLE, HeadRange(0, self.part.heads, self.lanes), self.memory)
+        return packed.squeeze(3).unflatten(2, (self._frames(name), -1)) if name == "bias" else packed
 
 
 def _addresses(block: int, tensors: dict[str, Tensor]) -> Any:

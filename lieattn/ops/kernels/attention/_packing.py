@@ -16,9 +16,11 @@ def pack(signal: Tensor, bundle: Bundle, part: HeadRange, memory: Workspace) -> 
     """``[groups clouds points, fiber, heads, dim]`` to ``[blocks, groups points, fiber, dim, lanes]``.
 
     The heads of a bundle of clouds follow one another; lanes beyond the last are zero. The result lies
-    in the workspace.
+    in the workspace, or is the signal itself where that has vectors of heads.
     """
     rows, fiber, heads, dim = signal.shape
+    if _is_packed(signal, bundle, part):
+        return signal.contiguous().view(1, rows, fiber, dim, heads)
     points = rows // (bundle.clouds * bundle.groups)
     packed = memory.empty(signal.dtype, part.blocks, bundle.groups * points, fiber, dim, part.lanes)
     if packed.numel():
@@ -36,11 +38,18 @@ def pack(signal: Tensor, bundle: Bundle, part: HeadRange, memory: Workspace) -> 
 def unpack(packed: Tensor, bundle: Bundle, part: HeadRange, signal: Tensor) -> None:
     """The inverse of :func:`pack`: write the heads of the range; ``signal`` may be a slice of heads."""
     _, rows, fiber, dim, _ = packed.shape
-    if packed.numel():
+    if _is_packed(signal, bundle, part):
+        signal.copy_(packed.view(signal.shape))
+    elif packed.numel():
         point, frame, head, _ = signal.stride()
         sizes = bundle.groups, bundle.clouds, rows // bundle.groups, fiber, signal.shape[2], dim
         places = point, frame, head, part.first, part.heads, part.lanes
         _unpack(packed.data_ptr(), signal.data_ptr(), *sizes, *places, (NUMPY_TYPES[packed.dtype](0),))
+
+
+def _is_packed(signal: Tensor, bundle: Bundle, part: HeadRange) -> bool:
+    """Whether the numbers of a signal and of its packed form have the same order, and no lane is left."""
+    return bundle.clouds == 1 and signal.shape[2:] == (part.lanes, 1) and part.heads == part.lanes
 
 
 @compiled

@@ -96,13 +96,14 @@ def add_rows(out, x, rows, lanes):
 
 @compiled
 def forward(
-    x, x_row, tail, count, first, last, weights, parameters, heads, inputs, hidden, out, out_tail, scratch, lanes
-):
-    """Outputs ``[heads, count]`` of the rows ``first`` to ``last``, which begin and end a tile.
+    x, x_row, tail, count, first, last, weights, parameters, heads, inputs, hidden, outputs, out, out_tail, scratch,
+    lanes,
+):  # fmt: skip
+    """Outputs ``[heads outputs, count]`` of the rows ``first`` to ``last``, which begin and end a tile.
 
     Rows are ``[inputs, x_row]``, or ``[count, inputs]`` where ``x_row`` is 0. The tile in which they end is read from
     ``tail`` and written to ``out_tail``. ``weights`` are, for each head, so many ``parameters``: w1 [inputs, hidden],
-    b1, w2 [hidden, hidden], b2, w3 [hidden], b3 one after another.
+    b1, w2 [hidden, hidden], b2, w3 [hidden, outputs], b3 one after another.
     """
     size = TILE * len(lanes)
     h1 = row(at_address(scratch, lanes), inputs, size)
@@ -111,14 +112,16 @@ def forward(
         columns, stride = _columns(x, x_row, tail, begin, count, inputs, scratch, lanes)
         end, apart = _place(out, out_tail, begin, count, lanes)
         for head in range(heads):
-            w1, b1, w2, b2, w3, b3 = _parts(row(at_address(weights, lanes), head, parameters), inputs, hidden, 1)
+            own = row(at_address(weights, lanes), head, parameters)
+            w1, b1, w2, b2, w3, b3 = _parts(own, inputs, hidden, outputs, 1)
             mix(w1, 1, hidden, hidden, inputs, columns, stride, BIAS, b1, h1, size, lanes)
             activate(h1, hidden * TILE, lanes)
             mix(w2, 1, hidden, hidden, hidden, h1, size, BIAS, b2, h2, size, lanes)
             activate(h2, hidden * TILE, lanes)
-            final = row(end, head, apart)
-            mix(w3, 1, 1, 1, hidden, h2, size, BIAS, b3, final, size, lanes)
-            activate(final, TILE, lanes)
+            final = row(end, head * outputs, apart)
+            mix(w3, 1, outputs, outputs, hidden, h2, size, BIAS, b3, final, apart, lanes)
+            for number in range(outputs):
+                activate(row(final, number, apart), TILE, lanes)
 
 
 @part
@@ -139,7 +142,7 @@ def _columns(x, x_row, tail, begin, count, inputs, scratch, lanes):
 
 @part
 def _place(values, tail, begin, count, lanes):
-    """Where a tile of ``[heads, count]`` is, and how far one head is from the next."""
+    """Where a tile of ``[heads outputs, count]`` is, and how far one output is from the next."""
     size = TILE * len(lanes)
     if begin + size > count:
         return at_address(tail, lanes), size
@@ -148,8 +151,8 @@ def _place(values, tail, begin, count, lanes):
 
 @compiled
 def backward(
-    x, x_row, tail, count, first, last, weights, parameters, heads, inputs, hidden, grad, grad_tail, to_weights, to_x,
-    to_x_row, wanted, scratch, lanes,
+    x, x_row, tail, count, first, last, weights, parameters, heads, inputs, hidden, outputs, grad, grad_tail,
+    to_weights, to_x, to_x_row, wanted, scratch, lanes,
 ):  # fmt: skip
     """Gradients: added to vectors ``to_weights``, ordered as the weights, and, if wanted, to ``[inputs, to_x_row]``."""
     wide = len(lanes)
@@ -157,24 +160,26 @@ def backward(
     h1 = row(at_address(scratch, lanes), inputs, size)
     s1, h2 = row(h1, hidden, size), row(h1, 2 * hidden, size)
     s2, d1, d2 = row(h1, 3 * hidden, size), row(h1, 4 * hidden, size), row(h1, 5 * hidden, size)
-    h3, d3 = row(h1, 6 * hidden, size), row(h1, 6 * hidden + 1, size)
+    h3, d3 = row(h1, 6 * hidden, size), row(h1, 6 * hidden + outputs, size)
     for begin in range(first, last, size):
         columns, stride = _columns(x, x_row, tail, begin, count, inputs, scratch, lanes)
         end, apart = _place(grad, grad_tail, begin, count, lanes)
         for head in range(heads):
-            w1, b1, w2, b2, w3, b3 = _parts(row(at_address(weights, lanes), head, parameters), inputs, hidden, 1)
+            own = row(at_address(weights, lanes), head, parameters)
+            w1, b1, w2, b2, w3, b3 = _parts(own, inputs, hidden, outputs, 1)
             totals = row(at_address(to_weights, lanes), head, parameters * wide)
-            g1, gb1, g2, gb2, g3, gb3 = _parts(totals, inputs, hidden, wide)
+            g1, gb1, g2, gb2, g3, gb3 = _parts(totals, inputs, hidden, outputs, wide)
             mix(w1, 1, hidden, hidden, inputs, columns, stride, BIAS, b1, h1, size, lanes)
             activate_with_slope(h1, s1, many, lanes)
             mix(w2, 1, hidden, hidden, hidden, h1, size, BIAS, b2, h2, size, lanes)
             activate_with_slope(h2, s2, many, lanes)
-            mix(w3, 1, 1, 1, hidden, h2, size, BIAS, b3, h3, size, lanes)
-            activate_with_slope(h3, d3, TILE, lanes)
-            multiply(d3, row(end, head, apart), TILE, lanes)
-            dot_products(h2, size, hidden, d3, size, 1, TILE, True, g3, wide, wide, lanes)
-            add_rows(gb3, d3, 1, lanes)
-            mix(w3, 1, 1, hidden, 1, d3, size, ZERO, b3, d2, size, lanes)
+            mix(w3, 1, outputs, outputs, hidden, h2, size, BIAS, b3, h3, size, lanes)
+            activate_with_slope(h3, d3, outputs * TILE, lanes)
+            for number in range(outputs):
+                multiply(row(d3, number, size), row(end, head * outputs + number, apart), TILE, lanes)
+            dot_products(h2, size, hidden, d3, size, outputs, TILE, True, g3, outputs * wide, wide, lanes)
+            add_rows(gb3, d3, outputs, lanes)
+            mix(w3, outputs, 1, hidden, outputs, d3, size, ZERO, b3, d2, size, lanes)
             multiply(d2, s2, many, lanes)
             dot_products(h1, size, hidden, d2, size, hidden, TILE, True, g2, hidden * wide, wide, lanes)
             add_rows(gb2, d2, hidden, lanes)
@@ -188,10 +193,10 @@ def backward(
 
 
 @part
-def _parts(weights, inputs, hidden, width):
+def _parts(weights, inputs, hidden, outputs, width):
     """Pointers to w1, b1, w2, b2, w3, b3."""
     b1 = offset(weights, inputs * hidden * width)
     w2 = offset(b1, hidden * width)
     b2 = offset(w2, hidden * hidden * width)
     w3 = offset(b2, hidden * width)
-    return weights, b1, w2, b2, w3, offset(w3, hidden * width)
+    return weights, b1, w2, b2, w3, offset(w3, hidden * outputs * width)

@@ -16,10 +16,11 @@ from lieattn.ops.kernels.vectors._host import widest_lanes
 
 
 def run_forward(rows: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """Outputs ``[heads, rows]`` of rows ``[rows, inputs]``."""
+    """Outputs ``[heads outputs, rows]`` of rows ``[rows, inputs]``."""
     with Workspace() as memory:
         job = _Job(rows, parameters, memory)
-        out, out_tail = new_empty(rows.dtype, job.heads, len(rows)), memory.empty(rows.dtype, job.heads, job.tile)
+        numbers = job.heads * job.outputs
+        out, out_tail = new_empty(rows.dtype, numbers, len(rows)), memory.empty(rows.dtype, numbers, job.tile)
         scratch = memory.empty(rows.dtype, len(job.cuts), (job.inputs + 2 * job.hidden) * job.tile)
         calls = [
             (*job.given(cut), out.data_ptr(), out_tail.data_ptr(), scratch[number].data_ptr(), job.lanes)
@@ -37,15 +38,15 @@ def run_forward(rows: Tensor, parameters: Sequence[Tensor]) -> Tensor:
 
 
 def run_backward(grad: Tensor, rows: Tensor, parameters: Sequence[Tensor], wanted: bool) -> list[Tensor]:
-    """Gradients of the rows (empty if not wanted) and of the parameters, for those ``[heads, rows]`` of the outputs."""
+    """Gradients of the rows (empty if not wanted) and of the parameters, for those ``[heads outputs, rows]``."""
     with Workspace() as memory:
         job, grad, dtype = _Job(rows, parameters, memory), grad.contiguous(), grad.dtype
         parts = len(job.cuts)
-        grad_tail = memory.zeros(dtype, job.heads, job.tile)
+        grad_tail = memory.zeros(dtype, len(grad), job.tile)
         grad_tail[:, : len(rows) - job.whole] = grad[:, job.whole :]
         to_weights = memory.zeros(dtype, parts, job.heads, job.weights.shape[1], len(job.lanes))
         to_x = memory.zeros(dtype, job.inputs, job.places if wanted else 1)
-        scratch = memory.empty(dtype, parts, (job.inputs + 6 * job.hidden + 2) * job.tile)
+        scratch = memory.empty(dtype, parts, (job.inputs + 6 * job.hidden + 2 * job.outputs) * job.tile)
         calls = [
             (
                 *(*job.given(cut), grad.data_ptr(), grad_tail.data_ptr(), to_weights[number].data_ptr()),
@@ -68,6 +69,7 @@ class _Job:
         self.rows = rows.T.contiguous().T if self.by_columns else rows.contiguous()
         self.memory = memory
         self.heads, self.inputs, self.hidden = parameters[0].shape
+        self.outputs = parameters[-1].shape[1]
         count = widest_lanes() // (rows.element_size() // 4)
         self.lanes: tuple[Any, ...] = (NUMPY_TYPES[rows.dtype](0),) * count
         self.tile = TILE * count
@@ -84,6 +86,7 @@ class _Job:
 
     def given(self, cut: tuple[int, int]) -> tuple[int, ...]:
         """What both kernels are given for the rows of a cut."""
-        weights = self.weights.data_ptr(), self.weights.shape[1], self.heads, self.inputs, self.hidden
+        sizes = self.heads, self.inputs, self.hidden, self.outputs
         x_row = len(self.rows) if self.by_columns else 0
-        return self.rows.data_ptr(), x_row, self.tail.data_ptr(), len(self.rows), *cut, *weights
+        weights = self.weights.data_ptr(), self.weights.shape[1]
+        return self.rows.data_ptr(), x_row, self.tail.data_ptr(), len(self.rows), *cut, *weights, *sizes

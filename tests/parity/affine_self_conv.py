@@ -25,6 +25,8 @@ from lieattn.nn.relative import RelativePositionTable
 from tests.parity import files
 
 DTYPES = (torch.float64, torch.float32)
+# A float32 evaluation of a network rounds in every layer, not its input alone.
+ROUNDINGS = 8
 ROT = np.array([[0, -1], [1, 0]])
 MIR = np.array([[-1, 0], [0, 1]])
 GROUPS = {"z2": (trivial(2), 1, 1), "p4": (cyclic(4), 1, 4), "p4m": (dihedral(4), 2, 4)}
@@ -40,6 +42,8 @@ def check(path):
         raise AssertionError(f"{path.name}: unknown case {case!r}; known are {sorted(CASES)}")
     for dtype in DTYPES:
         file = File(arrays, dtype)
+        if case == "network" and dtype == torch.float32:
+            file.conditioning = conditioning(arrays, case)
         outputs = CASES[case](file, file.leaf("x"))
         file.compare_all(outputs)
         if "x_g" in arrays and f"{file.names(outputs)[-1]}_g" in arrays:
@@ -48,11 +52,31 @@ def check(path):
             file.compare(f"{file.names(moved)[-1]}_g", moved[file.names(moved)[-1]])
 
 
+def conditioning(arrays, case):
+    """How far outputs are off, relative to their largest entry, if the input alone is rounded to float32.
+
+    Scores of a network can be so large that softmax magnifies what earlier layers round: half a unit in the last place
+    of the input of ``net_p4_asc_small`` moves its features by up to 6e-6, and float32 evaluations of it, in plain maths
+    or fused, are 2e-6 to 2e-5 off, as it happens.
+    """
+    file, largest = File(arrays, torch.float64), {}
+    x, draw = file.tensor("x"), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        exact = CASES[case](file, x)
+        for _ in range(8):
+            noise = torch.rand(x.shape, generator=draw, dtype=x.dtype) - 0.5
+            moved = CASES[case](file, x * (1 + torch.finfo(torch.float32).eps * noise))
+            for name, value in moved.items():
+                change = float((value - exact[name]).abs().max() / exact[name].abs().max())
+                largest[name] = max(largest.get(name, 0.0), change)
+    return largest
+
+
 class File:
     """Arrays of a file as tensors of one dtype, and its conventions."""
 
     def __init__(self, arrays, dtype):
-        self.arrays, self.dtype, self.leaves = arrays, dtype, {}
+        self.arrays, self.dtype, self.leaves, self.conditioning = arrays, dtype, {}, {}
         name = files.text(arrays["group"])
         if name not in GROUPS:
             raise AssertionError(f"unknown group {name!r}; known are {sorted(GROUPS)}")
@@ -132,6 +156,7 @@ class File:
         size = float(expected.abs().max()) if size is None else size
         error = float((found - expected).abs().max())
         allowed = 1e-5 * size if self.dtype == torch.float32 else 1e-10 * max(1.0, size)
+        allowed = max(allowed, ROUNDINGS * self.conditioning.get(name.removesuffix("_g"), 0.0) * size)
         if self.dtype == torch.float64 and name in ("features", "features_g"):
             allowed = 1e-11 * size
         assert error <= allowed, f"{name} in {self.dtype}: error {error:.1e}, largest entry {size:.1e}"

@@ -290,3 +290,18 @@ def test_promises():
     assert "on average" in sampled.guarantee
     assert network(tetrahedral()).jumps == ()
     assert "principal axes jump" in network(PrincipalFrames()).jumps[0]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_axis_does_not_depend_on_the_end_that_is_found(sign, monkeypatch):
+    original = torch.linalg.svd
+
+    def turned(matrix):
+        found = original(matrix)
+        return type(found)((found.U, found.S, sign * found.Vh))
+
+    networks = [DirectionConvNet(frames=tetrahedral(), in_channels=3, neighborhood=Radius(1.0))]
+    monkeypatch.setattr(torch.linalg, "svd", turned)
+    networks.append(DirectionConvNet(frames=tetrahedral(), in_channels=3, neighborhood=Radius(1.0)))
+    for network in networks:
+        torch.testing.assert_close(network.axis, torch.full((3,), 3**-0.5, dtype=torch.float64))

@@ -357,7 +357,8 @@ def _axis(group: FiniteGroup, axis: Sequence[float] | None) -> Tensor:
     for matrix in matrices:
         fixed = torch.linalg.svd(matrix - torch.eye(3, dtype=torch.float64))
         if torch.linalg.det(matrix) > 0 and fixed.S[1] > 1e-6 > fixed.S[2]:
-            candidate = fixed.Vh[2]
+            # Of both ends of a line LAPACK gives one or the other, by the processor: weights must fit on all of them.
+            candidate = fixed.Vh[2] * fixed.Vh[2][fixed.Vh[2].abs() > 1e-6][0].sign()
             count = int(((matrices @ candidate - candidate).norm(dim=-1) < 1e-6).sum())
             if count > most:
                 found, most = candidate, count

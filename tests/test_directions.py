@@ -300,8 +300,8 @@ def test_the_axis_does_not_depend_on_the_end_that_is_found(sign, monkeypatch):
         found = original(matrix)
         return type(found)((found.U, found.S, sign * found.Vh))
 
-    networks = [DirectionConvNet(frames=tetrahedral(), in_channels=3, neighborhood=Radius(1.0))]
+    networks = [DirectionConvNet(tetrahedral(), 3, 2, neighborhood=Radius(1.0))]
     monkeypatch.setattr(torch.linalg, "svd", turned)
-    networks.append(DirectionConvNet(frames=tetrahedral(), in_channels=3, neighborhood=Radius(1.0)))
+    networks.append(DirectionConvNet(tetrahedral(), 3, 2, neighborhood=Radius(1.0)))
     for network in networks:
         torch.testing.assert_close(network.axis, torch.full((3,), 3**-0.5, dtype=torch.float64))

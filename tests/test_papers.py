@@ -259,7 +259,8 @@ def measured(records):
             figures.append(f"{figure} **{statistics.mean(values):.4g}**{spread}")
         minutes = statistics.mean(record["minutes"] for record in group)
         seeds = "seed" + ("s " if len(group) > 1 else " ") + ", ".join(str(record["seed"]) for record in group)
-        parts.append(f"{', '.join(figures)} ({seeds}; {epochs} epochs, {minutes:.3g} minutes, {machine})")
+        length = "epoch" if epochs == 1 else "epochs"
+        parts.append(f"{', '.join(figures)} ({seeds}; {epochs} {length}, {minutes:.3g} minutes, {machine})")
     return "; ".join(parts) or "not run here"
 
 

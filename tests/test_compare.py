@@ -1234,6 +1234,16 @@ def test_cells_run_in_other_interpreters(finished, tmp_path, other_python, capfd
     assert without_times(compare(tmp_path / "out", models=models, **options)) == expected
 
 
+def test_averages_of_weights_in_other_interpreters(tmp_path, other_python):
+    """As here: the copy of a task that has them leaves alone what its budget reports to."""
+    options = {"ema": 0.8, "seeds": [0], "fractions": [1.0], "data__rotate_test": False}
+    model = spec("Distances", outputs=2, channels=8)
+    here = compare(tmp_path / "here", models={"distances": model}, **options)
+    there = compare(tmp_path / "there", models={"distances": model | {"python": str(other_python)}}, **options)
+    assert without_times(there) == without_times(here)
+    assert [cell["ema"] for cell in there["cells"]] == [0.8]
+
+
 class Elsewhere(Distances):
     """Can be made in the other environment alone."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -133,6 +134,10 @@ class BudgetSchedule(Schedule):
 
     def __init__(self, schedule: Schedule, budget: Budget) -> None:
         self.schedule, self.budget = schedule, budget
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy of a task, as averages of its weights are, has the same budget: it may hold what nothing can copy."""
+        return type(self)(copy.deepcopy(self.schedule, memo), self.budget)
 
     def factor(self, step: int, steps: float, steps_per_epoch: int) -> float:
         """Factor of the wrapped schedule, where ``step`` steps, or the seconds at present, are of the budget."""

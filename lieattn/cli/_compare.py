@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from lieattn import compare
 from lieattn._files import replace_text
+from lieattn._signals import interrupts_held, leave_session, pass_signal, release_interrupts
 from lieattn.cli._fit import without_warnings
 from lieattn.cli._options import ArgumentParser, import_catalog, output_file, positive, report, take_settings
 from lieattn.compare import Cell, Matched, ModelSettings, Record, Settings
@@ -157,17 +158,14 @@ def _in_processes(work: Callable[..., Any], jobs: int) -> int:
             return
         for child in children:
             if child.is_alive() and child.pid is not None:
-                os.kill(child.pid, signum)
+                pass_signal(child.pid, signum)
 
     signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     before = {signum: signal.signal(signum, pass_on) for signum in signals}
     try:
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which processes inherit
-        try:
+        with interrupts_held():  # which processes inherit
             for child in children:
                 child.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         for signum in early:
             pass_on(signum, None)
         for child in children:
@@ -180,14 +178,14 @@ def _in_processes(work: Callable[..., Any], jobs: int) -> int:
 
 
 def _share(work: Callable[..., Any], claimed: Any, threads: int) -> None:
-    os.setsid()  # or a terminal would send the signal once more
+    leave_session()  # or a terminal would send the signal once more
     threading.Thread(target=_stop_without_parent, daemon=True).start()
     torch.set_num_threads(threads)
     import_catalog()
 
     def take_part() -> int:
         try:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # now that an interrupt can be told
+            release_interrupts()  # now that an interrupt can be told
             work(claimed)
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -23,6 +23,7 @@ from typing import Any, Self
 
 import torch
 
+from lieattn._signals import pass_signal
 from lieattn.compare._settings import Cell, ModelSettings, Settings
 from lieattn.train import TrainingInterrupted, UsageError
 
@@ -92,7 +93,7 @@ class Interpreter:
         def pass_on(signum: int, frame: FrameType | None) -> None:
             received.append(signum)
             if self._process is not None:
-                self._process.send_signal(signum)
+                pass_signal(self._process.pid, signum)
 
         main = threading.current_thread() is threading.main_thread()
         before = {signum: signal.signal(signum, pass_on) for signum in _SIGNALS} if main else {}

@@ -1,0 +1,47 @@
+"""Signals of a process and of those that it starts, also on systems that can do less."""
+
+import os
+import signal
+
+import pytest
+
+from lieattn import _signals
+
+
+def blocked():
+    return signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_interrupts_are_held():
+    with pytest.raises(RuntimeError, match="within"), _signals.interrupts_held():
+        assert blocked() == {signal.SIGINT}
+        raise RuntimeError("within")
+    assert blocked() == set()
+    with pytest.raises(KeyboardInterrupt), _signals.interrupts_held():
+        os.kill(os.getpid(), signal.SIGINT)
+        _signals.release_interrupts()
+    assert blocked() == set()
+
+
+def test_signals_are_passed_on():
+    received, handler = [], signal.getsignal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, lambda signum, frame: received.append(signum))
+    try:
+        _signals.pass_signal(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
+    assert received == [signal.SIGUSR1]
+
+
+def test_systems_without_sessions_and_masks(monkeypatch):
+    """As Windows: nothing of it is called."""
+    for module, name in ((os, "setsid"), (os, "kill"), (signal, "pthread_sigmask")):
+        monkeypatch.delattr(module, name)
+    monkeypatch.setattr(_signals, "_SESSIONS", False)
+    monkeypatch.setattr(_signals, "_MASKS", False)
+    _signals.leave_session()
+    _signals.pass_signal(1, signal.SIGINT)
+    _signals.release_interrupts()
+    with _signals.interrupts_held():
+        entered = True
+    assert entered

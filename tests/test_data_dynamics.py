@@ -128,6 +128,8 @@ class TestNBody:
             assert data.time.item() == pytest.approx(0.2)
             assert data.mass.tolist() == [1.0] * 5
             assert data.energy.item() == pytest.approx(content["energy"][index], abs=1e-5)
+        np.testing.assert_allclose(part.energy, content["energy"][[5, 2]], atol=1e-5)
+        np.testing.assert_allclose(part.subset([1]).energy, content["energy"][[2]], atol=1e-5)
         batch = next(iter(DataLoader(part, batch_size=2)))
         assert batch.y.shape == (10, 3)
         assert len(pickle.loads(pickle.dumps(part))) == 2

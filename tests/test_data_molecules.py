@@ -795,6 +795,22 @@ class TestFrames:
         found = geometry.find_neighbors(geometry.point_clouds(batch), geometry.Radius(3.5, include_self=False))
         assert found.num_edges == sum(len(neighborlist.neighbor_list("i", frame, 3.5)) for frame in frames)
 
+    def test_cells_turn_with_their_atoms(self):
+        """By default, and stresses too: distances across the sides stay, and what is turned back is what it was."""
+        geometry = pytest.importorskip("lieattn.geometry")
+        data = ld.Molecules.from_ase(crystals(1))[0]
+        turned, matrix = ld.RandomRotateFields(1)(data), ld.RandomRotateFields(1)(Data(pos=torch.eye(3))).pos.double().T
+
+        def lengths(of):
+            clouds = geometry.point_clouds(of)
+            found = geometry.find_neighbors(clouds, geometry.Radius(3.5))
+            return found.displacements(of.pos).norm(dim=1).sort().values
+
+        torch.testing.assert_close(lengths(turned), lengths(data), rtol=1e-5, atol=1e-5)
+        for name in ("stress", "virial"):
+            expected = matrix @ data[name].double() @ matrix.T
+            torch.testing.assert_close(turned[name].double(), expected, rtol=1e-4, atol=1e-5)
+
     def test_energies_less_those_of_the_atoms(self):
         frames = crystals(12)
         molecules = ld.Molecules.from_ase(frames)

@@ -552,6 +552,17 @@ class TestTransforms:
         assert isinstance(turned, Batch)
         assert torch.equal(turned.pos, torch.stack([-batch.pos[:, 1], batch.pos[:, 0]], dim=1))
 
+    @pytest.mark.parametrize("epoch", [None, 3])
+    def test_random_transforms_are_independent(self, epoch):
+        """With the seed that all of them have if none is given."""
+        turn, scale, found = ld.RandomRotatePoints(), ld.RandomScalePoints(), []
+        for transform in (turn, scale) if epoch is not None else ():
+            transform.set_epoch(epoch)
+        for _ in range(300):
+            pos = scale(turn(Data(pos=torch.tensor([[1.0, 0.0]], dtype=torch.float64)))).pos[0]
+            found.append([math.atan2(pos[1], pos[0]), math.log(pos.norm())])
+        assert abs(np.corrcoef(np.array(found).T)[0, 1]) < 0.2
+
     def test_random_rotation_follows_its_seed(self):
         data = Data(pos=torch.tensor([[1.0, 0.0]]))
 
@@ -645,6 +656,22 @@ class TestTransforms:
         assert torch.equal(permuted.x[order], data.x)
         assert torch.equal(ld.PermutePoints(3)(data).x, permuted.x)
 
+    def test_permutation_takes_all_that_belongs_to_points(self):
+        vectors, names = torch.randn(5, 3), ["a", "b", "c", "d", "e"]
+        data = Data(
+            pos=torch.randn(5, 3), vel=vectors, z=torch.arange(5), name=names, y=torch.rand(1, 5), time=torch.rand(1)
+        )
+        permuted = ld.PermutePoints(3)(data)
+        assert permuted.z.tolist() != list(range(5))
+        assert torch.equal(permuted.pos, data.pos[permuted.z])
+        assert torch.equal(permuted.vel, vectors[permuted.z])
+        assert permuted.name == [names[number] for number in permuted.z]
+        assert torch.equal(permuted.y, data.y)
+        assert torch.equal(permuted.time, data.time)
+        assert data.name is names
+        one = Data(pos=torch.randn(1, 3), y=torch.rand(1, 2))
+        assert torch.equal(ld.PermutePoints(3)(one).y, one.y)
+
     @pytest.mark.parametrize(
         ("make", "message"),
         [
@@ -679,6 +706,8 @@ class TestTransforms:
             (lambda: ld.DropBackground(-1), "threshold must be finite and not negative, got -1"),
             (lambda: ld.DropBackground()(Batch.from_data_list([Data(x=torch.ones(1, 1))])), "one cloud, got a batch"),
             (lambda: ld.PermutePoints()(Data(edge_index=torch.zeros(2, 1))), "without edge_index"),
+            (lambda: ld.PermutePoints()(Data(pos=torch.rand(3, 3), face=torch.zeros(3, 1))), "of points, got face"),
+            (lambda: ld.PermutePoints()(Data(pos=torch.rand(3, 3), x=torch.rand(2, 1))), "x must"),
         ],
     )
     def test_bad_input(self, make, message):

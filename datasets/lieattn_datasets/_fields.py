@@ -15,8 +15,8 @@ from lieattn_datasets._arrays import real_array
 from lieattn_datasets._checks import check_arguments, check_attribute
 from lieattn_datasets._streams import RandomTransform
 
-VECTORS = ("vel", "momentum", "force", "dipole", "normal", "wind")
-TENSORS = ("polarizability", "quadrupole")
+VECTORS = ("vel", "momentum", "force", "dipole", "normal", "wind", "cell")
+TENSORS = ("polarizability", "quadrupole", "stress", "virial")
 
 
 class TransformFields:

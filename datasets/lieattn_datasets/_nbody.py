@@ -83,7 +83,12 @@ class ChargedParticles(Clouds):
             raise ValueError(f"start and end must be snapshots 0 .. {len(self._times) - 1}, got {start} and {end}")
         super().__init__(systems, transform)
         self.start, self.end = start, end
-        self.energy: NDArray[np.float64] = charge_energy(self._charge, self._pos[:, start], self._vel[:, start])
+        self._energy: NDArray[np.float64] = charge_energy(self._charge, self._pos[:, start], self._vel[:, start])
+
+    @property
+    def energy(self) -> NDArray[np.float64]:
+        """Energies ``[systems]`` of the systems that this data set, a split or a subset, has."""
+        return self._energy[self._indices]
 
     def _make(self, index: int) -> Data:
         return Data(
@@ -93,7 +98,7 @@ class ChargedParticles(Clouds):
             vel=torch.from_numpy(self._vel[index, self.start].astype(np.float32)),
             y=torch.from_numpy(self._pos[index, self.end].astype(np.float32)),
             time=torch.tensor([self._times[self.end] - self._times[self.start]], dtype=torch.float32),
-            energy=torch.tensor([self.energy[index]], dtype=torch.float32),
+            energy=torch.tensor([self._energy[index]], dtype=torch.float32),
         )
 
     def __repr__(self) -> str:

@@ -1,5 +1,6 @@
 """Random numbers that a seed determines for good: the same with every version of NumPy and on every machine."""
 
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
@@ -38,12 +39,14 @@ def progress(items: Iterable[Item], description: str, total: int | None = None) 
 
 
 class RandomTransform:
-    """A random transform, whose numbers are a stream that the seed determines.
+    """A random transform, whose numbers are a stream that the seed and the class determine.
 
     Where torch has another seed than when the transform was made, and :meth:`set_epoch` was not called, the numbers
     follow torch's generator besides. So those of a loader's worker processes are their own, differ by epoch and follow
     ``torch.manual_seed``; and a loader that seeds torch for each item, such as ``lieattn.train.PointSetData``, gets
     numbers that depend on the item alone.
+
+    Transforms of two classes have streams of their own; two of one class, one behind the other, need two seeds.
 
     Parameters
     ----------
@@ -61,10 +64,11 @@ class RandomTransform:
         if seed < 0:
             raise ValueError(f"seed must not be negative, got {seed}")
         self.seed = seed
+        self._class = zlib.crc32(type(self).__name__.encode())
         self._torch_seed = torch.initial_seed()
         self._epoch: int | None = None
         self._key: tuple[int, ...] | None = None
-        self._generator = np.random.default_rng(seed)
+        self._generator = np.random.default_rng([self._class, seed])
 
     def set_epoch(self, epoch: int) -> None:
         """Restart the stream from the seed and the epoch, so that an epoch can be repeated alone."""
@@ -75,10 +79,10 @@ class RandomTransform:
         self._key = None
 
     def _stream(self) -> np.random.Generator:
-        key: tuple[int, ...] = (self.seed,)
+        key: tuple[int, ...] = (self._class, self.seed)
         if self._epoch is not None:
             worker = get_worker_info()
-            key = (self.seed, self._epoch, 0 if worker is None else worker.id + 1)
+            key = (*key, self._epoch, 0 if worker is None else worker.id + 1)
         elif torch.initial_seed() != self._torch_seed:
             return np.random.default_rng([self.seed, *torch.randint(2**31, (2,)).tolist()])
         if key != self._key:  # a new process, or a new epoch, begins its own stream

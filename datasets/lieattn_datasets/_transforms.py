@@ -406,7 +406,7 @@ class DropBackground:
 class PermutePoints:
     """Put the points of a cloud in another order, a random one that the seed and their number determine.
 
-    The cloud is the same set of points; a network must not notice.
+    The cloud is the same set of points, with all that belongs to each; a network must not notice.
 
     Parameters
     ----------
@@ -416,7 +416,7 @@ class PermutePoints:
     Raises
     ------
     ValueError
-        If the seed is negative, or (when called) the data is a batch or has edges.
+        If the seed is negative, or (when called) the data is a batch or has edges, faces or other indices of points.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -427,15 +427,22 @@ class PermutePoints:
 
     def __call__(self, data: Data) -> Data:
         check_arguments(PermutePoints.__call__, locals())
-        if isinstance(data, Batch) or data.get("edge_index") is not None:
-            raise ValueError("data must be one cloud without edge_index, got a batch or a graph")
+        if isinstance(data, Batch):
+            raise ValueError("data must be one cloud without edge_index, got a batch")
+        for name, _ in data:
+            if "index" in name or name == "face":
+                raise ValueError(f"data must be one cloud without edge_index or other indices of points, got {name}")
         size = len(check_attribute(data, "pos"))
+        if data.get("x") is not None:
+            check_attribute(data, "x", size)
         order = torch.from_numpy(np.random.default_rng(self.seed).permutation(size))
         permuted = copy.copy(data)
-        for key in ("x", "pos"):
-            if data.get(key) is not None:
-                value = check_attribute(data, key, size)
-                permuted[key] = value[order.to(value.device)]
+        for name in data.node_attrs() if size > 1 else ():  # of one point, the numbers of the cloud have one row too
+            value = data[name]
+            if isinstance(value, Tensor):
+                permuted[name] = value.index_select(data.__cat_dim__(name, value), order.to(value.device))
+            else:
+                permuted[name] = [value[number] for number in order.tolist()]
         return permuted
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from typing import Any, TypeVar, cast
 
@@ -14,6 +14,12 @@ T = TypeVar("T")
 recomputing: ContextVar[bool] = ContextVar("recomputing", default=False)
 """Whether what is computed has been computed before: running statistics have seen it already."""
 
+region: ContextVar[object | None] = ContextVar("region", default=None)
+"""What is computed at present and may be computed again, the same object each time; None for nothing of the kind."""
+
+found_again: ContextVar[dict[Any, Any]] = ContextVar("found_again")
+"""What was found while activations are computed again, for its next use in the same computation."""
+
 
 def recomputed(function: Callable[..., T], *inputs: Any) -> T:
     """``function(*inputs)``, of which the inputs are kept alone; a gradient has the rest computed again."""
@@ -21,17 +27,23 @@ def recomputed(function: Callable[..., T], *inputs: Any) -> T:
 
 
 def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), _Again()
+    function = object()
+    return _Within(function, again=False), _Within(function, again=True)
 
 
-class _Again(AbstractContextManager[None]):
-    """Where activations are computed again; derivatives of gradients enter it more than once."""
+class _Within(AbstractContextManager[None]):
+    """Where activations are computed; derivatives of gradients enter it more than once to compute them again."""
 
-    def __init__(self) -> None:
-        self._tokens: list[Token[bool]] = []
+    def __init__(self, function: object, *, again: bool) -> None:
+        self._function, self._again = function, again
+        self._tokens: list[tuple[Token[bool], Token[object | None], Token[dict[Any, Any]]]] = []
 
     def __enter__(self) -> None:
-        self._tokens.append(recomputing.set(True))
+        again = recomputing.set(self._again or recomputing.get())
+        self._tokens.append((again, region.set(self._function), found_again.set({})))
 
     def __exit__(self, *error: object) -> None:
-        recomputing.reset(self._tokens.pop())
+        again, function, found = self._tokens.pop()
+        recomputing.reset(again)
+        region.reset(function)
+        found_again.reset(found)

@@ -29,7 +29,10 @@ from lieattn.models import (
     AffineSelfConvNet,
     AttentionOptions,
     AttentiveResNet,
+    DirectionConvNet,
+    EnergyForces,
     FieldModel,
+    FramewiseOptions,
     FramewiseTransformer,
     GSANet,
     LieConvNet,
@@ -147,6 +150,33 @@ def test_forces_through_recomputed_activations():
         network.zero_grad()
         force.square().sum().backward()
         found.append((force.detach(), [weight.grad.clone() for weight in network.blocks.parameters()]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
+
+
+SMOOTH = {"neighborhood": Radius(0.6, smooth=True), "channels": 8, "layers": 2}
+ENERGIES = {
+    "lie": lambda: LieTransformer(2, 1, frames=tetrahedral(), heads=2, readout=Readout(pool="sum"), **SMOOTH),
+    "lie conv": lambda: LieConvNet(2, 1, frames=tetrahedral(), readout=Readout(pool="sum"), **SMOOTH),
+    "framewise": lambda: FramewiseTransformer(
+        tetrahedral(), 2, 1, pool="sum", options=FramewiseOptions(attention="neighborhood"), **SMOOTH
+    ),
+    "directions": lambda: DirectionConvNet(tetrahedral(), 2, 1, pool="sum", **SMOOTH),
+}
+
+
+@pytest.mark.parametrize("name", ENERGIES)
+def test_forces_of_neighbors_that_fade(name):
+    """What relative elements find in a block is found again with it: windows, rows, coordinates."""
+    model, data, found = EnergyForces(randomize(ENERGIES[name]()).double()), clouds(20), []
+    for enabled in (False, True):
+        network = copy.deepcopy(model)  # with running statistics of its own
+        network.model.checkpoint_activations(enabled)
+        energy, force = network(data)
+        (energy.sum() + force.square().sum()).backward()
+        weights = [weight.grad.clone() for weight in network.parameters() if weight.grad is not None]
+        with torch.no_grad():
+            evaluated = network.eval()(data).force
+        found.append((energy.detach(), force.detach(), evaluated, weights))
     torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from lieattn._autocast import without_autocast
 from lieattn._checks import check_choice, check_is, check_tensor
 from lieattn._functional import transformed
+from lieattn._recompute import found_again, recomputing, region
 from lieattn.geometry._clouds import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, affine
@@ -69,6 +70,7 @@ class RelativeElements(Movable):
     levels_up: Tensor | None = None
     given: Tensor | None = None
     cutoff: float | None = None
+    _first_uses: tuple[tuple[str, object], ...] = field(default=(), init=False, repr=False)
     _rows_known: bool = field(default=False, init=False, repr=False)
     _row: Tensor | None = field(default=None, init=False, repr=False)
     _representatives: Tensor | None = field(default=None, init=False, repr=False)
@@ -208,16 +210,21 @@ class RelativeElements(Movable):
     # --- evaluation -----------------------------------------------------------------------------------------------
 
     def _kept(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        """A property, computed on first use."""
-        found: Tensor | None = getattr(self, name)
-        if found is None:
-            # Geometry keeps its precision under autocast, and what is kept must serve training too.
-            with without_autocast(self.pos.device), torch.inference_mode(self.pos.is_inference()):
-                found = compute()
-            # What is computed without gradients must not stand for what has them, nor a trace or transform for others.
-            passing = torch.compiler.is_compiling() or transformed()
-            if not passing and (found.requires_grad or not self._differentiable()):
-                object.__setattr__(self, name, found)
+        """A property, computed on first use; again where what used it first is computed again, which saves it again."""
+        again = recomputing.get() and (name, region.get()) in self._first_uses
+        found: Tensor | None = found_again.get().get((id(self), name)) if again else getattr(self, name)
+        if found is not None:
+            return found
+        # Geometry keeps its precision under autocast, and what is kept must serve training too.
+        with without_autocast(self.pos.device), torch.inference_mode(self.pos.is_inference()):
+            found = compute()
+        # What is computed without gradients must not stand for what has them, nor a trace or transform for others.
+        passing = torch.compiler.is_compiling() or transformed()
+        if again:
+            found_again.get()[id(self), name] = found
+        elif not passing and (found.requires_grad or not self._differentiable()):
+            object.__setattr__(self, name, found)
+            object.__setattr__(self, "_first_uses", (*self._first_uses, (name, region.get())))
         return found
 
     def _differentiable(self) -> bool:

@@ -1,4 +1,4 @@
-"""Transforms of ``torch.func``: what they wrap has no numbers that searches and kernels could read."""
+"""Transforms of ``torch.func`` and forward-mode derivatives, which see nothing of what searches and kernels do."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 _functorch = torch._C._functorch  # which has no public names for what is asked here
 P = ParamSpec("P")
@@ -15,8 +16,13 @@ R = TypeVar("R")
 
 
 def transformed() -> bool:
-    """Whether a transform of ``torch.func``, such as ``grad`` or ``vmap``, is evaluated; not while torch compiles."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    """Whether a transform of ``torch.func`` or a level of ``torch.autograd.forward_ad`` is evaluated.
+
+    Not while torch compiles.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def is_batched(x: Tensor) -> bool:

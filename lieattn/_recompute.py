@@ -7,7 +7,10 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from typing import Any, TypeVar, cast
 
+import torch
 from torch.utils.checkpoint import checkpoint
+
+from lieattn._functional import transformed
 
 T = TypeVar("T")
 
@@ -21,8 +24,18 @@ found_again: ContextVar[dict[Any, Any]] = ContextVar("found_again")
 """What was found while activations are computed again, for its next use in the same computation."""
 
 
+def may_recompute() -> bool:
+    """Whether gradients may be wanted that let activations be computed again: transforms of ``torch.func`` do not."""
+    return torch.is_grad_enabled() and not transformed()
+
+
 def recomputed(function: Callable[..., T], *inputs: Any) -> T:
-    """``function(*inputs)``, of which the inputs are kept alone; a gradient has the rest computed again."""
+    """``function(*inputs)``, of which the inputs are kept alone; a gradient has the rest computed again.
+
+    All is kept where no gradient can have it computed again.
+    """
+    if not may_recompute():
+        return function(*inputs)
     return cast(T, checkpoint(function, *inputs, use_reentrant=False, context_fn=_contexts))
 
 

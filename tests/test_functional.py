@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch_geometric.data import Data
 
 from lieattn.geometry import PrincipalFrames, Radius, ScaleFrames, pixel_positions
 from lieattn.groups import SE, cyclic, tetrahedral
 from lieattn.models import (
+    AffineSelfConvNet,
+    AttentionOptions,
     AttentiveResNet,
     ConvolutionOptions,
     EnergyForces,
@@ -15,14 +18,16 @@ from lieattn.models import (
     GSANet,
     LieConvNet,
     LieTransformer,
+    Lifting,
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer
-from lieattn.ops import explain
+from lieattn.nn.relative import _pair_scores
+from lieattn.ops import _attentive, _pooled, backend, explain
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
 
 T, BALL, SMALL = tetrahedral(), {"neighborhood": Radius(2.0, smooth=True)}, {"channels": 4, "layers": 1}
-HALF = ConvolutionOptions(downsampling=0.5)
+HALF, COMBINED = ConvolutionOptions(downsampling=0.5), AttentionOptions(kernel="combined")
 MODELS = {
     "gsa": lambda: GSANet(T, 1, 1, channels=8, blocks=(1,), heads=2, **BALL),
     "scales": lambda: GSANet(ScaleFrames(cyclic(4)), 1, 1, channels=8, blocks=(1,), heads=2, **BALL),
@@ -65,6 +70,52 @@ def test_derivatives_are_those_of_autograd(name):
     torch.testing.assert_close(matrix, matrix.T, **EXACT)
     torch.testing.assert_close(matrix @ direction.flatten(), second.flatten(), **EXACT)
     torch.testing.assert_close(jvp(grad(energy), (data.pos,), (direction,))[1], second, **EXACT)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_forward_mode(name, gradients):
+    """Levels of forward_ad are no transforms of torch.func, and fused operators would lose what they carry."""
+    network, data, _ = prepared(name)
+    along = {key: torch.randn(data[key].shape, dtype=torch.float64) for key in ("x", "pos")}
+    wanted = jvp(lambda x, pos: network(Data(x=x, pos=pos)), (data.x, data.pos), (along["x"], along["pos"]))[1]
+    with torch.set_grad_enabled(gradients), forward_ad.dual_level():
+        dual = Data(**{key: forward_ad.make_dual(data[key], along[key]) for key in along})
+        found = forward_ad.unpack_dual(network(dual)).tangent
+    torch.testing.assert_close(found, wanted.detach(), **EXACT)
+
+
+RECOMPUTING = {
+    "lie": lambda: LieTransformer(1, 1, frames=T, heads=2, **BALL, **SMALL).checkpoint_activations(),
+    "pieces": lambda: LieTransformer(1, 1, frames=T, heads=2, lifting=Lifting(piece=2), **BALL, **SMALL),
+    "combined": lambda: LieTransformer(1, 1, frames=T, heads=2, attention=COMBINED, **BALL, **SMALL),
+}
+
+
+@pytest.mark.parametrize("name", RECOMPUTING)
+def test_networks_that_compute_activations_again(name, monkeypatch):
+    """They keep them in a transform, which lets nothing be computed again."""
+    monkeypatch.setattr(_pair_scores, "_CHUNK", 1)
+    monkeypatch.setitem(MODELS, "recomputing", RECOMPUTING[name])
+    _, data, energy = prepared("recomputing")
+    pos = data.pos.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(energy(pos), pos)
+    torch.testing.assert_close(grad(energy)(data.pos), wanted, **EXACT)
+    torch.testing.assert_close(jacfwd(energy)(data.pos), wanted, **EXACT)
+
+
+@pytest.mark.parametrize("attention", ["pooled", "gated"])
+def test_operators_that_compute_activations_again(attention, monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.setitem(_pooled._PORTION, "cpu", 1)
+    monkeypatch.setattr(_attentive, "_AT_ONCE", 1)
+    pooled = AffineSelfConvNet(cyclic(4), 1, 2, blocks=1, channels=4, heads=2)
+    gated = AttentiveResNet(cyclic(4), 1, 2, blocks=1, channels=(2, 2, 2))
+    network = randomize({"pooled": pooled, "gated": gated}[attention]).double().eval()
+    x = torch.rand(1, 1, 8, 8, dtype=torch.float64, requires_grad=True)
+    (wanted,) = torch.autograd.grad(network(x).square().sum(), x)
+    with backend("plain"):
+        torch.testing.assert_close(grad(lambda x: network(x).square().sum())(x.detach()), wanted, **EXACT)
 
 
 @pytest.mark.parametrize("name", MODELS)

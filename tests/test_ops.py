@@ -281,6 +281,13 @@ def test_pooled_in_portions(entries, indexed, monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
 
 
+def test_pooled_values_without_channels():
+    key = torch.randn(4, 2, 1, 3)
+    with backend("plain"):
+        out, _ = group_attention(key, key, key[..., :0], AllPairs()(torch.randn(4, 2)), pattern="pooled")
+    assert out.shape[-1] == 0
+
+
 def test_pooled_keys_that_are_the_values():
     """One evaluation serves both where query and key see the same affine map; a query of one frame serves all."""
     (query, _, value), neighbors, tables, index = problem("pooled", ("psi_pairs", "beta"))
@@ -398,6 +405,19 @@ def test_large_scores_do_not_overflow():
         terms = RelativeTerms(positional_key=1e3 * tables.positional_key.to(dtype), row=index)
         out, _ = group_attention(*(1e3 * s.to(dtype) for s in (q, k)), v.to(dtype), neighbors, terms=terms)
         assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("pattern", ["joint", "query_sum"])
+@pytest.mark.parametrize("evaluation", ["auto", "plain"])
+def test_weights_sum_to_one_however_large_scores_are(evaluation, pattern):
+    """What is added to all scores changes nothing; the rounding of their logarithm stays out of the weights."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(6, 4, 2, 4) for _ in range(3))
+    query[..., 0], key[..., 0] = 1, 1e4
+    with backend(evaluation):
+        out, _ = group_attention(query, key, torch.ones_like(value), AllPairs()(torch.randn(6, 3)), pattern=pattern)
+    total = 1.0 if pattern == "joint" else 4.0
+    torch.testing.assert_close(out, torch.full_like(out, total), rtol=2e-6, atol=0)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

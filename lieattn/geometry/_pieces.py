@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_arguments, check_count, check_tensor
+from lieattn._recompute import may_recompute
 from lieattn.geometry._clouds import Movable, PointClouds, check_indices, ranges
 from lieattn.geometry._lift import LiftedGraph
 from lieattn.geometry._neighbor_lists import Neighbors
@@ -39,7 +40,7 @@ class Piece(Movable):
         """Rows of ``x`` ``[points, *]`` for the points of each piece; gradients of all are added up in one tensor."""
         check_arguments(Piece.rows, locals())
         check_tensor("x", x, "a tensor [points, *]")
-        if not (x.requires_grad and torch.is_grad_enabled()):
+        if not x.requires_grad or not may_recompute():
             return tuple(x.index_select(0, piece.points) for piece in found)
         return cast(tuple[Tensor, ...], _Rows.apply(x, *(piece.points for piece in found)))
 

@@ -224,7 +224,8 @@ class RelativeElements(Movable):
             found_again.get()[id(self), name] = found
         elif not passing and (found.requires_grad or not self._differentiable()):
             object.__setattr__(self, name, found)
-            object.__setattr__(self, "_first_uses", (*self._first_uses, (name, region.get())))
+            if not recomputing.get():
+                object.__setattr__(self, "_first_uses", (*self._first_uses, (name, region.get())))
         return found
 
     def _differentiable(self) -> bool:

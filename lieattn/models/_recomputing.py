@@ -39,6 +39,6 @@ class Recomputing(nn.Module):
 
     def _through(self, block: Callable[..., T], *inputs: Any) -> T:
         """``block(*inputs)``, whose activations are computed again in the backward pass if the network says so."""
-        if self.recomputes and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if self.recomputes and not torch.compiler.is_compiling():
             return recomputed(block, *inputs)
         return block(*inputs)

@@ -24,6 +24,7 @@ from lieattn._checks import (
     check_tensor,
     kind,
 )
+from lieattn._recompute import may_recompute
 from lieattn.ops._backend import fused_kernel
 from lieattn.ops.kernels._calls import expect_gradients
 
@@ -357,7 +358,7 @@ def in_parts(
     for start in range(0, outs, at_once):
         own = slice(start, start + at_once)
         part = Operands(x, kernel[own], *(None if table is None else table[own] for table in tables))
-        if torch.is_grad_enabled():
+        if may_recompute():
             parts.append(checkpoint(evaluate, part, window, use_reentrant=False, preserve_rng_state=False))
         else:
             parts.append(evaluate(part, window))

@@ -129,7 +129,7 @@ def _softmax_factors(
         # Scores may all be minus infinity, which has no derivative: a finite number stands for it.
         content = content.clamp(min=torch.finfo(content.dtype).min / 2)
     level = torch.logsumexp(content, dim=-1)
-    inner = torch.exp(content - level[..., None])
+    inner = content.softmax(dim=-1)  # not exp(content - level), whose sum is off by the rounding of a large level
     if biased:
         level = level.masked_fill(level < torch.finfo(level.dtype).min / 4, -torch.inf)
     total = level if position is None else level + position

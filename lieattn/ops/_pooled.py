@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lieattn._checks import may_look
+from lieattn._recompute import may_recompute
 from lieattn.geometry import Neighbors
 from lieattn.ops._terms import Problem
 
@@ -37,7 +38,7 @@ def attend(
     if len(portions) == 1:
         out, weights = evaluate(portions[0])
         return out, weights if return_weights else None
-    again = torch.is_grad_enabled()
+    again = may_recompute()
     parts = [checkpoint(evaluate, portion, use_reentrant=False) if again else evaluate(portion) for portion in portions]
     out = torch.cat([part for part, _ in parts])
     return out, torch.cat([weights for _, weights in parts]) if return_weights else None
@@ -56,7 +57,7 @@ class _Portion(NamedTuple):
 
 def _portions(neighbors: Neighbors, index: Tensor | None, entries: int) -> list[_Portion]:
     """Cut the targets where their edges exceed what a portion may store, ``entries`` an edge."""
-    limit = max(1, _PORTION.get(neighbors.device.type, _PORTION["cuda"]) // entries)
+    limit = max(1, _PORTION.get(neighbors.device.type, _PORTION["cuda"]) // max(1, entries))
     points, edges, degree = neighbors.num_points, neighbors.num_edges, neighbors.degree
     bounds, starts = [0, points], [0, edges]
     if edges > limit:

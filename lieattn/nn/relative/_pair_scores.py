@@ -19,6 +19,7 @@ from lieattn._checks import (
     check_is,
     check_tensor,
 )
+from lieattn._recompute import may_recompute
 from lieattn.geometry import LiftedGraph, Neighbors
 from lieattn.nn.relative._base import RelativeFunction, check_coordinates
 from lieattn.ops import Activation, RelativeTerms, head_networks
@@ -232,7 +233,7 @@ class CombinedScore(PairScore):
         chunks = []
         for some in edges.split(size) if len(edges) else (edges,):
             given = (some, neighbors, location, row, per_head, *parts)
-            again = len(edges) > size and torch.is_grad_enabled()
+            again = len(edges) > size and may_recompute()
             chunks.append(checkpoint(self._bias, *given, use_reentrant=False) if again else self._bias(*given))
         return RelativeTerms(displacement_bias=torch.cat(chunks))
 

@@ -197,7 +197,8 @@ class Readout:
         ``"mean"``, ``"max"`` (of numbers) or ``"sum"`` over the points of a cloud, or ``"none"`` for outputs at points.
     order
         Of numbers: ``"pool_first"`` is the authors' ``model_1``, ``"point_first"`` their ``lieconv``; if absent that of
-        the paper of the network.
+        the paper of the network, the first for :class:`LieTransformer`. Sums of ``"point_first"`` alone add up where
+        clouds do, as energies should: the other order has a nonlinear map behind the sum.
     norm
         Whether a layer normalization precedes each activation of ``"pool_first"``.
     activation

@@ -211,7 +211,8 @@ class RelativeElements(Movable):
 
     def _kept(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         """A property, computed on first use; again where what used it first is computed again, which saves it again."""
-        again = recomputing.get() and (name, region.get()) in self._first_uses
+        passing = torch.compiler.is_compiling() or transformed()
+        again = not passing and recomputing.get() and (name, region.get()) in self._first_uses
         found: Tensor | None = found_again.get().get((id(self), name)) if again else getattr(self, name)
         if found is not None:
             return found
@@ -219,7 +220,6 @@ class RelativeElements(Movable):
         with without_autocast(self.pos.device), torch.inference_mode(self.pos.is_inference()):
             found = compute()
         # What is computed without gradients must not stand for what has them, nor a trace or transform for others.
-        passing = torch.compiler.is_compiling() or transformed()
         if again:
             found_again.get()[id(self), name] = found
         elif not passing and (found.requires_grad or not self._differentiable()):

@@ -32,12 +32,12 @@ compiler = pytest.mark.skipif(
     reason="Inductor needs a C++ compiler: g++ or clang++",
 )
 
-QUICK = ("lie_translations", "framewise", "distances", "finite_se2")
+QUICK = ("lie_translations", "framewise", "distances", "finite_se2", "directions", "attentive_cnn", "affine")
 TRACED = (
     "gsa_points gsa_images gsa_published framewise_crystal framewise_principal_vector tfn_vector se3_transformer "
     "directions_principal_vector lie_principal lie_vectors lie_logs lie_sphere lie_orbits lie_scales lie_conv "
-    "lie_conv_thinned field_vector field_dipole field_tensor attentive_cnn attentive_all_cnn attentive_resnet "
-    "attentive_densenet affine affine_strided"
+    "lie_conv_thinned field_vector field_dipole field_tensor attentive_all_cnn attentive_resnet attentive_densenet "
+    "affine_strided"
 ).split()
 
 
@@ -197,11 +197,12 @@ def traced(name):
     return net, (data, geometry), OfFeatures(), tuple(data[key] for key in keys)
 
 
+@pytest.mark.parametrize("evaluation", ["plain", "auto"])
 @models(*QUICK)
-def test_models_compile_without_a_graph_break(name):
+def test_models_compile_without_a_graph_break(name, evaluation):
     net, inputs, _, _ = traced(name)
     torch._dynamo.reset()
-    with torch.no_grad(), backend("plain"):
+    with torch.no_grad(), backend(evaluation):
         wanted = net(*inputs)  # once before, since lists of whole clouds are made on first use
         assert_same([torch.compile(net, fullgraph=True, backend="eager")(*inputs)], [wanted])
 

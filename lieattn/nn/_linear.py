@@ -108,6 +108,7 @@ class ZonalLinear(ExactConstants, TiedWeights):
         super().__init__()
         check_counts(in_channels=in_channels, out_channels=out_channels)
         basis, self.sizes = _zonal_basis(directions)
+        self.largest = max(range(len(self.sizes)), key=lambda index: (self.sizes[index], index))
         self.register_constant("basis", basis)
         # The first space has one function, which is constant where every direction has the same angles with all.
         self.begins_constant = bool((basis[0] - basis[0].mean()).abs().max() < 1e-9)
@@ -127,11 +128,10 @@ class ZonalLinear(ExactConstants, TiedWeights):
         if x.ndim < 2 or x.shape[-2:] != (number, in_channels):
             raise ValueError(f"x: expected a field over directions [*, {number}, {in_channels}], got {tuple(x.shape)}")
         # All spaces get the weights of the largest one, the last of them, and the others what is left beside these.
-        largest = max(range(len(self.sizes)), key=lambda index: (self.sizes[index], index))
-        shared, bias = self.weight[largest], self.bias
+        shared, bias = self.weight[self.largest], self.bias
         y = x @ shared
         for index, (functions, weight) in enumerate(zip(basis.split(self.sizes), self.weight, strict=True)):
-            if index == largest:
+            if index == self.largest:
                 continue
             if index == 0 and self.begins_constant:  # a mean takes a fraction of the time of so many small products
                 part, bias = F.linear(x.mean(dim=-2, keepdim=True), (weight - shared).T, bias), None

@@ -25,7 +25,7 @@ from lieattn._checks import (
     kind,
 )
 from lieattn._recompute import may_recompute
-from lieattn.ops._backend import fused_kernel
+from lieattn.ops._backend import fused_kernel, is_recorded
 from lieattn.ops.kernels._calls import expect_gradients
 
 _CONVOLUTIONS = {2: F.conv2d, 3: F.conv3d}
@@ -167,7 +167,7 @@ def attentive_convolution(
                 None if levels is None else torch.sigmoid(levels).unflatten(1, outs).unsqueeze(3),
             )
             sums = _convolve(operands, window) - gate(kept, levels)
-        elif stride == 1 and dim == 2 and (name := fused_kernel(x.device)) is not None:
+        elif stride == 1 and dim == 2 and not is_recorded() and (name := fused_kernel(x.device)) is not None:
             expect_gradients(operands)
             sums = _fused_sums(name, operands, window)
         else:

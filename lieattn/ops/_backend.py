@@ -144,6 +144,11 @@ def fused_kernel(device: torch.device) -> Literal["numba", "triton"] | None:
     return name if read and _INSTALLED[name] and wanted else None
 
 
+def is_recorded() -> bool:
+    """Whether torch compiles, exports or traces what is computed: it sees no kernels but those that are operators."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+
+
 def fused_backend(device: torch.device) -> Literal["numba", "triton"]:
     """The fused kernel that a device would use."""
     if device.type == "cuda" or (_INTERPRETED and _State.asked == "triton"):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lieattn._autocast import without_autocast
 from lieattn.geometry import Neighbors, Padding
-from lieattn.ops._backend import fused_kernel
+from lieattn.ops._backend import fused_kernel, is_recorded
 from lieattn.ops._gradients import gradients_of
 from lieattn.ops._terms import Problem
 from lieattn.ops.kernels._calls import expect_gradients
@@ -84,10 +84,9 @@ def _scaled_dot_product(query: Tensor, key: Tensor, value: Tensor, mask: Tensor 
 
 def _kernel_takes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> bool:
     """Whether the kernel for few channels takes these signals: on CPUs, where nobody but autograd looks at it."""
-    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
     sizes = query.shape[-1], value.shape[-1]
     few = 0 < min(sizes) and max(sizes) <= (_FEW if key.shape[2] > _SHORT else _FEWEST)
-    if recorded or dropout > 0 or not few or query.device.type != "cpu":
+    if is_recorded() or dropout > 0 or not few or query.device.type != "cpu":
         return False
     alike = query.dtype == key.dtype == value.dtype and query.dtype in (torch.float32, torch.float64)
     return alike and fused_kernel(query.device) == "numba"

@@ -13,7 +13,7 @@ from torch import Tensor
 from lieattn._checks import check_is, check_tensor, kind
 from lieattn._functional import transformed
 from lieattn.geometry import Neighbors
-from lieattn.ops._backend import fused_kernel
+from lieattn.ops._backend import fused_kernel, is_recorded
 from lieattn.ops._gradients import gradients_of
 from lieattn.ops.kernels._calls import expect_gradients
 
@@ -114,9 +114,8 @@ def _kernel_takes(operands: Sequence[Tensor], rows: int, hidden: int) -> bool:
     dtype, device = operands[0].dtype, operands[0].device
     if rows < _KERNEL_ROWS or fused_kernel(device) != "numba" or torch.is_autocast_enabled("cpu"):
         return False
-    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
     alike = all(operand.dtype == dtype for operand in operands) and dtype in (torch.float32, torch.float64)
-    return alike and not recorded and not transformed() and bool(_launcher().lanes_of(dtype, hidden))
+    return alike and not is_recorded() and not transformed() and bool(_launcher().lanes_of(dtype, hidden))
 
 
 def _launcher() -> ModuleType:

@@ -131,7 +131,8 @@ class Problem:
 
     @property
     def _table_frames(self) -> int:
-        return max((table.shape[1] for name, table in self.terms.tables().items() if name in ROW_TABLES), default=1)
+        # Not max(..., default=1), which torch.compile cannot trace.
+        return max([1, *(table.shape[1] for name, table in self.terms.tables().items() if name in ROW_TABLES)])
 
     def operands(self) -> dict[str, Tensor | None]:
         """Signals and tables, by the names that kernels have for them."""

@@ -14,12 +14,14 @@ from lieattn.groups import cyclic, tetrahedral
 from lieattn.models import (
     AffineSelfConvNet,
     EnergyForces,
+    Ensemble,
     FieldModel,
     FramewiseOptions,
     FramewiseTransformer,
     GSANet,
     LieTransformer,
     Readout,
+    Rescaled,
 )
 from lieattn.nn import GroupSelfAttention, grid_images
 from lieattn.nn.relative import RotaryEncoding
@@ -205,6 +207,21 @@ def test_models_compile_without_a_graph_break(name, evaluation):
     with torch.no_grad(), backend(evaluation):
         wanted = net(*inputs)  # once before, since lists of whole clouds are made on first use
         assert_same([torch.compile(net, fullgraph=True, backend="eager")(*inputs)], [wanted])
+
+
+@pytest.mark.parametrize("evaluation", ["plain", "auto"])
+def test_ensembles_compile_without_a_graph_break(evaluation):
+    """Each network has a geometry of its own, or all have one."""
+    net, data = small_energies()
+    ensemble = Ensemble([net, Rescaled(randomize(copy.deepcopy(net), 1), {"y": 2.0})])
+    with torch.no_grad(), backend(evaluation):
+        wanted = ensemble(data)
+        for geometry in (ensemble.geometry(data), net.geometry(data)):
+            assert_same([ensemble.spread(data, geometry).mean], [wanted])
+            torch._dynamo.reset()
+            assert_same([torch.compile(ensemble, fullgraph=True, backend="eager")(data, geometry)], [wanted])
+    with pytest.raises(ValueError, match="geometry: expected one for each of 2 networks, got 3"):
+        ensemble(data, [geometry] * 3)
 
 
 def test_images_of_affine_networks_compile_without_a_graph_break():

@@ -69,18 +69,39 @@ class Ensemble(Wrapper):
     def jumps(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(jump for network in self.networks for jump in jumps_of(network)))
 
-    def forward(self, data: Any, **options: Any) -> Any:
-        """Means of the outputs of ``network(data, **options)``."""
-        return _of_each(lambda values: values.mean(dim=0), self.outputs(data, **options))
+    def geometry(self, data: Any) -> list[Any]:
+        """What each network makes of the data, ``network.geometry(data)``; AttributeError if one has no such method."""
+        networks: Any = self.networks
+        return [network.geometry(data) for network in networks]
 
-    def spread(self, data: Any, **options: Any) -> Spread:
+    def forward(self, data: Any, geometry: Any = None, **options: Any) -> Any:
+        """Means of the outputs of ``network(data, **options)``; arguments as in :meth:`outputs`."""
+        return _of_each(lambda values: values.mean(dim=0), self.outputs(data, geometry, **options))
+
+    def spread(self, data: Any, geometry: Any = None, **options: Any) -> Spread:
         """Means and unbiased standard deviations of the outputs of ``network(data, **options)``."""
-        found = self.outputs(data, **options)
+        found = self.outputs(data, geometry, **options)
         return Spread(_of_each(lambda values: values.mean(dim=0), found), _of_each(lambda x: x.std(dim=0), found))
 
-    def outputs(self, data: Any, **options: Any) -> list[Any]:
-        """Outputs of each network; TypeError if they are neither tensors nor tensors by name."""
-        return [network(data, **options) for network in self.networks]
+    def outputs(self, data: Any, geometry: Any = None, **options: Any) -> list[Any]:
+        """Outputs of each network; TypeError if they are neither tensors nor tensors by name.
+
+        Parameters
+        ----------
+        data
+            What the networks take.
+        geometry
+            That of :meth:`geometry`, or what one network has made, for networks that all make the same of the data;
+            made by each of them if absent. ValueError is raised for a list of another length.
+        options
+            Others that the networks take, by name.
+        """
+        if geometry is None:
+            return [network(data, **options) for network in self.networks]
+        own = geometry if isinstance(geometry, list) else [geometry] * len(self.networks)
+        if len(own) != len(self.networks):
+            raise ValueError(f"geometry: expected one for each of {len(self.networks)} networks, got {len(own)}")
+        return [network(data, geometry=one, **options) for network, one in zip(self.networks, own, strict=True)]
 
 
 def _of_each(reduce: Callable[[Tensor], Tensor], outputs: Sequence[Any]) -> Any:

@@ -74,6 +74,11 @@ class Rescaled(Wrapper):
         check_choice("name", name, self.names)
         return self.get_buffer(f"scale_{name}"), self.get_buffer(f"shift_{name}")
 
+    def geometry(self, data: Any) -> Any:
+        """That of the network; AttributeError if it has none."""
+        network: Any = self.network
+        return network.geometry(data)
+
     def forward(self, data: Any, **options: Any) -> Any:
         """Outputs of ``network(data, **options)`` in the units of the data."""
         found = self.network(data, **options)

@@ -20,6 +20,7 @@ from lieattn.models import (
     FramewiseTransformer,
     GSANet,
     LieTransformer,
+    Lifting,
     Readout,
     Rescaled,
 )
@@ -222,6 +223,23 @@ def test_ensembles_compile_without_a_graph_break(evaluation):
             assert_same([torch.compile(ensemble, fullgraph=True, backend="eager")(data, geometry)], [wanted])
     with pytest.raises(ValueError, match="geometry: expected one for each of 2 networks, got 3"):
         ensemble(data, [geometry] * 3)
+
+
+def test_networks_that_cut_clouds_into_pieces_are_refused():
+    options = {"channels": 8, "layers": 1, "heads": 2, "lifting": Lifting(length=1.0, piece=4)}
+    net = LieTransformer(2, 1, frames=tetrahedral(), neighborhood=Radius(2.0), **options).eval()
+    data = Data(x=torch.randn(9, 2), pos=torch.randn(9, 3))
+    geometry = net.geometry(data)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"piece: pieces of 4 points .* with piece=None"):
+        torch.compile(net, fullgraph=True, backend="eager")(data, geometry)
+
+    class OfFeatures(torch.nn.Module):
+        def forward(self, x):
+            return net(Data(x=x), geometry)
+
+    with pytest.raises(RuntimeError, match=r"piece: pieces of 4 points .* with piece=None"):
+        torch.export.export(OfFeatures(), (data.x,), strict=False)
 
 
 def test_images_of_affine_networks_compile_without_a_graph_break():

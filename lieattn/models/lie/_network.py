@@ -96,7 +96,7 @@ class Lifting:
     piece
         Points that :class:`LieTransformer` evaluates at a time, for clouds that are too large for all at once: relative
         elements and activations are made piece by piece, see :func:`lieattn.geometry.pieces`, and made again in the
-        backward pass. Results are the same. None for all points at once.
+        backward pass. Results are the same. None for all points at once, also to compile or export.
     """
 
     coordinates: Literal["smooth", "log"] | PairCoordinates = "smooth"

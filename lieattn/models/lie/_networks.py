@@ -143,6 +143,9 @@ class LieTransformer(LieNetwork):
 
     def field(self, data: Any, geometry: LiftedGraph | None = None) -> GroupField:
         graph = self.geometry(data) if geometry is None else geometry
+        if self.lifting.piece and torch.compiler.is_compiling():
+            reason = f"pieces of {self.lifting.piece} points depend on the positions, which compilers do not know"
+            raise RuntimeError(f"piece: {reason}; compile or export a network of the same weights with piece=None")
         found = pieces(graph, self.lifting.piece) if self.lifting.piece else []
         x = self._embedded(data, graph, found)
         for block in self.blocks:

@@ -273,6 +273,28 @@ def test_forces_are_differentiated_uncompiled(back):
     assert_same(gradients[1], gradients[0])
 
 
+@pytest.mark.parametrize("sizes", [(4, 4), (5, 1, 4)], ids=["one size", "three sizes"])
+@pytest.mark.parametrize("export", [False, True], ids=["compile", "export"])
+def test_geometry_of_whole_clouds_is_used_first_by_a_compiler(export, sizes):
+    """Lists of whole clouds are made on first use, and what a compiler makes of them is not kept."""
+    clouds = [Data(x=torch.randn(size, 2), pos=torch.randn(size, 3)) for size in sizes]
+    data, options = Batch.from_data_list(clouds), {"channels": 8, "layers": 1, "heads": 2}
+    net = randomize(FramewiseTransformer(tetrahedral(), 2, 1, **options)).eval().requires_grad_(False)
+    geometry = net.geometry(data)
+
+    class OfFeatures(torch.nn.Module):
+        def forward(self, x):
+            return net(Data(x=x), geometry)
+
+    torch._dynamo.reset()
+    with backend("plain"):
+        if export:
+            found = torch.export.export(OfFeatures(), (data.x,), strict=False).module()(data.x)
+        else:
+            found = torch.compile(net, fullgraph=True, backend="eager")(data, geometry)
+        assert_same([found, net(data, geometry)], 2 * [net(data)])
+
+
 @models("distances")
 def test_models_export_to_onnx(name, tmp_path):
     runtime = pytest.importorskip("onnxruntime")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Self, cast
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -15,6 +15,19 @@ from lieattn.geometry._search import sort_keys
 
 # Clouds are filled up to the largest where that leaves at most so many times the pairs: beyond it, lists are cheaper.
 _MOST_FILLED = 4
+T = TypeVar("T")
+
+
+class _OnFirstUse(cached_property[T]):
+    """A cached property of lists, which is kept for training and inference, but not where torch compiles or exports."""
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        if torch.compiler.is_compiling():  # tensors without numbers
+            return self.func(instance)
+        with torch.inference_mode(instance.row_ptr.is_inference()):
+            return super().__get__(instance, owner)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +134,7 @@ class Neighbors(Movable):
         same = self.source == self.target
         return same if self.shift is None else same & (self.shift == 0).all(dim=1)
 
-    @cached_property
+    @_OnFirstUse
     def col_edge(self) -> Tensor:
         """Edges sorted by source, int64 ``[edges]``; computed on first use.
 
@@ -129,29 +142,28 @@ class Neighbors(Movable):
         """
         return self.source.argsort(stable=True)
 
-    @cached_property
+    @_OnFirstUse
     def col_ptr(self) -> Tensor:
         """First edge of each source in :attr:`col_edge`, int64 ``[points + 1]``; computed on first use."""
         return _pointers(self.source[self.col_edge], self.num_points)
 
-    @cached_property
+    @_OnFirstUse
     def images(self) -> Images | None:
         """The images that the edges mean, as points of their own; None where all sources are meant as they are."""
         if self.shift is None:
             return None
-        with torch.inference_mode(self.row_ptr.is_inference()):
-            moved = (self.shift.detach() != 0).any(dim=1).nonzero()[:, 0]
-            number = self.source[moved]
-            for column in self.shift.detach()[moved].unbind(1):
-                values, place = torch.unique(column, return_inverse=True)
-                # Both factors are at most the number of edges, so the product fits int64.
-                number = torch.unique(number * len(values) + place, return_inverse=True)[1]
-            count = int(number.max()) + 1 if len(number) else 0
-            edge = number.new_zeros(count).index_copy(0, number, moved)
-            source = self.source.index_copy(0, moved, self.num_points + number)
-            row_ptr = torch.cat([self.row_ptr, self.row_ptr[-1:].expand(count)])
-            points = torch.arange(self.num_points, device=self.device)
-            return Images(torch.cat([points, self.source[edge]]), edge, Neighbors(row_ptr, source, self.target))
+        moved = (self.shift.detach() != 0).any(dim=1).nonzero()[:, 0]
+        number = self.source[moved]
+        for column in self.shift.detach()[moved].unbind(1):
+            values, place = torch.unique(column, return_inverse=True)
+            # Both factors are at most the number of edges, so the product fits int64.
+            number = torch.unique(number * len(values) + place, return_inverse=True)[1]
+        count = int(number.max()) + 1 if len(number) else 0
+        edge = number.new_zeros(count).index_copy(0, number, moved)
+        source = self.source.index_copy(0, moved, self.num_points + number)
+        row_ptr = torch.cat([self.row_ptr, self.row_ptr[-1:].expand(count)])
+        points = torch.arange(self.num_points, device=self.device)
+        return Images(torch.cat([points, self.source[edge]]), edge, Neighbors(row_ptr, source, self.target))
 
     def at_images(self, pos: Tensor) -> Tensor:
         """Places ``[images, dim]`` of the points at ``[points, dim]`` and of their :attr:`images`."""
@@ -271,17 +283,19 @@ class _AllOfClouds(Neighbors):
     def num_edges(self) -> int:
         return self._num_edges
 
-    @cached_property
+    @_OnFirstUse
     def source(self) -> Tensor:
         layout = cast(Padding, self.whole_clouds)
-        with torch.inference_mode(self.row_ptr.is_inference()):
-            members = layout.pad(torch.arange(self.num_points, device=self.device))[self._cloud]
-            return members.flatten() if layout.mask is None else members[layout.mask[self._cloud]]
+        members = layout.pad(torch.arange(self.num_points, device=self.device))
+        if layout.mask is None:
+            return members[self._cloud].flatten()
+        # Not by the mask: how many points it selects is not known where torch exports.
+        place = torch.arange(self.num_edges, device=self.device) - self.row_ptr[self.target]
+        return members[self._cloud[self.target], place]
 
-    @cached_property
+    @_OnFirstUse
     def target(self) -> Tensor:
-        with torch.inference_mode(self.row_ptr.is_inference()):
-            return torch.repeat_interleave(self.degree)
+        return torch.repeat_interleave(self.degree, output_size=self.num_edges)
 
 
 def all_pairs_of_clouds(cloud: Tensor) -> Neighbors | None:

@@ -6,13 +6,14 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch_geometric.data import Data
 
-from lieattn.geometry import PrincipalFrames, Radius, ScaleFrames, pixel_positions
+from lieattn.geometry import AllPairs, PrincipalFrames, Radius, ScaleFrames, pixel_positions
 from lieattn.groups import SE, cyclic, tetrahedral
 from lieattn.models import (
     AffineSelfConvNet,
     AttentionOptions,
     AttentiveResNet,
     ConvolutionOptions,
+    DirectionConvNet,
     EnergyForces,
     FramewiseTransformer,
     GSANet,
@@ -22,7 +23,7 @@ from lieattn.models import (
 )
 from lieattn.models.irreps import DistanceTransformer, SE3Transformer
 from lieattn.nn.relative import _pair_scores
-from lieattn.ops import _attentive, _pooled, backend, explain
+from lieattn.ops import _attentive, _pooled, backend, explain, group_attention
 from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
 
@@ -37,6 +38,7 @@ MODELS = {
     ),
     "convolution": lambda: LieConvNet(1, 1, frames=T, convolution=HALF, **BALL, **SMALL),
     "framewise": lambda: FramewiseTransformer(T, 1, 1, **BALL, **SMALL),
+    "directions": lambda: DirectionConvNet(T, 1, 1, **BALL, **SMALL),
     "distances": lambda: DistanceTransformer(1, 1, **BALL, **SMALL),
     "irreps": lambda: SE3Transformer(1, 1, **BALL, **SMALL),
 }
@@ -136,6 +138,52 @@ def test_batches_of_weights_and_features(name):
         for number, out in enumerate(each):
             one = {name: weights[number] for name, weights in ensemble.items()}
             torch.testing.assert_close(out, functional_call(network, one, (data,)), **EXACT)
+
+
+def assert_in_batches(outputs, variable, by_vmap=True):
+    """Gradients of all outputs in one call, by both ways that torch has, are those of one output after another."""
+    unit = torch.eye(len(outputs), dtype=outputs.dtype)
+
+    def pulled(direction):
+        return torch.autograd.grad(outputs, variable, direction, retain_graph=True)[0]
+
+    (batched,) = torch.autograd.grad(outputs, variable, unit, retain_graph=True, is_grads_batched=True)
+    wanted = torch.stack([pulled(direction) for direction in unit])
+    torch.testing.assert_close(batched, wanted, **EXACT)
+    if by_vmap:
+        torch.testing.assert_close(vmap(pulled)(unit), wanted, **EXACT)
+
+
+slow_batches = pytest.mark.filterwarnings("ignore:There is a performance drop")  # a kernel is called for each gradient
+
+
+@slow_batches
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_in_batches(name):
+    network, data, energy = prepared(name)
+    pos = data.pos.clone().requires_grad_()
+    point = torch.autograd.grad(energy(pos), pos, create_graph=True)[0][0]
+    for outputs in (network(Data(x=data.x, pos=pos)).flatten(), point):
+        assert_in_batches(outputs, pos, by_vmap=outputs is not point)
+
+
+@slow_batches
+@pytest.mark.parametrize("channels", [4, 12])
+@pytest.mark.parametrize("clouds", [1, 2])
+def test_gradients_in_batches_of_attention_over_whole_clouds(channels, clouds):
+    """By the kernel for few channels, and by that of torch."""
+    neighbors = AllPairs()(torch.randn(50, 2), torch.arange(50) // 40 if clouds == 2 else None)
+    signals = [torch.randn(50, 1, 2, channels, dtype=torch.float64).requires_grad_() for _ in range(3)]
+    outputs = group_attention(*signals, neighbors)[0][:2, 0, 0, 0]
+    for signal in signals:
+        assert_in_batches(outputs, signal)
+
+
+def test_gradients_in_batches_of_attentive_convolutions():
+    torch.manual_seed(0)
+    network = AttentiveResNet(cyclic(4), 1, 2, blocks=1, channels=(2, 2, 2), attention="full")
+    images = torch.rand(1, 1, 8, 8).double().requires_grad_()
+    assert_in_batches(randomize(network).double().eval()(images).flatten(), images)
 
 
 def test_batches_of_positions_are_refused():

@@ -174,7 +174,9 @@ class _PermutedCopies(torch.autograd.Function):
         copies, entries = orders.shape
         starts = entries * torch.arange(copies, device=orders.device)[:, None]
         places = (orders.argsort(dim=1) + starts).flatten()
-        return grads[0].flatten(-2).index_select(-1, places).unflatten(-1, orders.shape).sum(dim=-2), None
+        copied = grads[0].flatten(-2).index_select(-1, places)
+        # Gradients in batches have no rule for unflatten.
+        return copied.view(*copied.shape[:-1], *orders.shape).sum(dim=-2), None
 
 
 def permuted_copies(weight: Tensor, orders: Tensor) -> Tensor:

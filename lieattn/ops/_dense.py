@@ -9,6 +9,7 @@ elements is added to scores that are stored, as large as the bias.
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from lieattn._autocast import without_autocast
 from lieattn.geometry import Neighbors, Padding
 from lieattn.ops._backend import fused_kernel, is_recorded
-from lieattn.ops._gradients import gradients_of
+from lieattn.ops._gradients import gradients_of, need_plain_maths, plain_gradients
 from lieattn.ops._terms import Problem
 from lieattn.ops.kernels._calls import expect_gradients
 
@@ -106,9 +107,9 @@ class _FewChannels(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, counts, mask, columns, norm = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
-        if torch.is_grad_enabled():
-            out = _plain_maths(query, key, value, mask)
-            return *gradients_of([out], (query, key, value), wanted, [grad]), None, None
+        if need_plain_maths([grad]):
+            plain = partial(_plain_maths, mask=mask)
+            return *plain_gradients(plain, (query, key, value), wanted, [grad]), None, None
         found = _launcher().run_backward(grad, columns, norm, query, key, value, counts)
         return *(change if want else None for change, want in zip(found, wanted, strict=True)), None, None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +15,7 @@ from lieattn._checks import check_is, check_tensor, kind
 from lieattn._functional import transformed
 from lieattn.geometry import Neighbors
 from lieattn.ops._backend import fused_kernel, is_recorded
-from lieattn.ops._gradients import gradients_of
+from lieattn.ops._gradients import need_plain_maths, plain_gradients
 from lieattn.ops.kernels._calls import expect_gradients
 
 _OPERANDS = 6  # of a network, without its maps
@@ -191,8 +192,8 @@ class _EdgeNetwork(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         given, wanted = ctx.saved_tensors, ctx.needs_input_grad
-        if torch.is_grad_enabled():
-            return gradients_of(_plain_network(*given), given, wanted, grads)
+        if need_plain_maths(grads):
+            return plain_gradients(_plain_network, given, wanted, grads)
         found = _launcher().run_units_backward(grads, given[:_OPERANDS], given[_OPERANDS:], wanted[0])
         return tuple(grad if want else None for grad, want in zip(found, wanted, strict=True))
 
@@ -211,8 +212,8 @@ class _EdgeMessages(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         units, weight, x = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
-        if torch.is_grad_enabled():
-            out = _plain_messages(units, weight, x, ctx.neighbors)
-            return *gradients_of([out], (units, weight, x), wanted, grads), None
+        if need_plain_maths(grads):
+            plain = partial(_plain_messages, neighbors=ctx.neighbors)
+            return *plain_gradients(plain, (units, weight, x), wanted, grads), None
         found = _launcher().run_messages_backward(grads[0], units, weight, x, ctx.neighbors)
         return *(grad if want else None for grad, want in zip(found, wanted, strict=True)), None

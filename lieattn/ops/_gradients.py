@@ -2,10 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from lieattn._functional import outside_of_transforms, transformed
+
+_functorch = torch._C._functorch  # which has no public names for what is asked here
+
+
+def need_plain_maths(grads: Sequence[Tensor | None]) -> bool:
+    """Whether gradients are to be differentiated, or each stands for several: kernels do neither."""
+    if torch.is_grad_enabled() or transformed():
+        return True
+    # torch.autograd.grad(..., is_grads_batched=True) has tensors of its own.
+    return any(grad is not None and _functorch.is_legacy_batchedtensor(grad) for grad in grads)
+
+
+def plain_gradients(
+    evaluate: Callable[..., Tensor | Sequence[Tensor]],
+    operands: Sequence[Tensor | None],
+    wanted: Sequence[bool],
+    grads: Sequence[Tensor],
+) -> tuple[Tensor | None, ...]:
+    """Gradients of ``evaluate(*operands)``, as those of :func:`gradients_of`, in a backward pass."""
+    again = torch.is_grad_enabled()
+
+    @outside_of_transforms  # in which nothing may be asked to require a gradient
+    def graph() -> tuple[Sequence[Tensor | None], Sequence[Tensor]]:
+        leaves = operands
+        if not again:  # a graph of its own
+            needed = [*wanted, *[False] * (len(operands) - len(wanted))]
+            pairs = zip(operands, needed, strict=True)
+            leaves = [None if operand is None else operand.detach().requires_grad_(need) for operand, need in pairs]
+        with torch.enable_grad():
+            made = evaluate(*leaves)
+            return leaves, [made] if isinstance(made, Tensor) else made
+
+    leaves, outputs = graph()
+    return gradients_of(outputs, leaves, wanted, grads, create_graph=again)
 
 
 def gradients_of(

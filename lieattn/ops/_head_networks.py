@@ -13,6 +13,7 @@ from torch import Tensor
 from lieattn._checks import check_choice, check_tensor, kind
 from lieattn._functional import transformed
 from lieattn.ops._backend import fused_backend, fused_kernel
+from lieattn.ops._gradients import need_plain_maths
 from lieattn.ops.kernels._calls import expect_gradients
 
 Activation = Literal["silu", "relu", "gelu", "elu", "none"]
@@ -126,7 +127,7 @@ class _HeadNetworks(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         rows, *parameters = ctx.saved_tensors
         wanted = ctx.needs_input_grad[1]
-        if _kernel_takes(ctx.name, rows, parameters) and not torch.is_grad_enabled():
+        if _kernel_takes(ctx.name, rows, parameters) and not need_plain_maths(grads):
             found = _kernel_backward(grads[0], rows, parameters, wanted)
             return (None, found[0] if wanted else None, *found[1:])
         return (None, *_plain_backward(ctx.name, grads[0], rows, parameters, wanted))
@@ -156,7 +157,8 @@ def _plain_backward(
             sums.append(torch.baddbmm(bias[:, None], inputs[-1], weight))
             if len(sums) < len(layers):
                 inputs.append(value(sums[-1]))
-        change = grad[:, begin : begin + len(block)].unflatten(0, (heads, -1)).mT
+        # Gradients in batches have no rule for unflatten, nor for a slice of all.
+        change = grad.narrow(1, begin, len(block)).reshape(heads, -1, len(block)).mT
         for number in reversed(range(len(layers))):
             change = pull(change.contiguous(), sums[number])
             totals[2 * number] = torch.baddbmm(totals[2 * number], inputs[number].mT, change)

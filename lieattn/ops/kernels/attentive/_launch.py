@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lieattn.ops._attentive import Operands, Window, residual_sums
-from lieattn.ops._gradients import gradients_of
+from lieattn.ops._gradients import need_plain_maths, plain_gradients
 from lieattn.ops.kernels._calls import NUMPY_TYPES, Ranges, compile_together, record, scratch_addresses
 from lieattn.ops.kernels._threads import run
 from lieattn.ops.kernels.attentive._kernels import TAPS_TOGETHER, attentive_backward, attentive_forward
@@ -214,6 +214,10 @@ class Fused(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         operands = Operands(*ctx.saved_tensors)
         needed = ctx.needs_input_grad[1:]
-        if not torch.is_grad_enabled():
+        if not need_plain_maths(grads):
             return (None, *_backward(_Call(operands, ctx.window, wants_input=needed[0]), grads[0]))
-        return None, *gradients_of([residual_sums(operands, ctx.window)], operands, needed, grads)
+
+        def plain(*given: Any) -> Tensor:
+            return residual_sums(Operands(*given), ctx.window)
+
+        return None, *plain_gradients(plain, operands, needed, grads)

@@ -769,9 +769,10 @@ def test_blocks_start_as_their_shortcut():
     assert abs(float(weight.detach().std()) / math.sqrt(2 / (16 * 4 * 9)) - 1) < 0.1
 
 
-def test_an_empty_batch_has_no_logits():
+@pytest.mark.parametrize("layer", ["affine", "simple", "stand-alone", "convolution"])
+def test_an_empty_batch_has_no_logits(layer):
     with torch.no_grad():
-        assert network(cyclic(4), torch.float32)(torch.zeros(0, 2, 8, 8)).shape == (0, 3)
+        assert network(cyclic(4), torch.float32, layer=layer)(torch.zeros(0, 2, 8, 8)).shape == (0, 3)
 
 
 # --- errors ---------------------------------------------------------------------------------------------------

@@ -242,6 +242,14 @@ def test_networks_that_cut_clouds_into_pieces_are_refused():
         torch.export.export(OfFeatures(), (data.x,), strict=False)
 
 
+def test_pixel_convolutions_compile_without_a_graph_break():
+    net, images = AffineSelfConvNet(cyclic(4), 1, 2, layer="convolution", blocks=1, channels=2), torch.randn(2, 1, 4, 4)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        wanted = randomize(net).eval()(images)
+        assert_same([torch.compile(net, fullgraph=True, backend="eager")(images)], [wanted])
+
+
 def test_images_of_affine_networks_compile_without_a_graph_break():
     """The graph of the pixels is made in the first call, here of a network on another group that equals its own."""
     images = torch.randn(2, 1, 4, 4)

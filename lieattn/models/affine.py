@@ -40,7 +40,7 @@ _MOST_GRAPHS = 4  # that a block remembers
 
 
 class PixelConvolution(nn.Module):
-    """Group convolution of a field on the pixels of a graph, of 3 x 3 pixels with zero border."""
+    """Group convolution of a field on the pixels of a raster, or of a graph, of 3 x 3 pixels with zero border."""
 
     def __init__(self, group: FiniteGroup, channels: int, *, stride: int = 1) -> None:
         check_arguments(PixelConvolution.__init__, locals())
@@ -49,8 +49,10 @@ class PixelConvolution(nn.Module):
             group, channels, channels, 3, stride=stride, pad=1, measure=1.0, inexact="allow"
         )
 
-    def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
+    def forward(self, x: Tensor, graph: LiftedGraph | Raster) -> Tensor:
         """Field ``[points, fiber, channels]``."""
+        if isinstance(graph, Raster):  # whose sides are known without a look at tensors, also of no image
+            return from_grid(self.convolution(graph.unflatten(x).movedim((-1, -2), (1, 2))))
         if graph.grid is None:
             raise ValueError("graph: a convolution of pixels needs the raster of each image, grid [clouds, 2]")
         return from_grid(self.convolution(to_grid(x, graph.grid)))
@@ -146,7 +148,7 @@ class BottleneckBlock(nn.Module):
         """Field on a raster to a field on the raster that is returned with it."""
         after = raster.halved() if self.downsample else raster
         h = F.relu(self.norm1(self.linear1(x)))
-        h = self.layer(h, self.graphs(raster, x.device))
+        h = self.layer(h, raster if isinstance(self.layer, PixelConvolution) else self.graphs(raster, x.device))
         if self.downsample:
             h = h if self.strided_layer else _pooled(h, raster)
             x = _pooled(x, raster) if self.shortcut == "pooled" else raster.unflatten(x)[:, ::2, ::2].flatten(0, 2)

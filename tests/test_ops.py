@@ -433,6 +433,14 @@ def test_points_without_neighbors_give_zero(pattern, points):
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
+def test_values_without_channels_give_outputs_without_channels(pattern):
+    x, neighbors = torch.randn(5, 2, HEADS, DIM), AllPairs()(torch.randn(5, 2))
+    for query in (x, None):
+        out, _ = group_attention(query, query, x[..., :0], neighbors, pattern=pattern)
+        assert out.shape == (*group_attention(query, query, x, neighbors, pattern=pattern)[0].shape[:-1], 0)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
 def test_dropout_keeps_the_mean(pattern):
     (q, k, v), neighbors, tables, _index = problem(pattern, ("positional_key",))
     options = {"pattern": pattern, "terms": tables}

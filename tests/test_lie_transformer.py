@@ -559,6 +559,20 @@ def test_a_share_of_the_neighbors_has_their_coordinates():
     assert torch.equal(of_edges(graph), of_edges(whole)[rows])
 
 
+def test_neighbors_that_are_images_of_the_point_itself_are_left_out_like_others():
+    options = {"neighborhood": Radius(3.0), "lifting": {"neighbor_dropout": 0.5}}
+    model = network(Euclidean(SE(2)), FiniteFrames(cyclic(4)), **options)
+    data = data_of(torch.rand(6, 2, dtype=DOUBLE))
+    data.cell = 2.0 * torch.eye(2, dtype=DOUBLE)[None]
+    whole = model.eval().geometry(data).neighbors
+    kept = [model.train().geometry(data).neighbors for _ in range(20)]
+    own, images = whole.is_loop, (whole.source == whole.target) & ~whole.is_loop
+    assert images.sum() > own.sum() == 6
+    assert all(int(neighbors.is_loop.sum()) == 6 for neighbors in kept)
+    left = sum(int((one.source == one.target).sum()) - 6 for one in kept) / len(kept)
+    assert 0.3 < left / int(images.sum()) < 0.7
+
+
 def test_repeated_displacements_share_their_rows():
     """The same layer on a grid, where rows are shared, and where gradients flow, so that every edge has its own."""
     group = octahedral()

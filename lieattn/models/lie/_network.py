@@ -410,7 +410,7 @@ def share_of_neighbors(neighbors: Neighbors, share: float, generator: torch.Gene
     """Edges ``[kept]`` of a random share of each point's neighbors, at least one, itself if it is one."""
     device = neighbors.device
     draw = torch.rand(neighbors.num_edges, generator=generator, dtype=torch.float64).to(device)
-    draw = torch.where(neighbors.source == neighbors.target, 0.0, draw)
+    draw = torch.where(neighbors.is_loop, 0.0, draw)
     # By target, then by draw.
     order = (neighbors.target + 0.5 * draw).argsort(stable=True)
     rank = torch.empty_like(order)

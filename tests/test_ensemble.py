@@ -83,6 +83,14 @@ def test_outputs_by_name_keep_their_names(networks, clouds):
     assert list(scaled.mean) == ["energy"]
 
 
+def test_loaded_units_are_those_of_the_network_alone():
+    scale, shift = torch.tensor(2.0), torch.tensor(1.0)
+    model = Rescaled(nn.Identity(), {"y": scale}, {"y": shift})
+    model.load_state_dict(Rescaled(nn.Identity(), {"y": 5.0}, {"y": 4.0}).state_dict())
+    assert model(torch.tensor(1.0)) == 9
+    assert (scale, shift) == (2, 1)
+
+
 def test_one_file_and_a_certificate(networks, clouds, tmp_path):
     ensemble = Ensemble(networks)
     lieattn.save(ensemble, tmp_path / "ensemble.safetensors")

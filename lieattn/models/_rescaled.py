@@ -61,8 +61,9 @@ class Rescaled(Wrapper):
             raise ValueError(f"extensive: {sorted(unknown)} are not among the outputs {sorted(scale)}")
         self.network, self.names, self.extensive = network, tuple(scale), tuple(extensive)
         for name in self.names:
-            self.register_buffer(f"shift_{name}", torch.as_tensor(shift.get(name, 0.0)))
-            self.register_buffer(f"scale_{name}", torch.as_tensor(scale[name]))
+            # Copies, since load_state_dict writes into buffers.
+            self.register_buffer(f"shift_{name}", torch.as_tensor(shift.get(name, 0.0)).clone())
+            self.register_buffer(f"scale_{name}", torch.as_tensor(scale[name]).clone())
 
     @property
     def kind(self) -> Any:

@@ -6,7 +6,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch_geometric.data import Data
 
-from lieattn.geometry import AllPairs, PrincipalFrames, Radius, ScaleFrames, pixel_positions
+from lieattn.geometry import AllPairs, PrincipalFrames, Radius, SampledFrames, ScaleFrames, pixel_positions
 from lieattn.groups import SE, cyclic, tetrahedral
 from lieattn.models import (
     AffineSelfConvNet,
@@ -138,6 +138,21 @@ def test_batches_of_weights_and_features(name):
         for number, out in enumerate(each):
             one = {name: weights[number] for name, weights in ensemble.items()}
             torch.testing.assert_close(out, functional_call(network, one, (data,)), **EXACT)
+
+
+def test_batches_of_features_with_random_frames():
+    """Frames are drawn outside of the transform, the same for all."""
+    torch.manual_seed(0)
+    network = randomize(LieTransformer(1, 1, frames=SampledFrames(2), heads=2, **BALL, **SMALL)).double()
+    data = cloud("lie")
+    features = torch.stack([data.x, 2 * data.x])
+    for training in (False, True):
+        network.train(training)
+        torch.manual_seed(1)
+        found = vmap(lambda x: network(Data(x=x, pos=data.pos)))(features)
+        for x, out in zip(features, found, strict=True):
+            torch.manual_seed(1)
+            torch.testing.assert_close(out, network(Data(x=x, pos=data.pos)), **EXACT)
 
 
 def assert_in_batches(outputs, variable, by_vmap=True):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_arguments, check_choice, check_count, check_is, check_neighborhood, check_tensor
+from lieattn._functional import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds, ranks
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._neighbors import Nearest, Neighborhood, PixelSquare, Radius
@@ -160,6 +161,7 @@ class SampledFrames:
             frames = self._draw(sites.stabilizer, number, sites.generator)
         return frames.to(clouds.pos)[place]
 
+    @outside_of_transforms
     def _draw(self, group: Group, number: int, generator: torch.Generator) -> Tensor:
         # One element is a design by itself.
         if self.design or (self.design is None and self.count > 1 and _has_design(group, self.count)):

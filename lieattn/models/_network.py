@@ -21,6 +21,7 @@ from lieattn._checks import (
     check_size,
     may_look,
 )
+from lieattn._functional import outside_of_transforms
 from lieattn._recorded import Recorded
 from lieattn._tied import TiedWeights, tied_to_group
 from lieattn.geometry import (
@@ -481,6 +482,7 @@ def cutoff_of(neighborhood: Neighborhood, cutoff: float | None) -> float:
     return float(found)
 
 
+@outside_of_transforms
 def new_generator() -> torch.Generator:
     """A generator that continues torch's default one, for what training draws."""
     return torch.Generator().manual_seed(int(torch.randint(2**62, ())))

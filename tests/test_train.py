@@ -33,6 +33,7 @@ from lieattn.groups import FiniteGroup, cyclic, tetrahedral
 from lieattn.models import FieldModel, FramewiseTransformer, Lifting
 from lieattn.nn import VectorHead
 from lieattn.train import (
+    AveragedWeights,
     CheckpointError,
     Constant,
     EpochSampler,
@@ -399,6 +400,7 @@ def fit(
     more: list[Callback] | None = None,
     schedule: Schedule | None = None,
     rate: float = 0.1,
+    every: int = 1,
     **options,
 ) -> PointSetClassifier:
     seed_everything(7, verbose=False)
@@ -409,7 +411,7 @@ def fit(
         schedule=schedule or WarmupCosine(warmup_epochs=1),
     )
     data = PointSetData(ToyClouds(noise=noise), val=ToyClouds(6), batch_size=batch_size, workers=workers, seed=2)
-    last = LastCheckpoint(every_n_train_steps=1)
+    last = LastCheckpoint(every_n_train_steps=every)
     trainer = Trainer(
         default_root_dir=root,
         accelerator="cpu",
@@ -457,6 +459,77 @@ def test_continued_from_any_step(tmp_path, step):
 )
 def test_continued_with_other_settings(tmp_path, options):
     assert_continues(tmp_path, **{"crash": 7, **options})
+
+
+class Validations(Callback):
+    """Keeps the steps that were validated, and asks to stop behind the batch, or the validation, of a number."""
+
+    def __init__(self, stop: int = -1, behind: str = "batch") -> None:
+        self.stop, self.behind, self.steps = stop, behind, []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        if self.behind == "batch" and trainer.fit_loop.total_batch_idx + 1 == self.stop:
+            trainer.should_stop = True
+
+    def on_validation_end(self, trainer, pl_module) -> None:
+        if not trainer.sanity_checking:
+            self.steps.append(trainer.global_step)
+            if self.behind == "validation" and trainer.fit_loop.total_batch_idx + 1 == self.stop:
+                trainer.should_stop = True
+
+    def state_dict(self) -> dict:
+        return {"steps": list(self.steps)}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        self.steps = state_dict["steps"]
+
+
+@pytest.mark.parametrize(
+    ("stop", "options"),
+    [
+        ({"max_steps": 7}, {}),
+        ({"max_steps": 7}, {"val_check_interval": 2}),
+        ({"max_steps": 4}, {"accumulate_grad_batches": 2}),
+        ({"max_steps": 8}, {"ema": 0.8}),
+        ({"stop": 8}, {}),
+        ({"stop": 8}, {"min_epochs": 3}),
+        ({"stop": 8}, {"ema": 0.8}),
+        ({"stop": 7}, {"val_check_interval": 2}),
+        ({"stop": 7, "behind": "validation"}, {"val_check_interval": 2}),
+        ({"stop": 7, "behind": "validation"}, {"val_check_interval": 2, "ema": 0.8}),
+        ({"stop": 8}, {"accumulate_grad_batches": 2}),
+        ({"stop": 6}, {"accumulate_grad_batches": 2}),
+        ({"stop": 6, "behind": "validation"}, {"accumulate_grad_batches": 2, "val_check_interval": 1}),
+        ({"stop": 10}, {}),
+    ],
+    ids=str,
+)
+def test_stopped_within_an_epoch_and_continued(tmp_path, stop, options):
+    """The rest of the epoch is trained, and what validations leave is what those of a whole run do."""
+
+    def run(name: str, watch: Validations, **limits) -> PointSetClassifier:
+        settings = {"schedule": MultiStep([1, 2], warmup_epochs=2), "every": 0, **options, **limits}
+        averages = [AveragedWeights(settings.pop("ema"))] if "ema" in settings else []
+        return fit(tmp_path / name, more=[*averages, watch], **settings)
+
+    whole, first, second = Validations(), Validations(stop.get("stop", -1), stop.get("behind", "batch")), Validations()
+    expected = run("whole", whole)
+    run("parts", first, **{key: value for key, value in stop.items() if key == "max_steps"})
+    found = run("parts", second, resume=True)
+    assert found.trainer.global_step == expected.trainer.global_step
+    assert found.trainer.current_epoch == EPOCHS
+    assert second.steps == whole.steps
+    for key, value in expected.state_dict().items():
+        assert torch.equal(value, found.state_dict()[key]), key
+
+
+@pytest.mark.parametrize("crash", [7, 8])
+def test_no_validation_is_left_out(tmp_path, crash):
+    """What is saved at a step that is validated is saved behind that."""
+    with pytest.raises(Crash):
+        fit(tmp_path, crash=crash, val_check_interval=2, more=[Validations()])
+    fit(tmp_path, resume=True, val_check_interval=2, more=[parts := Validations()])
+    assert parts.steps == [2, 4, 7, 9, 12, 14]
 
 
 def test_the_comparison_sees_the_noise(tmp_path):

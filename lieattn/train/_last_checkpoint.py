@@ -6,6 +6,8 @@ import io
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -45,8 +47,10 @@ class LastCheckpoint(Checkpoint):
     """Keep ``last.ckpt``: at the end of every epoch, every n steps, and when SIGINT or SIGTERM come.
 
     On a signal the step is finished, the state saved and :class:`TrainingInterrupted` raised; a second signal
-    stops at once. The last step of an epoch saves after the validation that follows it. All checkpoints of the trainer
-    are replaced atomically: there is a whole one, even if the process is killed or the disk is full.
+    stops at once. Where a training ends within an epoch, as by ``max_steps`` or ``max_time``, its step is finished and
+    saved too, so that it can be continued as if it had never stopped. A step with a validation saves after that. All
+    checkpoints of the trainer are replaced atomically: there is a whole one, even if the process is killed or the disk
+    is full.
 
     Parameters
     ----------
@@ -63,6 +67,10 @@ class LastCheckpoint(Checkpoint):
         self.every_n_train_steps = every_n_train_steps
         self._received: int | None = None
         self._handlers: dict[int, Any] = {}
+        self._batch = -1  # that was the last one when the state was saved
+        self._complete = True  # whether the last batch was the last one of its optimizer step
+        self._due = False  # whether a validation belongs to it, by the settings of the trainer
+        self._put_off = False  # whether the training is to end when the step is finished
 
     def path(self, trainer: Trainer) -> Path:
         """Where the file of a trainer is."""
@@ -75,7 +83,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take over the signals; Lightning would stop in the middle of a step."""
-        self._received = None
+        self._received, self._put_off, self._batch = None, False, -1
         if threading.current_thread() is threading.main_thread():
             self._handlers = {signum: signal.signal(signum, self._receive) for signum in _SIGNALS}
 
@@ -83,15 +91,29 @@ class LastCheckpoint(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save if it is time, or stop, between two optimizer steps of an epoch."""
-        if trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches:
-            return
-        stop = self._stop(trainer)
-        if stop or (self.every_n_train_steps and trainer.global_step % self.every_n_train_steps == 0):
-            self._save(trainer, stop)
+        self._complete = trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        self._finish_step(trainer)
+        within = self._complete and not trainer.is_last_batch
+        self._due = within and _validation_is_due(trainer)
+        if within and not self._due:
+            self._save_within_epoch(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Do so after the validation that belongs to a step, which a continued training would leave out."""
+        self._finish_step(trainer)
+        if self._due:
+            self._due = False
+            self._save_within_epoch(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save, and stop if asked to."""
-        self._save(trainer, self._stop(trainer))
+        stop = self._stop(trainer)
+        if trainer.is_last_batch:
+            self._save(trainer, stop)
+            return
+        # Lightning calls this also where it was told to stop within the epoch, perhaps after one validation more.
+        with _unfinished_epoch(trainer):
+            self._save(trainer, stop, again=False)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give the signals back."""
@@ -116,8 +138,46 @@ class LastCheckpoint(Checkpoint):
         # The processes must agree, because saving is done together.
         return trainer.strategy.reduce_boolean_decision(self._received is not None, all=False)
 
-    def _save(self, trainer: Trainer, stop: bool) -> None:
-        path = self.path(trainer)
-        trainer.save_checkpoint(path, weights_only=False)
+    def _finish_step(self, trainer: Trainer) -> None:
+        """Put off the end of the training until gradients that are being accumulated were used: none are saved."""
+        if not self._complete:
+            self._put_off = self._put_off or trainer.should_stop
+            trainer.should_stop = False
+        elif self._put_off:
+            self._put_off, trainer.should_stop = False, True
+
+    def _save_within_epoch(self, trainer: Trainer) -> None:
+        """Save if it is time or the training ends here, and stop if asked to."""
+        stop, steps = self._stop(trainer), trainer.global_step
+        ends = steps == trainer.max_steps or (trainer.should_stop and trainer.fit_loop._can_stop_early)
+        if stop or ends or (self.every_n_train_steps and steps % self.every_n_train_steps == 0):
+            self._save(trainer, stop)
+
+    def _save(self, trainer: Trainer, stop: bool, *, again: bool = True) -> None:
+        path, batch = self.path(trainer), trainer.fit_loop.total_batch_idx
+        if again or batch != self._batch:
+            trainer.save_checkpoint(path, weights_only=False)
+            self._batch = batch
         if stop:
             raise TrainingInterrupted(self._received or signal.SIGTERM, trainer.global_step, path)
+
+
+def _validation_is_due(trainer: Trainer) -> bool:
+    """Whether a validation follows the present batch that does not come from the end of the training."""
+    stop, trainer.should_stop = trainer.should_stop, False
+    due: bool = trainer.fit_loop.epoch_loop._should_check_val_fx(trainer.fit_loop._data_fetcher)  # type: ignore[arg-type]
+    trainer.should_stop = stop
+    return due
+
+
+@contextmanager
+def _unfinished_epoch(trainer: Trainer) -> Iterator[None]:
+    """Have the epoch, which Lightning has counted, not counted in what is saved, or else its rest would be left out."""
+    progress = trainer.fit_loop.epoch_progress
+    for count in (progress.total, progress.current):
+        count.processed -= 1  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for count in (progress.total, progress.current):
+            count.processed += 1  # type: ignore[attr-defined]

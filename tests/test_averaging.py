@@ -18,6 +18,7 @@ from lieattn.train import (
     AveragedWeights,
     CheckpointError,
     LastCheckpoint,
+    PointSetClassifier,
     PointSetData,
     PointSetRegressor,
     UsageError,
@@ -33,6 +34,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*Checkpoint directory .* exists and is not empty.*"),
     pytest.mark.filterwarnings("ignore:.*JsonargparseDeprecationWarning.*"),
     pytest.mark.filterwarnings("ignore:.*was not created with WeightAveraging.*"),
+    pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint need to be provided.*"),
 ]
 DECAY = 0.8
 
@@ -122,6 +124,47 @@ def test_continued_to_the_same_bits(tmp_path, options):
     for entry in ("state_dict", "current_model_state", "averaging_state"):
         for name, value in saved[0][entry].items():
             assert torch.equal(value, saved[1][entry][name]), (entry, name)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, parts.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "16-true"])
+def test_averages_in_the_precision_of_the_weights(tmp_path, precision):
+    """Averages of few digits would stand still, so that they have float32, of which validation sees what fits."""
+
+    def network():
+        torch.manual_seed(1)
+        return FramewiseTransformer(cyclic(4), 1, 2, channels=4, layers=1, heads=1)
+
+    def run(name, steps, **more):
+        averaging = AveragedWeights(DECAY)
+        callbacks = [averaging, steps]
+        return averaging, fit(tmp_path / name, network=network(), precision=precision, more=callbacks, **more)
+
+    steps = Steps()
+    averaging, whole = run("whole", steps)
+    dtype = {"64": torch.float64, "bf": torch.bfloat16, "16": torch.float16}[precision[:2]]
+    tolerance = 1e-13 if dtype == torch.float64 else 1e-6
+    expected = averages([{name: value.double() for name, value in state.items()} for state in steps.states])
+    kept = averaging._average_model.module.network.state_dict()
+    checkpoint = read_checkpoint(tmp_path / "whole/checkpoints/last.ckpt")
+    for name, value in whole.network.state_dict().items():
+        torch.testing.assert_close(kept[name].double(), expected[name], rtol=0, atol=tolerance)
+        assert value.dtype == dtype
+        assert torch.equal(value, kept[name].to(dtype))
+        assert torch.equal(checkpoint["state_dict"][f"network.{name}"], value)
+        assert checkpoint["state_dict"][f"network.{name}"].dtype == dtype
+    validated = float(whole.trainer.callback_metrics["val/loss"])
+    tester = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, precision=precision)
+    path = tmp_path / "whole/checkpoints/last.ckpt"
+    (measured,) = tester.validate(PointSetClassifier(network(), 2), whole.trainer.datamodule, path, verbose=False)
+    assert measured["val/loss"] == pytest.approx(validated, rel=1e-2)
+    assert load_network(path)
+    with pytest.raises(Crash):
+        run("parts", Steps(), crash=7)
+    again, parts = run("parts", Steps(), resume=True)
+    for name, value in again._average_model.state_dict().items():
+        assert torch.equal(value, averaging._average_model.state_dict()[name]), name
     for name, value in whole.state_dict().items():
         assert torch.equal(value, parts.state_dict()[name]), name
 

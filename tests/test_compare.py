@@ -344,6 +344,14 @@ def test_averages_of_the_weights_are_tested_and_kept(tmp_path, monkeypatch):
         assert float(accuracy) == pytest.approx(cell["metrics"]["accuracy"])
 
 
+def test_averages_in_the_precision_of_the_weights(tmp_path):
+    options = {"ema": 0.8, "seeds": [0], "fractions": [1.0], "budget__steps": 4}
+    report = compare(tmp_path, **options, trainer__precision="64-true")
+    assert [cell["failed"] for cell in report["cells"]] == [None, None]
+    weights = train.read_checkpoint(next(tmp_path.rglob("best.ckpt")))["state_dict"].values()
+    assert {weight.dtype for weight in weights} == {torch.float64}
+
+
 def test_cells_with_averages_are_others(tmp_path):
     plain, averaged = settings(tmp_path), settings(tmp_path, ema=0.9)
     cell, model = plain.cells()[0], plain.models["distances"]

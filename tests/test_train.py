@@ -449,6 +449,7 @@ def test_continued_from_any_step(tmp_path, step):
         {"max_steps": 12, "max_epochs": -1, "crash": 5},
         {"limit_train_batches": 3, "crash": 4},
         {"val_check_interval": 2},
+        {"precision": "64-true"},
         *(
             {"schedule": schedule, "crash": crash}
             for schedule in (Plateau(0, 0.5, warmup_epochs=1.2), MultiStep([1, 2], warmup_epochs=2, warmup_per="epoch"))

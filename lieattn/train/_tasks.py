@@ -202,6 +202,7 @@ class PointSetTask(Recorded, LightningModule, ABC):
             check_content(checkpoint, "the checkpoint", apart=[self.CHECKPOINT_HYPER_PARAMS_KEY])
         if self._trainer is not None:
             check_averaging(self._trainer, checkpoint)
+            self._trainer.precision_plugin.convert_module(self)  # or weights of 64 bits are rounded in loading
         check_finite(checkpoint["state_dict"], self)
         check_group(checkpoint, self.network)
         entry = checkpoint.get(KEY, {})

@@ -52,7 +52,7 @@ from lieattn.train import (
     load_weights,
     read_checkpoint,
 )
-from lieattn.train._checkpoint import FORMAT, check_content, describe_group
+from lieattn.train._checkpoint import FORMAT, check_content, describe_group, describe_input
 from lieattn.train._data import random_state, set_random_state
 
 pytestmark = [
@@ -339,6 +339,20 @@ def test_random_transforms_depend_on_the_item_alone():
 
 def test_random_rotations_depend_on_the_item_alone():
     """The transforms of lieattn_datasets have generators of their own, which must not remember the items before."""
+def test_lists_are_data_sets(tmp_path):
+    """In their order the same clouds give the same batches."""
+    clouds = [ToyClouds()[number] for number in range(4)]
+    batches = list(PointSetData(clouds, batch_size=3, shuffle=False, seed=1).train_dataloader())
+    assert [batch.num_graphs for batch in batches] == [3, 1]
+    assert torch.equal(torch.cat([batch.pos for batch in batches]), torch.cat([cloud.pos for cloud in clouds]))
+
+
+def test_the_kind_of_clouds_without_points():
+    empty = Data(x=torch.ones(0, 2, 3), pos=torch.ones(0, 2))
+    found = describe_input(Batch.from_data_list([empty, empty]))
+    assert (found["points"], found["channels"], found["dim"]) == (0, 6, 2)
+
+
     from lieattn_datasets import RandomRotatePoints
 
     class Turned(ToyClouds):

@@ -340,7 +340,7 @@ def describe_input(batch: Batch) -> dict[str, Any]:
             found[name] = {"shape": list(value.shape[1:]), "values": values}
     return {
         "points": math.ceil((batch.num_nodes or 0) / batch.num_graphs),
-        "channels": None if x is None else int(x[0].numel()),
+        "channels": None if x is None else math.prod(x.shape[1:]),
         "dim": None if pos is None else int(pos.shape[1]),
         "grid": None if grid is None else grid[0].tolist(),
         "attributes": found,

@@ -16,12 +16,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from lightning.pytorch import Callback, Trainer, seed_everything
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_mean_pool
 
@@ -83,6 +84,13 @@ class ToyClouds(Dataset):
 
 
 class ToyNetwork(nn.Module):
+class ToyStream(IterableDataset):
+    """Clouds without numbers."""
+
+    def __iter__(self):
+        return iter([ToyClouds()[0]])
+
+
     """Sees distances from the center of each cloud alone, so it is invariant to every rotation."""
 
     guarantee = "invariant to all rotations and translations"
@@ -297,6 +305,19 @@ def test_bad_arguments(build, message):
         build()
 
 
+        (lambda: PointSetData([]).train_dataloader(), "data.train: the data set is empty"),
+        (
+            lambda: PointSetData(ToyStream()).train_dataloader(),
+            "data.train: expected a data set with a length and items by index, got ToyStream",
+        ),
+        (
+            lambda: next(iter(PointSetData([Data(pos=torch.ones(2, 2), x=np.ones((2, 1)))]).train_dataloader())),
+            r"data\.x: expected a tensor, got an array of NumPy in item 0",
+        ),
+        *(
+            (lambda name=name: PointSetRegressor(nn.Identity(), name), f"targets: .* without dots, got {name!r}")
+            for name in ("dipole.x", "")
+        ),
 # Data
 
 
@@ -318,6 +339,20 @@ def test_order_depends_on_seed_and_epoch_and_can_start_in_the_middle():
 
 
 def test_replicas_share_the_items():
+def test_lists_are_data_sets(tmp_path):
+    """In their order the same clouds give the same batches."""
+    clouds = [ToyClouds()[number] for number in range(4)]
+    batches = list(PointSetData(clouds, batch_size=3, shuffle=False, seed=1).train_dataloader())
+    assert [batch.num_graphs for batch in batches] == [3, 1]
+    assert torch.equal(torch.cat([batch.pos for batch in batches]), torch.cat([cloud.pos for cloud in clouds]))
+
+
+def test_the_kind_of_clouds_without_points():
+    empty = Data(x=torch.ones(0, 2, 3), pos=torch.ones(0, 2))
+    found = describe_input(Batch.from_data_list([empty, empty]))
+    assert (found["points"], found["channels"], found["dim"]) == (0, 6, 2)
+
+
     whole = [index for _, index in EpochSampler(11)]
     parts = [[index for _, index in EpochSampler(11, replicas=2, rank=rank)] for rank in (0, 1)]
     assert len(parts[0]) == len(parts[1]) == 6
@@ -339,20 +374,6 @@ def test_random_transforms_depend_on_the_item_alone():
 
 def test_random_rotations_depend_on_the_item_alone():
     """The transforms of lieattn_datasets have generators of their own, which must not remember the items before."""
-def test_lists_are_data_sets(tmp_path):
-    """In their order the same clouds give the same batches."""
-    clouds = [ToyClouds()[number] for number in range(4)]
-    batches = list(PointSetData(clouds, batch_size=3, shuffle=False, seed=1).train_dataloader())
-    assert [batch.num_graphs for batch in batches] == [3, 1]
-    assert torch.equal(torch.cat([batch.pos for batch in batches]), torch.cat([cloud.pos for cloud in clouds]))
-
-
-def test_the_kind_of_clouds_without_points():
-    empty = Data(x=torch.ones(0, 2, 3), pos=torch.ones(0, 2))
-    found = describe_input(Batch.from_data_list([empty, empty]))
-    assert (found["points"], found["channels"], found["dim"]) == (0, 6, 2)
-
-
     from lieattn_datasets import RandomRotatePoints
 
     class Turned(ToyClouds):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch.utils.data import Dataset, DistributedSampler
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
@@ -26,6 +26,8 @@ from lieattn.train._checkpoint import UsageError
 from lieattn.train._weights import REPEATED
 
 _MOST_WORKERS = 512
+_Items = Dataset[Any] | list[Data]
+_TENSORS = ("pos", "x", "z", "y", "grid")
 
 
 @contextmanager
@@ -156,7 +158,7 @@ class _SeededItems(Dataset[Data]):
     Those asked for as (epoch, index, repeated) say whether they are there to fill up a batch alone.
     """
 
-    def __init__(self, source: Dataset[Data], seed: int) -> None:
+    def __init__(self, source: _Items, seed: int) -> None:
         self.source = source
         self.seed = seed
 
@@ -172,6 +174,9 @@ class _SeededItems(Dataset[Data]):
         if not isinstance(item, Data):
             name = type(self.source).__name__
             raise UsageError(f"data: item {index} of {name} is a {type(item).__name__}, expected torch_geometric Data")
+        for attribute in _TENSORS:  # arrays would become lists of them, of which nothing later knows what they were
+            if isinstance(item.get(attribute), np.ndarray):
+                raise UsageError(f"data.{attribute}: expected a tensor, got an array of NumPy in item {index}")
         if repeated:
             item = copy.copy(item)
             item[REPEATED] = torch.tensor(repeated)
@@ -212,7 +217,8 @@ class PointSetData(LightningDataModule):
     Parameters
     ----------
     train, val, test, predict
-        Data sets of ``torch_geometric.data.Data``; those that are needed.
+        Data sets or lists of ``torch_geometric.data.Data``; those that are needed. Their items have indices, on which
+        order and choices depend: a stream, as an ``IterableDataset`` is, has none.
     batch_size, eval_batch_size
         Clouds in a batch of the training set, per process, and of the other three; by default as many.
     workers
@@ -234,10 +240,10 @@ class PointSetData(LightningDataModule):
     def __init__(
         self,
         # Without the type of the items, for which jsonargparse would build the base class itself.
-        train: Dataset | None = None,  # type: ignore[type-arg]
-        val: Dataset | None = None,  # type: ignore[type-arg]
-        test: Dataset | None = None,  # type: ignore[type-arg]
-        predict: Dataset | None = None,  # type: ignore[type-arg]
+        train: Dataset | list[Data] | None = None,  # type: ignore[type-arg]
+        val: Dataset | list[Data] | None = None,  # type: ignore[type-arg]
+        test: Dataset | list[Data] | None = None,  # type: ignore[type-arg]
+        predict: Dataset | list[Data] | None = None,  # type: ignore[type-arg]
         batch_size: int = 8,
         eval_batch_size: int | None = None,
         workers: int = 0,
@@ -252,7 +258,7 @@ class PointSetData(LightningDataModule):
                 check_count(name, value, least=int(name.endswith("size")))
         if workers > _MOST_WORKERS:  # they would all be started before anything fails
             raise ValueError(f"workers: expected at most {_MOST_WORKERS} processes, got {workers}")
-        self.sets: dict[str, Dataset[Any] | None] = {"train": train, "val": val, "test": test, "predict": predict}
+        self.sets: dict[str, _Items | None] = {"train": train, "val": val, "test": test, "predict": predict}
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size or batch_size
         self.workers = workers
@@ -336,6 +342,9 @@ class PointSetData(LightningDataModule):
         source = self.sets[name]
         if source is None:
             raise UsageError(f"data.{name}: no data set was given for it")
+        if isinstance(source, IterableDataset) or not hasattr(source, "__len__"):
+            kind = type(source).__name__
+            raise UsageError(f"data.{name}: expected a data set with a length and items by index, got {kind}")
         items = _SeededItems(source, self.seed)
         if not len(items):
             raise UsageError(f"data.{name}: the data set is empty")

@@ -44,6 +44,7 @@ from lieattn.train import (
     Plateau,
     PointSetClassifier,
     PointSetData,
+    PointSetRegressor,
     Schedule,
     WarmupCosine,
     build,
@@ -83,7 +84,6 @@ class ToyClouds(Dataset):
         return Data(x=torch.ones(5, 1), pos=pos, y=torch.tensor([index % 2]))
 
 
-class ToyNetwork(nn.Module):
 class ToyStream(IterableDataset):
     """Clouds without numbers."""
 
@@ -91,6 +91,7 @@ class ToyStream(IterableDataset):
         return iter([ToyClouds()[0]])
 
 
+class ToyNetwork(nn.Module):
     """Sees distances from the center of each cloud alone, so it is invariant to every rotation."""
 
     guarantee = "invariant to all rotations and translations"
@@ -297,14 +298,6 @@ def test_named_parameters_have_no_weight_decay():
         (lambda: PointSetData(ToyClouds(), workers=-1), "workers: expected an integer of at least 0, got -1"),
         (lambda: PointSetData().train_dataloader(), "data.train: no data set was given"),
         (lambda: PointSetData(ToyClouds(0)).train_dataloader(), "data.train: the data set is empty"),
-        (lambda: LastCheckpoint(every_n_train_steps=-2), "every_n_train_steps: expected at least 0, got -2"),
-    ],
-)
-def test_bad_arguments(build, message):
-    with pytest.raises(ValueError, match=message):
-        build()
-
-
         (lambda: PointSetData([]).train_dataloader(), "data.train: the data set is empty"),
         (
             lambda: PointSetData(ToyStream()).train_dataloader(),
@@ -318,6 +311,14 @@ def test_bad_arguments(build, message):
             (lambda name=name: PointSetRegressor(nn.Identity(), name), f"targets: .* without dots, got {name!r}")
             for name in ("dipole.x", "")
         ),
+        (lambda: LastCheckpoint(every_n_train_steps=-2), "every_n_train_steps: expected at least 0, got -2"),
+    ],
+)
+def test_bad_arguments(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
 # Data
 
 
@@ -338,7 +339,6 @@ def test_order_depends_on_seed_and_epoch_and_can_start_in_the_middle():
     assert orders[0] != orders[1]
 
 
-def test_replicas_share_the_items():
 def test_lists_are_data_sets(tmp_path):
     """In their order the same clouds give the same batches."""
     clouds = [ToyClouds()[number] for number in range(4)]
@@ -353,6 +353,7 @@ def test_the_kind_of_clouds_without_points():
     assert (found["points"], found["channels"], found["dim"]) == (0, 6, 2)
 
 
+def test_replicas_share_the_items():
     whole = [index for _, index in EpochSampler(11)]
     parts = [[index for _, index in EpochSampler(11, replicas=2, rank=rank)] for rank in (0, 1)]
     assert len(parts[0]) == len(parts[1]) == 6
@@ -687,6 +688,9 @@ def test_shapes_of_logits_and_labels_are_checked():
         PointSetClassifier(ToyNetwork(cyclic(4)), 3)(batch)
     batch.y[1] = 2
     with pytest.raises(ValueError, match=r"data: expected labels y in 0 \.\. 1, got 0 \.\. 2"):
+        PointSetClassifier(ToyNetwork(cyclic(4)), 2).training_step(batch, 0)
+    batch.y = batch.y.float()
+    with pytest.raises(ValueError, match=r"data: expected labels y of an integer dtype, got torch\.float32"):
         PointSetClassifier(ToyNetwork(cyclic(4)), 2).training_step(batch, 0)
     del batch.y
     with pytest.raises(ValueError, match=r"expected one label y per cloud, \[2\], got none"):

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from lieattn.train._last_checkpoint import LastCheckpoint, TrainingInterrupted
     from lieattn.train._muon import Muon
     from lieattn.train._schedule import Constant, MultiStep, Plateau, Schedule, WarmupCosine
-    from lieattn.train._tasks import NonFiniteError, PointSetClassifier, PointSetRegressor, PointSetTask, named_outputs
+    from lieattn.train._targets import named_outputs
+    from lieattn.train._tasks import NonFiniteError, PointSetClassifier, PointSetRegressor, PointSetTask
 
 __all__ = [
     "AveragedWeights",
@@ -62,7 +63,7 @@ __all__ = [
 ]
 
 # Those that do not import Lightning come first.
-_HOMES = ("_checkpoint", "_schedule", "_muon", "_last_checkpoint", "_averaging", "_equivariance", "_data", "_tasks")
+_HOMES = "_checkpoint _targets _schedule _muon _last_checkpoint _averaging _equivariance _data _tasks".split()
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch_geometric.data import Batch, Data
 from torchmetrics import MeanMetric
 
-from lieattn._checks import check_arguments, check_is
+from lieattn._checks import check_arguments
 from lieattn._digest import KEY, add_digests
 from lieattn._recorded import Recorded, describe
 from lieattn._tied import settle
@@ -38,6 +38,7 @@ from lieattn.train._checkpoint import (
 )
 from lieattn.train._data import random_state, set_random_states
 from lieattn.train._schedule import Constant, Plateau, Schedule
+from lieattn.train._targets import check_targets, labels_of, named_outputs
 from lieattn.train._weights import Losses, counted, degrees, per_point, squared_sine, target_weights, weighted_sums
 
 OptimizerFactory = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]
@@ -221,16 +222,6 @@ class PointSetTask(Recorded, LightningModule, ABC):
         self._random = None
 
 
-def named_outputs(outputs: Any, name: str) -> dict[str, Tensor]:
-    """Outputs of a network by name, from a mapping, a named tuple, or one tensor, which gets the name given."""
-    check_arguments(named_outputs, locals())
-    if isinstance(outputs, Tensor):
-        return {name: outputs}
-    outputs = outputs._asdict() if hasattr(outputs, "_asdict") else outputs
-    check_is("outputs", outputs, Mapping)
-    return dict(outputs)
-
-
 class PointSetClassifier(PointSetTask):
     """Train a network on clouds with one label, or several, with cross entropy.
 
@@ -300,16 +291,11 @@ class PointSetClassifier(PointSetTask):
 
     def evaluate(self, batch: Batch, stage: str) -> Tensor:
         """Cross entropy of one batch; logs it and the accuracy."""
-        labels = batch.y
-        shape = (batch.num_graphs,) if self.labels == 1 else (batch.num_graphs, self.labels)
-        if labels is None or labels.shape != shape:
-            found = "none" if labels is None else list(labels.shape)
-            count = "one label" if self.labels == 1 else f"{self.labels} labels"
-            raise ValueError(f"data: expected {count} y per cloud, {list(shape)}, got {found}")
+        labels = labels_of(batch, self.labels)
         importance = target_weights(batch, "y", labels)
         rows = torch.arange(labels.numel(), device=labels.device).reshape(labels.shape)
         rows, weights = counted(rows, importance)
-        labels = labels.flatten()[rows]
+        labels = labels.flatten()[rows].long()
         if len(rows) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
             got = f"{int(labels.min())} .. {int(labels.max())}"
             raise ValueError(f"data: expected labels y in 0 .. {self.classes - 1}, got {got}")
@@ -377,8 +363,7 @@ class PointSetRegressor(PointSetTask):
         self.targets = {targets: 1.0} if isinstance(targets, str) else dict(targets)
         if loss not in _LOSSES:
             raise ValueError(f"loss: expected one of {sorted(_LOSSES)}, got {loss!r}")
-        if not self.targets or any(not weight >= 0 for weight in self.targets.values()):
-            raise ValueError(f"targets: expected names with weights of at least 0, got {self.targets}")
+        check_targets(self.targets)
         if loss == "rotation":
             if shift or scale_of:
                 raise ValueError(f"shift, scale_of: rotations have none, got {shift or scale_of}")

@@ -1,0 +1,43 @@
+"""What outputs of networks are compared with: labels, and attributes of the data by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from lieattn._checks import check_arguments, check_is, kind
+
+
+def named_outputs(outputs: Any, name: str) -> dict[str, Tensor]:
+    """Outputs of a network by name, from a mapping, a named tuple, or one tensor, which gets the name given."""
+    check_arguments(named_outputs, locals())
+    if isinstance(outputs, Tensor):
+        return {name: outputs}
+    outputs = outputs._asdict() if hasattr(outputs, "_asdict") else outputs
+    check_is("outputs", outputs, Mapping)
+    return dict(outputs)
+
+
+def labels_of(batch: Batch, number: int) -> Tensor:
+    """The labels y of a batch, ``[clouds]``, or ``[clouds, number]`` of several; ValueError if they are none."""
+    labels = batch.get("y")
+    shape = [batch.num_graphs] if number == 1 else [batch.num_graphs, number]
+    if not isinstance(labels, Tensor) or list(labels.shape) != shape:
+        found = "none" if labels is None else list(labels.shape) if isinstance(labels, Tensor) else kind(labels)
+        count = "one label" if number == 1 else f"{number} labels"
+        raise ValueError(f"data: expected {count} y per cloud, {shape}, got {found}")
+    if labels.is_floating_point() or labels.is_complex():
+        raise ValueError(f"data: expected labels y of an integer dtype, got {labels.dtype}")
+    return labels
+
+
+def check_targets(targets: Mapping[str, float]) -> None:
+    """Raise ValueError unless these are names of attributes and their weights in the loss."""
+    if not targets or any(not weight >= 0 for weight in targets.values()):
+        raise ValueError(f"targets: expected names with weights of at least 0, got {targets}")
+    for name in targets:
+        if not name or "." in name:  # which no buffer may have in its name
+            raise ValueError(f"targets: expected names of attributes without dots, got {name!r}")

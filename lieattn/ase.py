@@ -32,6 +32,8 @@ LengthUnit = Literal["Å", "nm", "Bohr"]
 _ENERGIES = {"eV": 1.0, "meV": 1e-3, "kcal/mol": units.kcal / units.mol, "kJ/mol": units.kJ / units.mol, "Ha": units.Ha}
 _LENGTHS = {"Å": 1.0, "nm": 10.0, "Bohr": units.Bohr}
 
+_Units = tuple[Tensor, Tensor, bool]  # scale and shift of energies, and whether that is one for each atom
+
 
 class Calculator(AseCalculator):
     r"""ASE calculator of a network that gives energies.
@@ -46,10 +48,10 @@ class Calculator(AseCalculator):
     model
         Gives energies in its own units, ``[clouds]`` or ``[clouds, 1]``: any invariant network with ``pool="sum"``, an
         :class:`lieattn.models.EnergyForces` around it, either in :class:`lieattn.models.Rescaled`, as ``task.model`` of
-        a trained task is, what ``lieattn.load`` gives, or an :class:`lieattn.models.Ensemble` of such: energies,
-        forces and stresses are means then, and ``results`` has ``"energy_std"`` (eV) and ``"forces_std"`` (eV/Å) too,
-        which are unbiased. It is copied, put into eval mode, and reads ``data.pos``, ``data.z`` (int64 nuclear charges)
-        and, where atoms repeat, ``data.cell`` and ``data.pbc``. What it reads of a whole structure
+        a trained task is, what ``lieattn.load`` gives, or an :class:`lieattn.models.Ensemble` of such, or within these:
+        energies, forces and stresses are means then, and ``results`` has ``"energy_std"`` (eV) and ``"forces_std"``
+        (eV/Å) too, which are unbiased. It is copied, put into eval mode, and reads ``data.pos``, ``data.z`` (int64
+        nuclear charges) and, where atoms repeat, ``data.cell`` and ``data.pbc``. What it reads of a whole structure
         (:class:`lieattn.models.CloudInputs`) are entries of ``atoms.info``, such as ``atoms.info["charge"] = 1``;
         ValueError is raised for atoms without.
     transform
@@ -86,10 +88,10 @@ class Calculator(AseCalculator):
         check_choice("energy_unit", energy_unit, EnergyUnit)
         check_choice("length_unit", length_unit, LengthUnit)
         super().__init__()
-        networks = list(model.networks) if isinstance(model, Ensemble) else [model]
-        self._members = [_Member(network, jumps) for network in networks]
+        models = list(model.networks) if isinstance(model, Ensemble) else [model]
+        self._members = [_Member(network, scales, jumps) for one in models for network, scales in _networks(one)]
         self.model = self._members[0].model
-        if len(networks) > 1:
+        if len(self._members) > 1:
             self.implemented_properties = [*type(self).implemented_properties, "energy_std", "forces_std"]
         self.transform, self._energy, self._length = transform, _ENERGIES[energy_unit], _LENGTHS[length_unit]
 
@@ -141,14 +143,24 @@ class Calculator(AseCalculator):
 class _Member:
     """A copy of one network, and its units of energy."""
 
-    def __init__(self, model: nn.Module, jumps: Literal["refuse", "allow"]) -> None:
-        self.scale, self.shift, self.extensive = _units_of_energy(model)
-        network: Any = model.network if isinstance(model, Rescaled) else model
-        network = network.model if isinstance(network, EnergyForces) else network
+    def __init__(self, network: Any, scales: _Units, jumps: Literal["refuse", "allow"]) -> None:
+        self.scale, self.shift, self.extensive = scales
         network = copy.deepcopy(network)
         if isinstance(network, nn.Module):
             settle(network)  # it is trained, so a radius that was left open is what it was in training
         self.model = EnergyForces(network, jumps=jumps).eval().requires_grad_(False)
+
+
+def _networks(model: nn.Module) -> list[tuple[Any, _Units]]:
+    """What gives the energies, several of an ensemble, and their units."""
+    scales = _units_of_energy(model)
+    network = _energies(model.network if isinstance(model, Rescaled) else model)
+    networks = network.networks if isinstance(network, Ensemble) else [network]
+    return [(_energies(one), scales) for one in networks]
+
+
+def _energies(network: nn.Module) -> Any:
+    return network.model if isinstance(network, EnergyForces) else network
 
 
 def _number(atoms: Atoms, name: str, like: Tensor) -> Tensor:
@@ -164,7 +176,7 @@ def _array(tensor: Tensor) -> Any:
     return tensor.double().cpu().numpy()
 
 
-def _units_of_energy(model: nn.Module) -> tuple[Tensor, Tensor, bool]:
+def _units_of_energy(model: nn.Module) -> _Units:
     """Scale and shift of energies, and whether that is one for each atom.
 
     ValueError is raised if their derivatives were trained with another scale.

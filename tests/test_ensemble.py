@@ -117,6 +117,24 @@ def test_calculator_of_ase(networks):
     np.testing.assert_allclose(atoms.calc.results["forces_std"], forces.std(axis=0, ddof=1), atol=1e-12)
 
 
+def test_calculator_of_ase_finds_the_ensemble(networks):
+    """Also within what gives forces of its mean, or other units."""
+    ase, calculator = pytest.importorskip("ase"), pytest.importorskip("lieattn.ase")
+    atoms = ase.Atoms("OH2", [[0, 0, 0.12], [0, 0.76, -0.48], [0, -0.76, -0.48]])
+    energies = [one.model if isinstance(one, EnergyForces) else one for one in networks]
+    mean, units = EnergyForces(Ensemble(energies)), ({"energy": 2.0}, {"energy": 3.0})
+    found = []
+    for model in (mean, Rescaled(mean, *units), Ensemble([Rescaled(one, *units) for one in networks])):
+        atoms.calc = calculator.Calculator(model)
+        atoms.get_potential_energy()
+        found.append([atoms.calc.results[name] for name in ("energy", "energy_std", "forces", "forces_std")])
+    for plain, scaled, apart in zip(*found, strict=True):
+        np.testing.assert_allclose(scaled, apart, atol=1e-12)
+        assert np.shape(plain) == np.shape(scaled)
+    assert 2 * found[0][1] == pytest.approx(found[1][1], abs=1e-12)
+    assert found[0][1] > 0
+
+
 @pytest.mark.parametrize(
     ("made", "error", "message"),
     [

@@ -539,8 +539,10 @@ def test_the_command_draws_trained_networks(tmp_path, monkeypatch, capsys):
         (["--head", "8", "--view", "attention"], "head: expected one of 0..7, got 8"),
         (["--point", "99", "--view", "rollout"], "point: expected one of 0..63, got 99"),
         (["--view", "everything"], "argument --view: invalid choice: 'everything'"),
+        (["--out", "p.xyz"], "argument --out: expected a file .png, .gif, .html, or a folder, got 'p.xyz'"),
     ):
         assert main(["picture", "digits-c8", *arguments]) == 2
         assert told in capsys.readouterr().err
+    assert not Path("p.xyz").exists()
     assert main(["picture", "rot-mnist-p4", "--view", "attention", "--out", "a.gif"]) == 2
     assert "AttentiveCNN has no attention of points to points; it has fields: view 'field'" in capsys.readouterr().err

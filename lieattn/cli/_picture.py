@@ -47,7 +47,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     add("--head", type=natural, help="head of the attention (default: their mean)")
     add("--channel", type=natural, help="channel of the field (default: the norm over all)")
     told = f"a file .png, .gif (query or cloud moves) or .html (one page to explore), or a folder (default {_OUT})"
-    add("--out", type=Path, default=_OUT, metavar="FILE|DIR", help=told)
+    add("--out", type=_out, default=_OUT, metavar="FILE|DIR", help=told)
     options = parsed(parser, arguments, ("data",))
     if not Path(options.checkpoint).exists() and options.checkpoint not in trained_cards():
         known = f"figures are {', '.join(FIGURES)}; trained networks are {', '.join(trained_cards())}"
@@ -73,6 +73,13 @@ def run(name: str, arguments: Sequence[str]) -> int:
                 figure = attention_under_group(network, image)
                 print(f"picture: {save(figure, options.out / f'{stem}_attention.png')}")
     return 0
+
+
+def _out(text: str) -> Path:
+    path = Path(text)
+    if path.suffix and path.suffix not in _SUFFIXES and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file {', '.join(_SUFFIXES)}, or a folder, got {text!r}")
+    return path
 
 
 def _loaded(options: argparse.Namespace) -> tuple[nn.Module, list[Data], str]:

@@ -14,10 +14,11 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import MessagePassing, global_add_pool, global_mean_pool
 from torch_geometric.utils import to_dense_batch
 
+import lieattn
 from lieattn.certify import Certificate, certify
 from lieattn.cli import main
-from lieattn.groups import SE, E, cyclic, dihedral
-from lieattn.models import EnergyForces
+from lieattn.groups import SE, E, cyclic, dihedral, tetrahedral
+from lieattn.models import EnergyForces, FramewiseTransformer
 from lieattn.testing import assert_certified, randomize
 
 QUICK = {"continuity": False, "rotations": 0, "elements": 2, "dtypes": [torch.float64]}
@@ -508,6 +509,19 @@ def test_the_command_takes_networks_by_name(tmp_path, capsys):
     assert "first broken by place (Linear)" in capsys.readouterr().out
     assert main(["certify", f"{__name__}:Scaled", "--model.by", "0", *quick]) == 1
     assert "guarantee vacuous" in capsys.readouterr().out
+
+
+def test_the_command_takes_saved_networks(tmp_path, capsys):
+    path = tmp_path / "network.safetensors"
+    network = FramewiseTransformer(tetrahedral(), 2, 1, channels=4, layers=1, heads=1)
+    lieattn.save(randomize(network), path)
+    quick = ["--features", "2", "--outside", "1", "--clouds", "2", "--points", "5", "--dtype", "float64"]
+    assert main(["certify", str(path), *quick]) == 0
+    printed = capsys.readouterr().out
+    assert "group: T, 12 elements" in printed
+    assert "2 random clouds of 5 points in 3 dimensions" in printed
+    assert main(["test", "--ckpt_path", str(path)]) == 2
+    assert "is a network of lieattn.save, which has neither task nor data" in capsys.readouterr().err
 
 
 class Scaled(nn.Module):

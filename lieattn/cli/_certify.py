@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
 from lieattn._files import replace_text
+from lieattn._saved import load
 from lieattn.certify import TOLERANCES, Certificate, Kind, certify
 from lieattn.cli._options import ArgumentParser, natural, output_file, package, positive, take_settings
 from lieattn.cli._target import drawn_clouds, drawn_images, given_clouds, is_named, made, settings_of
@@ -42,7 +43,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
     The exit status is 0, or 1 if an error is beyond its tolerance or an output does not depend on its input.
     """
     options = parsed(_parser(name), arguments, ("data", "group", "model"))
-    network, clouds, source, weights = _foreign(options) if is_named(options.checkpoint) else _trained(options)
+    foreign = is_named(options.checkpoint) or Path(options.checkpoint).suffix == ".safetensors"
+    network, clouds, source, weights = _foreign(options) if foreign else _trained(options)
     if options.device is not None and isinstance(network, nn.Module):
         network = network.to(options.device)
     group: Group | Literal["search"] | None = None
@@ -80,9 +82,12 @@ def _trained(options: argparse.Namespace) -> tuple[Any, Any, str, dict[str, Tens
 
 
 def _foreign(options: argparse.Namespace) -> tuple[Any, Any, str, dict[str, Tensor]]:
-    """The network that is named, and clouds that are named or drawn."""
+    """The network that is named, or of a file of ``lieattn.save``, and clouds that are named or drawn."""
     torch.manual_seed(options.seed)
-    network = made("TARGET", options.checkpoint, settings_of("model", options.settings))
+    if is_named(options.checkpoint):
+        network = made("TARGET", options.checkpoint, settings_of("model", options.settings))
+    else:
+        network = load(options.checkpoint, options.trust)
     if options.data is not None and is_named(options.data):
         clouds: Any = given_clouds(options.data, options.clouds, settings_of("data", options.settings))
         source = f"{len(clouds)} clouds of {options.data}"
@@ -129,12 +134,12 @@ def _parser(name: str) -> ArgumentParser:
         prog=f"lieattn {name}",
         usage=f"lieattn {name} CHECKPOINT|MODULE:NAME [options]",
         description="Measure how far outputs are from what they should be when the group of a network moves clouds, "
-        "and how much they change under other motions. The network is that of a checkpoint, or what "
+        "and how much they change under other motions. The network is that of a file, or what "
         "package.module:name is: a torch module, its class, a function of a batch, a calculator of ASE, or a function "
         "that makes one of them. Clouds are those of the checkpoint's test set, or random ones. Kinds are position, "
         "vector, pseudovector, pseudoscalar and tensor, several joined by +. docs/certify.md has the rest.",
     )
-    add_cloud_options(parser, 4, "a checkpoint of `lieattn fit`, or package.module:name")
+    add_cloud_options(parser, 4, "a checkpoint of `lieattn fit`, a file of lieattn.save, or package.module:name")
     add = parser.add_argument
     several: dict[str, Any] = {"action": "extend", "nargs": "+", "default": []}
     given = "group to measure, such as --group lieattn.groups.cyclic --group.n 8; or search"

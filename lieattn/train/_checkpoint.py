@@ -90,6 +90,11 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint {path}" + (": it is a folder" if path.is_dir() else ""))
+    if path.suffix == ".safetensors":
+        raise CheckpointError(
+            f"{path} is a network of lieattn.save, which has neither task nor data, and is no checkpoint: "
+            f"`lieattn certify` and `lieattn picture` take it, in Python lieattn.load"
+        )
     try:
         return _read(path)
     except CheckpointError:

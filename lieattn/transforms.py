@@ -12,11 +12,12 @@ every batch. Functions and transforms have the names and the order of arguments 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 from torch_geometric.transforms import BaseTransform
 
 from lieattn._checks import check_arguments, check_choice, check_count, check_length
@@ -217,7 +218,7 @@ class KNNGraph(BaseTransform):
     """Sets ``edge_index`` to the pairs of each point and its ``k`` nearest, and removes ``edge_attr``.
 
     ``force_undirected`` adds the edges back that are missing. For ``displacements`` see :class:`RadiusGraph`, for the
-    rest :func:`knn_graph`.
+    rest :func:`knn_graph`. ValueError is raised for data with a ``cell``, whose images are not searched.
     """
 
     def __init__(
@@ -240,6 +241,8 @@ class KNNGraph(BaseTransform):
     def forward(self, data: Data) -> Data:
         """The data, a copy if the transform is called, with edges."""
         clouds = point_clouds(data)
+        if clouds.cell is not None:
+            raise ValueError("data.cell: the nearest are searched without images; take RadiusGraph, or remove the cell")
         edges = knn_graph(clouds.pos, self.k, clouds.batch, self.loop, ties=self.ties)
         if self.force_undirected:
             edges = torch.unique(torch.cat([edges, edges.flip(0)], dim=1), dim=1)
@@ -267,11 +270,15 @@ class FarthestPoints(BaseTransform):
         if data.get("edge_index") is not None or data.get("face") is not None:
             raise ValueError("data: expected points without edges or faces; choose points first, then make edges")
         chosen = fps(data.pos, data.get("batch"), self.ratio, start=self.start)
-        for name in data.node_attrs():
+        names = data.node_attrs()
+        for name in names:
             data[name] = data[name].index_select(data.__cat_dim__(name, data[name]), chosen)
         if data.get("ptr") is not None:
             counts = torch.bincount(data.batch, minlength=len(data.ptr) - 1)
             data.ptr = torch.cat([data.ptr.new_zeros(1), counts.cumsum(0)])
+            _note_parts(data, counts, [name for name in names if name in getattr(data, "_slice_dict", ())])
+            if hasattr(data._store, "_num_nodes"):
+                data._store._num_nodes = counts.tolist()
         if data.get("num_nodes") is not None and "num_nodes" in data:
             data.num_nodes = len(chosen)
         return data
@@ -286,8 +293,25 @@ def _directed(edges: Tensor, flow: Flow) -> Tensor:
 
 def _with_edges(data: Data, found: Neighbors, flow: Flow, displacements: bool) -> Data:
     data.edge_index, data.edge_attr = _directed(found.edge_index, flow), None
-    if found.shift is not None:
-        data.edge_shift = found.shift
-    if displacements:
-        data.edge_vec = found.displacements(data.pos)
+    # What earlier edges had goes with them.
+    data.edge_shift = found.shift
+    data.edge_vec = found.displacements(data.pos) if displacements else None
+    if isinstance(data, Batch):
+        counts = torch.bincount(data.batch[found.target], minlength=data.num_graphs)
+        names = ("edge_index", "edge_attr", "edge_shift", "edge_vec")
+        _note_parts(data, counts, [name for name in names if name in data], names)
+        if (offsets := getattr(data, "_inc_dict", None)) is not None and data.get("ptr") is not None:
+            data._inc_dict = {**offsets, "edge_index": data.ptr[:-1].cpu()}
     return data
+
+
+def _note_parts(batch: Batch, counts: Tensor, names: Sequence[str], instead_of: Sequence[str] = ()) -> None:
+    """Note how many entries of each cloud attributes of a batch have, as ``to_data_list`` wants to know."""
+    parts, offsets = getattr(batch, "_slice_dict", None), getattr(batch, "_inc_dict", None)
+    if parts is None or offsets is None:  # it was not made of single clouds
+        return
+    # Copies, since the batch shares them with the one that was transformed.
+    parts, offsets = ({k: v for k, v in kept.items() if k not in instead_of} for kept in (parts, offsets))
+    ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).cpu()
+    batch._slice_dict = parts | dict.fromkeys(names, ends)
+    batch._inc_dict = dict.fromkeys(names, torch.zeros(len(counts), dtype=torch.int64)) | offsets

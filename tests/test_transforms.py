@@ -107,6 +107,41 @@ def test_transforms_set_edges_of_batches():
         FarthestPoints()(made)
 
 
+def test_batches_come_apart_again():
+    """As if each cloud had been transformed by itself, also where there were other edges before; the input stays."""
+    pos, _ = points(15)
+    clouds = [Data(pos=part, y=torch.tensor([2.0 * len(part)])) for part in (pos[:6], pos[6:7], pos[7:])]
+    old = [RadiusGraph(1.2, displacements=True)(cloud) for cloud in clouds]
+    for cloud in old:
+        cloud.edge_attr = torch.ones(cloud.num_edges)
+    for made in (RadiusGraph(3.0), RadiusGraph(3.0, displacements=True), KNNGraph(2, force_undirected=True)):
+        for given in (clouds, old):
+            batch = Batch.from_data_list(given)
+            for found, one in zip(made(batch).to_data_list(), given, strict=True):
+                expected = made(one)
+                assert set(found.keys()) == set(expected.keys())
+                assert all(torch.equal(found[name], expected[name]) for name in expected.keys())
+            for found, one in zip(batch.to_data_list(), given, strict=True):
+                assert torch.equal(found.pos, one.pos)
+                assert one.edge_index is None or torch.equal(found.edge_index, one.edge_index)
+    fewer, counted = FarthestPoints(0.5), [Data(pos=one.pos, y=one.y, num_nodes=len(one.pos)) for one in clouds]
+    for given in (clouds, counted):
+        made = RadiusGraph(3.0)(fewer(Batch.from_data_list(given)))
+        for found, one in zip(made.to_data_list(), given, strict=True):
+            expected = RadiusGraph(3.0)(fewer(one))
+            assert found.num_nodes == expected.num_nodes
+            assert all(torch.equal(found[name], expected[name]) for name in ("pos", "y", "edge_index"))
+
+
+def test_edges_of_before_leave_nothing():
+    pos, _ = points(6)
+    found = RadiusGraph(1.0)(RadiusGraph(2.0, displacements=True)(Data(pos=pos, cell=3 * torch.eye(3)[None])))
+    assert len(found.edge_shift) == found.num_edges
+    assert "edge_vec" not in found
+    del found.cell
+    assert "edge_shift" not in RadiusGraph(1.0)(found)
+
+
 def test_images_in_boxes():
     pos = torch.rand(8, 3, generator=torch.Generator().manual_seed(2)) * 3
     cell = torch.tensor([[3.0, 0.2, 0.0], [0.0, 3.1, 0.3], [0.1, 0.0, 2.9]])
@@ -152,6 +187,7 @@ def test_vesin_finds_the_same_images(periodic, number, clouds, side, r):
         (lambda pos: radius_graph(pos, 1.0, flow="up"), ValueError, "flow: expected one of"),
         (lambda pos: knn_graph(pos, 0), ValueError, "k: expected an integer of at least 1"),
         (lambda pos: KNNGraph(2, ties="first"), ValueError, "ties: expected one of"),
+        (lambda pos: KNNGraph(2)(Data(pos=pos, cell=torch.eye(3)[None])), ValueError, "data.cell: the nearest are"),
         (lambda pos: FarthestPoints(2.0), ValueError, "ratio: expected a number above 0"),
         (lambda pos: RadiusGraph(1.0)(Data()), (TypeError, ValueError), "pos"),
     ],

@@ -139,6 +139,11 @@ class TestImages:
         ("make", "error", "message"),
         [
             (lambda: ld.ImagePoints(GRAY[0], [0]), ValueError, "images must be .images, height, width"),
+            (
+                lambda: ld.ImagePoints(torch.rand(2, 1, 5, 5), [0, 1]),
+                ValueError,
+                r"channels last, .*, got shape \(2, 1, 5, 5\), which looks like channels first: permute\(0, 2, 3, 1\)",
+            ),
             (lambda: ld.ImagePoints(GRAY, LABELS[:3]), ValueError, "one per image, shape .12., got .3."),
             (lambda: ld.ImagePoints(GRAY, LABELS * 0.5), TypeError, "labels must be integers, got float64"),
             (lambda: ld.ImagePoints(GRAY, LABELS, num_classes=5), ValueError, "in 0 .. 4, got 0 .. 9"),

@@ -16,6 +16,8 @@ from lieattn_datasets._grid import CHUNK, ImageArray, check_images, make_data
 
 __all__ = ["ImagePoints", "Transform"]
 
+_MOST_CHANNELS = 4  # that images in files have
+
 
 class ImagePoints(Clouds):
     """Labeled images, each made into a point set when it is asked for.
@@ -82,6 +84,11 @@ class ImagePoints(Clouds):
             raise ValueError(
                 "images must be [images, height, width] or [images, height, width, channels] with no "
                 f"size of zero, got shape {shape}"
+            )
+        if len(shape) == 4 and shape[1] <= _MOST_CHANNELS < min(shape[2:]):
+            raise ValueError(
+                f"images must have their channels last, [images, height, width, channels], got shape {shape}, which "
+                f"looks like channels first: permute(0, 2, 3, 1) of a tensor, transpose(0, 2, 3, 1) of an array"
             )
         classes = class_array("labels", labels)
         if classes.shape != shape[:1]:

@@ -878,7 +878,10 @@ class TestFrames:
         ("text", "message"),
         [
             ("", "line 1 is not the number"),
-            ("99999999\n\nH 0 0 0\n", "line 1 is not the number"),
+            ("many\n\nH 0 0 0\n", "line 1 is not the number of the atoms of a frame: 'many'"),
+            ("99999999\n\nH 0 0 0\n", "lines are missing: line 1 promises 99999999 atoms, the file has lines of 1"),
+            ("1\n\nH 0 0 0\n3\n\nH 0 0 0\n", "lines are missing: line 4 promises 3 atoms, the file has lines of 1"),
+            ("3\n", "lines are missing: line 1 promises 3 atoms, the file has lines of 0"),
             ("1\n\nH 0 0 0\n\n1\n\nH 0 0 0\n", "line 4 is not the number"),
             ("1\nProperties=species:S:1:pos:R:9999999999\nH 0 0 0\n", "more than 1000 columns"),
             ("1\n\nXx 0 0 0\n", "frames.xyz"),

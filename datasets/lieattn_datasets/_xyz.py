@@ -103,9 +103,12 @@ def _check_frames(text: str) -> None:
     lines = text.rstrip().split("\n")
     at = 0
     while at < len(lines):
-        if not re.fullmatch(r"\s*[0-9]{1,9}\s*", lines[at]) or not 0 < int(lines[at]) <= len(lines) - at - 2:
-            raise ValueError(f"line {at + 1} is not the number of the atoms on the lines behind it: {lines[at]!r}")
-        at += int(lines[at]) + 2
+        if not re.fullmatch(r"\s*[0-9]{1,9}\s*", lines[at]) or int(lines[at]) == 0:
+            raise ValueError(f"line {at + 1} is not the number of the atoms of a frame: {lines[at]!r}")
+        atoms, there = int(lines[at]), max(0, len(lines) - at - 2)
+        if atoms > there:
+            raise ValueError(f"lines are missing: line {at + 1} promises {atoms} atoms, the file has lines of {there}")
+        at += atoms + 2
 
 
 def _properties(line: str) -> dict[str, Any]:

@@ -53,7 +53,8 @@ class Calculator(AseCalculator):
         (eV/Å) too, which are unbiased. It is copied, put into eval mode, and reads ``data.pos``, ``data.z`` (int64
         nuclear charges) and, where atoms repeat, ``data.cell`` and ``data.pbc``. What it reads of a whole structure
         (:class:`lieattn.models.CloudInputs`) are entries of ``atoms.info``, such as ``atoms.info["charge"] = 1``;
-        ValueError is raised for atoms without.
+        ValueError is raised for atoms without. Energies of :class:`lieattn.models.LieTransformer` add up with
+        ``Readout(pool="sum", order="point_first")``; or else forces in a crystal depend on which cell describes it.
     transform
         Makes what else the network reads out of these, as in training: ``MoleculeFeatures((1, 6, 8), powers=1)`` of
         ``lieattn_datasets`` makes one-hot features ``data.x``. Not needed for networks with

@@ -17,6 +17,7 @@ from torch_geometric.utils import to_dense_batch
 import lieattn
 from lieattn.certify import Certificate, certify
 from lieattn.cli import main
+from lieattn.geometry import PrincipalFrames
 from lieattn.groups import SE, E, cyclic, dihedral, tetrahedral
 from lieattn.models import EnergyForces, FramewiseTransformer
 from lieattn.testing import assert_certified, randomize
@@ -446,6 +447,35 @@ def test_a_search_says_what_outputs_are():
     certificate = certify(network_of_images(Symmetric(1, 4, 3), nn.Tanh()), images(), "search", **QUICK)
     assert certificate.group in ("C4", dihedral(4).name)
     assert not math.isnan(certificate.spread)
+
+
+def test_elements_that_were_never_promised_have_no_cause():
+    """Of an exact network that has no reflections, or few rotations, no layer is to blame for those."""
+    data = [Data(x=torch.rand(len(cloud.pos), 2), pos=cloud.pos) for cloud in clouds()]
+    for frames, group, told in (
+        (PrincipalFrames(), "SE(3)", {"a reflection: not promised: the network promises SE(3), in which it is not"}),
+        (
+            tetrahedral(),
+            "T",
+            {
+                "a reflection: not promised: the network promises T, in which it is not",
+                "a rotation: not promised: the network promises T, in which it is not",
+            },
+        ),
+    ):
+        network = randomize(FramewiseTransformer(frames, 2, 1, channels=4, layers=1, heads=1))
+        certificate = certify(network, data, "search", **QUICK)
+        assert (certificate.group, certificate.verdict) == (group, "kept")
+        assert {str(one).partition(", ")[2] for one in certificate.diagnoses} == told
+    certificate = certify(network, data, E(3), **QUICK)
+    assert certificate.verdict == "failed"
+    assert all(one.cause == "not promised" for one in certificate.diagnoses)
+
+    def handed(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return triple(pos, batch) + distances(pos, batch)
+
+    (one,) = certify(handed, clouds(), "search", **QUICK).diagnoses
+    assert str(one).endswith("a reflection: not promised: the search found SE(3), in which it is not")
 
 
 # --- the card -------------------------------------------------------------------------------------------------

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from lieattn.certify._certificate import Diagnosis
+from lieattn.certify._certificate import NOT_PROMISED, Diagnosis
 from lieattn.certify._moves import (
     Element,
     Kind,
@@ -22,13 +23,14 @@ from lieattn.certify._moves import (
 )
 from lieattn.certify._probe import Probe
 from lieattn.certify._trace import Call, Change, edges_law, irreps_of, law, record
-from lieattn.groups import FiniteGroup
+from lieattn.groups import SO, FiniteGroup, Group, O, SemidirectProduct
 from lieattn.models import Symmetry
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 _TIMES_ROUNDING = 100.0  # by which an error may exceed the rounding that caused it
 _HALF = 1e-5  # rounding beyond which a precision is called half
 _BORDER = 4  # pixels
+_SAME = 1e-6  # between matrices of one element
 _SHARE = 0.2  # of the points that have as many neighbors as any, if these are capped
 
 
@@ -51,11 +53,13 @@ def diagnose(
     failed: set[str],
     tolerance: float,
     generator: torch.Generator,
+    known: tuple[str, Group] | None = None,
 ) -> Iterator[Diagnosis]:
     """For each symmetry that fails: the first layer that breaks it, and the likely cause.
 
     ``failed`` are the checks with a row that failed. Features are compared with what they should be as far as the law
-    of their kind is known: invariants, vectors, positions, fibers and pixels that are permuted, irreps of e3nn.
+    of their kind is known: invariants, vectors, positions, fibers and pixels that are permuted, irreps of e3nn. No
+    layer is to blame for elements outside of a group that is ``known``, which comes with what is said of it.
     """
     # The smallest first: it is what clouds that are filled up, or capped, are filled up to.
     clouds = sorted(clouds, key=lambda cloud: int(cloud.num_nodes or 0))
@@ -71,6 +75,7 @@ def diagnose(
         yield _told("same clouds", found, "randomness", text)
         return
     turned = False  # one element is enough
+    others_told: set[str] = set()
     for check, move, change in _changes(probe, clouds, promise, failed, sizes, generator):
         if turned and move.check == "turn":
             continue
@@ -80,6 +85,12 @@ def diagnose(
         error = _error(probe(changed), move, reference, outputs, sizes, alone=change.alone)
         if error <= tolerance:
             continue
+        if move.check == "turn" and known is not None and (what := _outside(move.linear, known[1])) is not None:
+            if what not in others_told:
+                others_told.add(what)
+                text = f"{known[0]} {known[1].name}, in which it is not"
+                yield Diagnosis(f"{check}, a {what}", None, None, (), NOT_PROMISED, text)
+            continue
         calls, others = record(probe, clouds), record(probe, changed)
         found = _first_break(calls, others, change)
         if check == "order of points":
@@ -87,6 +98,37 @@ def diagnose(
         turned |= move.check == "turn"
         cause, text = _cause(check, found, error, change, probe)
         yield _told(check, found, cause, text)
+
+
+def known_group(network: Any, found: Group | None) -> tuple[str, Group] | None:
+    """The group that a network promises, or else one that was found if it has all rotations, in words and as it is.
+
+    Where rotations are kept and reflections are not, the causes that are looked for would break rotations too.
+    """
+    stated = getattr(network, "symmetry", None)
+    stated = stated.group if isinstance(stated, Symmetry) else stated
+    if isinstance(stated, Group):
+        return "the network promises", stated
+    return ("the search found", found) if found is not None and isinstance(_turns(found), SO) else None
+
+
+def _turns(group: Group) -> Any:
+    return group.stabilizer if isinstance(group, SemidirectProduct) else group
+
+
+def _outside(matrix: Tensor, group: Group) -> str | None:
+    """What an element is that a group does not have; None if it has it, or this cannot be told."""
+    turns = _turns(group)
+    if len(matrix) != group.dim:
+        return None
+    what = "reflection" if float(torch.linalg.det(matrix)) < 0 else "rotation"
+    if isinstance(turns, FiniteGroup):
+        inside = bool((turns.elements - matrix).abs().amax((1, 2)).min() < _SAME)
+    elif isinstance(turns, O):
+        inside = True
+    else:
+        inside = what == "rotation" or not isinstance(turns, SO)
+    return None if inside else what
 
 
 def _changes(

@@ -36,6 +36,10 @@ class Row:
     passed: bool | None  # whether ``max_error <= allowed``, which NaN never is; None where nothing is promised
 
 
+NOT_PROMISED = "not promised"
+"""The cause of a diagnosis where an element does not belong to the group."""
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """The first layer that breaks a symmetry, and the likely cause.
@@ -44,7 +48,8 @@ class Diagnosis:
     without a translation, ``"order of points"``, ``"rest of the batch"`` or ``"same clouds"``. ``module`` is the first
     one, in the order of evaluation, of whose inputs all follow a law that is known while its outputs follow none: they
     are not invariant, and neither vectors nor positions that move along, permuted fibers or pixels, nor irreps of e3nn.
-    It is the name within the network, ``""`` for the network itself, and None where there is none, as in functions.
+    It is the name within the network, ``""`` for the network itself, and None where there is none, as in functions, and
+    for elements that the network never promised, whose cause is ``"not promised"``.
     """
 
     check: str
@@ -55,6 +60,8 @@ class Diagnosis:
     evidence: str  # what speaks for it
 
     def __str__(self) -> str:
+        if self.cause == NOT_PROMISED:
+            return f"{self.check}: {self.cause}: {self.evidence}"
         where = "no single layer" if self.module is None else f"{self.module or 'the network itself'} ({self.type})"
         return f"{self.check}: first broken by {where}; likely cause: {self.cause}: {self.evidence}"
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from lieattn._checks import TOLERANCE, check_arguments, check_count, shown
-from lieattn.certify._causes import diagnose
+from lieattn.certify._causes import diagnose, known_group
 from lieattn.certify._certificate import Certificate, Row
 from lieattn.certify._continuity import largest_jumps, ways
 from lieattn.certify._forces import conservation
@@ -208,7 +208,8 @@ def certify(
     asked = Symmetry(_everything(dim, clouds, as_images)) if searched else promise
     failed = {row.check for row in rows if row.passed is False and row.dtype == str(finest).removeprefix("torch.")}
     failed |= {"element", "permutation", "alone"} if searched else set()
-    told = diagnose(probes[finest], clouds, kinds, named, asked, failed, limits[finest], generator)
+    had = known_group(network, group if searched else None)
+    told = diagnose(probes[finest], clouds, kinds, named, asked, failed, limits[finest], generator, had)
     rounding = TOLERANCES.get(finest, limits[finest])
     stated_guarantee = "found by a search" if searched else "the network states no guarantee"
     return Certificate(

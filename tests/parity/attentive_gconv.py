@@ -206,8 +206,13 @@ def attend_to_input(file, *, lifting):
 
 
 def residual(file):
-    maps = AttentionMaps(*(file.tensor(name) if name in file else None for name in ("alpha_C", "alpha_X")))
-    out = residual_branch(file.tensor("f_tilde"), maps, file.number("measure", 1.0))
+    def given(name):
+        """An array with an axis of input poses, which responses of a lifting layer do not have."""
+        tensor = file.parameters[name] = file.tensor(name).requires_grad_()
+        return tensor.unsqueeze(4) if tensor.ndim == 6 else tensor
+
+    maps = AttentionMaps(*(given(name) if name in file else None for name in ("alpha_C", "alpha_X")))
+    out = residual_branch(given("f_tilde"), maps, file.number("measure", 1.0))
     return {"alpha_minus": maps.removed, "alpha_plus": maps.passed, "out": out}
 
 

@@ -3,6 +3,8 @@
 The reference is the README of the goldens, evaluated in numpy by loops over poses and positions, in its own indices.
 """
 
+import math
+
 import numpy as np
 import pytest
 
@@ -154,7 +156,25 @@ def with_gradients(a, *, balanced):
     return a | found
 
 
+def residual_case(group, sides, *, lifting, factors=("alpha_C", "alpha_X")):
+    """What attention leaves of responses, which in a lifting layer have no axis of input poses."""
+    rng, order = np.random.default_rng(5), len(elements(group))
+    poses = () if lifting else (order,)
+    shapes = {"alpha_C": (2, *poses, 1, 1), "alpha_X": (1, *poses, *sides)}
+    a = {"case": "residual", "group": group, "measure": np.array(1.0 if lifting else 2 * np.pi / order)}
+    f_tilde = a["f_tilde"] = rng.normal(size=(2, 3, order, 2, *poses, *sides))
+    a |= {name: sigmoid(rng.normal(size=(2, 3, order, *shapes[name]))) for name in factors}
+    minus = math.prod(a[name] for name in factors)
+    axes = 3 if lifting else (3, 4)
+    found = {"alpha_minus": minus, "alpha_plus": 1 - minus}
+    found["out"] = float(a["measure"]) * ((1 - minus) * f_tilde).sum(axis=axes)
+    return a | found | {"outputs": np.array(list(found))}
+
+
 FILES = {
+    "residual p4 lifting": lambda: residual_case("p4", (4, 5), lifting=True),
+    "residual p4m lifting, space": lambda: residual_case("p4m", (3, 4), lifting=True, factors=("alpha_X",)),
+    "residual p4m": lambda: residual_case("p4m", (3, 4), lifting=False),
     "lifting p4m, tall": lambda: case("lifting", "p4m", (7, 5), 3),
     "lifting p4, border, dilation": lambda: case("lifting", "p4", (5, 6), 3, pad=2, dilation=2, c_in=1),
     "lifting p4, stride": lambda: case("lifting", "p4", (7, 7), 3, stride=2, c_out=1),

@@ -282,7 +282,10 @@ def check_squeeze_excite(file, x):
 def squeeze_excite(file, prefix):
     hidden, channels = file.arrays[f"{prefix}W2"].shape
     names = {"squeeze.weight": "W2", "squeeze.bias": "b2", "excite.weight": "W1", "excite.bias": "b1"}
-    layer = GroupSqueezeExcite(channels, channels // hidden).to(file.dtype)
+    layer = GroupSqueezeExcite(channels)
+    # Hidden units of any number, also where it does not divide that of the channels.
+    layer.squeeze, layer.excite = torch.nn.Linear(channels, hidden), torch.nn.Linear(hidden, channels)
+    layer = layer.to(file.dtype)
     return layer, {ours: file.leaf(prefix + theirs) for ours, theirs in names.items()}
 
 
@@ -308,7 +311,6 @@ def bottleneck(file, prefix=""):
         downsample=bool(file.number(f"{prefix}downsample", 0)),
         shortcut=file.text(f"{prefix}shortcut", "pooled"),
         projection=projection,
-        reduction=out_channels // len(file.arrays[f"{prefix}se.W2"]) if excited else None,
     )
     state = within("layer", parameters)
     linears = {"linear1": "W_in", "linear2": "W_out"} | ({"shortcut_linear": "W_short"} if projection else {})
@@ -317,7 +319,8 @@ def bottleneck(file, prefix=""):
     for ours, theirs in norms.items():
         state |= norm_state(file, ours, prefix + theirs)
     if excited:
-        state |= within("squeeze_excite", squeeze_excite(file, f"{prefix}se.")[1])
+        block.squeeze_excite, parameters = squeeze_excite(file, f"{prefix}se.")
+        state |= within("squeeze_excite", parameters)
     return block.to(file.dtype).eval(), state
 
 

@@ -208,7 +208,7 @@ def layer_arrays(plane, case, c_in, d, c_out, size, heads, scale, border, embedd
     return a | ({"W_O": fan(c_out, d, *pose)} if names else {})
 
 
-def block_arrays(plane, c_in, width, *, case="asc", downsample=0, shortcut="pooled", project=True, se=False, **options):
+def block_arrays(plane, c_in, width, *, case="asc", downsample=0, shortcut="pooled", project=True, se=0, **options):
     pose, out = () if plane.name == "z2" else (plane.order,), 4 * width
     options = {"size": 3, "heads": 2, "scale": 0.3, "border": "zero", **options}
     a = {"W_in": fan(width, c_in, *pose), "W_out": fan(out, width, *pose)}
@@ -222,7 +222,7 @@ def block_arrays(plane, c_in, width, *, case="asc", downsample=0, shortcut="pool
         a |= {f"{name}.{part}": draw(channels) for part in ("gamma", "beta", "mean")}
         a[f"{name}.var"] = draw(channels).exp()
     if se:
-        a |= {"se.W2": draw(2, out), "se.b2": draw(2), "se.W1": draw(out, 2), "se.b1": draw(out)}
+        a |= {"se.W2": draw(se, out), "se.b2": draw(se), "se.W1": draw(out, se), "se.b1": draw(out)}
     return a
 
 
@@ -249,9 +249,9 @@ def block_file(group, **options):
     return plane, {"case": "bottleneck", **block_arrays(plane, c_in, 2, **options)}, (1, c_in, plane.order, 4, 4)
 
 
-def excite_file(group):
+def excite_file(group, hidden=3):
     plane = Plane(group)
-    a = {"W2": draw(3, 6), "b2": draw(3), "W1": draw(6, 3), "b1": draw(6)}
+    a = {"W2": draw(hidden, 6), "b2": draw(hidden), "W1": draw(6, hidden), "b1": draw(6)}
     return plane, {"case": "group_se", **a}, (2, 6, plane.order, 3, 4)
 
 
@@ -272,12 +272,15 @@ FILES = {
     "sasa p4m mask": lambda: asc_file("p4m", (3, 3), "sasa", size=5, border="mask", heads=1),
     "sasa z2 mask": lambda: asc_file("z2", (4, 3), "sasa", border="mask"),
     "se p4m": lambda: excite_file("p4m"),
-    "block p4m": lambda: block_file("p4m", se=True, border="mask"),
+    "se p4 hidden units that do not divide channels": lambda: excite_file("p4", hidden=4),
+    "se z2 more hidden units than channels": lambda: excite_file("z2", hidden=7),
+    "block p4m": lambda: block_file("p4m", se=2, border="mask"),
     "block p4 identity": lambda: block_file("p4", project=False),
-    "block p4 pooled identity": lambda: block_file("p4", project=False, downsample=1, se=True),
+    "block p4 pooled identity": lambda: block_file("p4", project=False, downsample=1, se=2),
     "block z2 strided": lambda: block_file("z2", downsample=1, shortcut="strided", size=5),
+    "block p4 three of eight": lambda: block_file("p4", se=3),
     "block p4 simple": lambda: block_file("p4", case="simple"),
-    "network p4m": lambda: network_file("p4m", [(2, {"se": True}), (2, {"downsample": 1})]),
+    "network p4m": lambda: network_file("p4m", [(2, {"se": 2}), (2, {"downsample": 1})]),
     "network z2": lambda: network_file(
         "z2", [(2, {}), (2, {"project": False}), (4, {"downsample": 1, "shortcut": "strided"})]
     ),

@@ -6,6 +6,7 @@ So the group whose k-th element is A_k⁻¹ makes all indices agree, rows of the
 
 import copy
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch.func import functional_call
 from lieattn.geometry import AllPairs, PixelSquare, lift, point_clouds
 from lieattn.groups import FiniteGroup
 from lieattn.models import GSANet, GSAOptions, Stages
-from lieattn.nn import GroupSelfAttention, LiftingSelfAttention
+from lieattn.nn import CloudNorm, GroupSelfAttention, LiftingSelfAttention, PreNormBlock
 from lieattn.nn.relative import CoordinateEncoding, CoordinateNetwork
 from tests.parity import files
 
@@ -203,45 +204,51 @@ def _probabilities(weights, graph, arrays, meta):
 
 
 def _network(arrays, meta, dtype, table):
-    blocks, crops, expansions, pool_last, between = [0], [], [1], False, False
-    width = meta["channels"]
+    blocks, crops, widths, pool_last = [0], [], [meta["channels"]], False
     for step in meta["program"]:
         op = step["op"]
         if op == "block":
             if pool_last:
                 blocks.append(0)
-                expansions.append(1)
                 pool_last = False
-            wide = len(arrays[f"{step['name']}/attn/W_o"])
-            expansions[-1] *= wide // width
-            width = wide
+            widths.append(len(arrays[f"{step['name']}/attn/W_o"]))
             blocks[-1] += 1
             crops.append(step["crop"])
         elif op == "maxpool2x2":
             if pool_last:
                 blocks.append(0)
-                expansions.append(1)
             pool_last = True
-        elif "norm" in op:
-            between = True
-        elif not op.startswith(("dropout", "linear", "act")):
+        elif "norm" not in op and not op.startswith(("dropout", "linear", "act", "between")):
             raise AssertionError(f"unknown step {step} in the program of a network")
-    heads = meta["heads"]
     activation = {"swish": "silu"}.get(meta["activation"], meta["activation"])
-    return (
-        GSANet(
-            _group(arrays),
-            arrays["x"].shape[1],
-            meta["classes"],
-            channels=meta["channels"],
-            blocks=Stages(blocks, expansions, crops, pool_last, between, inexact="allow"),
-            heads=heads,
-            neighborhood=PixelSquare(meta["size"]),
-            options=GSAOptions(values=False, frame_table=torch.from_numpy(table).long(), activation=activation),
-        )
-        .to(dtype)
-        .eval()
+    between = any(name.startswith("between") for name in arrays)
+    network = GSANet(
+        _group(arrays),
+        arrays["x"].shape[1],
+        meta["classes"],
+        channels=meta["channels"],
+        blocks=Stages(blocks, None, crops, pool_last, between, inexact="allow"),
+        heads=meta["heads"],
+        neighborhood=PixelSquare(meta["size"]),
+        options=GSAOptions(values=False, frame_table=torch.from_numpy(table).long(), activation=activation),
     )
+    if len(set(widths)) > 1:
+        _widen(network, widths)
+    return network.to(dtype).eval()
+
+
+def _widen(network, widths):
+    """Give each block its own number of output channels, where stages of ours are wider from their first block on."""
+    heads, frame_table = network.lifting.heads, network.options.frame_table
+    for number, (width, wider) in enumerate(pairwise(widths)):
+        encoding = CoordinateEncoding(2, wider // 2, network.group, frame_table)
+        attention = GroupSelfAttention(
+            network.group, width, wider, heads=heads, head_channels=wider // 2, encoding=encoding
+        )
+        network.blocks[number] = PreNormBlock(attention, width, wider, activation=network.activation)
+        if network.stages.norm_between:
+            network.between[number] = CloudNorm(wider)
+    network.head.weight = torch.nn.Parameter(network.head.weight.new_empty(len(network.head.weight), widths[-1]))
 
 
 def _network_arrays(leaves, network):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.parity import gsa
 
-HEADS, WIDTH, C_IN, C_OUT = 2, 7, 2, 3
+HEADS, C_IN, C_OUT = 2, 2, 3
 
 
 def family(name, n):
@@ -39,7 +39,7 @@ def encode(arrays, axis, p):
 def evaluate(arrays, lifting, local, size):
     """Output [B, c_out, O, H, W] of a layer, in float64."""
     a = {name: array.astype(np.float64) for name, array in arrays.items()}
-    order = len(a["A"])
+    order, (heads, depth, c_in) = len(a["coords"]), a["W_q"].shape
     x = a["x"][:, :, None] if lifting else a["x"]
     images, _, frames, height, width = x.shape
     q, k, v = (
@@ -48,24 +48,46 @@ def evaluate(arrays, lifting, local, size):
     )
     rho = np.concatenate([encode(a, "row", a["coords"][..., 0]), encode(a, "col", a["coords"][..., 1])], axis=-1)
     center = np.array(rho.shape[1:3]) // 2
-    out = np.zeros((images, HEADS, WIDTH, order, height, width))
+    out = np.zeros((images, heads, depth, order, height, width))
     table = np.zeros((order, 1, 1), int) if lifting else arrays["table"]
     group = np.zeros((order, 0)) if lifting else a["E_group"]
     reach = (size - 1) // 2 if local else max(height, width)
     for r, c, h, g in np.ndindex(height, width, order, frames):
         rows = range(max(0, r - reach), min(height, r + reach + 1))
         columns = range(max(0, c - reach), min(width, c + reach + 1))
-        window = np.ix_(range(images), range(HEADS), range(WIDTH), range(frames), rows, columns)
+        window = np.ix_(range(images), range(heads), range(depth), range(frames), rows, columns)
         position = rho[h][np.ix_([i - r + center[0] for i in rows], [j - c + center[1] for j in columns])]
-        wide = np.zeros((frames, *position.shape[:2], WIDTH))
+        wide = np.zeros((frames, *position.shape[:2], depth))
         wide[..., : position.shape[-1]] = position
         wide[..., position.shape[-1] :] = group[table[h, g]][:, None, None]
         keys = k[window] + wide.transpose(3, 0, 1, 2)
-        score = np.einsum("bed,bedmij->bemij", q[:, :, :, g, r, c], keys) / np.sqrt(C_IN)
+        score = np.einsum("bed,bedmij->bemij", q[:, :, :, g, r, c], keys) / np.sqrt(c_in)
         weight = np.exp(score - score.max(axis=(2, 3, 4), keepdims=True))
         weight /= weight.sum(axis=(2, 3, 4), keepdims=True)
         out[:, :, :, h, r, c] += np.einsum("bemij,bedmij->bed", weight, v[window])
     return np.einsum("oed,bedhij->bohij", a["W_o"], out) + a["b_o"][:, None, None, None]
+
+
+def layer_arrays(draw, matrices, channels, depth, side, *, lifting):
+    """Weights and coordinates of a layer: ``depth`` channels a head, coordinates of ``side`` x ``side`` offsets."""
+    c_in, c_out = channels
+    steps = np.arange(side) - side // 2
+    offsets = np.stack(np.meshgrid(steps, steps, indexing="ij"), axis=-1) / (side // 2)
+    per_axis = depth // 2 if lifting else depth // 3
+    arrays = {"W_o": draw(c_out, HEADS, depth), "b_o": draw(c_out)}
+    for letter in "qkv":
+        arrays |= {f"W_{letter}": draw(HEADS, depth, c_in), f"b_{letter}": draw(HEADS, depth)}
+    for axis in ("row", "col"):
+        arrays |= {f"{axis}_{part}": draw(16) for part in ("w1", "b1", "gain", "shift")}
+        arrays |= {f"{axis}_w2": draw(per_axis, 16), f"{axis}_b2": draw(per_axis)}
+    arrays["coords"] = np.einsum("hxy,ijy->hijx", matrices, offsets).astype(np.float32)
+    return arrays if lifting else arrays | {"E_group": draw(len(matrices), depth - 2 * per_axis)}
+
+
+def equivariant_table(matrices):
+    order = len(matrices)
+    relative = [[index_of(matrices, m @ np.linalg.inv(g)) for m in matrices] for g in matrices]
+    return np.broadcast_to(np.array(relative), (order, order, order)).copy()
 
 
 def golden(name, n, kind, height, width, size, table="equivariant"):
@@ -73,31 +95,15 @@ def golden(name, n, kind, height, width, size, table="equivariant"):
     matrices = family(name, n)
     order = len(matrices)
     lifting, local = kind.startswith("lift"), kind.endswith("local")
-    side = size if local else 2 * size - 1
-    steps = np.arange(side) - side // 2
-    offsets = np.stack(np.meshgrid(steps, steps, indexing="ij"), axis=-1) / (side // 2)
-    width_head = 6 if lifting else WIDTH
-    per_axis = width_head // 2 if lifting else width_head // 3
 
     def draw(*shape):
         return rng.normal(size=shape).astype(np.float32)
 
     arrays = {"x": draw(1, C_IN, *(() if lifting else (order,)), height, width), "A": matrices}
-    for letter in "qkv":
-        arrays |= {f"W_{letter}": draw(HEADS, WIDTH, C_IN), f"b_{letter}": draw(HEADS, WIDTH)}
-    arrays |= {"W_o": draw(C_OUT, HEADS, WIDTH), "b_o": draw(C_OUT)}
-    if lifting:  # 2 d_p channels must fill the head
-        arrays |= {f"W_{letter}": arrays[f"W_{letter}"][:, :6] for letter in "qkv"}
-        arrays |= {f"b_{letter}": arrays[f"b_{letter}"][:, :6] for letter in "qkv"}
-        arrays["W_o"] = arrays["W_o"][:, :, :6]
-    for axis in ("row", "col"):
-        arrays |= {f"{axis}_{part}": draw(16) for part in ("w1", "b1", "gain", "shift")}
-        arrays |= {f"{axis}_w2": draw(per_axis, 16), f"{axis}_b2": draw(per_axis)}
-    arrays["coords"] = np.einsum("hxy,ijy->hijx", matrices, offsets).astype(np.float32)
+    side = size if local else 2 * size - 1
+    arrays |= layer_arrays(draw, matrices, (C_IN, C_OUT), 6 if lifting else 7, side, lifting=lifting)
     if not lifting:
-        arrays["E_group"] = draw(order, width_head - 2 * per_axis)
-        relative = [[index_of(matrices, m @ np.linalg.inv(g)) for m in matrices] for g in matrices]
-        arrays["table"] = np.broadcast_to(np.array(relative), (order, order, order)).copy()
+        arrays["table"] = equivariant_table(matrices)
         if table == "any":
             arrays["table"] = rng.integers(order, size=(order, order, order))
     meta = {"kind": kind, "c_out": C_OUT, "size": size}
@@ -116,11 +122,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_files_like_the_goldens(name, tmp_path, monkeypatch):
+def test_files_like_the_goldens(name, tmp_path):
     arrays, meta = golden(*CASES[name])
-    lifting = meta["kind"].startswith("lift")
-    monkeypatch.setattr(f"{__name__}.WIDTH", 6 if lifting else WIDTH)
-    out = evaluate(arrays, lifting, meta["kind"].endswith("local"), meta["size"])
+    out = evaluate(arrays, meta["kind"].startswith("lift"), meta["kind"].endswith("local"), meta["size"])
     path = tmp_path / "file.npz"
     np.savez(path, **arrays, out_f64=out, out_f32=out.astype(np.float32), meta=np.array(json.dumps(meta)))
     gsa.check(path)

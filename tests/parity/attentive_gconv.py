@@ -232,8 +232,9 @@ def residual_block(file):
 
 def dense_block(file):
     """The layer that keeps the channels of ``x`` comes first, the one that takes more of them is the transition."""
-    layers = [name.removesuffix(".kernel") for name in file.arrays if name.endswith(".kernel")]
-    norms = [name.removesuffix(".gamma") for name in file.arrays if name.endswith(".gamma")]
+    names = [name for name in file.arrays if not name.startswith("grad_")]
+    layers = [name.removesuffix(".kernel") for name in names if name.endswith(".kernel")]
+    norms = [name.removesuffix(".gamma") for name in names if name.endswith(".gamma")]
     layers.sort(key=lambda name: file.arrays[f"{name}.kernel"].shape[1])
     norms.sort(key=lambda name: len(file.arrays[f"{name}.gamma"]))
     block, transition = (

@@ -43,7 +43,7 @@ def correlate(f, kernel, stride, pad, dilation):
     f = np.pad(f, pad)
     reach = dilation * (len(kernel) - 1)
     rows, columns = ((side - reach - 1) // stride + 1 for side in f.shape)
-    out = np.zeros((rows, columns))
+    out = np.zeros((rows, columns), np.result_type(f, kernel))
     for i, j in np.ndindex(*kernel.shape):
         window = f[dilation * i :, dilation * j :][
             : stride * (rows - 1) + 1 : stride, : stride * (columns - 1) + 1 : stride
@@ -171,7 +171,37 @@ def residual_case(group, sides, *, lifting, factors=("alpha_C", "alpha_X")):
     return a | found | {"outputs": np.array(list(found))}
 
 
+def normalized(a, name, x):
+    gamma, beta, mean, var = (a[f"{name}.{part}"][:, None, None, None] for part in ("gamma", "beta", "mean", "var"))
+    return np.maximum((x - mean) / np.sqrt(var + 2e-5) * gamma + beta, 0)
+
+
+def dense_block(a):
+    """What a layer finds beside its cropped input, and half of the transition behind them."""
+
+    def layer(name, x):
+        return convolution({"group": a["group"], "kernel": a[f"{name}.kernel"], "measure": 1.0, "x": x}, False)["out"]
+
+    dense = np.concatenate([layer("conv", normalized(a, "bn", a["x"])), a["x"][..., 1:-1, 1:-1]], axis=1)
+    out = layer("transition", normalized(a, "bn_transition", dense))
+    return {"dense_out": dense, "out": out.reshape(*out.shape[:3], out.shape[3] // 2, 2, -1, 2).mean(axis=(4, 6))}
+
+
+def dense_case(group, c_in, growth):
+    rng, order = np.random.default_rng(5), len(elements(group))
+    a = {"case": "dense_block", "group": group, "x": rng.normal(size=(1, c_in, order, 4, 4))}
+    for name, width, out, size in (("conv", c_in, growth, 3), ("transition", c_in + growth, 2, 1)):
+        a[f"{name}.kernel"] = rng.normal(size=(out, width, order, size, size))
+    for name, width in (("bn", c_in), ("bn_transition", c_in + growth)):
+        a |= {f"{name}.{part}": rng.normal(size=width) for part in ("beta", "mean")}
+        a |= {f"{name}.{part}": rng.random(size=width) + 0.5 for part in ("gamma", "var")}
+    found = dense_block(a)
+    return a | found | {"outputs": np.array(list(found))}
+
+
 FILES = {
+    "dense block p4": lambda: dense_case("p4", 2, 1),
+    "dense block p4m": lambda: dense_case("p4m", 1, 2),
     "residual p4 lifting": lambda: residual_case("p4", (4, 5), lifting=True),
     "residual p4m lifting, space": lambda: residual_case("p4m", (3, 4), lifting=True, factors=("alpha_X",)),
     "residual p4m": lambda: residual_case("p4m", (3, 4), lifting=False),
@@ -214,6 +244,24 @@ def test_gradients_that_vanish(name, group, tmp_path):
     for gradient in ("grad_kernel", "grad_x"):
         with pytest.raises(AssertionError, match=f"{gradient} in"):
             passes(tmp_path, {**arrays, gradient: arrays[gradient] + 1e-3})
+
+
+def test_gradients_of_a_dense_block(tmp_path):
+    """By steps in the imaginary direction. The names of gradients end as those of layers and normalizations do."""
+    a = dense_case("p4", 2, 1)
+    names, step = ["conv.kernel", "transition.kernel", "bn.gamma"], 1e-30j
+    a |= {"cotangent": np.random.default_rng(6).normal(size=a["out"].shape), "gradients": np.array(names)}
+    for name in names:
+        gradient = a[f"grad_{name}"] = np.zeros(a[name].shape)
+        for place in np.ndindex(gradient.shape):
+            moved_on = a[name].astype(complex)
+            moved_on[place] += step
+            out = dense_block({**a, name: moved_on})["out"]
+            gradient[place] = (out.imag * a["cotangent"]).sum() / step.imag
+    assert all(np.abs(a[f"grad_{name}"]).max() > 1 for name in names)
+    passes(tmp_path, a)
+    with pytest.raises(AssertionError, match=r"grad_conv\.kernel in"):
+        passes(tmp_path, {**a, "grad_conv.kernel": 1.001 * a["grad_conv.kernel"]})
 
 
 def test_scalars_of_other_types(tmp_path):

@@ -26,7 +26,7 @@ from tests.parity.lietransformer_files import (
     norm_parameters,
     tensor,
 )
-from tests.parity.lietransformer_geometry import ANGLES, COORDINATES, check_pairs, frames_of, space_of
+from tests.parity.lietransformer_geometry import ANGLES, COORDINATES, check_pairs, frames_of, positions, space_of
 
 
 def check_finite_se2(arrays, meta):
@@ -166,7 +166,8 @@ def network(arrays, meta, clouds=None):
         readout=Readout(
             order={"lieconv": "point_first", "model_1": "pool_first"}[meta["readout"]],
             pool=meta["pool"],
-            norm=meta["output_norm"] == "layer" or (not point_first and bool(head_norms(arrays))),
+            # The authors build one for the read-out of points too, and do not use it.
+            norm=not point_first and (meta["output_norm"] == "layer" or bool(head_norms(arrays))),
             activation=activation,
         ),
     ).double()
@@ -218,7 +219,7 @@ def check_model(arrays, meta):
     model = network(arrays, meta)
     data = Data(x=padded.points(arrays["features"]))
     with torch.no_grad():
-        graph = model.geometry(point_clouds(tensor(arrays["positions"]), mask=padded.mask))
+        graph = model.geometry(point_clouds(positions(arrays, meta), mask=padded.mask))
         if meta["group"].endswith("quat") or meta["group"] in ANGLES:
             # Signs and turns as in the file.
             relative = graph.relative.with_coordinates(pairs)

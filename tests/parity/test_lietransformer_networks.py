@@ -190,6 +190,7 @@ def finished_model(*args, **options):
 CASES = {
     "T2, max pool": (("T2",), {"pool": "max"}),
     "T3, no norm": (("T3",), {"block_norm": "none", "readout": "lieconv", "pool": "max"}),
+    "T3, a norm that the read-out does not use": (("T3",), {"output_norm": "layer", "readout": "lieconv"}),
     "SO2": (("SO2",), {"squash": "tanh"}),
     "RxSO2, head norm": (("RxSO2",), {"output_norm": "layer"}),
     "SE2 with half turns": (("SE2", 2), {"block_norm": "layer_post"}),

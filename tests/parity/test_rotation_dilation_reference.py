@@ -74,6 +74,18 @@ def test_exponentials(group, choice, tmp_path):
         fails(tmp_path, changed(arrays, "angle", error), meta, "angle: error")
 
 
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_exponentials_of_translations(dim, tmp_path):
+    coords = np.random.default_rng(1).normal(size=(4, dim))
+    matrix = np.tile(np.eye(dim + 1), (4, 1, 1))
+    matrix[:, :-1, -1] = coords
+    arrays = {"coords": coords, "exp_exact": matrix, "log_exact": coords, "angle": np.zeros(4)}
+    meta = {"kind": "explog", "group": f"T{dim}"}
+    passes(tmp_path, arrays, meta)
+    for name in ("exp_exact", "log_exact", "angle"):
+        fails(tmp_path, changed(arrays, name, 1e-6), meta, f"{name}: error")
+
+
 # --- lifts ----------------------------------------------------------------------------------------------------------
 
 
@@ -82,6 +94,8 @@ def lift_case(group, choice):
     rng = np.random.default_rng(2)
     x = rng.normal(size=(2, 6, 2))
     x[0, :4] = [[-1.5, 0.0], [-0.5, -0.0], [-2.0, 1e-17], [3.0, -0.0]]
+    if group == "SO2":
+        x[0, 4] = 0  # its angle is 0, and the logarithm of its radius not finite
     mask = np.arange(6) < np.array([[6], [4]])
     x = x * mask[..., None]
     angle = CHOICES[choice](np.arctan2(x[..., 1], x[..., 0]))

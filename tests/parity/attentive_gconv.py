@@ -183,6 +183,11 @@ def norm(file, name):
     return made
 
 
+def pool(reduction):
+    """Of 2 x 2 pixels, which on odd sides leaves the last ones out."""
+    return GridSpatialPool(2, reduction, inexact="allow")
+
+
 def convolve(file, *, lifting):
     layer = build(file, "", lifting=lifting)
     return {"kernels": layer.kernels(), "out": layer(file.x if lifting else file.field())}
@@ -225,6 +230,8 @@ def residual_block(file):
     block = AttentiveResidualBlock(file.group, first.shape[1], first.shape[0], down=down).to(file.dtype).eval()
     block.layer1, block.layer2 = (build(file, f"{name}.", lifting=False) for name in ("conv1", "conv2"))
     block.norm1, block.norm2 = norm(file, "bn1"), norm(file, "bn2")
+    if down:
+        block.pool = pool("max")
     if "shortcut.kernel" in file:
         block.shortcut = build(file, "shortcut.", lifting=False)
     return {"out": block(file.field())}
@@ -242,6 +249,7 @@ def dense_block(file):
         for cls, name in zip((AttentiveDenseBlock, AttentiveTransition), layers, strict=True)
     )
     block.norm, transition.norm = (norm(file, name) for name in norms)
+    transition.pool = pool("mean")
     dense = block(file.field())
     return {"dense_out": dense, "out": transition(dense)}
 
@@ -252,7 +260,7 @@ def put_together(file, network, count):
         network.layers[number] = build(file, f"conv{number + 1}.", lifting=number == 0)
     for number in range(len(network.norms)):
         network.norms[number] = norm(file, f"bn{number + 1}")
-    network.pool = GridSpatialPool(2, "max")
+    network.pool = pool("max")
     return network.to(file.dtype).eval()
 
 

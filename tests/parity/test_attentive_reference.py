@@ -184,12 +184,14 @@ def dense_block(a):
 
     dense = np.concatenate([layer("conv", normalized(a, "bn", a["x"])), a["x"][..., 1:-1, 1:-1]], axis=1)
     out = layer("transition", normalized(a, "bn_transition", dense))
-    return {"dense_out": dense, "out": out.reshape(*out.shape[:3], out.shape[3] // 2, 2, -1, 2).mean(axis=(4, 6))}
+    rows, columns = out.shape[3] // 2, out.shape[4] // 2
+    cells = out[..., : 2 * rows, : 2 * columns].reshape(*out.shape[:3], rows, 2, columns, 2)
+    return {"dense_out": dense, "out": cells.mean(axis=(4, 6))}
 
 
-def dense_case(group, c_in, growth):
+def dense_case(group, c_in, growth, side=4):
     rng, order = np.random.default_rng(5), len(elements(group))
-    a = {"case": "dense_block", "group": group, "x": rng.normal(size=(1, c_in, order, 4, 4))}
+    a = {"case": "dense_block", "group": group, "x": rng.normal(size=(1, c_in, order, side, side))}
     for name, width, out, size in (("conv", c_in, growth, 3), ("transition", c_in + growth, 2, 1)):
         a[f"{name}.kernel"] = rng.normal(size=(out, width, order, size, size))
     for name, width in (("bn", c_in), ("bn_transition", c_in + growth)):
@@ -201,6 +203,7 @@ def dense_case(group, c_in, growth):
 
 FILES = {
     "dense block p4": lambda: dense_case("p4", 2, 1),
+    "dense block p4, odd": lambda: dense_case("p4", 1, 1, 5),
     "dense block p4m": lambda: dense_case("p4m", 1, 2),
     "residual p4 lifting": lambda: residual_case("p4", (4, 5), lifting=True),
     "residual p4m lifting, space": lambda: residual_case("p4m", (3, 4), lifting=True, factors=("alpha_X",)),

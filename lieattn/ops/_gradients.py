@@ -16,8 +16,10 @@ def need_plain_maths(grads: Sequence[Tensor | None]) -> bool:
     """Whether gradients are to be differentiated, or each stands for several: kernels do neither."""
     if torch.is_grad_enabled() or transformed():
         return True
-    # torch.autograd.grad(..., is_grads_batched=True) has tensors of its own; none of them are compiled.
-    return not torch.compiler.is_compiling() and any(grad is not None and _functorch.is_legacy_batchedtensor(grad) for grad in grads)
+    # torch.autograd.grad(..., is_grads_batched=True) has tensors of its own; compilers know none.
+    if torch.compiler.is_compiling():
+        return False
+    return any(grad is not None and _functorch.is_legacy_batchedtensor(grad) for grad in grads)
 
 
 def plain_gradients(

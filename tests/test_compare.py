@@ -911,6 +911,7 @@ def test_root_is_given_to_data_sets_that_take_one(tmp_path):
         ({"data__rotate_test": "up"}, "data: rotate_test: expected true, false, or an axis"),
         ({"seeds": [1, 1]}, "seeds: expected different ones"),
         ({"seeds": [-1]}, "seeds: expected a list of integers of at least 0"),
+        ({"fractions": [0.5, 0.50000001]}, "fractions: expected numbers that differ in six digits"),
         ({"fractions": [0]}, r"fractions: expected a list of numbers in \(0, 1\]"),
         ({"match": {"tolerance": 2}}, r"match: tolerance: expected a number in \(0, 1\), got 2"),
         ({"match": {"by": "speed"}}, "match: by: expected one of .*, got 'speed'"),

@@ -406,6 +406,15 @@ def unpacked(packed):
     return (packed["low"] + data / 65535 * (packed["high"] - packed["low"])).reshape(packed["shape"])
 
 
+def test_a_page_refuses_what_it_cannot_show(tmp_path):
+    network = models.GSANet(cyclic(4), 1, 2, channels=6, blocks=(1,), heads=2, neighborhood=Radius(1.5))
+    torch.nn.init.constant_(next(weight for name, weight in network.named_parameters() if "query" in name), torch.nan)
+    cloud = Data(x=torch.rand(5, 1), pos=torch.rand(5, 2))
+    with pytest.raises(ValueError, match="are not finite, and a page cannot show them"):
+        viz.Microscope(network, cloud).save(tmp_path / "page.html", "attention")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_page_holds_the_numbers_and_nothing_from_elsewhere(flat, tmp_path):
     text, page = content(flat.save(tmp_path / "page.html", "attention", point=9, layer=2, head=1))
     assert not re.search(r"https?://|src=|<link|@import|fetch\(|XMLHttp", text)

@@ -225,9 +225,10 @@ class Settings:
             raise UsageError(f"seeds: expected a list of integers of at least 0, got {self.seeds}")
         if not self.fractions or not all(0 < share <= 1 for share in self.fractions):
             raise UsageError(f"fractions: expected a list of numbers in (0, 1], got {self.fractions}")
-        for name in ("seeds", "fractions"):
-            if len(set(values := getattr(self, name))) < len(values):
-                raise UsageError(f"{name}: expected different ones, got {values}")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise UsageError(f"seeds: expected different ones, got {self.seeds}")
+        if len({f"{share:g}" for share in self.fractions}) < len(self.fractions):  # as cells are named
+            raise UsageError(f"fractions: expected numbers that differ in six digits, got {self.fractions}")
         if isinstance(self.match.to, str) and self.match.to not in self.models:
             raise UsageError(f"match: to: expected a number or one of {list(self.models)}, got {self.match.to!r}")
         if unknown := set(self.trainer) - set(_TRAINER):

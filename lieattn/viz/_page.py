@@ -66,7 +66,7 @@ def write_page(
     folder = resources.files("lieattn.viz")
     page = Template((folder / "microscope.html").read_text()).substitute(
         **{name: html.escape(text) for name, text in texts.items()},
-        data=json.dumps(content, separators=(",", ":")).replace("<", "\\u003c"),
+        data=json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         script=(folder / "microscope.js").read_text(),
     )
     replace_text(path, page)
@@ -194,7 +194,9 @@ def _place(places: Places) -> dict[str, Any]:
 
 
 def _packed(values: Tensor) -> dict[str, Any]:
-    """Numbers as 16 bits between the lowest and the highest, little-endian, in base64."""
+    """Finite numbers as 16 bits between the lowest and the highest, little-endian, in base64."""
+    if not bool(values.isfinite().all()):
+        raise ValueError("network: its attention or fields of this cloud are not finite, and a page cannot show them")
     low, high = float(values.min()), float(values.max())
     part = (values - low) / ((high - low) or 1.0)
     data = (65535 * part).round().numpy().astype("<u2").tobytes()

@@ -336,6 +336,26 @@ def test_functions_of_a_batch_and_forces_that_are_gradients():
     assert row.relative == pytest.approx(0.01, rel=0.02)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6, 0.0])
+def test_forces_are_judged_at_their_own_scale(scale):
+    def scaled(wrong: float, constant: float = 0.0):
+        def network(data: Batch) -> dict[str, torch.Tensor]:
+            found = spring(data)
+            return {"energy": constant + scale * found["energy"], "forces": wrong * scale * found["forces"]}
+
+        return network
+
+    def passed(network) -> bool:
+        rows = certify(network, clouds(), E(3), outputs=KINDS, **QUICK).rows
+        return all(row.passed for row in rows if row.check == "gradient")
+
+    assert passed(scaled(1.0))
+    assert passed(scaled(1.0, 1e6))
+    if scale:
+        assert not passed(scaled(-1.0))
+        assert not passed(scaled(1.1))
+
+
 def test_forces_alone_have_a_curl_or_none():
     def forces_of(function):
         return lambda data: {"forces": function(data)["forces"]}

@@ -19,6 +19,7 @@ _DIRECTIONS = 3
 _FIRST_STEP = 0.02  # of the distance of the farthest point from the center
 _HALVINGS = 8
 _TOLERANCE = 1e-5  # of differences, relative to the largest of them: far above their error, far below any mistake
+_ROUNDINGS = 100.0  # of an energy, in float64, that a difference of it over the first step may show
 
 
 class _Pair(NamedTuple):
@@ -40,20 +41,23 @@ def conservation(
     cloud = min(clouds, key=lambda cloud: len(cloud.pos))
     pos = cloud.pos.detach().cpu().double()
     extent = float((pos - pos.mean(dim=0)).norm(dim=1).max()) or 1.0
-    worst, size = 0.0, 0.0
+    worst, size, rounding = 0.0, 0.0, 0.0
     for _ in range(_DIRECTIONS):
         ways = torch.randn(2, *pos.shape, generator=generator, dtype=torch.float64)
         ways = ways / ways.flatten(1).norm(dim=1)[:, None, None]
         if pair.energy is not None:
             slope = _derivative(probe, cloud, ways[0], pair.energy, extent)
-            along = (probe([cloud])[pair.forces] * ways[0]).sum()
+            here = probe([cloud])
+            along = (here[pair.forces] * ways[0]).sum()
+            digit = torch.finfo(torch.float64).eps * float(here[pair.energy].abs().max())
+            rounding = _ROUNDINGS * digit / (_FIRST_STEP * extent)
             worst, size = max(worst, float((slope + along).abs())), max(size, float(slope.abs()), float(along.abs()))
         else:
             first, second = (_derivative(probe, cloud, way, pair.forces, extent) for way in ways)
             mixed = (first * ways[1]).sum(), (second * ways[0]).sum()
             worst = max(worst, float((mixed[0] - mixed[1]).abs()))
             size = max(size, *(float(value.abs()) for value in mixed))
-    allowed = _TOLERANCE * max(1.0, size) if pair.energy is not None and judged else None
+    allowed = _TOLERANCE * size + rounding if pair.energy is not None and judged else None
     check = "curl" if pair.energy is None else "gradient"
     passed = None if allowed is None else worst <= allowed
     yield Row(check, f"{_DIRECTIONS} directions", pair.forces, "float64", worst, worst / (size or 1.0), allowed, passed)

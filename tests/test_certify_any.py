@@ -17,7 +17,7 @@ from torch_geometric.utils import to_dense_batch
 import lieattn
 from lieattn.certify import Certificate, certify
 from lieattn.cli import main
-from lieattn.geometry import PrincipalFrames
+from lieattn.geometry import PrincipalFrames, pixel_positions
 from lieattn.groups import SE, E, cyclic, dihedral, tetrahedral
 from lieattn.models import EnergyForces, FramewiseTransformer
 from lieattn.testing import assert_certified, randomize
@@ -299,6 +299,25 @@ def test_images_break_at_strides_paddings_and_kernels(name):
     assert certificate.verdict == "failed"
     assert certificate.diagnoses[0].module == module, str(certificate)
     assert certificate.diagnoses[0].cause.startswith(cause)
+
+
+def pixels_in_a_row(data: Batch) -> torch.Tensor:
+    return (data.x.view(data.num_graphs, -1) @ torch.linspace(-1, 1, 16)[:, None].to(data.x)).tanh()
+
+
+def test_a_search_of_an_ordinary_network_of_images_asks_for_no_order_of_pixels():
+    network = network_of_images(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh())
+    certificate = certify(network, images(), "search", **QUICK)
+    assert (certificate.group, certificate.verdict) == (None, "not promised")
+    assert {one.module for one in certificate.diagnoses} == {"0"}
+    assert "order of points" not in {one.check for one in certificate.diagnoses}
+    of_points = [Data(x=image.flatten()[:, None], **planar(4)) for image in images(4)]
+    certificate = certify(pixels_in_a_row, of_points, "search", **QUICK)
+    assert "order of points" not in {one.check for one in certificate.diagnoses}
+
+
+def planar(size: int) -> dict[str, torch.Tensor]:
+    return {"pos": pixel_positions(size, size), "grid": torch.tensor([[size, size]])}
 
 
 # --- any function ---------------------------------------------------------------------------------------------

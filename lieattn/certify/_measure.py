@@ -161,6 +161,7 @@ def certify(
     check_arguments(certify, locals())
     as_images = isinstance(data, Tensor)
     clouds = clouds_of_images(data) if isinstance(data, Tensor) else _clouds(data)
+    lattice = any(cloud.get("grid") is not None for cloud in clouds)
     if not callable(network) and not is_calculator(network):
         expected = "a network, a function of a batch, or a calculator of ASE"
         raise TypeError(f"network: expected {expected}, got {shown(network)}")
@@ -184,7 +185,7 @@ def certify(
     dim = _dimension(group, clouds, kinds["pos"])
     moves = list(_motions(promise, clouds, elements, as_images, generator))
     if not as_images:
-        if all(cloud.get("grid") is None for cloud in clouds) if permute is None else permute:
+        if not lattice if permute is None else permute:
             moves.append(permutation(clouds, dim, exact and not (permute is None and ordered), generator))
         still = outside_of(group, dim, rotations, generator)
         moves += [motion("outside", element, clouds, False, generator) for element in still]
@@ -198,7 +199,7 @@ def certify(
         for dtype, probe in probes.items()
         for row in _rows(probe, clouds, moves, kinds, outputs, limits[dtype], exact)
     ]
-    if continuity and finest == torch.float64 and not as_images and all(cloud.get("grid") is None for cloud in clouds):
+    if continuity and finest == torch.float64 and not lattice:
         rows += _continuity(probes[finest], clouds, dim, limits[finest], generator)
     spreads, sizes = _spreads(probes[finest], clouds, others)
     rows += _degenerate_rows(probes, clouds[-1], kinds, outputs, limits, promise, sizes, generator)
@@ -207,7 +208,8 @@ def certify(
         rows += conservation(probes[finest], clouds, named, exact, generator)
     asked = Symmetry(_everything(dim, clouds, as_images)) if searched else promise
     failed = {row.check for row in rows if row.passed is False and row.dtype == str(finest).removeprefix("torch.")}
-    failed |= {"element", "permutation", "alone"} if searched else set()
+    if searched:  # of pixels in raster order another order is no symmetry
+        failed |= {"element", "alone"} if lattice else {"element", "permutation", "alone"}
     had = known_group(network, group if searched else None)
     told = diagnose(probes[finest], clouds, kinds, named, asked, failed, limits[finest], generator, had)
     rounding = TOLERANCES.get(finest, limits[finest])
@@ -282,12 +284,12 @@ def _motions(
 ) -> Iterator[Move]:
     """By all elements that are tried; images are moved as points and, where the lattice is kept, in raster order."""
     group = promise.group
+    if group is None:
+        return
     if as_images and not isinstance(group, FiniteGroup):
         raise ValueError(
             f"group: images as a tensor are moved by finite groups, got {group}; give the pixels as points for others"
         )
-    if group is None:
-        return
     for element in elements_of(group, count, generator, translations=promise.translations):
         move = motion("element", element, clouds, True, generator)
         written = raster_motion("element" if as_images else "raster", move, clouds)

@@ -179,7 +179,7 @@ def test_each_check_fails_for_its_own_fault(network, checks):
 def test_nan_is_a_failure_and_is_written_as_such():
     certificate = certify(NotANumber(cyclic(2)), clouds())
     assert not certificate.passed
-    assert failed(certificate) == {"element", "degenerate", "permutation", "alone"}
+    assert failed(certificate) == {"finite", "element", "degenerate", "permutation", "alone"}
     assert all(math.isnan(row.max_error) for row in certificate.rows)
     assert math.isnan(certificate.worst()["float64"])
     content = json.loads(certificate.to_json())

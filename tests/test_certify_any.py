@@ -488,6 +488,37 @@ def test_a_search_says_what_outputs_are():
     assert not math.isnan(certificate.spread)
 
 
+class Root(nn.Module):
+    """Roots of negative numbers, of which there are none in float64."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (-x - 1).sqrt()
+
+
+class NotFinite(Good):
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Root()
+
+    def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return x + self.root(pos.norm(dim=1, keepdim=True))
+
+
+def not_finite(pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    return distances(pos, batch) * float("nan")
+
+
+@pytest.mark.parametrize("group", [E(3), "search"], ids=str)
+def test_outputs_that_are_not_finite_fail_for_that_alone(group):
+    for network, module in ((randomize(NotFinite()), "root"), (not_finite, None)):
+        certificate = certify(network, clouds(), group, **QUICK)
+        assert certificate.verdict == "failed"
+        (told,) = certificate.diagnoses
+        assert (told.check, told.module, told.cause) == ("any clouds", module, "not finite")
+        assert "3 of 3 numbers are not finite" in str(told)
+        assert "outputs that are not finite" in certificate.to_html()
+
+
 def test_elements_that_were_never_promised_have_no_cause():
     """Of an exact network that has no reflections, or few rotations, no layer is to blame for those."""
     data = [Data(x=torch.rand(len(cloud.pos), 2), pos=cloud.pos) for cloud in clouds()]

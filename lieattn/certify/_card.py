@@ -20,6 +20,7 @@ _VERDICTS = {  # color, and what it says
     "not promised": ("#57606a", "Nothing is promised exactly: errors are for information."),
 }
 _CHECKS = {
+    "finite": "outputs that are not finite",
     "element": "elements of the group",
     "raster": "elements, pixels in raster order",
     "degenerate": "degenerate clouds",

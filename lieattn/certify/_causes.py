@@ -65,6 +65,9 @@ def diagnose(
     clouds = sorted(clouds, key=lambda cloud: int(cloud.num_nodes or 0))
     sizes = torch.tensor([int(cloud.num_nodes or 0) for cloud in clouds])
     reference = probe(clouds)
+    if any(not value.isfinite().all() for value in reference.values()):  # whatever is compared with these fails
+        yield _not_finite(reference, record(probe, clouds))
+        return
     again = probe(clouds)
     repeated = max(float((again[name] - value).abs().max()) for name, value in reference.items())
     if repeated > tolerance * max(1.0, *(float(value.abs().max()) for value in reference.values())):
@@ -129,6 +132,21 @@ def _outside(matrix: Tensor, group: Group) -> str | None:
     else:
         inside = what == "rotation" or not isinstance(turns, SO)
     return None if inside else what
+
+
+def _not_finite(outputs: Mapping[str, Tensor], calls: Sequence[Call]) -> Diagnosis:
+    """The first module that makes of finite inputs what is not finite."""
+
+    def finite(tensors: Sequence[Tensor]) -> bool:
+        return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+    first = next((call for call in calls if finite(call.inputs) and not finite(call.outputs)), None)
+    told = [
+        f"{int((~value.isfinite()).sum())} of {value.numel()} numbers{f' of {name}' if name else ''} are not finite"
+        for name, value in outputs.items()
+        if not value.isfinite().all()
+    ]
+    return _told("any clouds", _Break(first), "not finite", " and ".join(told))
 
 
 def _changes(

@@ -16,14 +16,14 @@ _HEADER = ("check", "dtype", "max error", "relative L2", "allowed", "verdict")
 class Row:
     """One measurement.
 
-    ``check`` is ``"element"`` (moved by an element of the group and a translation), ``"degenerate"`` (the same for
-    clouds where something is not determined: of one point, of coincident points, ...), ``"raster"`` (an image moved
-    likewise, its pixels then written in raster order), ``"permutation"`` (points of each cloud in another order),
-    ``"alone"`` (each cloud without the rest of its batch), ``"continuity"`` and ``"first derivative"`` (the largest
-    jump while a cloud changes), ``"gradient"`` (forces against minus the gradient of the energy), ``"curl"`` (forces
-    alone: asymmetry of their derivatives, 0 if any energy has them), ``"searched"`` (a subgroup that was tried, which
-    passes if it belongs to the symmetry) or ``"outside"`` (turned by a rotation or reflection that is not in the group:
-    information, nothing is promised).
+    ``check`` is ``"finite"`` (outputs are not: always a failure, and a row only then), ``"element"`` (moved by an
+    element of the group and a translation), ``"degenerate"`` (the same for clouds where something is not determined: of
+    one point, of coincident points, ...), ``"raster"`` (an image moved likewise, its pixels then written in raster
+    order), ``"permutation"`` (points of each cloud in another order), ``"alone"`` (each cloud without the rest of its
+    batch), ``"continuity"`` and ``"first derivative"`` (the largest jump while a cloud changes), ``"gradient"`` (forces
+    against minus the gradient of the energy), ``"curl"`` (forces alone: asymmetry of their derivatives, 0 if any energy
+    has them), ``"searched"`` (a subgroup that was tried, which passes if it belongs to the symmetry) or ``"outside"``
+    (turned by a rotation or reflection that is not in the group: information, nothing is promised).
     """
 
     check: str
@@ -45,11 +45,12 @@ class Diagnosis:
     """The first layer that breaks a symmetry, and the likely cause.
 
     ``check`` is the change under which outputs are not what they should be: ``"translation"``, an element of the group
-    without a translation, ``"order of points"``, ``"rest of the batch"`` or ``"same clouds"``. ``module`` is the first
-    one, in the order of evaluation, of whose inputs all follow a law that is known while its outputs follow none: they
-    are not invariant, and neither vectors nor positions that move along, permuted fibers or pixels, nor irreps of e3nn.
-    It is the name within the network, ``""`` for the network itself, and None where there is none, as in functions, and
-    for elements that the network never promised, whose cause is ``"not promised"``.
+    without a translation, ``"order of points"``, ``"rest of the batch"`` or ``"same clouds"``; ``"any clouds"`` where
+    outputs are not finite, of which ``module`` is the first that makes such ones of finite inputs. Otherwise ``module``
+    is the first one, in the order of evaluation, of whose inputs all follow a law that is known while its outputs
+    follow none: they are not invariant, and neither vectors nor positions that move along, permuted fibers or pixels,
+    nor irreps of e3nn. It is the name within the network, ``""`` for the network itself, and None where there is none,
+    as in functions, and for elements that the network never promised, whose cause is ``"not promised"``.
     """
 
     check: str

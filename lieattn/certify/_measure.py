@@ -197,7 +197,7 @@ def certify(
     rows = [
         row
         for dtype, probe in probes.items()
-        for row in _rows(probe, clouds, moves, kinds, outputs, limits[dtype], exact)
+        for row in (*_not_finite(probe, clouds), *_rows(probe, clouds, moves, kinds, outputs, limits[dtype], exact))
     ]
     if continuity and finest == torch.float64 and not lattice:
         rows += _continuity(probes[finest], clouds, dim, limits[finest], generator)
@@ -323,6 +323,14 @@ def _continuity(
                     passed = None if allowed is None else found.jump <= allowed
                     relative = found.jump / found.size if found.size else 0.0
                     yield Row(check, way.label, name, dtype, found.jump, relative, allowed, passed)
+
+
+def _not_finite(probe: Probe, clouds: list[Data]) -> Iterator[Row]:
+    """A row that failed for each output that is not finite."""
+    for name, value in probe(clouds).items():
+        if not value.isfinite().all():
+            dtype = str(probe.dtype).removeprefix("torch.")
+            yield Row("finite", "", name, dtype, float(value.abs().max()), math.nan, None, False)
 
 
 def _rows(

@@ -399,6 +399,35 @@ def test_networks_that_differentiate_by_themselves():
     assert "gradient" in {row.check for row in certify(network, clouds(), E(3), **QUICK).rows}
 
 
+class Waves(nn.Module):
+    """Sums of complex waves: of distances, or of a coordinate in the imaginary part alone."""
+
+    def __init__(self, broken: bool) -> None:
+        super().__init__()
+        self.broken, self.factor = broken, nn.Parameter(torch.tensor(1 + 0.5j))
+
+    def forward(self, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        arrow = pos - global_mean_pool(pos, batch)[batch]
+        real = (self.factor * arrow.norm(dim=1, keepdim=True)).exp()
+        phase = arrow[:, :1].square() if self.broken else real.imag
+        return global_add_pool(torch.complex(real.real, phase), batch)
+
+
+def test_both_parts_of_complex_outputs_are_compared():
+    assert certify(Waves(broken=False), clouds(), E(3), **QUICK).verdict == "kept"
+    certificate = certify(Waves(broken=True), clouds(), E(3), **QUICK)
+    assert "element" in {row.check for row in certificate.rows if row.passed is False}
+    found = certify(lambda pos, batch: torch.complex(pos, 2 * pos), clouds(), E(3), outputs="position", **QUICK)
+    assert "translation" in {one.check for one in found.diagnoses}  # the imaginary part moves twice as far
+    assert certify(lambda pos, batch: torch.polar(pos * 0 + 2, pos * 0 + 1), clouds(), E(3), **QUICK).vacuous
+
+
+def test_boolean_outputs_have_no_derivatives():
+    certificate = certify(lambda pos, batch: distances(pos, batch) > 2, clouds(), E(3), rotations=0, elements=2)
+    assert {row.check for row in certificate.rows} >= {"element", "continuity"}
+    assert "first derivative" not in {row.check for row in certificate.rows}
+
+
 def test_attributes_are_given_by_name():
     assert certify(randomize(Good()), clouds(), E(3), **QUICK).passed
     bare = [Data(pos=cloud.pos) for cloud in clouds()]

@@ -72,7 +72,9 @@ def largest_jumps(way: Way, outputs: Outputs) -> dict[str, Jump]:
     """Largest jump of every output, ``[clouds | points, *]``: steps of the way are cut up where it changes most."""
     times = torch.linspace(0, 1, _STEPS + 1, dtype=torch.float64)
     values = _by_time(outputs(way.at(times)), len(times))
-    steps = {}
+    steps: dict[str, Tensor] = {}
+    if not values:
+        return {}
     for name, value in values.items():
         changes = _change(value[1:], value[:-1])
         around = torch.nn.functional.pad(changes, (1, 1))

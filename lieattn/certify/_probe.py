@@ -23,7 +23,7 @@ class Probe:
 
     def __init__(self, network: Callable[..., Any], dtype: torch.dtype, as_images: bool) -> None:
         if isinstance(network, nn.Module):
-            network = copy.deepcopy(network).to(dtype).eval()
+            network = _cast(network, dtype).eval()
         self.network, self.dtype, self.as_images = network, dtype, as_images
         self.names = _named_after_attributes(network)
         weights = network.parameters() if isinstance(network, nn.Module) else iter(())
@@ -39,18 +39,20 @@ class Probe:
                 raise
             self._gradients = True
             return self(clouds)
-        return {name: value.detach().double().cpu() for name, value in found.items()}
+        return {name: _real(value.detach()).double().cpu() for name, value in found.items()}
 
     def derivatives(self, clouds: Sequence[Data], velocity: Tensor) -> dict[str, Tensor]:
         """Derivatives ``[clouds]`` of a mean of each output as the points of all clouds move at a velocity.
 
-        ``velocity`` is ``[points, dim]``; outputs that do not depend differentiably on the positions are left out.
+        ``velocity`` is ``[points, dim]``; outputs that are not real, or do not depend on the positions, are left out.
         """
         given = self._given(clouds)
         given.pos.requires_grad_(True)
         found = {}
         with torch.enable_grad():
             for name, value in self._named(given).items():
+                if not value.is_floating_point():
+                    continue
                 weights = torch.linspace(0.5, 1.5, value[0].numel(), dtype=value.dtype, device=value.device)
                 total = (value.reshape(len(value), -1) @ weights).sum()
                 slope = None
@@ -88,6 +90,29 @@ class Probe:
                 known = sorted(batch.keys())
                 raise ValueError(f"data: the network asks for {name!r}, the clouds have {known}; give them such data")
         return self.network(**arguments)
+
+
+def _cast(network: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy in another precision."""
+    network = copy.deepcopy(network)
+    if not any(value.is_complex() for value in (*network.parameters(), *network.buffers())):
+        return network.to(dtype)
+    # Of complex weights ``to`` would drop the imaginary part.
+    complex_dtype = dtype.to_complex()
+
+    def cast(value: Tensor) -> Tensor:
+        return (
+            value.to(complex_dtype) if value.is_complex() else value.to(dtype) if value.is_floating_point() else value
+        )
+
+    return network._apply(cast)
+
+
+def _real(value: Tensor) -> Tensor:
+    """Complex outputs ``[rows, *]`` as real ones ``[rows, 2, *]``, which transform alike in their last axes."""
+    if not value.is_complex():
+        return value
+    return torch.view_as_real(value.resolve_conj()).movedim(-1, min(1, value.ndim))
 
 
 class FromCalculator:

@@ -665,6 +665,18 @@ def test_every_model_keeps_its_promise(name):
     assert Certificate.from_json(certificate.to_json()).to_json() == certificate.to_json()
 
 
+def test_poses_of_symmetric_clouds_are_not_promised():
+    network = FieldModel(
+        FramewiseTransformer(tetrahedral(), 2, 4, channels=8, layers=1, heads=1, length=1.5), RotationHead(8)
+    )
+    data = [Data(x=torch.rand(6, 2), pos=torch.randn(6, 3)) for _ in range(2)]
+    certificate = certify(randomize(network), data, continuity=False, dtypes=[torch.float64])
+    assert certificate.verdict == "kept", str(certificate)
+    degenerate = [row.passed for row in certificate.rows if row.check == "degenerate"]
+    assert degenerate
+    assert set(degenerate) == {None}
+
+
 def test_sampled_frames_are_reported_and_not_judged():
     """Rotations change the outputs by far more than rounding, and the order of the points matters."""
     certificate = certify(randomize(lie(Euclidean(SE(3)), SampledFrames(2)), spread=0.4), molecules())

@@ -422,6 +422,21 @@ def test_both_parts_of_complex_outputs_are_compared():
     assert certify(lambda pos, batch: torch.polar(pos * 0 + 2, pos * 0 + 1), clouds(), E(3), **QUICK).vacuous
 
 
+def test_networks_that_keep_results_with_their_graph():
+    class Keeps(Good):
+        def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+            self.saved, self.several = x, {"sums": [x.sum()]}
+            return x
+
+    network = randomize(Keeps()).train()
+    data = Batch.from_data_list(clouds())
+    network(data.x, data.pos, data.batch)
+    saved = network.saved
+    assert certify(network, clouds(), E(3), **QUICK).verdict == "kept"
+    assert network.saved is saved
+    assert saved.requires_grad
+
+
 def test_boolean_outputs_have_no_derivatives():
     certificate = certify(lambda pos, batch: distances(pos, batch) > 2, clouds(), E(3), rotations=0, elements=2)
     assert {row.check for row in certificate.rows} >= {"element", "continuity"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -94,7 +94,10 @@ class Probe:
 
 def _cast(network: nn.Module, dtype: torch.dtype) -> nn.Module:
     """A copy in another precision."""
-    network = copy.deepcopy(network)
+    memo: dict[int, Any] = {}
+    for module in network.modules():
+        memo |= {id(value): value.detach().clone() for value in _results(vars(module))}
+    network = copy.deepcopy(network, memo)
     if not any(value.is_complex() for value in (*network.parameters(), *network.buffers())):
         return network.to(dtype)
     # Of complex weights ``to`` would drop the imaginary part.
@@ -106,6 +109,16 @@ def _cast(network: nn.Module, dtype: torch.dtype) -> nn.Module:
         )
 
     return network._apply(cast)
+
+
+def _results(value: Any) -> Iterator[Tensor]:
+    """Tensors that a module keeps of a call, with a graph, which cannot be copied."""
+    if isinstance(value, Tensor):
+        if not value.is_leaf:
+            yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _results(part)
 
 
 def _real(value: Tensor) -> Tensor:

@@ -232,7 +232,7 @@ class Walks(Pairs):
     """Sums a function of the differences along edges and along rings of three points, ``-1`` for no third one."""
 
     def forward(self, data: Batch) -> torch.Tensor:
-        (j, i), (a, b, c) = data.edge_index, data.ring_index
+        (j, i), (a, b, c) = data.edge_index.long(), data.ring_index
         along = self.weigh(data.pos[j] - data.pos[i]) * data.x[j]
         third = torch.where((c >= 0)[:, None], data.pos[c] - data.pos[a], data.pos.new_ones(()))
         around = self.weigh(data.pos[b] - data.pos[a]) * self.weigh(third)
@@ -250,13 +250,16 @@ class Molecule(Data):
         return -1 if key == "ring_index" else super().__cat_dim__(key, value)
 
 
-def test_points_are_numbered_anew_where_they_change_places():
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+def test_points_are_numbered_anew_where_they_change_places(dtype):
     """As many edges, and rings, as points: what belongs to points is known by the axis that is joined."""
     data = []
     for points in (5, 4):
         ring = torch.stack([torch.arange(points), torch.arange(points).roll(1), torch.full((points,), -1)])
         edges = torch.randint(points, (2, points))
-        data.append(Molecule(x=torch.rand(points, 1), pos=torch.randn(points, 2), edge_index=edges, ring_index=ring))
+        data.append(
+            Molecule(x=torch.rand(points, 1), pos=torch.randn(points, 2), edge_index=edges.to(dtype), ring_index=ring)
+        )
     certificate = certify(Walks(SO(2)), data)
     assert certificate.passed, str(certificate)
     assert {row.check for row in certificate.rows} >= {"permutation", "alone", "element"}

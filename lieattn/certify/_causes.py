@@ -17,6 +17,7 @@ from lieattn.certify._moves import (
     Kind,
     Move,
     elements_of,
+    is_whole,
     motion,
     permutation,
     raster_motion,
@@ -223,7 +224,7 @@ def _laws(first: Sequence[Tensor], second: Sequence[Tensor], change: Change) -> 
 def _edges_change(first: Sequence[Tensor], second: Sequence[Tensor], change: Change) -> Tensor | None:
     """Indices of pairs of points that are other pairs after the change, as they were before."""
     for before, after in zip(first, second, strict=True):
-        if before.dtype == torch.int64 and not edges_law(before, after, change):
+        if is_whole(before) and not edges_law(before, after, change):
             return before
     return None
 

@@ -332,9 +332,14 @@ def images_of_clouds(clouds: Sequence[Data]) -> Tensor:
 def point_indices(cloud: Data) -> Iterator[str]:
     """Names of attributes that number points, such as ``edge_index`` and ``face``: those that batches shift."""
     for name, value in cloud.to_dict().items():
-        if isinstance(value, Tensor) and value.dtype == torch.int64 and "batch" not in name and name != "ptr":
+        if isinstance(value, Tensor) and is_whole(value) and "batch" not in name and name != "ptr":
             if (torch.as_tensor(cloud.__inc__(name, value)) == cloud.num_nodes).any():
                 yield name
+
+
+def is_whole(value: Tensor) -> bool:
+    """Whether these are whole numbers, in any precision."""
+    return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
 
 
 def _relabel(cloud: Data, order: Tensor, names: Iterable[str]) -> None:
@@ -343,8 +348,8 @@ def _relabel(cloud: Data, order: Tensor, names: Iterable[str]) -> None:
     for name in names:
         value = cloud[name]
         shifted = (torch.as_tensor(cloud.__inc__(name, value)) == len(order)).to(value.device)
-        new = places.to(value.device)[value.clamp(0, max(len(order) - 1, 0))]
-        cloud[name] = torch.where(shifted & (value >= 0), new, value)
+        new = places.to(value.device)[value.long().clamp(0, max(len(order) - 1, 0))]
+        cloud[name] = torch.where(shifted & (value >= 0), new.to(value.dtype), value)
 
 
 def _reorder(cloud: Data, order: Tensor, names: Iterable[str]) -> None:

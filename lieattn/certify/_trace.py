@@ -130,6 +130,7 @@ def edges_law(first: Tensor, second: Tensor, change: Change) -> bool:
     highest = max(int(first.max()), int(second.max()) if second.numel() else 0)
     if highest >= len(order):
         return True  # of something else than points
+    first, second = first.long(), second.long()
     if len(first) == 2:
         pairs = [{(int(a), int(b)) for a, b in edges.T} for edges in (first, order[second])]
         return pairs[0] == pairs[1]

@@ -49,8 +49,20 @@ def made(option: str, text: str, settings: Mapping[str, Any]) -> Any:
             raise UsageError(f"{option}: {text} is {type(found).__name__} already and takes no {sorted(settings)}")
         return found
     if isinstance(found, type) or settings or not _needs_arguments(found):
+        _check_settings(option, text, found, settings)
         return found(**settings)
     return found
+
+
+def _check_settings(option: str, text: str, found: Callable[..., Any], settings: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(found)
+    except ValueError:  # as of classes that are written in C
+        return
+    try:
+        signature.bind(**settings)
+    except TypeError as error:
+        raise UsageError(f"{option}: {text}: {error}, it takes {signature}") from error
 
 
 def settings_of(section: str, settings: Sequence[str]) -> dict[str, Any]:

@@ -149,6 +149,17 @@ class FilledUp(Good):
         return x + self.mean(to_dense_batch(x, batch)[0])[batch, 0]
 
 
+class FilledUpAtOnce(nn.Module):
+    """The same in one module, beside which only a layer of each point sees what fills clouds up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return self.layer(to_dense_batch(x, batch)[0]).tanh().mean(dim=1)
+
+
 class Half(Good):
     """Distances from the mean in half precision, within a network in float64."""
 
@@ -213,6 +224,7 @@ BROKEN = {
     "numbered": (Numbered, E(3), "order of points", "", "order of points"),
     "statistics": (Statistics, E(3), "rest of the batch", "norm", "batch statistics"),
     "filled up": (FilledUp, E(3), "rest of the batch", "mean", "padding"),
+    "filled up at once": (FilledUpAtOnce, E(3), "rest of the batch", "", "padding"),
     "drops": (Drops, E(3), "same clouds", "drop", "randomness"),
     "fiber statistics": (
         lambda: Field(OverFiber(12)),

@@ -32,6 +32,7 @@ _TIMES_ROUNDING = 100.0  # by which an error may exceed the rounding that caused
 _HALF = 1e-5  # rounding beyond which a precision is called half
 _BORDER = 4  # pixels
 _SAME = 1e-6  # between matrices of one element
+_PADDING = "padding", "clouds are filled up to the largest, and what fills them counts"
 _SHARE = 0.2  # of the points that have as many neighbors as any, if these are capped
 
 
@@ -101,6 +102,8 @@ def diagnose(
             found = replace(found, edges=_first_edges(calls, others, change))
         turned |= move.check == "turn"
         cause, text = _cause(check, found, error, change, probe)
+        if check == "rest of the batch" and cause == "other clouds" and _fills_up(calls, others, found, change):
+            cause, text = _PADDING
         yield _told(check, found, cause, text)
 
 
@@ -308,8 +311,21 @@ def _cause_of_batch(found: _Break, change: Change) -> tuple[str, str]:
         return "batch statistics", f"{type(call.module).__name__} takes statistics over all clouds of a batch"
     pairs = [*zip(call.inputs, after.inputs, strict=True), *zip(call.outputs, after.outputs, strict=True)]
     if any(_is_filled_up(first, second, change) for first, second in pairs):
-        return "padding", "clouds are filled up to the largest, and what fills them counts"
+        return _PADDING
     return "other clouds", "outputs of a cloud depend on the clouds beside it"
+
+
+def _fills_up(first: Sequence[Call], second: Sequence[Call], found: _Break, change: Change) -> bool:
+    """Whether clouds are filled up within the module that breaks, as modules see that it calls."""
+    if found.call is None:
+        return False
+    within = f"{found.call.name}." if found.call.name else ""
+    return any(
+        _is_filled_up(*pair, change)
+        for before, after in zip(first, second, strict=False)
+        if before.name == after.name and before.name.startswith(within)
+        for pair in zip((*before.inputs, *before.outputs), (*after.inputs, *after.outputs), strict=False)
+    )
 
 
 def _is_filled_up(first: Tensor, second: Tensor, change: Change) -> bool:

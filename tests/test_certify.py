@@ -26,6 +26,7 @@ from lieattn.groups import (
     Sim,
     Translations,
     cyclic,
+    cyclic_about,
     dihedral,
     octahedral,
     tetrahedral,
@@ -87,6 +88,14 @@ class Squares(Pairs):
 
     def feature(self, difference: torch.Tensor) -> torch.Tensor:
         return difference.abs().sum(dim=1, keepdim=True)
+
+
+class Pinwheel(Pairs):
+    """Sees a function of a difference that quarter turns keep, and neither eighth turns nor mirrors."""
+
+    def feature(self, difference: torch.Tensor) -> torch.Tensor:
+        x, y = difference.split(1, dim=1)
+        return x.abs() + y.abs() + x * y * (x.square() - y.square())
 
 
 class Absolute(Pairs):
@@ -163,7 +172,7 @@ def test_a_network_is_only_as_invariant_as_it_is():
     assert not certificate.passed
     verdicts = {int(row.label): row.passed for row in certificate.rows if row.check == "element"}
     assert verdicts == {h: h % 2 == 0 for h in range(8)}
-    outside = [row for row in certify(network, clouds(), cyclic(4)).rows if row.check == "outside"]
+    outside = [row for row in certify(network, clouds(), dihedral(4)).rows if row.check == "outside"]
     assert all(row.passed is None and row.allowed is None and row.max_error > 1e-3 for row in outside)
 
 
@@ -290,9 +299,17 @@ def test_gpus_multiply_in_float32_while_it_measures():
 def test_symmetry_is_unique_or_larger_than_promised():
     assert certify(Pairs(cyclic(4)), clouds()).unique is False  # distances alone
     assert certify(Pairs(cyclic(4)), clouds(), rotations=0).unique is None
-    certificate = certify(Squares(cyclic(4)), clouds())
+    certificate = certify(Pinwheel(cyclic(4)), clouds())
     assert certificate.unique
-    assert [row.label for row in certificate.rows if row.check == "outside"][3] == "random reflection"
+    labels = [row.label for row in certificate.rows if row.check == "outside"]
+    assert labels[3:8] == ["random reflection", "of C8", "of C12", "of D4", "of D8"]
+    assert certify(Squares(cyclic(4)), clouds()).unique is False  # its mirrors
+    assert certify(Pinwheel(cyclic(2)), clouds()).unique is False  # its quarter turns
+    assert certify(Squares(dihedral(4)), clouds()).unique
+    inversions = [row.label for row in certify(Pairs(tetrahedral()), clouds(3)).rows if row.check == "outside"]
+    assert {"of O", "of Th", "of Td", "of I", "inversion"} <= set(inversions)
+    about = [row.label for row in certify(Pairs(cyclic_about(3)), clouds(3)).rows if row.check == "outside"]
+    assert {"of C6 about its axis", "1 rad about its axis"} <= set(about)
 
 
 class Blind(Pairs):
@@ -370,10 +387,10 @@ def test_images_keep_the_order_of_their_points():
 def test_table_and_json_hold_everything():
     certificate = certify(Pairs(cyclic(3)), clouds(), dtypes=[torch.float64], rotations=1, continuity=False)
     lines = certificate.table().splitlines()
-    assert len(lines) == 2 + len(certificate.rows) == 2 + 3 + 1 + 1 + 1 + 5 * 3
+    assert len(lines) == 2 + len(certificate.rows) == 2 + 3 + 1 + 1 + (1 + 4) + 5 * 3
     assert len({line.index("float64") for line in lines[2:]}) == 1
     assert sum(line.endswith("ok") for line in lines) == 5 + 5 * 3
-    assert sum(line.endswith("not promised") for line in lines) == 1
+    assert sum(line.endswith("not promised") for line in lines) == 1 + 4
     content = json.loads(certificate.to_json())
     assert content["guarantee"] == Pairs.guarantee
     assert content["points"] == 4 + 5 + 6

@@ -126,7 +126,8 @@ def certify(
         Number of random elements of a Lie group.
     rotations
         Number of random motions outside of the group, see :attr:`Certificate.unique`: rotations, one of them a
-        reflection if a finite group has none; reflections, if all rotations are in it.
+        reflection if a finite group has none; reflections, if all rotations are in it. If there are any, elements of
+        larger groups that hold a finite one are tried, too: see docs/certify.md.
     permute
         Whether to reorder the points of each cloud, and to number them anew in ``edge_index``, ``face`` and other
         attributes that PyTorch Geometric shifts in batches. By default unless the clouds have a ``grid``, so that the

@@ -14,7 +14,25 @@ from torch_geometric.data import Data
 
 from lieattn._checks import check_arguments, check_tensor
 from lieattn.geometry import Raster, pixel_positions, point_clouds
-from lieattn.groups import SO, FiniteGroup, Group, O, RotationDilations, SemidirectProduct, Translations, reflection
+from lieattn.groups import (
+    SO,
+    FiniteGroup,
+    Group,
+    O,
+    RotationDilations,
+    SemidirectProduct,
+    Translations,
+    cyclic,
+    cyclic_about,
+    dihedral,
+    dihedral_about,
+    full_tetrahedral,
+    icosahedral,
+    octahedral,
+    pyritohedral,
+    reflection,
+    tetrahedral,
+)
 from lieattn.reps import Pseudovector, Representation
 
 Kind = str | Representation | tuple[Any, ...]
@@ -24,6 +42,7 @@ follow each other in the last axis."""
 
 _KINDS = ("invariant", "position", "vector", "pseudovector", "pseudoscalar", "tensor", "rotation")
 _NEAR = 1e-3  # radians, of the element near the identity
+_SAME = 1e-6  # between matrices of one element
 _MOTIONS = 6  # of which each point of a scrambled cloud takes one
 
 
@@ -139,7 +158,8 @@ def _special(group: Group, generator: torch.Generator) -> Iterator[tuple[str, Te
 def outside_of(group: Group | None, dim: int, count: int, generator: torch.Generator) -> Iterator[Element]:
     """Random rotations to compare with, the last one a reflection if the group is finite and has none.
 
-    Reflections alone if all rotations belong to the group, nothing if these do too.
+    Reflections alone if all rotations belong to the group, nothing if these do too. Then, of a finite group in the
+    plane or in space, one element of each larger group that :func:`_larger` names.
     """
     turns: Any = group.stabilizer if isinstance(group, SemidirectProduct) else group
     if isinstance(turns, O) or dim == 1:
@@ -152,6 +172,45 @@ def outside_of(group: Group | None, dim: int, count: int, generator: torch.Gener
         else:
             matrix, label = _rotation(dim, generator)
             yield Element(label, matrix, still)
+    if isinstance(turns, FiniteGroup) and count > 0:
+        yield from (Element(label, matrix, still) for label, matrix in _larger(turns))
+
+
+def _larger(group: FiniteGroup) -> Iterator[tuple[str, Tensor]]:
+    """Of larger groups, which random motions miss, an element that a finite group lacks.
+
+    In the plane: of C_2n, C_3n, D_n and D_2n with the mirror on the x axis. In space: of T, O, T_h, T_d and I, of D_n
+    and D_2n about the z axis, the inversion, and of rotations about one axis a turn by half their angle and by 1 rad.
+    All as far as they have every element of the group.
+    """
+    proper = group.elements[torch.linalg.det(group.elements) > 0]
+    n = len(proper)
+    if group.dim == 2:
+        known = [cyclic(2 * n), cyclic(3 * n), dihedral(n), dihedral(2 * n)]
+    elif group.dim == 3:
+        known = [tetrahedral(), octahedral(), pyritohedral(), full_tetrahedral(), icosahedral()]
+        known += [dihedral_about(number) for number in sorted({n, 2 * n, max(1, n // 2)})]
+    else:
+        return
+    tried = [group.elements]
+    for larger in known:
+        if bool(_inside(group.elements, larger.elements).all()):
+            others = larger.elements[~_inside(larger.elements, torch.cat(tried))]
+            if len(others) > 0:
+                tried.append(others[:1])
+                yield f"of {larger.name}", others[0]
+    if group.dim == 3:
+        if not _inside(-torch.eye(3, dtype=torch.float64)[None], group.elements).any():
+            yield "inversion", -torch.eye(3, dtype=torch.float64)
+        fixed = proper.mean(dim=0)  # projects on what all rotations keep
+        if n > 1 and float(fixed.trace()) > 0.5:
+            axis = torch.linalg.eigh(fixed)[1][:, -1]
+            yield f"of C{2 * n} about its axis", cyclic_about(2 * n, axis.tolist()).elements[1]
+            yield "1 rad about its axis", SO(3).exp(axis)
+
+
+def _inside(elements: Tensor, others: Tensor) -> Tensor:
+    return (elements[:, None] - others).abs().amax(dim=(2, 3)).amin(dim=1) < _SAME
 
 
 def _reflection(dim: int, generator: torch.Generator) -> Tensor:

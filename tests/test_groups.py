@@ -9,9 +9,12 @@ import re
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import Data
 
 from lieattn import groups
+from lieattn.geometry import Radius
 from lieattn.groups import FiniteGroup, SemidirectProduct, cyclic, dihedral, dihedral_about, tetrahedral
+from lieattn.models import GSANet
 from tests.cases import GROUPS, OBLIQUE, oblique_rotation
 
 SHEAR = torch.tensor([[1.0, 0.7], [0.0, 2.0]], dtype=torch.float64)
@@ -396,6 +399,32 @@ def test_generate_finds_the_group_and_starts_with_the_identity(generators):
 def test_generate_by_one_rotation_and_from_single_precision_generators():
     assert FiniteGroup.generate(cyclic(7).elements[3:4]) != cyclic(7)  # the same set in another order
     assert FiniteGroup.generate(cyclic(7).elements[1:2]) == cyclic(7)
+
+
+def test_rounded_groups_are_groups_to_their_own_tolerance():
+    """Also where they are turned, multiplied, or grown from rounded generators."""
+    rounded = FiniteGroup.from_matrices(cyclic(8).elements.float(), "rounded C8")
+    turned, grown = rounded.conjugate(torch.eye(2)), FiniteGroup.generate(cyclic(100).elements[1:2].float())
+    wide = groups.direct_product(rounded, cyclic(2))
+    doubled = groups.commuting_product(
+        FiniteGroup.from_matrices(cyclic(5).elements.float()), groups.inversion(2), "rounded C10"
+    )
+    assert [one.order for one in (rounded, turned, wide, doubled, grown)] == [8, 8, 16, 10, 100]
+    assert all(one.is_orthogonal and one.tolerance == 1e-5 for one in (rounded, turned, wide, doubled, grown))
+    assert not cyclic(8).conjugate(SHEAR).is_orthogonal
+    network = GSANet(rounded, 1, 2, channels=8, blocks=(1,), heads=2, neighborhood=Radius(1.5)).eval()
+    cloud = Data(x=torch.randn(9, 1), pos=torch.randn(9, 2))
+    moved = Data(x=cloud.x, pos=rounded.act(3, cloud.pos))
+    torch.testing.assert_close(network(moved), network(cloud), rtol=0, atol=1e-4)
+
+
+def test_generate_takes_a_tolerance():
+    rounded = cyclic(5).elements[1:2].float().double()
+    with pytest.raises(ValueError, match="not closed"):
+        FiniteGroup.generate(rounded)
+    assert FiniteGroup.generate(rounded, tolerance=1e-5) == FiniteGroup.generate(rounded.float())
+    with pytest.raises(ValueError, match="tolerance: expected a positive"):
+        FiniteGroup.generate(rounded, tolerance=0)
 
 
 @pytest.mark.parametrize("name", ["C8", "D3", "T", "S3"])

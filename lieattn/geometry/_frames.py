@@ -209,8 +209,9 @@ def keeps_lengths(group: Group, *, ratios: bool = False) -> bool:
 
     All elements of a finite stabilizer are tested, otherwise one generic element.
     """
+    allowed = 1e-9
     if isinstance(group, SemidirectProduct) and isinstance(group.stabilizer, FiniteGroup):
-        linear = group.stabilizer.elements
+        linear, allowed = group.stabilizer.elements, group.stabilizer.tolerance
     else:
         try:
             linear = group.linear(group.exp(torch.linspace(0.3, 0.7, group.algebra_dim, dtype=torch.float64)))
@@ -219,7 +220,7 @@ def keeps_lengths(group: Group, *, ratios: bool = False) -> bool:
     gram = linear.mT @ linear
     if ratios:
         gram = gram / gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-    return bool((gram - torch.eye(gram.shape[-1], dtype=gram.dtype)).abs().max() <= 1e-9)
+    return bool((gram - torch.eye(gram.shape[-1], dtype=gram.dtype)).abs().max() <= allowed)
 
 
 def check_moves_along(neighborhood: Neighborhood, space: HomogeneousSpace, frames: object = None) -> None:

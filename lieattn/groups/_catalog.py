@@ -131,7 +131,7 @@ def direct_product(first: FiniteGroup, second: FiniteGroup, name: str | None = N
     check_group("second", second)
     name = f"{first.name}x{second.name}" if name is None else name
     blocks = [torch.block_diag(h, k) for h in first.elements for k in second.elements]
-    return FiniteGroup(name, torch.stack(blocks))
+    return FiniteGroup(name, torch.stack(blocks), tolerance=max(first.tolerance, second.tolerance))
 
 
 def commuting_product(first: FiniteGroup, second: FiniteGroup, name: str | None = None) -> FiniteGroup:
@@ -147,11 +147,12 @@ def commuting_product(first: FiniteGroup, second: FiniteGroup, name: str | None 
         raise ValueError(f"second: {second.name} acts on R^{second.dim}, {first.name} on R^{first.dim}")
     left = first.elements[:, None] @ second.elements
     difference = (left - second.elements @ first.elements[:, None]).abs().amax(dim=(-2, -1))
-    if difference.max() > 1e-9:
+    tolerance = max(first.tolerance, second.tolerance)
+    if difference.max() > tolerance:
         h, k = divmod(int(difference.argmax()), second.order)
         pair = f"element {h} of {first.name} and element {k} of {second.name}"
         raise ValueError(f"{pair} do not commute; use direct_product for an action on the sum of the two spaces")
-    return FiniteGroup(name, left.transpose(0, 1).flatten(0, 1))
+    return FiniteGroup(name, left.transpose(0, 1).flatten(0, 1), tolerance=tolerance)
 
 
 def _plane_rotations(n: int) -> Tensor:

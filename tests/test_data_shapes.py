@@ -52,6 +52,10 @@ class TestReading:
         assert len(faces) == 12  # squares become triangles
         assert ld.read_mesh("elsewhere/cube.off", off(header))[1].shape == (12, 3)
 
+    def test_polygons_beside_other_faces(self):
+        content = b"OFF\n5 2 0\n0 0 0\n2 0 0\n2 1 0\n1 2 0\n0 1 0\n5 0 1 2 3 4\n3 0 1 2\n"
+        assert ld.read_mesh("house.off", content)[1].shape == (4, 3)
+
     @pytest.mark.parametrize(
         ("content", "message"),
         [

@@ -163,7 +163,7 @@ def _read_off(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         raise ValueError(f"it has {vertices} vertices and {faces} faces")
     places = np.loadtxt(lines[2 : 2 + vertices], usecols=(0, 1, 2), ndmin=2, comments=None)
     polygons = [line.split() for line in lines[2 + vertices :]]
-    corners = [polygon[1 : int(polygon[0]) + 1] for polygon in polygons]
+    corners = [[int(word) for word in polygon[1 : int(polygon[0]) + 1]] for polygon in polygons]
     if any(
         len(corner) < 3 or len(corner) != int(polygon[0]) for corner, polygon in zip(corners, polygons, strict=True)
     ):

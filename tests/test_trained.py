@@ -61,7 +61,9 @@ def test_a_network_keeps_what_it_promises(name):
     assert certificate.verdict == "kept", str(certificate)
     assert (certificate.group, certificate.guarantee) == (card["group"], card["guarantee"])
     assert certificate.worst().keys() == measured["errors"]["element"].keys()
-    if card["group"] != "SE(3)":  # outside of which are mirrors only, and the example may be its own mirror image
+    # Outside of SE(3) are mirrors only, and the example may be its own mirror image; numbers from six directions do not
+    # change under mirrors of the cube either.
+    if name != "qm9-homo-o" and card["group"] != "SE(3)":
         assert certificate.unique is not False
 
 

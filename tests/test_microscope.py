@@ -39,6 +39,7 @@ from lieattn.testing import randomize
 from lieattn.viz._observation import Observation
 from lieattn.viz._recording import Recorder, rolled_out
 from lieattn.viz._scene import bonds_of
+from lieattn.viz._views import _in_input
 
 
 def cloud(dim=3, points=7, features=2, seed=0, **more):
@@ -404,6 +405,15 @@ def content(path):
 def unpacked(packed):
     data = np.frombuffer(__import__("base64").b64decode(packed["data"]), "<u2").astype(float)
     return (packed["low"] + data / 65535 * (packed["high"] - packed["low"])).reshape(packed["shape"])
+
+
+def test_the_query_is_found_in_the_input():
+    """Also where a network shifts and scales positions, or has fewer points than it was given."""
+    pos = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0], [4.0, 4.0]])
+    assert [_in_input(pos, 0.5 * pos - 1.0, point) for point in range(4)] == [0, 1, 2, 3]
+    corners = torch.cat([pos, torch.tensor([[2.0, 2.0]])])
+    assert [_in_input(corners, 0.5 * pos - 1.0, point) for point in range(4)] == [0, 1, 2, 3]
+    assert _in_input(pos, torch.zeros(1, 2), 0) in range(4)
 
 
 def test_a_page_refuses_what_it_cannot_show(tmp_path):

@@ -149,7 +149,7 @@ def _attention_figure(
     board = Board(rows, columns)
     cloud, features = scope.input
     scene = scope.scene(cloud)
-    ringed = _nearest(cloud.pos, first.places.pos[queries[next(iter(maps))]])
+    ringed = _in_input(cloud.pos, first.places.pos, queries[next(iter(maps))])
     scene.draw(board.axes[0][0], cloud, features, *_gray(features), query=ringed)
     for row, (number, found) in enumerate(maps.items()):
         queried = scope.attention_layer(number)
@@ -202,6 +202,19 @@ def _query_of(scope: Observation, layer: int, indexed: int, point: int | None, f
     point = scope.query(other, point, frame if other.places.fiber > 1 else None)
     scope.query(found, None, frame)
     return _nearest(found.places.pos, other.places.pos[point])
+
+
+def _in_input(pos: Tensor, places: Tensor, point: int) -> int:
+    """The point of the input that a point of a layer stands for: its own, or the nearest where layers have others.
+
+    Networks may shift and scale what they are given, so both clouds are compared about their means, in units of their
+    farthest points.
+    """
+    if len(pos) == len(places):
+        return point
+    centered = [cloud - cloud.mean(dim=0) for cloud in (pos, places)]
+    units = [cloud / cloud.norm(dim=1).max().clamp(min=1e-30) for cloud in centered]
+    return _nearest(units[0], units[1][point])
 
 
 def _nearest(pos: Tensor, place: Tensor) -> int:

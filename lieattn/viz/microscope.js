@@ -73,12 +73,21 @@ function scene() {
   };
 }
 
-// The query among the points of the input, where these are others.
+// The query among the points of the input, where these are others. Networks may shift and scale what they are given, so both
+// clouds are compared about their means, in units of their farthest points.
 function ringed(places) {
-  if (places === layer().places) return state.point;
-  const place = page.places[layer().places].pos[state.point], pos = page.places[places].pos;
+  const own = page.places[layer().places].pos, given = page.places[places].pos;
+  if (places === layer().places || own.length === given.length) return state.point;
+  const place = unit(own)[state.point], pos = unit(given);
   const far = (p) => p.reduce((sum, x, k) => sum + (x - place[k]) ** 2, 0);
   return pos.reduce((best, p, i) => (far(p) < far(pos[best]) ? i : best), 0);
+}
+
+function unit(pos) {
+  const mean = pos[0].map((_, k) => pos.reduce((sum, p) => sum + p[k], 0) / pos.length);
+  const centered = pos.map((p) => p.map((x, k) => x - mean[k]));
+  const farthest = Math.max(1e-30, ...centered.map((p) => Math.hypot(...p)));
+  return centered.map((p) => p.map((x) => x / farthest));
 }
 
 // The cloud that was given, turned as the fields are, with a ring around the query.

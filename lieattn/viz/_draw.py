@@ -123,7 +123,7 @@ def points(
     verts = _tiles(clouds, angle)
     chosen = torch.arange(len(verts)) if only is None else only
     tiles = PolyCollection(verts[chosen.numpy()], array=values[chosen].numpy(), cmap=cmap, norm=norm)
-    edge = "white" if clouds.grid is None else "face"
+    edge = "0.6" if clouds.grid is None else "face"  # or white points would not be seen
     tiles.set(**{"edgecolor": edge, "linewidth": min(0.3, 2.4 / len(verts) ** 0.5), **style})
     axes.add_collection(tiles, autolim=False)
 

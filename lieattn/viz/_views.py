@@ -313,7 +313,7 @@ def frame_name(places: Places, h: int) -> str:
 
 def _label(scope: Observation, row: int) -> str:
     turn = scope.turns[row]
-    return turn.label.replace(" by ", "\nby ") + ("" if turn.inside else "\n(outside)")
+    return turn.label.replace(" by ", "\nby ").replace(" at ", "\nat ") + ("" if turn.inside else "\n(outside)")
 
 
 def _quantity(channel: int | None) -> str:

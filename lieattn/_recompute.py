@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import torch
@@ -14,14 +15,30 @@ from lieattn._functional import transformed
 
 T = TypeVar("T")
 
-recomputing: ContextVar[bool] = ContextVar("recomputing", default=False)
-"""Whether what is computed has been computed before: running statistics have seen it already."""
 
-region: ContextVar[object | None] = ContextVar("region", default=None)
-"""What is computed at present and may be computed again, the same object each time; None for nothing of the kind."""
+@dataclass(frozen=True, eq=False)
+class Region:
+    """What is computed at present and may be computed again.
 
-found_again: ContextVar[dict[Any, Any]] = ContextVar("found_again")
-"""What was found while activations are computed again, for its next use in the same computation."""
+    Attributes
+    ----------
+    function
+        The same object each time.
+    again
+        Whether it has been computed before: running statistics have seen it already.
+    found
+        What was found in this computation, for its next use there.
+    """
+
+    function: object
+    again: bool
+    found: dict[Any, Any] = field(default_factory=dict)
+
+
+_NOWHERE = Region(None, again=False)  # outside of any, of which nothing is computed again
+
+region: ContextVar[Region] = ContextVar("region", default=_NOWHERE)
+"""The region that is computed at present."""
 
 
 def may_recompute() -> bool:
@@ -49,14 +66,11 @@ class _Within(AbstractContextManager[None]):
 
     def __init__(self, function: object, *, again: bool) -> None:
         self._function, self._again = function, again
-        self._tokens: list[tuple[Token[bool], Token[object | None], Token[dict[Any, Any]]]] = []
+        self._tokens: list[Token[Region]] = []
 
     def __enter__(self) -> None:
-        again = recomputing.set(self._again or recomputing.get())
-        self._tokens.append((again, region.set(self._function), found_again.set({})))
+        again = self._again or region.get().again
+        self._tokens.append(region.set(Region(self._function, again)))
 
     def __exit__(self, *error: object) -> None:
-        again, function, found = self._tokens.pop()
-        recomputing.reset(again)
-        region.reset(function)
-        found_again.reset(found)
+        region.reset(self._tokens.pop())

@@ -16,22 +16,23 @@ from lieattn.certify._moves import (
     Element,
     Kind,
     Move,
+    are_among,
     elements_of,
     is_whole,
     motion,
     permutation,
     raster_motion,
+    turns_of,
 )
 from lieattn.certify._probe import Probe
 from lieattn.certify._trace import Call, Change, edges_law, irreps_of, law, record
-from lieattn.groups import SO, FiniteGroup, Group, O, SemidirectProduct
+from lieattn.groups import SO, FiniteGroup, Group, O
 from lieattn.models import Symmetry
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 _TIMES_ROUNDING = 100.0  # by which an error may exceed the rounding that caused it
 _HALF = 1e-5  # rounding beyond which a precision is called half
 _BORDER = 4  # pixels
-_SAME = 1e-6  # between matrices of one element
 _PADDING = "padding", "clouds are filled up to the largest, and what fills them counts"
 _SHARE = 0.2  # of the points that have as many neighbors as any, if these are capped
 
@@ -116,21 +117,17 @@ def known_group(network: Any, found: Group | None) -> tuple[str, Group] | None:
     stated = stated.group if isinstance(stated, Symmetry) else stated
     if isinstance(stated, Group):
         return "the network promises", stated
-    return ("the search found", found) if found is not None and isinstance(_turns(found), SO) else None
-
-
-def _turns(group: Group) -> Any:
-    return group.stabilizer if isinstance(group, SemidirectProduct) else group
+    return ("the search found", found) if found is not None and isinstance(turns_of(found), SO) else None
 
 
 def _outside(matrix: Tensor, group: Group) -> str | None:
     """What an element is that a group does not have; None if it has it, or this cannot be told."""
-    turns = _turns(group)
+    turns = turns_of(group)
     if len(matrix) != group.dim:
         return None
     what = "reflection" if float(torch.linalg.det(matrix)) < 0 else "rotation"
     if isinstance(turns, FiniteGroup):
-        inside = bool((turns.elements - matrix).abs().amax((1, 2)).min() < _SAME)
+        inside = bool(are_among(matrix[None], turns.elements, turns.tolerance))
     elif isinstance(turns, O):
         inside = True
     else:

@@ -161,7 +161,7 @@ def outside_of(group: Group | None, dim: int, count: int, generator: torch.Gener
     Reflections alone if all rotations belong to the group, nothing if these do too. Then, of a finite group in the
     plane or in space, one element of each larger group that :func:`_larger` names.
     """
-    turns: Any = group.stabilizer if isinstance(group, SemidirectProduct) else group
+    turns = turns_of(group)
     if isinstance(turns, O) or dim == 1:
         return
     still = torch.zeros(dim, dtype=torch.float64)
@@ -174,6 +174,11 @@ def outside_of(group: Group | None, dim: int, count: int, generator: torch.Gener
             yield Element(label, matrix, still)
     if isinstance(turns, FiniteGroup) and count > 0:
         yield from (Element(label, matrix, still) for label, matrix in _larger(turns))
+
+
+def turns_of(group: Group | None) -> Any:
+    """The linear part of a group with translations; other groups as they are."""
+    return group.stabilizer if isinstance(group, SemidirectProduct) else group
 
 
 def _larger(group: FiniteGroup) -> Iterator[tuple[str, Tensor]]:
@@ -194,13 +199,13 @@ def _larger(group: FiniteGroup) -> Iterator[tuple[str, Tensor]]:
         return
     tried = [group.elements]
     for larger in known:
-        if bool(_inside(group.elements, larger.elements).all()):
-            others = larger.elements[~_inside(larger.elements, torch.cat(tried))]
+        if bool(are_among(group.elements, larger.elements, group.tolerance).all()):
+            others = larger.elements[~are_among(larger.elements, torch.cat(tried), group.tolerance)]
             if len(others) > 0:
                 tried.append(others[:1])
                 yield f"of {larger.name}", others[0]
     if group.dim == 3:
-        if not _inside(-torch.eye(3, dtype=torch.float64)[None], group.elements).any():
+        if not are_among(-torch.eye(3, dtype=torch.float64)[None], group.elements, group.tolerance).any():
             yield "inversion", -torch.eye(3, dtype=torch.float64)
         fixed = proper.mean(dim=0)  # projects on what all rotations keep
         if n > 1 and float(fixed.trace()) > 0.5:
@@ -209,8 +214,9 @@ def _larger(group: FiniteGroup) -> Iterator[tuple[str, Tensor]]:
             yield "1 rad about its axis", SO(3).exp(axis)
 
 
-def _inside(elements: Tensor, others: Tensor) -> Tensor:
-    return (elements[:, None] - others).abs().amax(dim=(2, 3)).amin(dim=1) < _SAME
+def are_among(matrices: Tensor, others: Tensor, tolerance: float) -> Tensor:
+    """Which ``[n]`` of the matrices ``[n, dim, dim]`` are among others, up to the tolerance of a group or rounding."""
+    return (matrices[:, None] - others).abs().amax(dim=(2, 3)).amin(dim=1) < max(_SAME, tolerance)
 
 
 def _reflection(dim: int, generator: torch.Generator) -> Tensor:

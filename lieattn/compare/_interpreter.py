@@ -92,7 +92,7 @@ class Interpreter:
 
         def pass_on(signum: int, frame: FrameType | None) -> None:
             received.append(signum)
-            if self._process is not None:
+            if self._process is not None and self._process.poll() is None:
                 pass_signal(self._process.pid, signum)
 
         main = threading.current_thread() is threading.main_thread()

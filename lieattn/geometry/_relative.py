@@ -13,7 +13,7 @@ from torch import Tensor
 from lieattn._autocast import without_autocast
 from lieattn._checks import check_choice, check_is, check_tensor
 from lieattn._functional import transformed
-from lieattn._recompute import found_again, recomputing, region
+from lieattn._recompute import region
 from lieattn.geometry._clouds import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.groups import FiniteGroup, Group, SemidirectProduct, Translations, affine
@@ -212,20 +212,21 @@ class RelativeElements(Movable):
     def _kept(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         """A property, computed on first use; again where what used it first is computed again, which saves it again."""
         passing = torch.compiler.is_compiling() or transformed()
-        again = not passing and recomputing.get() and (name, region.get()) in self._first_uses
-        found: Tensor | None = found_again.get().get((id(self), name)) if again else getattr(self, name)
+        now = None if passing else region.get()
+        again = now is not None and now.again and (name, now.function) in self._first_uses
+        found: Tensor | None = now.found.get((id(self), name)) if now and again else getattr(self, name)
         if found is not None:
             return found
         # Geometry keeps its precision under autocast, and what is kept must serve training too.
         with without_autocast(self.pos.device), torch.inference_mode(self.pos.is_inference()):
             found = compute()
         # What is computed without gradients must not stand for what has them, nor a trace or transform for others.
-        if again:
-            found_again.get()[id(self), name] = found
-        elif not passing and (found.requires_grad or not self._differentiable()):
+        if now is not None and again:
+            now.found[id(self), name] = found
+        elif now is not None and (found.requires_grad or not self._differentiable()):
             object.__setattr__(self, name, found)
-            if not recomputing.get():
-                object.__setattr__(self, "_first_uses", (*self._first_uses, (name, region.get())))
+            if not now.again:
+                object.__setattr__(self, "_first_uses", (*self._first_uses, (name, now.function)))
         return found
 
     def _differentiable(self) -> bool:

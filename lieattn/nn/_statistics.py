@@ -24,7 +24,7 @@ from lieattn._checks import (
     may_look,
 )
 from lieattn._processes import processes, summed
-from lieattn._recompute import recomputing
+from lieattn._recompute import region
 from lieattn.geometry import LiftedGraph, PointClouds, pooling_cells
 
 Reduction = Literal["sum", "mean", "max"]
@@ -269,7 +269,7 @@ class PointBatchNorm(_Affine):
         if self.training and (x.numel() or processes() > 1):
             wide = (x if x.dtype == torch.float64 else x.float()).reshape(-1, x.shape[-1])
             mean, variance, rows = _moments(wide)
-            if rows and not recomputing.get():
+            if rows and not region.get().again:
                 with torch.no_grad():
                     self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
                     self.running_var.lerp_(variance.to(self.running_var), self.momentum)
@@ -320,14 +320,14 @@ class FieldBatchNorm(_NormBase):
         x = input if self.axis == 1 else input.flatten(0, -2)
         if x.shape[1] != self.num_features:
             raise ValueError(f"x: expected {self.num_features} channels on axis {self.axis}, got {tuple(input.shape)}")
-        updates = self.training and not recomputing.get()
+        updates = self.training and not region.get().again
         if updates:
             cast(Tensor, self.num_batches_tracked).add_(1)
         if self.training and processes() > 1:
             return self._of_all_processes(x, updates).view_as(input)
         known = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
         # Which must save as many tensors, and leave these as they are. In eval mode nothing is changed.
-        if self.training and recomputing.get():
+        if self.training and region.get().again:
             known = known[0].clone(), known[1].clone()
         normal = F.batch_norm(x, *known, self.weight, self.bias, self.training, self._share(), self.eps)
         return normal.view_as(input)

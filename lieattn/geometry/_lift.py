@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from lieattn._autocast import without_autocast
 from lieattn._checks import (
     check_arguments,
     check_count,
@@ -420,7 +421,7 @@ def lift(
         raise ValueError(f"vectors: expected {expected}, got {tuple(vectors.shape)}")
     neighbors = find_neighbors(replace(clouds, pos=clouds.pos[:, : space.group.dim]), neighborhood)
     # Geometry keeps its precision under autocast.
-    with torch.autocast(clouds.device.type, enabled=False):
+    with without_autocast(clouds.device):
         chosen = _chosen(frames, Sites(clouds, neighbors, space, weights, generator, vectors))
         group, pose, elements = _laid_out(chosen, clouds, space)
     found: dict[str, Any] = {"group": group, "pose": pose, "elements": elements, "chart": coordinates}

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lieattn._autocast import without_autocast
 from lieattn._checks import check_arguments, check_choice, check_count, check_is, check_length
 from lieattn._functional import outside_of_transforms, transformed
 from lieattn.geometry._clouds import PointClouds, members, point_weights, ranges
@@ -90,7 +91,7 @@ class PrincipalFrames:
         check_is("sites", sites, Sites)
         clouds, group = sites.clouds, sites.stabilizer
         signs = _signs(group, self.improper)
-        with torch.autocast(clouds.device.type, enabled=False):
+        with without_autocast(clouds.device):
             data = self._data(sites)
             axes, isolated = principal_axes(data.moments, self.gap)
             rows = (~isolated.all(-1)).nonzero()[:, 0]

@@ -219,7 +219,7 @@ class DirectionConvNet(Network):
         given: dict[str, Any] = {"generator": generator}
         if self.vector_inputs:
             given["vectors"] = vectors(data, self.vector_inputs, clouds)
-        with torch.autocast(clouds.device.type, enabled=False):
+        with without_autocast(clouds.device):
             graph = lift(clouds, frames, self.neighborhood, self.space, **given)
         # The network of edges has a window of its own.
         return graph.with_relative(replace(graph.relative, cutoff=None))
@@ -230,7 +230,7 @@ class DirectionConvNet(Network):
         invariants, directed = features(data, self.inputs, graph), vectors(data, self.vector_inputs, graph)
         x = self.embed_features(invariants)[:, None].expand(-1, self.edges.fiber, -1)
         pairs = None
-        with torch.autocast(graph.device.type, enabled=False):
+        with without_autocast(graph.device):
             if self.angles is not None:
                 around, pairs = self.angles(graph, invariants)
             along = self.edges.along(graph, directed)

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lieattn._autocast import without_autocast
 from lieattn._checks import check_arguments, check_choice, check_counts, check_length
 from lieattn.geometry import (
     AllPairs,
@@ -267,7 +268,7 @@ class FramewiseTransformer(Network):
                 f"in {got[1]} dimensions, such as FiniteFrames(sign_group({got[1]}), PrincipalFrames())"
             )
         frames, generator = posed(self.frames, self.random_poses, self.training)
-        with torch.autocast(clouds.device.type, enabled=False):
+        with without_autocast(clouds.device):
             given: dict[str, Any] = {"length": self.length, "generator": generator}
             if self.vector_inputs:
                 given["vectors"] = vectors(data, self.vector_inputs, clouds)
@@ -286,7 +287,7 @@ class FramewiseTransformer(Network):
         invariants, directed = features(data, self.inputs, graph), vectors(data, self.vector_inputs, graph)
         x = self.embed_features(invariants)[:, None].expand(-1, graph.fiber, -1)
         if self.embed_vectors is not None:
-            with torch.autocast(graph.device.type, enabled=False):
+            with without_autocast(graph.device):
                 seen = graph.seen_in_frames(directed).flatten(-2)
             x = x + self.embed_vectors(torch.cat([positions, seen], dim=-1) if self.positions else seen)
         messages: list[Any] = [None] * len(self.blocks)
@@ -296,7 +297,7 @@ class FramewiseTransformer(Network):
             maps = [self.lifting.output, *(block.messages.kernel for block in blocks)]
             pairs = None
             if self.angles is not None and self.embed_angles is not None:
-                with torch.autocast(graph.device.type, enabled=False):
+                with without_autocast(graph.device):
                     around, pairs = self.angles(local, invariants)
                 x = x + self.embed_angles(around)[:, None]
             lifted, *kernels = self.edges.kernels(maps, local, invariants, directed, pairs)

@@ -17,6 +17,7 @@ from e3nn.nn import Gate
 from torch import Tensor, nn
 from torch_geometric.utils import softmax
 
+from lieattn._autocast import without_autocast
 from lieattn._checks import check_arguments, check_counts
 from lieattn._watch import SeenWeights, is_watched, show
 from lieattn.geometry import Neighborhood, Neighbors, PointClouds, find_neighbors, point_clouds
@@ -195,7 +196,7 @@ class TensorFieldNetwork(_PointNetwork):
 
     def _at_points(self, x: Tensor, directed: Tensor, edges: _Edges) -> Tensor:
         # Tensor products of e3nn take operands of one dtype, which those of autocast are not.
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             x = self.embed(torch.cat([x, directed.flatten(1)], dim=1))
             for layer in self.layers:
                 x = layer(x, edges)

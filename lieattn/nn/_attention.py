@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
+from lieattn._autocast import without_autocast
 from lieattn._checks import (
     check_arguments,
     check_count,
@@ -167,7 +167,7 @@ class GroupAttention(TiedWeights):
         """Terms of the encoding; functions of positions, which autocast would round."""
         if self.encoding is None:
             return RelativeTerms()
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             return cast(RelativeTerms, self.encoding(graph, x))
 
     def _operate(

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from lieattn._autocast import without_autocast
 from lieattn._checks import (
     check_arguments,
     check_count,
@@ -362,7 +363,7 @@ class RotationHead(Recorded, nn.Module):
         size = graph.mean(components.detach().to(first).square().mean(dim=(1, 2))).sqrt()[:, None]
         limit = _ROUNDING * torch.finfo(first.dtype).eps * size
         axes = torch.eye(3).to(first)
-        with torch.autocast(first.device.type, enabled=False):
+        with without_autocast(first.device):
             e1, vague = _direction(first, axes[0], limit)
             across = second - (e1 * second).sum(dim=1, keepdim=True) * e1
             e2, vague2 = _direction(across, torch.linalg.cross(e1, axes[e1.abs().argmin(dim=1)]), limit)

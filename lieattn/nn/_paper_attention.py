@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lieattn._autocast import without_autocast
 from lieattn._checks import check_arguments, check_choice, check_count, check_counts, check_is
 from lieattn.geometry import LiftedGraph, num_coordinates
 from lieattn.groups import FiniteGroup
@@ -325,7 +326,7 @@ class _AffineAttention(GroupAttention):
         return self._split(query), self._split(key), self._split(value)
 
     def _terms(self, x: Tensor, graph: LiftedGraph) -> RelativeTerms:
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             return self.value_map(graph).plus(for_keys(self.key_map(graph)))
 
 
@@ -427,7 +428,7 @@ class SimpleAffineSelfConvolution(_AffineAttention):
         return self._split(query), shared, shared
 
     def _terms(self, x: Tensor, graph: LiftedGraph) -> RelativeTerms:
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             values = self.affine_map(graph)
         return values.plus(for_keys(values))
 
@@ -459,7 +460,7 @@ class StandAloneSelfAttention(_AffineAttention):
         return self._split(query), self._split(self.key(x)), self._split(self.value(x))
 
     def _terms(self, x: Tensor, graph: LiftedGraph) -> RelativeTerms:
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             return self.axis_keys(graph)
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from lieattn._autocast import without_autocast
 from lieattn._checks import (
     check_alike,
     check_broadcast,
@@ -148,7 +149,7 @@ def attentive_convolution(
     )
     dim = kernels.ndim - 4
     narrow, wide = x.dtype, torch.promote_types(x.dtype, torch.float32)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device):
         x, kernels = F.pad(x.to(wide), (pad, pad) * dim), kernels.to(wide)
         first, second = (None, None) if channel is None else (matrix.to(wide).flatten(0, 1) for matrix in channel)
         operands = Operands(

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from lieattn._autocast import without_autocast
 from lieattn._checks import check_count, check_tensor
 from lieattn._functional import outside_of_transforms
 from lieattn.reps._representation import (
@@ -128,7 +129,7 @@ def wigner_d(degree: int, rotation: Tensor) -> Tensor:
     wide = rotation.to(torch.float64)
     if bool((determinant_sign(wide) < 0).any()):
         raise ValueError("rotation: expected proper rotations, but a determinant is negative; use Irreps for both")
-    with torch.autocast(rotation.device.type, enabled=False):
+    with without_autocast(rotation.device):
         return _wigner(wide, _clebsch_gordan(degree))[degree].to(rotation.dtype)
 
 

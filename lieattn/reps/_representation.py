@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lieattn._autocast import without_autocast
 from lieattn._checks import check_broadcast, check_count, check_has_numbers, check_last, check_tensor
 
 
@@ -49,7 +50,7 @@ class Representation(abc.ABC):
         TypeError or ValueError is raised if R is not floating, has another size, or is not orthogonal where it must be.
         """
         self._check(rotation)
-        with torch.autocast(rotation.device.type, enabled=False):
+        with without_autocast(rotation.device):
             return self._evaluate(rotation.to(torch.float64)).to(rotation.dtype)
 
     def act(self, rotation: Tensor, features: Tensor) -> Tensor:
@@ -63,7 +64,7 @@ class Representation(abc.ABC):
         if rotation.device != features.device:
             raise ValueError(f"rotation, features: expected one device, got {rotation.device} and {features.device}")
         dtype = torch.promote_types(features.dtype, torch.float32)
-        with torch.autocast(features.device.type, enabled=False):
+        with without_autocast(features.device):
             return self._apply(rotation.to(torch.float64), features.to(dtype))
 
     def _apply(self, rotation: Tensor, features: Tensor) -> Tensor:
@@ -326,14 +327,14 @@ class _SymmetricMatrices(_OfDimension):
         """Components ``[*, dim]`` to symmetric matrices ``[*, d, d]``."""
         check_last("features", features, (self.dim,), self.name)
         check_has_numbers("features", features)
-        with torch.autocast(features.device.type, enabled=False):
+        with without_autocast(features.device):
             return torch.einsum("...a,aij->...ij", features, self._basis.to(features))
 
     def from_tensor(self, tensor: Tensor) -> Tensor:
         """Matrices ``[*, d, d]`` to components ``[*, dim]`` of their projection on the space."""
         check_last("tensor", tensor, (self.d, self.d), self.name)
         check_has_numbers("tensor", tensor)
-        with torch.autocast(tensor.device.type, enabled=False):
+        with without_autocast(tensor.device):
             return torch.einsum("...ij,aij->...a", tensor, self._basis.to(tensor))
 
     def _evaluate(self, rotation: Tensor) -> Tensor:

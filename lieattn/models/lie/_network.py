@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lieattn._autocast import without_autocast
 from lieattn._checks import (
     check_arguments,
     check_counts,
@@ -332,7 +333,7 @@ class LieNetwork(Network):
         """The graph with the coordinates that the options ask for, evaluated."""
         options, relative = self.lifting, graph.relative
         # Geometry keeps its precision under autocast.
-        with torch.autocast(graph.device.type, enabled=False):
+        with without_autocast(graph.device):
             if isinstance(options.coordinates, PairCoordinates):
                 relative = relative.with_coordinates(options.coordinates(graph))
             if options.bound:

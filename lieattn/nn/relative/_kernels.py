@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, cast
 import torch
 from torch import Tensor, nn
 
+from lieattn._autocast import without_autocast
 from lieattn._checks import (
     check_arguments,
     check_count,
@@ -266,6 +267,6 @@ class RankKernel(RelativeFunction):
         check_coordinates(numbers, self.linear1.in_features)
         layers = self.linear1, self.linear2, self.linear3
         weights, biases = [layer.weight.T[None] for layer in layers], [layer.bias[None] for layer in layers]
-        with torch.autocast(numbers.device.type, enabled=False):
+        with without_autocast(numbers.device):
             made = head_networks(numbers.flatten(0, -2), weights, biases, self.activation)
         return RelativeTerms(displacement_bias=made.unflatten(0, numbers.shape[:-1]), row=graph.relative.row)

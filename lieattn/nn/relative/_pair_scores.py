@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from lieattn._autocast import without_autocast
 from lieattn._checks import (
     check_arguments,
     check_count,
@@ -57,7 +58,7 @@ class PerHeadMLP(RelativeFunction):
         check_tensor("x", x, "floating coordinates [*, in_channels]")
         weight = self.weights[0]
         check_coordinates(x, weight.shape[1])
-        with torch.autocast(weight.device.type, enabled=False):
+        with without_autocast(weight.device):
             rows = x.reshape(-1, x.shape[-1]).to(weight.dtype)
             out = head_networks(rows, list(self.weights), list(self.biases), self.activation)
         return out.unflatten(0, x.shape[:-1]) if x.ndim != 2 else out

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from lieattn._checks import check_arguments, check_choice
+from lieattn._checks import check_arguments
 from lieattn._tied import settle
 from lieattn.models import EnergyForces, EnergyForceStress, Ensemble, Rescaled
 from lieattn.models.dynamics import differentiated
@@ -86,8 +86,6 @@ class Calculator(AseCalculator):
         jumps: Literal["refuse", "allow"] = "refuse",
     ) -> None:
         check_arguments(Calculator.__init__, locals())
-        check_choice("energy_unit", energy_unit, EnergyUnit)
-        check_choice("length_unit", length_unit, LengthUnit)
         super().__init__()
         models = list(model.networks) if isinstance(model, Ensemble) else [model]
         self._members = [_Member(network, scales, jumps) for one in models for network, scales in _networks(one)]

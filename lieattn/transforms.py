@@ -20,7 +20,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.transforms import BaseTransform
 
-from lieattn._checks import check_arguments, check_choice, check_count, check_length
+from lieattn._checks import check_arguments, check_count, check_length
 from lieattn.geometry import (
     Nearest,
     Neighbors,
@@ -69,7 +69,6 @@ def radius_graph(
     [[1, 0], [0, 1]]
     """
     check_arguments(radius_graph, locals())
-    check_choice("flow", flow, Flow)
     return _directed(Radius(r, include_self=loop)(pos, batch).edge_index, flow)
 
 
@@ -96,7 +95,6 @@ def periodic_radius_graph(
     ([[0, 0], [0, 0]], [[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
     """
     check_arguments(periodic_radius_graph, locals())
-    check_choice("flow", flow, Flow)
     clouds = point_clouds(
         pos, batch=batch, cell=cell, pbc=torch.ones_like(cell[..., 0], dtype=torch.bool) if pbc is None else pbc
     )
@@ -126,7 +124,6 @@ def knn_graph(
     """
     check_arguments(knn_graph, locals())
     check_count("k", k)
-    check_choice("flow", flow, Flow)
     if loop and k == 1:
         own = torch.arange(len(pos), device=pos.device)
         return torch.stack([own, own])
@@ -202,7 +199,6 @@ class RadiusGraph(BaseTransform):
     ) -> None:
         check_arguments(RadiusGraph.__init__, locals())
         check_length("r", r)
-        check_choice("flow", flow, Flow)
         self.r, self.loop, self.flow, self.displacements = r, loop, flow, displacements
 
     def forward(self, data: Data) -> Data:
@@ -233,8 +229,6 @@ class KNNGraph(BaseTransform):
     ) -> None:
         check_arguments(KNNGraph.__init__, locals())
         check_count("k", k)
-        check_choice("flow", flow, Flow)
-        check_choice("ties", ties, Ties)
         self.k, self.loop, self.force_undirected, self.flow = k, loop, force_undirected, flow
         self.ties, self.displacements = ties, displacements
 

@@ -141,7 +141,6 @@ class SampledFrames:
     def __post_init__(self) -> None:
         check_count("count", self.count)
         check_count("seed", self.seed, least=0)
-        check_choice("per", self.per, ("point", "cloud"))
         check_arguments(SampledFrames, vars(self))
 
     def __call__(self, sites: Sites) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lieattn._autocast import without_autocast
-from lieattn._checks import check_arguments, check_choice, check_count, check_is, check_length
+from lieattn._checks import check_arguments, check_count, check_is, check_length
 from lieattn._functional import outside_of_transforms, transformed
 from lieattn.geometry._clouds import PointClouds, members, point_weights, ranges
 from lieattn.geometry._frames import GroupFrames, Sites, keeps_lengths
@@ -77,7 +77,6 @@ class PrincipalFrames:
     cutoff: float | None = None
 
     def __post_init__(self) -> None:
-        check_choice("of", self.of, ("cloud", "neighborhood"))
         check_arguments(PrincipalFrames, vars(self))
         if not 0 < self.gap < 1:
             raise ValueError(f"gap: expected a number between 0 and 1, got {self.gap}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lieattn._autocast import without_autocast
-from lieattn._checks import check_arguments, check_choice, check_counts, check_length
+from lieattn._checks import check_arguments, check_counts, check_length
 from lieattn.geometry import (
     AllPairs,
     FiniteFrames,
@@ -90,8 +90,6 @@ class FramewiseOptions:
     def __post_init__(self) -> None:
         check_arguments(FramewiseOptions, vars(self))
         check_counts(0, angles=self.angles)
-        check_choice("head", self.head, Head)
-        check_choice("attention", self.attention, Attention)
         if self.positions and self.attention != "cloud":
             found = f"attention={self.attention!r}"
             raise ValueError(f"positions: are those in the whole cloud, which {found} does not see")

@@ -63,8 +63,6 @@ class ResponseAttention(nn.Module):
         init_scale: float,
     ) -> None:
         super().__init__()
-        check_choice("attention", attention, Attention)
-        check_choice("channel_action", channel_action, ChannelAction)
         _check_odd("spatial_size", size)
         group, in_channels, out_channels = layer.group, layer.in_channels, layer.out_channels
         self.order, self.lifting = group.order, layer.lifting

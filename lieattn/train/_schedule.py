@@ -10,7 +10,7 @@ from typing import Any, Literal, final
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, ReduceLROnPlateau
 
-from lieattn._checks import check_arguments, check_choice, check_count
+from lieattn._checks import check_arguments, check_count
 
 
 class Schedule(abc.ABC):
@@ -118,7 +118,6 @@ class MultiStep(Schedule):
             raise ValueError(f"milestones: expected increasing numbers above 0, got {milestones}")
         _check_gamma(gamma)
         _check_warmup(warmup_epochs)
-        check_choice("warmup_per", warmup_per, ("step", "epoch"))
         self.milestones, self.gamma = tuple(milestones), gamma
         self.warmup_epochs, self.warmup_per = warmup_epochs, warmup_per
 

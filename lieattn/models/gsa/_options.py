@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor, nn
 
-from lieattn._checks import check_arguments, check_choice, check_dropout, check_length
+from lieattn._checks import check_arguments, check_dropout, check_length
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
 from lieattn.nn import CloudPool, FiberPool
@@ -124,8 +124,6 @@ class GSAReadout:
 
     def __post_init__(self) -> None:
         check_arguments(GSAReadout, vars(self))
-        if self.order is not None:
-            check_choice("order", self.order, Order)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,11 +166,8 @@ class GSAOptions:
         check_arguments(GSAOptions, vars(self))
         if self.length is not None:
             check_length("length", self.length)
-        check_choice("positions", self.positions, Positions)
         if self.values and self.positions != "relative":
             raise ValueError(f"values: expected False with {self.positions} positions, since values see relative ones")
-        if self.activation not in get_args(Activation):
-            raise ValueError(f"activation: expected 'silu', 'relu' or 'gelu', got {self.activation!r}")
         if not 0 <= self.init_scale < math.inf:
             raise ValueError(f"init_scale: expected a finite deviation of at least 0, got {self.init_scale}")
 

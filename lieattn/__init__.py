@@ -1,9 +1,9 @@
 """Group-equivariant transformers for point clouds and homogeneous spaces.
 
-Import what is used from the subpackages, lowest first: ``groups``, ``spaces``, ``reps``, ``geometry``, ``ops``, ``nn``,
-``models``. The tools around a model (``train``, ``certify``, ``viz``, ``bench``, ``ase``, ``transforms``) bring heavier
-packages. All are imported when they are first asked for. :func:`lieattn.save` and :func:`lieattn.load` take networks
-away and back.
+The subpackages, lowest first, are ``groups``, ``spaces``, ``reps``, ``geometry``, ``ops``, ``nn`` and ``models``:
+import names from these. The tools around a model (``train``, ``certify``, ``viz``, ``ase``, ``transforms``) need
+heavier packages. Each is imported when it is first used. :func:`lieattn.save` writes a network to a file, and
+:func:`lieattn.load` reads it.
 """
 
 import importlib

@@ -1,8 +1,8 @@
 """Algebra: groups as values, their elements as tensors.
 
-``Group`` is the interface of all of them, in ``_group``. Finite groups of matrices are in ``_finite`` and ``_catalog``;
-Lie groups in ``_rotations`` and ``_semidirect``, which also has R^d x| H for both kinds of H. Their exponentials and
-logarithms rest on ``_skew``.
+``_group`` holds ``Group``, the interface of all groups. Finite groups of matrices are in ``_finite``, those that have
+names in ``_catalog``. Lie groups are in ``_lie``, together with the semidirect product R^d ⋊ H, where H is a finite or
+a Lie group; their exponentials and logarithms are computed in ``_skew``.
 """
 
 from lieattn.groups._catalog import (

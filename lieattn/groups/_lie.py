@@ -182,7 +182,7 @@ class Dilations(LieGroup):
         return matrix[..., 0, 0, None]
 
     def exp(self, a: Tensor) -> Tensor:
-        return self.hat(torch.exp(_checked_scale(a))) + torch.zeros_like(self.identity(a))
+        return self.hat(torch.exp(_checked_scale(a)))
 
     def log(self, g: Tensor) -> Tensor:
         return log_scale(g)[..., None]

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lieattn._checks import check_is, check_tensor, kind
-from lieattn._functional import transformed
 from lieattn.geometry import Neighbors
 from lieattn.ops._backend import fused_kernel, is_recorded
 from lieattn.ops._gradients import need_plain_maths, plain_gradients
@@ -116,7 +115,7 @@ def _kernel_takes(operands: Sequence[Tensor], rows: int, hidden: int) -> bool:
     if rows < _KERNEL_ROWS or fused_kernel(device) != "numba" or torch.is_autocast_enabled("cpu"):
         return False
     alike = all(operand.dtype == dtype for operand in operands) and dtype in (torch.float32, torch.float64)
-    return alike and not is_recorded() and not transformed() and bool(_launcher().lanes_of(dtype, hidden))
+    return alike and not is_recorded() and bool(_launcher().lanes_of(dtype, hidden))
 
 
 def _launcher() -> ModuleType:

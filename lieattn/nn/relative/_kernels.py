@@ -32,7 +32,6 @@ from lieattn.nn.relative._base import (
 )
 from lieattn.ops import Activation, RelativeTerms, head_networks
 
-_NEAR = 0.1  # share of the cutoff below which directions of edges fade
 _MOST_TYPES = 512  # with more types than this, a table is contracted edge by edge
 Form = Literal["full", "separable"]
 

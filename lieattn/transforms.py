@@ -11,7 +11,6 @@ every batch. Functions and transforms have the names and the order of arguments 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -173,8 +172,7 @@ def fps(
     [3, 0]
     """
     check_arguments(fps, locals())
-    if not 0 < ratio <= 1:
-        raise ValueError(f"ratio: expected a number above 0 and up to 1, got {ratio!r}")
+    _check_ratio(ratio)
     clouds = point_clouds(pos, batch=batch)
     if len(pos) == 0:
         return torch.zeros(0, dtype=torch.int64, device=pos.device)
@@ -255,8 +253,7 @@ class FarthestPoints(BaseTransform):
 
     def __init__(self, ratio: float = 0.5, *, start: Literal["outermost", "first"] = "outermost") -> None:
         check_arguments(FarthestPoints.__init__, locals())
-        if not 0 < ratio <= 1 or not math.isfinite(ratio):
-            raise ValueError(f"ratio: expected a number above 0 and up to 1, got {ratio!r}")
+        _check_ratio(ratio)
         self.ratio, self.start = ratio, start
 
     def forward(self, data: Data) -> Data:
@@ -279,6 +276,11 @@ class FarthestPoints(BaseTransform):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(ratio={self.ratio})"
+
+
+def _check_ratio(ratio: float) -> None:
+    if not 0 < ratio <= 1:
+        raise ValueError(f"ratio: expected a number above 0 and up to 1, got {ratio!r}")
 
 
 def _directed(edges: Tensor, flow: Flow) -> Tensor:

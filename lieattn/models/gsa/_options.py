@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from lieattn._checks import check_arguments, check_dropout, check_length
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
+from lieattn.models._network import Pool
 from lieattn.nn import CloudPool, FiberPool
 
-Pool = Literal["mean", "sum", "max", "none"]
 Order = Literal["points_first", "frames_first"]
 Activation = Literal["silu", "relu", "gelu"]
 Inexact = Literal["refuse", "warn", "allow"]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lieattn._checks import check_arguments, check_counts, check_is, check_size, kind, may_look
 from lieattn.geometry import LiftedGraph, PointClouds
 from lieattn.nn import lift_field
+from lieattn.ops import smooth_lengths
 from lieattn.reps import Vector
 
 _log = logging.getLogger(__name__)
@@ -136,9 +137,7 @@ class SortedDistances:
         most = int(same.sum(dim=1).max()) if len(batch) else 0
         if most > self.channels + 1:
             raise ValueError(f"data: expected at most {self.channels + 1} points in a cloud, got {most}")
-        squared = (clouds.pos[:, None] - clouds.pos).square().sum(-1)
-        apart = same & (squared > 0)
-        distance = torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)
+        distance = torch.where(same, smooth_lengths(clouds.pos[:, None] - clouds.pos), 0.0)
         ordered = distance.sort(dim=1, descending=True).values
         return F.pad(ordered, (0, self.channels - ordered.shape[1]))
 

@@ -22,6 +22,7 @@ from lieattn.certify._moves import (
     motion,
     permutation,
     raster_motion,
+    sizes_of,
     turns_of,
 )
 from lieattn.certify._probe import Probe
@@ -66,7 +67,7 @@ def diagnose(
     """
     # The smallest first: it is what clouds that are filled up, or capped, are filled up to.
     clouds = sorted(clouds, key=lambda cloud: int(cloud.num_nodes or 0))
-    sizes = torch.tensor([int(cloud.num_nodes or 0) for cloud in clouds])
+    sizes = sizes_of(clouds)
     reference = probe(clouds)
     if any(not value.isfinite().all() for value in reference.values()):  # whatever is compared with these fails
         yield _not_finite(reference, record(probe, clouds))

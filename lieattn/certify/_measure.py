@@ -31,6 +31,7 @@ from lieattn.certify._moves import (
     point_indices,
     raster_motion,
     scrambled,
+    sizes_of,
 )
 from lieattn.certify._probe import FromCalculator, Probe, is_calculator
 from lieattn.certify._search import search
@@ -209,7 +210,7 @@ def certify(
     if not as_images:
         rows += conservation(probes[finest], clouds, named, exact, generator)
     asked = Symmetry(_everything(dim, clouds, as_images)) if searched else promise
-    failed = {row.check for row in rows if row.passed is False and row.dtype == str(finest).removeprefix("torch.")}
+    failed = {row.check for row in rows if row.passed is False and row.dtype == probes[finest].precision}
     if searched:  # of pixels in raster order another order is no symmetry
         failed |= {"element", "alone"} if lattice else {"element", "permutation", "alone"}
     had = known_group(network, group if searched else None)
@@ -221,7 +222,7 @@ def certify(
         group=None if group is None else group.name,
         order=group.order if isinstance(group, FiniteGroup) else None,
         clouds=len(clouds),
-        points=sum(int(cloud.num_nodes or 0) for cloud in clouds),
+        points=int(sizes_of(clouds).sum()),
         spread=max(spreads.values()),
         seed=seed,
         rows=(*searched, *rows),
@@ -311,7 +312,6 @@ def _continuity(
 ) -> Iterator[Row]:
     """Jumps of outputs, and of their derivatives, on ways of the smallest cloud, as far as the network takes it."""
     jumps, kinks = getattr(probe.network, "jumps", None), getattr(probe.network, "has_kinks", True)
-    dtype = str(probe.dtype).removeprefix("torch.")
     for way in ways(min(clouds, key=lambda cloud: len(cloud.pos)), dim, generator):
         measured = (
             ("continuity", jumps == (), probe),
@@ -324,15 +324,14 @@ def _continuity(
                     allowed = tolerance * max(1.0, found.size) + found.rounding if promised else None
                     passed = None if allowed is None else found.jump <= allowed
                     relative = found.jump / found.size if found.size else 0.0
-                    yield Row(check, way.label, name, dtype, found.jump, relative, allowed, passed)
+                    yield Row(check, way.label, name, probe.precision, found.jump, relative, allowed, passed)
 
 
 def _not_finite(probe: Probe, clouds: list[Data]) -> Iterator[Row]:
     """A row that failed for each output that is not finite."""
     for name, value in probe(clouds).items():
         if not value.isfinite().all():
-            dtype = str(probe.dtype).removeprefix("torch.")
-            yield Row("finite", "", name, dtype, float(value.abs().max()), math.nan, None, False)
+            yield Row("finite", "", name, probe.precision, float(value.abs().max()), math.nan, None, False)
 
 
 def _rows(
@@ -350,7 +349,7 @@ def _rows(
 
     ``usual`` sizes of outputs are for clouds where they may vanish, ``tensors`` says whether these are promised.
     """
-    sizes = _sizes(clouds)
+    sizes = sizes_of(clouds)
     reference = probe(clouds)
     for name, value in reference.items():
         if value.ndim == 0 or len(value) not in (len(sizes), int(sizes.sum())) or value.numel() == 0:
@@ -358,10 +357,9 @@ def _rows(
                 f"network: expected outputs {name} [clouds, *] or [points, *] with {len(sizes)} clouds and "
                 f"{int(sizes.sum())} points, got {tuple(value.shape)}"
             )
-    kinds = _kinds_of_outputs(probe.network, outputs, reference)
-    dtype = str(probe.dtype).removeprefix("torch.")
-    sizes_of = {name: max(float(value.abs().max()), (usual or {}).get(name, 1.0)) for name, value in reference.items()}
-    allowed = {name: tolerance * max(1.0, size) for name, size in sizes_of.items()}
+    kinds, dtype = _kinds_of_outputs(probe.network, outputs, reference), probe.precision
+    largest = {name: max(float(value.abs().max()), (usual or {}).get(name, 1.0)) for name, value in reference.items()}
+    allowed = {name: tolerance * max(1.0, size) for name, size in largest.items()}
     for move in moves:
         changed = move.apply(clouds, inputs)
         try:
@@ -393,7 +391,7 @@ def _spreads(
 
     Of the other clouds, those do not count that the network refuses.
     """
-    reference, sizes = probe(clouds), _sizes(clouds)
+    reference, sizes = probe(clouds), sizes_of(clouds)
     changed = [reference]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a network thinks of such clouds is not asked
@@ -412,10 +410,6 @@ def _is_tensor(kind: Kind) -> bool:
     if isinstance(kind, tuple):
         return any(_is_tensor(part) for part in kind)
     return kind in ("tensor", "rotation") or (isinstance(kind, Representation) and not isinstance(kind, Vector))
-
-
-def _sizes(clouds: Sequence[Data]) -> Tensor:
-    return torch.tensor([int(cloud.num_nodes or 0) for cloud in clouds])
 
 
 def _row(

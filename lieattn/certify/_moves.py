@@ -394,6 +394,11 @@ def images_of_clouds(clouds: Sequence[Data]) -> Tensor:
     return torch.stack([cloud.x.mT.unflatten(1, cloud.grid[0].tolist()) for cloud in clouds])
 
 
+def sizes_of(clouds: Sequence[Data]) -> Tensor:
+    """Number of points of each cloud, int64 ``[clouds]``."""
+    return torch.tensor([int(cloud.num_nodes or 0) for cloud in clouds])
+
+
 def point_indices(cloud: Data) -> Iterator[str]:
     """Names of attributes that number points, such as ``edge_index`` and ``face``: those that batches shift."""
     for name, value in cloud.to_dict().items():

@@ -30,6 +30,11 @@ class Probe:
         self.device: torch.device = next((weight.device for weight in weights), torch.device("cpu"))
         self._gradients = False  # whether the network differentiates on its way, without saying so to torch
 
+    @property
+    def precision(self) -> str:
+        """Name of the dtype, such as ``"float64"``."""
+        return str(self.dtype).removeprefix("torch.")
+
     def __call__(self, clouds: Sequence[Data]) -> dict[str, Tensor]:
         try:
             with torch.set_grad_enabled(self._gradients):

@@ -21,6 +21,7 @@ from lieattn.certify._moves import (
     motion,
     permutation,
     raster_motion,
+    sizes_of,
 )
 from lieattn.certify._probe import Probe
 from lieattn.groups import (
@@ -102,7 +103,6 @@ def search(
             for number in range(len(kinds))
         ]
         chosen[name] = numbers.index(max(numbers))
-    dtype = str(probe.dtype).removeprefix("torch.")
     rows: list[Row] = []
     held: dict[str, bool] = {}
     for candidate in candidates:
@@ -110,7 +110,8 @@ def search(
             error = errors[candidate.label, name, number]
             size = max(1.0, float(reference[name].abs().max()))
             passed = error <= tolerance
-            rows.append(Row("searched", candidate.label, name, dtype, error * size, error, tolerance * size, passed))
+            measured = error * size, error, tolerance * size, passed
+            rows.append(Row("searched", candidate.label, name, probe.precision, *measured))
             held[candidate.label] = held.get(candidate.label, True) and passed
     symmetry = _largest(candidates, held)
     kinds_of = {name: possible[name][number] for name, number in chosen.items()}
@@ -127,7 +128,7 @@ def _errors(
     tolerance: float,
 ) -> _Errors:
     """Largest error of each output and kind under a candidate; at least one that is too large where none passes."""
-    sizes = torch.tensor([int(cloud.num_nodes or 0) for cloud in clouds])
+    sizes = sizes_of(clouds)
     errors = {(candidate.label, name, number): 0.0 for name, kinds in possible.items() for number in range(len(kinds))}
     for move in candidate.moves:
         found: Mapping[str, Tensor] = {}

@@ -63,7 +63,7 @@ def feature_fields(
     fields = observer.fields()
     stable = observer.stabilized(fields)
     check_arguments(feature_fields, {"channel": channel})
-    check_choice("channel", channel, fields.shape[-1])
+    check_index("channel", channel, fields.shape[-1])
     shown, stable_shown = (f.norm(dim=-1) if channel is None else f[..., channel] for f in (fields, stable))
     order = observer.group.order
     norm = draw.color_scale_from_zero(shown) if channel is None else draw.color_scale(shown)
@@ -230,7 +230,7 @@ class Observer:
     def attention(self, point: int, head: int | None) -> Tensor:
         """Weights ``[views, points, fiber]`` of the keys of one query, normalized to 1."""
         layer: Any = self.network.blocks[self.layer - 1].attention if self.layer else self.network.lifting
-        check_choice("head", head, layer.heads)
+        check_index("head", head, layer.heads)
         maps, seen = [], list[Any]()
         with torch.no_grad(), layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs)):
             for view in self.views:
@@ -252,8 +252,8 @@ class Observer:
         return torch.stack([self.group.translate(h, field) for h, field in zip(back, fields, strict=True)])
 
 
-def check_choice(name: str, choice: int | None, count: int) -> None:
-    """Raise ValueError for what is no index below a count."""
+def check_index(name: str, choice: int | None, count: int) -> None:
+    """Raise ValueError unless a choice is None or an index below ``count``."""
     if choice is not None and not 0 <= choice < count:
         raise ValueError(f"{name}: expected one of 0..{count - 1} or None, got {choice}")
 

@@ -1,4 +1,4 @@
-"""Autocast, asked on any device: geometry keeps its precision, and layers take what autocast converts."""
+"""Whether autocast is enabled on a device, and how to switch it off for a block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def has_autocast(device: torch.device) -> bool:
-    """Whether there is autocast on a device: there is none on ``meta``."""
+    """Whether torch has autocast for a device: not for ``meta``, for example."""
     # The first half is for torch.compile, which in torch 2.10 cannot evaluate the second.
     return device.type in ("cpu", "cuda") or torch.amp.is_autocast_available(device.type)
 
@@ -19,5 +19,5 @@ def in_autocast(device: torch.device) -> bool:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Context in which products are taken in the dtype of their operands."""
+    """Context in which autocast is off on a device, so that products are computed in the dtype of their operands."""
     return torch.autocast(device.type, enabled=False) if has_autocast(device) else nullcontext()

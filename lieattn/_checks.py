@@ -1,4 +1,4 @@
-"""Checks of arguments that all parts share. Each message names the argument, what is allowed, and what came."""
+"""Checks of arguments that all parts share. Each message names the argument, what is allowed, and what was given."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def check_drawing(
 
 
 def check_count(argument: str, count: int, least: int = 1) -> None:
-    """Raise ValueError unless a value is an integer of at least ``least``, which containers can count."""
+    """Raise ValueError unless a value is an integer from ``least`` to ``sys.maxsize``."""
     if not isinstance(count, Integral) or isinstance(count, bool) or count < least:
         raise ValueError(f"{argument}: expected an integer of at least {least}, got {count!r}")
     if count > sys.maxsize:
@@ -138,20 +138,24 @@ def check_length(argument: str, length: float) -> None:
         raise ValueError(f"{argument}: expected a positive finite length (1e-100 to 1e100), got {length}")
 
 
-_LOOKED_AT = ("cpu",)  # types of devices whose numbers are looked at in a step
+_LOOKED_AT = ("cpu",)  # types of devices whose tensors are read during a step
 
 
 def may_look(numbers: Tensor) -> bool:
-    """Whether a step may look at numbers: not on a GPU, where it would wait for all that was asked of it before."""
+    """Whether a check may read the values of a tensor during a step.
+
+    Not on a GPU, where reading waits until all work that is queued is done, and not while torch compiles or maps over
+    the tensor.
+    """
     if transformed() and is_batched(numbers):
         return False
     return numbers.device.type in _LOOKED_AT and not torch.compiler.is_compiling()
 
 
 def check_size(argument: str, numbers: Tensor, unit: float = 1.0) -> None:
-    """Raise ValueError if numbers, or these divided by a unit, are so large that sums of products overflow float32.
+    """Raise ValueError if numbers, or numbers / unit, are so large that sums of their products overflow float32.
 
-    The limit is that of float32 for all dtypes, since kernels have scores in it.
+    The limit is that of float32 for all dtypes, since the kernels compute scores in float32.
     """
     if torch.compiler.is_compiling() or numbers.numel() == 0 or (transformed() and is_batched(numbers)):
         return
@@ -223,11 +227,11 @@ def check_features(
 
 
 def check_arguments(of: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Raise TypeError or ValueError unless arguments are of the types in the annotations of a function or dataclass.
+    """Raise TypeError or ValueError unless arguments have the types that a function or dataclass is annotated with.
 
-    It stands first in the function, ``check_arguments(function, locals())``, where nothing is compiled or traced.
-    Numbers must not be nan; arguments that are not given are not looked at. What types do not say, such as bounds, is
-    checked behind.
+    Call it first in the function, ``check_arguments(function, locals())``, but not in code that torch compiles or
+    traces. Floating numbers must not be NaN. Arguments that are not in ``given`` are not checked. What annotations do
+    not say, such as bounds, is checked afterwards.
     """
     for argument, kinds in _annotated(of):
         if argument not in given:
@@ -241,13 +245,13 @@ def check_arguments(of: Callable[..., Any], given: Mapping[str, Any]) -> None:
 
 
 def shown(value: object) -> str:
-    """A value in a message: itself if that is short, or what it is."""
+    """How messages show a value: its ``repr`` if that is short, else its type."""
     text = "" if isinstance(value, Tensor) else repr(value)
     return text if 0 < len(text) < _SHORT else kind(value)
 
 
 class _Kind(NamedTuple):
-    """Values that an annotation allows; an error of wrong ones is a ValueError where it is ``by_value``."""
+    """Values that an annotation allows, in ``words``; others raise ValueError if ``by_value``, and TypeError if not."""
 
     fits: Callable[[Any], bool]
     words: str
@@ -265,7 +269,7 @@ _SIMPLE: dict[Any, _Kind] = {
     Tensor: _Kind(lambda value: isinstance(value, Tensor), "a tensor"),
 }
 
-_WORDS = {  # what a reader knows better than the name of a class, or how such an object is made
+_WORDS = {  # what messages say in place of the name of a class: plainer words, or how such an object is made
     "Callable": "a function",
     "FiniteGroup": "a FiniteGroup such as lieattn.groups.cyclic(4)",
     "Frames": "frames such as PrincipalFrames()",
@@ -286,7 +290,7 @@ def _annotated(of: Callable[..., Any]) -> tuple[tuple[str, tuple[_Kind, ...]], .
 
 
 class _Unknown(dict[str, Any]):
-    """Names that annotations may have and a module has not, since it imports them for type checkers only."""
+    """Scope in which a name that a module imports for type checkers only counts as ``Any``."""
 
     def __missing__(self, name: str) -> Any:
         if hasattr(builtins, name):
@@ -295,7 +299,7 @@ class _Unknown(dict[str, Any]):
 
 
 def _kinds(hint: Any) -> Iterator[_Kind]:
-    """What an annotation allows; anything where it is none of those that the library has."""
+    """What an annotation allows; anything, if the annotation is of a form that the library does not use."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         for part in arguments:
@@ -309,7 +313,7 @@ def _kinds(hint: Any) -> Iterator[_Kind]:
 
 
 def _object(cls: Any) -> _Kind:
-    """Objects of a class; of protocols only those that are called are told from others."""
+    """Objects of a class; for a protocol or ``Callable``, all objects that can be called, except classes."""
     if is_typeddict(cls):
         cls = dict
     if not isinstance(cls, type):

@@ -1,4 +1,4 @@
-"""Digests of what a checkpoint holds, entry by entry, which are the same however a file stores it."""
+"""Digests of the entries of a checkpoint, which do not depend on how a file stores them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,18 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.
 
 
 def add_digests(checkpoint: dict[str, Any]) -> None:
-    """Write digests of all entries into our own: of keys too, since a file has one copy of equal texts."""
+    """Write the digests of all entries into the entry ``KEY``.
+
+    They cover the keys too: a file stores equal strings once, so a damaged one changes keys and values alike.
+    """
     checkpoint[KEY][DIGESTS] = {key: digest([key, value]) for key, value in _entries(checkpoint).items()}
 
 
 def damaged_entries(checkpoint: dict[str, Any], apart: Container[str] = ()) -> list[str]:
-    """Entries that are gone or not as they were saved, but for those ``apart``; all of them if there are no digests."""
+    """Names of the entries that are missing, or changed since they were saved; all of them if there are no digests.
+
+    Entries named in ``apart`` are not checked.
+    """
     known, entries = checkpoint[KEY].get(DIGESTS), _entries(checkpoint)
     if not isinstance(known, dict) or KEY not in known:
         return list(entries)
@@ -30,9 +36,9 @@ def damaged_entries(checkpoint: dict[str, Any], apart: Container[str] = ()) -> l
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of nested mappings, sequences, tensors and plain values; anything else counts by its type alone.
+    """SHA-256 of nested mappings, sequences, tensors and plain values; of any other object only the type counts.
 
-    Tensors whose elements overlap otherwise than by expansion count by their type and shape.
+    Of a tensor whose elements share memory only dtype and shape count, unless it was made by ``expand``.
     """
     found = hashlib.sha256()
     for part in _parts(value):
@@ -41,7 +47,7 @@ def digest(value: Any) -> str:
 
 
 def _entries(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Entries as they were saved: Lightning notes a newer version of its own while it loads."""
+    """Entries as they were saved: while it loads, Lightning writes its own version over that of the checkpoint."""
     legacy = f"legacy_{_VERSION}"
     entries = {key: value for key, value in checkpoint.items() if key != legacy}
     if legacy in checkpoint:
@@ -50,7 +56,7 @@ def _entries(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """Bytes that tell the value from every other one: each part says its kind and how long it is."""
+    """Bytes that differ between any two different values: each part begins with its kind and its length."""
     if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_quantized:
         yield f"{value.dtype} {list(value.shape)}:".encode()
         for axis, stride in enumerate(value.stride()):  # one number may stand for billions

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 
 class ExactConstants(nn.Module):
-    """A module with buffers in float64 that casts leave alone: they move to another device only.
+    """A module with float64 buffers that keep their dtype when the module is cast, and move to its device.
 
-    Rounded to float32 and back they would spoil float64.
+    Otherwise ``module.float().double()`` would leave them rounded to float32.
     """
 
     def register_constant(self, name: str, value: Tensor) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A file to write to, which takes the place of ``path`` once the block ends without an error.
+    """A file to write to, which replaces ``path`` when the block ends without an error.
 
-    It is in the same folder, which is made as needed, because only then the exchange is one step: whenever the process
-    is killed, either the old or the new file is there. What a kill leaves over has always the same name, and the next
-    writing takes it away. OSError names ``path``.
+    It is in the folder of ``path``, which is made if it is missing. There the replacement is a single step, so a
+    process that is killed leaves either the old or the new file. The unfinished file that it may leave too always has
+    the same name, and the next call replaces it. OSError names ``path``.
     """
     path = Path(path)
     part = path.with_name(f".{path.name}.part")

@@ -1,4 +1,4 @@
-"""Transforms of ``torch.func`` and forward-mode derivatives, which see nothing of what searches and kernels do."""
+"""Transforms of ``torch.func`` and forward-mode derivatives, which cannot see into searches and kernels."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-_functorch = torch._C._functorch  # which has no public names for what is asked here
+_functorch = torch._C._functorch  # there are no public functions for these questions
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def transformed() -> bool:
-    """Whether a transform of ``torch.func`` or a level of ``torch.autograd.forward_ad`` is evaluated.
+    """Whether this runs within a transform of ``torch.func`` or a level of ``torch.autograd.forward_ad``.
 
-    Not while torch compiles.
+    False while torch compiles.
     """
     if torch.compiler.is_compiling():
         return False
@@ -26,7 +26,7 @@ def transformed() -> bool:
 
 
 def is_batched(x: Tensor) -> bool:
-    """Whether ``torch.func.vmap`` has a tensor stand for several."""
+    """Whether ``torch.func.vmap`` maps over a tensor."""
     while _functorch.is_functorch_wrapped_tensor(x):
         if _functorch.is_batchedtensor(x):
             return True
@@ -35,9 +35,9 @@ def is_batched(x: Tensor) -> bool:
 
 
 def outside_of_transforms(search: Callable[P, R]) -> Callable[P, R]:
-    """A search that sees the numbers of tensors, whatever differentiates or batches the function that calls it.
+    """Make a search get plain tensors, whose values it can read, also where its caller is transformed.
 
-    RuntimeError is raised where ``torch.func.vmap`` goes over what is searched: results would differ in size.
+    RuntimeError is raised if ``torch.func.vmap`` maps over an argument of the search: results would differ in size.
     """
 
     @functools.wraps(search)
@@ -55,7 +55,7 @@ def outside_of_transforms(search: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_not_batched(argument: str, x: Tensor) -> None:
-    """Raise RuntimeError for positions that ``torch.func.vmap`` goes over."""
+    """Raise RuntimeError for positions that ``torch.func.vmap`` maps over."""
     if transformed() and is_batched(x):
         reason = "torch.func.vmap goes over positions, each of which has neighbors of its own, in other numbers"
         advice = "put clouds into one Batch, or go over features or weights with geometry = network.geometry(data)"
@@ -63,7 +63,7 @@ def check_not_batched(argument: str, x: Tensor) -> None:
 
 
 def _unwrapped(x: Any) -> Any:
-    """What a transform has wrapped, and other arguments as they are."""
+    """The tensor that a transform has wrapped; other arguments as they are."""
     if isinstance(x, Tensor):
         check_not_batched("pos", x)
     while isinstance(x, Tensor) and _functorch.is_functorch_wrapped_tensor(x):

@@ -15,11 +15,11 @@ _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD
 
 @cache
 def keep_freed_memory() -> bool:
-    """Have glibc keep what is freed for the next tensors, up to 256 MiB, and return whether it does.
+    """Make glibc keep up to 256 MiB of freed memory for the next tensors, and return whether it does.
 
-    It gives the end of its heap back to the system as soon as that is longer than twice the largest block, and gets it
-    again page by page: in each step of a training, 4 kB at a time. Other C libraries, and settings of the environment,
-    stay as they are.
+    By default glibc returns the free end of its heap to the system once that is longer than twice the largest block,
+    and gets it back page by page, 4 kB at a time, in every training step. Nothing is changed with other C libraries,
+    or if an environment variable has set these limits.
     """
     if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in _SETTINGS):
         return False

@@ -16,9 +16,10 @@ def processes() -> int:
 
 
 def summed(values: Tensor) -> Tensor:
-    """Sum of the values of all processes, which all must ask for; gradients of all processes reach the values of each.
+    """Sum of the values of all processes, each of which must call this function.
 
-    Sums over processes of the gradients of their losses are then the gradients of the sum of these losses.
+    Gradients flow back from the sum in every process to the values of every process. Summed over the processes, the
+    gradients of their losses are then those of the sum of the losses.
     """
     return _Sum.apply(values) if processes() > 1 else values
 

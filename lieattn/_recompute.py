@@ -1,4 +1,4 @@
-"""Activations that are computed again in the backward pass, in place of being kept."""
+"""Activation checkpointing: activations are computed again in the backward pass instead of being kept."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """What is computed at present and may be computed again.
+    """The checkpointed part of a forward pass that is computed at present.
 
     Attributes
     ----------
     function
-        The same object each time.
+        An object that identifies the part: the same when it is computed again.
     again
-        Whether it has been computed before: running statistics have seen it already.
+        Whether it is computed for a second time, so that running statistics have already been updated.
     found
-        What was found in this computation, for its next use there.
+        Values computed within this evaluation, for further uses within it.
     """
 
     function: object
@@ -35,21 +35,21 @@ class Region:
     found: dict[Any, Any] = field(default_factory=dict)
 
 
-_NOWHERE = Region(None, again=False)  # outside of any, of which nothing is computed again
+_NOWHERE = Region(None, again=False)  # outside of all checkpointed parts
 
 region: ContextVar[Region] = ContextVar("region", default=_NOWHERE)
-"""The region that is computed at present."""
+"""The checkpointed part that is computed at present."""
 
 
 def may_recompute() -> bool:
-    """Whether gradients may be wanted that let activations be computed again: transforms of ``torch.func`` do not."""
+    """Whether activations can be computed again: gradients are enabled, and not those of ``torch.func``."""
     return torch.is_grad_enabled() and not transformed()
 
 
 def recomputed(function: Callable[..., T], *inputs: Any) -> T:
-    """``function(*inputs)``, of which the inputs are kept alone; a gradient has the rest computed again.
+    """``function(*inputs)``, keeping only the inputs for the backward pass, which calls the function again.
 
-    All is kept where no gradient can have it computed again.
+    It is an ordinary call where activations cannot be computed again, see :func:`may_recompute`.
     """
     if not may_recompute():
         return function(*inputs)
@@ -62,7 +62,7 @@ def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[No
 
 
 class _Within(AbstractContextManager[None]):
-    """Where activations are computed; derivatives of gradients enter it more than once to compute them again."""
+    """Context in which a part is computed; for second derivatives torch enters the same context several times."""
 
     def __init__(self, function: object, *, again: bool) -> None:
         self._function, self._again = function, again

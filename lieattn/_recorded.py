@@ -1,4 +1,4 @@
-"""How objects are made, as data: what modules note of their arguments, and objects that are made from it again."""
+"""Objects as data: modules record the arguments of their constructors, from which they can be made again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOTED = "_made_with"
 
 
 class Recorded:
-    """A module that notes the arguments that it is made with, so that files can say how to make it again."""
+    """A module that records the arguments of its constructor, so that files can say how to make it again."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -25,7 +25,7 @@ class Recorded:
 
 
 def _noting(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that notes its arguments, unless that of a subclass, which calls it, has noted its own."""
+    """A constructor that records its arguments, unless a subclass that calls it has recorded its own."""
 
     @functools.wraps(init)
     def noting(self: Any, *args: Any, **options: Any) -> None:
@@ -38,9 +38,9 @@ def _noting(init: Callable[..., None]) -> Callable[..., None]:
 def describe(value: Any, without: Sequence[str] = ()) -> Any:
     """A value as nested lists and mappings of plain values and tensors, from which :func:`make` makes it again.
 
-    Objects are ``class_path`` and ``init_args``, but for those ``without`` which the outermost one can be made: for
-    modules those that were noted, for others the attributes that are called like them. ValueError says what cannot be
-    described.
+    An object becomes its ``class_path`` and ``init_args``: the recorded arguments of a module, or the attributes of
+    another object that have the names of its arguments. Arguments of the outermost object named in ``without`` are left
+    out. ValueError says what cannot be described.
     """
     if value is None or isinstance(value, bool | str):
         return value
@@ -63,9 +63,9 @@ def describe(value: Any, without: Sequence[str] = ()) -> Any:
 
 
 def make(described: Any) -> Any:
-    """What :func:`describe` has described; ValueError if a class is not there, and what constructors raise.
+    """Make the value that :func:`describe` was given. ValueError is raised if a class is missing.
 
-    Classes are imported: whether they can be trusted is to be known before (:mod:`lieattn._trust`).
+    Classes are imported and called, so check before whether they can be trusted (:mod:`lieattn._trust`).
     """
     if isinstance(described, list):
         return [make(entry) for entry in described]

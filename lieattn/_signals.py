@@ -1,4 +1,4 @@
-"""Signals of a process and of those that it starts; Windows has neither sessions nor masks of signals."""
+"""Signals to a process and its children. Windows has neither sessions nor masks of signals, and skips these steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SESSIONS, _MASKS = hasattr(os, "setsid"), hasattr(signal, "pthread_sigmask")
 
 
 def leave_session() -> None:
-    """Have a session of its own, so that a terminal sends this process nothing."""
+    """Begin a session of its own, so that a terminal sends this process no signals."""
     if _SESSIONS:
         os.setsid()
 
@@ -19,7 +19,7 @@ def leave_session() -> None:
 def pass_signal(pid: int, signum: int) -> None:
     """Pass a signal on to a process that has left the session.
 
-    Without sessions the terminal has told it already, and any signal from here would kill it.
+    Where there are no sessions the terminal has sent it to that process already, and sending another would kill it.
     """
     if _SESSIONS:
         os.kill(pid, signum)
@@ -39,6 +39,6 @@ def interrupts_held() -> Iterator[None]:
 
 
 def release_interrupts() -> None:
-    """Get SIGINT from now on, and one that was held back."""
+    """Receive SIGINT from now on, and one that was held back."""
     if _MASKS:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

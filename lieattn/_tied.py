@@ -1,4 +1,4 @@
-"""Weights that mean something for one group and one geometry alone, and do not load for another."""
+"""Weights that belong to one group and one geometry, and do not load into a module with another."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import nn
 
 
 class TiedWeights(nn.Module):
-    """A module whose state dicts say, in their metadata, what the weights are tied to beside their shapes.
+    """A module whose state dicts say, in their metadata, which group and geometry the weights belong to.
 
-    ``load_state_dict`` raises RuntimeError, naming what differs, if the module is tied to something else;
-    ``dict(state_dict)`` leaves the metadata behind.
+    ``load_state_dict`` raises RuntimeError, naming what differs, if the module has another one. To load weights all the
+    same, pass ``dict(state_dict)``, which has no metadata.
     """
 
     def tied_to(self) -> dict[str, str]:
-        """What the weights are tied to, in words, by its name: here the finite group."""
+        """What the weights belong to besides their shapes, as texts by name: here the finite group."""
         return tied_to_group(getattr(self, "group", None))
 
     def _decide(self, tied_to: Mapping[str, str]) -> None:
-        """Take over from weights what was left open when the module was made; here nothing is."""
+        """Adopt from weights a choice that was left open when the module was made; here there is none."""
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -39,14 +39,14 @@ class TiedWeights(nn.Module):
         self._decide(saved)
         for name, own in self.tied_to().items():
             fault = f"{name}: the weights are for {saved.get(name, own)}, the module has {own}"
-            # A network says it first, and its layers not again.
+            # A network reports the difference first; its layers do not repeat it.
             if saved.get(name, own) != own and not any(fault in message for message in error_msgs):
                 advice = f"build it with the {name} of the weights, or load dict(state_dict) all the same"
                 error_msgs.append(f"{prefix}{fault}; {advice}.")
 
 
 def settle(module: nn.Module) -> None:
-    """Decide what was left open in a module and its parts, as they act now."""
+    """Fix the choices that were left open in a module and its parts to what they do now."""
     for part in module.modules():
         if isinstance(part, TiedWeights):
             part._decide(part.tied_to())

@@ -1,4 +1,4 @@
-"""Weights of attention for a tool that looks on while a network is evaluated."""
+"""Attention weights, handed to a tool that watches a network while it is evaluated."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _WATCHER: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
 
 @contextmanager
 def watching_weights(watcher: Watcher) -> Iterator[None]:
-    """Call ``watcher`` with the weights of all attention that this thread evaluates in this context.
+    """Call ``watcher`` with the weights of every attention that this thread evaluates within the block.
 
-    Convolutions, whose weights do not depend on features (``normalize="none"``), and compiled networks are not seen.
+    It does not see convolutions (``normalize="none"``), whose weights do not depend on features, and compiled networks.
     """
     token = _WATCHER.set(watcher)
     try:
@@ -38,12 +38,12 @@ def watching_weights(watcher: Watcher) -> Iterator[None]:
 
 
 def is_watched() -> bool:
-    """Whether somebody looks on; nobody does while a network is compiled."""
+    """Whether there is a watcher; never while a network is compiled."""
     return not torch.compiler.is_compiling() and _WATCHER.get() is not None
 
 
 def show(seen: SeenWeights) -> None:
-    """Show weights to who looks on, if there is somebody."""
+    """Hand weights to the watcher, if there is one."""
     watcher = _WATCHER.get() if is_watched() else None
     if watcher is not None:
         watcher(seen)

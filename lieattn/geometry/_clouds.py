@@ -1,4 +1,4 @@
-"""Points and the cloud of each, in whatever form they come; and values that move as a whole."""
+"""Point clouds, read from tensors or data of PyTorch Geometric; and values that move between devices as a whole."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ class PointClouds(Movable):
         return titled_table(type(self).__name__, [*self._facts().items(), *given])
 
     def _facts(self) -> dict[str, object]:
-        """What is told of clouds: numbers by name."""
+        """What the printed forms say, by name."""
         of = {"points": self.num_points, "dim": self.pos.shape[1], "clouds": self.num_clouds}
         return {**of, "dtype": str(self.pos.dtype).removeprefix("torch."), "device": self.device}
 

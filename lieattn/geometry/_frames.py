@@ -41,8 +41,9 @@ class GroupFrames(NamedTuple):
 class Sites:
     """What frames are chosen for: clouds, their neighbor lists, and the space that is lifted.
 
-    ``weights`` ``[points]`` are for frames that average over points; random frames are drawn from the ``generator``;
-    ``vectors`` ``[points, count, dim]`` that turn along tell directions where points do not.
+    ``weights`` ``[points]`` are for frames that average over points. Random frames are drawn from the ``generator``.
+    ``vectors`` ``[points, count, dim]`` are inputs that turn with the points; they give directions where the points
+    determine none.
     """
 
     clouds: PointClouds
@@ -144,7 +145,7 @@ class SampledFrames:
         check_arguments(SampledFrames, vars(self))
 
     def __call__(self, sites: Sites) -> Tensor:
-        """Frames ``[points, fiber, k, k]``; raises ValueError for a design of a size that there is not."""
+        """Frames ``[points, fiber, k, k]``; raises ValueError if there is no design of this size."""
         check_is("sites", sites, Sites)
         clouds, per_cloud = sites.clouds, self.per == "cloud"
         if sites.generator is None:
@@ -204,9 +205,10 @@ class GivenFrames:
 
 @lru_cache(maxsize=256)
 def keeps_lengths(group: Group, *, ratios: bool = False) -> bool:
-    """Whether a group preserves lengths, or with ``ratios`` their ratios alone; true if it has no exponential.
+    """Whether a group preserves lengths, or with ``ratios`` only the ratios of lengths.
 
-    All elements of a finite stabilizer are tested, otherwise one generic element.
+    All elements of a finite stabilizer are tested, otherwise one generic element. A group that defines no exponential
+    has no element to test, and is taken to preserve lengths.
     """
     allowed = 1e-9
     if isinstance(group, SemidirectProduct) and isinstance(group.stabilizer, FiniteGroup):

@@ -95,7 +95,7 @@ class Raster:
     def lift(self, group: FiniteGroup, size: int, device: torch.device | None = None) -> LiftedGraph:
         """Pixels lifted to a group, with size x size (x size) pixels as neighbors, unit spacing and centered images.
 
-        Graphs are remembered, for batches of one size share theirs.
+        Graphs are cached, so batches of the same size share one.
         """
         return _lifted_raster(self, group, size, torch.device("cpu") if device is None else device, id(group))
 
@@ -104,7 +104,7 @@ class Raster:
 @torch.inference_mode(False)
 @outside_of_transforms
 def _lifted_raster(raster: Raster, group: FiniteGroup, size: int, device: torch.device, identity: int) -> LiftedGraph:
-    # Of the very group, not one that equals it: torch.compile cannot compare tables.
+    # The identity keeps equal groups apart in the cache: torch.compile cannot compare their tables.
     images, sides = raster.images, raster.sides
     one = lift(pixel_positions(*sides).to(device), group, PixelSquare(size))
     clouds = PointClouds(

@@ -45,10 +45,10 @@ class LiftedGraph(PointClouds):
         Relative elements of all edges.
     log_measure
         ``[edges]``, logarithm of the Haar measure of the source as the target sees it, see :class:`ScaleFrames`; None
-        where all weigh the same. It is added to the scores of a softmax; without one, its exponential multiplies the
-        values.
+        if all sources have the same. It is added to the scores of a softmax; without a softmax, its exponential
+        multiplies the values.
     levels
-        Scales over each point. The points of the graph are the nodes i · levels + k.
+        Number of scales over each point. The graph has a node for each point i and scale k, with index i · levels + k.
     """
 
     relative: RelativeElements
@@ -162,7 +162,7 @@ class LiftedGraph(PointClouds):
         return torch.einsum("aji,pkj->paki", group.matrices(vectors), vectors)
 
     def spread(self, x: Tensor) -> Tensor:
-        """Features of points on all scales alike: ``[points, *]`` to ``[nodes, *]``."""
+        """Repeat features of points on all scales: ``[points, *]`` to ``[nodes, *]``."""
         return x if self.levels == 1 else x.repeat_interleave(self.levels, dim=0)
 
     def by_level(self, x: Tensor) -> Tensor:

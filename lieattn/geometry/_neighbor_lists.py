@@ -32,7 +32,7 @@ class _OnFirstUse(cached_property[T]):
 
 @dataclass(frozen=True, eq=False)
 class Images(Movable):
-    """The points and those images of them that neighbor lists name, each as a point of its own.
+    """The points, and the periodic images of points that occur in neighbor lists, numbered as points of their own.
 
     Attributes
     ----------
@@ -309,7 +309,7 @@ def all_pairs_of_clouds(cloud: Tensor) -> Neighbors | None:
 
 
 def check_edge_index(edge_index: Tensor) -> None:
-    """Refuse edges that are no int64 tensor ``[2, edges]``."""
+    """Raise TypeError or ValueError unless edges are an int64 tensor ``[2, edges]``."""
     check_indices("edge_index", edge_index, dim=2)
     if len(edge_index) != 2:
         raise ValueError(f"edge_index: expected shape [2, edges], got {tuple(edge_index.shape)}")

@@ -42,16 +42,19 @@ class PrincipalFrames:
     attention in the joint pattern and sums over the fiber do not. The error is rounding divided by the gap below.
 
     **Degenerate moments.** Eigenvectors are not determined where eigenvalues coincide, and jump where they cross. Two
-    next to each other, λ ≥ μ, count as equal if λ - μ < ``gap`` sqrt(λ₁ λ) with λ₁ the largest. Then a
-    :class:`DegenerateFramesWarning` is issued, and the axes that are undetermined are replaced, one after the other, by
-    the direction of the point farthest from the center across the axes found already, the first among equally far
-    ones: of the neighborhood, and if all of that lies on these axes, of the cloud. If all of that does too (points on a
-    line, or at one place), it is the direction of the longest of the ``vectors`` given to :func:`lift`. If these lie on
-    the axes as well, it is arbitrary, but a function of the others. So rigid motions stay exact: what is arbitrary is
-    then not seen by any point, and cancels out of vectors by the signs. Only of tensors of a higher rank the parts
-    across are not determined. What is lost is independence of the order of points: where points are equally far that no
-    symmetry in the group exchanges, and for neighborhoods where points are equally far at all. Frames jump at the gap
-    and where the farthest point changes. Points as close together as rounding of their coordinates count as one place.
+    adjacent eigenvalues λ ≥ μ count as equal if λ - μ < ``gap`` sqrt(λ₁ λ), where λ₁ is the largest. A
+    :class:`DegenerateFramesWarning` is then issued, and the undetermined axes are replaced one after the other. Each
+    new axis points to the point that is farthest from the center, measured across the axes found so far; of several
+    equally far points the first is taken. These are points of the neighborhood; if all of them lie on the axes found,
+    points of the cloud; if these do too (points on a line, or at one place), the longest of the ``vectors`` given to
+    :func:`lift`. If these lie on the axes as well, the new axis is arbitrary, but a function of the others.
+
+    Rigid motions stay exact: no point sees an arbitrary axis, and it cancels out of vectors, since the fiber has both
+    of its signs. Only the components of higher tensors across the determined axes are then undetermined. What is lost
+    is independence of the order of points, where several points are farthest that no symmetry in the group exchanges,
+    and for neighborhoods where several are farthest at all. Frames also jump where a difference of eigenvalues reaches
+    the gap, and where another point becomes the farthest. Points that are no further apart than the rounding of their
+    coordinates count as one place.
 
     **Derivatives.** Correct wherever frames are continuous, to all orders where no moments are degenerate and to first
     order elsewhere.
@@ -168,7 +171,7 @@ class PrincipalFrames:
 
 @dataclass(frozen=True, eq=False)
 class _Data:
-    """What axes are made of: float64 moments ``[rows, k, k]``, and points to ask where these do not suffice."""
+    """What axes are made of: float64 moments ``[rows, k, k]``, and candidates for axes that these do not determine."""
 
     moments: Tensor
     candidates: list[Candidates]
@@ -176,19 +179,19 @@ class _Data:
 
 
 def _rounding(dtype: torch.dtype, numbers: Tensor, row: Tensor, rows: int) -> Tensor:
-    """By how much numbers ``[n, *]`` of some rows may be off: ``[rows]``."""
+    """Rounding error ``[rows]`` of numbers ``[n, *]`` of a dtype, each of which belongs to a row."""
     largest = _largest(numbers.detach().double().abs().flatten(1).amax(1), row, rows)
     return 2 * torch.finfo(dtype).eps * largest
 
 
 def _above(noise: Tensor, moments: Tensor) -> Tensor:
-    """Moments ``[rows, k, k]``, 0 where they are made of rounding alone."""
+    """Moments ``[rows, k, k]``, replaced by 0 where they are no larger than rounding explains."""
     size = moments.detach().diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
     return torch.where((size > _NOISE * noise)[:, None, None], moments, 0.0)
 
 
 def _grouped(vectors: Tensor, row: Tensor, noise: Tensor) -> Candidates:
-    """Candidates of some rows, out of vectors that belong to one row each."""
+    """Candidates for axes, made of vectors each of which belongs to one row."""
 
     def candidates(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         place = torch.full((len(noise),), -1, dtype=torch.int64, device=rows.device)
@@ -207,7 +210,7 @@ def _of_clouds(
     basis: Tensor | None,
     center: Tensor | None = None,
 ) -> Candidates:
-    """Candidates of some points: all vectors of their clouds, less the ``center`` of the point, ``[points, dim]``."""
+    """Candidates for axes of points: all vectors of their clouds, minus the ``center`` ``[points, dim]`` of each."""
     order, first, size = members(cloud, clouds.num_clouds)
 
     def candidates(points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -224,7 +227,7 @@ def _of_clouds(
 
 
 def _input_vectors(sites: Sites, basis: Tensor | None, *, per_point: bool) -> list[Candidates]:
-    """Candidates of clouds, or of points, that are the vectors given beside the points."""
+    """Candidates for axes of clouds, or of points, made of the input vectors; none if there are no vectors."""
     given, clouds = sites.vectors, sites.clouds
     if given is None or given.numel() == 0:
         return []
@@ -303,8 +306,8 @@ _NOISE = 16
 # Points of a neighborhood that lie so near to the axes found, relative to the farthest, do not determine another one.
 _ON_AXIS = 1e-3
 
-# Of some rows: vectors ``[candidates, k]`` in the order of points, the place of the row of each among those asked for,
-# and by how much vectors of each row may be off.
+# A function of row numbers ``[rows]`` that gives candidates for axes of these rows: vectors ``[candidates, k]`` in the
+# order of points, for each of them the place of its row in the argument, and for each row the rounding of its vectors.
 Candidates = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
@@ -411,4 +414,5 @@ def _across(vectors: Tensor, found: Tensor) -> Tensor:
 
 
 def _largest(numbers: Tensor, row: Tensor, rows: int) -> Tensor:
+    """Largest of the numbers ``[n]`` of each row, ``[rows]``; 0 if all are negative or there are none."""
     return numbers.new_zeros(rows).scatter_reduce(0, row, numbers, "amax")

@@ -29,9 +29,8 @@ _NOTHING = 1e-12  # of the squared cutoff: nearer to it weights, exp(-1e12), hav
 class RelativeElements(Movable):
     r"""The elements :math:`g_{ia}^{-1} g_{jb}` for every edge from j to i, in the forms that layers ask for.
 
-    Nothing is computed before it is asked for, and what is computed is kept. Displacements that repeat, as on grids,
-    are evaluated once: the properties have a *row* for each distinct displacement, and :attr:`row` says which one an
-    edge reads.
+    Properties are computed on first use and then kept. Displacements that repeat, as on grids, are evaluated once: the
+    properties have a *row* for each distinct displacement, and :attr:`row` says which one an edge reads.
 
     **Equivariance.** Moving all elements by one g in G leaves every property alone.
 
@@ -79,7 +78,7 @@ class RelativeElements(Movable):
     _log_window: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_choice("coordinates", self.chart, Chart)
+        check_choice("coordinates", self.chart, Chart)  # the name that the argument has in lift
 
     # --- what there is --------------------------------------------------------------------------------------------
 
@@ -210,7 +209,11 @@ class RelativeElements(Movable):
     # --- evaluation -----------------------------------------------------------------------------------------------
 
     def _kept(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        """A property, computed on first use; again where what used it first is computed again, which saves it again."""
+        """A property, computed on first use.
+
+        A checkpointed part of a forward pass that computed it first computes it again when it runs for a second time:
+        torch requires that it saves the same tensors then.
+        """
         passing = torch.compiler.is_compiling() or transformed()
         now = None if passing else region.get()
         again = now is not None and now.again and (name, now.function) in self._first_uses
@@ -220,7 +223,7 @@ class RelativeElements(Movable):
         # Geometry keeps its precision under autocast, and what is kept must serve training too.
         with without_autocast(self.pos.device), torch.inference_mode(self.pos.is_inference()):
             found = compute()
-        # What is computed without gradients must not stand for what has them, nor a trace or transform for others.
+        # A tensor without gradients must not be kept where others need them, nor one of a trace or a transform.
         if now is not None and again:
             now.found[id(self), name] = found
         elif now is not None and (found.requires_grad or not self._differentiable()):

@@ -317,7 +317,7 @@ class FiniteGroup(Group):
 @torch.inference_mode(False)
 @outside_of_transforms
 def _matrices_on(group: FiniteGroup, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Copied to a device once: each copy would wait for it."""
+    """Matrices ``[order, dim, dim]`` of a group on a device, which are copied once, since each copy waits for it."""
     return group.elements.to(device=device, dtype=dtype)
 
 
@@ -335,7 +335,7 @@ _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def _tolerance_for(given: Tensor) -> float:
-    """What rounding to the dtype of matrices takes from their products."""
+    """How far products of matrices may be off because the matrices were rounded to their dtype."""
     return CLOSURE_TOLERANCE if given.dtype not in _LOW_PRECISION else 1e-5
 
 

@@ -101,7 +101,7 @@ class Group:
         return matvec(self.linear(g), vectors)
 
     def _check_acting(self, g: Tensor, argument: str, vectors: Tensor) -> None:
-        """Raise an error unless these tensors could be elements and what they move: numbers are not looked at."""
+        """Raise an error unless shapes, dtypes and devices are those of elements and of points; values are not read."""
         self._check_vectors(argument, vectors)
         check_last("g", g, (self.size, self.size), self.name)
         check_broadcast("g", g.shape[:-2], argument, vectors.shape[:-1])
@@ -255,7 +255,7 @@ class LieGroup(Group):
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Product of matrices in their own precision: autocast would halve it, and geometry keeps it."""
+    """Product of matrices in their own dtype, also under autocast: geometry keeps its precision."""
     if in_autocast(a.device):
         with without_autocast(a.device):
             return a @ b
@@ -263,7 +263,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def matvec(a: Tensor, v: Tensor) -> Tensor:
-    """Product of matrices ``[*, m, k]`` and vectors ``[*, k]``, likewise."""
+    """Product of matrices ``[*, m, k]`` and vectors ``[*, k]``, in their dtype as :func:`matmul`."""
     return matmul(a, v[..., None])[..., 0]
 
 
@@ -273,7 +273,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def far(found: Tensor, expected: Tensor | float) -> Tensor:
-    """Where numbers differ by more than that."""
+    """Where numbers differ by more than the :func:`tolerance` of their dtype."""
     return (found - expected).abs() > tolerance(found.dtype)
 
 

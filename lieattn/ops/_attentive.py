@@ -44,7 +44,7 @@ class Window(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """What is gated, poses of the output counted with its channels: ``outs`` is their product."""
+    """The operands of the gated sum; ``outs`` counts the pairs of an output channel and an output pose."""
 
     x: Tensor  # padded, [samples, fiber, in, *sides]
     kernel: Tensor  # [outs, fiber, in, size^dim]
@@ -178,7 +178,7 @@ def attentive_convolution(
 
 
 def _fused_sums(name: str, operands: Operands, window: Window) -> Tensor:
-    """What :func:`residual_sums` gives, by the kernels for a device; those for another may not be installed."""
+    """The result of :func:`residual_sums` by a fused kernel, imported here because the other may not be installed."""
     if name == "triton":
         from lieattn.ops.kernels.triton import _attentive as triton_kernels
 
@@ -350,7 +350,7 @@ def gated_sums(operands: Operands, window: Window) -> Tensor:
 def in_parts(
     evaluate: Callable[[Operands, Window], Tensor], operands: Operands, window: Window, entries: int
 ) -> Tensor:
-    """Gated sums for a part of the outputs after another, where each takes so many ``entries`` of memory."""
+    """Gated sums, evaluated for as many outputs at a time as memory allows; each output takes ``entries`` numbers."""
     x, kernel, *tables = operands
     outs, at_once = len(kernel), max(1, _AT_ONCE // max(1, entries))
     if at_once >= outs:

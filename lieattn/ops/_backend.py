@@ -1,4 +1,4 @@
-"""The choice of who evaluates the operator, and the words for it."""
+"""Which backend evaluates the operator, and the reasons in words."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def cpu_kernels() -> dict[str, str]:
 
 @contextmanager
 def plain_layers() -> Iterator[None]:
-    """Evaluate layers with kernels that are no operators of torch in plain maths, in all threads."""
+    """Within the block, replace kernels that torch does not see as operators by plain maths, in all threads."""
     with _State.lock:
         _State.counting += 1
     try:
@@ -136,16 +136,16 @@ def plain_layers() -> Iterator[None]:
 
 
 def fused_kernel(device: torch.device) -> Literal["numba", "triton"] | None:
-    """The fused kernels that are there, may be used, and run on a device; None for plain maths."""
+    """Name of the fused kernels that run on a device, are installed and may be used; None for plain maths."""
     check_is("device", device, torch.device)
     name = fused_backend(device)
-    read = device.type == "cpu" or name == "triton"
+    runs = device.type == "cpu" or name == "triton"
     wanted = _State.asked in ("auto", name) and not _State.counting and not transformed()
-    return name if read and _INSTALLED[name] and wanted else None
+    return name if runs and _INSTALLED[name] and wanted else None
 
 
 def is_recorded() -> bool:
-    """Whether torch compiles, exports or traces what is computed: it sees no kernels but those that are operators."""
+    """Whether torch compiles, exports or traces this: then only kernels that are operators of torch can be called."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
@@ -244,7 +244,7 @@ def _dense_obstacle(problem: Problem, return_weights: bool) -> str | None:
 
 
 def _faster_with_bias(problem: Problem, clouds: Padding) -> str | None:
-    """Why the fused kernel is better than matrix products where every pair of elements has a bias."""
+    """Why the fused kernel is better than matrix products if each pair of elements has a bias; None if it is not."""
     value = problem.value
     if value.device.type == "cuda":
         return "the fused kernel stores no squares of scores"
@@ -253,7 +253,10 @@ def _faster_with_bias(problem: Problem, clouds: Padding) -> str | None:
 
 
 def _faster_without_bias(problem: Problem, clouds: Padding) -> str | None:
-    """Where measurements on CPUs favor the fused kernel: matrix products of 8 channels leave torch's idle."""
+    """Why the fused kernel is better without a bias, as measured on CPUs; None if it is not.
+
+    Matrix products of up to 8 channels are too narrow for torch's kernels.
+    """
     value, query = problem.value, cast(Tensor, problem.query)
     if value.device.type != "cpu" or not _INSTALLED["numba"] or value.dtype not in (torch.float32, torch.float64):
         return None
@@ -285,7 +288,7 @@ def _fused_obstacle(problem: Problem, name: str, return_weights: bool) -> str | 
 
 
 def _missing_pooled_case(problem: Problem) -> str | None:
-    """Why there is no kernel for keys that an edge makes: of frames that are pooled, or of each with a factor."""
+    """Why no fused kernel takes pooled frames, or keys with a factor for each edge; None if one does."""
     terms, made = problem.terms, f"pattern {problem.pattern!r}{' with terms.key_psi' * (problem.pattern == 'joint')}"
     matrix = next((psi for psi in ("psi", "key_psi") if maps_channels(psi, getattr(terms, psi))), None)
     obstacles = (

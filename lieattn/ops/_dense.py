@@ -1,10 +1,10 @@
-"""Attention over whole clouds: rectangles and matrix products.
+"""Attention over whole clouds by matrix products.
 
 Clouds are padded to the size of the largest one, and the padding is masked. Without a bias, torch chooses one of its
-own kernels of scaled dot product attention, none of which can be differentiated twice: where that is asked for, the
-gradient is taken through plain maths. So are small clouds on CPUs, such as molecules, for which plain maths is faster.
-With few channels, as many frames have at equal width, a fused kernel is faster than both. A bias for each pair of
-elements is added to scores that are stored, as large as the bias.
+own kernels of scaled dot product attention. None of them can be differentiated twice: for second derivatives the
+gradient is taken through plain maths. Small clouds on CPUs, such as molecules, are evaluated in plain maths from the
+start, which is faster there. With few channels per head, as networks with many frames have, a fused kernel is faster
+than both. A bias for each pair of elements is added to the scores, which are then stored and are as large as the bias.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _scaled_dot_product(query: Tensor, key: Tensor, value: Tensor, mask: Tensor 
     dropout torch takes plain maths on CPUs, and on GPUs a kernel that can be differentiated once.
     """
     compiled = torch.compiler.is_compiling()
-    if _kernel_takes(query, key, value, mask, dropout):
+    if _kernel_takes(query, key, value, dropout):
         expect_gradients((query, key, value))
         counts = (
             query.new_full((len(query),), key.shape[2], dtype=torch.int64)
@@ -83,8 +83,8 @@ def _scaled_dot_product(query: Tensor, key: Tensor, value: Tensor, mask: Tensor 
     return out
 
 
-def _kernel_takes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> bool:
-    """Whether the kernel for few channels takes these signals: on CPUs, where nobody but autograd looks at it."""
+def _kernel_takes(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
+    """Whether the kernel for few channels takes these signals: on CPUs, where only autograd records what it does."""
     sizes = query.shape[-1], value.shape[-1]
     few = 0 < min(sizes) and max(sizes) <= (_FEW if key.shape[2] > _SHORT else _FEWEST)
     if is_recorded() or dropout > 0 or not few or query.device.type != "cpu":

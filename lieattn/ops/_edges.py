@@ -110,7 +110,7 @@ def edge_messages(units: Tensor, weight: Tensor, x: Tensor, neighbors: Neighbors
 
 
 def _kernel_takes(operands: Sequence[Tensor], rows: int, hidden: int) -> bool:
-    """Whether the kernel evaluates these operands: on CPUs, where nobody but autograd looks at what is computed."""
+    """Whether the kernel evaluates these operands: on CPUs, where only autograd records what it does."""
     dtype, device = operands[0].dtype, operands[0].device
     if rows < _KERNEL_ROWS or fused_kernel(device) != "numba" or torch.is_autocast_enabled("cpu"):
         return False

@@ -1,4 +1,4 @@
-"""Gradients of those operands that need one, in the places of all of them."""
+"""Gradients of the operands that need one, with None in the places of the others."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from lieattn._functional import outside_of_transforms, transformed
 
-_functorch = torch._C._functorch  # which has no public names for what is asked here
+_functorch = torch._C._functorch  # there are no public functions for these questions
 
 
 def need_plain_maths(grads: Sequence[Tensor | None]) -> bool:
-    """Whether gradients are to be differentiated, or each stands for several: kernels do neither."""
+    """Whether a backward pass must use plain maths: its gradients are to be differentiated, or come in batches."""
     if torch.is_grad_enabled() or transformed():
         return True
     # torch.autograd.grad(..., is_grads_batched=True) has tensors of its own; compilers know none.

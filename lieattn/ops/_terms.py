@@ -306,7 +306,7 @@ def maps_channels(name: str, table: Tensor | None) -> bool:
 
 
 def _check_output_frames(query: Tensor | None, terms: RelativeTerms) -> None:
-    """Refuse queries and tables that do not have one number of output frames."""
+    """Raise ValueError unless queries and tables agree on the number of output frames."""
     sizes = {} if query is None else {"query": query.shape[1]}
     sizes |= {f"terms.{name}": table.shape[1] for name, table in terms.tables().items() if name in ROW_TABLES}
     if terms.fiber_key is not None and terms.fiber_key.ndim == 5:

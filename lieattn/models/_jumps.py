@@ -1,4 +1,4 @@
-"""Where outputs of networks jump as points move, in words, who refuses that, and radii that were left open."""
+"""Discontinuities: where outputs jump as points move, in words, and radii that become smooth in models of energies."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ Jumps = Literal["refuse", "allow"]
 
 
 def make_continuous(argument: str, model: object, jumps: Jumps) -> None:
-    """Make radii of a model of energies smooth that were left open, in the model itself.
+    """Make smooth, in the model itself, those radii of a model of energies that leave open whether they are.
 
-    ValueError is raised for one whose energies jump all the same, and so are not conserved, unless they are allowed to;
-    it stays as it was.
+    ValueError is raised, and the model stays as it was, if its energies jump all the same and ``jumps`` refuses that:
+    dynamics would not conserve them.
     """
     check_choice("jumps", jumps, Jumps)
     before = _make_smooth(model)

@@ -274,7 +274,8 @@ class ImageNetwork(Network):
 
     Groups of the plane act on images, groups of space on voxels. The points are those of
     :func:`lieattn.nn.grid_images`; ``limits`` are sentences about where the promise ends, and ``stem_channels`` those
-    of the field that vector inputs are added to. What a network with strided ``downsampling`` promises is nothing.
+    of the field that vector inputs are added to. A network with strided ``downsampling`` promises no symmetry if the
+    group has elements that reverse an axis.
     """
 
     limits: ClassVar[tuple[str, ...]] = ()
@@ -484,5 +485,5 @@ def cutoff_of(neighborhood: Neighborhood, cutoff: float | None) -> float:
 
 @outside_of_transforms
 def new_generator() -> torch.Generator:
-    """A generator that continues torch's default one, for what training draws."""
+    """A generator seeded by torch's default one, for the random numbers of training."""
     return torch.Generator().manual_seed(int(torch.randint(2**62, ())))

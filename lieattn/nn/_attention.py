@@ -235,6 +235,7 @@ def spread_features(x: Tensor, graph: LiftedGraph, channels: int) -> Tensor:
 
 
 def checked_head_channels(out_channels: int, heads: int, head_channels: int | None) -> int:
+    """Channels of each head: those given, or out_channels / heads; ValueError if that is not a whole number."""
     check_counts(out_channels=out_channels, heads=heads)
     if head_channels is None and out_channels % heads:
         raise ValueError(f"head_channels: give it, since {heads} heads do not divide {out_channels} channels")

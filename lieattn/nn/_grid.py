@@ -120,7 +120,7 @@ def grid_images(data: Any) -> Tensor:
 
 
 def check_lattice_group(argument: str, group: FiniteGroup) -> None:
-    """Refuse groups that do not map the lattice of pixels or voxels and its square windows to themselves."""
+    """Raise an error unless a group maps the lattice of pixels or voxels, and its square windows, to themselves."""
     check_group(argument, group)
     entries = group.elements.round().abs()
     integer = bool((group.elements.abs() - entries).abs().max() < 1e-9)
@@ -264,7 +264,7 @@ class GridConvolution(TiedWeights):
         return out.unflatten(1, (self.out_channels, self.group.order))
 
     def checked(self, x: Tensor) -> Tensor:
-        """The input with an axis for the fiber, also where it lifts; refuses or warns of what does not fit."""
+        """The input with an axis for the fiber, also where the layer lifts; raises or warns if it does not fit."""
         x = check_grid(x, self.group, self.in_channels, self.weight, lifting=self.lifting)
         sides = x.shape[3:]
         for side in sides:

@@ -180,10 +180,11 @@ def band_limit(group: FiniteGroup) -> Irreps:
 
 
 class _FiberFourier(ExactConstants, TiedWeights):
-    """Both directions. The ``irreps`` of the features are (2l + 1) · channels copies of each irrep of the ``band``.
+    """What both Fourier transforms share.
 
-    It is ``complete`` if every function on H is in the band, so that nothing is lost on the way to irreps and back, and
-    ``independent`` if nothing is on the way to the fiber and back.
+    The ``irreps`` of the features are (2l + 1) · channels copies of each irrep of the ``band``. The transform is
+    ``complete`` if the band holds every function on H, so that fields survive the way to irreps and back. It is
+    ``independent`` if features survive the way to the fiber and back.
     """
 
     table: Tensor
@@ -207,10 +208,11 @@ class _FiberFourier(ExactConstants, TiedWeights):
         self._keep(transform)
 
     def _keep(self, table: Tensor) -> None:
+        """Register the matrix that :func:`_transform` gives, or its inverse."""
         self.register_constant("table", table.contiguous())
 
     def _blocks(self, x: Tensor, dim: int) -> list[Tensor]:
-        """What the table has for each irrep, in two axes in place of ``dim``, and in the dtype of x."""
+        """The part of the table for each irrep, with two axes in place of the axis ``dim``, in the dtype of x."""
         sizes = _sizes(self.band)
         parts = self.table.to(x.dtype).split([size**2 for size in sizes], dim=dim)
         return [part.unflatten(dim, (size, size)) for part, size in zip(parts, sizes, strict=True)]

@@ -1,4 +1,4 @@
-"""The one thing that geometry is to a layer: a function of the relative elements g⁻¹ g'."""
+"""Functions of the relative elements g⁻¹ g', which are the only way in which geometry enters a layer."""
 
 from __future__ import annotations
 
@@ -63,10 +63,11 @@ class SumOfTerms(RelativeFunction):
 
 
 def measured(terms: RelativeTerms, graph: LiftedGraph, normalize: Normalization) -> RelativeTerms:
-    """Terms whose sums over the keys are integrals over the group (GSA-Nets, Eqs. 20 and 21), of keys that may fade.
+    """Terms that weight the keys by the measure of the graph and by its smooth neighborhoods.
 
-    Keys weigh what the Haar measure says, and as much as smooth neighbors count. Weights that are exponentials of
-    scores take the logarithm into the score, so that what they are divided by has it too; others are multiplied.
+    With the Haar measure, sums over the keys are integrals over the group (GSA-Nets, Eqs. 20 and 21); smooth neighbors
+    count less the farther they are. If attention weights are exponentials of scores, the logarithm of this weight is
+    added to the scores, so that the normalization contains it too; otherwise the weight multiplies the values.
     """
     measure, window, row = graph.log_measure, graph.relative.log_window, graph.relative.row
     if measure is None and window is None:
@@ -100,10 +101,10 @@ def graph_attention(
     neighbors: Neighbors | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """:func:`lieattn.ops.group_attention` on a graph: keys weigh what its measure and its smooth neighborhoods say.
+    """:func:`lieattn.ops.group_attention` on a graph, with keys weighted as :func:`measured` says.
 
-    ``neighbors`` are other lists than those of the graph; all else is as there. Where clouds repeat, rotary phases are
-    those of all images, see :meth:`LiftedGraph.frame_positions`.
+    ``neighbors`` replace the neighbor lists of the graph; the other arguments are those of the operator. Where clouds
+    repeat, rotary phases are those of all images, see :meth:`LiftedGraph.frame_positions`.
     """
     check_graph(graph, LiftedGraph, value, "value")
     terms = RelativeTerms() if terms is None else terms
@@ -142,7 +143,7 @@ def distinct_vectors(vectors: Tensor, tolerance: float) -> Tensor:
 
 
 def checked_offsets(offsets: Tensor, group: FiniteGroup) -> Tensor:
-    """Displacements ``[offsets, dim]`` of a table in float64; ValueError for what are none of the group's space."""
+    """Displacements ``[offsets, dim]`` of a table in float64; ValueError unless they are vectors that H acts on."""
     if offsets.ndim != 2 or offsets.shape[1] != group.dim or len(offsets) == 0:
         raise ValueError(f"offsets: expected [offsets, {group.dim}], at least one, got {tuple(offsets.shape)}")
     if not torch.isfinite(offsets).all():

@@ -130,6 +130,12 @@ def check_choice(argument: str, value: object, allowed: Any) -> None:
         raise ValueError(f"{argument}: expected one of {options}, got {value!r}")
 
 
+def check_index(argument: str, index: int | None, count: int) -> None:
+    """Raise ValueError unless an index is from 0 and below ``count``, or None."""
+    if index is not None and not 0 <= index < count:
+        raise ValueError(f"{argument}: expected one of 0..{count - 1}, got {index}")
+
+
 def check_length(argument: str, length: float) -> None:
     """Raise TypeError or ValueError unless a value is a positive finite number."""
     if isinstance(length, bool) or not isinstance(length, Real):

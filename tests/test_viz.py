@@ -264,9 +264,9 @@ def test_bad_arguments(c4, digit, picture, change, error, message):
 
 
 def test_bad_choices(c4, digit):
-    with pytest.raises(ValueError, match=r"channel: expected one of 0\.\.7 or None, got 8"):
+    with pytest.raises(ValueError, match=r"channel: expected one of 0\.\.7, got 8"):
         viz.feature_fields(c4, digit, [0.0], channel=8)
-    with pytest.raises(ValueError, match=r"head: expected one of 0\.\.1 or None, got -1"):
+    with pytest.raises(ValueError, match=r"head: expected one of 0\.\.1, got -1"):
         viz.attention_maps(c4, digit, [0.0], head=-1)
     with pytest.raises(ValueError, match=r"point: expected one of the layer's points 0\.\.63, got 64"):
         viz.attention_maps(c4, digit, [0.0], point=64)

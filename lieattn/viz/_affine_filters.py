@@ -57,7 +57,7 @@ def affine_maps(network: AffineSelfConvNet, *, block: int = 0, channels: int = 4
     maps: dict[str, Any] = {"keys": layer.key_map, "values": layer.value_map} if both else {"": layer.affine_map}
     tables = [torch.cat([found.psi, found.beta[None]]).detach().float().cpu()[..., :count] for found in maps.values()]
     norm = draw.color_scale_from_zero(torch.stack(tables))
-    names = [*(rf"$\psi$, {_angle(element)}" for element in group.elements), r"$\beta$"]
+    names = [*(rf"$\psi$, {draw.element_name(element)}" for element in group.elements), r"$\beta$"]
     sheet = _Sheet(count, [len(names)] * len(maps))
     for column, (name, table) in enumerate(zip(maps, tables, strict=True)):
         first = column * len(names)
@@ -130,7 +130,7 @@ def effective_filters(network: AffineSelfConvNet, image: Tensor, *, block: int =
         for column, label in enumerate((r"$\alpha$", r"$\alpha\,\psi$")):
             sheet.text(1 + 2 * number + column, 1, label, 0.1)
     for h, view in enumerate(views):
-        sheet.label(h, _angle(group.elements[h]))
+        sheet.label(h, draw.element_name(group.elements[h]))
         _marked(sheet.axes(h, 0), view, window)
         for number, point in enumerate(view.points.tolist()):
             drawn = (view.attention[point], view.filters[point])
@@ -226,12 +226,6 @@ def _marked(axes: Axes, view: _View, window: PointClouds) -> None:
 def _square(clouds: PointClouds) -> tuple[Tensor, float]:
     """Center and half width of the square that holds pixels of unit spacing."""
     return clouds.pos.mean(dim=0), float(clouds.pos.abs().max()) + 0.6
-
-
-def _angle(element: Tensor) -> str:
-    """Angle of h e_x, marked m where a mirror comes first."""
-    angle = round(math.degrees(math.atan2(float(element[1, 0]), float(element[0, 0]))) % 360, 1)
-    return f"{angle:g}°" + (" m" if float(torch.linalg.det(element)) < 0 else "")
 
 
 class _Sheet(draw.Canvas):

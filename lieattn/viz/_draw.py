@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -171,6 +172,12 @@ def frame(axes: Axes, frames: Tensor, h: int) -> None:
 def has_mirrors(frames: Tensor) -> bool:
     """Whether there are mirrors among matrices ``[*, dim, dim]``."""
     return bool((torch.linalg.det(frames) < 0).any())
+
+
+def element_name(matrix: Tensor) -> str:
+    """Angle of h e_x for an orthogonal matrix h ``[2, 2]``, marked m if h is a rotation after a mirror."""
+    angle = math.degrees(math.atan2(float(matrix[1, 0]), float(matrix[0, 0]))) % 360
+    return f"{round(angle, 1):g}°" + (" m" if float(torch.linalg.det(matrix)) < 0 else "")
 
 
 def extent(clouds: PointClouds) -> tuple[Tensor, float]:

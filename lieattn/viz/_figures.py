@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_arguments, check_has_numbers, check_tensor
+from lieattn._checks import check_arguments, check_has_numbers, check_index, check_tensor
 from lieattn.certify import moved
 from lieattn.geometry import LiftedGraph, PointClouds, point_clouds
 from lieattn.groups import SO, FiniteGroup
@@ -252,12 +252,6 @@ class Observer:
         return torch.stack([self.group.translate(h, field) for h, field in zip(back, fields, strict=True)])
 
 
-def check_index(name: str, choice: int | None, count: int) -> None:
-    """Raise ValueError unless a choice is None or an index below ``count``."""
-    if choice is not None and not 0 <= choice < count:
-        raise ValueError(f"{name}: expected one of 0..{count - 1} or None, got {choice}")
-
-
 class Sheet(draw.Canvas):
     """A grid of square panels in blocks of columns: inputs in the first, then blocks of one panel an element h."""
 
@@ -280,7 +274,7 @@ class Sheet(draw.Canvas):
             inside = [left for left, own in zip(lefts, blocks, strict=True) if own == block]
             self.write((inside[0] + inside[-1] + side) / 2, _TOP - 0.24, heading, ha="center", size=9)
             for h, left in enumerate(inside if block else ()):
-                self.write(left + side / 2, _TOP - 0.03, _element_name(group, h), ha="center", size=7.5)
+                self.write(left + side / 2, _TOP - 0.03, draw.element_name(group.elements[h]), ha="center", size=7.5)
 
     def title(self, what: str, stable: Tensor) -> None:
         """State what is drawn, and the largest difference between stabilized rows ``[views, ...]``."""
@@ -314,10 +308,3 @@ def _spread(rows: Tensor) -> str:
 
 def _degrees(angle: float) -> str:
     return f"{round(math.degrees(angle), 1):g}°"
-
-
-def _element_name(group: FiniteGroup, h: int) -> str:
-    """Angle of h e_x, marked m where a mirror comes first."""
-    matrix = group.elements[h]
-    angle = math.atan2(float(matrix[1, 0]), float(matrix[0, 0])) % (2 * math.pi)
-    return _degrees(angle) + (" m" if torch.linalg.det(matrix) < 0 else "")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+from lieattn._checks import check_index
 from lieattn.certify import moved
 from lieattn.geometry import PointClouds, point_clouds
 from lieattn.groups import SO, FiniteGroup, O, SemidirectProduct
@@ -135,12 +136,6 @@ class Observation:
                     data[name] = data[name].to(self.data[name])
             found.append(self._recorder(data))
         return found
-
-
-def check_index(name: str, index: int | None, count: int) -> None:
-    """Raise ValueError for what is no index below a count."""
-    if index is not None and not 0 <= index < count:
-        raise ValueError(f"{name}: expected one of 0..{count - 1}, got {index}")
 
 
 def _chosen(layers: Sequence[_Layer], layer: int) -> _Layer:

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lieattn._checks import check_index
 from lieattn._files import replace_text
 from lieattn.viz._draw import require_matplotlib, spacing
-from lieattn.viz._observation import Observation, check_index
+from lieattn.viz._observation import Observation
 from lieattn.viz._recording import Attention, Places, rolled_out
 from lieattn.viz._scene import bonds_of, camera_of, symbols_of
 from lieattn.viz._views import frame_name

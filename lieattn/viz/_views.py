@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from lieattn._checks import check_index
 from lieattn.geometry import PointClouds
 from lieattn.viz import _draw as draw
-from lieattn.viz._observation import Observation, check_index
+from lieattn.viz._observation import Observation
 from lieattn.viz._recording import Places
 from lieattn.viz._scene import Board, Scene
 
@@ -306,9 +306,7 @@ def frame_name(places: Places, h: int) -> str:
     frames = places.frames
     if frames is None or len(frames) > 1 or frames.shape[-1] != 2:
         return f"frame {h}" if places.fiber > 1 else "field"
-    matrix = frames[0, h]
-    degrees = math.degrees(math.atan2(float(matrix[1, 0]), float(matrix[0, 0]))) % 360
-    return f"frame {h} ({round(degrees, 1):g}°{' m' if torch.linalg.det(matrix) < 0 else ''})"
+    return f"frame {h} ({draw.element_name(frames[0, h])})"
 
 
 def _label(scope: Observation, row: int) -> str:

@@ -47,7 +47,7 @@ class _Answers:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def next(self) -> Any:
-        """The next request, None for none."""
+        """The next request; None if there are no more."""
         return self._requests.get()
 
     def send(self, *content: Any) -> None:
@@ -57,7 +57,7 @@ class _Answers:
 
 
 class _Service:
-    """What may be asked for."""
+    """The methods that a request may name."""
 
     def __init__(self, content: Any, answers: _Answers) -> None:
         self.settings, self.answers = settings_from(content), answers

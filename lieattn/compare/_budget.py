@@ -105,7 +105,7 @@ class Budget(LastCheckpoint):
             self.best, self.best_value = self._validated, value
 
     def _share(self, steps: float, seconds: float, *, parts: int = 1) -> float:
-        """Parts of the budget that are spent, of so many."""
+        """How many parts are spent of a budget that is divided into ``parts``."""
         spent, total = (seconds, self.budget.seconds) if self.budget.steps is None else (steps, self.budget.steps)
         return spent * parts / (total or 1.0)
 

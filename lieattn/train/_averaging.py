@@ -128,7 +128,7 @@ def _tensors(module: nn.Module | None) -> Iterator[Tensor]:
 
 
 def check_averaging(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
-    """UsageError for averages of a kind that breaks tables of a network, and for a run that would leave its own off."""
+    """Raise UsageError for averages that change tables of a network, or if a run would drop those of its checkpoint."""
     found = [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]  # type: ignore[attr-defined]
     for callback in found:
         if not isinstance(callback, AveragedWeights):

@@ -185,9 +185,9 @@ def load_data(path: str | Path, split: str = "test", trust: Sequence[str] = ()) 
 def trusted_spec(
     checkpoint: dict[str, Any], path: str | Path, keys: Sequence[str], name: str, trust: Sequence[str]
 ) -> dict[str, Any]:
-    """How a checkpoint says that something was built, at these keys of its configuration, or as its task has noted.
+    """Class path and arguments of an object of a checkpoint: at ``keys`` of its configuration, or as its task recorded.
 
-    CheckpointError is raised if it is absent or not trusted.
+    CheckpointError is raised if they are absent or name what is not trusted.
     """
     made = checkpoint[KEY].get("made")
     found: Any = checkpoint[KEY].get("config") or {"model": made}
@@ -225,7 +225,7 @@ def _loaded(path: str | Path, base: type[M], name: str, keys: Sequence[str], pre
 
 
 def _made(base: type[M], spec: Any, what: str) -> M:
-    """What a task has noted, made again."""
+    """Make an object again from what a task has recorded; CheckpointError if it is not of class ``base``."""
     try:
         module = make(spec)
     except (TypeError, ValueError) as error:
@@ -290,7 +290,7 @@ def build(base: type[T], spec: Mapping[str, Any], what: str) -> T:
 
 
 def short_message(error: Exception) -> str:
-    """What is wrong and where, of an error of jsonargparse that tells all ways in which it tried to read a value."""
+    """Cause and place of an error of jsonargparse, whose own message lists all ways of reading a value that failed."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -326,8 +326,8 @@ def register_types() -> None:
 def describe_input(batch: Batch) -> dict[str, Any]:
     """Kind of the clouds of a batch, in plain values.
 
-    Of attributes beside features and coordinates it keeps: of those of points ``shape`` (that of one point), and the
-    ``values`` that integers have or the ``range`` of other numbers; of those of clouds the ``value`` of the first one.
+    Of an attribute of points other than features and coordinates it keeps the ``shape`` for one point, and the
+    ``values`` of integers or the ``range`` of other numbers; of an attribute of clouds the ``value`` of the first one.
     """
     x, pos, grid = batch.get("x"), batch.get("pos"), batch.get("grid")
     of_points, first = set(batch.node_attrs()), batch.get_example(0)

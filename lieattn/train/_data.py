@@ -115,7 +115,7 @@ class EpochSampler(DistributedSampler[Any]):
         return ((epoch, index) for epoch, index, _ in self.items())
 
     def items(self) -> Iterator[tuple[int, int, bool]]:
-        """The pairs, and whether an index is there to fill up alone."""
+        """The pairs, and whether an index is repeated only to give all replicas as many."""
         epoch, order = self.epoch, np.arange(len(cast(Sized, self.dataset)))
         if self.shuffle:  # by a pair of numbers, not their sum: seed 0 in epoch 1 is not seed 1 in epoch 0
             order = np.random.default_rng([self.seed, epoch]).permutation(order)
@@ -153,9 +153,9 @@ class _EvaluationSampler(EpochSampler):
 
 
 class _SeededItems(Dataset[Data]):
-    """Items whose random choices follow from (seed, epoch, index), without a trace in the generators.
+    """Items whose random choices follow from (seed, epoch, index); the random generators are left as they were.
 
-    Those asked for as (epoch, index, repeated) say whether they are there to fill up a batch alone.
+    An item that is asked for as (epoch, index, repeated) says whether it only fills up a batch.
     """
 
     def __init__(self, source: _Items, seed: int) -> None:

@@ -172,7 +172,7 @@ def _validation_is_due(trainer: Trainer) -> bool:
 
 @contextmanager
 def _unfinished_epoch(trainer: Trainer) -> Iterator[None]:
-    """Have the epoch, which Lightning has counted, not counted in what is saved, or else its rest would be left out."""
+    """Save the epoch as unfinished: Lightning has counted it already, and would skip the rest of it after a restart."""
     progress = trainer.fit_loop.epoch_progress
     for count in (progress.total, progress.current):
         count.processed -= 1  # type: ignore[attr-defined]

@@ -133,9 +133,9 @@ class MultiStep(Schedule):
 class Plateau(Schedule):
     """Multiply the rate by ``gamma`` where validation has not become better for more than ``patience`` epochs.
 
-    Watched is the task's :attr:`~lieattn.train.PointSetTask.monitor` at the end of each epoch, by torch's
-    ``ReduceLROnPlateau`` with its threshold; ``lieattn compare``, which has no epochs, refuses it. ValueError is raised
-    if an argument is out of range.
+    The task's :attr:`~lieattn.train.PointSetTask.monitor` is passed to torch's ``ReduceLROnPlateau``, with its default
+    threshold, at the end of each epoch. ``lieattn compare`` has no epochs and refuses this schedule. ValueError is
+    raised if an argument is out of range.
 
     Parameters
     ----------

@@ -96,7 +96,7 @@ class PointSetTask(Recorded, LightningModule, ABC):
 
     @property
     def model(self) -> nn.Module:
-        """What to take away (:func:`lieattn.save`): the network, with its outputs in the units of the data."""
+        """The network with its outputs in the units of the data, which is what to pass to :func:`lieattn.save`."""
         return self.network
 
     @abstractmethod
@@ -190,7 +190,7 @@ class PointSetTask(Recorded, LightningModule, ABC):
         add_digests(checkpoint)
 
     def _made(self) -> Any:
-        """How this task is made again where no configuration says so, or why it cannot be, in words."""
+        """Description from which this task can be made again without a configuration; or, in words, why it cannot."""
         try:
             return describe(self, without=("optimizer", "schedule", "no_decay"))
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""What counts of the data: masks and weights of clouds and points."""
+"""Masks and weights of clouds and points: how much each counts in losses and errors."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class WeightedMeans(Metric):
         self.weights += weights.detach()
 
     def compute(self) -> Tensor:
-        """The number of all batches; targets without entries count 0."""
+        """The sum for all batches so far; targets without entries count 0."""
         means = means_of(self.sums, self.weights)
         return (means * means.new_tensor(self.factors)).sum()
 

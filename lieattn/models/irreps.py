@@ -181,8 +181,7 @@ class TensorFieldNetwork(_PointNetwork):
         super().__init__(in_channels, out_channels, channels=channels, radial=radial, degree=degree, **options)
         # 0e, 1o, 2e, ...: the types of tensors made of positions alone.
         self.irreps = o3.Irreps([(channels, (number, (-1) ** number)) for number in range(degree + 1)])
-        count = len(self.vector_inputs)
-        inputs = f"{self.in_channels}x0e + {count}x1o" if count else f"{self.in_channels}x0e"
+        inputs = f"{self.in_channels}x0e" + (f" + {len(self.vector_inputs)}x1o" if self.vector_inputs else "")
         self.embed = o3.Linear(inputs, self.irreps, biases=True)
         self.layers = nn.ModuleList()
         self.norm = _IrrepsNorm(self.irreps)

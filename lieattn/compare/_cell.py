@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Self, cast
 
 import torch
@@ -85,15 +86,8 @@ class CellRunner:
         record: Record = {
             **dataclasses.asdict(cell),
             "clouds": len(cast(Sized, data.sets["train"])),
-            "parameters": count_parameters(task.network),
             "chosen": model.chosen,
-            "group": None if group is None else group.name,
-            "guarantee": getattr(task.network, "guarantee", None),
-            "device": str(task.device),
-            "threads": torch.get_num_threads(),
-            "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            "machine": platform.node(),
-            "monitor": list(task.monitor),
+            **_description(task, group),
             "ema": decay,
             "failed": None,
         }
@@ -104,13 +98,8 @@ class CellRunner:
         record["operations"] = step_operations(task, batches[:_WARM_UP])
         _warm_up(task, batches[:_WARM_UP])
         train.seed_generators(cell.seed)
-        last = folder / "last.ckpt"
         try:
-            train.read_checkpoint(last)
-        except train.CheckpointError:
-            last.unlink(missing_ok=True)
-        try:
-            trainer.fit(task, data, ckpt_path=last if last.exists() else None)
+            trainer.fit(task, data, ckpt_path=_readable(folder / "last.ckpt"))
         except train.NonFiniteError as error:
             record |= {"failed": str(error), **_spent(budget)}
         else:
@@ -226,7 +215,32 @@ def group_of(name: str, model: ModelSettings, network: nn.Module) -> Group | Non
     return found if isinstance(found, Group) else None
 
 
+def _description(task: train.PointSetTask, group: Group | None) -> Record:
+    """What a record says of the network and of the machine, before the training."""
+    return {
+        "parameters": count_parameters(task.network),
+        "group": None if group is None else group.name,
+        "guarantee": getattr(task.network, "guarantee", None),
+        "device": str(task.device),
+        "threads": torch.get_num_threads(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "machine": platform.node(),
+        "monitor": list(task.monitor),
+    }
+
+
+def _readable(checkpoint: Path) -> Path | None:
+    """The checkpoint that a training continues from; one that is damaged is deleted, so the cell starts anew."""
+    try:
+        train.read_checkpoint(checkpoint)
+    except train.CheckpointError:
+        checkpoint.unlink(missing_ok=True)
+        return None
+    return checkpoint
+
+
 def _spent(budget: Budget) -> Record:
+    """What a training took, and the values of its validations."""
     return {
         "steps": budget.steps,
         "seconds": budget.seconds,

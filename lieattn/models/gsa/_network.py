@@ -161,17 +161,7 @@ class GSANet(Network):
         for count, expansion in zip(stages.blocks, stages.widening, strict=True):
             for number in range(count):
                 wider = width * expansion if number == 0 else width
-                attention = GroupSelfAttention(
-                    made_for,
-                    width,
-                    wider,
-                    heads=heads,
-                    head_channels=wider // 2,
-                    encoding=self._encoding(heads, wider // 2),
-                    dropout=dropout.attention,
-                )
-                block = PreNormBlock(attention, width, wider, dropout=dropout.value, activation=self.activation)
-                self.blocks.append(block)
+                self.blocks.append(self._block(width, wider, heads, dropout))
                 self.between.append(CloudNorm(wider) if stages.norm_between else nn.Identity())
                 width = wider
         self.grid_pool = GridPool(POOL, "max", inexact=stages.inexact)
@@ -229,6 +219,19 @@ class GSANet(Network):
         check_group("group", group)
         preset = {"channels": 12, "blocks": stages, "dropout": dropout}
         return cls(group, 3, 2, **{**preset, "neighborhood": PixelSquare(size), "options": _PAPER, **options})
+
+    def _block(self, channels: int, wider: int, heads: int, dropout: Dropouts) -> PreNormBlock:
+        """A block that maps fields of ``channels`` to fields of ``wider`` channels."""
+        attention = GroupSelfAttention(
+            self.group or self.space,
+            channels,
+            wider,
+            heads=heads,
+            head_channels=wider // 2,
+            encoding=self._encoding(heads, wider // 2),
+            dropout=dropout.attention,
+        )
+        return PreNormBlock(attention, channels, wider, dropout=dropout.value, activation=self.activation)
 
     def _encoding(self, heads: int, channels: int) -> RelativeFunction | list[RelativeFunction] | None:
         """What the relative element adds to the scores of a layer between fibers; None for that of the layer."""

@@ -33,11 +33,11 @@ from lieattn.reps import (
     is_orthogonal,
 )
 
-Frames = Tensor | FiniteGroup | LiftedGraph
+FrameMatrices = Tensor | FiniteGroup | LiftedGraph  # or what has them
 _ROUNDING = 100  # by how many units in the last place means of components may be off
 
 
-def lift_field(values: Tensor, frames: Frames, rep: Representation) -> Tensor:
+def lift_field(values: Tensor, frames: FrameMatrices, rep: Representation) -> Tensor:
     r"""Lift a field on the points to the group: its components as every frame sees them.
 
     .. math::  F(x, h) = \rho(h)^{-1} v(x)
@@ -64,7 +64,7 @@ def lift_field(values: Tensor, frames: Frames, rep: Representation) -> Tensor:
     return rep.act(_inverse(matrices, rep), values[:, None])
 
 
-def project_field(values: Tensor, frames: Frames, rep: Representation) -> Tensor:
+def project_field(values: Tensor, frames: FrameMatrices, rep: Representation) -> Tensor:
     r"""Project a field ``values`` ``[points, fiber, rep.dim]`` on the group to one of type ρ on the points.
 
     .. math::  v(x) = \frac{1}{n} \sum_h \rho(h) F(x, h)
@@ -79,7 +79,7 @@ def project_field(values: Tensor, frames: Frames, rep: Representation) -> Tensor
     return rep.act(_frame_matrices(values, frames, rep, lifted=True), values).mean(dim=1)
 
 
-def _frame_matrices(values: Tensor, frames: Frames, rep: Representation, *, lifted: bool) -> Tensor:
+def _frame_matrices(values: Tensor, frames: FrameMatrices, rep: Representation, *, lifted: bool) -> Tensor:
     check_representation("rep", rep)
     check_tensor("values", values, "a floating tensor")
     if isinstance(frames, FiniteGroup):
@@ -219,7 +219,7 @@ class FieldHead(Recorded, nn.Module):
         self.linear2 = nn.Linear(hidden, rep.dim, bias=False)
         self.cloud_pool = None if pool == "none" else CloudPool(pool)
 
-    def forward(self, x: Tensor, graph: Frames) -> Tensor:
+    def forward(self, x: Tensor, graph: FrameMatrices) -> Tensor:
         """Field ``[points, fiber, in_channels]`` to ``[points | clouds, rep.dim]``; pooling needs a graph."""
         values = project_field(self.components(x), graph, self.rep)
         if self.cloud_pool is None:
@@ -249,7 +249,7 @@ class VectorHead(FieldHead):
         super().__init__(in_channels, outputs * Vector(dim), **options)
         self.outputs, self.dim, self.kind = outputs, dim, "vector"
 
-    def forward(self, x: Tensor, graph: Frames) -> Tensor:
+    def forward(self, x: Tensor, graph: FrameMatrices) -> Tensor:
         """Field ``[points, fiber, in_channels]`` to vectors."""
         vectors = super().forward(x, graph)
         return vectors if self.outputs == 1 else vectors.unflatten(1, (self.outputs, self.dim))

@@ -45,12 +45,14 @@ class Diagnosis:
     """The first layer that breaks a symmetry, and the likely cause.
 
     ``check`` is the change under which outputs are not what they should be: ``"translation"``, an element of the group
-    without a translation, ``"order of points"``, ``"rest of the batch"`` or ``"same clouds"``; ``"any clouds"`` where
-    outputs are not finite, of which ``module`` is the first that makes such ones of finite inputs. Otherwise ``module``
-    is the first one, in the order of evaluation, of whose inputs all follow a law that is known while its outputs
-    follow none: they are not invariant, and neither vectors nor positions that move along, permuted fibers or pixels,
-    nor irreps of e3nn. It is the name within the network, ``""`` for the network itself, and None where there is none,
-    as in functions, and for elements that the network never promised, whose cause is ``"not promised"``.
+    without a translation, ``"order of points"``, ``"rest of the batch"`` or ``"same clouds"``; or it is
+    ``"any clouds"``, if outputs are not finite.
+
+    ``module`` is the name, within the network, of the first module in the order of evaluation whose inputs all follow
+    a known law while some output follows none. Known laws are: invariant, a vector or position that moves along,
+    permuted fibers or pixels, and irreps of e3nn. If outputs are not finite, it is the first module that makes values
+    which are not finite from finite inputs. It is ``""`` for the network itself. It is None if there is no such module,
+    as in a plain function, and for elements that the network never promised, whose cause is ``"not promised"``.
     """
 
     check: str
@@ -71,10 +73,10 @@ class Diagnosis:
 class Certificate:
     """What a network promises and what was measured.
 
-    ``spread`` is the largest difference of an output between two clouds of as many points, or between a cloud and the
-    same one with its points moved at random, each by itself; between points, if outputs are theirs. An error is small
-    only next to this. An output in ``vacuous`` has a spread no larger than the error that is allowed: what always gives
-    the same is invariant to everything, so no promise about it says anything.
+    ``spread`` is the largest difference of an output between two clouds of equally many points, or between a cloud and
+    the same one with its points moved at random, each by itself; for outputs at points, also between points. Errors are
+    to be compared with it. ``vacuous`` names the outputs whose spread is no larger than the error that is allowed: an
+    output that never changes is invariant to everything, so a promise about it has no content.
     """
 
     guarantee: str  # the promise in words

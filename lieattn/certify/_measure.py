@@ -75,29 +75,37 @@ def certify(
 ) -> Certificate:
     """Measure the equivariance of a network's outputs.
 
-    The points x_i of each cloud are moved to A x_i + t, other inputs turn along, and the outputs are compared with what
-    they should become. A runs over a finite group, with translations t of about the size of the cloud; of a Lie group,
-    elements are drawn, and special ones added (near the identity, half turns, reflections), with translations if the
-    group has any: SE(3) has, SO(3) has none. Moves are computed in float64 and rounded to the dtype tested. Images are
-    moved twice, with their pixels in the order they had and, where the lattice is kept, in raster order. What is
-    measured is a copy of the network in eval mode, on the device of its parameters; on GPUs without TF32.
+    *Moves.* The points x_i of each cloud are moved to A x_i + t, other inputs turn along, and the outputs are compared
+    with what they should become. For a finite group, A runs over all elements, and t is drawn, of about the size of
+    the cloud. For a Lie group, elements are drawn and special ones are added (near the identity, half turns,
+    reflections); there are translations only if they belong to the group, as in SE(3) but not in SO(3). Moves are
+    computed in float64 and rounded to the dtype tested. Images are moved twice: with their pixels in the order they
+    had and, if the move maps the lattice to itself, in raster order.
 
-    Any function of a batch is a network here, any function of tensors that are named after attributes of the data
-    (``forward(z, pos, batch)``), and any calculator of ASE, which is measured in float64. With ``group="search"`` the
-    symmetry is looked for: translations, rotations and reflections, finite groups about the coordinate axes, orders of
-    points, scales. Where a promise is broken, :attr:`Certificate.diagnoses` tell the first layer that breaks it and the
-    likely cause. Forces given next to an energy must be minus its gradient.
+    *Networks.* A copy of the network is measured, in eval mode and on the device of its parameters, on GPUs without
+    TF32. It may also be a function of a batch, a function of tensors whose arguments are named after attributes of the
+    data (``forward(z, pos, batch)``), or a calculator of ASE, which is measured in float64.
 
-    Points are moved on clouds, too, where something is not determined: of one, two and coincident points, of points on
-    a line, and of a square or an octahedron, all made of the last cloud. Errors like to hide there. Outputs that are
-    rotations are not judged there, where rotations may keep the cloud.
+    *Search.* With ``group="search"`` the symmetry is looked for among translations, rotations and reflections, finite
+    groups about the coordinate axes, permutations of the points, and scales.
 
-    A network that always gives the same is invariant to everything. So the clouds are changed in other ways too, each
-    point by itself, and where an output differs between clouds by no more than rounding the verdict is *vacuous*.
+    *Broken promises.* :attr:`Certificate.diagnoses` name the first layer that breaks a promise, and the likely cause.
 
-    Then the smallest cloud is taken on two ways: a point crosses and leaves it, and it is stretched until its second
-    moments cross. The steps on which an output or its derivative changes most are cut up until what is left is a jump,
-    as where points enter neighborhoods, or frames turn over.
+    *Forces.* If outputs have both an energy and forces, the forces must be minus the gradient of the energy.
+
+    *Degenerate clouds.* Errors like to hide where a frame or a direction is not determined. So the moves are repeated
+    on clouds of one point, of two, of coincident points, of points on a line, and on a square or an octahedron, all
+    made from the last cloud. Outputs of the kind rotation are not judged there, since such a cloud may have rotations
+    that map it to itself.
+
+    *Constant outputs.* A network whose output never changes is invariant to everything. So the points are also moved
+    at random, each by itself. If an output then differs between clouds by no more than rounding, the verdict is
+    *vacuous*.
+
+    *Continuity.* The smallest cloud is changed along two paths: one of its points crosses the cloud and leaves it, and
+    the cloud is stretched until two of its second moments cross. The steps of a path on which an output or its
+    derivative changes most are divided again and again, until only a jump can be left, such as where a point enters a
+    neighborhood or a frame turns over.
 
     What a network promises is read from its attributes, all optional: ``guarantee`` (in words), ``symmetry`` (a
     :class:`lieattn.models.Symmetry`; or a group, if finite together with the translations; None for nothing exactly),
@@ -130,19 +138,19 @@ def certify(
         reflection if a finite group has none; reflections, if all rotations are in it. If there are any, elements of
         larger groups that hold a finite one are tried, too: see docs/certify.md.
     permute
-        Whether to reorder the points of each cloud, and to number them anew in ``edge_index``, ``face`` and other
-        attributes that PyTorch Geometric shifts in batches. By default unless the clouds have a ``grid``, so that the
-        points are in raster order. For a network that ``sees_order`` nothing is promised.
+        Whether to reorder the points of each cloud, and to renumber them in ``edge_index``, ``face`` and other
+        attributes that PyTorch Geometric shifts in batches. By default this is done unless the clouds have a
+        ``grid``, which says that the points are in raster order. For a network that ``sees_order`` nothing is promised.
     continuity
         Whether to look for jumps, which takes some hundred evaluations; in float64, if that is among the dtypes.
     seed
-        Seed of all that is drawn.
+        Seed of everything that is drawn at random.
 
     Raises
     ------
     TypeError, ValueError
-        If a dtype is not floating or has no tolerance, there is no group or no cloud, something is no group or kind, or
-        dimensions and shapes do not fit.
+        If a dtype is not floating or has no tolerance, if there is no cloud, if no group is given and the network has
+        no ``symmetry``, if an argument is not a group or kind, or if dimensions and shapes do not fit.
 
     Examples
     --------

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 def accuracy_by_angle(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
     """Draw accuracy against the angle by which the test set is rotated, one labeled line an entry.
 
-    ``curves`` has, by the name of a network or group, its angles in radians, in any order, and its accuracies in
-    [0, 1]. ValueError is raised if there are none, or one is empty, uneven, or not an accuracy.
+    ``curves`` maps the name of a network or group to its angles in radians, in any order, and its accuracies in [0, 1].
+    ValueError is raised if there are no curves, or if one is empty, has angles and accuracies of different lengths, or
+    values that are not accuracies.
     """
     check_arguments(accuracy_by_angle, locals())
     lines = {}
@@ -41,7 +42,7 @@ def accuracy_by_angle(curves: Mapping[str, tuple[Sequence[float], Sequence[float
 def training_curves(histories: Mapping[str, Sequence[float]], ylabel: str) -> Figure:
     """Draw a quantity against the epoch, one labeled line an entry.
 
-    ``histories`` has, by the name of a network or group, the values after epochs 1, 2, ..., NaN where there is none;
+    ``histories`` maps the name of a network or group to the values after epochs 1, 2, ..., with NaN for missing ones;
     ``ylabel`` says what they are. ValueError is raised if there are no histories, or one has no finite value.
     """
     check_arguments(training_curves, locals())
@@ -63,9 +64,10 @@ def error_curves(
 ) -> Figure:
     """Draw errors on a logarithmic axis against a number or a time, one labeled line an entry.
 
-    ``curves`` has, by the name of a method, the places where it was measured, in any order, and its errors, of which 0
-    is drawn at 1e-17; ``xlabel`` and ``ylabel`` say what they are. Places are on a logarithmic axis with ``log``.
-    ValueError is raised if there are none, or one is empty, uneven, or has errors that are no numbers from 0.
+    ``curves`` maps the name of a method to the places where it was measured, in any order, and its errors; an error of
+    0 is drawn at 1e-17. ``xlabel`` and ``ylabel`` say what they are. With ``log`` the axis of places is logarithmic
+    too. ValueError is raised if there are no curves, or if one is empty, has places and errors of different lengths, or
+    has errors that are negative or NaN.
     """
     check_arguments(error_curves, locals())
     lines = {}

@@ -24,21 +24,21 @@ class Microscope:
 
     It records one forward pass of a copy of the network in eval mode: the weights of each layer of attention, and the
     field behind each layer. The cloud is also turned by elements of the group that the network states, to see its
-    fields turn along. Layers are numbered from 0 in the order of the forward pass, negative numbers count from the
-    last; :attr:`attention_layers` and :attr:`field_layers` have their names. Frames are those of the layer.
+    fields turn along. Layers are numbered from 0 in the order of the forward pass, and negative numbers count from the
+    last; :attr:`attention_layers` and :attr:`field_layers` have their names. Frames are numbered as in the layer.
 
     Parameters
     ----------
     network
-        Any ``network(data)``. Networks of convolutions have fields but no attention, gates of attentive convolutions
-        are among the fields.
+        Any ``network(data)``. Networks of convolutions have fields but no attention; the gates of attentive
+        convolutions are found among the fields.
     data
         One cloud with ``pos`` ``[points, dim]`` as the network takes it, of which two or three coordinates are drawn.
         Molecules, with ``edge_index`` or with ``z`` where ase is installed, are drawn with bonds.
     turns
-        How often the cloud is turned at most: by the elements of a finite group, else by equal angles about an axis.
+        Largest number of turns, the identity included: elements of a finite group, else equal angles about one axis.
     seed
-        Of the axis.
+        Seed of that axis, which is drawn at random for points in space.
 
     Raises
     ------
@@ -89,18 +89,19 @@ class Microscope:
         Parameters
         ----------
         point
-            The query, among the points of the layer; that nearest to the center (of a sphere: to the eye) if absent.
+            The query, an index of the points of the layer. If absent, the point nearest to the center of the cloud or,
+            on a sphere, nearest to the eye.
         frame, head
-            Its frame and the head; the mean over all of them if absent.
+            The frame of the query, and the attention head; the mean over all of them if absent.
         layer
-            Of :attr:`attention_layers`.
+            Number of the layer in :attr:`attention_layers`.
 
         Returns
         -------
         Tensor
-            As the layer has them: normalized to 1 by a softmax, less what attends to zeros outside of an image.
-            ``[points, 1]`` where all frames of a key point have one weight together. Attention to the query frames
-            that GSA-Nets sum is their mean.
+            The weights as the layer computes them. After a softmax they sum to 1, or to less if the query also attends
+            to the zeros outside of an image. The shape is ``[points, 1]`` if all frames of a key point share one
+            weight. GSA-Nets sum over the frames of the query; for them the weights are the mean over these frames.
 
         Raises
         ------
@@ -111,31 +112,36 @@ class Microscope:
         return self._seen.attention(point, frame, head, layer)
 
     def rollout(self, point: int | None = None, *, frame: int | None = None, layer: int = -1) -> Tensor:
-        """Attention rolled out from a layer to the input, ``[points, keys]`` float64, of the first layer of attention.
+        """Attention rolled out from a layer to the input: weights ``[points, keys]`` float64 of a query.
 
-        It is the mean over heads of each layer, with half of the identity for the residual connection, multiplied
-        through all layers up to this one: see docs/microscope.md. Arguments and errors are those of :meth:`attention`;
-        ValueError, too, where weights are negative. The mean over the frames of the query is taken if none is chosen.
+        Points and keys are those of the first layer of attention. The matrices of all layers up to this one are
+        multiplied; each is the mean over the heads of a layer, averaged with the identity, which stands for the
+        residual connection: see docs/microscope.md. Arguments and errors are those of :meth:`attention`; ValueError is
+        also raised if weights are negative.
         """
         check_arguments(Microscope.rollout, locals())
         return self._seen.rollout(point, frame, layer)
 
     def fields(self, layer: int = -1) -> Tensor:
-        """Fields of the turned clouds, raw: ``[turns, points, fiber, channels]`` float64, points in one order."""
+        """Fields of the turned clouds as they are, ``[turns, points, fiber, channels]`` float64.
+
+        The points are in the same order for all turns.
+        """
         check_arguments(Microscope.fields, locals())
         return self._seen.fields(layer)[0]
 
     def stabilized(self, layer: int = -1) -> Tensor:
-        """Fields of the turned clouds, pulled back: (u⁻¹ f_u)(g) = f_u(u g), ``[turns, points, fiber, channels]``.
+        """Fields of the turned clouds, pulled back by the turn u: (u⁻¹ f_u)(g) = f_u(u g).
 
-        All are equal, up to rounding, if the network is equivariant. Of modules whose law is not known, as those of
-        other libraries, fields are the norms over the channels, ``[turns, points, 1, 1]``.
+        The shape is ``[turns, points, fiber, channels]``. All turns have the same values, up to rounding, if the
+        network is equivariant. How the channels of modules of other libraries transform is not known; their fields are
+        norms over the channels, ``[turns, points, 1, 1]``.
         """
         check_arguments(Microscope.stabilized, locals())
         return self._seen.fields(layer)[1]
 
     def deviation(self, layer: int = -1) -> float:
-        """Largest difference of stabilized fields from that of the cloud as it is: the error of equivariance."""
+        """Error of equivariance: the largest difference between a stabilized field and that of the unturned cloud."""
         check_arguments(Microscope.deviation, locals())
         stable = self._seen.fields(layer)[1]
         return float((stable - stable[0]).abs().max())

@@ -293,10 +293,10 @@ def rolled_out(layers: tuple[Attention, ...], flow: Tensor) -> Tensor:
 
 
 def pulled_back(before: Field, after: Field, turn: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The field of a turned cloud, raw and brought back by the turn u: twice ``[points, fiber, channels]``.
+    """The field of a turned cloud, as it is and pulled back by the turn u, both ``[points, fiber, channels]``.
 
-    Both have the points in the order of ``before``. Brought back, the value at g is the one at u g, or at the frame of
-    the turned cloud that is nearest to it. None where points do not belong together.
+    Both have the points in the order of ``before``. Pulled back, the value at g is the one at u g, or at the frame of
+    the turned cloud that is nearest to u g. The result is None if the points of the two fields do not match.
     """
     pos, frames = before.places.pos @ turn.mT, before.places.frames
     if after.x.shape[0] != len(pos) or after.x.shape[1:] != before.x.shape[1:]:
@@ -327,7 +327,10 @@ def _moved_to(places: Places, pos: Tensor, flow: Tensor) -> Tensor:
 
 
 def _attention(name: str, places: Places, seen: SeenWeights, levels: int, *, lifting: bool) -> Attention:
-    """Weights by output frame and key frame; nodes of several scales become frames of one point."""
+    """Weights of a layer, ``[edges, fiber, keys, heads]``; where points have nodes of several scales, these are frames.
+
+    ``levels`` is the number of scales.
+    """
     weights = _plain(seen.weights)
     if seen.pattern == "query_sum":
         weights = weights.mean(dim=2)  # over the query frames that are summed

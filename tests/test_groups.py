@@ -464,6 +464,26 @@ def test_index_finds_perturbed_elements_and_refuses_others(group):
     assert group.index(stray, tolerance=2e-3)[-1] == group.order - 1
 
 
+@every_group
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_elements_in_half_precision_are_found(group, dtype):
+    given = group.elements.to(dtype)
+    group.check("g", given)
+    assert torch.equal(group.index(given), torch.arange(group.order))
+    assert torch.equal(group.inverse(given), group.elements[group.inverse_index].to(dtype))
+    stray = given.clone()
+    stray[-1, 0, 0] += 0.25
+    with pytest.raises(ValueError, match="is not one of its matrices"):
+        group.check("g", stray)
+
+
+def test_index_takes_what_single_precision_and_the_tolerance_of_a_group_allow():
+    far_along = torch.linalg.matrix_power(cyclic(8).elements[1].float(), 1001)  # 1e-5 away from element 1
+    assert int(cyclic(8).index(far_along)) == 1
+    rounded = FiniteGroup("rounded C8", cyclic(8).elements.bfloat16(), tolerance=0.01)
+    assert torch.equal(rounded.index(cyclic(8).elements), torch.arange(8))
+
+
 def test_index_finds_a_conjugate_computed_the_long_way():
     basis = oblique_rotation()
     products = basis @ groups.octahedral().elements @ basis.mT

@@ -165,6 +165,32 @@ def test_exp_and_log_in_single_precision(group):
     close(group.exp(group.log(exact.float())).double(), exact, 1e-5, 1e-5)
 
 
+@every_group
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_elements_in_half_precision(group, dtype):
+    """They are elements, and so are products and inverses; distances and logarithms are those of double precision."""
+    g, h = group.sample(2, 50, generator=generator(), dtype=dtype)
+    group.check("g", g)
+    group.check("h", h)
+    found, wanted = group.inverse(g), group.inverse(g.double())
+    assert found.dtype == dtype
+    rough = 0.05 if dtype == torch.bfloat16 else 0.01
+    assert float(((found - wanted).abs() / wanted.abs().amax((-2, -1), keepdim=True)).max()) < rough
+    distance = group.distance(group.identity(g), g)
+    assert distance.dtype == dtype
+    wanted = group.distance(group.identity(g).double(), g.double())
+    assert float((distance - wanted).abs().median()) < rough  # of half turns, whose axes are ill-conditioned, it is not
+    assert group.log(proper(group).to(dtype)).dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_is_no_element_in_half_precision(dtype):
+    for group, matrix, fault in NOT_ELEMENTS.values():
+        with pytest.raises(ValueError, match=fault.split(r"\(")[0]):
+            group.check("frames", matrix.to(dtype))
+    Dilations(3).check("g", 1e-3 * torch.eye(3, dtype=dtype))  # the determinant underflows in half precision
+
+
 def near_half_turn(group, a, within=1e-5):
     part = a[..., turning(group)]
     return part.norm(dim=-1) > math.pi - within if turns(group) else torch.zeros(a.shape[:-1], dtype=torch.bool)

@@ -178,14 +178,16 @@ class FiniteGroup(Group):
             g = g.to(like.device)
         return rows(argument, g, self.matrices(like), self.name)
 
-    def index(self, matrices: Tensor, *, tolerance: float = 1e-6) -> Tensor:
+    def index(self, matrices: Tensor, *, tolerance: float | None = None) -> Tensor:
         """Indices ``[*]`` int64 of elements given as matrices ``[*, dim, dim]``: the nearest element, if near enough.
 
         ValueError is raised if one is farther than ``tolerance`` (largest entry) from every element; the message gives
-        the first one and its distance.
+        the first one and its distance. If absent it is 1e-6, 1e-4 in single precision, eight roundings in half
+        precision, or the tolerance of the group if that is more.
         """
         check_last("matrices", matrices, (self.dim, self.dim), self.name)
         check_has_numbers("matrices", matrices)
+        tolerance = self._allowed(matrices) if tolerance is None else tolerance
         check_positive(tolerance=tolerance)
         distance, found = self._nearest(matrices)
         missed = ~(distance <= tolerance)
@@ -195,6 +197,10 @@ class FiniteGroup(Group):
             what = f"number {first} is not an element of {self.name}"
             raise ValueError(f"matrices: {what}: the nearest one is {away}")
         return found
+
+    def _allowed(self, matrices: Tensor) -> float:
+        """How far elements in the dtype of ``matrices`` may be from those of the group."""
+        return max(self.tolerance, tolerance(matrices.dtype))
 
     def _nearest(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
         """Distance (largest entry) and index of the element nearest to each matrix, ``[*]`` both."""
@@ -249,7 +255,7 @@ class FiniteGroup(Group):
         return self
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
-        return {"it is not one of its matrices": ~(self._nearest(g)[0] <= tolerance(g.dtype))}
+        return {"it is not one of its matrices": ~(self._nearest(g)[0] <= self._allowed(g))}
 
     # --- signals and other groups ---------------------------------------------------------------------------------
 

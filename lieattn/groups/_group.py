@@ -64,7 +64,7 @@ class Group:
 
     def inverse(self, g: Tensor) -> Tensor:
         """The inverse g⁻¹."""
-        return torch.linalg.inv(g)
+        return inverted(g)
 
     def relative(self, g: Tensor, h: Tensor) -> Tensor:
         """The element g⁻¹ h, which is h seen from the frame g: the same for k g and k h."""
@@ -146,7 +146,7 @@ class Group:
 
     def inverse_exp_integral(self, a: Tensor) -> Tensor:
         """Inverse ``[*, dim, dim]`` of :meth:`exp_integral`."""
-        return torch.linalg.inv(self.exp_integral(a))
+        return inverted(self.exp_integral(a))
 
     # --- numbers made of elements -----------------------------------------------------------------------------------
 
@@ -240,8 +240,8 @@ class Group:
             bottom = self.identity(g)[-1]
             found[f"its last row is not {bottom.int().tolist()}"] = far(g[..., -1, :], bottom).any(-1)
         linear = self.linear(g)
-        volume = torch.linalg.vector_norm(linear, dim=-2).prod(-1)
-        found["it has no inverse"] = torch.linalg.det(linear).abs() <= 4 * torch.finfo(g.dtype).eps * volume
+        volume = torch.linalg.vector_norm(_wide(linear), dim=-2).prod(-1)
+        found["it has no inverse"] = determinant(linear).abs() <= 4 * torch.finfo(g.dtype).eps * volume
         return found
 
 
@@ -267,9 +267,23 @@ def matvec(a: Tensor, v: Tensor) -> Tensor:
     return matmul(a, v[..., None])[..., 0]
 
 
+def determinant(matrices: Tensor) -> Tensor:
+    """Determinants ``[*]``, of matrices in half precision in single: torch has no others, and they would underflow."""
+    return torch.linalg.det(_wide(matrices))
+
+
+def inverted(matrices: Tensor) -> Tensor:
+    """Inverses of matrices, also in half precision, which torch does not invert."""
+    return torch.linalg.inv(_wide(matrices)).to(matrices.dtype)
+
+
+def _wide(matrices: Tensor) -> Tensor:
+    return matrices.float() if matrices.dtype in (torch.float16, torch.bfloat16) else matrices
+
+
 def tolerance(dtype: torch.dtype) -> float:
-    """How far from its group an element may be, largest entry."""
-    return 1e-6 if dtype == torch.float64 else 1e-4
+    """How far from its group an element may be, largest entry: in half precision a few of its roundings."""
+    return 1e-6 if dtype == torch.float64 else max(1e-4, 8 * torch.finfo(dtype).eps)
 
 
 def far(found: Tensor, expected: Tensor | float) -> Tensor:

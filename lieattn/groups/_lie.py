@@ -13,7 +13,7 @@ from torch import Tensor
 from lieattn._checks import check_alike, check_broadcast, check_count, check_is, check_last, check_none, check_tensor
 from lieattn.groups import _catalog
 from lieattn.groups._finite import FiniteGroup, check_group
-from lieattn.groups._group import Group, LieGroup, draw_normal, draw_uniform, far, matvec, tolerance
+from lieattn.groups._group import Group, LieGroup, determinant, draw_normal, draw_uniform, far, matvec, tolerance
 from lieattn.groups._skew import (
     expm1_ratio,
     norm,
@@ -120,7 +120,7 @@ class SO(Rotational):
         return _ROTATIONS_3D[count]()
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
-        improper = torch.linalg.det(g) < 0
+        improper = determinant(g) < 0
         return super().faults(g) | {"it is improper, a rotation with a reflection (determinant -1)": improper}
 
 
@@ -134,14 +134,14 @@ class O(Rotational):  # noqa: E742 - the name of the group
 
     def log(self, g: Tensor) -> Tensor:
         """As for :class:`SO`; ValueError if an element is improper."""
-        improper = torch.linalg.det(g.detach()) < 0
+        improper = determinant(g.detach()) < 0
         check_none("g", improper, f"has no logarithm in {self.name}: it is improper (determinant -1)")
         return super().log(g)
 
     def distance(self, g: Tensor, h: Tensor) -> Tensor:
         """Angle ``[*]`` of the rotation g⁻¹ h, and π if that is improper; invariant from both sides."""
         relative = self.relative(g, h)
-        improper = torch.linalg.det(relative.detach()) < 0
+        improper = determinant(relative.detach()) < 0
         proper = torch.where(improper[..., None, None], self.identity(relative), relative)
         return torch.where(improper, math.pi, turning_angle(proper))
 
@@ -435,7 +435,7 @@ class SemidirectProduct(LieGroup):
         linear = self.linear(relative)
         unit = self.stabilizer.identity(linear)
         moved = norm(self.translation(relative))
-        scale = torch.linalg.det(linear).abs() ** (-0.5 / self.dim)
+        scale = (determinant(linear).abs() ** (-0.5 / self.dim)).to(linear.dtype)
         return alpha * self.stabilizer.distance(unit, linear) + (1 - alpha) * scale * moved
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:

@@ -862,6 +862,7 @@ class TestFrames:
         write = pytest.importorskip("ase.io").write
         frames, path = crystals(20), tmp_path / "frames.xyz"
         write(path, frames, format="extxyz")
+        path.write_text(path.read_text(), encoding="utf-8-sig")  # some editors put a byte order mark before it
         everything = ld.ExtendedXYZ(path, "all")
         expected = ld.Molecules.from_ase(frames)
         for mine, theirs in zip(everything, expected, strict=True):

@@ -1,5 +1,6 @@
 """Meshes and shapes of lieattn_datasets, on files that the tests write."""
 
+import codecs
 import math
 import pickle
 import sys
@@ -75,6 +76,26 @@ class TestReading:
         with pytest.raises(ld.MeshError, match=rf"chair_0001\.off is a broken mesh: .*{message}|{message}") as caught:
             ld.read_mesh(path)
         assert "chair_0001.off" in str(caught.value)
+
+    def test_faces_of_obj_files(self):
+        """Over two lines, or, in a file that is cut off, with too few corners, which trimesh leaves out."""
+        corners = b"v 0 0 0\nv 1 0 0\nv 0 1 0\nv 0 0 1\n"
+        _, faces = ld.read_mesh("box.obj", corners + b"f 1 2 \\\n3\nf 2 3 4\n")
+        assert faces.tolist() == [[0, 1, 2], [1, 2, 3]]
+        for end, found in ((b"f 2 3", 2), (b"f 2/1 3/", 2), (b"f 2", 1), (b"f", 0), (b"f 2 \\\n3", 2)):
+            message = rf"chair\.obj is a broken mesh: .* line 6: a face has at least 3 corners, found {found}$"
+            with pytest.raises(ld.MeshError, match=message):
+                ld.read_mesh("chair.obj", corners + b"f 1 2 3\n" + end)
+
+    @pytest.mark.parametrize("suffix", ["off", "obj", "stl_ascii", "ply"])
+    def test_byte_order_marks(self, suffix):
+        mesh = trimesh.creation.box(extents=(1, 2, 3))
+        content = mesh.export(file_type=suffix, **({"encoding": "ascii"} if suffix == "ply" else {}))
+        content, name = content if isinstance(content, bytes) else content.encode(), f"box.{suffix.partition('_')[0]}"
+        for found, wanted in zip(
+            ld.read_mesh(name, codecs.BOM_UTF8 + content), ld.read_mesh(name, content), strict=True
+        ):
+            np.testing.assert_array_equal(found, wanted)
 
     @pytest.mark.parametrize("suffix", ["ply", "stl", "glb", "obj"])
     def test_other_broken_formats(self, tmp_path, suffix):

@@ -1,5 +1,6 @@
 """Triangle meshes: reading them, and spreading points over their surface."""
 
+import codecs
 import io
 import json
 import re
@@ -151,6 +152,7 @@ def _cross(points: NDArray[np.float64], corners: NDArray[Any]) -> NDArray[np.flo
 
 def _read_off(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Read an OFF file, all of which its header must account for: readers elsewhere take what they find."""
+    data = data.removeprefix(codecs.BOM_UTF8)
     stripped = (line.split(b"#")[0].strip() for line in io.BytesIO(_RUN_IN.sub(rb"\1\n", data)))
     lines = [line for line in stripped if line]
     counts = [int(word) for word in lines[1].split()[:2] if word.isdigit()] if len(lines) > 1 else []
@@ -179,6 +181,9 @@ def _read_by_trimesh(kind: str, data: bytes) -> tuple[NDArray[np.float64], NDArr
 
     if kind == "glb":
         _check_glb(data)
+    if kind == "obj":
+        data = data.removeprefix(codecs.BOM_UTF8)
+        _check_obj(data)
     loaded: Any = trimesh.load(io.BytesIO(data), file_type=kind, force="mesh", process=False, skip_materials=True)
     vertices, faces = np.asarray(loaded.vertices, dtype=np.float64), np.asarray(loaded.faces, dtype=np.int64)
     if kind == "ply":
@@ -188,6 +193,22 @@ def _read_by_trimesh(kind: str, data: bytes) -> tuple[NDArray[np.float64], NDArr
             found = f"{len(vertices)} vertices and {len(faces)} faces"
             raise ValueError(f"{found}, its header promises {promised[b'vertex']} and {promised[b'face']}")
     return vertices, faces
+
+
+def _check_obj(data: bytes) -> None:
+    """Raise ValueError if a face has less than three corners, as in a file that is cut off: trimesh leaves it out."""
+    lines = data.splitlines()
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if words[:1] != [b"f"]:
+            continue
+        continued = number
+        while words[-1] == b"\\" and continued < len(lines):  # the face goes on in the next line
+            words = [*words[:-1], *lines[continued].split()]
+            continued += 1
+        corners = len(words) - 1
+        if corners < 3:
+            raise ValueError(f"line {number}: a face has at least 3 corners, found {corners}")
 
 
 def _check_glb(data: bytes) -> None:

@@ -87,7 +87,7 @@ def _read(path: Path) -> list[Any]:
     except ImportError as error:
         raise ImportError("extended XYZ files need ase: pip install 'lieattn[chem]'") from error
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         _check_frames(text)
         frames: Any = read(io.StringIO(text), index=":", format="extxyz", properties_parser=_properties)
     except FileNotFoundError:

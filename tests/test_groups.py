@@ -204,8 +204,11 @@ def test_rotations_about_an_axis_are_the_exponentials(n):
     wanted = torch.matrix_exp(angles[:, None, None] * hat)
     group = groups.cyclic_about(n, OBLIQUE)
     torch.testing.assert_close(group.elements, wanted, rtol=0, atol=1e-14)
-    longer = groups.cyclic_about(n, tuple(10 * a for a in OBLIQUE))
-    torch.testing.assert_close(longer.elements, wanted, rtol=0, atol=1e-14)
+    for length in (10, 1e200, 1e-200, 1e307):
+        longer = groups.cyclic_about(n, tuple(length * a for a in OBLIQUE))
+        torch.testing.assert_close(longer.elements, wanted, rtol=0, atol=1e-14)
+    tiny = groups.cyclic_about(n, (0, 0, 5e-324))
+    torch.testing.assert_close(tiny.elements, groups.cyclic_about(n).elements, rtol=0, atol=1e-14)
 
 
 def test_about_the_z_axis_they_are_the_plane_groups():

@@ -188,8 +188,11 @@ def _unit_vector(axis: Sequence[float], dim: int) -> Tensor:
     vector = torch.zeros(dim, dtype=torch.float64)
     with suppress(TypeError, ValueError):
         vector = torch.tensor([float(a) for a in axis], dtype=torch.float64)
-    if len(vector) != dim or not torch.isfinite(vector).all() or vector.norm() == 0:
+    if len(vector) != dim or not torch.isfinite(vector).all() or not vector.any():
         raise ValueError(f"axis: expected {dim} finite components, not all zero, got {axis!r}")
+    # The squares of long and short vectors overflow and underflow; powers of two do not round.
+    _, exponent = math.frexp(float(vector.abs().max()))
+    vector = torch.tensor([math.ldexp(a, -exponent) for a in vector.tolist()], dtype=torch.float64)
     return vector / vector.norm()
 
 

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from torch import nn
 from torch.utils.data import Dataset
 
 import lieattn
 import lieattn_datasets
 from lieattn.cli import main
+from lieattn.train import UsageError, build
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
@@ -133,6 +135,45 @@ def test_classes_of_the_working_directory_from_fit_to_predictions(home, capsys):
     assert main([*certified, "--data.fault", "none"]) == 2
     assert "--data.OPTION belongs to --data CLASS, which is missing" in capsys.readouterr().err
     assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"species": "abc"}, "in_channels: .*'lieattn.models.Species': species: expected Sequence, got abc$"),
+        ({"wrong": 3}, "in_channels: .*'lieattn.models.Species': Option 'wrong' is not accepted$"),
+        (1.5, "in_channels: expected int or Species or SortedDistances or CloudInputs, got 1.5$"),
+        ("lieattn.models.GSANet", "in_channels: expected int or Species .*, got lieattn.models.GSANet$"),
+        ("lieattn.models.Specie", "in_channels: .* 'lieattn.models' has no attribute 'Specie'"),
+    ],
+)
+def test_faults_in_a_member_of_a_union_are_told_of_that_member_alone(value, message):
+    if isinstance(value, dict):
+        value = {"class_path": "lieattn.models.Species", "init_args": value}
+    init_args = {"frames": {"class_path": "lieattn.groups.tetrahedral"}, "in_channels": value, "out_channels": 1}
+    with pytest.raises(UsageError, match=message) as caught:
+        build(nn.Module, {"class_path": "lieattn.models.FramewiseTransformer", "init_args": init_args}, "the network")
+    assert str(caught.value).count("in_channels") == 1
+    assert "Subclass" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (".wrong=3", "in_channels: Option 'wrong' is not accepted, got 3"),
+        (".species=abc", "in_channels: species: expected Sequence, got abc"),
+        ("=2.5", "in_channels: expected int, or a class, but '2.5' is no class: give its path, package.Class"),
+    ],
+)
+def test_faults_in_a_member_of_a_union_on_the_command_line(home, capsys, option, message):
+    class_path = "lieattn.models.FramewiseTransformer"
+    known = {"class_path": "lieattn.models.Species", "init_args": {"species": [1, 6]}}
+    init_args = {"frames": {"class_path": "lieattn.groups.tetrahedral"}, "in_channels": known, "out_channels": 1}
+    config = yaml.safe_load(Path("run.yaml").read_text())
+    config["model"]["init_args"]["network"] = {"class_path": class_path, "init_args": init_args}
+    Path("union.yaml").write_text(yaml.safe_dump(config))
+    assert main(["fit", "--config", "union.yaml", f"--model.network.init_args.in_channels{option}"]) == 2
+    assert capsys.readouterr().err == f"lieattn fit: model: network: {message}\n"
 
 
 @pytest.mark.parametrize(

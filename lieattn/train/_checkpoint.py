@@ -7,6 +7,7 @@ content is compared with the digests, and it names classes of trusted packages o
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 import re
@@ -38,10 +39,16 @@ _MOST_NUMBERS = 256  # that are kept of an attribute
 _NOISE = re.compile(
     r"(Problem with instantiation.*)?Does not validate against any of|Subtypes: |Errors:|Given value type: "
     r"|Expected a path but .* either not accessible or invalid"
+    r"|Subclass types expect one of|a class path \(str\)|a dict with"
 )
 _PARSER_KEY = re.compile(r'Parser key "(.*?)":')
 _CLASS = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>")
-_NO_CLASS = re.compile(r"Expected a dot import path string: (\S*)")
+_OTHER_CLASS = re.compile(r"Not a valid subclass of (\w+)|Subclasses are disabled for (\w+), thus .*")
+_EXPECTED = re.compile(r"(?<=expected )\w+(?: expected \w+)+")
+_NO_CLASS = re.compile(r"(?:Expected a dot import path string|Unexpected import path format): (\S*)")
+_OR_NO_CLASS = re.compile(r"(?<=expected )(\w+) (?='\S*' is no class)")
+# What is said of members of a union that were not meant; of the one that was it is an unknown option, at most.
+_NOT_MEANT = re.compile(r"\s*- (?:(Expected |Unexpected |Subclasses |Not a valid )|Option )")
 _NESTED = re.compile(r"NestedArg\(key=.*, val='?(.*?)'?\)")
 _MOST_GIVEN = 60  # characters of a value that are repeated in a message
 
@@ -299,17 +306,39 @@ def short_message(error: Exception) -> str:
         place = traceback.extract_tb(cause.__traceback__)[-1]
         return f"{type(cause).__name__}: {cause}, in {place.filename}, line {place.lineno}"
     lines, given = [], ""
-    for line in str(error).splitlines():
+    for line in _members_meant([line for line in str(error).splitlines() if line.strip()]):
         text = line.strip().removeprefix("- ")
         if text.startswith("Given value: "):
-            given = _NESTED.sub(r"\1", text.removeprefix("Given value: "))
+            given = given or _NESTED.sub(r"\1", text.removeprefix("Given value: "))
         elif not text.endswith("<class 'NoneType'>") and not _NOISE.match(text):
             text = _NO_CLASS.sub(r"'\1' is no class: give its path, package.Class", text)
+            text = _OTHER_CLASS.sub(r"expected \1\2", text)
             lines.append(_PARSER_KEY.sub(r"\1:", text))
     found = _CLASS.sub(r"\1", " ".join(" ".join(lines).split()).replace("Expected a <class", "expected <class"))
-    found = found.replace(". Got value: ", ", got ")
+    found = _EXPECTED.sub(lambda types: types[0].replace(" expected ", " or "), found)
+    found = _OR_NO_CLASS.sub(r"\1, or a class, but ", found).replace(". Got value: ", ", got ")
     told = not given or f"'{given}'" in found or "got" in found.casefold() or len(given) > _MOST_GIVEN
     return found if told else f"{found}, got {given}"
+
+
+def _members_meant(lines: list[str]) -> list[str]:
+    """The lines of an error without those about other members of a union than the one that was meant."""
+    found: list[str] = []
+    while lines:
+        line, *lines = lines
+        found.append(line)
+        if line.strip() == "Errors:":
+            bullet = line.replace("Errors:", "  - ")
+            end = next((number for number, other in enumerate(lines) if not other.startswith(bullet[:-2])), len(lines))
+            starts = [number for number in range(end) if lines[number].startswith(bullet)]
+            members = {tuple(lines[i:j]): None for i, j in itertools.pairwise([*starts, end])}
+            said = {member: _NOT_MEANT.match(member[0]) for member in members}
+            meant = [member for member in members if said[member] is None]
+            meant = meant or [member for member, other in said.items() if other and not other[1]]
+            for member in meant or members:
+                found += _members_meant(list(member))
+            lines = lines[end:]
+    return found
 
 
 def register_types() -> None:

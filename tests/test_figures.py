@@ -138,6 +138,19 @@ def test_scores_of_attention_turn_exactly_and_interpolated_weights_do_not():
     assert convolution[1] > 1e-2
 
 
+def test_a_figure_goes_where_it_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = SMALL["stride-parity"][0]
+    for out, start in (("p.png", b"\x89PNG"), ("drawn/p.svg", b"<?xml"), ("p.pdf", b"%PDF")):
+        assert main(["picture", "stride-parity", *options, "--out", out]) == 0
+        assert f"picture: {out}\n" in capsys.readouterr().out
+        assert Path(out).read_bytes().startswith(start)
+    Path("folder.png").mkdir()
+    for out in ("folder.png", "new"):
+        assert main(["picture", "stride-parity", *options, "--out", out]) == 0
+        assert Path(out, "stride-parity.png").is_file()
+
+
 def test_the_help_lists_every_figure_and_its_options(capsys):
     assert main(["picture", "--help"]) == 0
     told = capsys.readouterr().out
@@ -152,6 +165,11 @@ def test_the_help_lists_every_figure_and_its_options(capsys):
         (["nowhere.ckpt"], "nowhere.ckpt is neither a file, a figure nor a trained network; figures are gsa-fields, "),
         (["gsa-fields", "--order", "x"], "order: expected int, got x"),
         (["gsa-fields", "--order", "0"], "n: expected an integer of at least 1, got 0"),
+        (["gsa-fields", "--out", "p.gif"], "--out: expected a file .png, .pdf, .svg, or a folder, got 'p.gif'"),
+        (
+            ["gsa-fields", "--side", "7", "--out", "p.png"],
+            "--out: gsa-fields draws 2 pictures, gsa-fields_lifting and gsa-fields_self-attention; expected a folder",
+        ),
         (["gsa-fields", "--angle", "3"], "unrecognized arguments: --angle 3"),
         (
             ["attention-maps", "--weights", str(ATTENTIVE / "trained_rotmnist_f_att_p4cnn.npz"), "--image", "9"],

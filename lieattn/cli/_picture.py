@@ -19,6 +19,7 @@ from lieattn.train import UsageError, load_network, read_checkpoint, short_messa
 
 _OUT = Path("pictures")
 _SUFFIXES = (".png", ".gif", ".html")
+_OF_FIGURES = (".png", ".pdf", ".svg")
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
@@ -47,7 +48,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     add("--head", type=natural, help="head of the attention (default: their mean)")
     add("--channel", type=natural, help="channel of the field (default: the norm over all)")
     told = f"a file .png, .gif (query or cloud moves) or .html (one page to explore), or a folder (default {_OUT})"
-    add("--out", type=_out, default=_OUT, metavar="FILE|DIR", help=told)
+    add("--out", type=partial(_out, _SUFFIXES), default=_OUT, metavar="FILE|DIR", help=told)
     options = parsed(parser, arguments, ("data",))
     if not Path(options.checkpoint).exists() and options.checkpoint not in trained_cards():
         known = f"figures are {', '.join(FIGURES)}; trained networks are {', '.join(trained_cards())}"
@@ -75,10 +76,10 @@ def run(name: str, arguments: Sequence[str]) -> int:
     return 0
 
 
-def _out(text: str) -> Path:
+def _out(suffixes: Sequence[str], text: str) -> Path:
     path = Path(text)
-    if path.suffix and path.suffix not in _SUFFIXES and not path.is_dir():
-        raise argparse.ArgumentTypeError(f"expected a file {', '.join(_SUFFIXES)}, or a folder, got {text!r}")
+    if path.suffix and path.suffix not in suffixes and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file {', '.join(suffixes)}, or a folder, got {text!r}")
     return path
 
 
@@ -107,16 +108,23 @@ def _figure(name: str, figure: str, arguments: Sequence[str]) -> int:
     function = FIGURES[figure]
     parser = FunctionParser(prog=f"lieattn {name} {figure}", exit_on_error=False, allow_abbrev=False)
     parser.add_function_arguments(function, as_group=False)
-    parser.add_argument("--out", type=Path, default=_OUT, metavar="DIR", help="folder")
+    told = f"a file {', '.join(_OF_FIGURES)}, or a folder"
+    parser.add_argument("--out", type=str, default=str(_OUT), metavar="FILE|DIR", help=told)
     parser.description = (inspect.getdoc(function) or "").partition("\n\nParameters")[0]
     try:
-        options = parser.parse_args(list(arguments))
+        given = vars(parser.parse_args(list(arguments)))
     except argparse.ArgumentError as error:
         raise UsageError(short_message(ValueError(str(error)))) from error
-    given = vars(options)
-    out = given.pop("out")
-    for stem, drawn in function(**given).items():
-        print(f"picture: {save(drawn, out / f'{stem}.png')}")
+    try:
+        out = _out(_OF_FIGURES, given.pop("out"))
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"--out: {error}") from error
+    drawn = function(**given)
+    one_file = out.suffix in _OF_FIGURES and not out.is_dir()
+    if one_file and len(drawn) > 1:
+        raise UsageError(f"--out: {figure} draws {len(drawn)} pictures, {' and '.join(drawn)}; expected a folder")
+    for stem, picture in drawn.items():
+        print(f"picture: {save(picture, out if one_file else out / f'{stem}.png')}")
     return 0
 
 

@@ -225,6 +225,23 @@ def test_ensembles_compile_without_a_graph_break(evaluation):
         ensemble(data, [geometry] * 3)
 
 
+@pytest.mark.parametrize("told", ["batch and ptr", "batch", "ptr", "nothing"])
+def test_sums_in_units_of_the_data_compile_without_a_graph_break(told):
+    """The shift of an extensive output depends on the number of points of each cloud."""
+    net, cloud = small_energies()
+    sizes = (6,) if told == "nothing" else (6, 4)
+    batch = Batch.from_data_list([Data(x=cloud.x[:size], pos=cloud.pos[:size]) for size in sizes])
+    data = Data(x=batch.x, pos=batch.pos, **{key: batch[key] for key in ("batch", "ptr") if key in told})
+    rescaled = Rescaled(net, {"y": 2.0}, {"y": 10.0}, extensive=["y"]).eval()
+    geometry = rescaled.geometry(data)
+    with torch.no_grad():
+        wanted = 2.0 * net(data) + 10.0 * torch.tensor(sizes)[:, None]
+        assert_same([rescaled(data, geometry=geometry)], [wanted])
+        torch._dynamo.reset()
+        compiled = torch.compile(rescaled, fullgraph=True, backend="eager")
+        assert_same([compiled(data, geometry=geometry)], [wanted])
+
+
 def test_networks_that_cut_clouds_into_pieces_are_refused():
     options = {"channels": 8, "layers": 1, "heads": 2, "lifting": Lifting(length=1.0, piece=4)}
     net = LieTransformer(2, 1, frames=tetrahedral(), neighborhood=Radius(2.0), **options).eval()

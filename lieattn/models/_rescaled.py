@@ -98,7 +98,7 @@ class Rescaled(Wrapper):
         shift = self.units(name)[1].to(output)
         if name not in self.extensive:
             return shift
-        counts = point_clouds(data).counts.to(output)
+        counts = _points_of_clouds(data, len(output)).to(output)
         if len(counts) != len(output):
             found = tuple(output.shape)
             raise ValueError(f"extensive: expected one {name} for each of {len(counts)} clouds, got {found}")
@@ -106,3 +106,15 @@ class Rescaled(Wrapper):
 
     def _rescaled(self, name: str, output: Tensor, data: Any) -> Tensor:
         return self.shift_of(name, output, data) + self.units(name)[0].to(output) * output
+
+
+def _points_of_clouds(data: Any, clouds: int) -> Tensor:
+    """``[clouds]``, the number of points of each cloud. Compiled code, which cannot look at them, is told how many."""
+    if not torch.compiler.is_compiling():
+        return point_clouds(data).counts
+    batch, ptr = getattr(data, "batch", None), getattr(data, "ptr", None)
+    if ptr is not None:
+        return torch.diff(ptr)
+    if batch is None:
+        return torch.full((1,), len(data.pos), device=data.pos.device)
+    return batch.new_zeros(clouds).index_add(0, batch, torch.ones_like(batch))

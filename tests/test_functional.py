@@ -155,6 +155,27 @@ def test_batches_of_features_with_random_frames():
             torch.testing.assert_close(out, network(Data(x=x, pos=data.pos)), **EXACT)
 
 
+def test_batches_of_features_with_random_neighbors():
+    """They are drawn once for all, as torch has it with ``randomness="same"``: others would differ in number."""
+    dropout = Lifting(neighbor_dropout=0.5)
+    network = randomize(LieTransformer(1, 1, frames=T, lifting=dropout, heads=2, **BALL, **SMALL)).double().train()
+    data = cloud("lie")
+    features = torch.stack([data.x, 2 * data.x])
+
+    def evaluate(x):
+        return network(Data(x=x, pos=data.pos))
+
+    torch.manual_seed(1)
+    found = vmap(evaluate, randomness="same")(features)
+    for x, out in zip(features, found, strict=True):
+        torch.manual_seed(1)
+        torch.testing.assert_close(out, evaluate(x), **EXACT)
+    with pytest.raises(RuntimeError, match=r"neighbor_dropout: .* expected randomness='same'"):
+        vmap(evaluate, randomness="different")(features)
+    with pytest.raises(RuntimeError, match="randomness error mode"):
+        vmap(evaluate)(features)
+
+
 def assert_in_batches(outputs, variable, by_vmap=True):
     """Gradients of all outputs in one call, by both ways that torch has, are those of one output after another."""
     unit = torch.eye(len(outputs), dtype=outputs.dtype)

@@ -21,6 +21,7 @@ from lieattn._checks import (
     check_length,
     check_neighborhood,
 )
+from lieattn._functional import is_batched, transformed
 from lieattn._recompute import recomputed
 from lieattn.geometry import (
     FiniteFrames,
@@ -411,6 +412,9 @@ def share_of_neighbors(neighbors: Neighbors, share: float, generator: torch.Gene
     """Edges ``[kept]`` of a random share of each point's neighbors, at least one, itself if it is one."""
     device = neighbors.device
     draw = torch.rand(neighbors.num_edges, generator=generator, dtype=torch.float64).to(device)
+    if transformed() and is_batched(draw):
+        reason = "torch.func.vmap with randomness='different' would keep other neighbors for each"
+        raise RuntimeError(f"neighbor_dropout: {reason}; expected randomness='same', which keeps the same for all")
     draw = torch.where(neighbors.is_loop, 0.0, draw)
     # By target, then by draw.
     order = (neighbors.target + 0.5 * draw).argsort(stable=True)

@@ -573,6 +573,8 @@ def test_outputs_that_are_not_finite_fail_for_that_alone(group):
         assert (told.check, told.module, told.cause) == ("any clouds", module, "not finite")
         assert "3 of 3 numbers are not finite" in str(told)
         assert "outputs that are not finite" in certificate.to_html()
+        assert certificate.failure == "outputs are not finite"
+        assert "Outputs are not finite." in certificate.to_html()
 
 
 def test_elements_that_were_never_promised_have_no_cause():
@@ -661,6 +663,9 @@ def test_the_command_takes_networks_by_name(tmp_path, capsys):
     assert Certificate.from_json(written.read_text()).group == "E(3)"
     assert page.read_text().startswith("<!DOCTYPE html>")
     group = ["--group", "lieattn.groups.E", "--group.dim", "3", "--data", f"{__name__}:clouds"]
+    assert main(["certify", f"{__name__}:not_finite", *quick, *group]) == 1
+    told = capsys.readouterr().out
+    assert "guarantee NOT kept: outputs are not finite\n" in told
     assert main(["certify", f"{__name__}:Absolute", *quick, *group]) == 1
     assert "first broken by place (Linear)" in capsys.readouterr().out
     assert main(["certify", f"{__name__}:Scaled", "--model.by", "0", *quick]) == 1

@@ -13,9 +13,9 @@ from lieattn._html import page
 if TYPE_CHECKING:
     from lieattn.certify._certificate import Certificate, Row
 
-_VERDICTS = {  # color, and what it says
+_VERDICTS = {  # color, and what it says, if the certificate does not say what failed
     "kept": ("#1a7f37", "Every promise was kept, up to rounding."),
-    "failed": ("#b42318", "An error is beyond what rounding explains."),
+    "failed": ("#b42318", ""),
     "vacuous": ("#9a6700", "An output does not depend on its input, so it is invariant to everything."),
     "not promised": ("#57606a", "Nothing is promised exactly: errors are for information."),
 }
@@ -51,6 +51,7 @@ def card(certificate: Certificate) -> str:
     listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
     searched = [row for row in certificate.rows if row.check == "searched"]
     measured = [row for row in certificate.rows if row.check != "searched"]
+    sentence = sentence or f"{certificate.failure.capitalize()}."
     verdict = f"<b>{escape(certificate.verdict)}</b> &middot; {sentence}"
     parts = [
         f'<div class="verdict" style="background:{color}">{verdict}</div>',

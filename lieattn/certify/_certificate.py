@@ -115,6 +115,14 @@ class Certificate:
         return "vacuous" if self.vacuous else "kept"
 
     @property
+    def failure(self) -> str:
+        """What failed, in words; empty if the verdict is another."""
+        failed = [row for row in self._judged if row.passed is False]
+        numbers = [math.isfinite(row.max_error) for row in failed]
+        found = {"outputs are not finite": not all(numbers), "an error is beyond its tolerance": any(numbers)}
+        return ", and ".join(words for words, holds in found.items() if holds)
+
+    @property
     def unique(self) -> bool | None:
         """Whether every motion tried outside of the group changes every output: no symmetry but the promised one.
 

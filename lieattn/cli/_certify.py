@@ -27,7 +27,7 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCES}
 _DEFAULTS = ", ".join(f"{name}={TOLERANCES[dtype]:g}" for name, dtype in _DTYPES.items())
 _VERDICTS = {
     "not promised": "nothing is promised exactly: the errors are for information",
-    "failed": "guarantee NOT kept: an error is beyond its tolerance",
+    "failed": "guarantee NOT kept: {failure}",
     "vacuous": "guarantee vacuous: an output does not depend on its input, so it is invariant to everything",
     "kept": "guarantee kept",
 }
@@ -40,7 +40,7 @@ _UNIQUE = {
 def run(name: str, arguments: Sequence[str]) -> int:
     """Print the certificate of a network, and write it as JSON or HTML if ``--json`` or ``--html`` is given.
 
-    The exit status is 0, or 1 if an error is beyond its tolerance or an output does not depend on its input.
+    The exit status is 0, or 1 if an error is beyond its tolerance, or an output is not finite or always the same.
     """
     options = parsed(_parser(name), arguments, ("data", "group", "model"))
     foreign = is_named(options.checkpoint) or Path(options.checkpoint).suffix == ".safetensors"
@@ -126,7 +126,8 @@ def _text(certificate: Certificate, source: str, weights: dict[str, Tensor]) -> 
             lines.append(f"units: 1 in the outputs is {numbers} in those of {key.removeprefix('scale_')}")
     unique = [] if certificate.unique is None else [_UNIQUE[certificate.unique]]
     told = [str(diagnosis) for diagnosis in certificate.diagnoses]
-    return "\n".join([*lines, "", certificate.table(), "", _VERDICTS[certificate.verdict], *told, *unique, ""])
+    verdict = _VERDICTS[certificate.verdict].format(failure=certificate.failure)
+    return "\n".join([*lines, "", certificate.table(), "", verdict, *told, *unique, ""])
 
 
 def _parser(name: str) -> ArgumentParser:

@@ -3,6 +3,7 @@
 import math
 import warnings
 from functools import partial
+from typing import get_args
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ from lieattn.nn import (
     PointBatchNorm,
 )
 from lieattn.nn.relative import PerHeadMLP
-from lieattn.ops import RelativeTerms, activation, backend, explain, group_attention, head_networks
+from lieattn.ops import Activation, RelativeTerms, activation, backend, explain, group_attention, head_networks
 from lieattn.spaces import Euclidean, Orbits, PositionDirection, Sphere
 from lieattn.testing import randomize, relative_error
 
@@ -145,7 +146,7 @@ def literal(network, x):
 @pytest.mark.parametrize("memory", ["rows", "columns"])
 @pytest.mark.parametrize(("hidden", "count"), [(4, 97), (5, 128)])
 @pytest.mark.parametrize("evaluation", ["plain", "auto"])
-@pytest.mark.parametrize("name", ["silu", "relu", "gelu", "elu", "none"])
+@pytest.mark.parametrize("name", get_args(Activation))
 def test_networks_of_heads_are_what_they_say(name, evaluation, hidden, count, memory, threads, monkeypatch):
     monkeypatch.setattr("lieattn.ops._head_networks._BLOCK", {"cpu": 64 * 15})
     for dtype, tolerance in ((DOUBLE, 1e-12), (torch.float32, 1e-5)):
@@ -219,7 +220,7 @@ def literal_first(net, x):
     return torch.einsum("...k,hkm->...hm", x, net.weights[0]) + net.biases[0]
 
 
-@pytest.mark.parametrize("name", ["silu", "gelu", "elu", "none"])
+@pytest.mark.parametrize("name", [name for name in get_args(Activation) if name != "relu"])
 def test_networks_of_heads_can_be_differentiated_twice(name):
     net = randomize(PerHeadMLP(2, 3, 4, name).double())
     x = torch.randn(5, 3, dtype=DOUBLE, requires_grad=True)
@@ -252,7 +253,7 @@ def test_networks_of_heads_refuse_what_does_not_fit():
     with pytest.raises(ValueError, match="weights, biases: expected"):
         head_networks(torch.zeros(5, 3), weights, biases[::-1])
     with pytest.raises(ValueError, match="activation: expected one of"):
-        head_networks(torch.zeros(5, 3), weights, biases, "tanh")
+        head_networks(torch.zeros(5, 3), weights, biases, "sine")
     for rows, given, message in (
         (torch.zeros(100, 3, dtype=torch.float64), weights, "weights: expected torch.float64 on cpu as in rows"),
         (torch.zeros(100, 3), [*weights[:2], weights[2].double()], "weights: expected torch.float32"),
@@ -898,7 +899,7 @@ REFUSED = {
     "kernel: expected one of": lambda: LieSelfAttention(8, 3, kernel="mlp"),
     "heads: expected a divisor of 8 channels, got 3": lambda: LieSelfAttention(8, 3, heads=3),
     "normalize: expected": lambda: LieSelfAttention(8, 3, normalize="none"),
-    "activation: expected one of": lambda: LieSelfAttention(8, 3, activation="tanh"),
+    "activation: expected one of": lambda: LieSelfAttention(8, 3, activation="sine"),
     "features: expected one of": lambda: LieSelfAttention(8, 3, kernel="combined", features="sum"),
     "location: expected one of": lambda: LieSelfAttention(8, 3, kernel="combined", location="none"),
     "feature_channels: half": lambda: LieSelfAttention(8, 3, kernel="combined", features="linear", feature_channels=3),

@@ -16,7 +16,7 @@ from lieattn.ops._backend import fused_backend, fused_kernel
 from lieattn.ops._gradients import need_plain_maths
 from lieattn.ops.kernels._calls import expect_gradients
 
-Activation = Literal["silu", "relu", "gelu", "elu", "none"]
+Activation = Literal["silu", "relu", "gelu", "elu", "leaky_relu", "softplus", "tanh", "none"]
 
 # Entries of one layer's hidden units that plain maths computes at a time: they should fit into a core's cache.
 _BLOCK = {"cpu": 1 << 18, "cuda": 1 << 24}
@@ -41,6 +41,10 @@ _SLOPES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], 
     "relu": (F.relu, lambda grad, u: _aten.threshold_backward(grad, u, 0)),
     "gelu": (F.gelu, lambda grad, u: _aten.gelu_backward(grad, u)),
     "elu": (F.elu, lambda grad, u: grad * torch.where(u > 0, 1.0, u.clamp(max=0).exp())),
+    "leaky_relu": (F.leaky_relu, lambda grad, u: torch.where(u > 0, grad, 0.01 * grad)),
+    # Torch's softplus is that of large numbers up to 2e-9 only.
+    "softplus": (lambda u: -F.logsigmoid(-u), lambda grad, u: grad * torch.sigmoid(u)),
+    "tanh": (torch.tanh, lambda grad, u: grad * (1 - torch.tanh(u).square())),
     "none": (lambda u: u, lambda grad, u: grad),
 }
 
@@ -69,7 +73,8 @@ def head_networks(
     biases
         ``[heads, hidden]``, ``[heads, hidden]``, ``[heads, outputs]``.
     activation
-        ``"silu"`` (swish), ``"relu"``, ``"gelu"``, ``"elu"`` or ``"none"``.
+        ``"silu"`` (swish), ``"relu"``, ``"gelu"``, ``"elu"``, ``"leaky_relu"`` (slope 0.01), ``"softplus"``,
+        ``"tanh"`` or ``"none"``.
 
     Returns
     -------

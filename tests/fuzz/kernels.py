@@ -447,6 +447,9 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": lambda u: u * (u > 0),
     "gelu": lambda u: u * (1 + torch.erf(u / math.sqrt(2))) / 2,
     "elu": lambda u: torch.where(u > 0, u, torch.expm1(u.clamp(max=0))),
+    "leaky_relu": lambda u: torch.maximum(u, 0.01 * u),
+    "softplus": lambda u: u.clamp(min=0) + torch.log1p(torch.exp(-u.abs())),
+    "tanh": lambda u: 1 - 2 / (1 + torch.exp(2 * u)),
     "none": lambda u: u,
 }
 

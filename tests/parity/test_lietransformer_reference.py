@@ -18,7 +18,13 @@ def swish(x):
     return x / (1 + np.exp(-x))
 
 
-ACTIVATIONS = {"swish": swish, "relu": lambda x: np.maximum(x, 0)}
+ACTIVATIONS = {
+    "swish": swish,
+    "relu": lambda x: np.maximum(x, 0),
+    "leaky_relu": lambda x: np.where(x > 0, x, 0.01 * x),
+    "softplus": lambda x: np.logaddexp(x, 0),
+    "tanh": np.tanh,
+}
 
 
 def heads_of(x):
@@ -168,6 +174,9 @@ CASES = {
     },
     "mlp with relu": ("mlp", "softmax", "relu"),
     "2222 with relu": ("2222", "mean", "relu"),
+    "mlp with tanh": ("mlp", "softmax", "tanh"),
+    "2222 with softplus": ("2222", "mean", "softplus"),
+    "2232 with leaky_relu": ("2232", "softmax", "leaky_relu"),
     "mlp, 3 random neighbors": ("mlp", "mean", "swish", 3),
     "2231, 4 random neighbors": ("2231", "mean", "swish", 4),
     "mlp softmax, 3 random neighbors": ("mlp", "softmax", "swish", 3),

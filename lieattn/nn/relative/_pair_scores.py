@@ -31,9 +31,8 @@ class PerHeadMLP(RelativeFunction):
     """A network of the coordinates of the relative element for every head, whose outputs are added to the scores.
 
     Three linear maps, with ``hidden`` units between them, of the ``in_channels`` coordinates
-    (``graph.relative.num_coordinates``), each followed by the activation: ``"silu"`` (swish), ``"relu"``, ``"gelu"``,
-    ``"elu"`` or ``"none"``; also the last, as in the authors' code. Memory is that of the result, see
-    :func:`lieattn.ops.head_networks`.
+    (``graph.relative.num_coordinates``), each followed by the activation, one of those of
+    :func:`lieattn.ops.head_networks`; also the last, as in the authors' code. Memory is that of the result.
     """
 
     def __init__(self, heads: int, in_channels: int, hidden: int = 16, activation: Activation = "silu") -> None:

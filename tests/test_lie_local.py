@@ -12,7 +12,7 @@ from lieattn.models.published import PublishedCoordinates
 from lieattn.nn import LieSelfAttention, VectorHead
 from lieattn.spaces import Euclidean, Orbits
 from lieattn.testing import TOLERANCE, randomize, relative_error
-from lieattn.train._checkpoint import build
+from lieattn.train._configuration import build
 
 DOUBLE = torch.float64
 EXACT = {

@@ -300,7 +300,7 @@ def radius(length):
 def test_networks_from_configuration_files(frames, stages):
     from jsonargparse import ArgumentParser
 
-    from lieattn.train._checkpoint import register_types
+    from lieattn.train import register_types
 
     register_types()
     options = {"frames": frames, "blocks": stages, "channels": 8, "heads": 2, "neighborhood": radius(2.0)}

@@ -7,8 +7,6 @@ if TYPE_CHECKING:
     from lieattn.train._averaging import AveragedWeights
     from lieattn.train._checkpoint import (
         CheckpointError,
-        UsageError,
-        build,
         check_trusted,
         load_data,
         load_network,
@@ -16,10 +14,8 @@ if TYPE_CHECKING:
         load_weights,
         random_clouds,
         read_checkpoint,
-        read_yaml,
-        register_types,
-        short_message,
     )
+    from lieattn.train._configuration import UsageError, build, read_yaml, register_types, short_message
     from lieattn.train._data import EpochSampler, PointSetData, seed_generators
     from lieattn.train._equivariance import EquivarianceMonitor
     from lieattn.train._last_checkpoint import LastCheckpoint, TrainingInterrupted
@@ -63,7 +59,10 @@ __all__ = [
 ]
 
 # Those that do not import Lightning come first.
-_HOMES = "_checkpoint _targets _schedule _muon _last_checkpoint _averaging _equivariance _data _tasks".split()
+_HOMES = (
+    *("_configuration", "_checkpoint", "_targets", "_schedule", "_muon", "_last_checkpoint", "_averaging"),
+    *("_equivariance", "_data", "_tasks"),
+)
 
 
 def __getattr__(name: str) -> Any:

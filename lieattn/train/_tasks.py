@@ -29,13 +29,13 @@ from lieattn.models import Rescaled
 from lieattn.train._averaging import check_averaging
 from lieattn.train._checkpoint import (
     FORMAT,
-    UsageError,
     check_content,
     check_finite,
     check_group,
     describe_group,
     describe_input,
 )
+from lieattn.train._configuration import UsageError
 from lieattn.train._data import random_state, set_random_states
 from lieattn.train._schedule import Constant, Plateau, Schedule
 from lieattn.train._targets import check_targets, labels_of, named_outputs

@@ -1,0 +1,123 @@
+"""Configuration files: objects that are made from them, and short messages of what does not fit."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lieattn._checks import check_arguments
+
+_NOISE = re.compile(
+    r"(Problem with instantiation.*)?Does not validate against any of|Subtypes: |Errors:|Given value type: "
+    r"|Expected a path but .* either not accessible or invalid"
+    r"|Subclass types expect one of|a class path \(str\)|a dict with"
+)
+_PARSER_KEY = re.compile(r'Parser key "(.*?)":')
+_CLASS = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>")
+_OTHER_CLASS = re.compile(r"Not a valid subclass of (\w+)|Subclasses are disabled for (\w+), thus .*")
+_EXPECTED = re.compile(r"(?<=expected )\w+(?: expected \w+)+")
+_NO_CLASS = re.compile(r"(?:Expected a dot import path string|Unexpected import path format): (\S*)")
+_OR_NO_CLASS = re.compile(r"(?<=expected )(\w+) (?='\S*' is no class)")
+# What is said of members of a union that were not meant; of the one that was it is an unknown option, at most.
+_NOT_MEANT = re.compile(r"\s*- (?:(Expected |Unexpected |Subclasses |Not a valid )|Option )")
+_NESTED = re.compile(r"NestedArg\(key=.*, val='?(.*?)'?\)")
+_MOST_GIVEN = 60  # characters of a value that are repeated in a message
+
+T = TypeVar("T")
+
+
+class UsageError(ValueError):
+    """Settings that cannot work together, or lack something: reported in a line, not with a traceback."""
+
+
+def read_yaml(path: str | Path, expected: str) -> dict[str, Any]:
+    """Read a mapping from a YAML file; UsageError says what was expected."""
+    check_arguments(read_yaml, locals())
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path}: expected {expected}, got {content!r}")
+    return content
+
+
+def build(base: type[T], spec: Mapping[str, Any], what: str) -> T:
+    """Build an instance of ``base`` from ``class_path`` and ``init_args``, as configuration files have them.
+
+    Arguments may be such objects themselves. UsageError is raised if a class does not exist or an argument does not
+    fit; its message calls the object ``what``.
+    """
+    check_arguments(build, locals())
+    from jsonargparse import ArgumentError, ArgumentParser
+
+    register_types()
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(base, "object", required=True)
+    try:
+        made: T = parser.instantiate(parser.parse_object({"object": spec})).object
+    except (ArgumentError, TypeError, ValueError) as error:
+        raise UsageError(f"{what} cannot be built: {short_message(error)}") from error
+    return made
+
+
+def short_message(error: Exception) -> str:
+    """Cause and place of an error of jsonargparse, whose own message lists all ways of reading a value that failed."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    in_code = isinstance(cause, LookupError | RuntimeError | AssertionError)
+    if in_code and not type(cause).__module__.startswith("jsonargparse"):  # of a class that was to be built
+        place = traceback.extract_tb(cause.__traceback__)[-1]
+        return f"{type(cause).__name__}: {cause}, in {place.filename}, line {place.lineno}"
+    lines, given = [], ""
+    for line in _members_meant([line for line in str(error).splitlines() if line.strip()]):
+        text = line.strip().removeprefix("- ")
+        if text.startswith("Given value: "):
+            given = given or _NESTED.sub(r"\1", text.removeprefix("Given value: "))
+        elif not text.endswith("<class 'NoneType'>") and not _NOISE.match(text):
+            text = _NO_CLASS.sub(r"'\1' is no class: give its path, package.Class", text)
+            text = _OTHER_CLASS.sub(r"expected \1\2", text)
+            lines.append(_PARSER_KEY.sub(r"\1:", text))
+    found = _CLASS.sub(r"\1", " ".join(" ".join(lines).split()).replace("Expected a <class", "expected <class"))
+    found = _EXPECTED.sub(lambda types: types[0].replace(" expected ", " or "), found)
+    found = _OR_NO_CLASS.sub(r"\1, or a class, but ", found).replace(". Got value: ", ", got ")
+    told = not given or f"'{given}'" in found or "got" in found.casefold() or len(given) > _MOST_GIVEN
+    return found if told else f"{found}, got {given}"
+
+
+def _members_meant(lines: list[str]) -> list[str]:
+    """The lines of an error without those about other members of a union than the one that was meant."""
+    found: list[str] = []
+    while lines:
+        line, *lines = lines
+        found.append(line)
+        if line.strip() == "Errors:":
+            bullet = line.replace("Errors:", "  - ")
+            end = next((number for number, other in enumerate(lines) if not other.startswith(bullet[:-2])), len(lines))
+            starts = [number for number in range(end) if lines[number].startswith(bullet)]
+            members = {tuple(lines[i:j]): None for i, j in itertools.pairwise([*starts, end])}
+            said = {member: _NOT_MEANT.match(member[0]) for member in members}
+            meant = [member for member in members if said[member] is None]
+            meant = meant or [member for member, other in said.items() if other and not other[1]]
+            for member in meant or members:
+                found += _members_meant(list(member))
+            lines = lines[end:]
+    return found
+
+
+def register_types() -> None:
+    """Let configuration files name a function of ``lieattn.groups`` wherever a group is expected, and any space."""
+    from jsonargparse import set_parsing_settings
+
+    from lieattn.groups import Group
+    from lieattn.spaces import HomogeneousSpace
+
+    # FiniteGroup is final, the others are dataclasses: jsonargparse would accept their own constructors alone.
+    set_parsing_settings(subclasses_enabled=[Group, HomogeneousSpace])

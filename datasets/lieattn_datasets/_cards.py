@@ -69,7 +69,7 @@ CARDS: Mapping[str, Card] = {
         "CC0",
         "262,144 / 32,768 / 32,768 patches, 96 x 96, RGB, uint8, 2 classes",
     ),
-    "ImageFolder": Card("your own images", _OF_YOURS, "whatever PNG and JPEG images the folder holds"),
+    "ImageFolder": Card("your own images", _OF_YOURS, "all PNG and JPEG images in the folder"),
     "QM9": Card(
         "R. Ramakrishnan, P. Dral, M. Rupp, O. A. von Lilienfeld, Scientific Data 1, 140022 (2014)",
         "CC0",
@@ -80,12 +80,14 @@ CARDS: Mapping[str, Card] = {
     "RMD17": _RMD17,
     "RMD17Subset": _RMD17,
     "GFN2Molecules": Card("made: SMILES, rdkit conformers", _NONE, "81 molecules of H, C, N, O, F"),
-    "ExtendedXYZ": Card("frames of ase, or an extended XYZ file", _OF_YOURS, "whatever frames it holds"),
+    "ExtendedXYZ": Card("frames of ase, or an extended XYZ file", _OF_YOURS, "all frames of the file"),
     "NBody": _CHARGES,
     "NBodyTrajectories": _CHARGES,
     "NBodySimulated": _CHARGES,
-    "Springs": Card("made, after LieConv and LieTransformer", _NONE, "3,000 / 2,000 / 2,000 or any other"),
-    "Constellation": Card("made, after LieTransformer", _NONE, "10,000 / 1,000 / 1,000 or any other, 3 to 34 points"),
+    "Springs": Card("made, after LieConv and LieTransformer", _NONE, "3,000 / 2,000 / 2,000 or any other sizes"),
+    "Constellation": Card(
+        "made, after LieTransformer", _NONE, "10,000 / 1,000 / 1,000 or any other sizes, 3 to 34 points"
+    ),
     "SphericalMNIST": _SPHERE,
     "SphericalImages": _SPHERE,
     "WindOnSphere": Card(
@@ -98,7 +100,7 @@ CARDS: Mapping[str, Card] = {
         "academic research; the models belong to their authors",
         "ModelNet10: 3,991 + 908 meshes, 10 classes; ModelNet40: 9,843 + 2,468, 40 classes",
     ),
-    "MeshFolder": Card("your own meshes", _OF_YOURS, "whatever meshes the folder holds"),
+    "MeshFolder": Card("your own meshes", _OF_YOURS, "all meshes in the folder"),
     "ModelNet10Tiny": Card(
         "ModelNet10, voxels of 30 x 30 x 30",
         "academic research; not to be redistributed",
@@ -109,6 +111,6 @@ CARDS: Mapping[str, Card] = {
         "CC BY 4.0",
         "1,584 binary masks of 28 x 28 x 28, 2 classes",
     ),
-    "ProceduralShapes": Card("made with trimesh", _NONE, "1,600 / 320 / 480 or any other, sixteen classes"),
+    "ProceduralShapes": Card("made with trimesh", _NONE, "1,600 / 320 / 480 or any other sizes, sixteen classes"),
 }
 """Card of each data set, by the name of its class."""

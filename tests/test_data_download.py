@@ -10,6 +10,7 @@ import socket
 import tarfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -32,11 +33,11 @@ def md5(content):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Gives the files of a dictionary; under ``cut`` the first answer ends in the middle."""
+    """Gives the files of a dictionary; under ``cut`` the first answer ends in the middle, under ``both`` two wait."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.files, self.asked = {"data": CONTENT}, []
+        self.files, self.asked, self.both = {"data": CONTENT}, [], threading.Barrier(2)
 
     def address(self, name, folder="whole"):
         return f"http://127.0.0.1:{self.server_address[1]}/{folder}/{name}"
@@ -61,6 +62,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
+        if folder == "both":
+            self.server.both.wait(20)
         cut = folder == "always" or (folder == "cut" and self.server.asked.count(self.path) == 1)
         self.wfile.write(content[: len(content) // 2] if cut else content)
 
@@ -159,13 +162,29 @@ class TestFetch:
         assert files(tmp_path) == ["data"]
 
     def test_leftovers_of_killed_downloads_go(self, server, tmp_path):
-        staging = tmp_path / ".downloads"
-        staging.mkdir()
-        for name, age in (("tmpold", 7200), ("tmpnew", 0)):
-            (staging / name).write_bytes(b"half")
-            os.utime(staging / name, (time.time() - age,) * 2)
+        for name, age in (("old", 7200), ("new", 0)):
+            staging = tmp_path / f".download-{name}"
+            staging.mkdir()
+            (staging / "tmp").write_bytes(b"half")
+            for path in (staging / "tmp", staging):
+                os.utime(path, (time.time() - age,) * 2)
+        os.utime(staging, (time.time() - 7200,) * 2)  # what is written last is a file in it
         fetch(release(server.address("data")), tmp_path, "data")
-        assert files(tmp_path) == [".downloads/tmpnew", "data"]
+        assert files(tmp_path) == [".download-new/tmp", "data"]
+
+    @pytest.mark.parametrize("packed", [False, True])
+    def test_two_at_once(self, server, tmp_path, packed):
+        known = release(server.address("data", "both"))
+        if packed:
+            content = server.files["two.tar.gz"] = tar({"x/data": CONTENT}, "gz")
+            source = Source("two.tar.gz", (server.address("two.tar.gz", "both"),), md5(content), SIZE, ("data",))
+            known = replace(known, sources=(source,))
+        with ThreadPoolExecutor(2) as pool:
+            for done in [pool.submit(fetch, known, tmp_path, "data") for _ in range(2)]:
+                done.result()
+        assert (tmp_path / "data").read_bytes() == CONTENT
+        assert [path.name for path in tmp_path.iterdir()] == ["data"]
+        assert len(server.asked) == 2
 
     @pytest.mark.parametrize(
         ("number", "advice"), [(errno.EACCES, "make it writable"), (errno.ENOSPC, "make room there")]
@@ -297,7 +316,7 @@ class TestDataSets:
         expected = kind(CASES[name].folder, split, verify=False)
         assert len(data) == len(expected) > 0
         assert np.array_equal(data[0].pos, expected[0].pos)
-        assert not list(tmp_path.rglob(".downloads"))
+        assert not list(tmp_path.rglob(".download-*"))
 
     def test_a_page_in_place_of_an_archive_without_a_digest(self, server, tmp_path, monkeypatch):
         serve(server, monkeypatch, _modelnet._RELEASES, 40, {"ModelNet40.zip": b"<html>We have moved.</html>"})

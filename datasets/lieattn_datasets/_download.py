@@ -5,8 +5,8 @@ import functools
 import io
 import logging
 import os
+import secrets
 import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from typing import Any
 from tqdm import tqdm
 
 from lieattn_datasets._archives import MOST_BYTES, Archive, unpack
-from lieattn_datasets._files import ABANDONED, Release, write_atomically
+from lieattn_datasets._files import Release, remove_abandoned, write_atomically
 
-_STAGING = ".downloads"  # folder beside the files, for what is not complete
+_STAGING = ".download-"  # and a number: a folder beside the files, for what a process has not completed
 _CHUNK = 1 << 16  # bytes
 _ATTEMPTS = 2  # at each address, if a connection is cut
 
@@ -88,28 +88,23 @@ def _missing(release: Release, root: str | Path, name: str) -> bool:
 
 def _fetch(release: Release, source: Source, folder: Path, names: list[str]) -> None:
     """Download a file beside its place, then move it there, or write what is unpacked from it."""
-    staging = folder / _STAGING
-    staging.mkdir(parents=True, exist_ok=True)
-    for left in staging.iterdir():  # by a process that was killed
-        if left.name != source.name and time.time() - left.stat().st_mtime > ABANDONED:
-            left.unlink(missing_ok=True)
-    file = _retrieve(release, source, staging)
-    if source.members:
-        for name, stream in unpack(file, names, source.unpacked, functools.partial(release.damaged, file)):
-            write_atomically(folder / name, functools.partial(shutil.copyfileobj, stream))
-        file.unlink()
-    else:
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(folder, f"{_STAGING}*")
+    staging = folder / f"{_STAGING}{secrets.token_hex(4)}"  # its own: other processes may download the same
+    staging.mkdir()
+    try:
+        file = _retrieve(release, source, staging)
+        if source.members:
+            for name, stream in unpack(file, names, source.unpacked, functools.partial(release.damaged, file)):
+                write_atomically(folder / name, functools.partial(shutil.copyfileobj, stream))
+            return
         if source.digest is None and file.suffix == ".zip":  # then it may be any page that a server has instead
-            try:
-                with Archive(file, functools.partial(release.damaged, file)):
-                    pass
-            except ValueError:
-                file.unlink()
-                raise
+            with Archive(file, functools.partial(release.damaged, file)):
+                pass
         file.chmod(staging.stat().st_mode & 0o666)  # pooch's temporary files are for their owner alone
         file.replace(folder / source.name)
-    if not any(staging.iterdir()):
-        staging.rmdir()
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _retrieve(release: Release, source: Source, staging: Path) -> Path:

@@ -8,6 +8,7 @@ import io
 import math
 import os
 import secrets
+import shutil
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from lieattn_datasets._download import Source
 
 LARGEST = 1e15  # number in a file: data are of the order of 1, and squares in float32 overflow at 1e19
-ABANDONED = 3600  # seconds after which nobody writes to an unfinished file any more
 
+_ABANDONED = 3600  # seconds after which nobody writes to an unfinished file any more
 _LISTED = 12
 _KINDS = {"boolean": "b", "integer": "iu", "number": "iuf", "text": "SU"}  # of NumPy's types
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -239,9 +240,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         If the folder cannot be made or written to. What was there before is still there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{path.name}.*"):  # by a process that was killed
-        if time.time() - left.stat().st_mtime > ABANDONED:
-            left.unlink(missing_ok=True)
+    remove_abandoned(path.parent, f".{path.name}.*")
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with unfinished.open("xb") as file:
@@ -251,6 +250,19 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def remove_abandoned(folder: Path, pattern: str) -> None:
+    """Remove the files and folders of this pattern that processes which were killed have left unfinished."""
+    for left in folder.glob(pattern):
+        with contextlib.suppress(FileNotFoundError):  # another process has finished it, or removed it
+            written = max(path.stat().st_mtime for path in (left, *(left.iterdir() if left.is_dir() else ())))
+            if time.time() - written <= _ABANDONED:
+                continue
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink()
 
 
 def listed(names: Sequence[str], separator: str = ", ") -> str:

@@ -177,6 +177,19 @@ class TestMeshFolder:
         with pytest.raises(ValueError, match=message):
             ld.MeshFolder(tmp_path, points=4, shares=(1.0, 0.0), **options)
 
+    @pytest.mark.parametrize(
+        ("names", "message"),
+        [
+            (("train/a/0.off", "train/b/0.off", "test/a/1.off"), r"has train/CLASS/\* and test/CLASS/\*: name them"),
+            (("a/train/0.off", "a/test/1.off", "a/val/2.off"), r"others that are in no split: a/val/2\.off"),
+            (("a/train/0.off", "a/test/1.off", "b/2.off"), r"others that are in no split: b/2\.off"),
+        ],
+    )
+    def test_splits_are_neither_mixed_nor_left_out(self, tmp_path, names, message):
+        self.write(tmp_path, *names)
+        with pytest.raises(ValueError, match=message):
+            ld.MeshFolder(tmp_path, points=4, shares=(1.0, 0.0))
+
     def test_no_meshes(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"there are no meshes CLASS/\* or \* "):
             ld.MeshFolder(tmp_path)

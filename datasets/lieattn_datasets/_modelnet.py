@@ -75,7 +75,8 @@ class MeshFolder(ShapePoints):
     FileNotFoundError
         If there is no such folder, or no mesh in it.
     ValueError
-        If meshes are broken or have no label (the message names them), or an argument is out of range.
+        If meshes are broken, have no label or are in no split though others are (the message names them), splits are
+        the upper folders, or an argument is out of range.
     """
 
     _needs_split = False
@@ -103,6 +104,7 @@ class MeshFolder(ShapePoints):
             meshes, read = _list_meshes(place, stack)
             official = [path for path in meshes if path.parts[-2:-1] in (("train",), ("test",)) and len(path.parts) > 2]
             given = bool(official) or self._needs_split
+            _check_layout(place, meshes, official)
             meshes = official if given else meshes
             kinds = _kinds(place, meshes, labels, given)
             classes = sorted({kind for kind in kinds if isinstance(kind, str)})
@@ -227,6 +229,18 @@ def _list_meshes(place: Path, stack: contextlib.ExitStack) -> tuple[list[PurePos
     paths = [PurePosixPath(name) for name in sorted(names)]
     meshes = [path for path in paths if path.suffix.lower() in MESH_SUFFIXES and not path.name.startswith(".")]
     return [path for path in meshes if "__MACOSX" not in path.parts], read
+
+
+def _check_layout(place: Path, meshes: Sequence[PurePosixPath], official: Sequence[PurePosixPath]) -> None:
+    """Raise ValueError if meshes would be left out, or splits be taken for something else and mixed."""
+    other = sorted({*meshes} - {*official}) if official else []
+    if other:
+        raise ValueError(
+            f"{place} has meshes in CLASS/train/* or CLASS/test/*, and others that are in no split: "
+            f"{listed([str(path) for path in other])}"
+        )
+    if {"train", "test"} <= {path.parts[-3] for path in meshes if len(path.parts) > 2}:
+        raise ValueError(f"{place} has train/CLASS/* and test/CLASS/*: name them CLASS/train/* and CLASS/test/*")
 
 
 def _kinds(

@@ -260,6 +260,10 @@ def test_plateau_follows_the_validation(tmp_path):
     # The first epoch is the best one; the third is the second that is not better.
     rising = [(step + 1) / steps for step in range(steps)]
     assert factors == pytest.approx(rising + [1.0] * 2 * steps + [0.5] * steps)
+    rates = Rates()
+    options = {"check_val_every_n_epoch": 2, "limit_train_batches": 1}
+    fit(tmp_path, schedule=Plateau(patience=0, gamma=0.5), more=[rates], max_epochs=7, rate=1e-6, **options)
+    assert [rate / 1e-6 for rate in rates.rates] == [1.0] * 4 + [0.5] * 2 + [0.25]
     with pytest.raises(ValueError, match=r"schedule: a plateau is one of the validation: give data\.val"):
         fit(tmp_path, schedule=schedule, limit_val_batches=0)
 
@@ -486,6 +490,7 @@ def test_continued_from_any_step(tmp_path, step):
         {"limit_train_batches": 3, "crash": 4},
         {"val_check_interval": 2},
         {"precision": "64-true"},
+        {"schedule": Plateau(0, 0.5), "val_check_interval": 0.5, "crash": 4},
         *(
             {"schedule": schedule, "crash": crash}
             for schedule in (Plateau(0, 0.5, warmup_epochs=1.2), MultiStep([1, 2], warmup_epochs=2, warmup_per="epoch"))

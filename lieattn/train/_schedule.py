@@ -134,13 +134,13 @@ class Plateau(Schedule):
     """Multiply the rate by ``gamma`` where validation has not become better for more than ``patience`` epochs.
 
     The task's :attr:`~lieattn.train.PointSetTask.monitor` is passed to torch's ``ReduceLROnPlateau``, with its default
-    threshold, at the end of each epoch. ``lieattn compare`` has no epochs and refuses this schedule. ValueError is
-    raised if an argument is out of range.
+    threshold, at the end of each epoch that has a validation. ``lieattn compare`` has no epochs and refuses this
+    schedule. ValueError is raised if an argument is out of range.
 
     Parameters
     ----------
     patience
-        Epochs, at least 0.
+        Epochs with a validation, at least 0.
     gamma
         Factor, in (0, 1].
     warmup_epochs

@@ -14,7 +14,6 @@ from typing import Any, Literal, cast
 import torch
 import torch.distributed
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -39,6 +38,7 @@ from lieattn.train._configuration import UsageError
 from lieattn.train._data import random_state, set_random_states
 from lieattn.train._schedule import Constant, Plateau, Schedule
 from lieattn.train._targets import check_targets, labels_of, named_outputs
+from lieattn.train._watched import WatchedValidation
 from lieattn.train._weights import Losses, counted, degrees, per_point, squared_sine, target_weights, weighted_sums
 
 OptimizerFactory = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]
@@ -50,7 +50,7 @@ class NonFiniteError(FloatingPointError):
     """Training met a loss or weights that are NaN or infinite."""
 
 
-class PointSetTask(Recorded, LightningModule, ABC):
+class PointSetTask(Recorded, WatchedValidation, ABC):
     """Train a network on point sets; subclasses say what its outputs are compared with.
 
     Checkpoints load with ``weights_only=True`` and are refused by a network on another group. They keep the states
@@ -75,9 +75,6 @@ class PointSetTask(Recorded, LightningModule, ABC):
         In training, if the loss is NaN or infinite, or if weights to be saved are: the last good checkpoint stays.
     """
 
-    monitor: tuple[str, str]
-    """Logged number that is best where it is largest or smallest, and which of the two: ``"max"`` or ``"min"``."""
-
     def __init__(
         self,
         network: nn.Module,
@@ -93,6 +90,7 @@ class PointSetTask(Recorded, LightningModule, ABC):
         self.config: dict[str, Any] = {}
         self._input: dict[str, Any] | None = None
         self._random: list[dict[str, Any]] | None = None
+        self._watched: float | None = None
 
     @property
     def model(self) -> nn.Module:
@@ -165,7 +163,7 @@ class PointSetTask(Recorded, LightningModule, ABC):
         return [decayed, {"params": [weight for name, weight in named.items() if name in free], "weight_decay": 0.0}]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the entry ``"lieattn"``: configuration, group, kind of input, random generators, digests.
+        """Add the entry ``"lieattn"``: configuration, group, kind of input, random generators, validation, digests.
 
         Lightning calls this hook after all others. What a subclass adds behind it has no digest.
         """
@@ -186,6 +184,7 @@ class PointSetTask(Recorded, LightningModule, ABC):
             "group": describe_group(self.network),
             "input": self._input,
             "random": states,
+            "watched": self._unseen(),
         }
         add_digests(checkpoint)
 
@@ -209,6 +208,7 @@ class PointSetTask(Recorded, LightningModule, ABC):
         entry = checkpoint.get(KEY, {})
         self._input = entry.get("input", self._input)
         self._random = entry.get("random")
+        self._watched = entry.get("watched")
 
     def on_fit_start(self) -> None:
         """Decide what the network leaves open: a radius that nothing has made smooth is sharp from now on."""
@@ -219,7 +219,9 @@ class PointSetTask(Recorded, LightningModule, ABC):
     def on_train_start(self) -> None:
         """Set the random generators to their states of the checkpoint; each process draws its own numbers."""
         set_random_states(self._random, self.trainer.global_rank)
-        self._random = None
+        if isinstance(self.schedule, Plateau):
+            self._show(self._watched)
+        self._random = self._watched = None
 
 
 class PointSetClassifier(PointSetTask):

@@ -488,6 +488,7 @@ def test_continued_from_any_step(tmp_path, step):
         {"max_steps": 12, "max_epochs": -1, "crash": 6},
         {"max_steps": 12, "max_epochs": -1, "crash": 5},
         {"limit_train_batches": 3, "crash": 4},
+        {"overfit_batches": 2, "crash": 3},
         {"val_check_interval": 2},
         {"precision": "64-true"},
         {"schedule": Plateau(0, 0.5), "val_check_interval": 0.5, "crash": 4},

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch.utils.data import Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, SequentialSampler
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
@@ -129,7 +129,7 @@ class _TrainingSampler(EpochSampler):
     """Follows the training, because Lightning's count of epochs is one too high after some restarts."""
 
     def __init__(self, size: int, data: PointSetData, **options: Any) -> None:
-        super().__init__(size, shuffle=data.shuffle, seed=data.seed, **options)
+        super().__init__(size, **{"shuffle": data.shuffle, "seed": data.seed, **options})
         self._data = data
 
     def set_epoch(self, epoch: int) -> None:
@@ -143,6 +143,13 @@ class _TrainingSampler(EpochSampler):
 
     def __iter__(self) -> Iterator[Any]:
         return self.items() if self.num_replicas > 1 else super().__iter__()
+
+
+class _FirstBatchesSampler(_TrainingSampler, SequentialSampler):
+    """For ``overfit_batches``: in order, and of the type in whose place Lightning puts no sampler without a place."""
+
+    def __init__(self, size: int, data: PointSetData, **options: Any) -> None:
+        super().__init__(size, data, shuffle=False, **options)
 
 
 class _EvaluationSampler(EpochSampler):
@@ -274,7 +281,9 @@ class PointSetData(LightningDataModule):
         """Batches of the training set, from where a loaded checkpoint was on."""
         items = self._items("train")
         replicas, rank = self._replicas()
-        sampler = _TrainingSampler(len(items), self, replicas=replicas, rank=rank)
+        overfits = getattr(self.trainer, "overfit_batches", 0) > 0
+        kind = _FirstBatchesSampler if overfits else _TrainingSampler
+        sampler = kind(len(items), self, replicas=replicas, rank=rank)
         if (place := self._resume) is not None:
             present = self._fixed(len(items), replicas)
             changed = [f"{key} was {place[key]}, is {value}" for key, value in present.items() if place[key] != value]

@@ -87,6 +87,11 @@ def test_predictions_come_in_the_units_of_the_data():
     torch.testing.assert_close(module(batch())["y"], expected)
 
 
+def test_an_empty_training_set_is_named():
+    with pytest.raises(ValueError, match="data: expected clouds to measure the targets on, got an empty training set"):
+        PointSetRegressor(Spring(), "energy").measure([])
+
+
 def test_vectors_are_scaled_but_never_shifted():
     module = PointSetRegressor(Spring(), "dipole")
     module.measure(Springs())
@@ -145,6 +150,22 @@ def logged(module, data, stage="test"):
     module.log = lambda name, value, **options: found.__setitem__(name, value)
     losses = [module.evaluate(one, stage) for one in data]
     return losses, {name: float(value.compute()) for name, value in found.items() if hasattr(value, "compute")}
+
+
+class NoAnswer(Spring):
+    """Has none for the first cloud."""
+
+    def forward(self, data: Batch) -> dict[str, torch.Tensor]:
+        missing = torch.arange(data.num_graphs) == 0
+        return {"energy": super().forward(data)["energy"].where(~missing, math.nan)}
+
+
+def test_errors_of_a_network_without_an_answer_are_nan():
+    one = batch()
+    for counts, expected in ((0, True), (1, False)):
+        one.energy_mask = torch.arange(8) >= counts
+        _, errors = logged(PointSetRegressor(NoAnswer(), "energy"), [one])
+        assert math.isnan(errors["test/error"]) is expected
 
 
 class Poses(nn.Module):

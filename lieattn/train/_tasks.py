@@ -18,7 +18,6 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch_geometric.data import Batch, Data
-from torchmetrics import MeanMetric
 
 from lieattn._checks import check_arguments
 from lieattn._digest import KEY, add_digests
@@ -39,7 +38,16 @@ from lieattn.train._data import random_state, set_random_states
 from lieattn.train._schedule import Constant, Plateau, Schedule
 from lieattn.train._targets import check_targets, labels_of, named_outputs
 from lieattn.train._watched import WatchedValidation
-from lieattn.train._weights import Losses, counted, degrees, per_point, squared_sine, target_weights, weighted_sums
+from lieattn.train._weights import (
+    Losses,
+    WeightedMean,
+    counted,
+    degrees,
+    per_point,
+    squared_sine,
+    target_weights,
+    weighted_sums,
+)
 
 OptimizerFactory = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]
 _LOSSES = {"l1": torch.abs, "mse": torch.square, "rotation": lambda difference: 2 * squared_sine(difference)}
@@ -270,7 +278,7 @@ class PointSetClassifier(PointSetTask):
         self.classes, self.labels, self.label_smoothing = classes, labels, label_smoothing
         self.losses = Losses([1.0])
         # With weights, which torchmetrics' MulticlassAccuracy has not.
-        self.train_accuracy, self.val_accuracy, self.test_accuracy = (MeanMetric() for _ in range(3))
+        self.train_accuracy, self.val_accuracy, self.test_accuracy = (WeightedMean() for _ in range(3))
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits ``[clouds, classes]``, or ``[clouds, labels, classes]`` for more than one label."""
@@ -304,7 +312,7 @@ class PointSetClassifier(PointSetTask):
         logits = self(batch).flatten(0, -2)[rows]
         smoothing = self.label_smoothing if stage == "train" else 0.0
         entropy = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
-        accuracy: MeanMetric = getattr(self, f"{stage}_accuracy")
+        accuracy: WeightedMean = getattr(self, f"{stage}_accuracy")
         accuracy.update((logits.argmax(dim=1) == labels).float(), weights)
         self.log(f"{stage}/accuracy", accuracy, on_step=False, on_epoch=True, prog_bar=True)
         return self.losses.logged(self.log, batch, weighted_sums(entropy, weights)[:, None], stage)
@@ -386,7 +394,7 @@ class PointSetRegressor(PointSetTask):
             self.register_buffer(f"scale_{name}", torch.ones(()))
         self.register_buffer("measured", torch.tensor(False))
         self.losses = Losses(list(self.targets.values()))
-        self.errors = nn.ModuleDict({f"{s}_{name}": MeanMetric() for s in _STAGES for name in self.targets})
+        self.errors = nn.ModuleDict({f"{s}_{name}": WeightedMean() for s in _STAGES for name in self.targets})
 
     @property
     def model(self) -> Rescaled:
@@ -416,6 +424,8 @@ class PointSetRegressor(PointSetTask):
         that does not vary keeps the scale 1. Of an extensive target the shift is that of a point.
         """
         items = [cast(Any, data)[index] for index in range(len(cast(Sized, data)))]
+        if not items:
+            raise ValueError("data: expected clouds to measure the targets on, got an empty training set")
         scales: dict[str, Tensor] = {}
         for name in self.targets:
             values = [item[name].double().clone() for item in items if isinstance(item.get(name), Tensor)]
@@ -456,7 +466,7 @@ class PointSetRegressor(PointSetTask):
             axes = 2 if turns else 0
             values, weights = counted(difference, importance, axes)
             sums.append(weighted_sums(_LOSSES[self.loss](values), weights))
-            error = cast(MeanMetric, self.errors[f"{stage}_{name}"])
+            error = cast(WeightedMean, self.errors[f"{stage}_{name}"])
             values, weights = counted(difference.detach() * scale, importance, axes)
             error.update(degrees(values) if turns else values.abs(), weights)
             label = "error" if len(self.targets) == 1 else f"error_{name}"

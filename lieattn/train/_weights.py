@@ -75,6 +75,31 @@ def degrees(difference: Tensor) -> Tensor:
     return torch.rad2deg(2 * squared_sine(difference).clamp(max=1).sqrt().asin())
 
 
+class WeightedMean(Metric):
+    """Mean of entries with weights, whatever the batches and processes; NaN where an entry is, or if there are none.
+
+    torchmetrics' MeanMetric leaves out what is NaN, and a network without an answer would have a good error.
+    """
+
+    total: Tensor
+    weight: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("total", "weight"):
+            self.add_state(name, torch.zeros(()), dist_reduce_fx="sum")
+
+    def update(self, values: Tensor, weights: Tensor) -> None:
+        """Take the entries ``[n]`` of one batch, and their weights ``[n]``."""
+        total, weight = weighted_sums(values, weights)
+        self.total += total
+        self.weight += weight
+
+    def compute(self) -> Tensor:
+        """The mean of all batches."""
+        return self.total / self.weight
+
+
 class WeightedMeans(Metric):
     """Sum over targets of their factors times the mean of all their entries, whatever the batches and processes."""
 

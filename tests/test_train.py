@@ -818,13 +818,24 @@ def test_checkpoints_of_a_bare_trainer_open_everywhere(tmp_path, capsys):
     assert main(["certify", path]) == 0
     options = ["--ckpt_path", path, "--data.test", "tests.test_train.ToyClouds", "--trainer.accelerator", "cpu"]
     assert main(["test", *options, "--trainer.default_root_dir", str(tmp_path)]) == 0
-    assert main(["predict", *options, "--trainer.default_root_dir", str(tmp_path)]) == 0
+    predict = ["predict", *options, "--trainer.default_root_dir", str(tmp_path)]
+    assert main([*predict, "--trainer.fast_dev_run", "true"]) == 0
+    assert not list(tmp_path.glob("*.csv"))
+    assert main(predict) == 0
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 1 + ITEMS
     fit(tmp_path / "own", max_epochs=2)
     capsys.readouterr()
     assert main(["certify", str(tmp_path / "own/checkpoints/last.ckpt")]) == 2
     assert "ToyNetwork does not note the arguments" in (told := capsys.readouterr().err)
     assert "load_weights" in told
+
+
+def test_the_checkpoint_is_not_blamed_for_the_command_line(finished, tmp_path, monkeypatch, capsys):
+    (tmp_path / "foreign.py").write_text(f"from {__name__} import ToyClouds\nclass Clouds(ToyClouds): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = str(finished / "checkpoints/last.ckpt")
+    assert main(["test", "--ckpt_path", path, "--trust", *TRUST, "--data.test", "foreign.Clouds"]) == 2
+    assert f"the command line, or a file that {path} refers to, names foreign.Clouds, which" in capsys.readouterr().err
 
 
 def test_weights_for_another_radius_are_refused(tmp_path):

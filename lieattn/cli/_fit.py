@@ -225,7 +225,8 @@ class _PointSetCLI(LightningCLI):
         # Without a model where a checkpoint describes its task.
         self._resolved = {key: dumped[key] for key in ("model", "data") if key in dumped}
         if self._checked:  # once more, because files that it names for parts of it are read by now
-            train.check_trusted(self._resolved, settings.ckpt_path, settings.trust)
+            source = f"the command line, or a file that {settings.ckpt_path} refers to,"
+            train.check_trusted(self._resolved, source, settings.trust)
         self._path = str(settings.ckpt_path)
         paths = [self._file(settings, name) for name in self._others]
         if len({self._path, *paths}) <= len(paths):
@@ -306,7 +307,8 @@ class _PointSetCLI(LightningCLI):
     def predict(self, **kwargs: Any) -> None:
         """Write class scores to ``predictions.csv`` in the root folder, other targets to ``predictions_NAME.csv``.
 
-        Where there are such files, new names end with -v1, -v2, ..., as those of Lightning's checkpoints do.
+        Where there are such files, new names end with -v1, -v2, ..., as those of Lightning's checkpoints do. A
+        ``fast_dev_run`` writes none.
         """
         if self.trainer.world_size > 1:
             raise train.UsageError("predict writes one table, from one process: set trainer.devices to 1")
@@ -315,6 +317,8 @@ class _PointSetCLI(LightningCLI):
             kwargs["model"] = EnsemblePredictions([self.model, *self._members.values()])
         if not (batches := list[Any](self.trainer.predict(**kwargs) or [])):
             raise train.UsageError("data.predict: expected at least one batch, got none")
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
         means, deviations = zip(*batches, strict=True) if self._members else (batches, [])
         values, spreads = _by_name(means), _by_name(deviations)
         tables = {

@@ -54,6 +54,14 @@ def test_benchmark_runs(name, small, tmp_path, capsys):
         assert "skipped missing: not installed" in printed
 
 
+def test_a_memory_that_is_not_told_is_null(small, monkeypatch, tmp_path):
+    """JSON has no NaN, and other readers than Python's refuse it."""
+    monkeypatch.setattr("lieattn.bench._measure.peak_memory", lambda build: float("nan"))
+    path = tmp_path / "records.json"
+    assert main(["bench", "whole-clouds", "--json", str(path), "--repeats", "1"]) == 0
+    assert {record["peak_mb"] for record in json.loads(path.read_text(), parse_constant=pytest.fail)} == {None}
+
+
 @pytest.mark.parametrize("order", [1, 4])
 def test_cubic_formula_computes_the_same(order, monkeypatch):
     monkeypatch.setattr(_gsa_net, "SIDE", 28)

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import inspect
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -49,6 +50,12 @@ def run(name: str, arguments: Sequence[str]) -> int:
     for remark in module.remarks(records) if hasattr(module, "remarks") else ():
         print(remark)
     if options.json is not None:
-        replace_text(options.json, json.dumps([asdict(record) for record in records], indent=1) + "\n")
+        content = [{name: _written(value) for name, value in asdict(record).items()} for record in records]
+        replace_text(options.json, json.dumps(content, indent=1, allow_nan=False) + "\n")
         print(f"records: {options.json}")
     return 0
+
+
+def _written(value: Any) -> Any:
+    """The value, or None for a number that JSON does not have, such as a memory that the system does not tell."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

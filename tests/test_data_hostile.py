@@ -135,6 +135,15 @@ def test_integers_of_an_array_are_bounded_too(tmp_path):
         release.read_npz(path, {"charge": "number [particles]"})
 
 
+def test_members_of_an_archive_are_arrays(tmp_path):
+    path = tmp_path / "data.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("charge", b"1")
+    release = Release(dataset="data", origin="From nowhere.")
+    with pytest.raises(ValueError, match="has no array 'charge', only nothing"):
+        release.read_npz(path, {"charge": "number [particles]"})
+
+
 class TestGzip:
     def test_bomb(self, tmp_path):
         test_datasets.write_idx(tmp_path, pack=True)

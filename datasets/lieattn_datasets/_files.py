@@ -166,7 +166,7 @@ class Release:
             If the archive is damaged, an array is missing or is not as expected.
         """
         with Archive(path, functools.partial(self.damaged, path)) as archive:
-            present = [name.removesuffix(".npy") for name in archive.names]
+            present = [name.removesuffix(".npy") for name in archive.names if name.endswith(".npy")]
             missing = [key for key in expected if key not in present]
             if missing:
                 raise self.damaged(path, f"has no array {missing[0]!r}, only {', '.join(present) or 'nothing'}")

@@ -115,6 +115,11 @@ class TestImageFolder:
         with pytest.raises(ValueError, match=rf"must hold CLASS/\* \(.png.*\) and nothing else, got {name}"):
             ld.ImageFolder(tmp_path)
 
+    def test_sizes_of_numpy(self, tmp_path):
+        write_images(tmp_path, count=2)
+        assert ld.ImageFolder(tmp_path, "all", size=np.int64(5)).image_shape == (5, 5)
+        assert ld.ImageFolder(tmp_path, "all", size=np.array([5, 6])).image_shape == (5, 6)
+
     @pytest.mark.parametrize(
         ("options", "error", "message"),
         [

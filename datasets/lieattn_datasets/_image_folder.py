@@ -73,7 +73,7 @@ class ImageFolder(ImagePoints):
     ) -> None:
         check_arguments(ImageFolder.__init__, locals())
         check_choice("split", split, (*SPLITS, "all"))
-        sides = None if size is None else (size, size) if isinstance(size, int) else tuple(size)
+        sides = None if size is None else tuple(size) if isinstance(size, Sequence | np.ndarray) else (size, size)
         if sides is not None and (len(sides) != 2 or min(sides) < 1):
             raise ValueError(f"size must be one or two numbers of pixels from 1, got {size!r}")
         paths, labels, classes = _choose(Path(root), split, shares, split_seed)

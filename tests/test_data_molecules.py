@@ -858,6 +858,10 @@ class TestFrames:
         with pytest.raises(error, match=message):
             ld.Molecules.from_ase(frames)
 
+    def test_frames_that_are_no_sequence(self):
+        with pytest.raises(TypeError, match="frames must be a sequence, got <list_iterator"):
+            ld.Molecules.from_ase(iter(crystals(2)))
+
     def test_files(self, tmp_path):
         write = pytest.importorskip("ase.io").write
         frames, path = crystals(20), tmp_path / "frames.xyz"

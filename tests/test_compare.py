@@ -428,6 +428,19 @@ def test_killed_run_repeats_no_finished_cell(finished, tmp_path, monkeypatch, ca
     assert without_times(again) == expected
 
 
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_other_cells_go_on_where_one_ends_with_an_error(tmp_path, capfd, jobs):
+    models = {"broken": spec("Broken", outputs=2), "distances": config()["models"]["distances"]}
+    options = {"models": models, "seeds": [0], "fractions": [1.0], "arguments": ("--jobs", str(jobs))}
+    report = compare(tmp_path, status=1, **options)
+    told = capfd.readouterr().err
+    assert "in the cell: broken, 100 % of the data, seed 0" in told
+    assert "cells that ended with an error: 1; the report omits them" in told
+    assert [(cell["model"], cell["failed"]) for cell in report["cells"]] == [("distances", None)]
+    compare(tmp_path, status=1, **options)
+    assert "1 of 2 cells are finished, 1 to run" in capfd.readouterr().err
+
+
 def test_jobs_share_the_cells(finished, tmp_path, capfd):
     """Each cell is run once, and the report is that of a single process; what fails there fails the command."""
     models = {**config()["models"], "diverging": spec("Diverging", outputs=2, channels=20)}

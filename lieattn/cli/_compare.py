@@ -34,7 +34,9 @@ from lieattn.train import TrainingInterrupted, UsageError
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run what is missing of a comparison, and report all of it.
 
-    The exit status is 0, 1 if a training diverged, 2 for a configuration that cannot work, 128 + n after signal n.
+    A cell that ends with an error does not stop the others; it is missing from the report, and the same command tries
+    it again. The exit status is 0, 1 if a training diverged or a cell ended with an error, 2 if the error is one of
+    the configuration, 128 + n after signal n.
     """
     names = {field.name for field in dataclasses.fields(Settings)} - {"models", "root"}
     settings, others = take_settings(arguments, names)
@@ -112,23 +114,27 @@ def _compare(options: argparse.Namespace, folder: Path) -> int:
         compare.Sets(settings)  # raises where the data does not fit
         return 0
     jobs, work = min(options.jobs, len(missing)), partial(_run_cells, settings, models, missing, store)
-    if jobs > 1:
-        status = _in_processes(work, jobs)
-        records |= _finished(settings, models, store, missing)
-        if any(cell not in records for cell in missing):
-            return max(status, 1)
-    else:
-        records |= work()
+    status = _in_processes(work, jobs) if jobs > 1 else work()
+    records |= _finished(settings, models, store, missing)
+    lost = [cell for cell in missing if cell not in records]
+    if status > 128 or (lost and not records):
+        return max(status, 1)
+    if lost:
+        _say(f"cells that ended with an error: {len(lost)}; the report omits them, the same command tries them again")
     if options.cells is None:
         _report(settings, models, [records[cell] for cell in cells if cell in records], options.json, folder)
-    return 1 if any(record["failed"] for record in records.values()) else 0
+    return max(status, 1 if lost or any(record["failed"] for record in records.values()) else 0)
 
 
 def _run_cells(
     settings: Settings, models: Matched, cells: list[Cell], store: compare.CellStore, claimed: Any = None
-) -> dict[Cell, Record]:
-    """Run cells one after the other; of processes that share the number ``claimed``, each runs those that are left."""
-    records = {}
+) -> int:
+    """Run cells one after the other; of processes that share the number ``claimed``, each runs those that are left.
+
+    Returned is 0, or the highest exit status of the errors of cells. What all cells share, such as a disk that is full
+    or a signal, ends them all.
+    """
+    status = 0
     with compare.CellRunner(settings, compare.Sets(settings), store) as runner:
         for number, cell in enumerate(cells):
             if claimed is not None:
@@ -137,8 +143,13 @@ def _run_cells(
                         continue
                     claimed.value = number + 1
             place, bar = f"{number + 1}/{len(cells)}", claimed is None
-            records[cell] = _run(runner, cell, models[cell.model][0], place, bar)
-    return records
+            try:
+                _run(runner, cell, models[cell.model][0], place, bar)
+            except (OSError, TrainingInterrupted):
+                raise
+            except Exception as error:
+                status = max(status, report("compare", error))
+    return status
 
 
 def _in_processes(work: Callable[..., Any], jobs: int) -> int:
@@ -186,10 +197,9 @@ def _share(work: Callable[..., Any], claimed: Any, threads: int) -> None:
     def take_part() -> int:
         try:
             release_interrupts()  # now that an interrupt can be told
-            work(claimed)
+            return int(work(claimed))
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return 0
 
     sys.exit(_status("compare", take_part))
 
@@ -211,7 +221,7 @@ def _finished(
     return {cell: record for cell, record in found.items() if record is not None}
 
 
-def _run(runner: compare.CellRunner, cell: Cell, model: ModelSettings, place: str, bar: bool) -> Record:
+def _run(runner: compare.CellRunner, cell: Cell, model: ModelSettings, place: str, bar: bool) -> None:
     """Run one cell, with a bar for its budget on a terminal and a line for its result."""
     budget = runner.settings.budget
     unit, total = ("step", budget.steps) if budget.steps is not None else ("s", budget.seconds)
@@ -227,7 +237,6 @@ def _run(runner: compare.CellRunner, cell: Cell, model: ModelSettings, place: st
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in record["metrics"].items())
         result = f"{metrics}; {record['steps']} steps, {record['seconds']:.1f} s"
     _say(f"[{place}] {cell}: {result}")
-    return record
 
 
 def _report(settings: Settings, models: Matched, records: list[Record], path: Path | None, folder: Path) -> None:

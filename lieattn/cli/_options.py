@@ -112,6 +112,7 @@ def report(command: str, error: Exception) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     message, status = usage_message(error), 2
+    notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
     if message is None:
         frames = traceback.extract_tb(error.__traceback__)
         foreign = ("site-packages", sysconfig.get_path("stdlib"), *_OURS)
@@ -120,11 +121,10 @@ def report(command: str, error: Exception) -> int:
         place = (users or ours or frames)[-1]
         with tempfile.NamedTemporaryFile("w", prefix="lieattn-", suffix=".txt", delete=False) as file:
             file.writelines(traceback.format_exception(error))
-        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
-        message = f"{type(error).__name__}: {error}{notes}\n  in {place.filename}, line {place.lineno}: {place.line}"
-        message, status = f"{message}\n  traceback: {file.name}", 1
+        where = f"\n  in {place.filename}, line {place.lineno}: {place.line}\n  traceback: {file.name}"
+        message, status, notes = f"{type(error).__name__}: {error}", 1, f"{notes}{where}"
     sys.stdout.flush()
-    sys.stderr.write(f"lieattn {command}: {message}\n")
+    sys.stderr.write(f"lieattn {command}: {message}{notes}\n")
     return status
 
 

@@ -139,6 +139,7 @@ def test_calculator_of_ase_finds_the_ensemble(networks):
     ("made", "error", "message"),
     [
         (lambda: [network(0)], ValueError, "networks: expected at least two, of which there is a spread, got 1"),
+        (lambda: 2 * [network(0)], ValueError, "networks: expected different networks, got one of them more than once"),
         (
             lambda: [network(0), network(0, octahedral())],
             ValueError,
@@ -146,7 +147,7 @@ def test_calculator_of_ase_finds_the_ensemble(networks):
         ),
         (lambda: [network(0), 3], TypeError, "networks"),
     ],
-    ids=["one", "other group", "no network"],
+    ids=["one", "the same twice", "other group", "no network"],
 )
 def test_wrong_networks(made, error, message):
     with pytest.raises(error, match=message):

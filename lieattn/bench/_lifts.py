@@ -16,6 +16,7 @@ from lieattn.spaces import Euclidean
 from lieattn.testing import randomize
 
 CLOUDS, POINTS, FEATURES, OUTPUTS, RADIUS = 4, 18, 5, 16, 3.0
+SMALL = {"CLOUDS": 2, "POINTS": 6}
 GROUPS = (tetrahedral(), octahedral())
 
 

@@ -20,6 +20,7 @@ from lieattn.models import LieTransformer
 
 CLOUDS, POINTS = 32, 40
 PROCESSES = (1, 2, 4)
+SMALL = {"PROCESSES": (1, 2)}
 
 
 @dataclass(frozen=True)

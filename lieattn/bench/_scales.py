@@ -17,6 +17,7 @@ from lieattn.nn import LieBlock, LieSelfAttention
 from lieattn.testing import randomize
 
 CHANNELS, HEADS, POINTS, RADIUS = 16, 4, 40, 0.8
+SMALL = {"POINTS": 8}
 GROUP = cyclic(4)
 SCALES = ScaleFrames(GROUP, base=2**0.5, levels=7, first=0.5)
 Field = Callable[[Tensor, Tensor, Tensor], Tensor]

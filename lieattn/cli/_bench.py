@@ -39,7 +39,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("argument --device: there is no CUDA device that torch can use on this machine")
     if options.small:
-        vars(module).update(getattr(module, "SMALL", {}))
+        vars(module).update(module.SMALL)
     given = {} if options.repeats is None else {"repeats": options.repeats}
     records = module.run(**given, **({"device": "cuda"} if options.device == "cuda" else {}))
     machine = [f"torch {torch.__version__}", f"{torch.get_num_threads()} threads", cpu_kernels().get("instruction set")]

@@ -55,6 +55,8 @@ class Ensemble(Wrapper):
         check_arguments(Ensemble.__init__, locals())
         if len(networks) < 2:
             raise ValueError(f"networks: expected at least two, of which there is a spread, got {len(networks)}")
+        if len(set(networks)) < len(networks):
+            raise ValueError("networks: expected different networks, got one of them more than once")
         super().__init__(networks[0])
         if len(promised := {str(getattr(network, "guarantee", "no guarantee")) for network in networks}) > 1:
             raise ValueError(f"networks: expected the same guarantee of all, got {' and '.join(sorted(promised))}")

@@ -28,12 +28,20 @@ def test_padding_and_back(batch, clouds):
     batch = torch.tensor(batch, dtype=torch.int64)
     x = torch.randn(len(batch), 3)
     layout = padding(batch, clouds)
+    assert torch.equal(layout.cloud, batch)
     padded = layout.pad(x)
     assert padded.shape[0] == clouds
     torch.testing.assert_close(layout.unpad(padded), x)
     for cloud in range(clouds):
         torch.testing.assert_close(padded[cloud, : int((batch == cloud).sum())], x[batch == cloud])
         assert (padded[cloud, int((batch == cloud).sum()) :] == 0).all()
+
+
+def test_layouts_move_as_a_whole():
+    for batch in ([0, 0, 1, 1], [1, 0, 1]):
+        layout = padding(torch.tensor(batch), 2).to("meta")
+        parts = [part for part in (layout.cloud, layout.place, layout.mask) if part is not None]
+        assert {part.device.type for part in parts} == {"meta"}, batch
 
 
 @pytest.mark.parametrize("sizes", [(5, 5), (3, 1, 6), (4, 0, 2), (33, 7)], ids=str)

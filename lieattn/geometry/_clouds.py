@@ -183,20 +183,15 @@ def ranges(first: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
 class Padding(Movable):
     """Where each point stands when every cloud gets as many places as the largest one. See :func:`padding`.
 
-    ``shape`` is (clouds, places of each). ``place`` ``[points]`` int64 is the place of each point, counted through all
-    clouds, and ``mask`` ``[clouds, places]`` bool says where points are; both are None, so that nothing is copied, if
-    the clouds have one size and follow one another.
+    ``shape`` is (clouds, places of each), and ``cloud`` ``[points]`` int64 the cloud of each point. ``place``
+    ``[points]`` int64 is the place of each point, counted through all clouds, and ``mask`` ``[clouds, places]`` bool
+    says where points are; both are None, so that nothing is copied, if the clouds have one size and follow one another.
     """
 
     shape: tuple[int, int]
-    place: Tensor | None
-    mask: Tensor | None
-
-    @property
-    def cloud(self) -> Tensor:
-        """Cloud of each point, int64 ``[points]``."""
-        place = torch.arange(self.shape[0] * self.shape[1]) if self.place is None else self.place
-        return place // max(self.shape[1], 1)
+    cloud: Tensor
+    place: Tensor | None = None
+    mask: Tensor | None = None
 
     def pad(self, x: Tensor) -> Tensor:
         """``[points, *]`` to ``[clouds, places, *]``, zero where no point is."""
@@ -217,9 +212,9 @@ def padding(batch: Tensor, num_clouds: int) -> Padding:
     places = int(counts.max()) if num_clouds else 0
     regular = len(batch) == num_clouds * places
     if regular and not bool((batch[1:] < batch[:-1]).any()):
-        return Padding((num_clouds, places), None, None)
+        return Padding((num_clouds, places), batch)
     mask = torch.arange(places, device=batch.device) < counts[:, None]
-    return Padding((num_clouds, places), batch * places + ranks(batch, num_clouds), mask)
+    return Padding((num_clouds, places), batch, batch * places + ranks(batch, num_clouds), mask)
 
 
 _FLAT = 1e-8  # a cell is refused as flat if its volume, relative to the product of its edges, is smaller

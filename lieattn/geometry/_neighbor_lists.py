@@ -254,10 +254,10 @@ class Neighbors(Movable):
         for number, one in enumerate(lists):
             if one.device != lists[0].device:
                 raise ValueError(f"lists: expected all on {lists[0].device}, got list {number} on {one.device}")
-        whole = [one for one in lists if isinstance(one, _AllOfClouds)]
+        whole = [one.whole_clouds for one in lists if one.whole_clouds is not None]
         if len(whole) == len(lists):
-            clouds = accumulate((cast(Padding, one.whole_clouds).shape[0] for one in whole), initial=0)
-            cloud = torch.cat([one._cloud + first for one, first in zip(whole, clouds, strict=False)])
+            clouds = accumulate((layout.shape[0] for layout in whole), initial=0)
+            cloud = torch.cat([layout.cloud + first for layout, first in zip(whole, clouds, strict=False)])
             if (union := all_pairs_of_clouds(cloud)) is not None:
                 return union
         points = list(accumulate((one.num_points for one in lists), initial=0))
@@ -272,12 +272,11 @@ class Neighbors(Movable):
 class _AllOfClouds(Neighbors):
     """All pairs of points of each cloud. The lists are made on first use: attention over whole clouds needs none."""
 
-    _cloud: Tensor
     _num_edges: int
 
-    def __init__(self, cloud: Tensor, degree: Tensor, layout: Padding, num_edges: int) -> None:
+    def __init__(self, degree: Tensor, layout: Padding, num_edges: int) -> None:
         row_ptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
-        vars(self).update(row_ptr=row_ptr, whole_clouds=layout, _cloud=cloud, _num_edges=num_edges)
+        vars(self).update(row_ptr=row_ptr, whole_clouds=layout, _num_edges=num_edges)
 
     @property
     def num_edges(self) -> int:
@@ -288,10 +287,10 @@ class _AllOfClouds(Neighbors):
         layout = cast(Padding, self.whole_clouds)
         members = layout.pad(torch.arange(self.num_points, device=self.device))
         if layout.mask is None:
-            return members[self._cloud].flatten()
+            return members[layout.cloud].flatten()
         # Not by the mask: how many points it selects is not known where torch exports.
         place = torch.arange(self.num_edges, device=self.device) - self.row_ptr[self.target]
-        return members[self._cloud[self.target], place]
+        return members[layout.cloud[self.target], place]
 
     @_OnFirstUse
     def target(self) -> Tensor:
@@ -305,7 +304,7 @@ def all_pairs_of_clouds(cloud: Tensor) -> Neighbors | None:
     edges = int(degree.sum())
     layout = padding(cloud, len(number))
     filled = layout.shape[0] * layout.shape[1] ** 2
-    return _AllOfClouds(cloud, degree, layout, edges) if filled <= _MOST_FILLED * edges else None
+    return _AllOfClouds(degree, layout, edges) if filled <= _MOST_FILLED * edges else None
 
 
 def check_edge_index(edge_index: Tensor) -> None:

@@ -34,6 +34,12 @@ class Region:
     again: bool
     found: dict[Any, Any] = field(default_factory=dict)
 
+    def once(self, key: Any, compute: Callable[[], T]) -> T:
+        """What ``compute`` returns, called once for each key within this evaluation."""
+        if key not in self.found:
+            self.found[key] = compute()
+        return cast(T, self.found[key])
+
 
 _NOWHERE = Region(None, again=False)  # outside of all checkpointed parts
 

@@ -69,6 +69,7 @@ class RelativeElements(Movable):
     levels_up: Tensor | None = None
     given: Tensor | None = None
     cutoff: float | None = None
+    # Which property each checkpointed part was the first to use, and the function that identifies the part.
     _first_uses: tuple[tuple[str, object], ...] = field(default=(), init=False, repr=False)
     _rows_known: bool = field(default=False, init=False, repr=False)
     _row: Tensor | None = field(default=None, init=False, repr=False)
@@ -209,28 +210,35 @@ class RelativeElements(Movable):
     # --- evaluation -----------------------------------------------------------------------------------------------
 
     def _kept(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        """A property, computed on first use.
+        """The property that is kept as ``name``, computed on first use.
 
-        A checkpointed part of a forward pass that computed it first computes it again when it runs for a second time:
-        torch requires that it saves the same tensors then.
+        There are three cases. Within a trace or a transform it is read, and computed where it is not known, but not
+        kept. In a checkpointed part of a forward pass that computed it first and runs for a second time, it is
+        computed again. Everywhere else it is computed once and kept.
         """
-        passing = torch.compiler.is_compiling() or transformed()
-        now = None if passing else region.get()
-        again = now is not None and now.again and (name, now.function) in self._first_uses
-        found: Tensor | None = now.found.get((id(self), name)) if now and again else getattr(self, name)
-        if found is not None:
-            return found
-        # Geometry keeps its precision under autocast, and what is kept must serve training too.
+        if torch.compiler.is_compiling() or transformed():
+            # Tensors of a trace or a transform mean nothing outside of it.
+            known: Tensor | None = getattr(self, name)
+            return self._evaluated(compute) if known is None else known
+        now = region.get()
+        if now.again and (name, now.function) in self._first_uses:
+            # In the backward pass torch replaces the tensors that were saved in the first run by those of the second,
+            # one by one. If the second run read what the first has kept, it would save fewer of them.
+            return now.once((self, name), lambda: self._evaluated(compute))
+        known = getattr(self, name)
+        if known is None:
+            known = self._evaluated(compute)
+            # Computed without gradients (in torch.no_grad), it would cut off the gradients of later uses.
+            if known.requires_grad or not self._differentiable():
+                object.__setattr__(self, name, known)
+                if not now.again:
+                    object.__setattr__(self, "_first_uses", (*self._first_uses, (name, now.function)))
+        return known
+
+    def _evaluated(self, compute: Callable[[], Tensor]) -> Tensor:
+        """A property in full precision under autocast, and one that training can use unless the points cannot."""
         with without_autocast(self.pos.device), torch.inference_mode(self.pos.is_inference()):
-            found = compute()
-        # A tensor without gradients must not be kept where others need them, nor one of a trace or a transform.
-        if now is not None and again:
-            now.found[id(self), name] = found
-        elif now is not None and (found.requires_grad or not self._differentiable()):
-            object.__setattr__(self, name, found)
-            if not now.again:
-                object.__setattr__(self, "_first_uses", (*self._first_uses, (name, now.function)))
-        return found
+            return compute()
 
     def _differentiable(self) -> bool:
         sources = (self.pos, self.pose, self.elements, self.neighbors.shift)

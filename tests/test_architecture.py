@@ -35,8 +35,8 @@ BELOW = {
 CORE = frozenset(BELOW)
 # What all parts may import, and which import none.
 _SHARED = (
-    "autocast checks digest exact files functional html memory processes recompute recorded saved signals tied trust "
-    "watch"
+    "autocast checks digest exact files functional html lengths memory processes recompute recorded saved signals tied "
+    "trust watch"
 )
 FOUNDATION = frozenset(f"_{name}" for name in _SHARED.split())
 TOOLS = frozenset({"ase", "certify", "viz", "bench", "train", "transforms", "compare", "cli"})

@@ -13,6 +13,7 @@ from torch import Tensor
 from lieattn._autocast import without_autocast
 from lieattn._checks import check_choice, check_is, check_tensor
 from lieattn._functional import transformed
+from lieattn._lengths import lengths
 from lieattn._recompute import region
 from lieattn.geometry._clouds import Movable
 from lieattn.geometry._neighbor_lists import Neighbors
@@ -190,9 +191,7 @@ class RelativeElements(Movable):
     def bounded(self, radius: float = 7.0) -> RelativeElements:
         """Coordinates p become p tanh(ν / radius) / ν with ν = |p| + 1e-6, so that none is longer than ``radius``."""
         pairs = self.coordinates
-        squared = pairs.square().sum(-1, keepdim=True)
-        apart = squared > 0
-        length = torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0) + 1e-6
+        length = lengths(pairs, keepdim=True) + 1e-6
         return self.with_coordinates(pairs * (torch.tanh(length / radius) / length))
 
     def joined(self, features: Tensor) -> RelativeElements:

@@ -24,8 +24,8 @@ from lieattn._checks import (
     shown,
 )
 from lieattn._functional import outside_of_transforms
+from lieattn._lengths import lengths
 from lieattn.groups._group import Group, far, tolerance
-from lieattn.groups._skew import norm
 
 CLOSURE_TOLERANCE = 1e-9
 """How far (largest entry) a product may be from the element it is taken for."""
@@ -241,7 +241,7 @@ class FiniteGroup(Group):
     def distance(self, g: Tensor, h: Tensor) -> Tensor:
         """Frobenius norm ``[*]`` of 1 - g⁻¹ h; left-invariant, and a metric if the group is orthogonal."""
         relative = self.relative(g, h)
-        return norm((relative - self.identity(relative)).flatten(-2))
+        return lengths((relative - self.identity(relative)).flatten(-2))
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         index = torch.randint(self.order, shape, generator=generator, device=generator.device if generator else None)

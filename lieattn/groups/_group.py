@@ -19,7 +19,7 @@ from lieattn._checks import (
     check_none,
     check_tensor,
 )
-from lieattn.groups._skew import norm
+from lieattn._lengths import lengths
 
 if TYPE_CHECKING:
     from lieattn.groups._finite import FiniteGroup
@@ -162,7 +162,7 @@ class Group:
 
     def distance(self, g: Tensor, h: Tensor) -> Tensor:
         """Left-invariant distance ``[*]``: d(k g, k h) = d(g, h). Its gradient where g = h is 0."""
-        return norm(self.log(self.relative(g, h)))
+        return lengths(self.log(self.relative(g, h)))
 
     # --- measure --------------------------------------------------------------------------------------------------
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_alike, check_broadcast, check_count, check_is, check_last, check_none, check_tensor
+from lieattn._lengths import lengths
 from lieattn.groups import _catalog
 from lieattn.groups._finite import FiniteGroup, check_group
 from lieattn.groups._group import Group, LieGroup, determinant, draw_normal, draw_uniform, far, matvec, tolerance
 from lieattn.groups._skew import (
     expm1_ratio,
-    norm,
     rotation_by,
     rotation_from_quaternion,
     rotation_log,
@@ -340,7 +340,7 @@ class Translations(LieGroup):
 
     def distance(self, g: Tensor, h: Tensor) -> Tensor:
         """Length ``[*]`` of the difference."""
-        return norm(self.translation(h) - self.translation(g))
+        return lengths(self.translation(h) - self.translation(g))
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Standard normal translations; the group is not compact and has no uniform distribution."""
@@ -434,7 +434,7 @@ class SemidirectProduct(LieGroup):
         relative = self.relative(g, h)
         linear = self.linear(relative)
         unit = self.stabilizer.identity(linear)
-        moved = norm(self.translation(relative))
+        moved = lengths(self.translation(relative))
         scale = (determinant(linear).abs() ** (-0.5 / self.dim)).to(linear.dtype)
         return alpha * self.stabilizer.distance(unit, linear) + (1 - alpha) * scale * moved
 

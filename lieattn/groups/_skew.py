@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_last, check_tensor
+from lieattn._lengths import lengths
 
 _SERIES_BELOW = 1.0
 _SERIES_TERMS = 10
@@ -75,13 +76,6 @@ def inverse_integral_coefficients(log_scale: Tensor, s: Tensor) -> tuple[Tensor,
     real = p - c * s
     squared = real**2 + s * b**2
     return 1 / p, -b / squared, (b**2 - real * c) / (p * squared)
-
-
-def norm(x: Tensor) -> Tensor:
-    """Length of vectors ``[*, k]``; its gradient at 0 is 0."""
-    squared = (x * x).sum(-1)
-    zero = squared == 0
-    return torch.where(zero, 0.0, torch.where(zero, 1.0, squared).sqrt())
 
 
 def _horner(x: Tensor, coefficients: list[float]) -> Tensor:
@@ -146,7 +140,7 @@ def turning_angle(rotation: Tensor) -> Tensor:
     if rotation.shape[-1] == 2:
         return _plane_angle(rotation).abs()
     q = quaternion_from_rotation(rotation)
-    return 2 * torch.atan2(norm(q[..., 1:]), q[..., 0].abs())
+    return 2 * torch.atan2(lengths(q[..., 1:]), q[..., 0].abs())
 
 
 def scaled_rotation_integral(log_scale: Tensor, a: Tensor, *, inverse: bool = False) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lieattn._checks import check_count, check_tensor
+from lieattn._lengths import lengths
 
 
 def bessel_functions(x: Tensor, count: int) -> Tensor:
@@ -39,7 +40,4 @@ def smooth_window(x: Tensor, power: int = 4) -> Tensor:
 def smooth_lengths(vectors: Tensor) -> Tensor:
     """Lengths ``[*]`` of vectors ``[*, dim]``, with derivatives 0 where a vector is 0."""
     check_tensor("vectors", vectors, "a floating tensor [*, dim]")
-    square = vectors.square().sum(dim=-1)
-    apart = square > 0
-    # Both branches have finite derivatives.
-    return torch.where(apart, torch.where(apart, square, 1.0).sqrt(), 0.0)
+    return lengths(vectors)

@@ -19,7 +19,6 @@ from lieattn.ops import fourier_linear, fourier_pays, tied_linear
 from lieattn.reps import Irreps
 
 _RANK = 1e-9  # singular values that do not vanish are at least 1: an irrep of H within degree l has at most 2l + 1 rows
-_MAX_DEGREE = 11
 
 
 class GroupLinear(ExactConstants, TiedWeights):
@@ -167,7 +166,7 @@ def band_limit(group: FiniteGroup) -> Irreps:
     parities = (1, -1) if bool((torch.linalg.det(group.elements) < 0).any()) else (1,)
     found: list[str] = []
     rank = 0
-    for degree in range(_MAX_DEGREE + 1):
+    for degree in range(Irreps.max_degree + 1):
         for natural in parities:
             parity = "e" if natural * (-1) ** degree == 1 else "o"
             candidate = [*found, f"{degree}{parity}"]
@@ -176,7 +175,8 @@ def band_limit(group: FiniteGroup) -> Irreps:
                 found, rank = candidate, larger
             if rank == group.order:
                 return Irreps("+".join(found))
-    raise ValueError(f"group: degrees up to {_MAX_DEGREE} do not tell the {group.order} elements of {group.name} apart")
+    degrees = f"degrees up to {Irreps.max_degree}"
+    raise ValueError(f"group: {degrees} do not tell the {group.order} elements of {group.name} apart")
 
 
 class _FiberFourier(ExactConstants, TiedWeights):

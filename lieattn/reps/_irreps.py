@@ -29,8 +29,6 @@ from lieattn.reps._representation import (
     determinant_sign,
 )
 
-MAX_DEGREE = 11
-"""Largest degree l that e3nn has Clebsch-Gordan coefficients for."""
 _SIMPLE: dict[Representation, str] = {Scalar(): "0e", Pseudoscalar(): "0o", Vector(3): "1o", Pseudovector(): "1e"}
 
 
@@ -51,6 +49,7 @@ class Irreps(Representation):
     spec: str
 
     space_dim: ClassVar[int] = 3
+    max_degree: ClassVar[int] = 11  # of those that e3nn has Clebsch-Gordan coefficients for
     # Read once from the spec; no fields, so they take no part in comparisons.
     dim: ClassVar[int] = 0
     parts: ClassVar[tuple[tuple[int, int, int], ...]] = ()
@@ -63,8 +62,8 @@ class Irreps(Representation):
             raise ValueError(f"spec: expected irreps such as '2x0e + 1o', got {self.spec!r}") from error
         if irreps.dim == 0:
             raise ValueError(f"spec: expected at least one irrep, got {self.spec!r}")
-        if irreps.lmax > MAX_DEGREE:
-            raise ValueError(f"spec: degrees are limited to {MAX_DEGREE}, got {irreps.lmax} in {self.spec!r}")
+        if irreps.lmax > Irreps.max_degree:
+            raise ValueError(f"spec: degrees are limited to {Irreps.max_degree}, got {irreps.lmax} in {self.spec!r}")
         parts = tuple((mul, ir.l, ir.p) for mul, ir in irreps)
         vars(self).update(spec=str(irreps), parts=parts, dim=irreps.dim, _isometries=_clebsch_gordan(irreps.lmax))
 
@@ -120,8 +119,8 @@ def wigner_d(degree: int, rotation: Tensor) -> Tensor:
     is computed in float64 and given in their dtype. ValueError is raised for others.
     """
     check_count("degree", degree, 0)
-    if degree > MAX_DEGREE:
-        raise ValueError(f"degree: expected at most {MAX_DEGREE}, got {degree}")
+    if degree > Irreps.max_degree:
+        raise ValueError(f"degree: expected at most {Irreps.max_degree}, got {degree}")
     check_tensor("rotation", rotation, "floating [*, 3, 3]")
     if rotation.shape[-2:] != (3, 3):
         raise ValueError(f"rotation: expected floating [*, 3, 3], got {tuple(rotation.shape)}")
@@ -144,7 +143,7 @@ def _wigner(rotation: Tensor, isometries: tuple[Tensor, ...]) -> list[Tensor]:
     return matrices
 
 
-@lru_cache(maxsize=MAX_DEGREE + 1)
+@lru_cache(maxsize=Irreps.max_degree + 1)
 @outside_of_transforms
 def _clebsch_gordan(degree: int) -> tuple[Tensor, ...]:
     """Isometries ``[3, 2l - 1, 2l + 1]`` from degree l into the product of degrees 1 and l - 1, l = 2 to ``degree``."""

@@ -108,6 +108,13 @@ def check_counts(least: int = 1, **counts: int) -> None:
         check_count(argument, count, least)
 
 
+def check_flag(**flags: bool) -> None:
+    """Raise TypeError, naming the argument, unless all values are True or False. It can be traced."""
+    for argument, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"{argument}: expected True or False, got {shown(flag)}")
+
+
 def check_positive(**numbers: float) -> None:
     """Raise ValueError, naming the argument, unless all numbers are positive and finite."""
     for argument, number in numbers.items():

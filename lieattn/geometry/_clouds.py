@@ -11,7 +11,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_device, check_floating, check_has_numbers, check_is, check_none, check_tensor
+from lieattn._checks import (
+    check_device,
+    check_flag,
+    check_floating,
+    check_has_numbers,
+    check_is,
+    check_none,
+    check_tensor,
+)
 from lieattn._functional import check_not_batched
 from lieattn._html import titled_table
 
@@ -26,7 +34,7 @@ class Movable:
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """Same value on another device."""
         check_device(device)
-        check_is("non_blocking", non_blocking, bool)
+        check_flag(non_blocking=non_blocking)
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:

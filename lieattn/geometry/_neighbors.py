@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Literal, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from lieattn._checks import check_is, check_length, check_neighborhood
+from lieattn._checks import check_choice, check_counts, check_flag, check_is, check_length, check_neighborhood
 from lieattn._functional import outside_of_transforms
 from lieattn.geometry._clouds import PointClouds, as_coordinates, cloud_index, first_true, lattices
 from lieattn.geometry._neighbor_lists import Neighbors, all_pairs_of_clouds, check_edge_index
@@ -105,9 +104,9 @@ class Radius(_Neighborhood):
 
     def __post_init__(self) -> None:
         check_length("radius", self.radius)
-        _check_flag(self.include_self)
+        check_flag(include_self=self.include_self)
         if self.smooth is not None:
-            _check_flag(self.smooth, "smooth")
+            check_flag(smooth=self.smooth)
         if self.smooth and not self.include_self:
             raise ValueError("include_self: expected True for smooth neighborhoods, where all other neighbors may fade")
 
@@ -188,10 +187,9 @@ class Nearest(_Neighborhood):
     ties: Ties = "index"
 
     def __post_init__(self) -> None:
-        _check_integer("k", self.k)
-        _check_flag(self.include_self)
-        if not isinstance(self.ties, str) or self.ties not in ("index", "all"):
-            raise ValueError(f"ties: expected 'index' or 'all', got {self.ties!r}")
+        check_counts(k=self.k)
+        check_flag(include_self=self.include_self)
+        check_choice("ties", self.ties, Ties)
 
     def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:
         keys = pairs_nearest(pos, cloud, int(self.k), self.ties, self.include_self, method)
@@ -218,12 +216,11 @@ class PixelSquare(_Neighborhood):
     dilation: int = 1
 
     def __post_init__(self) -> None:
-        _check_integer("size", self.size)
+        check_counts(size=self.size, dilation=self.dilation)
         if self.size % 2 == 0:
             raise ValueError(f"size: expected an odd number, so that there is a central pixel, got {self.size}")
         check_length("spacing", self.spacing)
-        _check_flag(self.include_self)
-        _check_integer("dilation", self.dilation)
+        check_flag(include_self=self.include_self)
 
     @property
     def length(self) -> float:
@@ -252,7 +249,7 @@ class AllPairs(_Neighborhood):
     include_self: bool = True
 
     def __post_init__(self) -> None:
-        _check_flag(self.include_self)
+        check_flag(include_self=self.include_self)
 
     def _search(self, pos: Tensor, cloud: Tensor, method: Method | None) -> Neighbors:
         found = all_pairs_of_clouds(cloud) if self.include_self else None
@@ -291,7 +288,7 @@ class Given(_Neighborhood):
         elif self.edge_index != "edge_index":
             raise ValueError(f"edge_index: expected 'edge_index' of the data, or a tensor, got {self.edge_index!r}")
         if self.include_self is not None:
-            _check_flag(self.include_self)
+            check_flag(include_self=self.include_self)
 
     def scaled(self, factor: float) -> Given:
         """Raise ValueError: edges that are given stay as they are."""
@@ -341,15 +338,3 @@ def scaled(neighborhood: Neighborhood, factor: float) -> Neighborhood:
     if not isinstance(neighborhood, _Neighborhood):
         raise ValueError(f"neighborhood: {neighborhood} does not say how it grows; define scaled(factor)")
     return neighborhood.scaled(factor)
-
-
-def _check_integer(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name}: expected an integer, got {type(value).__name__}")
-    if value < 1:
-        raise ValueError(f"{name}: expected at least 1, got {value}")
-
-
-def _check_flag(value: bool, name: str = "include_self") -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}: expected True or False, got {value!r}")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lieattn._autocast import without_autocast
-from lieattn._checks import check_arguments, check_count, check_is, check_length
+from lieattn._checks import check_arguments, check_count, check_flag, check_is, check_length
 from lieattn._functional import outside_of_transforms, transformed
 from lieattn.geometry._clouds import PointClouds, members, point_weights, ranges
 from lieattn.geometry._frames import GroupFrames, Sites, keeps_lengths
@@ -276,7 +276,7 @@ def _signs(group: Group, improper: bool | None) -> FiniteGroup:
 def sign_group(dim: int, *, improper: bool = False) -> FiniteGroup:
     """Diagonal matrices of signs, of determinant 1 or, with improper ones, all: what principal axes leave open."""
     check_count("dim", dim)
-    check_is("improper", improper, bool)
+    check_flag(improper=improper)
     if not improper and dim in (2, 3):
         return cyclic(2) if dim == 2 else dihedral_about(2)
     signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=dim)), dtype=torch.float64)

@@ -20,6 +20,7 @@ from lieattn._checks import (
     check_count,
     check_counts,
     check_features,
+    check_flag,
     check_is,
     check_number,
     check_tensor,
@@ -139,7 +140,7 @@ def attentive_convolution(
     _check(x, kernels, channel, spatial, stride=stride, pad=pad, dilation=dilation)
     check_count("spatial_dilation", spatial_dilation)
     check_number("measure", measure)
-    check_is("return_maps", return_maps, bool)
+    check_flag(return_maps=return_maps)
     window = Window(
         size=kernels.shape[-1],
         dilation=dilation,

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lieattn._autocast import without_autocast
-from lieattn._checks import check_is, kind, may_look
+from lieattn._checks import check_flag, kind, may_look
 from lieattn._watch import SeenWeights, is_watched, show
 from lieattn.geometry import Neighbors
 from lieattn.ops import _dense as dense
@@ -139,7 +139,7 @@ def group_attention(
     terms = RelativeTerms() if terms is None else terms
     problem = Problem(query, key, value, neighbors, terms, pattern, normalize, dropout)
     check_operands(problem)
-    check_is("return_weights", return_weights, bool)
+    check_flag(return_weights=return_weights)
     phases, turns_back = terms.rotary, terms.rotary_values
     if phases is not None:
         query, key = (None if signal is None else turn_pairs(signal, phases) for signal in (query, key))

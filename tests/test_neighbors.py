@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from lieattn.geometry import _search, pixel_positions
 from lieattn.geometry._clouds import cloud_index
-from lieattn.geometry._neighbors import AllPairs, Given, Nearest, Neighbors, PixelSquare, Radius
+from lieattn.geometry._neighbors import (
+    AllPairs,
+    Given,
+    Nearest,
+    Neighbors,
+    PixelSquare,
+    Radius,
+    scaled,
+    smooth_cutoff,
+)
 from lieattn.groups import cyclic, dihedral
 
 METHODS = ("tree", "cells")
@@ -503,3 +512,31 @@ def test_false_input_is_named(name):
     error, message, call = FALSE_CALLS[name]
     with pytest.raises(error, match=message):
         call()
+
+
+class Listed:
+    """A definition of a user's own, without what is optional."""
+
+    length = None
+
+    def __call__(self, pos, batch=None, ptr=None):
+        return ALL(pos, batch, ptr)
+
+
+class Growing(Listed):
+    """One that says how it grows, and where neighbors count nothing."""
+
+    def __init__(self, cutoff):
+        self.length = self.cutoff = cutoff
+
+    def scaled(self, factor):
+        return Growing(self.cutoff * factor)
+
+
+def test_definitions_of_a_users_own():
+    assert smooth_cutoff(Listed()) is None
+    assert smooth_cutoff(scaled(Growing(1.5), 2.0)) == 3.0
+    assert smooth_cutoff(Radius(1.5, smooth=True)) == 1.5
+    assert smooth_cutoff(Radius(1.5)) is None
+    with pytest.raises(ValueError, match=r"neighborhood: .* define scaled\(factor\)"):
+        scaled(Listed(), 2.0)

@@ -14,6 +14,7 @@ from lieattn.geometry._neighbors import (
     Radius,
     find_neighbors,
     scaled,
+    smooth_cutoff,
 )
 from lieattn.geometry._pieces import Piece, pieces
 from lieattn.geometry._principal_frames import DegenerateFramesWarning, PrincipalFrames, sign_group
@@ -59,5 +60,6 @@ __all__ = [
     "pooling_cells",
     "scaled",
     "sign_group",
+    "smooth_cutoff",
     "unflatten",
 ]

@@ -23,7 +23,7 @@ from lieattn._checks import (
 from lieattn.geometry._clouds import PointClouds, check_indices, collate_clouds, point_clouds, point_weights
 from lieattn.geometry._frames import FiniteFrames, Frames, GivenFrames, GroupFrames, Sites, check_moves_along
 from lieattn.geometry._neighbor_lists import Neighbors
-from lieattn.geometry._neighbors import Neighborhood, find_neighbors, scaled
+from lieattn.geometry._neighbors import Neighborhood, find_neighbors, scaled, smooth_cutoff
 from lieattn.geometry._principal_frames import PrincipalFrames
 from lieattn.geometry._relative import Chart, RelativeElements, in_frames, join_rows, joined
 from lieattn.groups import SE, E, FiniteGroup, SemidirectProduct, Translations, check_group, trivial
@@ -208,7 +208,7 @@ class LiftedGraph(PointClouds):
         clouds = PointClouds(pos=pos[:, :dim], batch=batch, num_clouds=self.num_clouds, cell=self.cell, pbc=self.pbc)
         neighbors = find_neighbors(clouds, neighborhood)
         pose, elements = (None if x is None else x[kept] for x in (self.relative.pose, self.relative.elements))
-        own = replace(self.relative, given=None, cutoff=getattr(neighborhood, "cutoff", None))
+        own = replace(self.relative, given=None, cutoff=smooth_cutoff(neighborhood))
         own = replace(own, pos=pos, batch=batch, neighbors=neighbors, pose=pose, elements=elements)
         return replace(self, pos=pos, batch=batch, grid=None, edge_index=None, log_measure=None, relative=own)
 
@@ -323,7 +323,7 @@ class ScaleFrames:
             space=space,
             neighbors=neighbors,
             length=length,
-            cutoff=getattr(neighborhood, "cutoff", None),
+            cutoff=smooth_cutoff(neighborhood),
             group=self.group,
             dilation=factors.to(pos.dtype).repeat(clouds.num_points),
             levels_up=levels_up,
@@ -425,7 +425,7 @@ def lift(
         chosen = _chosen(frames, Sites(clouds, neighbors, space, weights, generator, vectors))
         group, pose, elements = _laid_out(chosen, clouds, space)
     found: dict[str, Any] = {"group": group, "pose": pose, "elements": elements, "chart": coordinates}
-    found["cutoff"] = getattr(neighborhood, "cutoff", None)
+    found["cutoff"] = smooth_cutoff(neighborhood)
     return LiftedGraph.over(clouds, space=space, neighbors=neighbors, length=float(length), **found)
 
 

@@ -7,6 +7,7 @@ and without gradient. Points at the same place are distinct points.
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, Self
 
@@ -23,7 +24,11 @@ OFF_LATTICE = 1e-2  # of the spacing: coordinates far from the origin are rounde
 
 
 class Neighborhood(Protocol):
-    """A definition of neighborhoods: a value that finds them for any clouds."""
+    """A definition of neighborhoods: a value that finds them for any clouds.
+
+    It may have a ``cutoff``, a distance at which neighbors count nothing (see :func:`smooth_cutoff`), and a method
+    ``scaled(factor)``, which makes the definition for points that are further apart (see :func:`scaled`).
+    """
 
     @property
     def length(self) -> float | None:
@@ -333,8 +338,15 @@ def find_neighbors(clouds: PointClouds, neighborhood: Neighborhood) -> Neighbors
     return neighborhood._with_images(clouds.pos, clouds.batch, clouds.cell, clouds.pbc)
 
 
+def smooth_cutoff(neighborhood: Neighborhood) -> float | None:
+    """Distance at which neighbors count nothing; None where all count alike, or the definition has no ``cutoff``."""
+    cutoff: float | None = getattr(neighborhood, "cutoff", None)
+    return cutoff
+
+
 def scaled(neighborhood: Neighborhood, factor: float) -> Neighborhood:
     """The same neighborhood of points further apart by a factor; ValueError if it does not say what that is."""
-    if not isinstance(neighborhood, _Neighborhood):
+    grown: Callable[[float], Neighborhood] | None = getattr(neighborhood, "scaled", None)
+    if grown is None:
         raise ValueError(f"neighborhood: {neighborhood} does not say how it grows; define scaled(factor)")
-    return neighborhood.scaled(factor)
+    return grown(factor)

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeGuard
 from torch import nn
 
 from lieattn._checks import check_choice
-from lieattn.geometry import AllPairs, FiniteFrames, Given, Neighborhood, PrincipalFrames, Radius
+from lieattn.geometry import AllPairs, FiniteFrames, Given, Neighborhood, PrincipalFrames, Radius, smooth_cutoff
 
 
 def jumps_of_neighbors(neighborhood: Neighborhood | None, window: float | None = None) -> tuple[str, ...]:
@@ -20,7 +20,7 @@ def jumps_of_neighbors(neighborhood: Neighborhood | None, window: float | None =
         if window <= neighborhood.radius:
             return ()
         return (f"the cutoff {window:g} is beyond {neighborhood}, where neighbors end: lower it to the radius",)
-    if getattr(neighborhood, "cutoff", None) is not None:
+    if smooth_cutoff(neighborhood) is not None:
         return ()
     if isinstance(neighborhood, Radius):
         advice = f"give Radius({neighborhood.radius:g}, smooth=True)"

@@ -27,6 +27,11 @@ _SHORT = 60  # characters of a value in a message
 _LENGTHS = (1e-100, 1e100)  # their squares are neither 0 nor infinite
 
 
+def axes_of(dim: int) -> str:
+    """Names of the axes of images (2) and voxels (3), for messages."""
+    return "rows, columns" if dim == 2 else "layers, rows, columns"
+
+
 def kind(value: object) -> str:
     """What a value is, in words."""
     return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__

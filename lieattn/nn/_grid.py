@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lieattn._checks import (
+    axes_of,
     check_alike,
     check_arguments,
     check_choice,
@@ -31,11 +32,6 @@ from lieattn.groups import FiniteGroup, check_group
 from lieattn.nn._statistics import Inexact, complain
 
 CONVOLUTIONS = {2: F.conv2d, 3: F.conv3d}
-
-
-def axes_of(dim: int) -> str:
-    """Names of the axes of arrays, for messages."""
-    return "rows, columns" if dim == 2 else "layers, rows, columns"
 
 
 def to_grid(x: Tensor, grid: Tensor) -> Tensor:

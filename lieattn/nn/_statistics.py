@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from lieattn._checks import (
+    axes_of,
     check_arguments,
     check_choice,
     check_count,
@@ -131,9 +132,8 @@ class GridSpatialPool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[*, rows, columns]`` to ``[*, rows / size, columns / size]``, and as many layers fewer in space."""
         check_is("x", x, Tensor)
-        axes = "rows, columns" if self.dim == 2 else "layers, rows, columns"
         if x.ndim <= self.dim:
-            raise ValueError(f"x: expected [*, {axes}], got {tuple(x.shape)}")
+            raise ValueError(f"x: expected [*, {axes_of(self.dim)}], got {tuple(x.shape)}")
         leading, sides = x.shape[: -self.dim], x.shape[-self.dim :]
         if min(sides) < self.size:
             cell, found = (" x ".join(map(str, shape)) for shape in ([self.size] * self.dim, sides))

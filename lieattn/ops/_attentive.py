@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lieattn._autocast import without_autocast
 from lieattn._checks import (
+    axes_of,
     check_alike,
     check_broadcast,
     check_count,
@@ -235,8 +236,7 @@ def _check(
         raise ValueError(f"kernels: expected {expected}, got {tuple(kernels.shape)}")
     out, order, channels, fiber = kernels.shape[:4]
     if x.ndim != 3 + dim or x.shape[1:3] != (channels, fiber):
-        axes = "rows, columns" if dim == 2 else "layers, rows, columns"
-        raise ValueError(f"x: expected [batch, {channels}, {fiber}, {axes}], got {tuple(x.shape)}")
+        raise ValueError(f"x: expected [batch, {channels}, {fiber}, {axes_of(dim)}], got {tuple(x.shape)}")
     span, most = dilation * (kernels.shape[-1] - 1) + 1, min(x.shape[3:]) + 2 * pad
     if kernels.numel() == 0 or span > most:
         raise ValueError(

@@ -25,7 +25,7 @@ from lieattn.geometry._frames import FiniteFrames, Frames, GivenFrames, GroupFra
 from lieattn.geometry._neighbor_lists import Neighbors
 from lieattn.geometry._neighbors import Neighborhood, find_neighbors, scaled, smooth_cutoff
 from lieattn.geometry._principal_frames import PrincipalFrames
-from lieattn.geometry._relative import Chart, RelativeElements, in_frames, join_rows, joined
+from lieattn.geometry._relative import Chart, RelativeElements, collated, in_frames, join_rows
 from lieattn.groups import SE, E, FiniteGroup, SemidirectProduct, Translations, check_group, trivial
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
@@ -231,7 +231,7 @@ class LiftedGraph(PointClouds):
             log_measure=torch.cat(measures) if measures else None,
             levels=graphs[0].levels,
             **{name: getattr(parts[0], name) for name in ("space", "length", "group", "chart", "cutoff")},
-            **{name: joined(name, parts) for name in ("pose", "elements", "dilation", "levels_up", "given")},
+            **{name: collated(name, parts) for name in ("pose", "elements", "dilation", "levels_up", "given")},
         )
         join_rows(graph.relative, parts)
         return graph

@@ -344,7 +344,7 @@ class RelativeElements(Movable):
         return join_coordinates([part.expand(*pairs, -1) for part in parts])
 
 
-def joined(name: str, parts: Sequence[RelativeElements]) -> Tensor | None:
+def collated(name: str, parts: Sequence[RelativeElements]) -> Tensor | None:
     """A tensor of several relative elements in one, None where there is none."""
     values = [getattr(part, name) for part in parts]
     if any((value is None) != (values[0] is None) for value in values):

@@ -314,7 +314,7 @@ class Translations(LieGroup):
     def element(self, translation: Tensor) -> Tensor:
         """Element ``[*, d + 1, d + 1]`` with translation ``[*, d]``."""
         check_last("translation", translation, (self.dim,), self.name)
-        return joined(torch.eye(self.dim, dtype=translation.dtype, device=translation.device), translation)
+        return homogeneous(torch.eye(self.dim, dtype=translation.dtype, device=translation.device), translation)
 
     def product(self, g: Tensor, h: Tensor) -> Tensor:
         return self.element(self.translation(g) + self.translation(h))
@@ -389,17 +389,17 @@ class SemidirectProduct(LieGroup):
 
     def product(self, g: Tensor, h: Tensor) -> Tensor:
         linear = self.stabilizer.product(self.linear(g), self.linear(h))
-        return joined(linear, self._moved(g, self.translation(h)))
+        return homogeneous(linear, self._moved(g, self.translation(h)))
 
     def inverse(self, g: Tensor) -> Tensor:
         linear = self.stabilizer.inverse(self.linear(g))
-        return joined(linear, -matvec(linear, self.translation(g)))
+        return homogeneous(linear, -matvec(linear, self.translation(g)))
 
     def relative(self, g: Tensor, h: Tensor) -> Tensor:
         """The element g⁻¹ h = (A⁻¹ B, A⁻¹ (s - t)); subtracting first keeps it exact far from the origin."""
         inverse = self.stabilizer.inverse(self.linear(g))
         translation = matvec(inverse, self.translation(h) - self.translation(g))
-        return joined(self.stabilizer.product(inverse, self.linear(h)), translation)
+        return homogeneous(self.stabilizer.product(inverse, self.linear(h)), translation)
 
     def hat(self, a: Tensor) -> Tensor:
         h, u = self._split(a)
@@ -411,7 +411,7 @@ class SemidirectProduct(LieGroup):
 
     def exp(self, a: Tensor) -> Tensor:
         h, u = self._split(a)
-        return joined(self.stabilizer.exp(h), matvec(self.stabilizer.exp_integral(h), u))
+        return homogeneous(self.stabilizer.exp(h), matvec(self.stabilizer.exp_integral(h), u))
 
     def log(self, g: Tensor) -> Tensor:
         h = self.stabilizer.log(self.linear(g))
@@ -440,7 +440,7 @@ class SemidirectProduct(LieGroup):
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Linear parts as H draws them, with standard normal translations; the group is not compact."""
-        return joined(self.stabilizer.draw(shape, generator), draw_normal((*shape, self.dim), generator))
+        return homogeneous(self.stabilizer.draw(shape, generator), draw_normal((*shape, self.dim), generator))
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
         found = super().faults(g)
@@ -477,10 +477,10 @@ def affine(linear: Tensor, translation: Tensor) -> Tensor:
     check_last("linear", linear, (translation.shape[-1],) * 2, "translations of as many components")
     check_broadcast("linear", linear.shape[:-2], "translation", translation.shape[:-1])
     check_alike("linear", linear, "translation", translation)
-    return joined(linear, translation)
+    return homogeneous(linear, translation)
 
 
-def joined(linear: Tensor, translation: Tensor) -> Tensor:
+def homogeneous(linear: Tensor, translation: Tensor) -> Tensor:
     """:func:`affine` of tensors that are known to fit."""
     dim = translation.shape[-1]
     shape = torch.broadcast_shapes(linear.shape[:-2], translation.shape[:-1])

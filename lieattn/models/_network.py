@@ -48,10 +48,9 @@ from lieattn.models._inputs import (
 from lieattn.models._jumps import decided, is_open, jumps_of, jumps_of_frames, jumps_of_neighbors
 from lieattn.models._recomputing import Recomputing
 from lieattn.models._shown import Shown
-from lieattn.nn import grid_images
+from lieattn.nn import Pooling, grid_images
 from lieattn.spaces import Euclidean, HomogeneousSpace
 
-Pool = Literal["mean", "sum", "max", "none"]
 OutputKind = Literal["invariant", "vector"]
 Downsampling = Literal["pooled", "strided"]
 
@@ -459,7 +458,7 @@ class PointOutputs:
     """How ``"invariant"`` numbers or ``"vector"`` outputs of the points are pooled over each cloud, or not."""
 
     kind: OutputKind = "invariant"
-    pool: Pool = "mean"
+    pool: Pooling = "mean"
 
     def __post_init__(self) -> None:
         check_arguments(PointOutputs, vars(self))

@@ -31,12 +31,11 @@ from lieattn.models._network import (
     Network,
     OutputKind,
     PointOutputs,
-    Pool,
     Symmetry,
     cutoff_of,
 )
 from lieattn.models._poses import posed, refuse_lattices
-from lieattn.nn import FrameMessages, LiftingConvolution, ZonalLinear
+from lieattn.nn import FrameMessages, LiftingConvolution, Pooling, ZonalLinear
 from lieattn.nn.relative import AngleFeatures, EdgeNetwork, keep_variance
 from lieattn.ops import RelativeTerms
 
@@ -154,7 +153,7 @@ class DirectionConvNet(Network):
         layers: int = 4,
         vector_inputs: Sequence[str] = (),
         kind: OutputKind = "invariant",
-        pool: Pool = "mean",
+        pool: Pooling = "mean",
         options: DirectionOptions | None = None,
     ) -> None:
         check_arguments(DirectionConvNet.__init__, locals())

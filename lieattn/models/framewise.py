@@ -31,12 +31,11 @@ from lieattn.models._network import (
     Network,
     OutputKind,
     PointOutputs,
-    Pool,
     Symmetry,
     cutoff_of,
 )
 from lieattn.models._poses import posed, refuse_lattices
-from lieattn.nn import FiberNorm, FramewiseBlock, GroupLinear, LiftingConvolution, project_field
+from lieattn.nn import FiberNorm, FramewiseBlock, GroupLinear, LiftingConvolution, Pooling, project_field
 from lieattn.nn.relative import AngleFeatures, EdgeNetwork, RotaryPhases
 from lieattn.ops import RelativeTerms
 from lieattn.reps import Vector
@@ -179,7 +178,7 @@ class FramewiseTransformer(Network):
         vector_inputs: Sequence[str] = (),
         length: float = 1.0,
         kind: OutputKind = "invariant",
-        pool: Pool = "mean",
+        pool: Pooling = "mean",
         options: FramewiseOptions | None = None,
     ) -> None:
         check_arguments(FramewiseTransformer.__init__, locals())

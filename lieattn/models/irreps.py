@@ -28,10 +28,10 @@ from lieattn.models._network import (
     EquivariantModule,
     OutputKind,
     PointOutputs,
-    Pool,
     Symmetry,
     cutoff_of,
 )
+from lieattn.nn import Pooling
 from lieattn.nn.relative import keep_variance
 from lieattn.ops import RelativeTerms, bessel_functions, group_attention, smooth_window
 
@@ -62,7 +62,7 @@ class PointOptions(TypedDict, total=False):
     cutoff: float | None
     vector_inputs: Sequence[str]
     kind: OutputKind
-    pool: Pool
+    pool: Pooling
 
 
 class _PointNetwork(EquivariantModule):
@@ -77,7 +77,7 @@ class _PointNetwork(EquivariantModule):
         cutoff: float | None = None,
         vector_inputs: Sequence[str] = (),
         kind: OutputKind = "invariant",
-        pool: Pool = "mean",
+        pool: Pooling = "mean",
         channels: int,
         radial: RadialOptions,
         degree: int = 0,

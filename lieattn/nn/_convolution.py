@@ -32,7 +32,6 @@ from lieattn.nn.relative import (
 from lieattn.nn.relative._base import check_lifted_to, rows_of_table
 from lieattn.ops import Activation, RelativeTerms, edge_messages, group_attention
 
-Reduction = Literal["sum", "mean"]
 _SHARP = 1000.0  # a score of which softmax makes 1, and of 0 beside it 0, in every dtype
 
 
@@ -71,7 +70,7 @@ class GroupConvolution(TiedWeights):
     """
 
     def __init__(
-        self, kernel: ConvolutionKernel, *, measure: float | None = None, reduction: Reduction = "sum"
+        self, kernel: ConvolutionKernel, *, measure: float | None = None, reduction: Literal["sum", "mean"] = "sum"
     ) -> None:
         check_arguments(GroupConvolution.__init__, locals())
         super().__init__()
@@ -80,7 +79,7 @@ class GroupConvolution(TiedWeights):
         if measure is None:
             measure = 1.0 if kernel.lifting else published_measure(kernel.group)
         self.kernel, self.group, self.measure = kernel, kernel.group, float(measure)
-        self.reduction: Reduction = reduction
+        self.reduction: Literal["sum", "mean"] = reduction
 
     def forward(self, x: Tensor, graph: LiftedGraph) -> Tensor:
         """Features ``[points, in]`` or a field ``[points, fiber, in]`` to a field ``[points, fiber, out]``."""

@@ -32,8 +32,8 @@ from lieattn.groups import FiniteGroup, SemidirectProduct, Translations, check_g
 from lieattn.models._inputs import PointInputs, VectorEmbedding, features, read_inputs, vectors
 from lieattn.models._network import GroupField, Network, Symmetry
 from lieattn.models.gsa._geometry import POOL, GSAGeometry, Step, cropped, exact_inputs, pooled
-from lieattn.models.gsa._options import Dropouts, GSAHead, GSAOptions, GSAReadout, Inexact, Stages
-from lieattn.nn import CloudNorm, GridPool, GroupSelfAttention, LiftingSelfAttention, PreNormBlock
+from lieattn.models.gsa._options import Dropouts, GSAHead, GSAOptions, GSAReadout, Stages
+from lieattn.nn import CloudNorm, GridPool, GroupSelfAttention, Inexact, LiftingSelfAttention, PreNormBlock
 from lieattn.nn.relative import (
     CoordinateEncoding,
     CoordinateNetwork,

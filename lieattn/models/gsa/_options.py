@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from lieattn._checks import check_arguments, check_dropout, check_length
 from lieattn.geometry import LiftedGraph
 from lieattn.groups import FiniteGroup
-from lieattn.models._network import Pool
-from lieattn.nn import CloudPool, FiberPool
+from lieattn.nn import CloudPool, FiberPool, Inexact, Pooling
 
 Order = Literal["points_first", "frames_first"]
 Activation = Literal["silu", "relu", "gelu"]
-Inexact = Literal["refuse", "warn", "allow"]
 Init = Literal["balanced", "paper"]
 Positions = Literal["relative", "absolute", "none"]
 
@@ -119,7 +117,7 @@ class GSAReadout:
         former where all points of a cloud have the same frames, and the latter otherwise.
     """
 
-    pool: Pool = "sum"
+    pool: Pooling = "sum"
     order: Order | None = None
 
     def __post_init__(self) -> None:
@@ -188,7 +186,7 @@ class GSAHead(nn.Linear):
         See :class:`GSAReadout`.
     """
 
-    def __init__(self, in_features: int, out_features: int, pool: Pool, order: Order) -> None:
+    def __init__(self, in_features: int, out_features: int, pool: Pooling, order: Order) -> None:
         super().__init__(in_features, out_features, bias=False)
         self.cloud_pool = nn.Identity() if pool == "none" else CloudPool(pool)
         self.fiber_pool = FiberPool("max")

@@ -43,8 +43,16 @@ from lieattn.geometry import (
 from lieattn.groups import SO, FiniteGroup, O, Translations
 from lieattn.models._inputs import PointInputs, VectorEmbedding, features, read_inputs, vectors
 from lieattn.models._jumps import jumps_of_neighbors
-from lieattn.models._network import Network, OutputKind, Pool, Symmetry, cutoff_of, new_generator
-from lieattn.nn import BlockNorm, InvariantHead, LieConvolution, LieSelfAttention, LiftingConvolution, VectorHead
+from lieattn.models._network import Network, OutputKind, Symmetry, cutoff_of, new_generator
+from lieattn.nn import (
+    BlockNorm,
+    InvariantHead,
+    LieConvolution,
+    LieSelfAttention,
+    LiftingConvolution,
+    Pooling,
+    VectorHead,
+)
 from lieattn.nn.relative import EdgeNetwork, FeaturePart, Kernel, LocationPart, keep_variance
 from lieattn.ops import Activation, Normalization, bessel_functions, smooth_lengths, smooth_window
 from lieattn.spaces import Euclidean, HomogeneousSpace
@@ -208,7 +216,7 @@ class Readout:
     """
 
     kind: OutputKind = "invariant"
-    pool: Pool = "mean"
+    pool: Pooling = "mean"
     order: Order | None = None
     norm: bool = False
     activation: Activation = "silu"

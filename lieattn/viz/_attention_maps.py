@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -15,7 +14,7 @@ from lieattn.groups import FiniteGroup
 from lieattn.models import AttentiveNetwork
 from lieattn.nn import act_on_grid
 from lieattn.testing import relative_error
-from lieattn.viz._draw import blank_figure, require_matplotlib
+from lieattn.viz._draw import blank_figure, in_words, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,7 +114,7 @@ def attention_under_group(
     for h in range(group.order):
         shown = moved[h].mean(dim=0)
         axes[0][h].imshow(shown.cpu(), cmap="gray")
-        axes[0][h].set_title(_named(group.elements[h]), fontsize=9)
+        axes[0][h].set_title(in_words(group.elements[h]), fontsize=9)
         drawn = axes[1][h].imshow(pictures[h].sum(dim=0).cpu(), cmap="viridis", vmin=0, vmax=top)
         if arrows != "none":
             _draw_poses(axes[1][h], group, lengths[h], longest, dominant=arrows == "dominant")
@@ -125,14 +124,6 @@ def attention_under_group(
     what = "attention that passes" if passed else "attention that is subtracted"
     figure.suptitle(f"{what}; columns moved back differ by {_difference(group, pictures):.1e}", fontsize=10)
     return figure
-
-
-def _named(element: Tensor) -> str:
-    """What an element of a planar group does."""
-    if float(torch.linalg.det(element)) < 0:
-        # A mirror along the bisector of the first axis and its image.
-        return f"mirrored at {math.degrees(math.atan2(element[1, 0], element[0, 0])) / 2 % 180:.0f}°"
-    return f"turned by {math.degrees(math.atan2(element[1, 0], element[0, 0])) % 360:.0f}°"
 
 
 def _draw_poses(axes: Axes, group: FiniteGroup, lengths: Tensor, longest: float, *, dominant: bool) -> None:

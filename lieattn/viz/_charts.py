@@ -47,7 +47,7 @@ def training_curves(histories: Mapping[str, Sequence[float]], ylabel: str) -> Fi
     """
     check_arguments(training_curves, locals())
     lines = {}
-    for name, values in _named("histories", histories).items():
+    for name, values in _at_least_one("histories", histories).items():
         history = _numbers(f"histories[{name!r}]", values)
         if history.ndim != 1 or not np.isfinite(history).any():
             raise ValueError(f"histories[{name!r}]: expected a list with a finite value, got {values!r}")
@@ -151,7 +151,7 @@ def logarithmic(axes: Axes) -> None:
         axes.tick_params(axis="y", which="minor", labelsize=7)
 
 
-def _named(argument: str, entries: Mapping[str, Any]) -> Mapping[str, Any]:
+def _at_least_one(argument: str, entries: Mapping[str, Any]) -> Mapping[str, Any]:
     require_matplotlib()
     if not entries:
         raise ValueError(f"{argument}: expected at least one named entry, got none")
@@ -161,7 +161,7 @@ def _named(argument: str, entries: Mapping[str, Any]) -> Mapping[str, Any]:
 def _curves(curves: Mapping[str, Any], places: str, values: str) -> dict[str, tuple[Any, Any]]:
     """Arrays of places, ascending, and of the values there, by name."""
     found = {}
-    for name, curve in _named("curves", curves).items():
+    for name, curve in _at_least_one("curves", curves).items():
         if not isinstance(curve, tuple | list) or len(curve) != 2:
             raise TypeError(f"curves[{name!r}]: expected a pair of {places} and {values}, got {shown(curve)}")
         x, y = (_numbers(f"curves[{name!r}]", part) for part in curve)

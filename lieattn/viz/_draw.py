@@ -180,6 +180,19 @@ def element_name(matrix: Tensor) -> str:
     return f"{round(angle, 1):g}°" + (" m" if float(torch.linalg.det(matrix)) < 0 else "")
 
 
+def in_words(matrix: Tensor) -> str:
+    """What an orthogonal matrix ``[dim, dim]`` in two or three dimensions does to points, by its angle."""
+    dim, mirrors = len(matrix), float(torch.linalg.det(matrix)) < 0
+    if dim == 2:
+        # A mirror is one along the bisector of the first axis and its image.
+        degrees = math.degrees(math.atan2(float(matrix[1, 0]), float(matrix[0, 0]))) % 360
+        return f"mirrored at {degrees / 2:.4g}°" if mirrors else f"turned by {degrees:.4g}°"
+    proper = -matrix if mirrors else matrix
+    cosine = (float(proper.diagonal().sum()) - 1) / 2
+    degrees = math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
+    return f"turned by {degrees:.4g}°" + (", inverted" if mirrors else "")
+
+
 def extent(clouds: PointClouds) -> tuple[Tensor, float]:
     """Center of the points and a half width that holds them however they are turned."""
     center = clouds.pos.mean(dim=0)

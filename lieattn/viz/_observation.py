@@ -19,6 +19,7 @@ from lieattn.geometry import PointClouds, point_clouds
 from lieattn.groups import SO, FiniteGroup, O, SemidirectProduct
 from lieattn.models import LieTransformer, Symmetry
 from lieattn.spaces import Sphere
+from lieattn.viz._draw import in_words
 from lieattn.viz._recording import Attention, Field, Recorder, Recording, pulled_back, rolled_out
 from lieattn.viz._scene import Scene, camera_of
 
@@ -152,7 +153,7 @@ def _turns(symmetry: Any, dim: int, count: int, seed: int) -> tuple[Turn, ...]:
     identity = Turn("as it is", torch.eye(dim, dtype=torch.float64), True)
     if isinstance(group, FiniteGroup) and group.order > 1 and group.dim == dim:
         elements = [matrix for matrix in group.elements if not torch.allclose(matrix, identity.matrix)]
-        return (identity, *(Turn(_named(matrix), matrix, True) for matrix in elements[: count - 1]))
+        return (identity, *(Turn(in_words(matrix), matrix, True) for matrix in elements[: count - 1]))
     if dim not in (2, 3):
         return (identity,)
     inside = isinstance(group, SO | O) and group.dim == dim
@@ -161,15 +162,3 @@ def _turns(symmetry: Any, dim: int, count: int, seed: int) -> tuple[Turn, ...]:
     angles = [2 * math.pi * number / count for number in range(1, count)]
     labels = [f"turned by {math.degrees(angle):.4g}°" for angle in angles]
     return (identity, *(Turn(label, SO(dim).exp(x * along), inside) for label, x in zip(labels, angles, strict=True)))
-
-
-def _named(matrix: Tensor) -> str:
-    """What an orthogonal matrix does, by its angle."""
-    dim, mirrors = len(matrix), float(torch.linalg.det(matrix)) < 0
-    if dim == 2:
-        degrees = math.degrees(math.atan2(float(matrix[1, 0]), float(matrix[0, 0]))) % 360
-        return f"mirrored at {degrees / 2:.4g}°" if mirrors else f"turned by {degrees:.4g}°"
-    proper = -matrix if mirrors else matrix
-    cosine = (float(proper.diagonal().sum()) - 1) / 2
-    degrees = math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
-    return f"turned by {degrees:.4g}°" + (", inverted" if mirrors else "")

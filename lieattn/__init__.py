@@ -1,9 +1,9 @@
 """Group-equivariant transformers for point clouds and homogeneous spaces.
 
 The subpackages, lowest first, are ``groups``, ``spaces``, ``reps``, ``geometry``, ``ops``, ``nn`` and ``models``:
-import names from these. The tools around a model (``train``, ``certify``, ``viz``, ``ase``, ``transforms``) need
-heavier packages. Each is imported when it is first used. :func:`lieattn.save` writes a network to a file, and
-:func:`lieattn.load` reads it.
+import names from these. The tools around a model (``train``, ``certify``, ``viz``, ``ase``, ``transforms``, ``bench``,
+``compare``) need heavier packages. Each is imported when it is first used. :func:`lieattn.save` writes a network to a
+file, and :func:`lieattn.load` reads it.
 """
 
 import importlib
@@ -12,12 +12,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from lieattn import ase, certify, geometry, groups, models, nn, ops, reps, spaces, testing, train, transforms, viz
+    from lieattn import (
+        ase,
+        bench,
+        certify,
+        compare,
+        geometry,
+        groups,
+        models,
+        nn,
+        ops,
+        reps,
+        spaces,
+        testing,
+        train,
+        transforms,
+        viz,
+    )
     from lieattn._saved import load, save
 
 __all__ = [
     "ase",
+    "bench",
     "certify",
+    "compare",
     "geometry",
     "groups",
     "load",

@@ -581,13 +581,17 @@ def test_elements_that_were_never_promised_have_no_cause():
     """Of an exact network that has no reflections, or few rotations, no layer is to blame for those."""
     data = [Data(x=torch.rand(len(cloud.pos), 2), pos=cloud.pos) for cloud in clouds()]
     for frames, group, told in (
-        (PrincipalFrames(), "SE(3)", {"a reflection: not promised: the network promises SE(3), in which it is not"}),
+        (
+            PrincipalFrames(),
+            "SE(3)",
+            {"a reflection: not promised: the network promises SE(3), which does not contain it"},
+        ),
         (
             tetrahedral(),
             "T",
             {
-                "a reflection: not promised: the network promises T, in which it is not",
-                "a rotation: not promised: the network promises T, in which it is not",
+                "a reflection: not promised: the network promises T, which does not contain it",
+                "a rotation: not promised: the network promises T, which does not contain it",
             },
         ),
     ):
@@ -603,7 +607,7 @@ def test_elements_that_were_never_promised_have_no_cause():
         return triple(pos, batch) + distances(pos, batch)
 
     (one,) = certify(handed, clouds(), "search", **QUICK).diagnoses
-    assert str(one).endswith("a reflection: not promised: the search found SE(3), in which it is not")
+    assert str(one).endswith("a reflection: not promised: the search found SE(3), which does not contain it")
 
 
 # --- the card -------------------------------------------------------------------------------------------------

@@ -34,18 +34,29 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 _TIMES_ROUNDING = 100.0  # by which an error may exceed the rounding that caused it
 _HALF = 1e-5  # rounding beyond which a precision is called half
 _BORDER = 4  # pixels
-_PADDING = "padding", "clouds are filled up to the largest, and what fills them counts"
+_PADDING = "padding", "clouds are padded to the size of the largest, and the padding counts"
 _SHARE = 0.2  # of the points that have as many neighbors as any, if these are capped
 
 
 @dataclass(frozen=True)
 class _Break:
-    """The first module whose inputs follow known laws and whose outputs do not, or what is known without one."""
+    """The first module whose inputs follow known laws while its outputs do not.
+
+    Attributes
+    ----------
+    call, moved
+        What went into the module and what came out of it, before and after the change; None if there is no such module.
+    inputs
+        The laws that its inputs follow, see :func:`lieattn.certify._trace.law`.
+    edges
+        Where the order of points was changed: the name of the first module whose edges join other pairs of points than
+        before, and these edges as they were before; None if there is none.
+    """
 
     call: Call | None = None
     moved: Call | None = None
-    inputs: tuple[str, ...] = ()  # the laws of its inputs
-    edges: tuple[str, Tensor] | None = None  # the first indices of pairs that are other pairs now, and who sees them
+    inputs: tuple[str, ...] = ()
+    edges: tuple[str, Tensor] | None = None
 
 
 def diagnose(
@@ -65,7 +76,7 @@ def diagnose(
     of their kind is known: invariants, vectors, positions, fibers and pixels that are permuted, irreps of e3nn. No
     layer is to blame for elements outside of a group that is ``known``, which comes with what is said of it.
     """
-    # The smallest first: it is what clouds that are filled up, or capped, are filled up to.
+    # The smallest first: the rest of the batch pads it, and without the rest it is not padded.
     clouds = sorted(clouds, key=lambda cloud: int(cloud.num_nodes or 0))
     sizes = sizes_of(clouds)
     reference = probe(clouds)
@@ -78,10 +89,10 @@ def diagnose(
         calls, others = record(probe, clouds), record(probe, clouds)
         still = Change(sizes, torch.eye(1, dtype=torch.float64), torch.zeros(len(sizes), 1), tolerance)
         found = _first_break(calls, others, still)
-        text = f"two calls with the same clouds differ by {repeated:.1e}, in eval mode too"
+        text = f"two calls with the same clouds differ by {repeated:.1e}, even in eval mode"
         yield _told("same clouds", found, "randomness", text)
         return
-    turned = False  # one element is enough
+    turned = False  # of the elements that turn, the first that fails is enough
     others_told: set[str] = set()
     for check, move, change in _changes(probe, clouds, promise, failed, sizes, generator):
         if turned and move.check == "turn":
@@ -95,7 +106,7 @@ def diagnose(
         if move.check == "turn" and known is not None and (what := _outside(move.linear, known[1])) is not None:
             if what not in others_told:
                 others_told.add(what)
-                text = f"{known[0]} {known[1].name}, in which it is not"
+                text = f"{known[0]} {known[1].name}, which does not contain it"
                 yield Diagnosis(f"{check}, a {what}", None, None, (), NOT_PROMISED, text)
             continue
         calls, others = record(probe, clouds), record(probe, changed)
@@ -104,7 +115,7 @@ def diagnose(
             found = replace(found, edges=_first_edges(calls, others, change))
         turned |= move.check == "turn"
         cause, text = _cause(check, found, error, change, probe)
-        if check == "rest of the batch" and cause == "other clouds" and _fills_up(calls, others, found, change):
+        if check == "rest of the batch" and cause == "other clouds" and _pads(calls, others, found, change):
             cause, text = _PADDING
         yield _told(check, found, cause, text)
 
@@ -112,7 +123,8 @@ def diagnose(
 def known_group(network: Any, found: Group | None) -> tuple[str, Group] | None:
     """The group that a network promises, or else one that was found if it has all rotations, in words and as it is.
 
-    Where rotations are kept and reflections are not, the causes that are looked for would break rotations too.
+    A group that was found counts only if it has all rotations: every cause that is looked for would break rotations
+    too, so none of them explains why reflections are not kept.
     """
     stated = getattr(network, "symmetry", None)
     stated = stated.group if isinstance(stated, Symmetry) else stated
@@ -122,7 +134,7 @@ def known_group(network: Any, found: Group | None) -> tuple[str, Group] | None:
 
 
 def _outside(matrix: Tensor, group: Group) -> str | None:
-    """What an element is that a group does not have; None if it has it, or this cannot be told."""
+    """``"rotation"`` or ``"reflection"`` if the group does not contain the element; None if it does or may."""
     turns = turns_of(group)
     if len(matrix) != group.dim:
         return None
@@ -137,7 +149,7 @@ def _outside(matrix: Tensor, group: Group) -> str | None:
 
 
 def _not_finite(outputs: Mapping[str, Tensor], calls: Sequence[Call]) -> Diagnosis:
-    """The first module that makes of finite inputs what is not finite."""
+    """The first module that makes values that are not finite from finite inputs."""
 
     def finite(tensors: Sequence[Tensor]) -> bool:
         return all(bool(tensor.isfinite().all()) for tensor in tensors)
@@ -243,9 +255,9 @@ def _cause(check: str, found: _Break, error: float, change: Change, probe: Probe
     if check == "rest of the batch":
         return _cause_of_batch(found, change)
     if check == "translation":
-        return "absolute positions", "outputs depend on where the cloud is, not only on differences of positions"
+        return "absolute positions", "outputs depend on where the cloud is, and not only on differences of positions"
     if found.call is None or found.moved is None:
-        return "unknown", "no module that can be looked into breaks by itself"
+        return "unknown", "no single module, among those that can be observed, breaks the symmetry by itself"
     return (_cause_in_images(found.call, found.moved, change) if change.as_images else None) or _cause_of_features(
         found
     )
@@ -267,18 +279,18 @@ def _cause_of_rounding(found: _Break, error: float, probe: Probe) -> tuple[str, 
 def _cause_of_features(found: _Break) -> tuple[str, str]:
     if found.call is not None and "fibers permuted" in found.inputs:
         if isinstance(found.call.module, _NORMS):
-            text = f"{type(found.call.module).__name__} has other statistics or weights for each frame of the fiber"
+            text = f"{type(found.call.module).__name__} has separate statistics or weights for each frame of the fiber"
             return "batch statistics over the fiber", text
-        return "weights that differ between frames", "its input is permuted along the fiber, and its output is not"
+        return "weights that differ between frames", "its input is permuted along the fiber, but its output is not"
     if any(name != "invariant" for name in found.inputs):
-        text = "coordinates go into it as if they were numbers that do not turn"
+        text = "it treats components of vectors as if they were numbers that do not change under rotations"
         return "components of vectors", text
-    return "unknown", "its inputs follow the motion, its outputs follow no law that is known"
+    return "unknown", "its inputs transform by known laws, and its outputs by none"
 
 
 def _cause_of_order(found: _Break) -> tuple[str, str]:
     if found.edges is None:
-        return "order of points", "outputs depend on which point comes first"
+        return "order of points", "outputs depend on the order of the points"
     name, edges = found.edges
     if len(edges) == 2:
         # Of centers and of neighbors, those of which more have the largest number.
@@ -287,8 +299,9 @@ def _cause_of_order(found: _Break) -> tuple[str, str]:
         most, full = int(count.max()), int((count == count.max()).sum())
         if most > 1 and full > max(1, _SHARE * len(count)):
             text = f"in the edges at {name}, {full} of {len(count)} points have exactly {most} neighbors"
-            return "capped neighbors", f"{text}, and which these are depends on the order of points"
-    return "neighbors chosen by order", f"the edges at {name} depend on the order of points, as where ties are cut"
+            return "capped neighbors", f"{text}, and which neighbors these are depends on the order of the points"
+    text = f"the edges at {name} depend on the order of the points"
+    return "neighbors chosen by order", f"{text}, as where only some of equally distant neighbors are taken"
 
 
 def _first_edges(first: Sequence[Call], second: Sequence[Call], change: Change) -> tuple[str, Tensor] | None:
@@ -304,29 +317,29 @@ def _first_edges(first: Sequence[Call], second: Sequence[Call], change: Change) 
 def _cause_of_batch(found: _Break, change: Change) -> tuple[str, str]:
     call, after = found.call, found.moved
     if call is None or after is None:
-        return "other clouds", "outputs of a cloud depend on the clouds beside it"
+        return "other clouds", "outputs of a cloud depend on the other clouds of the batch"
     if isinstance(call.module, _NORMS):
         return "batch statistics", f"{type(call.module).__name__} takes statistics over all clouds of a batch"
     pairs = [*zip(call.inputs, after.inputs, strict=True), *zip(call.outputs, after.outputs, strict=True)]
-    if any(_is_filled_up(first, second, change) for first, second in pairs):
+    if any(_is_padded(first, second, change) for first, second in pairs):
         return _PADDING
-    return "other clouds", "outputs of a cloud depend on the clouds beside it"
+    return "other clouds", "outputs of a cloud depend on the other clouds of the batch"
 
 
-def _fills_up(first: Sequence[Call], second: Sequence[Call], found: _Break, change: Change) -> bool:
-    """Whether clouds are filled up within the module that breaks, as modules see that it calls."""
+def _pads(first: Sequence[Call], second: Sequence[Call], found: _Break, change: Change) -> bool:
+    """Whether clouds are padded within the module that breaks the symmetry, as seen by the modules that it calls."""
     if found.call is None:
         return False
     within = f"{found.call.name}." if found.call.name else ""
     return any(
-        _is_filled_up(*pair, change)
+        _is_padded(*pair, change)
         for before, after in zip(first, second, strict=False)
         if before.name == after.name and before.name.startswith(within)
         for pair in zip((*before.inputs, *before.outputs), (*after.inputs, *after.outputs), strict=False)
     )
 
 
-def _is_filled_up(first: Tensor, second: Tensor, change: Change) -> bool:
+def _is_padded(first: Tensor, second: Tensor, change: Change) -> bool:
     largest, size = int(change.sizes.max()), int(change.sizes[0])
     return first.ndim >= 2 and first.shape[1:2] == (largest,) and second.shape[1:2] == (size,) and largest > size
 
@@ -343,15 +356,15 @@ def _cause_in_images(call: Call, after: Call, change: Change) -> tuple[str, str]
             dense = [slow(given.inputs[0].to(dtype)).double() for given in (call, after)]
         if law(dense[0], dense[1], change) is not None:
             sides = " x ".join(map(str, call.inputs[0].shape[-2:]))
-            text = f"{kind} takes every {max(strides)}. place of {sides} pixels, which turned are others; without a "
-            return "strided pooling on the wrong residue", text + "stride it is equivariant"
+            text = f"{kind} with stride {max(strides)} on {sides} pixels takes other pixels once the image is turned"
+            return "strided pooling on the wrong residue", f"{text}; with stride 1 it is equivariant"
     same = isinstance(module, nn.Conv2d) and module.padding == "same" and min(module.kernel_size) % 2 == 0
     if same or any("Pad" in base.__name__ for base in type(module).__mro__):
-        return "padding", f"{kind} adds pixels on one side that it does not add on the other"
+        return "padding", f"{kind} adds pixels on one side and not on the opposite one"
     if call.outputs and call.outputs[0].ndim >= 4 and min(call.outputs[0].shape[-2:]) > 2 * _BORDER:
         inner = [t.outputs[0][..., _BORDER:-_BORDER, _BORDER:-_BORDER] for t in (call, after)]
         if law(inner[0], inner[1], change) is not None:
-            return "padding", f"{kind} is equivariant up to {_BORDER} pixels from the border, and not there"
+            return "padding", f"{kind} is equivariant, except within {_BORDER} pixels of the border"
     return None
 
 

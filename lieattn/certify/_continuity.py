@@ -1,4 +1,4 @@
-"""Continuity: how much outputs, and their first derivatives, jump on the way of a cloud through its neighborhoods."""
+"""Continuity: how much outputs, and their first derivatives, jump while a cloud changes along a path."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-_STEPS = 64  # into which a way is cut at first
-_SUSPECTS = 3  # steps of the largest changes that are cut further, and as many that change more than those beside them
-_ROUNDS, _PARTS = 13, 4  # of cutting on, and into how many parts: few evaluations of several clouds
-_STEEPER = 1e2  # by which a continuous output may be steeper somewhere than between the first steps
+_STEPS = 64  # number of steps of a path at first
+_SUSPECTS = 3  # steps that are divided: those of the largest changes, and as many that exceed their neighbors most
+_ROUNDS, _PARTS = 13, 4  # how often steps are divided, and into how many parts: few evaluations of several clouds
+_STEEPER = 1e2  # how many times steeper than over the first steps a continuous output may become somewhere
 
 Outputs = Callable[[Sequence[Data]], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class Way:
-    """A cloud on the way from ``start`` to ``start + velocity``, both ``[points, dim]``."""
+    """A path of a cloud, from ``start`` to ``start + velocity``, both ``[points, dim]``, at constant speed."""
 
     label: str
     cloud: Data
@@ -40,7 +40,10 @@ class Way:
 
 @dataclass(frozen=True)
 class Jump:
-    """The largest jump of an output on a way, its size, and the change that a continuous one could show."""
+    """The largest jump of an output along a path.
+
+    ``size`` is that of the largest output. A change up to ``rounding`` is possible for a continuous output too.
+    """
 
     jump: float
     size: float
@@ -48,7 +51,7 @@ class Jump:
 
 
 def ways(cloud: Data, dim: int, generator: torch.Generator) -> Iterator[Way]:
-    """A point crosses the cloud and leaves it; the cloud is stretched until its second moments cross."""
+    """Two paths: a point crosses the cloud and leaves it; the cloud is stretched until two of its moments cross."""
     pos = cloud.pos[:, :dim].double()
     centered = pos - pos.mean(dim=0)
     extent = float(centered.norm(dim=1).max())
@@ -56,7 +59,7 @@ def ways(cloud: Data, dim: int, generator: torch.Generator) -> Iterator[Way]:
         return
     point = int(torch.randint(len(pos), (), generator=generator))
     aside = torch.randn(dim, generator=generator, dtype=torch.float64)
-    # Through the middle, a little aside of it, to twice the radius of the cloud.
+    # It passes near the center, and ends at twice the radius of the cloud.
     target = -2 * extent * torch.nn.functional.normalize(centered[point] + 0.2 * extent * aside, dim=0)
     velocity = torch.zeros_like(pos)
     velocity[point] = target - centered[point]
@@ -69,7 +72,7 @@ def ways(cloud: Data, dim: int, generator: torch.Generator) -> Iterator[Way]:
 
 
 def largest_jumps(way: Way, outputs: Outputs) -> dict[str, Jump]:
-    """Largest jump of every output, ``[clouds | points, *]``: steps of the way are cut up where it changes most."""
+    """The largest jump of every output ``[clouds | points, *]``: steps on which it changes most are divided again."""
     times = torch.linspace(0, 1, _STEPS + 1, dtype=torch.float64)
     values = _by_time(outputs(way.at(times)), len(times))
     steps: dict[str, Tensor] = {}
@@ -106,5 +109,5 @@ def _by_time(outputs: dict[str, Tensor], times: int) -> dict[str, Tensor]:
 
 
 def _change(first: Tensor, second: Tensor, batch_dims: int = 1) -> Tensor:
-    """Largest absolute difference at each time, which the first axes tell; NaN if one of them is."""
+    """Largest absolute difference for each index of the first ``batch_dims`` axes; NaN if one difference is NaN."""
     return (first - second).abs().flatten(batch_dims).amax(dim=-1)

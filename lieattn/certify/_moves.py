@@ -50,7 +50,7 @@ _MOTIONS = 6  # of which each point of a scrambled cloud takes one
 
 
 def check_kind(argument: str, kind: object) -> None:
-    """Raise TypeError or ValueError, naming the argument, for what is no kind."""
+    """Raise TypeError or ValueError, naming the argument, unless a value is a :data:`Kind`."""
     expected = f"expected one of {_KINDS}, a Representation or a tuple of those"
     if isinstance(kind, tuple):
         if not kind:
@@ -96,7 +96,7 @@ def transform(argument: str, kind: Kind, values: Tensor, linear: Tensor, shift: 
 
 
 def _components(kind: Kind, dim: int) -> int:
-    """Entries of the last axis; of what is invariant one, in a tuple."""
+    """Number of entries in the last axis. In a tuple, each invariant is one entry."""
     if isinstance(kind, Representation):
         return kind.dim
     if isinstance(kind, tuple):
@@ -108,7 +108,10 @@ def _components(kind: Kind, dim: int) -> int:
 
 
 class Element(NamedTuple):
-    """A motion x ↦ A x + t; t is None if any translation may go with A, so that each cloud gets another one."""
+    """A motion x ↦ A x + t.
+
+    ``translation`` is t. It is None if the group combines A with every translation: each cloud then gets its own.
+    """
 
     label: str
     linear: Tensor
@@ -182,11 +185,11 @@ def turns_of(group: Group | None) -> Any:
 
 
 def _larger(group: FiniteGroup) -> Iterator[tuple[str, Tensor]]:
-    """Of larger groups, which random motions miss, an element that a finite group lacks.
+    """For each of some larger groups that contain a finite one, an element that the finite group lacks.
 
-    In the plane: of C_2n, C_3n, D_n and D_2n with the mirror on the x axis. In space: of T, O, T_h, T_d and I, of D_n
-    and D_2n about the z axis, the inversion, and of rotations about one axis a turn by half their angle and by 1 rad.
-    All as far as they have every element of the group.
+    Random motions almost never belong to these larger groups. In the plane they are C_2n, C_3n, and D_n and D_2n with
+    the mirror on the x axis. In space they are T, O, T_h, T_d and I, D_n and D_2n about the z axis, and the group
+    together with the inversion; for rotations about one axis also those by half the smallest angle, and by 1 rad.
     """
     proper = group.elements[torch.linalg.det(group.elements) > 0]
     n = len(proper)
@@ -207,7 +210,7 @@ def _larger(group: FiniteGroup) -> Iterator[tuple[str, Tensor]]:
     if group.dim == 3:
         if not are_among(-torch.eye(3, dtype=torch.float64)[None], group.elements, group.tolerance).any():
             yield "inversion", -torch.eye(3, dtype=torch.float64)
-        fixed = proper.mean(dim=0)  # projects on what all rotations keep
+        fixed = proper.mean(dim=0)  # the projection onto the vectors that all rotations keep
         if n > 1 and float(fixed.trace()) > 0.5:
             axis = torch.linalg.eigh(fixed)[1][:, -1]
             yield f"of C{2 * n} about its axis", cyclic_about(2 * n, axis.tolist()).elements[1]
@@ -238,15 +241,27 @@ def _rotation(dim: int, generator: torch.Generator) -> tuple[Tensor, str]:
 
 @dataclass(frozen=True, eq=False)
 class Move:
-    """A change of all clouds by one motion, each with a translation of its own, and perhaps another order of points."""
+    """A motion of all clouds, each with a translation of its own, and perhaps a new order of the points.
 
-    check: str  # see Row
+    Attributes
+    ----------
+    check, label
+        The check that the move belongs to, as in :class:`Row`, and which motion it is.
+    promised
+        Whether outputs should follow; otherwise the error is measured for comparison only.
+    linear, shifts
+        ``[dim, dim]`` float64, the same for all clouds, and ``[clouds, dim]`` float64, the translation of each.
+    orders, grids
+        For each cloud the new order of its points, and the new sides of its raster; None if these stay as they are.
+    """
+
+    check: str
     label: str
-    promised: bool  # whether outputs should follow; otherwise it is measured for comparison
-    linear: Tensor  # [dim, dim] float64
-    shifts: Tensor  # of each cloud, [clouds, dim] float64
-    orders: tuple[Tensor, ...] | None = None  # for each cloud the new order of its points; None where it stays
-    grids: tuple[tuple[int, ...], ...] | None = None  # for each cloud the new sides; None where they stay
+    promised: bool
+    linear: Tensor
+    shifts: Tensor
+    orders: tuple[Tensor, ...] | None = None
+    grids: tuple[tuple[int, ...], ...] | None = None
 
     def apply(self, clouds: Sequence[Data], kinds: Mapping[str, Kind]) -> list[Data]:
         """The clouds changed; attributes of the kinds given move along, all in float64."""
@@ -290,7 +305,7 @@ def moved(cloud: Data, linear: Tensor, shift: Tensor | None = None, kinds: Mappi
 
 
 def motion(check: str, element: Element, clouds: Sequence[Data], promised: bool, generator: torch.Generator) -> Move:
-    """Move all clouds by an element; where it leaves translations open, they are of about the size of each cloud."""
+    """The move of all clouds by an element; translations that it leaves open have about the size of each cloud."""
     dim = len(element.linear)
     if element.translation is not None:
         return Move(check, element.label, promised, element.linear, element.translation.expand(len(clouds), -1))

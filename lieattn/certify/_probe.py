@@ -1,4 +1,4 @@
-"""How networks of all kinds are called: with a whole batch, with attributes of it, or as a calculator of ASE."""
+"""Calling networks of all kinds: with a whole batch, with attributes of it, or as a calculator of ASE."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from lieattn.certify._moves import Kind, images_of_clouds
 
 
 class Probe:
-    """Outputs of a network in one precision, by name and in float64 on the CPU; the name of a single one is empty.
+    """A network in one precision, called with clouds: outputs by name, in float64 on the CPU.
+
+    A single output that has no name is named ``""``.
 
     Modules are copied, put into eval mode and converted; other functions are called as they are. A network whose
     arguments are named after attributes, ``pos`` among them, is called with these; others with the batch.
@@ -28,7 +30,7 @@ class Probe:
         self.names = _named_after_attributes(network)
         weights = network.parameters() if isinstance(network, nn.Module) else iter(())
         self.device: torch.device = next((weight.device for weight in weights), torch.device("cpu"))
-        self._gradients = False  # whether the network differentiates on its way, without saying so to torch
+        self._gradients = False  # whether the network differentiates inside of its forward pass, so needs gradients
 
     @property
     def precision(self) -> str:

@@ -1,4 +1,4 @@
-"""The search for a group: which motions leave the outputs of a network alone, or turn them along."""
+"""The search for a group: which motions leave the outputs of a network unchanged, or move them along."""
 
 from __future__ import annotations
 
@@ -47,24 +47,28 @@ from lieattn.groups import (
 from lieattn.models import Symmetry
 
 _SCALES = (0.5, 3.0)
-_ELEMENTS = 4  # random ones of each Lie group
+_ELEMENTS = 4  # number of random elements of each Lie group
 
 
 _Errors = dict[tuple[str, str, int], float]  # by label of the candidate, output and number of its kind
 
 
 class Found(NamedTuple):
-    """What a network is symmetric to, the kind of each output, the measurements that say so, and one more thing."""
+    """The result of a search.
+
+    It consists of the symmetry of a network, the kind of each output, the rows of the certificate that were measured,
+    and whether outputs depend on the order of the points.
+    """
 
     symmetry: Symmetry
     kinds: dict[str, Kind]
     rows: tuple[Row, ...]
-    sees_order: bool  # of the points
+    sees_order: bool
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A subgroup that is tried; ``promotes`` is what it makes together with the translations."""
+    """A subgroup that is tried. ``promotes`` is the group that it generates together with the translations."""
 
     label: str
     moves: Sequence[Move]
@@ -127,7 +131,10 @@ def _errors(
     reference: Mapping[str, Tensor],
     tolerance: float,
 ) -> _Errors:
-    """Largest error of each output and kind under a candidate; at least one that is too large where none passes."""
+    """Largest error of each output and kind under a candidate.
+
+    If no kind passes, the remaining moves are not tried, and each error is only known to be too large.
+    """
     sizes = sizes_of(clouds)
     errors = {(candidate.label, name, number): 0.0 for name, kinds in possible.items() for number in range(len(kinds))}
     for move in candidate.moves:
@@ -143,7 +150,7 @@ def _errors(
 
 
 def _largest(candidates: Sequence[_Candidate], held: Mapping[str, bool]) -> Symmetry:
-    """The first of the groups that pass, which stand from large to small, with the translations if these pass."""
+    """The largest group that passes, with the translations if these pass; candidates are sorted from large to small."""
     moves = held.get("translations", True)  # images are not shifted
     for candidate in candidates:
         if candidate.group is not None and held[candidate.label]:
@@ -181,7 +188,7 @@ def _candidates(dim: int, clouds: list[Data], as_images: bool, generator: torch.
 def _moves(group: Group, clouds: list[Data], generator: torch.Generator) -> list[Move]:
     elements = elements_of(group, _ELEMENTS, generator, translations=False)
     moves = [motion("searched", element, clouds, True, generator) for element in elements]
-    # The identity cannot fail, and what fails should come first.
+    # Failures should come early. The first element of a finite group is the identity, which cannot fail.
     return [replace(move, label="") for move in reversed(moves)]
 
 
@@ -199,7 +206,7 @@ _FINITE = {2: _of_the_plane, 3: _of_space}
 
 
 def _kinds(values: Tensor, dim: int) -> list[Kind]:
-    """Kinds that outputs of this shape may have, the most usual first."""
+    """Kinds that outputs of this shape may have, the most common first."""
     kinds: list[Kind] = ["invariant"]
     if values.ndim > 1 and values.shape[-1] == dim:
         kinds += ["vector", "position", *(["pseudovector"] if dim == 3 else [])]
@@ -209,12 +216,14 @@ def _kinds(values: Tensor, dim: int) -> list[Kind]:
 
 
 def _error(found: Tensor | None, move: Move, name: str, kind: Kind, reference: Tensor, sizes: Tensor) -> float:
-    """Relative to the largest output, or 1; infinite where the network refuses the clouds."""
+    """Largest error relative to the largest output (or 1); infinite if the network refuses the clouds, or for NaN."""
     if kind == "pseudoscalar" and float(torch.linalg.det(move.linear)) > 0:
         kind = "invariant"
     if found is None or found.shape != reference.shape:
         return math.inf
-    if abs(float(torch.linalg.det(move.linear).abs()) - 1) > 1e-6:  # of scales, what is said of vectors is not asked
+    if (
+        abs(float(torch.linalg.det(move.linear).abs()) - 1) > 1e-6
+    ):  # under scales outputs of all kinds should not change
         expected = reference
     else:
         expected = move.expected(name, kind, reference, sizes)

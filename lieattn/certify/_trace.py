@@ -1,4 +1,4 @@
-"""What every module of a network gets and gives, and which laws that follows when the clouds are changed."""
+"""The inputs and outputs of every module of a network, and the laws that they follow when the clouds are changed."""
 
 from __future__ import annotations
 
@@ -19,38 +19,60 @@ from lieattn.certify._probe import Probe
 from lieattn.geometry import Raster, pixel_positions, point_clouds
 from lieattn.groups import FiniteGroup
 
-_MOST_ROWS = 4096  # that are compared in any order
-_IRREPS = 1e-6  # to which the matrices of e3nn are known, whatever their dtype
+_MOST_ROWS = 4096  # tensors with more rows are not compared regardless of the order of rows
+_IRREPS = 1e-6  # accuracy of the matrices of e3nn, whatever their dtype
 
 
 class Call(NamedTuple):
-    """One call of a module: tensors that went in and came out, in float64 or int64 on the CPU."""
+    """One call of a module.
+
+    ``inputs`` and ``outputs`` are all tensors that went in and came out, float64 or int64 on the CPU. ``coarsest`` is
+    the floating dtype with the fewest digits among the results of all operations within the call.
+    """
 
     name: str
     module: nn.Module
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    coarsest: torch.dtype  # the floating dtype of fewest digits that was computed with
+    coarsest: torch.dtype
 
 
 @dataclass
 class Change:
-    """How the second clouds were made of the first ones, as far as features of points may know it."""
+    """How the second clouds were made from the first ones.
 
-    sizes: Tensor  # points of each cloud
-    linear: Tensor  # [dim, dim]
-    shifts: Tensor  # [clouds, dim]
+    Attributes
+    ----------
+    sizes
+        Number of points of each of the first clouds, int64 ``[clouds]``.
+    linear, shifts, orders
+        The motion, and the new order of the points, as in :class:`lieattn.certify._moves.Move`.
+    tolerance
+        Largest difference, relative to the largest value (or 1), between features that count as equal.
+    group, element
+        The finite group that ``linear`` belongs to, if it does, and its index there.
+    as_images
+        Whether the network takes images in place of points.
+    alone
+        Whether the second clouds are just the first cloud, without the others.
+    irreps
+        The action of ``linear`` on features of e3nn's irreps, by their dimension, see :func:`irreps_of`.
+    """
+
+    sizes: Tensor
+    linear: Tensor
+    shifts: Tensor
     tolerance: float
     orders: tuple[Tensor, ...] | None = None
     group: FiniteGroup | None = None
     element: int = 0
     as_images: bool = False
-    alone: bool = False  # the second ones are the first cloud without the others
+    alone: bool = False
     irreps: dict[int, list[Callable[[Tensor], Tensor]]] = field(default_factory=dict)
 
     @property
     def order(self) -> Tensor | None:
-        """Which point stands where, of all clouds; None where points stay."""
+        """``[points]`` int64, the former index of the point at each place; None if points keep their order."""
         if self.orders is None:
             return None
         starts = (self.sizes.cumsum(0) - self.sizes).tolist()
@@ -58,7 +80,7 @@ class Change:
 
 
 class _Recorder(TorchDispatchMode):
-    """Calls of modules in the order in which they ended, and the coarsest precision within each."""
+    """Records calls of modules in the order in which they end, and the coarsest precision within each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +110,10 @@ class _Recorder(TorchDispatchMode):
 
 
 def record(probe: Probe, clouds: Sequence[Data]) -> list[Call]:
-    """Call the network once, and return the calls of its modules in the order in which they ended."""
+    """Call the network once, and return the calls of its modules in the order in which they ended.
+
+    The list is empty for a plain function.
+    """
     if not isinstance(probe.network, nn.Module):
         return []
     recorder, hooks = _Recorder(), []
@@ -110,7 +135,7 @@ def record(probe: Probe, clouds: Sequence[Data]) -> list[Call]:
 
 
 def law(first: Tensor, second: Tensor, change: Change) -> str | None:
-    """What became of a floating tensor as the clouds changed, in words; None for nothing that is known."""
+    """The law by which a floating tensor changed as the clouds did, in words; None if it follows no known law."""
     if first.ndim == 0 or second.ndim == 0:
         return "invariant" if _close(first, second, change) else None
     for before, after in _arranged(first, second, change):
@@ -123,13 +148,13 @@ def law(first: Tensor, second: Tensor, change: Change) -> str | None:
 
 
 def edges_law(first: Tensor, second: Tensor, change: Change) -> bool:
-    """Whether indices ``[2, edges]`` or ``[points, k]`` name the same pairs of points as before."""
+    """Whether indices ``[2, edges]`` or ``[points, k]`` denote the same pairs of points as before."""
     order = change.order
     if order is None or first.ndim != 2 or first.numel() == 0 or len(first) not in (2, len(order)):
         return True
     highest = max(int(first.max()), int(second.max()) if second.numel() else 0)
     if highest >= len(order):
-        return True  # of something else than points
+        return True  # these are indices of something other than points
     first, second = first.long(), second.long()
     if len(first) == 2:
         pairs = [{(int(a), int(b)) for a, b in edges.T} for edges in (first, order[second])]
@@ -138,7 +163,7 @@ def edges_law(first: Tensor, second: Tensor, change: Change) -> bool:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Tensors within nested values, whole clouds left out: these are what was changed."""
+    """All tensors within nested values, except those of the clouds themselves, which every change affects."""
     if isinstance(value, Tensor):
         if value.layout == torch.strided and value.numel():
             value = value.detach()
@@ -156,7 +181,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _arranged(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[Tensor, Tensor]]:
-    """The first tensor with its rows, or pixels, where they should be now; and the second one."""
+    """Pairs to compare: the first tensor with its rows or pixels moved to where they should be now, and the second."""
     if change.alone:
         yield from _of_first_cloud(first, second, change)
         return
@@ -177,13 +202,13 @@ def _arranged(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[T
     numbers = (len(change.sizes), int(change.sizes.sum()))
     if order is not None and len(first) not in numbers and len(first) <= _MOST_ROWS:
         before, after = (edges.reshape(len(edges), -1).sort(dim=0).values for edges in (first, second))
-        yield before, after  # edges, in another order
+        yield before, after  # values of edges, which may be in another order
 
 
 def _of_first_cloud(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[Tensor, Tensor]]:
     points, size = int(change.sizes.sum()), int(change.sizes[0])
     if first.ndim == second.ndim and (len(first), len(second)) == (len(change.sizes), 1):
-        # One row for each cloud, perhaps filled up to the largest.
+        # One row for each cloud, which may be padded to the size of the largest cloud.
         yield first[:1][tuple(slice(length) for length in second.shape)], second
     elif (len(first), len(second)) == (points, size):
         yield first[:size], second
@@ -220,7 +245,7 @@ def _laws(first: Tensor, second: Tensor, change: Change) -> Iterator[tuple[str, 
 
 
 def _columns(first: Tensor, second: Tensor, change: Change) -> bool:
-    """Whether the last axis is made of numbers that stay, and of vectors and positions that move along."""
+    """Whether the last axis consists of invariant numbers, and of vectors and positions that move along."""
     dim, columns = len(change.linear), first.shape[-1]
     shift = None
     if len(first) in (len(change.sizes), int(change.sizes.sum())):
@@ -254,7 +279,10 @@ def _close(first: Tensor, second: Tensor, change: Change, least: float = 0.0) ->
 
 
 def _pixels(sides: tuple[int, ...], linear: Tensor) -> tuple[Tensor, tuple[int, ...]] | None:
-    """Order of the pixels of a turned image in its new raster, and the sides of that."""
+    """The order of the pixels of a turned image in its new raster, and the sides of the new raster.
+
+    None if the turned pixels form no raster.
+    """
     try:
         raster, order = Raster.read(
             point_clouds(moved(Data(pos=pixel_positions(*sides), grid=torch.tensor([sides])), linear))
@@ -265,7 +293,10 @@ def _pixels(sides: tuple[int, ...], linear: Tensor) -> tuple[Tensor, tuple[int, 
 
 
 def irreps_of(network: Callable[..., Any], linear: Tensor) -> dict[int, list[Callable[[Tensor], Tensor]]]:
-    """By dimension, how features of e3nn's irreps turn that modules of a network name; empty without any."""
+    """Functions that act with ``linear`` on features of e3nn's irreps, by the dimension of the features.
+
+    The irreps are those that modules of the network have as attributes ``irreps_...``.
+    """
     found: dict[str, Any] = {}
     modules: Iterable[nn.Module] = network.modules() if isinstance(network, nn.Module) else ()
     for module in modules:

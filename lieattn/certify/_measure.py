@@ -1,12 +1,9 @@
-"""The measurement itself."""
+"""The function ``certify``: what is measured, in which order, and what the certificate says."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -16,30 +13,32 @@ from torch_geometric.data import Batch, Data
 from lieattn._checks import TOLERANCE, check_arguments, check_count, shown
 from lieattn.certify._causes import diagnose, known_group
 from lieattn.certify._certificate import Certificate, Row
-from lieattn.certify._continuity import largest_jumps, ways
 from lieattn.certify._forces import conservation
 from lieattn.certify._moves import (
     Kind,
     Move,
     check_kind,
     clouds_of_images,
-    degenerate,
     elements_of,
     motion,
     outside_of,
     permutation,
-    point_indices,
     raster_motion,
     scrambled,
     sizes_of,
 )
 from lieattn.certify._probe import FromCalculator, Probe, is_calculator
+from lieattn.certify._rows import (
+    continuity_rows,
+    degenerate_rows,
+    kinds_of_outputs,
+    move_rows,
+    not_finite,
+    spreads_of,
+)
 from lieattn.certify._search import search
 from lieattn.groups import E, FiniteGroup, Group, dihedral, full_octahedral
 from lieattn.models import Symmetry
-from lieattn.reps import Representation, Vector
-
-_DEGENERATE_MOVES = 4  # elements that degenerate clouds are moved by
 
 TOLERANCES: Mapping[torch.dtype, float] = TOLERANCE
 """Largest error allowed per dtype, in units of max(1, largest output)."""
@@ -171,25 +170,21 @@ def certify(
     """
     check_arguments(certify, locals())
     as_images = isinstance(data, Tensor)
-    clouds = clouds_of_images(data) if isinstance(data, Tensor) else _clouds(data)
+    network, clouds, dtypes = _taken(network, data, dtypes)
     lattice = any(cloud.get("grid") is not None for cloud in clouds)
-    if not callable(network) and not is_calculator(network):
-        expected = "a network, a function of a batch, or a calculator of ASE"
-        raise TypeError(f"network: expected {expected}, got {shown(network)}")
-    if is_calculator(network):
-        network, dtypes = FromCalculator(network, clouds), [torch.float64]
     kinds = _kinds_of_inputs(network, inputs)
     check_count("elements", elements)
     limits = _limits(dtypes, tolerances)
-    finest = min(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
     probes = {dtype: Probe(network, dtype, as_images) for dtype in dtypes}
+    finest = min(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+    probe, limit = probes[finest], limits[finest]
     generator = torch.Generator().manual_seed(seed)
     searched: tuple[Row, ...] = ()
     ordered = bool(getattr(network, "sees_order", False))
     if isinstance(group, str):
         known = outputs is not None or hasattr(network, "kind")
-        stated = _kinds_of_outputs(network, outputs, probes[finest](clouds)) if known else None
-        promise, outputs, searched, ordered = search(probes[finest], clouds, kinds, stated, limits[finest], generator)
+        stated = kinds_of_outputs(network, outputs, probe(clouds)) if known else None
+        promise, outputs, searched, ordered = search(probe, clouds, kinds, stated, limit, generator)
     else:
         promise = _promised(network, group)
     group, exact = promise.group, promise.group is not None
@@ -200,30 +195,27 @@ def certify(
             moves.append(permutation(clouds, dim, exact and not (permute is None and ordered), generator))
         still = outside_of(group, dim, rotations, generator)
         moves += [motion("outside", element, clouds, False, generator) for element in still]
-    centered = group is not None and (group.is_affine or isinstance(group, FiniteGroup))
-    others = [
-        [scrambled(c, kinds["pos"], dim, centered=centered, scaled=scaled, generator=generator) for c in clouds]
-        for scaled in (True, False)
-    ]
+    others = _scrambled(clouds, kinds["pos"], dim, group, generator)
     rows = [
         row
-        for dtype, probe in probes.items()
-        for row in (*_not_finite(probe, clouds), *_rows(probe, clouds, moves, kinds, outputs, limits[dtype], exact))
+        for dtype, one in probes.items()
+        for row in (*not_finite(one, clouds), *move_rows(one, clouds, moves, kinds, outputs, limits[dtype], exact))
     ]
     if continuity and finest == torch.float64 and not lattice:
-        rows += _continuity(probes[finest], clouds, dim, limits[finest], generator)
-    spreads, sizes = _spreads(probes[finest], clouds, others)
-    rows += _degenerate_rows(probes, clouds[-1], kinds, outputs, limits, promise, sizes, generator)
-    named = _kinds_of_outputs(network, outputs, probes[finest](clouds))
+        rows += continuity_rows(probe, clouds, dim, limit, generator)
+    spreads, sizes = spreads_of(probe, clouds, others)
+    rows += degenerate_rows(probes, clouds[-1], kinds, outputs, limits, promise, sizes, generator)
+    named = kinds_of_outputs(network, outputs, probe(clouds))
     if not as_images:
-        rows += conservation(probes[finest], clouds, named, exact, generator)
-    asked = Symmetry(_everything(dim, clouds, as_images)) if searched else promise
-    failed = {row.check for row in rows if row.passed is False and row.dtype == probes[finest].precision}
-    if searched:  # of pixels in raster order another order is no symmetry
+        rows += conservation(probe, clouds, named, exact, generator)
+    failed = {row.check for row in rows if row.passed is False and row.dtype == probe.precision}
+    if searched:
+        # All that is missing to the largest group is diagnosed. Pixels in raster order have no other order.
         failed |= {"element", "alone"} if lattice else {"element", "permutation", "alone"}
+    asked = Symmetry(_everything(dim, clouds, as_images)) if searched else promise
     had = known_group(network, group if searched else None)
-    told = diagnose(probes[finest], clouds, kinds, named, asked, failed, limits[finest], generator, had)
-    rounding = TOLERANCES.get(finest, limits[finest])
+    told = diagnose(probe, clouds, kinds, named, asked, failed, limit, generator, had)
+    rounding = TOLERANCES.get(finest, limit)
     stated_guarantee = "found by a search" if searched else "the network states no guarantee"
     return Certificate(
         guarantee=str(getattr(network, "guarantee", stated_guarantee)),
@@ -235,9 +227,33 @@ def certify(
         seed=seed,
         rows=(*searched, *rows),
         vacuous=tuple(name for name, spread in spreads.items() if spread <= rounding * max(1.0, sizes[name])),
-        device=str(probes[finest].device),
+        device=str(probe.device),
         diagnoses=tuple(told) if failed else (),
     )
+
+
+def _taken(
+    network: Any, data: Batch | Data | Sequence[Data] | Tensor, dtypes: Sequence[torch.dtype]
+) -> tuple[Any, list[Data], Sequence[torch.dtype]]:
+    """The network as a function of a batch, the clouds, and the dtypes; a calculator of ASE has float64 alone."""
+    clouds = clouds_of_images(data) if isinstance(data, Tensor) else _clouds(data)
+    if is_calculator(network):
+        return FromCalculator(network, clouds), clouds, [torch.float64]
+    if not callable(network):
+        expected = "a network, a function of a batch, or a calculator of ASE"
+        raise TypeError(f"network: expected {expected}, got {shown(network)}")
+    return network, clouds, dtypes
+
+
+def _scrambled(
+    clouds: list[Data], kind: Kind, dim: int, group: Group | None, generator: torch.Generator
+) -> list[list[Data]]:
+    """The clouds with every point moved at random, each by itself: once with their distances changed, once not."""
+    centered = group is not None and (group.is_affine or isinstance(group, FiniteGroup))
+    return [
+        [scrambled(cloud, kind, dim, centered=centered, scaled=scaled, generator=generator) for cloud in clouds]
+        for scaled in (True, False)
+    ]
 
 
 def _everything(dim: int, clouds: list[Data], as_images: bool) -> Group:
@@ -259,41 +275,10 @@ def _limits(
     return limits
 
 
-def _degenerate_rows(
-    probes: Mapping[torch.dtype, Probe],
-    last: Data,
-    inputs: Mapping[str, Kind],
-    outputs: Kind | Mapping[str, Kind] | None,
-    limits: Mapping[torch.dtype, float],
-    promise: Symmetry,
-    sizes: Mapping[str, float],
-    generator: torch.Generator,
-) -> Iterator[Row]:
-    """Rows of clouds made of one where something is not determined, as far as the network takes them."""
-    group = promise.group
-    if group is None or any(last.get(name) is not None for name in ("grid", "cell")) or list(point_indices(last)):
-        return
-    centered = group.is_affine or isinstance(group, FiniteGroup)
-    for name, cloud in degenerate(last, group.dim, centered=centered).items():
-        chosen = list(elements_of(group, 1, generator, translations=promise.translations))[-_DEGENERATE_MOVES:]
-        shaped = [motion("degenerate", element, [cloud], True, generator) for element in chosen]
-        shaped = [replace(move, label=f"{name}, {move.label}") for move in shaped]
-        for dtype, probe in probes.items():
-            # A network may have no outputs for clouds that nobody has given to it.
-            refused = contextlib.suppress(ValueError, IndexError, RuntimeError)
-            with refused, warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                moving = not promise.moving_axes
-                for row in _rows(probe, [cloud], shaped, inputs, outputs, limits[dtype], True, sizes, moving):
-                    # Of a network that promises nothing by itself, what it gives where distances vanish is not asked.
-                    undefined = math.isnan(row.max_error) and not hasattr(probe.network, "symmetry")
-                    yield replace(row, allowed=None, passed=None) if undefined else row
-
-
 def _motions(
     promise: Symmetry, clouds: list[Data], count: int, as_images: bool, generator: torch.Generator
 ) -> Iterator[Move]:
-    """By all elements that are tried; images are moved as points and, where the lattice is kept, in raster order."""
+    """Moves by all elements that are tried: of points and, if a raster maps to itself, also in raster order."""
     group = promise.group
     if group is None:
         return
@@ -315,126 +300,6 @@ def _motions(
             yield written
 
 
-def _continuity(
-    probe: Probe, clouds: list[Data], dim: int, tolerance: float, generator: torch.Generator
-) -> Iterator[Row]:
-    """Jumps of outputs, and of their derivatives, on ways of the smallest cloud, as far as the network takes it."""
-    jumps, kinks = getattr(probe.network, "jumps", None), getattr(probe.network, "has_kinks", True)
-    for way in ways(min(clouds, key=lambda cloud: len(cloud.pos)), dim, generator):
-        measured = (
-            ("continuity", jumps == (), probe),
-            ("first derivative", jumps == () and not kinks, lambda c, w=way: probe.derivatives(c, w.velocity)),
-        )
-        for check, promised, outputs in measured:
-            with warnings.catch_warnings(), contextlib.suppress(ValueError):
-                warnings.simplefilter("ignore")
-                for name, found in largest_jumps(way, outputs).items():
-                    allowed = tolerance * max(1.0, found.size) + found.rounding if promised else None
-                    passed = None if allowed is None else found.jump <= allowed
-                    relative = found.jump / found.size if found.size else 0.0
-                    yield Row(check, way.label, name, probe.precision, found.jump, relative, allowed, passed)
-
-
-def _not_finite(probe: Probe, clouds: list[Data]) -> Iterator[Row]:
-    """A row that failed for each output that is not finite."""
-    for name, value in probe(clouds).items():
-        if not value.isfinite().all():
-            yield Row("finite", "", name, probe.precision, float(value.abs().max()), math.nan, None, False)
-
-
-def _rows(
-    probe: Probe,
-    clouds: list[Data],
-    moves: Sequence[Move],
-    inputs: Mapping[str, Kind],
-    outputs: Kind | Mapping[str, Kind] | None,
-    tolerance: float,
-    exact: bool,
-    usual: Mapping[str, float] | None = None,
-    tensors: bool = True,
-) -> Iterator[Row]:
-    """All measurements in one precision.
-
-    ``usual`` sizes of outputs are for clouds where they may vanish, ``tensors`` says whether these are promised.
-    """
-    sizes = sizes_of(clouds)
-    reference = probe(clouds)
-    for name, value in reference.items():
-        if value.ndim == 0 or len(value) not in (len(sizes), int(sizes.sum())) or value.numel() == 0:
-            raise ValueError(
-                f"network: expected outputs {name} [clouds, *] or [points, *] with {len(sizes)} clouds and "
-                f"{int(sizes.sum())} points, got {tuple(value.shape)}"
-            )
-    kinds, dtype = _kinds_of_outputs(probe.network, outputs, reference), probe.precision
-    largest = {name: max(float(value.abs().max()), (usual or {}).get(name, 1.0)) for name, value in reference.items()}
-    allowed = {name: tolerance * max(1.0, size) for name, size in largest.items()}
-    for move in moves:
-        changed = move.apply(clouds, inputs)
-        try:
-            found = probe(changed)
-        except ValueError:
-            if move.promised:
-                raise
-            for name in reference:
-                yield Row(move.check, f"{move.label}, refused", name, dtype, math.nan, math.nan, None, None)
-            continue
-        for name, value in reference.items():
-            expected = move.expected(name, kinds[name], value, sizes)
-            # A rotation that keeps a cloud where outputs may vanish would have to keep the pose.
-            pose = usual is not None and kinds[name] == "rotation"
-            promised = move.promised and not pose and (tensors or not _is_tensor(kinds[name]))
-            limit = allowed[name] if promised else None
-            yield _row(move.check, move.label, name, dtype, found.get(name), expected, limit)
-    if len(clouds) > 1:
-        parts = [probe([cloud]) for cloud in clouds]
-        for name, value in reference.items():
-            limit = allowed[name] if exact else None
-            yield _row("alone", "", name, dtype, torch.cat([part[name] for part in parts]), value, limit)
-
-
-def _spreads(
-    probe: Probe, clouds: list[Data], others: Sequence[list[Data]]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """By how much outputs differ between clouds, see :class:`Certificate`, and the largest of each.
-
-    Of the other clouds, those do not count that the network refuses.
-    """
-    reference, sizes = probe(clouds), sizes_of(clouds)
-    changed = [reference]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what a network thinks of such clouds is not asked
-        for given in others:
-            with contextlib.suppress(ValueError):
-                changed.append(probe(given))
-    spreads = {}
-    for name, value in reference.items():
-        alike = [value[sizes == size] for size in sizes.unique()] if len(value) == len(sizes) else [value]
-        apart = [float((some.amax(dim=0) - some.amin(dim=0)).max()) for some in alike]
-        spreads[name] = max(*apart, *(float((found[name] - value).abs().max()) for found in changed))
-    return spreads, {name: float(value.abs().max()) for name, value in reference.items()}
-
-
-def _is_tensor(kind: Kind) -> bool:
-    if isinstance(kind, tuple):
-        return any(_is_tensor(part) for part in kind)
-    return kind in ("tensor", "rotation") or (isinstance(kind, Representation) and not isinstance(kind, Vector))
-
-
-def _row(
-    check: str, label: str, name: str, dtype: str, found: Tensor | None, expected: Tensor, allowed: float | None
-) -> Row:
-    if found is None or found.shape != expected.shape:
-        got = "none" if found is None else tuple(found.shape)
-        raise ValueError(
-            f"network: outputs {name} of clouds that were moved, or are alone, should be {tuple(expected.shape)} "
-            f"as before, got {got}"
-        )
-    difference = found - expected
-    error, size = float(difference.abs().max()), float(expected.norm())
-    relative = float(difference.norm()) / size if size else math.inf if error else 0.0
-    return Row(check, label, name, dtype, error, relative, allowed, None if allowed is None else error <= allowed)
-
-
 def _clouds(data: Batch | Data | Sequence[Data]) -> list[Data]:
     clouds = data.to_data_list() if isinstance(data, Batch) else [data] if isinstance(data, Data) else list(data)
     if not clouds:
@@ -448,7 +313,7 @@ def _clouds(data: Batch | Data | Sequence[Data]) -> list[Data]:
 
 
 def _promised(network: Any, given: Group | None) -> Symmetry:
-    """What is to be measured: the group that is given, with translations if it is finite, or what the network says."""
+    """The symmetry to measure: that of the given group, with translations if it is finite, or the network's own."""
     if given is None and not hasattr(network, "symmetry"):
         raise ValueError("group: the network has no attribute `symmetry`, give the group to test")
     stated = network.symmetry if given is None else given
@@ -478,19 +343,3 @@ def _kinds_of_inputs(network: Any, given: Mapping[str, Kind] | None) -> dict[str
     for name, kind in (given or {}).items():
         check_kind(f"inputs[{name!r}]", kind)
     return {"pos": "position", "cell": "vector", **named, **(given or {})}
-
-
-def _kinds_of_outputs(
-    network: Any, given: Kind | Mapping[str, Kind] | None, outputs: Mapping[str, Tensor]
-) -> dict[str, Kind]:
-    """Kind of every output, by name; invariant where neither the caller nor the network says more."""
-    stated = getattr(network, "kind", "invariant") if given is None else given
-    if not isinstance(stated, Mapping):
-        check_kind("outputs", stated)
-        return dict.fromkeys(outputs, stated)
-    for name, kind in stated.items():
-        check_kind(f"outputs[{name!r}]", kind)
-        if name not in outputs:
-            known = sorted(outputs) if outputs.keys() != {""} else "one tensor"
-            raise ValueError(f"outputs: {name!r} is not among what the network gives, which is {known}")
-    return {name: stated.get(name, "invariant") for name in outputs}

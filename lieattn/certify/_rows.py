@@ -1,0 +1,201 @@
+"""The measurements of a certificate: rows of errors, and how much outputs differ at all."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from lieattn.certify._certificate import Row
+from lieattn.certify._continuity import largest_jumps, ways
+from lieattn.certify._moves import (
+    Kind,
+    Move,
+    check_kind,
+    degenerate,
+    elements_of,
+    motion,
+    point_indices,
+    sizes_of,
+)
+from lieattn.certify._probe import Probe
+from lieattn.groups import FiniteGroup
+from lieattn.models import Symmetry
+from lieattn.reps import Representation, Vector
+
+_DEGENERATE_MOVES = 4  # elements that degenerate clouds are moved by
+
+
+def not_finite(probe: Probe, clouds: list[Data]) -> Iterator[Row]:
+    """A failed row for each output that is not finite."""
+    for name, value in probe(clouds).items():
+        if not value.isfinite().all():
+            yield Row("finite", "", name, probe.precision, float(value.abs().max()), math.nan, None, False)
+
+
+def move_rows(
+    probe: Probe,
+    clouds: list[Data],
+    moves: Sequence[Move],
+    inputs: Mapping[str, Kind],
+    outputs: Kind | Mapping[str, Kind] | None,
+    tolerance: float,
+    exact: bool,
+    usual: Mapping[str, float] | None = None,
+    tensors: bool = True,
+) -> Iterator[Row]:
+    """Errors in one precision under each move, and for each cloud without the rest of its batch.
+
+    ``usual`` are the sizes of outputs on other clouds, for clouds where outputs may vanish. ``tensors`` says whether
+    outputs that are tensors or rotations are promised to follow.
+    """
+    sizes = sizes_of(clouds)
+    reference = probe(clouds)
+    for name, value in reference.items():
+        if value.ndim == 0 or len(value) not in (len(sizes), int(sizes.sum())) or value.numel() == 0:
+            raise ValueError(
+                f"network: expected outputs {name} [clouds, *] or [points, *] with {len(sizes)} clouds and "
+                f"{int(sizes.sum())} points, got {tuple(value.shape)}"
+            )
+    kinds, dtype = kinds_of_outputs(probe.network, outputs, reference), probe.precision
+    largest = {name: max(float(value.abs().max()), (usual or {}).get(name, 1.0)) for name, value in reference.items()}
+    allowed = {name: tolerance * max(1.0, size) for name, size in largest.items()}
+    for move in moves:
+        changed = move.apply(clouds, inputs)
+        try:
+            found = probe(changed)
+        except ValueError:
+            if move.promised:
+                raise
+            for name in reference:
+                yield Row(move.check, f"{move.label}, refused", name, dtype, math.nan, math.nan, None, None)
+            continue
+        for name, value in reference.items():
+            expected = move.expected(name, kinds[name], value, sizes)
+            # A rotation that keeps a cloud where outputs may vanish would have to keep the pose.
+            pose = usual is not None and kinds[name] == "rotation"
+            promised = move.promised and not pose and (tensors or not _is_tensor(kinds[name]))
+            limit = allowed[name] if promised else None
+            yield _row(move.check, move.label, name, dtype, found.get(name), expected, limit)
+    if len(clouds) > 1:
+        parts = [probe([cloud]) for cloud in clouds]
+        for name, value in reference.items():
+            limit = allowed[name] if exact else None
+            yield _row("alone", "", name, dtype, torch.cat([part[name] for part in parts]), value, limit)
+
+
+def degenerate_rows(
+    probes: Mapping[torch.dtype, Probe],
+    last: Data,
+    inputs: Mapping[str, Kind],
+    outputs: Kind | Mapping[str, Kind] | None,
+    limits: Mapping[torch.dtype, float],
+    promise: Symmetry,
+    sizes: Mapping[str, float],
+    generator: torch.Generator,
+) -> Iterator[Row]:
+    """Rows for degenerate clouds, made of the ``last`` one, as far as the network accepts them."""
+    group = promise.group
+    if group is None or any(last.get(name) is not None for name in ("grid", "cell")) or list(point_indices(last)):
+        return
+    centered = group.is_affine or isinstance(group, FiniteGroup)
+    for name, cloud in degenerate(last, group.dim, centered=centered).items():
+        chosen = list(elements_of(group, 1, generator, translations=promise.translations))[-_DEGENERATE_MOVES:]
+        shaped = [motion("degenerate", element, [cloud], True, generator) for element in chosen]
+        shaped = [replace(move, label=f"{name}, {move.label}") for move in shaped]
+        for dtype, probe in probes.items():
+            # A network may refuse clouds that its user never gave to it.
+            refused = contextlib.suppress(ValueError, IndexError, RuntimeError)
+            with refused, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                moving = not promise.moving_axes
+                for row in move_rows(probe, [cloud], shaped, inputs, outputs, limits[dtype], True, sizes, moving):
+                    # A network that states no symmetry may be undefined where distances vanish: that is no failure.
+                    undefined = math.isnan(row.max_error) and not hasattr(probe.network, "symmetry")
+                    yield replace(row, allowed=None, passed=None) if undefined else row
+
+
+def continuity_rows(
+    probe: Probe, clouds: list[Data], dim: int, tolerance: float, generator: torch.Generator
+) -> Iterator[Row]:
+    """Jumps of outputs and their derivatives on paths of the smallest cloud, as far as the network accepts it."""
+    jumps, kinks = getattr(probe.network, "jumps", None), getattr(probe.network, "has_kinks", True)
+    for way in ways(min(clouds, key=lambda cloud: len(cloud.pos)), dim, generator):
+        measured = (
+            ("continuity", jumps == (), probe),
+            ("first derivative", jumps == () and not kinks, lambda c, w=way: probe.derivatives(c, w.velocity)),
+        )
+        for check, promised, outputs in measured:
+            with warnings.catch_warnings(), contextlib.suppress(ValueError):
+                warnings.simplefilter("ignore")
+                for name, found in largest_jumps(way, outputs).items():
+                    allowed = tolerance * max(1.0, found.size) + found.rounding if promised else None
+                    passed = None if allowed is None else found.jump <= allowed
+                    relative = found.jump / found.size if found.size else 0.0
+                    yield Row(check, way.label, name, probe.precision, found.jump, relative, allowed, passed)
+
+
+def spreads_of(
+    probe: Probe, clouds: list[Data], others: Sequence[list[Data]]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """How much each output differs between clouds, see :class:`Certificate`, and its largest absolute value.
+
+    Other clouds that the network refuses do not count.
+    """
+    reference, sizes = probe(clouds), sizes_of(clouds)
+    changed = [reference]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the network may warn of such clouds
+        for given in others:
+            with contextlib.suppress(ValueError):
+                changed.append(probe(given))
+    spreads = {}
+    for name, value in reference.items():
+        alike = [value[sizes == size] for size in sizes.unique()] if len(value) == len(sizes) else [value]
+        apart = [float((some.amax(dim=0) - some.amin(dim=0)).max()) for some in alike]
+        spreads[name] = max(*apart, *(float((found[name] - value).abs().max()) for found in changed))
+    return spreads, {name: float(value.abs().max()) for name, value in reference.items()}
+
+
+def kinds_of_outputs(
+    network: Any, given: Kind | Mapping[str, Kind] | None, outputs: Mapping[str, Tensor]
+) -> dict[str, Kind]:
+    """Kind of every output, by name; invariant where neither the caller nor the network says more."""
+    stated = getattr(network, "kind", "invariant") if given is None else given
+    if not isinstance(stated, Mapping):
+        check_kind("outputs", stated)
+        return dict.fromkeys(outputs, stated)
+    for name, kind in stated.items():
+        check_kind(f"outputs[{name!r}]", kind)
+        if name not in outputs:
+            known = sorted(outputs) if outputs.keys() != {""} else "one tensor"
+            raise ValueError(f"outputs: {name!r} is not among what the network gives, which is {known}")
+    return {name: stated.get(name, "invariant") for name in outputs}
+
+
+def _is_tensor(kind: Kind) -> bool:
+    if isinstance(kind, tuple):
+        return any(_is_tensor(part) for part in kind)
+    return kind in ("tensor", "rotation") or (isinstance(kind, Representation) and not isinstance(kind, Vector))
+
+
+def _row(
+    check: str, label: str, name: str, dtype: str, found: Tensor | None, expected: Tensor, allowed: float | None
+) -> Row:
+    if found is None or found.shape != expected.shape:
+        got = "none" if found is None else tuple(found.shape)
+        raise ValueError(
+            f"network: outputs {name} of clouds that were moved, or are alone, should be {tuple(expected.shape)} "
+            f"as before, got {got}"
+        )
+    difference = found - expected
+    error, size = float(difference.abs().max()), float(expected.norm())
+    relative = float(difference.norm()) / size if size else math.inf if error else 0.0
+    return Row(check, label, name, dtype, error, relative, allowed, None if allowed is None else error <= allowed)

@@ -241,25 +241,34 @@ class LiftedGraph(PointClouds):
 class ScaleFrames:
     r"""The elements of a finite group on several scales: :math:`h_a s_k` with :math:`s_k = first \cdot base^k`.
 
-    The scales are a truncated piece of the group of dilations by ``base``. A graph lifted to them has a node for every
-    point and scale, i · levels + k, with the frames h_a over each node. The element (x_i, h_a, s_k) sees all
-    (x_j, h_b, s_l) with x_j in its neighborhood, which grows with s_k, and \|l - k\| ≤ reach, in the coordinates of
-    g⁻¹ g', which are (h_a⁻¹ (x_j - x_i) / s_k, h_a⁻¹ h_b, l - k).
+    The scales are finitely many elements of the group of dilations by powers of ``base``. The lifted graph has one node
+    for each point and scale, with the index i · levels + k, and the frames h_a over each node. The element
+    (x_i, h_a, s_k) attends to all (x_j, h_b, s_l) with \|l - k\| ≤ ``reach`` for which x_j is in the neighborhood of
+    x_i, which is scaled by s_k. The coordinates of g⁻¹ g' are (h_a⁻¹ (x_j - x_i) / s_k, h_a⁻¹ h_b, l - k).
 
-    **Measure.** The Haar measure is dx dh ds / s^(d + 1): a point that stands for the volume ω has ω / s^d, the factor
-    1/\|h\| of GSA-Nets' Eqs. 20 and 21. With volumes, the ``weights`` of :func:`lift`, the source (j, l) has the
-    measure ω_j / s_l^d, which does not change if the cloud and with it the volumes are dilated. Without, it has
-    (s_l / s_k)^-d, a function of the relative element alone and the same under a softmax; 1 with ``reach=0``, which is
-    lifting (Eq. 20).
+    **Measure.** The Haar measure is dx dh ds / s^(d + 1). A point that represents the volume ω therefore has the
+    measure ω / s^d, which contains the factor 1/\|h\| of Eqs. 20 and 21 of GSA-Nets. If volumes are given, as the
+    ``weights`` of :func:`lift`, the source (j, l) has the measure ω_j / s_l^d, which does not change if the cloud and
+    its volumes are dilated. Otherwise it has the measure (s_l / s_k)^-d, which depends on the relative element alone
+    and gives the same softmax; with ``reach=0``, which is lifting (Eq. 20), this is 1.
 
-    **Equivariance.** To R^d ⋊ H exactly. Dilating the cloud by base moves a field up by one scale: out(k + 1) of
-    the larger cloud is out(k) of the smaller one, for all scales that see no end of the fiber. A lifting layer
-    sees none; every further layer sees ``reach`` more scales, so after lifting and n layers this is exact for
-    n reach ≤ k and k + 1 ≤ levels - 1 - n reach. Nearer to the ends keys are missing; docs/exactness.md has the
-    error measured. Dilations by other factors are as wrong as turns between the elements of H are.
+    **Equivariance.** To R^d ⋊ H exactly. Dilating a cloud by ``base`` shifts a field by one scale: the output of the
+    larger cloud on scale k + 1 is that of the smaller cloud on scale k, unless it depends on scales beyond the first or
+    last one. Lifting layers depend on no other scale, and each further layer on ``reach`` more of them. After lifting
+    and n layers the equation is thus exact for n reach ≤ k and k + 1 ≤ levels - 1 - n reach. Nearer to the ends some
+    keys are missing; docs/exactness.md has measured errors. For dilations by other factors, errors are as large as for
+    rotations between the elements of H.
 
-    H is orthogonal, ``trivial(dim)`` for dilations alone. There are ``levels`` scales with the ratio ``base``, above 1;
-    on the scale 1 the neighborhood is as it is given.
+    Parameters
+    ----------
+    group
+        The group H, which must be orthogonal; ``trivial(dim)`` for dilations alone.
+    base, levels, first
+        The ratio of adjacent scales, above 1; the number of scales; and the smallest scale, s_0.
+    reach
+        Largest difference l - k between the scales of two elements of which one attends to the other.
+
+    The neighborhood given to :func:`lift` is that on the scale 1.
     """
 
     group: FiniteGroup

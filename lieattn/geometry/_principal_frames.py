@@ -30,16 +30,18 @@ class PrincipalFrames:
     r"""Principal axes as frames, with all choices of their signs as the fiber: exact for rigid motions.
 
     The frames over a point are :math:`V \operatorname{diag}(\pm 1, ..., \pm 1)` with the columns of V the eigenvectors,
-    by descending eigenvalue, of :math:`M = \sum_j w_j (x_j - c)(x_j - c)^T / \sum_j w_j`
-    over the cloud with c its weighted mean, or over the neighbors of a point with c the point itself. The fiber is
-    2^(d-1) proper frames (4 in space, 2 in the plane), or all 2^d where reflections belong to the group. Where
-    the stabilizer has dilations too, as for ``Sim(d)``, frames are multiplied by the root mean square radius
-    :math:`\sqrt{\operatorname{tr} M}`. Over points of a sphere or an orbit frames lie across the direction of
-    the point, and M is projected there, about the origin for the cloud.
+    by descending eigenvalue, of the moments :math:`M = \sum_j w_j (x_j - c)(x_j - c)^T / \sum_j w_j`. With
+    ``of="cloud"`` the sum is over the cloud, and c is its weighted mean; with ``of="neighborhood"`` it is over the
+    neighbors of a point, and c is the point itself. The fiber consists of 2^(d-1) proper frames (4 in space, 2 in the
+    plane), or of all 2^d frames if reflections belong to the group. If the stabilizer contains dilations, as for
+    ``Sim(d)``, frames are multiplied by the root mean square radius :math:`\sqrt{\operatorname{tr} M}`. Over points
+    of a sphere or an orbit, frames are orthogonal to the direction of the point: M is projected accordingly, and for
+    the cloud c is the origin.
 
-    **Equivariance.** Exact: turning and shifting a cloud turns and shifts its frames, as sets. Their order in the
-    fiber may change, from point to point where ``of="neighborhood"``; what follows must not depend on it, as
-    attention in the joint pattern and sums over the fiber do not. The error is rounding divided by the gap below.
+    **Equivariance.** Exact: rotating and shifting a cloud rotates and shifts the set of its frames. The order of the
+    frames in the fiber may change, with ``of="neighborhood"`` differently at each point. What follows must not depend
+    on this order; attention in the joint pattern and sums over the fiber do not. The error is rounding divided by the
+    ``gap``.
 
     **Degenerate moments.** Eigenvectors are not determined where eigenvalues coincide, and jump where they cross. Two
     adjacent eigenvalues λ ≥ μ count as equal if λ - μ < ``gap`` sqrt(λ₁ λ), where λ₁ is the largest. A
@@ -49,29 +51,32 @@ class PrincipalFrames:
     points of the cloud; if these do too (points on a line, or at one place), the longest of the ``vectors`` given to
     :func:`lift`. If these lie on the axes as well, the new axis is arbitrary, but a function of the others.
 
-    Rigid motions stay exact: no point sees an arbitrary axis, and it cancels out of vectors, since the fiber has both
-    of its signs. Only the components of higher tensors across the determined axes are then undetermined. What is lost
-    is independence of the order of points, where several points are farthest that no symmetry in the group exchanges,
-    and for neighborhoods where several are farthest at all. Frames also jump where a difference of eigenvalues reaches
-    the gap, and where another point becomes the farthest. Points that are no further apart than the rounding of their
-    coordinates count as one place.
+    Networks stay exact for rigid motions then too. An arbitrary axis is orthogonal to the displacements of all points,
+    so none has a component along it, and it cancels out of vector outputs, since the fiber contains it with both signs.
+    Only components of higher tensors along it are undetermined. Outputs may depend on the order of the points, however:
+    for clouds, if several points are equally far and no symmetry in the group exchanges them; for neighborhoods,
+    whenever several points are equally far. Frames also jump where a difference of eigenvalues reaches the gap, and
+    where another point becomes the farthest. Points that are closer together than the rounding of their coordinates
+    count as one point.
 
-    **Derivatives.** Correct wherever frames are continuous, to all orders where no moments are degenerate and to first
+    **Derivatives.** Correct wherever frames are continuous: to all orders where no moments are degenerate, and to first
     order elsewhere.
 
-    When points are lifted, ValueError is raised if the stabilizer does not have all the frames, or clouds that repeat
-    should have one set of frames.
+    When points are lifted, ValueError is raised if some frames do not belong to the stabilizer, or if clouds that
+    repeat periodically should have one set of frames.
 
     Parameters
     ----------
-    of, gap
-        ``"cloud"``: one set of frames for all its points; ``"neighborhood"``: for each point those of its neighbors.
-        For the gap see above.
+    of
+        ``"cloud"``: all points of a cloud have the same frames; ``"neighborhood"``: the frames of each point are made
+        from its neighbors.
     improper
-        Whether to include improper frames; where the stabilizer has them if absent.
+        Whether to include improper frames. If None, they are included if the stabilizer contains reflections.
+    gap
+        Relative difference below which eigenvalues count as equal, see above.
     cutoff
-        Length at which weights of neighbors reach zero smoothly, as (1 - (r / cutoff)²)²: with the radius of the
-        neighborhood as cutoff, frames do not jump when a point enters it. All weigh the same if absent.
+        Distance at which the weights (1 - (r / cutoff)²)² of neighbors vanish. With the radius of the neighborhood as
+        cutoff, frames do not jump when a point enters the neighborhood. If None, all neighbors have the same weight.
     """
 
     of: Literal["cloud", "neighborhood"] = "cloud"

@@ -20,6 +20,7 @@ from lieattn.train import UsageError, load_network, read_checkpoint, short_messa
 _OUT = Path("pictures")
 _SUFFIXES = (".png", ".gif", ".html")
 _OF_FIGURES = (".png", ".pdf", ".svg")
+_CHOICES = ("view", "point", "layer", "frame", "head", "channel")  # options that the microscope takes
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
@@ -28,6 +29,31 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
     if arguments and arguments[0] in FIGURES:
         return _figure(name, arguments[0], arguments[1:])
+    options = parsed(_parser(name), arguments, ("data",))
+    if not Path(options.checkpoint).exists() and options.checkpoint not in trained_cards():
+        known = f"figures are {', '.join(FIGURES)}; trained networks are {', '.join(trained_cards())}"
+        raise UsageError(f"{options.checkpoint} is neither a file, a figure nor a trained network; {known}")
+    from lieattn.viz import Microscope
+
+    network, clouds, source = _loaded(options)
+    print(f"clouds: {source}")
+    chosen = {key: getattr(options, key) for key in _CHOICES}
+    is_file = options.out.suffix in _SUFFIXES
+    for number, cloud in enumerate(clouds):
+        stem = f"{Path(options.checkpoint).stem}_cloud_{number}"
+        path = options.out / f"{stem}.png"
+        if is_file:
+            path = options.out.with_stem(f"{options.out.stem}_{number}") if len(clouds) > 1 else options.out
+        print(f"picture: {Microscope(network, cloud, seed=options.seed).save(path, **chosen)}")
+        if options.view is None and not is_file:
+            _draw_attention_map(network, cloud, options.out / f"{stem}_attention.png")
+    return 0
+
+
+def _parser(name: str) -> ArgumentParser:
+    """The parser of pictures of networks, whose description lists the figures of the papers."""
+    from lieattn.cli._figures import FIGURES
+
     summaries = {figure: _summary(function.__doc__) for figure, function in FIGURES.items()}
     lines = [f"  {figure:{max(map(len, FIGURES))}}  {summary}" for figure, summary in summaries.items()]
     parser = ArgumentParser(
@@ -49,31 +75,21 @@ def run(name: str, arguments: Sequence[str]) -> int:
     add("--channel", type=natural, help="channel of the field (default: the norm over all)")
     told = f"a file .png, .gif (query or cloud moves) or .html (one page to explore), or a folder (default {_OUT})"
     add("--out", type=partial(_out, _SUFFIXES), default=_OUT, metavar="FILE|DIR", help=told)
-    options = parsed(parser, arguments, ("data",))
-    if not Path(options.checkpoint).exists() and options.checkpoint not in trained_cards():
-        known = f"figures are {', '.join(FIGURES)}; trained networks are {', '.join(trained_cards())}"
-        raise UsageError(f"{options.checkpoint} is neither a file, a figure nor a trained network; {known}")
-    from lieattn.models import AttentiveNetwork
-    from lieattn.viz import Microscope, attention_under_group, save
+    return parser
 
-    network, clouds, source = _loaded(options)
-    print(f"clouds: {source}")
-    chosen = {key: getattr(options, key) for key in ("view", "point", "layer", "frame", "head", "channel")}
-    for number, cloud in enumerate(clouds):
-        stem = f"{Path(options.checkpoint).stem}_cloud_{number}"
-        path = options.out / f"{stem}.png"
-        if options.out.suffix in _SUFFIXES:
-            path = options.out.with_stem(f"{options.out.stem}_{number}") if len(clouds) > 1 else options.out
-        print(f"picture: {Microscope(network, cloud, seed=options.seed).save(path, **chosen)}")
-        # Maps that all output channels share make one picture of a square image.
-        if options.view is not None or options.out.suffix in _SUFFIXES:
-            continue
-        if isinstance(network, AttentiveNetwork) and network.attention in ("input", "pose") and network.group.dim == 2:
-            image = network.images(cloud)[0]
-            if image.shape[-1] == image.shape[-2]:
-                figure = attention_under_group(network, image)
-                print(f"picture: {save(figure, options.out / f'{stem}_attention.png')}")
-    return 0
+
+def _draw_attention_map(network: nn.Module, cloud: Data, path: Path) -> None:
+    """Draw the attention to a square image under the group, if all output channels of the network share one map."""
+    from lieattn.models import AttentiveNetwork
+    from lieattn.viz import attention_under_group, save
+
+    if not isinstance(network, AttentiveNetwork) or network.attention not in ("input", "pose"):
+        return
+    if network.group.dim != 2:
+        return
+    image = network.images(cloud)[0]
+    if image.shape[-1] == image.shape[-2]:
+        print(f"picture: {save(attention_under_group(network, image), path)}")
 
 
 def _out(suffixes: Sequence[str], text: str) -> Path:
@@ -84,7 +100,7 @@ def _out(suffixes: Sequence[str], text: str) -> Path:
 
 
 def _loaded(options: argparse.Namespace) -> tuple[nn.Module, list[Data], str]:
-    """The network, clouds, and where these are from."""
+    """The network, the clouds, and where the clouds are from, in words."""
     trained, given = options.checkpoint in trained_cards() and not Path(options.checkpoint).exists(), options.data
     if not trained and Path(options.checkpoint).suffix != ".safetensors":
         network = load_network(options.checkpoint, options.trust)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self, cast
 
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
@@ -72,10 +73,9 @@ class CellRunner:
         if not isinstance(task.schedule, train.Constant):
             task.schedule = BudgetSchedule(task.schedule, budget)
         decay = self.settings.decay(model)
-        averages = [] if decay is None else [train.AveragedWeights(decay)]
         trainer = make_trainer(
             self.settings,
-            callbacks=[*averages, budget],
+            callbacks=[*([] if decay is None else [train.AveragedWeights(decay)]), budget],
             max_epochs=-1,
             val_check_interval=NEVER,
             check_val_every_n_epoch=None,
@@ -93,10 +93,7 @@ class CellRunner:
         }
         probe = EquivarianceProbe(self.sets, getattr(task, "targets", ("y",)))
         before = probe.measure(task.network, group)
-        batches = list(islice(data.train_dataloader(), _WARM_UP)) * _WARM_UP
-        record["peak_memory_mib"] = self._peak_memory(cell, model, task, batches[0])
-        record["operations"] = step_operations(task, batches[:_WARM_UP])
-        _warm_up(task, batches[:_WARM_UP])
+        record |= self._cost_of_a_step(cell, model, task, data)
         train.seed_generators(cell.seed)
         try:
             trainer.fit(task, data, ckpt_path=_readable(folder / "last.ckpt"))
@@ -106,9 +103,7 @@ class CellRunner:
             if not budget.history or budget.history[-1][0] != budget.steps:  # as after a training that was continued
                 trainer.validate(task, data, verbose=False)
             task.load_state_dict(budget.best or {})
-            for callback in averages:  # which would save the last averages in place of the best
-                trainer.callbacks.remove(callback)  # type: ignore[attr-defined]
-            trainer.save_checkpoint(folder / "best.ckpt", weights_only=True)
+            _save_weights(trainer, folder / "best.ckpt")
             record |= _spent(budget)
             if task.device.type == "cuda":
                 record["peak_memory_mib"] = torch.cuda.max_memory_allocated(task.device) / 2**20
@@ -117,6 +112,16 @@ class CellRunner:
             record["equivariance"] = {"before": before, "after": probe.measure(task.network, group)}
         self.store.save(cell, key, record)
         return record
+
+    def _cost_of_a_step(
+        self, cell: Cell, model: ModelSettings, task: train.PointSetTask, data: train.PointSetData
+    ) -> Record:
+        """Peak memory and operations of a training step. Afterwards the network is warm, and has the same weights."""
+        batches = list(islice(data.train_dataloader(), _WARM_UP)) * _WARM_UP
+        memory = self._peak_memory(cell, model, task, batches[0])
+        operations = step_operations(task, batches[:_WARM_UP])
+        _warm_up(task, batches[:_WARM_UP])
+        return {"peak_memory_mib": memory, "operations": operations}
 
     def _peak_memory(self, cell: Cell, model: ModelSettings, task: train.PointSetTask, batch: Batch) -> float | None:
         """Of a step on the CPU, which is measured with the first seed alone; on CUDA the training itself tells."""
@@ -237,6 +242,14 @@ def _readable(checkpoint: Path) -> Path | None:
         checkpoint.unlink(missing_ok=True)
         return None
     return checkpoint
+
+
+def _save_weights(trainer: Trainer, path: Path) -> None:
+    """Write the weights that the network has at present."""
+    for callback in list(trainer.callbacks):  # type: ignore[attr-defined]
+        if isinstance(callback, train.AveragedWeights):  # it would write the last averages instead
+            trainer.callbacks.remove(callback)  # type: ignore[attr-defined]
+    trainer.save_checkpoint(path, weights_only=True)
 
 
 def _spent(budget: Budget) -> Record:

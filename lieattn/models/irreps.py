@@ -183,7 +183,7 @@ class TensorFieldNetwork(_PointNetwork):
         self.irreps = o3.Irreps([(channels, (number, (-1) ** number)) for number in range(degree + 1)])
         inputs = f"{self.in_channels}x0e" + (f" + {len(self.vector_inputs)}x1o" if self.vector_inputs else "")
         self.embed = o3.Linear(inputs, self.irreps, biases=True)
-        self.layers = nn.ModuleList()
+        self.layers = nn.ModuleList()  # first in the order of parameters, last in that of random draws
         self.norm = _IrrepsNorm(self.irreps)
         self.hidden = _GatedLinear(self.irreps)
         self.head = o3.Linear(self.irreps, f"{out_channels}x{'0e' if self.kind == 'invariant' else '1o'}", biases=True)

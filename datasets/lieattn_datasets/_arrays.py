@@ -4,7 +4,9 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 _LARGEST = 1e100
 
@@ -23,6 +25,14 @@ def real_array(argument: str, values: ArrayLike, *, finite: bool = True) -> NDAr
     if finite and not np.isfinite(found).all():
         raise ValueError(f"{argument} must be finite numbers, but one is nan or infinite")
     return found
+
+
+def square_matrix(argument: str, values: ArrayLike | Tensor) -> Tensor:
+    """Finite numbers ``[dim, dim]`` as a float64 tensor; ValueError, naming the argument, for other shapes."""
+    matrix = torch.as_tensor(real_array(argument, values))
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"{argument} must be square, got shape {tuple(matrix.shape)}")
+    return matrix
 
 
 def plain_array(argument: str, values: ArrayLike) -> NDArray[Any]:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from lieattn_datasets._arrays import real_array
+from lieattn_datasets._arrays import real_array, square_matrix
 from lieattn_datasets._checks import check_arguments, check_attribute
 from lieattn_datasets._streams import RandomTransform
 
@@ -55,18 +55,16 @@ class TransformFields:
         tensors: Sequence[str] = TENSORS,
     ) -> None:
         check_arguments(TransformFields.__init__, locals())
-        self.matrix = torch.as_tensor(real_array("matrix", matrix))
-        shape = tuple(self.matrix.shape)
-        if len(shape) != 2 or shape[0] != shape[1]:
-            raise ValueError(f"matrix must be square, got shape {shape}")
-        error = float((self.matrix @ self.matrix.T - torch.eye(shape[0], dtype=torch.float64)).abs().max())
+        self.matrix = square_matrix("matrix", matrix)
+        dim = len(self.matrix)
+        error = float((self.matrix @ self.matrix.T - torch.eye(dim, dtype=torch.float64)).abs().max())
         if not error < 1e-6:
             raise ValueError(f"matrix must be orthogonal, got R R^T - 1 up to {error:.1e}")
-        self.shift = torch.zeros(shape[0], dtype=torch.float64)
+        self.shift = torch.zeros(dim, dtype=torch.float64)
         if shift is not None:
             self.shift = torch.as_tensor(real_array("shift", shift))
-        if self.shift.shape != shape[:1] or not bool(self.shift.isfinite().all()):
-            raise ValueError(f"shift must be {shape[0]} finite numbers, got {self.shift.tolist()}")
+        if self.shift.shape != (dim,) or not bool(self.shift.isfinite().all()):
+            raise ValueError(f"shift must be {dim} finite numbers, got {self.shift.tolist()}")
         self.vectors, self.tensors = tuple(vectors), tuple(tensors)
 
     def __call__(self, data: Data) -> Data:

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from lieattn_datasets._arrays import real_array
+from lieattn_datasets._arrays import real_array, square_matrix
 from lieattn_datasets._checks import check_arguments, check_attribute
 from lieattn_datasets._grid import data_to_image
 from lieattn_datasets._streams import RandomTransform
@@ -41,10 +41,7 @@ class TransformPoints:
 
     def __init__(self, matrix: ArrayLike | Tensor) -> None:
         check_arguments(TransformPoints.__init__, locals())
-        self.matrix = torch.as_tensor(real_array("matrix", matrix))
-        shape = tuple(self.matrix.shape)
-        if len(shape) != 2 or shape[0] != shape[1]:
-            raise ValueError(f"matrix must be square, got shape {shape}")
+        self.matrix = square_matrix("matrix", matrix)
 
     def __call__(self, data: Data) -> Data:
         check_arguments(TransformPoints.__call__, locals())

@@ -272,7 +272,7 @@ class LieNetwork(Network):
             count = num_coordinates(self.space, chart) + isinstance(self.frames, ScaleFrames)
         self.num_coordinates = self.lifting.radial + count
         if self.lifting.radial:
-            if not _keeps_distances(self.space):
+            if not _is_rigid(self.space):
                 raise ValueError(f"radial: distances are invariant under rigid motions, not in {self.space.name}")
             cutoff_of(neighborhood, self.lifting.cutoff)
         self.embed = nn.Linear(self.in_channels, channels)
@@ -307,7 +307,7 @@ class LieNetwork(Network):
         if not size:
             return None
         cutoff = self.neighborhood.length if cutoff is None else cutoff
-        if cutoff is None or not _keeps_distances(self.space) or isinstance(self.frames, ScaleFrames):
+        if cutoff is None or not _is_rigid(self.space) or isinstance(self.frames, ScaleFrames):
             return SeenInCoordinates(self.in_channels, channels, self.num_coordinates, size)
         in_vectors = len(self.vector_inputs)
         return SeenByFrames(self.space.group.dim, self.in_channels, in_vectors, channels, size, cutoff)
@@ -432,8 +432,12 @@ def share_of_neighbors(neighbors: Neighbors, share: float, generator: torch.Gene
     return (rank < (neighbors.degree * share).ceil()[neighbors.target]).nonzero()[:, 0]
 
 
-def _keeps_distances(space: HomogeneousSpace) -> bool:
-    """Whether a space is R^d under rigid motions."""
+def _is_rigid(space: HomogeneousSpace) -> bool:
+    """Whether a space is R^d under rigid motions, of a group that the library defines.
+
+    Lie groups that users define are not tested, as :func:`lieattn.geometry.lift` does: the answer decides which layers
+    a network has, and so which saved weights fit it.
+    """
     linear = space.stabilizer
     rigid = linear is None or isinstance(linear, SO | O) or (isinstance(linear, FiniteGroup) and linear.is_orthogonal)
     return isinstance(space, Euclidean) and rigid

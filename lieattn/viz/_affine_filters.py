@@ -148,7 +148,7 @@ def effective_filters(network: AffineSelfConvNet, image: Tensor, *, block: int =
 
 @dataclass(eq=False)
 class _View:
-    """What a layer makes of an image: weights and filters ``[points, rows of the window]``, and points to be drawn."""
+    """Attention weights and filters of an image, ``[points, rows of the window]``, and the points to draw."""
 
     image: Tensor  # [rows, columns]
     graph: LiftedGraph
@@ -175,7 +175,7 @@ def _map(layer: _Layer) -> Any:
 
 
 def _view(network: AffineSelfConvNet, layer: _Layer, image: Tensor, h: int, channel: int) -> _View:
-    """Weights and filters of every pixel in the frame h."""
+    """Attention weights and filters of every pixel in the frame h."""
     seen: list[Any] = []
     weight = next(network.parameters())
     with torch.no_grad(), layer.register_forward_pre_hook(lambda _, given: seen.append(given)):
@@ -191,7 +191,7 @@ def _view(network: AffineSelfConvNet, layer: _Layer, image: Tensor, h: int, chan
 
 
 def _sharp_to_wide(view: _View, window: PointClouds, count: int) -> Tensor:
-    """Pixels from the sharpest attention to the widest, away from each other and from the border if there is room."""
+    """Pixels from the sharpest attention to the widest; away from each other and from the border, if there is room."""
     pos, reach = view.graph.pos, float(window.pos.abs().max())
     entropy = torch.special.entr(view.attention).sum(dim=1)
     inside = (pos - pos.amin(dim=0)).amin(dim=1).minimum((pos.amax(dim=0) - pos).amin(dim=1)) >= reach
@@ -248,7 +248,7 @@ class _Sheet(draw.Canvas):
         self.write(middle, _TOP - above, text, **{"ha": "center", "size": 8, **style})
 
     def label(self, row: int, text: str) -> None:
-        """What a row is."""
+        """The label of a row."""
         self.write(_LEFT - 0.08, self.tops[row] + _CELL / 2, text, ha="right", va="center", size=8)
 
     def title(self, title: str, measured: str) -> None:
@@ -256,7 +256,7 @@ class _Sheet(draw.Canvas):
         self.write(0.2, 0.48, measured, size=8, color=draw.GRAY)
 
     def colorbar(self, cmap: str, norm: Normalize, label: str, number: int = 0, of: int = 1) -> None:
-        """A color scale at the right, one ``of`` some above each other."""
+        """The color scale of a row at the right edge, one ``of`` several that are stacked."""
         share = (self.bottom - _TOP) / of
         height = min(0.8 * share, 2.5)
         self.scale(self.right + 0.12, _TOP + number * share + (share - height) / 2, 0.1, height, cmap, norm, label)

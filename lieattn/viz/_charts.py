@@ -139,7 +139,7 @@ def style_of(number: int) -> dict[str, Any]:
 
 
 def logarithmic(axes: Axes) -> None:
-    """Errors over several orders of size on a logarithmic axis; one that is 0 needs the linear one."""
+    """Use a logarithmic axis for errors over several orders of magnitude, and a linear one if an error is 0."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     low, high = axes.dataLim.y0, axes.dataLim.y1

@@ -78,7 +78,7 @@ class _Drawing:
         return [row for row in self.rows if row["fraction"] == largest]
 
     def costs(self) -> dict[str, Callable[[_Row, float, float], float]]:
-        """What training costs, by its name, for steps and seconds of a row."""
+        """For each kind of cost of training, a function that gives it for a row, a number of steps, and seconds."""
         found: dict[str, Callable[[_Row, float, float], float]] = {
             "seconds of training": lambda row, steps, seconds: seconds,
             "steps": lambda row, steps, seconds: steps,

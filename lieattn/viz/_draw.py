@@ -175,7 +175,7 @@ def has_mirrors(frames: Tensor) -> bool:
 
 
 def element_name(matrix: Tensor) -> str:
-    """Angle of h e_x for an orthogonal matrix h ``[2, 2]``, marked m if h is a rotation after a mirror."""
+    """Angle of h e_x for an orthogonal matrix h ``[2, 2]``, followed by m if h is a mirror and then a rotation."""
     angle = math.degrees(math.atan2(float(matrix[1, 0]), float(matrix[0, 0]))) % 360
     return f"{round(angle, 1):g}°" + (" m" if float(torch.linalg.det(matrix)) < 0 else "")
 
@@ -194,14 +194,14 @@ def in_words(matrix: Tensor) -> str:
 
 
 def extent(clouds: PointClouds) -> tuple[Tensor, float]:
-    """Center of the points and a half width that holds them however they are turned."""
+    """Center of the points, and the half width of a panel that contains them in every orientation."""
     center = clouds.pos.mean(dim=0)
     reach = float((clouds.pos - center).norm(dim=1).max())
     return center, reach + spacing(clouds)
 
 
 def neighbor_reach(graph: LiftedGraph, keys: Tensor, point: int) -> float:
-    """Half width of a panel around a point that holds its neighbors however they are turned."""
+    """Half width of a panel around a point that contains its neighbors in every orientation."""
     return float((graph.pos[keys] - graph.pos[point]).norm(dim=1).max()) + spacing(graph)
 
 
@@ -211,7 +211,7 @@ def look_at(axes: Axes, center: Tensor, reach: float) -> None:
 
 
 def color_scale(values: Tensor) -> Normalize:
-    """One color scale for all values; a constant field gets a range too."""
+    """One color scale for all values, which has a range even if the values are constant."""
     from matplotlib.colors import Normalize
 
     bottom, top = float(values.min()), float(values.max())
@@ -219,7 +219,7 @@ def color_scale(values: Tensor) -> Normalize:
 
 
 def color_scale_from_zero(values: Tensor, top: float | None = None) -> Normalize:
-    """A color scale from 0 to the largest value, or ``top``; where some are negative, as far to both sides of 0."""
+    """A color scale from 0 to the largest value, or ``top``; symmetric about 0 if there are negative values."""
     from matplotlib.colors import Normalize
 
     largest = max(float(values.abs().max()), top or 0.0) or 1.0
@@ -227,13 +227,13 @@ def color_scale_from_zero(values: Tensor, top: float | None = None) -> Normalize
 
 
 def in_plane(clouds: PointClouds) -> PointClouds:
-    """The same points with two coordinates."""
+    """The same points with their first two coordinates, the second 0 on a line."""
     pos = clouds.pos.detach().cpu()
     return replace(clouds, pos=torch.cat([pos, pos.new_zeros(len(pos), 1)], dim=1)[:, :2])
 
 
 def ring(axes: Axes, clouds: PointClouds, point: int, angle: float = 0.0) -> None:
-    """Outline a point, whose color stays to be seen."""
+    """Outline a point, so that its color remains visible."""
     from matplotlib.collections import PolyCollection
 
     outline = _tiles(clouds, angle)[[point]]

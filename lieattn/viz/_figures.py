@@ -150,7 +150,7 @@ def attention_maps(
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A cloud after a rotation, with the element of the group that the rotation is, or the nearest one."""
+    """A cloud after a rotation, and the element of the group that equals the rotation or is nearest to it."""
 
     angle: float
     element: int
@@ -168,7 +168,7 @@ class View:
 
 
 class Observer:
-    """Views of one cloud under rotations, and what a layer of a network makes of them."""
+    """Views of one cloud under rotations, with the fields and attention of a layer of the network on them."""
 
     def __init__(self, network: GSANet, data: Any, angles: Sequence[float], layer: int) -> None:
         if not isinstance(network, GSANet):
@@ -277,7 +277,7 @@ class Sheet(draw.Canvas):
                 self.write(left + side / 2, _TOP - 0.03, draw.element_name(group.elements[h]), ha="center", size=7.5)
 
     def title(self, what: str, stable: Tensor) -> None:
-        """State what is drawn, and the largest difference between stabilized rows ``[views, ...]``."""
+        """Write what is drawn, and the largest difference between stabilized rows ``[views, ...]``."""
         self.write(0.25, 0.3, f"{what}, {self.group.name}", size=10, weight="bold")
         inside = stable[torch.tensor([view.in_group for view in self.views])]
         measured = f"largest difference between stabilized rows: {_spread(stable)}"

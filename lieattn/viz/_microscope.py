@@ -73,12 +73,12 @@ class Microscope:
 
     @property
     def field_layers(self) -> tuple[str, ...]:
-        """Names of the layers with a field behind them."""
+        """Names of the layers that have a field as output."""
         return tuple(layer.name for layer in self._seen.recording.fields)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """What the cloud is turned by, the identity first."""
+        """The maps by which the cloud is turned, the identity first."""
         return self._seen.turns
 
     def attention(

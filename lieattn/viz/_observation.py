@@ -1,4 +1,4 @@
-"""What a microscope has seen: one cloud in a network, as it is and turned by elements of the group."""
+"""The recordings of a microscope: a network evaluated on one cloud, and on rotated copies of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Layer = TypeVar("_Layer", Attention, Field)
 
 
 class Turn(NamedTuple):
-    """A linear map of points ``[dim, dim]`` float64, what it is called, and whether the network's group has it."""
+    """A linear map of points ``[dim, dim]`` float64, its name, and whether it belongs to the group of the network."""
 
     label: str
     matrix: Tensor
@@ -35,7 +35,7 @@ class Turn(NamedTuple):
 
 
 class Observation:
-    """A recorded forward pass, and those of the turned cloud, which are made when they are asked for."""
+    """A recorded forward pass, and those of the rotated cloud, which are computed on first use."""
 
     def __init__(self, network: nn.Module, data: Data, turns: int, seed: int) -> None:
         clouds = point_clouds(data)
@@ -70,11 +70,11 @@ class Observation:
         return isinstance(getattr(self._recorder.inner, "space", None), Sphere)
 
     def scene(self, clouds: PointClouds) -> Scene:
-        """What is drawn beside the points of a layer."""
+        """The scene in which the points of a layer are drawn."""
         return Scene.of(self.data, clouds, sphere=self.sphere)
 
     def attention_layer(self, layer: int) -> Attention:
-        """A layer of attention; ValueError if there is none such."""
+        """The layer of attention with this number; ValueError if there is none."""
         if not self.recording.attention:
             gates = any(field.name.endswith("gate") for field in self.recording.fields)
             more = "its gates are among the fields" if gates else "it has fields"
@@ -82,7 +82,7 @@ class Observation:
         return _chosen(self.recording.attention, layer)
 
     def field_layer(self, layer: int) -> Field:
-        """A field; ValueError if there is none such."""
+        """The field with this number; ValueError if there is none."""
         if not self.recording.fields:
             raise ValueError(f"network: {self.name} has no field behind a layer; expected view 'attention'")
         return _chosen(self.recording.fields, layer)
@@ -147,7 +147,7 @@ def _chosen(layers: Sequence[_Layer], layer: int) -> _Layer:
 
 
 def _turns(symmetry: Any, dim: int, count: int, seed: int) -> tuple[Turn, ...]:
-    """Elements of the group that a network states, or of another one, the identity first."""
+    """Elements of the group that a network states, or else rotations by equal angles; the identity comes first."""
     group = symmetry.group if isinstance(symmetry, Symmetry) else symmetry
     group = group.stabilizer if isinstance(group, SemidirectProduct) else group
     identity = Turn("as it is", torch.eye(dim, dtype=torch.float64), True)

@@ -39,7 +39,7 @@ def write_page(
     layer: int | None,
     channel: int | None,
 ) -> Path:
-    """Write the page, which opens with what is chosen; see :meth:`Microscope.save`."""
+    """Write the page, which first shows the view that was chosen; see :meth:`Microscope.save`."""
     require_matplotlib()
     start = _start(scope, view, point, frame, head, layer, channel)
     places: list[Places] = []
@@ -83,7 +83,7 @@ def _start(
     layer: int | None,
     channel: int | None,
 ) -> dict[str, Any]:
-    """What is shown first, checked."""
+    """The choices that the page opens with, after checks."""
     number = -1 if layer is None else layer
     query = 0
     if view == "field":
@@ -179,7 +179,7 @@ def _check_size(scope: Observation, values: Tensor) -> None:
 
 
 def _index(places: list[Places], own: Places) -> int:
-    """Number of the points among those of the page, which they join if they are others."""
+    """Index of a set of points among those of the page, to which it is added if it is new."""
     for number, known in enumerate(places):
         if known.pos.shape == own.pos.shape and torch.equal(known.pos, own.pos):
             return number

@@ -1,4 +1,4 @@
-"""What one forward pass of any network leaves to be seen: weights of attention, fields, and where they live."""
+"""What is recorded of a forward pass of any network: attention weights, fields, and the points they belong to."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Recording:
 
 
 class Recorder:
-    """Looks on while a network is evaluated; its hooks stay on the network, so give it a copy."""
+    """Records a network while it is evaluated. Its hooks remain on the network, so it should get a copy."""
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
@@ -161,7 +161,7 @@ class Recorder:
             module.register_forward_hook(self._leave)
 
     def __call__(self, data: Data) -> Recording:
-        """What the first call of each module leaves to be seen; the others are left out."""
+        """What was recorded in the first call of each module; further calls are left out."""
         self._calls, self._seen, self._fields, self._data = [], {}, {}, data
         with torch.no_grad(), watching_weights(self._watch):
             self.network(Batch.from_data_list([data]))
@@ -178,7 +178,7 @@ class Recorder:
         return owner is self.inner and bool(last) and isinstance(module, GroupAttention)
 
     def _short(self, name: str) -> str:
-        """A name without that of the network around it."""
+        """The name of a module without that of the network that wraps it."""
         return name.removeprefix(f"{self.names[self.inner]}.").removesuffix(".attention")
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:
@@ -198,7 +198,7 @@ class Recorder:
             self._fields[name] = field
 
     def _field(self, name: str, output: Any, inputs: Any) -> Field | None:
-        """Values at points; None for what has none."""
+        """The values at points of an output; None if it has none."""
         x, *rest = output if isinstance(output, tuple) else (output,)
         if not isinstance(x, Tensor) or x.ndim not in (2, 3) or not x.is_floating_point():
             return None

@@ -28,9 +28,10 @@ _MANY = 4  # bonds for each point: graphs with more edges are neighborhoods, whi
 
 @dataclass(frozen=True)
 class Scene:
-    """What panels show beside values: bonds int64 ``[bonds, 2]``, whether points are on a sphere, and a view in space.
+    """What panels show in addition to values.
 
-    ``camera`` ``[3, 3]`` takes points to coordinates to the right, upwards, and towards the eye; None in the plane.
+    These are the ``bonds`` int64 ``[bonds, 2]``, and the ``sphere`` if points lie on one. ``camera`` ``[3, 3]`` maps
+    points to coordinates to the right, upwards, and towards the viewer; it is None in the plane.
     """
 
     bonds: Tensor
@@ -39,7 +40,7 @@ class Scene:
 
     @classmethod
     def of(cls, data: Data, clouds: PointClouds, *, sphere: bool) -> Scene:
-        """The scene of a cloud, as far as its points are those of the data."""
+        """The scene of a cloud. Bonds are kept if its points are those of the data."""
         bonds = bonds_of(data) if data.num_nodes == clouds.num_points else torch.zeros(0, 2, dtype=torch.int64)
         return cls(bonds, sphere, camera_of(data.pos) if clouds.pos.shape[1] > 2 else None)
 
@@ -54,7 +55,7 @@ class Scene:
         turn: Tensor | None = None,
         query: int | None = None,
     ) -> None:
-        """Points in colors, turned by a matrix, with a ring around the query."""
+        """Draw colored points, rotated by a matrix, with a ring around the query."""
         from matplotlib.collections import LineCollection
 
         middle = clouds.pos.new_zeros(1) if self.sphere else clouds.pos.mean(dim=0)
@@ -76,7 +77,7 @@ class Scene:
             draw.ring(axes, flat, query, angle)
 
     def _in_space(self, axes: Axes, pos: Tensor, values: Tensor, cmap: str, norm: Any, query: int | None) -> None:
-        """Points as discs that are drawn from the far ones to the near ones, without perspective."""
+        """Draw points as discs, from the farthest to the nearest, without perspective."""
         order = pos[:, 2].argsort()
         size = min(110.0, 3600.0 / len(pos))
         behind = self.sphere & (pos[order, 2] < 0)
@@ -112,7 +113,7 @@ class Board(draw.Canvas):
             self.write(left + side / 2, _TOP - 0.05, heading, ha="center", va="bottom", size=8)
 
     def title(self, what: str, more: str) -> None:
-        """What is drawn, and what was measured."""
+        """The title of the figure: what is drawn, and what was measured."""
         self.write(0.2, 0.3, what, size=10, weight="bold")
         self.write(0.2, 0.52, more, size=8, color=draw.GRAY)
 
@@ -143,7 +144,7 @@ def bonds_of(data: Data) -> Tensor:
 
 
 def symbols_of(data: Data) -> list[str]:
-    """Chemical symbols of atoms, with ase; none otherwise."""
+    """Chemical symbols of atoms; none if ase is not installed."""
     z = data.get("z")
     if not isinstance(z, Tensor) or z.ndim != 1 or importlib.util.find_spec("ase") is None:
         return []
@@ -153,7 +154,7 @@ def symbols_of(data: Data) -> list[str]:
 
 
 def camera_of(pos: Tensor) -> Tensor:
-    """A view of a cloud from the side on which it is broadest, tilted a little: a rotation ``[3, 3]`` float64."""
+    """A rotation ``[3, 3]`` float64 to a view of the broadest side of a cloud, slightly tilted."""
     centered = pos.detach().cpu().double()[:, :3]
     centered = centered - centered.mean(dim=0)
     axes = torch.linalg.svd(centered, full_matrices=True).Vh if len(centered) > 1 else torch.eye(3, dtype=torch.float64)

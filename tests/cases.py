@@ -1,4 +1,4 @@
-"""The table of groups that all tests share: a group enters here and every test follows."""
+"""The table of groups that all tests share. Add a group here, and every test covers it."""
 
 import itertools
 
@@ -24,12 +24,12 @@ from lieattn.groups import (
     trivial,
 )
 
-# An axis and a rotation in general position, so that no matrix entry is 0, 1/2 or 1 by luck.
+# An axis and a rotation in general position, so that no matrix entry is 0, 1/2 or 1 by chance.
 OBLIQUE = (1.0, -2.0, 0.5)
 
 
 def oblique_rotation() -> torch.Tensor:
-    """A rotation of R^3, ``[3, 3]`` float64, that turns about no coordinate axis."""
+    """A rotation of R^3, ``[3, 3]`` float64, about an axis that is not a coordinate axis."""
     hat = torch.tensor([[0.0, -0.3, 0.8], [0.3, 0.0, -0.5], [-0.8, 0.5, 0.0]], dtype=torch.float64)
     return torch.matrix_exp(hat)
 

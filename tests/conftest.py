@@ -19,14 +19,14 @@ def pytest_addoption(parser):
 
 @pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
 def threads(request):
-    """Threads of torch."""
+    """Sets the number of torch threads, and restores it."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
 
 
-# Of those that take longest none starts when all others are done.
+# The longest tests start first, so that none of them starts when all others have finished.
 FIRST = (
     "test_in_the_interpreter",
     "test_a_few_kills_and_interrupts",
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def seed():
-    """As ``torch.manual_seed``, which formats the stack of calls where CUDA is not initialized: half a millisecond."""
+    """Like ``torch.manual_seed``, which spends half a millisecond on the call stack if CUDA is not initialized."""
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
@@ -59,7 +59,7 @@ BACKENDS = ["plain", "dense", "numba"]
 
 @pytest.fixture(params=BACKENDS)
 def every_backend(request):
-    """A test that uses this runs with each backend for CPUs, which fall back on plain maths for what they lack."""
+    """Runs a test with each CPU backend; backends use the plain implementation for unsupported cases."""
     if request.param == "numba":
         pytest.importorskip("numba")
     with backend(request.param):

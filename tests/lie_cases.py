@@ -1,4 +1,4 @@
-"""The table of Lie groups that their tests share, and those of the documentation page, which are run from its text."""
+"""The table of Lie groups that tests share, including those of the documentation page, run from its text."""
 
 import doctest
 import math
@@ -26,7 +26,7 @@ def classes_of_page():
 
 
 def failures_of_page():
-    """Failed and attempted examples of the page, run as a reader would, from the first line to the last."""
+    """Run the examples of the page from the first line to the last, and return failed and attempted counts."""
     namespace = {"__name__": "your_own_group"}
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     for number, block in enumerate(code_of_page()):
@@ -81,7 +81,7 @@ OWN_NAMES = {"SO(2)_z", "R^3 x| SO(2)_z", "squeeze", "Heisenberg"}
 
 
 def turning(group):
-    """Which coordinates of the Lie algebra are those of a rotation, and none if there is no rotation."""
+    """The coordinates of the Lie algebra that belong to a rotation, if any."""
     if isinstance(group, SemidirectProduct):
         return turning(group.stabilizer)
     if isinstance(group, RotationDilations):
@@ -95,7 +95,7 @@ def turns(group):
 
 
 def with_angle(group, a, angle):
-    """Coordinates with the rotation part stretched to an angle; other groups keep theirs."""
+    """Coordinates with the rotation part scaled to an angle; unchanged for groups without rotations."""
     part = turning(group)
     a = a.clone()
     if turns(group):
@@ -122,7 +122,7 @@ def algebra_cases(group, angles=ANGLES + NEAR_PI, seed=0):
 
 
 def elements(group, count=40, seed=0, dtype=torch.float64):
-    """Random elements, some of them near the identity or nearly a half turn."""
+    """Random elements, some near the identity and some near half turns."""
     generator = torch.Generator().manual_seed(seed)
     near = group.exp(algebra_cases(group, seed=seed)[:: max(1, 60 // count)])
     return torch.cat([group.sample(count, generator=generator, dtype=torch.float64), near]).to(dtype)

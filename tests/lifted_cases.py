@@ -1,4 +1,4 @@
-"""The table of lifted clouds that tests of layers share: every kind of frames, and how its elements move."""
+"""The table of lifted clouds that tests of layers share: every kind of frames, and how its elements transform."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Lifted:
 
     @property
     def made_for(self):
-        """What layers are made for."""
+        """The arguments for layers of this case."""
         return self.space if self.group is None else self.group
 
     @cached_property
@@ -73,7 +73,7 @@ def _finite(group, frames=None, neighborhood=None):
     neighborhood = Radius(RADIUS) if neighborhood is None else neighborhood
 
     def lifted(pos, batch):
-        # Edges to the point after the next, which is of the same cloud.
+        # Edges to the point after the next, which is in the same cloud.
         edges = torch.arange(max(len(pos) - 2, 0)) + torch.tensor([[0], [2]])
         return lift(Data(pos=pos, batch=batch, edge_index=edges), frames, neighborhood)
 
@@ -88,7 +88,7 @@ def _finite(group, frames=None, neighborhood=None):
 
 
 def _elements(space, draw, frames_of, neighborhood=None):
-    """Frames that are given, and moved along with the points by random elements of the group."""
+    """Given frames, which random elements of the group transform with the points."""
     neighborhood = Radius(RADIUS) if neighborhood is None else neighborhood
 
     def with_frames(pos, batch, frames):
@@ -117,7 +117,7 @@ def _elements(space, draw, frames_of, neighborhood=None):
 
 
 def _principal(space, frames, dim):
-    """Frames made of the data; their order in the fiber may change."""
+    """Frames computed from the data; their order in the fiber may change."""
 
     def lifted(pos, batch):
         return lift(pos, frames, Radius(RADIUS), space, batch=batch)

@@ -1,4 +1,4 @@
-"""Affine Self Convolution: equivariance on clouds and grids, what it reduces to, and the networks of the paper."""
+"""Affine Self Convolution: equivariance on clouds and grids, special cases, and the networks of the paper."""
 
 import math
 from dataclasses import replace
@@ -53,7 +53,7 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["
 
 def layer_of(kind, group, positions=SMOOTH, dtype=torch.float64, **options):
     layer = VARIANTS[kind](group, CHANNELS, 4, positions, **{"channels": WIDTH, "heads": HEADS, **options})
-    # Matrices of WIDTH columns sum as many numbers, in float32 with their rounding.
+    # Products with matrices of WIDTH columns sum as many terms, whose rounding adds up in float32.
     return randomize(layer.to(dtype), spread=0.2 if layer.full_psi else 0.5)
 
 
@@ -174,7 +174,7 @@ def test_squeeze_excite_keeps_clouds_apart():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("group", ["C3", "C4", "C8", "D1", "D3", "D4"])
 def test_tables_on_turned_grids(group, kind, dtype):
-    """Balls on a grid: exact for every group, although h⁻¹ of an offset may lie off the grid."""
+    """With balls on a grid, layers are exact for every group, although h⁻¹ of an offset may lie off the grid."""
     group, pos = SMALL_GROUPS[group], pixel_positions(5, 6, dtype=dtype)
     offsets = pixel_positions(5, 5, dtype=torch.float64)
     layer = layer_of(kind, group, RelativePositionTable.of(offsets[offsets.norm(dim=1) < 2.1]), dtype)
@@ -186,7 +186,7 @@ def test_tables_on_turned_grids(group, kind, dtype):
 
 
 def turned(group, h, x, rows, columns):
-    """The field whose array of pixels is moved by h: what turning an image does."""
+    """The field whose pixel array is transformed by h, as in rotating an image."""
     return from_grid(act_on_grid(group, h, to_grid(x, torch.tensor([[rows, columns]]))))
 
 
@@ -265,14 +265,14 @@ def test_image_batches_of_different_sizes():
 
 
 def literal(layer, x, group, sides, *, full, pairwise):
-    """The layer in loops over points, frames, offsets and frames: one affine map of one pair of elements at a time."""
+    """The layer as loops over points, frames, offsets and frames, with one affine map per pair of elements."""
     places = [(right, sides[0] - 1 - row) for row in range(sides[0]) for right in range(sides[1])]
     offsets = torch.tensor(layer.positions.offsets, dtype=torch.float64)
     out = x.new_zeros(len(x), group.order, layer.channels)
     embedded = layer.query(x), layer.key(x), layer.value(x)
 
     def affine(psi, beta, f, h, m, offset):
-        """One term of A(h, x; y), with psi and beta at h⁻¹m and h⁻¹(y - x)."""
+        """One term of A(h, x; y), with psi and beta evaluated at h⁻¹m and h⁻¹(y - x)."""
         seen = group.elements[group.inverse_index[h]] @ offset
         row = int((offsets - seen).norm(dim=1).argmin())
         factor = psi[group.relative_index[h, m], row]
@@ -330,7 +330,7 @@ def test_diagonal_matrices_are_factors():
 
 
 def test_alpha_1_and_a_full_psi_is_group_convolution():
-    """Without scores, a full psi is the kernel of a group convolution, which mixes channels."""
+    """Without scores, the layer with a full psi is a group convolution, whose kernel mixes channels."""
     group, table = cyclic(4), RelativePositionTable.square(3)
     affine = randomize(table.affine_map(group, WIDTH, full=True).double())
     with torch.no_grad():
@@ -372,7 +372,7 @@ def constant_maps(layer, psi=1.0, beta=0.0):
 
 @pytest.mark.parametrize("group", ["trivial2", "C4", "D3", "O"])
 def test_psi_1_and_beta_0_is_plain_attention(group):
-    """Scaled dot-product attention of torch, over what is summed over the fiber."""
+    """The reference is torch's scaled dot-product attention of the sums over the fiber."""
     group = SMALL_GROUPS[group]
     offsets = [[float(i)] * group.dim for i in range(-3, 4)]
     layer = constant_maps(layer_of("affine", group, RelativePositionTable.of(torch.tensor(offsets))))
@@ -391,7 +391,7 @@ def test_psi_1_and_beta_0_is_plain_attention(group):
 
 @pytest.mark.parametrize("group", [trivial(2), cyclic(4), dihedral(4)], ids=lambda g: g.name)
 def test_alpha_1_and_beta_0_is_depthwise_convolution(group):
-    """The group convolution through conv2d, whose kernel mixes no channels."""
+    """The reference is a depthwise group convolution computed by conv2d."""
     pixels = point_clouds(pixel_positions(5, 6, dtype=torch.float64), grid=torch.tensor([[5, 6]]))
     graph = lift(pixels, group, PixelSquare(3))
     table = RelativePositionTable.square(3)
@@ -420,7 +420,7 @@ def test_alpha_1_and_beta_0_is_depthwise_convolution(group):
 
 @pytest.mark.parametrize("group", ["trivial2", "C4", "D3"])
 def test_gsa_with_constant_encodings(group):
-    """On features of the points alone, group self-attention that sees no positions and psi = 1, beta = 0 agree.
+    """On point features, group self-attention without positions equals the layer with psi = 1 and beta = 0.
 
     Sums over n frames make the query and the key n times as large, and the query sum adds n equal outputs.
     """
@@ -455,7 +455,7 @@ def test_gsa_with_constant_encodings(group):
 
 
 def test_lifting_gsa_with_constant_encodings():
-    """At a point there are no frames to sum over: the layers agree as they are."""
+    """Point features have no frames to sum over, so the layers agree without rescaling."""
     group, graph = dihedral(3), lift(torch.randn(9, 2, dtype=torch.float64), dihedral(3), Radius(1.2))
     gsa = randomize(LiftingSelfAttention(group, CHANNELS, 4, heads=HEADS, head_channels=WIDTH // HEADS).double())
     with torch.no_grad():
@@ -546,7 +546,7 @@ def test_layers_see_rotations_outside_the_group(kind):
 
 @pytest.mark.parametrize("part", ["query_map", "key_map", "value_map", "query"])
 def test_the_wrong_side_of_the_group_fails(part):
-    """With g h⁻¹ for g⁻¹ h abelian groups still pass, and a non-abelian one must not."""
+    """Control: with g h⁻¹ instead of g⁻¹ h, abelian groups still pass, and non-abelian groups fail."""
     for group, passes in ((SMALL_GROUPS["C4"], True), (SMALL_GROUPS["D3"], False)):
         layer, x = layer_of("affine", group), field("affine", group, 12)
         module = getattr(layer, part)
@@ -617,7 +617,7 @@ def network(group, dtype=torch.float64, **options):
 
 @torch.no_grad()
 def change(model, group, rows=8, columns=12):
-    """Relative change of the logits under all moves of the image."""
+    """The largest relative change of the logits under all transformations of the image."""
     dtype = next(model.parameters()).dtype
     images = torch.randn(2, 2, rows, columns, dtype=dtype)
     wanted = model(images)
@@ -662,7 +662,7 @@ def test_networks_see_turns_outside_the_group():
 
 
 def test_networks_take_points():
-    """Batches of points as the data sets give them, also with their coordinates turned."""
+    """Networks accept batches of points from the data sets, also with rotated coordinates."""
     group, images = cyclic(4), torch.randn(3, 2, 8, 8)
     model = network(group, torch.float32)
     pos, grid = pixel_positions(8, 8), torch.tensor([[8, 8]])
@@ -701,14 +701,14 @@ def test_vectors_go_in_and_out(group, layer):
 @pytest.mark.parametrize("options", [{}, {"heads": 8}, {"channels": 5}, {"channels": 12}], ids=str)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_layer_goes_with_the_heads_of_the_paper(layer, options):
-    """On p4 a layer starts with 8 channels, of which eight heads have one each, fewer than there are coordinates."""
+    """On p4, the first layers have 8 channels, one for each of eight heads, fewer than there are coordinates."""
     model = AffineSelfConvNet(cyclic(4), layer=layer, blocks=1, **options)
     assert model(torch.randn(1, 3, 8, 8)).shape == (1, 10)
 
 
 @pytest.mark.parametrize("positions", [SMOOTH, RelativePositionTable.square(3)], ids=["waves", "table"])
 def test_narrow_heads_share_the_coordinates(positions):
-    """Heads of one channel see the first and the second coordinate in turn."""
+    """Heads of one channel use the first and the second coordinate alternately."""
     group = cyclic(4)
     keys = randomize(positions.axis_keys(group, 4, 1))
     graph = lift(pixel_positions(3, 3), group, PixelSquare(3))
@@ -738,7 +738,7 @@ def test_networks_train():
 
 
 def test_networks_train_after_inference():
-    """What is remembered of a batch's size in inference mode serves training."""
+    """Tensors cached for a batch size in inference mode can be used in training."""
     model = AffineSelfConvNet(
         cyclic(4), 2, 3, channels=8, blocks=1, squeeze_excite=True, window=RelativePositionTable.square(5)
     )

@@ -1,4 +1,4 @@
-"""Kernels that other processes compile beside the first call; where that fails, this process compiles by itself."""
+"""Kernels compiled by other processes during the first call; if that fails, this process compiles them."""
 
 import importlib
 import os
@@ -29,11 +29,11 @@ def second(x):
 
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
-    """Two kernels of a module that processes can import, and an empty folder for what is compiled."""
+    """Two kernels of a module that processes can import, and an empty folder for compiled kernels."""
     (tmp_path / "tiny_kernels.py").write_text(TINY)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
-    numba.config.reload_config()  # which Numba does by itself, but not before it compiles
+    numba.config.reload_config()  # Numba does this too, but only when it compiles
     monkeypatch.setattr(_ahead, "_compiling", {})
     yield importlib.import_module("tiny_kernels")
     _ahead.stop()
@@ -43,20 +43,20 @@ def tiny(tmp_path, monkeypatch):
 
 
 def start(kernels, processes=2):
-    """Have the second kernel compiled elsewhere; the process, None if there is none."""
+    """Have the second kernel compiled in another process, and return the process, or None."""
     _ahead.start([(kernels.first, (1,)), (kernels.second, (1,))], processes)
     return next(iter(_ahead._compiling.values()), None)
 
 
 def compiled_here(kernel):
-    """Call a kernel; how often this process has compiled it."""
+    """Call a kernel, and return how often this process has compiled it."""
     assert kernel(1) == (3 if kernel.__name__ == "second" else 2)
     return sum(kernel.stats.cache_misses.values())
 
 
 def test_what_another_process_compiles_is_found(tiny, monkeypatch):
     process = start(tiny)
-    assert compiled_here(tiny.second) == 0  # at once, so that it has to wait
+    assert compiled_here(tiny.second) == 0  # called at once, so that it has to wait
     assert (process.returncode, _ahead._compiling) == (0, {})
     assert compiled_here(tiny.first) == 1
     monkeypatch.delattr(subprocess, "Popen")
@@ -166,7 +166,7 @@ def test_nothing_is_left_when_a_process_ends_and_scripts_run_once(tiny, tmp_path
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Calls whose kernels would be compiled on two cores."""
+    """Record the calls whose kernels would be compiled on two cores."""
     calls = []
     monkeypatch.setattr(_calls, "_prepared", set())
     monkeypatch.setattr(_ahead, "start", lambda more, processes: calls.extend((*call, processes) for call in more))

@@ -1,4 +1,4 @@
-"""The rules of the house, kept by reading the code: who may import whom, what is light, what is documented."""
+"""Rules about the code: which part may import which, what must be light to import, what must be documented."""
 
 import ast
 import importlib
@@ -21,7 +21,7 @@ FILES = sorted(LIBRARY.rglob("*.py"))
 DATASET_FILES = sorted(DATASETS.rglob("*.py"))
 every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(LIBRARY)))
 
-# What each part may import, besides itself. Nothing points upwards.
+# What each part may import, besides itself. No part imports from a higher layer.
 BELOW = {
     "groups": set(),
     "spaces": {"groups"},
@@ -30,10 +30,10 @@ BELOW = {
     "ops": {"groups", "spaces", "geometry"},
     "nn": {"groups", "spaces", "reps", "geometry", "ops"},
     "models": {"groups", "spaces", "reps", "geometry", "ops", "nn"},
-    "testing": {"groups", "spaces", "reps", "geometry", "ops", "certify"},  # which is imported where it is used
+    "testing": {"groups", "spaces", "reps", "geometry", "ops", "certify"},  # imported only where it is used
 }
 CORE = frozenset(BELOW)
-# What all parts may import, and which import none.
+# Modules that all parts may import, and which import no part.
 _SHARED = (
     "autocast checks digest exact files functional html lengths memory processes recompute recorded saved signals tied "
     "trust watch"
@@ -57,7 +57,7 @@ MOST_LINES = 500
 
 
 def part(path):
-    """Part of the library that a file belongs to: ``groups``, ``testing``, ``__init__``, ..."""
+    """The part of the library to which a file belongs: ``groups``, ``testing``, ``__init__``, ..."""
     return path.relative_to(LIBRARY).parts[0].removesuffix(".py")
 
 
@@ -107,7 +107,7 @@ def test_private_modules_of_other_parts_are_not_imported(path):
 
 
 def test_models_do_not_import_each_other():
-    """A family of models is a file or a folder; what they share is in private files beside these.
+    """A family of models is a file or a folder. Code that families share is in private files beside these.
 
     Weights that were published know the network they belong to.
     """
@@ -128,7 +128,7 @@ def test_library_and_data_sets_do_not_know_each_other():
 
 
 def test_the_reader_of_imports_sees_all_of_them():
-    """Control: a rule that cannot be broken proves nothing."""
+    """Control: the tests above would detect a forbidden import."""
     source = """
 import lieattn.nn as nn
 from lieattn import models
@@ -148,7 +148,7 @@ def late():
 
 @every_file
 def test_no_assert_statements(path):
-    """Checks must not vanish under ``python -O``."""
+    """Checks must not be removed by ``python -O``."""
     found = [node.lineno for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
     assert found == []
 
@@ -172,7 +172,7 @@ def public_names():
         if hasattr(module, "__all__"):
             yield from ((module, public) for public in module.__all__)
         else:
-            # One file, not a package: what it defines without an underscore.
+            # A file instead of a package: public names are those without an underscore.
             own = [n for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
             yield from ((module, public) for public in own if not public.startswith("_"))
 
@@ -226,7 +226,7 @@ TOUCHED = {
 
 @pytest.mark.parametrize(("then", "parts"), TOUCHED.values(), ids=TOUCHED)
 def test_importing_the_library_is_light(then, parts):
-    """Beyond torch it takes under two seconds of processor time and none of the heavy packages."""
+    """Besides torch, importing takes under two seconds of processor time and imports none of the heavy packages."""
     command = [sys.executable, "-c", LIGHT.format(then=then)]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
     assert {name.split(".")[0] for name in found["modules"]}.isdisjoint(HEAVY)

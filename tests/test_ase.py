@@ -24,7 +24,7 @@ RADIUS = 6.0
 
 
 class LennardJones(nn.Module):
-    """Argon, shifted at the cutoff, in eV and Å; parameters are those of ASE's calculator."""
+    """The Lennard-Jones potential of argon, shifted at the cutoff, in eV and Å, with the parameters of ASE."""
 
     def __init__(self, epsilon=0.0104, sigma=3.4):
         super().__init__()
@@ -73,7 +73,7 @@ def test_lennard_jones_is_that_of_ase():
 
 
 def test_relaxation():
-    """Atoms and cell to the lattice constant of ASE's Lennard-Jones argon, within 0.001 Å."""
+    """Atoms and cell relax to the lattice constant of ASE's Lennard-Jones argon, within 0.001 Å."""
     sides = []
     for chosen in (calculator.Calculator(LennardJones()), lj.LennardJones(epsilon=0.0104, sigma=3.4, rc=RADIUS)):
         atoms = argon()
@@ -118,7 +118,7 @@ def test_derivatives_of_a_network(cell):
 
 
 def test_dynamics_conserve_energy():
-    """10 fs of a crystal under a random network: what the energy strays is the error of the steps, of second order."""
+    """10 fs of a crystal with a random network: the energy drift is the second-order error of the time steps."""
     drifts = []
     for step in (0.5, 0.25):
         atoms = with_calculator(water(cell=True), Rescaled(network(), {"y": 0.1}))
@@ -165,7 +165,7 @@ def test_it_travels(tmp_path):
 
 def test_what_is_refused():
     with pytest.raises(ValueError, match=r"model: its energies jump.*smooth=True"):
-        calculator.Calculator(network(Radius(3.0)))  # trained by itself, as it seems
+        calculator.Calculator(network(Radius(3.0)))  # as if it had been trained with a sharp radius
     sharp = calculator.Calculator(given := network(Radius(3.0)), jumps="allow")
     assert sharp.model.model.neighborhood == Radius(3.0, smooth=False)
     assert given.neighborhood == Radius(3.0)

@@ -80,7 +80,7 @@ def evaluate(tensors, kind, way, **options):
 
 
 def written_out(tensors, kind, measure, dilation):
-    """The formulas of the paper, response by response."""
+    """The formulas of the paper, evaluated response by response."""
     x, kernels, first, second, spatial = (tensor.detach() for tensor in tensors.values())
     images, channels, fiber = x.shape[:3]
     outputs, order = kernels.shape[:2]
@@ -160,7 +160,7 @@ def test_fast_gradients_are_those_of_plain_maths(kind, sizes, dtype):
 
 
 def test_equal_maxima_share_gradients_as_in_torch():
-    """Images have backgrounds: all responses vanish there, and one of the channels takes the gradient."""
+    """In the background of an image all responses are 0, and one of the channels receives the gradient."""
     tensors = operands(cyclic(4), side=10, dtype=torch.float64)
     with torch.no_grad():
         tensors["x"].relu_()
@@ -207,7 +207,7 @@ def test_parts_and_threads_change_nothing(monkeypatch):
 
 @pytest.mark.parametrize("widest", [4, 8, 16])
 def test_vectors_of_any_length_give_the_same(widest, monkeypatch):
-    """Lanes are outputs: as many as a machine has or half of them, in several blocks, and the last one not full."""
+    """Vector lanes are outputs: all or half of the lanes, several blocks, and a last block that is not full."""
     monkeypatch.setattr("lieattn.ops.kernels.attentive._launch.widest_lanes", lambda: widest)
     tensors = operands(cyclic(4), outputs=5, dtype=torch.float32)
     found = {}
@@ -276,7 +276,7 @@ def test_no_images():
 
 
 def grid_layers(group, kind):
-    """Layers from planes and from fields of 3 channels, by name."""
+    """Layers for planes and for fields with 3 channels, by name."""
     options = {"attention": kind, "hidden": 2, "spatial_size": 3}
     gates = {"attention": kind, "hidden": 2, "spatial_size": 5, "spatial_dilation": 2}
     lifting = {
@@ -297,7 +297,7 @@ def grid_layers(group, kind):
 @every_kind
 @every_lattice_group
 def test_grid_layers_and_their_maps_commute_with_the_group(group, kind):
-    """Theorem 1: A[L_g f](g1, g2) = A[f](g⁻¹ g1, g⁻¹ g2), on the maps themselves, and the same for the output."""
+    """Theorem 1: A[L_g f](g1, g2) = A[f](g⁻¹ g1, g⁻¹ g2), for the attention maps and for the output."""
     lifting, layers = grid_layers(group, kind)
     sides = (6, 7) if group.dim == 2 else (3, 4, 3)
     planes = torch.randn(2, 3, *sides, dtype=torch.float64)
@@ -319,7 +319,7 @@ def check_theorem(layer, group, x):
 
 
 def move_map(group, h, found):
-    """A(g1, g2) to A(h⁻¹ g1, h⁻¹ g2): poses of output and input are permuted together, and pixels are moved."""
+    """Map A(g1, g2) to A(h⁻¹ g1, h⁻¹ g2): permute output and input poses together, and move the pixels."""
     if found.ndim == 5 + group.dim:
         permutation = group.permutation(h)
         found = found[:, :, permutation]
@@ -339,7 +339,7 @@ def test_grid_layers_in_single_precision(kind):
 
 
 class Contrast(nn.Module):
-    """An operator of a user: what stands out of the positions is kept, more so where the other frames do not."""
+    """A user-defined operator: keeps responses that exceed the mean over positions, more so if other frames do not."""
 
     def __init__(self, dim):
         super().__init__()
@@ -368,7 +368,7 @@ def test_an_operator_of_a_user_moves_along(group):
 
 
 def _untied(responses):
-    """A weight for each frame of the input, whatever that of the output."""
+    """One weight per input frame, independent of the output frame, which breaks the equivariance."""
     return torch.sigmoid(responses) * torch.arange(4.0)[:, None, None, None, None]
 
 
@@ -389,7 +389,7 @@ def test_operators_that_break_the_symmetry_are_refused(operator, error, message)
 
 
 def test_parameters_at_zero_hide_nothing():
-    """The condition is measured for parameters that training may find."""
+    """The condition is measured with random parameters, because the initial ones could hide a violation."""
 
     class Directed(nn.Conv2d):
         def forward(self, responses):
@@ -402,7 +402,7 @@ def test_parameters_at_zero_hide_nothing():
 
 
 def test_cyclic_weights_are_exact_on_rotations_and_not_with_mirrors():
-    """The authors' form: the same as ours on p4, and not equivariant on p4m."""
+    """The form of the authors equals ours on p4, and is not equivariant on p4m."""
     for group, exact in ((cyclic(4), True), (dihedral(4), False)):
         layer = GridAttentiveConvolution(group, 3, 2, 3, hidden=2, channel_action="cyclic")
         layer = randomize(layer, spread=1.5).double()
@@ -487,14 +487,14 @@ def test_networks_have_the_published_number_of_parameters(name):
 
 
 def settled(network, channels, side):
-    """Randomized in float64, normalized by statistics of random images, so that every relu lets something through."""
+    """Randomize in float64 and set the running statistics from random images, so that no relu is zero everywhere."""
     network = randomize(network.double())
     generator = torch.Generator().manual_seed(1)
     norms = [module for module in network.modules() if isinstance(module, FieldBatchNorm)]
     with torch.no_grad():
         for norm in norms:
             norm.weight.uniform_(0.5, 1.5, generator=generator)
-            norm.momentum = None  # the average of all batches
+            norm.momentum = None  # average over all batches
     sides = [side] * network.group.dim
     images = torch.randn(4, channels, *sides, dtype=torch.float64, generator=generator)
     with torch.no_grad():
@@ -518,8 +518,8 @@ ARCHITECTURES = {
 }
 
 
-# Attention to responses alone has a kernel: "dense" is plain maths for it, and all backends are for the other kinds.
-# It takes long on large images: once is enough.
+# Only attention to responses has a kernel; the other kinds run the same code with every backend.
+# Large images take long, so they are tested only once.
 NETWORKS = [
     pytest.param(name, group, kind, way, id=f"{name}-{group.name}-{kind}-{way}")
     for name, group, kind in itertools.product(
@@ -565,7 +565,7 @@ def test_strides_break_what_poolings_keep_on_even_sides(name, kind):
     ("group", "kind"), [(octahedral(), "input"), (octahedral(), "pose"), (tetrahedral(), "full")], ids=str
 )
 def test_networks_on_voxels_are_invariant(group, kind):
-    """All rotations of voxels as points, for the logits and for vectors that another head reads out."""
+    """Voxels rotated as points, by all rotations: logits are invariant, and vectors of another head rotate."""
     side, dtype = 4, torch.float64
     options = {"channels": (1, 2, 2), "blocks": 1, "attention": kind, "spatial_size": 3, "vector_inputs": ("wind",)}
     network = settled(AttentiveResNet(group, 1, 3, **options), 1, side)
@@ -608,7 +608,7 @@ def digits(count=2):
 
 @pytest.mark.parametrize("kind", ["full", "input"])
 def test_point_clouds_are_certified(kind):
-    """Images as points, moved as points: what `lieattn certify` measures for every network."""
+    """Images are certified as point clouds, as `lieattn certify` does for every network."""
     network = settled(AttentiveCNN(P4, channels=2, attention=kind, spatial_size=3), 1, 28)
     batch = digits()
     certificate = certify(network, batch, rotations=0)
@@ -686,7 +686,7 @@ def test_block_without_shortcut_keeps_its_input():
 
 
 def as_published(network, group_name, kind):
-    """Arrays of a network whose group has its elements in the order of the authors."""
+    """Arrays of a network whose group elements are in the order of the authors."""
     arrays = {"group": np.array(group_name)}
     attention = {"none": "none", "input": "input", "pose": "rh"}.get(kind, "full")
     names = {"weight": "kernel", "first": "W1", "second": "W2", "spatial": "psi_X"}
@@ -705,7 +705,7 @@ def as_published(network, group_name, kind):
 @pytest.mark.parametrize("kind", ["none", "full", "channel", "spatial", "input", "pose"])
 @pytest.mark.parametrize("name", ["p4", "p4m"])
 def test_weights_of_other_numberings_load(name, kind):
-    """The authors number mirrored poses in another way than we do."""
+    """The authors order mirrored poses differently."""
     theirs = settled(AttentiveCNN(parity.group_named(name), channels=4, attention=kind, spatial_size=3), 1, 28)
     arrays = as_published(theirs, name, kind)
     ours = published_attentive_cnn(arrays).double()
@@ -756,7 +756,7 @@ def write(path, group, case, x, arrays, outputs):
 
 @pytest.mark.parametrize("name", ["z2", "p4", "p4m"])
 def test_files_like_the_goldens(name, tmp_path):
-    """Groups, strides, dilations and reductions beyond the committed files, from loops over the formulas."""
+    """Groups, strides, dilations and reductions that the committed files lack, computed by loops over the formulas."""
     group, path = parity.group_named(name), tmp_path / "file.npz"
     tensors = operands(group, outputs=1, side=6, spatial=5, dtype=torch.float64)
     attentive = GridAttentiveConvolution(group, 3, 1, 3, hidden=2, spatial_size=5, measure=0.6).double()
@@ -795,11 +795,11 @@ def test_attention_is_drawn_under_the_group(kind):
     network = settled(AttentiveCNN(P4, channels=2, attention=kind, spatial_size=3), 1, 28)
     image = torch.rand(1, 28, 28, dtype=torch.float64)
     figure = attention_under_group(network, image)
-    assert len(figure.axes) == 9  # and the color bar
+    assert len(figure.axes) == 9  # plus the color bar
     drawn = {arrows: attention_under_group(network, image, arrows=arrows) for arrows in ("all", "none")}
     counts = {arrows: sum(len(part.U) for part in drawn[arrows].axes[4].collections) for arrows in drawn}
     assert counts == {"all": 4 * 28**2, "none": 0}
-    assert sum(len(part.U) for part in figure.axes[4].collections) == 28**2  # of the poses one at each pixel
+    assert sum(len(part.U) for part in figure.axes[4].collections) == 28**2  # one pose per pixel
     assert [axes.get_title() for axes in figure.axes[:4]] == [f"turned by {angle}°" for angle in (0, 90, 180, 270)]
     assert float(figure.get_suptitle().split()[-1]) < 1e-10
     picture = attention_picture(network, image[None])

@@ -40,7 +40,7 @@ DECAY = 0.8
 
 
 class Normalized(ToyNetwork):
-    """With running statistics, whose batches are counted, and tables that are floating and of integers."""
+    """A network with running statistics, a counter of batches, and tables of floats and integers."""
 
     def __init__(self):
         super().__init__(cyclic(5))
@@ -50,7 +50,7 @@ class Normalized(ToyNetwork):
 
 
 class Steps(Callback):
-    """Keeps the weights that are trained, after each step."""
+    """Records the trained weights after each step."""
 
     def __init__(self):
         self.states = []
@@ -60,7 +60,7 @@ class Steps(Callback):
 
 
 def averages(states):
-    """The recursion of the docstring, in float64."""
+    """Averages by the recursion of the docstring, in float64."""
     found = {name: value.double() for name, value in states[0].items()}
     for n, state in enumerate(states[1:], 1):
         decay = min(DECAY, (1 + n) / (10 + n))
@@ -83,7 +83,7 @@ def test_averages_are_saved_validated_and_kept(tmp_path):
             moved = max(moved, float((value - last).abs().max()))
         else:
             assert torch.equal(value, last)  # batches are counted, not averaged
-    assert moved > 0.01  # or the averages are the last weights, and nothing was compared
+    assert moved > 0.01  # otherwise the averages would equal the last weights, and the test would compare nothing
     validated = float(task.trainer.callback_metrics["val/loss"])
     tester = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
     (measured,) = tester.validate(task, task.trainer.datamodule, verbose=False)
@@ -98,7 +98,7 @@ def test_tables_keep_their_bits(tmp_path):
 
 
 def test_averages_of_lightning_are_refused(tmp_path):
-    """Control: its formula changes tables: integers are rounded down, and elements of the group drift."""
+    """Control: the formula of Lightning changes tables: integers are rounded down, and group elements drift."""
     average = AveragedModel(network := Normalized(), use_buffers=True, avg_fn=get_ema_avg_fn(0.9))
     for _ in range(10):
         average.update_parameters(network)
@@ -130,7 +130,7 @@ def test_continued_to_the_same_bits(tmp_path, options):
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true", "16-true"])
 def test_averages_in_the_precision_of_the_weights(tmp_path, precision):
-    """Averages of few digits would stand still, so that they have float32, of which validation sees what fits."""
+    """Averages in half precision would not change, so they are kept in float32 and rounded for validation."""
 
     def network():
         torch.manual_seed(1)
@@ -180,7 +180,7 @@ def test_begun_later_and_not_left_off(tmp_path):
 
 
 class Sizes(torch.utils.data.Dataset):
-    """Clouds with two numbers of their own scale each."""
+    """Clouds with two targets of different scales."""
 
     def __len__(self):
         return 8
@@ -192,7 +192,7 @@ class Sizes(torch.utils.data.Dataset):
 
 
 def test_statistics_of_the_data_and_geometry_go_along(tmp_path):
-    """They are measured when the averages exist already, and have a shape of their own."""
+    """They are measured after the averages are created, and have a different shape."""
 
     def run(crash, path=None):
         task, last = PointSetRegressor(framewise(2.0)), LastCheckpoint(str(tmp_path), every_n_train_steps=1)

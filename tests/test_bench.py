@@ -1,4 +1,4 @@
-"""The benchmarks run and compare like with like. Nothing here asserts a time."""
+"""The benchmarks run and compare equivalent computations. No test asserts a time."""
 
 import copy
 import json
@@ -55,7 +55,7 @@ def test_benchmark_runs(name, small, tmp_path, capsys):
 
 
 def test_a_memory_that_is_not_told_is_null(small, monkeypatch, tmp_path):
-    """JSON has no NaN, and other readers than Python's refuse it."""
+    """JSON has no NaN, and readers other than Python's refuse it."""
     monkeypatch.setattr("lieattn.bench._measure.peak_memory", lambda build: float("nan"))
     path = tmp_path / "records.json"
     assert main(["bench", "whole-clouds", "--json", str(path), "--repeats", "1"]) == 0

@@ -1,4 +1,4 @@
-"""Clouds that are alike share the vectors of the fused kernel: the same numbers as by the plain evaluation."""
+"""Clouds of equal shape share the vectors of the fused kernel, with the results of the plain implementation."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ NAMES = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi"
 
 
 def copies(clouds, heads, dtype=torch.float64, isolated=True):
-    """Clouds with the same neighbors, one point with none, and all tables."""
+    """Clouds with the same neighbor lists, one point without neighbors, and all tables."""
     generator = torch.Generator().manual_seed(clouds)
 
     def draw(*shape):
@@ -69,7 +69,7 @@ def test_bundled_equals_plain(pattern, normalize, clouds, heads, threads, monkey
 @pytest.mark.parametrize(("clouds", "heads"), [(8, 9), (1, 20), (4, 5)])
 @pytest.mark.parametrize("pattern", ["joint", "query_sum"])
 def test_the_last_heads_in_shorter_vectors(pattern, clouds, heads, widest, monkeypatch):
-    """72 heads are 4 vectors of 16 and one of 8, 20 are one of 16 and one of 4; tables collect from both.
+    """72 heads use 4 vectors of 16 and one of 8; 20 heads use one of 16 and one of 4. Tables get sums from both.
 
     On machines with shorter vectors they are cut otherwise, and drop the same weights.
     """
@@ -100,12 +100,12 @@ def test_a_few_bundles():
     assert_same(*(results(*single, name) for name in ("numba", "plain")), 1e-5)
 
 
-@pytest.mark.parametrize("clouds", [1, 4])  # whose heads leave a lane idle, or fill the vectors
+@pytest.mark.parametrize("clouds", [1, 4])  # whose heads leave lanes idle, or fill the vectors
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("frames", [1, FIBER])
 @pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum"])
 def test_positional_keys_of_all_heads(pattern, frames, shared, clouds, monkeypatch):
-    """Large tables stay without lanes, small ones are repeated; an axis of one serves all frames."""
+    """Large tables are not repeated over the lanes, small ones are; an axis of size one serves all frames."""
     monkeypatch.setattr(_launch, "_REPEATED_BYTES", 0 if shared else 2**30)
     signals, neighbors, terms, index = copies(clouds, 3)
     rho = terms.positional_key[:, :frames]
@@ -116,7 +116,7 @@ def test_positional_keys_of_all_heads(pattern, frames, shared, clouds, monkeypat
 def test_lists_that_differ_are_not_bundled():
     signals, neighbors, terms, index = copies(4, 3, isolated=False)
     assert bundled(signals, neighbors, terms, index) == 4
-    assert bundled(signals, neighbors, terms, None) == 1  # every edge has a row of the tables for itself
+    assert bundled(signals, neighbors, terms, None) == 1  # every edge has its own row of the tables
     assert bundled(signals, neighbors, RelativeTerms(), None) == 4
     other = index.clone()
     other[-1] = (other[-1] + 1) % TYPES
@@ -165,7 +165,7 @@ def test_packing_is_a_permutation_with_zeros_behind_the_last_head(clouds, heads)
     back = torch.empty_like(signal)
     for part in head_ranges(clouds * heads, signal.dtype):
         with Workspace() as memory:
-            memory.empty(signal.dtype, 10_000).fill_(torch.nan)  # what was there before must not show
+            memory.empty(signal.dtype, 10_000).fill_(torch.nan)  # earlier contents of the memory must have no effect
         with Workspace() as memory:
             packed = pack(signal, Bundle(clouds, groups), part, memory)
             lanes = packed.permute(0, 4, 1, 2, 3).reshape(-1, groups, points, fiber, dim)

@@ -1,4 +1,4 @@
-"""Certificates: what they measure, that they can fail, and that they tell the truth about it."""
+"""Certificates: what they measure, that they can fail, and that their report is correct."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ from lieattn.train._checkpoint import KEY, describe_group, describe_input, rando
 
 
 class Pairs(nn.Module):
-    """Mean over the pairs of a cloud of a function of the difference: invariant if the function is."""
+    """The mean of a function of the difference over all pairs of a cloud, as invariant as the function."""
 
     guarantee = "invariant to translations and to what keeps the function"
 
@@ -84,14 +84,14 @@ class Pairs(nn.Module):
 
 
 class Squares(Pairs):
-    """Sees |x| + |y| of a difference, which quarter turns keep and eighth turns do not."""
+    """Depends on |x| + |y| of a difference, which is invariant to quarter turns but not to eighth turns."""
 
     def feature(self, difference: torch.Tensor) -> torch.Tensor:
         return difference.abs().sum(dim=1, keepdim=True)
 
 
 class Pinwheel(Pairs):
-    """Sees a function of a difference that quarter turns keep, and neither eighth turns nor mirrors."""
+    """Depends on a function of a difference that is invariant to quarter turns, but not to eighth turns or mirrors."""
 
     def feature(self, difference: torch.Tensor) -> torch.Tensor:
         x, y = difference.split(1, dim=1)
@@ -99,7 +99,7 @@ class Pinwheel(Pairs):
 
 
 class Absolute(Pairs):
-    """Sees distances from the origin: not invariant to translations."""
+    """Depends on distances from the origin, so it is not invariant to translations."""
 
     def forward(self, data: Batch) -> torch.Tensor:
         radius = data.pos.norm(dim=1, keepdim=True)
@@ -107,14 +107,14 @@ class Absolute(Pairs):
 
 
 class FirstPoint(Pairs):
-    """Looks at the first point of each cloud: depends on the order of the points."""
+    """Uses the first point of each cloud, so it depends on the order of the points."""
 
     def forward(self, data: Batch) -> torch.Tensor:
         return super().forward(data) + data.x[data.ptr[:-1]]
 
 
 class Leaking(Pairs):
-    """Subtracts a mean over the whole batch."""
+    """Subtracts the mean over the whole batch, so clouds of a batch affect each other."""
 
     def forward(self, data: Batch) -> torch.Tensor:
         return super().forward(data) - data.x.mean()
@@ -164,7 +164,7 @@ def test_an_invariant_network_passes(group):
 
 
 def test_a_network_is_only_as_invariant_as_it_is():
-    """Quarter turns pass and eighth turns fail, as they must for this function."""
+    """Quarter turns pass and eighth turns fail, as expected of this function."""
     torch.manual_seed(0)
     network = Squares()
     assert certify(network, clouds(), cyclic(4)).passed
@@ -198,7 +198,7 @@ def test_nan_is_a_failure_and_is_written_as_such():
 
 
 def test_errors_are_those_of_the_outputs():
-    """One rotation worked out by hand: the outputs are sums of coordinates."""
+    """One rotation computed by hand: the outputs are sums of coordinates."""
 
     class Sum(nn.Module):
         def forward(self, data: Batch) -> torch.Tensor:
@@ -238,7 +238,7 @@ def test_data_given_one_by_one_stay_as_they_were():
 
 
 class Walks(Pairs):
-    """Sums a function of the differences along edges and along rings of three points, ``-1`` for no third one."""
+    """Sums a function of differences along edges and along rings of three points, where ``-1`` is no third point."""
 
     def forward(self, data: Batch) -> torch.Tensor:
         (j, i), (a, b, c) = data.edge_index.long(), data.ring_index
@@ -261,7 +261,7 @@ class Molecule(Data):
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
 def test_points_are_numbered_anew_where_they_change_places(dtype):
-    """As many edges, and rings, as points: what belongs to points is known by the axis that is joined."""
+    """There are as many edges and rings as points, so only the concatenated axis tells what belongs to points."""
     data = []
     for points in (5, 4):
         ring = torch.stack([torch.arange(points), torch.arange(points).roll(1), torch.full((points,), -1)])
@@ -297,14 +297,14 @@ def test_gpus_multiply_in_float32_while_it_measures():
 
 
 def test_symmetry_is_unique_or_larger_than_promised():
-    assert certify(Pairs(cyclic(4)), clouds()).unique is False  # distances alone
+    assert certify(Pairs(cyclic(4)), clouds()).unique is False  # only distances
     assert certify(Pairs(cyclic(4)), clouds(), rotations=0).unique is None
     certificate = certify(Pinwheel(cyclic(4)), clouds())
     assert certificate.unique
     labels = [row.label for row in certificate.rows if row.check == "outside"]
     assert labels[3:8] == ["random reflection", "of C8", "of C12", "of D4", "of D8"]
-    assert certify(Squares(cyclic(4)), clouds()).unique is False  # its mirrors
-    assert certify(Pinwheel(cyclic(2)), clouds()).unique is False  # its quarter turns
+    assert certify(Squares(cyclic(4)), clouds()).unique is False  # it is invariant to mirrors too
+    assert certify(Pinwheel(cyclic(2)), clouds()).unique is False  # it is invariant to quarter turns too
     assert certify(Squares(dihedral(4)), clouds()).unique
     inversions = [row.label for row in certify(Pairs(tetrahedral()), clouds(3)).rows if row.check == "outside"]
     assert {"of O", "of Th", "of Td", "of I", "inversion"} <= set(inversions)
@@ -313,7 +313,7 @@ def test_symmetry_is_unique_or_larger_than_promised():
 
 
 class Blind(Pairs):
-    """Sees the features and how many points there are."""
+    """Depends only on the features and the number of points."""
 
     def forward(self, data: Batch) -> torch.Tensor:
         return global_add_pool(data.x, data.batch)
@@ -423,7 +423,7 @@ def test_bad_arguments(arguments, error, message):
 
 
 def molecules(dim: int = 3, *, unit: bool = False) -> list[Data]:
-    """Three clouds with features, charges, vectors, masses and times; on the unit sphere if asked for."""
+    """Three clouds with features, charges, vectors, masses and times, optionally on the unit sphere."""
     generator = torch.Generator().manual_seed(1)
     found = []
     for size in (6, 4, 5):
@@ -462,7 +462,7 @@ def images(size: int, channels: int = 1, number: int = 2) -> torch.Tensor:
 
 
 def pixels(size: int, channels: int = 1) -> list[Data]:
-    """The same images as points."""
+    """The same images as point sets."""
     axis = torch.arange(size) - (size - 1) / 2
     pos = torch.stack(torch.meshgrid(-axis, axis, indexing="ij"), dim=-1).flatten(0, 1).flip(1)
     grid = torch.tensor([[size, size]])
@@ -500,7 +500,7 @@ def conv(downsampling: float = 1.0) -> LieConvNet:
 
 
 POSE = {"inputs": {"pos": ("position", "vector")}}
-# Network, data, options of certify, name of the group: a new model is a new line.
+# Network, data, options of certify, name of the group. Add a line for each new model.
 MODELS = {
     "gsa_points": (lambda: gsa(tetrahedral(), Radius(2.0), channels=8), lambda: firsts(molecules()), {}, "T"),
     "gsa_images": (lambda: gsa(dihedral(4), PixelSquare(3), blocks=(1, 0)), lambda: pixels(4), {}, "D4"),
@@ -663,7 +663,7 @@ AFFINE = {"blocks": 1, "channels": 2, "heads": 2, "window": RelativePositionTabl
 
 
 def firsts(clouds: list[Data]) -> list[Data]:
-    """The same clouds with one feature."""
+    """The same clouds with only one feature."""
     for cloud in clouds:
         cloud.x = cloud.x[:, :1]
     return clouds
@@ -673,7 +673,7 @@ def firsts(clouds: list[Data]) -> list[Data]:
 def test_every_model_keeps_its_promise(name):
     make, data, options, group = MODELS[name]
     network = randomize(make(), spread=0.4)
-    # Nothing is promised where outputs jump, and "hamiltonian" integrates at every evaluation.
+    # Models whose outputs jump guarantee nothing here, and "hamiltonian" integrates at every evaluation.
     looked = getattr(network, "jumps", None) == () and name != "hamiltonian"
     certificate = certify(network, data(), elements=2, rotations=1, continuity=looked, **options)
     assert certificate.passed, certificate.table()
@@ -698,7 +698,7 @@ def test_poses_of_symmetric_clouds_are_not_promised():
 
 
 def test_sampled_frames_are_reported_and_not_judged():
-    """Rotations change the outputs by far more than rounding, and the order of the points matters."""
+    """Rotations change the outputs by far more than rounding, and so does the order of the points."""
     certificate = certify(randomize(lie(Euclidean(SE(3)), SampledFrames(2)), spread=0.4), molecules())
     unpromised = [row for row in certificate.rows if row.passed is None]
     assert {row.check for row in unpromised} == {"outside", "permutation"}
@@ -717,7 +717,7 @@ def test_sampled_frames_are_reported_and_not_judged():
 
 
 class Chiral(nn.Module):
-    """Volume spanned by the first three points from the mean of the cloud: mirrors reverse it."""
+    """The volume spanned by the first three points and the mean of the cloud; mirrors change its sign."""
 
     def forward(self, data: Batch) -> torch.Tensor:
         pos = data.pos - global_mean_pool(data.pos, data.batch)[data.batch]
@@ -726,7 +726,7 @@ class Chiral(nn.Module):
 
 
 class Moments(nn.Module):
-    """Every kind of output, of unlike masses; positions turn along with what is made of them."""
+    """Every kind of output, with different masses; outputs transform with the positions."""
 
     def forward(self, data: Batch) -> dict[str, torch.Tensor]:
         center = global_mean_pool(data.x[:, :1] * data.pos, data.batch) / global_mean_pool(data.x[:, :1], data.batch)
@@ -839,21 +839,21 @@ def test_vectors_turn_along_because_the_network_names_them():
 
 
 class Peeking(FramewiseTransformer):
-    """Adds positions to vectors, which turn with them but move with translations too."""
+    """Adds positions to vectors: the sums rotate correctly, but change under translations."""
 
     def forward(self, data: Batch) -> torch.Tensor:
         return super().forward(data) + global_mean_pool(data.pos, data.batch)
 
 
 class Fixed(FramewiseTransformer):
-    """A constant vector, as a bias behind the frames would be."""
+    """A constant vector, like a bias after the frames."""
 
     def forward(self, data: Batch) -> torch.Tensor:
         return super().forward(data) + torch.tensor([0.0, 0.0, 1.0])
 
 
 class Counting(FramewiseTransformer):
-    """Outputs of a point depend on those before it."""
+    """Outputs of a point depend on the points before it."""
 
     def forward(self, data: Batch) -> torch.Tensor:
         return super().forward(data).cumsum(dim=0)
@@ -897,7 +897,7 @@ def test_named_tuples_and_tensors_are_alike():
 
 
 class Rows(nn.Module):
-    """Takes pixels by their places in the raster and never looks at coordinates; quarter turns change its outputs."""
+    """Uses the places of pixels in the raster and no coordinates; quarter turns change its outputs."""
 
     def __init__(self, group: FiniteGroup) -> None:
         super().__init__()
@@ -910,7 +910,7 @@ class Rows(nn.Module):
 
 
 def test_a_network_that_reads_the_raster_sees_the_image_turn():
-    """Moving coordinates alone would find it invariant to everything."""
+    """If only the coordinates were rotated, this network would look invariant to everything."""
     assert failed(certify(Rows(cyclic(4)), pixels(4))) == {"raster"}
     assert certify(Rows(cyclic(2)), pixels(4)).passed
     verdicts = {r.label: r.passed for r in certify(Rows(cyclic(8)), pixels(4)).rows if r.check == "raster"}
@@ -983,7 +983,7 @@ def test_bad_json():
 
 
 def checkpoint(path, network: nn.Module, spec: dict, scales: dict[str, float] | None = None) -> str:
-    """What `lieattn fit` would write, without training."""
+    """A checkpoint like that of `lieattn fit`, without training."""
     weights = {f"network.{name}": value for name, value in network.state_dict().items()}
     weights |= {f"scale_{name}": torch.tensor(scale) for name, scale in (scales or {}).items()}
     entry = {
@@ -1029,7 +1029,7 @@ def test_command_says_when_a_promise_is_vacuous(tmp_path, capsys):
 
 
 class Constant(nn.Module):
-    """Gives every cloud the same."""
+    """Returns the same output for every cloud."""
 
     symmetry = SE(3)
 
@@ -1048,7 +1048,7 @@ def test_command_says_when_nothing_is_promised(tmp_path, capsys):
 
 
 class Sampled(nn.Module):
-    """Sees charges and what a network with sampled frames does, and owns up to it."""
+    """Contains a network with sampled frames, and states so."""
 
     symmetry = None
 

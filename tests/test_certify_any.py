@@ -1,4 +1,4 @@
-"""Certificates of networks that nobody made for them: found symmetries, broken layers, forces, cards."""
+"""Certificates of networks from outside of the library: found symmetries, broken layers, forces, cards."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def pairs(batch: torch.Tensor) -> torch.Tensor:
 
 
 class Convolution(MessagePassing):
-    """Sum over the edges of a function of distances."""
+    """A layer that sums a function of distances over the edges."""
 
     def __init__(self) -> None:
         super().__init__(aggr="add")
@@ -64,7 +64,7 @@ class Convolution(MessagePassing):
 
 
 class Good(nn.Module):
-    """Invariant in all respects; each of the networks below spoils one thing."""
+    """Invariant in all respects; each of the networks below breaks one property."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Good(nn.Module):
 
 
 class Absolute(Good):
-    """Absolute positions go into a layer in the middle."""
+    """Uses absolute positions in a layer in the middle."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Absolute(Good):
 
 
 class Components(Good):
-    """Coordinates of displacements from the mean go into a layer, as PointNet++ has it."""
+    """Passes coordinates of displacements from the mean to a layer, as PointNet++ does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Components(Good):
 
 
 class Capped(Good):
-    """The first three neighbors of each point, by index."""
+    """Keeps only the first three neighbors of each point, by index."""
 
     def edges(self, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
         source, target = pairs(batch)
@@ -114,7 +114,7 @@ class Capped(Good):
 
 
 class Numbered(Good):
-    """Outputs of a point depend on its number."""
+    """Outputs of a point depend on its index."""
 
     def between(self, x: torch.Tensor, pos: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
         return x * torch.arange(len(x))[:, None]
@@ -132,14 +132,14 @@ class Statistics(Good):
 
 
 class Dense(nn.Module):
-    """A mean over what the clouds are filled up with."""
+    """Includes the padding of clouds in a mean."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x + 0.3).mean(dim=1)[:, None]
 
 
 class FilledUp(Good):
-    """Clouds are filled up to the largest, and nothing is masked."""
+    """Pads clouds to the largest size without a mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class FilledUp(Good):
 
 
 class FilledUpAtOnce(nn.Module):
-    """The same in one module, beside which only a layer of each point sees what fills clouds up."""
+    """The same in one module; besides it, only a layer on single points sees the padding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class FilledUpAtOnce(nn.Module):
 
 
 class Half(Good):
-    """Distances from the mean in half precision, within a network in float64."""
+    """Computes distances from the mean in half precision, in a network in float64."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class HalfNorm(nn.Module):
 
 
 class Drops(Good):
-    """Dropout that is not told that training is over."""
+    """Applies dropout in evaluation too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ class AlwaysDrops(nn.Module):
 
 
 class Field(nn.Module):
-    """A field of four frames over each point: differences seen from frames that turn by quarters."""
+    """A field over four frames per point: displacements expressed in frames rotated by quarter turns."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ class Field(nn.Module):
 
 
 class OverFiber(nn.BatchNorm1d):
-    """Normalizes each frame by statistics of its own."""
+    """Normalizes each frame by its own statistics."""
 
     def forward(self, field: torch.Tensor) -> torch.Tensor:
         return super().forward(field.flatten(1)).view_as(field)
@@ -276,7 +276,7 @@ def test_half_precision_is_seen_where_it_is_computed():
 
 
 class Symmetric(nn.Conv2d):
-    """A convolution whose kernel is that of all quarter turns."""
+    """A convolution whose kernel is invariant to quarter turns."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = sum(self.weight.rot90(turns, dims=(2, 3)) for turns in range(4))
@@ -412,7 +412,7 @@ def test_networks_that_differentiate_by_themselves():
 
 
 class Waves(nn.Module):
-    """Sums of complex waves: of distances, or of a coordinate in the imaginary part alone."""
+    """Sums of complex waves of distances, or of a coordinate in the imaginary part only."""
 
     def __init__(self, broken: bool) -> None:
         super().__init__()
@@ -533,7 +533,7 @@ def test_a_search_finds_the_group(name):
 
 
 def test_a_search_says_what_outputs_are():
-    """A vector that moves with the group is found to be one: as invariants, these would have no group."""
+    """The search finds that the outputs are vectors; taken as invariants, they would have no group."""
     assert certify(lambda pos, batch: spring(Data(pos=pos, batch=batch)), clouds(), "search", **QUICK).group == "E(3)"
     found = certify(lambda pos, batch: triple(pos, batch).abs() * 0 + 1, clouds(), "search", **QUICK)
     assert (found.group, found.verdict) == ("E(3)", "vacuous")
@@ -545,7 +545,7 @@ def test_a_search_says_what_outputs_are():
 
 
 class Root(nn.Module):
-    """Roots of negative numbers, of which there are none in float64."""
+    """Takes roots of numbers that are negative only because of rounding, which does not happen in float64."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (-x - 1).sqrt()
@@ -578,7 +578,7 @@ def test_outputs_that_are_not_finite_fail_for_that_alone(group):
 
 
 def test_elements_that_were_never_promised_have_no_cause():
-    """Of an exact network that has no reflections, or few rotations, no layer is to blame for those."""
+    """No layer is blamed if an exact network lacks reflections, or other rotations."""
     data = [Data(x=torch.rand(len(cloud.pos), 2), pos=cloud.pos) for cloud in clouds()]
     for frames, group, told in (
         (
@@ -614,7 +614,7 @@ def test_elements_that_were_never_promised_have_no_cause():
 
 
 class Reader(HTMLParser):
-    """Checks that every tag is closed in turn, and keeps the words."""
+    """Checks that all tags are closed in order, and records the words."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The command line of a newcomer: help, class paths of the working directory, messages, predictions."""
+"""The command line for new users: help, class paths of the working directory, messages, predictions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def folder_of_user(place: Path) -> None:
     """``mydata.py``, and a configuration of a tiny network on its data set."""
     (place / "mydata.py").write_text(MYDATA)
     network = {
-        "class_path": "GSANet",  # without its package
+        "class_path": "GSANet",  # named without its package
         "init_args": {
             "frames": {"class_path": "lieattn.groups.cyclic", "init_args": {"n": 2}},
             "out_channels": 2,
@@ -80,7 +80,7 @@ def folder_of_user(place: Path) -> None:
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """The working directory of a user, which is not on the path."""
+    """The working directory of a user, which is not on the Python path."""
     folder_of_user(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
@@ -127,7 +127,7 @@ def test_classes_of_the_working_directory_from_fit_to_predictions(home, capsys):
     told = capsys.readouterr().out
     assert "group: C4, 4 elements" in told
     assert len(re.findall("^element . .* FAILED$", told, re.MULTILINE)) == 2
-    assert len(re.findall("^outside", told, re.MULTILINE)) == 2 + 4  # random ones, and of C8, C12, D4 and D8
+    assert len(re.findall("^outside", told, re.MULTILINE)) == 2 + 4  # random ones, and those of C8, C12, D4 and D8
     assert "unique: every motion" in told
     assert main(["picture", *certified[1:4]]) == 0
     assert [path.name for path in Path("pictures").iterdir()] == ["last_cloud_0.png"]
@@ -240,7 +240,7 @@ def test_cards_are_those_of_the_readme():
         assert card.source in found[name], name
         assert re.search(rf"\*\*Terms\*\* {re.escape(card.terms)}(\.|$)", found[name]), name
         assert re.search(rf"\*\*Size( and splits)?\*\* {re.escape(card.size)}", found[name]), name
-    # Whatever is a data set of its own has one: the others are the classes that these are made of.
+    # Every data set has a card; the other classes are their building blocks.
     listed = {name for name in lieattn_datasets.__all__ if isinstance(getattr(lieattn_datasets, name), type)}
     sets = {name for name in listed if issubclass(getattr(lieattn_datasets, name), Dataset)}
     made_of = {"Clouds", "ImagePoints", "Molecules", "ShapePoints", "ChargedParticles"}

@@ -1,4 +1,4 @@
-"""Numbers of whole clouds, such as charge and spin, as inputs of all models that take features, from data to ASE."""
+"""Values of whole clouds, such as charge and spin, as inputs of all models with features, from data to ASE."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def clouds(dim=3, sizes=(4, 6)):
             x=torch.randn(size, 2, **options),
             z=torch.tensor([8, *[1] * (size - 1)]),
             charge=torch.tensor([float(number)], dtype=torch.float64),
-            spin=torch.tensor([number + 1]),  # integers are numbers too
+            spin=torch.tensor([number + 1]),  # integers are accepted too
         )
         for number, size in enumerate(sizes, 1)
     ]
@@ -89,7 +89,7 @@ def changed(cloud, **attributes):
 
 
 def check(network, parts, matrix):
-    """Invariant, of each cloud by itself, and dependent on both numbers of it alone."""
+    """Check that outputs are invariant, independent of other clouds, and depend on both values of the cloud."""
     network = randomize(network).double().eval()
     assert network.cloud_inputs == ("charge", "spin")
     batch = Batch.from_data_list(parts)
@@ -126,7 +126,7 @@ def test_models_of_images(name):
 
 
 def test_species_and_numbers():
-    """What makes features of the points stands beside numbers of the cloud, in one order."""
+    """Features of the points and values of the cloud can be combined, in either order."""
     inputs = CloudInputs(("spin",), Species((1, 8)))
     assert inputs.channels == 7
     batch = Batch.from_data_list(clouds())
@@ -208,7 +208,7 @@ def test_saved_configured_and_exported(tmp_path):
 
 
 def test_two_charges_have_energies_of_their_own():
-    """One geometry with two charges cannot be told apart without them."""
+    """A geometry with two different charges can be distinguished only by the charges."""
     torch.manual_seed(0)
     pos = torch.randn(4, 3)
     parts = [Data(pos=pos, charge=torch.tensor([charge]), energy=torch.tensor([-charge])) for charge in (0.0, 1.0)]
@@ -225,7 +225,7 @@ def test_two_charges_have_energies_of_their_own():
         return float(loss.detach())
 
     assert error(CloudInputs(("charge",))) < 0.01
-    assert error(1) > 0.2  # control: the best is the mean, with an error of 1 / 4
+    assert error(1) > 0.2  # control: the best prediction is the mean, with an error of 1 / 4
 
 
 def frames(infos):

@@ -1,4 +1,4 @@
-"""Comparisons: matched widths, equal budgets, continued and repeated runs, rotated tests, reports."""
+"""Comparisons: matched widths, equal budgets, continued and repeated runs, tests on rotated clouds, reports."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ HERE = __name__
 
 
 class Rods(Dataset):
-    """Pairs of points, one along x and one along y in different lengths; labeled by which is longer."""
+    """Two pairs of points of different lengths, one along x and one along y; the label is which is longer."""
 
     vectors = ("pos", "arrow")
     tensors = ("outer",)
@@ -74,7 +74,7 @@ class Rods(Dataset):
 
 
 class Distances(nn.Module):
-    """Sees distances from the center alone."""
+    """A network that depends only on distances from the center."""
 
     guarantee = "invariant to all rotations"
 
@@ -96,14 +96,14 @@ class Distances(nn.Module):
 
 
 class Coordinates(Distances):
-    """Sees the first coordinate instead."""
+    """A network that depends on the first coordinate."""
 
     def see(self, data: Batch) -> torch.Tensor:
         return data.pos[:, :1]
 
 
 class Arrows(nn.Module):
-    """A vector that turns with the points, unless it is spoilt."""
+    """A network that returns a vector, which rotates with the points unless it is spoilt."""
 
     def __init__(self, spoil: float = 0.0) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Diverging(Distances):
 
 
 class Interrupting(Distances):
-    """Sends a signal to the process that started this one, once: by default, asks it to stop."""
+    """Sends a signal to the parent process, once; the default signal asks it to stop."""
 
     def __init__(
         self, flag: str, outputs: int, channels: int = 8, after: int = 0, signum: int = signal.SIGTERM
@@ -296,7 +296,7 @@ def test_table_and_picture_are_written(finished, capsys):
     picture = base64.b64encode((finished / "comparison.png").read_bytes()).decode()
     assert f'src="data:image/png;base64,{picture}"' in page
     shown = html.unescape(re.sub(r"<[^>]+>", " ", page)).split()
-    for line in printed.out.splitlines():  # all that is printed but the rules of the tables
+    for line in printed.out.splitlines():  # everything that is printed, except the horizontal lines of the tables
         for word in line.split() if not line.startswith("---") else ():
             assert word in shown
     rest = page.replace(picture, "")
@@ -305,7 +305,7 @@ def test_table_and_picture_are_written(finished, capsys):
 
 
 class Trained(Callback):
-    """Keeps the weights of a training after each step."""
+    """Records the weights after each training step."""
 
     def __init__(self) -> None:
         self.states: list[dict[str, torch.Tensor]] = []
@@ -315,7 +315,7 @@ class Trained(Callback):
 
 
 def test_averages_of_the_weights_are_tested_and_kept(tmp_path, monkeypatch):
-    """The only validation is that of the averages at the end; a model may have none."""
+    """There is only one validation, of the averages at the end. A model can turn averaging off."""
     seen, real = [], cells.make_trainer
 
     def watched(settings, callbacks, **options):
@@ -390,7 +390,7 @@ def test_interrupted_averages_continue_to_the_same_record(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("step", [3, 4, 6, 10])
 def test_interrupted_cell_continues_to_the_same_record(finished, tmp_path, monkeypatch, capsys, step):
-    """Step 4 is validated, 6 ends an epoch, 10 ends the training."""
+    """Step 4 is validated, step 6 ends an epoch, and step 10 ends the training."""
     real = budgets.Budget.on_train_batch_end
 
     def interrupted(self, trainer, *rest):
@@ -442,7 +442,7 @@ def test_other_cells_go_on_where_one_ends_with_an_error(tmp_path, capfd, jobs):
 
 
 def test_jobs_share_the_cells(finished, tmp_path, capfd):
-    """Each cell is run once, and the report is that of a single process; what fails there fails the command."""
+    """Each cell is run once, and the report is that of a single process. If a cell fails, the command fails."""
     models = {**config()["models"], "diverging": spec("Diverging", outputs=2, channels=20)}
     report = compare(tmp_path, status=1, arguments=("--jobs", "2"), models=models)
     failed = [cell for cell in report["cells"] if cell["failed"]]
@@ -458,7 +458,7 @@ def test_jobs_share_the_cells(finished, tmp_path, capfd):
 
 
 def test_lines_of_several_processes_stay_whole(tmp_path, monkeypatch):
-    """Every message is written at once with its line end, so that none falls into that of another process."""
+    """Every message is written in one call with its newline, so messages of several processes are not interleaved."""
     written = []
 
     class Stream(io.StringIO):
@@ -478,12 +478,12 @@ def test_jobs_are_stopped_together_and_continue(tmp_path, capfd):
     options = {"models": {"interrupting": model}, "seeds": [0, 1, 2], "fractions": [1.0]}
     assert compare(tmp_path, status=143, arguments=("--jobs", "2"), **options) == {}
     assert capfd.readouterr().err.count("To continue: lieattn compare") == 1
-    assert (tmp_path / "flag").exists()  # or this process would be asked to stop
+    assert (tmp_path / "flag").exists()  # otherwise the next run would ask this process to stop
     assert len(compare(tmp_path, **options)["cells"]) == 3
 
 
 def test_jobs_end_with_a_command_that_is_killed(tmp_path):
-    """A training saves its state; the stream that all of them share ends with the last of them."""
+    """If the command is killed, its jobs save their state and end; only then does their shared output stream close."""
     network = spec("Interrupting", flag=str(tmp_path / "flag"), outputs=2, after=20, signum=int(signal.SIGKILL))
     model = {**network, "width": "channels"}
     file = write(tmp_path / "compare.yaml", config(models={"killing": model}, budget__steps=10**9, fractions=[1.0]))
@@ -499,7 +499,7 @@ def test_jobs_end_with_a_command_that_is_killed(tmp_path):
     "seconds", [pytest.param(0.0, marks=pytest.mark.slow), 0.1, pytest.param(0.6, marks=pytest.mark.slow)]
 )
 def test_jobs_are_stopped_while_they_start(tmp_path, monkeypatch, capfd, seconds):
-    """Between the starts of two processes, and while they import."""
+    """The interrupt arrives between the starts of two processes, or while they import modules."""
     start, started = BaseProcess.start, []
 
     def interrupted(process):
@@ -524,7 +524,7 @@ def test_signal_outside_of_training(tmp_path, monkeypatch, capsys):
     def interrupted(*_):
         os.kill(os.getpid(), signal.SIGINT)
 
-    # What is started in the background ignores the signal, and so would the tests.
+    # Processes started in the background ignore the signal, and the tests may run in the background.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with monkeypatch.context() as patch:
@@ -599,7 +599,7 @@ def test_models_can_be_chosen(tmp_path, capsys):
 
 
 class Absent(Distances):
-    """Needs a package that is not installed, or comes to be."""
+    """Needs a package that is not installed at first."""
 
     installed = False
 
@@ -610,7 +610,7 @@ class Absent(Distances):
 
 
 def test_models_that_are_not_asked_for_are_not_built(tmp_path, monkeypatch, capsys):
-    """One whose package is missing does not stop the others; where it was finished, it is reported."""
+    """A model whose package is missing does not prevent the others from running; its finished cells are reported."""
     models = {"distances": spec("Distances", outputs=2), "missing": spec("Absent", outputs=2)}
     nowhere = {"class_path": "absent_package.Network", "init_args": {}}
     options = {"seeds": [0], "fractions": [1.0], "budget": {"steps": 2}, "models": models | {"nowhere": nowhere}}
@@ -626,7 +626,7 @@ def test_models_that_are_not_asked_for_are_not_built(tmp_path, monkeypatch, caps
 
 
 def test_cells_are_shared_by_machines(tmp_path, capsys):
-    """Each runs its part and writes no report, which a call for all of them does."""
+    """Each machine runs its part and writes no report; a last call without `--cells` writes it."""
     changes = {"seeds": [0], "budget": {"steps": 2}}
     path = write(tmp_path / "compare.yaml", config(**changes))
     base = ["compare", "--config", str(path), "--out", str(tmp_path)]
@@ -689,7 +689,7 @@ def test_widths_are_matched(tmp_path):
     for name, (model, count) in match_models(chosen).items():
         assert abs(count - 1000) <= 50, name
         assert count == count_parameters((Distances if name == "distances" else Coordinates)(**model.init_args))
-        # The nearest count of all multiples.
+        # The chosen width gives the nearest count among all multiples of the step.
         widths = range(model.step, 1000, model.step)
         assert abs(count - 1000) == min(abs(3 * w + 2 * w + 2 - 1000) for w in widths)
 
@@ -792,7 +792,7 @@ def test_flat_clouds_turn_too():
     ids=str,
 )
 def test_own_group_is_measured_apart(tmp_path, group, own):
-    """A network that is invariant to signs and orders of the axes alone."""
+    """The network is invariant only to sign changes and permutations of the axes."""
 
     class Signs(nn.Module):
         def forward(self, data):
@@ -809,7 +809,7 @@ def test_own_group_is_measured_apart(tmp_path, group, own):
 
 
 def test_finite_groups_are_certified(tmp_path):
-    """Without vectors the certificate adds translations, which this network sees."""
+    """Without vectors, the certificate also tests translations, to which this network is not invariant."""
 
     class Radius(nn.Module):
         def forward(self, data):
@@ -960,7 +960,7 @@ def test_settings_can_be_replaced(tmp_path, capsys):
     )
     assert (found.budget.steps, found.budget.evaluations, found.seeds, found.match.tolerance) == (3, 3, [5], 0.5)
     twice = ["--budget.steps", "0", "--seeds=[5]"]
-    assert main(["compare", "--config", str(file), *twice]) == 2  # the last one does not replace the first
+    assert main(["compare", "--config", str(file), *twice]) == 2  # both options are read
     assert "steps" in capsys.readouterr().err
     for change, message in (
         ("seeds", "--seeds: expected one argument"),
@@ -978,7 +978,7 @@ def test_example_configurations_are_read(name):
     folder = Path(__file__).parent.parent / "examples/configs"
     found = read_settings([folder / f"compare_{part}.yaml" for part in ("base", name)], "folder")
     assert len(found.models) >= 6
-    # Each model has the learning rate that was found for it.
+    # Each model has the learning rate that the search found for it.
     assert all(model.optimizer is not None for model in found.models.values())
     assert len(found.cells()) == 3 * len(found.models)
     assert all(model.width == "channels" for model in found.models.values())
@@ -1028,7 +1028,7 @@ def test_options_of_arguments_are_adjusted_too():
 
 
 class Wide(nn.Module):
-    """Takes as long as its products of matrices."""
+    """A network whose time is that of its matrix products."""
 
     def __init__(self, outputs: int, channels: int = 256) -> None:
         super().__init__()
@@ -1044,19 +1044,19 @@ def wide(**options) -> dict:
 
 
 def test_operations_are_matched(tmp_path):
-    """Products of the forward and backward pass."""
+    """Operations are the products of the forward and the backward pass."""
     models = {"wide": wide(channels=40), "distances": {**spec("Distances", outputs=2), "width": "channels"}}
     found = match_models(settings(tmp_path, models=models, match={"by": "operations", "to": "wide"}))
     points, clouds, c = 16, 4, 40
-    # The first layer has no gradient of its input; the numbers squared at the end are one of the outputs each.
+    # The first layer has no gradient of its input. The loss at the end squares each output once.
     assert found["wide"][1] == points * (2 * c + 3 * 3 * c * c) + clouds * (3 * 2 * c + 2)
-    per_channel = points * (2 * 2 + 3 * 2)  # every point has outputs
+    per_channel = points * (2 * 2 + 3 * 2)  # outputs are computed at every point
     assert found["distances"][0].init_args["channels"] == pytest.approx(found["wide"][1] / per_channel, rel=0.05)
     assert found["distances"][1] == pytest.approx(found["wide"][1], rel=0.05)
 
 
 def test_seconds_are_matched(tmp_path, monkeypatch):
-    """With a clock of our own: a step takes as long as the model is wide, on a machine that grows busier."""
+    """With a simulated clock: the time of a step is linear in the width, on a machine that becomes busier."""
     load = iter(np.linspace(1, 9, 10**4))
 
     def step(self, slot):
@@ -1076,7 +1076,7 @@ def test_seconds_are_matched(tmp_path, monkeypatch):
 
 
 def test_seconds_are_measured(tmp_path):
-    """Wider is slower; the bound is loose, as on any machine that others use too."""
+    """A wider network is slower. The bound is loose because other processes may use the machine."""
     meter = LocalMeter(settings(tmp_path, models={"a": wide()}))
     for slot, channels in (("narrow", 16), ("wide", 1024)):
         meter.prepare(slot, "a", ModelSettings(f"{HERE}.Wide", {"outputs": 2, "channels": channels}))
@@ -1085,7 +1085,7 @@ def test_seconds_are_measured(tmp_path):
 
 
 def test_width_of_the_fiber_is_matched(tmp_path):
-    """Channels times frames: 24 frames have a sixth of the channels of 4; without frames it is the argument."""
+    """The width is channels times frames: with 24 frames, a sixth of the channels with 4; without frames, channels."""
     near = {"class_path": "lieattn.geometry.Radius", "init_args": {"radius": 3.0}}
 
     def network(frames: dict, **options) -> dict:
@@ -1121,7 +1121,7 @@ def test_width_of_the_fiber_is_matched(tmp_path):
 
 
 def test_sizes_that_were_measured_are_kept(tmp_path, monkeypatch, capsys):
-    """Wherever the comparison is continued; and measured again where what they follow from is changed."""
+    """Sizes are kept when a comparison is continued, and measured again if settings that affect them change."""
     calls = []
     real = LocalMeter.operations
 
@@ -1151,7 +1151,7 @@ def test_folders_do_not_mix_ways_to_match(finished, tmp_path, capsys):
 
     shutil.copytree(finished, tmp_path / "out")
     message = "holds models that were matched by parameters, these are matched by operations: choose another folder"
-    for _ in range(2):  # with the file of widths, and as earlier versions left the folder
+    for _ in range(2):  # with widths.json, and without it, as in folders of earlier versions
         compare(tmp_path / "out", status=2, match={"by": "operations"})
         assert message in capsys.readouterr().err
         (tmp_path / "out" / "widths.json").unlink(missing_ok=True)
@@ -1161,7 +1161,7 @@ def test_folders_do_not_mix_ways_to_match(finished, tmp_path, capsys):
 
 
 def test_records_of_earlier_versions_are_read(finished, tmp_path):
-    """They have neither operations nor a metric to compare, and the same keys."""
+    """Earlier records have no operations and no metric to compare; their other keys are the same."""
     content = {"task": {"class_path": "lieattn.train.PointSetClassifier", "init_args": {"classes": 2}}}
     content["models"] = {"a": {"class_path": "my.Net", "init_args": {"channels": 4}, "width": "channels"}}
     content["data"] = {name: {"class_path": "my.Data"} for name in ("train", "val", "test")}
@@ -1187,7 +1187,7 @@ def test_records_of_earlier_versions_are_read(finished, tmp_path):
 
 
 def test_parts_of_a_comparison_are_merged(finished, tmp_path, capsys):
-    """Cells of several folders, copied into one, are one comparison."""
+    """Cells of several folders that are copied into one folder form one comparison."""
     import shutil
 
     for seed in (0, 1):
@@ -1233,7 +1233,7 @@ def test_curves_of_seconds_have_the_shares_that_all_seeds_have():
 
 @pytest.fixture
 def other_python(tmp_path) -> Path:
-    """This interpreter by another name, as an environment of its own has it."""
+    """This interpreter under another path, like the interpreter of a separate environment."""
     path = tmp_path / "environment" / "python"
     path.parent.mkdir()
     path.write_text(f'#!/bin/sh\nOTHER_ENVIRONMENT=1 exec "{sys.executable}" "$@"\n')
@@ -1242,7 +1242,7 @@ def other_python(tmp_path) -> Path:
 
 
 def test_cells_run_in_other_interpreters(finished, tmp_path, other_python, capfd):
-    """With the same widths, batches and results."""
+    """Cells run in another interpreter have the same widths, batches and results."""
     models = copy.deepcopy(config()["models"])
     models["first coordinate"]["python"] = str(other_python)
     options = {"seeds": [0], "fractions": [1.0], "match": {"to": 102}}
@@ -1252,12 +1252,12 @@ def test_cells_run_in_other_interpreters(finished, tmp_path, other_python, capfd
     assert "first coordinate: 102 parameters with channels = 20" in capfd.readouterr().err
     kept = json.loads((tmp_path / "out" / "widths.json").read_text())
     assert {name: one["chosen"] for name, one in kept["models"].items()} == {"first coordinate": {"channels": 20}}
-    other_python.write_text("#!/bin/sh\nexit 3\n")  # nothing is left to do for it
+    other_python.write_text("#!/bin/sh\nexit 3\n")  # all cells are finished, so it is not needed
     assert without_times(compare(tmp_path / "out", models=models, **options)) == expected
 
 
 def test_averages_of_weights_in_other_interpreters(tmp_path, other_python):
-    """As here: the copy of a task that has them leaves alone what its budget reports to."""
+    """Averages give the same results in another interpreter as in this one."""
     options = {"ema": 0.8, "seeds": [0], "fractions": [1.0], "data__rotate_test": False}
     model = spec("Distances", outputs=2, channels=8)
     here = compare(tmp_path / "here", models={"distances": model}, **options)
@@ -1267,18 +1267,18 @@ def test_averages_of_weights_in_other_interpreters(tmp_path, other_python):
 
 
 class Elsewhere(Distances):
-    """Can be made in the other environment alone."""
+    """A network that can only be built in the other environment."""
 
     def __init__(self, outputs: int, channels: int = 8) -> None:
         super().__init__(outputs, channels)
-        sys.stdout.write("printed while it is made\n")  # which is no answer
+        sys.stdout.write("printed while it is made\n")  # must not be mistaken for an answer to the parent process
         if "OTHER_ENVIRONMENT" not in os.environ:
             raise ModuleNotFoundError("No module named 'elsewhere'")
 
 
 @pytest.mark.slow
 def test_models_that_other_interpreters_alone_can_make(tmp_path, other_python, capfd):
-    """They are first in the file, too; what is printed is passed on; their results are reported with the others."""
+    """Models of another interpreter can come first in the file, their output is passed on, and they are reported."""
     models = {
         "elsewhere": {**spec("Elsewhere", outputs=2, channels=8), "python": str(other_python)},
         "here": {**spec("Distances", outputs=2), "width": "channels"},
@@ -1295,8 +1295,8 @@ def test_models_that_other_interpreters_alone_can_make(tmp_path, other_python, c
 
 @pytest.mark.slow
 def test_steps_in_other_interpreters_are_interrupted_and_continue(finished, tmp_path, other_python, capfd):
-    """The signal comes to this process, which passes it on."""
-    network = spec("Interrupting", flag=str(tmp_path / "flag"), outputs=2, channels=20, after=5)  # two to warm up
+    """The signal arrives in this process, which passes it on."""
+    network = spec("Interrupting", flag=str(tmp_path / "flag"), outputs=2, channels=20, after=5)  # 2 warm-up steps
     model = {**network, "width": "channels", "python": str(other_python)}
     options = {"models": {"distances": model}, "seeds": [0], "fractions": [1.0]}
     assert compare(tmp_path / "out", status=143, **options) == {}

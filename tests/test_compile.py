@@ -1,4 +1,4 @@
-"""Compiled and exported networks, and networks under autocast, give the numbers of plain execution."""
+"""Compiled and exported networks, and networks under autocast, give the results of plain execution."""
 
 import copy
 import shutil
@@ -45,7 +45,7 @@ TRACED = (
 
 
 def models(*quick):
-    """All models, of which the others than these are tested on demand."""
+    """Parametrize by all models; those not named here are marked slow."""
     names = [name for name in (*QUICK, *TRACED) if name not in quick]
     return pytest.mark.parametrize("name", [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in names)])
 
@@ -64,7 +64,7 @@ def assert_same(found, wanted, tolerance=1e-5):
 
 
 def outcomes(function, x, parameters):
-    """Output, and gradients of parameters that have one."""
+    """The output, and gradients of the parameters that have one."""
     out = function(x)
     grads = torch.autograd.grad(out.square().sum(), parameters, allow_unused=True)
     return [out, *(torch.zeros(()) if grad is None else grad for grad in grads)]
@@ -89,7 +89,7 @@ def test_operator_through_inductor(pattern):
     assert_same(outcomes(compiled, signals[0], leaves), outcomes(call, signals[0], leaves))
 
 
-@pytest.mark.slow  # g++ takes 15 seconds; operators go through Inductor above, networks through its front end below
+@pytest.mark.slow  # g++ takes 15 seconds; operators are tested with Inductor above, networks with its front end below
 @compiler
 def test_network_through_inductor():
     net, batch = network()
@@ -143,7 +143,7 @@ def test_autocast_of_a_network(evaluation):
 @pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum"])
 @pytest.mark.parametrize("evaluation", ["plain", "auto"])
 def test_statistics_stay_in_single_precision(evaluation, pattern):
-    """Signals in half precision give what single precision gives for the rounded signals, but for the last rounding."""
+    """Signals in half precision give the results of single precision for rounded signals, up to the last rounding."""
     pos = torch.randn(40, 2)
     neighbors = AllPairs()(pos)
     signals = [(5 * torch.randn(40, 3, 2, 4)).bfloat16() for _ in range(3)]
@@ -159,7 +159,7 @@ def test_statistics_stay_in_single_precision(evaluation, pattern):
 
 @pytest.mark.parametrize("evaluation", ["plain", "auto"])
 def test_positions_are_not_rounded_under_autocast(evaluation):
-    """Far from the origin, positions in half precision would be off by whole turns."""
+    """Far from the origin, positions in half precision would change phases by whole turns."""
     group = cyclic(3)
     layer = GroupSelfAttention(
         group, 4, 6, heads=2, head_channels=4, pattern="framewise", encoding=RotaryEncoding(2, 2, 4)
@@ -175,7 +175,7 @@ def test_positions_are_not_rounded_under_autocast(evaluation):
 
 
 def traced(name):
-    """A network, data and geometry, and a module of features and vectors alone."""
+    """A network, data and geometry, and a module that is a function of features and vectors only."""
     make, clouds, _, _ = MODELS[name]
     net, data = randomize(make()).eval(), clouds()
     data = Batch.from_data_list(data) if isinstance(data, list) else data
@@ -206,13 +206,13 @@ def test_models_compile_without_a_graph_break(name, evaluation):
     net, inputs, _, _ = traced(name)
     torch._dynamo.reset()
     with torch.no_grad(), backend(evaluation):
-        wanted = net(*inputs)  # once before, since lists of whole clouds are made on first use
+        wanted = net(*inputs)  # called once before, because lists of whole clouds are created at the first use
         assert_same([torch.compile(net, fullgraph=True, backend="eager")(*inputs)], [wanted])
 
 
 @pytest.mark.parametrize("evaluation", ["plain", "auto"])
 def test_ensembles_compile_without_a_graph_break(evaluation):
-    """Each network has a geometry of its own, or all have one."""
+    """Each network has its own geometry, or all share one."""
     net, data = small_energies()
     ensemble = Ensemble([net, Rescaled(randomize(copy.deepcopy(net), 1), {"y": 2.0})])
     with torch.no_grad(), backend(evaluation):
@@ -268,7 +268,7 @@ def test_pixel_convolutions_compile_without_a_graph_break():
 
 
 def test_images_of_affine_networks_compile_without_a_graph_break():
-    """The graph of the pixels is made in the first call, here of a network on another group that equals its own."""
+    """The graph of the pixels is created in the first call, here by a network with another, equal group object."""
     images = torch.randn(2, 1, 4, 4)
     torch._dynamo.reset()
     with torch.no_grad(), backend("plain"):
@@ -276,15 +276,15 @@ def test_images_of_affine_networks_compile_without_a_graph_break():
             wanted = randomize(net).eval()(images)
         assert_same([torch.compile(net, fullgraph=True, backend="eager")(images)], [wanted])
     copied = copy.deepcopy(net)
-    assert net.graphs.known.keys() - copied.graphs.known.keys()  # which copies and pickles leave behind
+    assert net.graphs.known.keys() - copied.graphs.known.keys()  # copies and pickles do not include cached graphs
     with backend("plain"):
         assert_same([copied(images)], [wanted])
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of dynamo, about what is around the derivative
+@pytest.mark.filterwarnings("ignore::UserWarning")  # a warning of dynamo about the code around the derivative
 @pytest.mark.parametrize("back", ["eager", "aot_eager"])
 def test_forces_are_differentiated_uncompiled(back):
-    """Compiled in parts, losses on forces had wrong gradients with one of these, and an error with the other."""
+    """If parts were compiled, losses on forces had wrong gradients in one of these cases, and an error in the other."""
     net, data = small_energies()
     model, gradients = EnergyForces(net).train(), []
     torch._dynamo.reset()
@@ -301,7 +301,7 @@ def test_forces_are_differentiated_uncompiled(back):
 @pytest.mark.parametrize("sizes", [(4, 4), (5, 1, 4)], ids=["one size", "three sizes"])
 @pytest.mark.parametrize("export", [False, True], ids=["compile", "export"])
 def test_geometry_of_whole_clouds_is_used_first_by_a_compiler(export, sizes):
-    """Lists of whole clouds are made on first use, and what a compiler makes of them is not kept."""
+    """Lists of whole clouds are created at the first use; those created while compiling are not cached."""
     clouds = [Data(x=torch.randn(size, 2), pos=torch.randn(size, 3)) for size in sizes]
     data, options = Batch.from_data_list(clouds), {"channels": 8, "layers": 1, "heads": 2}
     net = randomize(FramewiseTransformer(tetrahedral(), 2, 1, **options)).eval().requires_grad_(False)
@@ -342,14 +342,14 @@ def test_traces_that_keep_neighbors_are_refused():
 
 
 def small_energies():
-    """A network of energies that do not jump, and a cloud."""
+    """A network whose energies do not jump, and a cloud."""
     options = {"channels": 8, "layers": 1, "heads": 2, "readout": Readout(pool="sum")}
     net = LieTransformer(2, 1, frames=tetrahedral(), neighborhood=Radius(2.0, smooth=True), **options)
     return randomize(net).eval(), Data(x=torch.randn(6, 2), pos=torch.randn(6, 3))
 
 
 def energy_and_force():
-    """Energies and forces as an exported program of features and positions, at fixed neighbors, and what they are."""
+    """Energy and forces at fixed neighbors, as an exported program of features and positions; with expected values."""
     net, data = small_energies()
     net.requires_grad_(False)
     geometry = net.geometry(data)

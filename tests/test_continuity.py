@@ -1,4 +1,4 @@
-"""Continuity: outputs and forces do not jump where a pair crosses a smooth radius, and what jumps says so."""
+"""Continuity: outputs and forces do not jump when a pair crosses a smooth radius, and networks report jumps."""
 
 import math
 
@@ -84,7 +84,7 @@ WINDOWED = {"FramewiseTransformer", "DistanceTransformer", "TensorFieldNetwork",
 
 
 def crossing(dim, others, gap, seed=0):
-    """A cloud whose points 0 and 1 are at RADIUS + gap; ``others`` are more points."""
+    """A cloud whose points 0 and 1 are at distance RADIUS + gap; ``others`` are additional points."""
     generator = torch.Generator().manual_seed(seed)
     pos = torch.randn(2 + others, dim, generator=generator, dtype=torch.float64)
     along = torch.nn.functional.normalize(torch.randn(dim, generator=generator, dtype=torch.float64), dim=0)
@@ -108,7 +108,7 @@ def test_energies_and_forces_do_not_jump_at_the_radius(name, others):
         pytest.skip("two points do not determine axes")
     network = randomize(MODELS[name](Radius(RADIUS)).double()).eval()
     options = {"jumps": "allow"} if "principal" in name else {}
-    # At the radius, and where lists end: a relative 1e-5 above it.
+    # At the radius, and at the end of neighbor lists, a relative 1e-5 above it.
     for gap in (0.0, 1e-5 * RADIUS):
         (low, before), (high, behind) = (
             energy_and_force(network, crossing(dimension(name), others, gap + step), **options)
@@ -158,7 +158,7 @@ def test_layers_do_not_jump_at_the_radius(name, kind):
 
 def test_windows_are_those_of_the_lists():
     pos = torch.tensor([[0.0], [0.75], [1.5], [9.0]], dtype=torch.float64)
-    half = math.exp(-1 / 3)  # of neighbors half the radius away
+    half = math.exp(-1 / 3)  # for neighbors at half the radius
     assert lift(pos, None, SMOOTH).degree.tolist() == pytest.approx([1 + half, 1 + 2 * half, 1 + half, 1.0])
     assert lift(pos, None, Radius(RADIUS)).degree.tolist() == [3.0, 3.0, 3.0, 1.0]
 
@@ -217,7 +217,7 @@ def test_continuous_energies_are_accepted(neighborhood):
 
 
 class Doubled(torch.nn.Module):
-    """A module that states nothing, around one that does."""
+    """A module without statements about jumps, around a module with them."""
 
     def __init__(self, network):
         super().__init__()
@@ -244,7 +244,7 @@ def test_an_open_radius_becomes_smooth_wherever_it_is(around, make):
     assert model.jumps == ()
     part = next(part for part in model.modules() if isinstance(part, LieTransformer))
     assert part.neighborhood == SMOOTH
-    # Heads are put on a copy, and the network itself stays what it was.
+    # Heads are added to a copy, and the network itself does not change.
     assert network.neighborhood == (Radius(RADIUS) if around == "field model" else SMOOTH)
     sharp = WRAPPED[around](_lie(Radius(RADIUS, smooth=False), frames=tetrahedral()))
     with pytest.raises(ValueError, match="its energies jump"):
@@ -272,7 +272,7 @@ def test_weights_decide_what_was_left_open(tmp_path):
             assert again.neighborhood == Radius(RADIUS, smooth=wanted)
             cloud = Batch.from_data_list([crossing(3, 5, -0.1)])
             assert torch.equal(again(cloud), network(cloud))
-    # Weights that were trained without an envelope are not taken for others.
+    # Weights trained without an envelope do not load into a network with one.
     again = made()
     again.load_state_dict(sharp.state_dict())
     with pytest.raises(ValueError, match=r"smooth=False\): give Radius\(1.5, smooth=True\)"):
@@ -313,7 +313,7 @@ def test_field_models_jump_where_their_network_does():
 
 
 class Tall(torch.nn.Module):
-    """Energy of a cloud: 1 for each pair nearer than 1, and a kink where one is at 2; or less, without both."""
+    """Energy of a cloud with a step of 1 for each pair at distance 1 and a kink at distance 2, both optional."""
 
     symmetry = SE(3)
 
@@ -335,7 +335,7 @@ def test_certificates_find_jumps_and_kinks(step, kink):
     certificate = certify(Tall(step, kink), cloud, elements=1)
     failed = {row.check for row in certificate.rows if row.passed is False}
     assert failed == ({"continuity"} if step else {"first derivative"} if kink else set())
-    # A step counts once for each end of a pair, a kink changes the slope by twice its size times the speed.
+    # A step counts once for each end of a pair. A kink changes the slope by twice its size times the speed.
     jumps = certificate.worst("continuity")["float64"], certificate.worst("first derivative")["float64"]
     assert jumps[0] == pytest.approx(2 * step, abs=1e-6)
     assert (jumps[1] > 1e-3) == bool(kink)
@@ -356,4 +356,4 @@ def test_certificates_see_principal_axes_turn_over():
     network = randomize(_lie(SMOOTH, frames=PrincipalFrames()))
     certificate = certify(network, Data(pos=torch.randn(6, 3), x=torch.randn(6, 2)), elements=1, rotations=0)
     assert certificate.worst("continuity")["float64"] > 1e-4
-    assert certificate.passed  # it does not promise otherwise
+    assert certificate.passed  # it does not guarantee otherwise

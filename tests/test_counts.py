@@ -1,4 +1,4 @@
-"""Counts of heads, channels and layers that make no network: zero, negative numbers, flags and fractions."""
+"""Invalid counts of heads, channels and layers are refused: zero, negative numbers, booleans and fractions."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""Networks on clouds that repeat: outputs do not depend on the cell that is chosen, and are those of the images."""
+"""Networks on periodic clouds: outputs do not depend on the choice of the cell, and equal those of explicit images."""
 
 import itertools
 from functools import partial
@@ -45,7 +45,7 @@ def steerable(model, **options):
     return model(2, 1, **given)
 
 
-# Energies of crystals, sums over the points of networks that take cells.
+# Energies of crystals: sums over the points, from networks that support cells.
 MODELS = {
     "FramewiseTransformer, O": lambda: framewise(octahedral()),
     "FramewiseTransformer, T in a sampled pose": lambda: framewise(
@@ -76,7 +76,7 @@ OTHER = [[1, 0, 0], [2, 1, 0], [0, -1, 1]]  # another basis of the same lattice
 
 
 def crystal(points=4, seed=0, dtype=torch.float64):
-    """Points in and outside of an oblique cell, of which several images are near."""
+    """Points inside and outside of an oblique cell, with several images nearby."""
     generator = torch.Generator().manual_seed(seed)
     cell = torch.tensor([[1.9, 0, 0], [0.7, 1.8, 0], [-0.8, 0.6, 2.1]], dtype=torch.float64)
     pos = 1.5 * torch.randn(points, 3, generator=generator, dtype=torch.float64)
@@ -95,7 +95,7 @@ def shifted(data, shift):
 
 
 def supercell(data, steps):
-    """The same crystal in a cell with the rows of ``steps`` times the vectors of the other one."""
+    """The same crystal in another cell, whose vectors are combinations of the old ones, the rows of ``steps``."""
     steps = torch.tensor(steps, dtype=torch.float64)
     number = round(float(torch.linalg.det(steps).abs()))
     inverse, found = torch.linalg.inv(steps), []
@@ -111,7 +111,7 @@ def supercell(data, steps):
 
 @pytest.fixture
 def plain():
-    """Plain maths, which needs no compiled kernels."""
+    """Use the plain implementation, which needs no compiled kernels."""
     with backend("plain"):
         yield
 
@@ -139,7 +139,7 @@ def test_energies_do_not_depend_on_the_cell_that_is_chosen(name):
 
 
 def rotations(group):
-    """Rotations of which a network is exact: all of a finite group, some of a Lie group, none of translations."""
+    """Rotations to which a network is exactly equivariant: all of a finite group, some of a Lie group, or none."""
     if isinstance(group, Translations):
         return []
     if isinstance(group, FiniteGroup):
@@ -162,12 +162,12 @@ def test_a_wide_box_is_a_molecule(name):
 @pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_framewise_attention_sees_the_images(dtype):
-    """What the points of one cell get is what they get in a cloud of all images that they see."""
+    """Outputs at the points of a cell equal those in a cloud with all images that they see."""
     network = randomize(framewise(tetrahedral(), layers=1, pool="none")).to(dtype)
     data = crystal(2, dtype=dtype)
     steps = torch.tensor(sorted(itertools.product(range(-5, 6), repeat=3), key=any)).to(dtype)
     places = data.pos + (steps @ data.cell[0])[:, None]
-    # The embedding sees neighbors, and attention the neighbors of these.
+    # The embedding depends on neighbors, and attention on the neighbors of these.
     seen = (torch.cdist(places.double(), data.pos.double()) <= 2.05 * NEAR.radius).any(dim=2)
     step, point = seen.nonzero().unbind(1)
     cloud = Data(x=data.x[point], vel=data.vel[point], pos=places[step, point])
@@ -192,7 +192,7 @@ def test_images_are_points_of_their_own():
 
 @pytest.mark.usefixtures("plain")
 def test_forces_of_crystals_do_not_jump():
-    """As the image of a point comes into the ball of another, energy and force change by as little as the step."""
+    """When the image of a point enters the ball of another, energy and force change no more than the step."""
     network, data = randomize(framewise(octahedral()).double()).eval(), crystal(2)
     along = torch.nn.functional.normalize(torch.tensor([0.3, -0.5, 0.8], dtype=torch.float64), dim=0)
     found = []
@@ -209,7 +209,7 @@ def test_forces_of_crystals_do_not_jump():
 
 @pytest.mark.usefixtures("plain")
 def test_other_rotations_are_seen():
-    """Control: the network sees directions."""
+    """Control: the network depends on directions."""
     network, data = randomize(framewise(octahedral()).double(), spread=1.0).eval(), crystal()
     matrix = SO(3).sample(generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert relative_error(network(turned(data, matrix)), network(data)) > 1e-4

@@ -33,7 +33,7 @@ def md5(content):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Gives the files of a dictionary; under ``cut`` the first answer ends in the middle, under ``both`` two wait."""
+    """Serves a dictionary of files; ``cut`` ends the first response in the middle, ``both`` waits for two requests."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -168,7 +168,7 @@ class TestFetch:
             (staging / "tmp").write_bytes(b"half")
             for path in (staging / "tmp", staging):
                 os.utime(path, (time.time() - age,) * 2)
-        os.utime(staging, (time.time() - 7200,) * 2)  # what is written last is a file in it
+        os.utime(staging, (time.time() - 7200,) * 2)  # the file in it is the most recent
         fetch(release(server.address("data")), tmp_path, "data")
         assert files(tmp_path) == [".download-new/tmp", "data"]
 
@@ -244,7 +244,7 @@ class TestUnpack:
 
 
 def serve(server, monkeypatch, holder, key, contents):
-    """Let a release, one of a dictionary, be downloaded from the server, with the digests of other content."""
+    """Make a release, one of a dictionary, download from the server, with the digests of other content."""
     known = holder[key]
     sources = []
     for source in known.sources:
@@ -330,5 +330,5 @@ class TestDataSets:
                 assert source.addresses, name
                 assert source.most > 0
                 assert all(address.startswith("http") for address in source.addresses)
-                if source.digest is None:  # then the connection alone says whose file it is
+                if source.digest is None:  # then only the connection identifies the source of the file
                     assert all(address.startswith("https://") for address in source.addresses)

@@ -1,4 +1,4 @@
-"""Dynamics of lieattn_datasets: physics against independent integrators, files, motions with their vectors."""
+"""Dynamics of lieattn_datasets: physics against independent integrators, files, rotations of vectors."""
 
 import math
 import pickle
@@ -307,7 +307,7 @@ class TestConstellation:
         assert data_set.labels.float().mean(0).sub(1.0).abs().max() < 0.2
 
     def test_patterns_without_noise(self):
-        """Within one pattern, the shortest distances are those of its shape."""
+        """Without noise, the shortest distances within a pattern are those of its shape."""
         data_set = ld.Constellation(size=300, repetitions=1, drop=0.75, noise=0.0)
         sides = {"triangle": math.sqrt(3), "square": math.sqrt(2), "pentagon": 2 * math.sin(math.pi / 5), "L": 1.0}
         found = set()
@@ -362,13 +362,13 @@ class TestConstellation:
 
 class TestMotions:
     def test_simulation_commutes_with_motions(self):
-        """The physics has the symmetry, so a moved item is the item of moved initial conditions."""
+        """The physics is symmetric, so a transformed item is the item with transformed initial conditions."""
         part = ld.NBodySimulated(size=2, start_time=0.0, end_time=0.2)
         data = part[0]
         turned = ld.TransformFields(-_fields.rotation_matrix(RANDOM.normal(size=4)), vectors=part.vectors)(data)
         end, _ = ld.simulate_charges(data.x.T, turned.pos[None], turned.vel[None], [0.2])
         np.testing.assert_allclose(turned.y, end[0, 0], atol=1e-5)
-        naive = ld.TransformPoints(-_fields.rotation_matrix([1.0, 2, 3, 4]))(data)  # control: velocities left behind
+        naive = ld.TransformPoints(-_fields.rotation_matrix([1.0, 2, 3, 4]))(data)  # control: fixed velocities
         end, _ = ld.simulate_charges(data.x.T, naive.pos[None], naive.vel[None], [0.2])
         assert np.abs(end[0, 0] - naive.y.numpy()).max() > 0.1
 
@@ -408,7 +408,7 @@ class TestMotions:
         turn.set_epoch(0)
         assert torch.equal(turn(data).pos, again.pos)
         average = torch.stack([turn(data).pos for _ in range(2000)]).mean(0)
-        assert average.abs().max() < 0.06  # Haar: the mean of rotations is zero
+        assert average.abs().max() < 0.06  # for Haar measure, the mean of rotations is zero
 
     @pytest.mark.parametrize("axis", ["x", "y", "z"])
     def test_one_axis(self, axis):

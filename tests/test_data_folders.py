@@ -1,4 +1,4 @@
-"""Folders of images and meshes of one's own, and places given in degrees."""
+"""Folders of the user's images and meshes, and places given in degrees."""
 
 import struct
 import zlib
@@ -16,7 +16,7 @@ SPLITS = ("train", "valid", "test")
 
 
 def write_images(root, *, color=False, count=5, suffix="png", side=(6, 8)):
-    """Images of two classes, all different; returns them by their names."""
+    """Write images of two classes, all different, and return them by name."""
     rng, found = np.random.default_rng(0), {}
     for kind in ("cat", "dog"):
         (root / kind).mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ def write_images(root, *, color=False, count=5, suffix="png", side=(6, 8)):
 
 
 def png(width, height, data=b""):
-    """A gray PNG of a size that its data need not have."""
+    """A gray PNG whose header may state another size than its data have."""
 
     def chunk(name, content):
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
@@ -76,14 +76,14 @@ class TestImageFolder:
         assert ld.ImageFolder(tmp_path, "all", size=7).image_shape == (7, 7)
 
     def test_other_kinds_of_pixels(self, tmp_path):
-        """16 bits, a palette, transparency, an image that lies on its side."""
+        """16 bits, a palette, transparency, and an image with an orientation tag."""
         (tmp_path / "a").mkdir()
         gray = np.array([[0, 128], [200, 255]], dtype=np.uint8)
         Image.fromarray(gray.astype(np.uint16) * 257).save(tmp_path / "a" / "1.png")
         Image.fromarray(gray).convert("P").save(tmp_path / "a" / "2.png")
         Image.fromarray(gray).convert("RGBA").save(tmp_path / "a" / "3.png")
         exif = Image.Exif()
-        exif[0x0112] = 6  # to be turned by a quarter
+        exif[0x0112] = 6  # to be rotated by a quarter turn
         Image.fromarray(np.rot90(gray).copy()).save(tmp_path / "a" / "4.png", exif=exif)
         for data in ld.ImageFolder(tmp_path, "all"):
             assert (ld.data_to_image(data)[:, :, 0] * 255).round().tolist() == gray.tolist()
@@ -92,14 +92,14 @@ class TestImageFolder:
         write_images(tmp_path, count=3)
         whole = (tmp_path / "cat" / "1.png").read_bytes()
         flipped = bytearray(whole)
-        flipped[-20] ^= 1  # in the pixels, whose checksum nothing else looks at
+        flipped[-20] ^= 1  # in the pixels, whose checksum is not checked elsewhere
         for content in (whole[:-30], bytes(flipped), b"GIF89a", b""):
             (tmp_path / "cat" / "1.png").write_bytes(content)
             with pytest.raises(ValueError, match=r"1 of 6 images cannot be used: .*cat.1\.png: "):
                 ld.ImageFolder(tmp_path, "all")
 
     def test_bombs_are_refused_before_they_expand(self, tmp_path):
-        """Pillow only warns of the smaller one."""
+        """For the smaller one, Pillow only warns."""
         (tmp_path / "a").mkdir()
         for side in (10_000, 50_000):
             (tmp_path / "a" / "bomb.png").write_bytes(png(side, side))
@@ -157,7 +157,7 @@ class TestMeshFolder:
         assert parts[0].classes == ("bed", "sofa")
 
     def test_files_alone(self, tmp_path):
-        """One class; classes, or targets, by the names of the files."""
+        """Files without subfolders: one class, or classes or targets given by file name."""
         names = [f"{number}.off" for number in range(4)]
         folder = self.write(tmp_path / "parts", *names)
         shares = {"points": 4, "shares": (1.0, 0.0)}

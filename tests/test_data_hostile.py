@@ -1,4 +1,4 @@
-"""Files that would do harm: every loader refuses them, runs nothing, and reads nothing but its own files."""
+"""Hostile files: every loader refuses them, runs no code, and reads only its own files."""
 
 import gzip
 import io
@@ -45,7 +45,7 @@ def test_harmful_files_are_refused(name, damage):
 
 
 def test_the_judge_sees_what_runs():
-    """Control: a loader that unpickles is found out."""
+    """Control: the tests detect a loader that unpickles."""
 
     def unpickle(folder):
         pickle.loads((folder / "test_batch").read_bytes(), encoding="latin1")
@@ -69,7 +69,7 @@ class TestArchives:
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("a", b"secret")
         content = bytearray(path.read_bytes())
-        content[6] |= 1  # the flag in both headers
+        content[6] |= 1  # the encryption flag in both headers
         content[content.index(b"PK\x01\x02") + 8] |= 1
         path.write_bytes(content)
         self.refused(path, r"is encrypted \(its member a\): unpack it yourself")
@@ -87,7 +87,7 @@ class TestArchives:
             archive.writestr("a", bytes(1001))
         self.refused(path, "has the member a, of 1001 bytes: more than 1000")
         size = struct.pack("<I", 1001)
-        path.write_bytes(path.read_bytes().replace(size, struct.pack("<I", 10)))  # a lie: it unpacks to more
+        path.write_bytes(path.read_bytes().replace(size, struct.pack("<I", 10)))  # a false size: it unpacks to more
         self.refused(path, "is a damaged zip archive: a cannot be unpacked .*CRC")
 
     def test_members_that_overlap_or_repeat(self, tmp_path):
@@ -121,7 +121,7 @@ class TestArchives:
             for name in ("a", "b"):
                 archive.writestr(name, b"1")
         content = bytearray(path.read_bytes())
-        content[content.index(b"PK\x01\x02") + 32] = 200  # the first entry's comment, which takes the second along
+        content[content.index(b"PK\x01\x02") + 32] = 200  # the comment of the first entry spans the second one
         path.write_bytes(content)
         assert zipfile.ZipFile(path).namelist() == ["a"]
         self.refused(path, "is not a complete zip archive .*1 of 2 members are listed")
@@ -166,7 +166,7 @@ class TestPickles:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (b"\x80\x02r\xff\xff\xff\x7f.", "IndexError|empty"),  # a memo of 2^31 places
+            (b"\x80\x02r\xff\xff\xff\x7f.", "IndexError|empty"),  # a memo index of 2^31
             (b"(" * 50 + b"(" + b"t" * 51 + b"}q\0h\0.", "ValueError"),
             (b"\x80\x02}K\x01K\x01s.", "keys that are not strings"),
             (b"\x80\x05\x96" + struct.pack("<Q", 2**62) + b"x.", "ValueError|BYTEARRAY8"),
@@ -181,7 +181,7 @@ class TestPickles:
             ld.CIFAR10(tmp_path, "test", verify=False)
 
     def test_nested_tuples_are_neither_hashed_nor_shown(self, tmp_path):
-        """Forty tuples, each of twice the one before: 2^40 places to visit."""
+        """Forty nested tuples, each with the previous one twice: 2^40 elements to visit."""
         nested = b")" + b"".join(b"q%ch%c\x86" % (number, number) for number in range(40))
         for use in (
             b"\x80\x02}" + nested + b"K\x01s.",
@@ -294,7 +294,7 @@ class TestMeshes:
                 ld.read_mesh("mesh.glb", self.glb(change))
 
     def test_other_files_are_not_read(self, tmp_path):
-        """Materials and buffers name other files; a pipe that nobody writes to would block who opens it."""
+        """Materials and buffers can name other files, here a pipe without a writer, which would block a reader."""
         os.mkfifo(tmp_path / "pipe")
         obj = f"mtllib {tmp_path}/pipe\nv 0 0 0\nv 1 0 0\nv 0 1 0\nusemtl a\nf 1 2 3\n".encode()
         (tmp_path / "mesh.obj").write_bytes(obj)
@@ -341,7 +341,7 @@ class TestMeshes:
 
 
 def test_arrays_of_every_version_and_order(tmp_path):
-    """Numbers that are stored by columns, or big-endian, or with NumPy's second header, are the same numbers."""
+    """Arrays stored by columns, big-endian, or with version 2 of the NumPy header are read correctly."""
     images = np.random.default_rng(0).integers(0, 256, (10, 28, 28), dtype=np.uint8)
     labels = io.BytesIO()
     np.lib.format.write_array(labels, np.arange(10, dtype=">i4"), version=(2, 0))

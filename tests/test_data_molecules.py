@@ -1,4 +1,4 @@
-"""Molecules of lieattn_datasets, on files that the tests write in the formats of the real ones."""
+"""Molecules of lieattn_datasets, with small files that the tests write in the original formats."""
 
 import os
 import pickle
@@ -23,7 +23,7 @@ SIZES = np.array([3, 5, 4, 3, 6, 3, 4, 5])
 
 
 class Hostile:
-    """A file with one of these makes the file MARK when it is unpickled."""
+    """Creates the file MARK when it is unpickled."""
 
     def __reduce__(self):
         return os.system, ("touch MARK",)
@@ -97,7 +97,7 @@ class TestMolecules:
         assert repr(molecules) == "Molecules(8 molecules, a, b)"
 
     def test_lists_and_tensors(self):
-        """Converted when the data set is made; truth values and integers stay what they are."""
+        """Lists are converted when the data set is created; booleans and integers keep their type."""
         given = {"of_molecule": {"energy": [1.85], "known": [True]}, "of_atom": {"charge": torch.tensor([1, -1])}}
         data = ld.Molecules([1, 1], torch.zeros(2, 3), [0, 2], [[0.5]], ["e"], ["eV"], **given)[0]
         assert data.energy.tolist() == pytest.approx([1.85])
@@ -244,7 +244,7 @@ class TestQM9Subset:
         np.testing.assert_allclose(less.targets[:, [0, 7]], plain.targets[:, [0, 7]])
 
     def test_batches_keep_the_official_number(self, tmp_path):
-        """torch_geometric shifts whatever has 'index' in its name; the number must not be."""
+        """torch_geometric shifts attributes with 'index' in their name; the official number must not be shifted."""
         write_subset(tmp_path)
         molecules = ld.QM9Subset(tmp_path, "all", verify=False)
         batch = Batch.from_data_list(list(molecules))
@@ -315,7 +315,7 @@ class TestQM9GFN2:
         torch.testing.assert_close(other.quadrupole, one.quadrupole * 0.529177210903**2)
 
     def test_references_come_from_the_training_molecules(self, tmp_path):
-        """Energies that are sums over atoms leave nothing, also outside of the training molecules."""
+        """Energies that are sums over atoms become 0, also for molecules outside of the training set."""
         content = write_subset(tmp_path)
         running = np.concatenate([[0], np.cumsum([ATOM_HARTREE[int(charge)] for charge in content["z"]])])
         labels = write_gfn2(tmp_path, content, energy=np.diff(running[content["offsets"]]))
@@ -336,7 +336,7 @@ class TestQM9GFN2:
 
 
 def prepared(count=20):
-    """Dictionaries as torch_geometric's own prepared file has them."""
+    """Dictionaries as in the prepared file of torch_geometric."""
     molecules = []
     for index in range(count):
         atoms = 3 + index % 4
@@ -357,7 +357,7 @@ HEADER = "mol_id,A,B,C,mu,alpha,homo,lumo,gap,r2,zpve,u0,u298,h298,g298,cv,u0_at
 
 
 def write_raw_qm9(root, smiles=("C", "N", "O", "CO", "CF")):
-    """The original files, written by rdkit, the third molecule left out; the table of targets."""
+    """Write the original files with rdkit, without the third molecule, and the table of targets."""
     chem = pytest.importorskip("rdkit.Chem", reason="the molecules of this test are made by rdkit")
     from rdkit.Chem import AllChem
 
@@ -464,7 +464,7 @@ class TestQM9:
         sdf.write_bytes(sdf.read_bytes().replace(b" C   0", b" N   0"))
         changed = ld.QM9(tmp_path, "all", verify=False)
         assert (changed._z == 7).sum() > (expected._z == 7).sum()
-        assert [path.name for path in (tmp_path / "processed").iterdir()] == [cache.name]  # nothing unfinished is left
+        assert [path.name for path in (tmp_path / "processed").iterdir()] == [cache.name]  # no partial file is left
 
     def test_folder_that_cannot_be_written(self, tmp_path, caplog):
         write_raw_qm9(tmp_path)
@@ -589,7 +589,7 @@ class TestRMD17:
         part = ld.RMD17(tmp_path, number=2, validation=0, verify=False)
         steps = torch.cat([data.y for data in part])[:, 0].diff()
         torch.testing.assert_close(steps, torch.full((19,), 1e-4), atol=1e-8, rtol=0)
-        assert np.unique(energy.astype(np.float32)).size < 3  # control: naive float32 would have lost them
+        assert np.unique(energy.astype(np.float32)).size < 3  # control: plain float32 would lose them
 
     def test_subset_has_all_molecules_and_units(self, tmp_path):
         z, pos, energy, force = trajectory()
@@ -751,7 +751,7 @@ def test_missing_packages_are_named(monkeypatch, package, call):
 
 
 def crystals(count=6, seed=0):
-    """Frames of ase with a calculator that has energies, forces and stresses."""
+    """ASE frames with a calculator that provides energies, forces and stresses."""
     ase, single = pytest.importorskip("ase"), pytest.importorskip("ase.calculators.singlepoint")
     rng, frames = np.random.default_rng(seed), []
     for size in range(2, 2 + count):
@@ -788,7 +788,7 @@ class TestFrames:
         assert molecules.vectors == ("pos", "force", "cell")
 
     def test_neighbors_are_those_of_ase(self):
-        """Through a batch, as periodic models read it."""
+        """The neighbors are read from a batch, as periodic models do."""
         neighborlist, geometry = pytest.importorskip("ase.neighborlist"), pytest.importorskip("lieattn.geometry")
         frames = crystals(3)
         batch = Batch.from_data_list(list(ld.Molecules.from_ase(frames)))
@@ -796,7 +796,7 @@ class TestFrames:
         assert found.num_edges == sum(len(neighborlist.neighbor_list("i", frame, 3.5)) for frame in frames)
 
     def test_cells_turn_with_their_atoms(self):
-        """By default, and stresses too: distances across the sides stay, and what is turned back is what it was."""
+        """Cells and stresses rotate by default: distances across the boundary stay, and the rotation can be undone."""
         geometry = pytest.importorskip("lieattn.geometry")
         data = ld.Molecules.from_ase(crystals(1))[0]
         turned, matrix = ld.RandomRotateFields(1)(data), ld.RandomRotateFields(1)(Data(pos=torch.eye(3))).pos.double().T
@@ -820,7 +820,7 @@ class TestFrames:
         assert molecules.targets.abs().max() < 10
 
     def test_plain_frames(self):
-        """Without a cell, a calculator or labels; labels may be in info and arrays."""
+        """Frames may lack a cell, a calculator or labels; labels may be in `info` and `arrays`."""
         ase = pytest.importorskip("ase")
         frame = ase.Atoms("HF", [[0, 0, 0], [0, 0, 0.9]])
         assert sorted(ld.Molecules.from_ase([frame])[0].to_dict()) == ["pos", "y", "z"]

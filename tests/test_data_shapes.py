@@ -1,4 +1,4 @@
-"""Meshes and shapes of lieattn_datasets, on files that the tests write."""
+"""Meshes and shapes of lieattn_datasets, with files that the tests write."""
 
 import codecs
 import math
@@ -78,7 +78,7 @@ class TestReading:
         assert "chair_0001.off" in str(caught.value)
 
     def test_faces_of_obj_files(self):
-        """Over two lines, or, in a file that is cut off, with too few corners, which trimesh leaves out."""
+        """Faces may span two lines. In a file that is cut off, they have too few corners, which trimesh ignores."""
         corners = b"v 0 0 0\nv 1 0 0\nv 0 1 0\nv 0 0 1\n"
         _, faces = ld.read_mesh("box.obj", corners + b"f 1 2 \\\n3\nf 2 3 4\n")
         assert faces.tolist() == [[0, 1, 2], [1, 2, 3]]
@@ -360,8 +360,8 @@ class TestVoxels:
         pos = train[0].pos.double() * 5
         places = pos - pos.min(0).values
         on_side = (places < 0.01) | (places > 4.99)
-        assert on_side.any(dim=1).all()  # the surface of the cube, and nothing within it
-        assert len(torch.unique(places.round(), dim=0)) == 100  # drawn without repetition: the surface has 152
+        assert on_side.any(dim=1).all()  # the surface of the cube, without its interior
+        assert len(torch.unique(places.round(), dim=0)) == 100  # drawn without repetition from the 152 of the surface
         np.testing.assert_allclose(pos.mean(0), 0, atol=1e-5)
         assert train[1].pos.abs().max() == 0
         assert train.labels.tolist() == [0, 1]
@@ -370,7 +370,7 @@ class TestVoxels:
         assert not torch.equal(valid[0].pos, train[0].pos)
 
     def test_voxels_of_adrenal(self, tmp_path):
-        """Filled voxels are where the points of the surface are, and a raster is read from them."""
+        """Filled voxels are at the points of the surface, and networks read a raster from them."""
         masks = np.random.default_rng(0).random((2, 4, 5, 6)) < 0.3
         self.write_adrenal(tmp_path, masks)
         glands = ld.AdrenalMNIST3D(tmp_path, voxels=True, verify=False)
@@ -426,7 +426,7 @@ class TestProcedural:
         bent = _procedural._bend(line, 1.0, 0.3)
         steps = np.diff(bent, axis=0)
         turned = steps[0] @ steps[-1] / np.linalg.norm(steps[0]) / np.linalg.norm(steps[-1])
-        assert np.arccos(turned) == pytest.approx(7 / 8, abs=1e-6)  # 1 radian between the ends, 8 steps
+        assert np.arccos(turned) == pytest.approx(7 / 8, abs=1e-6)  # 1 radian in 8 steps between the ends
         np.testing.assert_allclose(np.linalg.norm(steps, axis=1).sum(), 2, rtol=1e-2)
         np.testing.assert_array_equal(_procedural._bend(line, 0.0, 0.3), line)
 

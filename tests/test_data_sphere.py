@@ -1,4 +1,4 @@
-"""Data on the sphere: projections, areas, tangent fields, on files that the tests write."""
+"""Data on the sphere: projections, areas, tangent fields, with files that the tests write."""
 
 import math
 import pickle
@@ -208,7 +208,7 @@ class TestSphericalMNIST:
 
 
 def rotating_sphere(axis, latitude, longitude):
-    """Eastward and northward parts of axis x s, from their own definition."""
+    """Eastward and northward components of axis x s, from their definition."""
     phi, lam = np.meshgrid(latitude, longitude, indexing="ij")
     a, b, c = axis
     u = -np.sin(phi) * (a * np.cos(lam) + b * np.sin(lam)) + c * np.cos(phi)
@@ -236,7 +236,7 @@ def write_wind(root, **changes):
 
 class TestWind:
     def test_vectors_of_a_rotating_sphere(self, tmp_path):
-        """A known field, also at both poles, where the components alone say nothing."""
+        """A known field, also at the poles, where the components alone do not determine the vector."""
         write_wind(tmp_path)
         data = ld.WindOnSphere(tmp_path, verify=False)[2]
         assert data.month.tolist() == [3]
@@ -246,14 +246,14 @@ class TestWind:
             torch.testing.assert_close(wind, torch.linalg.cross(axis.expand_as(data.pos), data.pos), atol=1e-5, rtol=0)
         assert data.east[[0, -1]].norm() == 0
         torch.testing.assert_close(data.east[1:-1, :2], data.pos[1:-1, [1, 0]] * torch.tensor([-1.0, 1.0]))
-        assert data.sun[5].tolist() == pytest.approx([0, 0, 0], abs=1e-6)  # of March, when it goes north
+        assert data.sun[5].tolist() == pytest.approx([0, 0, 0], abs=1e-6)  # in March, when it moves north
         assert data.sun_change[5].tolist() == [0, 0, 1]
         assert data.pos[0].tolist() == [0, 0, 1]
         assert data.pos[-1].tolist() == [0, 0, -1]
         assert data.weight.sum().item() == pytest.approx(4 * math.pi, rel=1e-6)
 
     def test_field_is_equivariant(self):
-        """Turning the sphere about its axis by one longitude shifts the grid."""
+        """Rotating the sphere about its axis by one step of longitude shifts the grid."""
         latitude, longitude = np.deg2rad(np.linspace(90, -90, 7)), np.deg2rad(60.0 * np.arange(6))
         u, v = RANDOM.normal(size=(2, 1, 7, 6))
         directions, fields = ld.wind_vectors(u, v, latitude, longitude)

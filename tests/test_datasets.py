@@ -1,4 +1,4 @@
-"""lieattn_datasets, on files that the tests write in the official formats."""
+"""lieattn_datasets, with files that the tests write in the official formats."""
 
 import gzip
 import hashlib
@@ -47,7 +47,7 @@ def amat(images, labels):
 
 
 def cifar(images, labels, key="labels"):
-    """A batch as Python 2 pickled it: protocol 2, byte strings, NumPy's old module name."""
+    """A batch as pickled by Python 2: protocol 2, byte strings, the old module name of NumPy."""
     raw = images.transpose(0, 3, 1, 2).tobytes()
     array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
     shape = b"K" + bytes([len(images)]) + b"M\x00\x0c\x86"
@@ -179,7 +179,7 @@ class TestDigits:
         for part in parts:
             shares = part.labels.bincount() / len(part)
             assert (shares - ld.Digits("all").labels.bincount() / 1797).abs().max() < 0.004
-        # the split is part of every published number: it may never change
+        # published results depend on the split, so it must never change
         digest = hashlib.sha256(np.concatenate([part._indices for part in parts]).tobytes()).hexdigest()
         assert digest.startswith("83f81cac46ae72b7")
         data = ld.Digits("all")[0]
@@ -559,7 +559,7 @@ class TestTransforms:
 
     @pytest.mark.parametrize("epoch", [None, 3])
     def test_random_transforms_are_independent(self, epoch):
-        """With the seed that all of them have if none is given."""
+        """Transforms with the default seed draw independent numbers."""
         turn, scale, found = ld.RandomRotatePoints(), ld.RandomScalePoints(), []
         for transform in (turn, scale) if epoch is not None else ():
             transform.set_epoch(epoch)
@@ -589,7 +589,7 @@ class TestTransforms:
         assert epochs[0] == epochs[2] != epochs[1]
 
     def test_scaled_digits(self):
-        """Dilated by factors whose logarithms fill the range evenly; intensities stay."""
+        """Digits are dilated by factors with uniformly distributed logarithms; intensities stay."""
         digit = ld.Digits("test")[0]
         transform = ld.RandomScalePoints(5, least=0.5, most=4.0)
         scaled = [transform(digit) for _ in range(300)]
@@ -642,7 +642,7 @@ class TestTransforms:
         ink = ld.DropBackground()(data)
         assert torch.equal(ink.pos, data.pos[1:])
         assert torch.equal(ink.weight, data.weight[1:])
-        assert ink.edge_index.tolist() == [[0, 1], [2, 0]]  # 1 to 3 and 2 to 1 under their new numbers
+        assert ink.edge_index.tolist() == [[0, 1], [2, 0]]  # edges 1 to 3 and 2 to 1, renumbered
         assert ink.y.tolist() == [3]
         assert "grid" not in ink
         turn = ld.RotatePoints(0.4)

@@ -33,7 +33,7 @@ def problem(batch, fiber=3, heads=2, dim=4, width=5, dtype=torch.float64):
 
 
 def results(signals, neighbors, name, *, scale=None, **options):
-    """Output and gradients by one backend."""
+    """Output and gradients, computed by one backend."""
     with backend(name):
         if name == "dense":
             assert explain(*signals, neighbors, **options).backend == "dense"
@@ -90,7 +90,7 @@ def test_a_graph_is_kept_if_asked_for(pattern):
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_no_leak_between_clouds(pattern):
-    """Not a number in one cloud stays there, though other clouds are filled up beside it."""
+    """NaN in one cloud does not affect other clouds, although clouds are padded to one size."""
     batch = CLOUDS["ragged, mixed up"]
     signals, neighbors = problem(batch)
     for signal in signals:
@@ -141,7 +141,7 @@ def test_lists_are_made_on_first_use(clouds):
 
 
 def test_dropout_within_frames():
-    """On CPUs torch drops weights; the mean over many draws is the output without, and there are two derivatives."""
+    """On CPUs torch drops weights: the mean over many draws is the output without dropout, with two derivatives."""
     (q, k, v), neighbors = problem(CLOUDS["ragged"])
     options = {"pattern": "framewise", "dropout": 0.4}
     assert explain(q, k, v, neighbors, **options).backend == "dense"
@@ -166,7 +166,7 @@ def test_collated_lists_stay_whole():
 
 @pytest.mark.parametrize("group", [trivial(2), cyclic(4), dihedral(3)], ids=lambda group: group.name)
 def test_rotary_attention_is_equivariant(group):
-    """The framewise layer with rotary encodings runs through the dense path by itself, and forces can be trained on."""
+    """The framewise layer with rotary encodings selects the dense path, and can be trained on forces."""
     layer = GroupSelfAttention(
         group, 4, 6, heads=2, head_channels=4, pattern="framewise", encoding=RotaryEncoding(group.dim, 2, 4)
     )
@@ -217,7 +217,7 @@ def test_the_choice_is_explained():
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Names of the passes of the kernel for few channels that have been run."""
+    """Record the executed passes of the kernel for few channels."""
     names = []
     for name in ("run_forward", "run_backward"):
         original = getattr(few_channels, name)

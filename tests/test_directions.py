@@ -1,4 +1,4 @@
-"""Convolutions on positions and directions, and the linear maps over the directions that they are made of."""
+"""Convolutions on positions and directions, and their linear maps over the directions."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ from lieattn.nn import VectorHead, ZonalLinear
 from lieattn.testing import TOLERANCE, randomize, relative_error
 from tests.test_framewise import cloud, moved
 
-# H, and how many directions the axis that the network chooses has.
+# H, and the number of directions for the axis that the network chooses.
 GROUPS = {
     "T": (tetrahedral(), 4),
     "O": (octahedral(), 6),
@@ -64,7 +64,7 @@ def test_zonal_maps_commute_with_all_that_permutes_the_directions(name, dtype):
 
 @every_group
 def test_zonal_maps_are_all_functions_of_the_angle(name):
-    """As many weights as there are angles, and the sum over the spaces that the docstring has."""
+    """Zonal maps have as many weights as there are angles, and equal the sum of the docstring."""
     directions = directions_of(GROUPS[name][0])
     angles = (directions @ directions.T).mul(1e6).round().unique()
     layer = randomize(ZonalLinear(directions, 3, 5)).double()
@@ -75,7 +75,7 @@ def test_zonal_maps_are_all_functions_of_the_angle(name):
     found = layer(x)
     torch.testing.assert_close(found, sum(parts) + layer.bias)
     assert len(ZonalLinear(directions, 3, 5, bias=False).state_dict()) == 1
-    # A cast keeps the directions: float32 and back is as exact as before.
+    # Casts keep the directions: after float32 and back they are as exact as before.
     layer.float().double()
     torch.testing.assert_close(layer(x), found, rtol=1e-5, atol=1e-5)
     mean = layer(x.mean(dim=1, keepdim=True).mean(dim=2, keepdim=True).expand(-1, -1, len(directions), -1))
@@ -83,7 +83,7 @@ def test_zonal_maps_are_all_functions_of_the_angle(name):
 
 
 def test_zonal_maps_of_directions_with_different_angles():
-    """Constant functions are no space of their own there."""
+    """Constant functions are not an invariant subspace here."""
     directions = torch.nn.functional.normalize(torch.tensor([[1.0, 0, 0], [1, 0.2, 0], [0, 0, 1]]).double(), dim=1)
     layer = randomize(ZonalLinear(directions, 3, 5)).double()
     x = torch.randn(7, 3, 3, dtype=torch.float64)
@@ -160,7 +160,7 @@ def test_principal_axes_are_exact_for_all_rotations(frames, dtype, kind):
 
 
 def test_other_rotations_are_not_promised():
-    """Control: without a pose a rotation that is not in the group changes outputs."""
+    """Control: without a pose, a rotation outside of the group changes outputs."""
     model, data = network(tetrahedral()).double(), cloud(tetrahedral(), (7, 5))
     rotation = O(3).sample(generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     other = data.clone().update({"pos": data.pos @ rotation.T, "vel": data.vel @ rotation.T})

@@ -1,4 +1,4 @@
-"""Training in several processes: what one process with the whole batch does, and ends that are no surprise."""
+"""Training in several processes: equal to one process with the whole batch, and orderly termination."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*Checkpoint directory .* exists and is not empty.*"),
 ]
 
-LIMIT = 300.0  # seconds within which processes end, on a busy machine
+LIMIT = 300.0  # seconds within which processes must end, on a busy machine
 
 
 class Clouds(Dataset):
-    """Clouds of 3 to 8 points with a label, a number at every point, and a mask of these."""
+    """Clouds of 3 to 8 points with a label, a target at every point, and a mask of the targets."""
 
     def __init__(self, size: int, seed: int = 0) -> None:
         self.size, self.seed = size, seed
@@ -80,7 +80,7 @@ class Clouds(Dataset):
 
 
 class Pool(nn.Module):
-    """Logits or numbers of features and distances, with dropout."""
+    """Computes logits or numbers from features and distances, with dropout."""
 
     def __init__(self, dropout: float = 0.0, at_points: bool = False) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Pool(nn.Module):
 
 
 def in_processes(count: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What ``function(rank, *arguments)`` gives in each process of a group; those left after a minute are killed."""
+    """Results of ``function(rank, *arguments)`` in each process of a group. After a minute, processes are killed."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     folder.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ def _work(rank: int, count: int, port: int, path: Path, function: Callable[..., 
 
 
 def joined(rank: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """A function in a process group, for what does not begin one by itself."""
+    """Run a function in a process group, for functions that do not start one."""
     dist.init_process_group("gloo")
     try:
         return function(rank, *arguments)
@@ -152,7 +152,7 @@ def joined(rank: int, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Step(nn.Module):
-    """A training step as the forward pass of a module, which torch's wrapper needs."""
+    """A training step as the forward pass of a module, as DistributedDataParallel requires."""
 
     def __init__(self, task: Any) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ def _task(name: str, network: nn.Module) -> Any:
 
 
 def gradients(rank: int, name: str, batches: list[list[int]]) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of a step whose batches are parts of a whole."""
+    """Loss and gradients of a step on batches that are parts of one batch."""
     data = Clouds(9)
     batch = Batch.from_data_list([data[index] for index in batches[rank]])
     step: Any = Step(_task(name, _network(name)).double())
@@ -203,14 +203,14 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gsa", "lie conv
 
 @pytest.mark.parametrize("name", ["pool", "points", "batch norm", "checkpointed", *SLOW])
 def test_gradients_of_unequal_parts_are_those_of_the_whole(name, tmp_path):
-    """Clouds of several sizes, masks, and 5 and 2 clouds in two processes; batch statistics are of all points."""
+    """Two processes with 5 and 2 clouds of several sizes, with masks and batch statistics over all points."""
     whole = gradients(0, name, [list(range(7))])
     for part in in_processes(2, tmp_path, joined, gradients, name, [[0, 1, 2, 3, 4], [5, 6]]):
         torch.testing.assert_close(part, whole, rtol=1e-9, atol=1e-12)
 
 
 def normed(rank: int, sizes: list[int]) -> list[Any]:
-    """Both normalizations of a part of a field, their gradients and statistics; then in evaluation."""
+    """Results, gradients and statistics of both normalizations for a part of a field, and results in evaluation."""
     torch.manual_seed(0)
     whole = torch.randn(sum(sizes), 3, 4, dtype=torch.float64) + 2
     weights = torch.randn_like(whole)
@@ -240,7 +240,7 @@ def test_statistics_of_batch_normalizations_are_of_all_processes(sizes, tmp_path
 
 
 def test_torch_and_lightning_leave_these_normalizations_alone():
-    """Their own synchronized one has channels on the first axis, and runs on GPUs alone."""
+    """The synchronized batch norm of torch expects channels in dimension 1, and runs only on GPUs."""
     network = nn.Sequential(FieldBatchNorm(4), PointBatchNorm(4))
     assert str(nn.SyncBatchNorm.convert_sync_batchnorm(network)) == str(network)
 
@@ -260,7 +260,7 @@ OF_POINTS = [
 @pytest.mark.parametrize("number", range(len(OF_POINTS) + len(IMAGES)))
 @pytest.mark.parametrize("points", [1, 6])
 def test_all_parameters_take_part_in_every_batch(number, points):
-    """Or else torch waits for their gradients: also where a process has one point without neighbors alone."""
+    """Otherwise torch would wait for gradients; tested also with a single point without neighbors in a process."""
     network = [*OF_POINTS, *IMAGES][number]()
     data: Any = torch.randn(1, 1, 8, 8)
     if number < len(OF_POINTS):
@@ -270,7 +270,7 @@ def test_all_parameters_take_part_in_every_batch(number, points):
 
 
 def sharded(rank: int, wrap: bool) -> tuple[list[float], int]:
-    """Losses of three steps of a transformer whose weights are split over the processes, and how many it holds."""
+    """Losses of three steps of a transformer with sharded weights, and the number of weights in this process."""
     torch.manual_seed(0)
     network = FramewiseTransformer(tetrahedral(), 1, 2, channels=8, layers=3)
     if wrap:
@@ -297,7 +297,7 @@ def sharded(rank: int, wrap: bool) -> tuple[list[float], int]:
 
 
 def test_weights_split_over_processes_learn_like_those_of_one(tmp_path):
-    """FSDP2: torch.distributed.fsdp.fully_shard of every block and of the whole."""
+    """FSDP2: torch.distributed.fsdp.fully_shard of every block and of the network."""
     whole, size = sharded(0, False)
     (one, first), (two, second) = in_processes(2, tmp_path, joined, sharded, True)
     assert one == two == pytest.approx(whole, rel=1e-5)
@@ -309,7 +309,7 @@ def test_weights_split_over_processes_learn_like_those_of_one(tmp_path):
 
 
 class Seen(PointSetClassifier):
-    """Notes what counts of the clouds of every stage."""
+    """Records which clouds count in every stage."""
 
     def __init__(self, *arguments: Any, fails_at: tuple[int, int] | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -326,7 +326,7 @@ class Seen(PointSetClassifier):
 
 
 class Broken(Pool):
-    """Gives NaN in one process at the third step."""
+    """Returns NaN in one process at the third step."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -339,7 +339,7 @@ class Broken(Pool):
 
 
 class StopAt(Callback):
-    """A signal to the first process."""
+    """Sends a signal to the first process."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -350,7 +350,7 @@ class StopAt(Callback):
 
 
 def train(rank: int, folder: Path, devices: int, batch_size: int, changes: dict[str, Any]) -> dict[str, Any]:
-    """Train on 21 clouds, validate and test on 13; what became of it."""
+    """Train on 21 clouds, validate and test on 13, and return the results."""
     saved: list[str] = []
     write = _WholeFiles.save_checkpoint
     _WholeFiles.save_checkpoint = lambda self, content, path, storage_options=None: (  # type: ignore[method-assign]
@@ -395,7 +395,7 @@ def two(folder: Path, batch_size: int = 4, **changes: Any) -> list[dict[str, Any
 
 
 def test_two_processes_train_and_evaluate_like_one(tmp_path):
-    """With 21 clouds at 8 a step: the last batches hold 3 and 2, and of the 13 others 7 and 6."""
+    """With 21 clouds and 8 per step, the last batches have 3 and 2 clouds; the 13 others are split into 7 and 6."""
     one, parts = train(0, tmp_path / "one", 1, 8, {}), two(tmp_path / "two")
     for part in parts:
         torch.testing.assert_close(part["weights"], one["weights"], rtol=1e-9, atol=1e-12)
@@ -405,14 +405,14 @@ def test_two_processes_train_and_evaluate_like_one(tmp_path):
     )
     for stage in ("train", "val", "test"):
         assert sorted(parts[0]["seen"][stage] + parts[1]["seen"][stage]) == sorted(one["seen"][stage])
-    # Written by the first process alone.
+    # Written only by the first process.
     assert parts[0]["saved"] == one["saved"]
     assert parts[1]["saved"] == []
 
 
 @pytest.mark.parametrize("size", [1, 9])
 def test_batches_that_are_empty_but_for_what_fills_them_up(size, tmp_path):
-    """One cloud for two processes; and nine, four a step, so that one process has none in the last batch."""
+    """One cloud for two processes, and nine clouds with four per step, so one process has only padding at the end."""
     changes: dict[str, Any] = {"sizes": {"train": size, "val": size, "test": size}}
     one, parts = train(0, tmp_path / "one", 1, 4, changes), two(tmp_path / "two", 2, **changes)
     for part in parts:
@@ -422,7 +422,7 @@ def test_batches_that_are_empty_but_for_what_fills_them_up(size, tmp_path):
 
 
 def test_processes_draw_numbers_of_their_own(tmp_path):
-    """Dropout, frames and neighbors that training leaves out."""
+    """Processes draw dropout, random frames and neighbor dropout separately."""
     first, second = two(tmp_path, trainer={"max_epochs": 1})
     assert first["drawn"] != second["drawn"]
 
@@ -434,9 +434,9 @@ def test_a_loss_that_is_no_number_in_one_process_ends_all_of_them(tmp_path):
 
 
 def test_going_on_with_another_number_of_processes(tmp_path):
-    """In the middle of an epoch: exact where a step has as many clouds, or else refused."""
+    """In the middle of an epoch, continuing is exact if a step has as many clouds, and refused otherwise."""
     whole = train(0, tmp_path / "whole", 1, 8, {})
-    for part in two(tmp_path / "begun", stop_at=3):  # all of them, though the signal comes to one
+    for part in two(tmp_path / "begun", stop_at=3):  # all processes stop, although only one gets the signal
         assert part["error"].startswith("TrainingInterrupted: stopped by SIGTERM after step 4")
     last = str(tmp_path / "begun/checkpoints/last.ckpt")
     going_on = train(0, tmp_path / "one", 1, 8, {"ckpt_path": last})
@@ -464,7 +464,7 @@ def test_every_item_counts_once(size, replicas):
 
 
 def write_run(folder: Path, clouds: int = 9) -> list[str]:
-    """The configuration of a run of a tiny network in this folder, and the options that read it."""
+    """Write the configuration of a run of a tiny network, and return the options that read it."""
     sets = {
         name: {"class_path": f"{__name__}.Clouds", "init_args": {"size": size}}
         for name, size in (("train", clouds), ("val", 5), ("test", 5))
@@ -478,7 +478,7 @@ def write_run(folder: Path, clouds: int = 9) -> list[str]:
 
 
 def start(*words: str) -> subprocess.Popen[str]:
-    """A command in a session of its own, whose processes can be told from others."""
+    """Start a command in its own session, so that its processes can be identified."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     root = Path(__file__).parent.parent
@@ -486,7 +486,7 @@ def start(*words: str) -> subprocess.Popen[str]:
 
 
 def members(session: int) -> list[int]:
-    """Processes of a session that have not ended, zombies included."""
+    """Processes of a session that have not ended, including zombies."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -498,7 +498,7 @@ def members(session: int) -> list[int]:
 
 
 def end_of(process: subprocess.Popen[str]) -> str:
-    """What a command has written, which leaves no process behind."""
+    """Wait for a command, check that no process is left, and return its output."""
     try:
         output, _ = process.communicate(timeout=LIMIT)
         deadline = time.monotonic() + LIMIT

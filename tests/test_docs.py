@@ -1,4 +1,4 @@
-"""The code of the documentation runs as it is printed, from the first line of a page to the last."""
+"""The code of the documentation runs as printed, from the first line of a page to the last."""
 
 import json
 import re
@@ -22,7 +22,7 @@ LINKED = [
         for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md", "datasets/README.md")
     ),
 ]
-# The page on groups of your own runs in tests/lie_cases.py, whose spaces are tested like all others.
+# The page on your own group runs in tests/lie_cases.py, and its spaces are tested like all others.
 RUN_ELSEWHERE = {COMPARING, ROOT / "docs" / "your_own_group.md"}
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -41,7 +41,7 @@ def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
 
 
 def test_the_comparison_of_a_page_runs(tmp_path, monkeypatch, capsys):
-    """Its file, and its modules by their names."""
+    """The configuration and the modules of the page are written to files and run."""
     monkeypatch.chdir(tmp_path)
     text = COMPARING.read_text()
     for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
@@ -66,7 +66,7 @@ def cells(notebook, kind):
 @pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")  # small molecules are nearly symmetric
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
 def test_notebook_runs(notebook, tmp_path, monkeypatch):
-    """Loops of trainings make two rounds here; the build of the site runs notebooks as they are."""
+    """Training loops are reduced to two steps here; the build of the site runs notebooks unchanged."""
     from matplotlib import pyplot as plt
 
     monkeypatch.chdir(tmp_path)
@@ -98,7 +98,7 @@ def test_the_readme_is_short():
 
 
 def test_the_readme_of_the_package_has_no_links_into_the_repository():
-    """The build does the same (``make dist``): paths in place of links, since an index has nothing behind them."""
+    """As in the build (``make dist``), links become paths, because they would lead nowhere on a package index."""
     text = (ROOT / "README.md").read_text()
     for substitution in PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
         text = re.sub(substitution["pattern"], substitution["replacement"], text)

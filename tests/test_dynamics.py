@@ -1,4 +1,4 @@
-"""Hamiltonian dynamics: the true springs, conserved quantities, roll-outs, and training through them."""
+"""Hamiltonian dynamics: exact springs, conserved quantities, roll-outs, and training through roll-outs."""
 
 import json
 import math
@@ -88,7 +88,7 @@ def test_goldens_are_there():
 
 
 def test_field_is_the_symplectic_gradient():
-    """J ∇H by differentiating H itself."""
+    """The vector field equals J ∇H, computed by differentiating H."""
     q, p, mass, features = system()
     q, p = q.requires_grad_(), p.requires_grad_()
     dynamics = HamiltonianDynamics(randomize(Learned(cyclic(4), 2)).double())
@@ -126,7 +126,7 @@ def test_rk4_is_the_three_eighths_rule():
     k4 = f(y + h * (k1 - k2 + k3))
     expected = y + h * (k1 + 3 * k2 + 3 * k3 + k4) / 8
     torch.testing.assert_close(torch.stack([path.position[1], path.momentum[1]]), expected, atol=1e-8, rtol=0)
-    classical = y + h * (k1 + 2 * f(y + h * k1 / 2)) / 6  # control: no other rule comes near
+    classical = y + h * (k1 + 2 * f(y + h * k1 / 2)) / 6  # control: no other rule is close
     assert (classical - expected).abs().max() > 1e-4
 
 
@@ -182,7 +182,7 @@ def test_trajectories_turn_with_the_initial_state(group):
 
 
 def test_clouds_of_different_sizes():
-    """Points with cloud indices, in any order, as each cloud alone."""
+    """A batch with points in any order gives the same results as each cloud alone."""
     q, p, mass, features = (value.flatten(0, 1) for value in system(points=3, clouds=3))
     batch = torch.tensor([1, 0, 1, 2, 2, 1, 2, 2, 1])
     dynamics = HamiltonianDynamics(randomize(Learned(cyclic(4), 2)).double())
@@ -242,7 +242,7 @@ def test_modes_without_gradients():
 
 
 def test_batches_of_the_data_set():
-    """forward(data) gives what Springs has as targets, and can be trained on them."""
+    """forward(data) returns the targets of Springs, and can be trained on them."""
     batch = Batch.from_data_list([Springs("train", 3)[i] for i in range(3)])
     exact = batch.clone().apply(lambda value: value.double() if value.is_floating_point() else value)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Networks of edges and messages along edges: kernels beside the formulas, written out."""
+"""Networks of edges and messages along edges: kernels against the explicit formulas."""
 
 import itertools
 
@@ -12,14 +12,14 @@ from lieattn.ops.kernels.edges import _launch
 from lieattn.testing import relative_error
 
 DOUBLE = torch.float64
-# frames, inputs, hidden units, channels, maps: whole tiles and rests of frames, units and channels
+# frames, inputs, hidden units, channels, maps: full and partial tiles of frames, units and channels
 SIZES = [(4, 1, 16, 24, 5), (24, 3, 16, 4, 2), (3, 5, 32, 25, 1), (1, 2, 8, 1, 3), (5, 3, 4, 7, 2), (6, 0, 24, 33, 1)]
 TOLERANCES = ((DOUBLE, 1e-12), (torch.float32, 1e-5))
 
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Names of the kernels that have been run."""
+    """Record the names of the executed kernels."""
     names = []
     for name in ("run_units", "run_units_backward", "run_messages", "run_messages_backward"):
         original = getattr(_launch, name)
@@ -28,7 +28,7 @@ def launched(monkeypatch):
 
 
 def random_lists(points: int, edges: int) -> Neighbors:
-    """Edges with the last point of all neither a source nor a target."""
+    """Random edges, where the last point is neither a source nor a target."""
     target = torch.randint(points - 1, (edges,)).sort().values
     row_ptr = torch.searchsorted(target, torch.arange(points + 1))
     return Neighbors(row_ptr, torch.randint(points - 1, (edges,)), target)
@@ -54,7 +54,7 @@ def messages_of(units, weight, x, neighbors):
 
 
 def assert_same(found, wanted, operands, tolerance, pulled):
-    """Values, and gradients of the sum with what is pulled."""
+    """Compare values, and the gradients for given output gradients."""
     for mine, theirs in zip(found, wanted, strict=True):
         assert relative_error(mine, theirs) < tolerance
     totals = (sum((out * pull).sum() for out, pull in zip(outs, pulled, strict=True)) for outs in (found, wanted))
@@ -86,7 +86,7 @@ def test_networks_are_those_of_the_formula(size, lanes, threads, launched, monke
 def test_messages_are_those_of_the_formula(fiber, hidden, channels, lanes, threads, launched, monkeypatch):
     if lanes is not None:
         monkeypatch.setattr(_launch, "widest_lanes", lambda: lanes)
-    monkeypatch.setattr(_launch, "_PART", 64)  # several parts
+    monkeypatch.setattr(_launch, "_PART", 64)  # several parts of the edges
     neighbors = random_lists(9, 90)
     for dtype, tolerance in TOLERANCES:
         operands = drawn(dtype, (90, fiber, hidden), (channels, hidden), (9, fiber, channels))
@@ -159,7 +159,7 @@ def test_no_edges_and_one(edges):
 
 @pytest.mark.parametrize("wrong", ["source", "row_ptr", "target"])
 def test_lists_that_lead_elsewhere_are_refused(wrong):
-    """The kernel would read memory that is not its own."""
+    """With such indices, the kernel would read outside of its arrays."""
     neighbors = random_lists(6, 80)
     source, row_ptr, target = neighbors.source.clone(), neighbors.row_ptr.clone(), neighbors.target.clone()
     {"source": source, "row_ptr": row_ptr, "target": target}[wrong][3] = 2**40

@@ -1,4 +1,4 @@
-"""Networks as one: means and spreads of outputs, forces among them, files, certificates."""
+"""Ensembles: means and standard deviations of outputs, including forces; files; certificates."""
 
 import csv
 import re
@@ -61,7 +61,7 @@ def test_means_and_unbiased_deviations(networks, clouds):
 
 
 def test_forces_have_means_and_deviations(networks, clouds):
-    """The mean force is that of the mean energy, whichever way round they are put together."""
+    """The mean force is that of the mean energy, for an ensemble of energies with forces and the other way round."""
     batch = Batch.from_data_list(clouds)
     mean, std = Ensemble([EnergyForces(member) for member in networks]).eval().spread(batch)
     assert isinstance(mean, EnergyAndForce)
@@ -118,7 +118,7 @@ def test_calculator_of_ase(networks):
 
 
 def test_calculator_of_ase_finds_the_ensemble(networks):
-    """Also within what gives forces of its mean, or other units."""
+    """The ensemble may be inside EnergyForces or Rescaled."""
     ase, calculator = pytest.importorskip("ase"), pytest.importorskip("lieattn.ase")
     atoms = ase.Atoms("OH2", [[0, 0, 0.12], [0, 0.76, -0.48], [0, -0.76, -0.48]])
     energies = [one.model if isinstance(one, EnergyForces) else one for one in networks]
@@ -164,7 +164,7 @@ def test_outputs_must_be_tensors():
 
 
 class Clouds(Dataset):
-    """Clouds with a label, an energy and forces, whose units differ between the data sets of trainings."""
+    """Clouds with a label, an energy and forces, in units that differ between the training sets."""
 
     def __init__(self, unit: float = 1.0) -> None:
         self.unit = unit
@@ -213,7 +213,7 @@ TASKS = {
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """Files of trained tasks by their names."""
+    """Checkpoint files of trained tasks, by name."""
     folder = tmp_path_factory.mktemp("checkpoints")
     for number, (name, make) in enumerate(TASKS.items()):
         trainer = quiet_trainer(folder)
@@ -252,7 +252,7 @@ def test_scores_of_several_checkpoints_and_their_deviations(number, checkpoints,
 
 
 def test_numbers_of_several_checkpoints_are_in_the_units_of_the_data(checkpoints, tmp_path, capsys):
-    """Trainings on data of different units have different shifts and scales, which the mean must know."""
+    """Tasks trained on different units have different shifts and scales, which the mean must apply."""
     files, batch = [checkpoints["e"], checkpoints["f"]], whole_batch()
     assert command("predict", files, tmp_path) == 0
     outputs = [load_task(path)(batch) for path in files]

@@ -1,4 +1,4 @@
-"""One table of layers, one of lifted clouds: every layer on every graph, with all parameters randomized."""
+"""Every layer of one table on every lifted cloud of another, with all parameters randomized."""
 
 from functools import cache
 
@@ -45,7 +45,7 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
 class Made:
-    """What layers are made from: a finite group or a space, and the number of coordinates of a relative element."""
+    """Arguments of the layers: a finite group or a space, and the number of coordinates of a relative element."""
 
     def __init__(self, case, graph):
         self.made_for, self.group = case.made_for, case.group
@@ -141,13 +141,13 @@ LAYERS = {
     "pool over clouds": lambda m: CloudPool("mean"),
     "invariant head": lambda m: InvariantHead(CHANNELS, 3),
 }
-POINTWISE = {"linear", "fiber norm", "point batch norm"}  # layer(x), which need no graph
+POINTWISE = {"linear", "fiber norm", "point batch norm"}  # layer(x), without a graph
 OF_A_GROUP = {
     name
     for name in LAYERS
     if "mlp" in name or "affine" in name or "convolution" in name or "framewise" in name or name == "tied joint"
 } - {"lie convolution", "attentive convolution", "framewise"} | {"joint, none", "linear"}
-RELATE_FRAMES = {  # by a table of pairs, or by their index in the fiber: on the same frames over all points
+RELATE_FRAMES = {  # by a table of pairs, or by fiber index: for frames that all points share
     name for name in OF_A_GROUP if not name.startswith("lifting") and name not in ("linear", "framewise, mlp")
 } | {"framewise, rotary", "framewise attention", "framewise block", "framewise"}
 
@@ -157,7 +157,7 @@ def call(name, layer, x, graph):
 
 
 def fits(name, case):
-    """Whether a layer can be made for a case: of a group where there is one, and tied where it relates frames."""
+    """Whether a layer supports a case: it may need a finite group, or frames that all points share."""
     return (name not in OF_A_GROUP or case.group is not None) and (name not in RELATE_FRAMES or case.tied)
 
 
@@ -166,27 +166,27 @@ FITTING = [pytest.param(n, c, id=f"{n}, {k}") for n in LAYERS for k, c in LIFTED
 
 @cache
 def clouds_of(case, dtype):
-    """Points, batch and graph of a case: like the graphs below, all layers of this file share them."""
+    """Points, batch and graph of a case. Like the graphs below, they are shared by all layers of this file."""
     pos, batch = case.draw(torch.Generator().manual_seed(0), dtype)
     return pos, batch, case.lift(pos, batch)
 
 
 @cache
 def moves_of(case, dtype):
-    """How the clouds of a case move."""
+    """The transformations of the clouds of a case."""
     return list(case.moves(*clouds_of(case, dtype)[:2]))
 
 
 @cache
 def graph_of_few(case, points):
-    """The graph of that many points of a case."""
+    """The graph of a given number of points of a case."""
     pos, _, _ = clouds_of(case, torch.float32)
     return case.lift(pos[:points], torch.zeros(points, dtype=torch.int64))
 
 
 def prepared(name, case, dtype):
     pos, batch, graph = clouds_of(case, dtype)
-    # Tied maps sum over the fiber: with larger weights scores would reach thousands, and float32 rounds these by 1e-4.
+    # Tied maps sum over the fiber. With larger weights, scores would reach thousands, which float32 rounds by 1e-4.
     terms = graph.fiber * (CHANNELS if "full" in name else 1)
     spread = 0.5 if dtype == torch.float64 else min(0.5, 2 / terms**0.5)
     layer = randomize(LAYERS[name](Made(case, graph)).to(dtype), spread=spread)
@@ -198,12 +198,12 @@ def prepared(name, case, dtype):
 
 @pytest.mark.parametrize(("name", "case"), FITTING)
 def test_layer_moves_along(name, case):
-    """In float64 by every backend that has an evaluation of its own for the layer: bits tell it from the plain one."""
+    """In float64, with every backend that differs from the plain one for this layer, as its bits show."""
     for dtype, evaluations in ((torch.float64, BACKENDS), (torch.float32, ("auto",))):
         layer, x, _, _, graph = prepared(name, case, dtype)
         moves = moves_of(case, dtype)
         if moves[0][1] is None and not name.startswith("lifting"):
-            # Frames may come in another order: features that are the same in all of them, and means over them.
+            # The order of frames may change, so features are equal in all frames, and outputs are averaged over them.
             x = x[:, :1].expand_as(x)
         done = []
         for evaluation in evaluations:
@@ -285,7 +285,7 @@ def test_clouds_of_one_point_and_of_none(name, case):
 
 @pytest.mark.parametrize("name", sorted(RELATE_FRAMES - {"framewise"}))
 def test_layers_that_relate_frames_refuse_frames_of_each_point(name):
-    """Principal axes of neighborhoods differ from point to point: no index relates frames of two points."""
+    """Principal axes of neighborhoods differ between points, so no fiber index relates frames of two points."""
     case = LIFTED["SE(2), principal of neighborhoods"]
     pos, batch = case.draw(torch.Generator().manual_seed(0), torch.float32)
     graph = case.lift(pos, batch)
@@ -325,7 +325,7 @@ def image_case(group, dtype=torch.float64):
 @pytest.mark.parametrize("name", ["lifting", "query sum", "joint"])
 @pytest.mark.parametrize("group", ["C3", "C4", "C8", "D1", "D3", "D4"])
 def test_tables_on_images(group, name, dtype):
-    """Balls on a grid: exact for every group, although h⁻¹ of a displacement may lie off the grid."""
+    """With balls on a grid, layers are exact for every group, although h⁻¹ of a displacement may lie off the grid."""
     group = SMALL_GROUPS[group]
     layers, pos = image_case(group, dtype)
     x = torch.randn(len(pos), *(() if name == "lifting" else (group.order,)), CHANNELS, dtype=dtype)
@@ -342,7 +342,7 @@ def test_tables_on_images(group, name, dtype):
 @pytest.mark.parametrize("group", ["C4", "D1", "D4"])
 @pytest.mark.parametrize("name", ["lifting", "query sum"])
 def test_pixel_squares_are_exact_for_quarter_turns(name, group):
-    """Turning the array of pixels, not its coordinates: what a user of images does."""
+    """Rotate the array of pixels instead of the coordinates, as users of images do."""
     group = SMALL_GROUPS[group]
     layers, pos = image_case(group)
     layer = layers[name]
@@ -351,7 +351,7 @@ def test_pixel_squares_are_exact_for_quarter_turns(name, group):
     graph = lift(pos, group, PixelSquare(3))
     out = layer(x, graph)
     for h in range(group.order):
-        # The pixel that comes to each place, found from the coordinates.
+        # The pixel that moves to each place, found from the coordinates.
         came_from = torch.cdist(pos, group.act(h, pos)).argmin(dim=1)
         turned = x[came_from] if name == "lifting" else group.translate(h, x[came_from])
         expected = group.translate(h, out[came_from])
@@ -385,7 +385,7 @@ def test_layers_see_rotations_outside_the_group(name):
 
 @pytest.mark.parametrize("name", ["query sum", "joint, mlp", "linear", "pre-norm block"])
 def test_wrong_side_of_the_group_fails(name):
-    """With h g⁻¹ for g⁻¹ h abelian groups still pass, and a non-abelian one must not."""
+    """Control: with h g⁻¹ instead of g⁻¹ h, abelian groups still pass, and non-abelian groups fail."""
     for case, passes in ((LIFTED["C4"], True), (LIFTED["D3"], False)):
         group = case.group
         layer, x, pos, batch, _ = prepared(name, case, torch.float64)

@@ -1,4 +1,4 @@
-"""Bad input: every error names the argument, shows what came, and says what is allowed."""
+"""Bad input: every error names the argument, shows the value, and says what is allowed."""
 
 import math
 import re
@@ -96,7 +96,7 @@ def integers(*values, **options):
 
 
 def check(table):
-    """One test for each row: what is wrong, what to call, the error, and the pieces its message must have, in order."""
+    """One test per row: description, call, error class, and parts of the message, in order."""
     return pytest.mark.parametrize(
         ("call", "error", "pieces"), [row[1:] for row in table], ids=[row[0] for row in table]
     )
@@ -981,7 +981,7 @@ OPTIONS = ("length", "frame_table", "activation", "init_scale", "init")
 
 
 def network(group=None, neighborhood=BALL, **options):
-    """A small network; its options by their names, whatever value they belong to."""
+    """A small network; options are passed by name, whichever dataclass they belong to."""
 
     def taken(names):
         return {name: options.pop(name) for name in names if name in options}
@@ -1136,7 +1136,7 @@ def test_every_row_has_a_name_of_its_own():
 
 
 def test_good_input_next_to_the_bad_is_taken():
-    """Control: what the tables vary is accepted when nothing is wrong with it."""
+    """Control: the calls of the tables are accepted with valid values."""
     assert point_clouds(POINTS, batch=integers(0, 0, 1, 1, 0, 1)).num_clouds == 2
     assert lifted(batch=integers(0, 0, 0, 2, 2, 2), ptr=integers(0, 3, 3, 6)).num_clouds == 3
     assert attend()[0].shape == SIGNAL.shape

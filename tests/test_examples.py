@@ -1,4 +1,4 @@
-"""The examples run, offline, on little data."""
+"""The examples run offline, with a little data."""
 
 import importlib.util
 import json
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning")
 def load(name):
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look up their annotations
+    sys.modules[spec.name] = module  # dataclasses look up their annotations there
     spec.loader.exec_module(module)
     return module
 
@@ -124,9 +124,9 @@ SMALLER = {
     "wind": {"points": 40, "draws": 1},
     "sensors": {"points": 40, "draws": 1},
 }
-# Of these the configuration is that of the experiment itself.
+# For these, the configuration is that of the experiment itself.
 OF_PAPERS = ("wind", "sensors")
-# Exact for any rotation, up to float32; finite groups leave something.
+# Exact for all rotations, up to float32; with finite groups, other rotations change the outputs.
 EXACT = {"qm9_homo", "constellation", "rmd17_ethanol"}
 
 

@@ -1,4 +1,4 @@
-"""Vectors and tensors out of networks on the group, vectors into LieTransformer, and several labels a cloud."""
+"""Vector and tensor outputs of networks on groups, input vectors of LieTransformer, and several labels per cloud."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def element(group):
     return group.sample(1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)[0]
 
 
-# Network, and the matrices that it is exact for.
+# Network, and the matrices to which it is exactly equivariant.
 NETWORKS = {
     "SE(3), principal frames": (lambda: lie_transformer(SE(3), PrincipalFrames()), lambda: element(SO(3))),
     "E(3), principal frames": (lambda: lie_transformer(E(3), PrincipalFrames()), lambda: element(O(3))),
@@ -80,7 +80,7 @@ def test_outputs_turn_with_the_data(network, head):
         other = model(moved(items, element(SO(3)).mT.matrix_power(2)))
     assert still.abs().max() > 1e-3
     assert relative(turned, turn(still, matrix)) < 1e-10
-    assert relative(other, turn(still, matrix)) > 1e-2  # another rotation is not the same
+    assert relative(other, turn(still, matrix)) > 1e-2  # another rotation gives another output
 
 
 def test_vectors_must_turn_along():
@@ -165,7 +165,7 @@ def test_several_labels():
     task.log = lambda name, value, **_: logs.update({name: value})
     with torch.no_grad():
         task.network.linear.weight.zero_()
-        task.network.linear.bias.copy_(torch.tensor([9.0, 0, 0, 0, 9.0, 0]))  # says (0, 1): right are 0 and 1 of four
+        task.network.linear.bias.copy_(torch.tensor([9.0, 0, 0, 0, 9.0, 0]))  # predicts (0, 1): correct in 2 of 4 cases
     assert task(batch).shape == (2, 2, 3)
     loss = task.evaluate(batch, "val")
     right, wrong = torch.log_softmax(torch.tensor([9.0, 0, 0]), 0)[[0, 1]]

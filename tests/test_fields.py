@@ -1,4 +1,4 @@
-"""Fields in and out: every representation, every group; and the Fourier bridge to irreps of O(3)."""
+"""Input and output fields for every representation and group, and Fourier maps to irreps of O(3)."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ class FieldToField(nn.Module):
 
 
 def field_error(call, group, source, target, dtype=torch.float64, points=8, most=8):
-    """Largest relative error over elements of H, at most some of them, each with a translation."""
+    """The largest relative error over a number of elements of H, each with a translation."""
     pos, values = draw(points, group.dim, dtype=dtype), draw(points, source.dim, seed=1, dtype=dtype)
     expected = call(values, pos)
     worst = 0.0
@@ -117,7 +117,7 @@ def test_lifted_fields_are_translated(group):
 
 @pytest.mark.parametrize("name", SPATIAL)
 def test_frames_that_turn_with_the_points(name):
-    """Frames of their own over every point: exact for every rotation and mirror, whatever is done on the fiber."""
+    """With separate frames at every point: exact for all rotations and reflections, whatever acts on the fiber."""
     rep = SPATIAL[name]
     frames = rotations(6 * 4).reshape(6, 4, 3, 3)
     frames[:, ::2] *= -1
@@ -168,7 +168,7 @@ def test_project_inverts_lift_for_any_frames(name, per_point):
 
 
 def test_frames_that_scale():
-    """Vectors and tensors take frames of the similarity group, pseudovectors cannot."""
+    """Vectors and tensors support frames of the similarity group, pseudovectors do not."""
     frames = 2.5 * rotations(4)
     rep = Vector(3) + SymmetricTensor(3) + Scalar()
     values = draw(3, rep.dim)
@@ -195,7 +195,7 @@ def test_gradients():
 
 
 def test_frames_may_depend_on_the_positions():
-    """Gradients reach the frames too, as those of principal axes must."""
+    """Gradients also reach the frames, as principal axes require."""
     angle = torch.tensor([0.4], dtype=torch.float64, requires_grad=True)
 
     def call(angle):
@@ -265,7 +265,7 @@ def test_fourier_transform_loses_nothing(group):
     features = to_irreps(field)
     assert features.shape == (4, to_irreps.irreps.dim)
     torch.testing.assert_close(to_fiber(features), field, atol=1e-12, rtol=0)
-    # Back and forth again is a projection: what a field cannot hold is lost once.
+    # Converting there and back is a projection: what a field cannot represent is lost the first time.
     features = draw(4, to_irreps.irreps.dim)
     once = to_irreps(to_fiber(features))
     torch.testing.assert_close(to_irreps(to_fiber(once)), once, atol=1e-11, rtol=0)
@@ -297,7 +297,7 @@ def test_fourier_transform_is_equivariant(group):
 )
 def test_band_limits(group, band):
     assert band_limit(group).spec == band
-    # One degree less is not enough.
+    # Control: one degree less is not enough.
     *fewer, _ = band.split("+")
     assert not FiberToIrreps(group, 1, "+".join(fewer)).complete
 
@@ -308,7 +308,7 @@ def test_band_limits(group, band):
     ids=lambda value: getattr(value, "name", value),
 )
 def test_low_degrees_survive_the_fiber(group, band):
-    """Within this band the transform is orthogonal: features come back, and lengths are kept."""
+    """Within this band the transform is orthogonal: features are recovered, and norms are preserved."""
     to_irreps, to_fiber = FiberToIrreps(group, 2, band), IrrepsToFiber(group, 2, band)
     assert to_irreps.independent
     features = draw(5, to_irreps.irreps.dim)
@@ -333,7 +333,7 @@ def test_layout_is_that_of_e3nn_and_of_projected_fields():
 
 
 def test_component_normalization():
-    """Independent unit variances become unit variances on average, as e3nn's layers expect them."""
+    """Features with independent unit variances have unit variances on average, as the layers of e3nn expect."""
     for group in (octahedral(), icosahedral(), tetrahedral()):
         to_irreps = FiberToIrreps(group, 1)
         impulses = torch.eye(group.order, dtype=torch.float64)[:, :, None]
@@ -361,7 +361,7 @@ def test_warm_start_of_an_e3nn_layer(group, bias):
 
 @pytest.mark.parametrize("band", ["0e+1o", "0e+1o+2e+3o"])
 def test_every_e3nn_layer_becomes_a_group_linear(band):
-    """Also one that is not initialised from a field layer, and within an incomplete band."""
+    """This includes layers not initialized from a field layer, and an incomplete band."""
     from e3nn import o3
 
     group = octahedral()
@@ -373,7 +373,7 @@ def test_every_e3nn_layer_becomes_a_group_linear(band):
 
 
 def test_a_layer_of_e3nn_within_a_regular_model():
-    """Swap in a tensor product and a gate, which no field layer is: equivariant all the same."""
+    """A tensor product and a gate, which are not field layers, keep the model equivariant."""
     from e3nn import o3
 
     group = tetrahedral()

@@ -1,4 +1,4 @@
-"""Figures of the papers by name: each is drawn, small, from the command line."""
+"""Figures of the papers by name: each is drawn from the command line, in a small version."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ from lieattn.models import AffineSelfConvNet
 ROOT = Path(__file__).parent.parent
 ATTENTIVE = ROOT / "tests" / "goldens" / "attentive_gconv"
 
-# Options that make each figure small, and the files that it has.
+# Options that make each figure small, and its files.
 SMALL = {
     "asc-filters": (["--steps", "1", "--channels", "1"], ["asc-filters_maps.png", "asc-filters_attention.png"]),
     "gsa-steerability": (["--size", "3"], ["gsa-steerability.png"]),
@@ -33,7 +33,7 @@ SMALL = {
 }
 
 
-# A checkpoint of dynamics on springs, for those that need one.
+# A checkpoint of dynamics on springs, for figures that need one.
 SPRINGS = ROOT / "examples/configs/springs.yaml"
 SETTINGS = {
     "trainer": {"max_steps": 1, "default_root_dir": "runs", "logger": False, "accelerator": "cpu"},
@@ -130,7 +130,7 @@ def test_networks_without_affine_maps_have_no_filters():
 
 
 def test_scores_of_attention_turn_exactly_and_interpolated_weights_do_not():
-    """GSA-Nets, Figure 2: what the chart shows."""
+    """GSA-Nets, Figure 2: the content of the chart."""
     chart = viz.steerability(size=5, order=8).axes[0]
     attention, convolution = (line.get_ydata() for line in chart.lines)
     assert max(attention) < 1e-13

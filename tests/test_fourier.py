@@ -35,7 +35,7 @@ def test_irreps_are_irreducible_and_complete(group):
     assert sum(irrep.degree * irrep.copies for irrep in irreps) == group.order
     for irrep in irreps:
         norm = float(irrep.matrices.diagonal(dim1=1, dim2=2).sum(-1).square().mean())
-        # 1, 2, 4 for the real, complex and quaternionic types, which leave degree, half, a quarter copies.
+        # 1, 2, 4 for the real, complex and quaternionic types, with degree, degree / 2, degree / 4 copies.
         assert round(norm) in (1, 2, 4)
         assert norm == pytest.approx(round(norm), abs=1e-9)
         assert irrep.copies * round(norm) == irrep.degree
@@ -105,7 +105,7 @@ def test_gradgradcheck():
 
 
 def test_constants_keep_their_precision_in_casts():
-    """Float32, half precision and back, in a copy too: the Fourier bases stay those of float64."""
+    """Fourier bases keep float64 precision through casts to float32, half precision and back, also in copies."""
     layer = GroupLinear(tetrahedral(), 4, 4, fourier=True)
     exact = {name: getattr(layer, name).clone() for name in ("transform", "matrices")}
     for cast in (lambda: layer.float().half().double(), lambda: copy.deepcopy(layer.to(torch.bfloat16))):

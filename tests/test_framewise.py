@@ -76,7 +76,7 @@ def test_second_derivatives_of_whole_clouds(monkeypatch, short):
 
 
 def test_phases_turn_pairs_of_channels():
-    """Lengths of pairs stay, angles add up, and products depend on differences of positions alone."""
+    """Norms of pairs are preserved, angles add up, and products depend only on differences of positions."""
     phases = RotaryPhases(2, 3, 4).double()
     here, there, shift = (torch.randn(5, 2, 2, dtype=torch.float64) for _ in range(3))
     query, key = (torch.randn(5, 2, 3, 4, dtype=torch.float64) for _ in range(2))
@@ -166,7 +166,7 @@ def moved(data, group, h):
 
 
 def check_invariant(model, data, group, tolerance):
-    """Moved by twelve elements or by all, in one batch."""
+    """Check the invariance under about twelve group elements, in one batch."""
     expected, elements = model(data), range(0, group.order, max(1, group.order // 12))
     together = [one for h in elements for one in moved(data, group, h).to_data_list()]
     with torch.no_grad():
@@ -206,7 +206,7 @@ def test_field_turns_with_the_group():
 
 
 def test_rotations_outside_the_group_are_seen():
-    """Control: a network that sees nothing is invariant to everything."""
+    """Control: rotations outside of the group change the output, so the network is not constant."""
     group = cyclic(4)
     model, data = randomize(network(group).double(), spread=1.5), cloud(group, (6,))
     eighth = data.clone()
@@ -229,7 +229,7 @@ def test_constant_features_do_not_hide_geometry():
 @pytest.mark.parametrize("options", [{}, {"neighborhood": Radius(2.0)}], ids=["whole clouds", "neighborhoods"])
 @pytest.mark.parametrize("kind", ["invariant", "vector"])
 def test_constant_features_are_enough(kind, options):
-    """Outputs of a network as it is made differ between clouds whose points are alike."""
+    """With initial weights, outputs differ between clouds whose points have equal features."""
     torch.manual_seed(0)
     model = FramewiseTransformer(tetrahedral(), 1, 1, channels=8, layers=2, kind=kind, **options)
     data = cloud(tetrahedral(), (6, 6, 6, 6), torch.float32)

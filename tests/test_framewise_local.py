@@ -37,7 +37,7 @@ small_groups = pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL
 # --- neighborhoods and poses ------------------------------------------------------------------------------------------
 
 LOCAL = {"neighborhood": Radius(2.0), "options": FramewiseOptions(basis=3, hidden=5)}
-# Without attention, and with what was added for molecules.
+# Without attention, and with the options for molecules.
 SEPARABLE = FramewiseOptions(basis=3, hidden=5, attention="none", angles=2, head="frames", window=2)
 
 
@@ -120,7 +120,7 @@ def test_random_poses_are_for_training_alone(frames, kind):
     expected = model.eval()(data)
     assert relative_error(drawn[0], expected) > 1e-4
     assert relative_error(same(data), expected) == 0
-    # A pose is one for all points of a cloud, whose fiber is permuted by H but else stays.
+    # All points of a cloud share one pose. H permutes its fiber and leaves it unchanged otherwise.
     with torch.random.fork_rng():
         torch.manual_seed(1)
         geometry = model.train().geometry(data)
@@ -138,7 +138,7 @@ def test_random_poses_need_principal_axes():
 
 
 def test_neighbors_count():
-    """Control: what neighborhoods add is seen, in front of the blocks and in each of them."""
+    """Control: neighborhoods change the outputs, before the blocks and in each of them."""
     group = tetrahedral()
     model, data = network(group, **LOCAL).double(), cloud(group, (6,))
     expected = model(data)
@@ -203,7 +203,7 @@ MIRRORED = {"D2": dihedral(2), "Th": pyritohedral(), "Oh": full_octahedral()}
 def test_principal_poses_are_exact_for_all_rotations(name, kind):
     group = (POSED | MIRRORED)[name]
     model = network(principal(group), kind=kind, **LOCAL).double()
-    # In the plane principal axes of few points are determined too.
+    # In the plane, principal axes of a few points are determined too.
     data = cloud(group, (6, 5))
     expected = model(data)
     assert expected.abs().max() > 1e-2
@@ -322,7 +322,7 @@ def test_positions_may_be_left_to_the_neighborhood():
 
 @pytest.mark.parametrize("frames", [PrincipalFrames(), tetrahedral()], ids=["axes", "T"])
 def test_one_product_for_all_blocks_is_what_each_block_computes(frames):
-    """The network makes the kernels of all blocks at once; the layers make the same of the terms."""
+    """The network computes the kernels of all blocks at once; the layers compute the same from the terms."""
     made = randomize(FramewiseTransformer(frames, 2, 1, channels=6, layers=2, neighborhood=Radius(2.0)).double())
     data = Data(x=torch.randn(7, 2).double(), pos=torch.randn(7, 3).double(), batch=torch.tensor([0] * 4 + [1] * 3))
     graph, positions, local = made.geometry(data)

@@ -1,4 +1,4 @@
-"""Transforms of torch.func: derivatives of networks that search neighbors, and what can be batched."""
+"""Transforms of torch.func: derivatives of networks that search neighbors, and batching with vmap."""
 
 import pytest
 import torch
@@ -77,7 +77,7 @@ def test_derivatives_are_those_of_autograd(name):
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_forward_mode(name, gradients):
-    """Levels of forward_ad are no transforms of torch.func, and fused operators would lose what they carry."""
+    """forward_ad does not use transforms of torch.func, and fused operators would drop its tangents."""
     network, data, _ = prepared(name)
     along = {key: torch.randn(data[key].shape, dtype=torch.float64) for key in ("x", "pos")}
     wanted = jvp(lambda x, pos: network(Data(x=x, pos=pos)), (data.x, data.pos), (along["x"], along["pos"]))[1]
@@ -96,7 +96,7 @@ RECOMPUTING = {
 
 @pytest.mark.parametrize("name", RECOMPUTING)
 def test_networks_that_compute_activations_again(name, monkeypatch):
-    """They keep them in a transform, which lets nothing be computed again."""
+    """Within a transform, activations are kept, because they cannot be recomputed there."""
     monkeypatch.setattr(_pair_scores, "_CHUNK", 1)
     monkeypatch.setitem(MODELS, "recomputing", RECOMPUTING[name])
     _, data, energy = prepared("recomputing")
@@ -122,7 +122,7 @@ def test_operators_that_compute_activations_again(attention, monkeypatch):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_batches_of_weights_and_features(name):
-    """With geometry that is used first inside of a transform, then outside, where nothing of that is left."""
+    """The geometry is used first inside a transform, then outside, where no tensor of the transform may remain."""
     network, data, _ = prepared(name)
     geometry = network.geometry(data)
     features = torch.stack([data.x, 2 * data.x])
@@ -141,7 +141,7 @@ def test_batches_of_weights_and_features(name):
 
 
 def test_batches_of_features_with_random_frames():
-    """Frames are drawn outside of the transform, the same for all."""
+    """Random frames are drawn outside of the transform, so all entries share them."""
     torch.manual_seed(0)
     network = randomize(LieTransformer(1, 1, frames=SampledFrames(2), heads=2, **BALL, **SMALL)).double()
     data = cloud("lie")
@@ -156,7 +156,7 @@ def test_batches_of_features_with_random_frames():
 
 
 def test_batches_of_features_with_random_neighbors():
-    """They are drawn once for all, as torch has it with ``randomness="same"``: others would differ in number."""
+    """Random neighbors are the same for all entries, as with ``randomness="same"``; others would differ in number."""
     dropout = Lifting(neighbor_dropout=0.5)
     network = randomize(LieTransformer(1, 1, frames=T, lifting=dropout, heads=2, **BALL, **SMALL)).double().train()
     data = cloud("lie")
@@ -177,7 +177,7 @@ def test_batches_of_features_with_random_neighbors():
 
 
 def assert_in_batches(outputs, variable, by_vmap=True):
-    """Gradients of all outputs in one call, by both ways that torch has, are those of one output after another."""
+    """Gradients of all outputs in one call, in both ways that torch has, equal those computed one by one."""
     unit = torch.eye(len(outputs), dtype=outputs.dtype)
 
     def pulled(direction):
@@ -190,7 +190,7 @@ def assert_in_batches(outputs, variable, by_vmap=True):
         torch.testing.assert_close(vmap(pulled)(unit), wanted, **EXACT)
 
 
-slow_batches = pytest.mark.filterwarnings("ignore:There is a performance drop")  # a kernel is called for each gradient
+slow_batches = pytest.mark.filterwarnings("ignore:There is a performance drop")  # one kernel call per gradient
 
 
 @slow_batches
@@ -207,7 +207,7 @@ def test_gradients_in_batches(name):
 @pytest.mark.parametrize("channels", [4, 12])
 @pytest.mark.parametrize("clouds", [1, 2])
 def test_gradients_in_batches_of_attention_over_whole_clouds(channels, clouds):
-    """By the kernel for few channels, and by that of torch."""
+    """Tested with the kernel for few channels and with that of torch."""
     neighbors = AllPairs()(torch.randn(50, 2), torch.arange(50) // 40 if clouds == 2 else None)
     signals = [torch.randn(50, 1, 2, channels, dtype=torch.float64).requires_grad_() for _ in range(3)]
     outputs = group_attention(*signals, neighbors)[0][:2, 0, 0, 0]
@@ -232,7 +232,7 @@ def test_batches_of_positions_are_refused():
 
 
 def test_rows_that_repeat_have_derivatives_of_their_own():
-    """On a grid displacements repeat, and are evaluated once, where nothing is differentiated."""
+    """On a grid, repeated displacements are evaluated once, but only if nothing is differentiated."""
     network, _, _ = prepared("gsa")
     pos = torch.cartesian_prod(*[torch.arange(2.0, dtype=torch.float64)] * 3)
     data = Data(x=torch.rand(8, 1, dtype=torch.float64), pos=pos)

@@ -1,4 +1,4 @@
-"""The fast part of the fuzzing suite: a few inputs of every target. ``make fuzz`` is the long one."""
+"""The fast part of the fuzzing suite: a few inputs for every target. ``make fuzz`` is the long version."""
 
 import pytest
 

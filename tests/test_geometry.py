@@ -1,4 +1,4 @@
-"""Point clouds, rasters and lifting. The search for neighbors has tests of its own in ``test_neighbors``."""
+"""Point clouds, rasters and lifting. The tests of the neighbor search are in ``test_neighbors``."""
 
 import math
 import pickle
@@ -44,13 +44,13 @@ from tests.cases import GROUPS, SMALL_GROUPS
 
 
 def per_edge(graph):
-    """Relative positions ``[edges, fiber, dim]``, the index resolved."""
+    """Relative positions ``[edges, fiber, dim]``, with the index applied."""
     table, index = graph.relative.positions, graph.relative.row
     return table if index is None else table[index]
 
 
 def edges(graph):
-    """What the edges of a graph are, whatever the index behind them: numbers and relative positions."""
+    """The edges of a graph, independent of its index: point numbers and relative positions."""
     return graph.neighbors.source, graph.neighbors.target, per_edge(graph)
 
 
@@ -110,7 +110,7 @@ def test_all_forms_of_a_batch_give_the_same_graph(clouds):
         "collated": LiftedGraph.collate([lift(cloud, group, neighborhood) for cloud in clouds]),
     }
     for found in forms.values():
-        # Matrix products of other sizes may round in another way.
+        # Matrix products of other sizes may round differently.
         assert_same_graph(found, wanted, atol=1e-15)
 
 
@@ -212,7 +212,7 @@ def test_moving_the_points_permutes_the_fiber_of_relative_positions(group):
 
 
 def test_another_permutation_of_the_fiber_would_be_seen():
-    """Control: with h a for h⁻¹ a the law fails."""
+    """Control: the law fails with h a instead of h⁻¹ a."""
     group = tetrahedral()
     pos, _ = random_cloud(group, 10)
     graph, moved = (lift(p, group, AllPairs()) for p in (pos, group.act(4, pos)))
@@ -248,7 +248,7 @@ def test_length_is_that_of_the_neighborhood_unless_given(neighborhood, length):
 
 
 def check_shared(graph):
-    """What is shared differs from the true displacement by rounding; returns the number of types."""
+    """Check that shared displacements equal the true ones up to rounding, and return the number of types."""
     pos, neighbors = graph.pos, graph.neighbors
     true = (pos[neighbors.source] - pos[neighbors.target]) / graph.length
     rounding = 32 * torch.finfo(pos.dtype).eps * float(pos.abs().max()) / graph.length
@@ -313,7 +313,7 @@ def test_coordinates_of_any_magnitude():
 
 
 def test_a_far_cloud_does_not_coarsen_the_displacements_of_another():
-    """Resolution is that of each cloud's own coordinates, not of the largest in the batch."""
+    """The resolution depends on the coordinates of each cloud, not on the largest in the batch."""
     near, far = torch.randn(20, 2), pixel_positions(28, 28) + torch.tensor([1e5, 0.0])
     alone = lift(near, cyclic(4), Radius(1.5))
     both = lift(torch.cat([near, far]), cyclic(4), Radius(1.5), ptr=torch.tensor([0, 20, 804]))
@@ -331,7 +331,7 @@ def test_gradients_reach_every_coordinate_and_equal_finite_differences():
     weight = torch.randn(46, 6, 2, dtype=torch.float64)
 
     def loss(p):
-        # The radius is between two distances of the grid, so that differences do not make edges come and go.
+        # The radius is between two distances of the grid, so rounding does not change the edges.
         return (weight * per_edge(lift(p, group, Radius(1.2), length=0.5)).sin()).sum()
 
     graph = lift(pos, group, Radius(1.2))
@@ -376,7 +376,7 @@ def test_collating_graphs_is_lifting_the_batch(parts):
     data = [part if isinstance(part, Data) else Data(pos=part) for part in parts]
     wanted = lift(Batch.from_data_list(data), group, neighborhood)
     found = LiftedGraph.collate([lift(part, group, neighborhood) for part in parts])
-    # A batch shares a displacement between clouds, whose rounding may differ.
+    # Clouds of a batch share displacements, and their rounding may differ.
     assert_same_graph(found, wanted, atol=1e-5)
 
 
@@ -390,7 +390,7 @@ def test_collating_collections_of_clouds_counts_on():
 
 def test_moving_to_another_device_moves_every_tensor():
     graph = lift(image(5, 5), cyclic(4), PixelSquare(3))
-    assert graph.relative.positions.device.type == "cpu"  # what has been computed moves along
+    assert graph.relative.positions.device.type == "cpu"  # computed properties are moved too
     graph = graph.to("meta")
     assert {t.device.type for t in (graph.pos, graph.batch, graph.grid, graph.relative.positions)} == {"meta"}
     assert graph.relative.row.device.type == "meta"
@@ -403,7 +403,7 @@ def test_moving_to_another_device_moves_every_tensor():
 
 def test_astype_rounds_the_coordinates_alone():
     graph = lift(torch.randn(9, 2, dtype=torch.float64), cyclic(8), Radius(1.0))
-    assert graph.relative.positions.dtype == torch.float64  # what has been computed is rounded
+    assert graph.relative.positions.dtype == torch.float64  # computed properties are rounded
     low = graph.astype(torch.float32)
     assert {low.pos.dtype, low.relative.positions.dtype} == {torch.float32}
     assert low.neighbors.source is graph.neighbors.source
@@ -421,7 +421,7 @@ def test_pickling_keeps_everything(data):
 
 
 def test_graphs_cross_to_a_worker_and_back_as_collate_function():
-    """What a loader does: lift in a worker, collate there, and send the batch over."""
+    """As in a data loader: lift and collate in a worker, and send the batch to the main process."""
     parts = [image(3, 3), image(4, 2)]
     loader = torch.utils.data.DataLoader(parts, batch_size=2, num_workers=1, collate_fn=_lift_and_collate)
     (found,) = list(loader)
@@ -467,7 +467,7 @@ def test_pixel_positions_against_numpy(height, width):
 
 
 def test_a_quarter_turn_of_the_positions_is_that_of_the_picture():
-    """Counter-clockwise as displayed: numpy's rot90 of the picture, for a picture that is not square too."""
+    """Rotations are counter-clockwise as displayed, like numpy's rot90, also for pictures that are not square."""
     picture = torch.arange(15.0).reshape(3, 5)
     turned = cyclic(4).act(1, pixel_positions(3, 5))
     wanted = torch.rot90(picture)

@@ -41,7 +41,7 @@ every_group = pytest.mark.parametrize("group", SMALL_GROUPS.values(), ids=SMALL_
 
 
 def grid_error(layer, group, x):
-    """Largest error over the group of a layer from planes or fields to fields."""
+    """The largest error over the group, for a layer from planes or fields to fields."""
     out = layer(x)
     return max(
         float((layer(act_on_grid(group, h, x)) - act_on_grid(group, h, out)).abs().max().detach())
@@ -50,7 +50,7 @@ def grid_error(layer, group, x):
 
 
 def sides_of(group, *sides):
-    """Rows and columns, and in space layers too."""
+    """Rows and columns, and a third side in space."""
     return sides if group.dim == 2 else (sides[0] - 1, *sides)
 
 
@@ -99,7 +99,7 @@ def test_grid_layers_see_elements_outside_the_group():
 
 @every_lattice_group
 def test_grid_group_convolution_is_the_sum_of_the_paper(group):
-    """f'(h, y) = μ Σ f(h̃, y + p) ψ(h⁻¹h̃, h⁻¹p), by loops over points, with matrices in place of indices."""
+    """f'(h, y) = μ Σ f(h̃, y + p) ψ(h⁻¹h̃, h⁻¹p), by loops over points, with matrices instead of indices."""
     dim = group.dim
     layer = randomize(GridGroupConvolution(group, 1, 1, 3, measure=0.7)).double()
     x = torch.randn(1, 1, group.order, *[4] * dim, dtype=torch.float64)
@@ -138,7 +138,7 @@ def test_act_on_grid_moves_pixels_with_their_points(group):
 def test_quarter_turns_are_counter_clockwise():
     x = torch.randn(1, 1, 4, 6)
     torch.testing.assert_close(act_on_grid(cyclic(4), 1, x), x.rot90(1, (-2, -1)))
-    voxels = torch.randn(1, 1, 3, 4, 6)  # about the layers, as every layer in the plane
+    voxels = torch.randn(1, 1, 3, 4, 6)  # about the axis of the layers, like the planar groups
     torch.testing.assert_close(act_on_grid(cyclic_about(4), 1, voxels), voxels.rot90(1, (-2, -1)))
 
 
@@ -159,7 +159,7 @@ def test_strides_are_exact_or_refused(side, exact):
     warning = GridLiftingConvolution(group, 1, 2, 3, inexact="warn", **options).double()
     with pytest.warns(UserWarning, match="stride 1 and pooling by 2"):
         warning(x)
-    # Without anything that reverses rows or columns there is nothing to break.
+    # Unless an element reverses rows or columns, nothing is broken.
     GridLiftingConvolution(trivial(2), 1, 2, 3, **options).double()(x)
 
 
@@ -302,7 +302,7 @@ def test_convolution_sees_rotations_outside_the_group():
 @pytest.mark.parametrize("form", ["full", "separable"])
 @pytest.mark.parametrize("name", ["C3", "D3", "T"])
 def test_evaluations_of_a_kernel_agree(name, form, lifting):
-    """Through the operator, and edge by edge with the kernel's values."""
+    """Evaluation with the operator equals the sum over edges with the values of the kernel."""
     group = SMALL_GROUPS[name]
     pos, batch = random_cloud(group, 10, clouds=2)
     graph = lift(pos, group, Radius(1.5), batch=batch)
@@ -338,12 +338,12 @@ def test_grid_and_cloud_give_the_same(group, size, dtype):
 @pytest.mark.parametrize("lifting", [True, False], ids=["lifting", "group"])
 @pytest.mark.parametrize("name", ["C4", "D4", "C4_about_z", "T"])
 def test_attention_can_be_any_group_convolution(name, lifting):
-    """GSA-Nets, section 5.3: heads that put all their weight on one relative element, on pixels, voxels and borders."""
+    """GSA-Nets, section 5.3: each head attends to one relative element only; on pixels, voxels and at borders."""
     group = GROUPS[name]
     x = torch.randn(1, 2, *(() if lifting else (group.order,)), *[3] * group.dim, dtype=torch.float64)
     graph = grid_graph(x, group, 3)
     offsets = pixel_positions(*[3] * group.dim, dtype=torch.float64)
-    if name == "T":  # a cross in place of a cube: 84 elements in place of 324
+    if name == "T":  # a cross instead of a cube: 84 elements instead of 324
         offsets = offsets[offsets.abs().sum(dim=1) <= 1]
         graph = lift(graph.pos, group, Radius(1.1))
     convolution = randomize(GroupConvolution(TableKernel(group, 2, 3, offsets, lifting=lifting)).double())
@@ -362,7 +362,7 @@ def test_attention_can_be_any_group_convolution(name, lifting):
 
 
 def test_tables_serve_groups_that_leave_the_lattice():
-    """C8 turns offsets between pixels: the table has rows there, and the layer stays equivariant."""
+    """C8 rotates offsets to places between pixels: the table has rows for them, and the layer is equivariant."""
     group = cyclic(8)
     pos = pixel_positions(4, 4, dtype=torch.float64)
     kernel = TableKernel(group, 1, 2, torch.tensor([[0.0, 0], [1, 0], [0, 1], [-1, 0], [0, -1]]), lifting=True)
@@ -420,7 +420,7 @@ def test_gradients_reach_positions_and_are_finite_at_coincident_points():
 
 
 def test_a_window_makes_the_output_continuous():
-    """A point that leaves the neighborhood must not make the output jump."""
+    """The output must not jump when a point leaves the neighborhood."""
     group = cyclic(4)
     layer = randomize(GroupConvolution(NetworkKernel(group, 1, 1, lifting=True, window=True)).double())
     x = torch.ones(2, 1, dtype=torch.float64)

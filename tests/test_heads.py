@@ -37,7 +37,7 @@ def draw(*shape, seed=0):
 
 
 class Energy(nn.Module):
-    """A small invariant network, smooth within its neighborhoods; velocities enter through lift_field if there."""
+    """A small invariant network, smooth within its neighborhoods. Velocities, if any, enter through lift_field."""
 
     def __init__(self, group, neighborhood=None, velocities=False):
         super().__init__()
@@ -114,7 +114,7 @@ SPATIAL = {name: group for name, group in GROUPS.items() if group.dim == 3 and g
 
 @pytest.mark.parametrize("group", SPATIAL.values(), ids=SPATIAL)
 def test_rotations(group):
-    """R turns with the clouds, and is a rotation under reflections too; in both precisions."""
+    """R rotates with the clouds and stays a rotation under reflections, in both precisions."""
     pos, batch = draw(9, 3), torch.tensor([0, 1] * 4 + [0])
     x = draw(9, group.order, CHANNELS, seed=1)
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
@@ -163,7 +163,7 @@ def test_charges_sum_to_the_total():
 
 
 def test_dipole_is_charge_times_position():
-    """Two opposite charges d apart, without vectors, have the moment q d."""
+    """Two opposite charges q at distance d, without vectors, have the dipole moment q d."""
     head = DipoleHead(1).double()
     nn.init.zeros_(head.vector.linear2.weight)
     head.charge = nn.Identity()
@@ -173,7 +173,7 @@ def test_dipole_is_charge_times_position():
 
 
 def test_heads_take_frames_of_every_point():
-    """As frames made of the data give them: exact for every rotation and mirror."""
+    """With frames computed from the data, heads are exact for every rotation and reflection."""
     head, pseudo = VectorHead(CHANNELS).double(), FieldHead(CHANNELS, Pseudovector()).double()
     frames, x = rotations(5 * 4).reshape(5, 4, 3, 3), draw(5, 4, CHANNELS)
     R = -rotations(1, seed=4)[0]
@@ -281,7 +281,7 @@ def test_forces_of_a_published_network():
 
 @pytest.mark.usefixtures("every_backend")
 def test_forces_with_frames_made_of_the_data():
-    """Exact for every rotation, not for a finite group only; the frames' own gradients included."""
+    """Forces are exact for every rotation, not only for a finite group, including the gradients of the frames."""
     frames = PrincipalFrames("cloud")
     network = LieTransformer(
         Species(), space=Euclidean(SE(3)), frames=frames, neighborhood=AllPairs(), channels=8, layers=1, heads=2

@@ -1,4 +1,4 @@
-"""The models of steerable features: equivariance to all of E(3), vectors in and out, no leaks, finite gradients."""
+"""Models of steerable features: equivariance to E(3), vectors in and out, independent clouds, finite gradients."""
 
 from functools import cache
 
@@ -17,7 +17,7 @@ every_model = pytest.mark.parametrize("name", MODELS)
 
 @pytest.fixture(autouse=True)
 def double():
-    """e3nn rounds its coupling coefficients to the default dtype, once, when a layer is made."""
+    """e3nn rounds its coupling coefficients to the default dtype when a layer is created."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -25,7 +25,7 @@ def double():
 
 @cache
 def model(name, *, dtype=torch.float64, **options):
-    """A network, which tests share: e3nn takes half a second to make one, and no test changes it."""
+    """A network that the tests share without changing it, because e3nn takes half a second to create one."""
     torch.set_default_dtype(dtype)
     settings = {"neighborhood": Radius(2.5), "channels": 4, "layers": 2, "heads": 2, "vector_inputs": ("vel",)}
     if name == "tfn":
@@ -68,7 +68,7 @@ def test_outputs_are_equivariant_to_all_motions(name, kind, pool, dtype):
 
 @every_model
 def test_positions_and_vectors_are_seen(name):
-    """Control: a network that sees nothing is invariant to everything."""
+    """Control: outputs depend on positions and vectors; a constant network would be invariant too."""
     network, data = model(name), cloud((5,))
     for attribute in ("pos", "vel"):
         other = data.clone()
@@ -78,7 +78,7 @@ def test_positions_and_vectors_are_seen(name):
 
 @pytest.mark.parametrize("name", ["tfn", "se3"])
 def test_directions_are_seen_beyond_distances(name):
-    """Turning the velocities alone keeps all lengths, which the distances cannot tell."""
+    """Rotating only the velocities keeps all distances and lengths, but must change outputs of other networks."""
     network, data = model(name), cloud((5,))
     other = data.clone()
     other.vel = -data.vel
@@ -89,7 +89,7 @@ def test_directions_are_seen_beyond_distances(name):
 
 @every_model
 def test_constant_features_are_enough(name):
-    """Outputs of a network as it is made differ between clouds whose points are alike."""
+    """With initial weights, outputs differ between clouds whose points have equal features."""
     torch.manual_seed(0)
     settings = {"neighborhood": Radius(2.5), "channels": 8, "layers": 2}
     network, data = MODELS[name](1, 1, **settings), cloud((6, 6, 6))
@@ -122,7 +122,7 @@ def test_degenerate_clouds_have_finite_outputs_and_gradients(name, kind):
 def test_outputs_are_continuous_at_the_cutoff(name):
     network, data = model(name), cloud((3,))
     outs = []
-    for length in (2.5 - 1e-4, 2.5 + 1e-4):  # further apart than what counts as a tie
+    for length in (2.5 - 1e-4, 2.5 + 1e-4):  # farther apart than the tolerance for ties
         data.pos = torch.tensor([[0.0, 0, 0], [length, 0, 0], [-0.5, 1, 0]])
         outs.append(network(data))
     assert relative_error(*outs) < 1e-9

@@ -1,4 +1,4 @@
-"""The fused kernel against the plain evaluation: values, gradients, second derivatives, and the choice of a backend."""
+"""The fused kernel against the plain implementation: values, gradients, second derivatives, and backend selection."""
 
 import errno
 import gc
@@ -54,7 +54,7 @@ CASES = [
 
 
 def results(signals, neighbors, terms, index, name, *, direction=None, **options):
-    """Output and all gradients, by one backend."""
+    """Output and all gradients, computed by one backend."""
     with backend(name):
         given = {n: t.detach().requires_grad_() for n, t in terms.tables().items()}
         signals = [s.detach().requires_grad_() for s in signals]
@@ -120,7 +120,7 @@ def test_pooled_equals_plain(terms, heads):
     "names", [("key_psi_pairs", "positional_key", "psi_pairs", "beta_pairs"), ("key_psi", "pair_bias")]
 )
 def test_keys_of_elements_equal_plain(names):
-    """Joint attention to keys that have a factor for each pair of frames."""
+    """Joint attention with keys that have a factor for each pair of frames."""
     signals, neighbors, tables, index = problem("joint", names)
     assert explain(*signals, neighbors, terms=tables).backend == "numba"
     rows = RelativeTerms(**{name: table[index] for name, table in tables.tables().items()})
@@ -217,7 +217,7 @@ def test_threads_change_rounding_only(threads, monkeypatch):
 
 
 def test_fiber_only_in_the_terms():
-    """Lifting: one frame of queries and keys, the output fiber from the terms."""
+    """Lifting: queries and keys have one frame, and the terms give the output fiber."""
     neighbors = Radius(1.5)(torch.randn(9, 2))
     signals = [torch.randn(9, 1, HEADS, width, dtype=torch.float64) for width in (DIM, DIM, VALUE)]
     terms = RelativeTerms(positional_key=torch.randn(neighbors.num_edges, 4, 1, DIM, dtype=torch.float64))
@@ -294,7 +294,7 @@ def test_dropout_follows_the_seed(pattern):
 
 
 def test_training_on_forces():
-    """A loss on -dE/dx, through the geometry of the positional keys."""
+    """A loss on -dE/dx, differentiated through the geometry of the positional keys."""
     layer = GroupSelfAttention(cyclic(4), 4, 6, heads=2, pattern="joint").double()
     pos, x = torch.randn(6, 2, dtype=torch.float64), torch.randn(6, 4, 4, dtype=torch.float64)
     gradients = []
@@ -325,11 +325,11 @@ def test_half_precision_computes_in_single(dtype):
 
 @pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum", "pooled"])
 def test_single_precision_with_large_scores(pattern):
-    """Gradients of scores are small differences of weights; these may not be rounded alike."""
+    """Gradients of scores are small differences of weights, so weights must not share a rounding error."""
     neighbors = AllPairs()(torch.randn(40, 2))
     signals = [torch.randn(40, 1, 3, width, dtype=torch.float64) for width in (2, 2, VALUE)]
     signals[0] *= 30
-    signals[2] += 10  # a common part of the values, which the gradients of scores do not see
+    signals[2] += 10  # a common part of the values, which does not affect the gradients of scores
     terms = RelativeTerms(positional_key=torch.randn(neighbors.num_edges, 1, 1, 2, dtype=torch.float64))
     exact = results(signals, neighbors, terms, None, "plain", pattern=pattern)
     single = [s.float() for s in signals]
@@ -344,7 +344,7 @@ def test_single_precision_with_large_scores(pattern):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("pattern", ["joint", "framewise", "query_sum", "pooled"])
 def test_lowest_scores_have_weights(pattern, dtype):
-    """Scores down to the least number of their type are not those of masked keys."""
+    """Scores as low as the smallest number of their dtype are not treated as masked keys."""
     least = torch.finfo(dtype).min
     neighbors = AllPairs()(torch.randn(5, 2))
     signals = [torch.randn(5, 2, 3, width, dtype=dtype) for width in (DIM, DIM, VALUE)]
@@ -408,14 +408,14 @@ def test_export():
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # which its last reference closes
 def test_interrupted_calls_wait_for_all_threads_and_keep_no_memory(monkeypatch):
-    """At random moments of a call, 300 times: whoever waits must not deadlock with the thread that is done either."""
+    """300 interrupts at random moments of a call; waiting must not deadlock with a thread that has finished."""
     threads, draw, running, left_over, interrupts = torch.get_num_threads(), random.Random(0), set(), set(), 0
     files = os.listdir("/proc/self/fd") if _threads._ADAPTS else []
     before, main = signal.signal(signal.SIGALRM, signal.default_int_handler), get_ident()
     monkeypatch.setattr(_calls, "_free", [])
 
     def kernel(number):
-        if get_ident() == main:  # where an interrupt ends a kernel that is written in Python
+        if get_ident() == main:  # an interrupt can end a kernel that is written in Python
             time.sleep(1e-4)
             return
         running.add(number)
@@ -433,7 +433,7 @@ def test_interrupted_calls_wait_for_all_threads_and_keep_no_memory(monkeypatch):
             left_over.update(running)
 
     torch.set_num_threads(3)
-    gc.disable()  # what other tests have left would swallow interrupts in its callbacks
+    gc.disable()  # callbacks of objects left by other tests would swallow interrupts
     try:
         for _ in range(300):
             try:
@@ -547,7 +547,7 @@ def test_the_choice_is_explained():
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("pattern", ["joint", "pooled"])
 def test_the_explained_choice_is_the_one_taken(pattern, dropout, monkeypatch):
-    """The kernels evaluate what is explained to be theirs, and nothing else."""
+    """Kernels evaluate exactly the cases that `explain` attributes to them."""
     calls = []
     forward = _operator._forward
     monkeypatch.setattr(_operator, "_forward", lambda *a: calls.append(a) or forward(*a))
@@ -560,7 +560,7 @@ def test_the_explained_choice_is_the_one_taken(pattern, dropout, monkeypatch):
 
 
 def test_overlapping_blocks_of_two_threads():
-    """Blocks may be left in another order than nested ones; at the end none is in force."""
+    """Blocks may end in any order; at the end none is active."""
     before = _backend._State.asked
     first, second = backend("plain"), backend("numba")
     with ThreadPoolExecutor(2) as pool:
@@ -620,7 +620,7 @@ def test_damaged_files_of_compiled_kernels(kept, damage):
 
 
 def test_compiled_kernels_of_other_versions_are_not_used(kept, monkeypatch):
-    """A change to what kernels are compiled from; the files are written anew, so that they do not pile up."""
+    """After a change of their source, kernels are compiled again, and the old files are replaced."""
     files = list(kept.rglob("*.nbc"))
     with monkeypatch.context() as patch:
         patch.setattr(_compiled, "_source_stamp", lambda: "another")
@@ -635,7 +635,7 @@ def test_compiled_kernels_of_other_versions_are_not_used(kept, monkeypatch):
 
 
 def test_kernels_that_processes_write_at_once_are_not_mixed_up(kept):
-    """Each process looks before the other has written: neither knows of the other's types."""
+    """Each process reads the index before the other has written, so neither knows the types of the other."""
     first, second = (_compiled.compiled(double)._cache._cache_file for _ in range(2))
     assert [first.load("A"), second.load("B")] == [None, None]
     first.save("A", "of A")
@@ -655,7 +655,7 @@ def _four_times(x, times):
 
 
 def test_parts_of_kernels(kept):
-    """They have no machine code of their own, are not kept, and cannot be called."""
+    """Parts have no machine code of their own, are not cached, and cannot be called."""
     kernel = _compiled.compiled(_four_times)
     assert [kernel(3, 2), kernel(0.5, 1)] == [48, 2.0]
     assert len(_twice.overloads) == 2
@@ -665,7 +665,7 @@ def test_parts_of_kernels(kept):
 
 
 def test_compiled_kernels_that_cannot_be_written(kept, monkeypatch):
-    """A disk that fills up, and a folder that is gone, cost time, not function; they are named once."""
+    """A full disk or a missing folder costs time, but calls work; the log names the problem once."""
 
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -703,7 +703,7 @@ def test_import_is_light_and_the_variable_chooses():
 
 
 def test_location_scores_on_several_threads(monkeypatch):
-    """Parts of the targets add to the values of their windows where there are no keys."""
+    """Without keys, each part of the targets contributes to the values within its window."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     neighbors = Radius(1.0)(torch.randn(30, 2))
     value = torch.randn(30, 3, HEADS, VALUE, dtype=torch.float64, requires_grad=True)

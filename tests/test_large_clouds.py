@@ -1,4 +1,4 @@
-"""Large clouds: activations that are computed again, pieces of a cloud with halos, machines that exchange these."""
+"""Large clouds: recomputed activations, pieces of a cloud with halos, halo exchange between machines."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def gradients(network: torch.nn.Module, data) -> tuple[Tensor, dict[str, Tensor]
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_are_those_without_checkpointing(name):
-    """In training mode, running statistics and random numbers included."""
+    """Gradients are the same in training mode, including running statistics and random numbers."""
     network = randomize(NETWORKS[name]()).double().train()
     data = images() if name in ("affine", "attentive") else clouds(30)
     other = copy.deepcopy(network).checkpoint_activations()
@@ -112,7 +112,7 @@ def test_checkpointing_can_be_switched_and_reaches_the_network_inside():
 
 
 class Watched(FramewiseTransformer):
-    """Notes how its activations are kept."""
+    """Records how its activations are kept."""
 
     seen: ClassVar[list[bool]] = []
 
@@ -166,10 +166,10 @@ ENERGIES = {
 
 @pytest.mark.parametrize("name", ENERGIES)
 def test_forces_of_neighbors_that_fade(name):
-    """What relative elements find in a block is found again with it: windows, rows, coordinates."""
+    """Windows, rows and coordinates that relative elements cache in a block are recomputed with the block."""
     model, data, found = EnergyForces(randomize(ENERGIES[name]()).double()), clouds(20), []
     for enabled in (False, True):
-        network = copy.deepcopy(model)  # with running statistics of its own
+        network = copy.deepcopy(model)  # a copy with its own running statistics
         network.model.checkpoint_activations(enabled)
         energy, force = network(data)
         (energy.sum() + force.square().sum()).backward()
@@ -316,7 +316,7 @@ def test_pieces_that_cannot_be_are_refused(make, message):
 
 
 class Machine:
-    """What one machine of the simulation knows: its piece, and the field at its own points."""
+    """State of one simulated machine: its piece, and the field at its own points."""
 
     def __init__(self, piece, x: Tensor) -> None:
         self.piece = piece
@@ -325,12 +325,12 @@ class Machine:
         self.x = x[self.own]
 
     def send(self, points: Tensor) -> Tensor:
-        """Rows of the field that another machine asks for, all of them own."""
+        """Rows of the field that another machine requests, all of them at own points."""
         assert torch.isin(points, self.own).all()
         return self.x[torch.searchsorted(self.own, points)]
 
     def receive(self, others: list[Machine]) -> Tensor:
-        """The field on the points of the piece: own rows, and the halo from the machines that own it."""
+        """The field on all points of the piece: own rows, and the halo from the machines that own it."""
         field = self.x.new_full((len(self.piece.points), *self.x.shape[1:]), torch.nan)
         field[self.piece.own] = self.x
         for other in others:
@@ -341,7 +341,7 @@ class Machine:
 
 
 def evaluated(graph: LiftedGraph, layers: int) -> tuple[list[LieBlock], Tensor, Tensor]:
-    """Blocks, a field, and what they make of it on the whole graph."""
+    """Blocks, a field, and the output of the blocks on the whole graph."""
     whole = x = torch.randn(graph.num_points, graph.fiber, 4, dtype=torch.float64)
     blocks = [LieBlock(LieSelfAttention(4, graph.relative.num_coordinates, heads=2), 4) for _ in range(layers)]
     for seed, block in enumerate(blocks):
@@ -351,7 +351,7 @@ def evaluated(graph: LiftedGraph, layers: int) -> tuple[list[LieBlock], Tensor, 
 
 @pytest.mark.parametrize("machines", [2, 5])
 def test_halo_exchange_between_layers_gives_the_field_of_the_whole_cloud(machines):
-    """A network of three blocks; machine m owns the m-th slab of the cloud."""
+    """Three blocks, where machine m owns the m-th slab of the cloud."""
     data = clouds(200)
     graph = lift(data.pos, cyclic_about(4), Nearest(8))
     blocks, x, whole = evaluated(graph, 3)
@@ -366,7 +366,7 @@ def test_halo_exchange_between_layers_gives_the_field_of_the_whole_cloud(machine
 
 
 def test_halos_of_all_layers_need_no_exchange():
-    """A halo as deep as radius times layers, cut from the points alone: no edge of the whole cloud is known."""
+    """A halo of depth radius times layers, computed from the points only, without edges of the whole cloud."""
     data, radius, layers = clouds(300), 0.15, 3
     graph = lift(data.pos, cyclic_about(4), Radius(radius))
     blocks, x, whole = evaluated(graph, layers)

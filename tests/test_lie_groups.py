@@ -1,4 +1,4 @@
-"""Lie groups: every law for every group of the table, exp and log in many digits, gradients, uniformity, errors."""
+"""Lie groups: all laws for every group of the table, accuracy of exp and log, gradients, uniformity, errors."""
 
 import copy
 import math
@@ -56,7 +56,7 @@ def close(found, expected, atol=1e-12, rtol=1e-12):
 
 
 def proper(group, count=40, seed=0):
-    """Elements that have a logarithm."""
+    """Elements of the identity component, which have a logarithm."""
     g = elements(group, count, seed)
     return g[torch.linalg.det(group.linear(g)) > 0]
 
@@ -96,7 +96,7 @@ def test_action_is_a_homomorphism_that_moves_differences_as_vectors(group):
 
 
 def test_table_holds_groups_that_do_not_commute():
-    """Control: an order of factors that is wrong would pass every abelian group."""
+    """Control: a wrong order of factors would pass with every abelian group."""
     found = {name for name, group in LIE_GROUPS.items() if not commutes(group)}
     assert {"SO(3)", "O(2)", "SE(2)", "Sim(3)", "Heisenberg"} <= found
     assert not found & {"SO(2)", "R+(3)", "R^2", "squeeze", "SO(2)_z"}
@@ -157,7 +157,7 @@ def test_exp_and_log_against_many_digits(group):
 @every_group
 def test_exp_and_log_in_single_precision(group):
     a = algebra_cases(group)
-    a = a[a.abs().amax(-1) < math.pi - 1e-5]  # nearer to π, rounding chooses between two logarithms
+    a = a[a.abs().amax(-1) < math.pi - 1e-5]  # closer to π, rounding decides between two logarithms
     exact = group.exp(a)
     close(group.exp(a.float()).double(), exact, 1e-5, 1e-5)
     with_room = ~near_half_turn(group, a)
@@ -168,7 +168,7 @@ def test_exp_and_log_in_single_precision(group):
 @every_group
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_elements_in_half_precision(group, dtype):
-    """They are elements, and so are products and inverses; distances and logarithms are those of double precision."""
+    """Elements, products and inverses pass `check`; distances and logarithms are those of double precision."""
     g, h = group.sample(2, 50, generator=generator(), dtype=dtype)
     group.check("g", g)
     group.check("h", h)
@@ -179,7 +179,7 @@ def test_elements_in_half_precision(group, dtype):
     distance = group.distance(group.identity(g), g)
     assert distance.dtype == dtype
     wanted = group.distance(group.identity(g).double(), g.double())
-    assert float((distance - wanted).abs().median()) < rough  # of half turns, whose axes are ill-conditioned, it is not
+    assert float((distance - wanted).abs().median()) < rough  # not for half turns, whose axes are ill-conditioned
     assert group.log(proper(group).to(dtype)).dtype == dtype
 
 
@@ -283,7 +283,7 @@ def test_reflections_have_no_logarithm(group):
 
 
 def test_textbook_logarithm_would_fail():
-    """Control: the formula through the arc cosine misses the tolerance that the tests above hold."""
+    """Control: the formula with the arc cosine exceeds the tolerance of the tests above."""
     a = with_angle(SO(3), normal(10, 3), math.pi - 1e-6)
     rotation = SO(3).exp(a)
     angle = torch.acos(((rotation.diagonal(dim1=-2, dim2=-1).sum(-1) - 1) / 2).clamp(-1, 1))
@@ -297,7 +297,7 @@ SMOOTH = (0.0, 1e-300, 1e-12, 1e-8, 1e-4, 0.4, 0.99, 1.01, 2.0, 3.0, math.pi - 1
 
 
 def points_of_algebra(group, angles=SMOOTH):
-    """One of each angle, also with the whole vector as small as that."""
+    """One vector for each angle, also with the whole vector of that size."""
     cases = [torch.zeros(1, group.algebra_dim, dtype=torch.float64)]
     for angle in angles:
         a = normal(1, group.algebra_dim, seed=3)
@@ -323,9 +323,9 @@ def test_derivative_of_exp_is_that_of_the_matrix_exponential(group):
 
 @every_group
 def test_derivative_of_log_inverts_that_of_exp_also_at_the_identity_and_at_half_turns(group):
-    """With g = exp(a), moving a by the derivative of log(g exp(b)) at b = 0 moves exp(a) as b does."""
+    """With g = exp(a), changing a by the derivative of log(g exp(b)) at b = 0 changes exp(a) as b does."""
     g = group.exp(points_of_algebra(group))
-    a = group.log(g)  # at half turns the other logarithm may be the one that is taken
+    a = group.log(g)  # at half turns, the other of two logarithms may be returned
     of_log = jacobian(lambda b: group.log(group.product(g, group.exp(b))), torch.zeros_like(a))
     of_exp = jacobian(lambda a: torch.linalg.matrix_exp(group.hat(a)), a)
     moved = torch.einsum("nija,nab->nbij", of_exp, of_log)
@@ -366,7 +366,7 @@ def test_gradients_are_finite_where_elements_coincide_or_are_half_a_turn_apart(g
 
 @every_group
 def test_log_of_relative_elements_does_not_move_with_both(group):
-    """The gradient with respect to a common motion vanishes, as forces need it to."""
+    """The gradient with respect to a common motion vanishes, as forces require."""
     g, h = proper(group)[:10], proper(group, seed=1)[:10]
 
     def moved_together(b):
@@ -393,7 +393,7 @@ def test_distance_is_left_invariant_symmetric_and_vanishes_on_the_diagonal(group
 
 @every_group
 def test_distance_is_not_invariant_from_the_right_unless_it_should_be(group):
-    """Control: with g h⁻¹ in place of g⁻¹ h the test above must fail for some groups."""
+    """Control: with g h⁻¹ instead of g⁻¹ h, the test above must fail for some groups."""
     g, h, k = (proper(group, seed=seed)[:40] for seed in range(3))
     error = (group.distance(group.product(g, k), group.product(h, k)) - group.distance(g, h)).abs().max()
     if group.name in ("SE(2)", "SE(3)", "Sim(3)", "Heisenberg"):
@@ -438,7 +438,7 @@ def test_relative_elements_stay_exact_far_from_the_origin():
     group = SE(3)
     g, h = group.sample(2, 100, generator=generator())
     far = Translations(3).element(torch.tensor([4096.0, -8192.0, 2048.0]))
-    steps = torch.randint(-8, 8, (2, 100, 3), generator=generator()) / 8  # survive the shift without rounding
+    steps = torch.randint(-8, 8, (2, 100, 3), generator=generator()) / 8  # the shift does not round them
     g, h = (group.element(group.linear(e), t) for e, t in zip((g, h), steps, strict=True))
     shifted = group.relative(group.product(far, g), group.product(far, h))
     close(shifted, group.relative(g, h), 1e-6, 0)
@@ -474,7 +474,7 @@ def test_rotations_of_the_plane_are_uniform():
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_rotations_of_space_are_uniform(turned):
-    """Angles of density (1 - cos θ)/π, and every column uniform on the sphere; also after a fixed rotation."""
+    """Angles have the density (1 - cos θ)/π, and every column is uniform on the sphere, also after a fixed rotation."""
     rotation = SO(3).sample(COUNT, generator=generator(1), dtype=torch.float64)
     if turned:
         rotation = SO(3).product(SO(3).exp(torch.tensor([0.3, -2.0, 0.7], dtype=torch.float64)), rotation)
@@ -526,7 +526,7 @@ DESIGNS = {
 
 @pytest.mark.parametrize(("letters", "dim", "count"), DESIGNS)
 def test_designs_average_polynomials_of_their_degree_exactly(letters, dim, count):
-    """Powers of u · g v span the matrix elements: their means are those over the group, and of one power more not."""
+    """Powers of u · g v span the matrix elements: means are exact up to the degree of the design, and no further."""
     group = {"SO": SO, "O": O}[letters](dim)
     design = group.design(count, dtype=torch.float64)
     group.check("design", design)

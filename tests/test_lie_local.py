@@ -86,7 +86,7 @@ def test_frames_of_the_data_are_exact_for_all_rotations(name, kind):
 @pytest.mark.parametrize("kind", ["invariant", "vector"])
 @pytest.mark.parametrize("readout", ["pool_first", "point_first"])
 def test_outputs_of_points_turn_and_sum_to_those_of_clouds(kind, readout):
-    """``pool="none"``: behind the same weights, what is linear in the pooled field sums to the output of the cloud."""
+    """With ``pool="none"`` and the same weights, outputs linear in the pooled field sum to the output of the cloud."""
     lifting = {"radial": 0, "local": 0}
     options = {"kind": kind, "order": readout, "lifting": lifting, "neighborhood": AllPairs()}
     model, data = network(Euclidean(SE(3)), PrincipalFrames(), pool="none", **options), cloud(3, (6, 4, 5))
@@ -124,7 +124,7 @@ def test_single_precision():
 
 
 def test_sampled_frames_see_rotations():
-    """Control: what is equivariant on average only is not so for one draw."""
+    """Control: frames that are equivariant on average are not equivariant for a single draw."""
     model, data = network(Euclidean(SE(3)), SampledFrames(4), kind="vector"), cloud(3)
     matrix = rotation(3, 1)
     assert relative_error(model(turned(data, matrix)), model(data) @ matrix.T) > 1e-4
@@ -134,7 +134,7 @@ def test_sampled_frames_see_rotations():
 
 @pytest.mark.parametrize("part", ["distances", "lifting"])
 def test_distances_and_lifting_are_seen(part):
-    """Control: without their weights the outputs are others."""
+    """Control: with weights of zero, the outputs differ."""
     model, data = network(Euclidean(SE(3)), PrincipalFrames()), cloud(3)
     expected = model(data)
     with torch.no_grad():
@@ -181,7 +181,7 @@ def test_one_vector_has_no_axis():
 
 
 def test_nothing_changes_without_the_options():
-    """Parameters, and so published configurations and their goldens, are the same."""
+    """Parameters do not change, so published configurations and their golden files stay valid."""
     options = {"space": Euclidean(SE(3)), "frames": PrincipalFrames(), "neighborhood": Radius(2.0), "channels": 8}
     plain = LieTransformer(3, 2, layers=1, heads=2, lifting=Lifting(local=0), **options)
     names = {name.split(".")[0] for name, _ in plain.named_parameters()}
@@ -219,7 +219,7 @@ def test_translations_alone_have_one_frame():
 
 @pytest.mark.parametrize("frames", [PrincipalFrames(), octahedral()], ids=["axes", "O"])
 def test_without_distances_the_convolution_sees_coordinates(frames):
-    """Where nothing says how far frames see: exact too, and seen."""
+    """Without distances, the convolution uses coordinates: outputs are exact too, and depend on it."""
     lifting = {"radial": 0}
     model, data = network(None, frames, lifting=lifting, neighborhood=AllPairs(), kind="vector"), cloud(3)
     expected = model(data)
@@ -279,7 +279,7 @@ def test_the_space_is_that_of_the_frames(frames, space):
 
 
 def test_networks_without_positions_that_change_can_be_compiled_and_exported():
-    """What a graph computes is computed by ``geometry``: tracing sees tensors only."""
+    """``geometry`` computes everything that depends on the graph, so tracing sees only tensors."""
     for frames, readout in ((PrincipalFrames(), Readout()), (octahedral(), Readout(kind="vector"))):
         model, data = network(None, frames, kind=readout.kind).float().eval(), cloud(3, dtype=torch.float32)
         geometry = model.geometry(data)
@@ -303,7 +303,7 @@ def from_file(text):
 
 
 def test_options_in_configuration_files():
-    """Groups of options are nested keys; features, frames and coordinates are named by class."""
+    """Groups of options are nested keys; features, frames and coordinates are given by class."""
     model = from_file("""
         class_path: lieattn.models.LieTransformer
         init_args:

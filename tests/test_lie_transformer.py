@@ -1,4 +1,4 @@
-"""LieTransformer and LieConv: layers, models, what they promise, and what they refuse."""
+"""LieTransformer and LieConv: layers, models, guarantees, and errors for bad arguments."""
 
 import math
 import warnings
@@ -70,7 +70,7 @@ KERNELS = {
     "linear, coordinates": {"kernel": "combined", "features": "linear", "normalize": "mean"},
     "mixed, network": {"kernel": "combined", "features": "mixed", "location": "network"},
 }
-# Space and frames that move with the points, or need not.
+# Spaces with frames that transform with the points, or that need not.
 EXACT = {
     "T2": (Euclidean(Translations(2)), None),
     "T3": (Euclidean(Translations(3)), None),
@@ -132,7 +132,7 @@ def data_of(pos, seed=2, channels=3, batch=None):
 
 
 def literal(network, x):
-    """Every row and head by itself."""
+    """The networks evaluated row by row and head by head."""
     act = activation("activation", network.activation)
     out = []
     for head in range(network.weights[0].shape[0]):
@@ -169,7 +169,7 @@ def test_networks_of_heads_are_what_they_say(name, evaluation, hidden, count, me
 
 
 def test_networks_of_heads_in_shorter_vectors(monkeypatch):
-    """As on a machine with AVX2."""
+    """Vectors are as short as on a machine with AVX2."""
     net, x = randomize(PerHeadMLP(3, 4, 4, "silu")), torch.randn(97, 4, requires_grad=True)
     monkeypatch.setattr("lieattn.ops.kernels.head_networks._launch.widest_lanes", lambda: 8)
     with backend("numba"):
@@ -206,7 +206,7 @@ def test_networks_of_heads_with_several_outputs(name, evaluation, heads, outputs
 
 
 class Numbers(torch.nn.Module):
-    """The numbers of a network as its output."""
+    """A layer that returns the values of a network."""
 
     def __init__(self, net):
         super().__init__()
@@ -341,7 +341,7 @@ def test_every_kernel_is_invariant(kernel):
     data = data_of(pos)
     expected = model(data)
     assert relative_error(model(Data(pos=space.act(moves_of(space)[0], pos), x=data.x)), expected) < 1e-10
-    if kernel != "content":  # content alone sees no positions but through the neighborhoods
+    if kernel != "content":  # content scores depend on positions only through the neighborhoods
         assert relative_error(model(Data(pos=pos.flip(0), x=data.x)), expected) > 1e-3
 
 
@@ -373,14 +373,14 @@ def test_finite_frames_are_exact_for_their_group_only(group):
     expected = model(data)
     for h in group.elements:
         assert relative_error(model(Data(pos=pos @ h.T + 3.0, x=data.x)), expected) < 1e-10
-    # Control: other rotations are seen, if little, since each is near one of the group.
+    # Control: other rotations change the output, but only a little, since each is near one of the group.
     turned = pos @ SO(2).exp(torch.tensor([0.3], dtype=DOUBLE)).T
     assert relative_error(model(Data(pos=turned, x=data.x)), expected) > 1e-6
     assert f"R^2 x| {group.name}" in model.guarantee
 
 
 def test_sampled_frames_are_not_exact():
-    """Control: what is promised on average only differs by per cents."""
+    """Control: frames that are equivariant only on average change the output by several percent."""
     space = Euclidean(SE(3))
     model = network(space, SampledFrames(4))
     pos = points_of(space, 8)
@@ -477,7 +477,7 @@ def test_gradients_are_those_of_finite_differences(name):
 
 
 def special(kind, dim):
-    """Two points at one place, or opposite to each other, among others in general position."""
+    """Two points that coincide or are opposite to each other, among others in general position."""
     pos = points_of(Euclidean(Translations(dim)), 5)
     pos[1] = pos[0] if kind == "coincident" else -pos[0]
     return pos
@@ -575,7 +575,7 @@ def test_neighbors_that_are_images_of_the_point_itself_are_left_out_like_others(
 
 
 def test_repeated_displacements_share_their_rows():
-    """The same layer on a grid, where rows are shared, and where gradients flow, so that every edge has its own."""
+    """A grid shares rows; with gradients, every edge has its own row. Both give the same."""
     group = octahedral()
     pos = torch.cartesian_prod(*[torch.arange(3.0, dtype=DOUBLE)] * 3)[:12]
     graph, other = (lift(place, group, Radius(1.5)) for place in (pos, pos.clone().requires_grad_()))
@@ -594,7 +594,7 @@ def test_repeated_displacements_share_their_rows():
 
 
 def test_networks_share_rows_on_grids():
-    """Also those of the authors' coordinates, bounded ones and distances: the numbers of every edge by itself."""
+    """Values equal those computed edge by edge, also for the authors' coordinates, bounded ones and distances."""
     pos = torch.cartesian_prod(*[torch.arange(4.0, dtype=DOUBLE)] * 2)
     for coordinates, count in (("smooth", 6), ("log", 3), ("grid", 3)):
         lifting = {"coordinates": COORDINATES[coordinates], "bound": True, "radial": 2, "cutoff": 2.0}
@@ -711,7 +711,7 @@ def test_attentive_convolution_is_the_sum_it_says():
 
 
 def test_attentive_convolution_sees_geometry_where_features_are_constant():
-    """What a bias in the scores cannot: softmax averages equal values."""
+    """A bias in the scores alone has no effect, because a softmax of equal values is their average."""
     graph, other = (graph_of(Euclidean(Translations(3)), None, seed=seed) for seed in (0, 1))
     x = torch.ones(8, 1, 8, dtype=DOUBLE)
     attention = randomize(LieSelfAttention(8, 3, heads=2).double())
@@ -740,7 +740,7 @@ def test_batch_normalization_is_that_of_torch_where_variances_are_large():
     x = torch.randn(20, 3, 6, dtype=DOUBLE)
     assert relative_error(ours(x), theirs(x.flatten(0, 1)).view_as(x)) < 1e-10
     assert relative_error(ours.running_mean, theirs.running_mean) < 1e-12
-    # Theirs are population variances; torch runs on those of the sample.
+    # The authors use population variances; running statistics of torch use sample variances.
     assert relative_error((ours.running_var - 0.9) * 60 / 59, theirs.running_var - 0.9) < 1e-12
     constant = torch.ones(4, 1, 6, dtype=DOUBLE)
     assert torch.equal(ours(constant), torch.zeros_like(constant))
@@ -977,7 +977,7 @@ def test_squashed_coordinates_are_bounded():
 
 @pytest.mark.usefixtures("every_backend")
 def test_networks_on_scales():
-    """Features and vectors enter on all scales alike; the promise is that of the group."""
+    """Features and vectors enter all scales in the same way; the guarantee is that of the group."""
     frames = ScaleFrames(cyclic(4), levels=2)
     model = network(None, frames, Radius(1.0), vector_inputs=("vel",), lifting={"local": 4}, readout={"pool": "max"})
     data = data_of(points_of(Euclidean(SE(2)), 10))
@@ -1009,7 +1009,7 @@ SEES = {
 @pytest.mark.filterwarnings("ignore::lieattn.geometry.DegenerateFramesWarning")
 @pytest.mark.parametrize("name", SEES)
 def test_networks_see_geometry_where_features_are_constant(name):
-    """As they come, without training: outputs of random clouds differ."""
+    """With their initial weights, outputs of random clouds differ."""
     model, options, dim = SEES[name]
     torch.manual_seed(0)
     network = model(1, 1, channels=32, layers=2, **options)
@@ -1021,7 +1021,7 @@ def test_networks_see_geometry_where_features_are_constant(name):
 
 
 def test_scores_alone_do_not_see_geometry_where_features_are_constant():
-    """Control: a softmax averages equal values."""
+    """Control: with geometry in the scores alone, a softmax averages equal values."""
     network = LieTransformer(
         1, 1, frames=Principal(), neighborhood=Radius(2.5), channels=32, layers=2, lifting=Lifting(local=0)
     )
@@ -1031,7 +1031,7 @@ def test_scores_alone_do_not_see_geometry_where_features_are_constant():
 
 @pytest.mark.parametrize("convention", ["log", "quaternion"])
 def test_published_coordinates_of_half_turns_do_not_depend_on_rounding(convention):
-    """Of the icosahedral group, whose half turns have axes of any direction."""
+    """The icosahedral group has half turns about many different axes."""
     group, pos = icosahedral(), torch.randn(3, 3, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
     chart, space = PublishedCoordinates(convention), Euclidean(SE(3))
     expected = chart(lift(pos, group, AllPairs(), space))

@@ -17,7 +17,7 @@ every_group = pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
 
 
 class Lifting(torch.nn.Module):
-    """Signals of the edges, and the field or messages made of them."""
+    """A module that computes signals of the edges, and the field or messages from them."""
 
     def __init__(self, dim, in_channels=2, in_vectors=1):
         super().__init__()
@@ -38,14 +38,14 @@ def inputs(points, dim, dtype=DOUBLE, seed=0):
 
 
 def seen(pos, frames, neighborhood=None, clouds=2):
-    """Points of clouds by turns, lifted to a group, or with frames ``[fiber, dim, dim]`` or of every point."""
+    """Points with alternating clouds, lifted to a group, or with frames ``[fiber, dim, dim]``, shared or per point."""
     if not isinstance(frames, FiniteGroup):
         frames = GivenFrames(frames if frames.ndim == 4 else frames.expand(len(pos), -1, -1, -1))
     return lift(pos, frames, neighborhood or AllPairs(), batch=torch.arange(len(pos)) % clouds)
 
 
 def literal(conv, pos, frames, x, v, field=None):
-    """Every point, frame and neighbor by itself; the lifted field, or messages of a field."""
+    """The lifted field, or the messages of a field, by loops over points, frames and neighbors."""
     silu, edges = torch.nn.functional.silu, conv.edges
     fields = []
     for i in range(len(pos)):
@@ -152,7 +152,7 @@ def test_every_point_may_have_frames_of_its_own():
 
 @pytest.mark.parametrize("attribute", ["pos", "x", "v"])
 def test_everything_counts(attribute):
-    """Control: a layer that sees nothing is equivariant too."""
+    """Control: all inputs change the output, since a constant layer would be equivariant too."""
     conv, given = layer(3), dict(zip(("pos", "x", "v"), inputs(6, 3), strict=True))
 
     def call(pos, x, v):
@@ -281,14 +281,14 @@ def test_angle_features_are_their_definition():
 
 
 def products(degree, e, other):
-    """P_1 or P_2 in space."""
+    """The products P_1 or P_2 in three dimensions."""
     cosine = (e * other).sum(dim=-1)
     return cosine if degree == 1 else (3 * cosine**2 - e.square().sum(dim=-1) * other.square().sum(dim=-1)) / 2
 
 
 @pytest.mark.parametrize("dim", [2, 3])
 def test_angle_features_are_invariant_and_see_angles(dim):
-    """A triangle whose distances to the first point stay, but not the angle there, is another one."""
+    """Triangles with the same distances to the first point but another angle there have different features."""
     angles = randomize(AngleFeatures(dim, 2, 3, cutoff=CUTOFF).to(DOUBLE))
     pos, x, _ = inputs(6, dim)
     frames = torch.eye(dim, dtype=DOUBLE)[None]

@@ -1,4 +1,4 @@
-"""Lifted elements: their relative coordinates by definition, and the promise of every lift, with controls."""
+"""Lifted elements: relative coordinates against their definition, and the guarantee of every lift, with controls."""
 
 import math
 import warnings
@@ -61,7 +61,7 @@ def generator(seed=0):
 
 
 def random_points(space, number=9, seed=0, dtype=F64):
-    """Points of a space, none near 0."""
+    """Random points of a space, none of them near 0."""
     pos = torch.randn(number, space.dim, generator=generator(seed), dtype=F64)
     pos[:, : space.group.dim] += 0.3
     if isinstance(space, Sphere):
@@ -72,7 +72,7 @@ def random_points(space, number=9, seed=0, dtype=F64):
 
 
 def random_clouds(space, dtype=F64):
-    """Three clouds in any order, and their indices."""
+    """Points of three clouds in random order, and their cloud indices."""
     return random_points(space, 15, seed=1, dtype=dtype), torch.tensor([0, 2, 1, 0, 0, 2, 2, 0, 1, 2, 0, 2, 1, 0, 1])
 
 
@@ -83,13 +83,13 @@ def frames_for(space, fiber=3, number=15, seed=2):
 
 
 def neighborhood_for(space):
-    """A ball where the group preserves distances, otherwise all pairs."""
+    """A ball if the group preserves distances, otherwise all pairs."""
     scales = isinstance(space.group, Dilations | RotationDilations) or space.group.name.startswith("Sim")
     return AllPairs() if scales else Radius(1.9)
 
 
 def functional(coordinates, seed=0):
-    """What any layer may make of coordinates ``[edges, fiber, fiber, k]``: per edge, whatever the order of fibers."""
+    """A function of coordinates ``[edges, fiber, fiber, k]`` per edge that does not depend on the order of fibers."""
     weight = torch.randn(coordinates.shape[-1], 7, generator=generator(seed), dtype=F64).to(coordinates.dtype)
     return torch.tanh(torch.sin(coordinates @ weight).mean(2)).mean(1)
 
@@ -104,7 +104,7 @@ def moved_by(space, g, pos):
 
 
 def lift_to(points, space, frames, neighborhood, **options):
-    """Lift with the space before the frames, as the tables here have it."""
+    """`lift` with the space before the frames, as in the tables of this file."""
     return lift(points, frames, neighborhood, space, **options)
 
 
@@ -124,7 +124,7 @@ def random_motion(space, seed=3):
 @every_space
 @pytest.mark.parametrize("kind", ["smooth", "log"])
 def test_relative_coordinates_are_those_of_the_definition(space, kind):
-    """Element by element: coordinates of inverse(g_ia) g_jb, in the order that is promised."""
+    """Element by element: coordinates of inverse(g_ia) g_jb, in the documented order."""
     group = space.group
     pos, batch = random_clouds(space)
     frames = frames_for(space)
@@ -163,7 +163,7 @@ def test_elements_lie_over_their_points(space):
     found = space.act(graph.elements, space.representative(pos)[:, None].expand(-1, graph.fiber, -1))
     torch.testing.assert_close(found, pos[:, None].expand_as(found), rtol=0, atol=1e-12)
     dim = space.group.dim
-    frames = graph.frames.expand(15, graph.fiber, dim, dim)  # those of all points have no axis of points
+    frames = graph.frames.expand(15, graph.fiber, dim, dim)  # frames shared by all points have no axis of points
     assert torch.equal(frames, graph.elements[..., :dim, :dim])
 
 
@@ -189,7 +189,7 @@ def test_frames_that_move_along_leave_coordinates_alone(space, dtype):
     assert torch.equal(after.neighbors.edge_index, before.neighbors.edge_index)
     allowed = TOLERANCE[dtype]
     assert largest_error(coordinates_of(after), coordinates_of(before)) < allowed
-    # Control: frames that stay behind.
+    # Control: frames that do not move with the points.
     fixed = lift_to(moved_by(space, g, pos), space, GivenFrames(frames), neighborhood, batch=batch, length=2.0)
     assert largest_error(coordinates_of(fixed), coordinates_of(before)) > 1e-2
 
@@ -250,7 +250,7 @@ def test_gradients_flow_into_given_frames():
 
 
 def test_far_from_the_origin_single_precision_keeps_differences():
-    """Relative translations are made of differences of points, not of products of large matrices."""
+    """Relative translations are computed from differences of points, not from products of large matrices."""
     pos = random_points(SPACES["SE(3)"]).float()
     far = (pos.double() + 2.0**12).float()
     near = far.double() - 2.0**12
@@ -272,7 +272,7 @@ def test_finite_frames_are_exact_for_their_group(group):
     for h in (3, 11, 17):
         matrix = group.elements[h]
         after = lift_to(pos @ matrix.T + 0.7, **call)
-        # The frame a sees what h⁻¹ a saw.
+        # Frame a now sees what frame h⁻¹ a saw before.
         seen = group.permutation(h)
         expected = coordinates_of(before)[:, seen][:, :, seen]
         assert largest_error(coordinates_of(after), expected) < 1e-10
@@ -319,20 +319,20 @@ def test_sampled_frames_of_a_cloud_are_shared_and_designs_are_designs():
     assert all((frames[batch == cloud] == frames[batch == cloud][:1]).all() for cloud in range(3))
     drawn = lift_to(pos, space, SampledFrames(24, "cloud"), AllPairs(), batch=batch, generator=generator()).frames
     assert largest_error(drawn[1], drawn[0]) > 0.1  # of two clouds
-    # A design averages matrix elements of degree 1 to 3 exactly, independent draws do not.
+    # A design averages matrix elements of degrees 1 to 3 exactly, independent frames do not.
     for design, exact in ((None, True), (True, True), (False, False)):
         frames = lift_to(pos, space, SampledFrames(24, design=design), AllPairs()).frames
         cubic = torch.einsum("pnij,pnkl,pnrs->pijklrs", frames, frames, frames) / 24
         spread = largest_error(cubic, cubic[:1].expand_as(cubic))
         assert (spread < 1e-12) == exact
-    # Where there is no design of the size, draws are independent unless a design is asked for.
+    # If there is no design of this size, frames are drawn independently unless a design is requested.
     assert lift_to(pos, space, SampledFrames(5), AllPairs()).fiber == 5
     with pytest.raises(ValueError, match=r"count: SO\(3\) has designs of"):
         lift_to(pos, space, SampledFrames(5, design=True), AllPairs())
 
 
 def test_sampled_frames_are_equivariant_in_distribution_only():
-    """Control of the table of errors: the same points turned give another result, and more frames a smaller error."""
+    """Control of the table of errors: rotated points give a different result, and more frames a smaller error."""
     space = SPACES["SE(3)"]
     pos = random_points(space)
     turned = moved_by(space, random_motion(space), pos)
@@ -437,7 +437,7 @@ every_principal = pytest.mark.parametrize("frames", PRINCIPAL.values(), ids=PRIN
 @every_principal
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
 def test_principal_frames_are_exact(space, frames, dtype):
-    """Any motion of the group, any number of clouds: edges see the same, up to the order of the fibers."""
+    """Relative coordinates are invariant under any motion of the group, for any number of clouds, up to fiber order."""
     pos, batch = random_points(space, 30, seed=4, dtype=dtype), torch.arange(30) % 3
     neighborhood = neighborhood_for(space)
     if frames.cutoff is not None and isinstance(neighborhood, AllPairs):
@@ -452,7 +452,7 @@ def test_principal_frames_are_exact(space, frames, dtype):
             found = functional(coordinates_of(after))
             assert torch.equal(after.neighbors.edge_index, before.neighbors.edge_index)
             assert largest_error(found, expected) < TOLERANCE[dtype]
-    # Control: one frame of the fiber alone is not exact.
+    # Control: a single frame of the fiber is not exact.
     alone = [functional(coordinates_of(graph)[:, :1, :1]) for graph in (before, after)]
     if space.group.dim > 2 or not isinstance(space, Euclidean):
         assert largest_error(*alone) > 1e-3
@@ -520,7 +520,7 @@ DEGENERATE = {
     "nearly a line": torch.tensor([[-1.0, 0, 0], [0.2, 1e-4, 0], [0.9, 0, 2e-4], [2.1, 0, 0]], dtype=F64),
     "two points": torch.tensor([[0.0, 0, 0], [1, 0, 0]], dtype=F64),
 }
-# Clouds of which nothing can be said, and which need no warning.
+# Clouds whose axes cannot be determined in any way, and which need no warning.
 PLACES = {
     "one point": torch.ones(1, 3, dtype=F64),
     "one place": torch.ones(4, 3, dtype=F64),
@@ -553,13 +553,13 @@ def test_degenerate_clouds_warn_and_stay_exact(case, of, dtype):
         g = SO(3).sample(generator=generator(seed), dtype=F64)
         found = quietly(invariants_of, of, shape @ g.T - 1.3, dtype)
         if case == "nearly a line" and of == "neighborhood" and dtype == torch.float32:
-            continue  # axes of points that deviate by 1e-4 are not known better than rounding over 1e-4
+            continue  # the axes of points that deviate by 1e-4 are known up to rounding / 1e-4
         assert largest_error(found, expected) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("case", ["methane", "ammonia", "benzene", "cube", "line", "two points"])
 def test_the_order_of_points_that_a_symmetry_exchanges_does_not_matter(case):
-    """What is equal by a symmetry of the shape gives the same sums, whichever of the points comes first."""
+    """Points that a symmetry of the shape exchanges give the same sums, whichever of them comes first."""
     shape = DEGENERATE[case]
     with pytest.warns(DegenerateFramesWarning):
         expected = invariants_of("cloud", shape, F64, "E(3)").sum(0)
@@ -581,7 +581,7 @@ def test_places_give_frames_without_a_warning(case, of):
 
 
 def test_planar_clouds_are_fine():
-    """The third axis is the cross product of the others: no warning."""
+    """The third axis is the cross product of the others, so there is no warning."""
     pos = random_points(SPACES["SE(3)"])
     pos[:, 2] = 0.0
     expected = invariants_of("cloud", pos, F64)
@@ -590,7 +590,7 @@ def test_planar_clouds_are_fine():
 
 
 def test_clouds_of_a_batch_are_judged_one_by_one():
-    """A degenerate cloud beside another one leaves its frames as they are alone."""
+    """A degenerate cloud in a batch does not change the frames of another cloud."""
     space, generic = SPACES["SE(3)"], random_points(SPACES["SE(3)"], 6)
     pos = torch.cat([generic, CUBE])
     batch = torch.tensor([0] * 6 + [2] * 8)
@@ -605,7 +605,7 @@ def test_clouds_of_a_batch_are_judged_one_by_one():
 @pytest.mark.parametrize("name", ["SE(2)", "SE(3)", "Sim(3)", "E(3)", "orbits of SO(3)"])
 @every_principal
 def test_gradients_through_principal_frames(name, frames):
-    """Correct against finite differences, twice, where the gap is open."""
+    """First and second derivatives equal finite differences if the gap between eigenvalues is large."""
     space = SPACES[name]
     pos = random_points(space, 5, seed=12)
     neighborhood = AllPairs()
@@ -633,7 +633,7 @@ def test_gradients_of_degenerate_clouds_are_finite(case):
 
 
 def test_gradients_of_completed_axes_are_correct():
-    """Inside of the gap, where the farthest point is the only one: one axis isolated, one completed."""
+    """Below the gap, with a unique farthest point: one axis is isolated, one is completed."""
     shape = ring(5, 0.0) * torch.tensor([1.0, 1.0, 0.0]) + torch.tensor([0.0, 0.0, 0.0])
     shape = torch.cat([shape, 3.0 * torch.tensor([[0.0, 0, 1], [0, 0, -1.2]])]).double()
     shape[0] *= 1.001
@@ -647,7 +647,7 @@ def test_gradients_of_completed_axes_are_correct():
 
 
 def test_principal_frames_of_a_space_of_ones_own():
-    """Where frames do not act on the last coordinates, the answer is a clear error."""
+    """If frames do not act on the last coordinates, the error message says so."""
 
     class Sideways(Sphere):
         def embed(self, h):
@@ -833,7 +833,7 @@ def test_input_vectors_give_the_axes_that_points_at_one_place_do_not(of, points)
 
 
 def test_values_are_printed_on_one_screen():
-    """Without the entries of their tensors."""
+    """The printed form omits the entries of tensors."""
     pos = torch.randn(30, 3)
     graph = lift(pos, octahedral(), Radius(1.0))
     assert repr(graph).startswith("LiftedGraph(points=30, dim=3, clouds=1, dtype=float32, device=cpu, fiber=24, edges=")

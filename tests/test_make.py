@@ -1,4 +1,4 @@
-"""The scripts behind the small sets, on little data in the formats of their sources; nothing is downloaded."""
+"""The scripts that make the small data sets, with a little data in the source formats; nothing is downloaded."""
 
 import csv
 import functools
@@ -20,7 +20,7 @@ RANDOM = np.random.default_rng(0)
 
 @pytest.fixture
 def digits(tmp_path, monkeypatch):
-    """60 and 10 digits in the folder of the sources."""
+    """Write 60 and 10 digits into the folder of the sources."""
     for prefix, count in (("train", 60), ("t10k", 10)):
         images = np.zeros((count, 28, 28), dtype=np.uint8)
         images[:, 4:24, 4:24] = RANDOM.integers(0, 256, (count, 20, 20))
@@ -61,7 +61,7 @@ def test_qm9_subset(tmp_path):
     with (tmp_path / "qm9_small.csv").open("w", newline="") as file:
         rows = csv.DictWriter(file, ["", "mol_id", "smiles", *TARGETS])
         rows.writeheader()
-        for number in [20, 4, 3, *range(1, 30, 2)]:  # in no order; 3 comes twice
+        for number in [20, 4, 3, *range(1, 30, 2)]:  # unsorted; 3 occurs twice
             rows.writerow({"mol_id": f"gdb_{number}", "smiles": "C=O", **dict.fromkeys(TARGETS, number)})
     (tmp_path / "uncharacterized.txt").write_text("\n" * 9 + "5 left out\nend\n")
     with tarfile.open(tmp_path / "dsgdb9nsd.xyz.tar.bz2", "w:bz2") as archive:

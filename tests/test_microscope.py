@@ -1,4 +1,4 @@
-"""The microscope: every model of the catalog, roll-outs that move with the group, fields that stand still, files."""
+"""The microscope: every model of the catalog, equivariant rollouts, invariant stabilized fields, files."""
 
 import json
 import re
@@ -63,7 +63,7 @@ def molecules(network, **options):
 
 SMALL = {"neighborhood": Radius(9.0), "channels": 4, "layers": 2}
 PHASE = {"momentum": torch.zeros(7, 2).double(), "time": torch.tensor([[0.0, 0.1]]).double()}
-# Name in the catalog -> network, cloud, number of layers of attention, whether a roll-out is defined.
+# Name in the catalog -> network, cloud, number of attention layers, whether a rollout is defined.
 MODELS = {
     "AffineSelfConvNet": lambda: (models.AffineSelfConvNet(dihedral(4), 1, 2, blocks=1, channels=4), image(8), 3, True),
     "AttentiveAllCNN": lambda: (
@@ -123,7 +123,7 @@ def test_the_table_has_the_models_of_the_catalog():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_of_each_model_can_be_seen(name):
-    """Layers of attention, or that there are none; fields, which stand still under the group of the network."""
+    """Each model has its attention layers, or none, and stabilized fields that its group does not change."""
     network, data, layers, rolls = MODELS[name]()
     microscope = viz.Microscope(randomize(network, spread=0.2).double(), data, turns=3)
     assert len(microscope.attention_layers) == layers
@@ -141,7 +141,7 @@ def test_what_of_each_model_can_be_seen(name):
         with pytest.raises(ValueError, match="a roll-out multiplies probabilities, but weights of blocks"):
             microscope.rollout()
         return
-    borders = name == "AffineSelfConvNet"  # beyond which weights are lost
+    borders = name == "AffineSelfConvNet"  # attention to zeros beyond the border is lost
     for found in (microscope.attention(), microscope.rollout()):
         assert (found >= 0).all()
         assert 0.3 < float(found.sum()) <= 1 + 1e-9 if borders else float(found.sum()) == pytest.approx(1, abs=1e-9)
@@ -178,7 +178,7 @@ def all_rollouts(recording):
 
 
 def matched(places, moved, turn):
-    """For each element (point, frame) its place among those of the moved cloud."""
+    """The index of each element (point, frame) among those of the transformed cloud."""
     point = torch.cdist(places.pos @ turn.mT, moved.pos).argmin(dim=1)
     if places.frames is None:
         return point, torch.zeros(len(point), 1, dtype=torch.int64)
@@ -190,7 +190,7 @@ def matched(places, moved, turn):
 
 @pytest.mark.parametrize("name", ROLLED)
 def test_rollouts_move_with_the_group(name):
-    """R(u g, u g') of the moved cloud is R(g, g'), element by element."""
+    """R(u g, u g') of the transformed cloud equals R(g, g'), element by element."""
     make, data = ROLLED[name]
     network, data = randomize(make(), spread=0.3).double().eval(), data()
     seen = Observation(network, data, 4, seed=1)
@@ -202,14 +202,14 @@ def test_rollouts_move_with_the_group(name):
         queries = matched(seen.recording.attention[-1].places, recording.attention[-1].places, turn.matrix)
         first, other = seen.recording.attention[0], recording.attention[0]
         keys = matched(first.places, other.places, turn.matrix)
-        lifts = first.keys != first.places.fiber  # then keys are features, of the scales if there are some
+        lifts = first.keys != first.places.fiber  # keys are then features, on each scale if there are scales
         column = torch.arange(first.keys).expand(len(keys[0]), -1) if lifts else keys[1]
         brought = after[queries[0][:, None], queries[1]][:, :, keys[0][:, None], column]
         torch.testing.assert_close(brought, before, rtol=1e-8, atol=1e-9)
 
 
 def test_rollouts_see_turns_outside_of_the_group():
-    """Control: with a table of frames that is not the group's, nothing moves along."""
+    """Control: rollouts change under a rotation outside of the group."""
     network = randomize(molecules(models.LieTransformer, heads=2), spread=1.5).double()
     data = cloud()
     turn = SO(3).sample(generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -221,7 +221,7 @@ def test_rollouts_see_turns_outside_of_the_group():
 
 
 def test_rollouts_are_products_of_dense_matrices():
-    """The definition: means over heads, (A + I) / 2, one matrix after another; a lifting layer has no residual."""
+    """The definition: products of (A + I) / 2 with means A over heads; a lifting layer has no residual."""
     network = randomize(gsa(cyclic(4), blocks=(2,), neighborhood=Nearest(4))).double()
     microscope = viz.Microscope(network, cloud(2, features=1))
     points, fiber, dense = 7, 4, []
@@ -293,7 +293,7 @@ def test_attention_of_a_window_is_at_its_points(border):
 
 
 def test_fields_are_pulled_back_by_the_action():
-    """(u⁻¹ f)(x, h) = f(u x, u h): the fiber is permuted by the group's own table."""
+    """(u⁻¹ f)(x, h) = f(u x, u h): the fiber is permuted by the table of the group."""
     network, data = randomize(gsa(cyclic(8))).double(), image(5)
     microscope = viz.Microscope(network, data)
     raw, stable = microscope.fields(), microscope.stabilized()
@@ -336,7 +336,7 @@ def spatial():
 
 
 def water(points):
-    """Water, and atoms far away."""
+    """A water molecule and distant atoms."""
     pos = torch.tensor([[0.0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0], *[[5.0 + 3 * k, k, 0] for k in range(points - 3)]])
     x = torch.rand(points, 2, generator=torch.Generator().manual_seed(0))
     return Data(x=x, pos=pos, z=torch.tensor([8, 1, 1, *[8] * (points - 3)]))
@@ -408,7 +408,7 @@ def unpacked(packed):
 
 
 def test_the_query_is_found_in_the_input():
-    """Also where a network shifts and scales positions, or has fewer points than it was given."""
+    """The query is found also if a network shifts and scales positions, or drops points."""
     pos = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0], [4.0, 4.0]])
     assert [_in_input(pos, 0.5 * pos - 1.0, point) for point in range(4)] == [0, 1, 2, 3]
     corners = torch.cat([pos, torch.tensor([[2.0, 2.0]])])

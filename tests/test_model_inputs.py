@@ -1,4 +1,4 @@
-"""What models read from data beside positions: edges that are given, and features that may be absent."""
+"""Inputs of models besides positions: given edges, and features that may be absent."""
 
 import logging
 from dataclasses import replace
@@ -53,13 +53,13 @@ every_model = pytest.mark.parametrize("name", MODELS)
 
 @pytest.fixture(autouse=True)
 def plain():
-    """Kernels do not see where neighbors come from."""
+    """Use the plain implementation, since kernels do not depend on how neighbors were found."""
     with backend("plain"):
         yield
 
 
 def clouds(dim=3, sizes=(5, 8)):
-    """Two clouds with the edges of a ball, without those of a point to itself, in any order."""
+    """Two clouds with the edges of a ball in random order, without self-loops."""
     generator = torch.Generator().manual_seed(0)
     found = []
     for size in sizes:
@@ -76,7 +76,7 @@ def build(name, neighborhood):
 
 @every_model
 def test_edges_of_the_data(name):
-    """Those of a ball give what the ball gives, cloud by cloud and in a batch; without them outputs are others."""
+    """The edges of a ball give the results of the ball, alone and in a batch; without them, outputs differ."""
     parts = clouds(2 if name == "FiniteSE2Transformer" else 3)
     batch = Batch.from_data_list(parts)
     expected = build(name, BALL)(batch)
@@ -89,7 +89,7 @@ def test_edges_of_the_data(name):
 
 @every_model
 def test_features_may_be_absent(name, caplog):
-    """Every point then has the feature 1, which is said once."""
+    """Every point then has the feature 1, which the log says once."""
     _inputs._say_constant.cache_clear()
     batch = Batch.from_data_list(clouds(2 if name == "FiniteSE2Transformer" else 3))
     network = build(name, BALL)
@@ -98,12 +98,12 @@ def test_features_may_be_absent(name, caplog):
     torch.testing.assert_close(found[0], network(Data(x=batch.pos.new_ones(13, 1), pos=batch.pos, batch=batch.batch)))
     said = [record.getMessage() for record in caplog.records]
     assert said == ["data.x: the data have no features; every point gets the feature 1 (in_channels=1)"] * (
-        name != "FiniteSE2Transformer"  # which sees positions only
+        name != "FiniteSE2Transformer"  # it uses only positions
     )
 
 
 def test_certified():
-    """Edges follow the points where these come in another order."""
+    """Edges are renumbered if the points are permuted."""
     torch.manual_seed(0)
     found = certify(MODELS["LieTransformer"](EDGES).eval(), clouds(), elements=2, rotations=1, continuity=False)
     assert found.passed, str(found)

@@ -1,4 +1,4 @@
-"""GSA-Nets: sizes of the paper, invariance under their groups, and what breaks it."""
+"""GSA-Nets: sizes of the paper, invariance under their groups, and controls that break it."""
 
 import copy
 import math
@@ -92,14 +92,14 @@ def images(count, height, width, channels, dtype=torch.float32, seed=0):
 
 
 def moved(batch, group, h):
-    """The batch with its coordinates moved by an element, and a shift."""
+    """The batch with its coordinates transformed by a group element and a shift."""
     batch = batch.clone()
     batch.pos = group.act(h, batch.pos) + 0.5
     return batch
 
 
 def turned_pixels(batch, group, h):
-    """The images whose pixels moved to other pixels: what turning an array does."""
+    """The images with pixels moved to other pixels, as in rotating an array."""
     batch = batch.clone()
     pos = batch.pos[: int(batch.ptr[1])]
     came_from = torch.cdist(pos, group.act(h, pos)).argmin(dim=1)
@@ -132,7 +132,7 @@ def test_turning_the_pixels_leaves_the_logits(group, dtype, tolerance):
 
 
 def test_dilated_squares_turn_with_the_pixels():
-    """Dyadic neighborhoods, of steps of two pixels and, behind the pooling, of four."""
+    """Dyadic neighborhoods with steps of two pixels, and of four after the pooling."""
     model = network(dihedral(4), torch.float64, neighborhood=PixelSquare(3, dilation=2))
     assert change(model, images(2, 12, 12, 2, torch.float64), dihedral(4), turned_pixels) < 1e-10
 
@@ -141,7 +141,7 @@ def test_dilated_squares_turn_with_the_pixels():
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("group", [cyclic(8), cyclic(12), dihedral(8)], ids=["R8", "R12", "p8m"])
 def test_turning_the_coordinates_leaves_the_logits(group, dtype, tolerance):
-    """Balls turn by every angle; so do crops and poolings, which follow the raster."""
+    """Balls are invariant to every rotation, and so are crops and poolings, which follow the raster."""
     batch = images(2, 10, 10, 2, dtype)
     model = network(group, dtype, neighborhood=Radius(1.5), blocks=Stages((1, 1), crops=(1, 0)))
     assert change(model, batch, group, moved) < tolerance
@@ -182,7 +182,7 @@ def test_clouds_without_a_raster(group, neighborhood):
 
 @pytest.mark.usefixtures("every_backend")
 def test_images_need_not_be_square_nor_alike():
-    """A batch of two sizes equals each image alone; a mirror of a 10 x 14 image leaves its logits."""
+    """A batch of two sizes equals each image alone; reflecting a 10 x 14 image does not change its logits."""
     model = network(dihedral(1), torch.float64)
     wide, square = images(1, 10, 14, 2, torch.float64), images(1, 12, 12, 2, torch.float64, seed=1)
     both = Batch.from_data_list([wide[0], square[0]])
@@ -221,7 +221,7 @@ def test_pcam_warns_at_96_and_is_exact_at_88():
 
 
 def test_published_table_is_the_authors():
-    """Against the formulas of the code, in its own indices: k stands for the inverse of our element k."""
+    """Compared with the formulas of the authors' code, in which index k is the inverse of our element k."""
     for n in (4, 8):
         group = cyclic(n)
         h, g, m = np.ogrid[:n, :n, :n]
@@ -233,7 +233,7 @@ def test_published_table_is_the_authors():
 
 
 def test_start_does_not_depend_on_rounding():
-    """With the paper's zero biases an untrained network turns 1e-7 in a coordinate into per cents."""
+    """With the zero biases of the paper, an untrained network amplifies 1e-7 in a coordinate to several percent."""
     group = cyclic(8)
     model = GSANet(group, 2, 3, channels=8, blocks=(1,), heads=2, neighborhood=Radius(2.1)).eval()
     assert change(model, images(2, 8, 8, 2), group, moved) < 1e-4
@@ -256,7 +256,7 @@ def test_geometry_may_be_given():
 
 
 def test_every_parameter_but_the_redundant_learns():
-    """Key biases and last biases of the coordinate networks shift all scores of a softmax: gradient zero."""
+    """Key biases and last biases of coordinate networks shift all scores of a softmax, so their gradient is zero."""
     model, batch = network(cyclic(4), torch.float64), images(2, 12, 12, 2, torch.float64)
     model(batch).square().sum().backward()
     for name, parameter in model.named_parameters():
@@ -316,7 +316,7 @@ def test_networks_from_configuration_files(frames, stages):
 
 # --- frames ---------------------------------------------------------------------------------------------------
 
-SPACES = {  # frames, the motions that leave the outputs alone, and options
+SPACES = {  # frames, the motions that do not change the outputs, and options
     "T": (tetrahedral(), tetrahedral(), {}),
     "T, posed": (FiniteFrames(tetrahedral(), PrincipalFrames()), SE(3), {}),
     "principal": (PrincipalFrames(), SE(3), {}),
@@ -341,7 +341,7 @@ def of_frames(name, **more):
 
 
 def motions(group, data):
-    """Clouds that are moved, with their vectors, and what does the same to vectors."""
+    """Transformed clouds with their vectors, and a function that transforms output vectors in the same way."""
     generator = torch.Generator().manual_seed(1)
     for number in range(min(group.order, 4) if hasattr(group, "order") else 4):
         shift = torch.randn(group.dim, generator=generator, dtype=torch.float64)
@@ -388,7 +388,7 @@ def test_vectors_go_in_and_out(name):
 
 @torch.no_grad()
 def test_other_frames_of_the_points():
-    """Random ones break rotations, and say so; given ones are exact if they are moved along."""
+    """Random frames break rotations, as their guarantee says; given frames are exact if they are transformed too."""
     data = cloud(3)
     model = randomize(GSANet(SampledFrames(3), 2, 3, neighborhood=Radius(2.0), channels=8, heads=2).double())
     assert model.sees_order
@@ -406,7 +406,7 @@ def test_other_frames_of_the_points():
 @pytest.mark.parametrize("name", SPACES)
 @torch.no_grad()
 def test_geometry_is_seen_where_features_are_constant(name):
-    """By default; in the paper's networks a softmax averages values that are all the same."""
+    """Networks use geometry by default; in the presets of the paper, a softmax averages equal values."""
     spread = {}
     for values in (True, False):
         model, _ = of_frames(name, options=GSAOptions(values=values))
@@ -521,7 +521,7 @@ def test_weights_are_refused_by_layers_of_another_group(group, other):
 
 
 def test_weights_are_refused_by_networks_of_another_geometry(tmp_path):
-    """Of another group of order 12, another radius, another pose: the shapes of all weights are the same."""
+    """Another group of order 12, another radius or another pose is refused, although weights have the same shapes."""
     of_order_12 = cyclic_about(12)
     for number, network in enumerate(networks_of(tetrahedral(), 2.0)):
         torch.save(network.state_dict(), tmp_path / "weights.pt")

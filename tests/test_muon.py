@@ -1,4 +1,4 @@
-"""Muon for stacks of matrices, beside its definition and torch's own optimizers."""
+"""Muon for stacks of matrices, against its definition and torch's own optimizers."""
 
 import copy
 
@@ -13,7 +13,7 @@ from lieattn.train._muon import orthogonalized
 
 
 def trained(optimizer_of, model, steps=5):
-    """Parameters after some steps on inputs that are always the same."""
+    """Parameters after some steps on fixed inputs."""
     torch.manual_seed(0)
     optimizer = optimizer_of(model.parameters())
     x = torch.randn(12, 12, 16)
@@ -36,7 +36,7 @@ def test_updates_have_the_singular_vectors_of_the_momentum(shape):
 
 
 def test_matrices_are_trained_as_by_the_optimizer_of_torch():
-    """Which computes in bfloat16."""
+    """The optimizer of torch computes in bfloat16."""
 
     def weights(optimizer_of):
         torch.manual_seed(1)

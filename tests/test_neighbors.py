@@ -1,4 +1,4 @@
-"""Neighborhoods against brute force, and the lists they return."""
+"""Neighborhoods, tested against brute force, and the lists that they return."""
 
 import copy
 import math
@@ -50,7 +50,7 @@ ORDER_FREE = [d for d in DEFINITIONS if not (isinstance(d, Nearest) and d.ties =
 
 
 def reference(definition, pos, batch):
-    """All edges (target, source) in order, straight from the definition, one pair of points at a time."""
+    """All edges (target, source) in order, from the definition, pair by pair."""
     points, cloud = pos.double().tolist(), batch.tolist()
     edges = []
     for i, x in enumerate(points):
@@ -94,7 +94,7 @@ def find(definition, pos, batch=None, method=None):
 
 @st.composite
 def clouds(draw):
-    """Points of some clouds, empty ones included: on a half-integer grid with ties and duplicates, or anywhere."""
+    """Points of several clouds, some empty: on a half-integer grid with ties and duplicates, or at random places."""
     dim = draw(st.integers(1, 3))
     sizes = draw(st.lists(st.sampled_from([0, 1, 2, 5, 9, 14]), min_size=0, max_size=4))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
@@ -143,7 +143,7 @@ def test_symmetric(definition, points):
 
 
 def test_nearest_is_not_symmetric():
-    """Control: the most remote of three points is nobody's nearest."""
+    """Control: the most remote of three points is not the nearest of any other."""
     assert not Nearest(1)(torch.tensor([[0.0], [1.0], [3.0]])).is_symmetric()
 
 
@@ -214,7 +214,7 @@ def test_no_cap_on_neighbors(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_nearest_where_density_varies(method):
-    """Two scales 1e6 apart, many points at one place, and clouds of all sizes: the search must widen, then stop."""
+    """Length scales that differ by 1e6, many coincident points, clouds of all sizes: the search widens, then stops."""
     generator = torch.Generator().manual_seed(0)
     cluster = torch.rand(60, 2, generator=generator, dtype=torch.float64)
     pos = torch.cat([cluster * 1e-3, cluster * 1e3, torch.ones(40, 2), torch.tensor([[0.0, 0.0], [9e9, 0.0]])])
@@ -231,7 +231,7 @@ def test_nearest_where_density_varies(method):
 )
 def test_extreme_scales_and_dimensions(definition, shape, method):
     pos = torch.randint(3, shape, generator=torch.Generator().manual_seed(0)).double()
-    pos[::3] += 1e9  # more cells of the radius lie between than an axis can have
+    pos[::3] += 1e9  # more cells of the size of the radius lie between them than an axis can have
     batch = torch.arange(len(pos)) % 2
     assert edges_of(find(definition, pos, batch, method)) == reference(definition, pos, batch)
 
@@ -284,7 +284,7 @@ def test_rotated_grid_keeps_its_ties(definition, degrees, side, method):
 
 
 def test_ties_of_nearest():
-    """The four neighbors of a pixel are equally near: two of them, the first two, or all."""
+    """The four neighbors of a pixel are equally near: the search returns the first two, or all."""
     cross = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
     by_index, with_all = Nearest(2, include_self=False)(cross), Nearest(2, include_self=False, ties="all")(cross)
     assert by_index.source[: by_index.degree[0]].tolist() == [1, 2]
@@ -311,7 +311,7 @@ def test_zero_padding_takes_no_longer_than_other_points(method):
     pos[:1000] = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0))
     began = time.perf_counter()
     assert find(Nearest(16), pos, method=method).num_edges == 17 * len(pos)
-    assert time.perf_counter() - began < 20  # the square of their number took an hour
+    assert time.perf_counter() - began < 20  # an algorithm of quadratic cost took an hour
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -1,4 +1,4 @@
-"""What notebooks show of objects: HTML whose text is escaped."""
+"""The HTML of objects in notebooks, whose text is escaped."""
 
 from html.parser import HTMLParser
 
@@ -13,7 +13,7 @@ from lieattn.models import Ensemble, FramewiseTransformer, Rescaled
 
 
 class Cells(HTMLParser):
-    """Texts of the cells of a page; every tag must be closed."""
+    """Records the text of the cells of a page, and checks that every tag is closed."""
 
     def __init__(self, page):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Counted multiply-adds: of torch's operators by hand, of fused kernels as of the plain maths they stand for."""
+"""Counted multiply-adds: torch operators against hand counts, fused kernels against the plain implementation."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_kernels_count_as_plain_maths(pattern, terms, normalize):
         with backend(name):
             fused = explain(*operands, near, **options).backend
             found[name] = fused, count_operations(step)
-    if pattern == "query_sum" and normalize == "none":  # for which there is no kernel
+    if pattern == "query_sum" and normalize == "none":  # has no kernel
         assert found["numba"] == found["plain"]
         return
     assert (found["numba"][0], found["plain"][0]) == ("numba", "plain")
@@ -109,7 +109,7 @@ def test_layers_count_as_plain_maths(name):
     for way in ("numba", "plain"):
         with backend(way):
             counts[way] = count_operations(lambda: layer(*inputs).square().sum().backward())
-    if name == "pooled":  # plain maths evaluates displacements that repeat once
+    if name == "pooled":  # the plain implementation evaluates repeated displacements once
         assert 0.5 * counts["plain"] < counts["numba"] < 2 * counts["plain"]
     else:
         assert counts["numba"] == counts["plain"] > 0

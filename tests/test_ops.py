@@ -1,4 +1,4 @@
-"""The operator against its definition, :func:`lieattn.ops.reference_attention`."""
+"""The operator, tested against its definition, :func:`lieattn.ops.reference_attention`."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ from lieattn.ops import RelativeTerms, _pooled, backend, expand_kernel, explain,
 HEADS, DIM, VALUE = 2, 3, 4
 PATTERNS = ("joint", "framewise", "query_sum", "pooled")
 AFFINE_KEYS = ("key_psi", "key_psi_pairs", "key_psi_matrix")
-# Where output and query frame are one, a table of three frames is refused; see test_errors for all of these.
+# If output and query frame are the same, a table of three frames is refused; test_errors has all such errors.
 REFUSED = {
     "joint": ("fiber_key_3",),
     "framewise": ("fiber_key_3", "key_psi_matrix", "psi_matrix"),
@@ -42,7 +42,7 @@ TERMS = {
 
 @pytest.fixture(params=["torch", "torch-scatter"])
 def scatter(request, monkeypatch):
-    """Both ways PyTorch Geometric sums over neighbors."""
+    """Use both ways in which PyTorch Geometric sums over neighbors."""
     import torch_geometric.typing
 
     if request.param == "torch-scatter":
@@ -50,7 +50,7 @@ def scatter(request, monkeypatch):
         assert torch_geometric.typing.WITH_TORCH_SCATTER
     else:
         monkeypatch.setattr(torch_geometric.typing, "WITH_TORCH_SCATTER", False)
-    with backend("plain"):  # the kernels sum by themselves
+    with backend("plain"):  # the kernels do their own sums
         yield request.param
 
 
@@ -110,7 +110,7 @@ def test_evaluators_equal_the_reference(pattern, normalize, terms, evaluation):
 
 
 def test_the_reference_at_one_element():
-    """One output element with every term, in scalars."""
+    """One output element with every term, computed with scalars."""
     names = ("positional_key", "pair_bias", "fiber_key", "fiber_bias", "psi", "beta_pairs")
     (q, k, v), neighbors, t, index = problem("query_sum", names)
     out = reference_attention(q, k, v, neighbors, pattern="query_sum", terms=t, scale=0.7)
@@ -130,7 +130,7 @@ def test_the_reference_at_one_element():
 
 
 def with_axes_of_size_one(pattern, with_query, seed):
-    """Operands, each of whose axes has its full size or size 1."""
+    """Operands whose axes have their full size or size 1."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
@@ -175,7 +175,7 @@ def with_axes_of_size_one(pattern, with_query, seed):
 @pytest.mark.parametrize("with_query", [True, False], ids=["queries", "terms alone"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_axes_of_size_one(pattern, with_query, seed):
-    """Broadcast axes give the same numbers and the same shapes, whoever evaluates."""
+    """Broadcast axes give the same values and shapes with every implementation."""
     signals, neighbors, terms = with_axes_of_size_one(pattern, with_query, seed)
     fiber = signals[2].shape[1]
     for normalize in ("softmax", "none"):
@@ -193,7 +193,7 @@ def test_axes_of_size_one(pattern, with_query, seed):
 
 @pytest.mark.parametrize("evaluation", ["plain", "numba", "dense"])
 def test_output_frames_without_queries(evaluation):
-    """A bias that is the same for all frames still gives an output for each of them."""
+    """A bias that is the same for all frames still gives one output per frame."""
     value = torch.randn(6, 3, HEADS, VALUE, dtype=torch.float64)
     neighbors = AllPairs()(torch.randn(6, 2))
     terms = RelativeTerms(displacement_bias=torch.randn(neighbors.num_edges, 1, 1, HEADS, dtype=torch.float64))
@@ -255,7 +255,7 @@ def test_differentiable_twice(scatter, pattern, normalize):
 @pytest.mark.parametrize("entries", [1, 200, 2000])
 @pytest.mark.parametrize("indexed", [True, False], ids=["types", "edges"])
 def test_pooled_in_portions(entries, indexed, monkeypatch):
-    """Cutting the targets, and computing again for the gradient, changes nothing."""
+    """Evaluation in portions of targets, recomputed for the gradient, gives the same results."""
     signals, _, tables, _ = problem("pooled", ("key_psi_pairs", "positional_key", "psi_pairs", "beta"))
     signals = [torch.randn(40, *signal.shape[1:], dtype=signal.dtype) for signal in signals]
     neighbors = Radius(0.9, include_self=False)(torch.randn(40, 2), torch.arange(40) % 2)
@@ -289,7 +289,7 @@ def test_pooled_values_without_channels():
 
 
 def test_pooled_keys_that_are_the_values():
-    """One evaluation serves both where query and key see the same affine map; a query of one frame serves all."""
+    """If keys and values use the same affine map, it is evaluated once; a query with one frame serves all frames."""
     (query, _, value), neighbors, tables, index = problem("pooled", ("psi_pairs", "beta"))
     beta = tables.beta.expand(-1, -1, -1, HEADS, -1)
     shared = RelativeTerms(psi=tables.psi, beta=beta, key_psi=tables.psi, positional_key=beta[:, :, 0], row=index)
@@ -317,7 +317,7 @@ def test_weights_are_those_used(pattern):
 
 
 def test_factorized_query_sum_equals_the_cubic_one():
-    """A table that does not depend on the output frame gives the same through both evaluations."""
+    """A table that does not depend on the output frame gives the same with both evaluations."""
     (q, k, v), neighbors, tables, index = problem("query_sum", ("positional_key", "fiber_key"))
     options = {"pattern": "query_sum"}
     cubic = RelativeTerms(tables.positional_key, fiber_key=tables.fiber_key.expand(3, -1, -1, -1, -1), row=index)
@@ -330,7 +330,7 @@ def test_factorized_query_sum_equals_the_cubic_one():
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("fiber", [1, 3])
 def test_keys_masked_by_infinite_biases(pattern, fiber, evaluation):
-    """Minus infinity takes a key away, all frames over a point too, and only a point without keys has no output."""
+    """A bias of minus infinity removes a key, or all frames of a point; only a point without keys has output 0."""
     neighbors = AllPairs()(torch.randn(5, 2))
     shapes = [(5, fiber, HEADS, width) for width in (DIM, DIM, VALUE)]
     bias = torch.randn(25, fiber, fiber if pattern in ("joint", "query_sum") else 1, HEADS, dtype=torch.float64)
@@ -354,7 +354,7 @@ def test_keys_masked_by_infinite_biases(pattern, fiber, evaluation):
 
 
 def bad_operands():
-    """What is wrong, how the arguments are changed, and what the message says."""
+    """Cases of what is wrong, how the arguments are changed, and the message."""
     x, rows = torch.randn(4, 3, HEADS, DIM), torch.zeros(16, dtype=torch.int64)
     neighbors = AllPairs()(torch.randn(4, 2))
     pointers, source, target = neighbors.row_ptr, neighbors.source, neighbors.target
@@ -410,7 +410,7 @@ def test_large_scores_do_not_overflow():
 @pytest.mark.parametrize("pattern", ["joint", "query_sum"])
 @pytest.mark.parametrize("evaluation", ["auto", "plain"])
 def test_weights_sum_to_one_however_large_scores_are(evaluation, pattern):
-    """What is added to all scores changes nothing; the rounding of their logarithm stays out of the weights."""
+    """A constant added to all scores has no effect, because weights do not contain the rounding of the log-sum."""
     torch.manual_seed(0)
     query, key, value = (torch.randn(6, 4, 2, 4) for _ in range(3))
     query[..., 0], key[..., 0] = 1, 1e4
@@ -452,7 +452,7 @@ def test_dropout_keeps_the_mean(pattern):
 
 
 def test_scores_absent_is_a_convolution():
-    """No queries and no biases: ``none`` sums the values, as a group convolution does."""
+    """Without queries and biases, ``none`` sums the values, as in a group convolution."""
     (_, _, v), neighbors, tables, index = problem("joint", ("psi",))
     out, _ = group_attention(None, None, v, neighbors, normalize="none", terms=tables)
     message = torch.einsum("eahd,ebhd->eahd", tables.psi[index][:, :, 0], v[neighbors.source])

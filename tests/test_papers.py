@@ -1,4 +1,4 @@
-"""Experiments of the papers: each file is a whole one that starts, and the table has the measured figures."""
+"""Experiments of the papers: each file is complete and starts, and the table has the measured results."""
 
 import functools
 import inspect
@@ -30,17 +30,17 @@ FILES = {
 }
 SWEEPS = {name: path for name, path in FILES.items() if "models" in yaml.safe_load(path.read_text())}
 EXPERIMENTS = {name: path for name, path in FILES.items() if name not in SWEEPS}
-# Of each family the experiment that starts in the default suite; the first one where none is named.
+# For each family, the experiment that starts in the default suite; if absent, the first one.
 CHEAPEST = {"attentive": "attentive/rot_mnist_p4", "gsa": "gsa/rot_mnist_z2", "homogeneous": "homogeneous/pose"}
 QUICK = {name.split("/")[0]: name for name in reversed(EXPERIMENTS)} | CHEAPEST
-# Of each family and data set the first one, which is built in the default suite.
+# The first experiment of each family and data set, which is built in the default suite.
 FIRST = {name.split("_")[0]: name for name in reversed(EXPERIMENTS)}
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")
 
 
 def images(height, width, channels, classes):
-    """Six images of noise, with the transform of the data set."""
+    """Six random images, with the transform of the data set."""
 
     def make(arguments, transform):
         generator = torch.Generator().manual_seed(0)
@@ -51,7 +51,7 @@ def images(height, width, channels, classes):
 
 
 def voxels(arguments, transform):
-    """Four masks of noise on few voxels."""
+    """Four random masks on a few voxels."""
     pos, grid = pixel_positions(8, 8, 8), torch.tensor([[8, 8, 8]])
     noise = torch.randint(2, (4, 512, 1), generator=torch.Generator().manual_seed(0)).float()
     masks = [Data(x=x, pos=pos, grid=grid, y=torch.tensor([number % 2])) for number, x in enumerate(noise)]
@@ -59,7 +59,7 @@ def voxels(arguments, transform):
 
 
 def clouds(**attributes):
-    """Four clouds of eight directions, with random attributes: sizes of those of points, or functions of none."""
+    """Four clouds of eight directions, with random attributes, given by sizes or by functions without arguments."""
 
     def make(arguments, transform):
         draws = torch.Generator().manual_seed(0)
@@ -73,7 +73,7 @@ def clouds(**attributes):
 
 
 def few(kind):
-    """Four clouds of data that are made on the spot."""
+    """Four clouds of a data set that is generated."""
     return lambda arguments, transform: kind(**{**vars(arguments), "size": 4, "transform": transform})
 
 
@@ -87,7 +87,7 @@ def atoms():
 
 WIND = dict.fromkeys(("wind", "y", "east", "sun", "sun_change", "interpolated"), 3)
 
-# Made data in place of each data set: functions of its arguments and of its transform.
+# Generated data for each data set, as functions of its arguments and transform.
 MADE = {
     **{kind.__name__: few(kind) for kind in (Constellation, NBodySimulated, ProceduralShapes, Springs)},
     "QM9": clouds(z=atoms, y=lambda: torch.randn(1, 1)),
@@ -118,7 +118,7 @@ def parser():
 
 
 def settings(*paths, changes=()):
-    """What the files say together, with all parts that they name, and options behind them."""
+    """The settings of the files together, with all parts that they name, followed by options."""
     return parser().parse_args([*(word for path in paths for word in ("--config", str(path))), *changes])
 
 
@@ -127,7 +127,7 @@ def task_of(found):
 
 
 def some(names, chosen):
-    """Parameters of a test: those chosen run by default."""
+    """Parameters of a test, of which the chosen ones run by default."""
     return [pytest.param(name, marks=() if name in chosen.values() else pytest.mark.slow) for name in names]
 
 
@@ -151,7 +151,7 @@ def test_file_is_a_whole_experiment(name):
     content = yaml.safe_load(EXPERIMENTS[name].read_text())
     trainer = content["trainer"]
     assert set(trainer) <= set(inspect.signature(Trainer).parameters)
-    assert not {"accelerator", "devices", "strategy"} & set(trainer)  # which Lightning chooses
+    assert not {"accelerator", "devices", "strategy"} & set(trainer)  # defaults that Lightning sets
     assert trainer["default_root_dir"] == f"runs/papers/{name}"
     assert trainer.get("max_epochs") or trainer.get("max_steps")
     assert all((EXPERIMENTS[name].parent / part).is_file() for part in parts(content))
@@ -184,7 +184,7 @@ def test_options_reach_into_presets():
 
 
 class Stop(Callback):
-    """Stop after two steps, of a training that is as long as the experiment."""
+    """Stops after two steps of a training that is as long as the experiment."""
 
     def on_train_batch_end(self, trainer, *_):
         trainer.should_stop = trainer.global_step >= 2
@@ -246,7 +246,7 @@ def results():
 
 
 def measured(records):
-    """The cell of one experiment: the figures of each budget, with the deviation over seeds."""
+    """The table cell of one experiment: the results for each budget, with the deviation over seeds."""
     budgets = defaultdict(list)
     for record in records:
         budgets[record["epochs"], record["machine"]].append(record)
@@ -265,7 +265,7 @@ def measured(records):
 
 
 def rows():
-    """Cells of the table by experiment."""
+    """The cells of the table, by experiment."""
     table = {}
     for line in (PAPERS / "README.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]

@@ -1,4 +1,4 @@
-"""Networks of other libraries in examples/peers: as invariant as they say, and they learn."""
+"""Networks of other libraries in examples/peers: they are as invariant as stated, and they learn."""
 
 import importlib
 import importlib.util
@@ -52,12 +52,12 @@ def peer(name, **options):
         pytest.skip(f"{PACKAGES[name]} is not installed: see examples/peers/README.md")
     torch.manual_seed(0)
     if name == "DimeNet":
-        options["angles"] = 2  # whose formulas take seconds to find
+        options["angles"] = 2  # deriving its formulas takes seconds
     return getattr(module(), name)(8, **options)
 
 
 def molecules(count, seed=0):
-    """Atoms at random places, at least 0.9 apart."""
+    """Molecules with atoms at random places, at least 0.9 apart."""
     generator, found = torch.Generator().manual_seed(seed), []
     grid = 1.4 * torch.cartesian_prod(*[torch.arange(3.0)] * 3)
     for number in range(count):
@@ -70,7 +70,7 @@ def molecules(count, seed=0):
 
 
 def falls(network, batch, target, steps=20):
-    """The loss after some steps, beside that before."""
+    """The first and the last loss of a short training."""
     optimizer, losses = torch.optim.Adam(network.parameters(), lr=0.01), []
     for _ in range(steps):
         loss = (network(batch) - target).square().mean()
@@ -82,7 +82,7 @@ def falls(network, batch, target, steps=20):
 
 
 def certified(network, clouds, outputs, inputs=None):
-    """Errors under O(3) and reordered points; where points coincide, some of the libraries divide by zero."""
+    """Errors under O(3) and reordered points. Some of the libraries divide by zero if points coincide."""
     options = {"inputs": inputs or {"pos": "vector"}, "outputs": outputs, "continuity": False}
     certificate = certify(network.eval(), clouds, O(3), dtypes=[torch.float32], elements=4, **options)
     rows = [row for row in certificate.rows if "degenerate" not in row.check]
@@ -102,7 +102,7 @@ def test_numbers_are_invariant_and_learned(name):
 
 @pytest.mark.parametrize("name", [*PACKAGES, *GEOMETRIC])
 def test_forces_are_gradients(name):
-    network = EnergyForces(peer(name, pool="sum", radius=2.5)).eval()  # in float32, which some of the packages need
+    network = EnergyForces(peer(name, pool="sum", radius=2.5)).eval()  # in float32, as some packages require
     cloud = molecules(1)[0]
     force = network(cloud).force
     step = 1e-2 * force / force.norm()
@@ -167,7 +167,7 @@ def test_what_is_left_beside_straight_lines():
 
 
 def solids(count):
-    """Points on spheres, and on cubes, by turns."""
+    """Points on spheres and on cubes, alternating."""
     generator, found = torch.Generator().manual_seed(0), []
     for number in range(count):
         direction = torch.randn(32, 3, generator=generator)
@@ -189,14 +189,14 @@ def test_networks_of_shapes_learn_and_do_not_see_the_order(name):
         network.eval()
         assert torch.allclose(network(cloud), network(moved), atol=1e-5)
         turned = Data(x=cloud.x, pos=cloud.pos.roll(1, 1), normal=cloud.normal.roll(1, 1))
-        assert not torch.allclose(network(cloud), network(turned), rtol=1e-3, atol=1e-4)  # it promises nothing
+        assert not torch.allclose(network(cloud), network(turned), rtol=1e-3, atol=1e-4)  # it states no guarantee
     target = torch.eye(2)[[cloud.y for cloud in clouds]]
     before, after = falls(network.train(), Batch.from_data_list(clouds), target)
     assert after < 0.8 * before
 
 
 def networks(settings, name):
-    """Classes of the peers of a comparison with their arguments, those inside EnergyForces too."""
+    """Classes and arguments of the peers of a comparison, including those inside EnergyForces."""
     model = settings.models[name]
     spec = model.network if "model" not in model.init_args else model.init_args["model"]
     return spec["class_path"], spec.get("init_args", {})
@@ -221,7 +221,7 @@ def test_comparison_files_fit_the_classes(name):
 
 @pytest.mark.slow
 def test_the_search_of_rates_runs_as_its_comment_says(tmp_path):
-    """In a process of its own, whose path has the folder of the script and not that of the adapters."""
+    """Runs in a separate process, whose path has the folder of the script but not that of the adapters."""
     for name in ("peers", "configs"):
         (tmp_path / name).symlink_to(PEERS.parent / name)
     files = ["configs/compare_base.yaml", "configs/compare_shapes.yaml", "peers/shapes.yaml"]

@@ -1,4 +1,4 @@
-"""Clouds that repeat: neighbors among all images, against a sum over images and against ASE."""
+"""Periodic clouds: neighbors among all images, against a sum over images and against ASE."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from lieattn.spaces import Euclidean, Orbits
 
 F64 = torch.float64
 
-# Name: cell, pbc, radius. Radii from a fraction of the cell to several times it.
+# Name: cell, pbc, radius. Radii range from a fraction of the cell to several cells.
 SYSTEMS = {
     "cube": (3.0 * torch.eye(3), (True, True, True), 1.4),
     "beyond half": (3.0 * torch.eye(3), (True, True, True), 2.0),
@@ -46,7 +46,7 @@ every_system = pytest.mark.parametrize("name", SYSTEMS)
 
 
 def system(name, points=6, seed=0):
-    """Points ``[points, dim]`` in and outside of the cell, cell and pbc in float64, and the radius."""
+    """Points ``[points, dim]`` inside and outside of the cell, cell and pbc in float64, and the radius."""
     cell, pbc, radius = SYSTEMS[name]
     generator = torch.Generator().manual_seed(seed)
     pos = 1.5 * torch.randn(points, len(cell), generator=generator, dtype=F64)
@@ -54,7 +54,7 @@ def system(name, points=6, seed=0):
 
 
 def brute_force(pos, cell, pbc, radius, include_self):
-    """All (target, source, displacement) within the radius, from far more images than can be needed."""
+    """All (target, source, displacement) within the radius, from many more images than necessary."""
     heights = 1 / torch.linalg.pinv(torch.where(pbc[:, None], cell, 0.0)).norm(dim=0).clamp(min=1e-9)
     spread = float((pos.amax(0) - pos.amin(0)).norm())
     most = [int((radius + spread) / h) + 2 if p else 0 for h, p in zip(heights.tolist(), pbc.tolist(), strict=True)]
@@ -69,7 +69,7 @@ def brute_force(pos, cell, pbc, radius, include_self):
 
 
 def all_steps(most):
-    """All ways ``[ways, dim]`` of so many steps at most, back or forth, along each vector of a cell."""
+    """All combinations ``[ways, dim]`` of at most this many steps, in both directions, along each cell vector."""
     return torch.cartesian_prod(*(torch.arange(-m, m + 1) for m in most)).view(-1, len(most))
 
 
@@ -97,7 +97,7 @@ def test_neighbors_are_those_of_a_sum_over_images(name, include_self):
 
 
 def test_without_images_neighbors_are_too_few():
-    """Control: the systems do need images, and several of one point."""
+    """Control: the systems do need images, and several images of one point."""
     pos, cell, pbc, radius = system("several images")
     neighbors = Radius(radius)(pos, cell=cell, pbc=pbc)
     assert neighbors.num_edges > 10 * Radius(radius)(pos).num_edges
@@ -158,7 +158,7 @@ def test_points_moved_by_lattice_vectors_keep_their_neighbors():
 
 
 def test_points_at_exactly_the_radius_are_all_neighbors():
-    """A crystal: the 6, 12 and 8 nearest images on a lattice of spacing 1, at the round-off of any origin."""
+    """A cubic lattice of spacing 1 has 6, 12 and 8 nearest images, with the rounding of any origin."""
     for origin in (0.0, 0.1, 1 / 3):
         for radius, number in ((1.0, 6), (2**0.5, 18), (3**0.5, 26)):
             pos = torch.full((1, 3), origin, dtype=torch.float32)
@@ -232,7 +232,7 @@ def test_what_has_no_translations_or_no_center_cannot_repeat():
 
 
 def images_as_points(pos, cell, pbc, radius):
-    """The points and all of their images that any point can see, as a cloud that does not repeat; and the owners."""
+    """The points and all images within the radius of a point, as a cloud without periodicity; and their originals."""
     steps = all_steps([12 if p else 0 for p in pbc.tolist()])
     images = pos + (steps.double() @ cell)[:, None]
     near = (images[:, :, None] - pos).norm(dim=-1).amin(2) <= radius * 1.001
@@ -241,7 +241,7 @@ def images_as_points(pos, cell, pbc, radius):
 
 
 def attend(graph, x, weight):
-    """Attention with scores and values made of the displacement, on the points of a graph."""
+    """Attention with scores and values computed from displacements, on the points of a graph."""
     rho = torch.tanh(graph.relative.positions @ weight)[:, :, None]
     out, _ = group_attention(
         x[:, :, None],
@@ -256,7 +256,7 @@ def attend(graph, x, weight):
 @pytest.mark.usefixtures("every_backend")
 @pytest.mark.parametrize("name", ["beyond half", "several images", "skewed", "slab"])
 def test_attention_sees_the_images(name):
-    """A layer on the repeating cloud gives what it gives on the cloud with all images laid out."""
+    """A layer on the periodic cloud equals the same layer on the cloud with explicit images."""
     points = 2 if name == "several images" else 4
     pos, cell, pbc, radius = system(name, points)
     generator = torch.Generator().manual_seed(1)
@@ -270,7 +270,7 @@ def test_attention_sees_the_images(name):
 
 
 def test_displacements_of_a_crystal_are_shared():
-    """27 distinct displacements serve all points of a simple lattice, however many of its points the cell holds."""
+    """All points of a simple lattice share 27 displacements, however many points the cell has."""
     grid = torch.cartesian_prod(*[torch.arange(3.0)] * 3).double()
     graph = lift(point_clouds(grid, cell=3 * torch.eye(3, dtype=F64)), octahedral(), Radius(1.8))
     assert graph.neighbors.num_edges == 27 * 27
@@ -285,7 +285,7 @@ def test_lifted_elements_see_the_images(frames):
     expected = torch.einsum("eaji,ej->eai", graph.frames[graph.neighbors.target], graph.neighbors.displacements(pos))
     seen = graph.relative.coordinates[:, :, 0, :3] * radius
     torch.testing.assert_close(seen, expected, rtol=0, atol=1e-12)
-    # Turned together, cell and points look the same from principal frames, up to the order of the fiber.
+    # If cell and points are rotated together, principal frames see the same, up to the order of the fiber.
     if isinstance(frames, PrincipalFrames):
         turn = SO(3).sample(generator=torch.Generator().manual_seed(3), dtype=F64)
         turned = lift(point_clouds(pos @ turn.T, cell=cell @ turn.T, pbc=pbc), frames, Radius(radius), space)

@@ -1,4 +1,4 @@
-"""What positional encodings decide: GSA-Nets, Propositions 4.1 and 4.2, and unique equivariance (Definition 4.3)."""
+"""Positional encodings and equivariance: GSA-Nets, Propositions 4.1 and 4.2, and Definition 4.3."""
 
 import math
 
@@ -39,7 +39,7 @@ def network(positions, frames=None, neighborhood=None, dtype=F64):
 
 
 def changes(model, change, dtype=F64):
-    """Error of the outputs when the clouds are changed."""
+    """The change of the outputs when the clouds are changed."""
     data = clouds(dtype=dtype)
     changed = [Data(**{"x": cloud.x, "pos": cloud.pos, **change(cloud)}) for cloud in data]
     return relative_error(*(model(Batch.from_data_list(batch)) for batch in (changed, data)))
@@ -63,7 +63,7 @@ KEPT = {
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_what_leaves_the_outputs_alone(positions, dtype):
-    """Relative positions give the group and no more; absolute ones less; none give all permutations."""
+    """Relative positions leave invariance to exactly the group, absolute ones to less, none to all permutations."""
     model = network(positions, dtype=dtype)
     errors = {name: changes(model, change, dtype) for name, change in CHANGES.items()}
     assert {name for name, error in errors.items() if error < TOLERANCE[dtype]} == KEPT[positions]
@@ -104,7 +104,7 @@ def test_layers_without_encodings_see_sets(group):
 
 
 def test_absolute_encodings_see_keys_in_the_frames():
-    """Against the formula: ρ(h⁻¹ x_j / length), the same for all targets."""
+    """The encoding is ρ(h⁻¹ x_j / length), the same for all targets."""
     group = cyclic(4)
     encoding = randomize(CoordinateEncoding(2, 6, absolute=True)).double()
     graph = lift(torch.randn(5, 2, dtype=F64), group, Radius(1.5))

@@ -14,7 +14,7 @@ from tests.lifted_cases import LIFTED
 from tests.test_equivariance import LAYERS, call, fits, prepared
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
-# Relative to the largest output. Weights and signals are rounded to 11 or 8 bits, in several layers.
+# Relative to the largest output. Weights and signals of several layers are rounded to 11 or 8 bits.
 TOLERANCE = {F64: 1e-5, F32: 1e-5, F16: 2e-2, BF16: 0.1}
 # Weights, positions, features.
 MIXED = {
@@ -42,7 +42,7 @@ def network(name):
 
 
 def inputs(name, positions=F32, features=F32):
-    """Two clouds, or images; all numbers are those of bfloat16, so that conversions lose nothing."""
+    """Two clouds, or images, with values that are exact in bfloat16, so that conversions lose nothing."""
     generator = torch.Generator().manual_seed(1)
 
     def drawn(dtype, *shape):

@@ -1,4 +1,4 @@
-"""Training on numbers, vectors and forces: units, shifts, scales, and what is refused."""
+"""Training on numbers, vectors and forces: units, shifts, scales, and errors."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ from lieattn.train import PointSetRegressor
 
 
 class Springs(Dataset):
-    """Pairs of points with the energy of a spring and its forces, in odd units."""
+    """Pairs of points with the energy and the forces of a spring, in unusual units."""
 
     def __init__(self, size: int = 24, offset: float = 1000.0) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -40,7 +40,7 @@ class Springs(Dataset):
 
 
 class Spring(nn.Module):
-    """Energy k |bond|² with a stiffness to be learned, and its forces."""
+    """Energy k |bond|² with a learnable stiffness, and its forces."""
 
     def __init__(self, stiffness: float = 0.1) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ def test_statistics_travel_with_the_weights():
 
 
 def logged(module, data, stage="test"):
-    """Loss, and what is logged at the end of an epoch of the batches."""
+    """The loss, and the values logged at the end of an epoch of the batches."""
     found = {}
     module.log = lambda name, value, **options: found.__setitem__(name, value)
     losses = [module.evaluate(one, stage) for one in data]
@@ -153,7 +153,7 @@ def logged(module, data, stage="test"):
 
 
 class NoAnswer(Spring):
-    """Has none for the first cloud."""
+    """Returns NaN for the first cloud."""
 
     def forward(self, data: Batch) -> dict[str, torch.Tensor]:
         missing = torch.arange(data.num_graphs) == 0
@@ -169,7 +169,7 @@ def test_errors_of_a_network_without_an_answer_are_nan():
 
 
 class Poses(nn.Module):
-    """Rotations about z by an angle to be learned."""
+    """Rotations about z by a learnable angle."""
 
     def __init__(self, degrees: float) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ def test_errors_are_in_the_units_of_the_data_for_each_target():
 
 
 def test_masks_and_weights_count_in_losses_errors_and_scales():
-    """As if masked clouds and points were absent, and clouds of weight 2 were there twice."""
+    """Masked clouds and points count as absent, and clouds of weight 2 count twice."""
     items = [Springs()[i] for i in range(6)]
     for number, item in enumerate(items):
         item.mask, item.weight = torch.tensor([number != 1]), torch.tensor([2.0 if number == 3 else 1.0])
@@ -240,7 +240,7 @@ def test_masks_and_weights_count_in_losses_errors_and_scales():
 
 
 def test_points_may_be_masked_for_one_target():
-    """``mask`` and ``weight`` of points leave the energies of clouds alone."""
+    """``mask`` and ``weight`` of points do not affect the energies of clouds."""
     items = [Springs()[i] for i in range(3)]
     for item in items:
         item.force_mask, item.weight = torch.tensor([True, False]), torch.tensor([1.0, 5.0])
@@ -321,7 +321,7 @@ def test_the_command_trains_on_forces_and_writes_predictions(tmp_path, capsys):
 
 
 class Chains(Dataset):
-    """Clouds of 2 to 7 points in a row, whose energy is 10 for each point and 1 for each bond."""
+    """Clouds of 2 to 7 points in a row, with an energy of 10 per point and 1 per bond."""
 
     def __len__(self) -> int:
         return 24

@@ -52,7 +52,7 @@ def rotations(count, seed=0):
 
 
 def about(axis, angle):
-    """Rotation matrix by Rodrigues' formula; differentiable in the angle."""
+    """A rotation matrix by Rodrigues' formula, differentiable in the angle."""
     x, y, z = (torch.tensor(axis, dtype=torch.float64) / math.hypot(*axis)).tolist()
     hat = torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]], dtype=torch.float64)
     return torch.eye(3, dtype=torch.float64) + torch.sin(angle) * hat + (1 - torch.cos(angle)) * hat @ hat
@@ -84,7 +84,7 @@ def e3nn_harmonics(degree, points):
 def test_products_go_to_products(group, rep):
     matrices = rep.matrix(group.elements)
     assert matrices.shape == (group.order, rep.dim, rep.dim)
-    some = slice(None, None, max(1, group.order // 12))  # with all others
+    some = slice(None, None, max(1, group.order // 12))  # multiplied with all others
     products = matrices[some, None] @ matrices
     torch.testing.assert_close(products, matrices[group.cayley[some]], atol=1e-12, rtol=0)
     torch.testing.assert_close(matrices[group.inverse_index], matrices.mT, atol=1e-12, rtol=0)
@@ -144,7 +144,7 @@ def test_action_is_the_matrix(rep):
 
 @pytest.mark.parametrize("degree", range(9))
 def test_wigner_matrices_turn_harmonics_as_e3nn_has_them(degree):
-    """D Y(x) = Y(R x) is the definition; it involves no angles."""
+    """The definition is D Y(x) = Y(R x), without any angles."""
     R = rotations(6)
     points = torch.nn.functional.normalize(torch.randn(20, 3, dtype=torch.float64), dim=1)
     turned = torch.einsum("rij,pj->rpi", R, points)
@@ -171,7 +171,7 @@ ANGLES = [0.0, 1e-12, 1e-8, 1e-4, 1.0, math.pi / 2, math.pi - 1e-4, math.pi - 1e
 @pytest.mark.parametrize("angle", ANGLES)
 @pytest.mark.parametrize("axis", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, -2, 0.5)])
 def test_wigner_matrices_are_accurate_at_every_angle(axis, angle):
-    """Also where Euler angles degenerate; against the exponential of the generator, by scaling and squaring."""
+    """The reference is the matrix exponential of the generator, also where Euler angles degenerate."""
     degree = 4
     step = torch.tensor(angle, dtype=torch.float64)
     whole = wigner_d(degree, about(axis, step))
@@ -190,7 +190,7 @@ def test_wigner_matrices_are_accurate_at_every_angle(axis, angle):
 @pytest.mark.parametrize("angle", [0.0, 1e-9, 1.0, math.pi - 1e-9, math.pi])
 @pytest.mark.parametrize("axis", [(0, 1, 0), (1, 0, 0), (1, -2, 0.5)])
 def test_gradients_of_wigner_matrices(axis, angle):
-    """d/da D(exp(a X)) = L D: exact and finite also at beta = 0 and pi."""
+    """d/da D(exp(a X)) = L D is exact and finite, also at beta = 0 and pi."""
     t = torch.tensor(angle, dtype=torch.float64)
 
     def turned(a):
@@ -287,7 +287,7 @@ def test_linear_representations_take_any_matrix():
 
 
 def test_oblique_rotation_is_within_tolerance():
-    """A rotation computed in single precision is one."""
+    """A rotation computed in single precision is accepted."""
     Irreps("3o").matrix(oblique_rotation().float())
 
 

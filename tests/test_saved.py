@@ -1,4 +1,4 @@
-"""Networks as files: what is loaded is what was saved, bit by bit, and what cannot be is refused by name."""
+"""Networks in files: a loaded network equals the saved one, bit by bit, and invalid files are refused by name."""
 
 import json
 
@@ -35,12 +35,12 @@ FAMILIES = (
 
 
 def outputs(network, data):
-    """What a network gives for clouds or images; velocities and forces of dynamics."""
+    """Outputs of a network for clouds or images; for dynamics, velocities and forces."""
     if isinstance(network, HamiltonianDynamics):
         velocity = data.vel.to(data.pos)
         return network.field(data.pos, velocity, data.x[:, 0].abs() + 1, data.x, batch=data.batch)
     with torch.random.fork_rng():
-        torch.manual_seed(0)  # for frames that are drawn
+        torch.manual_seed(0)  # for random frames
         return network(data)
 
 
@@ -77,7 +77,7 @@ def small(group=None, **options):
 
 
 class Own(Network):
-    """A network of a user's own, around another one that is an argument."""
+    """A user-defined network, with another network as argument."""
 
     def __init__(self, inner, *, table):
         super().__init__()
@@ -120,7 +120,7 @@ def test_groups_of_ones_own(tmp_path):
 
 
 def rewritten(path, **changes):
-    """A file of a network with another header, whose digest fits, and other weights."""
+    """A file of a network with changed header and weights, and a matching digest."""
     with safe_open(path, "pt") as file:
         header = json.loads(file.metadata()["lieattn"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}

@@ -1,4 +1,4 @@
-"""Dilations: a cloud that grows by one step of the scale fiber moves fields up by one scale, save at the ends."""
+"""Dilations: dilating a cloud by one step of the scale fiber shifts fields by one scale, except at the ends."""
 
 import math
 
@@ -21,7 +21,7 @@ every_group = pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
 
 
 def cloud(group, points=10, seed=0, dtype=F64):
-    """Points, features ``[points, channels]`` and the cloud of each point."""
+    """Points, features ``[points, channels]`` and the cloud index of each point."""
     generator = torch.Generator().manual_seed(seed)
     pos = 2 * torch.randn(points, group.dim, generator=generator, dtype=F64)
     x = torch.randn(points, CHANNELS, generator=generator, dtype=F64)
@@ -33,7 +33,7 @@ def coordinates_of(group):
 
 
 def network(group, layers=1, seed=0, dtype=F64, **options):
-    """A lifting layer (keys on the scale of the query alone) and layers on the group."""
+    """A lifting layer (keys only on the scale of the query) and layers on the group."""
     torch.manual_seed(seed)
     modules = torch.nn.ModuleList(
         [
@@ -45,7 +45,7 @@ def network(group, layers=1, seed=0, dtype=F64, **options):
 
 
 def on_scales(pos, group, radius, scales, *, reach=1, **options):
-    """Lift to the frames of a group on scales, which are options of :class:`ScaleFrames`."""
+    """Lift to the frames of a group at several scales, given as options of :class:`ScaleFrames`."""
     return lift(pos, ScaleFrames(group, **{"reach": reach, **scales}), Radius(radius), **options)
 
 
@@ -114,7 +114,7 @@ FIBER = {"base": 1.6, "levels": 6, "first": 0.5}
 @pytest.mark.parametrize("layers", [0, 1, 2])
 @pytest.mark.parametrize("normalize", ["softmax", "mean", "exp-mean"])
 def test_dilating_the_cloud_shifts_the_scales(group, layers, normalize):
-    """Exactly so where no key beyond the ends of the fiber is missed, and visibly not elsewhere."""
+    """The shift is exact where no key beyond the ends of the fiber is missing, and clearly not exact elsewhere."""
     pos, x, batch = cloud(group)
     modules = network(group, layers, normalize=normalize)
     small = evaluate(modules, group, pos, x, batch, FIBER)
@@ -139,7 +139,7 @@ def test_dilating_in_single_precision():
 
 
 def test_other_factors_are_not_exact():
-    """Control: a dilation between two scales has no scale to go to."""
+    """Control: a dilation by less than one scale is not a shift of the scales."""
     group = GROUPS["C4"]
     pos, x, batch = cloud(group)
     modules = network(group, 1)
@@ -188,7 +188,7 @@ def gsa(group, **options):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(F64, TOLERANCE[F64]), (torch.float32, 1e-5)])
 def test_a_gsa_net_moves_up_by_one_scale(dtype, tolerance):
-    """GSA-Nets, Appendix E: exactly, with all normalizations, on the scales that no missing key has reached."""
+    """GSA-Nets, Appendix E: exact, with all normalizations, on scales that missing keys do not affect."""
     group = GROUPS["C4"]
     pos, x, batch = cloud(group, points=16)
     network = gsa(group).to(dtype)
@@ -225,7 +225,7 @@ def test_outputs_of_a_gsa_net_are_maxima_over_scales_too(order, pool):
 
 
 def test_the_haar_measure_makes_denser_sampling_of_scales_irrelevant():
-    """A field that is constant has the average 1 of itself; the share of each scale in it falls as s^-d."""
+    """The average of a constant field is the constant, and the share of each scale decreases as s^-d."""
     group = trivial(2)
     graph = on_scales(torch.zeros(1, 2, dtype=F64), group, 1.0, {"base": 2.0, "levels": 3}, reach=2)
     value = torch.nn.functional.one_hot(torch.arange(3), 3).double()[:, None, None]
@@ -237,7 +237,7 @@ def test_the_haar_measure_makes_denser_sampling_of_scales_irrelevant():
 
 @pytest.mark.parametrize("normalize", ["softmax", "mean", "exp-mean"])
 def test_layers_weigh_keys_by_the_measure(normalize):
-    """Against the sum written out, with volumes of the points."""
+    """The reference is the explicit sum, with volumes of the points."""
     group = GROUPS["C4"]
     pos, x, batch = cloud(group)
     volumes = 0.5 + torch.rand(10, generator=torch.Generator().manual_seed(1), dtype=F64)
@@ -263,7 +263,7 @@ def test_layers_weigh_keys_by_the_measure(normalize):
 
 
 def test_volumes_that_grow_with_the_cloud_keep_convolutions_exact():
-    """Without a softmax nothing cancels: the measure of the dilated cloud has to be that of the cloud."""
+    """Without a softmax nothing cancels, so the dilated cloud needs the dilated volumes."""
     group = GROUPS["C4"]
     pos, x, batch = cloud(group)
     volumes = 0.5 + torch.rand(10, generator=torch.Generator().manual_seed(1), dtype=F64)
@@ -295,7 +295,7 @@ def test_gradients_with_respect_to_points():
 
 
 def test_scales_of_a_crystal():
-    """Cells dilate with the points."""
+    """Cells are dilated with the points."""
     group = octahedral()
     pos = torch.rand(3, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
     scales = {"base": 1.5, "levels": 3, "first": 0.4}
@@ -360,7 +360,7 @@ def test_bad_arguments():
 
 
 def test_the_table_of_errors_at_the_ends(monkeypatch):
-    """The table of docs/exactness.md, on smaller clouds: exact inside, and not at the ends."""
+    """The table of docs/exactness.md with smaller clouds: exact inside, but not at the ends."""
     monkeypatch.setattr(_scales, "POINTS", 15)
     found = _scales.run(1)
     records = {(record.case, record.way): record.error for record in found}

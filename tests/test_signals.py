@@ -1,4 +1,4 @@
-"""Signals of a process and of those that it starts, also on systems that can do less."""
+"""Signals of a process and of its child processes, also on systems with fewer features."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ def test_interrupts_are_held():
 
     def work():
         with _signals.interrupts_held():
-            signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # other threads hold nothing back
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # other threads cannot delay it
             received.append(blocked())
             _signals.release_interrupts()
 
@@ -39,7 +39,7 @@ def test_signals_are_passed_on():
 
 
 def test_systems_without_sessions_and_masks(monkeypatch):
-    """As Windows: nothing of it is called."""
+    """As on Windows: sessions and signal masks are not used."""
     for module, name in ((os, "setsid"), (os, "kill"), (signal, "pthread_sigmask")):
         monkeypatch.delattr(module, name)
     monkeypatch.setattr(_signals, "_SESSIONS", False)

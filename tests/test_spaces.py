@@ -25,7 +25,7 @@ from tests.lie_cases import OWN, Heisenberg, elements
 
 
 class HeisenbergSpace(HomogeneousSpace):
-    """R^3 under the Heisenberg group, which moves every point to every other in one way."""
+    """R^3 under the Heisenberg group, whose elements map each point to each other point in exactly one way."""
 
     def __init__(self):
         super().__init__("R^3 under Heisenberg", Heisenberg(), dim=3)
@@ -60,7 +60,7 @@ def normal(*shape, seed=0):
 
 
 def points(space, count=50, seed=0):
-    """Random points; on the sphere and for directions the axes and their neighborhoods are among them."""
+    """Random points; on the sphere and for directions, they include the axes and points near them."""
     x = normal(count, space.dim, seed=seed)
     if isinstance(space, Sphere | PositionDirection | Orbits) and x.shape[-1] >= 3:
         axes = torch.cat([torch.eye(3), -torch.eye(3)]).double()
@@ -103,7 +103,7 @@ def test_action_is_a_homomorphism_and_stays_in_the_space(space):
 
 @every_space
 def test_group_moves_sections_to_sections_up_to_the_stabilizer(space):
-    """s(g x)⁻¹ g s(x) keeps the representative, and is trivial where the stabilizer is."""
+    """s(g x)⁻¹ g s(x) fixes the origin, and is trivial if the stabilizer is."""
     x, g = points(space, 40), elements(space.group, seed=1)[:40]
     gx = space.act(g, x)
     left = space.group.relative(space.section(gx), space.group.product(g, space.section(x)))
@@ -152,7 +152,7 @@ def test_stabilizer_keeps_representatives_and_lies_in_the_group(space):
 
 @pytest.mark.parametrize("space", WITH_STABILIZER.values(), ids=WITH_STABILIZER)
 def test_stabilizer_is_the_whole_of_it(space):
-    """Elements that keep the origin are embedded ones: their Lie algebras have the same dimension."""
+    """Elements that fix the origin are those of the stabilizer: their Lie algebras have the same dimension."""
     o = space.origin
 
     def moved(a):
@@ -225,7 +225,7 @@ def test_section_of_the_sphere_jumps_at_the_antipode_and_nowhere_else():
     assert largest_step(0.01) < 1e-3
     assert largest_step(math.pi / 2) < 0.05
     spread = Sphere().section(torch.tensor([[-1.0, 1e-9, 0.0], [-1.0, -1e-9, 0.0], [-1.0, 0.0, 1e-9]]).double())
-    assert (spread[0] - spread[2]).abs().max() > 1  # no choice can avoid this
+    assert (spread[0] - spread[2]).abs().max() > 1  # no choice of section avoids this
 
 
 @every_space
@@ -305,7 +305,7 @@ def test_points_may_be_as_inexact_as_single_precision():
     n = points(Sphere()).float()
     Sphere().check("n", n)
     Sphere().check("n", n.double())
-    SO(3).check("section", Sphere().section(n.double()))  # normalized again, in the precision given
+    SO(3).check("section", Sphere().section(n.double()))  # normalized again, in the given precision
 
 
 @every_space

@@ -1,4 +1,4 @@
-"""Stresses and virials: derivatives by strain, their signs and units, how they turn, and training on them."""
+"""Stresses and virials: derivatives by strain, signs and units, rotations, and training on them."""
 
 import copy
 
@@ -23,7 +23,7 @@ F64 = torch.float64
 
 @pytest.fixture(autouse=True)
 def plain():
-    """Plain maths, which needs no compiled kernels."""
+    """Use the plain implementation, which needs no compiled kernels."""
     with backend("plain"):
         yield
 
@@ -41,7 +41,7 @@ def boxes(*sizes, dtype=F64):
 
 
 class LennardJones(nn.Module):
-    """Argon, shifted at the cutoff, in eV and Å."""
+    """The Lennard-Jones potential of argon, shifted at the cutoff, in eV and Å."""
 
     radius = 6.0
 
@@ -107,7 +107,7 @@ def test_lennard_jones_is_that_of_ase():
 
 
 def test_stress_under_pressure_is_negative():
-    """A crystal that is squeezed pushes: its energy falls as it grows."""
+    """A compressed crystal has negative stress: its energy decreases as it expands."""
     squeezed = argon(1, spread=0.0)[0]
     squeezed.pos, squeezed.cell = 0.9 * squeezed.pos, 0.9 * squeezed.cell
     assert stressed(LennardJones())(squeezed).stress[0].trace() < -1e-2
@@ -128,14 +128,14 @@ def test_stresses_turn_as_tensors(name):
 
 
 def test_stresses_see_other_rotations_of_a_finite_group():
-    """Control."""
+    """Control: rotations outside of the group change stresses."""
     model, data = stressed(randomize(framewise(octahedral()).double(), spread=1.0)), boxes(3)
     matrix = SO(3).sample(generator=torch.Generator().manual_seed(0), dtype=F64)
     assert relative_error(model(turned(data, matrix)).stress, matrix @ model(data).stress @ matrix.T) > 1e-4
 
 
 def test_losses_on_stress_have_gradients():
-    """Derivatives of a loss on stresses by the weights are those of differences."""
+    """Gradients of a loss on stresses with respect to the weights equal finite differences."""
     network = randomize(MODELS["FramewiseTransformer, O"]().double())
     model, data = EnergyForces(network, stress=True).train(), boxes(2, 3)
 
@@ -213,5 +213,5 @@ def test_training_learns_stresses(target):
     after = errors()
     for name in ("energy", "force", target):
         assert after[name] < 0.8 * before[name], name
-        # Metrics are in the units of the data, those of the model.
+        # Metrics are in the units of the data, which are those of the model.
         assert float(trainer.callback_metrics[f"val/error_{name}"]) == pytest.approx(after[name], rel=1e-4)

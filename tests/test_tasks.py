@@ -1,4 +1,4 @@
-"""The tasks of examples/tasks run, with little data, and are as short as they say."""
+"""The tasks of examples/tasks run with a little data, and are as short as stated."""
 
 import importlib
 import itertools
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning")
 
 
 def lines_of_code(path):
-    """Lines with tokens other than comments and texts that stand by themselves."""
+    """Lines of code, without comments and docstrings."""
     with path.open("rb") as file:
         tokens = list(tokenize.tokenize(file.readline))
     idle = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
@@ -61,7 +61,7 @@ def test_own_network_in_a_comparison(monkeypatch, tmp_path, capsys):
     small = {"smiles": ["O", "C", "N"], "conformers": 1, "references": False}
     for split in ("train", "val", "test"):
         content["data"][split]["init_args"] |= {**small, "split": "all"}
-    content |= {"match": {"tolerance": 0.9}, "memory": False}  # matching builds networks again and again
+    content |= {"match": {"tolerance": 0.9}, "memory": False}  # matching builds many networks
     for model in content["models"].values():
         model["init_args"]["channels"] = 16 if model is content["models"]["own"] else 4
         model.pop("width"), model.pop("adjust", None), model.pop("step", None)

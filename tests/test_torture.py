@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and a few kills and interrupts; ``make torture`` is the long run."""
+"""Files are written completely or not at all, here with a few kills and interrupts; ``make torture`` runs many."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_writing_that_fails_leaves_the_old_file(tmp_path):
 
 
 def test_a_few_kills_and_interrupts(tmp_path, monkeypatch):
-    """They come from a process that has no threads of its own, which would not survive its forks."""
+    """They run from a process without threads, because threads do not survive forks."""
     report = tmp_path / "report.json"
     chosen = ("--number", "5", "--jobs", "1", "--only", "fit", "reports", "kernels")
     monkeypatch.chdir(ROOT)
@@ -49,7 +49,7 @@ def test_a_few_kills_and_interrupts(tmp_path, monkeypatch):
 
 
 def test_a_few_steps_of_the_soak():
-    """Whether memory grows shows in thousands of steps alone."""
+    """A leak would show only after thousands of steps."""
     measured, _ = soak(12, 0)
     assert measured["mib_at_last"] > 0
 

@@ -69,7 +69,7 @@ TRUST = [__name__.partition(".")[0]]  # the package of the classes of this file
 
 
 class ToyClouds(Dataset):
-    """Clouds whose label is whether they are wide, with noise drawn anew whenever an item is asked for."""
+    """Clouds labeled by whether they are wide, with new noise at every access."""
 
     def __init__(self, size: int = ITEMS, noise: float = 0.1) -> None:
         self.size, self.noise = size, noise
@@ -85,14 +85,14 @@ class ToyClouds(Dataset):
 
 
 class ToyStream(IterableDataset):
-    """Clouds without numbers."""
+    """A stream of clouds, without a length and without access by index."""
 
     def __iter__(self):
         return iter([ToyClouds()[0]])
 
 
 class ToyNetwork(nn.Module):
-    """Sees distances from the center of each cloud alone, so it is invariant to every rotation."""
+    """Depends only on distances from the center of each cloud, so it is invariant to every rotation."""
 
     guarantee = "invariant to all rotations and translations"
 
@@ -108,7 +108,7 @@ class ToyNetwork(nn.Module):
 
 
 class Diverging(ToyNetwork):
-    """Gives NaN from the seventh training step on."""
+    """Returns NaN from the seventh training step on."""
 
     def __init__(self, group: FiniteGroup) -> None:
         super().__init__(group)
@@ -120,7 +120,7 @@ class Diverging(ToyNetwork):
 
 
 class SignalAt(Callback):
-    """Sends a signal to its own process before one step."""
+    """Sends a signal to its own process before a given step."""
 
     def __init__(self, step: int, signum: int) -> None:
         self.step, self.signum = step, signum
@@ -131,7 +131,7 @@ class SignalAt(Callback):
 
 
 def config(root: Path, *, group: int = 4, callbacks: list | None = None, **trainer) -> dict:
-    """Configuration of a run of a few milliseconds with all that makes continuing hard."""
+    """Configuration of a run of a few milliseconds with everything that makes continuation difficult."""
     clouds = {"class_path": f"{__name__}.ToyClouds"}
     stopping = {
         "class_path": "lightning.pytorch.callbacks.EarlyStopping",
@@ -198,14 +198,14 @@ def assert_same_weights(one: Path, other: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch):
-    """seed_everything leaves its seed in the environment."""
+    """Remove the seed that `seed_everything` leaves in the environment."""
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     monkeypatch.setenv("PL_SEED_WORKERS", "0")
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    """Folder of a run that was never interrupted."""
+    """The folder of a run that was never interrupted."""
     root = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PL_GLOBAL_SEED", "0")
@@ -227,7 +227,7 @@ def test_warmup_then_cosine():
 
 
 def test_milestones_are_those_of_torch():
-    """Torch's own schedulers, chained, one step an epoch."""
+    """The reference is torch's own chained schedulers, with one step per epoch."""
     from torch.optim.lr_scheduler import LinearLR, MultiStepLR, SequentialLR
 
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -240,7 +240,7 @@ def test_milestones_are_those_of_torch():
     schedule = MultiStep([6, 9], 0.1, warmup_epochs=4, warmup_per="epoch")
     found = [schedule.factor(step, math.inf, 3) for step in range(36)]
     assert found == pytest.approx([rate for rate in rates for _ in range(3)])
-    smooth = MultiStep([0.5], 0.5, warmup_epochs=0.2)  # of a budget, which counts as one epoch
+    smooth = MultiStep([0.5], 0.5, warmup_epochs=0.2)  # a budget counts as one epoch
     assert [smooth.factor(step, 10, 10) for step in (0, 1, 4, 5, 9)] == [0.5, 1, 1, 0.5, 0.5]
 
 
@@ -255,9 +255,9 @@ class Rates(Callback):
 def test_plateau_follows_the_validation(tmp_path):
     rates, steps = Rates(), -(-ITEMS // BATCH)
     schedule = Plateau(patience=1, gamma=0.5, warmup_epochs=1)
-    fit(tmp_path, schedule=schedule, more=[rates], max_epochs=4, rate=1e-6)  # so small that nothing becomes better
+    fit(tmp_path, schedule=schedule, more=[rates], max_epochs=4, rate=1e-6)  # so small that the loss does not improve
     factors = [rate / 1e-6 for rate in rates.rates]
-    # The first epoch is the best one; the third is the second that is not better.
+    # The first epoch is the best. The third epoch is the second one without improvement.
     rising = [(step + 1) / steps for step in range(steps)]
     assert factors == pytest.approx(rising + [1.0] * 2 * steps + [0.5] * steps)
     rates = Rates()
@@ -344,7 +344,7 @@ def test_order_depends_on_seed_and_epoch_and_can_start_in_the_middle():
 
 
 def test_lists_are_data_sets(tmp_path):
-    """In their order the same clouds give the same batches."""
+    """Without shuffling, a list gives batches of its clouds in their order."""
     clouds = [ToyClouds()[number] for number in range(4)]
     batches = list(PointSetData(clouds, batch_size=3, shuffle=False, seed=1).train_dataloader())
     assert [batch.num_graphs for batch in batches] == [3, 1]
@@ -378,7 +378,7 @@ def test_random_transforms_depend_on_the_item_alone():
 
 
 def test_random_rotations_depend_on_the_item_alone():
-    """The transforms of lieattn_datasets have generators of their own, which must not remember the items before."""
+    """The generators of the transforms of lieattn_datasets must not depend on the items before."""
     from lieattn_datasets import RandomRotatePoints
 
     class Turned(ToyClouds):
@@ -476,7 +476,7 @@ def assert_continues(root: Path, crash: int, **options) -> None:
 
 @pytest.mark.parametrize("step", [1, 4, 5, 6, 10, 13])
 def test_continued_from_any_step(tmp_path, step):
-    """Steps 5 and 10 begin epochs: their checkpoint was saved after the validation."""
+    """Steps 5 and 10 begin epochs, so their checkpoint was saved after the validation."""
     assert_continues(tmp_path, step)
 
 
@@ -505,7 +505,7 @@ def test_continued_with_other_settings(tmp_path, options):
 
 
 class Validations(Callback):
-    """Keeps the steps that were validated, and asks to stop behind the batch, or the validation, of a number."""
+    """Records the validated steps, and asks to stop after a given batch or after its validation."""
 
     def __init__(self, stop: int = -1, behind: str = "batch") -> None:
         self.stop, self.behind, self.steps = stop, behind, []
@@ -548,7 +548,7 @@ class Validations(Callback):
     ids=str,
 )
 def test_stopped_within_an_epoch_and_continued(tmp_path, stop, options):
-    """The rest of the epoch is trained, and what validations leave is what those of a whole run do."""
+    """The rest of the epoch is trained, and the results of validations are those of an uninterrupted run."""
 
     def run(name: str, watch: Validations, **limits) -> PointSetClassifier:
         settings = {"schedule": MultiStep([1, 2], warmup_epochs=2), "every": 0, **options, **limits}
@@ -568,7 +568,7 @@ def test_stopped_within_an_epoch_and_continued(tmp_path, stop, options):
 
 @pytest.mark.parametrize("crash", [7, 8])
 def test_no_validation_is_left_out(tmp_path, crash):
-    """What is saved at a step that is validated is saved behind that."""
+    """Checkpoints at a validated step are saved after its validation."""
     with pytest.raises(Crash):
         fit(tmp_path, crash=crash, val_check_interval=2, more=[Validations()])
     fit(tmp_path, resume=True, val_check_interval=2, more=[parts := Validations()])
@@ -576,7 +576,7 @@ def test_no_validation_is_left_out(tmp_path, crash):
 
 
 def test_the_comparison_sees_the_noise(tmp_path):
-    """Control: another noise in the data gives other weights, so the tests above can fail."""
+    """Control: different noise in the data gives different weights, so the tests above can fail."""
     one, other = fit(tmp_path / "a"), fit(tmp_path / "b", noise=0.11)
     assert not torch.equal(one.network.mlp[0].weight, other.network.mlp[0].weight)
 
@@ -595,7 +595,7 @@ def test_whole_epochs_may_be_continued_with_other_batches(tmp_path, monkeypatch,
 
     class Watched(ToyClouds):
         def __getitem__(self, index):
-            if len(self) == ITEMS:  # the validation set has fewer
+            if len(self) == ITEMS:  # the validation set has fewer clouds
                 seen[-1].add(index)
             return super().__getitem__(index)
 
@@ -614,7 +614,7 @@ def test_whole_epochs_may_be_continued_with_other_batches(tmp_path, monkeypatch,
 
 
 def test_checkpoints_are_made_beside_the_file_that_they_replace(tmp_path, monkeypatch):
-    """A move from the folder for temporary files, which may be on another disk, is a copy that a kill cuts off."""
+    """A move from a temporary folder on another disk would be a copy, which a kill could leave incomplete."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     fit(tmp_path, max_epochs=2)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["last.ckpt"]
@@ -672,7 +672,7 @@ def test_labels_are_smoothed_in_training_alone(monkeypatch):
 
 
 def test_masked_and_weighted_labels(monkeypatch):
-    """As if what is masked were absent, also where its label is none, and what has weight 2 were there twice."""
+    """Masked items count as absent, even with an invalid label, and items of weight 2 count twice."""
     clouds = [ToyClouds(noise=0.0)[number] for number in range(4)]
     found = {}
     for name, chosen in (("weighted", [0, 1, 2, 3]), ("twice", [0, 2, 2, 3])):
@@ -707,7 +707,7 @@ def test_shapes_of_logits_and_labels_are_checked():
 
 
 def rewrite(path: Path, to: Path, change: Callable[[dict], None], *, digests: bool = False) -> str:
-    """Write a checkpoint anew after a change, and with digests of what it is now if they are wanted."""
+    """Change a checkpoint and write it again, with digests of the new content if asked for."""
     content = torch.load(path, weights_only=True)
     change(content)
     if digests:
@@ -724,7 +724,7 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 @pytest.mark.parametrize("number", [1, FORMAT])
 def test_no_flipped_bit_loads_as_good(finished, tmp_path, number):
-    """Bits in what torch does not read, such as dates, do no harm. Format 1, that of 0.1, had no digests."""
+    """Bits that torch does not read, such as dates, are harmless. Format 1 (version 0.1) has no digests."""
 
     def old(content: dict) -> None:
         content["lieattn"]["format"] = 1
@@ -735,7 +735,7 @@ def test_no_flipped_bit_loads_as_good(finished, tmp_path, number):
         whole = Path(rewrite(whole, tmp_path / "old.ckpt", old))
     data, expected = whole.read_bytes(), digest(read_checkpoint(whole))
     damaged, refused = tmp_path / "damaged.ckpt", 0
-    shared = 8 * data.index(b"global_step")  # the file has one copy of equal texts
+    shared = 8 * data.index(b"global_step")  # the file stores equal strings only once
     for bit in (shared, *range(5, 8 * len(data), 8 * len(data) // 150)):
         damaged.write_bytes(flipped(data, bit))
         try:
@@ -804,7 +804,7 @@ def test_bare_trainer_checks_the_content_before_it_continues(tmp_path):
 def test_checkpoint_of_another_version_of_lightning_is_whole(finished):
     content = read_checkpoint(finished / "checkpoints/last.ckpt")
     content["legacy_pytorch-lightning_version"] = content["pytorch-lightning_version"]
-    content["pytorch-lightning_version"] = "9.9.9"  # as Lightning does in reading
+    content["pytorch-lightning_version"] = "9.9.9"  # as Lightning does when it reads a checkpoint
     check_content(content, "it")
 
 
@@ -862,7 +862,7 @@ def test_subclass_adds_to_checkpoints(tmp_path):
 
 
 class Payload:
-    """Makes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -1033,7 +1033,7 @@ def test_groups_are_found_inside_of_other_modules():
     "signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
 )
 def test_interrupted_run_continues_to_the_same_weights(finished, tmp_path, signum):
-    """Before the eighth step, the third of its epoch; the last regular checkpoint is of step 6."""
+    """Interrupted before step 8, the third of its epoch. The last regular checkpoint is that of step 6."""
     stop = {"class_path": f"{__name__}.SignalAt", "init_args": {"step": 7, "signum": int(signum)}}
     file = write(tmp_path / "run.yaml", config(tmp_path, callbacks=[stop]))
     stopped = command("fit", "--config", file)
@@ -1058,7 +1058,7 @@ def test_second_signal_stops_at_once(capfd):
 
 
 def test_interrupts_are_not_lost_while_loaders_start():
-    """Python ignores what is raised between a fork and the lines that come after it."""
+    """Python ignores exceptions raised in callbacks that run at a fork."""
     due = [True]
     os.register_at_fork(after_in_parent=lambda: due and due.pop() and os.kill(os.getpid(), signal.SIGINT))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -1081,7 +1081,7 @@ class InterruptAt(Callback):
 
 
 def test_interrupts_are_no_failures(tmp_path, capsys):
-    """Lightning ends the process with status 1 for them."""
+    """Without special handling, Lightning ends the process with status 1."""
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path / "trainer", more=[InterruptAt(2)])
     stop = {"class_path": f"{__name__}.InterruptAt", "init_args": {"step": 2}}
@@ -1094,7 +1094,7 @@ def test_interrupts_are_no_failures(tmp_path, capsys):
 
 
 def test_two_processes_have_the_gradients_of_one(tmp_path):
-    """One step of gradient descent at rate 1 in float64: weights tell gradients."""
+    """After one step of gradient descent with rate 1 in float64, the weights show the gradients."""
     step = {"max_epochs": 1, "limit_train_batches": 1, "precision": "64-true", "gradient_clip_val": None}
     for name, batch_size, devices in (("one", 8, 1), ("two", 4, 2)):
         content = config(tmp_path / name, devices=devices, strategy="ddp" if devices > 1 else "auto", **step)

@@ -1,4 +1,4 @@
-"""Trained networks that come with the library: they load by name, predict what their cards say, and keep their word."""
+"""Trained networks of the library: they load by name, predict the values of their cards, and keep their guarantees."""
 
 import json
 import math
@@ -30,7 +30,7 @@ every_network = pytest.mark.parametrize("name", sorted(CARDS))
 
 
 def item(card):
-    """The example of a card as one cloud."""
+    """The example item of a card as a cloud."""
     return Data(**{name: torch.tensor(value) for name, value in card["example"]["input"].items()})
 
 
@@ -47,7 +47,7 @@ def test_a_network_predicts_what_its_card_says(name):
     expected = torch.tensor(card["example"]["output"])
     for given in (item(card), Batch.from_data_list([item(card)] * 2)):
         found = network(given).detach()
-        # Relative to the largest output: a force of 0.1 beside one of 89 is a difference of products that are rounded.
+        # Relative to the largest output: a force of 0.1 beside one of 89 has the rounding errors of the larger one.
         assert relative_error(found[: len(expected)], expected) < 1e-5
 
 
@@ -61,14 +61,14 @@ def test_a_network_keeps_what_it_promises(name):
     assert certificate.verdict == "kept", str(certificate)
     assert (certificate.group, certificate.guarantee) == (card["group"], card["guarantee"])
     assert certificate.worst().keys() == measured["errors"]["element"].keys()
-    # Outside of SE(3) are mirrors only, and the example may be its own mirror image; numbers from six directions do not
-    # change under mirrors of the cube either.
+    # Only reflections are outside of SE(3), and the example may be its own mirror image. Invariants of six directions
+    # do not change under reflections of the cube either.
     if name != "qm9-homo-o" and card["group"] != "SE(3)":
         assert certificate.unique is not False
 
 
 def test_digits_are_told_apart_however_they_lie_and_only_so():
-    """The control: what the group does not have changes the logits."""
+    """Control: rotations outside of the group change the logits."""
     network, card = lieattn.load("digits-c8"), CARDS["digits-c8"]
     digit = item(card)
     upright = network(digit)

@@ -1,4 +1,4 @@
-"""Edges as PyTorch Geometric has them, against the definition, in batches and in boxes."""
+"""Functions and transforms for edges in PyTorch Geometric, against the definition, in batches and in boxes."""
 
 import pytest
 import torch
@@ -108,7 +108,7 @@ def test_transforms_set_edges_of_batches():
 
 
 def test_batches_come_apart_again():
-    """As if each cloud had been transformed by itself, also where there were other edges before; the input stays."""
+    """Clouds of a transformed batch equal clouds transformed alone, also if they had edges; the input is unchanged."""
     pos, _ = points(15)
     clouds = [Data(pos=part, y=torch.tensor([2.0 * len(part)])) for part in (pos[:6], pos[6:7], pos[7:])]
     old = [RadiusGraph(1.2, displacements=True)(cloud) for cloud in clouds]
@@ -165,7 +165,7 @@ PERIODIC = [[True, True, True], [True, False, True], [False, True, False], [Fals
 @pytest.mark.parametrize("periodic", PERIODIC, ids=str)
 @pytest.mark.parametrize(("number", "clouds", "side", "r"), [(40, 3, 5.0, 2.0), (10, 1, 2.0, 5.0), (200, 1, 8.0, 2.5)])
 def test_vesin_finds_the_same_images(periodic, number, clouds, side, r):
-    """Of oblique cells, points in and out of them, radii above and below the cell: key by key, step by step."""
+    """The same edges and shifts for oblique cells, points inside and outside, radii above and below the cell size."""
     pytest.importorskip("vesin")
     generator = torch.Generator().manual_seed(number)
     cell = side * (torch.eye(3, dtype=torch.float64) + 0.15 * torch.randn(clouds, 3, 3, generator=generator).double())

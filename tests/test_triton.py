@@ -28,7 +28,7 @@ on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), rea
 
 
 def patch_the_language_once():
-    """Triton's interpreter puts its operations in the place of the language's in every call of a function of a kernel.
+    """Triton's interpreter replaces the operations of the language at every call of a function of a kernel.
 
     That takes half of its time, and changes nothing where they are in place already.
     """
@@ -73,7 +73,7 @@ CASES = {
 
 
 def problem(case, fiber=3, heads=2, depth=3, width=2, dtype=torch.float64, indexed=True, device="cpu", lists=None):
-    """Operands of a case; the neighbor lists hold a point without neighbors, and a type without edges."""
+    """Operands of a case. The neighbor lists have a point without neighbors, and a type without edges."""
     pattern, normalize, names, dropout = CASES[case]
     generator = torch.Generator().manual_seed(3)
 
@@ -100,7 +100,7 @@ def problem(case, fiber=3, heads=2, depth=3, width=2, dtype=torch.float64, index
     }
     terms = RelativeTerms(**{tables[name][0]: draw(*tables[name][1]) for name in names}, row=index)
     points = len(row_ptr) - 1
-    one = pattern == "pooled" and "frame_keys" not in names  # the operator sums frames that no table tells apart
+    one = pattern == "pooled" and "frame_keys" not in names  # the operator sums over frames that no table distinguishes
     keys = 1 if one else frames
     query, key, value = (draw(points, n, heads, size) for n, size in ((frames, depth), (keys, depth), (frames, width)))
     if pattern == "location":
@@ -110,7 +110,7 @@ def problem(case, fiber=3, heads=2, depth=3, width=2, dtype=torch.float64, index
 
 
 def problem_of(signals, neighbors, terms, pattern, normalize, dropout=0.0):
-    """All operands, absent ones too, and the problem that they pose to a kernel."""
+    """All operands, including absent ones, and the resulting problem of a kernel."""
     names = ("positional_key", "displacement_bias", "fiber_key", "fiber_bias", "psi", "beta", "key_psi")
     operands = [*signals, *(getattr(terms, name) for name in names)]
     query, key, value, *tables = (None if t is None else t.detach() for t in operands)
@@ -160,7 +160,7 @@ def check(case, tolerance, again=False, **options):
 
 
 def some(cases, briefly):
-    """The cases as parameters, marked slow but for a few that have most branches of the kernels between them."""
+    """The cases as parameters, marked slow except for a few that together cover most branches of the kernels."""
     return [case if case in briefly else pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
@@ -225,10 +225,10 @@ def test_the_lowest_scores_have_weights():
 
 
 @interpreted
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter: log(0) and 0 / 0
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # warnings of the interpreter: log(0) and 0 / 0
 @pytest.mark.parametrize("case", some(["query sum", "joint, bias of pairs", "framewise, none"], ["query sum"]))
 def test_keys_masked_by_infinite_biases(case):
-    """Some of the frames over a key, a whole key, and all keys of a point, which has no output then."""
+    """Masks for some frames of a key, for a whole key, and for all keys of a point, whose output is then 0."""
     from lieattn.ops.kernels.triton._launch import run_backward, run_forward
 
     signals, neighbors, terms, _index, pattern, _, _ = problem(case, indexed=False)
@@ -266,7 +266,7 @@ def test_keys_masked_by_infinite_biases(case):
     ],
 )
 def test_half_precision_keeps_statistics_in_float32(case, dtype):
-    """Signals in half precision and tables in float32 give what float32 gives for the rounded signals."""
+    """Signals in half precision with tables in float32 give the results of float32 for the rounded signals."""
     from lieattn.ops.kernels.triton._launch import run_backward, run_forward
 
     signals, neighbors, terms, _index, pattern, normalize, _ = problem(case, heads=1, dtype=torch.float32)
@@ -287,7 +287,7 @@ def test_half_precision_keeps_statistics_in_float32(case, dtype):
 
 
 def penalty(case, name, dtype=torch.float64):
-    """First and second derivatives through the public operator, as training on forces takes them."""
+    """First and second derivatives through the public operator, as in training on forces."""
     signals, neighbors, terms, _index, pattern, normalize, _ = problem(case, fiber=2, heads=1, dtype=dtype)
     with backend(name):
         assert explain(*signals, terms=terms, pattern=pattern, normalize=normalize).backend == name
@@ -328,7 +328,7 @@ def test_in_the_interpreter():
 
 
 class Compilation:
-    """Kernels of a module are compiled instead of launched; ``machine_code`` has what came out, by kernel."""
+    """Compiles the kernels of a module instead of launching them; ``machine_code`` has the result for each kernel."""
 
     def __init__(self, module, architecture, monkeypatch, cache):
         from triton.runtime import JITFunction, driver
@@ -375,7 +375,7 @@ class _Compiled:
     ],
 )
 def test_compiles_for_a_gpu_that_is_not_here(case, fiber, architecture, monkeypatch, tmp_path):
-    """Triton's compiler accepts what the interpreter computed, down to machine code; nothing is launched."""
+    """Triton's compiler compiles the interpreted kernels down to machine code; nothing is launched."""
     from lieattn.ops.kernels.triton import _launch
 
     built = Compilation(_launch, architecture, monkeypatch, tmp_path)

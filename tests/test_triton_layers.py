@@ -1,4 +1,4 @@
-"""Triton kernels behind the public operators, against their definitions: every pattern, hard clouds, all gradients.
+"""Triton kernels of the public operators, against their definitions: every pattern, difficult clouds, all gradients.
 
 Like those of ``test_triton.py`` these run in Triton's interpreter, are compiled, and run on a GPU where there is one.
 """
@@ -64,7 +64,7 @@ def operands(case, clouds, dtype=torch.float64, device="cpu"):
 
 
 def attended(case, clouds, attend=group_attention, exactly=None, **options):
-    """Output and the gradients of all operands, in the dtype given or ``exactly`` in another one."""
+    """Output and gradients of all operands, in the given dtype or ``exactly`` in a more precise one."""
     signals, neighbors, tables, row, pattern = operands(case, clouds, **options)
     leaves = [*signals, *tables.values()]
     if exactly is not None:
@@ -73,7 +73,7 @@ def attended(case, clouds, attend=group_attention, exactly=None, **options):
     out = attend(*signals, neighbors, pattern=pattern, terms=RelativeTerms(**tables, row=row))
     out = out if isinstance(out, torch.Tensor) else out[0]
     weight = torch.linspace(-1, 2, out.numel(), dtype=torch.float64, device=out.device).view_as(out)
-    loss = (weight * out).sum() + 0 * leaves[0].sum()  # the definition knows no leaves where there are no points
+    loss = (weight * out).sum() + 0 * leaves[0].sum()  # without points, the definition has no gradients of the operands
     return out.detach(), *torch.autograd.grad(loss, leaves, materialize_grads=True)
 
 
@@ -113,7 +113,7 @@ def test_clouds_of_hardly_any_points(case, clouds, device):
     ],
 )
 def test_half_precision_is_rounded_once(case, dtype, device):
-    """What comes out is the exact result for the rounded operands, up to a few roundings of output and gradients."""
+    """The result is exact for the rounded operands, up to a few roundings of output and gradients."""
     check_pattern(case, "isolated points", 4 * torch.finfo(dtype).eps, dtype=dtype, device=device)
 
 

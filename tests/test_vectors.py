@@ -1,4 +1,4 @@
-"""The vectors and small products that the kernels for CPUs are made of, against NumPy."""
+"""The vector operations and small products of the CPU kernels, against NumPy."""
 
 import itertools
 

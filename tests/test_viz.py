@@ -1,4 +1,4 @@
-"""Pictures: what they show is what was measured, for networks that keep their promise and beyond it."""
+"""Pictures show what was measured, for networks that are equivariant and for others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ QUARTERS = [0.0, math.pi / 2]
 
 @pytest.fixture(autouse=True)
 def no_pyplot(monkeypatch):
-    """Any use of pyplot, and with it of a GUI or of global state, fails."""
+    """Make any use of pyplot, and so of a GUI or global state, fail."""
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
 
 
@@ -55,7 +55,7 @@ def c4():
 
 
 def panels(figure):
-    """Panels without the color scale."""
+    """The panels without the color scale."""
     return [axes for axes in figure.axes if axes.get_aspect() == 1]
 
 
@@ -64,7 +64,7 @@ def texts(figure):
 
 
 def measured(figure):
-    """Differences between stabilized rows that the title states."""
+    """The differences between stabilized rows, as stated in the titles."""
     line = next(text for text in texts(figure) if text.startswith("largest difference"))
     return [float(number) for number in re.findall(r"(?:rows|group): ([\d.e+-]+)", line)]
 
@@ -119,7 +119,7 @@ def test_without_equivariance_the_title_says_so(digit):
 
 
 def test_panels_show_fields_at_turned_points(c4, digit):
-    """Data of the panels: squares of side 1 around the rotated points, colored by the field, the scale shared."""
+    """Panels have squares of side 1 around the rotated points, colored by the field, with a shared color scale."""
     figure = viz.feature_fields(c4, digit, [math.pi / 2], channel=3)
     with torch.no_grad():
         turned = digit.clone()
@@ -131,7 +131,7 @@ def test_panels_show_fields_at_turned_points(c4, digit):
         np.testing.assert_allclose(values, field[:, h, 3], atol=1e-6)
         np.testing.assert_allclose(squares.mean(axis=1), turned.pos, atol=1e-5)
         np.testing.assert_allclose(np.ptp(squares, axis=1), 1.0, atol=1e-5)
-        # A quarter turn moves what the frame h saw to the frame after it.
+        # After a quarter turn, the next frame sees what frame h saw before.
         stable, upright = tiles(drawn[5 + h])
         np.testing.assert_allclose(stable, field[:, (h + 1) % 4, 3], atol=1e-6)
         np.testing.assert_allclose(upright.mean(axis=1), digit.pos, atol=1e-5)
@@ -144,7 +144,7 @@ def test_attention_panels_show_normalized_weights(c4, digit, head):
     figure = viz.attention_maps(c4, digit, [0.0], point=0, head=head)
     for axes in panels(figure)[1:]:
         values, squares = tiles(axes)
-        assert len(values) == 4  # a corner, its two neighbors and the one across
+        assert len(values) == 4  # a corner, its two neighbors and its diagonal neighbor
         assert values.sum() == pytest.approx(1, abs=1e-5)
         assert np.abs(squares.mean(axis=1) - digit.pos[0].numpy()).max() < 1.01
 
@@ -171,7 +171,7 @@ def test_clouds_without_a_raster_and_norms(c4):
 
 
 def test_observing_leaves_no_trace(digit):
-    """Dropout is off for the picture only; data, gradients, hooks and the modes of the modules stay."""
+    """Dropout is off only for the picture; data, gradients, hooks and training modes are unchanged."""
     network = make(cyclic(4), dropout=Dropouts(attention=0.5)).train()
     network.blocks[0].eval()
     pos = digit.pos.clone()
@@ -202,7 +202,7 @@ def test_accuracy_by_angle():
     np.testing.assert_allclose(first.get_xdata(), [0, 45, 90])
     np.testing.assert_allclose(first.get_ydata(), [100, 30, 20])
     np.testing.assert_allclose(second.get_ydata(), [90, 20, 90])
-    assert [text.get_text() for text in axes.texts] == ["Z2", "C4"]  # from the bottom
+    assert [text.get_text() for text in axes.texts] == ["Z2", "C4"]  # counted from the bottom
 
 
 def test_error_curves_in_order_on_logarithmic_axes():
@@ -309,7 +309,7 @@ def test_bad_histories(history):
 
 
 def test_without_matplotlib(c4, digit, monkeypatch):
-    """The module imports; what draws says what to install."""
+    """The module can be imported; drawing functions raise an error that says what to install."""
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)

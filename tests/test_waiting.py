@@ -1,4 +1,4 @@
-"""A training step with prepared geometry never waits for a GPU: it looks at no number, no shape depends on one."""
+"""A training step with prepared geometry never waits for a GPU: it reads no value, and no shape depends on one."""
 
 import traceback
 from pathlib import Path
@@ -38,7 +38,7 @@ NETWORKS = {
 
 
 class Waits(TorchDispatchMode):
-    """Calls that would wait for a GPU, and where the library makes them."""
+    """Records calls that would wait for a GPU, and where the library makes them."""
 
     NUMBERS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "lift_fresh")
 
@@ -89,7 +89,7 @@ def test_no_step_looks_at_numbers(name, monkeypatch):
         with Waits() as waits:
             step()
     assert waits.found == []
-    assert looking.found != []  # the control: on CPUs numbers are looked at
+    assert looking.found != []  # control: on CPUs, values are read
 
 
 @pytest.mark.gpu
@@ -97,7 +97,7 @@ def test_no_step_looks_at_numbers(name, monkeypatch):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_no_step_waits_for_a_gpu(name):
     step = step_of(name, "cuda")
-    step()  # compiles the kernels, and moves tables to the card
+    step()  # compiles the kernels, and moves tables to the GPU
     torch.cuda.set_sync_debug_mode("error")
     try:
         step()

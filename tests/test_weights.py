@@ -1,4 +1,4 @@
-"""Checkpoints of version 0.1 load into today's networks and give the same numbers.
+"""Checkpoints of version 0.1 load into the current networks and give the same outputs.
 
 Each file ``goldens/weights_0_1/NAME.npz`` was written by version 0.1: all entries of a state dict as ``state/<key>``,
 inputs as ``in/<name>``, outputs as ``out/<number>``, all in float64, and ``meta``, a JSON string with the expressions
@@ -111,7 +111,7 @@ def lifted(inputs, group, neighborhood):
 
 
 def on_graph(group, neighborhood):
-    """Call for layers in an ``nn.ModuleDict``: those named ``lifting...`` see features, others a field."""
+    """Call of layers in an ``nn.ModuleDict``: those named ``lifting...`` get features, others a field."""
 
     def call(layers: nn.Module, inputs: Inputs) -> Outputs:
         graph = lifted(inputs, group, neighborhood)
@@ -158,7 +158,7 @@ def lie(space, frames=None, *, features=3, outputs=2, lifting=(), attention=(), 
 
 
 def convolutions(*args, lifting=None, **options):
-    """A small LieConv network without anything before its blocks."""
+    """A small LieConv network with nothing before its blocks."""
     return LieConvNet(*args, channels=8, lifting=lifting or Lifting(local=0), **options)
 
 
@@ -196,12 +196,12 @@ def attention(group, encodings):
 
 
 def window(size):
-    """Displacements ``[offsets, 2]`` of size x size pixels."""
+    """Displacements ``[offsets, 2]`` in a window of size x size pixels."""
     return torch.tensor(RelativePositionTable.square(size).offsets)
 
 
 def given_frames():
-    """Frames of two clouds, ``[2, 24, 3, 3]``: the rotations of a cube that is turned in the first of them."""
+    """Frames of two clouds, ``[2, 24, 3, 3]``: the rotations of a cube, which is rotated in the first cloud."""
     cube = octahedral().elements
     return GivenFrames(torch.stack([oblique_rotation() @ cube, cube]), per="cloud")
 
@@ -211,7 +211,7 @@ SQUARE = RelativePositionTable.square(3, border="zero")
 
 @dataclass(frozen=True)
 class Weights:
-    """How to make the network of a file, and how to call it with its inputs."""
+    """How to build the network of a file, and how to call it with the stored inputs."""
 
     make: Callable[[], nn.Module]
     call: Callable[[nn.Module, Inputs], Outputs] = on_data
@@ -654,8 +654,8 @@ def read(name):
 
 
 def run(name, state, inputs):
-    """Outputs of today's network with the state, as a list."""
-    torch.set_default_dtype(torch.float64)  # e3nn rounds its coupling coefficients to it
+    """Outputs of the current network with the stored state, as a list."""
+    torch.set_default_dtype(torch.float64)  # e3nn rounds its coupling coefficients to the default dtype
     try:
         network = WEIGHTS[name].make().double().eval()
         network.load_state_dict(state, strict=True)
@@ -683,7 +683,7 @@ def test_weights_of_0_1(name):
 
 @pytest.mark.parametrize("name", ["lieconv_downsampling", "lie_se2_sum", "framewise_c4", "affine_table"])
 def test_every_weight_counts(name):
-    """Control: another value of any entry changes the outputs; but a softmax does not see the bias of its keys."""
+    """Control: changing any entry changes the outputs, except the key bias, which cancels in the softmax."""
     state, inputs, expected, _ = read(name)
     for key, value in state.items():
         other = {**state, key: value + 0.3 * torch.randn(value.shape, dtype=value.dtype)}

@@ -187,7 +187,7 @@ class TestFetch:
         assert len(server.asked) == 2
 
     @pytest.mark.parametrize(
-        ("number", "advice"), [(errno.EACCES, "make it writable"), (errno.ENOSPC, "make room there")]
+        ("number", "advice"), [(errno.EACCES, "make it writable"), (errno.ENOSPC, "free some space there")]
     )
     def test_what_cannot_be_written(self, server, tmp_path, monkeypatch, number, advice):
         def refuse(*arguments, **options):
@@ -195,7 +195,7 @@ class TestFetch:
 
         monkeypatch.setattr("pooch.utils.tempfile.NamedTemporaryFile", refuse)
         with pytest.raises(
-            OSError, match=rf"A set: data cannot be written into .*: {advice}, or name another"
+            OSError, match=rf"A set: data cannot be written into .*: {advice}, or use another"
         ) as caught:
             fetch(release(server.address("data")), tmp_path, "data")
         assert caught.value.errno == number

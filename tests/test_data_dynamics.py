@@ -70,7 +70,7 @@ class TestCharges:
         charge = np.array([[1.0, -1.0]])
         pos = np.array([[[0.05, 0, 0], [-0.05, 0, 0]]])
         ld.simulate_charges(charge, pos, 0 * pos, [0.1, 0.2, 0.3])
-        with pytest.raises(ValueError, match="shorten the step"):
+        with pytest.raises(ValueError, match="use a smaller step"):
             ld.simulate_charges(charge, pos, 0 * pos, [0.1, 0.2, 0.3], step=0.1)
 
     @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ class TestMeshFolder:
         [
             ({"labels": {"0.off": "a"}}, "there is no label for 1.off"),
             ({"labels": {"0.off": "a", "1.off": "b", "2.off": "b"}}, "there is no file for 2.off"),
-            ({"labels": {"0.off": "a", "1.off": 1.0}}, "labels must be strings, .* or numbers, .* got both"),
+            ({"labels": {"0.off": "a", "1.off": 1.0}}, "labels must be all strings .* or all numbers .* got both"),
             ({"labels": {"0.off": 1.0, "1.off": np.nan}}, "targets must be finite"),
             ({"validation": 1}, "validation=1 is for folders with CLASS/train"),
         ],

@@ -171,7 +171,7 @@ class TestFeatures:
         torch.testing.assert_close(x, torch.tensor([[0, 0, 1, 1], [1, 1 / 16, 0, 0], [1, 1 / 16, 0, 0]]))
 
     def test_unknown_charge(self):
-        with pytest.raises(ValueError, match=r"nuclear charge 16, the species are \(1, 6, 7, 8, 9\)"):
+        with pytest.raises(ValueError, match=r"nuclear charge 16, but the species are \(1, 6, 7, 8, 9\)"):
             ld.MoleculeFeatures()(Data(z=torch.tensor([6, 16])))
 
     @pytest.mark.parametrize("species", [(), (1, 1), (0, 6), (1, 119)])
@@ -331,7 +331,7 @@ class TestQM9GFN2:
     def test_labels_of_other_molecules_are_refused(self, tmp_path):
         content = write_subset(tmp_path)
         write_gfn2(tmp_path, content, gdb_index=content["gdb_index"] + 1)
-        with pytest.raises(ValueError, match=r"labels other molecules than qm9_subset.npz"):
+        with pytest.raises(ValueError, match=r"has labels of other molecules than qm9_subset.npz"):
             ld.QM9GFN2(tmp_path, verify=False)
 
 
@@ -454,12 +454,12 @@ class TestQM9:
         flipped[len(good) // 2] ^= 1
         for content in (good[:-100], good[: len(good) // 2], b"", bytes(flipped), b"text"):
             cache.write_bytes(content)
-            read_again("is made anew")
+            read_again("is damaged, or was made from other raw files")
             read_again("")
         arrays = dict(np.load(cache))
         for change in ({"z": np.zeros_like(arrays["z"])}, {"y": arrays["y"][:2]}, {"digest": np.array("0")}):
             np.savez(cache, **(arrays | change))
-            read_again("is made anew")
+            read_again("is damaged, or was made from other raw files")
         sdf = tmp_path / "raw" / "gdb9.sdf"
         sdf.write_bytes(sdf.read_bytes().replace(b" C   0", b" N   0"))
         changed = ld.QM9(tmp_path, "all", verify=False)
@@ -470,7 +470,7 @@ class TestQM9:
         write_raw_qm9(tmp_path)
         (tmp_path / "processed").write_text("a file where the folder should be")
         assert len(ld.QM9(tmp_path, "all", verify=False)) == 4
-        assert "QM9 is read anew each time" in caplog.text
+        assert "QM9 is read from its raw files each time" in caplog.text
 
     def test_count_is_checked(self, tmp_path):
         (tmp_path / "raw").mkdir()
@@ -511,7 +511,7 @@ class TestQM9:
             ("gdb9.sdf", lambda text: text[: text.index("gdb_5")], "is broken at molecule 5: it is named ''"),
             ("gdb9.sdf", lambda text: text + text, "has more molecules than the 5"),
             ("gdb9.sdf", lambda text: text.replace("V2000", "V3000"), "does not end in V2000"),
-            ("gdb9.sdf", lambda text: text.replace(" C ", " X ", 1), "is no atom of H, C, N, O, F"),
+            ("gdb9.sdf", lambda text: text.replace(" C ", " X ", 1), "is not an atom of H, C, N, O, F"),
             ("gdb9.sdf", lambda text: text.replace("  5  4 ", " -5  4 ", 1), "instead of a count"),
             ("gdb9.sdf", lambda text: text.replace("  5  4 ", "  4  4 ", 1), "is broken at molecule 1"),
             (
@@ -524,7 +524,7 @@ class TestQM9:
             ("gdb9.sdf.csv", lambda text: text.replace("gdb_2", "gdb_9"), "it is named 'gdb_2', the table has 'gdb_9'"),
             ("gdb9.sdf.csv", lambda text: text.replace("mu,alpha", "alpha,mu"), "does not begin with the line mol_id"),
             ("gdb9.sdf.csv", lambda text: text.replace("gdb_2,", "gdb_2,1,"), "has 20 targets in line 3"),
-            ("gdb9.sdf.csv", lambda text: text.replace("gdb_2,", "gdb_2,x"), "is no table of numbers in line 3"),
+            ("gdb9.sdf.csv", lambda text: text.replace("gdb_2,", "gdb_2,x"), "is not a table of numbers in line 3"),
             ("gdb9.sdf.csv", lambda text: "", "does not begin with the line"),
             (
                 "uncharacterized.txt",
@@ -622,7 +622,7 @@ class TestRMD17:
         with pytest.raises(FileNotFoundError, match=r"needs the file rmd17_aspirin.npz"):
             ld.RMD17(tmp_path, "aspirin")
         for train, test, message in (
-            ([0, 1], [1, 3], "index_test_02.csv in .* have frames both for training and for the test"),
+            ([0, 1], [1, 3], "index_test_02.csv in .* have frames in common"),
             ([0, 40], [2], "different frame numbers in 0 .. 39"),
             ([0, 0], [2], "different frame numbers"),
             (["x"], [2], "not a list of integers"),
@@ -702,7 +702,7 @@ class TestGFN2Molecules:
         torch.testing.assert_close(fine[2].dipole, less[2].dipole / 2.5417464739)
         few = ["C", "N", "O", "CO", "CC"]
         few[_xtb._split(np.arange(5), 5)["test"][0]] = "CF"
-        with pytest.raises(ValueError, match="no training molecule holds the element 9"):
+        with pytest.raises(ValueError, match="no training molecule contains the element 9"):
             ld.GFN2Molecules(smiles=few, conformers=1)
 
     @pytest.mark.parametrize(
@@ -721,7 +721,9 @@ class TestGFN2Molecules:
 
     def test_failed_labels_name_the_molecule(self, monkeypatch):
         monkeypatch.setattr(_xtb, "embed_molecule", lambda smiles, seed: (np.array([1, 1]), np.zeros((2, 3))))
-        with pytest.raises(ValueError, match="SMILES 'CCCC', conformer 0: GFN2-xTB failed: Too close"):
+        with pytest.raises(
+            ValueError, match="SMILES 'CCCC', conformer 0: GFN2-xTB failed for these z and pos: Too close"
+        ):
             ld.GFN2Molecules(smiles=("CCCC",), conformers=1, noise=0.0)
 
     def test_bad_arguments(self):
@@ -883,10 +885,16 @@ class TestFrames:
         ("text", "message"),
         [
             ("", "line 1 is not the number"),
-            ("many\n\nH 0 0 0\n", "line 1 is not the number of the atoms of a frame: 'many'"),
-            ("99999999\n\nH 0 0 0\n", "lines are missing: line 1 promises 99999999 atoms, the file has lines of 1"),
-            ("1\n\nH 0 0 0\n3\n\nH 0 0 0\n", "lines are missing: line 4 promises 3 atoms, the file has lines of 1"),
-            ("3\n", "lines are missing: line 1 promises 3 atoms, the file has lines of 0"),
+            ("many\n\nH 0 0 0\n", "line 1 is not the number of atoms of a frame: 'many'"),
+            (
+                "99999999\n\nH 0 0 0\n",
+                "lines are missing: line 1 promises 99999999 atoms, but the file has lines for 1",
+            ),
+            (
+                "1\n\nH 0 0 0\n3\n\nH 0 0 0\n",
+                "lines are missing: line 4 promises 3 atoms, but the file has lines for 1",
+            ),
+            ("3\n", "lines are missing: line 1 promises 3 atoms, but the file has lines for 0"),
             ("1\n\nH 0 0 0\n\n1\n\nH 0 0 0\n", "line 4 is not the number"),
             ("1\nProperties=species:S:1:pos:R:9999999999\nH 0 0 0\n", "more than 1000 columns"),
             ("1\n\nXx 0 0 0\n", "frames.xyz"),

@@ -441,7 +441,7 @@ class TestArchives:
             ({x: images}, f"has no array '{y}'"),
             ({x: images[:, :5], y: labels}, "expected uint8 .images"),
             ({x: images, y: labels + 1}, rf"has {y} in 1 .. 10, expected 0 .. 9"),
-            ({x: images.astype(object), y: labels}, "is no plain array"),
+            ({x: images.astype(object), y: labels}, "is not a plain array"),
         ):
             np.savez(path, **arrays)
             with pytest.raises(ValueError, match=message):

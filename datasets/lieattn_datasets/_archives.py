@@ -76,7 +76,7 @@ class Archive(contextlib.AbstractContextManager["Archive"]):
         if info.flag_bits & _ENCRYPTED:
             raise self._refuse(f"is encrypted (its member {name}): unpack it yourself")
         if info.compress_type not in _METHODS:
-            raise self._refuse(f"has the member {name}, which is compressed by another method than deflate")
+            raise self._refuse(f"has the member {name}, which is not compressed with deflate")
         if info.file_size > MOST_BYTES:
             raise self._refuse(f"has the member {name}, of {info.file_size} bytes: more than {MOST_BYTES}")
         try:

@@ -17,12 +17,12 @@ class Card(NamedTuple):
 _MNIST, _CC_BY_SA, _NONE = (
     "60,000 + 10,000 images, 28 x 28, one channel, uint8, 10 classes",
     "CC BY-SA 3.0",
-    "none reserved",
+    "no rights reserved",
 )
 _DERIVED = "CC BY-SA 3.0 (derived from MNIST)"
 _CIFAR = Card(
     'A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009',
-    "no licence stated; citation asked for",
+    "no license stated; citation requested",
     "50,000 + 10,000 images, 32 x 32, RGB, uint8, 10 or 100 (fine) classes",
 )
 _RMD17 = Card(
@@ -38,7 +38,7 @@ _OF_YOURS = "those of your files"
 
 CARDS: Mapping[str, Card] = {
     "Digits": Card(
-        "inside the package scikit-learn",
+        "part of scikit-learn",
         "CC BY 4.0 (UCI)",
         "1,797 images, 8 x 8, one channel, values 0 .. 16 (scaled to [0, 1]), 10 classes",
     ),
@@ -79,14 +79,16 @@ CARDS: Mapping[str, Card] = {
     "QM9GFN2": Card("GFN2-xTB single points (tblite 0.8.0, accuracy 0.01)", _NONE, "those of `QM9Subset`"),
     "RMD17": _RMD17,
     "RMD17Subset": _RMD17,
-    "GFN2Molecules": Card("made: SMILES, rdkit conformers", _NONE, "81 molecules of H, C, N, O, F"),
+    "GFN2Molecules": Card("generated from SMILES with rdkit", _NONE, "81 molecules of H, C, N, O, F"),
     "ExtendedXYZ": Card("frames of ase, or an extended XYZ file", _OF_YOURS, "all frames of the file"),
     "NBody": _CHARGES,
     "NBodyTrajectories": _CHARGES,
     "NBodySimulated": _CHARGES,
-    "Springs": Card("made, after LieConv and LieTransformer", _NONE, "3,000 / 2,000 / 2,000 or any other sizes"),
+    "Springs": Card(
+        "simulated, following LieConv and LieTransformer", _NONE, "3,000 / 2,000 / 2,000 or any other sizes"
+    ),
     "Constellation": Card(
-        "made, after LieTransformer", _NONE, "10,000 / 1,000 / 1,000 or any other sizes, 3 to 34 points"
+        "generated, following LieTransformer", _NONE, "10,000 / 1,000 / 1,000 or any other sizes, 3 to 34 points"
     ),
     "SphericalMNIST": _SPHERE,
     "SphericalImages": _SPHERE,
@@ -111,6 +113,6 @@ CARDS: Mapping[str, Card] = {
         "CC BY 4.0",
         "1,584 binary masks of 28 x 28 x 28, 2 classes",
     ),
-    "ProceduralShapes": Card("made with trimesh", _NONE, "1,600 / 320 / 480 or any other sizes, sixteen classes"),
+    "ProceduralShapes": Card("generated with trimesh", _NONE, "1,600 / 320 / 480 or any other sizes, sixteen classes"),
 }
 """Card of each data set, by the name of its class."""

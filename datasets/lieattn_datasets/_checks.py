@@ -76,7 +76,7 @@ def _words(hint: Any) -> str:
     if origin is Literal:
         return f"one of {', '.join(map(repr, arguments))}"
     if origin is abc.Sequence:
-        return "a sequence" if arguments[0] is Any else f"a sequence, of which each is {_words(arguments[0])}"
+        return "a sequence" if arguments[0] is Any else f"a sequence in which each entry is {_words(arguments[0])}"
     if hint is type(None):
         return "None"
     return _WORDS.get(hint, "a callable" if origin is abc.Callable else "a mapping")

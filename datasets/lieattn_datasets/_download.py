@@ -77,8 +77,8 @@ def fetch(release: Release, root: str | Path, *wanted: str) -> None:
             except OSError as error:
                 number = error.errno or errno.EACCES  # pooch leaves it out
                 problem = f"{source.name} cannot be written into {folder} ({os.strerror(number)})"
-                advice = "make room there" if number == errno.ENOSPC else "make it writable"
-                raise OSError(number, f"{release.dataset}: {problem}: {advice}, or name another root") from error
+                advice = "free some space there" if number == errno.ENOSPC else "make it writable"
+                raise OSError(number, f"{release.dataset}: {problem}: {advice}, or use another root") from error
 
 
 def _missing(release: Release, root: str | Path, name: str) -> bool:

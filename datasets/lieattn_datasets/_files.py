@@ -144,7 +144,7 @@ class Release:
         hint = f" (it is the content of {twins[0]})" if twins else ""
         raise self.damaged(
             path,
-            f"has the digest {digest}{hint}, but {name} has {self.digests[name]}: it is damaged or another "
+            f"has the digest {digest}{hint}, but {name} has {self.digests[name]}: the file is damaged or a different "
             "file. Pass verify=False only for a file of your own in the same format",
         )
 
@@ -177,7 +177,7 @@ class Release:
             try:
                 array = parse_npy(content[key])
             except Exception as error:  # a damaged header can fail in any way
-                raise self.damaged(path, f"has {key}, which is no plain array ({error})") from error
+                raise self.damaged(path, f"has {key}, which is not a plain array ({error})") from error
             if not _fits(array, wanted, sizes):
                 known = {name: size for name, size in sizes.items() if name in wanted}
                 found = f"{array.dtype} {list(array.shape)}, expected {wanted}" + (f" with {known}" if known else "")
@@ -206,7 +206,7 @@ def parse_npy(content: bytes) -> NDArray[Any]:
     shape, by_columns, dtype = _HEADERS[np.lib.format.read_magic(stream)](stream)
     size = len(content) - stream.tell()
     if dtype.hasobject or size != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"its header promises {dtype} {list(shape)}, there are {size} bytes")
+        raise ValueError(f"its header promises {dtype} {list(shape)}, but there are {size} bytes")
     array = np.frombuffer(content, dtype, offset=stream.tell())
     return array.reshape(shape, order="F" if by_columns else "C").astype(dtype.newbyteorder("="), copy=False)
 

@@ -133,7 +133,7 @@ class ImagePoints(Clouds):
             If there are no images.
         """
         if not len(self):
-            raise ValueError("statistics need at least one image, the data set is empty")
+            raise ValueError("statistics need at least one image, but the data set is empty")
         total = np.zeros(self.num_channels)
         squares = np.zeros(self.num_channels)
         for start in range(0, len(self), CHUNK):

@@ -251,11 +251,11 @@ def read_official(
     halves = {half: _read_indices(root, _INDICES.format(half, number), size) for half in _HALVES}
     for half, indices in halves.items():
         if verify and len(indices) != _FRAMES:
-            found = f"split {number} has {len(indices)} frames for {half}, the official one {_FRAMES}"
+            found = f"split {number} has {len(indices)} frames for {half}, but the official one has {_FRAMES}"
             raise ValueError(f"{_OFFICIAL.dataset}: {found} in {root}: replace {_INDICES.format(half, number)}")
     if np.isin(halves["train"], halves["test"]).any():
         names = " and ".join(_INDICES.format(half, number) for half in halves)
-        raise ValueError(f"{_OFFICIAL.dataset}: {names} in {root} have frames both for training and for the test")
+        raise ValueError(f"{_OFFICIAL.dataset}: {names} in {root} have frames in common")
     return frames, halves
 
 

@@ -53,7 +53,7 @@ def read_mesh(path: str | Path, content: bytes | None = None) -> tuple[NDArray[n
     check_arguments(read_mesh, locals())
     suffix = Path(path).suffix.lower()
     if suffix not in MESH_SUFFIXES:
-        raise MeshError(f"{path} is no mesh: its name must end in {', '.join(MESH_SUFFIXES)} (argument path)")
+        raise MeshError(f"path must end in {', '.join(MESH_SUFFIXES)}, got {path}")
     try:
         import trimesh  # noqa: F401
     except ImportError as error:
@@ -169,7 +169,7 @@ def _read_off(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     if any(
         len(corner) < 3 or len(corner) != int(polygon[0]) for corner, polygon in zip(corners, polygons, strict=True)
     ):
-        raise ValueError("a face has less corners than it says, or less than three")
+        raise ValueError("a face has fewer corners than it states, or fewer than three")
     from trimesh.geometry import triangulate_quads
 
     return places, np.asarray(triangulate_quads(corners), dtype=np.int64)
@@ -216,9 +216,9 @@ def _check_glb(data: bytes) -> None:
     tree = json.loads(data[20 : 20 + int.from_bytes(data[12:16], "little")])
     counts = [accessor["count"] for accessor in tree["accessors"]]
     if any("bufferView" not in accessor for accessor in tree["accessors"]) or max(counts) > len(data):
-        raise ValueError("it has accessors without data, or with less than they promise")
+        raise ValueError("it has accessors without data, or with less data than they promise")
     corners = [
         sum(counts[part["indices"]] for part in mesh["primitives"] if "indices" in part) for mesh in tree["meshes"]
     ]
     if sum(corners[node["mesh"]] for node in tree["nodes"] if "mesh" in node) > _MOST_CORNERS:
-        raise ValueError(f"it repeats its meshes to more than {_MOST_CORNERS} corners")
+        raise ValueError(f"its repeated meshes have more than {_MOST_CORNERS} corners")

@@ -125,7 +125,7 @@ class MeshFolder(ShapePoints):
         if given and half == "train":
             self._indices = hold_out(len(entries), validation, split)
         elif validation:
-            raise ValueError(f"validation={validation} is for folders with CLASS/train/*: give shares")
+            raise ValueError(f"validation={validation} is for folders with CLASS/train/*: use shares here")
 
 
 class ModelNet(MeshFolder):
@@ -254,8 +254,8 @@ def _kinds(
     for argument, one, other in (("no label", names, labels), ("no file", labels, names)):
         missing = sorted({*one} - {*other})
         if missing:
-            raise ValueError(f"labels must name the meshes of {place}, but there is {argument} for {listed(missing)}")
+            raise ValueError(f"labels must match the meshes of {place}, but there is {argument} for {listed(missing)}")
     found = [labels[name] for name in names]
     if len({isinstance(kind, str) for kind in found}) > 1:
-        raise ValueError("labels must be strings, which are classes, or numbers, which are targets, got both")
+        raise ValueError("labels must be all strings (classes) or all numbers (targets), got both")
     return found

@@ -177,7 +177,7 @@ class Molecules(Clouds):
             If there are no molecules.
         """
         if not len(self):
-            raise ValueError("statistics need at least one molecule, the data set is empty")
+            raise ValueError("statistics need at least one molecule, but the data set is empty")
         values = self._y[self._indices]
         return tuple(values.mean(axis=0).tolist()), tuple(values.std(axis=0).tolist())
 
@@ -227,7 +227,7 @@ class MoleculeFeatures:
         one_hot = data.z[:, None] == table
         unknown = data.z[~one_hot.any(dim=1)]
         if len(unknown):
-            raise ValueError(f"data.z holds the nuclear charge {int(unknown[0])}, the species are {self.species}")
+            raise ValueError(f"data.z holds the nuclear charge {int(unknown[0])}, but the species are {self.species}")
         scaled = data.z[:, None].float() / max(self.species)
         powers = scaled ** torch.arange(self.powers, device=data.z.device)
         described = data.__copy__()

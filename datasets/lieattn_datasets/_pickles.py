@@ -35,7 +35,7 @@ class _Array:
         _, shape, kind, by_columns, raw = state
         content = raw.encode("latin1") if isinstance(raw, str) else raw
         if not isinstance(kind, _Dtype) or not isinstance(content, bytes):
-            raise ForbiddenError("an array of something else than bytes")
+            raise ForbiddenError("an array of other values than bytes")
         if any(type(size) is not int or size < 0 for size in shape) or math.prod(shape) != len(content):
             raise ValueError(f"{len(content)} bytes for an array of another size")
         self.values = np.frombuffer(content, dtype=np.uint8).reshape(shape, order="F" if by_columns else "C")

@@ -246,7 +246,7 @@ class QM9GFN2(Molecules):
         }
         same, dipole, quadrupole, polarizability, good, charge, force, *values = _SUBSET.read_npz(path, expected)
         if not np.array_equal(same, number) or len(charge) != len(z):
-            raise _SUBSET.damaged(path, f"labels other molecules than {_SUBSET_FILE}")
+            raise _SUBSET.damaged(path, f"has labels of other molecules than {_SUBSET_FILE}")
         hartree, _ = units.convert("Ha")
         scalars = {name: column * hartree for name, column in zip(names, values, strict=True)}
         self.atom_energies: dict[int, float] = {}

@@ -84,7 +84,7 @@ def load_qm9(root: str | Path, download: bool = False) -> tuple[Path, _Arrays]:
             content: dict[str, Any] = {"digest": np.array(_digest(source, arrays)), **arrays}
             write_atomically(cache, lambda file: np.savez(file, **content))
         except OSError as error:
-            _log.warning("QM9 is read anew each time: %s cannot be written (%s)", cache, error)
+            _log.warning("QM9 is read from its raw files each time, since %s cannot be written (%s)", cache, error)
     return path, arrays
 
 
@@ -126,7 +126,7 @@ def _read_cache(path: Path, source: str) -> _Arrays | None:
         if str(arrays.pop("digest")) != _digest(source, arrays):
             raise QM9_FILES.damaged(path, "was made from other raw files, or changed")
     except ValueError:
-        _log.warning("%s is made anew: it is damaged, or was made from other raw files", path)
+        _log.warning("%s is damaged, or was made from other raw files: it is made again", path)
         return None
     return arrays
 
@@ -170,7 +170,7 @@ def _read_molecule(file: IO[bytes], name: bytes) -> tuple[list[int], list[float]
         line = file.readline(_LINE)
         symbol = line[31:34].strip()
         if symbol not in _SYMBOLS:
-            raise ValueError(f"the line {_shown(line)} is no atom of {', '.join(map(bytes.decode, _SYMBOLS))}")
+            raise ValueError(f"the line {_shown(line)} is not an atom of {', '.join(map(bytes.decode, _SYMBOLS))}")
         charges.append(_SYMBOLS[symbol])
         places += [float(line[:10]), float(line[10:20]), float(line[20:30])]
     for _ in range(_count(counts[3:6])):
@@ -208,7 +208,7 @@ def _read_table(path: Path) -> tuple[list[bytes], NDArray[np.float32]]:
         try:
             values.extend(map(float, cells))
         except ValueError as error:
-            raise QM9_FILES.damaged(path, f"is no table of numbers in line {number} ({error})") from error
+            raise QM9_FILES.damaged(path, f"is not a table of numbers in line {number} ({error})") from error
         if len(cells) != len(TARGETS):
             raise QM9_FILES.damaged(path, f"has {len(cells)} targets in line {number}, expected {len(TARGETS)}")
         names.append(name)

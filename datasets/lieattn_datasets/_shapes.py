@@ -113,7 +113,7 @@ class ShapePoints(Clouds):
         if self._targets is not None and (self._targets.shape[:1] != shape[:1] or self._targets.ndim != 2):
             raise ValueError(f"targets must be [{shape[0]}, targets], got {list(self._targets.shape)}")
         if task == "normals" and self._normal is None:
-            raise ValueError("task='normals' needs normals, which are not known for these shapes")
+            raise ValueError("task='normals' needs normals, which these shapes do not have")
         super().__init__(shape[0], transform)
         self.classes, self.num_classes = tuple(classes), len(classes)
         self.task, self.rotate, self._seed = task, rotate, seed

@@ -125,7 +125,7 @@ class GFN2Molecules(Molecules):
             new = sorted(set(z.tolist()) - set(known.tolist()))
             if new:
                 raise ValueError(
-                    f"no training molecule holds the element {new[0]}: give more molecules, or references=False"
+                    f"no training molecule contains the element {new[0]}: use more molecules, or references=False"
                 )
             fitted, free = fit_atoms(energy, z, offsets, parts["train"])
             energy = energy - free
@@ -219,9 +219,9 @@ def label_gfn2(z: ArrayLike, pos: ArrayLike) -> GFN2Labels:
         calculator.set("accuracy", _ACCURACY)
         result = calculator.singlepoint()
     except (RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"GFN2-xTB failed: {error}, with this z and pos") from error
+        raise ValueError(f"GFN2-xTB failed for these z and pos: {error}") from error
     if not np.isfinite(result.get("energy")):
-        raise ValueError(f"z and pos must be a molecule of elements that GFN2-xTB has, got z={charges.tolist()}")
+        raise ValueError(f"z and pos must be a molecule of elements that GFN2-xTB supports, got z={charges.tolist()}")
     return GFN2Labels(
         energy=float(result.get("energy")) * _HARTREE,
         force=-np.asarray(result.get("gradient")) * _HARTREE / _BOHR,

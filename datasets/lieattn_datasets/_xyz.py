@@ -94,7 +94,7 @@ def _read(path: Path) -> list[Any]:
         raise
     except Exception as error:  # a damaged file can fail in any way
         problem = f"{type(error).__name__}: {str(error)[:_SHOWN]}"
-        raise ValueError(f"{path} is no extended XYZ file, or a broken one: {problem}") from error
+        raise ValueError(f"{path} is damaged, or is not an extended XYZ file: {problem}") from error
     return list(frames)
 
 
@@ -104,10 +104,12 @@ def _check_frames(text: str) -> None:
     at = 0
     while at < len(lines):
         if not re.fullmatch(r"\s*[0-9]{1,9}\s*", lines[at]) or int(lines[at]) == 0:
-            raise ValueError(f"line {at + 1} is not the number of the atoms of a frame: {lines[at]!r}")
+            raise ValueError(f"line {at + 1} is not the number of atoms of a frame: {lines[at]!r}")
         atoms, there = int(lines[at]), max(0, len(lines) - at - 2)
         if atoms > there:
-            raise ValueError(f"lines are missing: line {at + 1} promises {atoms} atoms, the file has lines of {there}")
+            raise ValueError(
+                f"lines are missing: line {at + 1} promises {atoms} atoms, but the file has lines for {there}"
+            )
         at += atoms + 2
 
 

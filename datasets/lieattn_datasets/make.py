@@ -1,7 +1,8 @@
-"""Make the small sets that the examples use out of published files: ``python -m lieattn_datasets.make NAME FOLDER``.
+"""Make the small data sets of the examples from published files: ``python -m lieattn_datasets.make NAME FOLDER``.
 
-The published files are downloaded into ``FOLDER/sources``; the set is ``FOLDER/NAME.npz``. Its content is compared
-with that of the set behind the published results: if it is another, the last line says so, and the exit status is 1.
+The published files are downloaded into ``FOLDER/sources``; the data set is ``FOLDER/NAME.npz``. Its content is compared
+with that of the data set used for the published results: if it differs, the last line says so, and the exit status is
+1.
 """
 
 import argparse
@@ -46,7 +47,7 @@ _ASYMMETRY = 0.05  # of a polarizability that is not reliable, in bohr cubed
 # Files that only this module reads. What has no digest is compared as a whole, when the set is made.
 _FILES = Release(
     dataset="make",
-    origin="It is one of the public sources of a small set.",
+    origin="It is a public source of one of the small data sets.",
     sources=(
         Source(
             "fashion-mnist-sprite.png",
@@ -427,7 +428,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         release.check_file(path)
     except (ImportError, OSError, ValueError) as error:
         parser.exit(1, f"{error}\n")
-    _log.info("%s has the content behind the published results", path)
+    _log.info("%s has the same content as for the published results", path)
     return 0
 
 

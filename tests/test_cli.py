@@ -128,12 +128,12 @@ def test_classes_of_the_working_directory_from_fit_to_predictions(home, capsys):
     assert "group: C4, 4 elements" in told
     assert len(re.findall("^element . .* FAILED$", told, re.MULTILINE)) == 2
     assert len(re.findall("^outside", told, re.MULTILINE)) == 2 + 4  # random ones, and those of C8, C12, D4 and D8
-    assert "unique: every motion" in told
+    assert "unique: all motions" in told
     assert main(["picture", *certified[1:4]]) == 0
     assert [path.name for path in Path("pictures").iterdir()] == ["last_cloud_0.png"]
     assert "picture: pictures/last_cloud_0.png" in capsys.readouterr().out
     assert main([*certified, "--data.fault", "none"]) == 2
-    assert "--data.OPTION belongs to --data CLASS, which is missing" in capsys.readouterr().err
+    assert "--data.OPTION needs --data CLASS, which is missing" in capsys.readouterr().err
     assert sys.path == before
 
 

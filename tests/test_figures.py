@@ -162,7 +162,7 @@ def test_the_help_lists_every_figure_and_its_options(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere.ckpt"], "nowhere.ckpt is neither a file, a figure nor a trained network; figures are gsa-fields, "),
+        (["nowhere.ckpt"], "nowhere.ckpt is not a file, a figure or a trained network; figures are gsa-fields, "),
         (["gsa-fields", "--order", "x"], "order: expected int, got x"),
         (["gsa-fields", "--order", "0"], "n: expected an integer of at least 1, got 0"),
         (["gsa-fields", "--out", "p.gif"], "--out: expected a file .png, .pdf, .svg, or a folder, got 'p.gif'"),
@@ -173,7 +173,7 @@ def test_the_help_lists_every_figure_and_its_options(capsys):
         (["gsa-fields", "--angle", "3"], "unrecognized arguments: --angle 3"),
         (
             ["attention-maps", "--weights", str(ATTENTIVE / "trained_rotmnist_f_att_p4cnn.npz"), "--image", "9"],
-            "image: expected one of the images x in",
+            "image: expected the index of one of the images x in",
         ),
     ],
 )

@@ -120,6 +120,6 @@ def remarks(records: list[Record]) -> list[str]:
     """What full attention costs beside the same without it."""
     steps = {(record.case, record.way): record.step_ms for record in records}
     return [
-        f"{case}: a step with attention takes {steps[case, 'fused'] / steps[case, 'plain']:.1f} times a plain one"
+        f"{case}: with attention a step takes {steps[case, 'fused'] / steps[case, 'plain']:.1f} times as long"
         for case in dict.fromkeys(record.case for record in records)
     ]

@@ -136,4 +136,4 @@ def run(repeats: int = 7) -> list[Record]:
 
 def table(records: list[Record]) -> str:
     """The records, whose speeds are relative to exact frames."""
-    return f"processor time; parts: one block, width {WIDTHS[0]}, molecules\n\n{plain_table(records)}"
+    return f"CPU time; parts are those of one block of width {WIDTHS[0]} on molecules\n\n{plain_table(records)}"

@@ -18,21 +18,21 @@ from torch import Tensor
 from lieattn.ops import release_memory
 
 BENCHMARKS = {
-    "attention": "one group attention layer on images: plain maths (scatter), unfolded windows, and the fused kernel",
-    "whole-clouds": "framewise attention over whole clouds, beside FlexAttention and torch's own attention",
-    "epochs": "training steps of a main network of each paper, at the sizes of their data",
-    "attentive": "attentive group convolution: layer and rot-MNIST network, against the formula written out",
-    "gsa-net": "a training step of the rot-MNIST networks, against the published cubic formula",
-    "framewise": "a training step of the framewise transformer, against torch's TransformerEncoder",
-    "fibers": "a training step with fibers of 4 to 60 frames at equal width, and its parts (processor time)",
-    "lietransformer": "an SE(3) attention layer of LieTransformer, against its literal dense evaluation",
-    "lifts": "equivariance error of LieTransformer with each lift (repeats: motions)",
-    "scales": "equivariance error of the scale fiber at its ends (repeats: clouds)",
-    "scaling": "time and memory against points, group order, neighbors",
-    "peers": "one layer beside those of other packages",
-    "threads": "a training step and an attention layer, alone and beside busy processes (minutes)",
-    "processes": "a training step in one, two and four processes, of as many clouds in all",
-    "roofline": "operations and bytes a second against the machine's ceilings",
+    "attention": "one group attention layer on images: plain PyTorch (scatter), unfolded windows, and the fused kernel",
+    "whole-clouds": "framewise attention over whole clouds, compared with FlexAttention and torch's own attention",
+    "epochs": "training steps of one main network of each paper, at the size of its data",
+    "attentive": "attentive group convolution: a layer and a rotated MNIST network, compared with a direct evaluation",
+    "gsa-net": "a training step of the rotated MNIST networks, compared with the published cubic formula",
+    "framewise": "a training step of the framewise transformer, compared with torch's TransformerEncoder",
+    "fibers": "a training step with fibers of 4 to 60 frames at equal width, and its parts (CPU time)",
+    "lietransformer": "an SE(3) attention layer of LieTransformer, compared with a direct dense evaluation",
+    "lifts": "equivariance error of LieTransformer with each lift (--repeats: number of motions)",
+    "scales": "equivariance error of the scale fiber at its ends (--repeats: number of clouds)",
+    "scaling": "time and memory as functions of the number of points, the group order, and the number of neighbors",
+    "peers": "one layer compared with those of other packages",
+    "threads": "a training step and an attention layer, on an idle machine and beside busy processes (takes minutes)",
+    "processes": "a training step in one, two and four processes, with the same total number of clouds",
+    "roofline": "operations and bytes per second, compared with the limits of the machine",
 }
 
 

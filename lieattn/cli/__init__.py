@@ -33,10 +33,10 @@ COMMANDS = {
     "picture": Command("draw the network of a checkpoint, or figures of the papers", "lieattn.cli._picture"),
     "compare": Command("train several models under one budget and compare them", "lieattn.cli._compare"),
     "bench": Command("measure speed and memory on this machine", "lieattn.cli._bench", ()),
-    "models": Command("what models there are, for which data, and what each promises", "lieattn.cli._catalog", ()),
-    "datasets": Command("what data sets there are, and what they need", "lieattn.cli._catalog", ()),
-    "warm-up": Command("compile the kernels for CPUs now, and keep them", "lieattn.cli._warm_up", ()),
-    "info": Command("versions, and which backend is used for what", "lieattn.cli._info", ()),
+    "models": Command("list the models, their data and their guarantees", "lieattn.cli._catalog", ()),
+    "datasets": Command("list the data sets and what they need", "lieattn.cli._catalog", ()),
+    "warm-up": Command("compile the kernels for CPUs in advance", "lieattn.cli._warm_up", ()),
+    "info": Command("show versions, and the backend that evaluates each operation", "lieattn.cli._info", ()),
 }
 
 
@@ -87,5 +87,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _usage() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {command.help}\n" for name, command in COMMANDS.items()]
-    more = "lieattn SUBCOMMAND --help lists the options of one, lieattn --version the version."
+    more = "lieattn SUBCOMMAND --help lists the options of a subcommand, lieattn --version prints the version."
     return f"usage: lieattn SUBCOMMAND [options]\n\n{''.join(lines)}\n{more}"

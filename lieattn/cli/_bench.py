@@ -29,15 +29,15 @@ def run(name: str, arguments: Sequence[str]) -> int:
     )
     parser.add_argument("benchmark", choices=BENCHMARKS)
     parser.add_argument("--json", type=output_file, help="write the records to this file")
-    parser.add_argument("--repeats", type=positive, help="steps measured for each way, after one that warms up")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to measure; default: cpu")
-    parser.add_argument("--small", action="store_true", help="toy sizes, to see that it runs")
+    parser.add_argument("--repeats", type=positive, help="steps to measure for each variant, after a warm-up step")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to measure (default: cpu)")
+    parser.add_argument("--small", action="store_true", help="use toy sizes, to check that the benchmark runs")
     options = parser.parse_args(arguments)
     module: Any = importlib.import_module(f"lieattn.bench._{options.benchmark.replace('-', '_')}")
     if "device" not in inspect.signature(module.run).parameters and options.device != "cpu":
-        parser.error(f"argument --device: {options.benchmark} measures the cores of this machine, expected cpu")
+        parser.error(f"argument --device: expected cpu, since {options.benchmark} measures the cores of this machine")
     if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("argument --device: there is no CUDA device that torch can use on this machine")
+        parser.error("argument --device: torch finds no CUDA device on this machine")
     if options.small:
         vars(module).update(module.SMALL)
     given = {} if options.repeats is None else {"repeats": options.repeats}

@@ -26,19 +26,20 @@ _MARKUP = (
 )
 _WIDTH = 110
 _MORE = {
-    "models": "arguments: lieattn fit --model PointSetClassifier --model.network.help lieattn.models.GSANet; "
-    "trained ones: lieattn models --trained",
-    "datasets": "arguments: lieattn fit --data.train.help lieattn_datasets.Digits; splits, files and checks: "
-    "datasets/README.md",
+    "models": "To list the arguments of a model:\n"
+    "  lieattn fit --model PointSetClassifier --model.network.help lieattn.models.GSANet\n"
+    "To list trained networks:\n  lieattn models --trained",
+    "datasets": "To list the arguments of a data set:\n  lieattn fit --data.train.help lieattn_datasets.Digits\n"
+    "Splits, files and checks are described in datasets/README.md.",
 }
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Print the table of ``"models"`` or ``"datasets"``, or of trained networks, and return the exit status 0."""
-    description = f"List the {name} that configurations can name, each with or without its package."
+    description = f"List the {name} that configurations can name, with or without their package."
     parser = ArgumentParser(prog=f"lieattn {name}", description=description)
     if name == "models":
-        told = "list the trained networks that lieattn.load knows by name; with a name, the card of that one"
+        told = "list the trained networks that lieattn.load takes by name, or show the card of one"
         parser.add_argument("--trained", nargs="?", const="", metavar="NAME", help=told)
     if (trained := getattr(parser.parse_args(arguments), "trained", None)) is not None:
         print(_trained(trained))
@@ -67,7 +68,9 @@ def _trained(name: str) -> str:
             rows = [card["task"], f"Test: {figures}", f"Exact: {card['guarantee']}"]
             wrapped = [part for row in rows for part in textwrap.wrap(row, _WIDTH - width - 4)]
             lines.append(f"  {title:{width}}  " + f"\n{'':{width + 4}}".join(wrapped))
-        return "\n".join([*lines, "", "to use one: lieattn.load(NAME); its card: lieattn models --trained NAME"])
+        return "\n".join(
+            [*lines, "", "To load one: lieattn.load(NAME). To show its card: lieattn models --trained NAME"]
+        )
     if name not in cards:
         raise argparse.ArgumentError(None, f"--trained: expected one of {', '.join(cards)}, got {name!r}")
     shown = {key: value for key, value in cards[name].items() if key != "example"}

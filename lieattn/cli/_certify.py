@@ -26,14 +26,14 @@ from lieattn.train import UsageError, build, load_data, load_network, random_clo
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TOLERANCES}
 _DEFAULTS = ", ".join(f"{name}={TOLERANCES[dtype]:g}" for name, dtype in _DTYPES.items())
 _VERDICTS = {
-    "not promised": "nothing is promised exactly: the errors are for information",
+    "not promised": "no exact guarantee: the errors are for information only",
     "failed": "guarantee NOT kept: {failure}",
-    "vacuous": "guarantee vacuous: an output does not depend on its input, so it is invariant to everything",
+    "vacuous": "guarantee vacuous: an output does not depend on its input",
     "kept": "guarantee kept",
 }
 _UNIQUE = {
-    True: "unique: every motion that was tried outside of the group changes the outputs",
-    False: "not unique: a motion outside of the group leaves outputs as they would be inside",
+    True: "unique: all motions outside of the group that were tried change the outputs",
+    False: "not unique: outputs are also equivariant to a motion outside of the group",
 }
 
 
@@ -123,7 +123,7 @@ def _text(certificate: Certificate, source: str, weights: dict[str, Tensor]) -> 
     for key, scale in weights.items():
         if key.startswith("scale_"):  # of a regressor
             numbers = ", ".join(f"{number:.4g}" for number in scale.flatten().tolist())
-            lines.append(f"units: 1 in the outputs is {numbers} in those of {key.removeprefix('scale_')}")
+            lines.append(f"units: 1 in the outputs is {numbers} in the units of {key.removeprefix('scale_')}")
     unique = [] if certificate.unique is None else [_UNIQUE[certificate.unique]]
     told = [str(diagnosis) for diagnosis in certificate.diagnoses]
     verdict = _VERDICTS[certificate.verdict].format(failure=certificate.failure)
@@ -134,34 +134,34 @@ def _parser(name: str) -> ArgumentParser:
     parser = ArgumentParser(
         prog=f"lieattn {name}",
         usage=f"lieattn {name} CHECKPOINT|MODULE:NAME [options]",
-        description="Measure how far outputs are from what they should be when the group of a network moves clouds, "
-        "and how much they change under other motions. The network is that of a file, or what "
-        "package.module:name is: a torch module, its class, a function of a batch, a calculator of ASE, or a function "
-        "that makes one of them. Clouds are those of the checkpoint's test set, or random ones. Kinds are position, "
-        "vector, pseudovector, pseudoscalar and tensor, several joined by +. docs/certify.md has the rest.",
+        description="Measure the equivariance error of a network under motions of its group, and how much its outputs "
+        "change under other motions. The network is read from a file, or imported as package.module:name, which can "
+        "be a torch module, its class, a function of a batch, a calculator of ASE, or a function that returns one of "
+        "these. Clouds are taken from the test set of the checkpoint, or are random. Kinds are position, vector, "
+        "pseudovector, pseudoscalar and tensor, several joined by +. For details see docs/certify.md.",
     )
     add_cloud_options(parser, 4, "a checkpoint of `lieattn fit`, a file of lieattn.save, or package.module:name")
     add = parser.add_argument
     several: dict[str, Any] = {"action": "extend", "nargs": "+", "default": []}
-    given = "group to measure, such as --group lieattn.groups.cyclic --group.n 8; or search"
+    given = "group to measure, such as --group lieattn.groups.cyclic --group.n 8, or search"
     add("--group", metavar="CLASS", help=given)
     add("--outside", type=natural, default=4, help="number of motions outside of the group (default 4)")
     add("--elements", type=positive, default=8, help="number of random elements of a Lie group (default 8)")
-    more = "attributes of the data that transform, beside those that it names"
+    more = "attributes of the data that transform, besides those that the network states"
     add("--input", **several, type=_kind, metavar="NAME=KIND", help=more)
-    stated = "kinds of outputs that it does not state; without names: --output KIND"
+    stated = "kinds of outputs that the network does not state; without names: --output KIND"
     add("--output", **several, type=_kind, metavar="NAME=KIND", help=stated)
     add("--dtype", nargs="+", choices=list(_DTYPES), default=["float32", "float64"], help="precisions to measure in")
-    largest = f"largest error in units of max(1, largest output): for one dtype, or all (default {_DEFAULTS})"
+    largest = f"largest error allowed, relative to max(1, largest output), for one dtype or all (default {_DEFAULTS})"
     add("--tolerance", **several, type=_tolerance, metavar="[DTYPE=]VALUE", help=largest)
-    add("--json", type=output_file, metavar="FILE", help="write the certificate here")
-    add("--html", type=output_file, metavar="FILE", help="write the certificate here as a card for the browser")
+    add("--json", type=output_file, metavar="FILE", help="write the certificate as JSON")
+    add("--html", type=output_file, metavar="FILE", help="write the certificate as a page for the browser")
     add("--device", type=_device, help="device to measure on, such as cuda (default: that of the network)")
-    named = "of random clouds for MODULE:NAME, whose class or function takes --model.OPTION VALUE"
+    named = "of random clouds for MODULE:NAME; its arguments are given as --model.OPTION VALUE"
     add("--points", type=positive, default=12, help=f"points {named} (default 12)")
-    add("--dim", type=positive, default=3, help="their dimension (default 3)")
-    add("--features", type=positive, metavar="CHANNELS", help="channels of their features x (default: no x)")
-    add("--images", type=positive, nargs="+", metavar="SIZE", help="images instead: channels, rows, columns")
+    add("--dim", type=positive, default=3, help="dimension of random clouds (default 3)")
+    add("--features", type=positive, metavar="CHANNELS", help="channels of features x of random clouds (default: no x)")
+    add("--images", type=positive, nargs="+", metavar="SIZE", help="use random images instead: channels, rows, columns")
     return parser
 
 
@@ -169,12 +169,12 @@ def add_cloud_options(parser: ArgumentParser, clouds: int, what: str = "a checkp
     """The checkpoint, and which clouds are given to its network."""
     add = parser.add_argument
     add("checkpoint", help=what)
-    given = "another data set, with --data.OPTION VALUE for its arguments; or a YAML file with class_path and init_args"
+    given = "another data set, with arguments as --data.OPTION VALUE, or a YAML file with class_path and init_args"
     add("--data", metavar="CLASS", help=given)
-    add("--random", action="store_true", help="random clouds, although the checkpoint names a test set")
+    add("--random", action="store_true", help="use random clouds, even if the checkpoint has a test set")
     add("--clouds", type=positive, default=clouds, help=f"number of clouds (default {clouds})")
-    add("--seed", type=natural, default=0, help="seed of all that is drawn (default 0)")
-    named = "packages whose classes the checkpoint may name, besides this library and torch"
+    add("--seed", type=natural, default=0, help="seed of random numbers (default 0)")
+    named = "packages whose classes the checkpoint may use, besides this library and torch"
     add("--trust", action="extend", nargs="+", default=[], type=package, metavar="PACKAGE", help=named)
 
 
@@ -220,7 +220,7 @@ def _spec(section: str, given: str | None, settings: Sequence[str]) -> dict[str,
         if name.startswith(f"{section}."):
             arguments[name.removeprefix(f"{section}.")] = yaml.safe_load(value)
     if not spec:
-        raise UsageError(f"--{section}.OPTION belongs to --{section} CLASS, which is missing")
+        raise UsageError(f"--{section}.OPTION needs --{section} CLASS, which is missing")
     return {**spec, "init_args": arguments}
 
 

@@ -46,7 +46,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     status = _status(name, partial(_compare, options, folder))
     if status > 128:
         again = shlex.join(["lieattn", name, *arguments])
-        _say(f"lieattn {name}: stopped; finished cells are kept in {folder}\nTo continue: {again}")
+        _say(f"lieattn {name}: interrupted; finished cells are kept in {folder}\nTo continue: {again}")
     return status
 
 
@@ -69,23 +69,35 @@ def _status(name: str, work: Callable[[], int]) -> int:
 def _parser(name: str) -> ArgumentParser:
     parser = ArgumentParser(
         prog=f"lieattn {name}",
-        description="Train several models under the same budget, with parameter counts that agree, and compare them. "
-        "Finished cells (model, share of the data, seed) are kept and not repeated; the same command continues. "
-        "Settings of later configuration files replace those of earlier ones, and options such as "
-        "--budget.seconds 20 --data.rotate_train true those of the files.",
+        description="Train several models under the same budget, with matched numbers of parameters, and compare them. "
+        "Results of finished cells (model, share of the data, seed) are kept, so that the same command continues a "
+        "comparison. Later configuration files override earlier ones, and options such as --budget.seconds 20 "
+        "--data.rotate_train true override the files.",
     )
     add = parser.add_argument
     several: dict[str, Any] = {"action": "extend", "nargs": "+"}
-    add("--config", **several, type=Path, required=True, metavar="YAML", help="models, task, data, budget and seeds")
-    add("--out", type=Path, metavar="DIR", help="folder of the results (default runs/NAME of the last configuration)")
-    add("--json", type=output_file, metavar="FILE", help="the report (default DIR/comparison.json)")
+    add(
+        "--config",
+        **several,
+        type=Path,
+        required=True,
+        metavar="YAML",
+        help="files with models, task, data, budget and seeds",
+    )
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for results (default runs/NAME, with the name of the last configuration)",
+    )
+    add("--json", type=output_file, metavar="FILE", help="file for the report (default DIR/comparison.json)")
     add("--root", metavar="DIR", help="folder of the data, instead of `root` in the configuration")
-    add("--models", **several, metavar="NAME", help="size these models only, and run their cells")
-    part = "run every N-th cell from the I-th on, on one of N machines with a shared --out; writes no report"
+    add("--models", **several, metavar="NAME", help="run the cells of these models only")
+    part = "run every N-th cell, starting at the I-th, on one of N machines that share --out; no report is written"
     add("--cells", type=_part, metavar="I/N", help=part)
-    jobs = "processes that train cells at once, each on its share of the threads (OMP_NUM_THREADS); default 1"
+    jobs = "number of processes that train cells in parallel and share the threads (OMP_NUM_THREADS); default 1"
     add("--jobs", type=positive, default=1, metavar="N", help=jobs)
-    add("--plan", action="store_true", help="show widths and missing cells, and train nothing")
+    add("--plan", action="store_true", help="show the widths of the models and the missing cells, without training")
     return parser
 
 
@@ -109,7 +121,7 @@ def _compare(options: argparse.Namespace, folder: Path) -> int:
     missing = [cell for cell in wanted if cell not in records]
     for name, (model, value) in models.items():
         _say(f"{name}: {compare.in_words(settings, value)}" + (f" with {model.choice}" if model.choice else ""))
-    _say(f"{len(records)} of {len(cells)} cells are finished, {len(missing)} to run; results in {folder}")
+    _say(f"{len(records)} of {len(cells)} cells are finished, {len(missing)} are left to run; results in {folder}")
     if options.plan:
         compare.Sets(settings)  # raises where the data does not fit
         return 0
@@ -247,7 +259,7 @@ def _report(settings: Settings, models: Matched, records: list[Record], path: Pa
     compare.write_json(path, content)
     written, picture = [path], None
     if importlib.util.find_spec("matplotlib") is None:
-        _say('no picture: it needs matplotlib, pip install "lieattn[viz]"')
+        _say('no picture is drawn, since matplotlib is not installed: pip install "lieattn[viz]"')
     elif any(record["failed"] is None for record in records):
         from lieattn.viz import comparison, save
 

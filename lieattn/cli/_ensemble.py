@@ -32,9 +32,9 @@ def check_alike(tasks: Mapping[str, PointSetTask]) -> None:
         for name, found in _purpose(task).items():
             if found != wanted.get(name):
                 got = f"{name} {wanted.get(name)!r} of {first_path} and {found!r} of {path}"
-                raise UsageError(f"--ckpt_path: expected networks that were trained for the same, got {got}")
+                raise UsageError(f"--ckpt_path: expected networks that were trained for the same task, got {got}")
     if isinstance(first, PointSetRegressor) and first.loss == "rotation":
-        raise UsageError("--ckpt_path: the mean of rotations is no rotation, expected one checkpoint of such a network")
+        raise UsageError("--ckpt_path: expected one checkpoint, since the mean of rotations is not a rotation")
 
 
 def mean_network(first: PointSetTask, others: Sequence[PointSetTask]) -> Ensemble:

@@ -77,7 +77,7 @@ def attention_maps(
     network = published_attentive_cnn(weights)
     with np.load(weights, allow_pickle=False) as archive:
         if "x" not in archive or not 0 <= image < len(archive["x"]):
-            raise ValueError(f"image: expected one of the images x in {weights}, got {image}")
+            raise ValueError(f"image: expected the index of one of the images x in {weights}, got {image}")
         shown = torch.from_numpy(archive["x"][image]).to(torch.float32)
     kinds = {"subtracted": False, "passed": True}
     return {
@@ -87,7 +87,7 @@ def attention_maps(
 
 
 def stride_parity(*, smallest: int = 16, largest: int = 33, channels: int = 8, seed: int = 0) -> dict[str, Figure]:
-    """Equivariance of p4 All-CNN against the parity of strides (attentive group convolution, Figures 9 and 10).
+    """Equivariance of p4 All-CNN for images of even and odd sides (attentive group convolution, Figures 9 and 10).
 
     Strides of 2 sample even sides off center, and a turned image at other places than before; the maxima that stand in
     for them are exact on the sides that they divide. Weights are random.
@@ -121,7 +121,7 @@ def stride_parity(*, smallest: int = 16, largest: int = 33, channels: int = 8, s
 def asc_filters(
     *, checkpoint: str | None = None, block: int = 0, channels: int = 4, image: int = 0, steps: int = 60, seed: int = 0
 ) -> dict[str, Figure]:
-    """Affine maps that were learned, and the filters that attention makes of them (Affine Self Convolution).
+    """Learned affine maps, and the filters that attention makes of them (Affine Self Convolution).
 
     In place of Figures 6 and 7: the tables of one block, and what attention makes of them at three pixels of an image
     that the group moves. Without a checkpoint a small p4 network is trained for a

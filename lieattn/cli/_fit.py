@@ -39,38 +39,38 @@ _MOST_DEVICES = 512
 _BATCHES = tuple(f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict"))
 _HELP = """usage: lieattn {name} [--config FILE] [--SECTION.OPTION VALUE ...]
 
-{what}. Settings stand in YAML files or on the command line, where a dot leads
-into a section; what comes later replaces what came before. examples/configs has a file for each kind of data,
+{what}. Settings are given in YAML files or on the command line, where dots
+separate sections; later settings override earlier ones. examples/configs has a file for each kind of data,
 examples/papers one for each experiment of the papers.
 
 what is trained
   --model CLASS                    the task, lieattn.train.PointSetClassifier or lieattn.train.PointSetRegressor
-  --model.network CLASS            the network: `lieattn models` lists them; your own by its import path
+  --model.network CLASS            the network, one of `lieattn models`, or your own by its import path
   --model.network.OPTION VALUE     an argument of its class, such as --model.network.channels 32
-  --model.optimizer CLASS          such as torch.optim.AdamW, with --model.optimizer.lr 0.01
-  --model.schedule CLASS           of the learning rate: WarmupCosine, MultiStep or Plateau of lieattn.train
+  --model.optimizer CLASS          the optimizer, such as torch.optim.AdamW with --model.optimizer.lr 0.01
+  --model.schedule CLASS           schedule of the learning rate: WarmupCosine, MultiStep or Plateau of lieattn.train
 data
-  --data.train CLASS               the training set: `lieattn datasets` lists them; mydata.Clouds is a class of
-                                   mydata.py in the working directory
+  --data.train CLASS               the training set, one of `lieattn datasets`, or your own: mydata.Clouds is the class
+                                   Clouds of mydata.py in the working directory
   --data.train.OPTION VALUE        an argument of its class, such as --data.train.root DIR
-  --data.val, --data.test, --data.predict    likewise
-  --data.batch_size N              clouds in a batch (8); also --data.eval_batch_size, .workers, .seed, .shuffle
+  --data.val, --data.test, --data.predict    the other data sets, likewise
+  --data.batch_size N              clouds per batch (8); also --data.eval_batch_size, .workers, .seed, .shuffle
 run
-  --trainer.max_epochs N           passes over the training set (100)
-  --trainer.default_root_dir DIR   folder of logs, checkpoints and predictions (runs)
+  --trainer.max_epochs N           number of passes over the training set (100)
+  --trainer.default_root_dir DIR   folder for logs, checkpoints and predictions (runs)
   --trainer.accelerator NAME       cpu, gpu or auto; also --trainer.devices, .precision, .gradient_clip_val, ...
-  --trainer.fast_dev_run true      one batch of everything, to see that all fits together; nothing is written
-  --ckpt_path last|best|FILE       weights to begin with; of `fit`, the run to continue; the others take several, for
-                                   the mean of their networks, and `predict` for its standard deviation beside it
-  --last.every_n_train_steps N     save the state within an epoch too
-  --ema DECAY                      validate and save averages of the weights over the steps, with 0.999 over about 1000
-  --checkpoint_activations true    compute activations again in the backward pass, in less memory and more time
+  --trainer.fast_dev_run true      run one batch of everything as a check; nothing is written
+  --ckpt_path last|best|FILE       the checkpoint to load; `fit` continues its run. The others take several checkpoints
+                                   and use the mean of the networks; `predict` also writes the standard deviation
+  --last.every_n_train_steps N     also save the state within an epoch, every N steps
+  --ema DECAY                      validate and save moving averages of the weights; 0.999 averages about 1000 steps
+  --checkpoint_activations true    recompute activations in the backward pass, which saves memory and takes more time
   --seed_everything N              seed of weights, order and transforms (0)
-  --trust PACKAGE ...              packages whose classes a checkpoint may name, besides this library and torch
-  -c FILE, --config FILE           settings; without one, `test` and the others take those of the checkpoint
-  --print_config                   show all settings as YAML, with their defaults, and stop
+  --trust PACKAGE ...              packages whose classes a checkpoint may use, besides this library and torch
+  -c FILE, --config FILE           settings; without it, `test` and the others use those of the checkpoint
+  --print_config                   print all settings with their defaults as YAML, and exit
 
-more about a class, and every option of training (some hundred lines):
+the arguments of a class, and all options of training (hundreds of lines):
   lieattn {name} --model.help lieattn.train.PointSetClassifier
   lieattn {name} --model PointSetClassifier --model.network.help lieattn.models.GSANet
   lieattn {name} --data.train.help lieattn_datasets.Digits
@@ -129,7 +129,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
         if not (isinstance(error, torch.distributed.DistError) or "/gloo/" in str(error)):
             raise
         lost = "another process of this training has ended, or cannot be reached"
-        sys.stderr.write(f"lieattn {name}: {lost}; --ckpt_path last goes on from the last checkpoint\n  {error}\n")
+        sys.stderr.write(f"lieattn {name}: {lost}; to continue from the last checkpoint: --ckpt_path last\n  {error}\n")
         return 1
     return 0
 
@@ -166,13 +166,15 @@ class _Parser(LightningArgumentParser):
         for name in _BATCHES:
             # Typing keeps one order of the two types for all of a process, and the first that fits is taken.
             self.add_argument(
-                f"--{nested_key}.{name}", type=int | float | None, help="a number (int) or a share (float)"
+                f"--{nested_key}.{name}",
+                type=int | float | None,
+                help="number of batches (int) or fraction of them (float)",
             )
         return added
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if "are required" in message and ".model" in message:
-            message = "no model was given: --config FILE, or --ckpt_path with a checkpoint of `lieattn fit`"
+            message = "no model was given: use --config FILE, or --ckpt_path with a checkpoint of `lieattn fit`"
         raise train.UsageError(train.short_message(ValueError(message))) from ex
 
 
@@ -189,13 +191,13 @@ class _PointSetCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(train.LastCheckpoint, "last")
-        averages = (
-            "decay of lieattn.train.AveragedWeights, which fit validates and saves; null for the weights as they are"
-        )
+        averages = "decay of lieattn.train.AveragedWeights, which fit validates and saves; null for no averages"
         parser.add_argument("--ema", type=float | None, default=None, help=averages)
-        again = "fit keeps the fields between the blocks of the network, and computes the rest again for gradients"
+        again = (
+            "fit stores the fields between the blocks of the network only, and recomputes the rest in the backward pass"
+        )
         parser.add_argument("--checkpoint_activations", type=bool, default=False, help=again)
-        named = "packages whose classes a checkpoint may name, besides this library and torch"
+        named = "packages whose classes a checkpoint may use, besides this library and torch"
         parser.add_argument("--trust", nargs="+", type=package, default=[], help=named)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -218,7 +220,7 @@ class _PointSetCLI(LightningCLI):
         settings = self.config[self.subcommand]
         named = settings.ckpt_path
         if named is None and self.subcommand != "fit":
-            raise train.CheckpointError(f"{self.subcommand} needs trained weights: --ckpt_path best, last, or a file")
+            raise train.CheckpointError(f"{self.subcommand} needs trained weights: use --ckpt_path best, last, or FILE")
         settings.ckpt_path = None if named is None else self._file(settings, named)
         self._checkpoint = None if settings.ckpt_path is None else train.read_checkpoint(settings.ckpt_path)
         dumped = yaml.safe_load(self._parser(self.subcommand).dump(settings))
@@ -268,7 +270,7 @@ class _PointSetCLI(LightningCLI):
             for network in networks:
                 network.checkpoint_activations()
         if self.subcommand == "validate" and self.datamodule.sets["val"] is None:
-            raise train.UsageError("data.val: no data set was given for it")
+            raise train.UsageError("data.val: expected a data set to validate on, got none")
         self.model.config = self._resolved if "model" in self._resolved else {}
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -311,7 +313,7 @@ class _PointSetCLI(LightningCLI):
         ``fast_dev_run`` writes none.
         """
         if self.trainer.world_size > 1:
-            raise train.UsageError("predict writes one table, from one process: set trainer.devices to 1")
+            raise train.UsageError("trainer.devices: expected 1, since predict writes one table from one process")
         kwargs["return_predictions"] = True
         if self._members:
             kwargs["model"] = EnsemblePredictions([self.model, *self._members.values()])
@@ -390,7 +392,7 @@ def _one_checkpoint(name: str, arguments: Sequence[str]) -> tuple[list[str], lis
     if not paths or len(paths) == 1:
         return list(arguments), []
     if name == "fit":
-        raise train.UsageError(f"--ckpt_path: fit continues one run, got {len(paths)} checkpoints")
+        raise train.UsageError(f"--ckpt_path: expected one checkpoint, since fit continues one run, got {len(paths)}")
     return [*rest, "--ckpt_path", paths[0]], paths[1:]
 
 

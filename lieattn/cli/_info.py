@@ -1,4 +1,4 @@
-"""``lieattn info``: versions, threads, and which backend evaluates the operator for what, and why not a faster one."""
+"""``lieattn info``: versions, threads, and the backend that evaluates each operation, with reasons."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def run(name: str, arguments: Sequence[str]) -> int:
     print(f"CUDA: {torch.cuda.get_device_name() if torch.cuda.is_available() else 'not available'}\n")
     for package in _PACKAGES:
         print(f"{package:16} {_version(package)}")
-    print("\nwho evaluates the operator, and why nobody faster:")
+    print("\nbackend of each operation, and why not a faster one:")
     for case, choice in _cases().items():
         print(f"  {case:44} {choice}")
-    print("override: lieattn.ops.backend(...) or the environment variable LIEATTN_BACKEND")
+    print("to select another one: lieattn.ops.backend(...) or the environment variable LIEATTN_BACKEND")
     return 0
 
 
@@ -41,12 +41,12 @@ def _cases() -> dict[str, str]:
     three = RelativeTerms(fiber_key=torch.zeros(4, 4, 4, 1, 8))
     choices = {f"pattern {pattern}": explain(x, x, x, pattern=pattern) for pattern in get_args(Pattern)}
     choices |= {
-        "whole clouds (AllPairs), no terms": explain(x, x, x, AllPairs()(torch.zeros(1, 1))),
+        "attention over whole clouds (AllPairs)": explain(x, x, x, AllPairs()(torch.zeros(1, 1))),
         "float64": explain(x.double(), x.double(), x.double()),
         "bfloat16": explain(x.bfloat16(), x.bfloat16(), x.bfloat16()),
         "convolution (no scores)": explain(None, None, x, normalize="none"),
-        "weights returned": explain(x, x, x, return_weights=True),
-        "published table of GSA-Nets (three frames)": explain(x, x, x, pattern="query_sum", terms=three),
+        "attention weights returned": explain(x, x, x, return_weights=True),
+        "published encoding of GSA-Nets": explain(x, x, x, pattern="query_sum", terms=three),
     }
     devices = [torch.device("cpu")]
     if torch.cuda.is_available():
@@ -57,7 +57,7 @@ def _cases() -> dict[str, str]:
         f"networks of heads{' and of edges' * (device.type == 'cpu')}, attention on grids, {device.type}": fused_kernel(
             device
         )
-        or "plain (another backend was asked for, or there are no kernels for this device)"
+        or "plain (another backend was selected, or this device has no kernels)"
         for device in devices
     }
     return {case: str(choice) for case, choice in choices.items()} | layers

@@ -56,7 +56,7 @@ def output_file(text: str) -> Path:
     path = Path(text)
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        fault = "it is a folder" if path.is_dir() else f"{folder} is no folder that can be written to"
+        fault = "it is a folder" if path.is_dir() else f"{folder} is not a writable folder"
         raise argparse.ArgumentTypeError(f"cannot write {text!r}: {fault}")
     return path
 

@@ -32,7 +32,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     options = parsed(_parser(name), arguments, ("data",))
     if not Path(options.checkpoint).exists() and options.checkpoint not in trained_cards():
         known = f"figures are {', '.join(FIGURES)}; trained networks are {', '.join(trained_cards())}"
-        raise UsageError(f"{options.checkpoint} is neither a file, a figure nor a trained network; {known}")
+        raise UsageError(f"{options.checkpoint} is not a file, a figure or a trained network; {known}")
     from lieattn.viz import Microscope
 
     network, clouds, source = _loaded(options)
@@ -59,21 +59,21 @@ def _parser(name: str) -> ArgumentParser:
     parser = ArgumentParser(
         prog=f"lieattn {name}",
         usage=f"lieattn {name} CHECKPOINT|NAME [options], or lieattn {name} FIGURE [options]",
-        description="Draw what a trained network makes of clouds of its test set: attention, its roll-out, and\n"
-        "fields that turn along. NAME is one of lieattn models --trained, drawn for its own item or --data.\n\n"
-        "Or draw a figure of the papers, each with options of its own (FIGURE --help):\n" + "\n".join(lines),
+        description="Draw attention maps, attention roll-out and fields of a trained network for clouds of its test\n"
+        "set. NAME is one of `lieattn models --trained`, drawn for the item of its card, or for --data.\n\n"
+        "Or draw a figure of the papers, with its own options (FIGURE --help):\n" + "\n".join(lines),
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=32, width=110),
     )
     add_cloud_options(parser, 1, "a checkpoint of `lieattn fit`, or the name or file of a trained network")
     add = parser.add_argument
     views = ["overview", "attention", "rollout", "field"]
-    add("--view", choices=views, help="what to draw (default overview; attention in .gif and .html)")
+    add("--view", choices=views, help="what to draw (default: overview, or attention for .gif and .html)")
     add("--point", type=natural, help="index of the point that attends (default: one in the middle)")
-    add("--layer", type=int, help="number of the layer, negative ones from the last (default: up to four, one field)")
-    add("--frame", type=natural, help="frame of the point or field (default: their mean, and each)")
-    add("--head", type=natural, help="head of the attention (default: their mean)")
-    add("--channel", type=natural, help="channel of the field (default: the norm over all)")
-    told = f"a file .png, .gif (query or cloud moves) or .html (one page to explore), or a folder (default {_OUT})"
+    add("--layer", type=int, help="index of the layer, negative from the last (default: up to four layers, one field)")
+    add("--frame", type=natural, help="index of the frame of the point or field (default: the mean, and each)")
+    add("--head", type=natural, help="index of the attention head (default: the mean over heads)")
+    add("--channel", type=natural, help="index of the channel of the field (default: the norm over channels)")
+    told = f"file .png, .gif (animated) or .html (interactive), or a folder (default {_OUT})"
     add("--out", type=partial(_out, _SUFFIXES), default=_OUT, metavar="FILE|DIR", help=told)
     return parser
 
@@ -109,7 +109,7 @@ def _loaded(options: argparse.Namespace) -> tuple[nn.Module, list[Data], str]:
     if given is not None:
         return network, *test_clouds({"config": {}, "input": None}, network, options)
     if not trained:
-        raise UsageError(f"--data: {options.checkpoint} names no test set; expected --data CLASS")
+        raise UsageError(f"--data: expected --data CLASS, since {options.checkpoint} has no test set")
     item = trained_cards()[options.checkpoint]["example"]["input"]
     return network, [Data(**{key: torch.tensor(value) for key, value in item.items()})], "the item of its card"
 
@@ -124,7 +124,7 @@ def _figure(name: str, figure: str, arguments: Sequence[str]) -> int:
     function = FIGURES[figure]
     parser = FunctionParser(prog=f"lieattn {name} {figure}", exit_on_error=False, allow_abbrev=False)
     parser.add_function_arguments(function, as_group=False)
-    told = f"a file {', '.join(_OF_FIGURES)}, or a folder"
+    told = f"file {', '.join(_OF_FIGURES)}, or a folder"
     parser.add_argument("--out", type=str, default=str(_OUT), metavar="FILE|DIR", help=told)
     parser.description = (inspect.getdoc(function) or "").partition("\n\nParameters")[0]
     try:

@@ -46,7 +46,9 @@ def made(option: str, text: str, settings: Mapping[str, Any]) -> Any:
     found = named(option, text)
     if isinstance(found, nn.Module) or not callable(found):
         if settings:
-            raise UsageError(f"{option}: {text} is {type(found).__name__} already and takes no {sorted(settings)}")
+            raise UsageError(
+                f"{option}: {text} is a {type(found).__name__}, which takes no arguments, got {sorted(settings)}"
+            )
         return found
     if isinstance(found, type) or settings or not _needs_arguments(found):
         _check_settings(option, text, found, settings)

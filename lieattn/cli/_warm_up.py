@@ -1,7 +1,7 @@
-"""``lieattn warm-up``: compile the kernels for CPUs now and keep them, so that no first call has to wait.
+"""``lieattn warm-up``: compile the kernels for CPUs in advance, so that no first call has to wait.
 
-They are compiled for this machine's processor, for each dtype and for networks of few and of many heads, in as many
-processes as there are cores. What has been compiled before is found and takes no time.
+They are compiled for the processor of this machine, for each dtype and for few and many heads, in one process per
+core, and stored. Kernels that have been compiled before are not compiled again.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def run(name: str, arguments: Sequence[str]) -> int:
         help="dtypes to compile for (default: float32)",
     )
     parser.add_argument(
-        "--jobs", type=positive, default=os.cpu_count() or 1, help="processes (default: one for each core)"
+        "--jobs", type=positive, default=os.cpu_count() or 1, help="number of processes (default: one per core)"
     )
     options = parser.parse_args(arguments)
     if not cpu_kernels():
-        print("lieattn: there are no kernels for CPUs to compile, since numba is not installed", file=sys.stderr)
+        print("lieattn: there are no kernels to compile, since numba is not installed", file=sys.stderr)
         return 1
     cases = [(case, dtype) for dtype in dict.fromkeys(options.dtype) for case in _CASES]
     print(f"compiling for {cpu_kernels()['instruction set']}, {min(options.jobs, len(cases))} processes")

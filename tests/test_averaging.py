@@ -231,7 +231,7 @@ def test_option_of_fit(tmp_path, capsys):
     assert main(["test", "--config", path, "--ckpt_path", "last"]) == 0
     for decay, message in (
         ("1.5", r"ema: decay: expected a number in \[0, 1\), got 1.5"),
-        ("null", "go on with --ema"),
+        ("null", "continue with --ema"),
     ):
         assert main(["fit", "--config", path, "--ckpt_path", "last", "--ema", decay, "--trainer.max_epochs", "4"]) == 2
         assert re.search(message, capsys.readouterr().err.splitlines()[-1])

@@ -582,8 +582,8 @@ def test_damaged_cell_file_is_named_and_run_again(finished, tmp_path, capsys):
     report = compare(tmp_path)
     message = capsys.readouterr().err
     assert re.search(r"distances-0.5-0.json is damaged \(Unterminated string", message)
-    assert re.search(r"distances-1-1.json is damaged \(it is not what", message)
-    assert "first_coordinate-1-0.json is damaged (the record is not as it was written)" in message
+    assert re.search(r"distances-1-1.json is damaged \(it was not written by", message)
+    assert "first_coordinate-1-0.json is damaged (the record differs from what was written)" in message
     assert "5 of 8 cells are finished, 3 to run" in message
     assert without_times(report) == without_times(reports(finished))
 
@@ -944,7 +944,7 @@ def test_root_is_given_to_data_sets_that_take_one(tmp_path):
         ({"data__train": spec("Sticks")}, "data.train cannot be built"),
         ({"task__init_args": {"classes": 1}}, "classes: expected at least 2"),
         ({"schedule": {"class_path": "lieattn.train.WarmupCosine"}}, "schedule: the whole budget counts as one epoch"),
-        ({"schedule": {"class_path": "lieattn.train.Plateau"}}, "schedule: plateaus are counted in epochs"),
+        ({"schedule": {"class_path": "lieattn.train.Plateau"}}, "schedule: expected another one than Plateau"),
     ],
     ids=str,
 )
@@ -1182,7 +1182,7 @@ def test_records_of_earlier_versions_are_read(finished, tmp_path):
     assert len(comparison(report).axes) == 3  # without multiply-adds
     for row in report["summary"]:
         row.pop("curve")
-    with pytest.raises(ValueError, match="report: is of an earlier version; the same command again keeps its cells"):
+    with pytest.raises(ValueError, match="report: was written by an earlier version; run the same command again"):
         comparison(report)
 
 

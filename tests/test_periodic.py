@@ -190,7 +190,7 @@ BAD_CELLS = {
     "shape": (torch.eye(2), None, r"cell: expected \[3, 3\] or \[1, 3, 3\], got \[2, 2\]"),
     "clouds": (torch.eye(3).expand(2, 3, 3), None, r"cell: expected \[3, 3\] or \[1, 3, 3\]"),
     "pbc shape": (torch.eye(3), torch.ones(2, dtype=torch.bool), "pbc: expected"),
-    "no cell": (None, torch.ones(3, dtype=torch.bool), "pbc: says that clouds repeat, but there is no cell"),
+    "no cell": (None, torch.ones(3, dtype=torch.bool), "pbc: expected a cell, since clouds are periodic"),
 }
 
 
@@ -216,7 +216,7 @@ def test_bad_types_of_cells():
 
 @pytest.mark.parametrize("neighborhood", [AllPairs(), Nearest(3)])
 def test_only_balls_have_images(neighborhood):
-    with pytest.raises(ValueError, match="neighborhood: clouds that repeat"):
+    with pytest.raises(ValueError, match="neighborhood: expected a Radius for periodic clouds"):
         lift(point_clouds(torch.rand(4, 3), cell=torch.eye(3)), octahedral(), neighborhood)
 
 
@@ -224,7 +224,7 @@ def test_what_has_no_translations_or_no_center_cannot_repeat():
     pos, cell = torch.rand(4, 3) + 1, torch.eye(3)
     with pytest.raises(ValueError, match=r"cell: .* has no translations"):
         lift(point_clouds(pos, cell=cell), SampledFrames(2), Radius(1.0), Orbits(SO(3)))
-    with pytest.raises(ValueError, match="of: clouds that repeat have no center"):
+    with pytest.raises(ValueError, match="of: periodic clouds have no center"):
         lift(point_clouds(pos, cell=cell), PrincipalFrames(), Radius(1.0))
 
 
@@ -322,7 +322,7 @@ def test_data_attributes_are_read():
     assert clouds.pbc.tolist() == [[True, True, False]]
     expected = lift(point_clouds(pos, cell=cell, pbc=pbc), octahedral(), Radius(radius))
     assert torch.equal(lift(data, octahedral(), Radius(radius)).relative.positions, expected.relative.positions)
-    with pytest.raises(ValueError, match="PointClouds have their clouds already"):
+    with pytest.raises(ValueError, match="expected None, since PointClouds contain them"):
         point_clouds(clouds, cell=cell)
 
 

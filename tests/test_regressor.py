@@ -199,7 +199,7 @@ def test_errors_of_rotations_are_angles_in_degrees():
         loss.backward()
         assert errors["test/error"] == pytest.approx(degrees, abs=0.05)
         assert abs(module.network.angle.grad) < 1e-6
-    with pytest.raises(ValueError, match="shift, scale_of: rotations have none"):
+    with pytest.raises(ValueError, match="shift, scale_of: expected none for rotations"):
         PointSetRegressor(Poses(0.0), "rotation", "rotation", shift=["rotation"])
     with pytest.raises(ValueError, match=r"data.dipole: expected rotations \[clouds, 3, 3\]"):
         PointSetRegressor(Spring(), "dipole", "rotation").evaluate(batch(), "test")
@@ -276,9 +276,12 @@ def test_points_may_be_masked_for_one_target():
         (lambda: PointSetRegressor(Bond(), "y", shift=["z"]), "shift: \\['z'\\] are not among"),
         (lambda: PointSetRegressor(Bond(), "y", scale_of={"y": "z"}), "scale_of: \\['z'\\] are neither"),
         (lambda: PointSetRegressor(Bond(), "charge").measure(Springs()), "24 of 24 training clouds have no charge"),
-        (lambda: PointSetRegressor(Bond(3), "y").evaluate(batch(), "val"), "data.y: the network gives \\(8, 3\\)"),
+        (
+            lambda: PointSetRegressor(Bond(3), "y").evaluate(batch(), "val"),
+            "data.y: the output of the network is \\(8, 3\\)",
+        ),
         (lambda: PointSetRegressor(Bond(), {"y": 1, "force": 1})(batch()), "network: expected a mapping"),
-        (lambda: PointSetRegressor(Spring(), {"energy": 1, "y": 1})(batch()), "\\['y'\\] are to be learned"),
+        (lambda: PointSetRegressor(Spring(), {"energy": 1, "y": 1})(batch()), "\\['y'\\] are missing"),
     ],
 )
 def test_what_does_not_fit_is_named(make, message):

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 _VERDICTS = {  # color, and what it says, if the certificate does not say what failed
     "kept": ("#1a7f37", "Every promise was kept, up to rounding."),
     "failed": ("#b42318", ""),
-    "vacuous": ("#9a6700", "An output does not depend on its input, so it is invariant to everything."),
-    "not promised": ("#57606a", "Nothing is promised exactly: errors are for information."),
+    "vacuous": ("#9a6700", "An output does not depend on its input."),
+    "not promised": ("#57606a", "No exact guarantee: errors are for information only."),
 }
 _CHECKS = {
     "finite": "outputs that are not finite",

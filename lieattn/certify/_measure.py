@@ -284,7 +284,7 @@ def _motions(
         return
     if as_images and not isinstance(group, FiniteGroup):
         raise ValueError(
-            f"group: images as a tensor are moved by finite groups, got {group}; give the pixels as points for others"
+            f"group: expected a finite group for images as a tensor, got {group}; pass the pixels as points for others"
         )
     for element in elements_of(group, count, generator, translations=promise.translations):
         move = motion("element", element, clouds, True, generator)
@@ -292,7 +292,7 @@ def _motions(
         if as_images and written is None:
             raise ValueError(
                 f"group: element {element.label} of {group.name} does not keep the pixels' lattice, so images as a "
-                f"tensor would have to be resampled; give their pixels as points"
+                f"tensor would have to be resampled; pass their pixels as points"
             )
         if not as_images:
             yield move
@@ -315,7 +315,7 @@ def _clouds(data: Batch | Data | Sequence[Data]) -> list[Data]:
 def _promised(network: Any, given: Group | None) -> Symmetry:
     """The symmetry to measure: that of the given group, with translations if it is finite, or the network's own."""
     if given is None and not hasattr(network, "symmetry"):
-        raise ValueError("group: the network has no attribute `symmetry`, give the group to test")
+        raise ValueError("group: must be given, since the network has no attribute `symmetry`")
     stated = network.symmetry if given is None else given
     if isinstance(stated, Symmetry):
         return stated

@@ -58,7 +58,7 @@ def check_kind(argument: str, kind: object) -> None:
         for part in kind:
             check_kind(argument, part)
         if "tensor" in kind or "rotation" in kind:
-            raise ValueError(f"{argument}: a tensor has two axes and cannot stand beside others in a tuple")
+            raise ValueError(f"{argument}: a tensor has two axes and cannot be combined with other kinds in a tuple")
     elif isinstance(kind, str) and kind not in _KINDS:
         raise ValueError(f"{argument}: {expected}, got {kind!r}")
     elif not isinstance(kind, str | Representation):

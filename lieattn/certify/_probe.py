@@ -95,7 +95,7 @@ class Probe:
                 arguments[name] = batch[name]
             elif required:
                 known = sorted(batch.keys())
-                raise ValueError(f"data: the network asks for {name!r}, the clouds have {known}; give them such data")
+                raise ValueError(f"data: the network asks for {name!r}, the clouds have {known}; add it to the data")
         return self.network(**arguments)
 
 

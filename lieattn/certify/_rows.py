@@ -176,7 +176,7 @@ def kinds_of_outputs(
         check_kind(f"outputs[{name!r}]", kind)
         if name not in outputs:
             known = sorted(outputs) if outputs.keys() != {""} else "one tensor"
-            raise ValueError(f"outputs: {name!r} is not among what the network gives, which is {known}")
+            raise ValueError(f"outputs: {name!r} is not among the outputs of the network, {known}")
     return {name: stated.get(name, "invariant") for name in outputs}
 
 

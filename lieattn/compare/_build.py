@@ -42,7 +42,7 @@ def random_rotation(dim: int, axis: str | bool = True, generator: torch.Generato
     if not isinstance(axis, str):
         return SO(dim).sample(generator=generator, dtype=torch.float64)
     if dim != 3:
-        raise UsageError(f"data: only clouds in 3 dimensions turn about an axis, these have {dim}")
+        raise UsageError(f"data: expected clouds in 3 dimensions to rotate about an axis, got {dim}")
     others = [index for index, name in enumerate("xyz") if name != axis]
     matrix = torch.eye(3, dtype=torch.float64)
     matrix[np.ix_(others, others)] = SO(2).sample(generator=generator, dtype=torch.float64)
@@ -159,7 +159,7 @@ def build_task(settings: Settings, name: str, model: ModelSettings) -> PointSetT
     spec = {"class_path": settings.task["class_path"], "init_args": arguments}
     task = build(PointSetTask, spec, f"the task with models.{name}")  # type: ignore[type-abstract]
     if isinstance(task.schedule, Plateau):
-        raise UsageError("schedule: plateaus are counted in epochs, which a budget has not; expected another one")
+        raise UsageError("schedule: expected another one than Plateau, which counts epochs, since a budget has none")
     try:
         task.schedule.factor(0, 1000, 1000)
     except ValueError as error:

@@ -97,7 +97,7 @@ class _Matcher:
         nearest = " and ".join(f"{_number(value)} ({one.choice or 'as configured'})" for one, value in reached[:2])
         what = _UNITS[self.by].format(target)
         raise UsageError(
-            f"models.{name}: cannot have {what} within {100 * tolerance:g} %; the nearest are {nearest}. "
+            f"models.{name}: cannot be matched to {what} within {100 * tolerance:g} %; the nearest are {nearest}. "
             f"Choose a smaller step, let other arguments adjust, or set match.to or match.tolerance"
         )
 

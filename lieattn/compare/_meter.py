@@ -74,7 +74,7 @@ class LocalMeter:
         own = model.chosen.get(str(model.width))
         if not isinstance(own, int):
             raise train.UsageError(
-                f"models.{name}: cannot be matched by width: it has no field, and its argument `width` is no number"
+                f"models.{name}: cannot be matched by width: it has no field, and its argument `width` is not a number"
             )
         return own
 

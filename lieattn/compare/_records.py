@@ -69,9 +69,9 @@ class CellStore:
         try:
             content = json.loads(path.read_text())
             if not isinstance(content, dict) or not {"key", "record"} <= set(content):
-                raise ValueError("it is not what `lieattn compare` writes")
+                raise ValueError("it was not written by `lieattn compare`")
             if content.get("digest", _digest(content["record"])) != _digest(content["record"]):  # 0.1 wrote none
-                raise ValueError("the record is not as it was written")
+                raise ValueError("the record differs from what was written")
             problem = "was made with other settings" if content["key"] != key else None
         except (OSError, ValueError) as error:
             problem = f"is damaged ({error})"

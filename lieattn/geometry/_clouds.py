@@ -71,8 +71,8 @@ def as_coordinates(pos: Tensor) -> Tensor:
     RuntimeError in ``torch.jit.trace``, and for positions that ``torch.func.vmap`` goes over.
     """
     if torch.jit.is_tracing():  # type: ignore[attr-defined]
-        advice = "prepare it outside, geometry = network.geometry(data), and use torch.export"
-        raise RuntimeError(f"pos: torch.jit.trace would keep the geometry of these points for all others; {advice}")
+        advice = "compute it outside, geometry = network.geometry(data), and use torch.export"
+        raise RuntimeError(f"pos: torch.jit.trace would use the geometry of these points for all others; {advice}")
     check_tensor("pos", pos, "a floating tensor [points, dim]")
     check_has_numbers("pos", pos)
     check_not_batched("pos", pos)
@@ -344,7 +344,7 @@ def point_clouds(
     """
     if isinstance(points, PointClouds):
         if any(given is not None for given in (batch, ptr, mask, grid, cell, pbc)):
-            raise ValueError("batch, ptr, mask, grid, cell, pbc: PointClouds have their clouds already; leave them out")
+            raise ValueError("batch, ptr, mask, grid, cell, pbc: expected None, since PointClouds contain them")
         return points
     edge_index = None if isinstance(points, Tensor) else getattr(points, "edge_index", None)
     if not isinstance(points, Tensor):
@@ -360,7 +360,7 @@ def point_clouds(
         if mask is None:
             mask = torch.ones(points.shape[:2], dtype=torch.bool, device=points.device)
         if batch is not None or ptr is not None:
-            raise ValueError("batch, ptr: padded points [clouds, N, dim] have their clouds already; leave both out")
+            raise ValueError("batch, ptr: expected None, since padded points [clouds, N, dim] define their clouds")
         _check_mask(mask, points.device, points.shape[:2])
         counts = mask.sum(dim=1)
         ptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
@@ -383,7 +383,7 @@ def lattices(
     """Checked ``cell`` and ``pbc`` of :func:`point_clouds`, one for each cloud; both None if nothing repeats."""
     if cell is None:
         if pbc is not None and (not isinstance(pbc, Tensor) or bool(pbc.any())):
-            raise ValueError("pbc: says that clouds repeat, but there is no cell")
+            raise ValueError("pbc: expected a cell, since clouds are periodic, got None")
         return None, None
     dim = points.shape[1]
     check_tensor("cell", cell, "a floating tensor [clouds, dim, dim]")
@@ -480,6 +480,6 @@ def _check_grid(grid: Tensor, cloud: Tensor, num_clouds: int, dim: int) -> None:
     wrong = (counts != grid.prod(dim=1)) | (grid < 1).any(dim=1)
     if wrong.any():
         first = first_true(wrong)
-        raise ValueError(f"grid: image {first} has {int(counts[first])} points, its grid is {grid[first].tolist()}")
+        raise ValueError(f"grid: image {first} has {int(counts[first])} points, but its grid is {grid[first].tolist()}")
     if (cloud[1:] < cloud[:-1]).any():
         raise ValueError("grid: images must be in raster order one after another, but batch is not sorted")

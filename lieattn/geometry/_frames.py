@@ -58,7 +58,7 @@ class Sites:
         """Group that the frames belong to; ValueError where it is trivial."""
         if self.space.stabilizer is None:
             what = f"the stabilizer of {self.space.name} is trivial"
-            raise ValueError(f"frames: {what}, so there are none to choose: give None")
+            raise ValueError(f"frames: expected None, since {what}")
         return self.space.stabilizer
 
 
@@ -91,7 +91,7 @@ class FiniteFrames:
         check_group("group", self.group)
         if isinstance(self.pose, SampledFrames):
             if self.pose.count != 1 or self.pose.per != "cloud":
-                raise ValueError(f"pose: expected one a cloud, SampledFrames(1, per='cloud'), got {self.pose}")
+                raise ValueError(f"pose: expected one per cloud, SampledFrames(1, per='cloud'), got {self.pose}")
         elif self.pose is not None:
             check = getattr(self.pose, "check_pose", None)
             if check is None:
@@ -195,7 +195,7 @@ class GivenFrames:
         clouds = sites.clouds
         number = clouds.num_clouds if self.per == "cloud" else clouds.num_points
         if len(self.frames) != number:
-            raise ValueError(f"frames: expected those of {number} {self.per}s, got {len(self.frames)}")
+            raise ValueError(f"frames: expected frames of {number} {self.per}s, got {len(self.frames)}")
         if self.frames.device != clouds.device:
             raise ValueError(f"frames: expected on {clouds.device} as the points, got on {self.frames.device}")
         sites.stabilizer.check("frames", self.frames)
@@ -234,12 +234,12 @@ def check_moves_along(neighborhood: Neighborhood, space: HomogeneousSpace, frame
     if isinstance(neighborhood, PixelSquare):
         # A finite group may keep the square: which of its elements do is part of what a network promises.
         if not (finite or isinstance(group, Translations) or isinstance(frames, FiniteFrames)):
-            raise ValueError(f"neighborhood: {neighborhood} does not turn with {group.name}; take a Radius")
+            raise ValueError(f"neighborhood: {neighborhood} is not symmetric under {group.name}; use a Radius")
         return
     if not keeps_lengths(group, ratios=isinstance(neighborhood, Nearest)):
         advice = "AllPairs, Nearest where all distances change alike, or give the matrices in an orthonormal basis"
-        what = f"{group.name} does not preserve distances, so {neighborhood} would not move along"
-        raise ValueError(f"neighborhood: {what}; take {advice}")
+        what = f"{group.name} does not preserve distances, so {neighborhood} would not move with the points"
+        raise ValueError(f"neighborhood: {what}; use {advice}")
 
 
 def _has_design(group: Group, count: int) -> bool:

@@ -88,7 +88,7 @@ class Raster:
         """Raster after a 2 x 2 pooling; raises ValueError for odd sides, which would lose rows or columns."""
         if any(side % 2 for side in self.sides):
             got = f"got {' x '.join(map(str, self.sides))} pixels before one"
-            expected = "expected images whose sides are multiples of the poolings together"
+            expected = "expected images whose sides are multiples of the product of the poolings"
             raise ValueError(f"data: a 2 x 2 pooling needs even sides, {got}; {expected}")
         return Raster(self.images, tuple(side // 2 for side in self.sides))
 

@@ -203,7 +203,7 @@ class LiftedGraph(PointClouds):
         """
         check_indices("kept", kept, dim=1, device=self.device, below=self.num_points)
         if self.levels > 1:
-            raise ValueError("kept: a fiber of scales has no subset; lift the points that are kept")
+            raise ValueError("kept: a graph with a fiber of scales has no subset; lift the kept points instead")
         pos, batch, dim = self.pos[kept], self.batch[kept], self.space.group.dim
         clouds = PointClouds(pos=pos[:, :dim], batch=batch, num_clouds=self.num_clouds, cell=self.cell, pbc=self.pbc)
         neighbors = find_neighbors(clouds, neighborhood)
@@ -414,14 +414,14 @@ def lift(
     space.check("points", clouds.pos)
     check_moves_along(neighborhood, space, frames)
     if clouds.cell is not None and not space.group.is_affine:
-        raise ValueError(f"cell: {space.name} has no translations, so its clouds cannot repeat")
+        raise ValueError(f"cell: expected None, since {space.name} has no translations")
     if length is None:
         length = 1.0 if neighborhood.length is None else neighborhood.length
     check_length("length", length)
     check_size("pos", clouds.pos, float(length))
     if isinstance(frames, ScaleFrames):
         if coordinates != "smooth":
-            raise ValueError(f"coordinates: fibers of scales have smooth ones, got {coordinates!r}")
+            raise ValueError(f"coordinates: expected 'smooth' with ScaleFrames, got {coordinates!r}")
         return frames(clouds, neighborhood, space, float(length), weights)
     if vectors is not None:
         check_tensor("vectors", vectors, "a floating tensor [points, count, dim]")
@@ -462,7 +462,7 @@ def natural_space(frames: Frames | ScaleFrames | None, dim: int | None = None) -
     if isinstance(frames, GivenFrames):
         improper = bool((torch.linalg.det(frames.frames.detach().double()) < 0).any())
     if dim not in (2, 3):
-        raise ValueError(f"space: give one, since SE(d) and E(d) are known for 2 and 3 dimensions, not for {dim}")
+        raise ValueError(f"space: must be given for {dim} dimensions, since SE(d) and E(d) are defined for 2 and 3")
     return Euclidean(E(dim) if improper else SE(dim))
 
 
@@ -472,7 +472,7 @@ def _chosen(frames: Frames | None, sites: Sites) -> Tensor | GroupFrames | None:
     if frames is not None:
         return frames(sites)
     if space.stabilizer is not None:
-        raise TypeError(f"frames: expected some, since points of {space.name} have frames in {space.stabilizer.name}")
+        raise TypeError(f"frames: expected frames in {space.stabilizer.name}, which {space.name} needs, got None")
     return GroupFrames(trivial(space.dim)) if isinstance(space.group, Translations) else None
 
 

@@ -253,7 +253,7 @@ class Neighbors(Movable):
             raise ValueError("lists: expected at least one Neighbors, got none")
         for number, one in enumerate(lists):
             if one.device != lists[0].device:
-                raise ValueError(f"lists: expected all on {lists[0].device}, got list {number} on {one.device}")
+                raise ValueError(f"lists: expected all lists on {lists[0].device}, got list {number} on {one.device}")
         whole = [one.whole_clouds for one in lists if one.whole_clouds is not None]
         if len(whole) == len(lists):
             clouds = accumulate((layout.shape[0] for layout in whole), initial=0)

@@ -113,7 +113,9 @@ class Radius(_Neighborhood):
         if self.smooth is not None:
             check_flag(smooth=self.smooth)
         if self.smooth and not self.include_self:
-            raise ValueError("include_self: expected True for smooth neighborhoods, where all other neighbors may fade")
+            raise ValueError(
+                "include_self: expected True for smooth neighborhoods, since all other neighbors may have weight 0"
+            )
 
     @property
     def length(self) -> float:
@@ -297,14 +299,14 @@ class Given(_Neighborhood):
 
     def scaled(self, factor: float) -> Given:
         """Raise ValueError: edges that are given stay as they are."""
-        raise ValueError(f"neighborhood: {self} cannot grow by {factor:g}; take a Radius, PixelSquare or Nearest")
+        raise ValueError(f"neighborhood: {self} cannot be scaled by {factor:g}; use a Radius, PixelSquare or Nearest")
 
     def of(self, clouds: PointClouds) -> Given:
         """The edges as a tensor, read from clouds that were made of data."""
         if not isinstance(self.edge_index, str):
             return self
         if clouds.edge_index is None:
-            without = "the data have none, or points were cropped, pooled or chosen"
+            without = "the data have none, or their points were cropped, pooled or subsampled"
             raise ValueError(f"edge_index: expected int64 [2, edges] in the data for {self}, but {without}")
         return Given(clouds.edge_index, self.include_self is not False)
 
@@ -334,7 +336,7 @@ def find_neighbors(clouds: PointClouds, neighborhood: Neighborhood) -> Neighbors
         found = neighborhood.of(clouds) if isinstance(neighborhood, Given) else neighborhood
         return found(clouds.pos, clouds.batch)
     if not isinstance(neighborhood, Radius):
-        raise ValueError(f"neighborhood: clouds that repeat have images within a Radius, got {neighborhood!r}")
+        raise ValueError(f"neighborhood: expected a Radius for periodic clouds, got {neighborhood!r}")
     return neighborhood._with_images(clouds.pos, clouds.batch, clouds.cell, clouds.pbc)
 
 
@@ -348,5 +350,5 @@ def scaled(neighborhood: Neighborhood, factor: float) -> Neighborhood:
     """The same neighborhood of points further apart by a factor; ValueError if it does not say what that is."""
     grown: Callable[[float], Neighborhood] | None = getattr(neighborhood, "scaled", None)
     if grown is None:
-        raise ValueError(f"neighborhood: {neighborhood} does not say how it grows; define scaled(factor)")
+        raise ValueError(f"neighborhood: {neighborhood} does not define how it is scaled; implement scaled(factor)")
     return grown(factor)

@@ -73,7 +73,7 @@ def pieces(graph: LiftedGraph, parts: int | Tensor) -> list[Piece]:
     """
     check_arguments(pieces, locals())
     if graph.levels > 1:
-        raise ValueError(f"graph: a fiber of {graph.levels} scales cannot be cut; expected one")
+        raise ValueError(f"graph: expected one scale, since a graph of {graph.levels} scales cannot be cut")
     if isinstance(parts, Tensor):
         check_indices("parts", parts, dim=1, device=graph.device)
         if len(parts) != graph.num_points or (len(parts) and int(parts.min()) < 0):

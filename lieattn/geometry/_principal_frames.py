@@ -91,7 +91,7 @@ class PrincipalFrames:
         if self.cutoff is not None:
             check_length("cutoff", self.cutoff)
             if self.of == "cloud":
-                raise ValueError("cutoff: is of neighborhoods, but the frames are of clouds")
+                raise ValueError("cutoff: expected None, since these are frames of clouds, not of neighborhoods")
 
     def __call__(self, sites: Sites) -> Tensor | GroupFrames:
         """Signs and axes of each cloud, or frames ``[points, fiber, k, k]`` of each point."""
@@ -127,7 +127,7 @@ class PrincipalFrames:
         distance = (group.elements[:, None] - signs).abs().amax(dim=(2, 3)).amin(dim=0)
         if distance.max() > 1e-9:
             missing = f"{group.name} does not contain all {'proper ' if proper else ''}diagonal matrices of signs"
-            raise ValueError(f"pose: principal axes are determined up to signs, and {missing}")
+            raise ValueError(f"pose: principal axes are determined up to signs, but {missing}")
 
     def degenerate(self, sites: Sites) -> Tensor:
         """Over which points second moments do not determine the axes, bool ``[points]``; without a warning."""
@@ -139,7 +139,7 @@ class PrincipalFrames:
     def _data(self, sites: Sites) -> _Data:
         clouds, group = sites.clouds, sites.space.group
         if self.cutoff is not None and not keeps_lengths(group):
-            raise ValueError(f"cutoff: {group.name} does not preserve lengths, so leave it out")
+            raise ValueError(f"cutoff: expected None, since {group.name} does not preserve lengths")
         ones = torch.ones(clouds.num_points, dtype=torch.float64, device=clouds.device)
         weights = ones if sites.weights is None else point_weights(sites.weights, clouds.pos)
         pos = clouds.pos[:, : group.dim].double()
@@ -148,7 +148,7 @@ class PrincipalFrames:
         noise = _rounding(clouds.pos.dtype, clouds.pos, clouds.batch, clouds.num_clouds)
         if self.of == "cloud":
             if clouds.cell is not None:
-                raise ValueError("of: clouds that repeat have no center; take PrincipalFrames(of='neighborhood')")
+                raise ValueError("of: periodic clouds have no center; use PrincipalFrames(of='neighborhood')")
             if group.is_affine:
                 pos = pos - _mean(pos, weights, clouds.batch, clouds.num_clouds)[clouds.batch]
             moments = _above(noise, _mean(pos[:, :, None] * pos[:, None, :], weights, clouds.batch, clouds.num_clouds))
@@ -259,7 +259,7 @@ def _local_basis(space: HomogeneousSpace, group: Group, points: Tensor) -> Tenso
     expected = torch.block_diag(torch.eye(dim - k, dtype=turn.dtype), turn)
     if not torch.allclose(found, expected):
         what = f"in {space.name}, {group.name} does not act on the last {k} of {dim} coordinates alone"
-        raise ValueError(f"frames: {what}, so principal axes are not known here; take GivenFrames")
+        raise ValueError(f"frames: {what}, so principal axes are not defined here; use GivenFrames")
     return None if k == dim else space.group.linear(space.section(points))[..., -k:].double()
 
 
@@ -270,7 +270,7 @@ def _signs(group: Group, improper: bool | None) -> FiniteGroup:
     # By their class: a group of one's own need not say what belongs to it.
     if not isinstance(group, SO | O | RotationDilations):
         groups = "SO(d), O(d) or R+xSO(d)"
-        raise ValueError(f"frames: principal axes are elements of {groups}, not of {group.name}; take GivenFrames")
+        raise ValueError(f"frames: principal axes are elements of {groups}, not of {group.name}; use GivenFrames")
     if improper and not isinstance(group, O):
         raise ValueError(f"improper: {group.name} has no improper elements")
     return sign_group(group.dim, improper=isinstance(group, O) and improper is not False)
@@ -299,8 +299,8 @@ def _generic_rotation(k: int) -> Tensor:
 def _warn(frames: PrincipalFrames, moments: Tensor) -> None:
     """Issue the warning, unless all these moments vanish: where there is one place, nothing is lost."""
     if bool((moments.detach() != 0).any()):
-        what = f"some eigenvalues of the second moments lie closer together than gap={frames.gap:g}, so axes were "
-        what += "completed by farthest points; what that costs is in the docstring"
+        what = f"some eigenvalues of the second moments are closer together than gap={frames.gap:g}, so axes point to "
+        what += "the farthest points; they may jump, and may depend on the order of points"
         warnings.warn(f"{frames}: {what}", DegenerateFramesWarning, stacklevel=5)
 
 

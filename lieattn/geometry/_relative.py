@@ -138,8 +138,8 @@ class RelativeElements(Movable):
         ValueError is raised unless the frames over all points are elements of one finite group.
         """
         if not self.tied or self.group is None:
-            what = f"frames over different points of {self.space.name} are related by no table of a finite group"
-            raise ValueError(f"graph: {what}; take frames of a finite group, or an encoding that sees coordinates")
+            what = f"frames over different points of {self.space.name} are not related by a table of a finite group"
+            raise ValueError(f"graph: {what}; use frames of a finite group, or an encoding of coordinates")
         return self.group.relative_index.to(self.pos.device)
 
     @property
@@ -171,9 +171,9 @@ class RelativeElements(Movable):
         """
         check_tensor("pos", pos, "a floating tensor [points, dim]")
         if pos.shape != self.pos.shape:
-            raise ValueError(f"pos: expected {tuple(self.pos.shape)} as before, got {tuple(pos.shape)}")
+            raise ValueError(f"pos: expected the same shape {tuple(self.pos.shape)}, got {tuple(pos.shape)}")
         if self.elements is not None or self.pose is not None or self.given is not None:
-            raise ValueError("graph: its frames or coordinates are made of its points; lift these where they are now")
+            raise ValueError("graph: its frames or coordinates depend on its points; lift the moved points instead")
         if deformation is None:
             return replace(self, pos=pos)
         return replace(self, pos=pos, neighbors=self.neighbors.deformed(deformation, self.batch))
@@ -348,7 +348,7 @@ def collated(name: str, parts: Sequence[RelativeElements]) -> Tensor | None:
     """A tensor of several relative elements in one, None where there is none."""
     values = [getattr(part, name) for part in parts]
     if any((value is None) != (values[0] is None) for value in values):
-        raise ValueError(f"graphs: expected {name} of all graphs or of none")
+        raise ValueError(f"graphs: expected {name} in all graphs or in none")
     return None if values[0] is None else torch.cat(values)
 
 

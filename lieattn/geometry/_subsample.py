@@ -85,7 +85,7 @@ def farthest_by_distance(distance: Tensor, count: int, start: Tensor, mask: Tens
     clouds, size = distance.shape[:2]
     check_count("count", count)
     if count > size:
-        raise ValueError(f"count: expected at most {size}, the points of a cloud, got {count}")
+        raise ValueError(f"count: expected at most {size}, the number of points of a cloud, got {count}")
     _check_starts(start, clouds, torch.full((clouds,), size), distance.device)
     if mask is None:
         mask = torch.ones(clouds, size, dtype=torch.bool, device=distance.device)
@@ -110,7 +110,7 @@ def _wanted(size: Tensor, count: int | None, fraction: float | None) -> Tensor:
         check_count("count", count)
         return size.clamp(max=count)
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
-        raise ValueError(f"fraction: expected a number above 0 and up to 1, got {fraction!r}")
+        raise ValueError(f"fraction: expected a number in (0, 1], got {fraction!r}")
     return torch.minimum((fraction * size.double()).round().long().clamp(min=1), size)
 
 

@@ -135,5 +135,5 @@ def check_averaging(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
             name = type(callback).__name__
             raise UsageError(f"trainer.callbacks: {name} changes tables of networks, use lieattn.train.AveragedWeights")
     if trainer.training and _TRAINED in checkpoint and not found:
-        expected = "go on with --ema, in Python with lieattn.train.AveragedWeights among the callbacks"
+        expected = "continue with --ema, or in Python with lieattn.train.AveragedWeights among the callbacks"
         raise UsageError(f"ema: the checkpoint is of a training with averaged weights: {expected}")

@@ -88,15 +88,15 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is damaged, or holds more than tensors and plain values: not loaded") from error
     except Exception as error:  # torch's reader meets whatever the bytes happen to say
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path} is damaged, or no checkpoint: {reason}") from error
+        raise CheckpointError(f"{path} is damaged, or is not a checkpoint: {reason}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:
     if not zipfile.is_zipfile(path):
-        raise CheckpointError(f"{path} is damaged, or no checkpoint: it is not a file of torch.save")
+        raise CheckpointError(f"{path} is damaged, or is not a checkpoint: it is not a file of torch.save")
     with zipfile.ZipFile(path) as archive:
         if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
-            raise CheckpointError(f"{path} is damaged, or no checkpoint: its parts are larger than the file")
+            raise CheckpointError(f"{path} is damaged, or is not a checkpoint: its parts are larger than the file")
     checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     entry, weights = (checkpoint.get(key) if isinstance(checkpoint, dict) else None for key in (KEY, "state_dict"))
     if not isinstance(entry, dict) or not isinstance(weights, dict):
@@ -107,7 +107,7 @@ def _read(path: Path) -> dict[str, Any]:
     if entry["format"] == 1:
         with zipfile.ZipFile(path) as archive:
             if (member := archive.testzip()) is not None:
-                raise CheckpointError(f"{path} is damaged: {member} is not as it was saved")
+                raise CheckpointError(f"{path} is damaged: {member} differs from what was saved")
     return checkpoint
 
 
@@ -118,7 +118,7 @@ def check_content(checkpoint: dict[str, Any], name: str, apart: Container[str] =
         raise CheckpointError(f"{name} is damaged: its format is {number!r}, not a number")
     if number > FORMAT:
         raise CheckpointError(
-            f"{name} is of format {number}, this version knows up to {FORMAT}: pip install --upgrade lieattn"
+            f"{name} has format {number}, but this version reads formats up to {FORMAT}: pip install --upgrade lieattn"
         )
     if (number > 1 or DIGESTS in checkpoint[KEY]) and (damaged := damaged_entries(checkpoint, apart)):
         raise CheckpointError(f"{name} is damaged: not as they were saved are {', '.join(map(repr, damaged))}")
@@ -128,7 +128,7 @@ def check_finite(weights: Mapping[str, Tensor], module: nn.Module) -> None:
     """Raise CheckpointError, which names the parameter, if a weight is NaN or infinite."""
     for name, weight in module.named_parameters():
         if name in weights and weights[name].shape == weight.shape and not torch.isfinite(weights[name]).all():
-            raise CheckpointError(f"the weights {name} of the checkpoint are not finite: take one of before")
+            raise CheckpointError(f"the weights {name} of the checkpoint are not finite: use an earlier one")
 
 
 def load_network(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
@@ -277,7 +277,7 @@ def random_clouds(kind: dict[str, Any] | None, number: int, seed: int, vectors: 
     """
     check_arguments(random_clouds, locals())
     if kind is None or kind["dim"] is None:
-        raise UsageError("the checkpoint does not know the kind of its clouds: give a data set with --data")
+        raise UsageError("the checkpoint does not describe its clouds: use --data to name a data set")
     generator = torch.Generator().manual_seed(seed)
     clouds = []
     for _ in range(number):

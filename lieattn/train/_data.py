@@ -350,7 +350,7 @@ class PointSetData(LightningDataModule):
     def _items(self, name: str) -> _SeededItems:
         source = self.sets[name]
         if source is None:
-            raise UsageError(f"data.{name}: no data set was given for it")
+            raise UsageError(f"data.{name}: expected a data set, got none")
         if isinstance(source, IterableDataset) or not hasattr(source, "__len__"):
             kind = type(source).__name__
             raise UsageError(f"data.{name}: expected a data set with a length and items by index, got {kind}")

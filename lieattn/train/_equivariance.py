@@ -74,5 +74,5 @@ class EquivarianceMonitor(Callback):
             TOLERANCES[dtype] * row.max_error / row.allowed for row in rows if row.check == "element" and row.allowed
         ]
         if not errors:
-            raise ValueError("group: the network promises nothing exactly; give the group to measure")
+            raise ValueError("group: must be given, since the network has no exact guarantee")
         pl_module.log("equivariance_error", max(errors), batch_size=len(self._seen), rank_zero_only=True)

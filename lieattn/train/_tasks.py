@@ -153,7 +153,7 @@ class PointSetTask(Recorded, WatchedValidation, ABC):
         batches = int(self.trainer.num_training_batches)
         per_epoch = math.ceil(batches / self.trainer.accumulate_grad_batches)
         if isinstance(self.schedule, Plateau) and not self.trainer.enable_validation:
-            raise UsageError("schedule: a plateau is one of the validation: give data.val")
+            raise UsageError("schedule: a plateau needs a validation set, data.val")
         schedulers: Any = self.schedule._schedulers(optimizer, steps, per_epoch, batches, self.monitor)
         return [optimizer], schedulers
 
@@ -165,7 +165,7 @@ class PointSetTask(Recorded, WatchedValidation, ABC):
         free: set[str] = set()
         for pattern in self.no_decay:
             if not (found := {name for name in named if fnmatchcase(name, pattern)}):
-                raise UsageError(f"no_decay: no parameter is called {pattern!r}; one is {next(iter(named))!r}")
+                raise UsageError(f"no_decay: no parameter matches {pattern!r}; one is {next(iter(named))!r}")
             free |= found
         decayed = {"params": [weight for name, weight in named.items() if name not in free]}
         return [decayed, {"params": [weight for name, weight in named.items() if name in free], "weight_decay": 0.0}]
@@ -274,7 +274,7 @@ class PointSetClassifier(PointSetTask):
             if count < least:
                 raise ValueError(f"{name}: expected at least {least}, got {count}")
         if not 0 <= label_smoothing < 1:
-            raise ValueError(f"label_smoothing: expected a share in [0, 1), got {label_smoothing}")
+            raise ValueError(f"label_smoothing: expected a number in [0, 1), got {label_smoothing}")
         self.classes, self.labels, self.label_smoothing = classes, labels, label_smoothing
         self.losses = Losses([1.0])
         # With weights, which torchmetrics' MulticlassAccuracy has not.
@@ -376,7 +376,7 @@ class PointSetRegressor(PointSetTask):
         check_targets(self.targets)
         if loss == "rotation":
             if shift or scale_of:
-                raise ValueError(f"shift, scale_of: rotations have none, got {shift or scale_of}")
+                raise ValueError(f"shift, scale_of: expected none for rotations, got {shift or scale_of}")
             shift, scale_of = [], dict.fromkeys(self.targets, "none")
         shift = [name for name in self.targets if name in ("y", "energy")] if shift is None else shift
         scale_of = scale_of or {}
@@ -456,7 +456,9 @@ class PointSetRegressor(PointSetTask):
             target = batch[name] if name in batch else None
             if not isinstance(target, Tensor) or target.shape != output.shape:
                 found = "none" if target is None else tuple(target.shape)
-                raise ValueError(f"data.{name}: the network gives {tuple(output.shape)}, the target is {found}")
+                raise ValueError(
+                    f"data.{name}: the output of the network is {tuple(output.shape)}, but the target is {found}"
+                )
             scale = self._statistic("scale", name)
             importance = target_weights(batch, name, target)
             difference = output - (target.to(output.dtype) - self.model.shift_of(name, output, batch)) / scale
@@ -477,10 +479,10 @@ class PointSetRegressor(PointSetTask):
         """Outputs of the network by target, before they are scaled."""
         found = self.network(self.cast(batch))
         if isinstance(found, Tensor) and len(self.targets) > 1:
-            raise ValueError(f"network: expected a mapping with {sorted(self.targets)}, got a tensor")
+            raise ValueError(f"network: expected a mapping with {sorted(self.targets)} as output, got a tensor")
         outputs = named_outputs(found, next(iter(self.targets)))
         if missing := set(self.targets) - set(outputs):
-            raise ValueError(f"network: gives {sorted(outputs)}, but {sorted(missing)} are to be learned")
+            raise ValueError(f"network: has outputs {sorted(outputs)}, but {sorted(missing)} are missing")
         return {name: outputs[name] for name in self.targets}
 
     def _statistic(self, kind: str, name: str) -> Tensor:

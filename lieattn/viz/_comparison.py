@@ -39,7 +39,7 @@ def comparison(report: Mapping[str, Any]) -> Figure:
         raise ValueError("report: expected at least one finished training, got none")
     if any("curve" not in row for row in rows):
         raise ValueError(
-            "report: is of an earlier version; the same command again keeps its cells and writes a new one"
+            "report: was written by an earlier version; run the same command again to update it (its cells are kept)"
         )
     drawing = _Drawing(rows, higher_is_better=report["higher_is_better"])
     panels: dict[str, Callable[[Axes], None]] = {name: drawing.along(name) for name in drawing.costs()}

@@ -185,7 +185,7 @@ class Observer:
         if clouds.num_clouds != 1 or clouds.num_points == 0:
             raise ValueError(
                 f"data: expected one cloud with points, got {clouds.num_points} points in {clouds.num_clouds} clouds; "
-                f"take one with batch[i]"
+                f"select one with batch[i]"
             )
         blocks = len(network.blocks)
         if not isinstance(layer, int) or not -blocks - 1 <= layer <= blocks:

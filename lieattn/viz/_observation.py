@@ -50,7 +50,7 @@ class Observation:
         self.name = type(self._recorder.inner).__name__
         self.recording = self._recorder(data)
         if not self.recording.fields and not self.recording.attention:
-            raise ValueError(f"network: nothing in {self.name} has values at the {clouds.num_points} points")
+            raise ValueError(f"network: no layer of {self.name} has values at the {clouds.num_points} points")
         self._kinds: Any = {"pos": "position", "cell": "vector"}
         self._kinds |= dict.fromkeys(getattr(network, "vector_inputs", ()), "vector")
         self.turns = _turns(getattr(network, "symmetry", None), clouds.pos.shape[1], turns, seed)
@@ -78,13 +78,13 @@ class Observation:
         if not self.recording.attention:
             gates = any(field.name.endswith("gate") for field in self.recording.fields)
             more = "its gates are among the fields" if gates else "it has fields"
-            raise ValueError(f"network: {self.name} has no attention of points to points; {more}: view 'field'")
+            raise ValueError(f"network: {self.name} has no attention between points; {more}: view 'field'")
         return _chosen(self.recording.attention, layer)
 
     def field_layer(self, layer: int) -> Field:
         """The field with this number; ValueError if there is none."""
         if not self.recording.fields:
-            raise ValueError(f"network: {self.name} has no field behind a layer; expected view 'attention'")
+            raise ValueError(f"network: {self.name} has no layer with a field as output; expected view 'attention'")
         return _chosen(self.recording.fields, layer)
 
     def query(self, found: Attention, point: int | None, frame: int | None) -> int:
@@ -122,7 +122,7 @@ class Observation:
         for turn, recording in zip(self.turns[1:], self._turned, strict=True):
             found = pulled_back(before, recording.fields[number], turn.matrix)
             if found is None:
-                raise ValueError(f"data: the points of {before.name} do not turn along, cloud {turn.label}")
+                raise ValueError(f"data: the points of {before.name} do not turn with the cloud {turn.label}")
             raw.append(found[0])
             stable.append(found[1])
         return torch.stack(raw), torch.stack(stable)

@@ -173,8 +173,8 @@ def _field(scope: Observation, number: int, places: list[Places]) -> dict[str, A
 def _check_size(scope: Observation, values: Tensor) -> None:
     if values.numel() > _MOST_NUMBERS:
         raise ValueError(
-            f"data: a page has room for {_MOST_NUMBERS:,} numbers a layer, {scope.data.num_nodes} points have "
-            f"{values.numel():,}; draw a .png, or take a smaller cloud"
+            f"data: a page holds at most {_MOST_NUMBERS:,} numbers per layer, but {scope.data.num_nodes} points have "
+            f"{values.numel():,}; draw a .png, or use a smaller cloud"
         )
 
 

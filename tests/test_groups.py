@@ -681,7 +681,7 @@ def test_random_elements_are_uniform_and_follow_the_generator(group):
 @every_group
 def test_the_whole_group_is_its_design(group):
     assert torch.equal(group.design(group.order, dtype=torch.float64), group.elements)
-    with pytest.raises(ValueError, match=rf"count: the design of .* is all its {group.order} elements, got 999"):
+    with pytest.raises(ValueError, match=rf"count: the only design of .* has all {group.order} elements, got 999"):
         group.design(999)
     turned = group.sample_design(3, count=group.order, dtype=torch.float64)
     assert torch.equal(group.index(turned).sort().values, torch.arange(group.order).expand(3, -1))
@@ -706,7 +706,7 @@ def test_strangers_are_no_elements():
     group.check("frames", stack[:1].float())
     with pytest.raises(ValueError, match="number 1 is not an element of T"):
         group.inverse(stack)
-    with pytest.raises(ValueError, match=r"g: g\[1\] has no logarithm in T: it is not the identity"):
+    with pytest.raises(ValueError, match=r"g: g\[1\] has no logarithm in T: only the identity"):
         group.log(group.elements)
 
 
@@ -795,7 +795,7 @@ def test_exponential_of_a_finite_group_with_translations_translates(group):
     assert torch.equal(motions.vee(motions.hat(a)), a)
     if group.order > 1:
         other = 1 if group.identity_index == 0 else 0
-        with pytest.raises(ValueError, match=r"g: g has no logarithm in .* it is not the identity"):
+        with pytest.raises(ValueError, match=r"g: g has no logarithm in .* only the identity"):
             motions.log(motions.element(other, a[0]))
 
 

@@ -606,7 +606,7 @@ NOT_ELEMENTS = {
     "a stretched frame": (
         SO(3),
         torch.diag(torch.tensor([1.0, 1.0, 1.1])),
-        r"not orthonormal \(largest error .* 2.1e-01",
+        r"not orthonormal \(largest error 2.1e-01",
     ),
     "a sheared frame": (O(2), torch.tensor([[1.0, 0.5], [0.0, 1.0]]), "not orthonormal"),
     "a stretched similarity": (RotationDilations(2), torch.diag(torch.tensor([1.0, 2.0])), "after scaling"),
@@ -642,7 +642,7 @@ def test_shapes_and_dtypes_are_refused():
         SO(3).check("g", torch.eye(3, dtype=torch.int64))
     with pytest.raises(TypeError, match="got list"):
         SO(3).check("g", [[1.0]])
-    with pytest.raises(ValueError, match=r"points: SE\(3\) acts on R\^3, got shape \(4, 2\)"):
+    with pytest.raises(ValueError, match=r"points: expected vectors \[\*, 3\] for SE\(3\), got \(4, 2\)"):
         SE(3).act(torch.eye(4), torch.ones(4, 2))
     for group, a in [(SE(3), torch.ones(3)), (SO(3), torch.ones(2)), (SO(2), torch.ones(3)), (Sim(2), torch.ones(3))]:
         with pytest.raises(ValueError, match="a: expected"):
@@ -670,7 +670,7 @@ def test_sizes_are_refused():
 def test_designs_that_do_not_exist_are_refused():
     with pytest.raises(ValueError, match=r"count: SO\(3\) has designs of \[1, 2, 4, 12, 24, 60\] elements, got 5"):
         SO(3).design(5)
-    with pytest.raises(ValueError, match="expected an even number, got 3"):
+    with pytest.raises(ValueError, match=r"expected an even number, .* got 3"):
         O(2).design(3)
     with pytest.raises(ValueError, match="count: expected an integer"):
         SO(2).design(0)
@@ -685,12 +685,12 @@ def test_a_group_says_what_it_does_not_define():
     close(group.act(group.product(g, h), h[..., 0]), group.act(g, group.act(h, h[..., 0])))
     close(group.product(group.inverse(g), g), torch.eye(2, dtype=torch.float64).expand_as(g))
     for call in (lambda: group.log(g), lambda: group.distance(g, h)):
-        with pytest.raises(NotImplementedError, match="define log"):
+        with pytest.raises(NotImplementedError, match="implement log"):
             call()
     for call in (lambda: group.exp(g), lambda: group.vee(g)):
-        with pytest.raises(NotImplementedError, match="define hat and vee"):
+        with pytest.raises(NotImplementedError, match="implement hat and vee"):
             call()
-    with pytest.raises(NotImplementedError, match="define draw"):
+    with pytest.raises(NotImplementedError, match="implement draw"):
         group.sample()
 
 

@@ -144,14 +144,19 @@ def commuting_product(first: FiniteGroup, second: FiniteGroup, name: str | None 
     check_group("second", second)
     name = f"{first.name}x{second.name}" if name is None else name
     if first.dim != second.dim:
-        raise ValueError(f"second: {second.name} acts on R^{second.dim}, {first.name} on R^{first.dim}")
+        raise ValueError(
+            f"first, second: expected groups that act on the same space, but {first.name} acts on R^{first.dim} and "
+            f"{second.name} on R^{second.dim}"
+        )
     left = first.elements[:, None] @ second.elements
     difference = (left - second.elements @ first.elements[:, None]).abs().amax(dim=(-2, -1))
     tolerance = max(first.tolerance, second.tolerance)
     if difference.max() > tolerance:
         h, k = divmod(int(difference.argmax()), second.order)
         pair = f"element {h} of {first.name} and element {k} of {second.name}"
-        raise ValueError(f"{pair} do not commute; use direct_product for an action on the sum of the two spaces")
+        raise ValueError(
+            f"first, second: {pair} do not commute; use direct_product for an action on the sum of the two spaces"
+        )
     return FiniteGroup(name, left.transpose(0, 1).flatten(0, 1), tolerance=tolerance)
 
 

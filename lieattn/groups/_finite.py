@@ -136,7 +136,7 @@ class FiniteGroup(Group):
             fresh = new_elements(products, found, max(_DISTINCT, tolerance))
             found = torch.cat([found, fresh])
             if len(found) > max_order:
-                raise ValueError(f"{name!r}: the generators give more than max_order={max_order} elements")
+                raise ValueError(f"generators of {name!r}: they generate more than max_order={max_order} elements")
         return cls(name, found, tolerance=tolerance)
 
     @property
@@ -235,7 +235,7 @@ class FiniteGroup(Group):
     def log(self, g: Tensor) -> Tensor:
         """No coordinates, ``[*, 0]``; raises ValueError for elements other than the identity."""
         other = far(g.detach(), self.identity(g)).flatten(-2).any(-1)
-        check_none("g", other, f"has no logarithm in {self.name}: it is not the identity")
+        check_none("g", other, f"has no logarithm in {self.name}: only the identity of a finite group has one")
         return self.vee(g)
 
     def distance(self, g: Tensor, h: Tensor) -> Tensor:
@@ -251,7 +251,7 @@ class FiniteGroup(Group):
         """The group itself; raises ValueError if ``count`` is not its order."""
         check_count("count", count)
         if count != self.order:
-            raise ValueError(f"count: the design of {self.name} is all its {self.order} elements, got {count}")
+            raise ValueError(f"count: the only design of {self.name} has all {self.order} elements, got {count}")
         return self
 
     def faults(self, g: Tensor) -> dict[str, Tensor]:
@@ -386,7 +386,7 @@ def cayley_table(matrices: Tensor, name: str, tolerance: float) -> Tensor:
         if not distance[worst] <= tolerance:
             away = f"{float(distance[worst]):.1e} away from every element (tolerance {tolerance:.0e})"
             what = f"{name!r} is not closed under its product: elements[{g}] @ elements[{worst}] is {away}"
-            raise ValueError(f"{what}; give all elements, generators to FiniteGroup.generate, or a tolerance")
+            raise ValueError(f"{what}; give all elements, use FiniteGroup.generate, or raise the tolerance")
     return table
 
 

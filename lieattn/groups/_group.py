@@ -110,17 +110,19 @@ class Group:
     def _check_vectors(self, argument: str, vectors: Tensor) -> None:
         check_tensor(argument, vectors, f"floating vectors [*, {self.dim}]")
         if vectors.shape[-1:] != (self.dim,):
-            raise ValueError(f"{argument}: {self.name} acts on R^{self.dim}, got shape {tuple(vectors.shape)}")
+            raise ValueError(
+                f"{argument}: expected vectors [*, {self.dim}] for {self.name}, got {tuple(vectors.shape)}"
+            )
 
     # --- the Lie algebra ------------------------------------------------------------------------------------------
 
     def hat(self, a: Tensor) -> Tensor:
         """Matrix ``[*, size, size]`` of the Lie algebra with coordinates ``a`` ``[*, algebra_dim]``."""
-        raise NotImplementedError(f"{self.name} gives no coordinates of its Lie algebra: define hat and vee")
+        raise NotImplementedError(f"{self.name} does not define coordinates of its Lie algebra: implement hat and vee")
 
     def vee(self, matrix: Tensor) -> Tensor:
         """Coordinates ``[*, algebra_dim]`` of a matrix of the Lie algebra: the inverse of :meth:`hat`."""
-        raise NotImplementedError(f"{self.name} gives no coordinates of its Lie algebra: define hat and vee")
+        raise NotImplementedError(f"{self.name} does not define coordinates of its Lie algebra: implement hat and vee")
 
     def _checked_algebra(self, a: Tensor) -> Tensor:
         if a.shape[-1:] != (self.algebra_dim,):
@@ -133,7 +135,7 @@ class Group:
 
     def log(self, g: Tensor) -> Tensor:
         """Coordinates ``[*, algebra_dim]`` of least angle with exponential ``g``; ValueError where there is none."""
-        raise NotImplementedError(f"{self.name} gives no logarithm: define log, or use coordinates, which need none")
+        raise NotImplementedError(f"{self.name} does not define a logarithm: implement log, or use smooth coordinates")
 
     def exp_integral(self, a: Tensor) -> Tensor:
         """``∫₀¹ linear(exp(x a)) dx`` ``[*, dim, dim]``, which takes translations of the Lie algebra to the group.
@@ -168,7 +170,7 @@ class Group:
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         """Float64 elements of :meth:`sample`, on the device of the generator: a subclass overrides this method."""
-        raise NotImplementedError(f"{self.name} gives no random elements: define draw")
+        raise NotImplementedError(f"{self.name} does not define random elements: implement draw")
 
     def sample(
         self,
@@ -187,7 +189,7 @@ class Group:
 
     def finite_subgroup(self, count: int) -> FiniteGroup:
         """Finite subgroup of ``count`` elements, of which :meth:`design` is made; ValueError where there is none."""
-        raise ValueError(f"{self.name} has no designs: no finite set of elements stands for all of them")
+        raise ValueError(f"{self.name} has no designs: no finite set of its elements represents the whole group")
 
     def design(
         self, count: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None

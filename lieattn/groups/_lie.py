@@ -77,7 +77,7 @@ class Rotational(LieGroup):
     def faults(self, g: Tensor) -> dict[str, Tensor]:
         error = (g.mT @ g - self.identity(g)).abs().amax((-2, -1))
         worst, allowed = float(error.max()) if error.numel() else 0.0, tolerance(g.dtype)
-        fault = f"its columns are not orthonormal (largest error of all {worst:.1e}, allowed {allowed:.0e})"
+        fault = f"its columns are not orthonormal (largest error {worst:.1e}, allowed {allowed:.0e})"
         return {fault: error > allowed}
 
 
@@ -158,7 +158,7 @@ class O(Rotational):  # noqa: E742 - the name of the group
         """
         check_count("count", count, least=2)
         if count % 2:
-            raise ValueError(f"count: half of the design is improper: expected an even number, got {count}")
+            raise ValueError(f"count: expected an even number, since half of a design is improper, got {count}")
         if self.dim == 2:
             return _catalog.dihedral(count // 2)
         return _catalog.commuting_product(SO(3).finite_subgroup(count // 2), _catalog.inversion(3))
@@ -288,7 +288,7 @@ def _checked_scale(a: Tensor) -> Tensor:
         sizes = a.detach().abs()
         if not (sizes <= largest).all():  # true for NaN
             expected = f"expected logarithms of scales from -{largest:.1f} to {largest:.1f} in {a.dtype}"
-            raise ValueError(f"a: {expected}, got {float(sizes.max()):.1f} in size")
+            raise ValueError(f"a: {expected}, got one of size {float(sizes.max()):.1f}")
     return a
 
 
@@ -381,7 +381,7 @@ class SemidirectProduct(LieGroup):
         check_is("translation", translation, Tensor)
         if translation.shape[-1:] != (self.dim,) or not translation.is_floating_point():
             got = f"{translation.dtype} {tuple(translation.shape)}"
-            raise ValueError(f"translation: {self.name} takes floating vectors [*, {self.dim}], got {got}")
+            raise ValueError(f"translation: expected floating vectors [*, {self.dim}] for {self.name}, got {got}")
         if isinstance(self.stabilizer, FiniteGroup):
             linear = self.stabilizer.element(linear, translation, argument="linear")
         check_last("linear", linear, (self.dim, self.dim), self.name)
@@ -473,8 +473,8 @@ def affine(linear: Tensor, translation: Tensor) -> Tensor:
     """
     check_tensor("translation", translation, "a floating tensor [*, d]")
     if translation.ndim == 0:
-        raise ValueError("translation: expected [*, d], got a number")
-    check_last("linear", linear, (translation.shape[-1],) * 2, "translations of as many components")
+        raise ValueError("translation: expected [*, d], got a scalar")
+    check_last("linear", linear, (translation.shape[-1],) * 2, "translations of this dimension")
     check_broadcast("linear", linear.shape[:-2], "translation", translation.shape[:-1])
     check_alike("linear", linear, "translation", translation)
     return homogeneous(linear, translation)

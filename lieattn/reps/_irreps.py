@@ -127,7 +127,9 @@ def wigner_d(degree: int, rotation: Tensor) -> Tensor:
     check_orthogonal("rotation", rotation)
     wide = rotation.to(torch.float64)
     if bool((determinant_sign(wide) < 0).any()):
-        raise ValueError("rotation: expected proper rotations, but a determinant is negative; use Irreps for both")
+        raise ValueError(
+            "rotation: expected proper rotations, but a determinant is negative; use Irreps for reflections"
+        )
     with without_autocast(rotation.device):
         return _wigner(wide, _clebsch_gordan(degree))[degree].to(rotation.dtype)
 
@@ -193,7 +195,7 @@ def _decomposed(rep: Representation) -> tuple[str, Tensor]:
         trace = full.from_tensor(torch.eye(3, dtype=torch.float64)) / math.sqrt(3)
         to_traceless = traceless.from_tensor(full.to_tensor(torch.eye(6, dtype=torch.float64))).T
         return "0e + 2e", torch.cat([trace[None], _traceless_to_degree_two() @ to_traceless])
-    raise ValueError(f"rep: {rep.name} is no representation of O(3) whose irreps are known")
+    raise ValueError(f"rep: expected a representation of O(3) with known irreps, such as Vector(3), got {rep.name}")
 
 
 def _traceless_to_degree_two() -> Tensor:

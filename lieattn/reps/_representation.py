@@ -62,7 +62,9 @@ class Representation(abc.ABC):
         check_last("features", features, (self.dim,), self.name)
         check_broadcast("rotation", rotation.shape[:-2], "features", features.shape[:-1])
         if rotation.device != features.device:
-            raise ValueError(f"rotation, features: expected one device, got {rotation.device} and {features.device}")
+            raise ValueError(
+                f"rotation, features: expected the same device, got {rotation.device} and {features.device}"
+            )
         dtype = torch.promote_types(features.dtype, torch.float32)
         with without_autocast(features.device):
             return self._apply(rotation.to(torch.float64), features.to(dtype))
@@ -79,7 +81,7 @@ class Representation(abc.ABC):
         check_has_numbers("rotation", rotation)
         shape = tuple(rotation.shape)
         if rotation.ndim < 2 or shape[-1] != shape[-2] or d not in (None, shape[-1]):
-            raise ValueError(f"rotation: {self.name} takes matrices [*, {d or 'd'}, {d or 'd'}], got {shape}")
+            raise ValueError(f"rotation: expected matrices [*, {d or 'd'}, {d or 'd'}] for {self.name}, got {shape}")
         if self.orthogonal_only:
             check_orthogonal("rotation", rotation)
 
@@ -135,7 +137,7 @@ class DirectSum(_Composite):
         for part in self.parts:
             check_representation("parts", part)
         if len({part.space_dim for part in self.parts} - {None}) > 1:
-            raise ValueError(f"parts: act on spaces of different dimensions: {self.name}")
+            raise ValueError(f"parts: expected representations on spaces of the same dimension, got {self.name}")
 
     @property
     def _summands(self) -> tuple[Representation, ...]:

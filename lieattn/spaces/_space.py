@@ -76,7 +76,7 @@ class HomogeneousSpace:
 
     def section(self, x: Tensor) -> Tensor:
         """One element ``[*, m, m]`` for each point ``[*, dim]``, which takes the representative of its orbit to x."""
-        raise NotImplementedError(f"{self.name} defines no section")
+        raise NotImplementedError(f"{self.name} does not define a section: implement section")
 
     def embed(self, h: Tensor) -> Tensor:
         """Elements ``[*, m, m]`` of G that matrices ``[*, k, k]`` of the stabilizer stand for."""
@@ -84,7 +84,9 @@ class HomogeneousSpace:
             return h
         if self.group.is_affine and self.stabilizer.size == self.group.dim:
             return affine(h, torch.zeros_like(h[..., 0]))
-        raise NotImplementedError(f"{self.name} does not say how its stabilizer lies in its group: define embed")
+        raise NotImplementedError(
+            f"{self.name} does not define how its stabilizer is embedded in its group: implement embed"
+        )
 
     def lift(self, x: Tensor, h: Tensor | None = None) -> Tensor:
         """Elements over points: ``section(x) h``.
@@ -98,7 +100,7 @@ class HomogeneousSpace:
         if h is None:
             return section
         if self.stabilizer is None:
-            raise ValueError(f"h: the stabilizer of {self.name} is trivial, so leave h out")
+            raise ValueError(f"h: expected None, since the stabilizer of {self.name} is trivial")
         self.stabilizer.check("h", h)
         if h.ndim < 3:
             raise ValueError(f"h: expected [fiber, k, k] or [*, fiber, k, k], got {tuple(h.shape)}")
@@ -137,7 +139,7 @@ class Euclidean(HomogeneousSpace):
             group = SemidirectProduct(group)
         if not isinstance(group, SemidirectProduct | Translations):
             expected = f"group: expected Translations or a SemidirectProduct such as SE(3), got {group!r}"
-            raise TypeError(f"{expected}; a group that fixes 0 has Orbits")
+            raise TypeError(f"{expected}; for a group that fixes the origin use Orbits")
         stabilizer = group.stabilizer if isinstance(group, SemidirectProduct) else None
         super().__init__(f"R^{group.dim} under {group.name}", group, group.dim, stabilizer)
 
@@ -226,7 +228,7 @@ class Orbits(HomogeneousSpace):
         check_group("group", group, Group)
         if not isinstance(group, SO | Dilations | RotationDilations):
             expected = f"group: expected SO(2), SO(3), Dilations(d) or RotationDilations(d), got {group!r}"
-            raise TypeError(f"{expected}; groups with translations act on a Euclidean space")
+            raise TypeError(f"{expected}; for groups with translations use Euclidean")
         turning = not isinstance(group, Dilations)
         invariants = {SO: 1, Dilations: group.dim, RotationDilations: 0}[type(group)]
         stabilizer = SO(2) if turning and group.dim == 3 else None

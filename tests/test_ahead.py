@@ -113,7 +113,7 @@ def test_one_core_frozen_programs_and_no_folder_start_nothing(tiny, monkeypatch)
         assert start(tiny) is None
     monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
     monkeypatch.setattr(_compiled, "_told", set())
-    with pytest.warns(UserWarning, match="cannot be kept"):
+    with pytest.warns(UserWarning, match="cannot be stored"):
         assert start(importlib.reload(tiny)) is None
 
 

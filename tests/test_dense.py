@@ -193,10 +193,10 @@ def test_the_choice_is_explained():
     (q, k, v), neighbors = problem(CLOUDS["ragged"])
     assert str(explain(q, k, v, neighbors)) == "dense"
     for reason, options in {
-        "it has no pattern 'query_sum'": {"pattern": "query_sum"},
-        "it has no normalize='mean'": {"normalize": "mean"},
-        "terms.fiber_bias is given": {"terms": RelativeTerms(fiber_bias=torch.randn(3, 3, 2))},
-        "weights are returned": {"return_weights": True},
+        "it does not support pattern 'query_sum'": {"pattern": "query_sum"},
+        "it does not support normalize='mean'": {"normalize": "mean"},
+        "it does not support terms.fiber_bias": {"terms": RelativeTerms(fiber_bias=torch.randn(3, 3, 2))},
+        "it cannot return weights": {"return_weights": True},
         "dropout": {"dropout": 0.1},
     }.items():
         choice = explain(q, k, v, neighbors, **options)
@@ -205,7 +205,7 @@ def test_the_choice_is_explained():
             assert explain(q, k, v, neighbors, **options).backend == "plain"
             group_attention(q, k, v, neighbors, **options)
     some = Radius(1.0)(torch.randn(10, 3))
-    assert "not known to attend to their whole clouds" in str(explain(q, k, v, some))
+    assert "not known that points attend to their whole clouds" in str(explain(q, k, v, some))
     assert "there are no queries" in str(explain(None, None, v, neighbors))
     with backend("numba"):
         assert "was asked for" in explain(q, k, v, neighbors).obstacles["dense"]

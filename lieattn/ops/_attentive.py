@@ -67,7 +67,7 @@ class AttentionMaps:
         """The residual attention α⁻, the product of both."""
         given = [factor for factor in (self.channel, self.spatial) if factor is not None]
         if not given:
-            raise ValueError("these maps are empty: there is neither channel nor spatial attention")
+            raise ValueError("attention maps: expected channel or spatial attention, got neither")
         return reduce(torch.mul, given)
 
     @property
@@ -240,7 +240,7 @@ def _check(
     span, most = dilation * (kernels.shape[-1] - 1) + 1, min(x.shape[3:]) + 2 * pad
     if kernels.numel() == 0 or span > most:
         raise ValueError(
-            f"kernels: expected a window of 1 to {most} pixels, as x has with its border, got one of {span} "
+            f"kernels: expected a window of 1 to {most} pixels, which x has with its border, got one of {span} "
             f"with shape {tuple(kernels.shape)}"
         )
     if channel is not None:
@@ -267,7 +267,7 @@ def _check_types(x: Tensor, kernels: Tensor, channel: tuple[Tensor, Tensor] | No
     for name, tensor in (("x", x), ("kernels", kernels), *matrices, *tables):
         check_tensor(name, tensor, "a floating tensor")
         if tensor.device != x.device:
-            raise ValueError(f"{name}: is on {tensor.device}, x is on {x.device}")
+            raise ValueError(f"{name}: expected a tensor on {x.device} like x, got one on {tensor.device}")
 
 
 def _responses(x: Tensor, kernel: Tensor, window: Window) -> Tensor:

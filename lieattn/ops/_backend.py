@@ -201,7 +201,7 @@ def choose(problem: Problem, *, return_weights: bool, parts_of_clouds: bool = Fa
     """
     obstacles = {}
     if transformed():
-        alone = "a transform of torch.func differentiates or batches plain maths alone"
+        alone = "transforms of torch.func need plain PyTorch operations"
         return Choice("plain", {fused_backend(problem.value.device): alone})
     if not parts_of_clouds:
         reason = _dense_obstacle(problem, return_weights)
@@ -222,7 +222,7 @@ def _dense_obstacle(problem: Problem, return_weights: bool) -> str | None:
         return f"backend {asked!r} was asked for"
     whole = p.neighbors.whole_clouds
     if whole is None:
-        return "points are not known to attend to their whole clouds"
+        return "it is not known that points attend to their whole clouds"
     biased = p.terms.displacement_bias is not None
     if p.query is None and not biased:
         return "there are no queries"
@@ -231,11 +231,14 @@ def _dense_obstacle(problem: Problem, return_weights: bool) -> str | None:
     drops = p.pattern == "framewise" and p.value.device.type == "cpu"  # by plain maths of torch, faster than the kernel
     obstacles = (
         (p.neighbors.num_points == 0, "there are no points"),
-        (p.pattern not in patterns, f"it has no pattern {p.pattern!r}{' with terms.displacement_bias' * biased}"),
-        (p.normalize != "softmax" and not biased, f"it has no normalize={p.normalize!r}"),
-        (other is not None, f"terms.{other} is given"),
-        (return_weights, "weights are returned, and it never stores them as lists"),
-        (p.dropout > 0 and not drops, "dropout would not draw the same weights again for second derivatives"),
+        (
+            p.pattern not in patterns,
+            f"it does not support pattern {p.pattern!r}{' with terms.displacement_bias' * biased}",
+        ),
+        (p.normalize != "softmax" and not biased, f"it does not support normalize={p.normalize!r}"),
+        (other is not None, f"it does not support terms.{other}"),
+        (return_weights, "it cannot return weights, since it does not store them as lists of edges"),
+        (p.dropout > 0 and not drops, "it cannot repeat the random weights of dropout for second derivatives"),
     )
     reason = next((reason for found, reason in obstacles if found), None)
     if reason is not None or asked == "dense":
@@ -247,7 +250,7 @@ def _faster_with_bias(problem: Problem, clouds: Padding) -> str | None:
     """Why the fused kernel is better than matrix products if each pair of elements has a bias; None if it is not."""
     value = problem.value
     if value.device.type == "cuda":
-        return "the fused kernel stores no squares of scores"
+        return "the fused kernel does not store scores of all pairs"
     few = value.shape[1] > 1 and clouds.shape[1] * value.shape[1] < _ENOUGH_KEYS
     return "the fused kernel is faster for few keys of several frames" if few and _INSTALLED["numba"] else None
 
@@ -264,7 +267,7 @@ def _faster_without_bias(problem: Problem, clouds: Padding) -> str | None:
     joint = problem.pattern == "joint"
     keys = clouds.shape[1] * (value.shape[1] if joint else 1)
     if filled and channels <= 8 and (keys < 16 or (joint and value.shape[1] > 4)):
-        return "the fused kernel is faster where heads fill its vectors and have few channels"
+        return "the fused kernel is faster for a multiple of 8 heads with few channels"
     return None
 
 
@@ -277,11 +280,11 @@ def _fused_obstacle(problem: Problem, name: str, return_weights: bool) -> str | 
         return f"the package {_PACKAGES[name]} is not installed"
     for tensor in p.operands().values():
         if tensor is not None and tensor.device.type != ("cpu" if name == "numba" else p.value.device.type):
-            return f"it runs on {'CPUs' if name == 'numba' else 'CUDA'}, the operands are on {tensor.device}"
+            return f"it runs on {'CPUs' if name == 'numba' else 'CUDA'}, but the operands are on {tensor.device}"
         if tensor is not None and tensor.dtype not in _COMPUTED:
-            return f"it computes in float32 and float64, the operands are {tensor.dtype}"
+            return f"it does not support operands of {tensor.dtype}"
     if return_weights:
-        return "weights are returned, and the kernel never stores them"
+        return "it cannot return weights, since it never stores them"
     if p.pattern == "pooled" or (p.pattern == "joint" and p.terms.key_psi is not None):
         return _missing_pooled_case(p)
     return _missing_case(p)
@@ -292,11 +295,14 @@ def _missing_pooled_case(problem: Problem) -> str | None:
     terms, made = problem.terms, f"pattern {problem.pattern!r}{' with terms.key_psi' * (problem.pattern == 'joint')}"
     matrix = next((psi for psi in ("psi", "key_psi") if maps_channels(psi, getattr(terms, psi))), None)
     obstacles = (
-        (problem.query is None, f"{made} without queries: weights of tables alone"),
-        (problem.normalize != "softmax", f"normalize={problem.normalize!r} with {made}"),
-        (problem.dropout > 0, f"dropout with {made}"),
-        (matrix is not None, f"terms.{matrix} maps channels to each other"),
-        (terms.fiber_key is not None or terms.fiber_bias is not None, f"tables of pairs of frames and {made}"),
+        (problem.query is None, f"it does not support {made} without queries"),
+        (problem.normalize != "softmax", f"it does not support normalize={problem.normalize!r} with {made}"),
+        (problem.dropout > 0, f"it does not support dropout with {made}"),
+        (matrix is not None, f"it does not support terms.{matrix} that mixes channels"),
+        (
+            terms.fiber_key is not None or terms.fiber_bias is not None,
+            f"it does not support tables of pairs of frames with {made}",
+        ),
     )
     return next((reason for found, reason in obstacles if found), None)
 
@@ -304,18 +310,18 @@ def _missing_pooled_case(problem: Problem) -> str | None:
 def _missing_case(problem: Problem) -> str | None:
     terms = problem.terms
     if terms.key_psi is not None:
-        return "terms.key_psi multiplies the keys"
+        return "it does not support terms.key_psi"
     if terms.fiber_key is not None and terms.fiber_key.ndim == 5:
-        return "terms.fiber_key tells output frames apart, which makes the score cubic in the frames"
+        return "terms.fiber_key depends on the output frame, so scores are cubic in the number of frames"
     for name in ("psi", "beta"):
         table = getattr(terms, name)
         if table is not None and table.shape[2] > 1:
-            return f"terms.{name} tells key frames apart"
+            return f"it does not support terms.{name} that depends on the key frame"
         if maps_channels(name, table):
-            return f"terms.{name} maps channels to each other"
+            return f"it does not support terms.{name} that mixes channels"
     if problem.pattern == "query_sum":
         if terms.displacement_bias is not None and terms.displacement_bias.shape[2] > 1:
-            return "terms.displacement_bias tells key frames apart, which makes a query sum cubic in the frames"
+            return "terms.displacement_bias depends on the key frame, so a query sum is cubic in the number of frames"
         if problem.normalize in ("mean", "none"):
-            return f"normalize={problem.normalize!r} with pattern 'query_sum': its weights are no products"
+            return f"it does not support normalize={problem.normalize!r} with pattern 'query_sum'"
     return None

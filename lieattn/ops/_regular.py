@@ -28,7 +28,9 @@ def expand_kernel(kernel: Tensor, relative: Tensor) -> Tensor:
     _check_kernel(kernel)
     _check_relative(relative, kernel)
     if relative.device.type == "cpu" and not torch.compiler.is_compiling():
-        check_none("relative", (relative < 0) | (relative >= len(kernel)), f"is no element of {len(kernel)}")
+        check_none(
+            "relative", (relative < 0) | (relative >= len(kernel)), f"is not the index of one of {len(kernel)} elements"
+        )
     return kernel[relative].transpose(1, 2)
 
 
@@ -104,7 +106,7 @@ def _check_relative(relative: Tensor, kernel: Tensor) -> None:
     if relative.shape != (order, order):
         raise ValueError(f"relative: expected [{order}, {order}] for the kernel, got {tuple(relative.shape)}")
     if relative.device != kernel.device and relative.device.type != "cpu":
-        raise ValueError(f"relative: is on {relative.device}, kernel is on {kernel.device}")
+        raise ValueError(f"relative: expected a tensor on {kernel.device} like kernel, got one on {relative.device}")
 
 
 def _check_field(x: Tensor, kernel: Tensor) -> None:
@@ -128,7 +130,7 @@ def _check_basis(kernel: Tensor, fourier: Tensor, irreps: Sequence[Tensor], copi
         if not isinstance(given, Sequence) or isinstance(given, str):
             raise TypeError(f"{argument}: expected a sequence, got {kind(given)}")
     if len(irreps) != len(copies):
-        raise ValueError(f"irreps, copies: expected one number of entries, got {len(irreps)} and {len(copies)}")
+        raise ValueError(f"irreps, copies: expected the same number of entries, got {len(irreps)} and {len(copies)}")
     for matrices, count in zip(irreps, copies, strict=True):
         check_features(matrices, kernel, argument="irreps", beside="the kernel")
         if matrices.ndim != 3 or matrices.shape != (order, matrices.shape[1], matrices.shape[1]):
@@ -136,4 +138,4 @@ def _check_basis(kernel: Tensor, fourier: Tensor, irreps: Sequence[Tensor], copi
         check_count("copies", count)
     rows = sum(matrices.shape[1] * count for matrices, count in zip(irreps, copies, strict=True))
     if rows != order:
-        raise ValueError(f"irreps, copies: expected {order} rows together, as fourier has, got {rows}")
+        raise ValueError(f"irreps, copies: expected {order} rows in total, as in fourier, got {rows}")

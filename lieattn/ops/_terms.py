@@ -89,12 +89,12 @@ class RelativeTerms:
         check_is("other", other, RelativeTerms)
         mine, theirs = self.tables(), other.tables()
         if both := mine.keys() & theirs.keys():
-            raise ValueError(f"both sets of relative terms give {min(both)!r}")
+            raise ValueError(f"other: both sets of relative terms contain {min(both)!r}")
         owners = [terms for terms in (self, other) if terms.reads_rows]
         if len(owners) == 2 and self.row is not other.row:
             raise ValueError("row: the displacement tables of both sets of relative terms must share one row index")
         if self.rotary is not None and other.rotary is not None:
-            raise ValueError("both sets of relative terms give 'rotary'")
+            raise ValueError("other: both sets of relative terms contain 'rotary'")
         turning = self if self.rotary is not None else other
         row = owners[0].row if owners else None
         return RelativeTerms(**mine, **theirs, row=row, rotary=turning.rotary, rotary_values=turning.rotary_values)
@@ -206,7 +206,9 @@ def _check_types(problem: Problem) -> None:
         if operand.dtype.itemsize == 1:
             raise TypeError(f"{argument}: expected float64, float32, bfloat16 or float16, got {operand.dtype}")
         if operand.device != p.neighbors.device:
-            raise ValueError(f"{argument}: is on {operand.device}, neighbors are on {p.neighbors.device}")
+            raise ValueError(
+                f"{argument}: expected a tensor on {p.neighbors.device} like neighbors, got one on {operand.device}"
+            )
 
 
 def _check_rotary(phases: Tensor, signals: dict[str, Tensor | None]) -> None:
@@ -225,7 +227,7 @@ def _check_rotary(phases: Tensor, signals: dict[str, Tensor | None]) -> None:
 
 def _check_signals(query: Tensor | None, key: Tensor | None, value: Tensor, neighbors: Neighbors) -> None:
     if (query is None) != (key is None):
-        raise ValueError("query and key: give both, or neither for scores made of the terms alone")
+        raise ValueError("query, key: expected both, or neither for scores from the terms alone")
     for argument, signal in (("value", value), ("query", query), ("key", key)):
         if signal is None:
             continue
@@ -235,14 +237,14 @@ def _check_signals(query: Tensor | None, key: Tensor | None, value: Tensor, neig
                 f"{tuple(signal.shape)}"
             )
         if signal.shape[2] != value.shape[2]:
-            raise ValueError(f"{argument}: has {signal.shape[2]} heads, value has {value.shape[2]}")
+            raise ValueError(f"{argument}: expected {value.shape[2]} heads as in value, got {signal.shape[2]}")
     if query is not None and key is not None:
         if query.shape[-1] != key.shape[-1]:
-            raise ValueError(f"key: has dim {key.shape[-1]}, query has dim {query.shape[-1]}")
+            raise ValueError(f"key: expected dim {query.shape[-1]} as in query, got {key.shape[-1]}")
         if query.shape[-1] == 0:
             raise ValueError(f"query: expected at least one channel, got {tuple(query.shape)}")
         if key.shape[1] != value.shape[1]:
-            raise ValueError(f"key: has a fiber of {key.shape[1]}, value has one of {value.shape[1]}")
+            raise ValueError(f"key: expected a fiber of {value.shape[1]} as in value, got {key.shape[1]}")
 
 
 def _check_tables(problem: Problem, tables: dict[str, Tensor], queries: int) -> None:
@@ -263,7 +265,7 @@ def _check_tables(problem: Problem, tables: dict[str, Tensor], queries: int) -> 
     }
     for name, table in tables.items():
         if name in ("positional_key", "fiber_key", "key_psi") and query is None:
-            raise ValueError(f"terms.{name}: is multiplied with the query, but query is None")
+            raise ValueError(f"terms.{name}: needs a query, which it is multiplied with, but query is None")
         shape = expected[name]
         if name == "fiber_key" and table.ndim == 5 and out == -1:
             shape = (-1, *shape)
@@ -288,15 +290,15 @@ def _check_tables(problem: Problem, tables: dict[str, Tensor], queries: int) -> 
 def _reason_against(name: str, pattern: Pattern, table: Tensor) -> str | None:
     """Why a pattern does not take a term of the right shape, in words; None if it does."""
     if pattern == "framewise" and name in ("displacement_bias", "psi", "beta", "key_psi") and table.shape[2] > 1:
-        return f"frames attend alone, so the key axis must be 1, got {table.shape[2]}"
+        return f"with pattern 'framewise' the key axis must be 1, got {table.shape[2]}"
     if pattern == "pooled" and name in ("displacement_bias", "beta") and table.shape[2] > 1:
         return f"pattern 'pooled' adds it once for each neighbor, so the key axis must be 1, got {table.shape[2]}"
     if pattern == "pooled" and name in ("fiber_key", "fiber_bias"):
         return "pattern 'pooled' has one score for all frames of a neighbor, so there are no pairs of frames"
     if pattern == "framewise" and maps_channels(name, table):
-        return "a matrix of the channels of all heads is not for pattern 'framewise'"
+        return "a matrix that mixes channels does not work with pattern 'framewise'"
     if pattern == "query_sum" and name == "key_psi":
-        return "keys have no factor with pattern 'query_sum'"
+        return "pattern 'query_sum' does not support factors of keys"
     return None
 
 
@@ -314,7 +316,7 @@ def _check_output_frames(query: Tensor | None, terms: RelativeTerms) -> None:
     several = {argument: size for argument, size in sizes.items() if size > 1}
     if len(set(several.values())) > 1:
         found = ", ".join(f"{argument} has {size}" for argument, size in several.items())
-        raise ValueError(f"{next(iter(several))}: expected one number of output frames everywhere, but {found}")
+        raise ValueError(f"{next(iter(several))}: expected the same number of output frames everywhere, but {found}")
 
 
 def turn_pairs(signal: Tensor, phases: Tensor) -> Tensor:

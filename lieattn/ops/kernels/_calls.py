@@ -116,7 +116,7 @@ def check_targets(neighbors: Neighbors) -> None:
     """Raise ValueError where edges name other targets than those whose edges they are by ``row_ptr``."""
     targets = torch.repeat_interleave(neighbors.degree, output_size=neighbors.num_edges)
     if not torch.equal(targets, neighbors.target):
-        raise ValueError("neighbors: target must name for each edge the point whose edge it is by row_ptr")
+        raise ValueError("neighbors: target must hold, for each edge, the point to which row_ptr assigns it")
 
 
 def cut_targets(row_ptr: Tensor, number: int) -> Ranges:

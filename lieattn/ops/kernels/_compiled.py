@@ -53,7 +53,7 @@ class _Part(CPUDispatcher):
     """
 
     def __call__(self, *arguments: Any) -> Any:
-        raise TypeError(f"{self.py_func.__qualname__} is a part of kernels; only these can be called")
+        raise TypeError(f"{self.py_func.__qualname__} can be called by other kernels only")
 
     def add_overload(self, result: Any) -> None:
         """Let kernels and other parts call what has been compiled."""
@@ -157,7 +157,7 @@ class _Files(IndexDataCacheFile):
         except FileNotFoundError:
             return None
         if hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
-            _say_once("damage", f"{path}: this compiled kernel is damaged, perhaps others too; they are made anew")
+            _say_once("damage", f"{path}: this compiled kernel is damaged; damaged kernels are compiled again")
             return None
         return pickle.loads(content[_DIGEST:-_DIGEST]) if content[:_DIGEST] == self._origin(key) else None
 
@@ -193,7 +193,7 @@ class _Files(IndexDataCacheFile):
 def _announce() -> None:
     """Say why the first call takes its time; the cache of this function makes it once in a process."""
     logging.getLogger("lieattn").warning(
-        "compiling kernels for this processor: some ten seconds, once; `lieattn warm-up` does it beforehand"
+        "compiling kernels for this processor (once, about ten seconds); `lieattn warm-up` does it in advance"
     )
 
 
@@ -228,6 +228,6 @@ def _say_once(about: str, what: str) -> None:
 def _cannot_be_kept(folder: str, error: Exception) -> None:
     _say_once(
         folder,
-        f"{folder}: compiled kernels cannot be kept here ({error}), so that every process takes some time to compile "
-        "them; make it writable and make room, or let the environment variable NUMBA_CACHE_DIR name another folder",
+        f"{folder}: compiled kernels cannot be stored here ({error}), so every process compiles them again; make the "
+        "folder writable and free some space, or set the environment variable NUMBA_CACHE_DIR to another folder",
     )

@@ -85,16 +85,16 @@ def threads_report() -> str:
     """How many threads kernels run on and how they wait for work, and what to set instead."""
     threads, setting = torch.get_num_threads(), waiting_setting()
     if _parallel() is None:
-        return "1, since those of torch cannot be had on this system"
+        return "1, since torch's threads are not available to kernels on this system"
     if threads == 1:
-        return "1, as torch"
+        return "1, like torch"
     if setting is not None:
-        return f"the {threads} of torch, which wait for work as {setting} says"
+        return f"{threads}, those of torch, which wait for work as set by {setting}"
     if not _ADAPTS:
-        return f"the {threads} of torch; on a busy machine set OMP_WAIT_POLICY=passive before torch is imported"
+        return f"{threads}, those of torch; on a busy machine set OMP_WAIT_POLICY=passive before torch is imported"
     return (
-        f"the {threads} of torch; between operators they spin while the machine is idle and sleep while it is busy (to "
-        "have them sleep always, set GOMP_SPINCOUNT=0 before torch is imported)"
+        f"{threads}, those of torch; between operators they spin while the machine is idle and sleep while it is busy "
+        "(set GOMP_SPINCOUNT=0 before torch is imported and they always sleep)"
     )
 
 

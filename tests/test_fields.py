@@ -223,11 +223,11 @@ def test_empty_clouds_half_precision_and_autocast():
         (lambda: lift_field(torch.ones(3, 2), cyclic(4), Vector), TypeError, "rep: expected a Representation"),
         (lambda: lift_field(torch.ones(3, 3), cyclic(4), Vector(2)), ValueError, r"values: expected \[points, 2\]"),
         (lambda: lift_field(torch.ones(3, 2).long(), cyclic(4), Vector(2)), TypeError, "values: expected a floating"),
-        (lambda: lift_field(torch.ones(3, 3), cyclic(4), Vector(3)), ValueError, r"takes matrices of 3 dimensions"),
+        (lambda: lift_field(torch.ones(3, 3), cyclic(4), Vector(3)), ValueError, r"expected matrices of 3 dimensions"),
         (lambda: lift_field(torch.ones(3, 3), "C4", Vector(3)), TypeError, "frames: expected floating matrices"),
         (lambda: lift_field(torch.ones(3, 3), torch.ones(4, 3), Vector(3)), ValueError, r"frames: expected \[fiber"),
         (lambda: lift_field(torch.ones(3, 3), torch.ones(0, 3, 3), Vector(3)), ValueError, "at least one frame"),
-        (lambda: lift_field(torch.ones(3, 3), torch.ones(2, 4, 3, 3), Vector(3)), ValueError, "those of 3 points"),
+        (lambda: lift_field(torch.ones(3, 3), torch.ones(2, 4, 3, 3), Vector(3)), ValueError, "frames of 3 points"),
         (lambda: lift_field(torch.ones(1, 3), torch.zeros(1, 3, 3), Vector(3)), ValueError, "frames: .* singular"),
         (
             lambda: project_field(torch.ones(3, 3, 2), cyclic(4), Vector(2)),
@@ -409,17 +409,20 @@ def test_casts_do_not_round_the_transform():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: FiberToIrreps(cyclic(4), 2), r"group: expected a group of orthogonal matrices of R\^3"),
+        (lambda: FiberToIrreps(cyclic(4), 2), r"group: expected a group of orthogonal 3 x 3 matrices"),
         (lambda: FiberToIrreps(octahedral(), 0), "channels: expected"),
         (lambda: FiberToIrreps(octahedral(), 2, "2x0e"), "irreps: expected each irrep once"),
         (lambda: FiberToIrreps(octahedral(), 2, "0e+0e"), "irreps: expected each irrep once"),
         (lambda: FiberToIrreps(octahedral(), 2)(torch.ones(3, 24, 1)), r"x: expected \[\*, 24, 2\]"),
         (lambda: IrrepsToFiber(octahedral(), 2, "0e")(torch.ones(3, 3)), r"x: expected \[\*, 2\]"),
-        (lambda: band_limit(cyclic_about(24)), "group: degrees up to 11 do not tell the 24 elements"),
-        (lambda: irreps_linear(GroupLinear(octahedral(), 1, 1), "1o"), "irreps: the layer has a bias, which needs 0e"),
+        (lambda: band_limit(cyclic_about(24)), "group: irreps up to degree 11 do not separate the 24 elements"),
+        (
+            lambda: irreps_linear(GroupLinear(octahedral(), 1, 1), "1o"),
+            "irreps: expected 0e among them, since the layer has a bias",
+        ),
         (
             lambda: fiber_linear(nn.Linear(1, 1), FiberToIrreps(octahedral(), 1), IrrepsToFiber(tetrahedral(), 1)),
-            "target: is for T, source for O",
+            "source, target: expected the same group, got O and T",
         ),
     ],
 )

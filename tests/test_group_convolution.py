@@ -154,7 +154,7 @@ def test_strides_are_exact_or_refused(side, exact):
         assert grid_error(loose, group, x) < 1e-12
         return
     assert grid_error(loose, group, x) > 1e-2  # the reason for refusing
-    with pytest.raises(ValueError, match=r"stride 2 samples 8 pixels off center.*exact would be 7 or 9 pixels"):
+    with pytest.raises(ValueError, match=r"stride 2 samples 8 pixels off center.*use 7 or 9 pixels"):
         layer(x)
     warning = GridLiftingConvolution(group, 1, 2, 3, inexact="warn", **options).double()
     with pytest.warns(UserWarning, match="stride 1 and pooling by 2"):
@@ -176,10 +176,10 @@ def test_norm_and_pooling_commute_with_the_group(reduction):
     torch.testing.assert_close(norm(x).mean(dim=(0, 2, 3, 4)), norm.bias)
     with pytest.raises(ValueError, match=r"pooling 2 x 2 drops rows or columns of a 5 x 6 .*6 x 6 would be exact"):
         pool(x[..., :5, :].repeat(1, 1, 1, 1, 2)[..., :6])
-    with pytest.warns(UserWarning, match="breaks rotations"):
+    with pytest.warns(UserWarning, match="breaks equivariance"):
         GridSpatialPool(2, inexact="warn")(x[..., :5, :])
     GridSpatialPool(2, inexact="allow")(x[..., :5, :])
-    with pytest.raises(ValueError, match="no cell of 2 x 2 fits"):
+    with pytest.raises(ValueError, match="expected at least 2 x 2 pixels"):
         pool(x[..., :1, :])
 
 
@@ -357,7 +357,7 @@ def test_attention_can_be_any_group_convolution(name, lifting):
     most = weights[inner].flatten(2, -2).amax(dim=(0, 2))
     torch.testing.assert_close(most, torch.ones(group.order, attention.heads).double(), rtol=0, atol=0)
     other = GroupConvolution(NetworkKernel(group, 2, 3))
-    with pytest.raises(ValueError, match="expected the sum with a TableKernel, got the sum with a NetworkKernel"):
+    with pytest.raises(ValueError, match="expected 'sum' and a TableKernel, got 'sum' and a NetworkKernel"):
         other.as_attention()
 
 

@@ -140,7 +140,7 @@ def test_poses_of_symmetric_clouds_are_named(dtype):
     batch = torch.tensor([0] * 4 + [1] * 6)
     graph = lift(pos, group, AllPairs(), batch=batch)
     x = ((graph.frame_positions() @ torch.tensor([[1.0], [0.5], [0.2]]).to(dtype)) ** 3).requires_grad_()
-    with pytest.warns(UserWarning, match="undetermined of 1 of 2 clouds, first of number 1"):
+    with pytest.warns(UserWarning, match=r"undetermined for 1 of 2 clouds \(the first has index 1\)"):
         found = head(x, graph)
     torch.testing.assert_close(found @ found.mT, torch.eye(3).to(dtype).expand(2, 3, 3))
     (slope,) = torch.autograd.grad(found[:, 0, 1].sum(), x)
@@ -205,11 +205,11 @@ def test_errors_of_heads():
     graph = lift(draw(4, 3), octahedral(), AllPairs())
     with pytest.raises(ValueError, match="total: expected shape"):
         DipoleHead(CHANNELS).double()(draw(4, 24, CHANNELS), graph, torch.zeros(3))
-    with pytest.raises(ValueError, match="total: expected none"):
+    with pytest.raises(ValueError, match="total: expected None"):
         DipoleHead(CHANNELS, neutral=False).double()(draw(4, 24, CHANNELS), graph, torch.zeros(1))
     with pytest.raises(ValueError, match="one row for each of 4 points"):
         PolarizabilityHead(CHANNELS).double()(draw(5, 24, CHANNELS), graph)
-    with pytest.raises(TypeError, match="graph: expected a lifted graph, whose clouds are pooled"):
+    with pytest.raises(TypeError, match="graph: expected a lifted graph, over whose clouds"):
         VectorHead(CHANNELS, pool="mean").double()(draw(4, 24, CHANNELS), octahedral())
     with pytest.raises(ValueError, match="pool: expected one of"):
         VectorHead(CHANNELS, pool="max")
@@ -450,5 +450,5 @@ def test_errors_of_forces():
         def forward(self, data):
             return data.pos
 
-    with pytest.raises(ValueError, match="model: expected one energy a cloud"):
+    with pytest.raises(ValueError, match="model: expected one energy per cloud"):
         EnergyForces(Many())(molecule(octahedral()))

@@ -213,9 +213,9 @@ class GroupAttention(TiedWeights):
                 f"encoding: {name} is equivariant with patterns {encoding.patterns}, not with pattern {self.pattern!r}"
             )
         if group is not None and encoding.group not in (None, group):
-            raise ValueError(f"encoding: {name} is for {encoding.group}, this layer for {group}")
+            raise ValueError(f"encoding: {name} is for {encoding.group}, but this layer is for {group}")
         if group is not None and encoding.dim not in (None, group.dim):
-            raise ValueError(f"encoding: {name} is for {encoding.dim} dimensions, {group.name} acts on {group.dim}")
+            raise ValueError(f"encoding: {name} is for {encoding.dim} dimensions, but {group.name} acts on {group.dim}")
 
 
 def check_field(x: Tensor, graph: LiftedGraph, channels: int, fiber: int | None = None) -> Tensor:
@@ -238,6 +238,6 @@ def checked_head_channels(out_channels: int, heads: int, head_channels: int | No
     """Channels of each head: those given, or out_channels / heads; ValueError if that is not a whole number."""
     check_counts(out_channels=out_channels, heads=heads)
     if head_channels is None and out_channels % heads:
-        raise ValueError(f"head_channels: give it, since {heads} heads do not divide {out_channels} channels")
+        raise ValueError(f"head_channels: must be given, since {heads} heads do not divide {out_channels} channels")
     check_counts(head_channels=out_channels // heads if head_channels is None else head_channels)
     return head_channels or out_channels // heads

@@ -60,7 +60,7 @@ class PreNormBlock(nn.Module):
         check_dropout("dropout", dropout)
         hidden = out_channels // 2
         if hidden < 1:
-            raise ValueError(f"out_channels: the MLP is half as wide, so expected at least 2, got {out_channels}")
+            raise ValueError(f"out_channels: expected at least 2, since the MLP is half as wide, got {out_channels}")
         self.activation = activation
         self.norm_in, self.attention, self.norm_attention = CloudNorm(in_channels), attention, CloudNorm(out_channels)
         self.dropout = nn.Dropout(dropout)
@@ -223,7 +223,7 @@ class FramewiseBlock(nn.Module):
         check_counts(channels=channels, mlp_ratio=mlp_ratio)
         self.norm1, self.norm2 = FiberNorm(channels), FiberNorm(channels)
         if not attention and (messages is None or encoding is not None):
-            raise ValueError("attention: without it a block needs messages, and has no use for an encoding")
+            raise ValueError("attention: a block without attention needs messages, and takes no encoding")
         self.attention = (
             FramewiseAttention(group, channels, heads=heads, encoding=encoding, dropout=dropout) if attention else None
         )
@@ -249,7 +249,7 @@ class FramewiseBlock(nn.Module):
         parts = [] if self.attention is None else [self.attention(y, graph, terms)]
         if self.messages is not None:
             if local is None:
-                raise TypeError("local: expected a graph and its terms, for the block has messages, got none")
+                raise TypeError("local: expected a graph and its terms, since the block has messages, got None")
             parts.append(self.messages(y, *local))
         x = x + self.dropout(sum(parts))
         return x + self.dropout(self.linear2(F.gelu(self.linear1(self.norm2(x)))))

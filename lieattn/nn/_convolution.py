@@ -106,8 +106,8 @@ class GroupConvolution(TiedWeights):
         """
         kernel = self.kernel
         if not isinstance(kernel, TableKernel) or self.reduction != "sum":
-            found = f"the {self.reduction} with a {type(kernel).__name__}"
-            raise ValueError(f"kernel, reduction: expected the sum with a TableKernel, got {found}")
+            found = f"{self.reduction!r} and a {type(kernel).__name__}"
+            raise ValueError(f"reduction, kernel: expected 'sum' and a TableKernel, got {found}")
         heads, width = len(kernel.rows) * kernel.poses, kernel.in_channels
         layer = GroupAttention(
             width,
@@ -230,7 +230,7 @@ class AttentiveConvolution(nn.Module):
         super().__init__()
         check_count("rank", rank)
         if attention.pattern != "joint" or attention.lifting:
-            raise ValueError(f"attention: expected one in the joint pattern from field to field, got {attention}")
+            raise ValueError(f"attention: expected pattern 'joint' without lifting, got {attention}")
         self.attention, self.rank = attention, rank
         heads, width = attention.heads, attention.head_channels
         self.kernel = RankKernel(coordinates, heads * rank, hidden, activation)
@@ -319,7 +319,7 @@ class FrameMessages(nn.Module):
             return neighbors.sum_to_targets(kernel * x.index_select(0, neighbors.source))
         units = _signals(terms)
         if len(units) != neighbors.num_edges:
-            raise ValueError(f"terms: expected those of {neighbors.num_edges} edges, got {len(units)}")
+            raise ValueError(f"terms: expected one row for each of {neighbors.num_edges} edges, got {len(units)}")
         check_field(x, graph, self.kernel.out_features, units.shape[1])
         return edge_messages(units, self.kernel.weight, x, neighbors)
 

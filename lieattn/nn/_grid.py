@@ -123,7 +123,7 @@ def check_lattice_group(argument: str, group: FiniteGroup) -> None:
     moves = integer and bool((entries.sum(dim=-1) == 1).all())
     if group.dim not in CONVOLUTIONS or not moves:
         raise ValueError(
-            f"{argument}: expected a group of the plane or space that exchanges and reverses coordinate axes, such as "
+            f"{argument}: expected a group of the plane or space that permutes and reverses coordinate axes, such as "
             f"cyclic(4), dihedral(4) or octahedral(), got {group.name}; for other groups use the layers on point clouds"
         )
 
@@ -275,8 +275,8 @@ class GridConvolution(TiedWeights):
                 exact = " or ".join(str(s) for s in (side - rest, side + self.stride - rest) if s > 0)
                 complain(
                     self.inexact,
-                    f"stride {self.stride} samples {side} pixels off center, so the result would not turn with "
-                    f"{self.group.name}; exact would be {exact} pixels, or stride 1 and pooling by {self.stride}",
+                    f"stride {self.stride} samples {side} pixels off center, which breaks equivariance to "
+                    f"{self.group.name}; use {exact} pixels, or stride 1 and pooling by {self.stride}",
                 )
         return x
 

@@ -411,4 +411,6 @@ def _check_odd(argument: str, size: int) -> None:
     """Refuse sides of kernels whose border cannot keep the size of an image."""
     check_count(argument, size)
     if size % 2 == 0:
-        raise ValueError(f"{argument}: expected an odd side, whose border keeps the size, got {size}")
+        raise ValueError(
+            f"{argument}: expected an odd number, so that a border can keep the size of images, got {size}"
+        )

@@ -95,11 +95,11 @@ def _frame_matrices(values: Tensor, frames: FrameMatrices, rep: Representation, 
     if values.ndim != len(shape) + 1 or values.shape[1:] != shape:
         raise ValueError(f"values: expected [points, {', '.join(map(str, shape))}], got {tuple(values.shape)}")
     if matrices.device != values.device:
-        raise ValueError(f"frames: are on {matrices.device}, values on {values.device}")
+        raise ValueError(f"frames: expected a tensor on {values.device} like values, got one on {matrices.device}")
     if len(given) == 4 and len(matrices) != len(values):
-        raise ValueError(f"frames: expected those of {len(values)} points as in values, got {given}")
+        raise ValueError(f"frames: expected frames of {len(values)} points as in values, got {given}")
     if rep.space_dim not in (None, given[-1]):
-        raise ValueError(f"frames: {rep.name} takes matrices of {rep.space_dim} dimensions, got {given}")
+        raise ValueError(f"frames: expected matrices of {rep.space_dim} dimensions for {rep.name}, got {given}")
     if rep.orthogonal_only:
         check_orthogonal("frames", matrices)
     return matrices
@@ -153,7 +153,7 @@ class InvariantHead(Recorded, nn.Module):
         check_counts(channels=channels, outputs=outputs)
         activation_named("activation", activation)
         if norm and readout == "point_first":
-            raise ValueError("norm: readout 'point_first' has a linear map only, and no normalization")
+            raise ValueError("norm: expected False, since readout 'point_first' has no normalization")
         self.readout, self.activation = readout, activation
         self.fiber_pool = FiberPool("max" if pool == "max" else "mean")
         self.cloud_pool = None if pool == "none" else CloudPool(pool)
@@ -225,7 +225,9 @@ class FieldHead(Recorded, nn.Module):
         if self.cloud_pool is None:
             return values
         if not isinstance(graph, PointClouds):
-            raise TypeError(f"graph: expected a lifted graph, whose clouds are pooled, got {type(graph).__name__}")
+            raise TypeError(
+                f"graph: expected a lifted graph, over whose clouds the head pools, got {type(graph).__name__}"
+            )
         return self.cloud_pool(values, graph)
 
     def components(self, x: Tensor) -> Tensor:
@@ -286,7 +288,9 @@ class DipoleHead(Recorded, nn.Module):
         if x.ndim != 3:
             raise ValueError(f"x: expected a field [points, fiber, channels], got {tuple(x.shape)}")
         if total is not None and (not self.neutral or total.shape != (graph.num_clouds,)):
-            expected = f"shape [{graph.num_clouds}], got {tuple(total.shape)}" if self.neutral else "none: not neutral"
+            expected = (
+                f"shape [{graph.num_clouds}], got {tuple(total.shape)}" if self.neutral else "None with neutral=False"
+            )
             raise ValueError(f"total: expected {expected}")
         charge = self.charge(x.mean(dim=1))[:, 0]
         charge = charge.to(torch.promote_types(charge.dtype, torch.float32))
@@ -370,9 +374,9 @@ class RotationHead(Recorded, nn.Module):
             matrices = torch.stack([e1, e2, torch.linalg.cross(e1, e2)], dim=-1)
         vague = vague | vague2
         if not torch.compiler.is_compiling() and vague.any():
-            found = f"{int(vague.sum())} of {len(vague)} clouds, first of number {int(vague.int().argmax())}"
+            found = f"{int(vague.sum())} of {len(vague)} clouds (the first has index {int(vague.int().argmax())})"
             what = "a rotation maps them to themselves, or they are empty"
-            warnings.warn(f"RotationHead: the pose is undetermined of {found}: {what}", stacklevel=2)
+            warnings.warn(f"RotationHead: the pose is undetermined for {found}: {what}", stacklevel=2)
         return matrices
 
 

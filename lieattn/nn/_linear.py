@@ -145,7 +145,7 @@ def _zonal_basis(directions: Tensor) -> tuple[Tensor, list[int]]:
     check_tensor("directions", directions, "a floating tensor [directions, dim]")
     lengths = directions.double().norm(dim=-1) if directions.ndim == 2 else directions.new_zeros(1)
     if directions.numel() == 0 or not torch.allclose(lengths, torch.ones_like(lengths), atol=1e-5):
-        raise ValueError(f"directions: expected [directions, dim] of length 1, got {tuple(directions.shape)}")
+        raise ValueError(f"directions: expected unit vectors [directions, dim], got {tuple(directions.shape)}")
     cosines = directions.detach().double().cpu() @ directions.detach().double().cpu().T
     # Numbers of a function that takes no two spaces alike, largest first: the constant functions.
     numbers, columns = torch.linalg.eigh((1.3 * cosines).exp() + 0.1 * cosines.square())
@@ -175,8 +175,8 @@ def band_limit(group: FiniteGroup) -> Irreps:
                 found, rank = candidate, larger
             if rank == group.order:
                 return Irreps("+".join(found))
-    degrees = f"degrees up to {Irreps.max_degree}"
-    raise ValueError(f"group: {degrees} do not tell the {group.order} elements of {group.name} apart")
+    irreps = f"irreps up to degree {Irreps.max_degree}"
+    raise ValueError(f"group: {irreps} do not separate the {group.order} elements of {group.name}")
 
 
 class _FiberFourier(ExactConstants, TiedWeights):
@@ -198,7 +198,7 @@ class _FiberFourier(ExactConstants, TiedWeights):
         band = band_limit(group) if irreps is None else Irreps(irreps) if isinstance(irreps, str) else irreps
         kinds = [(degree, parity) for _, degree, parity in band.parts]
         if len(set(kinds)) != len(kinds) or any(count != 1 for count, _, _ in band.parts):
-            raise ValueError(f"irreps: expected each irrep once, its copies follow from the channels, got {band.spec}")
+            raise ValueError(f"irreps: expected each irrep once, since channels set the copies, got {band.spec}")
         self.band = band
         self.irreps = Irreps("+".join(f"{(2 * term.ir.l + 1) * channels}x{term.ir}" for term in band.to_e3nn()))
         transform = _transform(group, band)
@@ -289,7 +289,7 @@ def irreps_linear(layer: GroupLinear, irreps: Irreps | str | None = None) -> Any
     source = FiberToIrreps(layer.group, in_channels, irreps)
     target = FiberToIrreps(layer.group, out_channels, irreps)
     if layer.bias is not None and all((degree, parity) != (0, 1) for _, degree, parity in source.band.parts):
-        raise ValueError(f"irreps: the layer has a bias, which needs 0e in the band, got {source.band.spec}")
+        raise ValueError(f"irreps: expected 0e among them, since the layer has a bias, got {source.band.spec}")
     linear = o3.Linear(source.irreps.to_e3nn(), target.irreps.to_e3nn(), biases=layer.bias is not None)
     linear = linear.to(layer.weight)
     kernel = layer.weight.detach().to(torch.float64)
@@ -314,7 +314,7 @@ def fiber_linear(linear: nn.Module, source: FiberToIrreps, target: IrrepsToFiber
     """
     check_arguments(fiber_linear, locals())
     if source.group != target.group:
-        raise ValueError(f"target: is for {target.group.name}, source for {source.group.name}")
+        raise ValueError(f"source, target: expected the same group, got {source.group.name} and {target.group.name}")
     group = source.group
     parameter = next(linear.parameters())
     layer = GroupLinear(group, source.channels, target.channels).to(parameter)
@@ -357,7 +357,7 @@ def _transform(group: FiniteGroup, band: Irreps) -> Tensor:
 def _check_spatial(group: FiniteGroup) -> None:
     check_group("group", group)
     if group.dim != 3 or not group.is_orthogonal:
-        raise ValueError(f"group: expected a group of orthogonal matrices of R^3, got {group}")
+        raise ValueError(f"group: expected a group of orthogonal 3 x 3 matrices, got {group}")
 
 
 def _check_trailing(x: Tensor, expected: tuple[int, ...]) -> None:

@@ -156,7 +156,7 @@ class FramewiseAttention(GroupAttention):
         check_arguments(FramewiseAttention.__init__, locals())
         check_counts(channels=channels, heads=heads)
         if channels % (2 * heads):
-            raise ValueError(f"heads: {channels} channels do not fall into {heads} heads of even width")
+            raise ValueError(f"heads: {channels} channels cannot be split into {heads} heads of even width")
         super().__init__(
             channels, channels, heads=heads, pattern="framewise", encoding=encoding, dropout=dropout, group=group
         )
@@ -449,7 +449,7 @@ class StandAloneSelfAttention(_AffineAttention):
 
     def _embed(self, channels: int) -> None:
         if self.full_psi:
-            raise ValueError("full_psi: stand-alone attention has no psi (it is 1), take AffineSelfConvolution")
+            raise ValueError("full_psi: expected False, since here psi is 1; for others use AffineSelfConvolution")
         self._build_projections(channels)
         self.axis_keys: AxisKeys = self.positions.axis_keys(self.group, self.heads, channels // self.heads)
 

@@ -103,7 +103,7 @@ class GridPool(nn.Module):
         """``[points, *]`` on the rasters of a graph to ``[cells, *]``."""
         check_graph(graph, PointClouds, x)
         if graph.grid is None:
-            raise ValueError("graph: pooling pixels needs the raster of each cloud, grid [clouds, 2]")
+            raise ValueError("graph: pooling of pixels needs the size of each image, grid [clouds, 2], got None")
         cell, grid = self.cells(graph.grid)
         return self.reduce(x, cell, int(grid.prod(dim=1).sum()))
 
@@ -137,7 +137,7 @@ class GridSpatialPool(nn.Module):
         leading, sides = x.shape[: -self.dim], x.shape[-self.dim :]
         if min(sides) < self.size:
             cell, found = (" x ".join(map(str, shape)) for shape in ([self.size] * self.dim, sides))
-            raise ValueError(f"x: no cell of {cell} fits into {found} pixels")
+            raise ValueError(f"x: expected at least {cell} pixels, the size of a cell, got {found}")
         if any(side % self.size for side in sides):
             complain(self.inexact, _drops_pixels(sides, self.size))
         pools = _POOLS[self.reduction]
@@ -160,7 +160,8 @@ def complain(inexact: Inexact, message: str) -> None:
 def _drops_pixels(sides: Sequence[int], size: int) -> str:
     fits = [-(-side // size) * size for side in sides]
     cell, image, exact = (" x ".join(map(str, shape)) for shape in ([size] * len(sides), sides, fits))
-    return f"pooling {cell} drops rows or columns of a {image} image, which breaks rotations; {exact} would be exact"
+    what = f"pooling {cell} drops rows or columns of a {image} image, which breaks equivariance to rotations"
+    return f"{what}; {exact} would be exact"
 
 
 def _reduce(x: Tensor, cell: Tensor, num_cells: int, reduction: Reduction) -> Tensor:
@@ -171,10 +172,10 @@ def _reduce(x: Tensor, cell: Tensor, num_cells: int, reduction: Reduction) -> Te
     check_count("num_cells", num_cells, least=0)
     if cell.ndim != 1 or x.ndim == 0 or cell.shape != x.shape[:1]:
         raise ValueError(
-            f"cell: expected one entry for each of {len(x) if x.ndim else 0} points as in x, got {tuple(cell.shape)}"
+            f"cell: expected an entry for each of {len(x) if x.ndim else 0} points as in x, got {tuple(cell.shape)}"
         )
     if cell.device != x.device or (may_look(cell) and cell.numel() and int(cell.max()) >= num_cells):
-        raise ValueError(f"cell, num_cells: expected cells below {num_cells} on {x.device} as x")
+        raise ValueError(f"cell, num_cells: expected cells below {num_cells} on {x.device} like x")
     # Points of no cell go into one more, since how many they are is data.
     cell = torch.where(cell >= 0, cell, num_cells)
     return scatter(x, cell, dim=0, dim_size=num_cells + 1, reduce=reduction)[:num_cells]

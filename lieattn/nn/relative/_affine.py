@@ -170,8 +170,8 @@ def _rows(table: RelativePositionTable, group: FiniteGroup) -> tuple[Tensor, Ten
     rows = seen_offsets(torch.tensor(table.offsets, dtype=torch.float64), group, table.tolerance)
     if table.border == "zero" and len(rows) != len(table.offsets):
         raise ValueError(
-            f"border: 'zero' needs distinct offsets that {group.name} maps to each other, but the {len(table.offsets)} "
-            f"offsets go to {len(rows)} places; use 'mask'"
+            f"border: 'zero' needs distinct offsets that {group.name} maps to each other, but it maps the "
+            f"{len(table.offsets)} offsets to {len(rows)} places; use 'mask'"
         )
     turned = torch.einsum("aij,rj->rai", group.elements[group.inverse_index], rows)
     return rows, torch.cdist(turned.flatten(0, 1), rows).argmin(dim=-1).view(len(rows), group.order)
@@ -272,7 +272,7 @@ class TableMap(AffineMap):
 
     def center(self) -> tuple[Tensor, Tensor]:
         if self.zero is None:
-            raise ValueError("offsets: the query is the affine map at displacement 0, which is not among them")
+            raise ValueError("offsets: expected displacement 0 among them, whose affine map makes the query")
         return self.psi[:, self.zero], self.beta[self.zero]
 
 

@@ -75,7 +75,7 @@ def measured(terms: RelativeTerms, graph: LiftedGraph, normalize: Normalization)
     if measure is None and (terms.row is row or not terms.reads_rows):
         terms = replace(terms, row=row)
     elif terms.row is not None:
-        raise ValueError("graph: a measure for each edge needs terms with a row for each edge, these share rows")
+        raise ValueError("graph: its measure differs between edges, which needs terms with one row for each edge")
     elif window is not None and row is not None:
         window = window[row]
     log_weight = cast(Tensor, window if measure is None else measure if window is None else measure + window)
@@ -132,7 +132,7 @@ def check_lifted_to(graph: LiftedGraph, group: FiniteGroup | None, what: str = "
     check_is("graph", graph, LiftedGraph)
     if group is not None and graph.group != group:
         found = graph.space.name if graph.group is None else graph.group.name
-        raise ValueError(f"graph: is lifted to {found}, this {what} is for {group.name}")
+        raise ValueError(f"graph: is lifted to {found}, but this {what} is for {group.name}")
 
 
 def distinct_vectors(vectors: Tensor, tolerance: float) -> Tensor:
@@ -167,8 +167,8 @@ def rows_of_table(graph: LiftedGraph, table: Tensor, tolerance: float) -> Tensor
     if len(distance) and distance.max() > tolerance:
         stray = seen.flatten(0, 1)[distance.argmax()].tolist()
         raise ValueError(
-            f"graph: displacement {stray} is not among the {len(table)} rows of the table; tables are for grids, take "
-            "an encoding by coordinates where displacements do not repeat"
+            f"graph: displacement {stray} is not among the {len(table)} rows of the table; tables are for grids, use "
+            "an encoding by coordinates for other points"
         )
     return row.reshape(seen.shape[:2])
 

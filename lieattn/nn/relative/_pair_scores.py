@@ -204,7 +204,7 @@ class CombinedScore(PairScore):
             feature_channels = max(2, channels // (4 * heads) // 2 * 2)
         check_count("feature_channels", feature_channels)
         if features == "linear" and feature_channels % 2:
-            raise ValueError(f"feature_channels: half of them come from each element, got {feature_channels}")
+            raise ValueError(f"feature_channels: expected an even number with 'linear', got {feature_channels}")
         self.features, self.heads = features, heads
         self.content = ContentScore(channels, heads) if features == "product" else None
         if features != "product":
@@ -219,7 +219,7 @@ class CombinedScore(PairScore):
     def forward(self, graph: LiftedGraph, x: Tensor | None = None) -> RelativeTerms:
         check_is("graph", graph, LiftedGraph)
         if x is None:
-            raise TypeError("x: expected a field, for the score sees its features, got None")
+            raise TypeError("x: expected a field, since the score depends on features, got None")
         check_graph(graph, LiftedGraph, x)
         neighbors = graph.neighbors
         coordinates, row = graph.relative.coordinates, graph.relative.row

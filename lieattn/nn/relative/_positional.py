@@ -92,7 +92,9 @@ class KeyEncoding(RelativeFunction):
         self.group, self.dim = group, dim
         parts = dim if group is None else dim + 1
         if channels < parts:
-            raise ValueError(f"channels: {parts} parts need at least {parts} channels a head, got {channels}")
+            raise ValueError(
+                f"channels: expected at least {parts} per head, one for each part of the encoding, got {channels}"
+            )
         per_axis = channels // parts
         self.group_channels = 0 if group is None else channels - dim * per_axis
         self.position_channels = channels - self.group_channels
@@ -159,7 +161,7 @@ class CoordinateEncoding(KeyEncoding):
         else:
             positions = graph.relative.positions
         if positions.shape[-1] != self.dim:
-            raise ValueError(f"graph: has {positions.shape[-1]} coordinates, this encoding is for {self.dim}")
+            raise ValueError(f"graph: expected {self.dim} coordinates for this encoding, got {positions.shape[-1]}")
         coordinates = positions.to(weight.dtype).unbind(-1)
         return torch.cat([net(c) for net, c in zip(self.axes, coordinates, strict=True)], dim=-1)
 
@@ -270,7 +272,7 @@ class RotaryPhases(nn.Module):
         super().__init__()
         check_counts(dim=dim, heads=heads)
         if channels % 2 or channels < 2:
-            raise ValueError(f"channels: rotary pairs need an even number of channels a head, got {channels}")
+            raise ValueError(f"channels: expected an even number per head for rotary pairs, got {channels}")
         self.frequencies = nn.Parameter(init_scale * torch.randn(heads, channels // 2, dim))
 
     def forward(self, positions: Tensor) -> Tensor:

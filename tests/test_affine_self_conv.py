@@ -651,7 +651,7 @@ def test_strides_break_turns(layer):
     model = network(cyclic(4), layer=layer, downsampling="strided")
     assert change(model, cyclic(4)) > 1e-4
     assert model.symmetry.group == trivial(2)
-    assert "does not turn with C4" in model.guarantee
+    assert "breaks equivariance to C4" in model.guarantee
     assert "exactly" in network(trivial(2), layer=layer, downsampling="strided").guarantee
 
 
@@ -694,7 +694,7 @@ def test_vectors_go_in_and_out(group, layer):
             moved.pos, moved.wind = group.act(h, data.pos) + 0.5, group.act(h, data.wind)
             error = (whole(moved) - group.act(h, wanted)).abs().max()
             assert error < 1e-10 * max(1, largest), f"{error:.1e} where fields are {largest:.1e}"
-    with pytest.raises(TypeError, match=r"data: vectors .* are attributes of points"):
+    with pytest.raises(TypeError, match=r"data: expected a Batch with the vectors .*, got images"):
         model(torch.randn(1, 2, 4, 8, dtype=torch.float64))
 
 
@@ -819,9 +819,13 @@ ERRORS = {
     "no center": (
         lambda: SimpleAffineSelfConvolution(P4, 3, 4, RelativePositionTable(((1.0, 0.0),))),
         ValueError,
-        "offsets: the query is the affine map at displacement 0",
+        "offsets: expected displacement 0 among them",
     ),
-    "no psi": (lambda: StandAloneSelfAttention(P4, 3, 4, SMOOTH, full_psi=True), ValueError, "full_psi: .* has no psi"),
+    "no psi": (
+        lambda: StandAloneSelfAttention(P4, 3, 4, SMOOTH, full_psi=True),
+        ValueError,
+        "full_psi: expected False",
+    ),
     "narrow heads": (
         lambda: StandAloneSelfAttention(P4, 3, 1, SMOOTH),
         ValueError,
@@ -846,7 +850,7 @@ ERRORS = {
     "projection": (
         lambda: BottleneckBlock(P4, 3, 2, 4, torch.nn.Identity(), size=3, projection=False),
         ValueError,
-        "projection: needed from 3 to 4 channels",
+        "projection: expected True, .* 3 input and 4 output channels",
     ),
     "group of the network": (lambda: AffineSelfConvNet(cyclic(3)), ValueError, "group: expected a group of the plane"),
     "group of space": (lambda: AffineSelfConvNet(tetrahedral()), ValueError, "group: expected a planar group"),
@@ -873,11 +877,15 @@ def operands(fiber=4, **tables):
     [
         ("pooled", {"beta": (4, 4, 2, 3)}, "terms.beta: pattern 'pooled' adds it once for each neighbor"),
         ("pooled", {"displacement_bias": (4, 4, 2)}, "terms.displacement_bias: pattern 'pooled' adds it once"),
-        ("pooled", {"psi": (3, 4, 2, 3)}, "query: expected one number of output frames everywhere, but query has 4"),
-        ("framewise", {"key_psi": (4, 4, 2, 3)}, "terms.key_psi: frames attend alone"),
-        ("framewise", {"psi": (4, 1, 2, 3, 6)}, "terms.psi: a matrix of the channels of all heads is not for"),
+        (
+            "pooled",
+            {"psi": (3, 4, 2, 3)},
+            "query: expected the same number of output frames everywhere, but query has 4",
+        ),
+        ("framewise", {"key_psi": (4, 4, 2, 3)}, "terms.key_psi: with pattern 'framewise' the key axis must be 1"),
+        ("framewise", {"psi": (4, 1, 2, 3, 6)}, "terms.psi: a matrix that mixes channels does not work"),
         ("pooled", {"psi": (4, 4, 2, 3, 3)}, r"terms.psi: expected shape .*, got \(25, 4, 4, 2, 3, 3\)"),
-        ("query_sum", {"key_psi": (4, 4, 2, 3)}, "terms.key_psi: keys have no factor with pattern 'query_sum'"),
+        ("query_sum", {"key_psi": (4, 4, 2, 3)}, "terms.key_psi: pattern 'query_sum' does not support factors of keys"),
         ("pooled", {"key_psi": (4, 4, 2, 2)}, "terms.key_psi: expected shape"),
     ],
 )
@@ -894,5 +902,5 @@ def test_pooled_frames_have_no_pairs(name):
     with pytest.raises(ValueError, match=rf"terms\.{name}: pattern 'pooled' has one score"):
         group_attention(*signals, neighbors, pattern="pooled", terms=RelativeTerms(**{name: table}))
     terms = RelativeTerms(key_psi=torch.randn(neighbors.num_edges, 4, 4, 2, 3))
-    with pytest.raises(ValueError, match=r"terms\.key_psi: is multiplied with the query"):
+    with pytest.raises(ValueError, match=r"terms\.key_psi: needs a query"):
         group_attention(None, None, signals[2], neighbors, pattern="pooled", terms=terms)

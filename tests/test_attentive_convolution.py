@@ -236,7 +236,7 @@ def test_responses_and_residual_branch_give_the_output():
     t = convolution_responses(tensors["x"], tensors["kernels"])
     torch.testing.assert_close(residual_branch(t, maps, 0.3), out, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(maps.removed + maps.passed, torch.ones_like(maps.removed))
-    with pytest.raises(ValueError, match="neither channel nor spatial"):
+    with pytest.raises(ValueError, match="expected channel or spatial attention, got neither"):
         _ = AttentionMaps().removed
 
 
@@ -552,7 +552,7 @@ def test_strides_break_what_poolings_keep_on_even_sides(name, kind):
     assert {key: value.shape for key, value in network.state_dict().items()} == {
         key: value.shape for key, value in pooled.state_dict().items()
     }
-    assert "strided downsampling of even sides does not turn with C4" in network.guarantee
+    assert "strided downsampling of even sides breaks equivariance to C4" in network.guarantee
     assert network.symmetry.group.order == 1
     for side, exact in ((8, False), (9, True)):
         images = torch.randn(2, channels, side, side, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

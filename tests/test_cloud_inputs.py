@@ -121,7 +121,7 @@ def test_models_of_images(name):
     with backend("plain"):
         check(network, pictures(side), C4.elements[1])
     if name != "GSANet on pixels":
-        with pytest.raises(TypeError, match=r"numbers \('charge', 'spin'\) are attributes of clouds, got images"):
+        with pytest.raises(TypeError, match=r"expected a Batch with the attributes \('charge', 'spin'\), got images"):
             network(torch.zeros(1, 2, side, side))
 
 
@@ -258,7 +258,7 @@ def test_calculator_reads_the_info_of_atoms():
     (atoms,) = frames([{}])
     atoms.calc = calculator.Calculator(network)
     with pytest.raises(
-        ValueError, match=r"atoms\.info\['charge'\]: expected a number, which the model reads, got None"
+        ValueError, match=r"atoms\.info\['charge'\]: expected a number, which is an input of the model, got None"
     ):
         atoms.get_potential_energy()
     energies = []

@@ -275,7 +275,7 @@ def test_weights_decide_what_was_left_open(tmp_path):
     # Weights trained without an envelope do not load into a network with one.
     again = made()
     again.load_state_dict(sharp.state_dict())
-    with pytest.raises(ValueError, match=r"smooth=False\): give Radius\(1.5, smooth=True\)"):
+    with pytest.raises(ValueError, match=r"smooth=False\): use Radius\(1.5, smooth=True\)"):
         EnergyForces(again)
     with pytest.raises(RuntimeError, match=r"the weights are for .*smooth=False.*, the module has .*smooth=True"):
         EnergyForces(made()).load_state_dict(EnergyForces(again, jumps="allow").state_dict())

@@ -235,15 +235,15 @@ def test_what_a_lattice_does_not_have():
     data = crystal(dtype=torch.float32)
     with pytest.raises(ValueError, match=r"data\.cell: attention over whole clouds .*attention='neighborhood'"):
         framewise(octahedral(), options=None)(data)
-    with pytest.raises(ValueError, match=r"data\.cell: a lattice has no center, and so no principal axes"):
+    with pytest.raises(ValueError, match=r"data\.cell: periodic clouds have no center, and so no principal axes"):
         framewise(PrincipalFrames())(data)
-    with pytest.raises(ValueError, match="neighborhood: clouds that repeat"):
+    with pytest.raises(ValueError, match="neighborhood: expected a Radius for periodic clouds"):
         framewise(
             octahedral(), neighborhood=Nearest(3), options=FramewiseOptions(attention="neighborhood", cutoff=1.0)
         )(data)
-    with pytest.raises(ValueError, match="neighborhood: expected one such as Radius"):
+    with pytest.raises(ValueError, match="neighborhood: expected a neighborhood such as Radius"):
         FramewiseTransformer(octahedral(), 2, 1, options=LOCAL)
-    with pytest.raises(ValueError, match="positions: are those in the whole cloud"):
+    with pytest.raises(ValueError, match="positions: expected False with attention="):
         FramewiseOptions(attention="neighborhood", positions=True)
     with pytest.raises(ValueError, match="attention: expected one of"):
         FramewiseOptions(attention="cells")

@@ -138,12 +138,12 @@ def test_calculator_of_ase_finds_the_ensemble(networks):
 @pytest.mark.parametrize(
     ("made", "error", "message"),
     [
-        (lambda: [network(0)], ValueError, "networks: expected at least two, of which there is a spread, got 1"),
+        (lambda: [network(0)], ValueError, "networks: expected at least two, got 1"),
         (lambda: 2 * [network(0)], ValueError, "networks: expected different networks, got one of them more than once"),
         (
             lambda: [network(0), network(0, octahedral())],
             ValueError,
-            "networks: expected the same guarantee of all, got",
+            "networks: expected the same guarantee for all, got",
         ),
         (lambda: [network(0), 3], TypeError, "networks"),
     ],
@@ -159,7 +159,7 @@ def test_outputs_must_be_tensors():
         def forward(self, data):
             return "text"
 
-    with pytest.raises(TypeError, match="networks: expected outputs that are tensors, or tensors by name, got str"):
+    with pytest.raises(TypeError, match="networks: expected tensors or mappings of tensors as outputs, got str"):
         Ensemble([Text(), Text()])(None)
 
 
@@ -296,10 +296,10 @@ def test_loss_of_several_checkpoints_is_in_the_units_of_the_first(checkpoints, t
         ("test", ["a", "e"], "got the task 'PointSetClassifier' of {a} and 'PointSetRegressor' of {e}"),
         ("predict", ["e", "energy"], "got targets ['energy', 'force'] of {e} and ['energy'] of {energy}"),
         ("predict", ["a", "b", "O"], "R^3 x| O acting on the points, exactly up to rounding' of {O}"),
-        ("predict", ["a", "damaged"], "{damaged} is damaged, or no checkpoint"),
+        ("predict", ["a", "damaged"], "{damaged} is damaged, or is not a checkpoint"),
         ("test", ["a", "none"], "there is no checkpoint none.ckpt"),
         ("test", ["a", "a"], "--ckpt_path: expected different files, got {a} {a}"),
-        ("fit", ["a", "b"], "--ckpt_path: fit continues one run, got 2 checkpoints"),
+        ("fit", ["a", "b"], "--ckpt_path: expected one checkpoint, since fit continues one run, got 2"),
     ],
 )
 def test_checkpoints_that_make_no_ensemble(name, files, message, checkpoints, tmp_path, capsys):

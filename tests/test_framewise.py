@@ -316,7 +316,7 @@ def test_bad_data_is_named(change, parts):
 def test_bad_options_are_named():
     with pytest.raises(ValueError, match="pool: expected"):
         FramewiseTransformer(cyclic(2), 1, 1, pool="median")
-    with pytest.raises(ValueError, match="pool: vectors have no maximum"):
+    with pytest.raises(ValueError, match="pool: expected 'mean', 'sum' or 'none', since the maximum"):
         FramewiseTransformer(cyclic(2), 1, 1, kind="vector", pool="max")
     with pytest.raises(ValueError, match="kind: expected"):
         FramewiseTransformer(cyclic(2), 1, 1, kind="tensor")

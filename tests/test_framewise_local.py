@@ -97,13 +97,13 @@ def test_options_of_molecules_have_gradients_of_gradients(change):
 
 def test_blocks_without_attention_need_a_neighborhood():
     for options in ({"attention": "none"}, {"angles": 3}):
-        with pytest.raises(ValueError, match=r"neighborhood: expected one .*, which .* needs"):
+        with pytest.raises(ValueError, match=r"neighborhood: expected a neighborhood .*, which .* needs"):
             FramewiseTransformer(cyclic(2), 1, 1, options=FramewiseOptions(**options))
     with pytest.raises(ValueError, match="head: expected"):
         FramewiseOptions(head="both")
     with pytest.raises(ValueError, match="angles: expected"):
         FramewiseOptions(angles=-1)
-    with pytest.raises(ValueError, match="attention: without it a block needs messages"):
+    with pytest.raises(ValueError, match="attention: a block without attention needs messages"):
         FramewiseBlock(cyclic(2), 4, attention=False)
 
 
@@ -133,7 +133,7 @@ def test_random_poses_are_for_training_alone(frames, kind):
 
 def test_random_poses_need_principal_axes():
     for frames in (octahedral(), FiniteFrames(octahedral(), SampledFrames(1, per="cloud"))):
-        with pytest.raises(ValueError, match="random_poses: stand in for principal axes"):
+        with pytest.raises(ValueError, match="random_poses: needs principal axes"):
             FramewiseTransformer(frames, 1, 1, options=FramewiseOptions(random_poses=True))
 
 
@@ -283,8 +283,8 @@ def test_principal_frames_alone_are_the_signs_of_the_axes():
         (reflection(3), PrincipalFrames(), "does not contain all diagonal"),
         (tetrahedral(), PrincipalFrames(of="neighborhood"), "principal axes of clouds"),
         (tetrahedral(), PrincipalFrames(improper=True), "principal axes of clouds"),
-        (tetrahedral(), SampledFrames(4, per="cloud"), "one a cloud"),
-        (tetrahedral(), SampledFrames(1), "one a cloud"),
+        (tetrahedral(), SampledFrames(4, per="cloud"), "one per cloud"),
+        (tetrahedral(), SampledFrames(1), "one per cloud"),
     ],
     ids=str,
 )

@@ -290,7 +290,7 @@ def test_codes_that_run_are_translated():
         ("1131", "C = 1 adds parts"),
         ("2331", "C = 3 multiplies parts"),
         ("1201", "F = 0"),
-        ("1239", "is no code"),
+        ("1239", "expected digits N C F P"),
         ("dot_product", "expected one of"),
     ],
 )
@@ -786,7 +786,7 @@ def test_convolutional_network_thins_out_and_widens():
     reach = [graph.neighbors.displacements(graph.pos).norm(dim=1).max() for graph in geometry.graphs]
     assert all(distance <= 2 ** (k / 2) for k, distance in enumerate(reach))
     assert reach[2] > math.sqrt(2)
-    assert "subsampling depends on their order" in model.guarantee
+    assert "subsampling depends on the order of points" in model.guarantee
     assert torch.isfinite(model(Data(pos=torch.zeros(0, 2, dtype=DOUBLE), x=torch.zeros(0, 3, dtype=DOUBLE)))).all()
     single = Data(pos=torch.zeros(1, 2, dtype=DOUBLE), x=torch.ones(1, 3, dtype=DOUBLE))
     assert torch.isfinite(model(single)).all()
@@ -880,7 +880,7 @@ def test_constellations_enter_by_their_distances():
     assert out.shape == (2, 8)
     out.sum().backward()
     assert torch.isfinite(pos.grad).all()
-    with pytest.raises(ValueError, match="at most 17 points in a cloud, got 18"):
+    with pytest.raises(ValueError, match="clouds of at most 17 points, got 18"):
         model(Data(pos=torch.randn(18, 2)))
 
 
@@ -902,7 +902,9 @@ REFUSED = {
     "activation: expected one of": lambda: LieSelfAttention(8, 3, activation="sine"),
     "features: expected one of": lambda: LieSelfAttention(8, 3, kernel="combined", features="sum"),
     "location: expected one of": lambda: LieSelfAttention(8, 3, kernel="combined", location="none"),
-    "feature_channels: half": lambda: LieSelfAttention(8, 3, kernel="combined", features="linear", feature_channels=3),
+    "feature_channels: expected an even number": lambda: LieSelfAttention(
+        8, 3, kernel="combined", features="linear", feature_channels=3
+    ),
     "norm: expected one of": lambda: LieBlock(LieSelfAttention(8, 3), 8, norm="pre"),
     "divide: expected": lambda: LieConvolution(4, 4, 3, divide="mean"),
     "out_channels: expected at least 8": lambda: LieBottleneck(8, 4, 3),
@@ -914,33 +916,33 @@ REFUSED = {
     ),
     "convention: expected one of": lambda: PublishedCoordinates("exp"),
     "coordinates: expected one of .'smooth', 'log'. or a PairCoordinates": lambda: Lifting("exp"),
-    "length: .* are not divided": lambda: Lifting(PublishedCoordinates(), length=2.0),
+    "length: expected None": lambda: Lifting(PublishedCoordinates(), length=2.0),
     "neighbor_dropout: expected a probability": lambda: Lifting(neighbor_dropout=1.0),
     "in_channels: expected an integer": lambda: network(SE3, Principal(), in_channels="z"),
     "in_channels: .* got None": lambda: network(SE3, Principal(), in_channels=None),
     "channels: expected an integer": lambda: SortedDistances(0),
     "order: expected one of": lambda: network(SE3, Principal(), readout={"order": "lieconv"}),
     "pool: expected one of": lambda: network(SE3, Principal(), readout={"pool": "min"}),
-    "norm: readout": lambda: network(SE3, Principal(), readout={"order": "point_first", "norm": True}),
+    "norm: expected False": lambda: network(SE3, Principal(), readout={"order": "point_first", "norm": True}),
     "coordinates: .* has no logarithms": lambda: network(None, octahedral(), lifting={"coordinates": "log"}),
     "convention: .* has no logarithms": lambda: network(
         None, octahedral(), lifting={"coordinates": PublishedCoordinates()}
     ),
-    "frames: expected some": lambda: network(SE3, None),
+    "frames: expected frames": lambda: network(SE3, None),
     "space: expected a HomogeneousSpace": lambda: network(SE(3), Principal()),
     "downsampling: expected a share": lambda: ConvolutionOptions(downsampling=0.0),
     "pool: .none. needs all points": lambda: convolutional(
         SE3, Principal(), convolution={"downsampling": 0.5}, readout=Readout(pool="none")
     ),
     "widening: expected an exponent": lambda: ConvolutionOptions(widening=-1.0),
-    "neighborhood: .* cannot grow": lambda: convolutional(
+    "neighborhood: .* cannot be scaled": lambda: convolutional(
         SE3, Principal(), Given(torch.zeros(2, 0, dtype=torch.int64)), {"downsampling": 0.5}
     )(data_of(points_of(SE3, 5))),
     "content: expected one of": lambda: FiniteSE2Transformer(content="none"),
     "x: expected floating features": lambda: network(SE3, Principal())(
         Data(pos=torch.randn(4, 3, dtype=DOUBLE), x=torch.randn(4, 2, dtype=DOUBLE))
     ),
-    "data.x: expected .* got none, for which in_channels must be 1": lambda: network(SE3, Principal())(
+    "data.x: expected .* got None, which needs in_channels=1": lambda: network(SE3, Principal())(
         Data(pos=torch.randn(4, 3, dtype=DOUBLE))
     ),
     "graph: expected 5 coordinates of a relative element": lambda: LieSelfAttention(8, 5, heads=2).double()(

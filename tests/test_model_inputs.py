@@ -148,11 +148,11 @@ def test_edges_stay_where_points_are_chosen_or_repeat():
     with pytest.raises(ValueError, match=r"edge_index: Given\(.* is read from data"):
         EDGES(data.pos)
     graph = lift(data, tetrahedral(), EDGES)
-    with pytest.raises(ValueError, match=r"edge_index: .* or points were cropped, pooled or chosen"):
+    with pytest.raises(ValueError, match=r"edge_index: .* or their points were cropped, pooled or subsampled"):
         graph.subset(torch.tensor([0, 1]), EDGES)
-    with pytest.raises(ValueError, match=r"neighborhood: Given\(.*cannot grow"):
+    with pytest.raises(ValueError, match=r"neighborhood: Given\(.*cannot be scaled"):
         lift(data, ScaleFrames(tetrahedral()), EDGES)
-    with pytest.raises(ValueError, match="neighborhood: clouds that repeat have images within a Radius"):
+    with pytest.raises(ValueError, match="neighborhood: expected a Radius for periodic clouds"):
         find_neighbors(replace(point_clouds(data), cell=torch.eye(3)[None], pbc=torch.ones(1, 3) > 0), EDGES)
 
 

@@ -157,7 +157,7 @@ def test_the_published_table_is_not_equivariant():
         model = network(group, options=published(group))
         assert change(model, batch, group, turned_pixels) > 1e-4
         assert model.symmetry.group == trivial(2)
-        assert "not equivariant" in model.guarantee
+        assert "breaks equivariance" in model.guarantee
 
 
 def test_pixel_squares_do_not_turn_by_45_degrees():
@@ -202,7 +202,7 @@ def test_global_attention():
 def test_inexact_pooling_is_refused_or_warned_about():
     with pytest.raises(ValueError, match=r"drops rows or columns of a 7 x 7 image.*8 x 8 would be exact"):
         network(cyclic(4), crops=(0, 0, 0))(images(1, 7, 7, 2))
-    with pytest.warns(UserWarning, match="breaks rotations"):
+    with pytest.warns(UserWarning, match="breaks equivariance"):
         network(cyclic(4), crops=(0, 0, 0), inexact="warn")(images(1, 7, 7, 2))
     network(cyclic(4), crops=(0, 0, 0), inexact="allow")(images(1, 7, 7, 2))
 
@@ -514,7 +514,9 @@ def test_weights_are_refused_by_layers_of_another_group(group, other):
     for layer, changed in zip(layers_of(group), layers_of(other), strict=True):
         state = layer.state_dict()
         layer.load_state_dict(state)
-        with pytest.raises(RuntimeError, match=r"group: the weights are for .*; build it with the group of") as caught:
+        with pytest.raises(
+            RuntimeError, match=r"group: the weights are for .*; build the module with the group of"
+        ) as caught:
             changed.load_state_dict(state)
         assert str(caught.value).count("group: the weights") == 1
         assert changed.load_state_dict(dict(state))
@@ -533,6 +535,8 @@ def test_weights_are_refused_by_networks_of_another_geometry(tmp_path):
             "frames": (tetrahedral(), 2.0, PrincipalFrames()),
         }.items():
             changed = list(networks_of(*other))[number]
-            with pytest.raises(RuntimeError, match=rf"{name}: the weights are for .*; build it with the {name} of"):
+            with pytest.raises(
+                RuntimeError, match=rf"{name}: the weights are for .*; build the module with the {name} of"
+            ):
                 changed.load_state_dict(state)
             assert changed.load_state_dict(dict(state))

@@ -264,7 +264,7 @@ def test_plateau_follows_the_validation(tmp_path):
     options = {"check_val_every_n_epoch": 2, "limit_train_batches": 1}
     fit(tmp_path, schedule=Plateau(patience=0, gamma=0.5), more=[rates], max_epochs=7, rate=1e-6, **options)
     assert [rate / 1e-6 for rate in rates.rates] == [1.0] * 4 + [0.5] * 2 + [0.25]
-    with pytest.raises(ValueError, match=r"schedule: a plateau is one of the validation: give data\.val"):
+    with pytest.raises(ValueError, match=r"schedule: a plateau needs a validation set, data\.val"):
         fit(tmp_path, schedule=schedule, limit_val_batches=0)
 
 
@@ -295,7 +295,7 @@ def test_named_parameters_have_no_weight_decay():
         (lambda: PointSetClassifier(ToyNetwork(cyclic(2)), 1), "classes: expected at least 2, got 1"),
         (
             lambda: PointSetClassifier(ToyNetwork(cyclic(2)), 2, label_smoothing=1.0),
-            "label_smoothing: expected a share",
+            "label_smoothing: expected a number",
         ),
         (lambda: PointSetData(ToyClouds(), batch_size=0), "batch_size: expected an integer of at least 1, got 0"),
         (lambda: PointSetData(ToyClouds(), eval_batch_size=10**20), "eval_batch_size: expected an integer of at most"),
@@ -1182,8 +1182,8 @@ RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
         (["compare"], 2, "arguments are required: --config"),
         (["compare", "--config", "broken.yaml"], 2, "broken.yaml cannot be read: .* line 1, column 8"),
         (["compare", "--config", "run.yaml", "--jobs", "-1"], 2, "--jobs: expected an integer of at least 1, got '-1'"),
-        (["fit"], 2, "no model was given: --config FILE"),
-        (["test"], 2, "no model was given: --config FILE, or --ckpt_path"),
+        (["fit"], 2, "no model was given: use --config FILE"),
+        (["test"], 2, "no model was given: use --config FILE, or --ckpt_path"),
         (["fit", "--config", "absent.yaml"], 2, "config: File does not exist: .*absent.yaml"),
         (["fit", "--config", "latin.yaml"], 2, "latin.yaml cannot be read: 'utf-8' codec"),
         (["fit", "--config", "broken.yaml"], 2, "broken.yaml cannot be read: .* line 1, column 8"),
@@ -1217,7 +1217,11 @@ RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
         (["certify", "foreign.ckpt"], 2, "foreign.ckpt was not written by lieattn"),
         (["test", "--config", "run.yaml"], 2, "test needs trained weights: --ckpt_path"),
         (["fit", "--config", "empty.yaml"], 2, "data.train: no data set was given"),
-        (["validate", "--config", "empty.yaml", "--ckpt_path", "{}"], 2, "data.val: no data set was given"),
+        (
+            ["validate", "--config", "empty.yaml", "--ckpt_path", "{}"],
+            2,
+            "data.val: expected a data set to validate on",
+        ),
         (
             ["fit", "--config", "run.yaml", "--ckpt_path", "last"],
             2,

@@ -31,7 +31,7 @@ class Ensemble(Wrapper):
     the mean energy.
 
     **Equivariance.** The mean has that of the networks; standard deviations of invariant numbers are invariant, those
-    of components of vectors and tensors belong to the axes.
+    of components of vectors and tensors depend on the coordinate axes.
 
     Parameters
     ----------
@@ -54,12 +54,12 @@ class Ensemble(Wrapper):
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         check_arguments(Ensemble.__init__, locals())
         if len(networks) < 2:
-            raise ValueError(f"networks: expected at least two, of which there is a spread, got {len(networks)}")
+            raise ValueError(f"networks: expected at least two, got {len(networks)}")
         if len(set(networks)) < len(networks):
             raise ValueError("networks: expected different networks, got one of them more than once")
         super().__init__(networks[0])
         if len(promised := {str(getattr(network, "guarantee", "no guarantee")) for network in networks}) > 1:
-            raise ValueError(f"networks: expected the same guarantee of all, got {' and '.join(sorted(promised))}")
+            raise ValueError(f"networks: expected the same guarantee for all, got {' and '.join(sorted(promised))}")
         self.networks = nn.ModuleList(networks)
 
     @property
@@ -115,4 +115,4 @@ def _of_each(reduce: Callable[[Tensor], Tensor], outputs: Sequence[Any]) -> Any:
         return type(first)(*(_of_each(reduce, values) for values in zip(*outputs, strict=True)))
     if isinstance(first, Mapping):
         return {name: _of_each(reduce, [found[name] for found in outputs]) for name in first}
-    raise TypeError(f"networks: expected outputs that are tensors, or tensors by name, got {kind(first)}")
+    raise TypeError(f"networks: expected tensors or mappings of tensors as outputs, got {kind(first)}")

@@ -43,8 +43,8 @@ def in_precision_of_weights(method: Callable[..., Any]) -> Callable[..., Any]:
         if weight.dtype not in _NARROW:
             return method(self, _as_dtype(self, data, weight.dtype), *args, **options)
         if getattr(self, "recomputes", False) and torch.is_grad_enabled():
-            advice = "keep them in float32 and use autocast"
-            raise RuntimeError(f"network: activations of weights in {weight.dtype} cannot be computed again: {advice}")
+            advice = "keep the weights in float32 and use autocast"
+            raise RuntimeError(f"network: checkpointed activations cannot be in {weight.dtype}: {advice}")
         own = {name: value for name, value in _state(self) if value.dtype in _NARROW}
         wide = {name: value.float() for name, value in own.items()}
         data = _as_dtype(self, data, torch.float32)
@@ -136,7 +136,7 @@ class SortedDistances:
         same = batch[:, None] == batch
         most = int(same.sum(dim=1).max()) if len(batch) else 0
         if most > self.channels + 1:
-            raise ValueError(f"data: expected at most {self.channels + 1} points in a cloud, got {most}")
+            raise ValueError(f"data: expected clouds of at most {self.channels + 1} points, got {most}")
         distance = torch.where(same, smooth_lengths(clouds.pos[:, None] - clouds.pos), 0.0)
         ordered = distance.sort(dim=1, descending=True).values
         return F.pad(ordered, (0, self.channels - ordered.shape[1]))
@@ -230,9 +230,7 @@ def features(data: Any, inputs: PointInputs, clouds: PointClouds) -> Tensor:
     x, points = getattr(data, "x", None), _num_points(clouds)
     if x is None and getattr(data, "pos", None) is not None:
         if channels != 1:
-            raise ValueError(
-                f"data.x: expected [points={points}, {channels}], got none, for which in_channels must be 1"
-            )
+            raise ValueError(f"data.x: expected [points={points}, {channels}], got None, which needs in_channels=1")
         if not torch.compiler.is_compiling():
             _say_constant()
         return clouds.pos.new_ones(points, 1)
@@ -325,7 +323,7 @@ def with_planes(images: Tensor, inputs: PointInputs, data: Any) -> Tensor:
     if not isinstance(inputs, CloudInputs):
         return images
     if isinstance(data, Tensor):
-        raise TypeError(f"data: numbers {inputs.names} are attributes of clouds, got images as a tensor")
+        raise TypeError(f"data: expected a Batch with the attributes {inputs.names}, got images as a tensor")
     numbers = inputs.of_clouds(data, len(images)).to(images)
     planes = numbers.reshape(*numbers.shape, *[1] * (images.ndim - 2)).expand(-1, -1, *images.shape[2:])
     return torch.cat([images, planes], dim=1)

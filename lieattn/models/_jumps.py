@@ -19,13 +19,13 @@ def jumps_of_neighbors(neighborhood: Neighborhood | None, window: float | None =
     if window is not None and isinstance(neighborhood, Radius):
         if window <= neighborhood.radius:
             return ()
-        return (f"the cutoff {window:g} is beyond {neighborhood}, where neighbors end: lower it to the radius",)
+        return (f"the cutoff {window:g} is larger than the radius of {neighborhood}: lower it to the radius",)
     if smooth_cutoff(neighborhood) is not None:
         return ()
     if isinstance(neighborhood, Radius):
-        advice = f"give Radius({neighborhood.radius:g}, smooth=True)"
+        advice = f"use Radius({neighborhood.radius:g}, smooth=True)"
     else:
-        advice = "the nearest are others when points move: take Radius(..., smooth=True)"
+        advice = "use Radius(..., smooth=True), since the nearest points change"
     return (f"points enter and leave the neighborhoods of {decided(neighborhood)}: {advice}",)
 
 
@@ -34,7 +34,7 @@ def jumps_of_frames(frames: Any) -> tuple[str, ...]:
     chosen = frames.pose if isinstance(frames, FiniteFrames) else frames
     if not isinstance(chosen, PrincipalFrames):
         return ()
-    return ("principal axes jump where moments of the cloud cross: take frames of a finite group",)
+    return ("principal axes jump where two moments of the cloud become equal: use frames of a finite group",)
 
 
 def jumps_of(model: object) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ def make_continuous(argument: str, model: object, jumps: Jumps) -> None:
             part.neighborhood = neighborhood
         reasons = "; ".join(found)
         raise ValueError(
-            f"{argument}: its energies jump. {reasons}; or accept that they are not conserved: jumps='allow'"
+            f"{argument}: its energies jump. {reasons}; or accept with jumps='allow' that energies are not conserved"
         )
 
 

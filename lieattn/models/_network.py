@@ -85,7 +85,7 @@ class Symmetry:
         check_arguments(Symmetry, vars(self))
 
     def __str__(self) -> str:
-        parts = ["outputs are invariant to nothing exactly"]
+        parts = ["outputs have no exact symmetry"]
         if self.group is not None:
             parts = [f"outputs are equivariant to {self.name} acting on {self.acting}, exactly up to rounding"]
         if self.on_average is not None:
@@ -102,19 +102,19 @@ class Symmetry:
         if chosen is None:
             return cls(group)
         if isinstance(chosen, ScaleFrames):
-            what = f"dilations by {chosen.base:g} move the field up by one of {chosen.levels} scales, save at the ends"
+            what = f"dilations by {chosen.base:g} shift the field by one of {chosen.levels} scales, except at the ends"
             return cls(chosen.group, notes=(what,))
         if isinstance(chosen, FiniteGroup) and shifts is not None:
             return cls(chosen)
         if isinstance(chosen, PrincipalFrames):
-            undetermined = "of points on a line or at one place tensors are not determined"
-            notes = (f"frames are principal axes, which move along; {undetermined}",)
+            undetermined = "tensors are undetermined for points on a line or at one place"
+            notes = (f"frames are principal axes, which move with the points; {undetermined}",)
             return cls(group, moving_axes=True, notes=notes)
         if isinstance(chosen, SampledFrames):
-            error = f"the error shrinks with the {chosen.count} frames a {chosen.per}"
+            error = f"the error decreases with the number of frames per {chosen.per}, here {chosen.count}"
             return cls(shifts, on_average=group, notes=(error,))
         along = "given frames" if isinstance(chosen, GivenFrames) else "frames"
-        return cls(shifts, notes=(f"to {group.name} as far as the {along} move along",))
+        return cls(shifts, notes=(f"to {group.name} as far as the {along} move with the points",))
 
     @property
     def name(self) -> str:
@@ -301,7 +301,7 @@ class ImageNetwork(Network):
         """The group, about the centers of the images; none where strides break it."""
         group, notes = self.group, self.limits
         if self.downsampling == "strided" and bool((group.elements.round() < 0).any()):
-            notes = (f"strided downsampling of even sides does not turn with {group.name}, use 'pooled'",)
+            notes = (f"strided downsampling of even sides breaks equivariance to {group.name}, use 'pooled'",)
             group = trivial(group.dim)
         return Symmetry(group, "images about their centers", translations=False, notes=notes)
 
@@ -331,7 +331,7 @@ class ImageNetwork(Network):
         if not self.vector_inputs:
             return None
         if isinstance(data, Tensor):
-            raise TypeError(f"data: vectors {self.vector_inputs} are attributes of points, got images as a tensor")
+            raise TypeError(f"data: expected a Batch with the vectors {self.vector_inputs}, got images as a tensor")
         raster, order = Raster.read(point_clouds(data))
         embedded: Tensor = self.vectors(data, raster.lift(self.group, 1, order.device))
         return raster.unflatten(embedded[order]).movedim((-1, -2), (1, 2))
@@ -365,7 +365,7 @@ class FieldModel(Network):
 
     with known vectors :math:`v_k` of the data, such as positions after motion on straight lines.
 
-    **Equivariance.** That of network and head; what is added turns with the data.
+    **Equivariance.** That of the network and the head; attributes that are added turn with the data.
 
     Parameters
     ----------
@@ -403,7 +403,7 @@ class FieldModel(Network):
     ) -> None:
         super().__init__()
         if not isinstance(network, Network):
-            raise TypeError(f"network: expected a Network, which has a field, got {type(network).__name__}")
+            raise TypeError(f"network: expected a lieattn.models.Network, got {type(network).__name__}")
         check_arguments(FieldModel.__init__, locals())
         self.start, self.units, self.unit = dict(start or {}), dict(units or {}), unit
         for argument, numbers in (("units", self.units), ("unit", {"unit": unit})):
@@ -411,7 +411,7 @@ class FieldModel(Network):
                 if not 0 < number < math.inf:
                     raise ValueError(f"{argument}: expected positive numbers, got {number} for {name}")
         if getattr(head, "kind", None) == "rotation" and (self.start or unit != 1):
-            raise ValueError(f"start, unit: rotations have none, got start={self.start}, unit={unit}")
+            raise ValueError(f"start, unit: expected none for rotations, got start={self.start}, unit={unit}")
         # Weights that nothing trains are of no use in checkpoints and counts.
         self.network, self.head = network.with_head(nn.Identity()), head
         named = dict.fromkeys((*network.vector_inputs, *self.start))
@@ -448,7 +448,9 @@ class FieldModel(Network):
         for name, factor in self.start.items():
             known = attribute(data, name)
             if known.shape != output.shape:
-                raise ValueError(f"data.{name}: expected {tuple(output.shape)} as the output, got {tuple(known.shape)}")
+                raise ValueError(
+                    f"data.{name}: expected {tuple(output.shape)} like the output, got {tuple(known.shape)}"
+                )
             output = output + factor * known
         return output
 
@@ -463,7 +465,7 @@ class PointOutputs:
     def __post_init__(self) -> None:
         check_arguments(PointOutputs, vars(self))
         if self.kind == "vector" and self.pool == "max":
-            raise ValueError("pool: vectors have no maximum that turns along; expected 'mean', 'sum' or 'none'")
+            raise ValueError("pool: expected 'mean', 'sum' or 'none', since the maximum of vectors is not equivariant")
 
     def __call__(self, values: Tensor, clouds: PointClouds) -> Tensor:
         """``[points, out_channels]`` or ``[points, out_channels, dim]`` to outputs; one vector loses its axis."""
@@ -477,7 +479,7 @@ def cutoff_of(neighborhood: Neighborhood, cutoff: float | None) -> float:
     check_neighborhood(neighborhood)
     found = neighborhood.length if cutoff is None else cutoff
     if found is None:
-        raise ValueError(f"cutoff: {neighborhood} has no length of its own; give the distance at which it ends")
+        raise ValueError(f"cutoff: expected a distance, since {neighborhood} has no length of its own, got None")
     check_length("cutoff", found)
     return float(found)
 

@@ -18,5 +18,5 @@ def posed(frames: FiniteFrames, random: bool, training: bool) -> tuple[FiniteFra
 def refuse_lattices(clouds: PointClouds, frames: FiniteFrames) -> None:
     """Raise ValueError for clouds that repeat, in principal axes."""
     if clouds.cell is not None and isinstance(frames.pose, PrincipalFrames):
-        advice = "take the frames of a finite group as they are, such as octahedral()"
-        raise ValueError(f"data.cell: a lattice has no center, and so no principal axes as frames; {advice}")
+        advice = "use the frames of a finite group alone, such as octahedral()"
+        raise ValueError(f"data.cell: periodic clouds have no center, and so no principal axes; {advice}")

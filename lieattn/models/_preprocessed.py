@@ -12,7 +12,7 @@ from lieattn.models._network import Wrapper
 
 
 class Preprocessed(Wrapper):
-    """A network with the transform of its training, so that data go in as they come.
+    """A network together with the transform of its training data, so that it takes data without transforms.
 
     **Equivariance.** That of the network, if the transform sees what the group leaves alone (features that are
     standardized or made of nuclear charges), or turns along (means of points).

@@ -14,7 +14,7 @@ from lieattn.models._network import Wrapper
 
 
 class Rescaled(Wrapper):
-    r"""A network with its outputs in the units of the data: shift + scale times what it gives.
+    r"""A network with outputs in the units of the data: shift + scale times the output of another network.
 
     The numbers are buffers, so they go where the network goes. It is what ``task.model`` of a
     :class:`lieattn.train.PointSetRegressor` is, with the statistics of its training set.
@@ -50,7 +50,7 @@ class Rescaled(Wrapper):
         super().__init__(network)
         shift = shift or {}
         if not scale or not shift.keys() <= scale.keys():
-            raise ValueError(f"scale: expected one for each output, also for {sorted(shift)}, got {sorted(scale)}")
+            raise ValueError(f"scale: expected all outputs, with {sorted(shift)} of shift, got {sorted(scale)}")
         for argument, numbers in (("scale", scale), ("shift", shift)):
             for name, number in numbers.items():
                 if not isinstance(name, str) or not name.isidentifier():
@@ -85,11 +85,11 @@ class Rescaled(Wrapper):
         found = self.network(data, **options)
         if isinstance(found, Tensor):
             if len(self.names) > 1:
-                raise ValueError(f"network: expected a mapping with {sorted(self.names)}, got a tensor")
+                raise ValueError(f"network: expected a mapping with {sorted(self.names)} as output, got a tensor")
             return self._rescaled(self.names[0], found, data)
         outputs = found._asdict() if hasattr(found, "_asdict") else dict(found)
         if missing := set(self.names) - set(outputs):
-            raise ValueError(f"network: gives {sorted(outputs)}, but {sorted(missing)} are to be learned")
+            raise ValueError(f"network: has outputs {sorted(outputs)}, but {sorted(missing)} are missing")
         rescaled = {name: self._rescaled(name, outputs[name], data) for name in self.names}
         return type(found)(**rescaled) if hasattr(found, "_asdict") and rescaled.keys() == outputs.keys() else rescaled
 

@@ -54,7 +54,7 @@ class PixelConvolution(nn.Module):
         if isinstance(graph, Raster):  # whose sides are known without a look at tensors, also of no image
             return from_grid(self.convolution(graph.unflatten(x).movedim((-1, -2), (1, 2))))
         if graph.grid is None:
-            raise ValueError("graph: a convolution of pixels needs the raster of each image, grid [clouds, 2]")
+            raise ValueError("graph: a convolution of pixels needs the size of each image, grid [clouds, 2], got None")
         return from_grid(self.convolution(to_grid(x, graph.grid)))
 
 
@@ -131,7 +131,9 @@ class BottleneckBlock(nn.Module):
         check_arguments(BottleneckBlock.__init__, locals())
         super().__init__()
         if not projection and in_channels != out_channels:
-            raise ValueError(f"projection: needed from {in_channels} to {out_channels} channels")
+            raise ValueError(
+                f"projection: expected True, since there are {in_channels} input and {out_channels} output channels"
+            )
         self.group, self.size, self.graphs = group, size, _RasterGraphs(group, size)
         self.downsample, self.strided_layer, self.shortcut = downsample, strided_layer, shortcut
         self.linear1 = GroupLinear(group, in_channels, width, bias=False)

@@ -52,7 +52,7 @@ class AttentiveNetwork(ImageNetwork):
     Its own last layers, of ``own_readout`` and the head, read the field out, or another head by :meth:`with_head`.
     """
 
-    limits = ("poolings refuse images whose sides they do not divide",)
+    limits = ("sides of images must be divisible by the poolings",)
     own_readout: ClassVar[tuple[str, ...]] = ()
     lifting: nn.Module
     blocks: nn.ModuleList
@@ -212,7 +212,7 @@ class AttentiveCNN(AttentiveNetwork):
 
 
 class AttentiveAllCNN(AttentiveNetwork):
-    """All-CNN-C with attention, for images: nine convolutions, the last three of them to positions that are averaged.
+    """All-CNN-C with attention, for images: nine convolutions, then a mean over positions.
 
     Widths c, c, c, 2c, 2c, 2c, 2c, 2c, classes; kernels of side 3 with border 1, of side 1 in the last two. Layers 3
     and 6 end in a 2 x 2 maximum in place of a stride, which is exact under turns; batch normalization and relu follow

@@ -362,7 +362,7 @@ def _axis(group: FiniteGroup, axis: Sequence[float] | None) -> Tensor:
             if count > most:
                 found, most = candidate, count
     if found is None:
-        raise ValueError(f"axis: {group.name} has no rotation, whose axis it could be; give DirectionOptions(axis=...)")
+        raise ValueError(f"axis: must be given in DirectionOptions, since {group.name} has no rotation with an axis")
     return found
 
 

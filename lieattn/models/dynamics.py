@@ -94,7 +94,7 @@ class EnergyForces(Wrapper):
     @property
     def jumps(self) -> tuple[str, ...]:
         """Those of the energy, and its kinks, where forces jump."""
-        kinks = ("the energy has kinks, of maxima or relu, where forces jump",) if self.has_kinks else ()
+        kinks = ("the energy has kinks, from maxima or relu, where forces jump",) if self.has_kinks else ()
         return (*super().jumps, *kinks)
 
     @property
@@ -134,8 +134,8 @@ def differentiated(
         strain = pos.new_zeros(clouds.num_clouds, pos.shape[1], pos.shape[1])
     cell, pbc = clouds.cell, clouds.pbc
     if cell is None or pbc is None or not bool(pbc.all()):
-        which = "none repeats" if pbc is None else f"cloud {int((~pbc.all(dim=1)).nonzero()[0])} does not"
-        raise ValueError(f"data.cell: stress needs clouds that repeat along all vectors of a cell, {which}")
+        which = "no cloud is" if pbc is None else f"cloud {int((~pbc.all(dim=1)).nonzero()[0])} is not"
+        raise ValueError(f"data.cell: stress needs clouds that are periodic along all cell vectors, but {which}")
 
     def of_strain(x: Tensor, strain: Tensor) -> Tensor:
         # Rows are vectors, and the deformation is symmetric.
@@ -185,7 +185,7 @@ class EnergyDrift:
     relative: float
 
     def __str__(self) -> str:
-        return f"energy {self.initial:.6g}, drift at most {self.largest:.2e} ({self.relative:.2e} of it)"
+        return f"energy {self.initial:.6g}, drift at most {self.largest:.2e} (relative: {self.relative:.2e})"
 
 
 def energy_drift(energy: Tensor) -> EnergyDrift:
@@ -309,7 +309,7 @@ class HamiltonianDynamics(Wrapper):
         check_has_numbers("times", times)
         steps = times.diff()
         if not bool((steps > 0).all() or (steps < 0).all()):
-            raise ValueError(f"times: expected increasing or decreasing ones, got {times.tolist()}")
+            raise ValueError(f"times: expected increasing or decreasing times, got {times.tolist()}")
         system = _System(position, momentum, mass, features, **given)
         times = times.to(position)
         if len(times) == 1:
@@ -349,9 +349,9 @@ class HamiltonianDynamics(Wrapper):
         if mass is not None and momentum is None and isinstance(getattr(data, "vel", None), Tensor):
             momentum = data.vel * mass.reshape(-1, 1)
         if mass is None or momentum is None:
-            raise TypeError(f"data: expected momentum or vel, and mass or features x that begin with it, got {data!r}")
+            raise TypeError(f"data: expected momentum or vel, and mass or x with mass as channel 0, got {data!r}")
         if times.ndim != 2 or not torch.allclose(times, times[:1].expand_as(times), rtol=0, atol=1e-5):
-            raise ValueError(f"data: expected time [clouds, times], alike in all clouds, got {tuple(times.shape)}")
+            raise ValueError(f"data: expected time [clouds, times], the same in all clouds, got {tuple(times.shape)}")
         batch = getattr(data, "batch", None)
         found = self.trajectory(data.pos, momentum, mass.reshape(-1), times[0], features, batch=batch)
         return torch.cat([found.position, found.momentum], dim=-1).transpose(0, 1)
@@ -388,7 +388,7 @@ class _System:
             raise ValueError(f"position: expected [points, dim] or [clouds, points, dim], got {shape}")
         if momentum.shape != position.shape or momentum.dtype != position.dtype:
             got = f"{momentum.dtype} {tuple(momentum.shape)}"
-            raise ValueError(f"momentum: expected {position.dtype} {shape} as the position, got {got}")
+            raise ValueError(f"momentum: expected {position.dtype} {shape} like position, got {got}")
         if mass.shape != shape[:-1]:
             raise ValueError(f"mass: expected {shape[:-1]}, one for each point, got {tuple(mass.shape)}")
         if not bool((mass > 0).all()):
@@ -455,5 +455,5 @@ def _usable(value: Any) -> Any:
 def _per_cloud(values: Tensor) -> Tensor:
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.ndim != 1:
-        raise ValueError(f"model: expected one energy a cloud, [clouds] or [clouds, 1], got {tuple(values.shape)}")
+        raise ValueError(f"model: expected one energy per cloud, [clouds] or [clouds, 1], got {tuple(values.shape)}")
     return values

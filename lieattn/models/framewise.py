@@ -91,7 +91,7 @@ class FramewiseOptions:
         check_counts(0, angles=self.angles)
         if self.positions and self.attention != "cloud":
             found = f"attention={self.attention!r}"
-            raise ValueError(f"positions: are those in the whole cloud, which {found} does not see")
+            raise ValueError(f"positions: expected False with {found}, which does not see the whole cloud")
 
 
 class FramewiseGeometry(NamedTuple):
@@ -197,13 +197,15 @@ class FramewiseTransformer(Network):
         self.attention, self.random_poses = options.attention, options.random_poses
         if self.random_poses and not isinstance(frames.pose, PrincipalFrames):
             raise ValueError(
-                f"random_poses: stand in for principal axes while a network trains, but frames are {frames}; give "
+                f"random_poses: needs principal axes, which random poses replace in training, got {frames}; use "
                 "PrincipalFrames() or FiniteFrames(group, PrincipalFrames()), or turn the data with RandomRotatePoints"
             )
         for option in ("attention", "angles"):
             if neighborhood is None and getattr(options, option) not in ("cloud", 0):
                 found = f"{option}={getattr(options, option)!r}"
-                raise ValueError(f"neighborhood: expected one such as Radius(5.0), which {found} needs")
+                raise ValueError(
+                    f"neighborhood: expected a neighborhood such as Radius(5.0), which {found} needs, got None"
+                )
         self.positions = self.attention == "cloud" if options.positions is None else options.positions
         self.vector_inputs = tuple(vector_inputs)
         self.embed_features = nn.Linear(self.in_channels, channels)
@@ -255,13 +257,13 @@ class FramewiseTransformer(Network):
         """Lift the clouds; ValueError if the positions do not fit the group, or clouds repeat and it cannot be."""
         clouds = point_clouds(data)
         if clouds.cell is not None and self.attention == "cloud":
-            advice = "give a Radius as neighborhood and FramewiseOptions(attention='neighborhood')"
-            raise ValueError(f"data.cell: attention over whole clouds knows no images; {advice}")
+            advice = "use a Radius as neighborhood and FramewiseOptions(attention='neighborhood')"
+            raise ValueError(f"data.cell: attention over whole clouds does not see periodic images; {advice}")
         refuse_lattices(clouds, self.frames)
         if clouds.pos.shape[1] != self.group.dim:
             got = tuple(clouds.pos.shape)
             raise ValueError(
-                f"data.pos: {self.group.name} acts on {self.group.dim} coordinates, got {got}; give frames of a group "
+                f"data.pos: {self.group.name} acts on {self.group.dim} coordinates, got {got}; use frames of a group "
                 f"in {got[1]} dimensions, such as FiniteFrames(sign_group({got[1]}), PrincipalFrames())"
             )
         frames, generator = posed(self.frames, self.random_poses, self.training)

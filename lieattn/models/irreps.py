@@ -239,7 +239,7 @@ class SE3Transformer(TensorFieldNetwork):
 
 
 class DistanceTransformer(_PointNetwork):
-    """A transformer of invariant features that sees positions by their distances alone.
+    """A transformer of invariant features that sees positions through distances only.
 
     Scores are dot products plus a function of the distance, values are multiplied by another. Vectors are made at
     the end, as sums of x_j - x_i and of the vector inputs with invariant coefficients (as in EGNN, Satorras et al.

@@ -217,8 +217,8 @@ def published_kernel(kernel: str, *, attention_fn: str = "softmax") -> dict[str,
             raise ValueError(f"kernel: {kernel!r} fails in the authors' code too: {letter} = {digit} {reason}")
     normalization, combination, features, location = list(kernel)
     if normalization not in "12" or combination != "2" or features not in _FEATURES or location not in _LOCATIONS:
-        known = "N is 1 or 2, C is 2, F is 1, 2 or 3, and P is 0, 1 or 2 where they run"
-        raise ValueError(f"kernel: {kernel!r} is no code; {known}")
+        known = "digits N C F P with N 1 or 2, C 2, F 1, 2 or 3, and P 0, 1 or 2"
+        raise ValueError(f"kernel: expected {known}, got {kernel!r}")
     return {
         "kernel": "combined",
         "normalize": "softmax" if normalization == "1" else "mean",
@@ -256,7 +256,7 @@ class PublishedCoordinates(PairCoordinates):
         """See :class:`lieattn.models.PairCoordinates`."""
         group, rotations = space.group, isinstance(_linear(space.group), SO)
         if self.convention == "log" and isinstance(_linear(group), FiniteGroup):
-            raise ValueError(f"convention: {group.name} has no logarithms; give a space such as Euclidean(SE(3))")
+            raise ValueError(f"convention: {group.name} has no logarithms; use a space such as Euclidean(SE(3))")
         if self.convention == "quaternion" and not (rotations and group.dim == 3):
             raise ValueError(f"convention: 'quaternion' is for SO(3) and SE(3), not for {group.name}")
         if self.convention == "grid" and not (group.is_affine and rotations and group.dim == 2):
@@ -267,7 +267,9 @@ class PublishedCoordinates(PairCoordinates):
     def __call__(self, graph: LiftedGraph) -> Tensor:
         """``[rows, fiber, fiber, k]``; raises ValueError for clouds that repeat."""
         if graph.neighbors.shift is not None:
-            raise ValueError(f"graph: clouds that repeat have coordinates 'smooth' and 'log', not {self.convention!r}")
+            raise ValueError(
+                f"graph: expected coordinates 'smooth' or 'log' for periodic clouds, got {self.convention!r}"
+            )
         space, row, elements = graph.space, graph.relative.row, graph.elements.contiguous()
         target, source = graph.neighbors.target, graph.neighbors.source
         if row is not None:

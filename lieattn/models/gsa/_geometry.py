@@ -51,7 +51,7 @@ def cropped(clouds: PointClouds, margin: int) -> tuple[Tensor | None, PointCloud
     if margin == 0:
         return None, clouds
     if clouds.grid is None:
-        raise ValueError("data: cropping pixels needs the raster of each cloud, grid [clouds, 2]")
+        raise ValueError("data: cropping of pixels needs the size of each image, grid [clouds, 2], got None")
     kept, grid = crop(clouds.grid, margin)
     left = PointClouds(
         pos=clouds.pos[kept],
@@ -67,7 +67,7 @@ def cropped(clouds: PointClouds, margin: int) -> tuple[Tensor | None, PointCloud
 def pooled(clouds: PointClouds, pool: GridPool, advice: Callable[[], str]) -> tuple[Tensor, PointClouds]:
     """Cell of each point, and the clouds that the cells make."""
     if clouds.grid is None:
-        raise ValueError("data: pooling pixels needs the raster of each cloud, grid [clouds, 2]")
+        raise ValueError("data: pooling of pixels needs the size of each image, grid [clouds, 2], got None")
     cell, grid = pool.cells(clouds.grid, advice)
     batch = torch.repeat_interleave(torch.arange(len(grid), device=grid.device), grid.prod(dim=1))
     pos = pooled_positions(clouds.pos, cell, len(batch))

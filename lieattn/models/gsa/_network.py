@@ -141,7 +141,7 @@ class GSANet(Network):
         self.vectors = VectorEmbedding(self.vector_inputs, dim, channels)
         half = channels // 2
         if isinstance(frames, ScaleFrames) and options.positions != "relative":
-            raise ValueError(f"positions: fibers of scales have relative ones, got {options.positions!r}")
+            raise ValueError(f"positions: expected 'relative' with ScaleFrames, got {options.positions!r}")
         absolute = options.positions == "absolute"
         seen: list[RelativeFunction] = [CoordinateEncoding(dim, half, absolute=absolute)]
         if options.values:
@@ -295,12 +295,12 @@ class GSANet(Network):
         promised, dim = Symmetry.of_frames(self.space, self.frames), self.space.group.dim
         notes: tuple[str, ...] = ()
         if self.group is not None and not self.options.equivariant(self.group):
-            note = f"a table of frames other than g⁻¹ m is not equivariant to {self.group.name}"
+            note = f"frame_table is not a function of g⁻¹ m, which breaks equivariance to {self.group.name}"
             return Symmetry(trivial(dim), notes=(note,))
         group = promised.group
         if isinstance(self.neighborhood, PixelSquare):
             name = "the frames" if self.group is None else self.group.name
-            kept = f"pixel squares turn by quarter turns and mirrors only, not with {name}; use a Radius neighborhood"
+            kept = f"pixel squares are symmetric to quarter turns and mirrors only, not to {name}; use a Radius"
             if isinstance(group, FiniteGroup):
                 whole = (group.elements == group.elements.round()).flatten(1).all(dim=1)
                 if not bool(whole.all()):
@@ -308,14 +308,14 @@ class GSANet(Network):
             elif group is not None:
                 group, notes = Translations(dim), (kept,)
         if self.options.positions == "none":
-            notes = (*notes, "no layer sees positions, so all that keeps the neighborhoods leaves the outputs alone")
+            notes = (*notes, "no layer sees positions, so all motions that keep the neighborhoods keep the outputs")
         elif self.options.positions == "absolute":
             group = None if isinstance(group, Translations) else group
             group = group.stabilizer if isinstance(group, SemidirectProduct) else group
             promised = replace(promised, translations=False, on_average=None)
-            notes = (*notes, "absolute positions change under translations")
+            notes = (*notes, "absolute positions break invariance to translations")
         if self.stages.follows_raster:
-            notes = (*notes, "crops and poolings follow the raster, whose sizes must stay even")
+            notes = (*notes, "sides of images must stay even at all crops and poolings")
         return replace(promised, group=group, notes=(*promised.notes, *notes))
 
     def geometry(self, data: Any) -> GSAGeometry:
@@ -422,4 +422,4 @@ def _coarser(neighborhood: Neighborhood) -> Neighborhood:
     try:
         return scaled(neighborhood, POOL)
     except ValueError as error:
-        raise ValueError(f"neighborhood: {neighborhood} cannot be made coarser behind a pooling") from error
+        raise ValueError(f"neighborhood: {neighborhood} cannot be scaled to the pixels after a pooling") from error

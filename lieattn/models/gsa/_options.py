@@ -57,7 +57,7 @@ class Stages:
             raise ValueError(f"expansions: expected {len(blocks)} factors of at least 1, got {list(self.widening)}")
         crops = [] if self.crops is None else list(self.crops)
         if self.crops is not None and (len(crops) != count or any(margin < 0 for margin in crops)):
-            raise ValueError(f"crops: expected {count} margins of at least 0, one a block, got {crops}")
+            raise ValueError(f"crops: expected {count} margins of at least 0, one for each block, got {crops}")
 
     @property
     def widening(self) -> list[int]:
@@ -165,9 +165,9 @@ class GSAOptions:
         if self.length is not None:
             check_length("length", self.length)
         if self.values and self.positions != "relative":
-            raise ValueError(f"values: expected False with {self.positions} positions, since values see relative ones")
+            raise ValueError(f"values: expected False with {self.positions} positions, since values need relative ones")
         if not 0 <= self.init_scale < math.inf:
-            raise ValueError(f"init_scale: expected a finite deviation of at least 0, got {self.init_scale}")
+            raise ValueError(f"init_scale: expected a finite standard deviation of at least 0, got {self.init_scale}")
 
     def equivariant(self, group: FiniteGroup | None) -> bool:
         """Whether pairs of frames are told apart by g⁻¹ m alone."""

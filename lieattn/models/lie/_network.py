@@ -128,7 +128,7 @@ class Lifting:
             if length is not None:
                 check_length(argument, length)
         if self.length is not None and isinstance(self.coordinates, PairCoordinates):
-            raise ValueError(f"length: {self.coordinates} are not divided by a length, got {self.length}")
+            raise ValueError(f"length: expected None with {self.coordinates}, got {self.length}")
 
     @property
     def continuous(self) -> bool:
@@ -259,7 +259,9 @@ class LieNetwork(Network):
         if not isinstance(self.space, HomogeneousSpace):
             raise TypeError(f"space: expected a HomogeneousSpace such as Euclidean(SE(3)), got {self.space!r}")
         if self.space.stabilizer is not None and frames is None:
-            raise TypeError(f"frames: expected some such as PrincipalFrames(), since {self.space.name} needs them")
+            raise TypeError(
+                f"frames: expected frames such as PrincipalFrames(), which {self.space.name} needs, got None"
+            )
         self.neighborhood, self.lifting = neighborhood, lifting or Lifting()
         self.recomputes = self.lifting.piece is not None
         chart = self.lifting.coordinates
@@ -267,13 +269,13 @@ class LieNetwork(Network):
             count = chart.count(self.space)
         elif chart == "log" and isinstance(self.space.stabilizer, FiniteGroup):
             name = self.space.group.name
-            raise ValueError(f"coordinates: {name} has no logarithms; give a space such as Euclidean(SE(3))")
+            raise ValueError(f"coordinates: {name} has no logarithms; use a space such as Euclidean(SE(3))")
         else:
             count = num_coordinates(self.space, chart) + isinstance(self.frames, ScaleFrames)
         self.num_coordinates = self.lifting.radial + count
         if self.lifting.radial:
             if not _is_rigid(self.space):
-                raise ValueError(f"radial: distances are invariant under rigid motions, not in {self.space.name}")
+                raise ValueError(f"radial: expected 0, since distances are not invariant in {self.space.name}")
             cutoff_of(neighborhood, self.lifting.cutoff)
         self.embed = nn.Linear(self.in_channels, channels)
         self.sees_order = isinstance(self.frames, SampledFrames) and self.frames.per == "point"
@@ -287,7 +289,7 @@ class LieNetwork(Network):
         if frames is None or self.lifting.continuous or (of_clouds and isinstance(self.space, Euclidean)):
             return found
         shifts = Translations(self.space.group.dim) if isinstance(self.space, Euclidean) else None
-        jumps = f"coordinates of relative elements jump at half turns, elsewhere to {found.name}"
+        jumps = f"to {found.name} except at half turns, where coordinates of relative elements jump"
         return replace(found, group=shifts, notes=(*found.notes, jumps))
 
     @property
@@ -296,9 +298,7 @@ class LieNetwork(Network):
         if options.cutoff is not None and (options.radial or options.local) and isinstance(self.neighborhood, Radius):
             beyond = jumps_of_neighbors(self.neighborhood, options.cutoff)
         turns = not isinstance(self.space.group, Translations)
-        halves = (
-            () if options.continuous or not turns else ("logarithms jump at half turns: take coordinates='smooth'",)
-        )
+        halves = () if options.continuous or not turns else ("logarithms jump at half turns: use coordinates='smooth'",)
         return (*super().jumps, *beyond, *halves)
 
     def _local(self, channels: int) -> nn.Module | None:
@@ -421,8 +421,8 @@ def share_of_neighbors(neighbors: Neighbors, share: float, generator: torch.Gene
     device = neighbors.device
     draw = torch.rand(neighbors.num_edges, generator=generator, dtype=torch.float64).to(device)
     if transformed() and is_batched(draw):
-        reason = "torch.func.vmap with randomness='different' would keep other neighbors for each"
-        raise RuntimeError(f"neighbor_dropout: {reason}; expected randomness='same', which keeps the same for all")
+        reason = "torch.func.vmap with randomness='different' would keep different neighbors in each entry"
+        raise RuntimeError(f"neighbor_dropout: {reason}; use randomness='same'")
     draw = torch.where(neighbors.is_loop, 0.0, draw)
     # By target, then by draw.
     order = (neighbors.target + 0.5 * draw).argsort(stable=True)

@@ -104,7 +104,7 @@ class LieTransformer(LieNetwork):
         check_counts(out_channels=out_channels, layers=layers)
         attention, readout = attention or AttentionOptions(), readout or Readout()
         if self.lifting.piece is not None and attention.norm.startswith("batch"):
-            raise ValueError(f"piece: statistics of norm={attention.norm!r} are of all points; take 'layer_pre'")
+            raise ValueError(f"piece: norm={attention.norm!r} needs statistics of all points; use 'layer_pre'")
         self.blocks = nn.ModuleList()
         for _ in range(layers):
             layer = self._attention(attention, channels, heads)
@@ -144,8 +144,8 @@ class LieTransformer(LieNetwork):
     def field(self, data: Any, geometry: LiftedGraph | None = None) -> GroupField:
         graph = self.geometry(data) if geometry is None else geometry
         if self.lifting.piece and torch.compiler.is_compiling():
-            reason = f"pieces of {self.lifting.piece} points depend on the positions, which compilers do not know"
-            raise RuntimeError(f"piece: {reason}; compile or export a network of the same weights with piece=None")
+            reason = f"pieces of {self.lifting.piece} points depend on the positions and cannot be compiled"
+            raise RuntimeError(f"piece: {reason}; compile or export a network with the same weights and piece=None")
         found = pieces(graph, self.lifting.piece) if self.lifting.piece else []
         x = self._embedded(data, graph, found)
         for block in self.blocks:
@@ -206,10 +206,12 @@ class LieConvNet(LieNetwork):
         super().__init__(in_channels, channels, frames, neighborhood, space, vector_inputs, lifting)
         convolution, readout = convolution or ConvolutionOptions(), readout or Readout()
         if self.lifting.piece is not None:
-            raise ValueError(f"piece: LieConvNet evaluates all points at once, got {self.lifting.piece}")
+            raise ValueError(
+                f"piece: expected None, since LieConvNet evaluates all points at once, got {self.lifting.piece}"
+            )
         share = convolution.downsampling
         if readout.pool == "none" and share < 1:
-            raise ValueError(f"pool: 'none' needs all points, got downsampling {share}; expected 1, or a pool")
+            raise ValueError(f"pool: 'none' needs downsampling=1, got {share}; use this, or another pool")
         self.share = share ** (1 / layers)
         widths = [round(channels * self.share ** (-convolution.widening * number)) for number in range(layers + 1)]
         options = {name: getattr(convolution, name) for name in ("norm", "activation", "rank", "hidden")}
@@ -245,12 +247,12 @@ class LieConvNet(LieNetwork):
         found = super().symmetry
         if self.share == 1:
             return found
-        ties = "where points are equally far, as on grids, subsampling depends on their order"
+        ties = "where distances are equal, as on grids, subsampling depends on the order of points"
         return replace(found, notes=(*found.notes, ties))
 
     @property
     def jumps(self) -> tuple[str, ...]:
-        chosen = ("subsampling chooses other points when these move: take downsampling=1",) if self.share < 1 else ()
+        chosen = ("subsampling selects other points when points move: use downsampling=1",) if self.share < 1 else ()
         return (*super().jumps, *chosen)
 
     def geometry(self, data: Any, *, generator: torch.Generator | None = None) -> LieConvGeometry:

@@ -64,13 +64,13 @@ def check_alike(argument: str, value: Tensor, other: str, beside: Tensor) -> Non
     """Raise ValueError unless two tensors have one dtype and device. It can be traced."""
     if value.dtype != beside.dtype or value.device != beside.device:
         found = f"{value.dtype} on {value.device} and {beside.dtype} on {beside.device}"
-        raise ValueError(f"{argument}, {other}: expected one dtype and device, got {found}")
+        raise ValueError(f"{argument}, {other}: expected the same dtype and device, got {found}")
 
 
 def check_has_numbers(argument: str, value: Tensor) -> None:
     """Raise ValueError if a tensor is on the meta device, where tensors have no numbers."""
     if value.device.type == "meta":
-        raise ValueError(f"{argument}: expected numbers, got a tensor on the meta device, which has none")
+        raise ValueError(f"{argument}: expected a tensor with values, got one on the meta device")
 
 
 def check_device(device: torch.device | str | None) -> None:
@@ -182,7 +182,7 @@ def check_size(argument: str, numbers: Tensor, unit: float = 1.0) -> None:
     if not largest <= _LARGEST:  # true for NaN
         divided = "" if unit >= 1 else f" after division by the length {unit:g}"
         allowed = f"expected at most {_LARGEST:.0e} in size, so that products stay finite"
-        raise ValueError(f"{argument}: {allowed}, got {largest:.1e}{divided}; take a larger unit")
+        raise ValueError(f"{argument}: {allowed}, got {largest:.1e}{divided}; use a larger unit")
 
 
 def check_dropout(argument: str, dropout: float) -> None:
@@ -200,7 +200,7 @@ def check_floating(argument: str, dtype: torch.dtype) -> None:
 def check_neighborhood(neighborhood: object) -> None:
     """Raise TypeError unless a value is a neighborhood such as ``Radius(1.0)``; the class ``Radius`` is not one."""
     if isinstance(neighborhood, type) or not callable(neighborhood) or not hasattr(neighborhood, "length"):
-        raise TypeError(f"neighborhood: expected a definition such as Radius(1.5), got {neighborhood!r}")
+        raise TypeError(f"neighborhood: expected a neighborhood such as Radius(1.5), got {neighborhood!r}")
 
 
 def check_none(argument: str, where: Tensor, fault: str) -> None:
@@ -224,7 +224,7 @@ def check_graph(graph: Any, allowed: type, beside: Tensor, other: str = "x") -> 
     check_is("graph", graph, allowed)
     check_is(other, beside, Tensor)
     if graph.pos.device != beside.device:
-        raise ValueError(f"graph: expected on {beside.device} as {other}, got on {graph.pos.device}")
+        raise ValueError(f"graph: expected a graph on {beside.device} like {other}, got one on {graph.pos.device}")
 
 
 def check_features(
@@ -348,7 +348,7 @@ def _sequence(cls: type, entries: tuple[Any, ...]) -> _Kind:
     if cls is tuple and Ellipsis not in entries:
         words = f"({', '.join(_words(part) for part in parts)})"
         return _Kind(lambda value: _is_sequence(value, len(parts)) and all(map(_fits, value, parts)), words)
-    words = f"a sequence of which each is {_words(parts[0])}"
+    words = f"a sequence in which each entry is {_words(parts[0])}"
     return _Kind(lambda value: _is_sequence(value) and all(_fits(entry, parts[0]) for entry in value), words)
 
 

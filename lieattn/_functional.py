@@ -57,8 +57,8 @@ def outside_of_transforms(search: Callable[P, R]) -> Callable[P, R]:
 def check_not_batched(argument: str, x: Tensor) -> None:
     """Raise RuntimeError for positions that ``torch.func.vmap`` maps over."""
     if transformed() and is_batched(x):
-        reason = "torch.func.vmap goes over positions, each of which has neighbors of its own, in other numbers"
-        advice = "put clouds into one Batch, or go over features or weights with geometry = network.geometry(data)"
+        reason = "torch.func.vmap cannot map over positions, since the numbers of their neighbors differ"
+        advice = "use one Batch of clouds, or map over features or weights with geometry = network.geometry(data)"
         raise RuntimeError(f"{argument}: {reason}; {advice}")
 
 

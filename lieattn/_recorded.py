@@ -79,7 +79,7 @@ def make(described: Any) -> Any:
         return _imported(described["name"])
     cls = _imported(described.get("class_path"))
     if not isinstance(cls, type):
-        raise ValueError(f"{described['class_path']} is no class")
+        raise ValueError(f"{described['class_path']} is not a class")
     made = cls(**{name: make(given) for name, given in described["init_args"].items()})
     return made.with_head(make(described["head"])) if "head" in described else made
 
@@ -93,15 +93,17 @@ def _arguments(value: Any) -> dict[str, Any]:
             if parameter.kind is parameter.VAR_KEYWORD:
                 found.update(found.pop(parameter.name, {}))
             elif parameter.kind is parameter.VAR_POSITIONAL and parameter.name in found:
-                raise ValueError(f"{type(value).__name__} has arguments without names: *{parameter.name}")
+                raise ValueError(
+                    f"{type(value).__name__} takes arguments without names, *{parameter.name}, which cannot be saved"
+                )
         return dict(found)
     if isinstance(value, nn.Module):
         advice = "derive its class from lieattn.models.Network, or save its state_dict with torch.save"
-        raise ValueError(f"{type(value).__name__} does not note the arguments that it is made with: {advice}")
+        raise ValueError(f"{type(value).__name__} does not record the arguments of its constructor: {advice}")
     for name, parameter in signature.parameters.items():
         several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if several or (not hasattr(value, name) and parameter.default is parameter.empty):
-            raise ValueError(f"{type(value).__name__} cannot be described: its argument {name!r} is no attribute")
+            raise ValueError(f"{type(value).__name__} does not keep its argument {name!r} as an attribute")
     return {name: getattr(value, name) for name in signature.parameters if hasattr(value, name)}
 
 
@@ -113,11 +115,11 @@ def _import_path(thing: Any) -> str:
         for name in (thing.__qualname__, thing.__name__):
             if getattr(home, name, None) is thing:
                 return f"{'.'.join(parts[:count])}.{name}"
-    raise ValueError(f"{thing.__qualname__} is not defined at the top level of a module, where it can be found again")
+    raise ValueError(f"{thing.__qualname__} is not defined at the top level of a module, so it cannot be imported")
 
 
 def _imported(path: Any) -> Any:
     try:
         return pkgutil.resolve_name(path)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"there is no {path} here: {error}") from error
+        raise ValueError(f"cannot import {path}: {error}") from error

@@ -30,9 +30,9 @@ def save(network: nn.Module, path: str | Path) -> None:
     """Write a network to a file from which :func:`load` makes it again: weights, arguments, group and geometry.
 
     The file is one of safetensors, so weights can be read by any program that knows these. It is written whole or not
-    at all. ValueError is raised if weights are not finite, if a part of the network does not note its arguments (all
+    at all. ValueError is raised if weights are not finite, if a part of the network does not record its arguments (all
     of ``lieattn.models``, the heads of ``lieattn.nn`` and networks of your own that derive from
-    :class:`lieattn.models.Network` do), or if the network was changed since it was made. Whether it is in training
+    :class:`lieattn.models.Network` do), or if the network was changed after its construction. Whether it is in training
     mode, and what was frozen, is not kept.
 
     Parameters
@@ -58,7 +58,7 @@ def save(network: nn.Module, path: str | Path) -> None:
         if isinstance(part, TiedWeights):
             part._decide(decided.get(name, {}))
     if _structure(made) != _structure(network):
-        raise ValueError("network: was changed since it was made; make one with the arguments that it needs now")
+        raise ValueError("network: was changed after its construction; construct it with the arguments it needs now")
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
     header: dict[str, Any] = {"format": _FORMAT, "version": importlib.metadata.version("lieattn")}
     header |= {"network": _apart(described, tensors), "modules": _metadata(state)}
@@ -91,7 +91,7 @@ def load(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
     for name in untrusted_names(described, trust):
         package = name.partition(".")[0]
         raise ValueError(
-            f"{path} names {name}, which would be imported and called. If the code is yours or you trust it: "
+            f"{path} names {name}, which would be imported and called. If you trust this package, pass "
             f"trust=[{package!r}]"
         )
     weights = OrderedDict((name, value) for name, value in tensors.items() if not name.startswith(_ARGUMENT))
@@ -100,9 +100,9 @@ def load(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
     try:
         network = _made(described)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: its network cannot be made here. {error}") from error
+        raise ValueError(f"{path}: its network cannot be constructed here. {error}") from error
     if not isinstance(network, nn.Module):
-        raise ValueError(f"{path} is damaged: what its header describes is no network")
+        raise ValueError(f"{path} is damaged: its header does not describe a network")
     network.to(next((value.dtype for value in weights.values() if value.is_floating_point()), None))
     for name, own in itertools.chain(network.named_parameters(), network.named_buffers()):
         if name in weights:
@@ -111,7 +111,7 @@ def load(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
         network.load_state_dict(weights)
     except RuntimeError as error:
         reason = " ".join(line.strip() for line in str(error).splitlines()[1:])
-        raise ValueError(f"{path}: the weights do not fit the network that is made here. {reason}") from error
+        raise ValueError(f"{path}: the weights do not fit the network that is constructed here. {reason}") from error
     return network.eval()
 
 
@@ -121,7 +121,7 @@ def _located(path: Path) -> Path:
         return path
     if not (trained := _TRAINED / f"{path}.safetensors").is_file():
         names = ", ".join(sorted(file.stem for file in _TRAINED.glob("*.safetensors")))
-        raise FileNotFoundError(errno.ENOENT, f"there is no such file, and the trained networks are {names}", str(path))
+        raise FileNotFoundError(errno.ENOENT, f"no such file; the trained networks are {names}", str(path))
     return trained
 
 
@@ -135,15 +135,15 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             header = json.loads((file.metadata() or {}).get(_KEY, "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except (SafetensorError, ValueError, RuntimeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged, or no file of lieattn.save: {error}") from error
+        raise ValueError(f"{path} is damaged, or was not written by lieattn.save: {error}") from error
     if not isinstance(header, dict) or not isinstance(header.get("format"), int):
-        raise ValueError(f"{path} was not written by lieattn.save: its header says nothing of a network")
+        raise ValueError(f"{path} was not written by lieattn.save: its header does not describe a network")
     if header["format"] > _FORMAT:
-        newer = f"is of format {header['format']}, this version knows up to {_FORMAT}"
+        newer = f"has format {header['format']}, but this version reads formats up to {_FORMAT}"
         raise ValueError(f"{path} {newer}: pip install --upgrade lieattn")
     known = header.pop("digest", None)
     if known != digest([header, sorted(tensors.items())]):
-        raise ValueError(f"{path} is damaged: its content is not as it was saved")
+        raise ValueError(f"{path} is damaged: its content differs from what was saved")
     return header, tensors
 
 

@@ -41,7 +41,7 @@ class TiedWeights(nn.Module):
             fault = f"{name}: the weights are for {saved.get(name, own)}, the module has {own}"
             # A network reports the difference first; its layers do not repeat it.
             if saved.get(name, own) != own and not any(fault in message for message in error_msgs):
-                advice = f"build it with the {name} of the weights, or load dict(state_dict) all the same"
+                advice = f"build the module with the {name} of the weights, or load dict(state_dict) to skip this check"
                 error_msgs.append(f"{prefix}{fault}; {advice}.")
 
 

@@ -112,7 +112,7 @@ class Calculator(AseCalculator):
         atoms = cast(Atoms, self.atoms)
         whole = bool(atoms.pbc.all()) and atoms.cell.rank == 3
         if "stress" in properties and not whole:
-            raise PropertyNotImplementedError("stress: expected atoms with a cell that repeats along three vectors")
+            raise PropertyNotImplementedError("stress: expected atoms that are periodic along all three cell vectors")
         weight = next(self.model.parameters(), torch.zeros(()))
         pos = torch.tensor(atoms.positions / self._length).to(weight)
         data = Data(pos=pos, z=torch.tensor(atoms.numbers, device=pos.device).long())
@@ -166,7 +166,7 @@ def _number(atoms: Atoms, name: str, like: Tensor) -> Tensor:
     """A number of the whole structure, ``[1]``."""
     value = atoms.info.get(name)
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise ValueError(f"atoms.info[{name!r}]: expected a number, which the model reads, got {value!r}")
+        raise ValueError(f"atoms.info[{name!r}]: expected a number, which is an input of the model, got {value!r}")
     return like.new_tensor([float(value)])
 
 
@@ -184,11 +184,11 @@ def _units_of_energy(model: nn.Module) -> _Units:
         return torch.ones(()), torch.zeros(()), False
     name = "energy" if "energy" in model.names else model.names[0]
     if name in ("force", "stress", "virial") or (len(model.names) > 1 and name != "energy"):
-        raise ValueError(f"model: expected one that is trained on energies, got outputs {sorted(model.names)}")
+        raise ValueError(f"model: expected one with energies as outputs, got outputs {sorted(model.names)}")
     scale, shift = model.units(name)
     for derived in ("force", "stress", "virial"):
         if derived in model.names and not torch.equal(scale.reshape(()), model.units(derived)[0].reshape(())):
-            what = f"its outputs {derived!r} are not the derivatives of its energies in their units"
+            what = f"its outputs {derived!r} are not in the units of the derivatives of its energies"
             pair = {derived: "force"} if derived != "force" and "force" in model.names else {name: derived}
             raise ValueError(f"model: {what}; train with scale_of={pair}")
     return scale.reshape(()), shift.reshape(()), name in model.extensive

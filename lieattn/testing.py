@@ -102,7 +102,7 @@ def assert_equivariant(
     there is none, ValueError is raised.
     """
     if tolerance is None and pos.dtype not in TOLERANCE:
-        raise ValueError(f"tolerance: give one for {pos.dtype}, there are defaults for {list(TOLERANCE)} only")
+        raise ValueError(f"tolerance: expected one for {pos.dtype}, since only {list(TOLERANCE)} have defaults")
     allowed = TOLERANCE[pos.dtype] if tolerance is None else tolerance
     error = equivariance_error(call, group, x, pos, input_field=input_field, output_field=output_field)
     if not error <= allowed:

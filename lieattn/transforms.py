@@ -143,9 +143,9 @@ def radius(x: Tensor, y: Tensor, r: float, batch_x: Tensor | None = None, batch_
     check_arguments(radius, locals())
     check_length("r", r)
     if (batch_x is None) != (batch_y is None):
-        raise ValueError("batch_x, batch_y: expected both of them or none")
+        raise ValueError("batch_x, batch_y: expected both or neither")
     if x.shape[1:] != y.shape[1:]:
-        raise ValueError(f"y: expected points of the dimension of x, got {tuple(x.shape)} and {tuple(y.shape)}")
+        raise ValueError(f"x, y: expected points of the same dimension, got {tuple(x.shape)} and {tuple(y.shape)}")
     batch = None if batch_x is None or batch_y is None else torch.cat([batch_x, batch_y])
     found = Radius(r, include_self=False)(torch.cat([x, y.to(x.dtype)]), batch)
     across = (found.target >= len(x)) & (found.source < len(x))
@@ -234,7 +234,7 @@ class KNNGraph(BaseTransform):
         """The data, a copy if the transform is called, with edges."""
         clouds = point_clouds(data)
         if clouds.cell is not None:
-            raise ValueError("data.cell: the nearest are searched without images; take RadiusGraph, or remove the cell")
+            raise ValueError("data.cell: KNNGraph does not see periodic images; use RadiusGraph, or remove the cell")
         edges = knn_graph(clouds.pos, self.k, clouds.batch, self.loop, ties=self.ties)
         if self.force_undirected:
             edges = torch.unique(torch.cat([edges, edges.flip(0)], dim=1), dim=1)
@@ -259,7 +259,7 @@ class FarthestPoints(BaseTransform):
     def forward(self, data: Data) -> Data:
         """The data, a copy if the transform is called, with fewer points."""
         if data.get("edge_index") is not None or data.get("face") is not None:
-            raise ValueError("data: expected points without edges or faces; choose points first, then make edges")
+            raise ValueError("data: expected points without edges or faces; select points before making edges")
         chosen = fps(data.pos, data.get("batch"), self.ratio, start=self.start)
         names = data.node_attrs()
         for name in names:
@@ -280,7 +280,7 @@ class FarthestPoints(BaseTransform):
 
 def _check_ratio(ratio: float) -> None:
     if not 0 < ratio <= 1:
-        raise ValueError(f"ratio: expected a number above 0 and up to 1, got {ratio!r}")
+        raise ValueError(f"ratio: expected a number in (0, 1], got {ratio!r}")
 
 
 def _directed(edges: Tensor, flow: Flow) -> Tensor:

@@ -99,7 +99,7 @@ def test_derivatives_of_a_network(cell):
     assert np.abs(forces).max() > 1e-2
     np.testing.assert_allclose(forces, numeric, atol=1e-6 * np.abs(forces).max())
     if not cell:
-        with pytest.raises(ase.calculators.calculator.PropertyNotImplementedError, match="three vectors"):
+        with pytest.raises(ase.calculators.calculator.PropertyNotImplementedError, match="three cell vectors"):
             atoms.get_stress()
         return
     stress, numeric = atoms.get_stress(voigt=False), np.zeros((3, 3))
@@ -174,7 +174,7 @@ def test_what_is_refused():
     )
     with pytest.raises(ValueError, match=r"scale_of=\{'energy': 'force'\}"):
         calculator.Calculator(Rescaled(EnergyForces(network()), {"energy": 1.0, "force": 2.0}))
-    with pytest.raises(ValueError, match="trained on energies, got outputs"):
+    with pytest.raises(ValueError, match="expected one with energies as outputs, got outputs"):
         calculator.Calculator(Rescaled(EnergyForces(network()), {"force": 2.0}))
     with pytest.raises(ValueError, match="energy_unit: expected one of"):
         calculator.Calculator(network(), energy_unit="Ry")

@@ -150,12 +150,12 @@ def test_damage_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 2}, "is of format 2, this version knows up to 1"),
+        ({"format": 2}, "has format 2, but this version reads formats up to 1"),
         ({"network": {"class_path": "os.system", "init_args": {"command": "false"}}}, "names os.system"),
-        ({"network": {"class_path": "lieattn.models.Gone", "init_args": {}}}, "there is no lieattn.models.Gone here"),
-        ({"network": {"class_path": "lieattn.models.energy_drift", "init_args": {}}}, "is no class"),
-        ({"network": {"class_path": "lieattn.models.Species", "init_args": {}}}, "is no network"),
-        ({"network": 3}, "is no network"),
+        ({"network": {"class_path": "lieattn.models.Gone", "init_args": {}}}, "cannot import lieattn.models.Gone"),
+        ({"network": {"class_path": "lieattn.models.energy_drift", "init_args": {}}}, "is not a class"),
+        ({"network": {"class_path": "lieattn.models.Species", "init_args": {}}}, "does not describe a network"),
+        ({"network": 3}, "does not describe a network"),
     ],
 )
 def test_foreign_headers_are_refused(changes, message, tmp_path):
@@ -173,12 +173,12 @@ def test_what_cannot_be_saved(tmp_path):
     broken = small()
     broken.norm.weight.data[0] = torch.nan
     refused(broken, "network: the weights norm.weight are not finite")
-    refused(nn.Linear(1, 1), "Linear does not note the arguments .* derive its class from lieattn.models.Network")
-    refused(EnergyForces(nn.Linear(1, 1)), "Linear does not note")
+    refused(nn.Linear(1, 1), "Linear does not record the arguments .* derive its class from lieattn.models.Network")
+    refused(EnergyForces(nn.Linear(1, 1)), "Linear does not record")
     refused(HamiltonianDynamics(lambda data: data.pos.sum()), "is not defined at the top level of a module")
     changed = small()
     changed.head = nn.Linear(4, 1)
-    refused(changed, "was changed since it was made")
+    refused(changed, "was changed after its construction")
     assert not list(tmp_path.iterdir())
 
 

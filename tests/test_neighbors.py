@@ -538,5 +538,5 @@ def test_definitions_of_a_users_own():
     assert smooth_cutoff(scaled(Growing(1.5), 2.0)) == 3.0
     assert smooth_cutoff(Radius(1.5, smooth=True)) == 1.5
     assert smooth_cutoff(Radius(1.5)) is None
-    with pytest.raises(ValueError, match=r"neighborhood: .* define scaled\(factor\)"):
+    with pytest.raises(ValueError, match=r"neighborhood: .* implement scaled\(factor\)"):
         scaled(Listed(), 2.0)

@@ -645,6 +645,8 @@ EXEMPT = {
             "evaluate",
             "on_load_checkpoint",
             "on_save_checkpoint",
+            "on_validation_epoch_end",
+            "lr_scheduler_step",
             "predict_step",
             "test_step",
             "load_state_dict",

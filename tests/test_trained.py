@@ -160,3 +160,8 @@ def test_a_transform_gives_data():
         Preprocessed(network, len)(Data(pos=torch.randn(3, 2)))
     with pytest.raises(TypeError, match="transform"):
         Preprocessed(network, "MoleculeFeatures")
+
+
+def test_the_command_certifies_a_network_by_its_name(capsys):
+    assert main(["certify", "springs", "--dtype", "float64"]) == 0
+    assert "measured on: the item of its card" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
 from lieattn._files import replace_text
-from lieattn._saved import load
+from lieattn._saved import load, trained_cards
 from lieattn.certify import TOLERANCES, Certificate, Kind, certify
 from lieattn.cli._options import ArgumentParser, natural, output_file, package, positive, take_settings
 from lieattn.cli._target import drawn_clouds, drawn_images, given_clouds, is_named, made, settings_of
@@ -43,7 +43,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
     The exit status is 0, or 1 if an error is beyond its tolerance, or an output is not finite or always the same.
     """
     options = parsed(_parser(name), arguments, ("data", "group", "model"))
-    foreign = is_named(options.checkpoint) or Path(options.checkpoint).suffix == ".safetensors"
+    saved = Path(options.checkpoint).suffix == ".safetensors" or is_trained(options.checkpoint)
+    foreign = saved or is_named(options.checkpoint)
     network, clouds, source, weights = _foreign(options) if foreign else _trained(options)
     if options.device is not None and isinstance(network, nn.Module):
         network = network.to(options.device)
@@ -96,10 +97,23 @@ def _foreign(options: argparse.Namespace) -> tuple[Any, Any, str, dict[str, Tens
     elif options.images is not None:
         clouds = drawn_images(options.clouds, options.images, options.seed)
         source = f"{options.clouds} random images of {' x '.join(map(str, options.images))}"
+    elif is_trained(options.checkpoint) and not options.random:
+        clouds, source = item_of_card(options.checkpoint)
     else:
         clouds = drawn_clouds(options.clouds, options.points, options.dim, options.features, options.seed)
         source = f"{options.clouds} random clouds of {options.points} points in {options.dim} dimensions"
     return network, clouds, source, {}
+
+
+def is_trained(name: str) -> bool:
+    """Whether this is the name of a trained network of the library, and not of a file."""
+    return name in trained_cards() and not Path(name).exists()
+
+
+def item_of_card(name: str) -> tuple[list[Data], str]:
+    """The item on the card of a trained network, and where it is from, in words."""
+    item = trained_cards()[name]["example"]["input"]
+    return [Data(**{key: torch.tensor(value) for key, value in item.items()})], "the item of its card"
 
 
 def parsed(parser: ArgumentParser, arguments: Sequence[str], sections: Sequence[str]) -> argparse.Namespace:
@@ -133,12 +147,12 @@ def _text(certificate: Certificate, source: str, weights: dict[str, Tensor]) -> 
 def _parser(name: str) -> ArgumentParser:
     parser = ArgumentParser(
         prog=f"lieattn {name}",
-        usage=f"lieattn {name} CHECKPOINT|MODULE:NAME [options]",
-        description="Measure the equivariance error of a network under motions of its group, and how much its outputs "
-        "change under other motions. The network is read from a file, or imported as package.module:name, which can "
-        "be a torch module, its class, a function of a batch, a calculator of ASE, or a function that returns one of "
-        "these. Clouds are taken from the test set of the checkpoint, or are random. Kinds are position, vector, "
-        "pseudovector, pseudoscalar and tensor, several joined by +. For details see docs/certify.md.",
+        usage=f"lieattn {name} CHECKPOINT|NAME|MODULE:NAME [options]",
+        description="Measure the equivariance error of a network under motions of its group, and the effect of other "
+        "motions. The network is read from a file, is a trained one of the library (NAME, see `lieattn models "
+        "--trained`), or is imported: a torch module, its class, a function of a batch, a calculator of ASE, or a "
+        "function that returns one of these. Clouds are the test set of the checkpoint, the item of the card, or "
+        "random. Kinds are position, vector, pseudovector, pseudoscalar and tensor, several joined by +.",
     )
     add_cloud_options(parser, 4, "a checkpoint of `lieattn fit`, a file of lieattn.save, or package.module:name")
     add = parser.add_argument

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import torch
 from torch import nn
 from torch_geometric.data import Data
 
 from lieattn._saved import load, trained_cards
-from lieattn.cli._certify import add_cloud_options, parsed, test_clouds
+from lieattn.cli._certify import add_cloud_options, is_trained, item_of_card, parsed, test_clouds
 from lieattn.cli._options import ArgumentParser, natural
 from lieattn.train import UsageError, load_network, read_checkpoint, short_message
 
@@ -101,7 +100,7 @@ def _out(suffixes: Sequence[str], text: str) -> Path:
 
 def _loaded(options: argparse.Namespace) -> tuple[nn.Module, list[Data], str]:
     """The network, the clouds, and where the clouds are from, in words."""
-    trained, given = options.checkpoint in trained_cards() and not Path(options.checkpoint).exists(), options.data
+    trained, given = is_trained(options.checkpoint), options.data
     if not trained and Path(options.checkpoint).suffix != ".safetensors":
         network = load_network(options.checkpoint, options.trust)
         return network, *test_clouds(read_checkpoint(options.checkpoint)["lieattn"], network, options)
@@ -110,8 +109,7 @@ def _loaded(options: argparse.Namespace) -> tuple[nn.Module, list[Data], str]:
         return network, *test_clouds({"config": {}, "input": None}, network, options)
     if not trained:
         raise UsageError(f"--data: expected --data CLASS, since {options.checkpoint} has no test set")
-    item = trained_cards()[options.checkpoint]["example"]["input"]
-    return network, [Data(**{key: torch.tensor(value) for key, value in item.items()})], "the item of its card"
+    return network, *item_of_card(options.checkpoint)
 
 
 def _figure(name: str, figure: str, arguments: Sequence[str]) -> int:

@@ -174,7 +174,7 @@ def test_begun_later_and_not_left_off(tmp_path):
         fit(tmp_path, crash=5)
     with pytest.raises(Crash):
         fit(tmp_path, resume=True, crash=10, more=[AveragedWeights(DECAY)])
-    with pytest.raises(UsageError, match="ema: the checkpoint is of a training with averaged weights: go on"):
+    with pytest.raises(UsageError, match="ema: the checkpoint is of a training with averaged weights: continue"):
         fit(tmp_path, resume=True)
     assert fit(tmp_path, resume=True, more=[AveragedWeights(DECAY)]).trainer.global_step == 15
 

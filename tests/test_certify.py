@@ -945,7 +945,7 @@ def test_refusals_are_no_failures_where_nothing_is_promised():
     [
         ({"group": "E(3)"}, TypeError, "group: expected a Group or one of .'search',. or None, got 'E\\(3\\)'"),
         ({"outputs": "arrow"}, ValueError, "outputs: expected one of .*'vector'.* got 'arrow'"),
-        ({"outputs": {"forces": "vector"}}, ValueError, "'forces' is not among what the network gives, .*'spin'"),
+        ({"outputs": {"forces": "vector"}}, ValueError, "'forces' is not among the outputs of the network, .*'spin'"),
         ({"outputs": {"spin": 3}}, TypeError, r"outputs\['spin'\]: expected one of"),
         ({"outputs": ()}, ValueError, "outputs: expected kinds in the tuple"),
         ({"outputs": ("tensor", "vector")}, ValueError, "a tensor has two axes"),

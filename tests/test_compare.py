@@ -706,7 +706,7 @@ def test_first_model_is_the_measure_if_no_count_is_given(tmp_path):
     [
         (
             {"step": 64},
-            r"models.b: cannot have 102 parameters within 5 %; the nearest are 322 \(channels = 64\)",
+            r"models.b: cannot be matched to 102 parameters within 5 %; the nearest are 322 \(channels = 64\)",
         ),
         (
             {"step": 16},

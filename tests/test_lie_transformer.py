@@ -931,7 +931,7 @@ REFUSED = {
     "frames: expected frames": lambda: network(SE3, None),
     "space: expected a HomogeneousSpace": lambda: network(SE(3), Principal()),
     "downsampling: expected a share": lambda: ConvolutionOptions(downsampling=0.0),
-    "pool: .none. needs all points": lambda: convolutional(
+    "pool: .none. needs downsampling=1": lambda: convolutional(
         SE3, Principal(), convolution={"downsampling": 0.5}, readout=Readout(pool="none")
     ),
     "widening: expected an exponent": lambda: ConvolutionOptions(widening=-1.0),

@@ -533,7 +533,7 @@ def test_errors_name_what_is_allowed(flat, tmp_path):
         flat.save(tmp_path / "a.gif", "overview")
     with pytest.raises(ValueError, match="data: expected one cloud with points, got PointClouds"):
         viz.Microscope(network, Batch.from_data_list([data, data]))
-    with pytest.raises(ValueError, match="network: nothing in Pooled has values at the 16 points"):
+    with pytest.raises(ValueError, match="network: no layer of Pooled has values at the 16 points"):
         viz.Microscope(Pooled(), data)
     assert not list(tmp_path.iterdir())
 

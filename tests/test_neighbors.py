@@ -499,7 +499,7 @@ FALSE_CALLS = {
     "collate nothing": (ValueError, "lists: expected at least one", lambda: Neighbors.collate([])),
     "collate devices": (
         ValueError,
-        "lists: expected all on cpu, got list 1 on meta",
+        "lists: expected all lists on cpu, got list 1 on meta",
         lambda: Neighbors.collate([ALL(P), ALL(P).to("meta")]),
     ),
     "row_ptr": (ValueError, "row_ptr: expected one entry more", lambda: Neighbors(index(), index(), index())),

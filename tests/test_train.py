@@ -277,7 +277,7 @@ def test_named_parameters_have_no_weight_decay():
         assert group["params"]
         assert all(names[id(weight)].endswith("bias") == ends for weight in group["params"])
     task.no_decay = ("*gain",)
-    with pytest.raises(ValueError, match=r"no_decay: no parameter is called '\*gain'; one is 'network\."):
+    with pytest.raises(ValueError, match=r"no_decay: no parameter matches '\*gain'; one is 'network\."):
         task._parameter_groups()
 
 
@@ -300,7 +300,7 @@ def test_named_parameters_have_no_weight_decay():
         (lambda: PointSetData(ToyClouds(), batch_size=0), "batch_size: expected an integer of at least 1, got 0"),
         (lambda: PointSetData(ToyClouds(), eval_batch_size=10**20), "eval_batch_size: expected an integer of at most"),
         (lambda: PointSetData(ToyClouds(), workers=-1), "workers: expected an integer of at least 0, got -1"),
-        (lambda: PointSetData().train_dataloader(), "data.train: no data set was given"),
+        (lambda: PointSetData().train_dataloader(), "data.train: expected a data set, got none"),
         (lambda: PointSetData(ToyClouds(0)).train_dataloader(), "data.train: the data set is empty"),
         (lambda: PointSetData([]).train_dataloader(), "data.train: the data set is empty"),
         (
@@ -1177,7 +1177,11 @@ RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
         (["certify", "{}", *TRUSTED, "--seed", "-1"], 2, "--seed: expected an integer of at least 0, got '-1'"),
         (["certify", "{}", *TRUSTED, "--tolerance", "x"], 2, "--tolerance: expected VALUE or float64.*, got 'x'"),
         (["certify", "{}", *TRUSTED, "--data", "latin.yaml"], 2, "latin.yaml cannot be read: 'utf-8' codec"),
-        (["certify", "{}", *TRUSTED, "--json", "run.yaml/c.json"], 2, "--json: cannot write .*/run.yaml is no folder"),
+        (
+            ["certify", "{}", *TRUSTED, "--json", "run.yaml/c.json"],
+            2,
+            "--json: cannot write .*/run.yaml is not a writable folder",
+        ),
         (["certify", "{}", *TRUSTED, "--output", "y=banana"], 2, "outputs..y..: expected one of .*, got 'banana'"),
         (["compare"], 2, "arguments are required: --config"),
         (["compare", "--config", "broken.yaml"], 2, "broken.yaml cannot be read: .* line 1, column 8"),
@@ -1206,17 +1210,17 @@ RUN, TRUSTED = ["--config", "run.yaml"], ["--trust", *TRUST]
         (["fit", *RUN, "--model.init_args.optimizer.init_args.lr", "-1"], 2, "optimizer: Invalid learning rate: -1"),
         (["fit", *RUN, "--model.init_args.network.init_args.group.init_args.n", "0"], 2, "n: expected an integer"),
         (["fit", *RUN, "--model.init_args.network", "no_package.Network"], 2, "model: network: .*no_package"),
-        (["fit", *RUN, "--ckpt_path", "text.ckpt"], 2, "text.ckpt is damaged, or no checkpoint"),
+        (["fit", *RUN, "--ckpt_path", "text.ckpt"], 2, "text.ckpt is damaged, or is not a checkpoint"),
         (
             ["fit", *RUN, "--model.init_args.network.init_args.width", "7", "--ckpt_path", "{}"],
             2,
             r"weights do not fit the model of the configuration: size mismatch for network.mlp.0.weight",
         ),
         (["certify", "absent.ckpt"], 2, "there is no checkpoint absent.ckpt"),
-        (["certify", "broken.ckpt"], 2, "broken.ckpt is damaged, or no checkpoint"),
+        (["certify", "broken.ckpt"], 2, "broken.ckpt is damaged, or is not a checkpoint"),
         (["certify", "foreign.ckpt"], 2, "foreign.ckpt was not written by lieattn"),
-        (["test", "--config", "run.yaml"], 2, "test needs trained weights: --ckpt_path"),
-        (["fit", "--config", "empty.yaml"], 2, "data.train: no data set was given"),
+        (["test", "--config", "run.yaml"], 2, "test needs trained weights: use --ckpt_path"),
+        (["fit", "--config", "empty.yaml"], 2, "data.train: expected a data set, got none"),
         (
             ["validate", "--config", "empty.yaml", "--ckpt_path", "{}"],
             2,

@@ -121,7 +121,7 @@ def _compare(options: argparse.Namespace, folder: Path) -> int:
     missing = [cell for cell in wanted if cell not in records]
     for name, (model, value) in models.items():
         _say(f"{name}: {compare.in_words(settings, value)}" + (f" with {model.choice}" if model.choice else ""))
-    _say(f"{len(records)} of {len(cells)} cells are finished, {len(missing)} are left to run; results in {folder}")
+    _say(f"{len(records)} of {len(cells)} cells are finished, {len(missing)} to run; results in {folder}")
     if options.plan:
         compare.Sets(settings)  # raises where the data does not fit
         return 0

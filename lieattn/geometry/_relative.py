@@ -171,7 +171,7 @@ class RelativeElements(Movable):
         """
         check_tensor("pos", pos, "a floating tensor [points, dim]")
         if pos.shape != self.pos.shape:
-            raise ValueError(f"pos: expected the same shape {tuple(self.pos.shape)}, got {tuple(pos.shape)}")
+            raise ValueError(f"pos: expected {tuple(self.pos.shape)} as before, got {tuple(pos.shape)}")
         if self.elements is not None or self.pose is not None or self.given is not None:
             raise ValueError("graph: its frames or coordinates depend on its points; lift the moved points instead")
         if deformation is None:

@@ -436,11 +436,11 @@ def test_pose_attention_is_a_circulant_of_the_poses():
     ("make", "message"),
     [
         (lambda: GridAttentiveConvolution(cyclic(4), 1, 1, 3, attention="all"), "attention: expected one of"),
-        (lambda: GridAttentiveConvolution(cyclic(4), 1, 1, 3, spatial_size=4), "spatial_size: expected an odd side"),
+        (lambda: GridAttentiveConvolution(cyclic(4), 1, 1, 3, spatial_size=4), "spatial_size: expected an odd number"),
         (lambda: GridAttentiveConvolution(cyclic(4), 1, 1, 3, channel_action="any"), "channel_action: expected one of"),
         (lambda: GridAttentiveLifting(cyclic(4), 1, 1, 3, hidden=0), "hidden: expected an integer"),
         (lambda: GridInputAttention(cyclic(8), 1), "group: expected a group of the plane"),
-        (lambda: GridInputAttention(cyclic(4), 1, spatial_size=2), "spatial_size: expected an odd side"),
+        (lambda: GridInputAttention(cyclic(4), 1, spatial_size=2), "spatial_size: expected an odd number"),
         (lambda: GridInputAttention(cyclic(4), 2)(torch.randn(1, 1, 4, 5, 5)), "x: expected a field on C4"),
         (lambda: GridPoseAttention(cyclic(4), 2, lifting=True)(torch.randn(1, 1, 5, 5)), "x: expected planes"),
     ],

@@ -239,6 +239,14 @@ def test_masks_and_weights_count_in_losses_errors_and_scales():
     assert module.network.stiffness.grad.isfinite()
 
 
+def test_targets_that_are_all_masked_are_refused():
+    items = [Springs()[i] for i in range(3)]
+    for item in items:
+        item.mask = torch.tensor([False])
+    with pytest.raises(ValueError, match=r"data.energy: expected some targets in the training set, got only masked"):
+        PointSetRegressor(Spring(), "energy").measure(items)
+
+
 def test_points_may_be_masked_for_one_target():
     """``mask`` and ``weight`` of points do not affect the energies of clouds."""
     items = [Springs()[i] for i in range(3)]
@@ -278,7 +286,7 @@ def test_points_may_be_masked_for_one_target():
         (lambda: PointSetRegressor(Bond(), "charge").measure(Springs()), "24 of 24 training clouds have no charge"),
         (
             lambda: PointSetRegressor(Bond(3), "y").evaluate(batch(), "val"),
-            "data.y: the output of the network is \\(8, 3\\)",
+            "data.y: expected \\(8, 3\\) like the output, got",
         ),
         (lambda: PointSetRegressor(Bond(), {"y": 1, "force": 1})(batch()), "network: expected a mapping"),
         (lambda: PointSetRegressor(Spring(), {"energy": 1, "y": 1})(batch()), "\\['y'\\] are missing"),

@@ -436,6 +436,8 @@ class PointSetRegressor(PointSetTask):
                     counts = weights.reshape(*weights.shape, *[1] * (value.ndim - weights.ndim)) > 0
                     value.masked_fill_(~counts, math.nan)
             columns = torch.cat([value.reshape(1, -1) if value.ndim <= 1 else value for value in values])
+            if columns.isnan().all():
+                raise ValueError(f"data.{name}: expected some targets in the training set, got only masked ones or NaN")
             # Per component: numbers of the same cloud may differ in unit, so each has a shift and scale of its own.
             axes = [0] if name in self.shifted else list(range(columns.ndim))
             mean = columns.nanmean(dim=axes).nan_to_num() if name in self.shifted else columns.new_zeros(())
@@ -456,9 +458,7 @@ class PointSetRegressor(PointSetTask):
             target = batch[name] if name in batch else None
             if not isinstance(target, Tensor) or target.shape != output.shape:
                 found = "none" if target is None else tuple(target.shape)
-                raise ValueError(
-                    f"data.{name}: the output of the network is {tuple(output.shape)}, but the target is {found}"
-                )
+                raise ValueError(f"data.{name}: expected {tuple(output.shape)} like the output, got {found}")
             scale = self._statistic("scale", name)
             importance = target_weights(batch, name, target)
             difference = output - (target.to(output.dtype) - self.model.shift_of(name, output, batch)) / scale

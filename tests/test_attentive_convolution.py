@@ -251,7 +251,7 @@ def test_operator_names_what_does_not_fit():
         ((x, kernels, None, spatial[..., :2, :2]), "spatial: expected .* odd side"),
         ((x, kernels, None, spatial.sum()), "spatial: expected .* odd side"),
         ((x[..., :2], kernels, None, None), "kernels: expected a window of 1 to 2 pixels"),
-        ((x, kernels.to("meta"), None, None), "kernels: is on meta"),
+        ((x, kernels.to("meta"), None, None), "kernels: expected a tensor on cpu like x, got one on meta"),
         ((x.tolist(), kernels, None, None), "x: expected a floating tensor, got list"),
         ((x, kernels.long(), None, None), "kernels: expected a floating tensor"),
         ((x, kernels, first, None), "channel: expected the tensors W1 and W2"),

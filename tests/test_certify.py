@@ -1012,7 +1012,7 @@ def test_command_measures_a_regressor_of_energies_and_forces(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "group: E(3), random and special elements" in printed
     assert "2 random clouds of 5 points" in printed
-    assert "1 in the outputs is 2.5 in those of force" in printed
+    assert "1 in the outputs is 2.5 in the units of force" in printed
     assert "(force)" in printed
     assert "guarantee kept" in printed
     assert Certificate.from_json((tmp_path / "c.json").read_text()).passed

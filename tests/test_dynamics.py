@@ -307,7 +307,7 @@ STATE = {"pos": Q[0], "momentum": P[0], "x": F[0]}
         (lambda: SPRING_DYNAMICS.trajectory(Q, P, M, torch.tensor([0.0, 0.0]), F), ValueError, "times: expected incr"),
         (lambda: SPRING_DYNAMICS.trajectory(Q, P, M, torch.tensor([]), F), ValueError, "times: expected a floating"),
         (lambda: HamiltonianDynamics(lambda data: data.pos)(Data(pos=Q[0])), TypeError, "data: expected .* time"),
-        (lambda: HamiltonianDynamics(lambda data: data.pos).field(Q, P, M), ValueError, "one energy a cloud"),
+        (lambda: HamiltonianDynamics(lambda data: data.pos).field(Q, P, M), ValueError, "one energy per cloud"),
         (
             lambda: HamiltonianDynamics(lambda data: data.pos.sum().reshape(1)).field(Q, P, M),
             ValueError,
@@ -317,7 +317,7 @@ STATE = {"pos": Q[0], "momentum": P[0], "x": F[0]}
         (
             lambda: SPRING_DYNAMICS(Data(**STATE, time=torch.tensor([[0.0, 1.0], [0.0, 2.0]]))),
             ValueError,
-            r"data: expected time \[clouds, times\], alike",
+            r"data: expected time \[clouds, times\], the same in all clouds",
         ),
         (lambda: energy_drift(torch.zeros(0)), ValueError, "energy: expected"),
     ],

@@ -125,7 +125,7 @@ def test_what_a_network_promises_is_passed_on():
 
 
 def test_bad_arguments():
-    with pytest.raises(TypeError, match="network: expected a Network, which has a field, got Linear"):
+    with pytest.raises(TypeError, match=r"network: expected a lieattn\.models\.Network, got Linear"):
         FieldModel(torch.nn.Linear(1, 1), VectorHead(8))
     for name, value in (("units", {"wind": 0.0}), ("unit", -1.0)):
         with pytest.raises(ValueError, match=f"{name}: expected positive numbers"):

@@ -501,7 +501,7 @@ def test_a_process_without_files_to_open_computes_on():
 
 
 def test_report_of_threads_and_instructions(monkeypatch):
-    for threads, setting, words in ((1, None, "1, as torch"), (2, "GOMP_SPINCOUNT=7", "GOMP_SPINCOUNT=7 says")):
+    for threads, setting, words in ((1, None, "1, like torch"), (2, "GOMP_SPINCOUNT=7", "as set by GOMP_SPINCOUNT=7")):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         monkeypatch.setattr(_threads, "waiting_setting", lambda setting=setting: setting)
         assert words in _threads.threads_report()
@@ -528,8 +528,8 @@ def test_the_choice_is_explained():
     assert explain(q, k, v).backend == "numba"
     assert explain(q, k, v).obstacles == {}
     for options, reason in (
-        ({"return_weights": True}, "weights are returned"),
-        ({"terms": tables}, "terms.psi tells key frames apart"),
+        ({"return_weights": True}, "it cannot return weights"),
+        ({"terms": tables}, "terms.psi that depends on the key frame"),
         ({"terms": RelativeTerms(fiber_key=torch.randn(3, 3, 3, 1, DIM)), "pattern": "query_sum"}, "cubic"),
         ({"terms": RelativeTerms(displacement_bias=torch.randn(4, 3, 3, 1)), "pattern": "query_sum"}, "cubic"),
         ({"pattern": "query_sum", "normalize": "mean"}, "normalize='mean'"),
@@ -556,7 +556,7 @@ def test_the_explained_choice_is_the_one_taken(pattern, dropout, monkeypatch):
     group_attention(x, x, x, neighbors, pattern=pattern, dropout=dropout)
     assert choice.backend == ("numba" if calls else "plain")
     if pattern == "pooled" and dropout:
-        assert choice.obstacles["numba"] == "dropout with pattern 'pooled'"
+        assert choice.obstacles["numba"] == "it does not support dropout with pattern 'pooled'"
 
 
 def test_overlapping_blocks_of_two_threads():
@@ -660,7 +660,7 @@ def test_parts_of_kernels(kept):
     assert [kernel(3, 2), kernel(0.5, 1)] == [48, 2.0]
     assert len(_twice.overloads) == 2
     assert not list(kept.rglob("*_twice*"))
-    with pytest.raises(TypeError, match="_twice is a part of kernels"):
+    with pytest.raises(TypeError, match="_twice can be called by other kernels only"):
         _twice(1)
 
 
@@ -687,7 +687,7 @@ def test_compiled_kernels_that_cannot_be_written(kept, monkeypatch):
 def test_no_folder_for_compiled_kernels(monkeypatch):
     monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
     monkeypatch.setattr(_compiled, "_told", set())
-    with pytest.warns(UserWarning, match=r"kernels: compiled kernels cannot be kept here.*NUMBA_CACHE_DIR") as told:
+    with pytest.warns(UserWarning, match=r"kernels: compiled kernels cannot be stored here.*NUMBA_CACHE_DIR") as told:
         assert [_compiled.compiled(double)(1) for _ in range(2)] == [2, 2]
     assert len(told) == 1
 

@@ -134,7 +134,7 @@ def test_what_of_each_model_can_be_seen(name):
     if all(turn.inside for turn in microscope.turns):
         assert microscope.deviation() < 1e-9 * max(1.0, float(stable.abs().max()))
     if layers == 0:
-        with pytest.raises(ValueError, match=r"network: \w+ has no attention of points to points; .* view 'field'"):
+        with pytest.raises(ValueError, match=r"network: \w+ has no attention between points; .* view 'field'"):
             microscope.attention()
         return
     if not rolls:
@@ -564,4 +564,4 @@ def test_the_command_draws_trained_networks(tmp_path, monkeypatch, capsys):
         assert told in capsys.readouterr().err
     assert not Path("p.xyz").exists()
     assert main(["picture", "rot-mnist-p4", "--view", "attention", "--out", "a.gif"]) == 2
-    assert "AttentiveCNN has no attention of points to points; it has fields: view 'field'" in capsys.readouterr().err
+    assert "AttentiveCNN has no attention between points; it has fields: view 'field'" in capsys.readouterr().err

@@ -119,5 +119,5 @@ def test_what_cannot_be_is_told():
         GSAOptions(positions="absolute")
     with pytest.raises(ValueError, match=r"positions: expected .*'relative'.* got 'polar'"):
         GSAOptions(positions="polar")
-    with pytest.raises(ValueError, match="positions: fibers of scales have relative ones, got 'none'"):
+    with pytest.raises(ValueError, match="positions: expected 'relative' with ScaleFrames, got 'none'"):
         network("none", ScaleFrames(cyclic(4)), Radius(math.pi))

@@ -772,7 +772,7 @@ def test_newer_format_says_to_update(finished, tmp_path):
         lambda content: content["lieattn"].update(format=FORMAT + 1),
         digests=True,
     )
-    with pytest.raises(CheckpointError, match=r"new\.ckpt is of format 3, .* pip install --upgrade lieattn"):
+    with pytest.raises(CheckpointError, match=r"new\.ckpt has format 3, .* pip install --upgrade lieattn"):
         read_checkpoint(path)
 
 
@@ -826,7 +826,7 @@ def test_checkpoints_of_a_bare_trainer_open_everywhere(tmp_path, capsys):
     fit(tmp_path / "own", max_epochs=2)
     capsys.readouterr()
     assert main(["certify", str(tmp_path / "own/checkpoints/last.ckpt")]) == 2
-    assert "ToyNetwork does not note the arguments" in (told := capsys.readouterr().err)
+    assert "ToyNetwork does not record the arguments" in (told := capsys.readouterr().err)
     assert "load_weights" in told
 
 

@@ -184,7 +184,7 @@ def explain(
     >>> from lieattn.ops import explain
     >>> x = torch.randn(10, 4, 2, 8)
     >>> print(explain(x, x, x, return_weights=True))
-    plain (not numba: weights are returned, and the kernel never stores them)
+    plain (not numba: it cannot return weights, since it never stores them)
     """
     check_arguments(explain, locals())
     terms = RelativeTerms() if terms is None else terms

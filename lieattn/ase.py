@@ -1,4 +1,4 @@
-"""Energies, forces and stresses of networks for the Atomic Simulation Environment (ASE)."""
+"""A calculator of the Atomic Simulation Environment (ASE) for networks that predict energies."""
 
 from __future__ import annotations
 
@@ -32,46 +32,48 @@ LengthUnit = Literal["Å", "nm", "Bohr"]
 _ENERGIES = {"eV": 1.0, "meV": 1e-3, "kcal/mol": units.kcal / units.mol, "kJ/mol": units.kJ / units.mol, "Ha": units.Ha}
 _LENGTHS = {"Å": 1.0, "nm": 10.0, "Bohr": units.Bohr}
 
-_Units = tuple[Tensor, Tensor, bool]  # scale and shift of energies, and whether that is one for each atom
+_Units = tuple[Tensor, Tensor, bool]  # scale and shift of energies, and whether the shift is for each atom
 
 
 class Calculator(AseCalculator):
-    r"""ASE calculator of a network that gives energies.
+    r"""ASE calculator for a network that predicts energies.
 
     Energies are in eV, forces :math:`-\partial E / \partial x_i` in eV/Å, and stresses
-    :math:`(1 / V) \partial E / \partial \epsilon` in eV/Å³, for cells that repeat along all three vectors, with the
-    strain ε that moves atoms and cell. Forces and stresses are exact derivatives, so dynamics conserve energy up to
-    the error of time steps and rounding: for long runs take a network in float64, ``network.double()``.
+    :math:`(1 / V) \partial E / \partial \epsilon` in eV/Å³, where the strain ε moves atoms and cell. Stresses need
+    cells that are periodic along all three vectors. Forces and stresses are exact derivatives, so dynamics conserve
+    energy up to the errors of time steps and rounding; use a network in float64, ``network.double()``, for long runs.
 
     Parameters
     ----------
     model
-        Gives energies in its own units, ``[clouds]`` or ``[clouds, 1]``: any invariant network with ``pool="sum"``, an
-        :class:`lieattn.models.EnergyForces` around it, either in :class:`lieattn.models.Rescaled`, as ``task.model`` of
-        a trained task is, what ``lieattn.load`` gives, or an :class:`lieattn.models.Ensemble` of such, or within these:
-        energies, forces and stresses are means then, and ``results`` has ``"energy_std"`` (eV) and ``"forces_std"``
-        (eV/Å) too, which are unbiased. It is copied, put into eval mode, and reads ``data.pos``, ``data.z`` (int64
-        nuclear charges) and, where atoms repeat, ``data.cell`` and ``data.pbc``. What it reads of a whole structure
-        (:class:`lieattn.models.CloudInputs`) are entries of ``atoms.info``, such as ``atoms.info["charge"] = 1``;
-        ValueError is raised for atoms without. Energies of :class:`lieattn.models.LieTransformer` add up with
-        ``Readout(pool="sum", order="point_first")``; or else forces in a crystal depend on which cell describes it.
+        Network with energies ``[clouds]`` or ``[clouds, 1]`` as outputs, in its own units: any invariant network with
+        ``pool="sum"``, or an :class:`lieattn.models.EnergyForces` around it. Either may be wrapped in
+        :class:`lieattn.models.Rescaled`, as in ``task.model`` of a trained task, or come from ``lieattn.load``. With an
+        :class:`lieattn.models.Ensemble` of such networks, energies, forces and stresses are means, and ``results`` also
+        has the unbiased deviations ``"energy_std"`` (eV) and ``"forces_std"`` (eV/Å). The network is copied and put
+        into eval mode. It reads ``data.pos``, ``data.z`` (int64 nuclear charges) and, for periodic atoms,
+        ``data.cell`` and ``data.pbc``. Inputs for the whole structure (:class:`lieattn.models.CloudInputs`) are entries
+        of ``atoms.info``, such as ``atoms.info["charge"] = 1``; ValueError is raised if they are missing. For an
+        extensive energy, :class:`lieattn.models.LieTransformer` needs ``Readout(pool="sum", order="point_first")``;
+        otherwise the forces in a crystal depend on the cell that describes it.
     transform
-        Makes what else the network reads out of these, as in training: ``MoleculeFeatures((1, 6, 8), powers=1)`` of
-        ``lieattn_datasets`` makes one-hot features ``data.x``. Not needed for networks with
-        :class:`lieattn.models.Species`, nor for those of one feature that is 1.
+        Transform that adds further inputs of the network to the data, as in training:
+        ``MoleculeFeatures((1, 6, 8), powers=1)`` of ``lieattn_datasets`` adds one-hot features ``data.x``. It is not
+        needed for networks with :class:`lieattn.models.Species`, or with one constant feature that is 1.
     energy_unit, length_unit
-        Units of the model: ``"eV"``, ``"meV"``, ``"kcal/mol"``, ``"kJ/mol"`` or ``"Ha"``; ``"Å"``, ``"nm"`` or
+        Units of the model: ``"eV"``, ``"meV"``, ``"kcal/mol"``, ``"kJ/mol"`` or ``"Ha"``, and ``"Å"``, ``"nm"`` or
         ``"Bohr"``.
     jumps
-        ``"refuse"`` raises ValueError for a model whose energies jump as atoms move, which dynamics would not conserve;
-        ``"allow"`` takes it.
+        ``"refuse"`` raises ValueError for a model whose energies jump as atoms move, because dynamics would not
+        conserve them; ``"allow"`` accepts it.
 
     Raises
     ------
     ValueError
-        If the energies jump, or energies and forces were trained in different units, so that forces are no derivatives.
+        If the energies jump, or if energies and forces were trained with different scales, so that the forces are not
+        the derivatives of the energies.
     ImportError
-        Where ASE is not installed, as this module is imported.
+        When this module is imported, if ASE is not installed.
     """
 
     implemented_properties = ["energy", "free_energy", "forces", "stress"]  # noqa: RUF012 - as in ASE
@@ -95,7 +97,7 @@ class Calculator(AseCalculator):
         self.transform, self._energy, self._length = transform, _ENERGIES[energy_unit], _LENGTHS[length_unit]
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
-        """What has changed since the last calculation: ASE itself does not look at ``info``."""
+        """List the changes since the last calculation, including inputs in ``info``, which ASE does not compare."""
         changes: list[str] = super().check_state(atoms, tol=tol)
         known = {} if self.atoms is None else self.atoms.info
         different = any(known.get(name) != atoms.info.get(name) for name in self.model.cloud_inputs)
@@ -107,7 +109,7 @@ class Calculator(AseCalculator):
         properties: Sequence[str] = ("energy",),
         system_changes: Sequence[str] = tuple(all_changes),
     ) -> None:
-        """Energy, forces and, for cells that repeat along three vectors, the stress of these atoms."""
+        """Compute energy, forces and, for cells that are periodic along three vectors, the stress of the atoms."""
         super().calculate(atoms, properties, system_changes)
         atoms = cast(Atoms, self.atoms)
         whole = bool(atoms.pbc.all()) and atoms.cell.rank == 3
@@ -133,25 +135,25 @@ class Calculator(AseCalculator):
             self.results["stress"] = full_3x3_to_voigt_6_stress(_array(stress.mean(dim=0)) / self._length**3)
 
     def _energy_of(self, member: _Member, data: Data) -> Tensor:
-        """Energy in eV, ``[1]`` in float64; sums beyond the network are in float64."""
+        """Energy in eV, ``[1]`` in float64; everything after the network is computed in float64."""
         energy = member.model.model(data if self.transform is None else self.transform(data)).double().sum()
         shift = member.shift.to(energy) * (data.num_nodes or 0) if member.extensive else member.shift.to(energy)
         return (self._energy * (shift + member.scale.to(energy) * energy)).reshape(1)
 
 
 class _Member:
-    """A copy of one network, and its units of energy."""
+    """A copy of one network, with the scale and shift of its energies."""
 
     def __init__(self, network: Any, scales: _Units, jumps: Literal["refuse", "allow"]) -> None:
         self.scale, self.shift, self.extensive = scales
         network = copy.deepcopy(network)
         if isinstance(network, nn.Module):
-            settle(network)  # it is trained, so a radius that was left open is what it was in training
+            settle(network)  # a radius that was left open becomes sharp, as in training
         self.model = EnergyForces(network, jumps=jumps).eval().requires_grad_(False)
 
 
 def _networks(model: nn.Module) -> list[tuple[Any, _Units]]:
-    """What gives the energies, several of an ensemble, and their units."""
+    """The networks that give the energies (several for an ensemble), with their scales and shifts."""
     scales = _units_of_energy(model)
     network = _energies(model.network if isinstance(model, Rescaled) else model)
     networks = network.networks if isinstance(network, Ensemble) else [network]
@@ -163,7 +165,7 @@ def _energies(network: nn.Module) -> Any:
 
 
 def _number(atoms: Atoms, name: str, like: Tensor) -> Tensor:
-    """A number of the whole structure, ``[1]``."""
+    """A number in ``atoms.info`` that describes the whole structure, ``[1]``."""
     value = atoms.info.get(name)
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"atoms.info[{name!r}]: expected a number, which is an input of the model, got {value!r}")
@@ -171,14 +173,14 @@ def _number(atoms: Atoms, name: str, like: Tensor) -> Tensor:
 
 
 def _array(tensor: Tensor) -> Any:
-    """A tensor as an array in float64."""
+    """Convert a tensor to an array in float64."""
     return tensor.double().cpu().numpy()
 
 
 def _units_of_energy(model: nn.Module) -> _Units:
-    """Scale and shift of energies, and whether that is one for each atom.
+    """Scale and shift of the energies, and whether the shift is for each atom.
 
-    ValueError is raised if their derivatives were trained with another scale.
+    ValueError is raised if the derivatives of the energies were trained with another scale.
     """
     if not isinstance(model, Rescaled):
         return torch.ones(()), torch.zeros(()), False

@@ -1,4 +1,4 @@
-"""Training: a thin layer on PyTorch Lightning, which is imported with the first name that needs it."""
+"""Training: a thin layer on PyTorch Lightning, which is imported when the first name that needs it is used."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -58,7 +58,7 @@ __all__ = [
     "short_message",
 ]
 
-# Those that do not import Lightning come first.
+# The modules that do not import Lightning come first.
 _HOMES = (
     *("_configuration", "_checkpoint", "_targets", "_schedule", "_muon", "_last_checkpoint", "_averaging"),
     *("_equivariance", "_data", "_tasks"),

@@ -1,4 +1,4 @@
-"""Averages of the weights over the steps of a training, which are validated and saved in place of the last weights."""
+"""Averages of the weights over the training steps, which are validated and saved in place of the last weights."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ class AveragedWeights(WeightAveraging):
 
     .. math::  \bar w_n = d_n \bar w_{n-1} + (1 - d_n) w_n, \qquad d_n = \min(d, (1 + n) / (10 + n))
 
-    after each step of the optimizer, from the weights :math:`\bar w_0 = w_0` after the first one on. The decays grow to
-    d, so that the initial weights are soon forgotten.
+    The averages are updated after each optimizer step, beginning with the weights :math:`\bar w_0 = w_0` after the
+    first one. The decays grow to d, so that the initial weights are soon forgotten.
 
-    This is :class:`lightning.pytorch.callbacks.WeightAveraging`: a checkpoint has the averages as ``"state_dict"``,
-    which is what is loaded for tests and predictions, and the weights that are trained as ``"current_model_state"``,
-    from which a run continues. Running statistics of normalizations are averaged like weights. What does not change,
-    such as the tables of a group, keeps its bits, and integers are copied: Lightning's EMAWeightAveraging rounds them
-    down, and is refused.
+    This is a :class:`lightning.pytorch.callbacks.WeightAveraging`. A checkpoint stores the averages as
+    ``"state_dict"``, which is loaded for tests and predictions, and the trained weights as ``"current_model_state"``,
+    from which a run continues. Running statistics of normalizations are averaged like weights. Constant buffers, such
+    as the tables of a group, stay bitwise equal, and integers are copied. Lightning's own EMAWeightAveraging is
+    refused because it rounds integers down.
 
-    Averages of weights in half precision, as of ``Trainer(precision="bf16-true")``, are kept in float32, since their
-    steps are smaller than what such numbers can tell apart; validation and ``"state_dict"`` have them rounded.
+    Averages of weights in half precision, as with ``Trainer(precision="bf16-true")``, are kept in float32, because
+    half precision cannot resolve their small steps. They are rounded for validation and in ``"state_dict"``.
 
     Parameters
     ----------
     decay
-        d in [0, 1), ValueError for others. An average goes over about 1 / (1 - d) steps.
+        The decay d in [0, 1); ValueError is raised for other numbers. The average covers about 1 / (1 - d) steps.
     """
 
     def __init__(self, decay: float = 0.999) -> None:
@@ -48,12 +48,12 @@ class AveragedWeights(WeightAveraging):
             raise ValueError(f"decay: expected a number in [0, 1), got {decay}")
         super().__init__(multi_avg_fn=self._average)
         self.decay = decay
-        self._kept: list[Tensor] | None = None  # averages in all their digits, while they are validated
+        self._kept: list[Tensor] | None = None  # unrounded averages, kept while rounded ones are validated
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Make the averages, in the precision that the weights will have, or float32 for less than that."""
+        """Create the averages in the precision that the weights will have, but at least in float32."""
         if stage == "fit":
-            # Lightning does so later, when the weights of a checkpoint were already rounded.
+            # Lightning converts the module later, when the weights of a checkpoint have already been rounded.
             trainer.precision_plugin.convert_module(pl_module)
         super().setup(trainer, pl_module, stage)
         self._kept = None
@@ -62,29 +62,29 @@ class AveragedWeights(WeightAveraging):
                 average.data = average.data.float()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin with the state of the task, which may have measured its data since the average was made."""
+        """Start from the present state of the task, which may have measured its data since the averages were made."""
         average = self._average_model
         if average is not None and average.n_averaged == 0:
             average.module.load_state_dict(pl_module.state_dict())
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:
-        """Move the averages after a step of the optimizer."""
+        """Update the averages after an optimizer step."""
         weights: Any = _Widened(pl_module, self._average_model)
         super().on_train_batch_end(trainer, weights, *rest)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Put the averages where weights are loaded from, with what the weights are for."""
+        """Store the averages as ``"state_dict"``, together with the metadata of the weights."""
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
         averages = OrderedDict(checkpoint["state_dict"])
         for name, weight in checkpoint.get(_TRAINED, {}).items():
-            if averages[name].dtype != weight.dtype:  # what was not rounded is loaded over what was
+            if averages[name].dtype != weight.dtype:  # a continued run loads the unrounded averages
                 checkpoint["averaging_state"][f"module.{name}"] = averages[name]
                 averages[name] = averages[name].to(weight.dtype)
         vars(averages)["_metadata"] = getattr(pl_module.state_dict(), "_metadata", {})
         checkpoint["state_dict"] = averages
 
     def _average(self, averages: list[Tensor], weights: list[Tensor], steps: Tensor) -> None:
-        """Move averages of one dtype toward the weights; equal numbers stay as they are."""
+        """Move averages of one dtype toward the weights; an average that equals its weight does not change."""
         done = int(steps)
         decay = min(self.decay, (1 + done) / (10 + done))
         if averages[0].is_floating_point():
@@ -93,21 +93,21 @@ class AveragedWeights(WeightAveraging):
             torch._foreach_copy_(averages, weights)
 
     def _swap_models(self, pl_module: LightningModule) -> None:
-        """Validate the averages; there are none before the first step."""
+        """Swap weights and averages for a validation; before the first step there are no averages."""
         if self._average_model is None or self._average_model.n_averaged == 0:
             return
         pairs = zip(_tensors(self._average_model.module), _tensors(pl_module), strict=True)
         finer = [average for average, weight in pairs if average.dtype != weight.dtype]
         kept, self._kept = self._kept, [average.detach().clone() for average in finer]
         super()._swap_models(pl_module)
-        if kept is not None:  # they come back, rounded by then
+        if kept is not None:  # the averages are swapped back after they were rounded
             for average, value in zip(finer, kept, strict=True):
                 average.data.copy_(value)
             self._kept = None
 
 
 class _Widened:
-    """Parameters and buffers of a module in the dtypes of their averages."""
+    """Parameters and buffers of a module, converted to the dtypes of their averages."""
 
     def __init__(self, module: nn.Module, averages: AveragedModel | None) -> None:
         self.module, self.averages = module, averages.module if averages else module
@@ -128,7 +128,7 @@ def _tensors(module: nn.Module | None) -> Iterator[Tensor]:
 
 
 def check_averaging(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
-    """Raise UsageError for averages that change tables of a network, or if a run would drop those of its checkpoint."""
+    """Raise UsageError if averaging would change tables of a network, or a run would drop its checkpoint's averages."""
     found = [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]  # type: ignore[attr-defined]
     for callback in found:
         if not isinstance(callback, AveragedWeights):

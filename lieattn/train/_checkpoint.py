@@ -1,8 +1,8 @@
-"""What a checkpoint holds beside Lightning's states, and how networks and data like those of it are made again.
+"""The entry ``"lieattn"`` of a checkpoint, and functions that rebuild its network, task and data.
 
-The entry ``"lieattn"`` of a checkpoint has tensors and plain values only: the resolved configuration, the group,
-the kind of input, the states of the random generators, and digests of all entries. A checkpoint is not trusted: its
-content is compared with the digests, and it names classes of trusted packages only.
+The entry contains tensors and plain values only: the resolved configuration, the group, the kind of input, the states
+of the random generators, and digests of all entries. A checkpoint is not trusted: its content is compared with the
+digests, and it may name classes of trusted packages only.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from lieattn.train._configuration import UsageError, build
 if TYPE_CHECKING:
     from lieattn.train._tasks import PointSetTask
 
-FORMAT = 2  # of our entry; 1 had no digests
+FORMAT = 2  # version of the entry "lieattn"; version 1 had no digests
 _KNOWN = frozenset({"x", "pos", "grid", "batch", "ptr", "repeated"})
-_MOST_NUMBERS = 256  # that are kept of an attribute
+_MOST_NUMBERS = 256  # an attribute with more numbers than this is not kept
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -43,9 +43,9 @@ class CheckpointError(UsageError):
 
 
 def describe_group(network: nn.Module) -> dict[str, Any] | None:
-    """Name, order and dimension of the group that the weights are tied to; None for a network without one.
+    """Return name, order and dimension of the finite group that the weights are tied to; None if there is none.
 
-    It is the attribute ``group`` of the network, or of the first module in it that has one.
+    The group is the attribute ``group`` of the network, or of the first module in it that has one.
     """
     groups = (getattr(module, "group", None) for module in network.modules())
     group = next((group for group in groups if isinstance(group, FiniteGroup)), None)
@@ -53,7 +53,7 @@ def describe_group(network: nn.Module) -> dict[str, Any] | None:
 
 
 def check_group(checkpoint: dict[str, Any], network: nn.Module) -> None:
-    """Raise CheckpointError, which names both groups, for the checkpoint of a network on another group."""
+    """Raise CheckpointError, naming both groups, if the checkpoint belongs to a network on another group."""
     saved, present = checkpoint.get(KEY, {}).get("group"), describe_group(network)
     if saved is not None and present is not None and saved != present:
         words = "{name} (order {order}, in {dim} dimensions)"
@@ -67,9 +67,9 @@ def check_group(checkpoint: dict[str, Any], network: nn.Module) -> None:
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint of ``lieattn fit``, or of a ``Trainer`` with a ``PointSetTask``, without running code from it.
 
-    CheckpointError is raised if the file is missing, damaged, or not such a checkpoint, if it is of a newer format than
-    this version of the library knows, or if weights are not finite. Damage is found by digests of the content; in
-    checkpoints of before 0.2, which have none, by the checksums of the file.
+    CheckpointError is raised if the file is missing, damaged, or not such a checkpoint, if its format is newer than
+    this version of the library knows, or if weights are not finite. Damage is detected by digests of the content, or,
+    in checkpoints from before version 0.2, which have no digests, by the checksums of the file.
     """
     check_arguments(read_checkpoint, locals())
     path = Path(path)
@@ -84,9 +84,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         return _read(path)
     except CheckpointError:
         raise
-    except pickle.UnpicklingError as error:  # whose message advises to load it all the same
+    except pickle.UnpicklingError as error:  # its message advises the user to load the file all the same
         raise CheckpointError(f"{path} is damaged, or holds more than tensors and plain values: not loaded") from error
-    except Exception as error:  # torch's reader meets whatever the bytes happen to say
+    except Exception as error:  # damaged bytes can make torch's reader raise anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{path} is damaged, or is not a checkpoint: {reason}") from error
 
@@ -112,7 +112,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def check_content(checkpoint: dict[str, Any], name: str, apart: Container[str] = ()) -> None:
-    """Raise CheckpointError if a checkpoint is of a newer format, or entries other than ``apart`` were changed."""
+    """Raise CheckpointError if the format is newer, or if entries other than those in ``apart`` were changed."""
     number = checkpoint[KEY].get("format")
     if not isinstance(number, int) or number < 1:
         raise CheckpointError(f"{name} is damaged: its format is {number!r}, not a number")
@@ -125,30 +125,30 @@ def check_content(checkpoint: dict[str, Any], name: str, apart: Container[str] =
 
 
 def check_finite(weights: Mapping[str, Tensor], module: nn.Module) -> None:
-    """Raise CheckpointError, which names the parameter, if a weight is NaN or infinite."""
+    """Raise CheckpointError, naming the parameter, if a weight is NaN or infinite."""
     for name, weight in module.named_parameters():
         if name in weights and weights[name].shape == weight.shape and not torch.isfinite(weights[name]).all():
             raise CheckpointError(f"the weights {name} of the checkpoint are not finite: use an earlier one")
 
 
 def load_network(path: str | Path, trust: Sequence[str] = ()) -> nn.Module:
-    """Build the network of a checkpoint again and load its weights, in eval mode on the CPU.
+    """Rebuild the network of a checkpoint and load its weights. The network is on the CPU and in eval mode.
 
-    The checkpoint is one of ``lieattn fit``, whose configuration says how, or of a ``Trainer`` with a task whose
-    network notes its arguments, as those of ``lieattn.models`` do. It names classes and functions, which are imported
-    and called if they are of lieattn, lieattn_datasets, torch.nn, torch.optim or torch_geometric.transforms, or of a
-    package in ``trust``, such as ``["mypackage"]`` for networks of your own. CheckpointError is raised if it names
-    others, cannot be read, is damaged, does not say how the network was built, or the weights do not fit or are not
-    finite.
+    The checkpoint comes from ``lieattn fit``, or from a ``Trainer`` with a task whose network records its arguments, as
+    the networks of ``lieattn.models`` do. The classes and functions that it names are imported and called if they
+    belong to lieattn, lieattn_datasets, torch.nn, torch.optim or torch_geometric.transforms, or to a package in
+    ``trust``, such as ``["mypackage"]`` for networks of your own. CheckpointError is raised if the checkpoint names
+    others, cannot be read, is damaged, or does not say how the network was built, or if the weights do not fit or are
+    not finite.
     """
     check_arguments(load_network, locals())
     return _loaded(path, nn.Module, "network", ("model", "init_args", "network"), "network.", trust)
 
 
 def load_task(path: str | Path, trust: Sequence[str] = ()) -> PointSetTask:
-    """Build the task of a checkpoint again, whose predictions are in the units of the data, in eval mode on the CPU.
+    """Rebuild the task of a checkpoint and load its weights. The task is on the CPU and in eval mode.
 
-    ``path``, ``trust`` and errors are those of :func:`load_network`.
+    Its predictions are in the units of the data. For ``path``, ``trust`` and the errors see :func:`load_network`.
     """
     check_arguments(load_task, locals())
     from lieattn.train._tasks import PointSetTask
@@ -157,10 +157,10 @@ def load_task(path: str | Path, trust: Sequence[str] = ()) -> PointSetTask:
 
 
 def load_data(path: str | Path, split: str = "test", trust: Sequence[str] = ()) -> Dataset[Any]:
-    """Data set ``"train"``, ``"val"``, ``"test"`` or ``"predict"`` of a checkpoint; CheckpointError if it has none.
+    """Rebuild the data set ``"train"``, ``"val"``, ``"test"`` or ``"predict"`` of a checkpoint.
 
-    It reads files where the checkpoint says, and downloads them there where its class does. ``trust`` is that of
-    :func:`load_network`.
+    The data set reads its files from the folder that the checkpoint names, and downloads them to it if its class does
+    so. For ``trust`` see :func:`load_network`. CheckpointError is raised if the checkpoint has no such data set.
     """
     check_arguments(load_data, locals())
     spec = trusted_spec(read_checkpoint(path), path, ("data", split), f"{split} set", trust)
@@ -170,9 +170,10 @@ def load_data(path: str | Path, split: str = "test", trust: Sequence[str] = ()) 
 def trusted_spec(
     checkpoint: dict[str, Any], path: str | Path, keys: Sequence[str], name: str, trust: Sequence[str]
 ) -> dict[str, Any]:
-    """Class path and arguments of an object of a checkpoint: at ``keys`` of its configuration, or as its task recorded.
+    """Return the class path and arguments of an object of a checkpoint.
 
-    CheckpointError is raised if they are absent or name what is not trusted.
+    They are found at ``keys`` of its configuration, or in what its task has recorded. CheckpointError is raised if they
+    are absent, or name classes or functions that are not trusted.
     """
     made = checkpoint[KEY].get("made")
     found: Any = checkpoint[KEY].get("config") or {"model": made}
@@ -189,7 +190,7 @@ def trusted_spec(
 
 
 def check_trusted(config: Any, path: str | Path, trust: Sequence[str]) -> None:
-    """Raise CheckpointError if a configuration names what is neither of this library nor of packages in ``trust``."""
+    """Raise CheckpointError if a configuration names classes or functions outside the packages that are trusted."""
     for name in untrusted_names(config, trust):
         package = name.partition(".")[0]
         raise CheckpointError(
@@ -199,7 +200,7 @@ def check_trusted(config: Any, path: str | Path, trust: Sequence[str]) -> None:
 
 
 def _loaded(path: str | Path, base: type[M], name: str, keys: Sequence[str], prefix: str, trust: Sequence[str]) -> M:
-    """The module that the configuration of a checkpoint has at these keys, with its weights and their precision."""
+    """Rebuild the module at these keys of the configuration, and load its weights in their precision."""
     checkpoint = read_checkpoint(path)
     spec, what = trusted_spec(checkpoint, path, keys, name, trust), f"the {name} of {path}"
     module = build(base, spec, what) if checkpoint[KEY].get("config") else _made(base, spec, what)
@@ -210,7 +211,7 @@ def _loaded(path: str | Path, base: type[M], name: str, keys: Sequence[str], pre
 
 
 def _made(base: type[M], spec: Any, what: str) -> M:
-    """Make an object again from what a task has recorded; CheckpointError if it is not of class ``base``."""
+    """Rebuild an object from what a task has recorded; CheckpointError if it is no instance of ``base``."""
     try:
         module = make(spec)
     except (TypeError, ValueError) as error:
@@ -221,20 +222,20 @@ def _made(base: type[M], spec: Any, what: str) -> M:
 
 
 def load_weights(module: nn.Module, checkpoint: dict[str, Any], what: str, prefix: str = "") -> None:
-    """Load those weights of a checkpoint into a module that have the prefix.
+    """Load the weights of a checkpoint whose names have the prefix into a module.
 
-    CheckpointError says why they do not fit, calling the module ``what``, or that they are not finite.
+    CheckpointError is raised if the weights do not fit or are not finite; its message calls the module ``what``.
     """
     check_group(checkpoint, module)
     state: dict[str, Tensor] = checkpoint["state_dict"]
     own = prefix.removesuffix(".")
     weights = OrderedDict((key.removeprefix(prefix), state[key]) for key in state if key.startswith(prefix))
     metadata = {key: entry for key, entry in getattr(state, "_metadata", {}).items() if f"{key}.".startswith(prefix)}
-    # Where load_state_dict looks for what the weights are for.
+    # load_state_dict reads the metadata of the modules from this attribute.
     vars(weights)["_metadata"] = {key.removeprefix(own).removeprefix("."): entry for key, entry in metadata.items()}
     try:
         module.load_state_dict(weights)
-    except (AttributeError, TypeError, RuntimeError) as error:  # of metadata that were damaged, or weights
+    except (AttributeError, TypeError, RuntimeError) as error:  # damaged metadata, or weights that do not fit
         first, *others = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
         more = f" (and {len(others)} more)" if others else ""
         raise CheckpointError(f"the weights do not fit {what}: {first}{more}") from error
@@ -242,10 +243,11 @@ def load_weights(module: nn.Module, checkpoint: dict[str, Any], what: str, prefi
 
 
 def describe_input(batch: Batch) -> dict[str, Any]:
-    """Kind of the clouds of a batch, in plain values.
+    """Describe the kind of the clouds of a batch in plain values.
 
-    Of an attribute of points other than features and coordinates it keeps the ``shape`` for one point, and the
-    ``values`` of integers or the ``range`` of other numbers; of an attribute of clouds the ``value`` of the first one.
+    Features and coordinates are described by their sizes. For every other attribute of points, the description has the
+    ``shape`` for one point, and the ``values`` of integers or the ``range`` of floating point numbers. For an attribute
+    of whole clouds, it has the ``value`` of the first cloud.
     """
     x, pos, grid = batch.get("x"), batch.get("pos"), batch.get("grid")
     of_points, first = set(batch.node_attrs()), batch.get_example(0)
@@ -271,9 +273,10 @@ def describe_input(batch: Batch) -> dict[str, Any]:
 
 
 def random_clouds(kind: dict[str, Any] | None, number: int, seed: int, vectors: tuple[str, ...] = ()) -> list[Data]:
-    """Clouds of a kind, see :func:`describe_input`: images of noise, or normally distributed points about a unit apart.
+    """Draw random clouds of a kind, as described by :func:`describe_input`.
 
-    Attributes named in ``vectors`` are normally distributed vectors. UsageError is raised if the kind is unknown.
+    They are images of noise, or normally distributed points about one unit apart. Attributes named in ``vectors`` are
+    normally distributed vectors. UsageError is raised if the kind is unknown.
     """
     check_arguments(random_clouds, locals())
     if kind is None or kind["dim"] is None:

@@ -1,4 +1,4 @@
-"""Configuration files: objects that are made from them, and short messages of what does not fit."""
+"""Configuration files: building objects from them, and short messages about errors in them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ _OTHER_CLASS = re.compile(r"Not a valid subclass of (\w+)|Subclasses are disable
 _EXPECTED = re.compile(r"(?<=expected )\w+(?: expected \w+)+")
 _NO_CLASS = re.compile(r"(?:Expected a dot import path string|Unexpected import path format): (\S*)")
 _OR_NO_CLASS = re.compile(r"(?<=expected )(\w+) (?='\S*' is no class)")
-# What is said of members of a union that were not meant; of the one that was it is an unknown option, at most.
+# Messages of jsonargparse about members of a union that the user did not mean. "Option ...", about an unknown option,
+# may also concern the member that was meant.
 _NOT_MEANT = re.compile(r"\s*- (?:(Expected |Unexpected |Subclasses |Not a valid )|Option )")
 _NESTED = re.compile(r"NestedArg\(key=.*, val='?(.*?)'?\)")
-_MOST_GIVEN = 60  # characters of a value that are repeated in a message
+_MOST_GIVEN = 60  # a value with more characters is not repeated in a message
 
 T = TypeVar("T")
 
 
 class UsageError(ValueError):
-    """Settings that cannot work together, or lack something: reported in a line, not with a traceback."""
+    """Settings that are incomplete or contradict each other; reported in one line, without a traceback."""
 
 
 def read_yaml(path: str | Path, expected: str) -> dict[str, Any]:
@@ -49,10 +50,10 @@ def read_yaml(path: str | Path, expected: str) -> dict[str, Any]:
 
 
 def build(base: type[T], spec: Mapping[str, Any], what: str) -> T:
-    """Build an instance of ``base`` from ``class_path`` and ``init_args``, as configuration files have them.
+    """Build an instance of ``base`` from ``class_path`` and ``init_args``, as written in configuration files.
 
-    Arguments may be such objects themselves. UsageError is raised if a class does not exist or an argument does not
-    fit; its message calls the object ``what``.
+    Arguments may themselves be described in this way. UsageError is raised if a class does not exist or an argument
+    does not fit; its message calls the object ``what``.
     """
     check_arguments(build, locals())
     from jsonargparse import ArgumentError, ArgumentParser
@@ -68,12 +69,15 @@ def build(base: type[T], spec: Mapping[str, Any], what: str) -> T:
 
 
 def short_message(error: Exception) -> str:
-    """Cause and place of an error of jsonargparse, whose own message lists all ways of reading a value that failed."""
+    """Return the cause and place of an error of jsonargparse.
+
+    Its own message lists every attempt at reading the value.
+    """
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
     in_code = isinstance(cause, LookupError | RuntimeError | AssertionError)
-    if in_code and not type(cause).__module__.startswith("jsonargparse"):  # of a class that was to be built
+    if in_code and not type(cause).__module__.startswith("jsonargparse"):  # raised by the class to be built
         place = traceback.extract_tb(cause.__traceback__)[-1]
         return f"{type(cause).__name__}: {cause}, in {place.filename}, line {place.lineno}"
     lines, given = [], ""
@@ -93,7 +97,7 @@ def short_message(error: Exception) -> str:
 
 
 def _members_meant(lines: list[str]) -> list[str]:
-    """The lines of an error without those about other members of a union than the one that was meant."""
+    """Return the lines of an error without those about members of a union that the user did not mean."""
     found: list[str] = []
     while lines:
         line, *lines = lines
@@ -113,11 +117,11 @@ def _members_meant(lines: list[str]) -> list[str]:
 
 
 def register_types() -> None:
-    """Let configuration files name a function of ``lieattn.groups`` wherever a group is expected, and any space."""
+    """Let configuration files name any function of ``lieattn.groups`` where a group is expected, and any space."""
     from jsonargparse import set_parsing_settings
 
     from lieattn.groups import Group
     from lieattn.spaces import HomogeneousSpace
 
-    # FiniteGroup is final, the others are dataclasses: jsonargparse would accept their own constructors alone.
+    # FiniteGroup is final and the others are dataclasses, so jsonargparse would accept only their own constructors.
     set_parsing_settings(subclasses_enabled=[Group, HomogeneousSpace])

@@ -1,4 +1,4 @@
-"""Point sets in batches, in an order that a run continued in the middle of an epoch reproduces."""
+"""Batches of point sets, in an order that is reproduced when a run is continued in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TENSORS = ("pos", "x", "z", "y", "grid")
 
 @contextmanager
 def _interrupted_later() -> Iterator[None]:
-    """Handle SIGINT when what is within has ended; processes that start within ignore it, and end with this one."""
+    """Delay the handling of SIGINT to the end of the block; processes that are started in the block ignore it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -47,7 +47,10 @@ def _interrupted_later() -> Iterator[None]:
 
 
 def random_state() -> dict[str, Any]:
-    """States of the generators of Python, NumPy and torch (CPU, CUDA in use), which load with ``weights_only``."""
+    """Return the states of the random generators of Python, NumPy and torch (CPU, and CUDA if it is in use).
+
+    A file with these states can be loaded with ``weights_only``.
+    """
     numpy: dict[str, Any] = np.random.get_state(legacy=False)
     numpy["state"]["key"] = numpy["state"]["key"].tolist()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
@@ -55,7 +58,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Return to a state of :func:`random_state`; CUDA devices that it does not know are left alone."""
+    """Restore a state of :func:`random_state`; CUDA is left alone if the state has more devices than this machine."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"].cpu())
@@ -65,7 +68,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 def set_random_states(states: list[dict[str, Any]] | None, rank: int) -> None:
-    """Return to the state of the process with this rank, or else have it draw other numbers than those before it."""
+    """Restore the state of the process with this rank; without one, give ranks above 0 a seed of their own."""
     if states is not None and rank < len(states):
         set_random_state(states[rank])
     elif rank:
@@ -74,7 +77,7 @@ def set_random_states(states: list[dict[str, Any]] | None, rank: int) -> None:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the generators of Python, NumPy and torch's CPU, from one number below 2^64."""
+    """Seed the generators of Python, NumPy and torch (on the CPU) with one number below 2^64."""
     check_arguments(seed_generators, locals())
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -84,9 +87,9 @@ def seed_generators(seed: int) -> None:
 class EpochSampler(DistributedSampler[Any]):
     """Indices of ``size`` items in an order that depends on (seed, epoch) alone, and that can start in the middle.
 
-    It yields pairs (epoch, index): what a data set draws at random for an item follows from the two, in whichever
-    process. Of several ``replicas``, the one of a ``rank`` r takes every n-th index from the r-th on; missing ones at
-    the end are filled up from the beginning, so that all replicas have as many.
+    It yields pairs (epoch, index), from which the random choices of a data set for an item follow, in whichever process
+    they are made. Of n ``replicas``, the one with ``rank`` r takes every n-th index, beginning with the r-th. Indices
+    from the beginning are repeated at the end, so that all replicas have the same number.
     """
 
     def __init__(self, size: int, *, shuffle: bool = True, seed: int = 0, replicas: int = 1, rank: int = 0) -> None:
@@ -100,13 +103,13 @@ class EpochSampler(DistributedSampler[Any]):
         self._skip = 0
 
     def start(self, epoch: int, skip: int) -> None:
-        """Go to an epoch, without the first ``skip`` of this replica's items."""
+        """Go to an epoch, and skip the first ``skip`` items of this replica."""
         check_arguments(EpochSampler.start, locals())
         self.epoch = epoch
         self._skip = skip
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch; where it is the present one already, stay where it was started."""
+        """Go to the beginning of an epoch; if it is the present epoch, keep the place where it was started."""
         check_arguments(EpochSampler.set_epoch, locals())
         if epoch != self.epoch:
             self.start(epoch, 0)
@@ -115,9 +118,9 @@ class EpochSampler(DistributedSampler[Any]):
         return ((epoch, index) for epoch, index, _ in self.items())
 
     def items(self) -> Iterator[tuple[int, int, bool]]:
-        """The pairs, and whether an index is repeated only to give all replicas as many."""
+        """Yield (epoch, index, repeated), where ``repeated`` marks an index that only fills up a replica."""
         epoch, order = self.epoch, np.arange(len(cast(Sized, self.dataset)))
-        if self.shuffle:  # by a pair of numbers, not their sum: seed 0 in epoch 1 is not seed 1 in epoch 0
+        if self.shuffle:  # by the pair, not the sum: seed 0 in epoch 1 differs from seed 1 in epoch 0
             order = np.random.default_rng([self.seed, epoch]).permutation(order)
         mine = np.resize(order, self.total_size)[self.rank :: self.num_replicas]
         places = range(self.rank, self.total_size, self.num_replicas)
@@ -126,7 +129,7 @@ class EpochSampler(DistributedSampler[Any]):
 
 
 class _TrainingSampler(EpochSampler):
-    """Follows the training, because Lightning's count of epochs is one too high after some restarts."""
+    """A sampler that takes its place from the training, since Lightning's epoch is one too high after some restarts."""
 
     def __init__(self, size: int, data: PointSetData, **options: Any) -> None:
         super().__init__(size, **{"shuffle": data.shuffle, "seed": data.seed, **options})
@@ -146,23 +149,27 @@ class _TrainingSampler(EpochSampler):
 
 
 class _FirstBatchesSampler(_TrainingSampler, SequentialSampler):
-    """For ``overfit_batches``: in order, and of the type in whose place Lightning puts no sampler without a place."""
+    """A sampler without shuffling, for ``overfit_batches``.
+
+    It is a SequentialSampler, because Lightning would replace any other by a sampler that cannot be continued.
+    """
 
     def __init__(self, size: int, data: PointSetData, **options: Any) -> None:
         super().__init__(size, data, shuffle=False, **options)
 
 
 class _EvaluationSampler(EpochSampler):
-    """The order of the data set, in several processes."""
+    """A sampler that keeps the order of the data set, for several processes."""
 
     def __iter__(self) -> Iterator[Any]:
         return self.items()
 
 
 class _SeededItems(Dataset[Data]):
-    """Items whose random choices follow from (seed, epoch, index); the random generators are left as they were.
+    """Items whose random choices follow from (seed, epoch, index); the global random generators are not changed.
 
-    An item that is asked for as (epoch, index, repeated) says whether it only fills up a batch.
+    If an item is requested as (epoch, index, repeated), it gets an attribute that says whether it only fills up a
+    batch.
     """
 
     def __init__(self, source: _Items, seed: int) -> None:
@@ -181,7 +188,7 @@ class _SeededItems(Dataset[Data]):
         if not isinstance(item, Data):
             name = type(self.source).__name__
             raise UsageError(f"data: item {index} of {name} is a {type(item).__name__}, expected torch_geometric Data")
-        for attribute in _TENSORS:  # arrays would become lists of them, of which nothing later knows what they were
+        for attribute in _TENSORS:  # batches would have lists of arrays, which later code does not recognize
             if isinstance(item.get(attribute), np.ndarray):
                 raise UsageError(f"data.{attribute}: expected a tensor, got an array of NumPy in item {index}")
         if repeated:
@@ -191,7 +198,7 @@ class _SeededItems(Dataset[Data]):
 
 
 class _Loader(DataLoader):
-    """A loader that loses no interrupt: Python ignores what its handler raises while processes start."""
+    """A loader that loses no interrupt: Python ignores exceptions of a signal handler while processes start."""
 
     def __iter__(self) -> Iterator[Any]:
         with _interrupted_later():
@@ -199,7 +206,7 @@ class _Loader(DataLoader):
 
 
 class _ResumableLoader(_Loader):
-    """A loader that tells Lightning its place, so that it may be continued in the middle of an epoch."""
+    """A loader that tells Lightning its place, so that a run can be continued in the middle of an epoch."""
 
     sampler: _TrainingSampler
 
@@ -213,25 +220,26 @@ class _ResumableLoader(_Loader):
 class PointSetData(LightningDataModule):
     """Batches of point sets for training, validation, test and prediction.
 
-    The order of the training set depends on the seed and the epoch alone, and so do the random choices of its
-    transforms (on the seed, the epoch and the item), whatever the number of workers. A checkpoint keeps the place
-    within the epoch.
+    The order of the training set depends on the seed and the epoch alone. The random choices of its transforms depend
+    on the seed, the epoch and the item. Neither depends on the number of workers. A checkpoint keeps the place within
+    the epoch.
 
-    Each of several processes has every n-th cloud, and all have as many batches: clouds that fill these up at the end
-    of a set have ``repeated`` true, an attribute bool ``[clouds]`` of the batches then, and count 0 in losses and
-    metrics. So n processes train as one with batches n times as large, to rounding.
+    With n processes, each one has every n-th cloud, and all have the same number of batches. Clouds that are repeated
+    for this at the end of a set are marked in the attribute ``repeated``, bool ``[clouds]``, of the batches, and have
+    the weight 0 in losses and metrics. So n processes train like one process with batches n times as large, up to
+    rounding.
 
     Parameters
     ----------
     train, val, test, predict
-        Data sets or lists of ``torch_geometric.data.Data``; those that are needed. Their items have indices, on which
-        order and choices depend: a stream, as an ``IterableDataset`` is, has none.
+        Data sets or lists of ``torch_geometric.data.Data``; only those that are used are needed. Streams such as an
+        ``IterableDataset`` are refused, because order and random choices depend on the indices of the items.
     batch_size, eval_batch_size
-        Clouds in a batch of the training set, per process, and of the other three; by default as many.
+        Number of clouds per process in a batch of the training set, and of the other sets; both are equal by default.
     workers
-        Processes that prepare the batches; 0 for none.
+        Number of processes that prepare the batches; 0 for none.
     seed
-        Seed of order and transforms; by default that of ``seed_everything``, and 0 without one.
+        Seed of the order and the transforms; by default the seed of ``seed_everything``, or 0 if there is none.
     shuffle
         Whether to shuffle the training set.
 
@@ -240,13 +248,13 @@ class PointSetData(LightningDataModule):
     ValueError
         If a size, or the number of workers, is out of range.
     UsageError
-        In loading: if the set was not given or is empty, or a checkpoint from the middle of an epoch belongs to another
-        seed, batch size, number of items or of processes.
+        When a set is loaded, if it was not given, is empty or is a stream, or if a checkpoint from the middle of an
+        epoch was made with another seed, number of items, or number of clouds in a step.
     """
 
     def __init__(
         self,
-        # Without the type of the items, for which jsonargparse would build the base class itself.
+        # With a type of the items, jsonargparse would build the base class itself.
         train: Dataset | list[Data] | None = None,  # type: ignore[type-arg]
         val: Dataset | list[Data] | None = None,  # type: ignore[type-arg]
         test: Dataset | list[Data] | None = None,  # type: ignore[type-arg]
@@ -263,7 +271,7 @@ class PointSetData(LightningDataModule):
         for name, value in counts.items():
             if value is not None:
                 check_count(name, value, least=int(name.endswith("size")))
-        if workers > _MOST_WORKERS:  # they would all be started before anything fails
+        if workers > _MOST_WORKERS:  # all of them would be started before an error is noticed
             raise ValueError(f"workers: expected at most {_MOST_WORKERS} processes, got {workers}")
         self.sets: dict[str, _Items | None] = {"train": train, "val": val, "test": test, "predict": predict}
         self.batch_size = batch_size
@@ -272,13 +280,13 @@ class PointSetData(LightningDataModule):
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0")) if seed is None else seed
         self.shuffle = shuffle
         self._resume: dict[str, int] | None = None
-        self._start = (0, 0, 0)  # epoch and batch with which this fit began, and all batches before it
+        self._start = (0, 0, 0)  # epoch and batch at which this fit began, and number of batches before it
         if val is None:
-            # Lightning validates whenever this hook is not its own.
+            # Lightning validates whenever this hook is overridden.
             self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
 
     def train_dataloader(self) -> DataLoader:
-        """Batches of the training set, from where a loaded checkpoint was on."""
+        """Batches of the training set, beginning at the place of a loaded checkpoint."""
         items = self._items("train")
         replicas, rank = self._replicas()
         overfits = getattr(self.trainer, "overfit_batches", 0) > 0
@@ -287,7 +295,7 @@ class PointSetData(LightningDataModule):
         if (place := self._resume) is not None:
             present = self._fixed(len(items), replicas)
             changed = [f"{key} was {place[key]}, is {value}" for key, value in present.items() if place[key] != value]
-            # Of as many clouds at a step, however many processes they come from, the rest of the epoch is the same.
+            # With the same number of clouds in a step, the rest of the epoch is the same for any number of processes.
             parts = "processes", "batch_size"
             same_step = math.prod(place[key] for key in parts) == math.prod(present[key] for key in parts)
             if same_step:
@@ -312,15 +320,15 @@ class PointSetData(LightningDataModule):
         return self._in_order("test")
 
     def predict_dataloader(self) -> DataLoader:
-        """Batches of the set to predict, by default the test set, in its order."""
+        """Batches of the set to predict (by default the test set), in its order."""
         return self._in_order("test" if self.sets["predict"] is None else "predict")
 
     def state_dict(self) -> dict[str, int]:
-        """Where the training is: the epoch, the batches done in it, and what its order depends on."""
+        """The place of the training: the epoch, the batches done in it, and the settings that determine the order."""
         trainer = self.trainer
         if trainer is None or self.sets["train"] is None or not 0 < trainer.num_training_batches < float("inf"):
             return {}
-        # Before this fit an epoch may have had another number of batches.
+        # In an earlier fit, an epoch may have had another number of batches.
         first, batch, before = self._start
         done = trainer.fit_loop.total_batch_idx + 1
         epochs, batch = divmod(batch + done - before, int(trainer.num_training_batches))
@@ -328,19 +336,19 @@ class PointSetData(LightningDataModule):
         return {"epoch": first + epochs, "batch": batch, "done": done, **fixed}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Take the place of a checkpoint, for the next training loader."""
+        """Keep the place of a checkpoint for the next training loader."""
         self._resume = state_dict
 
     def _fixed(self, items: int, processes: int) -> dict[str, int]:
-        """What must not change in the middle of an epoch."""
+        """Settings that must not change in the middle of an epoch."""
         return {"items": items, "processes": processes, "batch_size": self.batch_size, "seed": self.seed}
 
     def _replicas(self) -> tuple[int, int]:
-        """Number of processes, and which this one is."""
+        """Number of processes, and the rank of this one."""
         return (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
 
     def _in_order(self, name: str) -> DataLoader:
-        """Batches for evaluation, in every process as many, since they work together."""
+        """Batches for evaluation; every process has the same number, since the processes wait for each other."""
         items, (replicas, rank) = self._items(name), self._replicas()
         if replicas == 1:
             return self._loader(items, self.eval_batch_size)
@@ -363,5 +371,5 @@ class PointSetData(LightningDataModule):
         self, items: Dataset[Data], batch_size: int, kind: type[_Loader] = _Loader, **options: Any
     ) -> DataLoader:
         options |= {"num_workers": self.workers, "persistent_workers": self.workers > 0}
-        # A generator of its own, because a loader draws a number from it whenever an epoch begins.
+        # The loader draws a number at the beginning of each epoch; its own generator keeps the global one unchanged.
         return kind(items, batch_size=batch_size, generator=torch.Generator().manual_seed(self.seed), **options)

@@ -14,28 +14,28 @@ from lieattn.groups import Group
 
 
 class EquivarianceMonitor(Callback):
-    """Logs ``equivariance_error`` at the end of each validation, of clouds of its first batch.
+    """Logs ``equivariance_error`` at the end of each validation, measured on clouds of its first batch.
 
-    That is the largest error under elements of the group, each with a translation where the group has them, in units of
-    max(1, largest output), in float32: about 1e-6 for what is exact. It needs batches of PyTorch Geometric, and
-    evaluates a copy of the network in eval mode some ten times.
+    It is the largest error in float32 under elements of the group, relative to max(1, largest output): about 1e-6 for
+    an exactly equivariant network. Each element comes with a translation if the group has translations. The batches
+    must be batches of PyTorch Geometric. A copy of the network in eval mode is evaluated about ten times.
 
     Parameters
     ----------
     group
-        Group to measure; by default what the network promises.
+        Group to measure; by default the group for which the network guarantees equivariance.
     clouds, elements
-        Number of clouds, and of random elements of a Lie group.
+        Number of clouds, and number of random elements of a Lie group.
     every_n_epochs
-        Validations of other epochs are left alone.
+        Measure in every n-th epoch only.
     network
-        Attribute of the LightningModule that is the network; ``""`` for the module itself.
+        Name of the attribute of the LightningModule that holds the network; ``""`` for the module itself.
 
     Raises
     ------
     TypeError, ValueError
-        For arguments of other types and numbers below 1; in training, for batches of other kinds, or if there is no
-        group.
+        If an argument has another type or a number is below 1; in training, if the batches are of another kind, or
+        if there is no group.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class EquivarianceMonitor(Callback):
             self._seen = batch.to_data_list()[: self.clouds]
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure and log."""
+        """Measure the error and log it."""
         if trainer.sanity_checking or trainer.current_epoch % self.every_n_epochs or not self._seen:
             return
         network = getattr(pl_module, self.network) if self.network else pl_module

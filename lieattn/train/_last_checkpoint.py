@@ -1,4 +1,4 @@
-"""The checkpoint to continue from, kept up to date, and written when a signal asks to stop."""
+"""The checkpoint from which a run continues. It is kept up to date, and written when a signal stops the training."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from lieattn._files import replacing
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class TrainingInterrupted(Exception):  # noqa: N818 - it reports a wish of the user, no error
-    """The signal ``signum`` stopped the training after a ``step``, and its state was saved to ``path``."""
+class TrainingInterrupted(Exception):  # noqa: N818 - it reports a wish of the user, not an error
+    """The signal ``signum`` stopped the training after step ``step``, and the state was saved to ``path``."""
 
     def __init__(self, signum: int, step: int, path: Path) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name} after step {step}; the state is in {path}")
@@ -31,33 +31,33 @@ class TrainingInterrupted(Exception):  # noqa: N818 - it reports a wish of the u
 
 
 class _WholeFiles(TorchCheckpointIO):
-    """Writes checkpoints whole or not at all, also where the folder for temporary files is on another disk."""
+    """Writes checkpoints atomically, even if the folder for temporary files is on another disk."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         if "://" in str(path):  # not a file of this machine
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        buffer = io.BytesIO()  # since torch's own writing to files tells of a full disk in its own way
+        buffer = io.BytesIO()  # torch reports a full disk by another kind of error when it writes a file itself
         torch.save(checkpoint, buffer)
         with replacing(path) as part:
             part.write_bytes(buffer.getbuffer())
 
 
 class LastCheckpoint(Checkpoint):
-    """Keep ``last.ckpt``: at the end of every epoch, every n steps, and when SIGINT or SIGTERM come.
+    """Keep ``last.ckpt`` up to date: at the end of every epoch, every n steps, and on SIGINT or SIGTERM.
 
-    On a signal the step is finished, the state saved and :class:`TrainingInterrupted` raised; a second signal
-    stops at once. Where a training ends within an epoch, as by ``max_steps`` or ``max_time``, its step is finished and
-    saved too, so that it can be continued as if it had never stopped. A step with a validation saves after that. All
-    checkpoints of the trainer are replaced atomically: there is a whole one, even if the process is killed or the disk
-    is full.
+    On a signal, the step is finished, the state is saved and :class:`TrainingInterrupted` is raised; a second signal
+    stops at once. If a training ends within an epoch, for example by ``max_steps`` or ``max_time``, its last step is
+    finished and saved too, so that the training can be continued as if it had never stopped. A step that is followed
+    by a validation is saved after the validation. All checkpoints of the trainer are replaced atomically, so that a
+    complete one exists even if the process is killed or the disk is full.
 
     Parameters
     ----------
     dirpath
         Folder of the file; ``checkpoints`` in the trainer's ``default_root_dir`` by default.
     every_n_train_steps
-        Optimizer steps between two savings within an epoch; 0 for none, ValueError for less.
+        Number of optimizer steps between two savings within an epoch; 0 for none. ValueError is raised for less.
     """
 
     def __init__(self, dirpath: str | None = None, every_n_train_steps: int = 0) -> None:
@@ -67,22 +67,22 @@ class LastCheckpoint(Checkpoint):
         self.every_n_train_steps = every_n_train_steps
         self._received: int | None = None
         self._handlers: dict[int, Any] = {}
-        self._batch = -1  # that was the last one when the state was saved
+        self._batch = -1  # the last batch before the state was saved
         self._complete = True  # whether the last batch was the last one of its optimizer step
-        self._due = False  # whether a validation belongs to it, by the settings of the trainer
+        self._due = False  # whether the settings of the trainer ask for a validation after it
         self._put_off = False  # whether the training is to end when the step is finished
 
     def path(self, trainer: Trainer) -> Path:
-        """Where the file of a trainer is."""
+        """Path of the file for a trainer."""
         return Path(self.dirpath or Path(trainer.default_root_dir) / "checkpoints") / "last.ckpt"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Replace Lightning's own way to write files, unless another one was chosen."""
+        """Replace Lightning's default plugin for writing files, unless another one was chosen."""
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = _WholeFiles()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take over the signals; Lightning would stop in the middle of a step."""
+        """Install the signal handlers; Lightning's own would stop in the middle of a step."""
         self._received, self._put_off, self._batch = None, False, -1
         if threading.current_thread() is threading.main_thread():
             self._handlers = {signum: signal.signal(signum, self._receive) for signum in _SIGNALS}
@@ -90,7 +90,7 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save if it is time, or stop, between two optimizer steps of an epoch."""
+        """Save if it is due, and stop if asked to, between two optimizer steps of an epoch."""
         self._complete = trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         self._finish_step(trainer)
         within = self._complete and not trainer.is_last_batch
@@ -99,7 +99,7 @@ class LastCheckpoint(Checkpoint):
             self._save_within_epoch(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Do so after the validation that belongs to a step, which a continued training would leave out."""
+        """Save or stop after the validation that belongs to a step; a continued training would leave it out."""
         self._finish_step(trainer)
         if self._due:
             self._due = False
@@ -111,18 +111,18 @@ class LastCheckpoint(Checkpoint):
         if trainer.is_last_batch:
             self._save(trainer, stop)
             return
-        # Lightning calls this also where it was told to stop within the epoch, perhaps after one validation more.
+        # Lightning also calls this hook if the training stops within the epoch, perhaps after one more validation.
         with _unfinished_epoch(trainer):
             self._save(trainer, stop, again=False)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the signals back."""
+        """Restore the signal handlers."""
         for signum, handler in self._handlers.items():
             signal.signal(signum, handler)
         self._handlers = {}
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the signals back, and raise an interrupt again, of which Lightning makes a failure with status 1."""
+        """Restore the signal handlers, and raise an interrupt again, which Lightning would turn into exit status 1."""
         self.on_train_end(trainer, pl_module)
         if isinstance(exception, KeyboardInterrupt):
             raise exception
@@ -139,7 +139,7 @@ class LastCheckpoint(Checkpoint):
         return trainer.strategy.reduce_boolean_decision(self._received is not None, all=False)
 
     def _finish_step(self, trainer: Trainer) -> None:
-        """Put off the end of the training until gradients that are being accumulated were used: none are saved."""
+        """Delay the end of the training until accumulated gradients are used, because checkpoints do not save them."""
         if not self._complete:
             self._put_off = self._put_off or trainer.should_stop
             trainer.should_stop = False
@@ -147,7 +147,7 @@ class LastCheckpoint(Checkpoint):
             self._put_off, trainer.should_stop = False, True
 
     def _save_within_epoch(self, trainer: Trainer) -> None:
-        """Save if it is time or the training ends here, and stop if asked to."""
+        """Save if it is due or the training ends here, and stop if asked to."""
         stop, steps = self._stop(trainer), trainer.global_step
         ends = steps == trainer.max_steps or (trainer.should_stop and trainer.fit_loop._can_stop_early)
         if stop or ends or (self.every_n_train_steps and steps % self.every_n_train_steps == 0):
@@ -163,7 +163,7 @@ class LastCheckpoint(Checkpoint):
 
 
 def _validation_is_due(trainer: Trainer) -> bool:
-    """Whether a validation follows the present batch that does not come from the end of the training."""
+    """Whether a validation follows the present batch, other than the one at the end of the training."""
     stop, trainer.should_stop = trainer.should_stop, False
     due: bool = trainer.fit_loop.epoch_loop._should_check_val_fx(trainer.fit_loop._data_fetcher)  # type: ignore[arg-type]
     trainer.should_stop = stop
@@ -172,7 +172,7 @@ def _validation_is_due(trainer: Trainer) -> bool:
 
 @contextmanager
 def _unfinished_epoch(trainer: Trainer) -> Iterator[None]:
-    """Save the epoch as unfinished: Lightning has counted it already, and would skip the rest of it after a restart."""
+    """Save the epoch as unfinished; Lightning has counted it already and would skip the rest of it after a restart."""
     progress = trainer.fit_loop.epoch_progress
     for count in (progress.total, progress.current):
         count.processed -= 1  # type: ignore[attr-defined]

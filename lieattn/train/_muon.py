@@ -1,4 +1,4 @@
-"""Muon for stacks of matrices, which the weights of group-tied layers are."""
+"""Muon for stacks of matrices, such as the weights of group-tied layers."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from torch import Tensor
 
 from lieattn._checks import check_arguments, check_number, check_positive
 
-_COEFFICIENTS = 3.4445, -4.7750, 2.0315  # which take singular values of 0.002 to 1 near 1 in five steps
+_COEFFICIENTS = 3.4445, -4.7750, 2.0315  # five steps take singular values from 0.002 to 1 close to 1
 _STEPS = 5
-_SIZE = 0.2  # root mean square of the entries of an update over the rate, about that of AdamW
+_SIZE = 0.2  # root mean square of the entries of an update, divided by the rate; about as for AdamW
 
 
 class Muon(torch.optim.Optimizer):
-    r"""Muon for matrices, and stacks of them; AdamW for all other parameters, with the same rate.
+    r"""Muon for matrices and stacks of matrices; AdamW for all other parameters, with the same rate.
 
-    Momentum is made orthogonal, slice by slice, before it is applied (Jordan et al. 2024), and scaled to the size of a
-    step of AdamW (Liu et al. 2025, Eq. 4):
+    The momentum of each matrix is made orthogonal before it is applied (Jordan et al. 2024), and scaled to the size of
+    a step of AdamW (Liu et al. 2025, Eq. 4):
 
     .. math::
         m \leftarrow \mu m + (1 - \mu) g, \qquad
         W \leftarrow (1 - \eta \lambda) W - 0.2\, \eta \sqrt{\max(r, c)}\; U V^\top
         \quad\text{where}\quad (1 - \mu) g + \mu m = U \Sigma V^\top
 
-    with the singular value decomposition replaced by five steps of Newton and Schulz, which leave singular values
-    between 0.7 and 1.2. ``torch.optim.Muon`` does this for matrices ``[r, c]`` alone. Here the last two axes of a
-    parameter are matrices, so that a kernel on a group ``[order, r, c]``, such as the weight of
-    :class:`lieattn.nn.GroupLinear`, has a matrix for each element.
+    The singular value decomposition is replaced by five Newton-Schulz steps, which bring singular values between 0.7
+    and 1.2. ``torch.optim.Muon`` does this for matrices ``[r, c]`` only. Here the last two axes of a parameter are
+    matrices, so that a kernel on a group ``[order, r, c]``, such as the weight of :class:`lieattn.nn.GroupLinear`,
+    has one matrix for each group element.
 
     Parameters
     ----------
     params
-        Parameters, or groups of them as for every optimizer of torch.
+        Parameters, or parameter groups as for every optimizer of torch.
     lr
-        Rate η. That of Muon is two to four times the one that is best with AdamW.
+        Learning rate η. A good one is two to four times the best rate of AdamW.
     weight_decay
-        λ, of all parameters.
+        Weight decay λ of all parameters.
     momentum
-        μ.
+        Momentum μ.
     betas, eps
-        Of AdamW.
+        Coefficients of AdamW.
     smallest
-        Matrices with fewer rows or columns are trained by AdamW.
+        Matrices with fewer rows or columns than this are trained by AdamW.
 
     Raises
     ------
     TypeError, ValueError
-        If a number is not in its range, or in a step if a gradient is sparse.
+        If a number is out of range, or in a step if a gradient is sparse.
 
     Examples
     --------
@@ -89,13 +89,13 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update all parameters that have gradients; ``closure`` computes the loss again, which is returned."""
+        """Update all parameters that have gradients; ``closure`` recomputes the loss, which is then returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            alike = defaultdict[Any, list[tuple[Tensor, Tensor]]](list)  # parameters and updates, by their shapes
+            alike = defaultdict[Any, list[tuple[Tensor, Tensor]]](list)  # pairs of parameter and update, by shape
             for weight in group["params"]:
                 if weight.grad is None:
                     continue
@@ -115,7 +115,7 @@ class Muon(torch.optim.Optimizer):
 
     @staticmethod
     def _orthogonal(pairs: list[tuple[Tensor, Tensor]], lr: float) -> None:
-        """Subtract the orthogonal matrices next to the updates ``[matrices, r, c]``, which have one shape."""
+        """Subtract the orthogonal matrices nearest to the updates ``[matrices, r, c]``, which share one r and c."""
         made = orthogonalized(torch.cat([update for _, update in pairs]))
         scale = _SIZE * max(made.shape[1:]) ** 0.5
         for (weight, _), part in zip(pairs, made.split([len(update) for _, update in pairs]), strict=True):
@@ -136,7 +136,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """Matrices ``[n, r, c]`` with the same singular vectors, and singular values between 0.7 and 1.2."""
+    """Return matrices ``[n, r, c]`` with the same singular vectors, and with singular values between 0.7 and 1.2."""
     x = matrices / (matrices.flatten(1).norm(dim=1)[:, None, None] + 1e-12)
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x

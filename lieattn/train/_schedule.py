@@ -1,4 +1,4 @@
-"""Learning rates over time, as factors of the optimizer's own rate."""
+"""Schedules of the learning rate, given as factors of the optimizer's rate."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class Schedule(abc.ABC):
 
     @abc.abstractmethod
     def factor(self, step: int, steps: float, steps_per_epoch: int) -> float:
-        """Factor of the rate after ``step`` of ``steps`` steps, which are infinite for a training without end."""
+        """Factor of the rate after ``step`` of ``steps`` steps; ``steps`` is infinite for a training without end."""
 
     def _schedulers(
         self, optimizer: Optimizer, steps: float, steps_per_epoch: int, batches: int, monitor: tuple[str, str]
     ) -> list[dict[str, Any]]:
-        """Torch's schedulers as Lightning takes them; an epoch has so many ``batches``."""
+        """Schedulers of torch in the form that Lightning expects; an epoch has ``batches`` batches."""
         scheduler = LambdaLR(optimizer, lambda step: self.factor(step, steps, steps_per_epoch))
         return [{"scheduler": scheduler, "interval": "step"}]
 
 
 @final
 class Constant(Schedule):
-    """The optimizer's own rate, throughout."""
+    """Keep the optimizer's rate throughout the training."""
 
     def factor(self, step: int, steps: float, steps_per_epoch: int) -> float:
         """Return 1."""
@@ -40,14 +40,14 @@ class Constant(Schedule):
 
 @final
 class WarmupCosine(Schedule):
-    """Linear warm-up, then half a cosine down to ``floor`` at the last step, both per step.
+    """Linear warm-up, then half a cosine down to ``floor`` at the last step; both change the rate in every step.
 
     ValueError is raised if an argument is out of range, or the training has no end or ends during the warm-up.
 
     Parameters
     ----------
     warmup_epochs
-        Length of the warm-up, at least 0; the first step has 1/n of the rate for a warm-up of n steps.
+        Length of the warm-up, at least 0. With a warm-up of n steps, the first step has 1/n of the rate.
     floor
         Factor at the end, in [0, 1].
 
@@ -67,7 +67,7 @@ class WarmupCosine(Schedule):
         self.floor = floor
 
     def factor(self, step: int, steps: float, steps_per_epoch: int) -> float:
-        """Return (step + 1) / warm-up steps, later floor + (1 - floor) (1 + cos(pi t)) / 2, t from 0 to 1."""
+        """Return (step + 1) / warm-up steps, and later floor + (1 - floor) (1 + cos(pi t)) / 2 with t from 0 to 1."""
         check_arguments(WarmupCosine.factor, locals())
         warmup = round(self.warmup_epochs * steps_per_epoch)
         if not warmup < steps < math.inf:
@@ -83,7 +83,7 @@ class WarmupCosine(Schedule):
 
 @final
 class MultiStep(Schedule):
-    """Multiply the rate by ``gamma`` at each of the milestones, perhaps after a linear warm-up.
+    """Multiply the rate by ``gamma`` at each milestone, optionally after a linear warm-up.
 
     ValueError is raised if an argument is out of range.
 
@@ -92,11 +92,11 @@ class MultiStep(Schedule):
     milestones
         Numbers of epochs, increasing and above 0.
     gamma
-        Factor at each of them, in (0, 1].
+        Factor at each milestone, in (0, 1].
     warmup_epochs
         Length of the warm-up, at least 0.
     warmup_per
-        Whether the rate rises with each ``"step"``, as for :class:`WarmupCosine`, or with each ``"epoch"``: the first
+        Whether the rate rises in each ``"step"``, as for :class:`WarmupCosine`, or in each ``"epoch"``, where the first
         of n epochs has 1/n of the rate.
 
     Examples
@@ -122,7 +122,7 @@ class MultiStep(Schedule):
         self.warmup_epochs, self.warmup_per = warmup_epochs, warmup_per
 
     def factor(self, step: int, steps: float, steps_per_epoch: int) -> float:
-        """Return gamma to the number of milestones passed, times the share of the warm-up that is done."""
+        """Return gamma to the power of the number of milestones passed, times the share of the warm-up that is done."""
         check_arguments(MultiStep.factor, locals())
         begun = step + 1 if self.warmup_per == "step" else (step // steps_per_epoch + 1) * steps_per_epoch
         passed = sum(step >= round(milestone * steps_per_epoch) for milestone in self.milestones)
@@ -131,7 +131,7 @@ class MultiStep(Schedule):
 
 @final
 class Plateau(Schedule):
-    """Multiply the rate by ``gamma`` where validation has not become better for more than ``patience`` epochs.
+    """Multiply the rate by ``gamma`` if the validation has not improved for more than ``patience`` epochs.
 
     The task's :attr:`~lieattn.train.PointSetTask.monitor` is passed to torch's ``ReduceLROnPlateau``, with its default
     threshold, at the end of each epoch that has a validation. ``lieattn compare`` has no epochs and refuses this
@@ -140,11 +140,11 @@ class Plateau(Schedule):
     Parameters
     ----------
     patience
-        Epochs with a validation, at least 0.
+        Number of epochs, at least 0; only epochs with a validation are counted.
     gamma
         Factor, in (0, 1].
     warmup_epochs
-        Length of a linear warm-up at the beginning, per step as for :class:`WarmupCosine`.
+        Length of a linear warm-up at the beginning; the rate rises in each step, as for :class:`WarmupCosine`.
     """
 
     def __init__(self, patience: int = 10, gamma: float = 0.1, warmup_epochs: float = 0) -> None:
@@ -155,7 +155,7 @@ class Plateau(Schedule):
         self.patience, self.gamma, self.warmup_epochs = patience, gamma, warmup_epochs
 
     def factor(self, step: int, steps: float, steps_per_epoch: int) -> float:
-        """Return the share of the warm-up that is done; what validation takes off comes on top of it."""
+        """Return the share of the warm-up that is done; the factors from the validation are applied separately."""
         check_arguments(Plateau.factor, locals())
         return min(1.0, (step + 1) / max(1, round(self.warmup_epochs * steps_per_epoch)))
 
@@ -165,11 +165,11 @@ class Plateau(Schedule):
         warmup = round(self.warmup_epochs * steps_per_epoch)
         found: list[dict[str, Any]] = []
         if warmup > 1:
-            # It multiplies the present rate, so that the two can share it.
+            # LinearLR multiplies the present rate, so that both schedulers can change it.
             found.append({"scheduler": LinearLR(optimizer, 1 / warmup, 1.0, warmup - 1), "interval": "step"})
         mode: Any = monitor[1]
         plateau = ReduceLROnPlateau(optimizer, mode, factor=self.gamma, patience=self.patience)
-        # Behind the last batch and its validation: at the end of an epoch it would come after the checkpoint.
+        # It follows the last batch and its validation; with interval "epoch" it would come after the checkpoint.
         place = {"interval": "step", "frequency": batches, "monitor": monitor[0], "reduce_on_plateau": True}
         return [*found, {"scheduler": plateau, **place}]
 

@@ -1,4 +1,4 @@
-"""What outputs of networks are compared with: labels, and attributes of the data by their names."""
+"""Targets of a training: labels, and named attributes of the data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lieattn._checks import check_arguments, check_is, kind
 
 
 def named_outputs(outputs: Any, name: str) -> dict[str, Tensor]:
-    """Outputs of a network by name, from a mapping, a named tuple, or one tensor, which gets the name given."""
+    """Return the outputs of a network by name, from a mapping, a named tuple, or one tensor, which gets ``name``."""
     check_arguments(named_outputs, locals())
     if isinstance(outputs, Tensor):
         return {name: outputs}
@@ -22,7 +22,7 @@ def named_outputs(outputs: Any, name: str) -> dict[str, Tensor]:
 
 
 def labels_of(batch: Batch, number: int) -> Tensor:
-    """The labels y of a batch, ``[clouds]``, or ``[clouds, number]`` of several; ValueError if they are none."""
+    """Return the labels y of a batch, ``[clouds]``, or ``[clouds, number]`` for several; ValueError if they do not fit."""
     labels = batch.get("y")
     shape = [batch.num_graphs] if number == 1 else [batch.num_graphs, number]
     if not isinstance(labels, Tensor) or list(labels.shape) != shape:
@@ -35,9 +35,9 @@ def labels_of(batch: Batch, number: int) -> Tensor:
 
 
 def check_targets(targets: Mapping[str, float]) -> None:
-    """Raise ValueError unless these are names of attributes and their weights in the loss."""
+    """Raise ValueError unless ``targets`` maps names of attributes to their weights in the loss."""
     if not targets or any(not weight >= 0 for weight in targets.values()):
         raise ValueError(f"targets: expected names with weights of at least 0, got {targets}")
     for name in targets:
-        if not name or "." in name:  # which no buffer may have in its name
+        if not name or "." in name:  # names of buffers may not contain dots
             raise ValueError(f"targets: expected names of attributes without dots, got {name!r}")

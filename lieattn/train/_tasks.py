@@ -1,4 +1,4 @@
-"""The Lightning modules: what they share, and those that learn labels, or numbers, vectors and tensors."""
+"""The Lightning modules: their base, and modules that learn labels, or numbers, vectors and tensors."""
 
 from __future__ import annotations
 
@@ -55,32 +55,32 @@ _STAGES = ("train", "val", "test")
 
 
 class NonFiniteError(FloatingPointError):
-    """Training met a loss or weights that are NaN or infinite."""
+    """The loss or some weights became NaN or infinite in training."""
 
 
 class PointSetTask(Recorded, WatchedValidation, ABC):
-    """Train a network on point sets; subclasses say what its outputs are compared with.
+    """Train a network on point sets; subclasses define the targets and the loss.
 
     Checkpoints load with ``weights_only=True`` and are refused by a network on another group. They keep the states
-    of the random generators, so that a run continued from one, with a :class:`~lieattn.train.PointSetData`, ends
-    with the weights of a run that was never interrupted.
+    of the random generators, so that a continued run with a :class:`~lieattn.train.PointSetData` ends with the same
+    weights as a run that was never interrupted.
 
     Parameters
     ----------
     network
-        Called with a ``torch_geometric.data.Batch``.
+        Module that is called with a ``torch_geometric.data.Batch``.
     optimizer
-        Makes the optimizer from the parameters; Adam at 1e-3 with weight decay 1e-4 by default.
+        Function that makes the optimizer from the parameters; Adam at 1e-3 with weight decay 1e-4 by default.
     schedule
-        How the learning rate changes over the steps; constant by default.
+        Schedule of the learning rate; constant by default.
     no_decay
-        Patterns of the names of parameters without weight decay, such as ``["*bias", "*norm*"]``. UsageError is raised
-        in training if there is none of a name.
+        Patterns of names of parameters that get no weight decay, such as ``["*bias", "*norm*"]``. UsageError is raised
+        in training if a pattern matches no parameter.
 
     Raises
     ------
     NonFiniteError
-        In training, if the loss is NaN or infinite, or if weights to be saved are: the last good checkpoint stays.
+        In training, if the loss or weights to be saved are NaN or infinite; the last good checkpoint is kept.
     """
 
     def __init__(
@@ -102,15 +102,15 @@ class PointSetTask(Recorded, WatchedValidation, ABC):
 
     @property
     def model(self) -> nn.Module:
-        """The network with its outputs in the units of the data, which is what to pass to :func:`lieattn.save`."""
+        """The network with its outputs in the units of the data; pass this one to :func:`lieattn.save`."""
         return self.network
 
     @abstractmethod
     def evaluate(self, batch: Batch, stage: str) -> Tensor:
-        """Loss of one batch, a scalar; logs it and the metrics under the prefix ``stage``."""
+        """Return the loss of one batch, a scalar, and log it and the metrics with the prefix ``stage``."""
 
     def cast(self, batch: Batch) -> Batch:
-        """Return the batch in the precision of the weights, where Lightning gave these another than float32."""
+        """Return the batch in float64 if the weights are in float64, and unchanged otherwise."""
         if self.dtype != torch.float64:
             return batch
         return copy.copy(batch).apply(lambda value: value.double() if value.is_floating_point() else value)
@@ -137,7 +137,7 @@ class PointSetTask(Recorded, WatchedValidation, ABC):
         self.evaluate(batch, "test")
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Any:
-        """Outputs for one batch."""
+        """Return the outputs for one batch."""
         return self(batch)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -148,7 +148,7 @@ class PointSetTask(Recorded, WatchedValidation, ABC):
             raise UsageError(f"optimizer: {error}") from error
         if isinstance(self.schedule, Constant) or cast(Any, self.trainer).fast_dev_run:  # too short for a warm-up
             return optimizer
-        self.trainer.fit_loop.setup_data()  # which counts the batches
+        self.trainer.fit_loop.setup_data()  # counts the batches
         steps = float(self.trainer.estimated_stepping_batches)
         batches = int(self.trainer.num_training_batches)
         per_epoch = math.ceil(batches / self.trainer.accumulate_grad_batches)
@@ -158,7 +158,7 @@ class PointSetTask(Recorded, WatchedValidation, ABC):
         return [optimizer], schedulers
 
     def _parameter_groups(self) -> list[Any]:
-        """All parameters, those without weight decay in a group of their own."""
+        """All parameters; the ones without weight decay form a group of their own."""
         named = dict(self.named_parameters())
         if not self.no_decay:
             return list(named.values())
@@ -173,7 +173,7 @@ class PointSetTask(Recorded, WatchedValidation, ABC):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the entry ``"lieattn"``: configuration, group, kind of input, random generators, validation, digests.
 
-        Lightning calls this hook after all others. What a subclass adds behind it has no digest.
+        Lightning calls this hook after all others. Entries that a subclass adds after it have no digest.
         """
         for name, weight in self.network.named_parameters():
             if not torch.isfinite(weight).all():
@@ -197,20 +197,20 @@ class PointSetTask(Recorded, WatchedValidation, ABC):
         add_digests(checkpoint)
 
     def _made(self) -> Any:
-        """Description from which this task can be made again without a configuration; or, in words, why it cannot."""
+        """Description from which this task can be rebuilt without a configuration, or the reason why it cannot."""
         try:
             return describe(self, without=("optimizer", "schedule", "no_decay"))
         except ValueError as error:
             return str(error)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check content, weights and group, before any weight is loaded, and take the random generators."""
+        """Check content, weights and group before any weight is loaded, and keep the random states for the start."""
         if KEY in checkpoint:
-            # Hyperparameters are changed by arguments of load_from_checkpoint.
+            # The arguments of load_from_checkpoint change the hyperparameters.
             check_content(checkpoint, "the checkpoint", apart=[self.CHECKPOINT_HYPER_PARAMS_KEY])
         if self._trainer is not None:
             check_averaging(self._trainer, checkpoint)
-            self._trainer.precision_plugin.convert_module(self)  # or weights of 64 bits are rounded in loading
+            self._trainer.precision_plugin.convert_module(self)  # otherwise float64 weights are rounded in loading
         check_finite(checkpoint["state_dict"], self)
         check_group(checkpoint, self.network)
         entry = checkpoint.get(KEY, {})
@@ -219,13 +219,13 @@ class PointSetTask(Recorded, WatchedValidation, ABC):
         self._watched = entry.get("watched")
 
     def on_fit_start(self) -> None:
-        """Decide what the network leaves open: a radius that nothing has made smooth is sharp from now on."""
+        """Settle the choices that the network left open: a radius that was not made smooth is sharp from now on."""
         if self._trainer is not None:
             check_averaging(self._trainer, {})
         settle(self.network)
 
     def on_train_start(self) -> None:
-        """Set the random generators to their states of the checkpoint; each process draws its own numbers."""
+        """Restore the random generators from the checkpoint; each process draws its own numbers."""
         set_random_states(self._random, self.trainer.global_rank)
         if isinstance(self.schedule, Plateau):
             self._show(self._watched)
@@ -233,25 +233,25 @@ class PointSetTask(Recorded, WatchedValidation, ABC):
 
 
 class PointSetClassifier(PointSetTask):
-    """Train a network on clouds with one label, or several, with cross entropy.
+    """Train a network on clouds with one or several labels, with cross entropy.
 
-    Logged are ``loss`` and ``accuracy``, prefixed by ``train/``, ``val/`` and ``test/``. Clouds, or labels, count by
-    ``data.mask`` (bool) and ``data.weight`` ``[clouds]`` or ``[clouds, labels]``, where the data have them. ValueError
-    is raised in training if logits and labels do not have their shapes, or a label that counts is not in
-    0 .. classes - 1.
+    It logs ``loss`` and ``accuracy``, prefixed by ``train/``, ``val/`` and ``test/``. Clouds or labels are masked by
+    ``data.mask`` (bool) and weighted by ``data.weight``, each ``[clouds]`` or ``[clouds, labels]``, if the data have
+    them. ValueError is raised in training if logits or labels have another shape than expected, or if a label with a
+    weight above 0 is not in 0 .. classes - 1.
 
     Parameters
     ----------
     network
-        Called with a ``torch_geometric.data.Batch``; returns logits ``[clouds, labels * classes]``, those of one label
-        after the other.
+        Module that is called with a ``torch_geometric.data.Batch`` and returns logits ``[clouds, labels * classes]``,
+        one label after the other.
     classes
         Number of classes, at least 2.
     labels
-        Number of labels of each cloud, all with the same number of classes; ``data.y`` is ``[clouds, labels]`` for more
-        than one. The loss is the mean over them, and the accuracy counts each by itself.
+        Number of labels of each cloud, all with the same number of classes; for more than one, ``data.y`` is
+        ``[clouds, labels]``. The loss is the mean over the labels, and the accuracy counts each label separately.
     label_smoothing
-        Share of a label that training spreads evenly over all classes.
+        Share of the probability of a label that is spread evenly over all classes in training.
     optimizer, schedule, no_decay
         See :class:`~lieattn.train.PointSetTask`, also for checkpoints and continuation.
     """
@@ -277,7 +277,7 @@ class PointSetClassifier(PointSetTask):
             raise ValueError(f"label_smoothing: expected a number in [0, 1), got {label_smoothing}")
         self.classes, self.labels, self.label_smoothing = classes, labels, label_smoothing
         self.losses = Losses([1.0])
-        # With weights, which torchmetrics' MulticlassAccuracy has not.
+        # Weighted means, because MulticlassAccuracy of torchmetrics takes no weights.
         self.train_accuracy, self.val_accuracy, self.test_accuracy = (WeightedMean() for _ in range(3))
 
     def forward(self, batch: Batch) -> Tensor:
@@ -293,14 +293,14 @@ class PointSetClassifier(PointSetTask):
         return logits if self.labels == 1 else logits.unflatten(1, (self.labels, self.classes))
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
-        """Logits ``[clouds, classes]``, by label if there are several."""
+        """Return logits ``[clouds, classes]``; for several labels, a dictionary with the logits of each label."""
         logits: Tensor = self(batch)
         if self.labels == 1:
             return logits
         return {f"label_{number}": part for number, part in enumerate(logits.unbind(dim=1))}
 
     def evaluate(self, batch: Batch, stage: str) -> Tensor:
-        """Cross entropy of one batch; logs it and the accuracy."""
+        """Return the cross entropy of one batch, and log it and the accuracy."""
         labels = labels_of(batch, self.labels)
         importance = target_weights(batch, "y", labels)
         rows = torch.arange(labels.numel(), device=labels.device).reshape(labels.shape)
@@ -321,37 +321,37 @@ class PointSetClassifier(PointSetTask):
 class PointSetRegressor(PointSetTask):
     """Train a network on one or several attributes of the data.
 
-    Every target t is brought to (t - shift) / scale before the loss is taken, and predictions come in the units of the
+    The loss compares the outputs with (t - shift) / scale for every target t. Predictions are in the units of the
     data: prediction = shift + scale * output. Shifts and scales are measured on the training set when training
     begins, and are kept in checkpoints.
 
-    Logged are ``loss`` and ``error``, the mean absolute one in the units of the data (for several targets
-    ``error_NAME`` of each), prefixed by ``train/``, ``val/`` and ``test/``. Entries of targets count by ``data.mask``
-    (bool) and ``data.weight``, ``[clouds]`` or ``[points]`` as the target, and by ``data.NAME_mask`` and
-    ``data.NAME_weight`` of one target, where the data have them; what is masked may be NaN. ValueError is raised if
-    options do not fit together; in training, if a target is missing or has another shape than its prediction.
+    It logs ``loss`` and the mean absolute ``error`` in the units of the data (``error_NAME`` for each of several
+    targets), prefixed by ``train/``, ``val/`` and ``test/``. All targets are masked by ``data.mask`` (bool) and
+    weighted by ``data.weight``, ``[clouds]`` or ``[points]`` like the target, and a single target by
+    ``data.NAME_mask`` and ``data.NAME_weight``, if the data have them; masked entries may be NaN. ValueError is raised
+    if options contradict each other, or in training if a target is missing or not shaped like its prediction.
 
     Parameters
     ----------
     network
-        Called with a ``torch_geometric.data.Batch``; returns a tensor shaped like the target, or a mapping from
-        names of targets to tensors, or a named tuple (:class:`lieattn.models.EnergyForces`).
+        Module that is called with a ``torch_geometric.data.Batch`` and returns a tensor shaped like the target, a
+        mapping from names of targets to tensors, or a named tuple (:class:`lieattn.models.EnergyForces`).
     targets
         Name of an attribute of the data, or a mapping from names to their weights in the loss.
     loss
         ``"l1"``, ``"mse"``, or ``"rotation"`` for rotation matrices ``[clouds, 3, 3]``
-        (:class:`lieattn.nn.RotationHead`): 1 - cos of the angle between prediction and target; its ``error`` is the
+        (:class:`lieattn.nn.RotationHead`): 1 - cos of the angle between prediction and target, where ``error`` is the
         mean angle in degrees.
     shift
-        Names of the targets whose mean over the training set is subtracted: invariant numbers only, since a vector
-        minus a constant would not turn. All targets called ``y`` or ``energy`` if absent.
+        Names of the targets whose mean over the training set is subtracted. They must be invariant numbers, since a
+        vector minus a constant is not equivariant. By default the targets called ``y`` or ``energy``.
     scale_of
-        Target whose scale another one takes instead of its own, such as ``{"energy": "force"}``, which a force that
-        is a gradient of the energy needs; ``{"y": "none"}`` leaves the unit of y alone.
+        Mapping from a target to another one whose scale it uses, such as ``{"energy": "force"}``, which is needed if
+        the force is a gradient of the energy; ``{"y": "none"}`` leaves y unscaled.
     optimizer, schedule, no_decay
         See :class:`~lieattn.train.PointSetTask`, also for checkpoints and continuation.
     extensive
-        Targets that are sums over the points, as energies with ``pool="sum"`` are: their shift is one for each point.
+        Targets that are sums over the points, such as energies with ``pool="sum"``; they have a shift for each point.
     """
 
     measured: Tensor
@@ -398,30 +398,30 @@ class PointSetRegressor(PointSetTask):
 
     @property
     def model(self) -> Rescaled:
-        """The network with its outputs in the units of the data, whose weights are shared."""
+        """The network with its outputs in the units of the data; it shares the weights."""
         shift, scale = ({name: self._statistic(kind, name) for name in self.targets} for kind in ("shift", "scale"))
         return Rescaled(self.network, scale, shift, self.extensive)
 
     @property
     def monitor(self) -> tuple[str, str]:  # type: ignore[override]
-        """The error of a single target, the loss of several, whose units differ."""
+        """The error of a single target, or the loss of several targets, whose units differ."""
         return ("val/error" if len(self.targets) == 1 else "val/loss"), "min"
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Predictions by target, in the units of the data."""
+        """Return the predictions by target, in the units of the data."""
         return named_outputs(self.model(self.cast(batch)), next(iter(self.targets)))
 
     def on_fit_start(self) -> None:
-        """Measure shifts and scales on the training set, unless a checkpoint has brought them."""
+        """Measure shifts and scales on the training set, unless they come from a checkpoint."""
         super().on_fit_start()
         if not self.measured:
             self.measure(self.trainer.datamodule.sets["train"])  # type: ignore[attr-defined]
 
     def measure(self, data: Iterable[Data]) -> None:
-        """Take shifts and scales from a training set.
+        """Measure shifts and scales on a training set.
 
-        The scale is the deviation from the shift (the root mean square, where nothing is subtracted); a target
-        that does not vary keeps the scale 1. Of an extensive target the shift is that of a point.
+        The scale is the root mean square deviation from the shift, which is 0 for targets that are not shifted. A
+        target that does not vary has the scale 1. The shift of an extensive target is the one of a single point.
         """
         items = [cast(Any, data)[index] for index in range(len(cast(Sized, data)))]
         if not items:
@@ -438,7 +438,7 @@ class PointSetRegressor(PointSetTask):
             columns = torch.cat([value.reshape(1, -1) if value.ndim <= 1 else value for value in values])
             if columns.isnan().all():
                 raise ValueError(f"data.{name}: expected some targets in the training set, got only masked ones or NaN")
-            # Per component: numbers of the same cloud may differ in unit, so each has a shift and scale of its own.
+            # Each component has its own shift and scale, because the components of a target may differ in unit.
             axes = [0] if name in self.shifted else list(range(columns.ndim))
             mean = columns.nanmean(dim=axes).nan_to_num() if name in self.shifted else columns.new_zeros(())
             mean, shifts = per_point(name, columns, items) if name in self.extensive else (mean, mean)
@@ -451,7 +451,7 @@ class PointSetRegressor(PointSetTask):
         self.measured.fill_(True)
 
     def evaluate(self, batch: Batch, stage: str) -> Tensor:
-        """Weighted loss of one batch; logs it and the mean absolute errors."""
+        """Return the weighted loss of one batch, and log it and the mean absolute errors."""
         batch = self.cast(batch)
         sums = []
         for name, output in self._outputs(batch).items():
@@ -476,7 +476,7 @@ class PointSetRegressor(PointSetTask):
         return self.losses.logged(self.log, batch, torch.stack(sums, dim=1), stage)
 
     def _outputs(self, batch: Batch) -> Mapping[str, Tensor]:
-        """Outputs of the network by target, before they are scaled."""
+        """Outputs of the network by target, not yet scaled."""
         found = self.network(self.cast(batch))
         if isinstance(found, Tensor) and len(self.targets) > 1:
             raise ValueError(f"network: expected a mapping with {sorted(self.targets)} as output, got a tensor")
@@ -492,7 +492,7 @@ class PointSetRegressor(PointSetTask):
         setattr(self, f"{kind}_{name}", value.to(self.get_buffer(f"{kind}_{name}")))
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
-        # Statistics per component have a shape that is known only once they were measured.
+        # The shape of statistics per component is only known after they were measured.
         for kind, name in itertools.product(("shift", "scale"), self.targets):
             if (key := f"{prefix}{kind}_{name}") in state_dict:
                 self._set(kind, name, state_dict[key])

@@ -1,4 +1,4 @@
-"""What a plateau of the validation sees at the end of an epoch."""
+"""Validations of a task, as the schedule ``Plateau`` sees them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from lightning.pytorch import LightningModule
 
 
 class WatchedValidation(LightningModule):
-    """Shows each validation to a plateau once, also where a run is continued between the two."""
+    """Shows each validation once to the scheduler of a plateau, even if the run is interrupted between the two."""
 
     monitor: tuple[str, str]
-    """Logged number that is best where it is largest or smallest, and which of the two: ``"max"`` or ``"min"``."""
+    """Name of the logged number that measures the quality, and ``"max"`` or ``"min"`` for its best value."""
 
-    _validated = False  # since a plateau has looked
+    _validated = False  # whether there was a validation that the plateau has not seen
 
     def on_validation_epoch_end(self) -> None:
-        """Note that there is something to see."""
+        """Note that there is a new validation."""
         self._validated = self._validated or not self.trainer.sanity_checking
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
-        """Change the rate; that of a plateau after epochs with a validation alone."""
+        """Step a scheduler; the scheduler of a plateau only steps after a new validation."""
         if metric is not None:
             if not self._validated:
                 return
@@ -30,11 +30,11 @@ class WatchedValidation(LightningModule):
         super().lr_scheduler_step(scheduler, metric)
 
     def _unseen(self) -> float | None:
-        """The validation that a plateau is to see, for a checkpoint."""
+        """The value of a validation that the plateau has not seen, to be stored in a checkpoint."""
         found = self.trainer.callback_metrics.get(self.monitor[0]) if self._validated else None
         return None if found is None else float(found)
 
     def _show(self, unseen: float | None) -> None:
-        """Begin with the validation of a checkpoint, or with a number in its place, without which Lightning stops."""
+        """Restore the unseen validation of a checkpoint, or NaN if there is none, since Lightning needs a value."""
         self._validated = unseen is not None
         self.trainer.callback_metrics[self.monitor[0]] = torch.tensor(math.nan if unseen is None else unseen)

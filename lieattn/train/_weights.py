@@ -1,4 +1,4 @@
-"""Masks and weights of clouds and points: how much each counts in losses and errors."""
+"""Masks and weights of clouds and points in losses and errors."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torchmetrics import Metric
 from lieattn._processes import processes, summed
 
 REPEATED = "repeated"
-"""Attribute bool ``[clouds]`` of batches in several processes: the cloud fills up a batch, and counts elsewhere."""
+"""Attribute bool ``[clouds]`` of batches in several processes: marks clouds that only fill up a batch."""
 
 
 def target_weights(data: Batch | Data, name: str, target: Tensor) -> Tensor | None:
-    """Weights of the entries of a target, shaped like its first axes; None if the data say nothing about them.
+    """Return the weights of the entries of a target, shaped like its first axes; None if the data have no weights.
 
-    They are the product of the attributes ``mask``, ``weight``, ``NAME_mask`` and ``NAME_weight``, as far as the data
-    have them. The first two are for all targets, those of points for targets of points, those of clouds for others.
-    Clouds that fill up a batch have the weight 0. ValueError is raised for other shapes, and for weights that are
-    negative or not finite.
+    They are the product of the attributes ``mask``, ``weight``, ``NAME_mask`` and ``NAME_weight`` that the data have.
+    ``mask`` and ``weight`` apply to all targets whose entries are of the same kind, clouds or points. Clouds that only
+    fill up a batch have the weight 0. ValueError is raised for other shapes, and for weights that are negative or not
+    finite.
     """
     found: Tensor | None = None
     for attribute in ("mask", "weight", f"{name}_mask", f"{name}_weight"):
@@ -31,7 +31,7 @@ def target_weights(data: Batch | Data, name: str, target: Tensor) -> Tensor | No
         if value.shape != target.shape[: value.ndim]:
             levels = (data.num_nodes, data.num_graphs if isinstance(data, Batch) else 1)
             if attribute in ("mask", "weight") and value.ndim == 1 and len(value) in levels:
-                continue  # of the clouds, where the target is of points, or the other way round
+                continue  # weights of clouds for a target of points, or the other way round
             raise ValueError(
                 f"data.{attribute}: expected the first axes of {name} {tuple(target.shape)}, got {tuple(value.shape)}"
             )
@@ -48,10 +48,10 @@ def target_weights(data: Batch | Data, name: str, target: Tensor) -> Tensor | No
 
 
 def counted(values: Tensor, weights: Tensor | None, entry_axes: int = 0) -> tuple[Tensor, Tensor]:
-    """Those entries of ``values`` whose weight is not 0, in one axis, and their weights.
+    """Return the entries of ``values`` whose weight is not 0, flattened to one axis, and their weights.
 
-    What does not count may be NaN: it is in no sum, and gives no gradient. The last ``entry_axes`` axes are those of an
-    entry, which counts as a whole; ValueError is raised for weights within it.
+    Entries with weight 0 may be NaN: they enter no sum and give no gradient. The last ``entry_axes`` axes belong to a
+    single entry, which has one weight; ValueError is raised for weights along these axes.
     """
     shape = values.shape[: values.ndim - entry_axes]
     if weights is None:
@@ -66,19 +66,22 @@ def counted(values: Tensor, weights: Tensor | None, entry_axes: int = 0) -> tupl
 
 
 def squared_sine(difference: Tensor) -> Tensor:
-    """Squared sine of half the angle between rotations, of their difference ``[*, 3, 3]``; smooth everywhere."""
+    """Squared sine of half the angle between two rotations, smooth everywhere.
+
+    It is computed from the difference ``[*, 3, 3]`` of their matrices.
+    """
     return difference.square().sum((-2, -1)) / 8
 
 
 def degrees(difference: Tensor) -> Tensor:
-    """The angle between rotations of difference ``[*, 3, 3]``, 0 .. 180 degrees."""
+    """Angle between two rotations in degrees, 0 .. 180, from the difference ``[*, 3, 3]`` of their matrices."""
     return torch.rad2deg(2 * squared_sine(difference).clamp(max=1).sqrt().asin())
 
 
 class WeightedMean(Metric):
-    """Mean of entries with weights, whatever the batches and processes; NaN where an entry is, or if there are none.
+    """Weighted mean of entries over all batches and processes; NaN if an entry is NaN, or if there are no entries.
 
-    torchmetrics' MeanMetric leaves out what is NaN, and a network without an answer would have a good error.
+    MeanMetric of torchmetrics ignores NaN, so that a network with NaN as outputs could have a small error.
     """
 
     total: Tensor
@@ -90,18 +93,18 @@ class WeightedMean(Metric):
             self.add_state(name, torch.zeros(()), dist_reduce_fx="sum")
 
     def update(self, values: Tensor, weights: Tensor) -> None:
-        """Take the entries ``[n]`` of one batch, and their weights ``[n]``."""
+        """Add the entries ``[n]`` of one batch with their weights ``[n]``."""
         total, weight = weighted_sums(values, weights)
         self.total += total
         self.weight += weight
 
     def compute(self) -> Tensor:
-        """The mean of all batches."""
+        """Return the mean over all batches so far."""
         return self.total / self.weight
 
 
 class WeightedMeans(Metric):
-    """Sum over targets of their factors times the mean of all their entries, whatever the batches and processes."""
+    """Sum over targets of factor times mean, where the means are over the entries of all batches and processes."""
 
     sums: Tensor
     weights: Tensor
@@ -113,18 +116,18 @@ class WeightedMeans(Metric):
             self.add_state(name, torch.zeros(len(factors)), dist_reduce_fx="sum")
 
     def update(self, sums: Tensor, weights: Tensor) -> None:
-        """Take the sums ``[targets]`` of weighted entries, and of their weights, of one batch."""
+        """Add the sums of weighted entries and the sums of weights of one batch, both ``[targets]``."""
         self.sums += sums.detach()
         self.weights += weights.detach()
 
     def compute(self) -> Tensor:
-        """The sum for all batches so far; targets without entries count 0."""
+        """Return the sum for all batches so far; targets without entries contribute 0."""
         means = means_of(self.sums, self.weights)
         return (means * means.new_tensor(self.factors)).sum()
 
 
 class Losses(nn.Module):
-    """The loss of a task: the sum over its targets of their factors times their means."""
+    """The loss of a task: the sum over its targets of factor times mean."""
 
     def __init__(self, factors: list[float]) -> None:
         super().__init__()
@@ -132,9 +135,10 @@ class Losses(nn.Module):
         self.val, self.test = WeightedMeans(factors), WeightedMeans(factors)
 
     def logged(self, log: Callable[..., None], batch: Batch, sums: Tensor, stage: str) -> Tensor:
-        """Log and return the loss of :func:`weighted_sums` ``[2, targets]``.
+        """Log and return the loss of a batch, given the results ``[2, targets]`` of :func:`weighted_sums`.
 
-        In training it is that of the batches of all processes, and in evaluation that of all batches is logged.
+        In training, the loss is computed over the batches of all processes. In evaluation, the logged loss is computed
+        over all batches.
         """
         if stage == "train":
             clouds = batch.num_graphs - int(batch[REPEATED].sum()) if REPEATED in batch else batch.num_graphs
@@ -149,21 +153,21 @@ class Losses(nn.Module):
 
 
 def weighted_sums(values: Tensor, weights: Tensor) -> Tensor:
-    """Sum of values ``[n]`` with weights ``[n]``, and of the weights: ``[2]``."""
+    """Return the weighted sum of values ``[n]`` and the sum of the weights ``[n]``, as one tensor ``[2]``."""
     return torch.stack([(values * weights).sum() if len(values) else values.sum(), weights.sum().to(values.dtype)])
 
 
 def means_of(sums: Tensor, weights: Tensor) -> Tensor:
-    """Means, 0 where there is nothing to average."""
+    """Return the means; they are 0 where the weights are 0."""
     return sums / torch.where(weights > 0, weights, 1)
 
 
 def means_of_all_processes(sums: Tensor, clouds: int) -> tuple[Tensor, int]:
-    """Means ``[targets]`` of weighted sums and weights ``[2, targets]``, and the number of clouds.
+    """Return the means ``[targets]`` of weighted sums and weights ``[2, targets]``, and the number of clouds.
 
-    Both are of the batches of all processes of a training, which are one batch in parts. Gradients are such that their
-    mean over the processes, which is what distributed training takes, is the gradient of the means, also where the
-    parts differ in what they count.
+    Both are computed over the batches of all processes of a training, as if these were one batch. Distributed training
+    averages the gradients over the processes; the result is the gradient of the means, even if the total weights of
+    the processes differ.
     """
     if processes() == 1:
         return means_of(*sums), clouds
@@ -174,15 +178,16 @@ def means_of_all_processes(sums: Tensor, clouds: int) -> tuple[Tensor, int]:
 
 
 def _times(first: Tensor, second: Tensor) -> Tensor:
-    """Product of weights of which one may have more axes."""
+    """Product of two tensors of weights, one of which may have additional axes at the end."""
     few, many = sorted((first, second), key=lambda weights: weights.ndim)
     return few.reshape(*few.shape, *[1] * (many.ndim - few.ndim)) * many
 
 
 def per_point(name: str, columns: Tensor, clouds: Sequence[Data]) -> tuple[Tensor, Tensor]:
-    """What a point adds to sums ``[clouds, numbers]``, ``[numbers]`` by least squares, and all points of each cloud.
+    """Fit the contribution ``[numbers]`` of a point to sums ``[clouds, numbers]`` by least squares.
 
-    NaN are left out. ValueError is raised if there is not one row for each of the clouds.
+    Return it, and its multiples ``[clouds, numbers]`` by the number of points of each cloud. NaN are left out.
+    ValueError is raised if there is not one row for each cloud.
     """
     if len(columns) != len(clouds):
         found = f"{len(columns)} for {len(clouds)} clouds"
